@@ -19,6 +19,7 @@ pub(crate) mod trained_classifier;
 use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
+use deepburn_models::FloatType;
 use deepburn_monitor::{Comparison, Environment};
 
 use crate::console;
@@ -27,7 +28,7 @@ use crate::failure::Failure;
 use crate::run::signals::survive_file_limits;
 use crate::tools::cache_tool::{CacheAction, cache};
 use crate::tools::check_config::{OpenValues, check_config};
-use crate::tools::checkpoint_tools::{CheckpointChoice, Size, WeightType, consolidate, inspect};
+use crate::tools::checkpoint_tools::{CheckpointChoice, Size, consolidate, inspect, weight_type};
 use crate::tools::estimates::{EstimateArguments, estimates};
 use crate::tools::generate::{GenerateArguments, generate};
 use crate::tools::key_chapter::key_chapter;
@@ -90,8 +91,8 @@ pub(crate) enum Command {
         #[arg(long, conflicts_with = "tag")]
         best: bool,
         /// Type of the weights.
-        #[arg(long, value_enum, default_value = "f32")]
-        dtype: WeightType,
+        #[arg(long, value_parser = weight_type(), default_value = "f32")]
+        dtype: FloatType,
         /// Maximum size of a weight file. Several files get an index.
         #[arg(long, default_value = "5GB")]
         max_shard_size: Size,

@@ -10,10 +10,11 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use deepburn_safetensors::FloatType;
 use pytorch_reader::{DType, PytorchReader};
 
 use crate::archive::Archive;
-use crate::pickle::{ElementType, Node, NodeId, Pickle};
+use crate::pickle::{Node, NodeId, Pickle};
 use crate::{DeepSpeedError, Tensor};
 
 /// An open file.
@@ -40,8 +41,8 @@ impl Contents {
                 return Err(DeepSpeedError::damaged(path, reason));
             }
         }
-        let within = |(_, element, len): (&str, Option<ElementType>, usize)| {
-            let size = element.map_or(8, ElementType::size);
+        let within = |(_, element, len): (&str, Option<FloatType>, usize)| {
+            let size = element.map_or(8, FloatType::size);
             len.saturating_mul(size) <= pytorch_reader::MAX_TENSOR_SIZE
         };
         let listed = pickle.storages().all(within).then(|| list(path)).transpose()?;
@@ -250,9 +251,9 @@ impl<'a> Value<'a> {
             return Err(self.refuse("a contiguous tensor of f32, f16 or bf16"));
         };
         let dtype = match element {
-            ElementType::F32 => DType::F32,
-            ElementType::F16 => DType::F16,
-            ElementType::Bf16 => DType::BF16,
+            FloatType::F32 => DType::F32,
+            FloatType::F16 => DType::F16,
+            FloatType::Bf16 => DType::BF16,
         };
         if let Some(listed) = &self.contents.listed {
             let second = listed.get(&self.name);
@@ -302,13 +303,11 @@ mod tests {
                 let bytes = second.read().unwrap();
                 let halves = bytes.as_chunks::<2>().0.iter();
                 let expected: Vec<f32> = match tensor.element {
-                    ElementType::F32 => {
+                    FloatType::F32 => {
                         bytes.as_chunks::<4>().0.iter().map(|it| f32::from_le_bytes(*it)).collect()
                     }
-                    ElementType::F16 => halves.map(|it| f16::from_le_bytes(*it).to_f32()).collect(),
-                    ElementType::Bf16 => {
-                        halves.map(|it| bf16::from_le_bytes(*it).to_f32()).collect()
-                    }
+                    FloatType::F16 => halves.map(|it| f16::from_le_bytes(*it).to_f32()).collect(),
+                    FloatType::Bf16 => halves.map(|it| bf16::from_le_bytes(*it).to_f32()).collect(),
                 };
                 let mut values = vec![];
                 tensor.read(0..tensor.numel(), &mut values).unwrap();

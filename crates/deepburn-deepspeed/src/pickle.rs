@@ -7,37 +7,21 @@
 //! index, so shared values are shared, and a value that contains itself is
 //! harmless.
 
+use deepburn_safetensors::FloatType;
+
 use crate::walker::Walker;
 
 /// The index of a node.
 pub(crate) type NodeId = u32;
 
-/// The element types that both PyTorch storages and parameters support.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ElementType {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl ElementType {
-    /// Returns the size of an element in bytes.
-    pub(crate) fn size(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-
-    /// Returns the element type of a storage class; `None` for unsupported
-    /// ones.
-    pub(crate) fn of_storage(class: (&str, &str)) -> Option<Self> {
-        match class {
-            ("torch", "FloatStorage") => Some(Self::F32),
-            ("torch", "HalfStorage") => Some(Self::F16),
-            ("torch", "BFloat16Storage") => Some(Self::Bf16),
-            _ => None,
-        }
+/// Returns the element type of a storage class; `None` for types that
+/// parameters do not have.
+pub(crate) fn float_of_storage(class: (&str, &str)) -> Option<FloatType> {
+    match class {
+        ("torch", "FloatStorage") => Some(FloatType::F32),
+        ("torch", "HalfStorage") => Some(FloatType::F16),
+        ("torch", "BFloat16Storage") => Some(FloatType::Bf16),
+        _ => None,
     }
 }
 
@@ -80,7 +64,7 @@ pub(crate) enum Node {
     /// (`None` if parameters do not support it) and its number of elements.
     Storage {
         key: NodeId,
-        element: Option<ElementType>,
+        element: Option<FloatType>,
         len: usize,
     },
 }
@@ -110,7 +94,7 @@ impl Pickle {
     }
 
     /// Returns key, element type and number of elements of every storage.
-    pub(crate) fn storages(&self) -> impl Iterator<Item = (&str, Option<ElementType>, usize)> {
+    pub(crate) fn storages(&self) -> impl Iterator<Item = (&str, Option<FloatType>, usize)> {
         self.nodes.iter().filter_map(|node| match node {
             Node::Storage { key, element, len } => Some((self.text(*key)?, *element, *len)),
             _ => None,

@@ -6,10 +6,10 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
+use deepburn_safetensors::FloatType;
 use half::{bf16, f16};
 
 use crate::model_states::{ModelStates, Named};
-use crate::pickle::ElementType;
 use crate::tensor::Pieces;
 use crate::{DeepSpeedError, LossScale, Parameter};
 
@@ -67,9 +67,9 @@ impl Stored {
         let Some(working) = &self.working else { return Ok(weights) };
         let rounded = working.read(range.clone())?;
         let round = |value: f32| match working.element() {
-            Some(ElementType::F16) => f16::from_f32(value).to_f32(),
-            Some(ElementType::Bf16) => bf16::from_f32(value).to_f32(),
-            Some(ElementType::F32) | None => value,
+            Some(FloatType::F16) => f16::from_f32(value).to_f32(),
+            Some(FloatType::Bf16) => bf16::from_f32(value).to_f32(),
+            Some(FloatType::F32) | None => value,
         };
         let same = |(value, copy): (&f32, &f32)| {
             round(*value).to_bits() == copy.to_bits() || value.is_nan() && copy.is_nan()

@@ -9,18 +9,17 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use half::{bf16, f16};
+use deepburn_safetensors::FloatType;
 
 use crate::DeepSpeedError;
 use crate::archive::Archive;
-use crate::pickle::ElementType;
 
 /// A dense tensor in an open file.
 #[derive(Debug)]
 pub(crate) struct Tensor {
     pub(crate) archive: Arc<Archive>,
     pub(crate) key: String,
-    pub(crate) element: ElementType,
+    pub(crate) element: FloatType,
     /// The offset of the first element in the storage.
     pub(crate) offset: usize,
     pub(crate) shape: Vec<usize>,
@@ -46,16 +45,7 @@ impl Tensor {
         let size = self.element.size();
         let mut bytes = vec![0; range.len() * size];
         self.archive.read(&self.key, ((self.offset + range.start) * size) as u64, &mut bytes)?;
-        let halves = || bytes.as_chunks::<2>().0.iter();
-        match self.element {
-            ElementType::F32 => {
-                values.extend(bytes.as_chunks::<4>().0.iter().map(|it| f32::from_le_bytes(*it)));
-            }
-            ElementType::F16 => values.extend(halves().map(|it| f16::from_le_bytes(*it).to_f32())),
-            ElementType::Bf16 => {
-                values.extend(halves().map(|it| bf16::from_le_bytes(*it).to_f32()));
-            }
-        }
+        self.element.decode(&bytes, values);
         Ok(())
     }
 }
@@ -136,7 +126,7 @@ impl Pieces {
     }
 
     /// Returns the element type.
-    pub(crate) fn element(&self) -> Option<ElementType> {
+    pub(crate) fn element(&self) -> Option<FloatType> {
         self.0.first().map(|(tensor, _)| tensor.element)
     }
 }

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use crate::pickle::{ElementType, Node, NodeId, TensorNode};
+use crate::pickle::{Node, NodeId, TensorNode, float_of_storage};
 
 /// The largest number of dimensions, which is also PyTorch's limit.
 const MAX_DIMS: usize = 64;
@@ -342,7 +342,7 @@ impl<'a> Walker<'a> {
         if kind != "storage" {
             return Err("a persistent identifier is not of a storage".to_owned());
         }
-        let element = ElementType::of_storage(class);
+        let element = float_of_storage(class);
         self.push(Node::Storage { key, element, len })
     }
 
@@ -432,6 +432,8 @@ fn name(opcode: u8) -> String {
 mod tests {
     use proptest::prelude::*;
 
+    use deepburn_safetensors::FloatType;
+
     use super::*;
     use crate::pickle::Pickle;
 
@@ -507,7 +509,7 @@ mod tests {
         let Node::Tensor(tensor) = pickle.node(pickle.root()) else { panic!() };
         assert_eq!((tensor.offset, &tensor.shape[..], tensor.contiguous), (2, &[2, 2][..], true));
         let storages: Vec<_> = pickle.storages().collect();
-        assert_eq!(storages, [("7", Some(ElementType::F32), 6)]);
+        assert_eq!(storages, [("7", Some(FloatType::F32), 6)]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 
-use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use deepburn::ClientStates;
 use deepburn::checkpoint::{Checkpoint, Consolidation, Export, Tag, consolidate as write_weights};
 use deepburn_models::FloatType;
@@ -28,26 +28,19 @@ const TOKENIZER_FILES: [&str; 5] = [
     "merges.txt",
 ];
 
-/// The type of consolidated weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WeightType {
-    /// Single precision.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl WeightType {
-    /// Returns the type as the writers of weights know it.
-    fn float(self) -> FloatType {
-        match self {
-            Self::F32 => FloatType::F32,
-            Self::F16 => FloatType::F16,
-            Self::Bf16 => FloatType::Bf16,
-        }
-    }
+/// Returns the parser of the type of consolidated weights.
+pub(crate) fn weight_type() -> impl TypedValueParser<Value = FloatType> {
+    let value = |name: &'static str, help: &'static str| PossibleValue::new(name).help(help);
+    let names = PossibleValuesParser::new([
+        value("f32", "Single precision"),
+        value("f16", "IEEE half precision"),
+        value("bf16", "bfloat16"),
+    ]);
+    names.map(|name| match name.as_str() {
+        "bf16" => FloatType::Bf16,
+        "f16" => FloatType::F16,
+        _ => FloatType::F32,
+    })
 }
 
 /// A size in bytes, written as `5GB`, `500MB`, `2GiB` or `1048576`.
@@ -143,12 +136,11 @@ pub(crate) fn consolidate(
     path: &Path,
     choice: CheckpointChoice<'_>,
     out: &Path,
-    dtype: WeightType,
+    float: FloatType,
     max_shard_size: Size,
 ) -> Result<Vec<String>, Failure> {
     let checkpoint = choice.open(path)?;
     refuse_inside(&checkpoint, out)?;
-    let float = dtype.float();
     let what = Consolidation { element: float.element(), max_shard_bytes: max_shard_size.0 };
     let hf_export = JobState::read(&checkpoint).ok().map(|state| state.hf_export);
     let Some(hf_export) = hf_export.map(|it| it.with_dtype(float)) else {

@@ -9,7 +9,7 @@ use crate::diagnosis::Findings;
 use crate::plan::ParamGroups;
 
 /// What a configuration is resolved for.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunContext {
     /// Data-parallel ranks, at least 1.
     pub world_size: usize,
@@ -34,17 +34,7 @@ pub struct RunContext {
 impl RunContext {
     /// A run on the host about which nothing else is known.
     pub fn on_host(world_size: usize) -> Self {
-        Self {
-            world_size,
-            host_device: true,
-            hidden_size: None,
-            total_steps: None,
-            warmup_steps: None,
-            learning_rate: None,
-            micro_batch_size: None,
-            gradient_checkpointing: None,
-            param_groups: ParamGroups::default(),
-        }
+        Self { world_size, host_device: true, ..Self::default() }
     }
 }
 

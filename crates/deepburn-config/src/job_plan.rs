@@ -231,13 +231,13 @@ impl Job {
         RunContext {
             world_size: self.training.ranks,
             host_device: self.training.backend.is_host(),
-            hidden_size: None,
             total_steps: self.training.max_steps,
             warmup_steps: self.training.warmup_steps,
             learning_rate: self.training.learning_rate,
             micro_batch_size: self.training.micro_batch_size,
             gradient_checkpointing: self.training.gradient_checkpointing,
             param_groups: self.training.param_groups.clone(),
+            ..RunContext::default()
         }
     }
 }

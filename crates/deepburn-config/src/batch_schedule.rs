@@ -52,6 +52,23 @@ fn nearest(below: Option<usize>, above: Option<usize>) -> String {
 impl BatchPlan {
     /// The same micro-batches on the same ranks, accumulated until a step has so many samples.
     ///
+    /// A micro-batch takes a fixed amount of memory, so the batch grows by accumulation alone:
+    ///
+    /// ```
+    /// use deepburn_config::BatchPlan;
+    ///
+    /// let batch = BatchPlan {
+    ///     train_batch_size: 8,
+    ///     micro_batch_size: 4,
+    ///     gradient_accumulation_steps: 1,
+    ///     world_size: 2,
+    /// };
+    /// assert_eq!(batch.with_train_batch_size(24)?.gradient_accumulation_steps, 3);
+    /// let error = batch.with_train_batch_size(20).unwrap_err().to_string();
+    /// assert!(error.ends_with("the nearest are 16 and 24"));
+    /// # Ok::<(), deepburn_config::BatchSizeError>(())
+    /// ```
+    ///
     /// # Errors
     /// [`BatchSizeError::NoMultiple`] names the nearest possible sizes.
     pub fn with_train_batch_size(self, train_batch_size: usize) -> Result<Self, BatchSizeError> {
@@ -72,6 +89,26 @@ impl BatchPlan {
 }
 
 /// Batch sizes over a run: another from certain steps on.
+///
+/// `training.batch_size_schedule` of a job file asks for one. A larger batch late in training has less
+/// noise in its gradients, and costs more samples for each step (Smith et al. 2018).
+///
+/// ```
+/// use deepburn_config::{BatchPlan, BatchSchedule};
+///
+/// let initial = BatchPlan {
+///     train_batch_size: 8,
+///     micro_batch_size: 4,
+///     gradient_accumulation_steps: 1,
+///     world_size: 2,
+/// };
+/// // Three steps of 8 samples, then steps of 16.
+/// let schedule = BatchSchedule::new(initial, [(3, 16)])?;
+/// assert_eq!(schedule.at(2).train_batch_size, 8);
+/// assert_eq!(schedule.at(3).train_batch_size, 16);
+/// assert_eq!(schedule.samples_before(5), 3 * 8 + 2 * 16);
+/// # Ok::<(), deepburn_config::BatchSizeError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BatchSchedule {
     /// Until the first change.
@@ -116,6 +153,9 @@ impl BatchSchedule {
     }
 
     /// Most optimizer steps that together have at most so many samples.
+    ///
+    /// The samples before a step grow with the step, so the largest such step is found by bisection. It
+    /// is at most `samples`, because each step has a sample.
     pub fn steps_within(&self, samples: usize) -> usize {
         let (mut low, mut high) = (0, samples);
         while low < high {

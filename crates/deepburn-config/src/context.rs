@@ -33,6 +33,23 @@ pub struct RunContext {
 
 impl RunContext {
     /// A run on the host about which nothing else is known.
+    ///
+    /// What is known later is filled in beside it. Here the width of the model decides what `"auto"`
+    /// means for a bucket:
+    ///
+    /// ```
+    /// use deepburn_config::{RawConfig, RunContext, resolve};
+    ///
+    /// let config = RawConfig::from_json(
+    ///     r#"{"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}"#,
+    /// )?;
+    /// let run = RunContext { hidden_size: Some(768), ..RunContext::on_host(2) };
+    /// let resolved = resolve(&config, &run)?;
+    /// assert_eq!(resolved.plan.zero.gradients.reduce_bucket_size, 768 * 768);
+    /// let answer = &resolved.autos["zero_optimization.reduce_bucket_size"];
+    /// assert_eq!(answer.from, "hidden size squared");
+    /// # Ok::<(), deepburn_config::ConfigError>(())
+    /// ```
     pub fn on_host(world_size: usize) -> Self {
         Self { world_size, host_device: true, ..Self::default() }
     }

@@ -50,6 +50,25 @@ pub struct CurriculumStage {
 impl CurriculumPlan {
     /// Length of sequences at `step`. Steps count from 1 as DeepSpeed counts them here: the first
     /// optimizer step is 1. Skipped steps do not count.
+    ///
+    /// The length at the start of a curriculum is `min_difficulty`, rounded up to a multiple of
+    /// `difficulty_step`:
+    ///
+    /// ```
+    /// use deepburn_config::{CurriculumPlan, CurriculumSchedule};
+    ///
+    /// let plan = CurriculumPlan {
+    ///     min_difficulty: 8,
+    ///     max_difficulty: 64,
+    ///     schedule: CurriculumSchedule::Root {
+    ///         total_steps: 100,
+    ///         difficulty_step: 8,
+    ///         root_degree: 2.0,
+    ///     },
+    /// };
+    /// // A root rises fast at first: after a quarter of the steps it is halfway up.
+    /// assert_eq!([1, 25, 100].map(|step| plan.difficulty(step)), [8, 32, 64]);
+    /// ```
     pub fn difficulty(&self, step: usize) -> usize {
         match &self.schedule {
             CurriculumSchedule::Discrete { stages, last } => {

@@ -34,6 +34,13 @@ impl fmt::Display for Severity {
 }
 
 /// One finding about one key.
+///
+/// [`Display`](fmt::Display) is one line: severity, key, place, what is wrong, and the remedy.
+///
+/// ```text
+/// error: zero_optimization.stage (line 3, column 14): 4 is out of range, must be an integer from 0
+/// to 3, without quotes; write 0 or leave the key out, which means 0
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Diagnosis {
     /// How much it matters.
@@ -103,6 +110,20 @@ impl fmt::Display for Diagnosis {
 }
 
 /// Every finding about one configuration, errors first.
+///
+/// ```
+/// use deepburn_config::{RawConfig, RunContext, resolve};
+///
+/// let config = RawConfig::from_json(r#"{"train_batchsize": 8, "zero_optimization": {"stage": 4}}"#)?;
+/// let report = resolve(&config, &RunContext::on_host(1)).unwrap_err();
+/// let keys: Vec<_> = report.errors().map(|error| error.key.as_str()).collect();
+/// // All mistakes are found in one run, the missing batch size too.
+/// assert_eq!(
+///     keys,
+///     ["train_batchsize", "zero_optimization.stage", "train_micro_batch_size_per_gpu"]
+/// );
+/// # Ok::<(), deepburn_config::ConfigError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// What was looked at: a path, or `inline configuration`.
@@ -238,6 +259,8 @@ impl Findings {
 }
 
 /// Why a configuration could not be used.
+///
+/// All but the last come before there is a value to look at: the text cannot be found, read or parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// There is no such file.

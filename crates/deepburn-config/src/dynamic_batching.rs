@@ -54,6 +54,15 @@ choices!(LrScaling { "linear" => Linear, "sqrt" => Sqrt, "none" => None });
 impl LrScaling {
     /// Factor of the learning rate for a step of `samples` samples, where the rate is meant for one
     /// of `reference` (at least 1).
+    ///
+    /// ```
+    /// use deepburn_config::LrScaling;
+    ///
+    /// // Four times as many samples as the rate is meant for.
+    /// assert_eq!(LrScaling::Linear.factor(64, 16), 4.0);
+    /// assert_eq!(LrScaling::Sqrt.factor(64, 16), 2.0);
+    /// assert_eq!(LrScaling::None.factor(64, 16), 1.0);
+    /// ```
     pub fn factor(self, samples: usize, reference: usize) -> f64 {
         let ratio = samples as f64 / reference as f64;
         match self {

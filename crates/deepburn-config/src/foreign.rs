@@ -6,6 +6,17 @@
 use std::str::SplitWhitespace;
 
 /// What to write instead of `name`; `None` for a name that no other program has either.
+///
+/// Messages about unknown keys look here before they look for a similar name, because a name that
+/// another program has is no slip:
+///
+/// ```
+/// use deepburn_config::foreign_name;
+///
+/// let remedy = foreign_name("num_train_epochs").unwrap();
+/// assert_eq!(remedy, "write training.epochs in the job file");
+/// assert_eq!(foreign_name("epochs"), None);
+/// ```
 pub fn foreign_name(name: &str) -> Option<&'static str> {
     entries().find(|(names, _)| names.clone().any(|known| known == name)).map(|(_, remedy)| remedy)
 }

@@ -85,6 +85,23 @@ impl Job {
 
     /// Reads a job from a text; `folder` is the one that the file would be in.
     ///
+    /// ```
+    /// use std::path::Path;
+    ///
+    /// use deepburn_config::{Job, JobRequest};
+    ///
+    /// let text = r#"{
+    ///     "training": { "max_steps": 100, "ranks": 2 },
+    ///     "deepspeed": { "train_micro_batch_size_per_gpu": 4 },
+    /// }"#;
+    /// // The command line comes last.
+    /// let request = JobRequest { sets: vec!["training.max_steps=10".into()], ..Default::default() };
+    /// let (job, deepspeed) = Job::parse(text, "job.json", Path::new(""), &request)?;
+    /// assert_eq!((job.training.max_steps, job.training.ranks), (Some(10), 2));
+    /// assert_eq!(deepspeed.to_json()["train_micro_batch_size_per_gpu"], 4);
+    /// # Ok::<(), deepburn_config::ConfigError>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`Job::load`].
     pub fn parse(

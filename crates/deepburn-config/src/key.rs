@@ -166,6 +166,12 @@ pub enum Trigger {
 
 impl Key {
     /// Whether `name` means this key.
+    ///
+    /// ```
+    /// let keys = deepburn_config::deepspeed_keys();
+    /// let bf16 = keys.iter().find(|entry| entry.path == "bf16").unwrap();
+    /// assert!(bf16.key.is_called("bfloat16"));
+    /// ```
     pub fn is_called(&self, name: &str) -> bool {
         self.name == name || self.spellings.iter().any(|spelling| spelling.name() == name)
     }
@@ -223,6 +229,15 @@ pub struct KeyEntry {
 }
 
 /// Every key below a table, depth first, in the order of the tables.
+///
+/// The keys of an optimizer or schedule are listed once for each `type`:
+///
+/// ```
+/// let keys = deepburn_config::deepspeed_keys();
+/// let has = |path: &str| keys.iter().any(|entry| entry.path == path);
+/// assert!(has("optimizer.params[AdamW].lr") && has("optimizer.params[SGD].momentum"));
+/// assert!(!has("optimizer.params[SGD].betas"));
+/// ```
 pub fn entries(keys: &'static [Key]) -> Vec<KeyEntry> {
     let mut list = Vec::new();
     list_section(keys, "", Status::Honoured, &mut list);

@@ -10,6 +10,21 @@ use crate::key::KeyEntry;
 
 /// The key at `path` and the keys below it; failing that, the keys of this name in all sections.
 ///
+/// A path inside the deepspeed section may leave out the section, and one inside of `params` the
+/// type of the optimizer or schedule:
+///
+/// ```
+/// use deepburn_config::find_keys;
+///
+/// let found = find_keys("zero_optimization.stage")?;
+/// assert_eq!(found[0].path, "deepspeed.zero_optimization.stage");
+/// // Each optimizer has a learning rate of its own.
+/// assert!(find_keys("optimizer.params.lr")?.len() > 5);
+/// let error = find_keys("training.max_step").unwrap_err().to_string();
+/// assert!(error.ends_with("did you mean max_steps?"), "{error}");
+/// # Ok::<(), deepburn_config::ConfigError>(())
+/// ```
+///
 /// # Errors
 /// [`ConfigError::UnknownKey`] with what to write instead.
 pub fn find_keys(path: &str) -> Result<Vec<KeyEntry>, ConfigError> {

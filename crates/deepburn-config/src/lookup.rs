@@ -7,6 +7,17 @@ use crate::diagnosis::ConfigError;
 /// The first of `folders` that has `path`; an absolute path is only looked for where it is.
 /// The empty folder is the current one.
 ///
+/// ```
+/// use std::path::{Path, PathBuf};
+///
+/// let folders = [PathBuf::new(), PathBuf::from("configs")];
+/// let error = deepburn_config::find(Path::new("job.json"), &folders, "file").unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "job.json: no such file; looked for job.json, configs/job.json"
+/// );
+/// ```
+///
 /// # Errors
 /// [`ConfigError::NotFound`] with every place that was tried.
 pub fn find(path: &Path, folders: &[PathBuf], what: &'static str) -> Result<PathBuf, ConfigError> {

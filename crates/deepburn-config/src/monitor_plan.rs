@@ -29,6 +29,17 @@ pub struct MonitorFolder {
 
 impl MonitorFolder {
     /// The folder of the run, for a job that writes to `output_dir`.
+    ///
+    /// ```
+    /// use std::path::Path;
+    ///
+    /// use deepburn_config::MonitorFolder;
+    ///
+    /// let own = MonitorFolder { output_path: None, job_name: "gpt2".into() };
+    /// assert_eq!(own.under(Path::new("output")), Path::new("output/gpt2"));
+    /// let shared = MonitorFolder { output_path: Some("runs".into()), ..own };
+    /// assert_eq!(shared.under(Path::new("output")), Path::new("runs/gpt2"));
+    /// ```
     pub fn under(&self, output_dir: &Path) -> PathBuf {
         self.output_path.as_deref().unwrap_or(output_dir).join(&self.job_name)
     }

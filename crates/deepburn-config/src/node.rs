@@ -115,6 +115,15 @@ impl Node {
     }
 
     /// The number as an integer, when it is integral: `3`, `3.0` and `5e8` are.
+    ///
+    /// ```
+    /// use deepburn_config::RawConfig;
+    ///
+    /// let config = RawConfig::from_json(r#"{"bucket": 5e8, "lr": 1e-4}"#)?;
+    /// let value = |name: &str| config.node().get(name).and_then(|node| node.as_integer());
+    /// assert_eq!((value("bucket"), value("lr")), (Some(500_000_000), None));
+    /// # Ok::<(), deepburn_config::ConfigError>(())
+    /// ```
     pub fn as_integer(&self) -> Option<i64> {
         let Value::Number(text) = &self.value else { return None };
         if let Ok(integer) = text.parse() {

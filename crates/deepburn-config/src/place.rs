@@ -7,6 +7,13 @@ use serde::{Serialize, Serializer};
 use crate::lookup::find;
 
 /// What the text of a key names. What exists on disk wins over a repository of the same name.
+///
+/// | Text | Place |
+/// |---|---|
+/// | `corpus.txt`, `../data/corpus.txt` | a file or folder that has to exist |
+/// | `openai-community/gpt2` | the folder of this name if there is one, else the repository |
+/// | `owner/name@v1.0` | the repository at a branch, tag or commit |
+/// | `corpus`, `owner/name/part` | nothing, unless it exists: a repository has one slash |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// A file or folder that exists.

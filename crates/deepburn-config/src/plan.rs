@@ -86,6 +86,10 @@ pub enum WarmupShape {
 choices!(WarmupShape { "log" => Log, "linear" => Linear });
 
 /// The learning-rate schedule with every default filled in.
+///
+/// Formulae have `i` for the number of applied steps before a step, and `N` for the warm-up's steps.
+/// DeepSpeed's schedules with a warm-up take `i - 1`, at least 0, in its place: the first two steps
+/// have one rate. A step that is skipped for an overflow advances no schedule.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SchedulePlan {
@@ -95,6 +99,8 @@ pub enum SchedulePlan {
         lr: f64,
     },
     /// DeepSpeed's WarmupLR.
+    ///
+    /// `min_lr + (max_lr - min_lr) * shape(i)` up to step `N`, then `max_lr`.
     Warmup {
         /// Learning rate before the warm-up.
         min_lr: f64,
@@ -108,6 +114,9 @@ pub enum SchedulePlan {
         last_batch_iteration: i64,
     },
     /// DeepSpeed's WarmupDecayLR: warm-up, then linear to `min_lr`.
+    ///
+    /// After the warm-up the rise is multiplied by `(total_steps - i) / (total_steps - N)`, and is
+    /// 0 from `total_steps` on.
     WarmupDecay {
         /// Learning rate before the warm-up and at the end.
         min_lr: f64,
@@ -123,6 +132,8 @@ pub enum SchedulePlan {
         last_batch_iteration: i64,
     },
     /// DeepSpeed's WarmupCosineLR: ratios of the optimizer's learning rate.
+    ///
+    /// After the warm-up the ratio falls from 1 to `cos_min_ratio` along half a cosine.
     WarmupCosine {
         /// Learning rate that the ratios multiply.
         lr: f64,
@@ -140,6 +151,9 @@ pub enum SchedulePlan {
         last_batch_iteration: i64,
     },
     /// DeepSpeed's LRRangeTest.
+    ///
+    /// `min_lr * (1 + step_rate * i / step_size)`. The loss over such a run shows the largest learning
+    /// rate that still trains.
     LrRangeTest {
         /// Learning rate at the start.
         min_lr: f64,
@@ -155,6 +169,8 @@ pub enum SchedulePlan {
     /// DeepSpeed's OneCycle, learning rate and (optionally) momentum.
     OneCycle(OneCyclePlan),
     /// PyTorch's StepLR, counted in applied steps.
+    ///
+    /// `lr * gamma^floor(i / step_size)`.
     Step {
         /// Learning rate of the first step.
         lr: f64,
@@ -164,6 +180,8 @@ pub enum SchedulePlan {
         gamma: f64,
     },
     /// PyTorch's CosineAnnealingLR, counted in applied steps.
+    ///
+    /// `eta_min + (lr - eta_min) * (1 + cos(pi i / t_max)) / 2`. It rises again after `t_max`.
     CosineAnnealing {
         /// Learning rate of the first step.
         lr: f64,
@@ -173,6 +191,8 @@ pub enum SchedulePlan {
         eta_min: f64,
     },
     /// PyTorch's LinearLR, counted in applied steps.
+    ///
+    /// `lr` times a factor that goes from `start_factor` to `end_factor` in `total_iters` steps.
     Linear {
         /// Learning rate that the factors multiply.
         lr: f64,
@@ -184,6 +204,8 @@ pub enum SchedulePlan {
         total_iters: usize,
     },
     /// PyTorch's ExponentialLR, counted in applied steps.
+    ///
+    /// `lr * gamma^i`.
     Exponential {
         /// Learning rate of the first step.
         lr: f64,
@@ -246,6 +268,22 @@ pub struct MomentumCycle {
 }
 
 /// How much of the model states is sharded (Rajbhandari et al. 2020).
+///
+/// Bytes of each rank for `p` parameters in fp32 with Adam, on `n` ranks:
+///
+/// | Stage | Parameters | Gradients | Optimizer states |
+/// |---|---|---|---|
+/// | 0 | `4 p` | `4 p` | `8 p` |
+/// | 1 | `4 p` | `4 p` | `8 p / n` |
+/// | 2 | `4 p` | `4 p / n` | `8 p / n` |
+/// | 3 | `4 p / n` | `4 p / n` | `8 p / n` |
+///
+/// ```
+/// use deepburn_config::Stage;
+///
+/// assert!(Stage::Gradients.shards_optimizer() && !Stage::Gradients.shards_parameters());
+/// assert_eq!(Stage::Parameters.number(), 3);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Stage {
     /// Nothing: plain data parallelism.
@@ -401,6 +439,12 @@ pub struct GatherPlan {
 }
 
 /// A float type as configurations name it.
+///
+/// ```
+/// use deepburn_config::Precision;
+///
+/// assert_eq!((Precision::Bf16.name(), Precision::Bf16.bytes()), ("bf16", 2));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
@@ -485,6 +529,16 @@ pub enum LossScalePlan {
 }
 
 /// How the dynamic loss scale moves.
+///
+/// Gradients of fp16 below 6e-8 are lost, and those above 65504 are infinite. The scale multiplies the
+/// loss, so that gradients lie between the two, and the optimizer divides by it. No fixed scale fits
+/// all of training, so this one follows the gradients:
+///
+/// - A step whose gradients are all finite is applied. After `window` of them in a row the scale
+///   doubles.
+/// - A step that overflows is skipped. After `hysteresis` of them the scale halves, because a single
+///   one may have been an outlier.
+/// - An overflow at `min_scale` ends the run: no smaller scale would help.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct DynamicScalePlan {
     /// Scale of the first step.

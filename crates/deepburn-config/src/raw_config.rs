@@ -14,6 +14,10 @@ use crate::node::Node;
 use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
 
 /// A DeepSpeed configuration, parsed and not yet checked.
+///
+/// It keeps the line and column of each value, for the messages about it, and numbers in the spelling
+/// of the file. Two configurations that mean the same may be written differently; [`crate::resolve()`]
+/// makes one plan of both.
 #[derive(Debug, Clone)]
 pub struct RawConfig {
     root: Node,
@@ -73,6 +77,18 @@ impl RawConfig {
 
     /// Takes a value that is in memory already.
     ///
+    /// Messages about it have no line and column, because there is no text:
+    ///
+    /// ```
+    /// use deepburn_config::RawConfig;
+    /// use serde_json::json;
+    ///
+    /// let config = RawConfig::from_value(&json!({"train_batch_size": 8}))?;
+    /// assert_eq!(config.source(), "inline configuration");
+    /// assert_eq!(config.to_json()["train_batch_size"], 8);
+    /// # Ok::<(), deepburn_config::ConfigError>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ConfigError::TooDeep`].
     pub fn from_value(value: &serde_json::Value) -> Result<Self, ConfigError> {
@@ -82,6 +98,19 @@ impl RawConfig {
 
     /// Reads what DeepSpeed's own command line takes: the path of a file, or a base64 string; or
     /// one of Lightning's strategies, `deepspeed_stage_2` for example.
+    ///
+    /// An existing file comes first, whatever its name looks like:
+    ///
+    /// ```
+    /// use deepburn_config::RawConfig;
+    ///
+    /// let strategy = RawConfig::from_argument("deepspeed_stage_3")?;
+    /// assert_eq!(strategy.to_json()["zero_optimization"]["stage"], 3);
+    /// // {"train_batch_size": 8}
+    /// let encoded = RawConfig::from_argument("eyJ0cmFpbl9iYXRjaF9zaXplIjogOH0=")?;
+    /// assert_eq!(encoded.to_json()["train_batch_size"], 8);
+    /// # Ok::<(), deepburn_config::ConfigError>(())
+    /// ```
     ///
     /// # Errors
     /// [`ConfigError`], naming both attempts where it is neither.

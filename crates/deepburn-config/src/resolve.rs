@@ -113,6 +113,10 @@ fn check_groups(checked: Result<(), ParamGroupError>, context: &mut Context<'_>)
 
 /// Resolves the batches alone, from which the length of an epoch follows.
 ///
+/// The rest of the plan may need that length: a schedule with `"auto"` steps, for example. So a program
+/// resolves the batches first, opens its data, and then resolves everything with
+/// [`RunContext::total_steps`].
+///
 /// # Errors
 /// A [`Report`] about the batch sizes and about single keys that are wrong.
 pub fn resolve_batch(

@@ -20,6 +20,17 @@ pub(crate) fn document(keys: &'static [Key], title: &str) -> Value {
 }
 
 /// The JSON Schema of a job file, or of a DeepSpeed configuration alone.
+///
+/// `deepburn keys --schema` prints it. An editor that finds its path in `$schema` completes keys and
+/// marks unknown ones while they are typed:
+///
+/// ```
+/// let schema = deepburn_config::schema(false);
+/// let prescale = &schema["properties"]["prescale_gradients"];
+/// assert_eq!((&prescale["type"], &prescale["default"]), (&"boolean".into(), &false.into()));
+/// // An unknown key is marked.
+/// assert_eq!(schema["additionalProperties"], false);
+/// ```
 pub fn schema(of_job: bool) -> Value {
     match of_job {
         true => document(JobFile::KEYS, "DeepBurn job file"),

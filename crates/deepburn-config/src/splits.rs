@@ -11,6 +11,15 @@ use serde::Serialize;
 use crate::place::Place;
 
 /// Which part of which data trains, evaluates and tests.
+///
+/// | `data.path` | `data.splits` | Plan |
+/// |---|---|---|
+/// | a file or folder | none | `Shares`, all of it trains |
+/// | a file or folder | `{"train": "90%", "eval": "10%"}` | `Shares` |
+/// | a data set | `{"train": "train", "test": "test"}` | `Named` |
+/// | a data set | `{"train": "train", "eval": "5%"}` | `Named`, with a share held out of `train` |
+/// | none | `{"train": "a.txt", "eval": "b.txt"}` | `Paths` |
+/// | none | none | `Shares` of the embedded corpus |
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "from")]
 pub enum SplitPlan {

@@ -15,6 +15,13 @@ pub struct ActivationPlan {
 }
 
 /// Activation checkpointing: which activations forward frees, for backward to compute again.
+///
+/// | Policy | Memory of a block | Work that is repeated |
+/// |---|---|---|
+/// | `Off` | all its activations | none |
+/// | `Selective` | its inputs and every second product | element-wise ops and the other products |
+/// | `Full` | its inputs | the whole forward pass |
+/// | `EveryNth(n)` | as with `Full`, in one block of n | a share of 1 / n of the forward pass |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecomputePolicy {
@@ -31,6 +38,14 @@ pub enum RecomputePolicy {
 
 impl RecomputePolicy {
     /// Whether activations of block number `block` of the model are freed.
+    ///
+    /// ```
+    /// use deepburn_config::RecomputePolicy;
+    ///
+    /// let every_second = RecomputePolicy::EveryNth(2);
+    /// let freed: Vec<_> = (0..4).filter(|block| every_second.recomputes(*block)).collect();
+    /// assert_eq!(freed, [0, 2]);
+    /// ```
     pub fn recomputes(self, block: usize) -> bool {
         match self {
             Self::Off => false,

@@ -5,6 +5,22 @@ use serde::Serialize;
 use crate::choice::choices;
 
 /// The optimizer, with the hyper-parameters it has.
+///
+/// ```
+/// use deepburn_config::{AdamPlan, OptimizerPlan};
+///
+/// let adam = AdamPlan {
+///     lr: 1e-3,
+///     betas: [0.9, 0.999],
+///     eps: 1e-8,
+///     weight_decay: 0.1,
+///     bias_correction: true,
+/// };
+/// let optimizer = OptimizerPlan::AdamW(adam);
+/// assert_eq!((optimizer.name(), optimizer.lr()), ("AdamW", 1e-3));
+/// // The optimizer of a group of parameters that do not decay.
+/// assert_eq!(optimizer.with(Some(0.0), None).weight_decay(), 0.0);
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum OptimizerPlan {
@@ -182,6 +198,14 @@ choices!(MuonScale { "original" => Original, "match_rms_adamw" => MatchRmsAdamw 
 
 impl MuonScale {
     /// The factor of the learning rate.
+    ///
+    /// ```
+    /// use deepburn_config::MuonScale;
+    ///
+    /// // The matrix of a layer from 256 to 1024 values.
+    /// assert_eq!(MuonScale::Original.factor(1024, 256), 2.0);
+    /// assert_eq!(MuonScale::MatchRmsAdamw.factor(1024, 256), 0.2 * 32.0);
+    /// ```
     pub fn factor(self, outputs: usize, inputs: usize) -> f64 {
         let (outputs, inputs) = (outputs as f64, inputs as f64);
         match self {

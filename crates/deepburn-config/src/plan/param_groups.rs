@@ -13,6 +13,35 @@ use super::{MuonPlan, OptimizerPlan};
 use crate::choice::choices;
 
 /// How the parameters of a model are updated where the optimizer's own settings do not apply.
+///
+/// ```
+/// use deepburn_config::{
+///     AdamPlan, GroupUpdate, ModelParameter, NoDecay, OptimizerPlan, ParamGroup, ParamGroups,
+///     PathPattern,
+/// };
+///
+/// let optimizer = OptimizerPlan::AdamW(AdamPlan {
+///     lr: 1e-3,
+///     betas: [0.9, 0.999],
+///     eps: 1e-8,
+///     weight_decay: 0.1,
+///     bias_correction: true,
+/// });
+/// // Embeddings are frozen, and biases and norms do not decay.
+/// let embeddings = ParamGroup {
+///     params: vec![PathPattern::new(r"^wte\.")?],
+///     dims: vec![],
+///     update: GroupUpdate::Frozen,
+/// };
+/// let groups = ParamGroups { groups: vec![embeddings], no_decay: NoDecay::BiasesAndNorms };
+/// let parameter = |path, shape| ModelParameter { path, shape, layer: "", is_announced: false };
+/// let parameters =
+///     [parameter("wte.weight", &[50257, 768]), parameter("ln_f.bias", &[768])];
+/// let updates = groups.assign(&optimizer, &parameters).map_err(|error| error.to_string())?;
+/// assert_eq!(updates[0], None);
+/// assert_eq!(updates[1].as_ref().unwrap().optimizer.weight_decay(), 0.0);
+/// # Ok::<(), String>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ParamGroups {
     /// Each parameter is in one of them at most.
@@ -84,6 +113,18 @@ pub struct PathPattern(Regex);
 
 impl PathPattern {
     /// Reads a pattern, in the syntax of the `regex` crate: `^wte\.` for example.
+    ///
+    /// It is looked for anywhere in a path, so `^` and `$` are part of most patterns:
+    ///
+    /// ```
+    /// use deepburn_config::PathPattern;
+    ///
+    /// let blocks = PathPattern::new(r"^h\.[0-3]\.")?;
+    /// assert!(blocks.occurs_in("h.2.attn.c_attn.weight"));
+    /// assert!(!blocks.occurs_in("h.11.attn.c_attn.weight"));
+    /// assert_eq!(PathPattern::new("h.(").unwrap_err(), "unclosed group");
+    /// # Ok::<(), String>(())
+    /// ```
     ///
     /// # Errors
     /// What is wrong with it, on one line.

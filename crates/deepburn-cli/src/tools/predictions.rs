@@ -252,6 +252,8 @@ fn rounded(probability: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn columns(text: &str, label: Option<&str>, copied: &[&str]) -> OutputColumns {

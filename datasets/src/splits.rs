@@ -11,6 +11,14 @@ use crate::stable_rng::StableRng;
 use crate::{DataError, Result};
 
 /// Fractions of one corpus. They may leave a part unused.
+///
+/// ```
+/// use deepburn_datasets::Fractions;
+///
+/// assert!(Fractions { train: 0.8, eval: 0.1, test: 0.1 }.validate().is_ok());
+/// let error = Fractions { train: 0.9, eval: 0.2, test: 0.0 }.validate().unwrap_err();
+/// assert!(error.to_string().ends_with("the sum must be at most 1; lower one of them"));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fractions {
     /// Fraction for training, above 0.

@@ -51,6 +51,16 @@ impl HubRepo {
 
     /// Returns whether `text` has the form of an id, `owner/name` in the
     /// characters that the Hub allows.
+    ///
+    /// A path that looks like an id is one here. Whether there is such a
+    /// repository, only the Hub knows.
+    ///
+    /// ```
+    /// use deepburn_datasets::HubRepo;
+    ///
+    /// assert!(HubRepo::is_id("openai-community/gpt2"));
+    /// assert!(!HubRepo::is_id("../gpt2") && !HubRepo::is_id("data/texts/train"));
+    /// ```
     pub fn is_id(text: &str) -> bool {
         let is_part = |part: &str| {
             let is_allowed = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
@@ -67,6 +77,13 @@ impl HubRepo {
 
     /// Returns whether `text` can name a branch, a tag or a commit. `refs/pr/1`
     /// can, but a path that leads out of the cache cannot.
+    ///
+    /// ```
+    /// use deepburn_datasets::HubRepo;
+    ///
+    /// assert!(HubRepo::is_revision(HubRepo::MAIN) && HubRepo::is_revision("refs/pr/1"));
+    /// assert!(!HubRepo::is_revision("../../etc"));
+    /// ```
     pub fn is_revision(text: &str) -> bool {
         let is_part = |part: &str| {
             let is_allowed = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
@@ -108,6 +125,21 @@ impl HubSettings {
     /// `HF_ENDPOINT`, `HF_TOKEN` (else the token that `hf auth login` stored in
     /// `HF_HOME`) and `HF_HUB_OFFLINE`, which `variable` looks up. Empty ones
     /// count as unset.
+    ///
+    /// ```
+    /// use deepburn_datasets::HubSettings;
+    ///
+    /// let variable = |name: &str| match name {
+    ///     "HF_HOME" => Some("/data/huggingface".to_owned()),
+    ///     "HF_HUB_OFFLINE" => Some("1".to_owned()),
+    ///     _ => None,
+    /// };
+    /// let settings = HubSettings::from_variables(variable)?;
+    /// assert_eq!(settings.cache, std::path::Path::new("/data/huggingface/hub"));
+    /// assert_eq!(settings.endpoint, "https://huggingface.co");
+    /// assert!(settings.offline);
+    /// # Ok::<(), deepburn_datasets::DataError>(())
+    /// ```
     ///
     /// # Errors
     /// [`DataError::NoHome`] if no variable names the cache and there is no

@@ -98,6 +98,24 @@ pub struct Position {
 }
 
 /// An endless stream of sample indices for one rank.
+///
+/// Ranks share each epoch without a message, because all of them compute the same
+/// permutation from the seed:
+///
+/// ```
+/// use deepburn_datasets::{DistributedSampler, Order, Shard};
+///
+/// let order = Order::Shuffled { seed: 7 };
+/// let mut drawn = Vec::new();
+/// for rank in 0..2 {
+///     let shard = Shard { rank, num_ranks: 2 };
+///     let mut sampler = DistributedSampler::new(6, shard, order)?;
+///     drawn.extend(sampler.take_samples(3));
+/// }
+/// drawn.sort_unstable();
+/// assert_eq!(drawn, [0, 1, 2, 3, 4, 5]);
+/// # Ok::<(), deepburn_datasets::DataError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct DistributedSampler {
     /// The number of samples in the data.

@@ -41,6 +41,20 @@ const BATCHES_PER_WINDOW: usize = 64;
 const MIN_WINDOWS: usize = 4;
 
 /// The limits of a micro-batch. They are the same on all ranks.
+///
+/// A batch costs as much as its longest row times its number of rows, because
+/// shorter rows are padded. With a budget, batches of long texts have few rows and
+/// batches of short texts many:
+///
+/// ```
+/// use deepburn_datasets::{StepShape, TokenBudget};
+///
+/// let plan = TokenBudget::new(12).plan(&[6, 5, 2, 2, 2, 2], StepShape::SINGLE, 0)?;
+/// assert_eq!(plan.batch(0, 0), [0, 1]);
+/// assert_eq!(plan.batch(0, 1), [2, 3, 4, 5]);
+/// assert_eq!(plan.num_steps(), 2);
+/// # Ok::<(), deepburn_datasets::DataError>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBudget {
     /// Maximum tokens of a micro-batch including padding: rows times the

@@ -37,6 +37,18 @@ impl CacheLimits {
     /// Limits from the environment variables `DEEPBURN_CACHE_GB` and
     /// `DEEPBURN_CACHE_DAYS`, which `variable` looks up. Both are whole
     /// numbers; another value is ignored with a warning.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use deepburn_datasets::CacheLimits;
+    ///
+    /// let limits = CacheLimits::from_variables(|name| {
+    ///     (name == "DEEPBURN_CACHE_DAYS").then(|| "7".to_owned())
+    /// });
+    /// assert_eq!(limits.age, Duration::from_secs(7 * 24 * 60 * 60));
+    /// assert_eq!(limits.bytes, CacheLimits::default().bytes);
+    /// ```
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
         let number = |name: &str, default: u64| match variable(name).as_deref().map(str::trim) {
             None | Some("") => default,

@@ -69,6 +69,18 @@ pub(crate) fn check_sequence_length(length: usize) -> Result<()> {
 }
 
 /// The samples of a causal language model: consecutive parts of a token stream.
+///
+/// Nothing is padded. Tokens after the last complete sequence are left out:
+///
+/// ```
+/// use deepburn_datasets::{Sequences, TokenStream};
+///
+/// let stream = TokenStream::Owned((0..10).collect());
+/// let sequences = Sequences::pack(stream, 4, "the example")?;
+/// assert_eq!(sequences.len(), 2);
+/// assert_eq!(sequences.get(1)?, [4, 5, 6, 7]);
+/// # Ok::<(), deepburn_datasets::DataError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Sequences {
     /// The tokens, shared by all views.

@@ -44,6 +44,19 @@ impl TokenWidth {
 
     /// Returns the width that the name of a file announces.
     ///
+    /// The files have no header, so the name alone says how to read them:
+    ///
+    /// ```
+    /// use std::path::Path;
+    ///
+    /// use deepburn_datasets::TokenWidth;
+    ///
+    /// assert_eq!(TokenWidth::of(Path::new("train.bin"))?, TokenWidth::U16);
+    /// assert_eq!(TokenWidth::of(Path::new("train.u32.bin"))?.bytes(), 4);
+    /// assert!(TokenWidth::of(Path::new("train.npy")).is_err());
+    /// # Ok::<(), deepburn_datasets::DataError>(())
+    /// ```
+    ///
     /// # Errors
     /// [`DataError::InvalidFile`] for any other name.
     pub fn of(path: &Path) -> Result<Self> {

@@ -186,10 +186,8 @@ impl Check<'_> {
             |path: &&String| ["training.", "data."].iter().any(|top| path.starts_with(top));
         let remedy = if let Some(path) = elsewhere.as_ref().filter(of_job) {
             format!("did you mean {path}?")
-        } else if let Some(remedy) = foreign_name(name) {
-            remedy.to_owned()
-        } else if let Some(nearest) = nearest(keys.iter().flat_map(Key::names), name) {
-            format!("did you mean {nearest}?")
+        } else if let Some(remedy) = suggestion(keys.iter().flat_map(Key::names), name) {
+            remedy
         } else if let Some(path) = elsewhere {
             format!("did you mean {path}?")
         } else if keys.len() <= LISTED {
@@ -275,6 +273,13 @@ fn example(key: &Key) -> String {
         Literal::Null => "give such a value or leave the key out".to_owned(),
         default => format!("write {default} or leave the key out, which means {default}"),
     }
+}
+
+/// What to write instead of an unknown `name`: the counterpart of another program's name, or the
+/// known name that it is a slip of.
+pub(crate) fn suggestion(known: impl Iterator<Item = &'static str>, name: &str) -> Option<String> {
+    let similar = || nearest(known, name).map(|nearest| format!("did you mean {nearest}?"));
+    foreign_name(name).map(str::to_owned).or_else(similar)
 }
 
 /// The known name nearest to `name`, if it is near enough for a slip.

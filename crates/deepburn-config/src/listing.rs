@@ -2,9 +2,8 @@
 //!
 //! Main function: [`find_keys`]. A path may leave out `deepspeed.` and the type of a variant.
 
-use crate::check::nearest;
+use crate::check::suggestion;
 use crate::diagnosis::ConfigError;
-use crate::foreign::foreign_name;
 use crate::job_keys;
 use crate::key::KeyEntry;
 
@@ -69,19 +68,12 @@ fn without_variant(path: &str) -> String {
 /// The error for a path that names no key, with the nearest name in its section or anywhere.
 fn unknown(keys: &[KeyEntry], path: &str) -> ConfigError {
     let name = path.rsplit('.').next().unwrap_or(path);
-    let near = || {
-        let section = path.strip_suffix(name).unwrap_or_default();
-        let beside = |entry: &&KeyEntry| entry.path.strip_suffix(entry.key.name) == Some(section);
-        nearest(keys.iter().filter(beside).flat_map(|entry| entry.key.names()), name)
-            .or_else(|| nearest(keys.iter().flat_map(|entry| entry.key.names()), name))
-    };
-    let remedy = match foreign_name(name) {
-        Some(remedy) => remedy.to_owned(),
-        None => match near() {
-            Some(near) => format!("did you mean {near}?"),
-            None => "run deepburn keys without a path to see all of them".to_owned(),
-        },
-    };
+    let section = path.strip_suffix(name).unwrap_or_default();
+    let beside = |entry: &&KeyEntry| entry.path.strip_suffix(entry.key.name) == Some(section);
+    let anywhere = || suggestion(keys.iter().flat_map(|entry| entry.key.names()), name);
+    let near = suggestion(keys.iter().filter(beside).flat_map(|entry| entry.key.names()), name);
+    let remedy = near.or_else(anywhere);
+    let remedy = remedy.unwrap_or("run deepburn keys without a path to see all of them".into());
     ConfigError::UnknownKey { given: crate::Node::text(path).to_string(), remedy }
 }
 

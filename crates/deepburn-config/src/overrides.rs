@@ -5,9 +5,8 @@
 //! is JSON, or a string when it is none. Whether the value fits its key is checked with the rest of
 //! the file, and what is found then names the option: [`TypedKey`].
 
-use crate::check::nearest;
+use crate::check::suggestion;
 use crate::diagnosis::{ConfigError, TypedKey};
-use crate::foreign::foreign_name;
 use crate::key::Key;
 use crate::kind::{Kind, Variant};
 use crate::node::{Node, Value};
@@ -143,19 +142,11 @@ impl Override {
     /// The error for a name that the section does not have.
     fn unknown(&self, keys: &'static [Key], depth: usize) -> ConfigError {
         let name = &self.path[depth];
-        let near = nearest(keys.iter().flat_map(Key::names), name);
-        let remedy = match (foreign_name(name), near) {
-            (Some(remedy), _) => remedy.to_owned(),
-            (None, Some(nearest)) => format!("did you mean {nearest}?"),
-            (None, None) => {
-                let known: Vec<_> = keys.iter().take(12).map(|key| key.name).collect();
-                format!(
-                    "known here are {}{}",
-                    known.join(", "),
-                    if keys.len() > 12 { ", ..." } else { "" }
-                )
-            }
-        };
+        let remedy = suggestion(keys.iter().flat_map(Key::names), name).unwrap_or_else(|| {
+            let known: Vec<_> = keys.iter().take(12).map(|key| key.name).collect();
+            let rest = if keys.len() > 12 { ", ..." } else { "" };
+            format!("known here are {}{rest}", known.join(", "))
+        });
         let reason = format!("unknown key `{}`", self.path[..=depth].join("."));
         ConfigError::Override { given: self.given.clone(), reason, remedy }
     }

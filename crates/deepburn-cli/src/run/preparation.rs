@@ -61,11 +61,10 @@ pub(crate) struct DataIdentity {
 impl DataIdentity {
     /// Hashes the data of `subject`.
     fn new(subject: &dyn SubjectInfo, eval_max_samples: Option<usize>) -> Result<Self, DataError> {
-        let whole = Shard { rank: 0, num_ranks: 1 };
         let digits = subject.evaluation_fingerprint()?.unwrap_or_default();
         let hash = digits.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
         Ok(Self {
-            samples: subject.samples_per_epoch(whole)?,
+            samples: subject.samples_per_epoch(Shard::WHOLE)?,
             training: subject.data_fingerprint()?,
             evaluation: hash.unwrap_or(0).wrapping_add(eval_max_samples.unwrap_or(0) as u64),
         })

@@ -27,13 +27,10 @@ use unsupported::{
     Amp, Autotuning, Checkpoint, Comet, CommsLogger, Compile, CompressionTraining, Elasticity,
     ExpertParallel, HybridEngine, Pipeline, ProgressiveLayerDrop, TensorParallel, Timers, Wandb,
 };
-use zero::Zero;
+use zero::{CHECKPOINTS, Zero};
 
 use crate::plan::{GradientReduction, Precision};
 use crate::spec::*;
-
-/// Why keys about checkpoints change nothing.
-const CHECKPOINTS: &str = "training checkpoints have a layout of their own";
 
 /// Why keys that only occur in DeepSpeed's own code are ignored.
 const UNREAD: &str = "DeepSpeed does not read this key either";

@@ -3,7 +3,6 @@
 //! Sizes are counted in elements. Keys that only choose DeepSpeed's algorithm are accepted and
 //! noted; ZeRO++ and MiCS are refused.
 
-use crate::keys::CHECKPOINTS;
 use crate::keys::offload::{Aio, OffloadOptimizer, OffloadParam};
 use crate::spec::*;
 
@@ -13,6 +12,8 @@ const ELEMENTS: &str = "elements";
 const ZERO_PP: &str = "ZeRO++ (quantised or hierarchical communication)";
 /// Feature of the keys `mics_*`.
 const MICS: &str = "MiCS (sharding inside groups of ranks)";
+/// Why keys about checkpoints change nothing.
+pub(super) const CHECKPOINTS: &str = "training checkpoints have a layout of their own";
 /// Why the granularity of gathers cannot be chosen.
 const JOINED: &str = "gathers are joined in the order in which parameters are used";
 

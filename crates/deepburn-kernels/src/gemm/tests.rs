@@ -216,6 +216,52 @@ proptest! {
     }
 }
 
+/// Full blocks and their remainders are packed by separate code for each layout, but hold the same numbers.
+#[test]
+fn layouts_do_not_change_a_bit() {
+    for [m, k, n] in [[64, 64, 128], [96, 130, 192], [67, 129, 131], [33, 63, 65]] {
+        for (arithmetic, kind) in
+            [Arithmetic::F32, Arithmetic::Bf16].into_iter().flat_map(|a| [(a, 0), (a, 1), (a, 2)])
+        {
+            let stored =
+                |rows: usize, columns: usize, seed: u64, transposed: bool, offset: usize| {
+                    // Rows start at any element, with others between them.
+                    let (lines, len) = if transposed { (columns, rows) } else { (rows, columns) };
+                    let stride = len + offset;
+                    let mut all = vec![f32::NAN; offset + lines * stride];
+                    for (index, number) in numbers(seed).take(rows * columns).enumerate() {
+                        let (row, column) = (index / columns, index % columns);
+                        let (line, at) = if transposed { (column, row) } else { (row, column) };
+                        all[offset + line * stride + at] = number;
+                    }
+                    let strides = if transposed { [1, stride] } else { [stride, 1] };
+                    (Numbers::new(kind, all.into_iter()), strides)
+                };
+            let run = |transposed: [bool; 2], offset: usize| {
+                let (left, left_strides) = stored(m, k, 5, transposed[0], offset);
+                let (right, right_strides) = stored(k, n, 6, transposed[1], offset);
+                let [left, right] = [&left, &right].map(|all| all.elements().starting_at(offset));
+                let left = Matrix::strided(left, [m, k], left_strides);
+                let right = Matrix::strided(right, [k, n], right_strides);
+                let mut out = vec![0.0_f32; m * n];
+                Product::new(left, right, arithmetic).write_to(MatrixMut::new(&mut out, m, n, n));
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let expected = run([false, false], 0);
+            for transposed in [[false, false], [true, false], [false, true], [true, true]] {
+                for offset in [0, 1, 7, 32] {
+                    let case = [m, k, n, kind, offset];
+                    assert_eq!(
+                        run(transposed, offset),
+                        expected,
+                        "{case:?} {arithmetic:?} {transposed:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn results_are_scaled_shifted_and_added() {
     let case = Case::dense([19, 30, 53], [2, 2], [false, false], Arithmetic::Bf16);

@@ -127,6 +127,9 @@ pub(super) unsafe fn pack_pair_rows(strip: Strip<'_>, rows: *mut Pair, row_bytes
 }
 
 /// Packs rows by the way in which their elements lie, 32 lanes and depths at a time.
+///
+/// Full blocks have a copy of the code with constant counts, here and in the other functions. The compiler then drops
+/// the masks and keeps the block in registers, instead of in an array on the stack.
 #[inline(always)]
 unsafe fn pack_rows<L: Load>(
     elements: &[L::Element],
@@ -151,6 +154,9 @@ unsafe fn pack_rows<L: Load>(
                 let rows = rows.add(lane * row_pairs + start / 2).cast();
                 match depth_stride {
                     1 => copy_rows::<L>(first, counts, lane_stride, rows, row_pairs),
+                    _ if counts == [SIDE; 2] => {
+                        transpose_rows::<L>(first, [SIDE; 2], depth_stride, rows, row_pairs);
+                    }
                     _ => transpose_rows::<L>(first, counts, depth_stride, rows, row_pairs),
                 }
             }
@@ -189,7 +195,9 @@ unsafe fn copy_rows<L: Load>(
 }
 
 /// Packs a block of lanes that lie side by side as rows of pairs.
+/// Its loops are over numbers, because the compiler does not unroll the iterators.
 #[inline(always)]
+#[allow(clippy::needless_range_loop)]
 unsafe fn transpose_rows<L: Load>(
     first: *const L::Element,
     [lanes, depth]: [usize; 2],
@@ -199,16 +207,19 @@ unsafe fn transpose_rows<L: Load>(
 ) {
     // SAFETY: as the caller promises.
     unsafe {
-        let mut low = [_mm512_setzero_si512(); LANES];
-        let mut high = low;
-        let halves = low.iter_mut().zip(&mut high);
-        for (pair, (low, high)) in halves.enumerate().take(depth.div_ceil(2)) {
-            [*low, *high] = load_pairs::<L>(first, [lanes, depth], 2 * pair, depth_stride);
+        let pairs = depth.div_ceil(2);
+        let mut halves = [[_mm512_setzero_si512(); LANES]; 2];
+        for pair in 0..pairs {
+            [halves[0][pair], halves[1][pair]] =
+                load_pairs::<L>(first, [lanes, depth], 2 * pair, depth_stride);
         }
-        for (lane, row) in
-            [low, high].into_iter().flat_map(|half| transposed(half)).enumerate().take(lanes)
-        {
-            _mm512_mask_storeu_epi32(rows.add(lane * row_pairs), mask16(depth.div_ceil(2)), row);
+        for half in 0..2 {
+            let start = half * LANES;
+            let half = transposed(halves[half]);
+            for lane in 0..lanes.saturating_sub(start).min(LANES) {
+                let row = rows.add((start + lane) * row_pairs);
+                _mm512_mask_storeu_epi32(row, mask16(pairs), half[lane]);
+            }
         }
     }
 }
@@ -327,13 +338,17 @@ unsafe fn pack_pairs_across<L: Load>(
     panel: *mut u32,
     width: usize,
 ) {
+    const WIDTH: usize = 2 * LANES;
     for at in (0..depth).step_by(2) {
-        for start in (0..width).step_by(2 * LANES) {
-            let lanes = lanes.saturating_sub(start).min(2 * LANES);
+        for start in (0..width).step_by(WIDTH) {
+            let lanes = lanes.saturating_sub(start).min(WIDTH);
             // SAFETY: as the caller promises.
             unsafe {
-                let first = first.wrapping_add(start);
-                let [low, high] = load_pairs::<L>(first, [lanes, depth], at, depth_stride);
+                let first = first.wrapping_add(start + at * depth_stride);
+                let [low, high] = match [lanes, (depth - at).min(2)] {
+                    [WIDTH, 2] => load_pairs::<L>(first, [WIDTH, 2], 0, depth_stride),
+                    counts => load_pairs::<L>(first, counts, 0, depth_stride),
+                };
                 let row = panel.add(at / 2 * width + start);
                 _mm512_storeu_si512(row.cast(), low);
                 _mm512_storeu_si512(row.add(LANES).cast(), high);
@@ -351,18 +366,41 @@ unsafe fn pack_along<L: Load>(
     panel: *mut u32,
     width: usize,
 ) {
+    for start in (0..depth).step_by(LANES * L::DEPTH) {
+        let counts = [lanes, (depth - start).min(LANES * L::DEPTH)];
+        let first = first.wrapping_add(start);
+        // SAFETY: as the caller promises.
+        unsafe {
+            let panel = panel.add(start / L::DEPTH * width);
+            if lanes == LANES && counts[1] == LANES * L::DEPTH {
+                let counts = [LANES, LANES * L::DEPTH];
+                transpose_panel::<L>(first, counts, lane_stride, panel, width);
+            } else {
+                transpose_panel::<L>(first, counts, lane_stride, panel, width);
+            }
+        }
+    }
+}
+
+/// Packs a block of at most sixteen lanes and sixteen packed elements of each, whose depths lie side by side.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+unsafe fn transpose_panel<L: Load>(
+    first: *const L::Element,
+    [lanes, depth]: [usize; 2],
+    lane_stride: usize,
+    panel: *mut u32,
+    width: usize,
+) {
     // SAFETY: as the caller promises.
     unsafe {
-        for start in (0..depth).step_by(LANES * L::DEPTH) {
-            let count = (depth - start).min(LANES * L::DEPTH);
-            let mut rows = [_mm512_setzero_si512(); LANES];
-            for (lane, row) in rows.iter_mut().enumerate().take(lanes) {
-                *row = L::load(first.wrapping_add(lane * lane_stride + start), count);
-            }
-            let rows = transposed(rows);
-            for (index, row) in rows.iter().enumerate().take(count.div_ceil(L::DEPTH)) {
-                _mm512_storeu_si512(panel.add((start / L::DEPTH + index) * width).cast(), *row);
-            }
+        let mut rows = [_mm512_setzero_si512(); LANES];
+        for lane in 0..lanes {
+            rows[lane] = L::load(first.wrapping_add(lane * lane_stride), depth);
+        }
+        let rows = transposed(rows);
+        for index in 0..depth.div_ceil(L::DEPTH) {
+            _mm512_storeu_si512(panel.add(index * width).cast(), rows[index]);
         }
     }
 }

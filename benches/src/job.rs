@@ -1,6 +1,9 @@
 //! A training job of the suite: a job file for `finetune`, and how its ranks are started.
 //!
-//! Main type: [`Job`].
+//! Main type: [`Job`]. A [`Workload`] says what is trained, and DeepBurn and its peers get the same one:
+//! `finetune` in the job file, a peer's script in its arguments. A bench starts from [`Job::new`], which
+//! trains as the peers do, and changes single keys by their dotted path. The file is checked by `finetune`
+//! alone, as a user's is.
 
 use std::path::Path;
 
@@ -9,14 +12,17 @@ use serde_json::{Map, Value, json};
 /// Element type of a run's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Precision {
+    /// f32 parameters, gradients and optimizer states.
     Fp32,
+    /// bf16 parameters and activations. DeepBurn keeps f32 master weights.
     Bf16,
 }
 
 impl Precision {
+    /// Both precisions, in the order of the rows.
     pub(crate) const ALL: [Self; 2] = [Self::Fp32, Self::Bf16];
 
-    /// Its name in rows, and in the options of peers.
+    /// Returns the name in rows, which is also the value of the peers' option `--dtype`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Fp32 => "fp32",
@@ -51,11 +57,16 @@ pub(crate) struct Workload {
 
 impl Workload {
     /// GPT-2 small, 124 million parameters.
+    ///
+    /// `sequences` sequences of `length` tokens form a micro-batch of a rank. All other fields of the model
+    /// have GPT-2's defaults: 12 layers of width 768 with 12 heads.
     pub(crate) fn gpt2_small(sequences: usize, length: usize) -> Self {
         Self { model: json!({ "vocab_size": 50257 }), name: "GPT-2 124M", sequences, length }
     }
 
-    /// A GPT-2 of `width` and `layers` with heads of 32 and 4,096 tokens.
+    /// A GPT-2 of `width` and `layers` with heads of 32 and 4,096 tokens. `width` has to be a multiple of
+    /// 32. Models of this kind train in seconds and serve quick runs and runs of many ranks, where the
+    /// 50,257 tokens of GPT-2 would dominate.
     pub(crate) fn gpt2(
         name: &'static str,
         width: usize,
@@ -68,34 +79,44 @@ impl Workload {
         Self { model, name, sequences, length }
     }
 
-    /// The same with micro-batches of `sequences`.
+    /// Returns the same workload with micro-batches of `sequences` sequences.
     pub(crate) fn with_sequences(&self, sequences: usize) -> Self {
         Self { sequences, ..self.clone() }
     }
 
-    /// Its vocabulary, which token files respect.
+    /// Returns the vocabulary size, which bounds the tokens of the data.
+    ///
+    /// Falls back on the largest u16 if the model has no size that fits, because token files store u16.
     pub(crate) fn vocabulary(&self) -> u16 {
         self.model["vocab_size"].as_u64().and_then(|size| size.try_into().ok()).unwrap_or(u16::MAX)
     }
 
-    /// Name, ranks and batch, as in the title of a table.
+    /// Returns the title of a table, such as `GPT-2 124M, 2 ranks × 2 × 128 tokens`: name, ranks, sequences
+    /// of a rank's micro-batch, tokens of a sequence.
     pub(crate) fn title(&self, ranks: usize) -> String {
         let plural = if ranks == 1 { "" } else { "s" };
         format!("{}, {ranks} rank{plural} × {} × {} tokens", self.name, self.sequences, self.length)
     }
 }
 
-/// A job file, the features that it needs, and how ranks are started.
+/// A job file, the cargo features of the program that runs it, and how its ranks are started.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
+    /// The job file as JSON, with the model, data, training and DeepSpeed sections.
     pub(crate) file: Value,
+    /// Which build of `finetune` runs the job.
     pub(crate) features: Features,
-    /// Whether ranks are processes, started by `mpirun`.
+    /// Whether ranks are processes, started by `mpirun`, instead of threads of one process.
     pub(crate) processes: bool,
 }
 
 impl Job {
-    /// A job without dropout, in fp32 at stage 0 on one rank, with AdamW and clipping, as the peers train.
+    /// Returns a job that trains `steps` optimizer steps as the peers do.
+    ///
+    /// It runs on one rank at stage 0 in f32, with AdamW at a constant learning rate of 1e-4 and gradients
+    /// clipped to a norm of 1. Dropout is off, because masks differ between programs and their cost is not
+    /// what is compared. The model is drawn from seed 42, and `tokens` is a file of
+    /// [`crate::data::write_tokens`].
     pub(crate) fn new(workload: &Workload, tokens: &Path, steps: usize) -> Self {
         let mut model = json!({ "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0 });
         if let (Value::Object(all), Value::Object(given)) = (&mut model, &workload.model) {
@@ -116,7 +137,9 @@ impl Job {
         Self { file, features: Features::Default, processes: false }
     }
 
-    /// Sets a value of the job file by its dotted path. Sections on the way are made.
+    /// Returns the job with a value set by its dotted path, such as `deepspeed.bf16.enabled`.
+    ///
+    /// Missing sections are created. A value on the way that is not an object is replaced by one.
     pub(crate) fn set(mut self, path: &str, value: impl Into<Value>) -> Self {
         let mut place = &mut self.file;
         for name in path.split('.') {
@@ -129,14 +152,17 @@ impl Job {
         self
     }
 
+    /// Returns the job on `ranks` ranks. The micro-batch is a rank's, so the global batch grows with them.
     pub(crate) fn ranks(self, ranks: usize) -> Self {
         self.set("training.ranks", ranks)
     }
 
+    /// Returns the job at a ZeRO stage, 0 to 3.
     pub(crate) fn stage(self, stage: usize) -> Self {
         self.set("deepspeed.zero_optimization.stage", stage)
     }
 
+    /// Returns the job in a precision; f32 is the default of the file.
     pub(crate) fn precision(self, precision: Precision) -> Self {
         match precision {
             Precision::Fp32 => self,
@@ -144,17 +170,17 @@ impl Job {
         }
     }
 
-    /// Trains on LibTorch's kernels.
+    /// Returns the job on LibTorch's kernels, which need the program that is built with the feature `tch`.
     pub(crate) fn on_tch(self) -> Self {
         Self { features: Features::Tch, ..self.set("training.backend", "tch") }
     }
 
-    /// Ranks are processes.
+    /// Returns the job with processes as ranks, which needs the feature `mpi` and `mpirun`.
     pub(crate) fn with_processes(self) -> Self {
         Self { features: Features::Mpi, processes: true, ..self }
     }
 
-    /// Number of ranks in the file.
+    /// Returns the number of ranks in the file.
     pub(crate) fn rank_count(&self) -> usize {
         self.file["training"]["ranks"].as_u64().and_then(|ranks| ranks.try_into().ok()).unwrap_or(1)
     }

@@ -1,6 +1,8 @@
 //! What results depend on: the machine, the commit, versions and the time.
 //!
-//! Main types: [`Machine`] and [`Commit`].
+//! Main types: [`Machine`] and [`Commit`]. Both are stored in each file of results and printed below each
+//! bench of the report, so that a number is never seen without the machine and the source that it belongs
+//! to. Linux is assumed: the machine is read from `/proc`.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
 
-/// Extensions that matrix products and casts make a difference of.
+/// Instruction sets that matrix products and casts depend on, as `/proc/cpuinfo` names them. Others are not
+/// recorded.
 const INSTRUCTIONS: [&str; 9] = [
     "avx2",
     "fma",
@@ -29,10 +32,15 @@ const INSTRUCTIONS: [&str; 9] = [
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Machine {
+    /// Model name of the first processor, or `unknown`.
     pub(crate) cpu: String,
+    /// Logical processors that this process may use, after affinity and cgroup limits.
     pub(crate) cores: usize,
+    /// Physical memory in bytes, as `MemTotal` has it. A lower limit of a container is not considered.
     pub(crate) memory_bytes: u64,
+    /// The entries of `INSTRUCTIONS` that the processor has, in that order.
     pub(crate) instructions: Vec<String>,
+    /// Name and release of the operating system, such as `Linux 6.1.0`.
     pub(crate) kernel: String,
 }
 
@@ -40,13 +48,15 @@ pub(crate) struct Machine {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Commit {
+    /// The full hash of `HEAD`.
     pub(crate) hash: String,
-    /// Whether tracked files other than results differ from it.
+    /// Whether tracked files differ from the commit, other than results and what is generated from them.
     pub(crate) dirty: bool,
 }
 
 impl Machine {
-    /// Reads `/proc`; what it does not say is "unknown" or 0.
+    /// Reads `/proc` and `uname`. What they do not say is `unknown`, 0 or empty, because a missing detail
+    /// must not end a measurement.
     pub(crate) fn new() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let system = rustix::system::uname();
@@ -59,7 +69,10 @@ impl Machine {
         }
     }
 
-    /// Model and instruction sets of the first processor in `/proc/cpuinfo`.
+    /// Returns model and instruction sets of the first processor in `/proc/cpuinfo`; the other fields are
+    /// empty.
+    ///
+    /// x86 lists instruction sets as `flags`, ARM as `Features`.
     fn of(cpuinfo: &str) -> Self {
         let field = |name: &str| {
             let line = cpuinfo
@@ -83,13 +96,17 @@ impl Machine {
     }
 }
 
+/// Returns the bytes of the line `MemTotal:` of `/proc/meminfo`, whose number is in KiB.
 fn memory_bytes(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
 impl Commit {
-    /// Asks git. Results and what is generated from them may differ.
+    /// Asks git for the commit of the work tree `root`, and whether tracked files differ from it.
+    ///
+    /// Untracked files, the results and the files that are generated from them may differ: the suite itself
+    /// writes them.
     ///
     /// # Errors
     /// When git cannot be started or the folder is no repository.

@@ -6,8 +6,35 @@
 //! cargo run --release -p deepburn-benches -- report
 //! ```
 //!
-//! Results go to `benches/results/`, and `benches/README.md` and five lines of the README are generated from them.
-//! Results of `--quick` go to `target/benches/quick/`. See `benches/README.md` for the method.
+//! Results go to `benches/results/`, and `benches/README.md` and five lines of the README are generated
+//! from them. Results of `--quick` go to `target/benches/quick/`. See `benches/README.md` for the method.
+//!
+//! # Flow of data
+//!
+//! ```text
+//! tables/*.rs      a bench: jobs for finetune and runs of peers, as variants
+//!   rounds.rs      every variant once a round, A B A B
+//!     suite.rs     builds and starts the programs, with data in a scratch folder
+//!       process.rs  watches a program: output, memory (memory.rs), lines of metrics.jsonl
+//!       metrics.rs  rows of a run → Observations
+//!   results.rs     Observations of all rounds → Table → benches/results/<bench>.json
+//! report.rs        all results → Markdown and SVG
+//! ```
+//!
+//! The suite depends on no crate of the workspace: it starts programs as a user does, so a bench cannot
+//! measure something that users do not run.
+//!
+//! # Errors of the measurements
+//!
+//! Runs are timed on a machine that should do nothing else. Load that remains affects all variants of a
+//! round alike, because they run one after the other; the spread over rounds shows what is left of it. Each
+//! quantity's own error is described where it is measured: arrival times in `process`, memory in `memory`,
+//! differences of runs in `tables/checkpoints.rs`.
+//!
+//! # Exit status
+//!
+//! 0 if everything ran, 1 if a run failed, and 2 if the suite could not start or the report could not be
+//! written. What is missing on the machine (peers, `mpirun`) is reported and is not a failure.
 
 mod data;
 mod job;
@@ -80,7 +107,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the benches that were asked for; what failed.
+/// Runs the benches that were asked for and writes the report after each of them. Returns the runs that
+/// failed.
+///
+/// # Errors
+/// When a name is unknown, the workspace does not build, git is missing, or results or the report cannot be
+/// read or written.
 fn run(options: &Options) -> Outcome<Vec<String>> {
     let root =
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("benches/ lies in no workspace")?;
@@ -112,6 +144,9 @@ fn run(options: &Options) -> Outcome<Vec<String>> {
     Ok(failures)
 }
 
+/// Writes the report: beside the results for quick runs, and into the repository otherwise.
+///
+/// A quick report never touches the README, because its figures say nothing about performance.
 fn write_report(suite: &Suite, folder: &Path) -> Outcome<()> {
     if suite.quick {
         return report::write(folder, &folder.join("README.md"), None);
@@ -123,6 +158,8 @@ fn write_report(suite: &Suite, folder: &Path) -> Outcome<()> {
     )
 }
 
+/// Returns the folder of results: `benches/results`, or `quick` in the suite's part of cargo's target
+/// folder.
 fn results_folder(suite: &Suite) -> PathBuf {
     if suite.quick {
         suite.programs.folder().join("quick")
@@ -131,7 +168,10 @@ fn results_folder(suite: &Suite) -> PathBuf {
     }
 }
 
-/// The benches with these names, each once and in the order of the suite.
+/// Returns the benches with these names, each once and in the order of the suite; none for `report` alone.
+///
+/// # Errors
+/// When a name is unknown. Nothing is built or run then.
 fn selected(names: &[String]) -> Outcome<Vec<&'static Bench>> {
     let is_known = |name: &String| {
         name == "all" || name == "report" || BENCHES.iter().any(|bench| bench.name == name)
@@ -146,7 +186,12 @@ fn selected(names: &[String]) -> Outcome<Vec<&'static Bench>> {
     Ok(BENCHES.iter().filter(is_asked).collect())
 }
 
-/// Measures one bench. Runs that fail are in its results.
+/// Measures one bench and returns its results, with machine, commit and versions.
+///
+/// A failed run is in the results, so a bench that fails halfway keeps the tables that it finished.
+///
+/// # Errors
+/// When `rustc --version` cannot be run.
 fn run_bench(
     suite: &Suite,
     bench: &Bench,
@@ -183,7 +228,8 @@ fn run_bench(
     Ok(results)
 }
 
-/// The command as it can be typed again, on any machine: without the path of the peers' environment.
+/// Returns the command as it can be typed again on any machine, with `VENV` in place of the peers'
+/// environment.
 fn command_line(peers: Option<&Path>) -> String {
     let peers = peers.map(Path::to_string_lossy);
     let arguments = env::args().skip(1).map(|argument| match &peers {

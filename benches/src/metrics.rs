@@ -1,6 +1,15 @@
 //! What runs print and write: `metrics.jsonl` of `finetune`, and the lines of peers.
 //!
 //! Main types: [`StepRow`] and [`PeerLine`]. Only the fields that the suite needs are read.
+//!
+//! ```text
+//! metrics.jsonl   {"loss": …, "tokens": …, "step_seconds": …, "memory": {…}, "seconds": {…}, …}   a step
+//!                 {…, "eval_loss": …}                                                          an evaluation
+//! a peer          {"ready": true}                                          once, before the first step
+//!                 {"seconds": …, "tokens": …, "optimizer": …}              a step
+//! ```
+//!
+//! Other fields of `metrics.jsonl` are ignored, and so is everything else that a peer prints.
 
 use serde::Deserialize;
 
@@ -10,35 +19,52 @@ use crate::quantity::{Observations, Quantity};
 /// An optimizer step in `metrics.jsonl`.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct StepRow {
+    /// Mean loss of the step over all ranks and micro-batches.
     pub(crate) loss: f64,
+    /// Tokens of the step over all ranks, without padding.
     pub(crate) tokens: f64,
+    /// Wall-clock seconds of the whole step, including the wait for data.
     pub(crate) step_seconds: f64,
+    /// The memory ledger of rank 0.
     pub(crate) memory: MemoryRow,
+    /// Parts of `step_seconds`.
     pub(crate) seconds: PhaseSeconds,
 }
 
-/// Bytes of rank 0.
+/// Bytes of rank 0, by category of its memory ledger. A field with `_peak` is the maximum during the step,
+/// the others are the state after it.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct MemoryRow {
+    /// Parameters that the rank keeps: shards, persistent copies, or whole ones.
     pub(crate) parameters: f64,
+    /// Accumulated gradients.
     pub(crate) gradients: f64,
+    /// Optimizer states and master weights.
     pub(crate) optimizer: f64,
+    /// Sharded parameters that were gathered for ops.
     pub(crate) gathered_peak: f64,
+    /// Results of ops that were alive at the same time.
     pub(crate) activations_peak: f64,
+    /// All categories on the device together.
     pub(crate) device_peak: f64,
+    /// All categories on NVMe together.
     pub(crate) disk_peak: f64,
 }
 
-/// Seconds of rank 0.
+/// Wall-clock seconds of rank 0, summed over the micro-batches of a step.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct PhaseSeconds {
+    /// Waiting for the next batch.
     pub(crate) data: f64,
+    /// Forward passes, with the gathers that they wait for.
     pub(crate) forward: f64,
+    /// Backward passes, with gathers and reductions.
     pub(crate) backward: f64,
+    /// Norm, clipping, update, and the communication that belongs to them.
     pub(crate) optimizer: f64,
 }
 
-/// Reads the steps of `metrics.jsonl`; evaluations are left out.
+/// Reads the steps of `metrics.jsonl`, in the order of the file. Evaluations are omitted.
 ///
 /// # Errors
 /// When a line is not a row.
@@ -52,7 +78,12 @@ pub(crate) fn parse_steps(text: &str) -> Outcome<Vec<StepRow>> {
         .collect()
 }
 
-/// Observations of the steps after the first `uncounted` ones. Memory is the largest of all steps.
+/// Observations of the steps after the first `uncounted` ones. Memory is the largest of all steps. Times
+/// are observed for each counted step; the median is taken later. Memory is one observation, because it is
+/// a limit that a machine has to provide: the uncounted steps belong to it.
+///
+/// # Errors
+/// When no step remains.
 pub(crate) fn observe(rows: &[StepRow], uncounted: usize) -> Outcome<Observations> {
     let counted = rows.get(uncounted..).filter(|rows| !rows.is_empty());
     let counted = counted.ok_or_else(|| {
@@ -80,7 +111,8 @@ pub(crate) fn observe(rows: &[StepRow], uncounted: usize) -> Outcome<Observation
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum PeerLine {
-    /// An optimizer step.
+    /// An optimizer step. Fields are wall-clock seconds of the step, tokens of all ranks, and seconds of
+    /// the optimizer.
     Step {
         seconds: f64,
         tokens: f64,
@@ -95,13 +127,18 @@ pub(crate) enum PeerLine {
 }
 
 impl PeerLine {
-    /// Reads a line; `None` of what libraries print between the lines.
+    /// Reads a line; `None` of what libraries print between the lines. A line with the fields of neither
+    /// variant is ignored too.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         line.starts_with('{').then(|| serde_json::from_str(line).ok()).flatten()
     }
 }
 
-/// Observations of a peer's steps after the first `uncounted` ones.
+/// Observations of a peer's steps after the first `uncounted` ones. Only rank 0 prints steps. `output` is
+/// the whole standard output of the script.
+///
+/// # Errors
+/// When no step remains; the error quotes the output.
 pub(crate) fn observe_peer(output: &str, uncounted: usize) -> Outcome<Observations> {
     let mut found = Observations::default();
     let steps = output.lines().filter_map(PeerLine::parse).filter_map(|line| match line {

@@ -1,6 +1,11 @@
 //! The peers: PyTorch and DeepSpeed in a Python environment, run by the scripts of `benches/peers`.
 //!
-//! Main type: [`Peers`].
+//! Main type: [`Peers`]. A script gets the workload in its arguments, builds the same GPT-2 with
+//! `transformers`, and prints one JSON line a step (see [`PeerLine`]). `ranks.py` starts a distributed
+//! script once for each rank on this machine. Each rank has an equal share of the cores, so that a peer on
+//! two ranks uses as many cores as DeepBurn does.
+//!
+//! Versions are read without importing the packages, because importing PyTorch takes seconds.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,7 +22,8 @@ use crate::metrics::{PeerLine, observe_peer};
 use crate::process::{Run, Watched};
 use crate::quantity::{Observations, Quantity};
 
-/// Prints versions and where PyTorch is, without importing it.
+/// Prints versions and where PyTorch is, without importing it. It prints one JSON object with the fields of
+/// `Found`.
 const PROBE: &str = "
 import importlib.metadata, importlib.util, json, os
 versions = {}
@@ -30,18 +36,24 @@ torch = importlib.util.find_spec('torch')
 library = os.path.join(os.path.dirname(torch.origin), 'lib') if torch else None
 print(json.dumps({'versions': versions, 'library': library}))";
 
-/// Programs of the environment; a peer needs some of them.
+/// What the probe found in the environment.
 #[derive(Debug, Deserialize)]
 struct Found {
+    /// Versions of the installed packages among torch, transformers and deepspeed. A peer needs some of
+    /// them.
     versions: BTreeMap<String, String>,
+    /// The folder of LibTorch's shared libraries, if PyTorch is installed.
     library: Option<PathBuf>,
 }
 
-/// A Python environment with peers.
+/// A Python environment with the packages of peers.
 #[derive(Debug)]
 pub(crate) struct Peers {
+    /// Absolute path of the virtual environment.
     environment: PathBuf,
+    /// The folder `benches/peers` of the repository.
     scripts: PathBuf,
+    /// Packages of the environment.
     found: Found,
 }
 
@@ -52,15 +64,18 @@ pub(crate) struct PeerRun<'a> {
     pub(crate) script: &'a str,
     /// Processes; `None` for a script that is not distributed.
     pub(crate) ranks: Option<usize>,
+    /// Model and micro-batch of each rank.
     pub(crate) workload: &'a Workload,
+    /// Element type of the run. What it covers differs between peers; the bench's text says how.
     pub(crate) precision: Precision,
+    /// Optimizer steps, including those that do not count.
     pub(crate) steps: usize,
     /// Further options of the script.
     pub(crate) options: &'a [&'a str],
 }
 
 impl Peers {
-    /// Looks into the virtual environment `environment`.
+    /// Probes the virtual environment `environment` of the workspace `root`.
     ///
     /// # Errors
     /// When it has no Python.
@@ -74,6 +89,7 @@ impl Peers {
         Ok(Self { environment, scripts: root.join("benches/peers"), found })
     }
 
+    /// Returns the versions of the installed packages by name.
     pub(crate) fn versions(&self) -> &BTreeMap<String, String> {
         &self.found.versions
     }
@@ -83,12 +99,13 @@ impl Peers {
         self.found.versions.contains_key(package)
     }
 
-    /// The folder of LibTorch's libraries.
+    /// Returns the folder of LibTorch's shared libraries, which programs with the feature `tch` load.
     pub(crate) fn libtorch(&self) -> Option<&Path> {
         self.found.library.as_deref()
     }
 
-    /// `PATH` with the environment's programs first: its Python, and the ninja that DeepSpeed builds with.
+    /// Returns `PATH` with the environment's programs first: its Python, and the ninja that DeepSpeed
+    /// builds with.
     ///
     /// # Errors
     /// When `PATH` cannot be extended.
@@ -99,7 +116,10 @@ impl Peers {
         )?)
     }
 
-    /// Runs a script with arguments. Each of its `ranks` has an equal share of the cores, at least one.
+    /// Runs a script with arguments. Each of its `ranks` has an equal share of the cores, at least one, as
+    /// `OMP_NUM_THREADS`.
+    ///
+    /// The Hub is offline and DeepSpeed uses its CPU accelerator.
     ///
     /// # Errors
     /// When it fails.
@@ -114,7 +134,11 @@ impl Peers {
         Watched::from(command).run()
     }
 
-    /// Trains with a peer; the first `uncounted` steps do not count.
+    /// Trains with a peer and returns its observations; the first `uncounted` steps do not count.
+    ///
+    /// Start-up is the arrival of the line `ready`, which the script prints when its model is wrapped,
+    /// right before the first step. The error of this time is the delay of a pipe. Peak memory covers all
+    /// processes of the run.
     ///
     /// # Errors
     /// When the script fails or prints no step.

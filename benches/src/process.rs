@@ -1,7 +1,19 @@
 //! Runs a program and watches it: its lines, its memory, and the lines of a file that it writes.
 //!
-//! Main types: [`Watched`] and [`Run`]. A program that fails or takes too long is an error with the end of what it
-//! printed.
+//! Main types: [`Watched`] and [`Run`]. A program that fails or takes too long is an error with the end of
+//! what it printed.
+//!
+//! The calling thread polls every 10 ms: whether the program has ended, how many lines the file has, and
+//! every fifth time the memory. Two more threads read standard output and standard error to their ends,
+//! because a program blocks on a full pipe.
+//!
+//! # Errors of the measurement
+//!
+//! - An arrival in the file is late by up to one tick, 10 ms, and by the time that the program takes to
+//!   write it.
+//! - Lines of standard output have the time at which they were read. A program that buffers its output
+//!   prints late; the scripts of peers flush each line.
+//! - The seconds of a run include the start of the process and up to one tick after its end.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -12,41 +24,42 @@ use std::time::{Duration, Instant};
 use crate::Outcome;
 use crate::memory::{PeakMemory, descendants};
 
-/// Time between two looks at the file, and so the error of an arrival.
+/// Time between two polls of the program and the file; the largest error of an arrival.
 const TICK: Duration = Duration::from_millis(10);
-/// Looks between two samples of memory.
+/// Polls from one sample of memory to the next: 50 ms.
 const TICKS_A_SAMPLE: u32 = 5;
-/// Characters of the standard error that an error quotes.
+/// Bytes of the standard error that an error quotes, at most.
 const QUOTED: usize = 2_000;
 /// Longest run. The slowest takes a few minutes; a program that hangs must not hold the suite up.
 const LIMIT: Duration = Duration::from_secs(1_800);
 /// Longest build, which compiles all dependencies.
 const BUILD_LIMIT: Duration = Duration::from_secs(3 * 3_600);
 
-/// A program to run.
+/// A program to run, and what is watched beside its output and its memory.
 pub(crate) struct Watched {
+    /// The program with its arguments and environment.
     command: Command,
-    /// A file whose lines are counted while they arrive.
+    /// A file that the program appends lines to; the time at which each one arrives is recorded.
     file: Option<PathBuf>,
     /// After this time it is killed.
     limit: Duration,
 }
 
-/// A program that ran and succeeded.
+/// What was seen of a program that ran and succeeded.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// Wall-clock seconds of the program.
+    /// Wall-clock seconds from the start to the end of the program.
     pub(crate) seconds: f64,
-    /// Most memory of all its processes.
+    /// Peak memory of all its processes together, in bytes.
     pub(crate) peak_bytes: u64,
-    /// Lines of the standard output, each with the seconds since the start.
+    /// Lines of standard output, each with the seconds since the start at which it was read.
     pub(crate) lines: Vec<(f64, String)>,
-    /// Seconds since the start at which each line of the file was there.
+    /// Seconds since the start at which each line of the file was first seen, in the order of the lines.
     pub(crate) arrivals: Vec<f64>,
 }
 
 impl Run {
-    /// Standard output as one text.
+    /// Returns standard output as one text.
     pub(crate) fn output(&self) -> String {
         self.lines.iter().map(|(_, line)| format!("{line}\n")).collect()
     }
@@ -59,20 +72,23 @@ impl From<Command> for Watched {
 }
 
 impl Watched {
-    /// A cargo command, which may have to compile.
+    /// Watches a cargo command, which may have to compile and gets a longer limit.
     pub(crate) fn build(command: Command) -> Self {
         Self { limit: BUILD_LIMIT, ..Self::from(command) }
     }
 
-    /// Also counts the lines of `file`.
+    /// Watches also the lines of `file`, which need not exist yet.
     pub(crate) fn with_file(self, file: PathBuf) -> Self {
         Self { file: Some(file), ..self }
     }
 
-    /// Runs the program to its end.
+    /// Runs the program to its end and returns what was seen.
+    ///
+    /// Standard input is empty. Output is kept in memory, which is small for programs of this suite.
     ///
     /// # Errors
-    /// When it cannot be started, fails, or takes too long.
+    /// When it cannot be started, ends with another status than 0, or takes longer than the limit. The
+    /// error quotes the end of its standard error.
     pub(crate) fn run(mut self) -> Outcome<Run> {
         let start = Instant::now();
         let program = self.command.get_program().to_string_lossy().into_owned();
@@ -107,7 +123,10 @@ impl Watched {
         }
     }
 
-    /// Waits for the end; `None` when time was up and the program was killed.
+    /// Polls the program until its end. `None` when the limit was reached and the program was killed.
+    ///
+    /// The arrivals of all lines that appeared since the last poll get the same time. A file that shrinks
+    /// keeps its arrivals.
     fn wait(
         &self,
         child: &mut Child,
@@ -143,7 +162,9 @@ impl Watched {
     }
 }
 
-/// Kills a program and what it has started.
+/// Kills a program and what it has started, and waits for its end.
+///
+/// A launcher such as `mpirun` would leave its ranks behind if only the launcher were killed.
 fn kill(child: &mut Child) -> Outcome<()> {
     for id in descendants(child.id()) {
         if let Some(id) = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw) {
@@ -155,6 +176,9 @@ fn kill(child: &mut Child) -> Outcome<()> {
     Ok(())
 }
 
+/// Starts a thread that reads standard output to its end and notes the time of each line.
+///
+/// A line that is not UTF-8 ends the list, but never the program.
 fn collect_lines(child: &mut Child, start: Instant) -> JoinHandle<Vec<(f64, String)>> {
     let output = child.stdout.take();
     thread::spawn(move || {
@@ -163,6 +187,7 @@ fn collect_lines(child: &mut Child, start: Instant) -> JoinHandle<Vec<(f64, Stri
     })
 }
 
+/// Starts a thread that reads standard error to its end, which is what an error message quotes.
 fn collect_errors(child: &mut Child) -> JoinHandle<String> {
     let errors = child.stderr.take();
     thread::spawn(move || {
@@ -175,6 +200,7 @@ fn collect_errors(child: &mut Child) -> JoinHandle<String> {
     })
 }
 
+/// Returns the last `QUOTED` bytes of a text, cut at a character, without white space around them.
 fn end_of(text: &str) -> &str {
     let start = text.len().saturating_sub(QUOTED);
     let start = (start..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());

@@ -1,7 +1,18 @@
 //! Builds the programs that are measured, once for each set of cargo features.
 //!
-//! Main type: [`Programs`]. Builds share cargo's target folder, where the last one replaces the others, so each is
-//! copied to `target/benches/<features>/`.
+//! Main type: [`Programs`]. Builds share cargo's target folder, where the last one replaces the others, so
+//! each is copied to `target/benches/<features>/`:
+//!
+//! ```text
+//! target/release/finetune            the last build, of any features
+//! target/benches/default/finetune    ranks are threads; the backend is flex
+//! target/benches/tch/finetune        with the backend of LibTorch
+//! target/benches/mpi/finetune        with ranks as processes
+//! target/benches/work-<pid>-*/       scratch folders of running suites (see `suite`)
+//! ```
+//!
+//! The feature set `tch` links against the LibTorch of the peers' environment: both sides then use the same
+//! kernels, and the difference between them is DeepBurn's.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,9 +30,11 @@ use crate::machine::output_of;
 use crate::peers::Peers;
 use crate::process::Watched;
 
+/// The programs of `deepburn-cli` that benches run.
 const NAMES: [&str; 2] = ["finetune", "deepburn"];
 
 impl Features {
+    /// Returns the name of the folder with the programs of this feature set.
     fn folder(self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -30,6 +43,7 @@ impl Features {
         }
     }
 
+    /// Returns the arguments of `cargo build` that select this feature set.
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Default => &[],
@@ -39,16 +53,20 @@ impl Features {
     }
 }
 
-/// Folders of programs that were built since the suite started.
+/// The programs of each feature set, built at most once while the suite runs.
 #[derive(Debug)]
 pub(crate) struct Programs {
+    /// The workspace.
     root: PathBuf,
+    /// Cargo's target folder, which an environment variable or a configuration may have moved.
     target: PathBuf,
+    /// The folder of each feature set that was asked for, or why its build failed. A failure is kept too:
+    /// it would take minutes to fail again.
     built: RefCell<HashMap<Features, Result<PathBuf, String>>>,
 }
 
 impl Programs {
-    /// Programs of the workspace `root`.
+    /// Asks cargo for the target folder of the workspace `root`. Nothing is built yet.
     ///
     /// # Errors
     /// When cargo does not say where its target folder is.
@@ -67,12 +85,15 @@ impl Programs {
         Ok(Self { root: root.into(), target: target.into(), built: RefCell::default() })
     }
 
-    /// The suite's own part of cargo's target folder.
+    /// Returns the suite's own part of cargo's target folder.
     pub(crate) fn folder(&self) -> PathBuf {
         self.target.join("benches")
     }
 
-    /// The path of a program with these features. Builds it on first use.
+    /// Returns the path of a program with these features. Builds both programs of the feature set on first
+    /// use.
+    ///
+    /// `peers` provides LibTorch for the feature `tch`; other feature sets do not need it.
     ///
     /// # Errors
     /// When it does not build; a second call gives the same error without another build.
@@ -90,6 +111,13 @@ impl Programs {
         Ok(folder.clone()?.join(name))
     }
 
+    /// Builds the programs and returns the folder that they are copied to.
+    ///
+    /// Cargo reports the paths of executables in its JSON messages. A program that is built later in the
+    /// shared target folder does not change the copies.
+    ///
+    /// # Errors
+    /// When cargo fails, or reports no such program.
     fn build(&self, features: Features, peers: Option<&Peers>) -> Outcome<PathBuf> {
         eprintln!("building finetune and deepburn, {} features", features.folder());
         let mut build = Command::new(cargo());
@@ -115,7 +143,9 @@ impl Programs {
         Ok(folder)
     }
 
-    /// Runs a bench of a crate and returns its lines that are JSON; `None` where the crate has no such bench.
+    /// Runs a bench of a crate and returns its lines that are JSON; `None` if the crate has no such bench.
+    ///
+    /// Everything else that cargo and the bench print is ignored.
     ///
     /// # Errors
     /// When the bench does not build or fails.
@@ -137,18 +167,18 @@ impl Programs {
 
 /// A bench of a crate that prints JSON lines with `--json`.
 pub(crate) struct CargoBench {
-    /// Its file.
+    /// Its file, relative to the workspace. The bench is missing if the file does not exist.
     pub(crate) source: &'static str,
     /// Arguments of `cargo bench` that select it.
     pub(crate) selection: &'static [&'static str],
 }
 
-/// The cargo that runs the suite.
+/// Returns the cargo that runs the suite, or the one in `PATH` if the suite was started without cargo.
 fn cargo() -> OsString {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// The path of a program in cargo's JSON messages.
+/// Returns the path of a program in cargo's JSON messages, in which each artifact has a line.
 fn executable(messages: &str, name: &str) -> Option<PathBuf> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut paths =

@@ -1,6 +1,8 @@
 //! What is measured, and how it is printed.
 //!
-//! Main types: [`Quantity`], [`Unit`] and [`Observations`].
+//! Main types: [`Quantity`], [`Unit`] and [`Observations`]. A quantity is a column of a table. Its name in
+//! snake case is its key in the files of results, so a variant that is renamed makes older results
+//! unreadable. Values are stored in SI units and scaled only when they are printed.
 
 use std::collections::BTreeMap;
 
@@ -56,14 +58,19 @@ pub(crate) enum Quantity {
     ResidentForecast,
 }
 
-/// Unit of a quantity in results.
+/// Unit of a quantity, as its values are stored. [`Quantity::format`] chooses a readable multiple of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     Seconds,
+    /// Tokens without padding, over all ranks.
     TokensPerSecond,
+    /// A fraction of 1, printed in per cent.
     Share,
+    /// 1e9 floating-point operations a second; a multiplication and an addition are two.
     Gflops,
+    /// Bytes, printed in decimal MB or GB.
     Bytes,
+    /// A plain number, such as forecast over measurement.
     Ratio,
 }
 
@@ -95,6 +102,7 @@ impl Quantity {
         }
     }
 
+    /// Returns the unit of the quantity's values.
     pub(crate) fn unit(self) -> Unit {
         match self {
             Self::Step | Self::OptimizerStep | Self::Startup | Self::Save | Self::Program => {
@@ -132,11 +140,14 @@ impl Quantity {
     }
 }
 
-/// What one run observed: of some quantities several values, one a step.
+/// What one run observed: for each quantity one value, or several, one a step.
+///
+/// A round is the median of these values, so a single slow step does not change it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Observations(BTreeMap<Quantity, Vec<f64>>);
 
 impl Observations {
+    /// Adds an observation, in the unit of the quantity.
     pub(crate) fn push(&mut self, quantity: Quantity, value: f64) {
         self.0.entry(quantity).or_default().push(value);
     }
@@ -147,12 +158,12 @@ impl Observations {
         self
     }
 
-    /// The median of each quantity.
+    /// Returns the median of each observed quantity, in the order of the columns.
     pub(crate) fn medians(&self) -> impl Iterator<Item = (Quantity, f64)> {
         self.0.iter().filter_map(|(quantity, values)| Some((*quantity, median(values)?)))
     }
 
-    /// The median of one quantity.
+    /// Returns the median of one quantity; `None` if it was not observed.
     pub(crate) fn median(&self, quantity: Quantity) -> Option<f64> {
         median(self.0.get(&quantity)?)
     }

@@ -1,6 +1,15 @@
 //! The report: `benches/README.md` with its plots, and the lines of the README, generated from results.
 //!
-//! Nothing is measured here. The same results give the same files, so a test sees when a file was edited by hand.
+//! Nothing is measured here. The same results give the same files, so a test sees when a file was edited by
+//! hand.
+//!
+//! ```text
+//! benches/results/step.json              results of the bench `step`             (`results`)
+//! benches/results/step-1-light.svg       plot of its first table                 (`plot`)
+//! benches/results/step-1-dark.svg        the same for a dark background
+//! benches/README.md                      all results, with links to the plots    (`markdown`)
+//! README.md                              lines between two markers               (`highlights`)
+//! ```
 
 mod highlights;
 mod markdown;
@@ -38,13 +47,22 @@ pub(crate) fn write(folder: &Path, report_file: &Path, readme: Option<&Path>) ->
     Ok(())
 }
 
-/// Results of all benches that have any, in the order of the suite.
+/// Reads the results of all benches that have any, in the order of the suite.
+///
+/// # Errors
+/// When a file cannot be read or has another schema. A report of some of the results would look complete.
 fn read_all(folder: &Path) -> Outcome<Vec<Results>> {
     let read = |name: &str| Results::read(&folder.join(format!("{name}.json"))).transpose();
     BENCHES.iter().filter_map(|bench| read(bench.name)).collect()
 }
 
-/// Draws a table's plot on both backgrounds.
+/// Draws a table's plot for both backgrounds beside the results. `index` is the table's place in the bench,
+/// from 0.
+///
+/// Returns the links for the report, or `None` if the table has no plot or nothing to draw.
+///
+/// # Errors
+/// When plotters cannot draw it or a file cannot be written.
 fn write_plots(
     folder: &Path,
     report_file: &Path,
@@ -68,7 +86,8 @@ fn write_plots(
     }))
 }
 
-/// A link from the report to a file in its folder or below.
+/// Returns a link from the report to a file in the report's folder or below. Other paths are returned as
+/// they are.
 fn relative(path: &Path, report_file: &Path) -> String {
     let folder = report_file.parent().map(Path::to_path_buf).unwrap_or_default();
     path.strip_prefix(folder).unwrap_or(path).display().to_string()

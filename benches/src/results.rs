@@ -1,7 +1,22 @@
 //! Results of a bench: tables of rows and comparisons, with machine, versions, commit and command.
 //!
-//! Main type: [`Results`], which is written to `benches/results/<bench>.json`. Values are in SI units: seconds,
-//! bytes, tokens a second, GFLOP/s; shares and ratios are plain numbers.
+//! Main type: [`Results`], which is written to `benches/results/<bench>.json`. Values are in SI units:
+//! seconds, bytes, tokens a second, GFLOP/s; shares and ratios are plain numbers.
+//!
+//! ```text
+//! { "schema": 1, "bench": "step", "quick": false, "date": …, "command": …, "commit": {…}, "machine": {…},
+//!   "versions": {"rustc": …, "torch": …}, "seconds": …,
+//!   "tables": [ { "title": …, "columns": ["step", …], "plot": {"bars": "step"},
+//!                 "rows": [ { "name": …, "is_peer": …,
+//!                             "measures": { "step": {"median": …, "min": …, "max": …, "rounds": [ … ]} } } ],
+//!                 "comparisons": [ { "quantity": "step", "row": …, "against": …, "value": {…},
+//!                                    "bound": {"at_most": 0.9}, "reached": true } ] } ],
+//!   "missing": [ … ], "failures": [ … ] }
+//! ```
+//!
+//! Rounds are stored, so the report can be generated again with another presentation without measuring. A
+//! file replaces the earlier results of its bench as a whole; results of different runs are never mixed
+//! within a bench.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,13 +30,14 @@ use crate::machine::{Commit, Machine};
 use crate::quantity::Quantity;
 use crate::statistics::Summary;
 
-/// Version of the files' layout. A reader refuses another.
+/// Version of the files' layout. A file with another version is an error.
 pub(crate) const SCHEMA: u32 = 1;
 
 /// Everything that one bench measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Results {
+    /// The value of [`SCHEMA`] when the file was written.
     pub(crate) schema: u32,
     /// Name of the bench.
     pub(crate) bench: String,
@@ -31,27 +47,33 @@ pub(crate) struct Results {
     pub(crate) date: String,
     /// The command that was typed.
     pub(crate) command: String,
+    /// The source that was built and measured.
     pub(crate) commit: Commit,
+    /// The machine that everything in this file ran on.
     pub(crate) machine: Machine,
     /// Versions of rustc and of the peers, by name.
     pub(crate) versions: BTreeMap<String, String>,
-    /// How long it took.
+    /// How long the bench took, in seconds, with the builds that it started.
     pub(crate) seconds: f64,
+    /// The tables, in the order in which they were measured.
     pub(crate) tables: Vec<Table>,
-    /// What could not be measured, because a program is missing.
+    /// What could not be measured because the machine lacks a program or a package, one sentence each.
     pub(crate) missing: Vec<String>,
     /// Runs that failed, with the end of what they printed.
     pub(crate) failures: Vec<String>,
 }
 
-/// Rows that were measured in the same interleaved rounds.
+/// Rows that were measured in the same interleaved rounds, and comparisons between them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Table {
+    /// Heading in the report, with the workload that all rows share.
     pub(crate) title: String,
     /// Quantities of the rows, in the order in which they are shown.
     pub(crate) columns: Vec<Quantity>,
+    /// The rows, in the order in which they were first measured.
     pub(crate) rows: Vec<Row>,
+    /// Ratios of rows and checks of bounds.
     pub(crate) comparisons: Vec<Comparison>,
     /// The plot that is drawn of the rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,10 +94,12 @@ pub(crate) enum Plot {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
+    /// The row's name, which comparisons refer to. It is unique in the table.
     pub(crate) name: String,
     /// Whether it is another program than DeepBurn.
     #[serde(default)]
     pub(crate) is_peer: bool,
+    /// The measured quantities that are columns of the table.
     pub(crate) measures: BTreeMap<Quantity, Summary>,
 }
 
@@ -83,13 +107,17 @@ pub(crate) struct Row {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Comparison {
+    /// The quantity that is compared.
     pub(crate) quantity: Quantity,
+    /// The row that is compared, by name.
     pub(crate) row: String,
     /// The row that it is divided by; without it, the bound is on the quantity itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) against: Option<String>,
-    /// `None` where one of the rows was not measured.
+    /// The quantity itself, or the ratio to `against`; `None` if a row was not measured.
     pub(crate) value: Option<Summary>,
+    /// The promise about the median of `value`; `None` for figures that are only reported, and in quick
+    /// runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bound: Option<Bound>,
     /// Whether the median keeps the bound.
@@ -101,11 +129,14 @@ pub(crate) struct Comparison {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Bound {
+    /// The median must not exceed this number.
     AtMost(f64),
+    /// The median must not be below this number.
     AtLeast(f64),
 }
 
 impl Bound {
+    /// Returns whether a median keeps the bound. The spread is not considered.
     fn holds(self, value: f64) -> bool {
         match self {
             Self::AtMost(bound) => value <= bound,
@@ -115,11 +146,14 @@ impl Bound {
 }
 
 impl Table {
+    /// Returns the row of this name.
     pub(crate) fn row(&self, name: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.name == name)
     }
 
-    /// Adds the ratio of two rows of this table.
+    /// Adds the ratio of `row` to `against`, both rows of this table, with an optional bound.
+    ///
+    /// The ratio is [`Summary::over`], of medians over the same rounds.
     pub(crate) fn compare(
         &mut self,
         quantity: Quantity,
@@ -132,7 +166,7 @@ impl Table {
         self.add(quantity, row, Some(against), value, bound);
     }
 
-    /// Adds a bound on a row's quantity itself.
+    /// Adds a bound on a row's quantity itself. Nothing is added without a bound, as in quick runs.
     pub(crate) fn check(&mut self, quantity: Quantity, row: &str, bound: Option<Bound>) {
         // Without a bound the row itself says it.
         if bound.is_some() {
@@ -141,6 +175,7 @@ impl Table {
         }
     }
 
+    /// Adds a comparison and checks its bound. `reached` is `None` without a bound or without a value.
     fn add(
         &mut self,
         quantity: Quantity,
@@ -180,7 +215,7 @@ impl Results {
         Ok(Some(results))
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file, whole or not at all: the text goes to a file beside it, which is then renamed.
     ///
     /// # Errors
     /// When the folder cannot be written.

@@ -1,7 +1,18 @@
-//! Interleaved rounds: every variant runs once a round, A B A B, so that load on the machine and its temperature
-//! affect all of them alike.
+//! Interleaved rounds: every variant runs once a round, A B A B, so that load on the machine and its
+//! temperature affect all of them alike.
 //!
-//! Main type: [`Variant`].
+//! Main type: [`Variant`]. [`measure`] is what most benches call:
+//!
+//! ```text
+//! round 1    A  B  C        a run gives Observations; their medians are the round
+//! round 2    A  B  C
+//! round 3    A  B  C
+//!            ↓  ↓  ↓
+//! table      a row each: median, smallest and largest of its rounds
+//! ```
+//!
+//! Benches that get several rows from one run use [`Recorder`] alone. Each run is a process of its own, so
+//! no run inherits memory or caches of another, apart from the page cache of the kernel.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,15 +22,18 @@ use crate::quantity::{Observations, Quantity};
 use crate::results::{Results, Row, Table};
 use crate::statistics::Summary;
 
-/// A run that takes its turn in every round.
+/// A run that takes its turn in every round, and becomes a row of the table.
 pub(crate) struct Variant<'a> {
+    /// Name of the row.
     pub(crate) name: String,
+    /// Whether it is another program than DeepBurn.
     pub(crate) is_peer: bool,
+    /// Runs the program once and returns what was observed.
     run: Box<dyn Fn() -> Outcome<Observations> + 'a>,
 }
 
 impl<'a> Variant<'a> {
-    /// A run of DeepBurn.
+    /// Returns a run of DeepBurn.
     pub(crate) fn new(
         name: impl Into<String>,
         run: impl Fn() -> Outcome<Observations> + 'a,
@@ -27,7 +41,7 @@ impl<'a> Variant<'a> {
         Self { name: name.into(), is_peer: false, run: Box::new(run) }
     }
 
-    /// A run of another program.
+    /// Returns a run of another program.
     pub(crate) fn peer(
         name: impl Into<String>,
         run: impl Fn() -> Outcome<Observations> + 'a,
@@ -36,19 +50,25 @@ impl<'a> Variant<'a> {
     }
 }
 
-/// Collects one observation a round for each row.
+/// Collects one number a round for each row and quantity.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder(Vec<Recorded>);
 
+/// The rounds of one row so far.
 #[derive(Debug)]
 struct Recorded {
+    /// Name of the row.
     name: String,
+    /// Whether it is another program than DeepBurn.
     is_peer: bool,
+    /// For each quantity one number a round, in the order of the rounds.
     rounds: BTreeMap<Quantity, Vec<f64>>,
 }
 
 impl Recorder {
-    /// Adds a round of the row `name`. Rows keep the order in which they first appear.
+    /// Adds a round of the row `name`, as the median of each observed quantity.
+    ///
+    /// Rows keep the order in which they first appear.
     pub(crate) fn record(&mut self, name: &str, is_peer: bool, found: &Observations) {
         let index = self.0.iter().position(|row| row.name == name).unwrap_or_else(|| {
             self.0.push(Recorded { name: name.into(), is_peer, rounds: BTreeMap::new() });
@@ -59,7 +79,7 @@ impl Recorder {
         }
     }
 
-    /// The table of all rows, with the quantities `columns`.
+    /// Returns the table of all rows, with the quantities `columns`. Other quantities are dropped.
     pub(crate) fn table(self, title: &str, columns: &[Quantity]) -> Table {
         let row = |Recorded { name, is_peer, rounds }| {
             let summary = |(quantity, rounds)| Some((quantity, Summary::of(rounds)?));
@@ -77,8 +97,11 @@ impl Recorder {
     }
 }
 
-/// Runs all variants `rounds` times in turn. A variant that fails is noted in `results` and not run again; the
-/// rounds that it finished count. The table has the quantities `columns`.
+/// Runs all variants `rounds` times in turn and returns their table, with the quantities `columns`.
+///
+/// A variant that fails is noted in `results` and not run again. The rounds that it finished count: they
+/// are the first ones, so they still pair up with the same rounds of other variants. Progress goes to standard
+/// error, with the first columns of each run.
 pub(crate) fn measure(
     results: &mut Results,
     title: &str,
@@ -112,7 +135,7 @@ pub(crate) fn measure(
     recorder.table(title, columns)
 }
 
-/// The first columns of an observation, for the line of progress.
+/// Returns the first three columns of an observation, for the line of progress.
 fn line(found: &Observations, columns: &[Quantity]) -> String {
     let values = columns.iter().filter_map(|column| Some((column, found.median(*column)?)));
     values
@@ -121,6 +144,8 @@ fn line(found: &Observations, columns: &[Quantity]) -> String {
         .collect()
 }
 
+/// Prints how long the remaining rounds of this table will take, if they take as long as the mean of those
+/// before.
 fn report_remaining(start: Instant, round: usize, rounds: usize) {
     if round < rounds {
         let left = start.elapsed().div_f64(round as f64).mul_f64((rounds - round) as f64);

@@ -1,6 +1,18 @@
 //! What all benches share: options, programs, peers, data and the folder that runs work in.
 //!
-//! Main types: [`Suite`] and [`Trained`].
+//! Main types: [`Suite`] and [`Trained`]. Runs work in a scratch folder in cargo's target folder, which is
+//! removed at the end:
+//!
+//! ```text
+//! target/benches/work-<pid>-<random>/
+//!   tokens-50257.bin, text.txt, …    data, made on first use and shared by all runs
+//!   cache/                           caches of the programs, empty at the start
+//!   <random>/job.suite.json          the job file of one run
+//!   <random>/run/                    its output folder, removed after the run
+//! ```
+//!
+//! A suite that was killed leaves its folder behind. The next one removes it if no process has the number
+//! in its name.
 
 use std::env;
 use std::fs;
@@ -28,22 +40,30 @@ const TOKENS: usize = 1 << 20;
 /// How the suite was started, and what it found on the machine.
 #[derive(Debug)]
 pub(crate) struct Suite {
+    /// The workspace.
     pub(crate) root: PathBuf,
     /// Small models and one round.
     pub(crate) quick: bool,
+    /// The Python environment of `--peers`.
     pub(crate) peers: Option<Peers>,
+    /// The programs, which are built when a bench first asks for them.
     pub(crate) programs: Programs,
+    /// The number of rounds of `--rounds`.
     rounds: Option<usize>,
+    /// The scratch folder, removed with the suite.
     scratch: TempDir,
+    /// Whether Open MPI's `mpirun` can be started.
     has_mpirun: bool,
-    /// Features whose programs are not built.
+    /// Feature sets whose programs are not built, by `--without`.
     without: Vec<Features>,
 }
 
 /// What a run of `finetune` left.
 #[derive(Debug)]
 pub(crate) struct Trained {
+    /// All steps of the run's metrics, in order. A resumed run has those before the checkpoint too.
     pub(crate) rows: Vec<StepRow>,
+    /// The process: seconds, peak memory, and arrival of each row.
     pub(crate) run: Run,
     /// Its output folder, which is removed with this value.
     pub(crate) output: TempDir,
@@ -79,27 +99,27 @@ impl Suite {
         })
     }
 
-    /// Rounds of a bench that takes `usual` ones.
+    /// Returns the rounds of a bench that usually takes `usual` ones: `--rounds`, or one in a quick run.
     pub(crate) fn rounds(&self, usual: usize) -> usize {
         self.rounds.unwrap_or(if self.quick { 1 } else { usual })
     }
 
-    /// One of two values, for a full and for a quick measurement.
+    /// Returns the first value for a full measurement, and the second for a quick one.
     pub(crate) fn pick<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
     }
 
-    /// The bound, which holds for full sizes alone.
+    /// Returns the bound in a full measurement; bounds do not hold for the small models of quick runs.
     pub(crate) fn bound(&self, bound: Bound) -> Option<Bound> {
         (!self.quick).then_some(bound)
     }
 
-    /// A folder for files of this invocation.
+    /// Returns the folder for files of this invocation.
     pub(crate) fn scratch(&self) -> &Path {
         self.scratch.path()
     }
 
-    /// The file of random tokens for a workload.
+    /// Returns the path of the file of random tokens for a workload: 1 Mi tokens below its vocabulary.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -110,7 +130,7 @@ impl Suite {
         })
     }
 
-    /// A file of the scratch folder, made on first use.
+    /// Returns the path of a file in the scratch folder, which `write` makes on first use.
     ///
     /// # Errors
     /// When `write` fails.
@@ -126,7 +146,8 @@ impl Suite {
         Ok(path)
     }
 
-    /// Peers that have all of `packages`, or what is missing.
+    /// Returns the peers if all of `packages` are installed, or what is missing, in a sentence for the
+    /// report.
     pub(crate) fn peers_with(&self, packages: &[&str]) -> Result<&Peers, String> {
         let peers = self.peers.as_ref().ok_or("no peers were given: --peers VENV")?;
         match packages.iter().find(|package| !peers.has(package)) {
@@ -137,7 +158,9 @@ impl Suite {
         }
     }
 
-    /// Whether programs with these features can be built and run here, or what is missing.
+    /// Returns whether programs with these features can be built and run here, or what is missing.
+    ///
+    /// Whether they compile is not tried: the first run finds out.
     pub(crate) fn supports(&self, features: Features) -> Result<(), String> {
         match features {
             Features::Default => Ok(()),
@@ -148,7 +171,7 @@ impl Suite {
         }
     }
 
-    /// Builds the programs before runs that are timed.
+    /// Builds the programs with these features, before runs that are timed.
     ///
     /// # Errors
     /// When they do not build.
@@ -156,7 +179,10 @@ impl Suite {
         self.programs.path("finetune", features, self.peers.as_ref()).map(|_| ())
     }
 
-    /// A program, to be run in the scratch folder with its own caches.
+    /// Returns the command of a program for a job, to be run in the scratch folder with caches of its own.
+    ///
+    /// Processes are started through `mpirun`. Programs on LibTorch find its libraries in the peers'
+    /// environment. The Hub is offline, so that a run cannot wait for the network.
     ///
     /// # Errors
     /// When it cannot be built.
@@ -179,7 +205,7 @@ impl Suite {
         Ok(command)
     }
 
-    /// Trains a job to its end; `options` are further arguments of `finetune`.
+    /// Trains a job to its end in the folder `output`; `options` are further arguments of `finetune`.
     ///
     /// # Errors
     /// When the program cannot be built or fails.
@@ -199,7 +225,7 @@ impl Suite {
         Ok(Trained { rows, run, output })
     }
 
-    /// An empty folder for the output of a run.
+    /// Returns an empty folder for the output of a run, which is removed when the value is dropped.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -207,7 +233,8 @@ impl Suite {
         Ok(tempfile::tempdir_in(self.scratch())?)
     }
 
-    /// Trains a job and observes the steps after the first `uncounted` ones, and the peak memory.
+    /// Trains a job and returns the observations of the steps after the first `uncounted` ones, and the
+    /// peak memory.
     ///
     /// # Errors
     /// When the run fails.
@@ -219,13 +246,18 @@ impl Suite {
 }
 
 impl Trained {
-    /// Seconds from the start of the program to the start of its first step.
+    /// Returns the seconds from the start of the program to the start of its first step.
+    ///
+    /// They are the arrival of the first row less the duration of its step, so they are too long by the
+    /// time until the row is seen: up to 10 ms. `None` if the run ended before its first row was seen.
     pub(crate) fn startup(&self) -> Option<f64> {
         Some(self.run.arrivals.first()? - self.rows.first()?.step_seconds)
     }
 }
 
-/// Removes the scratch folders of killed suites.
+/// Removes the scratch folders of suites that were killed: those whose process no longer exists.
+///
+/// A folder whose process number was given to another process stays until the next call.
 fn remove_stale(folder: &Path) -> Outcome<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -238,13 +270,16 @@ fn remove_stale(folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// The process that owns the scratch folder `work-<pid>-<random>`.
+/// Returns the process that owns the scratch folder `work-<pid>-<random>`; `None` for other names.
 fn process_of(name: &str) -> Option<Pid> {
     let (process, _) = name.strip_prefix("work-")?.split_once('-')?;
     Pid::from_raw(process.parse().ok()?)
 }
 
-/// The command that starts so many processes on this machine, which has perhaps fewer cores.
+/// Returns the command that starts so many processes on this machine, which may have fewer cores.
+///
+/// Processes are not bound to cores and yield while they wait, because ranks that spin would take the cores
+/// of ranks that compute. Open MPI refuses to run as root without being told.
 fn mpirun(ranks: usize) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]);

@@ -1,6 +1,11 @@
 //! The benches: each is a file named for what it measures.
 //!
-//! Main type: [`Bench`].
+//! Main type: [`Bench`]. A bench makes variants, hands them to [`crate::rounds::measure`], adds comparisons
+//! with their bounds and pushes the tables to the results. The module documentation of each says how its
+//! quantities come about and which errors they have; the reader of the report sees the shorter text of
+//! `about`.
+//!
+//! To add a bench, write a file here and add it to [`BENCHES`].
 
 mod activations;
 mod batching;
@@ -43,6 +48,7 @@ pub(crate) struct Bench {
     pub(crate) title: &'static str,
     /// What is measured and how, in the report.
     pub(crate) about: &'static str,
+    /// Measures and fills in tables, what is missing, and failures. An error ends this bench alone.
     pub(crate) run: fn(&Suite, &mut Results) -> Outcome<()>,
 }
 

@@ -1,4 +1,7 @@
-//! The five lines of the README that matter.
+//! The lines of the README that show where DeepBurn stands beside its peers.
+//!
+//! They are replaced between two HTML comments. The rest of the README is written by hand and stays as it
+//! is.
 
 use std::fmt::Write as _;
 
@@ -7,10 +10,12 @@ use crate::Outcome;
 use crate::quantity::Quantity;
 use crate::results::{Results, Table};
 
+/// The marker before the lines, with its line break.
 const START: &str = "<!-- benches -->\n";
+/// The marker after the lines.
 const END: &str = "<!-- /benches -->";
 
-/// A line: what it says, the quantity, our row and the peer's.
+/// The lines: what it is about, the quantity, our row and the peer's row in a table of the bench `step`.
 const LINES: [(&str, Quantity, &str, &str); 5] = [
     ("fp32 step, 1 rank", Quantity::Step, "fp32, flex", "fp32, PyTorch eager"),
     ("bf16 step, 1 rank", Quantity::Step, "bf16, flex", "bf16, PyTorch eager"),
@@ -24,7 +29,10 @@ const LINES: [(&str, Quantity, &str, &str); 5] = [
     ),
 ];
 
-/// The lines, from the results of the bench `step`.
+/// Returns the lines as a Markdown table, with the machine and the commit below it.
+///
+/// A row that was not measured is shown as such. Without results of the bench `step`, the text says how to
+/// measure them.
 pub(super) fn highlights(results: &[Results]) -> String {
     let Some(results) = results.iter().find(|results| results.bench == "step") else {
         return "Not measured yet: `cargo run --release -p deepburn-benches -- all --peers VENV`.\n".into();
@@ -49,7 +57,10 @@ pub(super) fn highlights(results: &[Results]) -> String {
     text
 }
 
-/// Our value, the peer's and their ratio.
+/// Returns our median, the peer's median and their ratio, as they are printed; `None` for what was not
+/// measured.
+///
+/// The ratio has the same rounds on both sides (see [`crate::statistics`]).
 fn cells(table: &Table, quantity: Quantity, own: &str, peer: &str) -> [Option<String>; 3] {
     let summary = |name: &str| table.row(name).and_then(|row| row.measures.get(&quantity));
     let shown = |name: &str| summary(name).map(|value| quantity.format(value.median));
@@ -57,7 +68,7 @@ fn cells(table: &Table, quantity: Quantity, own: &str, peer: &str) -> [Option<St
     [shown(own), shown(peer), ratio.map(|ratio| format!("{:.2}", ratio.median))]
 }
 
-/// The README with new lines between its markers.
+/// Returns the README with new lines between its markers.
 ///
 /// # Errors
 /// When a marker is missing.

@@ -1,4 +1,11 @@
 //! Results as Markdown.
+//!
+//! The report has three parts: the introduction with the method, one table of all bounds, and a section for
+//! each bench. A section has its tables (plot, rows, comparisons), what was not measured or failed, and a
+//! line with command, machine, versions, commit and time.
+//!
+//! Functions named `push_…` append to the text. Columns without a value in any row are omitted; a missing
+//! cell of a shown column is a dash.
 
 use std::fmt::{self, Display, Write as _};
 
@@ -10,12 +17,18 @@ use crate::tables::{BENCHES, Bench};
 /// The plot of a table, as links for a light and a dark background.
 #[derive(Debug, Clone)]
 pub(super) struct Picture {
+    /// Name of the bench that the plot belongs to.
     pub(super) bench: String,
+    /// Title of the table that was drawn, which is also the picture's alternative text.
     pub(super) title: String,
+    /// Link for a light background, relative to the report.
     pub(super) light: String,
+    /// Link for a dark background.
     pub(super) dark: String,
 }
 
+/// The head of the report, with the commands and the method. It has to agree with `rounds`, `statistics`
+/// and `memory`.
 const INTRODUCTION: &str = "\
 <!-- Generated from benches/results by `cargo run --release -p deepburn-benches -- report`. -->
 
@@ -47,7 +60,9 @@ ms when resident sets grow. Parameters, gradients and other categories are taken
 and each of their ranks has an equal share of the cores.
 ";
 
-/// The whole report.
+/// Returns the whole report of `results`, which are in the order of the suite.
+///
+/// Results of a bench that the suite no longer has are omitted.
 pub(super) fn report(results: &[Results], pictures: &[Picture]) -> String {
     let mut text = String::from(INTRODUCTION);
     if results.is_empty() {
@@ -63,7 +78,9 @@ pub(super) fn report(results: &[Results], pictures: &[Picture]) -> String {
     text
 }
 
-/// All bounds of all benches in one table.
+/// Appends all bounds of all benches in one table, with the number of those that are reached.
+///
+/// A bound whose quantity was not measured counts as not reached, and its row says so.
 fn push_bounds(text: &mut String, results: &[Results]) {
     let tables = || results.iter().flat_map(|results| &results.tables);
     let bounds: Vec<_> = tables()
@@ -100,6 +117,10 @@ fn push_bounds(text: &mut String, results: &[Results]) {
     }
 }
 
+/// Appends the section of one bench.
+///
+/// A failure or a missing program is a list item with the first line of its message; the files of results
+/// have the rest.
 fn push_bench(text: &mut String, bench: &Bench, results: &Results, pictures: &[Picture]) {
     line(text, format_args!("\n## {}\n\n{}", bench.title, bench.about));
     if results.quick {
@@ -129,6 +150,7 @@ fn push_bench(text: &mut String, bench: &Bench, results: &Results, pictures: &[P
     push_source(text, results);
 }
 
+/// Appends a plot that follows the reader's colour scheme, as GitHub renders it.
 fn push_picture(text: &mut String, picture: &Picture) {
     let Picture { light, dark, title, .. } = picture;
     line(
@@ -140,6 +162,7 @@ fn push_picture(text: &mut String, picture: &Picture) {
     line(text, format_args!("  <img alt=\"{title}\" src=\"{light}\">\n</picture>\n"));
 }
 
+/// Appends the rows of a table, each cell with its median and range.
 fn push_rows(text: &mut String, table: &Table) {
     let has = |column: &&Quantity| table.rows.iter().any(|row| row.measures.contains_key(*column));
     let columns: Vec<_> = table.columns.iter().filter(has).collect();
@@ -157,11 +180,12 @@ fn push_rows(text: &mut String, table: &Table) {
     }
 }
 
-/// A peer's name is set in italics.
+/// Returns the name of a row, in italics for a peer.
 fn name(row: &Row) -> String {
     if row.is_peer { format!("*{}*", row.name) } else { row.name.clone() }
 }
 
+/// Appends the comparisons of a table. The columns of bounds are shown only if one of them has a bound.
 fn push_comparisons(text: &mut String, table: &Table) {
     if table.comparisons.is_empty() {
         return;
@@ -187,7 +211,7 @@ fn push_comparisons(text: &mut String, table: &Table) {
     }
 }
 
-/// What was run, where and when.
+/// Appends what was run, where and when, in small print: a figure without them cannot be repeated.
 fn push_source(text: &mut String, results: &Results) {
     let Results { machine, commit, .. } = results;
     let versions: Vec<_> =
@@ -211,16 +235,17 @@ fn push_source(text: &mut String, results: &Results) {
     );
 }
 
+/// Returns name and version, without the name twice: `rustc --version` prints its own name.
 fn version_of(name: &str, version: &str) -> String {
     if version.starts_with(name) { version.to_owned() } else { format!("{name} {version}") }
 }
 
-/// The first characters of a commit.
+/// Returns the first 10 characters of a commit's hash.
 pub(super) fn short(hash: &str) -> &str {
     hash.get(..10).unwrap_or(hash)
 }
 
-/// What is compared.
+/// Displays what is compared: a row, or `row / row` for a ratio.
 struct Work<'a>(&'a Comparison);
 
 impl Display for Work<'_> {
@@ -232,7 +257,8 @@ impl Display for Work<'_> {
     }
 }
 
-/// A measured value and its spread; one round has none.
+/// Returns a median with its range in parentheses. The range is omitted if both ends are printed alike, as
+/// with one round.
 fn measured(quantity: Quantity, value: &Summary) -> String {
     let format = |value| quantity.format(value);
     let Summary { median, min, max, .. } = value;
@@ -242,6 +268,7 @@ fn measured(quantity: Quantity, value: &Summary) -> String {
     format!("{} ({}–{})", format(*median), format(*min), format(*max))
 }
 
+/// Returns the value of a comparison with its range. Ratios have no unit.
 fn spread(quantity: Quantity, is_ratio: bool, value: &Summary) -> String {
     if !is_ratio {
         return measured(quantity, value);
@@ -254,6 +281,7 @@ fn spread(quantity: Quantity, is_ratio: bool, value: &Summary) -> String {
     }
 }
 
+/// Returns a bound with its sign, in the unit of what it bounds.
 fn shown(quantity: Quantity, is_ratio: bool, bound: Bound) -> String {
     let (sign, value) = match bound {
         Bound::AtMost(value) => ("≤", value),
@@ -266,6 +294,7 @@ fn shown(quantity: Quantity, is_ratio: bool, bound: Bound) -> String {
     }
 }
 
+/// Returns whether a bound is reached, in bold if it is not.
 fn verdict(reached: Option<bool>) -> &'static str {
     match reached {
         Some(true) => "yes",
@@ -274,10 +303,12 @@ fn verdict(reached: Option<bool>) -> &'static str {
     }
 }
 
+/// Returns the first line of a message, because a list item of Markdown is one line.
 fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
 
+/// Appends a line with its line break.
 fn line(text: &mut String, arguments: fmt::Arguments<'_>) {
     // Writing to a string cannot fail.
     let _ = writeln!(text, "{arguments}");

@@ -1,4 +1,9 @@
 //! Plots of tables as SVG, for a light and a dark background.
+//!
+//! Two kinds exist (see [`Plot`]): bars, one for each row, and lines over the number of ranks. Both show
+//! one quantity, and medians are drawn as in the table. Lengths are pixels of the SVG, which browsers
+//! scale. The background is transparent, and only text and axes depend on the theme, so the colours of the
+//! data have enough contrast on both.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -9,27 +14,37 @@ use crate::quantity::Quantity;
 use crate::results::{Plot, Row, Table};
 use crate::statistics::Summary;
 
+/// Width of every plot, in pixels as all lengths here.
 const WIDTH: u32 = 840;
-/// Where bars begin; names of rows are left of it.
+/// Where bars begin; the names of rows end left of it.
 const LABELS: i32 = 330;
-/// Room for the values right of the bars.
+/// Space for the values right of the bars.
 const VALUES: i32 = 90;
+/// Height of a row, with 4 pixels free above and below its bar.
 const BAR: i32 = 26;
+/// Space at the edges.
 const MARGIN: i32 = 8;
+/// Height of a plot of lines; bars are as high as their rows.
 const LINES_HEIGHT: u32 = 320;
+/// Colour of DeepBurn's bars.
 const OWN: RGBColor = RGBColor(0x3B, 0x82, 0xF6);
+/// Colour of peers' bars, and of grid lines.
 const PEER: RGBColor = RGBColor(0x9A, 0xA4, 0xB2);
+/// Colours of lines, by group in alphabetical order. Further groups would not be drawn.
 const SERIES: [RGBColor; 4] =
     [OWN, RGBColor(0xF9, 0x73, 0x16), RGBColor(0x16, 0xA3, 0x4A), RGBColor(0xA8, 0x55, 0xF7)];
 
 /// The background that a plot is drawn for; it stays transparent itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Theme {
+    /// Dark text on a light page.
     Light,
+    /// Light text on a dark page.
     Dark,
 }
 
 impl Theme {
+    /// Returns the name in the file names of plots.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Light => "light",
@@ -37,6 +52,7 @@ impl Theme {
         }
     }
 
+    /// Returns the colour of text and axes.
     fn ink(self) -> RGBColor {
         match self {
             Self::Light => RGBColor(0x1C, 0x23, 0x30),
@@ -44,10 +60,12 @@ impl Theme {
         }
     }
 
+    /// Returns the style of text in the theme's colour, anchored at `horizontal` and centred vertically.
     fn text(self, horizontal: HPos) -> TextStyle<'static> {
         self.text_in(self.ink(), horizontal)
     }
 
+    /// Returns the style of text in another colour, such as a line's.
     fn text_in(self, colour: RGBColor, horizontal: HPos) -> TextStyle<'static> {
         let mut style = TextStyle::from(("sans-serif", 17).into_font());
         style.color = colour.to_backend_color();
@@ -55,9 +73,11 @@ impl Theme {
     }
 }
 
+/// An SVG that is drawn on, as plotters calls it.
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// The plot of a table; `None` where it has none, or nothing to draw.
+/// Returns the plot of a table as the text of an SVG; `None` if the table has no plot or no row has the
+/// quantity.
 ///
 /// # Errors
 /// When plotters cannot draw it.
@@ -85,7 +105,10 @@ pub(super) fn draw(table: &Table, theme: Theme) -> Outcome<Option<String>> {
     Ok(Some(svg))
 }
 
-/// A bar for each row from 0 to its median, and a line from the smallest to the largest round.
+/// Draws a bar for each row from 0 to its median, and over it a line from the smallest to the largest
+/// round.
+///
+/// All bars have one scale, on which the largest round of all rows ends before the values.
 fn draw_bars(
     area: &Area<'_>,
     rows: &[(&Row, Summary)],
@@ -112,7 +135,10 @@ fn draw_bars(
     Ok(area.present()?)
 }
 
-/// A line over the number of ranks for each group of rows.
+/// Draws a line over the number of ranks for each group of rows, labelled at its end.
+///
+/// The axis of ranks is logarithmic with base 2, the axis of values linear from 0 to 10 % above the largest
+/// median. Spreads are not drawn.
 fn draw_ranks(
     area: &Area<'_>,
     rows: &[(&Row, Summary)],
@@ -156,7 +182,7 @@ fn draw_ranks(
     Ok(area.present()?)
 }
 
-/// Group, ranks and median of a row called `GROUP, N ranks`.
+/// Returns group, ranks and median of a row called `GROUP, N ranks`; `None` for other names.
 fn point<'a>(row: &'a Row, value: &Summary) -> Option<(&'a str, f64, f64)> {
     let (group, ranks) = row.name.rsplit_once(", ")?;
     Some((group, ranks.split_once(' ')?.0.parse().ok()?, value.median))

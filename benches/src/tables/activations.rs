@@ -1,4 +1,15 @@
 //! Activation checkpointing and activation offload against keeping all activations.
+//!
+//! GPT-2 124M trains three steps at stage 3 on one rank under each policy of
+//! `deepspeed.activation_checkpointing`. Recomputation trades time for memory, so both are columns: the
+//! seconds of a step, the peak of the category *activations* of rank 0's ledger, the peak memory of the
+//! process, and the bytes on NVMe.
+//!
+//! Recomputed activations have to have the same bits, and an offloaded tensor has to come back as it left.
+//! The bench therefore compares the last losses of all runs, and a run whose loss differs is a failure, not
+//! a row.
+//!
+//! Errors: NVMe is the disk of cargo's target folder, whatever that is. Only two steps of a run count.
 
 use std::cell::Cell;
 
@@ -21,9 +32,16 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
+/// Optimizer steps of a run.
 const STEPS: usize = 3;
+/// Steps at the start that do not count: buffers are allocated, and at stage 3 the order of parameters is
+/// recorded.
 const UNCOUNTED: usize = 1;
 
+/// Measures five policies on the same tokens and compares each with `off`.
+///
+/// # Errors
+/// When the tokens cannot be written. Runs that fail are noted in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(8, 512), Workload::gpt2("GPT-2 2M", 128, 2, 4, 128));
@@ -56,7 +74,11 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Trains and compares the last loss with the earlier runs.
+/// Trains and compares the last loss with the earlier runs'. `expected` holds the loss of the first run
+/// that succeeded.
+///
+/// # Errors
+/// When the run fails or its loss has other bits.
 fn same_loss(suite: &Suite, job: &Job, expected: &Cell<Option<f64>>) -> Outcome<Observations> {
     let trained = suite.train(job, suite.output()?, &[])?;
     let loss = trained.rows.last().map(|row| row.loss).ok_or("the run made no step")?;

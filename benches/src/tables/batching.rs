@@ -1,4 +1,11 @@
 //! Dynamic batching against fixed micro-batches.
+//!
+//! A small encoder classifies generated texts whose lengths are distributed like IMDB's reviews. A fixed
+//! micro-batch has a number of texts and is padded to its longest one. A dynamic one has a budget of `rows × length` tokens with padding, so it has as many texts as fit.
+//!
+//! The quantity is tokens a second without padding, as `metrics.jsonl` counts them: this is the useful
+//! work. Seconds of a step are not comparable between the two, because a dynamic step has more texts.
+//! Lengths vary from step to step, so a run has more steps than in other benches.
 
 use std::path::Path;
 
@@ -22,12 +29,19 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
+/// Optimizer steps of a run; half of them in a quick run.
 const STEPS: usize = 24;
 /// The first steps fill caches, and lengths vary.
 const UNCOUNTED: usize = 4;
+/// Row of the usual data loader.
 const FIXED: &str = "fixed micro-batches";
+/// Row of `data_sampling.dynamic_batching`.
 const DYNAMIC: &str = "dynamic micro-batches";
 
+/// Measures both loaders on the same texts, two ranks and the same budget of tokens.
+///
+/// # Errors
+/// When the texts cannot be written. Runs that fail are noted in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let (length, rows) = suite.pick((1024, 16), (256, 4));
     let reviews =
@@ -51,7 +65,10 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// An encoder that learns the classes of texts, as `configs/imdb_cpu.json` does.
+/// Returns a job in which an encoder learns the classes of `texts`, as `configs/imdb_cpu.json` does.
+///
+/// It has two ranks at stage 2, micro-batches of `rows` texts on each, and at most `length` tokens of a
+/// text. A tokenizer of 8,192 tokens is trained at the start of the run.
 pub(super) fn classifier(texts: &Path, length: usize, rows: usize, steps: usize) -> Job {
     let file = json!({
         "model": {

@@ -1,4 +1,22 @@
 //! Saving, resuming and exporting training checkpoints.
+//!
+//! Two ranks train GPT-2 124M at stage 3 for six steps. A round has these runs, of which later ones use
+//! files of earlier ones:
+//!
+//! ```text
+//! no checkpoints          T₀: seconds from the first row of metrics to the end of the program
+//! save                    T₁: the same with a checkpoint every 2 steps; save = (T₁ − T₀) / 3
+//! dd conv=fsync           seconds to copy the files of one of these checkpoints, each until it is on the disk
+//! asynchronous save       (T₂ − T₀) / 3, with `training.async_save`
+//! export                  seconds of `deepburn consolidate` on the last checkpoint
+//! resume                  seconds until the first step with `--resume`, which reads and verifies the checkpoint
+//! ```
+//!
+//! Errors: a save is the difference of two runs that are much longer than it, so noise of the steps goes
+//! into it, divided by the number of saves; it may even be negative on a loaded machine. `dd` reads files
+//! that are in the page cache, copies one after the other, and computes no checksums; it is the least that
+//! a disk needs for these bytes. The last checkpoint is awaited at the end of a run, also with
+//! `async_save`, so that its time is only partly hidden.
 
 use std::cell::RefCell;
 use std::fs;
@@ -24,18 +42,26 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
+/// Optimizer steps of a run, with a checkpoint every second step.
 const STEPS: usize = 6;
+/// Rank threads, each of which writes a file of its shards.
 const RANKS: usize = 2;
 
-/// Files that later variants of a round need from earlier ones.
+/// What later variants of a round need from earlier ones. The first variant starts a new one.
 #[derive(Debug, Default)]
 struct Round {
-    /// Seconds of the steps after the first, without checkpoints.
+    /// Seconds of the run without checkpoints, from its first row of metrics to its end; `None` if it
+    /// failed.
     seconds: Option<f64>,
-    /// A run with checkpoints.
+    /// The run with checkpoints, with its output folder. `resume` takes it, and the folder is removed
+    /// afterwards.
     saved: Option<Trained>,
 }
 
+/// Measures the variants in the order in which they need each other.
+///
+/// # Errors
+/// When the tokens cannot be written. Runs that fail are noted in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(1, 128), Workload::gpt2("GPT-2 2M", 128, 2, 1, 32));
@@ -75,13 +101,24 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Seconds from the first row of metrics to the end of the program.
+/// Returns the seconds from the first row of metrics to the end of the program.
+///
+/// Start-up and the first, slower step are excluded: they are the same in all variants and would only add
+/// noise.
+///
+/// # Errors
+/// When the first row was not seen before the end.
 fn after_first_step(trained: &Trained) -> Outcome<f64> {
     let first =
         trained.run.arrivals.first().ok_or("the run ended before its first step was seen")?;
     Ok(trained.run.seconds - first)
 }
 
+/// Observes the seconds of a run with `saves` checkpoints, and the seconds of one save against the run
+/// `without` them.
+///
+/// # Errors
+/// When the run without checkpoints failed in this round.
 fn longer(trained: &Trained, without: Option<f64>, saves: usize) -> Outcome<Observations> {
     let without = without.ok_or("the run without checkpoints failed")?;
     let seconds = after_first_step(trained)?;
@@ -89,13 +126,17 @@ fn longer(trained: &Trained, without: Option<f64>, saves: usize) -> Outcome<Obse
     Ok(Observations::default().with(Quantity::Program, seconds).with(Quantity::Save, save))
 }
 
-/// The newest checkpoint of the round.
+/// Returns the folder of the round's newest checkpoint, `step-00000006`.
 fn checkpoint(round: &Round) -> Outcome<PathBuf> {
     let saved = round.saved.as_ref().ok_or("the run with checkpoints failed")?;
     Ok(saved.output.path().join(format!("run/checkpoints/step-{STEPS:08}")))
 }
 
-/// Copies the files of a folder, each until it is on the disk.
+/// Copies the files of a folder with `dd`, one after the other, each until it is on the disk, and returns
+/// the seconds.
+///
+/// # Errors
+/// When `dd` cannot be started or the disk is full.
 fn copy(suite: &Suite, folder: &Path) -> Outcome<Observations> {
     let target = suite.output()?;
     let start = Instant::now();
@@ -110,6 +151,10 @@ fn copy(suite: &Suite, folder: &Path) -> Outcome<Observations> {
     Ok(Observations::default().with(Quantity::Save, start.elapsed().as_secs_f64()))
 }
 
+/// Exports the round's newest checkpoint as safetensors and returns the seconds of the program.
+///
+/// # Errors
+/// When the run with checkpoints or the export failed.
 fn consolidate(suite: &Suite, job: &Job, round: &Round) -> Outcome<Observations> {
     let saved = round.saved.as_ref().ok_or("the run with checkpoints failed")?;
     let target = suite.output()?;
@@ -121,7 +166,13 @@ fn consolidate(suite: &Suite, job: &Job, round: &Round) -> Outcome<Observations>
     Ok(Observations::default().with(Quantity::Program, Watched::from(command).run()?.seconds))
 }
 
-/// Trains one step more, from the checkpoint.
+/// Trains one step more from the checkpoint and returns the seconds until this step begins.
+///
+/// The metrics of the first run stay in the file, so the row of the resumed step is the first one after
+/// them.
+///
+/// # Errors
+/// When the run with checkpoints failed or the resumed run makes no step.
 fn resume(suite: &Suite, job: &Job, saved: Option<Trained>) -> Outcome<Observations> {
     let output = saved.ok_or("the run with checkpoints failed")?.output;
     let metrics = output.path().join("run/metrics.jsonl");

@@ -1,4 +1,11 @@
 //! Reduce-scatter and all-gather between threads, beside plain copies and additions.
+//!
+//! `rank_threads` of `deepburn-zero` measures inside one process, where a collective of 400 MB takes tens
+//! of milliseconds, and prints for each collective the share of its limit: the rate of plain loops that
+//! make the same copies and additions. This bench runs it in rounds and stores the shares.
+//!
+//! Errors: limit and collective are measured one after the other, and both depend on the bandwidth of the
+//! memory, which other programs share.
 
 use super::{Bench, score};
 use crate::Outcome;
@@ -17,11 +24,16 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
+/// The bench of `deepburn-zero`, which prints a JSON line for each collective and number of ranks.
 const RANK_THREADS: CargoBench = CargoBench {
     source: "crates/deepburn-zero/benches/rank_threads.rs",
     selection: &["--workspace", "--bench", "rank_threads"],
 };
 
+/// Records the bench in rounds. Each row has to reach 70 % of its limit.
+///
+/// # Errors
+/// When the bench does not build, fails or prints something else.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let arguments: &[&str] = suite.pick(&[], &["--rounds", "1", "--elements", "1000000"]);
     let of_limit = |value| Observations::default().with(Quantity::OfLimit, value);

@@ -1,4 +1,13 @@
 //! Offload of optimizer states and parameters to host memory and NVMe.
+//!
+//! GPT-2 124M trains at stage 3 on one rank in f32, with more and more of its states out of memory. The
+//! last row has optimizer states and parameters on NVMe with small limits on gathered parameters, and
+//! DeepSpeed does the same in the peer's row. Columns show what it costs (seconds of a step) and saves
+//! (peak memory, and the categories of rank 0's ledger).
+//!
+//! Errors: the disk is the one of cargo's target folder, with direct I/O; its speed decides the times, and
+//! disks that slow down when their cache is full make later rounds slower. On a CPU, `cpu` offload moves
+//! nothing, because device memory is host memory: the row shows what the bookkeeping costs.
 
 use std::path::Path;
 
@@ -21,13 +30,21 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
+/// Optimizer steps of a run.
 const STEPS: usize = 4;
+/// Steps at the start that do not count: states are created and written for the first time.
 const UNCOUNTED: usize = 1;
+/// The row that is compared with DeepSpeed's.
 const ALL_ON_NVME: &str = "optimizer states and parameters on NVMe";
+/// The peer's row, of `deepspeed_zero.py --stage 3 --nvme`.
 const DEEPSPEED: &str = "DeepSpeed, optimizer states and parameters on NVMe";
 /// DeepSpeed's NVMe operators are compiled on first use, against this header.
 const LIBAIO: &str = "/usr/include/libaio.h";
 
+/// Measures each section, and DeepSpeed if its packages and libaio's header are installed.
+///
+/// # Errors
+/// When the tokens cannot be written. Runs that fail are noted in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(2, 128), Workload::gpt2("GPT-2 2M", 128, 2, 2, 32));
@@ -75,7 +92,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Names, and sections `zero_optimization`.
+/// Returns the names of rows with their `zero_optimization` sections. The first has no offload, and the
+/// others are compared with it.
 fn sections(nvme: &Path) -> [(&'static str, Value); 4] {
     let disk = json!({ "device": "nvme", "nvme_path": nvme });
     let parameters = json!({ "device": "nvme", "nvme_path": nvme, "max_in_cpu": 0 });

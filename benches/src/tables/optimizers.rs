@@ -1,4 +1,15 @@
 //! Every optimizer: time of the update and memory of its states.
+//!
+//! GPT-2 124M trains on two ranks with each optimizer, at stage 1 so that states are sharded. The 1-bit
+//! optimizers do not support sharding and train at stage 0; they freeze after two steps, and only the
+//! compressed steps after it are counted.
+//!
+//! `seconds.optimizer` of rank 0 is what the column *optimizer* shows: the norm, clipping, the update, and
+//! the communication between them. PyTorch's optimizers run on one rank, where there is no communication,
+//! with all cores; half of the elements belong to each of DeepBurn's two ranks, which share the same cores.
+//!
+//! Errors: micro-batches are small (one sequence of 128 tokens), so the update is a large part of a step.
+//! Ratios of whole steps would not hold for larger batches.
 
 use serde_json::{Value, json};
 
@@ -20,11 +31,12 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
+/// Optimizer steps of a run.
 const STEPS: usize = 6;
-/// 1-bit optimizers are frozen after them.
+/// Steps at the start that do not count. The 1-bit optimizers freeze within them, after two steps.
 const UNCOUNTED: usize = 3;
 
-/// Type, parameters and ZeRO stage.
+/// Returns the optimizers: type and parameters as in the DeepSpeed section, and the ZeRO stage.
 fn optimizers() -> Vec<(&'static str, Value, usize)> {
     vec![
         ("AdamW", json!({ "lr": 1e-4 }), 1),
@@ -40,6 +52,10 @@ fn optimizers() -> Vec<(&'static str, Value, usize)> {
     ]
 }
 
+/// Measures all optimizers, and PyTorch's AdamW, SGD and Adagrad beside them.
+///
+/// # Errors
+/// When the tokens cannot be written. Runs that fail are noted in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(1, 128), Workload::gpt2("GPT-2 2M", 128, 2, 1, 32));

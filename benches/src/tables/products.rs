@@ -1,4 +1,23 @@
-//! Matrix products beside `torch.matmul` and the machine's limit, and the rate that a training step reaches.
+//! Matrix products beside `torch.matmul` and the machine's limit, and the rate that a training step
+//! reaches.
+//!
+//! Three measurements share a table for each number of threads:
+//!
+//! - The bench `gemm` of `deepburn-kernels` times the products of GPT-2 124M and, beside each, a loop that
+//!   executes the same multiply-add instruction on registers alone. A product's share of this limit says
+//!   how much of the processor it uses, independent of the machine.
+//! - `matmul.py` times `torch.matmul` on the same shapes and layouts.
+//! - A run of `finetune` gives the rate of whole training steps. All floating-point operations of the
+//!   step's products are divided by the seconds of forward and backward, which also contain everything else
+//!   (norms, softmax, GELU), so the rate is a lower bound of the products'. It is compared with the rate of
+//!   the f32 products alone, weighted by their share in a step: the quotient is the part of a pass that is
+//!   spent in products at full speed.
+//!
+//! Rates are GFLOP/s, of which a product [m, k] × [k, n] has 2·m·k·n·1e-9.
+//!
+//! Errors: limit and product are measured one after the other, and clock rates change with temperature and
+//! with the use of wide vectors. Operands are warm in cache as far as they fit, which they are not in a
+//! training step.
 
 use std::collections::BTreeMap;
 
@@ -26,49 +45,63 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
+/// The bench of `deepburn-kernels`, which prints a JSON line for each product.
 const GEMM: CargoBench = CargoBench {
     source: "crates/deepburn-kernels/benches/gemm.rs",
     selection: &["-p", "deepburn-kernels", "--bench", "gemm"],
 };
 
+/// Row of the rate of whole training steps.
 const STEP: &str = "f32 training step";
+/// Row of DeepBurn's f32 products, weighted as in a step.
 const ALL_F32: &str = "f32 products together";
+/// Row of `torch.matmul`'s f32 products, weighted as in a step.
 const PEER_ALL_F32: &str = "f32 products together, torch.matmul";
 
+/// Name of the product of the loss head, hidden states by the transposed embedding, in the bench `gemm`.
 const LOSS_HEAD: &str = "loss head";
 
 /// Share of the loss head in the operations of a step of GPT-2 124M on sequences of 128 tokens.
+///
+/// A test checks it against `step_gflop`.
 const LOSS_HEAD_SHARE: f64 = 0.31;
 
 /// Operands that are stored as their transposes, in the words of `matmul.py`: the left one, then the right one.
 const TRANSPOSED: [(&str, &str); 4] =
     [("forward", "nn"), ("input gradient", "nt"), ("weight gradient", "tn"), (LOSS_HEAD, "nt")];
 
-/// A line of the bench, and of `matmul.py`, which knows no name and no limit.
+/// A line of the bench, and of `matmul.py`, whose lines have no name and no limit.
 #[derive(Debug, Clone, Deserialize)]
 struct Product {
     /// Where in a step it is: forward, which gradient, or the loss head.
     #[serde(default)]
     name: String,
+    /// The dimensions `[m, k, n]` of `[m, k] × [k, n]`.
     shape: [usize; 3],
     /// `f32` or `bf16`.
     dtype: String,
+    /// Threads that the product is computed with.
     threads: usize,
+    /// The median rate over repetitions within the bench, in GFLOP/s.
     gflops_median: f64,
+    /// The rate of the loop on registers with as many threads, in GFLOP/s.
     limit_gflops: Option<f64>,
 }
 
 impl Product {
+    /// Returns the name of the product's row.
     fn row(&self) -> String {
         let [m, k, n] = self.shape;
         format!("{} {}, {m} × {k} × {n}", self.dtype, self.name)
     }
 
+    /// Returns the name of the row of `torch.matmul` on the same operands.
     fn peer_row(&self) -> String {
         format!("{}, torch.matmul", self.row())
     }
 
-    /// How `matmul.py` takes it.
+    /// Returns the product as an argument of `matmul.py`: `dtype:MxKxN:layout`, such as
+    /// `bf16:768x3072x512:nn`.
     fn argument(&self) -> String {
         let [m, k, n] = self.shape;
         let transposed = TRANSPOSED
@@ -85,6 +118,12 @@ impl Product {
     }
 }
 
+/// Records all three measurements in rounds and makes a table for each number of threads.
+///
+/// A peer or a training run that fails once is not run again; the products continue.
+///
+/// # Errors
+/// When the bench `gemm` does not build, fails or prints something else.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let rounds = suite.rounds(3);
     // For each number of threads a table.
@@ -121,7 +160,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds a table for each number of threads.
+/// Adds a table for each number of threads, with comparisons. `products` are the last round's.
 fn push_tables(
     suite: &Suite,
     results: &mut Results,
@@ -139,7 +178,10 @@ fn push_tables(
     }
 }
 
-/// Ratios to `torch.matmul`. Bounds are about all cores.
+/// Adds the share of the limit and the ratio to `torch.matmul` for each product.
+///
+/// Bounds hold for the table with all cores, which is what training uses; the training step is compared
+/// there too.
 fn compare<'a>(
     suite: &Suite,
     table: &mut Table,
@@ -161,6 +203,7 @@ fn compare<'a>(
     }
 }
 
+/// Groups products by their number of threads, in the order of the bench.
 fn by_threads(products: &[Product]) -> BTreeMap<usize, Vec<Product>> {
     let mut all: BTreeMap<usize, Vec<Product>> = BTreeMap::new();
     for product in products {
@@ -169,6 +212,10 @@ fn by_threads(products: &[Product]) -> BTreeMap<usize, Vec<Product>> {
     all
 }
 
+/// Reads products from JSON lines.
+///
+/// # Errors
+/// When a line lacks a field; the error quotes it.
 fn parse(lines: &[Value]) -> Outcome<Vec<Product>> {
     let product = |line: &Value| {
         let problem = |error| format!("invalid product: {line}: {error}");
@@ -177,6 +224,8 @@ fn parse(lines: &[Value]) -> Outcome<Vec<Product>> {
     lines.iter().map(product).collect()
 }
 
+/// Records one round of DeepBurn's products: the rate, the share of the limit, and the weighted rate of all
+/// in f32.
 fn record(recorder: &mut Recorder, products: &[Product]) {
     for product in products {
         let mut found = Observations::default().with(Quantity::Arithmetic, product.gflops_median);
@@ -190,8 +239,12 @@ fn record(recorder: &mut Recorder, products: &[Product]) {
     }
 }
 
-/// The rate of the f32 products one after the other, GFLOP/s, weighted as in a step: the operations that are not the
-/// loss head's are spread evenly over the other products.
+/// Returns the rate of the f32 products one after the other, in GFLOP/s, weighted as in a step; `None`
+/// without any.
+///
+/// It is the weighted harmonic mean of the rates, Σ share / Σ (share / rate): the time for a unit of work
+/// is the sum of the times of its parts. The loss head has `LOSS_HEAD_SHARE` of the operations, and the
+/// others are spread evenly over the remaining products.
 fn rate_of_all(products: &[Product]) -> Option<f64> {
     let f32 = || products.iter().filter(|product| product.dtype == "f32");
     let others = f32().filter(|product| product.name != LOSS_HEAD).count() as f64;
@@ -203,6 +256,12 @@ fn rate_of_all(products: &[Product]) -> Option<f64> {
     (time > 0.0).then(|| f32().map(share).sum::<f64>() / time)
 }
 
+/// Records one round of `torch.matmul` on the same products with the same number of threads.
+///
+/// `matmul.py` prints its lines in the order of its arguments, which is how they get their names.
+///
+/// # Errors
+/// When the script fails or prints another number of products.
 fn record_peer(
     suite: &Suite,
     recorder: &mut Recorder,
@@ -231,13 +290,24 @@ fn record_peer(
     Ok(())
 }
 
+/// Records one round of the training step.
+///
+/// # Errors
+/// When the run fails.
 fn record_step(suite: &Suite, recorder: &mut Recorder) -> Outcome<()> {
     let rate = Observations::default().with(Quantity::Arithmetic, step_rate(suite)?);
     recorder.record(STEP, false, &rate);
     Ok(())
 }
 
-/// GFLOP/s of the products of a GPT-2 124M step over the seconds of its forward and backward passes.
+/// Returns GFLOP/s of the products of a GPT-2 124M step over the median seconds of its forward and backward
+/// passes.
+///
+/// The first two of five steps do not count. Micro-batches have 4 sequences of 128 tokens, for which
+/// `LOSS_HEAD_SHARE` holds.
+///
+/// # Errors
+/// When the run fails or makes too few steps.
 fn step_rate(suite: &Suite) -> Outcome<f64> {
     let (sequences, length) = (4, 128);
     let workload = Workload::gpt2_small(sequences, length);
@@ -249,7 +319,12 @@ fn step_rate(suite: &Suite) -> Outcome<f64> {
     Ok(step_gflop(sequences * length, length) / seconds)
 }
 
-/// Operations of forward and backward of GPT-2 124M, in units of 1e9. Backward has two products for each of forward.
+/// Returns the operations of the products in forward and backward of GPT-2 124M, in units of 1e9.
+///
+/// `tokens` is the size of a micro-batch and `length` the size of a sequence, in tokens. A product of forward has 2
+/// operations for each weight and token, and backward has two products for each of forward (the gradients
+/// of the input and of the weight), so the sum is 6 for each weight and token, plus attention. Activation
+/// checkpointing is off.
 fn step_gflop(tokens: usize, length: usize) -> f64 {
     let (layers, width, vocabulary) = (12.0, 768.0, 50257.0);
     // Fused query, key and value, the projection, and two of the MLP: 3 + 1 + 4 + 4 squares of the width.

@@ -14,12 +14,15 @@ use crate::suite::Suite;
 /// A row of such a bench.
 #[derive(Debug, Deserialize)]
 struct Score {
+    /// Name of the row; underscores are shown as spaces.
     name: String,
+    /// The number, whose meaning the bench defines.
     value: f64,
 }
 
-/// Runs a bench in rounds; `observe` says what a value is. `None`, with a note in `results`, where the crate has no
-/// such bench.
+/// Runs a bench in rounds and returns its rows; `observe` turns a value into a quantity.
+///
+/// `None`, with a note in `results`, if the crate has no such bench.
 ///
 /// # Errors
 /// When the bench does not build, fails or prints something else.

@@ -1,4 +1,18 @@
 //! Time and memory of a training step: precision, ZeRO stage, ranks and backend, each beside its peers.
+//!
+//! Two tables: one rank with 4 sequences of 128 tokens, and two ranks with 2 sequences each, so both have
+//! the same global batch. Each run makes five steps on the same random tokens, of which the last three
+//! count. The columns are `TRAINING`: seconds of a step and tokens a second are medians over
+//! the counted steps, peak memory is PSS of all processes, and the categories are rank 0's ledger, which
+//! peers do not have.
+//!
+//! What is equal on both sides: the model and its initialization by size, AdamW, clipping by the global
+//! norm, f32 or bf16, the global batch, and the cores in total. What is not: in bf16, PyTorch eager and DDP
+//! keep weights and optimizer states in bf16, while DeepBurn, FSDP2 and DeepSpeed keep f32 masters and so
+//! more memory. Ranks of DeepBurn are threads of one process, which share gathered parameters; ranks of peers are processes
+//! over gloo, and one row has DeepBurn's ranks as processes too.
+//!
+//! Bounds are promises about ratios on the machine of the report. They hold for full sizes alone.
 
 use super::{Bench, TRAINING};
 use crate::Outcome;
@@ -20,28 +34,39 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
+/// Optimizer steps of a run.
 const STEPS: usize = 5;
 /// Steps at the start that do not count: buffers are allocated, and caches filled.
 const UNCOUNTED: usize = 2;
+/// Rounds of both tables, unless `--rounds` says otherwise.
 const ROUNDS: usize = 3;
+/// Ranks of the second table.
 const RANKS: usize = 2;
 
-/// Which of the runs a variant is.
+/// What runs: DeepBurn with a backend and a kind of ranks, or a peer.
 #[derive(Debug, Clone, Copy)]
 enum Contestant {
+    /// DeepBurn on its CPU backend, with threads as ranks.
     Flex { stage: usize },
+    /// DeepBurn on LibTorch's kernels, with threads as ranks.
     Tch { stage: usize },
+    /// DeepBurn on its CPU backend, with processes as ranks under `mpirun`.
     Processes { stage: usize },
+    /// PyTorch in eager mode, on one rank.
     Eager,
+    /// PyTorch's `DistributedDataParallel`.
     Ddp,
+    /// PyTorch's `fully_shard`.
     Fsdp2,
+    /// DeepSpeed at a ZeRO stage.
     DeepSpeed { stage: usize },
 }
 
 use Contestant::{Ddp, DeepSpeed, Eager, Flex, Fsdp2, Processes, Tch};
 
 impl Contestant {
-    /// Its name in the table of one rank, or of several.
+    /// Returns the name of the row. Names of DeepBurn's rows have the stage only in the table of several
+    /// ranks.
     fn name(self, precision: Precision, ranks: usize) -> String {
         let precision = precision.name();
         let stage =
@@ -57,7 +82,7 @@ impl Contestant {
         }
     }
 
-    /// The job on `base`, of DeepBurn.
+    /// Returns the job of a contestant that is DeepBurn, made of `base`; `None` for a peer.
     fn job(self, base: Job) -> Option<Job> {
         match self {
             Flex { stage } => Some(base.stage(stage)),
@@ -67,7 +92,7 @@ impl Contestant {
         }
     }
 
-    /// A peer's script, the package that it needs beside PyTorch, and its options.
+    /// Returns a peer's script, the package that it needs beside PyTorch, and its options.
     fn script(self) -> (&'static str, &'static str, &'static [&'static str]) {
         match self {
             Ddp => ("ddp", "transformers", &[]),
@@ -79,6 +104,10 @@ impl Contestant {
     }
 }
 
+/// Measures both tables and compares their rows.
+///
+/// # Errors
+/// When the tokens cannot be written. Runs that fail are noted in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(4, 128), Workload::gpt2("GPT-2 2M", 128, 2, 4, 64));
@@ -106,7 +135,13 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures contestants in their precisions; runs of one precision follow each other.
+/// Measures contestants, each in its precisions, and returns the table. Runs of one precision follow each
+/// other.
+///
+/// A contestant that the machine cannot run is noted as missing.
+///
+/// # Errors
+/// When the tokens cannot be written.
 fn table(
     suite: &Suite,
     results: &mut Results,
@@ -143,7 +178,8 @@ fn table(
     Ok(table)
 }
 
-/// A run of a peer, or what it needs and the machine lacks.
+/// Returns the variant of a peer, or what it needs and the machine lacks. `workload` and ranks come as a
+/// pair.
 fn peer<'a>(
     suite: &'a Suite,
     contestant: Contestant,
@@ -161,6 +197,7 @@ fn peer<'a>(
     }))
 }
 
+/// Adds the comparisons of one rank.
 fn compare_one(suite: &Suite, table: &mut Table) {
     let step = Quantity::Step;
     table.compare(step, "fp32, flex", "fp32, PyTorch eager", suite.bound(AtMost(0.90)));
@@ -172,6 +209,7 @@ fn compare_one(suite: &Suite, table: &mut Table) {
     table.compare(step, "bf16, tch", "bf16, PyTorch eager", None);
 }
 
+/// Adds the comparisons of two ranks at stage 0 with DDP and DeepSpeed's stage 0.
 fn compare_stage_0(suite: &Suite, table: &mut Table) {
     let (own, step) = ("fp32, stage 0, flex", Quantity::Step);
     table.compare(step, own, "fp32, DDP", suite.bound(AtMost(0.85)));
@@ -182,6 +220,7 @@ fn compare_stage_0(suite: &Suite, table: &mut Table) {
     table.compare(step, "bf16, stage 0, flex", "bf16, DeepSpeed stage 0", None);
 }
 
+/// Adds the comparisons of two ranks at stage 3 with FSDP2, DeepSpeed's stage 3, and our own stage 0.
 fn compare_stage_3(suite: &Suite, table: &mut Table) {
     let (step, peak) = (Quantity::Step, Quantity::Peak);
     let fp32 = "fp32, stage 3, flex";

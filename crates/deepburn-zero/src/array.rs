@@ -1,4 +1,24 @@
 //! Device tensors as the payload of collectives.
+//!
+//! A collective works on flat arrays, which each rank cuts into parts. [`DeviceArray`] gives
+//! tensors of any backend that form:
+//!
+//! ```text
+//!  tensor [rows, columns]         flat order      e0 e1 e2 … e(n-1)
+//!  cut by Partition               rank 0 │ rank 1 │ rank 2 + zero padding
+//!
+//!  rank threads    part()                     a view that other ranks read in place
+//!  processes       part() → encode() → bytes → decode()
+//!  both            reduce(parts of all ranks) → a new array of the padded length
+//! ```
+//!
+//! Rank threads and processes call the same [`reduce`](Payload::reduce), so both get the same bits.
+//! Parts are added in rank order. Sums of 16-bit elements are made in f32 and rounded once. If the
+//! elements are in host memory, `host_sum` adds them in one pass; otherwise the backend's own ops
+//! do.
+//!
+//! A part is a view of its tensor wherever that is possible. The helpers of this module therefore
+//! flatten and cut tensors in an order that avoids copies.
 
 mod host_sum;
 
@@ -13,14 +33,15 @@ use host_sum::{HostSum, SparseRows};
 
 /// A device tensor that travels between ranks.
 ///
-/// Ranks of one process read each other's tensors in place, so handing one over costs nothing. What a rank receives is
-/// a new allocation, never a view that would keep the sender's alive. The exception is an all-gather of shards that lie
-/// side by side ([`join_shards`]): its result is a view of their memory.
+/// Ranks of one process read each other's tensors in place, so handing one over costs nothing. What
+/// a rank receives is a new allocation, never a view that would keep the sender's alive. The
+/// exception is an all-gather of shards that lie side by side ([`join_shards`]): its result is a
+/// view of their memory.
 #[derive(Debug, Clone)]
 pub enum DeviceArray<B: Backend> {
     /// An ordinary tensor of any shape, read in its flat order.
     Dense(B::FloatTensorPrimitive),
-    /// The gradient of an embedding: whole only where it is reduced.
+    /// The gradient of an embedding. It becomes dense only in the part that an owner reduces.
     SparseRows(RowGradient<B>),
 }
 
@@ -32,7 +53,8 @@ impl<B: Backend> DeviceArray<B> {
         }
     }
 
-    /// The tensor, flat.
+    /// Returns all elements as a tensor with one axis. Sparse rows become dense, which takes the
+    /// memory of the whole table.
     pub(crate) fn into_flat(self) -> B::FloatTensorPrimitive {
         let tensor = match self {
             Self::Dense(tensor) => tensor,
@@ -41,7 +63,8 @@ impl<B: Backend> DeviceArray<B> {
         flattened::<B>(tensor)
     }
 
-    /// The array with its dense elements flat, so that ranks cut their parts out of it without a copy.
+    /// Returns the array with its dense elements flat, so that ranks cut their parts out of it
+    /// without a copy.
     pub(crate) fn flattened(self) -> Self {
         match self {
             Self::Dense(tensor) => Self::Dense(flattened::<B>(tensor)),
@@ -49,7 +72,7 @@ impl<B: Backend> DeviceArray<B> {
         }
     }
 
-    /// The array in elements of `dtype`.
+    /// Returns the array in elements of `dtype`, unchanged if it already has that type.
     pub(crate) fn in_type(self, dtype: FloatDType) -> Self {
         match self {
             Self::Dense(tensor) => Self::Dense(in_type::<B>(tensor, dtype)),
@@ -57,6 +80,7 @@ impl<B: Backend> DeviceArray<B> {
         }
     }
 
+    /// Returns the type of the elements. Sparse rows have one even if no row was looked up.
     fn element_type(&self) -> FloatDType {
         match self {
             Self::Dense(tensor) => tensor.dtype(),
@@ -66,6 +90,8 @@ impl<B: Backend> DeviceArray<B> {
     }
 }
 
+/// Sizes count the elements that an array stands for: sparse rows have as many as their table, or
+/// as the part that was cut out of it.
 impl<B: Backend> Payload for DeviceArray<B> {
     fn numel(&self) -> usize {
         match self {
@@ -82,6 +108,8 @@ impl<B: Backend> Payload for DeviceArray<B> {
         DType::from(self.element_type()).size()
     }
 
+    /// Returns a view of elements `range` if the tensor is flat. Of other tensors, the rows that
+    /// the range touches may be copied.
     fn part(&self, range: Range<usize>) -> Self {
         match self {
             Self::Dense(tensor) => Self::Dense(flat_range::<B>(tensor, range)),
@@ -89,6 +117,8 @@ impl<B: Backend> Payload for DeviceArray<B> {
         }
     }
 
+    /// Reads the elements into host memory. On flex, bytes of a contiguous tensor are shared, not
+    /// copied.
     fn encode(&self) -> Encoded {
         match self {
             Self::Dense(tensor) => {
@@ -100,6 +130,9 @@ impl<B: Backend> Payload for DeviceArray<B> {
         }
     }
 
+    /// Makes an array on the device and in the element type of `self`. Sparse rows may arrive even
+    /// if `self` is dense: a rank whose own micro-batch did not use the embedding still reduces the
+    /// rows of other ranks.
     fn decode(&self, form: Form, received: Received, numel: usize) -> Result<Self, String> {
         let dtype = DType::from(self.element_type());
         if form == Form::SparseRows {
@@ -120,6 +153,10 @@ impl<B: Backend> Payload for DeviceArray<B> {
         Ok(Self::Dense(float_from_host::<B>(data, &self.device())))
     }
 
+    /// Reduces parts in rank order on the device of `parts[home]`, and pads the result with zeros.
+    ///
+    /// Dense parts are added first, then sparse rows, both in rank order. The order is the same
+    /// whether the elements lie in host memory or on a device.
     fn reduce(parts: Vec<Self>, padded_len: usize, op: ReduceOp, home: usize) -> Self {
         let (device, dtype) = (parts[home].device(), parts[home].element_type());
         let (numel, count) = (parts[home].numel(), parts.len());
@@ -131,6 +168,8 @@ impl<B: Backend> Payload for DeviceArray<B> {
         if let [Self::Dense(only)] = &parts[..] {
             return Self::Dense(pad::<B>(flat_range::<B>(only, 0..numel), padded_len));
         }
+        // A gradient of a tied embedding has a dense part and rows. They are separated, because
+        // rows touch few elements and are added last.
         let (mut dense, mut rows) = (Vec::with_capacity(count), Vec::new());
         for part in parts {
             match part {
@@ -156,11 +195,14 @@ impl<B: Backend> Payload for DeviceArray<B> {
     }
 }
 
+/// What only rank threads need: they read the arrays of other ranks in place.
 impl<B: Backend> SharedPayload for DeviceArray<B> {
     fn shares_home(&self, other: &Self) -> bool {
         self.device() == other.device()
     }
 
+    /// Concatenates shards without their padding: only the first `numel` elements of all shards
+    /// together count. A single shard is returned as a view.
     fn concat(chunks: &[Self], numel: usize, home: usize) -> Self {
         let device = chunks[home].device();
         let mut missing = numel;
@@ -180,6 +222,8 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
         }
     }
 
+    /// Returns a view of shards that lie side by side in one allocation, and copies all others
+    /// together. See [`join_shards`].
     fn gather(shards: &[Self], numel: usize, home: usize) -> Self {
         let dense = |shard: &Self| match shard {
             Self::Dense(tensor) => Some(tensor.clone()),
@@ -202,7 +246,7 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
     }
 }
 
-/// The tensor in elements of `dtype`.
+/// Returns the tensor in elements of `dtype`. A tensor of that type is not touched.
 pub(crate) fn in_type<B: Backend>(
     tensor: B::FloatTensorPrimitive,
     dtype: FloatDType,
@@ -210,8 +254,10 @@ pub(crate) fn in_type<B: Backend>(
     if tensor.dtype() == DType::from(dtype) { tensor } else { B::float_cast(tensor, dtype) }
 }
 
-/// The tensor on `device`. It travels through host memory: CubeCL's own copy between two devices needs a
-/// library of collectives, which wgpu has not.
+/// Returns the tensor on `device`.
+///
+/// A copy between two devices goes through host memory: CubeCL's direct copy needs a library of
+/// collectives, which wgpu does not have.
 fn moved<B: Backend>(
     tensor: B::FloatTensorPrimitive,
     device: &B::Device,
@@ -222,9 +268,10 @@ fn moved<B: Backend>(
     }
 }
 
-/// The tensor with one axis.
+/// Returns the tensor with one axis.
 ///
-/// Flex copies a view that does not begin at the start of its memory when it is reshaped, also into its own shape.
+/// A flat tensor is returned unchanged instead of being reshaped to its own shape, because flex
+/// copies a view that does not begin at the start of its memory when it is reshaped.
 pub(crate) fn flattened<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::FloatTensorPrimitive {
     let shape = tensor.shape();
     match shape.num_dims() {
@@ -233,10 +280,18 @@ pub(crate) fn flattened<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::Float
     }
 }
 
-/// Elements `range` of the flat order of `tensor`, flat: a view of a flat tensor.
+/// Returns elements `range` of the flat order of `tensor`, flat: a view of a flat tensor, and
+/// otherwise at most a copy of the rows that the range touches.
 ///
-/// Cuts whole rows of others before it flattens, because flattening copies a tensor that is not contiguous
-/// (the gradient of a transposed weight, say): so only the rows in question are copied.
+/// ```text
+///  range      ····[  ··· ··· ··  ]····       elements 6..16 of rows of 4
+///  rows       [ 4 5 6 7 ][ 8 … 11 ][ 12 … 15 ]      sliced first: rows 1..4
+///  result         [ 6 7    8 … 11    12 … 15 ]      then flattened and narrowed
+/// ```
+///
+/// Whole rows are sliced before flattening, because flattening copies a tensor that is not
+/// contiguous, such as the gradient of a transposed weight. In this order only the touched rows are
+/// copied.
 pub(crate) fn flat_range<B: Backend>(
     tensor: &B::FloatTensorPrimitive,
     range: Range<usize>,
@@ -258,7 +313,8 @@ pub(crate) fn flat_range<B: Backend>(
     narrow::<B>(flattened::<B>(cut), range.start - skipped..range.end - skipped)
 }
 
-/// Elements `range` of a flat tensor.
+/// Returns a view of elements `range` of a flat tensor, or the tensor itself if the range covers
+/// it.
 pub(crate) fn narrow<B: Backend>(
     flat: B::FloatTensorPrimitive,
     range: Range<usize>,
@@ -269,7 +325,8 @@ pub(crate) fn narrow<B: Backend>(
     B::float_slice(flat, &[Slice::from(range)])
 }
 
-/// A flat tensor followed by zeros up to `len`.
+/// Returns a flat tensor followed by zeros, `len` elements in total. Every shard has the same
+/// length, so the last ones are padded.
 fn pad<B: Backend>(flat: B::FloatTensorPrimitive, len: usize) -> B::FloatTensorPrimitive {
     let missing = len - flat.shape().num_elements();
     if missing == 0 {
@@ -280,7 +337,10 @@ fn pad<B: Backend>(flat: B::FloatTensorPrimitive, len: usize) -> B::FloatTensorP
     B::float_cat(vec![flat, zeros], 0)
 }
 
-/// Element-wise maximum in which a NaN of either side wins.
+/// Returns the element-wise maximum, in which a NaN on either side wins.
+///
+/// A comparison with NaN is false. The first selection therefore keeps a NaN of `right`, and the
+/// second one restores a NaN of `left`.
 pub(crate) fn maximum<B: Backend>(
     left: B::FloatTensorPrimitive,
     right: B::FloatTensorPrimitive,
@@ -293,12 +353,15 @@ pub(crate) fn maximum<B: Backend>(
     B::float_mask_where(larger, left_nan, left)
 }
 
-/// The reduction of tensors of `dtype`, the first one first, on `device`.
+/// Reduces whole tensors of `dtype` on `device` with the backend's ops. Returns `None` without
+/// tensors. The result of a sum is in f32, or in f64 for f64 elements.
 ///
-/// 16-bit numbers are summed in f32 and rounded once, by the caller: a sum in 16 bits would overflow where
-/// the mean does not, and lose what small ranks add. An addition writes over its left operand where
-/// nobody else holds it. The first tensor is often `shared`, a view of an array that is kept, and the
-/// second has just been received; two numbers have the same sum in either order.
+/// 16-bit numbers are summed in f32, and the caller rounds the sum once. A sum in 16 bits would
+/// overflow where the mean does not, and would lose small contributions.
+///
+/// An addition writes over its left operand if nobody else holds it. The first tensor is often
+/// `shared`, a view of an array that this rank keeps, while the second has just been received. The
+/// first addition therefore swaps its operands; two numbers have the same sum in either order.
 fn reduced<B: Backend>(
     tensors: Vec<B::FloatTensorPrimitive>,
     op: ReduceOp,
@@ -322,7 +385,9 @@ fn reduced<B: Backend>(
     Some(tensors.fold(both, join))
 }
 
-/// Adds the rows of every gradient, in rank order, to the sum of the dense parts, in f32.
+/// Adds the rows of every gradient, in rank order, to the sum of the dense parts, in f32. Without a
+/// dense sum the rows are added to zeros. The sum passes through host memory, where single rows are
+/// cheap to add.
 fn with_rows<B: Backend>(
     gradients: &[RowGradient<B>],
     dense: Option<B::FloatTensorPrimitive>,
@@ -339,7 +404,8 @@ fn with_rows<B: Backend>(
     float_from_host::<B>(TensorData::new(sum, vec![numel]), device)
 }
 
-/// Copies a view into memory of its own, so that it does not keep the whole alive.
+/// Copies a view into memory of its own, so that it does not keep the whole alive. Used for a shard
+/// that was cut out of an all-reduced gradient.
 pub(crate) fn own<B: Backend>(array: DeviceArray<B>) -> DeviceArray<B> {
     let device = array.device();
     let data = read_float::<B>(array.into_flat());

@@ -1,14 +1,50 @@
 //! Every tensor op of a Burn backend, in tables that both decorators of this crate expand.
 //!
-//! A table has one line an op, with the kind of each argument and of the result. [`Sharded`] expands
-//! it with `forward!`: float arguments are made whole on the way in, results are entered in the
-//! ledger on the way out. [`Autocast`](crate::Autocast) expands the same table with `cast!`, which
-//! brings float arguments to one element type; `#[product]` and `#[full]` before a line say how (see
-//! [`Rule`](crate::autocast::Rule)), and a line without either promotes.
+//! A table has one line per op, with the kind of each argument and of the result. [`Sharded`]
+//! expands it with `forward!`: float arguments are converted to data of the inner backend, and
+//! results enter the ledger. [`Autocast`](crate::Autocast) expands the same table with `cast!`,
+//! which brings float arguments to one element type. `#[product]` and `#[full]` before a line
+//! select its rule (see [`Rule`](crate::autocast::Rule)). A line without either promotes mixed
+//! types.
 //!
-//! All methods are forwarded, also those that Burn provides: falling back on a provided method
-//! would silently lose whatever faster version the inner backend has. Only what treats parameters
-//! in a special way is written by hand.
+//! ```text
+//!  model                              fn float_matmul(lhs: float, rhs: float) -> float
+//!    │
+//!  Autocast<_>     cast!      choose one type for lhs and rhs, cast what differs
+//!    │
+//!  Autodiff<_>                record the op, save ZeroTensors for backward
+//!    │
+//!  Sharded<B>      forward!   begin or continue a block   (recompute)
+//!    │                        gather parameters           (tensor, gather)
+//!    │                        wrap the result in a lease  (ledger)
+//!  B                          the kernel
+//! ```
+//!
+//! A line of a table turns into a trait method like this one, for a table that is expanded by
+//! `forward!`:
+//!
+//! ```text
+//!  #[full] fn float_exp(tensor: float) -> float;
+//!
+//!  fn float_exp(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+//!      let [output] = recorded!(Cost::Low; tensor: float => [B::float_exp(tensor)]);
+//!      output
+//!  }
+//! ```
+//!
+//! All methods are forwarded, including those that Burn provides. A provided method would silently
+//! replace a faster method of the inner backend. `clippy::missing_trait_methods` enforces this.
+//! Only ops that treat parameters or gradients in a special way are written by hand:
+//!
+//! - *Views of parameters* are recorded and run when the data is read (`float.rs`).
+//! - *Embedding gradients* stay rows, and additions keep them so (`module.rs`, `float.rs`).
+//! - *Random ops* draw from the rank's stream (`float.rs`, `int.rs`).
+//! - *Products* are counted for model FLOPs (`float.rs`, `module.rs`, `fused.rs`).
+//! - *Results that share memory* with their operand keep its ledger entry (`view!`).
+//!
+//! Only ops whose results are all floats are recorded for recomputation. Integer and bool results
+//! stay in memory: they are small, and recomputing indices would need the op's float operands
+//! again.
 #![deny(clippy::missing_trait_methods)]
 
 pub(crate) mod activation;
@@ -25,7 +61,17 @@ use deepburn_ops::MatmulOps;
 
 use crate::{Sharded, ZeroTensor};
 
-/// The Rust type of a kind of argument or result.
+/// Expands to the Rust type of a kind of argument or result.
+///
+/// | Kind | Type |
+/// |---|---|
+/// | `float`, `int`, `bool`, `quantized` | a tensor of the decorated backend |
+/// | `maybe_float`, `maybe_bool` | an optional tensor, such as a bias or a mask |
+/// | `floats`, `ints`, `bools`, `quantizeds` | a vector of tensors, such as the operands of `cat` |
+/// | `two_floats`, `float_and_int`, … | a tuple of tensors |
+/// | `primitive` | a float or a quantized tensor |
+/// | `pooled2d`, `deform_gradients`, … | a struct of tensors that Burn defines |
+/// | `[Type]` | any other type, passed on unchanged |
 macro_rules! kind {
     (float) => { burn_backend::tensor::FloatTensor<Self> };
     (maybe_float) => { Option<burn_backend::tensor::FloatTensor<Self>> };
@@ -59,8 +105,10 @@ macro_rules! kind {
 }
 pub(crate) use kind;
 
-/// Wraps each tensor of a structured result with the macro `$with`; kinds that are no structure go to
-/// its own `@wrap` rule.
+/// Wraps each tensor of a structured result with the macro `$with`.
+///
+/// Tuples and structs are taken apart here, so that `forward!` and `cast!` need `@wrap` rules for
+/// single tensors only. A kind without a structure goes directly to the `@wrap` rule of `$with`.
 macro_rules! wrap {
     ($with:ident float_and_int $value:expr) => {{
         let (float, int) = $value;
@@ -114,10 +162,23 @@ macro_rules! wrap {
 }
 pub(crate) use wrap;
 
-/// Runs an op whose results are floats, and records it while a block is under way that backward may compute
-/// again. `recorded!(cost; operands => [results])` gives the results as an array of
-/// [`ZeroTensor`](crate::ZeroTensor)s. Inside of `results`, operands belong to the inner backend; the
-/// expression may run a second time.
+/// Runs an op whose results are floats, and records it if its block may be recomputed in backward.
+///
+/// `recorded!(cost; operands => [results])` returns the results as an array of
+/// [`ZeroTensor`](crate::ZeroTensor)s. Inside `results`, the operands are tensors of the inner
+/// backend. The expression may run a second time, so it must not have side effects.
+///
+/// The order of the steps matters:
+///
+/// - All parameters among the operands are noted before any value. A parameter may end the current
+///   block, and only then is it known which values belong to an earlier block and have to be kept.
+/// - `begin_op` frees the blocks that have ended. It must follow the notes, so that the inputs of
+///   this op are not freed.
+/// - The op runs inside `record.run`, which moves the operands into a closure. Borrowed arguments
+///   are therefore cloned (`@keep`).
+///
+/// Outside of a training forward pass, or in a block whose activations are kept, the op runs
+/// directly.
 macro_rules! recorded {
     // What operands have to do with blocks: only floats may be parameters or values of another block.
     (@note $with:ident $recorder:ident float $value:ident) => { $recorder.$with(&$value) };
@@ -175,6 +236,10 @@ macro_rules! recorded {
 pub(crate) use recorded;
 
 /// Forwards the ops of a table to the inner backend `B`.
+///
+/// `@open` converts an argument to the inner backend, `@wrap` converts a result back, `@cost` says
+/// whether an op is expensive to recompute, and `@body` chooses between a recorded op (float
+/// result) and a plain one.
 macro_rules! forward {
     (@open float $value:expr) => { $value.into_full() };
     (@open maybe_float $value:expr) => { $value.map(crate::ZeroTensor::into_full) };
@@ -221,7 +286,9 @@ macro_rules! forward {
 }
 pub(crate) use forward;
 
-/// Forwards ops on int or bool tensors whose result shares the memory of the first argument.
+/// Forwards ops on int or bool tensors whose result shares the memory of the first argument. The
+/// result keeps the ledger entry of the argument, so the memory is counted once. Float views go
+/// through [`ZeroTensor::view`] instead, which records them on parameters.
 macro_rules! view {
     ($( fn $name:ident($tensor:ident: $kind:ident $(, $arg:ident: $other:tt)*) -> $result:ident; )*) => { $(
         fn $name(
@@ -234,7 +301,8 @@ macro_rules! view {
 }
 pub(crate) use view;
 
-/// A float or quantized tensor of the inner backend.
+/// Converts a float or quantized tensor to the inner backend. Quantized tensors are the same on
+/// both sides.
 fn open_primitive<B: MatmulOps>(tensor: TensorPrimitive<Sharded<B>>) -> TensorPrimitive<B> {
     match tensor {
         TensorPrimitive::Float(float) => TensorPrimitive::Float(float.into_full()),
@@ -242,7 +310,8 @@ fn open_primitive<B: MatmulOps>(tensor: TensorPrimitive<Sharded<B>>) -> TensorPr
     }
 }
 
-/// A float or quantized tensor of the decorated backend.
+/// Converts a float or quantized tensor to the decorated backend. A float enters the ledger, a
+/// quantized tensor does not.
 fn wrap_primitive<B: MatmulOps>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Sharded<B>> {
     match tensor {
         TensorPrimitive::Float(float) => TensorPrimitive::Float(ZeroTensor::full(float)),

@@ -1,9 +1,22 @@
 //! The gradient of an embedding, kept as the rows that were looked up.
 //!
-//! A vocabulary of 50,000 rows of which a micro-batch touches a few hundred would otherwise be
-//! filled with zeros, added to and reduced as a whole; and where the embedding is tied to the
-//! output layer, a second array as large would be added to the first. Nothing is whole here until
-//! each owner reduces its shard.
+//! A micro-batch uses a few hundred rows of a vocabulary of 50,000. A dense gradient would fill all
+//! others with zeros, and would add and reduce them. If the embedding is tied to the output layer,
+//! the dense gradient of that layer would be added to a second array of the same size. A
+//! [`RowGradient`] keeps both forms side by side:
+//!
+//! ```text
+//!  gradient [50257, 768]  =  dense            None, or the gradient of the tied output layer
+//!                          + block 0          indices [k0], values [k0, 768]    micro-batch lookup
+//!                          + block 1          indices [k1], values [k1, 768]    another lookup
+//! ```
+//!
+//! Adding two such gradients concatenates their blocks. Nothing is dense until each owner reduces
+//! its shard. Then only the rows of that shard are added to it, in rank order
+//! (`array/host_sum.rs`).
+//!
+//! Memory held: the looked-up rows and their indices, and the dense part if there is one. Between
+//! processes a part travels as the rows that fall into it ([`RowGradient::encode`]).
 
 use std::ops::Range;
 
@@ -12,32 +25,42 @@ use deepburn_ops::{float_from_host, int_from_host, int_into_host, read_float};
 
 use crate::array::{flat_range, flattened, in_type};
 
-/// Rows of a gradient: row `indices[i]` gets `values[i]`.
+/// The rows of one lookup: row `indices[i]` of the gradient gets `values[i]` added.
 #[derive(Debug, Clone)]
 pub(crate) struct RowBlock<B: Backend> {
-    /// Row numbers, shape `[k]`; a number may occur more than once.
+    /// Row numbers, shape `[k]`. A number may occur more than once, and its values are then added
+    /// up.
     pub(crate) indices: B::IntTensorPrimitive,
     /// Rows to add, shape `[k, row length]`.
     pub(crate) values: B::FloatTensorPrimitive,
 }
 
 /// A gradient of shape `[rows, row length]`: an optional dense part plus blocks of rows.
+///
+/// It may stand for a part of a larger gradient, as a collective cuts it. A part shares the blocks
+/// of the whole and remembers which range of the flat order counts.
 #[derive(Debug, Clone)]
 pub struct RowGradient<B: Backend> {
+    /// The shape of the whole gradient. A decoded part knows the length of a row only, so its
+    /// number of rows is the smallest that holds the range.
     shape: Shape,
-    /// The elements of the flat order that it stands for: all of them, except in a part. Blocks of a
-    /// part may have rows outside of it, which count for nothing.
+    /// The range of the flat order that it stands for: all elements, except in a part. Blocks of a
+    /// part may have rows outside of the range, which are ignored.
     range: Range<usize>,
+    /// The type of all values.
     dtype: DType,
+    /// The device of all tensors, kept because there may be none.
     device: B::Device,
-    /// Whole, of the gradient's shape or flat; flat in a part.
+    /// The dense part: of the gradient's shape or flat for a whole gradient, and the flat range for
+    /// a part.
     dense: Option<B::FloatTensorPrimitive>,
+    /// Rows to add, in the order of their lookups.
     blocks: Vec<RowBlock<B>>,
 }
 
 impl<B: Backend> RowGradient<B> {
-    /// The gradient of looking up `indices` of any shape `[..]` in a table of `shape`, given the
-    /// gradient `[.., row length]` of what was looked up.
+    /// Returns the gradient of looking up `indices` of any shape `[..]` in a table of `shape`,
+    /// given the gradient `[.., row length]` of the result.
     pub(crate) fn new(
         shape: Shape,
         indices: B::IntTensorPrimitive,
@@ -65,17 +88,18 @@ impl<B: Backend> RowGradient<B> {
         &self.shape
     }
 
-    /// Takes the dense part away, if there is one.
+    /// Removes the dense part and returns it, so that it can be added like an ordinary gradient.
     pub(crate) fn take_dense(&mut self) -> Option<B::FloatTensorPrimitive> {
         self.dense.take()
     }
 
-    /// The elements of the flat order that it stands for.
+    /// Returns the range of the flat order that it stands for.
     pub(crate) fn range(&self) -> &Range<usize> {
         &self.range
     }
 
-    /// Elements `range` of a whole gradient. Shares the blocks.
+    /// Returns elements `range` of a whole gradient. The blocks are shared, and rows are selected
+    /// only when the part is reduced or encoded.
     pub(crate) fn part(&self, range: Range<usize>) -> Self {
         let dense = self.dense.as_ref().map(|dense| flat_range::<B>(dense, range.clone()));
         Self { range, dense, ..self.clone() }
@@ -89,11 +113,12 @@ impl<B: Backend> RowGradient<B> {
         self.device.clone()
     }
 
+    /// Returns the blocks, which may have rows outside of [`range`](Self::range).
     pub(crate) fn blocks(&self) -> &[RowBlock<B>] {
         &self.blocks
     }
 
-    /// Adds an ordinary gradient.
+    /// Adds an ordinary gradient of the same shape to the dense part.
     pub(crate) fn add_dense(mut self, tensor: B::FloatTensorPrimitive) -> Self {
         self.dense = Some(match self.dense {
             Some(dense) => B::float_add(dense, tensor),
@@ -102,13 +127,14 @@ impl<B: Backend> RowGradient<B> {
         self
     }
 
-    /// The gradient with its dense part flat. Nothing is added to it from then on.
+    /// Returns the gradient with its dense part flat. No gradient may be added to it after that,
+    /// because shapes would not agree.
     pub(crate) fn flattened(mut self) -> Self {
         self.dense = self.dense.map(flattened::<B>);
         self
     }
 
-    /// Adds another gradient of rows.
+    /// Adds another gradient of the same table. Blocks are appended, not merged.
     pub(crate) fn add_rows(mut self, other: Self) -> Self {
         self.blocks.extend(other.blocks);
         match other.dense {
@@ -117,7 +143,7 @@ impl<B: Backend> RowGradient<B> {
         }
     }
 
-    /// Multiplies every element.
+    /// Multiplies every element by `factor`.
     pub(crate) fn scale(mut self, factor: f64) -> Self {
         self.dense = self.dense.map(|dense| B::float_mul_scalar(dense, factor.into()));
         for block in &mut self.blocks {
@@ -126,7 +152,7 @@ impl<B: Backend> RowGradient<B> {
         self
     }
 
-    /// The gradient in elements of `dtype`.
+    /// Returns the gradient with elements of `dtype`.
     pub(crate) fn in_type(mut self, dtype: FloatDType) -> Self {
         self.dtype = dtype.into();
         self.dense = self.dense.map(|dense| in_type::<B>(dense, dtype));
@@ -136,14 +162,15 @@ impl<B: Backend> RowGradient<B> {
         self
     }
 
-    /// Bytes held.
+    /// Returns the bytes of the values. The indices are not counted.
     pub(crate) fn bytes(&self) -> usize {
         let values = self.blocks.iter().map(|block| block.values.shape().num_elements());
         let dense = self.dense.as_ref().map_or(0, |dense| dense.shape().num_elements());
         (values.sum::<usize>() + dense) * self.dtype().size()
     }
 
-    /// The gradient as an ordinary tensor.
+    /// Returns the gradient as a tensor of [`shape`](Self::shape), which takes the memory of the
+    /// whole table. Only stages that keep a whole gradient and readers of gradients need it.
     pub(crate) fn into_dense(self) -> B::FloatTensorPrimitive {
         let start = match self.dense {
             Some(dense) => B::float_reshape(dense, self.shape.clone()),
@@ -154,9 +181,15 @@ impl<B: Backend> RowGradient<B> {
             .fold(start, |sum, block| B::float_select_add(sum, 0, block.indices, block.values))
     }
 
-    /// The gradient as bytes: four words (rows, length of a row, dense elements, start of the range),
-    /// the row numbers as 64-bit integers, the rows, the dense part. Rows outside of the range are left out, so a
-    /// part costs what its own rows take.
+    /// Encodes the range as bytes in native byte order. Rows outside of the range are left out, so
+    /// a part costs what its own rows take.
+    ///
+    /// ```text
+    ///  4 × u64    number of rows k, length of a row, number of dense elements, start of the range
+    ///  k × i64    row numbers in the whole gradient
+    ///  k rows     values; a row that crosses an end of the range is sent whole
+    ///  dense      the dense elements of the range, or nothing
+    /// ```
     pub(crate) fn encode(&self) -> Vec<u8> {
         let row_len = self.shape[1];
         let row_bytes = row_len * self.dtype.size();
@@ -180,10 +213,12 @@ impl<B: Backend> RowGradient<B> {
         counts.chain(numbers).chain(values).chain(dense.iter().copied()).collect()
     }
 
-    /// Reads what another process [encoded](Self::encode) of `numel` elements of the same gradient.
+    /// Decodes the bytes that another process [encoded](Self::encode) for `numel` elements of the
+    /// same gradient.
     ///
     /// # Errors
-    /// When the bytes are of something else.
+    ///
+    /// Returns an error if the lengths in the header do not match the number of bytes or `numel`.
     pub(crate) fn decode(
         bytes: &[u8],
         numel: usize,

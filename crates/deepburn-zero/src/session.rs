@@ -111,6 +111,10 @@ struct Entry {
 
 impl Entry {
     /// Returns the element type of products under autocast.
+    ///
+    /// Only forward passes have one. Backward enters without a pass: autodiff
+    /// has recorded the casts of forward and returns each gradient in the type
+    /// of its operand.
     fn autocast(&self) -> Option<FloatDType> {
         self.pass.and(self.context.autocast)
     }
@@ -126,6 +130,7 @@ impl Entry {
 const BETWEEN_CALLS: u32 = u32::MAX;
 
 impl Session {
+    /// Returns the context of the innermost call, or else of the oldest model.
     fn current(&self) -> Option<&Rc<ModelContext>> {
         let entered = self.entered.last().map(|entry| &entry.context);
         entered.or_else(|| self.models.contexts().first())
@@ -133,20 +138,26 @@ impl Session {
 }
 
 /// The state of one model on this thread.
+///
+/// The reducer and the recorder are shared with the model's states. They are
+/// type-erased, because a thread may have models on different backends.
 struct ModelContext {
     /// A number that is unique in the process.
     model: u32,
     /// The position among the models that existed on the thread when this one
     /// was created. Unlike `model` it is the same in every run.
     place: u32,
+    /// The memory counters; ops of the model enter their results here.
     ledger: Ledger,
     /// Checks that the group of the model has not ended.
     check: Box<dyn Fn() -> Result<(), CommError>>,
+    /// The stream of the model's random ops, such as dropout.
     random: RefCell<RandomStream>,
     /// A `Rc<RefCell<GradientReducer<B>>>` of the model's backend.
     reducer: Rc<dyn Any>,
     /// A `BlockRecorder<B>`.
     recorder: Rc<dyn AnyRecorder>,
+    /// The type of products under `torch_autocast`; `None` without it.
     autocast: Option<FloatDType>,
     /// Counts floating-point operations while requested.
     operations: RefCell<Option<Counter>>,
@@ -163,13 +174,21 @@ static NEXT_MODEL: AtomicU32 = AtomicU32::new(0);
 
 /// Binds the context of a sharded model to this thread. Dropping it removes the
 /// model.
+///
+/// A call that is still active keeps the context alive until its guard is
+/// dropped.
 pub(crate) struct Binding {
+    /// The context, which [`SESSION`] lists as long as the binding lives.
     context: Rc<ModelContext>,
 }
 
 impl Binding {
     /// Creates a context. Products run in type `autocast`, if given. The random
     /// stream starts at seed 0; models on one thread use different streams.
+    ///
+    /// `place` is the smallest number that no model on the thread uses, so that
+    /// a model created after another was dropped draws the same numbers in
+    /// every run.
     pub(crate) fn new<B: Backend>(
         reducer: Rc<RefCell<GradientReducer<B>>>,
         recorder: Rc<BlockRecorder<B>>,
@@ -294,9 +313,13 @@ impl Drop for Binding {
 }
 
 /// A guard that keeps a call of a model active.
+///
+/// Guards may be dropped in any order, for example when a generator holds one.
+/// The innermost call of the guard's model ends.
 #[must_use = "the context is left when the guard is dropped"]
 #[derive(Debug)]
 pub struct ContextGuard {
+    /// The number of the model whose call ends.
     model: u32,
     /// Contexts belong to a thread, so the guard must not be sent to another
     /// one.
@@ -344,6 +367,7 @@ pub(crate) fn reducer<B: Backend>() -> Option<Rc<RefCell<GradientReducer<B>>>> {
 }
 
 /// Returns the type of products in the active call, if it runs under autocast.
+/// Outside of calls there is no autocast.
 pub(crate) fn autocast() -> Option<FloatDType> {
     SESSION.with_borrow(|session| session.entered.last()?.autocast())
 }
@@ -469,6 +493,8 @@ pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
 
 /// Calls `run` with the operation counter of the current model, if there is
 /// one.
+///
+/// Most runs count nothing, so `run` should compute the operations lazily.
 pub(crate) fn with_counter(run: impl FnOnce(&mut Counter)) {
     if let Some(context) = current()
         && let Some(counter) = &mut *context.operations.borrow_mut()

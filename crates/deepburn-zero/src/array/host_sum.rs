@@ -1,8 +1,22 @@
 //! Sums of arrays in host memory.
 //!
-//! One pass adds the parts of all ranks block by block. Sums are in f32 and rounded once, as on a device, but there only
-//! a block is in f32 at a time: a 16-bit gradient of a large vocabulary would otherwise be widened as a whole, for each
-//! rank.
+//! One pass adds the parts of all ranks block by block, with all cores of the rayon pool:
+//!
+//! ```text
+//!  rank 0   │ block 0 │ block 1 │ …      16-bit or f32 elements, read in place
+//!  rank 1   │ block 0 │ block 1 │ …
+//!  rows     │  row 7  │         │ …      sorted by position, added last
+//!           ▼
+//!  sum in f32, one block a thread  ──►  divided, rounded once, written
+//! ```
+//!
+//! Sums are in f32 and rounded once, as on a device. Here only one block per thread is in f32 at a
+//! time. The generic path would widen the whole 16-bit gradient of a large vocabulary, once for
+//! each rank.
+//!
+//! The order of additions at each element is fixed: dense parts in rank order, then rows in rank
+//! order. The number of threads does not change a bit, because no two threads add to the same
+//! element.
 
 use std::ops::{Deref, Range};
 
@@ -16,23 +30,30 @@ use rayon::prelude::*;
 
 use crate::rows::RowGradient;
 
-/// Elements of a block: a few rows of an embedding, so that most blocks have none to add.
+/// The number of elements of a block. Two f32 blocks fit on the stack and in the L2 cache. A block
+/// spans only a few rows of an embedding, so most blocks have no sparse row to add.
 const BLOCK: usize = 8192;
 
-/// What is added: dense arrays in the order of their ranks, then rows.
+/// The operands of one sum: dense arrays in rank order, then sparse rows.
 pub(super) struct HostSum {
+    /// The type of the operands and of the result: f32, f16 or bf16.
     dtype: FloatDType,
+    /// The number of elements of each operand, without padding.
     numel: usize,
-    /// The elements of each dense array.
+    /// The elements of each dense array, shared with its tensor.
     dense: Vec<Bytes>,
+    /// The rows of all sparse gradients.
     rows: SparseRows,
-    /// What the sum is divided by.
+    /// The number of ranks for a mean; `None` for a sum, and for a mean over one rank.
     divisor: Option<f32>,
 }
 
 impl HostSum {
-    /// Arrays of `numel` elements, of which `count` are averaged if it is given. `None` if one of them is not
-    /// contiguous in host memory in this type, or if sums are in f64.
+    /// Collects arrays of `numel` elements, whose sum is divided by `count` if it is given.
+    ///
+    /// Returns `None` if this path does not apply: if an array is not contiguous in host memory,
+    /// has another type or is not aligned, or if sums are in f64. The caller then uses the
+    /// backend's ops.
     pub(super) fn new<B: Backend>(
         dense: &[B::FloatTensorPrimitive],
         rows: &[RowGradient<B>],
@@ -55,7 +76,7 @@ impl HostSum {
         Some(Self { dtype, numel, dense: dense?, rows: SparseRows::read(rows), divisor })
     }
 
-    /// The sum, followed by zeros up to `padded_len`.
+    /// Returns the flat sum, followed by zeros up to `padded_len`.
     pub(super) fn compute(&self, padded_len: usize) -> TensorData {
         match self.dtype {
             FloatDType::F16 => self.sum::<f16>(padded_len),
@@ -64,6 +85,7 @@ impl HostSum {
         }
     }
 
+    /// Computes the sum for one element type. Threads take blocks of the result.
     fn sum<E: Element + Pod + burn_backend::Element>(&self, padded_len: usize) -> TensorData {
         let dense: Vec<&[E]> = self.dense.iter().map(|bytes| bytemuck::cast_slice(bytes)).collect();
         let mut sum: Vec<E> = bytemuck::zeroed_vec(padded_len);
@@ -74,7 +96,8 @@ impl HostSum {
         TensorData::new(sum, vec![padded_len])
     }
 
-    /// Writes elements `range` of the sum to `out`.
+    /// Writes elements `range` of the sum to `out`. A block with a single operand and no divisor is
+    /// copied, so it keeps its bits (NaN payloads too).
     fn sum_block<E: Element>(&self, dense: &[&[E]], range: Range<usize>, out: &mut [E]) {
         let rows = self.rows.of(&range);
         if let ([only], [], None) = (dense, rows, self.divisor) {
@@ -101,27 +124,33 @@ impl HostSum {
     }
 }
 
-/// Rows of gradients of embeddings, by their place in the flat order.
+/// The rows of embedding gradients, sorted by their position in the flat order.
+///
+/// A thread finds the rows of its block with two binary searches instead of looking at all of them.
 pub(super) struct SparseRows {
-    /// Sorted by place; rows of one place in the order in which they are added.
+    /// Sorted by start. The sort is stable, so rows of one position stay in the order in which they
+    /// are added.
     places: Vec<RowPlace>,
-    /// Elements of the longest row.
+    /// The number of elements of the longest row. It bounds how far before a block a row may begin
+    /// that reaches into it.
     longest: usize,
-    /// The values of each block of rows.
+    /// The values of each block of rows that has a row in the part.
     values: Vec<HostValues>,
 }
 
-/// Where a row is added.
+/// A row, cut to the part of the flat order that is being summed.
 struct RowPlace {
-    /// In the sum: the first of its elements that it has.
+    /// The position of its first element in the sum.
     start: usize,
-    /// In the values of its block.
+    /// The range of its elements within the values of its block.
     values: Range<usize>,
+    /// The index of its block in [`SparseRows::values`].
     block: usize,
 }
 
 impl SparseRows {
-    /// Reads those rows that lie in the part of the flat order that each gradient stands for.
+    /// Reads the rows that overlap the part of the flat order that each gradient stands for. A row
+    /// that crosses an end of the part is cut there.
     pub(super) fn read<B: Backend>(gradients: &[RowGradient<B>]) -> Self {
         let (mut places, mut values) = (Vec::new(), Vec::new());
         for gradient in gradients {
@@ -154,7 +183,7 @@ impl SparseRows {
         Self { places, longest, values }
     }
 
-    /// Whether no row has an element of the part.
+    /// Returns true if no row has an element in the part.
     pub(super) fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
@@ -167,7 +196,8 @@ impl SparseRows {
         }
     }
 
-    /// The rows that have elements in `range`, and perhaps some before it.
+    /// Returns the rows that have elements in `range`, and possibly a few before it if rows differ
+    /// in length.
     fn of(&self, range: &Range<usize>) -> &[RowPlace] {
         let first = self.places.partition_point(|place| place.start + self.longest <= range.start);
         let end = self.places.partition_point(|place| place.start < range.end);
@@ -188,13 +218,16 @@ impl SparseRows {
     }
 }
 
-/// The elements of a tensor in host memory as f32, shared with the tensor where it has them there.
+/// The elements of a tensor in host memory as f32.
 enum HostValues {
+    /// The tensor's own memory, already in f32 and aligned.
     Shared(Bytes),
+    /// A converted copy.
     Own(Vec<f32>),
 }
 
 impl HostValues {
+    /// Reads the values, without a copy if the backend keeps f32 elements in host memory.
     fn read<B: Backend>(tensor: B::FloatTensorPrimitive) -> Self {
         if tensor.dtype() != DType::F32 {
             return Self::Own(float_into_host::<B>(tensor));

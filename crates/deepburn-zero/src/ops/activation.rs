@@ -1,4 +1,10 @@
 //! Activation functions.
+//!
+//! None of them is a product, so a block recomputes all of them cheaply
+//! ([`Cost::Low`](crate::recompute::Cost)). Softmax and the logarithms run in f32 under autocast,
+//! as in `torch.autocast`'s list for CUDA, because a sum of exponentials loses precision in 16
+//! bits. The backward functions run below autodiff, on operands whose types the forward pass has
+//! already fixed.
 
 use burn_backend::Scalar;
 use burn_backend::ops::ActivationOps;
@@ -7,7 +13,7 @@ use deepburn_ops::MatmulOps;
 use crate::Sharded;
 use crate::ops::forward;
 
-/// Activation functions.
+/// The table of Burn's `ActivationOps`; see [`ops`](crate::ops) for its syntax.
 macro_rules! activation_ops {
     ($with:ident) => {
         $with! {

@@ -1,4 +1,8 @@
-//! Boolean tensors.
+//! Bool tensors: masks and the results of comparisons.
+//!
+//! They are never parameters of the optimizer. A bool parameter of a module is a buffer
+//! (`buffers.rs`). Results enter the ledger as activations. They are never recomputed: a mask that
+//! autodiff saves stays in memory until backward has used it.
 
 use burn_backend::ops::BoolTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, IntTensor};
@@ -11,7 +15,7 @@ use crate::Sharded;
 use crate::ops::{forward, view};
 use crate::tensor::Leased;
 
-/// Ops that make data of their own.
+/// The table of ops whose result has memory of its own.
 macro_rules! bool_ops {
     ($with:ident) => {
         $with! {
@@ -50,7 +54,7 @@ macro_rules! bool_ops {
 }
 pub(crate) use bool_ops;
 
-/// Ops whose result shares the memory of its operand.
+/// The table of ops whose result shares the memory of its operand, and therefore its ledger entry.
 macro_rules! bool_view_ops {
     ($with:ident) => {
         $with! {

@@ -1,4 +1,15 @@
-//! Float tensors: views of a parameter are recorded, gradients of embeddings stay rows.
+//! Float tensors.
+//!
+//! Most ops are plain: `forward!` gathers their operands and enters their results. Three kinds are
+//! written by hand:
+//!
+//! - *Views* (reshape, permute, slice, expand, cast) of a parameter are recorded on its handle.
+//!   Autodiff can then save the transposed weight of a linear layer without holding any data.
+//! - *Additions* of embedding gradients stay sparse. Autodiff sums the two gradients of a tied
+//!   embedding with [`float_add`](FloatTensorOps::float_add), and a dense sum would fill the whole
+//!   vocabulary.
+//! - *Random tensors* come from the rank's own stream, never from the generator of the device,
+//!   which the rank threads of a process share.
 
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{Device, FloatTensor, IndexingUpdateOp};
@@ -18,7 +29,10 @@ use crate::tensor::Leased;
 use crate::view::View;
 use crate::{Sharded, ZeroTensor};
 
-/// Ops whose operands are made whole, in either decorator of this crate.
+/// The table of ops that need the data of their operands, in either decorator of this crate.
+///
+/// `#[full]` marks exponentials, logarithms, powers and reductions, which run in f32 under
+/// autocast.
 macro_rules! float_ops {
     ($with:ident) => {
         $with! {
@@ -134,7 +148,7 @@ macro_rules! float_ops {
 }
 pub(crate) use float_ops;
 
-/// Ops that treat handles of parameters or rows in a special way.
+/// The table of ops that [`Sharded`] implements by hand. Only `cast!` expands it.
 macro_rules! float_handle_ops {
     ($with:ident) => {
         $with! {
@@ -157,6 +171,8 @@ macro_rules! float_handle_ops {
 }
 pub(crate) use float_handle_ops;
 
+/// Tensors of this backend have no autodiff state: autodiff lies above it. `detach` and
+/// `require_grad` therefore return their operand.
 impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     fn float_into_data(
         tensor: FloatTensor<Self>,
@@ -173,6 +189,8 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         tensor.device()
     }
 
+    /// A parameter that is already on `device` stays a handle; otherwise this reads it and copies
+    /// the data.
     fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
         if tensor.device() == *device {
             return tensor;
@@ -180,8 +198,11 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         ZeroTensor::full(B::float_to_device(tensor.into_full(), device))
     }
 
-    /// Draws from the stream of this rank, so that neither the stage nor the timing of other
-    /// ranks changes what is drawn.
+    /// Draws from the stream of this rank, so that neither the stage nor the timing of other ranks
+    /// changes the result.
+    ///
+    /// A recorded draw keeps a copy of the stream as it was before the draw. Recomputation draws
+    /// from that copy, so dropout has the same mask, and the stream itself does not advance again.
     fn float_random(
         shape: Shape,
         distribution: Distribution,
@@ -189,6 +210,8 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
         let drawn = session::with_random(|random| {
+            // The stream is copied even if the op is not recorded: a copy of a ChaCha state is a
+            // few words.
             let before = random.clone();
             (before, draw::<B>(random, shape.clone(), distribution, device, dtype))
         });
@@ -206,8 +229,9 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         tensor
     }
 
-    /// Adding to the gradient of an embedding keeps it in rows: that is how autodiff sums the
-    /// gradients of a weight that is tied to another layer.
+    /// Adds two tensors. A sum with the gradient of an embedding stays sparse: autodiff adds up the
+    /// gradients of a weight that is tied to another layer in this way. Rows of a different shape
+    /// than the other operand (a broadcast) become dense.
     fn float_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match (lhs, rhs) {
             (ZeroTensor::SparseRows(left), ZeroTensor::SparseRows(right)) => {
@@ -246,6 +270,7 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         tensor.view(View::SwapDims(dim1, dim2))
     }
 
+    /// Swaps the last two axes, as a recorded view on a parameter.
     fn float_transpose(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let rank = tensor.rank();
         tensor.view(View::SwapDims(rank - 2, rank - 1))
@@ -267,6 +292,8 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         tensor.view(View::Cast(dtype))
     }
 
+    /// Multiplies with the kernels of [`MatmulOps`], which may be faster than Burn's own. The
+    /// length of the sums decides whether selective activation checkpointing keeps the result.
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         operations::count(&[&lhs, &rhs], || operations::matmul(&lhs, &rhs));
         let cost = Cost::of_product(lhs.shape().as_slice().last().copied().unwrap_or(1));
@@ -277,7 +304,10 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     float_ops!(forward);
 }
 
-/// Draws a tensor from a stream.
+/// Draws a tensor of `shape` from a stream and moves it to `device`.
+///
+/// Types of 16 bits are drawn in f32 and rounded, so the stream advances by the same number of
+/// words in every precision except f64.
 fn draw<B: Backend>(
     random: &mut RandomStream,
     shape: Shape,

@@ -1,4 +1,12 @@
-//! Fused ops. A parameter that backward needs stays a handle: autodiff keeps what it is given here.
+//! Fused ops of `deepburn-ops`: layer norm, GELU, linear layer, cross entropy and attention.
+//!
+//! Their autodiff nodes lie above this backend and save what they are given here. A parameter that
+//! backward needs therefore stays a handle, and an activation stays a value of its block's tape.
+//! Forward ops are recorded for recomputation. Backward ops are not, because they run after the
+//! recording has ended.
+//!
+//! Products are counted for model FLOPs ([`operations`](crate::operations)), in forward and in
+//! backward.
 
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
@@ -13,6 +21,8 @@ use crate::ops::{forward, recorded};
 use crate::recompute::{self, Cost};
 use crate::{Sharded, ZeroTensor};
 
+/// Layer norm. Backward needs the input and two numbers per row, the mean and the reciprocal
+/// standard deviation; all three results belong to one recorded op.
 impl<B: MatmulOps + LayerNormOps> LayerNormOps for Sharded<B> {
     forward! {
         fn fused_layer_norm(x: float, gamma: float, beta: float, epsilon: [f64]) -> float;
@@ -52,6 +62,7 @@ impl<B: MatmulOps + LayerNormOps> LayerNormOps for Sharded<B> {
     }
 }
 
+/// GELU with the tanh approximation, which backward recomputes from the input.
 impl<B: MatmulOps + GeluOps> GeluOps for Sharded<B> {
     forward! {
         fn gelu_tanh(x: float) -> float;
@@ -59,6 +70,7 @@ impl<B: MatmulOps + GeluOps> GeluOps for Sharded<B> {
     }
 }
 
+/// Linear layers, `x [.., inputs]` times `weight`, plus an optional bias.
 impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
     fn fused_linear(
         x: FloatTensor<Self>,
@@ -78,6 +90,8 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
         ZeroTensor::full(B::linear_x_gradient(grad.into_full(), weight.into_full()))
     }
 
+    /// Returns the gradients of weight and bias. Neither operand is a parameter, so no gather is
+    /// needed here.
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
         let inputs = x.shape().as_slice().last().copied().unwrap_or(1);
         let outputs = grad.shape().as_slice().last().copied().unwrap_or(1);
@@ -87,7 +101,11 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
     }
 }
 
+/// The loss head: the product of the hidden states with the output layer, and the cross entropy of
+/// its logits. Logits exist for a chunk of rows at a time.
 impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
+    /// Returns the loss without gradients, for evaluation or for a part of the model that is not
+    /// trained.
     fn linear_cross_entropy(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -106,6 +124,12 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
         fn scale_gradient(gradient: float, factor: float, dtype: [DType]) -> float;
     }
 
+    /// Returns the loss together with the gradients that `wanted` selects, for an upstream gradient
+    /// of 1.
+    ///
+    /// The op is not recorded: its results are gradients, which backward multiplies by a scalar.
+    /// Recomputing them would need a second pass over the vocabulary. The operands are noted all
+    /// the same, because they may end a block.
     fn head_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -114,7 +138,8 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     ) -> HeadLoss<Self> {
         let product = || rows_times(&hidden, weight.shape().num_elements());
         count(&[&weight], product);
-        // The gradients are made here, while the logits of a chunk are at hand.
+        // The gradients are made here, while the logits of a chunk are at hand, and count as
+        // backward operations.
         let gradients = u64::from(wanted.hidden) + u64::from(wanted.weight);
         count_backward(&weight, || gradients * product());
         recompute::note_unrecorded(&[&hidden, &weight]);
@@ -129,6 +154,8 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
         }
     }
 
+    /// Returns the loss of given logits and, if `gradient` is set, its gradient with respect to
+    /// them. Not recorded, for the same reason as [`head_loss`](CrossEntropyOps::head_loss).
     fn logits_loss(
         logits: FloatTensor<Self>,
         targets: IntTensor<Self>,
@@ -140,6 +167,11 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     }
 }
 
+/// Self-attention over packed projections `[batch * length, 3 * width]` of queries, keys and
+/// values.
+///
+/// Selective activation checkpointing treats attention as an expensive product.
+/// Backward needs the output and one log-sum-exp per query and head, not the matrix of scores.
 impl<B: MatmulOps + AttentionOps> AttentionOps for Sharded<B> {
     fn self_attention(
         projected: FloatTensor<Self>,
@@ -187,8 +219,12 @@ impl<B: MatmulOps + AttentionOps> AttentionOps for Sharded<B> {
     }
 }
 
-/// Operations of so many products of attention, each of all queries with all keys of a row of the
-/// batch. `projected` is `[batch * length, 3 * width]`.
+/// Returns the operations of `products` products of attention, each of all queries with all keys of
+/// a row of the batch.
+///
+/// Forward has two products, scores and values. Backward has four: the gradients of values,
+/// probabilities, queries and keys. `projected` is `[batch * length, 3 * width]`. Masked positions
+/// count in full, as in the convention for model FLOPs; padding beyond a row's length does not.
 fn scores<B: Backend>(projected: &ZeroTensor<B>, attention: &SelfAttention, products: u64) -> u64 {
     let shape = projected.shape();
     let (rows, width) = (shape.as_slice()[0], shape.as_slice()[1] / 3);

@@ -1,4 +1,7 @@
-//! Integer tensors.
+//! Integer tensors: token ids, indices and counters.
+//!
+//! They are never parameters of the optimizer. An integer parameter of a module is a buffer
+//! (`buffers.rs`). Results enter the ledger as activations and are never recomputed.
 
 use std::ops::Range;
 
@@ -14,7 +17,7 @@ use crate::ops::{forward, view};
 use crate::session;
 use crate::tensor::Leased;
 
-/// Ops that make data of their own.
+/// The table of ops whose result has memory of its own.
 macro_rules! int_ops {
     ($with:ident) => {
         $with! {
@@ -118,7 +121,7 @@ macro_rules! int_ops {
 }
 pub(crate) use int_ops;
 
-/// Ops whose result shares the memory of its operand.
+/// The table of ops whose result shares the memory of its operand, and therefore its ledger entry.
 macro_rules! int_view_ops {
     ($with:ident) => {
         $with! {
@@ -144,6 +147,9 @@ impl<B: MatmulOps> IntTensorOps<Sharded<B>> for Sharded<B> {
         B::int_device(&tensor.tensor)
     }
 
+    /// Draws from the stream of this rank. Integers are drawn as 64-bit numbers and converted, so
+    /// the stream advances by the same number of words for every integer type. The op is not
+    /// recorded, because results other than floats stay in memory.
     fn int_random(
         shape: Shape,
         distribution: Distribution,

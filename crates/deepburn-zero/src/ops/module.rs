@@ -1,4 +1,10 @@
-//! Layers. The gradient of an embedding needs no more of the table than its shape.
+//! Layers: embeddings, convolutions, pooling, interpolation, attention and losses as Burn's modules
+//! call them.
+//!
+//! Two families are written by hand. The gradient of an embedding stays sparse ([`RowGradient`])
+//! and needs only the shape of the table, so backward does not gather it. Convolutions are counted
+//! for model FLOPs ([`operations`](crate::operations)); transposed and deformable convolutions are
+//! not.
 
 use burn_backend::TensorMetadata;
 use burn_backend::ops::{
@@ -14,7 +20,7 @@ use crate::recompute::Cost;
 use crate::rows::RowGradient;
 use crate::{Sharded, ZeroTensor};
 
-/// Layers whose operands are made whole.
+/// The table of layers that need the data of their operands and nothing else.
 macro_rules! module_ops {
     ($with:ident) => {
         $with! {
@@ -68,7 +74,8 @@ macro_rules! module_ops {
 }
 pub(crate) use module_ops;
 
-/// Layers whose operations are counted or whose gradient stays in rows.
+/// The table of layers that [`Sharded`] implements by hand, because their operations are counted or
+/// because their gradient stays sparse. Only `cast!` expands it.
 macro_rules! counted_module_ops {
     ($with:ident) => {
         $with! {
@@ -88,7 +95,12 @@ macro_rules! counted_module_ops {
 }
 pub(crate) use counted_module_ops;
 
-/// Convolutions of so many axes, whose operations are counted.
+/// Implements a convolution over `$axes` axes and its two backward functions, with operation
+/// counts.
+///
+/// Each backward function has as many operations as forward, because each pairs every output with
+/// every weight of its channel. `terms` is the number of products per output, `inputs / groups`
+/// times the kernel size.
 macro_rules! convolutions {
     ($($axes:literal: $forward:ident, $x_backward:ident, $weight_backward:ident;)*) => { $(
         fn $forward(
@@ -133,7 +145,10 @@ macro_rules! convolutions {
     )* };
 }
 
+/// Bias gradients and transposed convolutions are plain lines of the table `module_ops`.
 impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
+    /// Looks up rows `indices` of a table. The whole table is gathered if it is sharded; the result
+    /// is cheap to recompute.
     fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
         let [rows] =
             recorded!(Cost::Low; weights: float, indices: int => [B::embedding(weights, indices)]);
@@ -146,6 +161,8 @@ impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
         3: conv3d, conv3d_x_backward, conv3d_weight_backward;
     }
 
+    /// Returns the gradient of a table as the rows that were looked up, without reading the table.
+    /// Rows that occur several times are added up later, where a shard is reduced.
     fn embedding_backward(
         weights: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,

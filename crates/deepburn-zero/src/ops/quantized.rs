@@ -1,4 +1,8 @@
-//! Quantized tensors. They are never sharded.
+//! Quantized tensors.
+//!
+//! They are the inner backend's own and pass through unchanged: they are never sharded, not counted
+//! in the ledger and not trained. Only dequantized results become floats of this backend, with a
+//! ledger entry.
 
 use burn_backend::ops::QTensorOps;
 use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
@@ -11,7 +15,7 @@ use deepburn_ops::MatmulOps;
 use crate::Sharded;
 use crate::ops::forward;
 
-/// Ops on quantized tensors.
+/// The table of Burn's `QTensorOps`; see [`ops`](crate::ops) for its syntax.
 macro_rules! quantized_ops {
     ($with:ident) => {
         $with! {

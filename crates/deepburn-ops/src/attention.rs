@@ -19,7 +19,8 @@ use burn_backend::tensor::FloatTensor;
 
 use crate::portable;
 
-/// The number of random bits in an f32.
+/// The number of random bits that are drawn as one f32, whose significand has 24 bits. A seed is
+/// made of two draws.
 const DRAWN_BITS: u32 = 24;
 
 /// The number of query rows whose scores exist at the same time.
@@ -92,6 +93,8 @@ impl AttentionDropout {
         1.0 / (1.0 - self.probability)
     }
 
+    /// Returns the random numbers of query `row`, which is counted over the queries of all heads of
+    /// all sequences.
     pub(crate) fn row(self, row: usize) -> DropoutRow {
         // SplitMix64 (Steele et al. 2014).
         let mut z = self.seed.wrapping_add((row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -106,13 +109,17 @@ impl AttentionDropout {
 /// The random numbers of one query.
 #[derive(Clone, Copy)]
 pub(crate) struct DropoutRow {
+    /// Combined with the number of the key.
     low: u32,
+    /// Combined with the result of the hash.
     high: u32,
-    /// A number below it drops the weight.
+    /// A number below it drops the weight: the probability in units of 2^-32.
     threshold: u32,
 }
 
 impl DropoutRow {
+    /// Returns true if the weight of key `key` is dropped. Integer arithmetic only, so that a loop
+    /// over keys vectorises.
     #[inline(always)]
     pub(crate) fn drops(self, key: u32) -> bool {
         // A 32-bit finaliser with low bias (Wellons, "Prospecting for hash functions").
@@ -181,6 +188,7 @@ pub struct AttentionSaved<B: Backend> {
     pub dropout: Option<AttentionDropout>,
 }
 
+/// The autodiff step. Its parent is the projected matrix.
 #[derive(Debug)]
 struct AttentionStep;
 

@@ -1,14 +1,26 @@
-//! Softmax cross-entropy over large vocabularies, fused with the linear layer
-//! that computes the logits.
+//! Softmax cross-entropy over large vocabularies, fused with the linear layer that computes the
+//! logits.
 //!
-//! Main trait: [`CrossEntropyOps`]. With a vocabulary of 50,257 tokens, the
-//! logits and their gradient would be the largest tensors of a GPT-2 step. Here
-//! the logits of a chunk of tokens are overwritten with their own gradient, so
-//! only one chunk exists at a time. If every token has the same weight, forward
-//! also computes the gradients of hidden states and weight while it has the
-//! logits; backward then only multiplies by a number. This takes three matrix
+//! Main trait: [`CrossEntropyOps`]. With a vocabulary of 50,257 tokens, the logits and their
+//! gradient would be the largest tensors of a GPT-2 step. Here the logits of a chunk of tokens are
+//! overwritten with their own gradient, so only one chunk exists at a time.
+//!
+//! The op returns one number, the sum of the losses, so the gradient that it gets in backward is
+//! one number too. Forward therefore computes the gradients of hidden states and weight while it
+//! has the logits, and backward only multiplies them by that number. This takes three matrix
 //! products in total and reads the weight once.
-//! backward multiplies by a number. That takes three products in all and reads the weight once.
+//!
+//! ```text
+//! forward    logits = hidden W^T     chunk of rows, at most 64 MiB of f32
+//!            loss  += sum of log(sum(exp(l))) - l[target]
+//!            logits = softmax - one_hot
+//!            dh     = logits W       kept until backward, [tokens, width]
+//!            dW    += logits^T h     kept until backward, [vocab, width]
+//! backward   dh * factor, dW * factor, each rounded to its type once
+//! ```
+//!
+//! The kept gradients are in at least f32. For GPT-2's head of 50,257 by 768, the weight gradient
+//! takes 147 MiB.
 
 use burn::tensor::{Int, Tensor};
 use burn_autodiff::Autodiff;
@@ -97,7 +109,7 @@ pub struct HeadLoss<B: Backend> {
     pub gradients: HeadGradients<Option<FloatTensor<B>>>,
 }
 
-/// The largest size of a chunk's f32 logits in bytes.
+/// The largest size of a chunk's f32 logits in bytes, unless one row is larger.
 const CHUNK_BYTES: usize = 64 << 20;
 
 /// Returns the number of rows of logits, one per token, that
@@ -110,6 +122,8 @@ pub fn logits_chunk_rows(tokens: usize, vocab: usize) -> usize {
 }
 
 /// A gradient of the sum and its final element type.
+///
+/// The gradient of the sum, from which backward makes the gradient of the loss.
 #[derive(Debug, Clone)]
 struct UnitGradient<B: Backend> {
     gradient: FloatTensor<B>,
@@ -117,11 +131,13 @@ struct UnitGradient<B: Backend> {
 }
 
 impl<B: CrossEntropyOps> UnitGradient<B> {
+    /// Returns the gradient multiplied by `factor` `[1]`, in its final type.
     fn scaled(self, factor: FloatTensor<B>) -> FloatTensor<B> {
         B::scale_gradient(self.gradient, factor, self.dtype)
     }
 }
 
+/// The autodiff step of the head. Its parents are the hidden states and the weight.
 #[derive(Debug)]
 struct HeadStep;
 
@@ -147,6 +163,7 @@ impl<B: CrossEntropyOps> Backward<B, 2> for HeadStep {
     }
 }
 
+/// The autodiff step of a loss of given logits, whose gradient forward has computed.
 #[derive(Debug)]
 struct LogitsStep;
 
@@ -164,6 +181,8 @@ impl<B: CrossEntropyOps> Backward<B, 1> for LogitsStep {
     }
 }
 
+/// Gradients of inputs that are not tracked are not computed. Without any, forward needs no second
+/// and third product.
 impl<B: CrossEntropyOps, C: CheckpointStrategy> CrossEntropyOps for Autodiff<B, C> {
     fn linear_cross_entropy(
         hidden: FloatTensor<Self>,

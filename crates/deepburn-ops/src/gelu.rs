@@ -1,8 +1,8 @@
-//! GELU with the tanh approximation:
-//! `0.5 x (1 + tanh(u))`, `u = sqrt(2 / pi) (x + 0.044715 x^3)` (Hendrycks and Gimpel 2016).
+//! GELU with the tanh approximation: `0.5 x (1 + tanh(u))`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`
+//! (Hendrycks and Gimpel 2016).
 //!
-//! Computed as `x sigmoid(2 u)`, which is equal. Main trait: [`GeluOps`].
-//! Backward needs only the input.
+//! Computed as `x sigmoid(2 u)`, which is equal because `tanh(u) = 2 sigmoid(2 u) - 1`. Main trait:
+//! [`GeluOps`]. Backward needs only the input.
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
@@ -16,9 +16,9 @@ use burn_backend::tensor::FloatTensor;
 use crate::norm::on_rows;
 use crate::portable;
 
-/// The coefficient of the cubic term.
+/// The coefficient of the cubic term in `u`.
 pub(crate) const CUBIC: f64 = 0.044_715;
-/// `2 sqrt(2 / pi)`.
+/// `2 sqrt(2 / pi)`, the coefficient of the linear term in `2 u`.
 pub(crate) const TWICE_SQRT_2_OVER_PI: f64 =
     2.0 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
 
@@ -38,6 +38,7 @@ pub trait GeluOps: Backend {
     }
 }
 
+/// The autodiff step. Its state is the input.
 #[derive(Debug)]
 struct GeluStep;
 
@@ -54,6 +55,8 @@ impl<B: GeluOps> Backward<B, 1> for GeluStep {
     }
 }
 
+/// Recorded as compute-bound: Burn's own activation checkpointing keeps the output instead of
+/// computing it again.
 impl<B: GeluOps, C: CheckpointStrategy> GeluOps for Autodiff<B, C> {
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
         match GeluStep.prepare::<C>([x.node]).compute_bound().stateful() {

@@ -6,7 +6,12 @@
 use burn_backend::{Backend, TensorData, read_sync};
 use bytes::Bytes;
 
-/// Returns the elements of `tensor` as f32, in flat order.
+/// Returns the elements of `tensor` as f32, in flat order. f16 and bf16 are
+/// widened exactly; f64 is rounded. Waits for the device.
+///
+/// # Panics
+///
+/// Panics if the device fails.
 pub fn float_into_host<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> {
     read_float::<B>(tensor)
         .convert::<f32>()
@@ -14,7 +19,11 @@ pub fn float_into_host<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> 
         .expect("the data was converted to f32 just before")
 }
 
-/// Returns the data of `tensor` in its own type.
+/// Returns the data of `tensor` in its own type. Waits for the device.
+///
+/// # Panics
+///
+/// Panics if the device fails.
 pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
     match read_sync(B::float_into_data(tensor)) {
         Ok(data) => data,
@@ -27,6 +36,10 @@ pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
 /// A contiguous tensor of flex is already in host memory. Its bytes are shared
 /// instead of copied and do not change, because an op copies shared memory
 /// before it writes. Other tensors are read from their device.
+///
+/// # Panics
+///
+/// Panics if the device fails.
 pub fn float_bytes<B: Backend>(tensor: B::FloatTensorPrimitive) -> Bytes {
     match host_bytes(&tensor) {
         Some(bytes) => bytes,
@@ -40,7 +53,7 @@ pub fn shared_bytes<B: Backend>(tensor: &B::FloatTensorPrimitive) -> Option<Byte
     host_bytes(tensor)
 }
 
-/// A tensor that was read into host memory.
+/// A tensor that was read into host memory, as the owner of shared [`Bytes`].
 pub(crate) struct HostBytes(pub(crate) TensorData);
 
 impl AsRef<[u8]> for HostBytes {
@@ -68,13 +81,20 @@ pub(crate) fn host_bytes(tensor: &dyn std::any::Any) -> Option<Bytes> {
         }
     }
 
+    // The type is known at run time only, because callers are generic over the
+    // backend.
     let tensor = tensor.downcast_ref::<burn_flex::FlexTensor>()?;
     let (start, end) = tensor.layout().contiguous_offsets()?;
     let size = tensor.dtype().size();
     Some(Bytes::from_owner(Shared(tensor.data_arc())).slice(start * size..end * size))
 }
 
-/// Returns the elements of an index tensor.
+/// Returns the elements of an index tensor as 64-bit integers, in flat order.
+/// Waits for the device.
+///
+/// # Panics
+///
+/// Panics if the device fails.
 pub fn int_into_host<B: Backend>(tensor: B::IntTensorPrimitive) -> Vec<i64> {
     match read_sync(B::int_into_data(tensor)) {
         Ok(data) => data.iter::<i64>().collect(),

@@ -7,6 +7,19 @@
 //! forward and a backward pass. Provided methods use ops that every backend
 //! has, or host memory; a backend overrides a method if it has a kernel.
 //!
+//! | Family | flex (CPU) | LibTorch | CubeCL (GPUs), fusion |
+//! |---|---|---|---|
+//! | [`LayerNormOps`] | kernel | LibTorch's forward, formula in backward | provided |
+//! | [`GeluOps`] | kernel | LibTorch's | provided |
+//! | [`LinearOps`], [`MatmulOps`] | own products | LibTorch's products | the backend's products |
+//! | [`CrossEntropyOps`] | kernel | ops in place | provided |
+//! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | provided |
+//! | [`OptimizerOps`] | kernel | kernel on the CPU, else host memory | kernel |
+//!
+//! The features `flex`, `tch`, `cube` and `fusion` select the backends. The
+//! kernels know f32, f16 and bf16; f64 tensors use [`portable`], which works on
+//! every backend.
+//!
 //! `Autodiff<B>` records each fused op as one step that keeps only the values
 //! that its backward formula needs. Models call the functions on tensors:
 //! [`layer_norm`], [`gelu_tanh`], [`linear`], [`linear_cross_entropy`],
@@ -57,8 +70,8 @@ pub use optimizer::{OptimizerOps, UpdateArrays};
 pub use shared_storage::{join_shards, shard_of_whole};
 pub use stream::StreamOps;
 
-/// All families with forward and backward, which a fused model requires from
-/// its backend.
+/// The families with forward and backward, which a fused model requires from
+/// its backend. Implemented for every backend that has all of them.
 pub trait FusedOps: LayerNormOps + GeluOps + LinearOps + CrossEntropyOps + AttentionOps {}
 
 impl<B: LayerNormOps + GeluOps + LinearOps + CrossEntropyOps + AttentionOps> FusedOps for B {}

@@ -1,8 +1,15 @@
 //! Affine maps: `y = x W + b`.
 //!
 //! Main trait: [`LinearOps`]. Backward keeps the input if the weight is
-//! trained, and the weight if the input needs a gradient; a sharded weight is
-//! kept as a handle.
+//! trained, and the weight if the input needs a gradient. A sharded weight is
+//! kept as a handle: it takes no memory between the passes and is gathered
+//! again in backward.
+//!
+//! ```text
+//! dx = dy W^T      needs W, only if x needs a gradient
+//! dW = x^T dy      needs x, only if W or b is trained
+//! db = sum of the rows of dy
+//! ```
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
@@ -18,6 +25,9 @@ use crate::norm::on_rows;
 use crate::portable;
 
 /// Affine maps of the rows of a matrix.
+///
+/// The CPU kernels add products in at least f32. On other backends,
+/// the backend's product decides.
 pub trait LinearOps: Backend {
     /// Multiplies `x` `[rows, in]` by `weight` `[in, out]` and adds `bias`
     /// `[out]`. Autodiff records this method.
@@ -54,13 +64,18 @@ pub struct LinearGradients<B: Backend> {
 /// The values that backward needs, if it needs them.
 #[derive(Debug, Clone)]
 struct LinearSaved<B: Backend> {
+    /// The input `[rows, in]`, if weight or bias is trained.
     x: Option<FloatTensor<B>>,
+    /// The weight `[in, out]`, if the input needs a gradient.
     weight: Option<FloatTensor<B>>,
 }
 
+/// The autodiff step. Its parents are `x`, the weight and the bias.
 #[derive(Debug)]
 struct LinearStep;
 
+/// The gradient of the input comes first and releases the weight; a gathered
+/// weight can then be freed before the weight gradient is allocated.
 impl<B: LinearOps> Backward<B, 3> for LinearStep {
     type State = LinearSaved<B>;
 
@@ -86,13 +101,16 @@ impl<B: LinearOps> Backward<B, 3> for LinearStep {
     }
 }
 
+/// Recorded as compute-bound: Burn's own activation checkpointing keeps the
+/// output instead of computing it again.
 impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        // A missing bias is treated like one that is not trained.
+        // A step has three parents, so a missing bias is an empty tensor that
+        // is not tracked, like a bias that is not trained.
         let (bias, added) = match bias {
             Some(bias) => (bias.clone(), Some(bias.primitive)),
             None => {
@@ -112,8 +130,13 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     }
 }
 
-/// Computes `x weight + bias` over the last axis of `x`; `weight` is `[in,
-/// out]`, `bias` is `[out]`.
+/// Returns `x weight + bias` over the last axis of `x`. `weight` is `[in, out]`
+/// and `bias` `[out]`; the result has the axes of `x` with `out` as the last
+/// one.
+///
+/// # Panics
+///
+/// Panics if the last axis of `x` is not `in`.
 pub fn linear<B: LinearOps, const D: usize>(
     x: Tensor<B, D>,
     weight: Tensor<B, 2>,

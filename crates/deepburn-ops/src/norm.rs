@@ -1,7 +1,8 @@
-//! Layer normalisation: `(x - mean) / sqrt(var + epsilon) * gamma + beta`, biased variance.
+//! Layer normalisation: `(x - mean) / sqrt(var + epsilon) * gamma + beta`, biased variance (Ba,
+//! Kiros and Hinton 2016).
 //!
-//! Main trait: [`LayerNormOps`]. Backward keeps the input and two numbers per
-//! row.
+//! Main trait: [`LayerNormOps`]. Backward keeps the input, which the op before usually keeps as its
+//! output anyway, and two numbers per row. The normalised rows are computed again.
 
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_autodiff::Autodiff;
@@ -16,6 +17,9 @@ use crate::portable;
 
 /// Layer normalisation of the rows of a matrix. Means and deviations are
 /// computed in at least f32.
+///
+/// A row with NaN or an infinity becomes NaN. The variance of a constant row is 0, and `epsilon`
+/// keeps the result finite.
 pub trait LayerNormOps: Backend {
     /// Normalises the rows of `x` `[rows, width]`, multiplies by `gamma` and
     /// adds `beta`, both `[width]`. The result has the shape and type of `x`.
@@ -41,6 +45,8 @@ pub trait LayerNormOps: Backend {
 
     /// Returns the gradients of the inputs from the gradient of the output.
     /// Each has the type of its input.
+    ///
+    /// An implementation may update `grad` in place.
     fn layer_norm_backward(
         grad: FloatTensor<Self>,
         saved: LayerNormSaved<Self>,
@@ -84,9 +90,12 @@ pub struct LayerNormGradients<B: Backend> {
     pub beta: FloatTensor<B>,
 }
 
+/// The autodiff step. Its parents are `x`, `gamma` and `beta`.
 #[derive(Debug)]
 struct LayerNormStep;
 
+/// All three gradients are computed together, because they need the same pass over the rows.
+/// Gradients of parents that are not tracked are dropped.
 impl<B: LayerNormOps> Backward<B, 3> for LayerNormStep {
     type State = LayerNormSaved<B>;
 
@@ -108,6 +117,8 @@ impl<B: LayerNormOps> Backward<B, 3> for LayerNormStep {
     }
 }
 
+/// Recorded as compute-bound: Burn's own activation checkpointing keeps the output instead of
+/// computing it again.
 impl<B: LayerNormOps, C: CheckpointStrategy> LayerNormOps for Autodiff<B, C> {
     fn fused_layer_norm(
         x: FloatTensor<Self>,
@@ -128,8 +139,10 @@ impl<B: LayerNormOps, C: CheckpointStrategy> LayerNormOps for Autodiff<B, C> {
     }
 }
 
-/// Normalises over the last axis of `x`, multiplies by `gamma` and, if given,
-/// adds `beta`. Both have the length of that axis.
+/// Normalises over the last axis of `x`, multiplies by `gamma` and, if given, adds `beta`. Both
+/// have the length of that axis.
+///
+/// `x` may have any other axes; they are merged to rows. Without `beta`, zeros are added.
 pub fn layer_norm<B: LayerNormOps, const D: usize>(
     x: Tensor<B, D>,
     gamma: Tensor<B, 1>,
@@ -141,7 +154,10 @@ pub fn layer_norm<B: LayerNormOps, const D: usize>(
     on_rows(x, |x| B::fused_layer_norm(x, gamma, beta, epsilon))
 }
 
-/// Applies a function of `[rows, width]` matrices to a tensor of any rank.
+/// Applies a function of `[rows, width]` matrices to a tensor of any rank. The result keeps all axes
+/// of `x` except the last one, whose length the function may change.
+///
+/// A matrix is passed without a reshape, which autodiff would record as a step of its own.
 pub(crate) fn on_rows<B: Backend, const D: usize>(
     x: Tensor<B, D>,
     function: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,

@@ -8,6 +8,8 @@ use crate::host::{float_from_host, float_into_host, read_float};
 use crate::{LayoutOps, MatmulOps, StreamOps};
 
 /// The arrays that an optimizer step updates: flat, f32, of equal length.
+///
+/// Padding at the end is 0 in all arrays and stays 0.
 #[derive(Debug)]
 pub struct UpdateArrays<B: Backend> {
     /// The parameter in full precision.
@@ -22,8 +24,9 @@ pub struct UpdateArrays<B: Backend> {
 pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
     /// Runs one optimizer step in one pass. `gradient` is flat, as long as the
     /// arrays, in f32 or 16 bits, and is multiplied by `grad_scale` when it is
-    /// read. With `working`, the updated master is also returned, rounded to
-    /// that type.
+    /// read. With `working`, f16 or bf16, the updated master is also returned,
+    /// rounded to that type. Without a copy, which is also allowed for f32, the
+    /// caller uses the master.
     ///
     /// # Panics
     ///
@@ -39,7 +42,7 @@ pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
         update_on_host::<Self>(step, grad_scale, arrays, gradient, working)
     }
 
-    /// Returns the sum of squares of a flat gradient of any float type, and
+    /// Returns the sum of squares of a flat gradient in f32, f16 or bf16, and
     /// whether all elements are finite, in one pass. The sum is in f64 on the
     /// CPU, and elsewhere in at least f32 with a tree of partial sums.
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
@@ -64,7 +67,9 @@ pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
     }
 }
 
-/// Runs a step on copies in host memory.
+/// Runs a step on copies in host memory, for backends and devices without a
+/// kernel. Copies master, used states and gradient to the host, and master and
+/// states back; the result is on the device of the master.
 pub(crate) fn update_on_host<B: OptimizerOps>(
     step: &ElementwiseStep,
     grad_scale: f32,
@@ -92,7 +97,13 @@ pub(crate) fn update_on_host<B: OptimizerOps>(
     (UpdateArrays { master, states }, working)
 }
 
-/// Concatenates tensors by way of host memory.
+/// Concatenates flat tensors by way of host memory, followed by zeros up to
+/// `len` elements.
+///
+/// # Panics
+///
+/// Panics if there is no tensor, or if they have more than `len` elements
+/// together.
 pub(crate) fn flatten_on_host<B: Backend>(
     parts: Vec<FloatTensor<B>>,
     len: usize,

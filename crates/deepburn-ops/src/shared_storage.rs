@@ -1,18 +1,32 @@
 //! Shards of all ranks of a process, side by side in one allocation.
 //!
-//! Main functions: [`join_shards`] and [`shard_of_whole`]. The whole array is then a view of the allocation, so that
-//! gathering it copies nothing and takes no memory. Only flex tensors can share memory; other backends give `None`.
+//! Main functions: [`join_shards`] and [`shard_of_whole`]. When ranks are threads of one process,
+//! an all-gather of their shards does not have to copy: the whole array is a view of an allocation
+//! in which the shards are adjacent. Only flex tensors can share memory; other backends give
+//! `None`, and the caller gathers by copies.
 //!
-//! A [`SharedStorage`] is written when it is made of shards that lie elsewhere. From then on two kinds of tensors use
-//! it:
+//! ```text
+//! SharedStorage, one allocation, aligned to 64 bytes
+//! | shard 0        | shard 1        | shard 2        | shard 3    padding |
+//!   ^ rank 0's       ^ rank 1's       ^ rank 2's       ^ rank 3's tensor     read and changed in place
+//! |<------------------------- whole ----------------------->|                read only, the first numel elements
+//! ```
+//!
+//! The first gather of a parameter copies the shards into such a storage. Every rank then takes its
+//! shard there, so that later gathers find the shards adjacent and copy nothing. The allocation is
+//! freed with the last tensor that uses it, a whole or a shard.
+//!
+//! Two kinds of tensors use a [`SharedStorage`]:
 //! - *Wholes* read all of it. Changing a whole copies it first.
-//! - A *shard* belongs to one rank, which changes it in place while there is no whole. While there is one, a change
-//!   copies the shard, and the shard leaves the storage.
+//! - A *shard* belongs to one rank, which changes it in place while there is no whole. While there
+//!   is one, a change copies the shard to memory of its own, and the shard leaves the storage. The
+//!   next gather makes a new storage.
 //!
-//! [Note: No change under a whole] A change needs the only handle on the bytes of a shard, because flex copies bytes
-//! with two handles. A whole is made of handles on all shards. So no shard is being changed when a whole appears, and a
-//! change that begins later finds it counted: the last of those handles is dropped after the count has risen, and the
-//! only handle left sees what happened before that.
+//! [Note: No change under a whole] Changing a shard needs the only handle on its bytes, because
+//! flex copies bytes that have two handles. A whole is made from handles on all shards. So no shard
+//! is being changed when a whole appears. A change that begins later sees that the whole is
+//! counted: the last of those handles is dropped after the count has risen, and flex's reference
+//! count orders this before the change.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
@@ -27,14 +41,19 @@ use rayon::prelude::*;
 
 use crate::host::{float_from_host, host_bytes};
 
-/// Alignment of an allocation: a cache line.
+/// The alignment of an allocation in bytes: a cache line, and enough for every element type.
 const ALIGNMENT: usize = 64;
 
 /// Returns the first `numel` elements of the concatenation of `shards`, flat.
 ///
-/// Shards that lie side by side in one allocation are not copied. Others are copied into one; [`shard_of_whole`] then
-/// gives each rank its shard there. `None` if there is one shard only, if they differ in length, or on other backends
-/// than flex.
+/// Shards that are adjacent in one allocation are not copied. Others are copied into a new one on
+/// all threads, after which [`shard_of_whole`] gives each rank its shard there. Returns `None` if
+/// there is only one shard, if the shards differ in length or type or are empty, or on other
+/// backends than flex.
+///
+/// # Panics
+///
+/// Panics if the shards have fewer than `numel` elements together.
 pub fn join_shards<B: Backend>(
     shards: &[B::FloatTensorPrimitive],
     numel: usize,
@@ -56,7 +75,8 @@ pub fn join_shards<B: Backend>(
 
 /// Returns shard `index` of an array that [`join_shards`] made, flat, in the array's own memory.
 ///
-/// `None` if the shard lies there already, or if the array was not made so.
+/// Returns `None` if a tensor owns the shard there already, or if [`join_shards`] did not make the
+/// array.
 pub fn shard_of_whole<B: Backend>(
     whole: &B::FloatTensorPrimitive,
     index: usize,
@@ -71,29 +91,37 @@ pub fn shard_of_whole<B: Backend>(
 }
 
 /// One allocation for shards of equal size.
+///
+/// Invariant: all bytes are initialised, and the storage is in [`STORAGES`] as long as it exists.
 struct SharedStorage {
+    /// The first byte.
     start: NonNull<u8>,
+    /// The size of a shard in bytes, padding included; not 0.
     shard_bytes: usize,
-    /// Wholes that read it.
+    /// The number of wholes that read the storage.
     readers: AtomicUsize,
-    /// By shard, whether a tensor owns it, which may change it.
+    /// For each shard, whether a tensor owns it. Only this tensor may change the shard.
     owned: Box<[AtomicBool]>,
 }
 
-// SAFETY: the memory is written by owners of shards alone, who exclude each other and readers.
+// SAFETY: the memory is written only by owners of shards, which exclude each other and readers.
 unsafe impl Send for SharedStorage {}
 // SAFETY: as above.
 unsafe impl Sync for SharedStorage {}
 
-/// All storages by their address, so that tensors are recognised which lie in one.
+/// All storages by their address. They identify the storage that a tensor's bytes are in: a tensor
+/// has only an address, because flex's bytes do not name their allocation.
 static STORAGES: Mutex<BTreeMap<usize, Weak<SharedStorage>>> = Mutex::new(BTreeMap::new());
 
+/// Locks the registry. A panic of another holder leaves it valid, because each change is a single
+/// insertion or removal.
 fn storages() -> MutexGuard<'static, BTreeMap<usize, Weak<SharedStorage>>> {
     STORAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SharedStorage {
-    /// Copies `parts` of equal size, none of them empty, into a new storage.
+    /// Copies `parts` of equal size, none of them empty, into a new storage, one shard per task on
+    /// all threads.
     fn new(parts: &[bytes::Bytes]) -> Arc<Self> {
         let shard_bytes = parts[0].len();
         let layout = Self::layout(shard_bytes, parts.len());
@@ -116,18 +144,25 @@ impl SharedStorage {
         storage
     }
 
+    /// Returns the layout of an allocation for `shards` shards.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the size overflows, which memory that exists cannot cause.
     fn layout(shard_bytes: usize, shards: usize) -> Layout {
         let size = shard_bytes.checked_mul(shards);
         let layout = size.and_then(|size| Layout::from_size_align(size, ALIGNMENT).ok());
         layout.expect("an array whose shards are in memory has a size that fits")
     }
 
-    /// The storage that begins at `start`.
+    /// Returns the storage that begins at `start`. The address of a shard other than the first is
+    /// not found.
     fn at(start: *const u8) -> Option<Arc<Self>> {
         storages().get(&(start as usize)).and_then(Weak::upgrade)
     }
 
-    /// The storage whose shards are `parts`, all of them, in this order.
+    /// Returns the storage whose shards are `parts`, complete and in this order. Shards that were
+    /// swapped, or of which one has left the storage, are not found.
     fn of(parts: &[bytes::Bytes]) -> Option<Arc<Self>> {
         let storage = Self::at(parts[0].as_ptr())?;
         let is_shard = |(index, part): (usize, &bytes::Bytes)| {
@@ -137,14 +172,19 @@ impl SharedStorage {
         is_all.then_some(storage)
     }
 
-    /// The first byte of a shard.
+    /// Returns the first byte of a shard.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there are fewer shards.
     fn shard(&self, index: usize) -> NonNull<u8> {
         assert!(index < self.owned.len(), "a storage has a shard for each rank");
         // SAFETY: inside of the allocation.
         unsafe { self.start.add(index * self.shard_bytes) }
     }
 
-    /// All bytes, which no shard changes as long as they are held.
+    /// Returns all bytes as a whole. No shard is changed in place until it and its slices are
+    /// dropped.
     fn read(self: Arc<Self>) -> bytes::Bytes {
         self.readers.fetch_add(1, Ordering::Relaxed);
         bytes::Bytes::from_owner(Whole(self))
@@ -153,7 +193,7 @@ impl SharedStorage {
 
 impl Drop for SharedStorage {
     fn drop(&mut self) {
-        // Before the address is free for another storage.
+        // Removed before the memory is freed: the next allocation may get the same address.
         storages().remove(&(self.start.as_ptr() as usize));
         let layout = Self::layout(self.shard_bytes, self.owned.len());
         // SAFETY: it was allocated with this layout, and nobody refers to it any more.
@@ -161,7 +201,7 @@ impl Drop for SharedStorage {
     }
 }
 
-/// A reader of all shards.
+/// A reader of all shards. Counted in the storage until it is dropped.
 struct Whole(Arc<SharedStorage>);
 
 impl AsRef<[u8]> for Whole {
@@ -180,23 +220,28 @@ impl Drop for Whole {
     }
 }
 
-/// The bytes of a shard of elements of `align` bytes.
+/// The bytes of a shard, as the controller of an allocation of flex.
 struct Shard {
+    /// The memory of the shard.
     memory: ShardMemory,
+    /// The length in bytes.
     len: usize,
+    /// The alignment that the tensor expects: the size of an element in bytes.
     align: usize,
 }
 
-/// Where a shard lies.
+/// The location of a shard.
 enum ShardMemory {
-    /// In the storage, which says that it is owned.
+    /// In the storage, whose flag `owned` is set for this shard.
     Shared { storage: Arc<SharedStorage>, index: usize },
-    /// In memory of its own, because it was changed while there was a whole.
+    /// In memory of its own, because it was changed while a whole existed. The words keep it
+    /// aligned to eight bytes.
     Own(Vec<u64>),
 }
 
 impl Shard {
-    /// The bytes of shard `index`. `None` if they are owned already.
+    /// Takes ownership of shard `index` and returns its bytes; `None` if the shard is owned already
+    /// or does not exist.
     fn take(storage: Arc<SharedStorage>, index: usize, dtype: DType) -> Option<Bytes> {
         if storage.owned.get(index)?.swap(true, Ordering::Acquire) {
             return None;
@@ -211,6 +256,8 @@ impl Shard {
     /// Copies the shard out of the storage if a whole reads it.
     fn leave_readers(&mut self) {
         let ShardMemory::Shared { storage, .. } = &self.memory else { return };
+        // Acquire pairs with the release of a dropped whole: its reads come before the write that
+        // follows here.
         if storage.readers.load(Ordering::Acquire) == 0 {
             return;
         }
@@ -221,6 +268,8 @@ impl Shard {
         self.leave(ShardMemory::Own(own));
     }
 
+    /// Replaces the memory of the shard. A shard in the storage gives up its ownership, so another
+    /// tensor can take it.
     fn leave(&mut self, to: ShardMemory) {
         if let ShardMemory::Shared { storage, index } = std::mem::replace(&mut self.memory, to) {
             storage.owned[index].store(false, Ordering::Release);
@@ -228,6 +277,7 @@ impl Shard {
     }
 }
 
+/// flex calls these methods. It asks for mutable memory only through the only handle on the bytes.
 impl AllocationController for Shard {
     fn alloc_align(&self) -> usize {
         self.align
@@ -246,6 +296,7 @@ impl AllocationController for Shard {
         unsafe { std::slice::from_raw_parts(start.cast(), self.len) }
     }
 
+    /// Returns the memory for a change, which moves the shard out of a storage that is being read.
     unsafe fn memory_mut(&mut self) -> &mut [MaybeUninit<u8>] {
         self.leave_readers();
         let start = match &mut self.memory {
@@ -258,6 +309,7 @@ impl AllocationController for Shard {
     }
 }
 
+/// Gives the shard back to its storage, which frees the memory if nobody else uses it.
 impl Drop for Shard {
     fn drop(&mut self) {
         self.leave(ShardMemory::Own(Vec::new()));

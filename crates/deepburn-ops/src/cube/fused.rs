@@ -1,10 +1,14 @@
-//! Forward and backward in ops of the backend, fused or not as it does them.
+//! The families with a forward and a backward pass, in ops of the backend.
+//!
+//! The provided methods bound the memory: scores and logits exist a block at a time, and only the
+//! values that backward needs are kept. burn-cubecl's products use tensor cores where the device
+//! has them.
 
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 
 use crate::{AttentionOps, CrossEntropyOps, GeluOps, LayerNormOps, LinearOps};
 
-/// Families of which the provided methods are used.
+/// Implements families with their provided methods for every CubeCL runtime.
 macro_rules! as_provided {
     ($($family:ident),*) => { $(
         impl<R, F, I, BT> $family for CubeBackend<R, F, I, BT>

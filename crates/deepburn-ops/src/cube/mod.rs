@@ -1,4 +1,9 @@
-//! GPUs through CubeCL: wgpu and CUDA.
+//! The families on GPUs through CubeCL: wgpu (Vulkan, Metal, WebGPU) and CUDA.
+//!
+//! - Optimizer steps, gradient statistics, conversions and concatenation are kernels of
+//!   `deepburn_kernels::cube`. They run on the device, and only the statistics return to the host.
+//! - Forward and backward passes use the provided methods, as burn-cubecl's own ops.
+//! - All ranks of a process submit their work to one stream of the device (`stream`).
 
 mod fused;
 mod optimizer;

@@ -1,4 +1,11 @@
-//! Optimizer kernels on the device: nothing but sums and flags comes back to the host.
+//! Optimizer kernels on the device.
+//!
+//! Masters, moments and gradients stay in device memory. A step is one kernel launch over all
+//! elements: one thread per element reads the gradient, updates master and states in place and
+//! writes the working copy. The call returns when the kernel is queued. Only
+//! [`OptimizerOps::gradient_stats`] waits for the device.
+//!
+//! The kernels know f32, f16 and bf16. Gradients of other types are converted to f32 first.
 
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
@@ -11,6 +18,8 @@ use deepburn_kernels::{ElementwiseStep, GradientStats};
 
 use crate::optimizer::{OptimizerOps, UpdateArrays};
 
+/// Results agree with the CPU's up to the last bits, because a device may fuse multiplications and
+/// additions.
 impl<R, F, I, BT> OptimizerOps for CubeBackend<R, F, I, BT>
 where
     R: CubeRuntime,
@@ -18,6 +27,10 @@ where
     I: IntElement,
     BT: BoolElement,
 {
+    /// Allocates only the working copy, also for a working type of f32.
+    ///
+    /// An array that somebody else holds (a save in progress, for example) is copied on the device
+    /// first, so its other holder keeps the old values.
     fn update(
         step: &ElementwiseStep,
         grad_scale: f32,
@@ -26,6 +39,7 @@ where
         working: Option<FloatDType>,
     ) -> (UpdateArrays<Self>, Option<FloatTensor<Self>>) {
         let UpdateArrays { master, mut states } = arrays;
+        // The kernel gets exactly the states that it updates; the others keep their handles.
         let unused = states.split_off(step.states().min(states.len()));
         let master = exclusive(master);
         let mut states: Vec<_> = states.into_iter().map(exclusive).collect();
@@ -45,16 +59,23 @@ where
         (UpdateArrays { master, states }, copy)
     }
 
+    /// Waits for the device. At most 1024 partial sums of squares, in f32, are copied to the host
+    /// and added there in f64.
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
         let gradient = known::<Self, R>(gradient);
         cube::gradient_stats(&gradient.client, &buffer(&gradient))
     }
 
+    /// Conversions between f32, f16 and bf16 are a kernel with rounding to nearest even; others are
+    /// burn-cubecl's.
+    ///
+    /// The result keeps the shape and is contiguous.
     fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let held = tensor.dtype();
         if held == DType::from(dtype) {
             return tensor;
         }
+        // Both types must be known to the kernel.
         let (Some(_), Some(wanted)) = (element_type(held.into()), element_type(dtype)) else {
             return Self::float_cast(tensor, dtype);
         };
@@ -64,6 +85,7 @@ where
         Self::float_reshape(cast, shape)
     }
 
+    /// Copies one part per launch, on the device.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
         let parts: Vec<_> = parts.into_iter().map(known::<Self, R>).collect();
         let buffers: Vec<_> = parts.iter().map(buffer).collect();
@@ -71,7 +93,7 @@ where
     }
 }
 
-/// The kernels' name of a type that they know.
+/// Returns the kernels' name of a float type; `None` for f64 and other types that they do not know.
 fn element_type(dtype: FloatDType) -> Option<ElementType> {
     match dtype {
         FloatDType::F32 => Some(ElementType::F32),
@@ -81,7 +103,8 @@ fn element_type(dtype: FloatDType) -> Option<ElementType> {
     }
 }
 
-/// A contiguous tensor of a type that the kernels know.
+/// Returns the tensor, contiguous and in a type that the kernels know. Other types are converted to
+/// f32.
 fn known<B, R>(tensor: CubeTensor<R>) -> CubeTensor<R>
 where
     R: CubeRuntime,
@@ -94,19 +117,28 @@ where
     into_contiguous(tensor)
 }
 
-/// A contiguous tensor whose memory nobody else holds, so that it can be updated in place.
+/// Returns a contiguous tensor whose memory nobody else holds, so that a kernel can update it in
+/// place. Copies the tensor on the device if it is shared.
 fn exclusive<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
     let tensor = into_contiguous(tensor);
     if tensor.can_mut() { tensor } else { tensor.copy() }
 }
 
+/// Returns the memory of a contiguous tensor as an argument of a kernel. The handle is shared, not
+/// copied.
+///
+/// # Panics
+///
+/// Panics if the kernels do not know the type.
 fn buffer<R: CubeRuntime>(tensor: &CubeTensor<R>) -> Buffer {
     let dtype = element_type(tensor.dtype().into());
     let dtype = dtype.expect("masters are f32, and gradients were made of a known type");
     Buffer::new(tensor.handle.clone(), tensor.shape().num_elements(), dtype)
 }
 
-/// A flat tensor of a buffer, on the device of another tensor.
+/// Returns a buffer as a flat tensor on the device of `like`.
+///
+/// The buffer's memory belongs to the tensor from then on.
 fn tensor<R: CubeRuntime>(buffer: Buffer, like: &CubeTensor<R>) -> CubeTensor<R> {
     let dtype = match buffer.dtype() {
         ElementType::F32 => DType::F32,

@@ -1,3 +1,5 @@
+//! One stream of the device for all ranks of a process, and the device's products and layouts.
+
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use cubecl::stream_id::StreamId;
@@ -6,6 +8,7 @@ use crate::layout::LayoutOps;
 use crate::matmul::MatmulOps;
 use crate::stream::StreamOps;
 
+/// Kernels of all ranks run in the order in which they were submitted.
 impl<R, F, I, BT> StreamOps for CubeBackend<R, F, I, BT>
 where
     R: CubeRuntime,
@@ -13,12 +16,17 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    /// CubeCL gives each thread a stream of its own, with its own pool of memory.
+    /// Runs the work in stream 0 of the device.
+    ///
+    /// By default, CubeCL gives each thread its own stream with its own memory pool. A rank that
+    /// reads another rank's tensor would then need a synchronisation for every read, and could get
+    /// memory whose last reader in the other stream has not finished.
     fn in_shared_stream<T>(run: impl FnOnce() -> T) -> T {
         StreamId { value: 0 }.executes(run)
     }
 }
 
+/// burn-cubecl's products are used as they are.
 impl<R, F, I, BT> MatmulOps for CubeBackend<R, F, I, BT>
 where
     R: CubeRuntime,
@@ -28,6 +36,7 @@ where
 {
 }
 
+/// The layout is known on the host, although the elements may not be computed yet.
 impl<R, F, I, BT> LayoutOps for CubeBackend<R, F, I, BT>
 where
     R: CubeRuntime,

@@ -1,7 +1,19 @@
-//! Flex tensors as arrays of f32, f16 or bf16, block by block in f32.
+//! Flex tensors as arrays of f32, f16 or bf16 elements, which kernels access as f32.
 //!
-//! Kernels compute in f32. 16-bit elements are widened and rounded a block at a time, so that f32 copies stay in the
-//! cache and no whole tensor is copied.
+//! Kernels compute in f32. [`read`], [`Output::write`] and [`Output::update`] convert a block of
+//! 16-bit elements in a scratch vector of the calling thread, so the f32 copy stays in the cache
+//! and no tensor is widened as a whole. f32 elements are accessed in place.
+//!
+//! ```text
+//! 16-bit tensor  | block 0 | block 1 | block 2 | ...     16,384 elements each
+//!                     |         ^
+//!                   widen      round
+//!                     v         |
+//! scratch        | f32 x 16,384  |                       one per thread, 64 KiB
+//! ```
+//!
+//! Loops over elements take their blocks from [`blocks`]. Matrix products get a [`Matrix`] view of
+//! the tensor with its strides, so a transposed operand is not copied.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,24 +25,28 @@ use deepburn_kernels::{self as kernels, FloatSlice};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// Elements that a thread takes at a time in loops over elements.
+/// The number of elements that a thread takes at a time in loops over elements: 64 KiB of f32,
+/// which fit in a second-level cache together with the operands of the loop.
 const BLOCK: usize = 16 * 1024;
 
-/// Returns ranges of at most [`BLOCK`] elements.
+/// Returns the ranges of the blocks of an array of `len` elements, as a parallel iterator. The last
+/// block may be shorter than [`BLOCK`].
 pub(crate) fn blocks(len: usize) -> impl IndexedParallelIterator<Item = Range<usize>> {
     (0..len.div_ceil(BLOCK))
         .into_par_iter()
         .map(move |block| block * BLOCK..len.min((block + 1) * BLOCK))
 }
 
-/// Returns true if the kernels here support the type; f64 uses the portable
-/// implementation.
+/// Returns true for f32, f16 and bf16 tensors. Ops with other operands, which are f64 in practice,
+/// use the portable implementation.
 pub(crate) fn is_supported(tensor: &FlexTensor) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// Returns the arithmetic for a product of these types: bf16 only if both
-/// operands are.
+/// Returns the arithmetic of a product with operands of these types: bf16 only if both are bf16.
+///
+/// f16 is widened and multiplied in f32: processors have no fast f16 product with f32 sums, and
+/// bf16 would lose three of its eleven significant bits.
 pub(crate) fn arithmetic(operands: [DType; 2]) -> Arithmetic {
     match operands {
         [DType::BF16, DType::BF16] => Arithmetic::Bf16,
@@ -38,18 +54,25 @@ pub(crate) fn arithmetic(operands: [DType; 2]) -> Arithmetic {
     }
 }
 
-/// Returns the tensor in flat order; copies only if it is not contiguous.
+/// Returns the tensor in flat order. A contiguous tensor is shared, not copied; it may be a view
+/// that starts in the middle of its storage.
 pub(crate) fn contiguous(tensor: &FlexTensor) -> FlexTensor {
     if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
 }
 
-/// Returns the tensor in flat order without keeping a second handle, because
-/// `storage_mut` would then copy it.
+/// Returns the tensor in flat order at the start of its own storage, without keeping a second
+/// handle. With a second handle, `storage_mut` would copy the storage before the first write.
 pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
     tensor.to_contiguous()
 }
 
-/// What a tensor's storage holds from its first element on; nothing of an empty view that lies beyond it.
+/// Returns the storage of a tensor from its first element on. The slice may extend beyond the
+/// tensor's last element. It is empty for an empty view whose offset lies beyond the end of the
+/// storage.
+///
+/// # Panics
+///
+/// Panics if the type is not [supported](is_supported).
 fn stored(tensor: &FlexTensor) -> FloatSlice<'_> {
     let start = tensor.layout().start_offset();
     match tensor.dtype() {
@@ -60,15 +83,20 @@ fn stored(tensor: &FlexTensor) -> FloatSlice<'_> {
     }
 }
 
-/// The elements of a contiguous tensor in flat order.
+/// Returns the elements of a contiguous tensor in flat order.
+///
+/// # Panics
+///
+/// Panics if the tensor is not contiguous or its type is not [supported](is_supported).
 pub(crate) fn elements(tensor: &FlexTensor) -> FloatSlice<'_> {
     assert!(tensor.is_contiguous(), "the caller makes it contiguous");
     let len = tensor.shape().num_elements();
     stored(tensor).slice(0..len)
 }
 
-/// Returns a matrix of a tensor: its last two axes, starting `offset` elements
-/// after the first. `None` if a stride is negative.
+/// Returns the last two axes of a tensor as a matrix that starts `offset` elements after the
+/// tensor's first element; `None` if one of their strides is negative. The strides may have any
+/// other value, 0 included (a broadcast axis).
 pub(crate) fn matrix_at(tensor: &FlexTensor, offset: usize) -> Option<Matrix<'_>> {
     let (shape, strides) = (tensor.shape(), tensor.layout().strides());
     let rank = shape.num_dims();
@@ -81,7 +109,8 @@ pub(crate) fn matrix_at(tensor: &FlexTensor, offset: usize) -> Option<Matrix<'_>
     Some(Matrix::strided(elements, [rows, columns], [row_stride, column_stride]))
 }
 
-/// Calls `work` with a matrix, which is copied only if a stride is negative.
+/// Calls `work` with the last two axes of a tensor as a matrix. The tensor is copied only if a
+/// stride is negative, which a matrix cannot express.
 pub(crate) fn with_matrix<R>(tensor: &FlexTensor, work: impl FnOnce(Matrix<'_>) -> R) -> R {
     match matrix_at(tensor, 0) {
         Some(matrix) => work(matrix),
@@ -92,8 +121,8 @@ pub(crate) fn with_matrix<R>(tensor: &FlexTensor, work: impl FnOnce(Matrix<'_>) 
     }
 }
 
-/// Returns the elements in flat order as f32; copies unless they are contiguous
-/// f32. For small tensors.
+/// Returns the elements in flat order as f32. Borrows contiguous f32 tensors and copies all others
+/// completely, so it is only for small tensors such as biases and row statistics.
 pub(crate) fn widen(tensor: &FlexTensor) -> Cow<'_, [f32]> {
     if let Some(values) = tensor.as_slice::<f32>().filter(|_| tensor.dtype() == DType::F32) {
         return Cow::Borrowed(values);
@@ -104,7 +133,13 @@ pub(crate) fn widen(tensor: &FlexTensor) -> Cow<'_, [f32]> {
     Cow::Owned(read(elements(&tensor), 0..len, &mut room).to_vec())
 }
 
-/// Reads elements `range` as f32, using `room` to convert 16-bit elements.
+/// Returns the elements in `range` as f32. `room` is a scratch vector that holds the converted
+/// elements of a 16-bit slice and is not used for f32. Its length and content are arbitrary before
+/// and after the call.
+///
+/// # Panics
+///
+/// Panics if `range` reaches beyond the end.
 pub(crate) fn read<'a>(
     elements: FloatSlice<'a>,
     range: Range<usize>,
@@ -120,10 +155,16 @@ pub(crate) fn read<'a>(
     }
 }
 
-/// An array whose parts several threads write, as f32.
+/// An array that several threads write at the same time, each thread its own ranges, as f32.
+///
+/// It is a raw pointer with a length, because the ranges of a thread need not be adjacent: a head
+/// of an attention owns some columns of every row. The borrow checker cannot express that, so
+/// callers promise it.
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
+    /// The first element and its type.
     target: Target,
+    /// The number of elements.
     len: usize,
 }
 
@@ -136,23 +177,38 @@ impl Output {
     /// Wraps the array of `len` elements at `target`.
     ///
     /// # Safety
-    /// It is valid, and only parts of this output are used, as long as the output is.
+    ///
+    /// The memory must be valid for writes of `len` elements as long as the output or a copy of it
+    /// is used. During that time, it may be accessed only through the output.
     pub(crate) unsafe fn new(target: impl Into<Target>, len: usize) -> Self {
         Self { target: target.into(), len }
     }
 
-    /// Returns a pointer to element `index`.
+    /// Returns a pointer to element `index`, or to the end of the array.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `index` is greater than the length.
     pub(crate) fn at(self, index: usize) -> Target {
         assert!(index <= self.len);
         // SAFETY: in the array, or at its end.
         unsafe { self.target.add(index) }
     }
 
-    /// Calls `work` to write elements `range`, using `room` to convert to 16
-    /// bits. The slice has arbitrary initial content.
+    /// Calls `work` with a slice for the elements in `range`, which must be written completely. The
+    /// content of the slice is arbitrary at first.
+    ///
+    /// f32 elements are written in place. 16-bit elements are written to `room` and rounded to
+    /// nearest even afterwards.
     ///
     /// # Safety
-    /// No other thread uses these elements meanwhile.
+    ///
+    /// No other thread accesses these elements during the call. `work` must not read an element
+    /// before it has written it.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `range` reaches beyond the end.
     pub(crate) unsafe fn write(
         self,
         range: Range<usize>,
@@ -179,10 +235,15 @@ impl Output {
         }
     }
 
-    /// Calls `work` to update elements `range`.
+    /// Calls `work` with the current elements in `range` as f32 and stores what it leaves there.
     ///
     /// # Safety
-    /// They were written before, and no other thread uses them meanwhile.
+    ///
+    /// The elements were initialised before, and no other thread accesses them during the call.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `range` reaches beyond the end.
     pub(crate) unsafe fn update(
         self,
         range: Range<usize>,
@@ -194,6 +255,7 @@ impl Output {
         // SAFETY: inside of the array, written, and the caller's alone.
         unsafe {
             match self.at(range.start) {
+                // `write` passes f32 elements in place, so they keep their values.
                 Target::F32(_) => {}
                 Target::F16(first) => {
                     room.resize(len, 0.0);
@@ -209,12 +271,18 @@ impl Output {
     }
 }
 
-/// Returns a new tensor of `shape` and `dtype`; `fill` must write all elements.
+/// Returns a new tensor of `shape` and `dtype`. The memory is uninitialised when `fill` is called,
+/// and `fill` must write every element.
+///
+/// # Panics
+///
+/// Panics if `dtype` is not f32, f16 or bf16.
 pub(crate) fn written(
     shape: impl Into<Shape>,
     dtype: DType,
     fill: impl FnOnce(Output),
 ) -> FlexTensor {
+    /// The same for one element type.
     fn filled<E: burn_backend::Element + bytemuck::Pod>(
         shape: Shape,
         fill: impl FnOnce(Output),
@@ -237,9 +305,15 @@ pub(crate) fn written(
     }
 }
 
-/// Calls `work` to update the elements of a tensor in flat order. A tensor that
-/// is shared or not contiguous is copied first.
+/// Calls `work` to update the elements of a tensor in flat order and returns the tensor. The update
+/// is in place if nobody else holds the storage and the tensor covers it completely; otherwise the
+/// tensor is copied first.
+///
+/// # Panics
+///
+/// Panics if the type is not [supported](is_supported).
 pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(Output)) -> FlexTensor {
+    /// Returns a pointer to element `start` of the storage, which is copied first if it is shared.
     fn target<E: burn_backend::Element + bytemuck::Pod>(
         tensor: &mut FlexTensor,
         start: usize,
@@ -262,7 +336,8 @@ pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(Output)) -> FlexTens
     tensor
 }
 
-/// Returns a tensor of `shape` with these elements, rounded to `dtype`.
+/// Returns a tensor of `shape` with `values`, rounded to `dtype`. Takes over the vector if `dtype`
+/// is f32.
 pub(crate) fn from_values(values: Vec<f32>, shape: impl Into<Shape>, dtype: DType) -> FlexTensor {
     if dtype == DType::F32 {
         return FlexTensor::from_data(TensorData::new(values, shape.into()));
@@ -275,8 +350,9 @@ pub(crate) fn from_values(values: Vec<f32>, shape: impl Into<Shape>, dtype: DTyp
     })
 }
 
-/// Allocates `len` numbers that must be written before they are read. Clearing
-/// them first would cost as much as writing them once more.
+/// Allocates `len` numbers whose values are arbitrary and must be written before they are read.
+///
+/// Zeroing them first would cost about as much memory bandwidth as the kernel that writes them.
 #[allow(clippy::uninit_vec)]
 pub(crate) fn unwritten<E: bytemuck::Pod>(len: usize) -> Vec<E> {
     let mut values = Vec::with_capacity(len);

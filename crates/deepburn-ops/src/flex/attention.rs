@@ -1,4 +1,35 @@
-//! Self-attention: a head of a sequence is one piece of work, done block of queries by block.
+//! Self-attention in blocks of query rows.
+//!
+//! The unit of work is one head of one sequence, so there are `batch * heads` of them, and each
+//! runs on one thread. Within a head, the scores of [`QUERY_BLOCK`] queries exist at a time (Dao et
+//! al. 2022, without blocks of keys: a CPU cache holds complete rows of scores).
+//!
+//! ```text
+//! projected, a row per position, positions of a sequence below each other
+//!   | q head 0 | q head 1 | ... | k head 0 | k head 1 | ... | v head 0 | v head 1 | ... |
+//! output and its gradient
+//!   | head 0 | head 1 | ... |
+//!
+//! scores of a head, causal
+//!             keys 0 .. 127    128 .. 255
+//! queries 0     | x         |                block 0 multiplies by 128 keys
+//!         ..    | x x x     |
+//!         128   | x x x x x | x         |    block 1 multiplies by 256 keys
+//!         ..    | x x x x x | x x x     |
+//! ```
+//!
+//! # Numerics
+//!
+//! Scores, weights and sums are f32. In a product of two bf16 operands, the weights and the
+//! gradients of the scores are rounded to bf16. A row is shifted by its maximum before the
+//! exponentials. A score of NaN or plus infinity makes its row NaN. Keys beyond the mask get weight
+//! 0 exactly, but 0 times a value that is not finite is NaN, so padding must be finite.
+//!
+//! # Memory
+//!
+//! A thread holds `128 * positions` f32 scores in forward. In backward, it holds twice as many, and
+//! the sums for keys and values, `2 * positions * width` f32. They are freed at the end of the
+//! head.
 
 use std::ops::Range;
 
@@ -21,8 +52,11 @@ use crate::attention::{
 use crate::portable;
 
 vectorised! {
-    /// Turns the scores of a block of queries, the first of which sees `visible` keys and each later
-    /// one `more`, into weights; 0 for keys that are not seen.
+    /// Turns the scores of a block of queries into attention weights in place, and stores the
+    /// logarithm of each row's sum of exponentials in `log_sums`.
+    ///
+    /// `scores` has rows of `keys` elements. The first query attends to the first `visible` keys
+    /// and each following one to `more` keys more. The weights of the other keys are 0.
     fn softmax_rows(
         scores: &mut [f32],
         keys: usize,
@@ -38,6 +72,7 @@ vectorised! {
                 *score = exp(*score - largest);
             }
             let sum = combine(seen.len(), 0.0, |i| seen[i], |a, b| a + b);
+            // One division per row instead of one per key.
             let factor = 1.0 / sum;
             for weight in seen.iter_mut() {
                 *weight *= factor;
@@ -49,7 +84,11 @@ vectorised! {
 }
 
 vectorised! {
-    /// Turns scores into weights with the logarithms of their sums.
+    /// Turns scores into weights as in forward, from the saved logarithms of the sums: `exp(score -
+    /// log_sum)`.
+    ///
+    /// Backward thus needs no second pass for maximum and sum. The arguments are the same as for
+    /// [`softmax_rows`].
     fn weigh_rows(
         scores: &mut [f32],
         keys: usize,
@@ -69,7 +108,9 @@ vectorised! {
 }
 
 vectorised! {
-    /// Turns the gradient by weights into the gradient by scores: `p (g - c)`.
+    /// Turns the gradients with respect to the weights into gradients with respect to the scores:
+    /// `p (g - c)`, with the correction `c` of the row (Dao et al. 2022, appendix B.2). A weight of
+    /// 0 gives 0 if the gradient is finite, so masked keys get no gradient.
     fn score_gradient(grad: &mut [f32], weights: &[f32], keys: usize, corrections: &[f32]) {
         let rows = grad.chunks_exact_mut(keys).zip(weights.chunks_exact(keys)).zip(corrections);
         for ((grad, weights), correction) in rows {
@@ -81,23 +122,34 @@ vectorised! {
 }
 
 vectorised! {
+    /// Returns the dot product of two rows, compiled for the widest vectors.
     fn row_product(left: &[f32], right: &[f32]) -> f32 {
         dot(left, right)
     }
 }
 
-/// The dims of the work.
+/// The dimensions of an attention, from the shape of its input.
 #[derive(Clone, Copy)]
 struct AttentionDims {
+    /// The number of sequences.
     batch: usize,
+    /// The number of heads of a sequence.
     heads: usize,
+    /// The number of positions of a sequence, which are both queries and keys.
     positions: usize,
-    /// Of a head.
+    /// The number of columns of a head.
     width: usize,
+    /// The factor of the scores, usually `1 / sqrt(width)`.
     scale: f32,
 }
 
 impl AttentionDims {
+    /// Derives the dimensions from the shape of the projected matrix.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the rows are not a multiple of the batch, or the columns not a multiple of three
+    /// times the heads.
     fn new(projected: &[usize], attention: &SelfAttention) -> Self {
         let &SelfAttention { batch, heads, scale, .. } = attention;
         let (positions, width) = (projected[0] / batch.max(1), projected[1] / (3 * heads));
@@ -105,25 +157,31 @@ impl AttentionDims {
         Self { batch, heads, positions, width, scale: scale as f32 }
     }
 
-    /// Elements of a row of the result.
+    /// Returns the number of columns of the result: the width of all heads.
     fn row(self) -> usize {
         self.heads * self.width
     }
 
+    /// Returns the blocks of query positions, each of [`QUERY_BLOCK`] positions except for the
+    /// last.
     fn blocks(self) -> impl DoubleEndedIterator<Item = Range<usize>> {
         let positions = self.positions;
         (0..positions.div_ceil(QUERY_BLOCK))
             .map(move |block| block * QUERY_BLOCK..positions.min((block + 1) * QUERY_BLOCK))
     }
 
-    /// Rows `rows` of head number `head`, counted over all sequences, in a matrix that holds the
-    /// heads of `parts` things side by side: of thing number `part`.
+    /// Returns the offset of the first element of a head's rows in a matrix.
+    ///
+    /// `head` counts over the heads of all sequences. The matrix has `parts` sections of columns
+    /// side by side, each with all heads: three for the projected matrix, one for the result.
+    /// `part` is the section.
     fn place(self, head: usize, rows: &Range<usize>, part: usize, parts: usize) -> usize {
         let row = head / self.heads * self.positions + rows.start;
         (row * parts + part) * self.row() + head % self.heads * self.width
     }
 
-    /// Such rows of the matrix of queries (0), keys (1) and values (2).
+    /// Returns the rows `rows` of a head in the projected matrix: its queries (`part` 0), keys (1)
+    /// or values (2). The matrix is strided and not copied.
     fn projected<'a>(
         self,
         all: FloatSlice<'a>,
@@ -139,7 +197,7 @@ impl AttentionDims {
         )
     }
 
-    /// Such rows of the result or of its gradient.
+    /// Returns the rows `rows` of a head in the result or in its gradient.
     fn merged<'a>(self, all: FloatSlice<'a>, head: usize, rows: &Range<usize>) -> Matrix<'a> {
         Matrix::new(
             all.starting_at(self.place(head, rows, 0, 1)),
@@ -151,7 +209,8 @@ impl AttentionDims {
 }
 
 vectorised! {
-    /// Multiplies the weights of a query by 0 where they are dropped, else by `kept`.
+    /// Multiplies the weights of a query by 0 where they are dropped, and otherwise by `kept`,
+    /// which is `1 / (1 - probability)`.
     fn drop_row(weights: &mut [f32], row: DropoutRow, kept: f32) {
         for (key, weight) in weights.iter_mut().enumerate() {
             *weight *= if row.drops(key as u32) { 0.0 } else { kept };
@@ -159,44 +218,54 @@ vectorised! {
     }
 }
 
-/// What the work reads.
+/// The inputs of both passes.
 struct Inputs<'a> {
     dims: AttentionDims,
+    /// The keys that a query attends to.
     mask: &'a AttentionMask,
+    /// Queries, keys and values, `[batch * positions, 3 * heads * width]`.
     projected: FloatSlice<'a>,
+    /// The arithmetic of all products, from the type of `projected`.
     arithmetic: Arithmetic,
+    /// The same in both passes, so that backward drops the same weights.
     dropout: Option<AttentionDropout>,
 }
 
 impl Inputs<'_> {
-    /// A product that this thread computes, which is one of many.
+    /// Returns a product that runs on this thread only: the other threads have heads of their own.
     fn product<'a>(&self, left: Matrix<'a>, right: Matrix<'a>) -> Product<'a> {
         Product::new(left, right, self.arithmetic).on(Threads::One)
     }
 
-    /// Keys that the queries `rows` have to do with.
+    /// Returns the number of keys that a block of queries is multiplied with: under a causal mask
+    /// those up to the end of the block, otherwise all.
     fn keys(&self, rows: &Range<usize>) -> usize {
         self.mask.keys(rows.end, self.dims.positions)
     }
 
-    /// Keys that the first of the queries `rows` of a head sees, and how many more each next one.
+    /// Returns how many keys the first of the queries `rows` attends to, and how many more each
+    /// following one does: 1 under a causal mask, 0 for padded sequences.
     fn seen(&self, head: usize, rows: &Range<usize>) -> (usize, usize) {
         let AttentionDims { heads, positions, .. } = self.dims;
         let visible = self.mask.seen(head / heads, rows.start, positions);
         (visible, usize::from(*self.mask == AttentionMask::Causal))
     }
 
-    /// Drops some of the weights, or of the gradients by them, of the queries `rows` of a head.
+    /// Applies dropout to the weights of the queries `rows` of a head, or to the gradients with
+    /// respect to them.
     fn drop(&self, weights: &mut [f32], head: usize, rows: &Range<usize>) {
         let Some(dropout) = self.dropout else { return };
         let keys = weights.len() / rows.len();
         for (query, weights) in rows.clone().zip(weights.chunks_exact_mut(keys)) {
+            // The number of the row is unique in the batch, so every row has its own random
+            // numbers.
             let row = dropout.row(head * self.dims.positions + query);
             drop_row(weights, row, dropout.factor() as f32);
         }
     }
 
-    /// Writes the scaled scores of the queries `rows` and all keys they have to do with.
+    /// Writes the scaled scores of the queries `rows`, one row of `keys(rows)` elements per query.
+    /// Masked keys within the block have scores too, which softmax ignores.
     fn scores(&self, out: &mut [f32], head: usize, rows: &Range<usize>) {
         let all = self.keys(rows);
         let [queries, keys] = [(rows, 0), (&(0..all), 1)]
@@ -205,6 +274,7 @@ impl Inputs<'_> {
         self.product(queries, keys.transposed()).scaled(self.dims.scale).write_to(out);
     }
 
+    /// Computes one head: writes its columns of `output` and its row of `log_sums`.
     fn forward_head(&self, head: usize, output: Output, log_sums: &mut [f32]) {
         let dims = self.dims;
         let mut scratch = unwritten(QUERY_BLOCK.min(dims.positions) * dims.positions);
@@ -223,10 +293,26 @@ impl Inputs<'_> {
         }
     }
 
+    /// Computes the gradients of one head: writes its columns of queries, keys and values in
+    /// `gradient`.
+    ///
+    /// For each block of queries, scores and weights are computed again. With the dropped-out
+    /// weights `q = p m` and the gradient `dy` of the result:
+    ///
+    /// ```text
+    /// dv += q^T dy                    [keys, width]
+    /// dp  = m (dy v^T)                [block, keys]
+    /// ds  = p (dp - c)                c = sum(dy y) for each row
+    /// dq  = scale ds k                [block, width], written once
+    /// dk += scale ds^T q              [keys, width]
+    /// ```
+    ///
+    /// The blocks run from the last one to the first, a fixed order.
     fn backward_head(&self, head: usize, given: &Given<'_>, gradient: Output) {
         let dims = self.dims;
         let mut scratch = BackwardScratch::new(dims);
-        // The last block sees all keys, so it writes what the others add to.
+        // Under a causal mask, only the last block attends to all keys. It runs first and
+        // initialises the sums to which the others add.
         for rows in dims.blocks().rev() {
             let keys = self.keys(&rows);
             let BackwardScratch {
@@ -273,18 +359,23 @@ impl Inputs<'_> {
     }
 }
 
-/// Memory of one head's backward pass.
+/// The memory of one head's backward pass.
 struct BackwardScratch {
-    /// Of a block of queries and all keys.
+    /// `[block, keys]`: scores, then weights.
     weights: Vec<f32>,
+    /// `[block, keys]`: gradients with respect to the weights, then to the scores.
     scores_grad: Vec<f32>,
+    /// `sum(dy y)` of each query of the block.
     corrections: [f32; QUERY_BLOCK],
-    /// `[positions, width]`: sums over blocks of queries, in f32 whatever the type of the result.
+    /// `[positions, width]`: the sum over blocks of queries, in f32 for every type of the result.
     keys_grad: Vec<f32>,
+    /// The same for the values.
     values_grad: Vec<f32>,
 }
 
 impl BackwardScratch {
+    /// Allocates the memory without initialising it. The first block writes all sums, and every
+    /// block writes its scores before it reads them.
     fn new(dims: AttentionDims) -> Self {
         let scores = QUERY_BLOCK.min(dims.positions) * dims.positions;
         let rows = dims.positions * dims.width;
@@ -297,7 +388,8 @@ impl BackwardScratch {
         }
     }
 
-    /// Writes the finished sums to this head's columns of the gradient.
+    /// Rounds the finished sums to the type of the gradient and writes them to this head's columns
+    /// of keys and values.
     fn store(&self, dims: AttentionDims, head: usize, gradient: Output) {
         let mut room = Vec::new();
         for (part, sums) in [(1, &self.keys_grad), (2, &self.values_grad)] {
@@ -314,15 +406,20 @@ impl BackwardScratch {
     }
 }
 
-/// What backward is given besides the inputs.
+/// The values of forward and the gradient of the result, which backward needs beside the inputs.
 struct Given<'a> {
+    /// The gradient of the result, `[batch * positions, heads * width]`.
     grad: FloatSlice<'a>,
+    /// The result of forward, with the same shape.
     output: FloatSlice<'a>,
+    /// The logarithms of the sums of exponentials, `[batch * heads, positions]`.
     log_sums: &'a [f32],
 }
 
 impl Given<'_> {
-    /// Products of the rows of the result and of its gradient.
+    /// Writes the dot product of each row of the result with the same row of its gradient to
+    /// `products`. It equals the sum of `dp p` over the keys, which softmax's derivative subtracts,
+    /// and it costs `width` multiplications instead of `keys`.
     fn row_products(
         &self,
         dims: AttentionDims,
@@ -340,9 +437,10 @@ impl Given<'_> {
     }
 }
 
-/// Scores, weights and sums are in f32 also for 16-bit inputs, which makes upcasting the same as not upcasting. In the
-/// products bf16 operands stay bf16, and weights are rounded to it.
+/// Scores, weights and sums are f32 for 16-bit inputs too, so [`SelfAttention::upcast`] has no
+/// effect here.
 impl AttentionOps for Flex {
+    /// Allocates the result and the logarithms of the sums, which are f32 for every input type.
     fn attention_forward(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
@@ -358,6 +456,8 @@ impl AttentionOps for Flex {
         let mut log_sums = unwritten(dims.batch * dims.heads * dims.positions);
         let output = written([rows, dims.row()], projected.dtype(), |output| {
             log_sums
+                // A chunk of zero elements is an error of rayon; without positions there are no
+                // chunks either way.
                 .par_chunks_mut(dims.positions.max(1))
                 .enumerate()
                 .for_each(|(head, log_sums)| inputs.forward_head(head, output, log_sums));
@@ -366,6 +466,7 @@ impl AttentionOps for Flex {
         AttentionOutput { output, log_sums: from_values(log_sums, heads, DType::F32) }
     }
 
+    /// Allocates the gradient. `grad` and the output are read in place, in their own types.
     fn attention_backward(
         grad: FloatTensor<Self>,
         saved: AttentionSaved<Self>,

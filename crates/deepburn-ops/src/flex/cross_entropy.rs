@@ -1,4 +1,29 @@
-//! Softmax cross-entropy.
+//! Softmax cross-entropy, fused with the product that computes the logits.
+//!
+//! ```text
+//! hidden [tokens, width]     weight [vocab, width]
+//!    |  chunk of rows            |
+//!    +------------+--------------+
+//!                 v
+//!    logits [rows, vocab] f32, at most 64 MiB, one buffer for all chunks
+//!                 |  overwritten by their gradient, softmax - one-hot
+//!      +----------+-----------+
+//!      v                      v
+//! hidden gradient          weight gradient
+//! rows of the chunk        sum over the chunks, in their order
+//! ```
+//!
+//! # Numerics
+//!
+//! A row is shifted by its largest logit. Exponentials are added in f32 in blocks of 4096, and the
+//! sums of blocks, the losses of rows and the sum of all losses in f64. The result is rounded to
+//! f32 once. A logit of NaN or plus infinity makes the loss and the gradient of its row NaN. Minus
+//! infinity is a probability of 0, and as a target an infinite loss.
+//!
+//! # Threads
+//!
+//! Products use all threads. Rows of logits are distributed over the threads, and their losses are
+//! added in the order of the tokens.
 
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{DType, TensorMetadata};
@@ -15,11 +40,18 @@ use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, logits_chun
 use crate::host::int_into_host;
 use crate::portable;
 
-/// Logits whose exponentials are added up in f32; sums of such sums are in f64.
+/// The number of exponentials that are added in f32.
+///
+/// The sums of such blocks are added in f64, so the error does not grow with the size of the
+/// vocabulary. A block fits in the first-level cache.
 const SUM_BLOCK: usize = 4096;
 
 vectorised! {
-    /// Loss of a row of logits, which with `gradient` become its gradient. `target` is in range.
+    /// Returns the loss of a row of logits, `log(sum(exp(l))) - l[target]`. With `gradient`, the
+    /// logits are overwritten with its gradient, `exp(l) / sum(exp(l))`, less 1 at the target.
+    /// `target` must be below the length.
+    ///
+    /// Without `gradient` the logits stay unchanged and the exponentials are not stored.
     fn row_loss(logits: &mut [f32], target: usize, gradient: bool) -> f64 {
         let largest = max(logits);
         let shifted_target = logits[target] - largest;
@@ -47,6 +79,7 @@ vectorised! {
 }
 
 vectorised! {
+    /// Multiplies each value by `factor`.
     fn scale(values: &mut [f32], factor: f32) {
         for value in values {
             *value *= factor;
@@ -54,10 +87,15 @@ vectorised! {
     }
 }
 
-/// Summed loss of rows of `vocab` logits, which with `gradient` become their gradient.
+/// Returns the summed loss of rows of `vocab` logits, one row per target. With `gradient`, the
+/// logits are overwritten with their gradient; it is 0 for masked rows, whose target is negative.
 ///
 /// # Panics
-/// If a target is neither masked nor in the vocabulary.
+///
+/// Panics if a target is `vocab` or more.
+///
+/// Losses are added in f64 in the order of the rows. A row of logits is read three times with
+/// `gradient` and twice without: for its maximum, its exponentials, and the division by their sum.
 fn rows_loss(logits: &mut [f32], vocab: usize, targets: &[i64], gradient: bool) -> f64 {
     let losses: Vec<f64> = logits
         .par_chunks_mut(vocab.max(1))
@@ -75,11 +113,18 @@ fn rows_loss(logits: &mut [f32], vocab: usize, targets: &[i64], gradient: bool) 
             }
         })
         .collect();
+    // Collected first: a parallel sum would depend on how rayon divides the rows.
     losses.iter().sum()
 }
 
+/// Targets are copied to host memory as 64-bit integers once per call. Hidden states and weights
+/// may have different types: the products use bf16 arithmetic if both are bf16, and otherwise f32.
 impl CrossEntropyOps for Flex {
-    /// Logits are in f32 also for 16-bit inputs. Their gradients are rounded to bf16 where the inputs are.
+    /// Computes logits in f32 for 16-bit inputs too. If hidden states and weight are bf16, the
+    /// gradients of the logits are rounded to bf16 for the two products that follow.
+    ///
+    /// Beside the chunk of logits, the requested gradients are allocated in f32. They stay alive
+    /// until backward. A head without tokens uses the portable implementation.
     fn head_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -97,6 +142,7 @@ impl CrossEntropyOps for Flex {
         let (hidden, weight) =
             (elements(&hidden), Matrix::new(elements(&weight), vocab, width, width));
         let step = logits_chunk_rows(tokens, vocab);
+        // The chunk's buffer is used again for every chunk; the last one may be shorter.
         let mut logits = unwritten::<f32>(step * vocab);
         let mut hidden_grad = wanted.hidden.then(|| unwritten(tokens * width));
         let mut weight_grad = wanted.weight.then(|| unwritten(vocab * width));
@@ -118,6 +164,7 @@ impl CrossEntropyOps for Flex {
             if let Some(sum) = &mut weight_grad {
                 let product = Product::new(grad.transposed(), hidden, arithmetic);
                 let out = MatrixMut::new(sum, vocab, width, width);
+                // The first chunk writes the sum, so it need not be zeroed.
                 if start == 0 { product.write_to(out) } else { product.add_to(out) }
             }
         }
@@ -131,6 +178,11 @@ impl CrossEntropyOps for Flex {
         }
     }
 
+    /// Overwrites f32 logits with their gradient in place if nobody else holds them; other logits
+    /// are copied to f32 first. Without `gradient` they keep their values, but are copied under the
+    /// same conditions.
+    ///
+    /// The gradient has the shape of the logits and is f32.
     fn logits_loss(
         logits: FloatTensor<Self>,
         targets: IntTensor<Self>,
@@ -141,6 +193,8 @@ impl CrossEntropyOps for Flex {
         }
         let vocab = logits.shape()[1];
         let targets = int_into_host::<Self>(targets);
+        // The gradient is f32 for all inputs, and is rounded to their type once, by
+        // `scale_gradient`.
         let logits = match logits.dtype() {
             DType::F32 => logits,
             _ => from_values(widen(&logits).into_owned(), logits.shape(), DType::F32),
@@ -159,6 +213,8 @@ impl CrossEntropyOps for Flex {
         (loss, gradient.then_some(logits))
     }
 
+    /// Returns the gradient itself if the factor is 1 and the type f32. Otherwise f32 gradients are
+    /// scaled in place and 16-bit results are written to a new tensor, with one rounding.
     fn scale_gradient(
         gradient: FloatTensor<Self>,
         factor: FloatTensor<Self>,

@@ -1,4 +1,8 @@
-//! GELU with the tanh approximation.
+//! GELU with the tanh approximation, an element-wise op in one pass.
+//!
+//! Each block of elements is read, computed in f32 and written or, in backward, updated in place.
+//! NaN gives NaN. Minus infinity gives NaN too, as the product of an infinity and a gate of 0. From
+//! about 1e19 on, where `x^2` overflows, the derivative is NaN.
 
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
@@ -10,16 +14,22 @@ use super::vector::{exp, vectorised};
 use crate::gelu::{CUBIC, GeluOps, TWICE_SQRT_2_OVER_PI};
 use crate::portable;
 
+/// The coefficient of `x` in `2 u(x)`.
 const LINEAR: f32 = TWICE_SQRT_2_OVER_PI as f32;
+/// The coefficient of `x^3` in `2 u(x)`.
 const CUBE: f32 = (CUBIC * TWICE_SQRT_2_OVER_PI) as f32;
 
-/// `sigmoid(2 u(x))`.
+/// Returns `sigmoid(2 u(x))`, the factor of `x` in GELU.
+///
+/// For large negative `x`, the exponential becomes infinite and the gate 0. Backward evaluates the
+/// gate again: keeping it would take as much memory as the input.
 #[inline(always)]
 fn gate(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x * (LINEAR + CUBE * x * x)))
 }
 
 vectorised! {
+    /// Writes GELU of each element of `x` to `y`.
     fn forward(x: &[f32], y: &mut [f32]) {
         for (x, y) in x.iter().zip(y) {
             *y = x * gate(*x);
@@ -28,17 +38,25 @@ vectorised! {
 }
 
 vectorised! {
-    /// Multiplies `grad` by the derivative at `x`.
+    /// Multiplies each element of `grad` by the derivative of GELU at the element of `x`: with `s =
+    /// sigmoid(2 u)`, this is `s + x s (1 - s) 2 u'`.
     fn backward(x: &[f32], grad: &mut [f32]) {
         for (x, grad) in x.iter().zip(grad) {
             let x = *x;
+            // Each `exp` is evaluated again in backward: keeping the gate would take as much memory
+            // as the input.
             let gate = gate(x);
             *grad *= gate + x * gate * (1.0 - gate) * (LINEAR + 3.0 * CUBE * x * x);
         }
     }
 }
 
+/// Element-wise, so results do not depend on the shape or on the division into blocks.
+///
+/// A thread reads and writes one block at a time; the only scratch memory are the f32 copies of a
+/// block of 16-bit elements.
 impl GeluOps for Flex {
+    /// Allocates the result. The input stays as it is, because backward needs it.
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
         if !is_supported(&x) {
             return portable::gelu::forward::<Self>(x);
@@ -57,6 +75,8 @@ impl GeluOps for Flex {
         })
     }
 
+    /// Updates `grad` in place if nobody else holds it. Gradients of another type than `x` use the
+    /// portable implementation.
     fn gelu_tanh_backward(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         if !is_supported(&x) || grad.dtype() != x.dtype() {
             return portable::gelu::backward::<Self>(grad, x);

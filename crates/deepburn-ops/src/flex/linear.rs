@@ -1,4 +1,15 @@
-//! Affine maps.
+//! Affine maps as one or two matrix products.
+//!
+//! The bias is added to the finished f32 sums of the product before they are rounded, so the result
+//! is rounded once. The products read transposed operands through their strides and run on all
+//! threads.
+//!
+//! ```text
+//! forward           y  = x W + b       [rows, in] x [in, out]
+//! input gradient    dx = dy W^T        [rows, out] x [out, in]
+//! weight gradient   dW = x^T dy        [in, rows] x [rows, out]
+//! bias gradient     db = sum of the rows of dy, in f32
+//! ```
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
@@ -14,11 +25,13 @@ use super::vector::vectorised;
 use crate::linear::{LinearGradients, LinearOps};
 use crate::portable;
 
-/// Rows that a thread takes at a time.
+/// The number of rows that a thread adds at a time for the gradient of a bias. It fixes the order
+/// of the additions.
 const ROWS: usize = 64;
 
 vectorised! {
-    /// Adds some rows to `sums`.
+    /// Adds rows to `sums`, one after the other. The length of `sums` is the length of a row and
+    /// must not be 0.
     fn add_rows(rows: &[f32], sums: &mut [f32]) {
         for row in rows.chunks_exact(sums.len()) {
             for (sum, value) in sums.iter_mut().zip(row) {
@@ -28,7 +41,7 @@ vectorised! {
     }
 }
 
-/// `left * right` as a tensor of `dtype`.
+/// Returns `left * right` as a tensor of `dtype`, computed by all threads.
 fn product(
     left: Matrix<'_>,
     right: Matrix<'_>,
@@ -43,7 +56,13 @@ fn product(
     })
 }
 
+/// The products use bf16 arithmetic if both operands are bf16, and f32 otherwise. Types other than
+/// f32, f16 and bf16 use the portable implementation.
+///
+/// A matrix that is transposed, or a view with other strides, is multiplied where it lies. Only
+/// negative strides need a copy.
 impl LinearOps for Flex {
+    /// The result has the type of `x`.
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -59,6 +78,7 @@ impl LinearOps for Flex {
                 with_matrix(&weight, |weight| product(x, weight, dtype, arithmetic))
             });
         };
+        // A bias is as long as a row, so an f32 copy of all of it is small.
         let bias = widen(bias);
         let (rows, columns) = (x.shape()[0], weight.shape()[1]);
         written([rows, columns], dtype, |out| {
@@ -72,6 +92,7 @@ impl LinearOps for Flex {
         })
     }
 
+    /// The result has the type of `grad`.
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let dtype = grad.dtype();
         if !is_supported(&grad) || !is_supported(&weight) {
@@ -83,6 +104,8 @@ impl LinearOps for Flex {
         })
     }
 
+    /// Both gradients have the type of `grad`. Outputs without columns use the portable
+    /// implementation, because rows of length 0 cannot be divided into chunks.
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
         let dtype = grad.dtype();
         if !is_supported(&grad) || !is_supported(&x) || grad.shape()[1] == 0 {
@@ -97,7 +120,10 @@ impl LinearOps for Flex {
     }
 }
 
-/// The sum of the rows of a contiguous matrix, added in f32.
+/// Returns the sum of the rows of a contiguous matrix, in the type of the matrix.
+///
+/// Blocks of [`ROWS`] rows are summed in parallel in f32, and the sums of the blocks are added in
+/// their order.
 fn row_sum(matrix: &FlexTensor) -> FlexTensor {
     let (rows, columns) = (matrix.shape()[0], matrix.shape()[1]);
     let values = elements(matrix);

@@ -1,4 +1,18 @@
-//! Products of tensors with any strides.
+//! Matrix products over the last two axes of tensors with any strides and broadcast leading axes.
+//!
+//! A tensor of shape `[..., rows, depth]` is a list of matrices. Each product of two matrices is
+//! computed by `deepburn_kernels::gemm`, which reads the operands through their strides:
+//!
+//! ```text
+//! lhs  [2, 1, rows, depth]        product 0: lhs[0, 0] rhs[0, 0]
+//! rhs  [1, 3, depth, columns]     product 1: lhs[0, 0] rhs[0, 1]
+//! out  [2, 3, rows, columns]      ...
+//!                                 product 5: lhs[1, 0] rhs[0, 2]
+//! ```
+//!
+//! Many products are distributed over the threads, and each of a few products is divided among all
+//! threads. Both ways give the same bits, because an element is always a sum over depths in their
+//! order.
 
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
@@ -10,18 +24,26 @@ use rayon::prelude::*;
 use super::array::{Output, arithmetic, is_supported, matrix_at, written};
 use crate::matmul::MatmulOps;
 
-/// Products from which on each is one thread's work; fewer are each divided among the threads.
+/// The number of products from which on each is the work of one thread. With fewer products,
+/// threads would be idle.
 const ENOUGH_PRODUCTS: usize = 4;
 
-/// Multiplications below which handing work over costs more than it saves, as burn-flex has it for many products.
+/// The number of multiplications, over all products, below which handing work to threads costs more
+/// than it saves. burn-flex uses the same limit for batched products.
 const WORTH_THREADS: usize = 128 * 128 * 128;
 
+/// Operands of different types, types other than f32, f16 and bf16, vectors, and shapes that cannot
+/// be broadcast are left to burn-flex's own product, which also reports errors.
 impl MatmulOps for Flex {
+    /// # Panics
+    ///
+    /// Panics if the depths of the operands differ.
     fn matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         let ranks = [&lhs, &rhs].map(|operand| operand.shape().num_dims());
         if !is_supported(&lhs) || lhs.dtype() != rhs.dtype() || ranks.iter().any(|rank| *rank < 2) {
             return Self::float_matmul(lhs, rhs);
         }
+        // A flipped axis has a negative stride, which the kernels do not support.
         let [lhs, rhs] = [lhs, rhs].map(forwards);
         let (left, right) = (lhs.shape(), rhs.shape());
         let [rows, depth] = [left[ranks[0] - 2], left[ranks[0] - 1]];
@@ -37,7 +59,7 @@ impl MatmulOps for Flex {
     }
 }
 
-/// The tensor without negative strides.
+/// Returns the tensor with non-negative strides; copies it if one is negative.
 fn forwards(tensor: FlexTensor) -> FlexTensor {
     match tensor.layout().strides().iter().all(|stride| *stride >= 0) {
         true => tensor,
@@ -45,7 +67,9 @@ fn forwards(tensor: FlexTensor) -> FlexTensor {
     }
 }
 
-/// Axes that two lists of axes are repeated to; `None` if they do not fit.
+/// Returns the axes to which two lists of leading axes are broadcast; `None` if they are
+/// incompatible. As in NumPy, axes are aligned at the end, missing ones count as 1, and an axis of
+/// length 1 is repeated.
 fn broadcast(left: &[usize], right: &[usize]) -> Option<Vec<usize>> {
     let rank = left.len().max(right.len());
     let at = |axes: &[usize], axis: usize| {
@@ -60,16 +84,20 @@ fn broadcast(left: &[usize], right: &[usize]) -> Option<Vec<usize>> {
         .collect()
 }
 
-/// The products of two tensors' matrices.
+/// The products of the matrices of two tensors.
 struct Products<'a> {
+    /// The left operand, with non-negative strides.
     lhs: &'a FlexTensor,
+    /// The right operand, with non-negative strides.
     rhs: &'a FlexTensor,
+    /// The leading axes of the result.
     batch: &'a [usize],
-    /// `[rows, depth, columns]` of each.
+    /// `[rows, depth, columns]` of each product.
     shape: [usize; 3],
 }
 
 impl Products<'_> {
+    /// Computes all products. A product writes `rows * columns` consecutive elements of `out`.
     fn compute(&self, out: Output) {
         let count: usize = self.batch.iter().product();
         let multiplications: usize = self.shape.iter().product();
@@ -80,6 +108,7 @@ impl Products<'_> {
         }
     }
 
+    /// Computes product `index` of the flattened batch.
     fn compute_one(&self, index: usize, out: Output, threads: Threads) {
         let [rows, _, columns] = self.shape;
         let operand = |tensor: &'_ FlexTensor| offset(tensor, self.batch, index);
@@ -98,7 +127,11 @@ impl Products<'_> {
     }
 }
 
-/// Where the matrix of product `index` begins in a tensor whose leading axes are repeated to `batch`.
+/// Returns the offset of the matrix of product `index` in a tensor whose leading axes are broadcast
+/// to `batch`.
+///
+/// The index is divided into positions along the axes of the batch, from the last axis to the
+/// first. Axes of length 1, and axes that the tensor does not have, do not add to the offset.
 fn offset(tensor: &FlexTensor, batch: &[usize], index: usize) -> usize {
     let (shape, strides) = (tensor.shape(), tensor.layout().strides());
     let own = shape.num_dims() - 2;

@@ -1,10 +1,26 @@
-//! The CPU backend: kernels on host slices.
+//! The families on burn-flex, Burn's CPU backend: kernels that read and write the memory of host
+//! tensors.
 //!
-//! Work is cut into blocks whose size does not depend on the number of threads, and partial sums are
-//! added in the order of the blocks, so results are the same bits whatever the number of threads.
-//! 16-bit inputs are widened to f32 block by
-//! block and results rounded once, except in products: bf16 operands are multiplied as bf16, and attention weights and
-//! gradients by logits are rounded to it. f64 goes the portable way.
+//! # Types
+//!
+//! The kernels support f32, f16 and bf16 and compute in f32. f64 uses [`crate::portable`]. 16-bit
+//! inputs are widened to f32 a block at a time, and results are rounded once, to nearest even.
+//! Matrix products are the exception: two bf16 operands are multiplied as bf16 if the processor has
+//! instructions for it, so attention weights and the gradients of logits are rounded to bf16 before
+//! a product.
+//!
+//! # Threads
+//!
+//! Work is divided into blocks on the current rayon pool. The size of a block does not depend on
+//! the number of threads, and partial sums are added in the order of the blocks. Results are
+//! therefore the same bits with every number of threads.
+//!
+//! # Memory
+//!
+//! An op allocates its result and, per thread, at most a few blocks of f32 scratch memory.
+//! Attention and the loss head also allocate the scores or logits of one block; their modules give
+//! the sizes. Inputs are copied only if they are not contiguous, and an input that nobody else
+//! holds is updated in place where the result has its shape.
 
 mod array;
 mod attention;

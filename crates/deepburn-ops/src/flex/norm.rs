@@ -1,4 +1,21 @@
-//! Layer normalisation.
+//! Layer normalisation, one pass over blocks of rows.
+//!
+//! A thread takes 32 rows at a time. For each row it computes the mean, then the variance of the
+//! centred elements, then the output, while the row is in the cache. The variance is a sum of
+//! squared differences, not a difference of large numbers.
+//!
+//! Backward updates the gradient in place. The gradients of `gamma` and `beta` are sums over all
+//! rows: each block has sums of its own, which are added in the order of the blocks.
+//!
+//! ```text
+//! grad [rows, width]     rows 0 .. 31    --> sums 0 [width] --+
+//!                        rows 32 .. 63   --> sums 1 [width] --+--> gamma and beta gradient
+//!                        rows 64 .. 95   --> sums 2 [width] --+    added from first to last
+//! ```
+//!
+//! All arithmetic is f32, with the order of sums of the function `combine`. A row with an element
+//! that is not finite becomes NaN; other rows do not change, but the gradients of `gamma` and
+//! `beta` are sums over all rows.
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
@@ -12,14 +29,19 @@ use super::vector::{combine, sum, vectorised};
 use crate::norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved};
 use crate::portable;
 
-/// Rows that a thread takes at a time.
+/// The number of rows that a thread takes at a time. It fixes the order of the sums over rows.
 const ROWS: usize = 32;
 
-/// Mean and reciprocal deviation of a row.
+/// The mean of a row and the reciprocal of its deviation, `1 / sqrt(variance + epsilon)`.
 type Statistics = [f32; 2];
 
 vectorised! {
-    /// Some rows of `x` to `y`, with the statistics of each.
+    /// Normalises rows of `x` into `y` and stores the statistics of each row.
+    ///
+    /// `weights` are `gamma` and `beta`, whose length is the width of a row and must not be 0.
+    ///
+    /// A row is read three times, for mean, variance and output, from the first-level cache if it
+    /// is not longer than some thousand elements.
     fn forward(
         x: &[f32],
         weights: [&[f32]; 2],
@@ -44,8 +66,12 @@ vectorised! {
 }
 
 vectorised! {
-    /// Some rows of the gradient, by the output on the way in and by `x` on the way out; their share
-    /// of the weights' gradients goes to `sums`.
+    /// Turns rows of the gradient of the output into rows of the gradient of `x`, in place: `r (g -
+    /// mean(g) - n mean(g n))` with `g = grad gamma`, the normalised row `n` and its reciprocal
+    /// deviation `r`.
+    ///
+    /// `statistics` are the means and the reciprocal deviations of the rows. The contribution of
+    /// these rows to the gradients of `gamma` and `beta` is added to `sums`.
     fn backward(
         grad: &mut [f32],
         x: &[f32],
@@ -59,11 +85,14 @@ vectorised! {
         for ((grad, x), (mean, reciprocal)) in rows.zip(statistics[0].iter().zip(statistics[1])) {
             let normalised = |i: usize| (x[i] - mean) * reciprocal;
             let add = |a: f32, b: f32| a + b;
+            // Both means are over the row and need the gradient before it is overwritten.
             let mean_grad = combine(width, 0.0, |i| grad[i] * gamma[i], add) / width as f32;
             let along =
                 combine(width, 0.0, |i| grad[i] * gamma[i] * normalised(i), add) / width as f32;
             for i in 0..width {
                 let normalised = normalised(i);
+                // The gradients of the weights use the gradient of the output, so they come before
+                // it is overwritten.
                 gamma_sum[i] += grad[i] * normalised;
                 beta_sum[i] += grad[i];
                 grad[i] = (grad[i] * gamma[i] - mean_grad - normalised * along) * reciprocal;
@@ -72,7 +101,17 @@ vectorised! {
     }
 }
 
+/// Supports f32, f16 and bf16 rows. The weights may have another type, because they are widened to
+/// f32 completely.
+///
+/// In forward, the scratch memory of a thread is two blocks of f32 rows for 16-bit inputs and none
+/// for f32. In backward, it also includes two rows of sums per block, `2 * width` f32 for every 32
+/// rows, until they are added.
+///
+/// Rows are not divided: one thread computes all sums over a row, so a single very long row uses
+/// one thread.
 impl LayerNormOps for Flex {
+    /// Allocates the output and two f32 numbers per row. `epsilon` is rounded to f32.
     fn layer_norm_forward(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -109,6 +148,8 @@ impl LayerNormOps for Flex {
         LayerNormOutput { output, mean, reciprocal_deviation }
     }
 
+    /// Updates `grad` in place if nobody else holds it. Gradients of another type than `x` use the
+    /// portable implementation.
     fn layer_norm_backward(
         grad: FloatTensor<Self>,
         saved: LayerNormSaved<Self>,
@@ -123,6 +164,7 @@ impl LayerNormOps for Flex {
         let width = gamma.len();
         let mut partial = Vec::new();
         let grad = changed(grad, |grad| {
+            // Chunks of length 0 are an error, and there is nothing to compute.
             if width == 0 {
                 return;
             }
@@ -148,7 +190,8 @@ impl LayerNormOps for Flex {
     }
 }
 
-/// Sum of rows of one length, in their order.
+/// Returns the element-wise sum of rows of length `width`, added in f32 in the order of the
+/// iterator.
 pub(super) fn column_total<'a>(rows: impl Iterator<Item = &'a [f32]>, width: usize) -> Vec<f32> {
     let mut total = vec![0.0; width];
     for row in rows {

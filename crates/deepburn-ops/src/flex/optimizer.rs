@@ -1,4 +1,16 @@
-//! Optimizer kernels straight on the memory of flex tensors: nothing is copied that is not shared.
+//! Optimizer steps on the memory of flex tensors.
+//!
+//! Masters and moments are updated in place by `deepburn_kernels` on all threads of the rayon pool.
+//! Nothing is copied, except for a tensor that somebody else holds (a checkpoint that is being
+//! saved, for example): it is copied before the first write, so its other holder keeps the old
+//! values.
+//!
+//! ```text
+//! gradient  f32 or 16 bits, read only      | g0 g1 g2 ... |
+//! master    f32, updated in place          | p0 p1 p2 ... |    one pass over all arrays
+//! states    f32, updated in place          | m0 m1 m2 ... |    in blocks of 16,384 elements
+//! working   16 bits, new memory            | w0 w1 w2 ... |
+//! ```
 
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
@@ -12,7 +24,10 @@ use crate::layout::LayoutOps;
 use crate::optimizer::{OptimizerOps, UpdateArrays};
 use crate::stream::StreamOps;
 
+/// Gradients are f32, f16 or bf16; other types panic.
 impl OptimizerOps for Flex {
+    /// Allocates only the working copy. For a working type other than f16 and bf16, the result has
+    /// none: the caller uses the master.
     fn update(
         step: &ElementwiseStep,
         grad_scale: f32,
@@ -25,7 +40,8 @@ impl OptimizerOps for Flex {
         let mut states: Vec<_> = states.into_iter().map(owned).collect();
         let len = master.layout().num_elements();
         let gradient = contiguous(&gradient);
-        // `storage_mut` copies what somebody else holds too; states and masters are held once.
+        // `storage_mut` copies a storage that somebody else holds too. Masters and states usually
+        // have one holder.
         let mut update = |working: Option<WorkingCopy<'_>>| {
             let used = states.iter_mut().take(step.states());
             let mut used: Vec<_> = used.map(|state| state.storage_mut()).collect();
@@ -43,10 +59,13 @@ impl OptimizerOps for Flex {
         (UpdateArrays { master, states }, copy)
     }
 
+    /// Sums the squares in f64, in a fixed order.
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
         kernels::gradient_stats(elements(&contiguous(&gradient)))
     }
 
+    /// Conversions between f32 and the 16-bit types run on all threads; others are burn-flex's. The
+    /// result keeps the shape.
     fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let shape = tensor.shape();
         let len = shape.num_elements();
@@ -69,7 +88,10 @@ impl OptimizerOps for Flex {
         cast.reshape(shape)
     }
 
+    /// Copies the parts on all threads. They must have one type, and parts that are not contiguous
+    /// are copied twice.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
+        /// Concatenates contiguous parts with elements `E`.
         fn copied<E: Element + bytemuck::Pod + Default>(
             parts: &[FlexTensor],
             len: usize,
@@ -87,19 +109,28 @@ impl OptimizerOps for Flex {
     }
 }
 
+/// Ops run on the calling thread and the rayon pool, and are complete when they return, so there is
+/// no queue to share.
 impl StreamOps for Flex {}
 
+/// The layout of a tensor is known at any time.
 impl LayoutOps for Flex {
     fn is_contiguous(tensor: &FlexTensor) -> bool {
         tensor.is_contiguous()
     }
 }
 
+/// Returns the elements of a contiguous tensor.
+///
+/// # Panics
+///
+/// Panics if the tensor is not contiguous or its elements are not `E`.
 fn slice<E: Element + bytemuck::Pod>(tensor: &FlexTensor) -> &[E] {
     tensor.as_slice().expect("the tensor was made contiguous, and its type asked for")
 }
 
-/// A flat tensor of `len` elements, all of which `fill` writes.
+/// Returns a flat tensor of `len` elements. `fill` gets uninitialised memory and must write all of
+/// it.
 fn filled<E: Element + bytemuck::Pod>(len: usize, fill: impl FnOnce(&mut [E])) -> FlexTensor {
     let mut values = unwritten(len);
     fill(&mut values);

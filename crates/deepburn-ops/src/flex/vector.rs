@@ -1,13 +1,29 @@
-//! Arithmetic on slices that the compiler turns into vector instructions of the processor at hand.
+//! Arithmetic on f32 slices that the compiler turns into vector instructions of the processor at
+//! hand.
 //!
-//! Sums run in a fixed number of lanes, whatever the width of a vector, so they are the same bits on
-//! every processor.
+//! The macro [`vectorised`] compiles a function for AVX-512, for AVX2 and for the baseline of the
+//! target, and selects one when it is called. Targets other than x86-64 have the baseline only,
+//! which includes NEON on 64-bit Arm.
+//!
+//! Sums have a fixed number of lanes that does not depend on the width of a register, and Rust does
+//! not fuse a multiplication with an addition. Every path therefore computes the same bits.
+//!
+//! ```text
+//! values   0  1  2 ... 15 | 16 17 ... 31 | 32 33            element i goes to lane i % 16
+//! lanes    l0 l1 l2 ... l15                                  16 running sums
+//! tree     l0 + l8, l1 + l9, ..., l7 + l15, then 4, 2, 1     a fixed order
+//! ```
 
-/// Lanes of a sum: one register of 512 bits, or several narrower ones.
+/// The number of running sums: one register of 512 bits, or several narrower ones. Additions to
+/// different lanes do not depend on each other, so the latency of an addition is hidden.
 const LANES: usize = 16;
 
-/// Compiles a function for three generations of x86 processors and calls the newest that this one
-/// can run. What its body calls has to be `#[inline(always)]`.
+/// Compiles a function for three generations of x86-64 processors and calls the newest one that
+/// this processor supports.
+///
+/// The functions that its body calls must be `#[inline(always)]`: a function that is not inlined is
+/// compiled for the baseline instruction set only. Detection is a load of a cached flag, so a call
+/// should process at least a row.
 macro_rules! vectorised {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$meta])*
@@ -45,7 +61,11 @@ macro_rules! vectorised {
 }
 pub(crate) use vectorised;
 
-/// Combines `count` numbers in lanes, then the lanes pairwise.
+/// Combines `value(0)` to `value(count - 1)` with an associative function. `start` is its neutral
+/// element, and also the result for a count of 0.
+///
+/// Element `i` is combined into lane `i % LANES`; the lanes are then combined pairwise. The order
+/// depends on `count` only.
 #[inline(always)]
 pub(crate) fn combine(
     count: usize,
@@ -75,28 +95,40 @@ pub(crate) fn combine(
     lanes[0]
 }
 
-/// Sum of `values`.
+/// Returns the sum of `values` in the order of [`combine`]; 0 for an empty slice.
 #[inline(always)]
 pub(crate) fn sum(values: &[f32]) -> f32 {
     combine(values.len(), 0.0, |i| values[i], |a, b| a + b)
 }
 
-/// Sum of the products of two slices of one length.
+/// Returns the dot product of two slices in the order of [`combine`]. Each product is rounded to
+/// f32 before it is added.
+///
+/// # Panics
+///
+/// Panics if `right` is shorter than `left`. Further elements of `right` are ignored.
 #[inline(always)]
 pub(crate) fn dot(left: &[f32], right: &[f32]) -> f32 {
     let right = &right[..left.len()];
     combine(left.len(), 0.0, |i| left[i] * right[i], |a, b| a + b)
 }
 
-/// Largest of `values`, minus infinity of none; NaN is passed over.
+/// Returns the largest of `values`; minus infinity for an empty slice. NaN is ignored, because a
+/// comparison with NaN is false.
 #[inline(always)]
 pub(crate) fn max(values: &[f32]) -> f32 {
     combine(values.len(), f32::NEG_INFINITY, |i| values[i], |a, b| if b > a { b } else { a })
 }
 
-/// `e^x` to about one unit in the last place; 0 below the smallest normal number, NaN of NaN.
+/// Returns `e^x` to within two units in the last place.
 ///
-/// `x = n ln 2 + r`, a polynomial for `e^r` (coefficients of Cephes' `expf`), and `2^n` by its bits.
+/// `x = n ln 2 + r` with an integer `n` and `|r| <= ln 2 / 2`. A polynomial gives `e^r` (the
+/// coefficients of `expf` in the Cephes library), and the bits of `n` give `2^n`. Subtracting `n ln
+/// 2` in two parts (Cody and Waite) keeps `r` accurate. The code has no branches, so that it
+/// vectorises.
+///
+/// Results below the smallest normal number are 0, where the exact value is a subnormal number.
+/// Above the largest number the result is infinite. NaN gives NaN.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     const LOWEST: f32 = -87.336_54;

@@ -1,3 +1,8 @@
+//! The families with a forward and a backward pass, in plain ops.
+//!
+//! Burn fuses element-wise ops and reductions into kernels, so hand-written kernels would only
+//! split its groups.
+
 use burn_fusion::{Fusion, FusionBackend};
 
 use crate::{AttentionOps, CrossEntropyOps, GeluOps, LayerNormOps, LinearOps};

@@ -1,4 +1,9 @@
-//! Burn's lazy tensors, over any backend that can fuse: kernels are queued like ops of its own.
+//! The families on Burn's lazy tensors, over any backend that supports fusion.
+//!
+//! A lazy tensor describes ops in a queue, which Burn compiles to few kernels when a result is
+//! read. The optimizer kernels are custom ops of that queue (`optimizer`): they run on the tensors
+//! of the backend below, in the order of the queue. Forward and backward are plain ops, which Burn
+//! can fuse.
 
 mod fused;
 mod optimizer;

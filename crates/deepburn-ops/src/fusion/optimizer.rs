@@ -1,7 +1,16 @@
 //! Optimizer kernels in the queue of lazy tensors.
 //!
-//! Updates and copies are queued; the sums of a gradient are wanted on the host, so its tensor is
-//! computed first.
+//! Updates and concatenations are queued as custom ops and run when the queue does:
+//!
+//! ```text
+//! queue of the device
+//!   ... backward ops ... | deepburn optimizer update | next step's ops ...
+//! inputs   [gradient, master, states ...]      handles of the backend below
+//! outputs  [master, states ..., working copy]  registered under new ids
+//! ```
+//!
+//! The statistics of a gradient are read on the host, so [`OptimizerOps::gradient_stats`] computes
+//! the gradient's tensor first, which runs the queue up to there.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -15,7 +24,10 @@ use deepburn_kernels::{ElementwiseStep, GradientStats};
 
 use crate::optimizer::{OptimizerOps, UpdateArrays};
 
+/// The backend below does the arithmetic.
 impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
+    /// Queues the update and returns handles of its results. An input that has no other handle is
+    /// updated in place.
     fn update(
         step: &ElementwiseStep,
         grad_scale: f32,
@@ -25,7 +37,7 @@ impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
     ) -> (UpdateArrays<Self>, Option<FloatTensor<Self>>) {
         let UpdateArrays { master, states } = arrays;
         let shape = master.shape();
-        // The copy of a master in its own type is the master.
+        // A working copy in f32 would equal the master, which the caller then uses.
         let working = working.filter(|dtype| matches!(dtype, FloatDType::F16 | FloatDType::BF16));
         let count = states.len();
         let mut results = vec![(shape.clone(), DType::F32); 1 + count];
@@ -38,11 +50,13 @@ impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
         (arrays, working.map(|_| next()))
     }
 
+    /// Runs the queue up to the gradient and waits for the device.
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
         let client = gradient.client.clone();
         B::gradient_stats(client.resolve_tensor_float::<B>(gradient))
     }
 
+    /// Queues the copies. All parts must have the type of the first one.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
         let result = (Shape::from(vec![len]), parts[0].dtype());
         let mut results = queue::<B, _>(Flatten { len }, parts, vec![result]);
@@ -50,19 +64,24 @@ impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
     }
 }
 
-/// A kernel that can wait until its inputs are there.
+/// A kernel of the backend below that waits in the queue until its inputs are computed.
 trait Kernel<B: FusionBackend>: Debug + Send + Sync + 'static {
-    /// The name under which fusion knows it.
+    /// The name of the custom op in the descriptions of the queue.
     const NAME: &'static str;
 
-    /// Runs on tensors of the backend below.
+    /// Runs the kernel and returns the results in the order in which they were announced to
+    /// [`queue`].
     fn run(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>>;
 }
 
+/// An optimizer step. Its inputs are the gradient, the master and the states.
 #[derive(Debug)]
 struct OptimizerUpdate {
+    /// The scalars of the step, by value: the step may run after the call has returned.
     step: ElementwiseStep,
+    /// The factor of the gradient.
     grad_scale: f32,
+    /// The type of the working copy, f16 or bf16; `None` for no copy.
     working: Option<FloatDType>,
 }
 
@@ -79,8 +98,10 @@ impl<B: FusionBackend + OptimizerOps> Kernel<B> for OptimizerUpdate {
     }
 }
 
+/// A concatenation of its inputs, followed by zeros.
 #[derive(Debug)]
 struct Flatten {
+    /// The number of elements of the result.
     len: usize,
 }
 
@@ -92,7 +113,12 @@ impl<B: FusionBackend + OptimizerOps> Kernel<B> for Flatten {
     }
 }
 
-/// Puts a kernel into the queue of the device; its results have the given shapes and types.
+/// Adds a kernel to the queue of the device that the inputs are on. Returns lazy tensors for its
+/// results, whose shapes and types must be given in order, because the kernel has not run yet.
+///
+/// # Panics
+///
+/// Panics if there is no input.
 fn queue<B: FusionBackend, K: Kernel<B>>(
     kernel: K,
     inputs: Vec<FusionTensor<B::FusionRuntime>>,
@@ -100,8 +126,8 @@ fn queue<B: FusionBackend, K: Kernel<B>>(
 ) -> Vec<FusionTensor<B::FusionRuntime>> {
     let client = inputs[0].client.clone();
     let streams = OperationStreams::with_inputs(&inputs);
-    // A tensor that nobody else holds leaves the container when it is read, and its memory can be
-    // written in place.
+    // `into_ir` marks the last use of a tensor that nobody else holds. It then leaves the container
+    // when it is read, and the kernel can write its memory in place.
     let inputs: Vec<_> = inputs.into_iter().map(FusionTensor::into_ir).collect();
     let results: Vec<_> = results
         .into_iter()
@@ -112,14 +138,20 @@ fn queue<B: FusionBackend, K: Kernel<B>>(
     client.register(streams, OperationIr::Custom(description), queued)
 }
 
+/// A kernel in the queue.
 #[derive(Debug)]
 struct Queued<B, K> {
+    /// The kernel with its parameters.
     kernel: K,
+    /// The ids, shapes and types of inputs and outputs.
     description: CustomOpIr,
+    /// The backend below, whose tensors the kernel gets.
     backend: PhantomData<B>,
 }
 
 impl<B: FusionBackend, K: Kernel<B>> Operation<B::FusionRuntime> for Queued<B, K> {
+    /// Takes the inputs out of the container of handles, runs the kernel and stores its results
+    /// under their ids.
     fn execute(&self, handles: &mut HandleContainer<B::Handle>) {
         let inputs = self.description.inputs.iter();
         let inputs = inputs.map(|input| handles.get_float_tensor::<B>(input)).collect();

@@ -1,4 +1,23 @@
-//! Self-attention, in blocks of query rows.
+//! Self-attention in blocks of query rows, in ops that every backend has.
+//!
+//! ```text
+//! projected [batch * positions, 3 * width]
+//!         split_heads
+//! queries, keys, values  [batch, heads, positions, head width]
+//!         for each block of 128 queries
+//! scores  [batch, heads, block, keys]   f32, causal: keys up to the end of the block
+//!         softmax, dropout, times values
+//! output  [batch, heads, positions, head width]
+//!         merge_heads
+//!         [batch * positions, width]
+//! ```
+//!
+//! The largest tensors are the scores of a block, `batch * heads * 128 * positions` numbers in at
+//! least f32. They exist a few times, because each op makes a tensor of its own. Masks, and the
+//! choice of dropped weights, are computed on the host and copied to the device for each block.
+//!
+//! Masked keys get a score of minus infinity by an addition. Keys and queries must therefore be
+//! finite at masked positions too: infinity minus infinity is NaN.
 
 use std::ops::Range;
 
@@ -10,10 +29,10 @@ use crate::attention::{
     AttentionDropout, AttentionMask, AttentionOutput, AttentionSaved, QUERY_BLOCK, SelfAttention,
 };
 
-/// Queries, keys or values by head: `[batch, heads, positions, head width]`.
+/// Queries, keys or values by head, `[batch, heads, positions, head width]`.
 type Heads<B> = Tensor<B, 4>;
 
-/// [`AttentionOps::attention_forward`](crate::AttentionOps::attention_forward).
+/// Implements [`AttentionOps::attention_forward`](crate::AttentionOps::attention_forward).
 pub fn forward<B: Backend>(
     projected: B::FloatTensorPrimitive,
     attention: &SelfAttention,
@@ -24,8 +43,8 @@ pub fn forward<B: Backend>(
     AttentionOutput { output: primitive(merge_heads(output)), log_sums: primitive(log_sums) }
 }
 
-/// Computes the attention of `queries`, which are at the last positions of
-/// `keys` and `values`, without dropout.
+/// Returns the attention of `queries` at the last positions of `keys` and `values`,
+/// `[batch * queries, width]`, without dropout.
 pub fn over_cache<B: Backend>(
     queries: Heads<B>,
     keys: Heads<B>,
@@ -35,8 +54,14 @@ pub fn over_cache<B: Backend>(
     merge_heads(attend(queries, [keys, values], attention, None).0)
 }
 
-/// Returns the output by head and the logarithms of each row's sum of
-/// exponentials, `[batch * heads, queries]`.
+/// Returns the output by head, `[batch, heads, queries, head width]`, and the logarithm of each
+/// row's sum of exponentials, `[batch * heads, queries]`.
+///
+/// The keys may begin before the queries (a cache of earlier positions): then the queries are the
+/// last positions.
+///
+/// Each block of queries is computed completely before the next one. Outputs and logarithms of the
+/// blocks are concatenated at the end.
 fn attend<B: Backend>(
     queries: Heads<B>,
     [keys, values]: [Heads<B>; 2],
@@ -55,9 +80,12 @@ fn attend<B: Backend>(
             attention,
         );
         let max = scores.clone().max_dim(3);
+        // Shifted by the row's maximum, so that no exponential overflows.
         let exponentials = (scores - max.clone()).exp();
         let sums = exponentials.clone().sum_dim(3);
         let log_sums = sums.clone().log() + max;
+        // Dropout follows normalisation: the weights that are kept do not sum to 1, but their
+        // expectation does.
         let weights = drop_weights(exponentials / sums, dropout, &block, rows);
         let output = cast(weights, values.dtype()).matmul(rows_of(&values, 0..visible));
         (output, log_sums.reshape([batch * heads, block.len()]))
@@ -66,10 +94,12 @@ fn attend<B: Backend>(
     (Tensor::cat(outputs, 2), Tensor::cat(log_sums, 1))
 }
 
-/// [`AttentionOps::attention_backward`](crate::AttentionOps::attention_backward).
+/// Implements [`AttentionOps::attention_backward`](crate::AttentionOps::attention_backward).
 ///
-/// With weights `p`, dropped-out weights `q = p m`, and `c = sum(dy y)` for each row:
-/// `dv = q^T dy`, `ds = p (m (dy v^T) - c)` (Dao et al. 2022, appendix B.2).
+/// The weights are computed again from the saved logarithms. With weights `p`, dropped-out weights
+/// `q = p m` and `c = sum(dy y)` for each row: `dv = q^T dy`, `ds = p (m (dy v^T) - c)` (Dao et al.
+/// 2022, appendix B.2). The gradients of keys and values are sums over the blocks of queries in at
+/// least f32, added in the order of the blocks.
 pub fn backward<B: Backend>(
     grad: B::FloatTensorPrimitive,
     saved: AttentionSaved<B>,
@@ -107,6 +137,7 @@ pub fn backward<B: Backend>(
         let scores_grad = cast(scores_grad * attention.scale, dtype);
         query_grads.push(scores_grad.clone().matmul(keys));
         let key_part = scores_grad.swap_dims(2, 3).matmul(queries);
+        // A block contributes to the keys that it attends to only.
         let visible = [0..batch, 0..heads, 0..seen, 0..head_width];
         let add = |sum: Heads<B>, part| {
             let added = sum.clone().slice(visible.clone()) + in_f32(part);
@@ -120,8 +151,8 @@ pub fn backward<B: Backend>(
     primitive(cast(merge_heads(packed), dtype))
 }
 
-/// Splits `[batch * positions, 3 * width]` into queries, keys and values by
-/// head.
+/// Splits `[batch * positions, 3 * width]` into queries, keys and values by head. The results are
+/// views where the backend supports them.
 fn split_heads<B: Backend>(
     projected: Tensor<B, 2>,
     &SelfAttention { batch, heads, .. }: &SelfAttention,
@@ -133,21 +164,24 @@ fn split_heads<B: Backend>(
     [0, 1, 2].map(|part| by_head.clone().narrow(1, part * heads, heads))
 }
 
-/// Merges `[batch, heads, positions, head width]` to `[batch * positions, heads
-/// * head width]`.
+/// Joins the heads: `[batch, heads, positions, head width]` becomes
+/// `[batch * positions, heads * head width]`.
 fn merge_heads<B: Backend>(by_head: Heads<B>) -> Tensor<B, 2> {
     let [batch, heads, rows, head_width] = by_head.dims();
     by_head.swap_dims(1, 2).reshape([batch * rows, heads * head_width])
 }
 
-/// Returns the rows `rows` of every head.
+/// Returns the positions `rows` of every head.
+///
+/// A view on backends with strides, and a copy elsewhere.
 fn rows_of<B: Backend>(all: &Tensor<B, 4>, rows: Range<usize>) -> Tensor<B, 4> {
     all.clone().narrow(2, rows.start, rows.len())
 }
 
-/// Returns scaled scores `[batch, heads, rows, keys]` in at least f32, with
-/// minus infinity for keys that are not visible. The first query is at position
-/// `first` of the keys.
+/// Returns the scaled scores `[batch, heads, rows, keys]` in at least f32, with minus infinity for
+/// masked keys. The first query is at position `first` of the keys.
+///
+/// The queries are scaled before the product, so that 16-bit products overflow less easily.
 fn scores<B: Backend>(
     queries: Heads<B>,
     keys: Heads<B>,
@@ -158,6 +192,7 @@ fn scores<B: Backend>(
     let (queries, keys) =
         if attention.upcast { (in_f32(queries), in_f32(keys)) } else { (queries, keys) };
     let scores = in_f32((queries * attention.scale).matmul(keys.swap_dims(2, 3)));
+    // The mask of one row as numbers to add: 0 or minus infinity.
     let bias = |sequence, query| {
         let seen = attention.mask.seen(sequence, query, visible);
         (0..visible).map(move |key| if key < seen { 0.0 } else { f32::NEG_INFINITY })
@@ -167,7 +202,9 @@ fn scores<B: Backend>(
         let bias = Tensor::<B, 3>::from_data(TensorData::new(bias, shape), (&device, DType::F32));
         cast(bias, dtype)
     };
-    // The mask is shared by all rows that have the same one: no copy of it is made.
+    // Rows with the same mask are one axis, along which it is broadcast: all heads under a causal
+    // mask, all heads and queries of a sequence with padding. A single query under a causal mask
+    // attends to all keys.
     let (bias, shape) = match attention.mask {
         AttentionMask::Causal if rows == 1 => return scores,
         AttentionMask::Causal => {
@@ -182,8 +219,11 @@ fn scores<B: Backend>(
     (scores.reshape(shape) + bias).reshape([batch, heads, rows, visible])
 }
 
-/// Applies dropout to the weights `[batch, heads, rows, keys]` of the queries
-/// `block` of `positions`.
+/// Applies dropout to the weights `[batch, heads, rows, keys]` of the queries `block` of
+/// `positions`. Returns them unchanged without dropout.
+///
+/// The choice is a function of seed and position, so it is evaluated on the host, one byte per
+/// weight, and is the same in both passes and on all backends.
 fn drop_weights<B: Backend>(
     weights: Tensor<B, 4>,
     dropout: Option<AttentionDropout>,

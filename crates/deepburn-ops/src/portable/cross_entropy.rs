@@ -1,4 +1,11 @@
-//! Softmax cross-entropy, with the linear layer before it.
+//! Softmax cross-entropy with the linear layer before it, in ops that every backend has.
+//!
+//! For a row of logits `l` and a target `t`, the loss is `log(sum(exp(l))) - l[t]` and its gradient
+//! `softmax(l) - one_hot(t)`. Logits are shifted by their largest one before the exponentials. NaN
+//! and plus infinity make a row's loss and gradient NaN.
+//!
+//! The logits of a chunk of tokens exist at a time ([`logits_chunk_rows`]), several times over: as
+//! logits, shifted, as exponentials and as gradient. They are at least f32.
 
 use burn::tensor::{DType, Int, Tensor};
 use burn_backend::{Backend, TensorMetadata};
@@ -6,8 +13,21 @@ use burn_backend::{Backend, TensorMetadata};
 use super::{cast, in_f32, primitive, tensor};
 use crate::cross_entropy::{HeadGradients, HeadLoss, logits_chunk_rows};
 
-/// Summed loss `[1]` of a chunk of f32 logits `[tokens, vocab]` and, if asked for, its gradient by
-/// them.
+/// Returns the summed loss, `[1]`, of logits `[tokens, vocab]` and, if requested, its gradient with
+/// respect to the logits.
+///
+/// A negative target is replaced by 0, which is a valid index, and its loss and gradient are masked
+/// afterwards. A target beyond the vocabulary is an error of the backend, or gives an arbitrary
+/// loss where indices are not checked.
+///
+/// The steps, each a tensor op on the device:
+///
+/// ```text
+/// shifted      = logits - max of the row
+/// loss         = log(sum(exp(shifted))) - shifted[target]     0 for masked rows
+/// probability  = exp(shifted) / sum
+/// gradient     = probability - 1 at the target                0 for masked rows
+/// ```
 fn chunk<B: Backend>(
     logits: Tensor<B, 2>,
     targets: Tensor<B, 1, Int>,
@@ -23,6 +43,7 @@ fn chunk<B: Backend>(
     let loss = (sums.clone().log() - target).mask_fill(masked.clone(), 0.0).sum();
     let gradient = gradient.then(|| {
         let probabilities = exponentials / sums;
+        // Minus one at each target, in a tensor of the right shape, type and device.
         let ones = targets.clone().float().cast(probabilities.dtype()) * 0.0 - 1.0;
         let [rows, vocab] = probabilities.dims();
         probabilities
@@ -32,10 +53,12 @@ fn chunk<B: Backend>(
     (loss, gradient)
 }
 
-/// [`CrossEntropyOps::head_loss`](crate::CrossEntropyOps::head_loss).
+/// Implements [`CrossEntropyOps::head_loss`](crate::CrossEntropyOps::head_loss).
 ///
-/// Products are in the type of the inputs, so that 16-bit ones use the hardware made for them; what
-/// is added up over chunks is in f32.
+/// Products are in the type of the inputs, so that 16-bit inputs use the hardware for them; the
+/// gradient of the logits is rounded to that type first. Sums over chunks are in at least f32.
+///
+/// Gradients that are not requested are not computed.
 pub fn head_loss<B: Backend>(
     hidden: B::FloatTensorPrimitive,
     weight: B::FloatTensorPrimitive,
@@ -70,6 +93,7 @@ pub fn head_loss<B: Backend>(
             });
         }
     }
+    // Without tokens there are no chunks: the gradients are empty or 0.
     let zeros = |rows| Tensor::<B, 2>::zeros([rows, width], (&device, sum_dtype));
     let hidden_grad = wanted.hidden.then(|| match hidden_grads.is_empty() {
         true => zeros(0),
@@ -85,7 +109,7 @@ pub fn head_loss<B: Backend>(
     }
 }
 
-/// [`CrossEntropyOps::logits_loss`](crate::CrossEntropyOps::logits_loss).
+/// Implements [`CrossEntropyOps::logits_loss`](crate::CrossEntropyOps::logits_loss).
 pub fn logits_loss<B: Backend>(
     logits: B::FloatTensorPrimitive,
     targets: B::IntTensorPrimitive,
@@ -96,7 +120,8 @@ pub fn logits_loss<B: Backend>(
     (primitive(loss), gradient.map(primitive))
 }
 
-/// [`CrossEntropyOps::scale_gradient`](crate::CrossEntropyOps::scale_gradient).
+/// Implements [`CrossEntropyOps::scale_gradient`](crate::CrossEntropyOps::scale_gradient). The
+/// factor stays on its device.
 pub fn scale_gradient<B: Backend>(
     gradient: B::FloatTensorPrimitive,
     factor: B::FloatTensorPrimitive,

@@ -6,14 +6,16 @@ use burn_backend::Backend;
 use super::{cast, in_f32, primitive, tensor};
 use crate::gelu::{CUBIC, TWICE_SQRT_2_OVER_PI};
 
-/// `sigmoid(2 u(x))` and `2 u(x) / x`.
+/// Returns `sigmoid(2 u(x))` and `2 u(x) / x`. The second one has a finite limit at 0, and backward
+/// uses it again.
 fn gate<B: Backend>(x: Tensor<B, 2>) -> (Tensor<B, 2>, Tensor<B, 2>) {
     let square = x.clone() * x.clone();
     let slope = square * (CUBIC * TWICE_SQRT_2_OVER_PI) + TWICE_SQRT_2_OVER_PI;
     (activation::sigmoid(slope.clone() * x), slope)
 }
 
-/// [`GeluOps::gelu_tanh`](crate::GeluOps::gelu_tanh).
+/// Implements [`GeluOps::gelu_tanh`](crate::GeluOps::gelu_tanh): `x sigmoid(2 u)` in at least f32,
+/// rounded once.
 pub fn forward<B: Backend>(x: B::FloatTensorPrimitive) -> B::FloatTensorPrimitive {
     let x: Tensor<B, 2> = tensor(x);
     let dtype = x.dtype();
@@ -22,9 +24,10 @@ pub fn forward<B: Backend>(x: B::FloatTensorPrimitive) -> B::FloatTensorPrimitiv
     primitive(cast(gate * x, dtype))
 }
 
-/// [`GeluOps::gelu_tanh_backward`](crate::GeluOps::gelu_tanh_backward).
+/// Implements [`GeluOps::gelu_tanh_backward`](crate::GeluOps::gelu_tanh_backward).
 ///
-/// With `s = sigmoid(2 u)`: `dy/dx = s + x s (1 - s) 2 u'`.
+/// With `s = sigmoid(2 u)`: `dy/dx = s + x s (1 - s) 2 u'`. Computed in at least f32; the result
+/// has the type of `x`.
 pub fn backward<B: Backend>(
     grad: B::FloatTensorPrimitive,
     x: B::FloatTensorPrimitive,
@@ -33,7 +36,7 @@ pub fn backward<B: Backend>(
     let dtype = x.dtype();
     let x = in_f32(x);
     let (gate, slope) = gate(x.clone());
-    // 2 u' = 2 sqrt(2 / pi) (1 + 3 c x^2)
+    // With `a = 2 sqrt(2 / pi)`: `2 u' = a (1 + 3 c x^2)`, and the slope is `a (1 + c x^2)`.
     let steepness = slope * 3.0 - 2.0 * TWICE_SQRT_2_OVER_PI;
     let derivative = gate.clone() + x * gate.clone() * (gate.neg() + 1.0) * steepness;
     primitive(cast(in_f32(grad) * derivative, dtype))

@@ -1,4 +1,6 @@
-//! Affine maps.
+//! Affine maps as the backend's matrix products.
+//!
+//! The products have the type, and the precision, of the backend's product of its operands.
 
 use burn::tensor::Tensor;
 use burn_backend::{Backend, TensorMetadata};
@@ -6,7 +8,8 @@ use burn_backend::{Backend, TensorMetadata};
 use super::{cast, in_f32, primitive, tensor};
 use crate::linear::LinearGradients;
 
-/// [`LinearOps::fused_linear`](crate::LinearOps::fused_linear).
+/// Implements [`LinearOps::fused_linear`](crate::LinearOps::fused_linear). The product is rounded
+/// before the bias is added.
 pub fn forward<B: Backend>(
     x: B::FloatTensorPrimitive,
     weight: B::FloatTensorPrimitive,
@@ -19,7 +22,7 @@ pub fn forward<B: Backend>(
     }
 }
 
-/// [`LinearOps::linear_x_gradient`](crate::LinearOps::linear_x_gradient).
+/// Implements [`LinearOps::linear_x_gradient`](crate::LinearOps::linear_x_gradient).
 pub fn x_gradient<B: Backend>(
     grad: B::FloatTensorPrimitive,
     weight: B::FloatTensorPrimitive,
@@ -27,8 +30,9 @@ pub fn x_gradient<B: Backend>(
     B::float_matmul(grad, B::float_transpose(weight))
 }
 
-/// [`LinearOps::linear_gradients`](crate::LinearOps::linear_gradients). The sum for the bias is in
-/// f32.
+/// Implements [`LinearOps::linear_gradients`](crate::LinearOps::linear_gradients). The sum over
+/// rows for the bias is in at least f32, because a sum of thousands of rows would lose its small
+/// terms in 16 bits.
 pub fn gradients<B: Backend>(
     grad: B::FloatTensorPrimitive,
     x: B::FloatTensorPrimitive,

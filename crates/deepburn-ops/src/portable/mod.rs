@@ -4,6 +4,10 @@
 //! if it has a kernel. Backward formulas are written by hand, so only the
 //! values that they need are kept, and large intermediate tensors are computed
 //! in blocks. 16-bit inputs are computed in f32.
+//!
+//! They run on every backend, and are the reference for the kernels of flex and
+//! LibTorch: tests compare all of them with the same formulae in f64. The order
+//! of sums is the backend's.
 
 pub mod attention;
 pub mod cross_entropy;

@@ -1,4 +1,7 @@
-//! Layer normalisation.
+//! Layer normalisation in ops that every backend has.
+//!
+//! Rows, means and deviations are at least f32; each op allocates a tensor of the shape of `x`. The
+//! variance is a mean of squared differences from the mean.
 
 use burn::tensor::Tensor;
 use burn_backend::Backend;
@@ -6,7 +9,10 @@ use burn_backend::Backend;
 use super::{cast, in_f32, primitive, tensor};
 use crate::norm::{LayerNormGradients, LayerNormOutput, LayerNormSaved};
 
-/// [`LayerNormOps::layer_norm_forward`](crate::LayerNormOps::layer_norm_forward).
+/// Implements [`LayerNormOps::layer_norm_forward`](crate::LayerNormOps::layer_norm_forward).
+///
+/// Returns the output in the type of `x`, and mean and reciprocal deviation of each row,
+/// `[rows, 1]`, in at least f32. Weights of another type are converted.
 pub fn forward<B: Backend>(
     x: B::FloatTensorPrimitive,
     gamma: B::FloatTensorPrimitive,
@@ -29,10 +35,13 @@ pub fn forward<B: Backend>(
     }
 }
 
-/// [`LayerNormOps::layer_norm_backward`](crate::LayerNormOps::layer_norm_backward).
+/// Implements [`LayerNormOps::layer_norm_backward`](crate::LayerNormOps::layer_norm_backward).
 ///
-/// With `n = (x - mean) r` and `g = dy gamma`: `dx = r (g - mean(g) - n mean(g n))`, where means
-/// run over a row (Ba, Kiros and Hinton 2016).
+/// With the normalised row `n = (x - mean) r` and `g = dy gamma`:
+/// `dx = r (g - mean(g) - n mean(g n))`, where the means are over a row (Ba, Kiros and Hinton
+/// 2016). The gradients of `gamma` and `beta` are sums over all rows: `sum(dy n)` and `sum(dy)`.
+///
+/// Gradients of `x` have its type, gradients of the weights the type of `gamma`.
 pub fn backward<B: Backend>(
     grad: B::FloatTensorPrimitive,
     saved: LayerNormSaved<B>,
@@ -48,6 +57,7 @@ pub fn backward<B: Backend>(
     let gamma_grad = weights((grad.clone() * normalised.clone()).sum_dim(0));
     let beta_grad = weights(grad.clone().sum_dim(0));
     let scaled = grad * in_f32(gamma).unsqueeze::<2>();
+    // The normalised row is computed again from `x`, which costs less memory than keeping it.
     let along = (scaled.clone() * normalised.clone()).mean_dim(1);
     let x_grad = (scaled.clone() - scaled.mean_dim(1) - normalised * along) * reciprocal_deviation;
     LayerNormGradients { x: primitive(cast(x_grad, dtype)), gamma: gamma_grad, beta: beta_grad }

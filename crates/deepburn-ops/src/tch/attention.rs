@@ -1,3 +1,18 @@
+//! Self-attention with LibTorch's fused kernel for the CPU.
+//!
+//! The kernel (`_scaled_dot_product_flash_attention_for_cpu`) computes blocks of queries and keys
+//! and never holds the complete matrix of scores. It supports the causal mask and no dropout. All
+//! other cases use
+//! [`crate::portable::attention`]: CUDA, padded sequences and dropout.
+//!
+//! ```text
+//! projected [batch * positions, 3 * width]
+//!   | queries, head after head | keys | values |
+//!         view [batch, positions, 3, heads, head width]
+//!         select 0, 1, 2 and swap positions with heads
+//!   [batch, heads, positions, head width]      views, no copy
+//! ```
+
 use burn_backend::tensor::FloatTensor;
 use burn_tch::{LibTorch, TchElement};
 use tch::{Device, Tensor};
@@ -8,8 +23,11 @@ use crate::attention::{
 };
 use crate::portable;
 
-/// LibTorch's fused kernel for the CPU: scores of a block at a time, in at least f32.
+/// Forward and backward select the implementation by the same conditions. The saved logarithms have
+/// the same meaning in both.
 impl<E: TchElement> AttentionOps for LibTorch<E> {
+    /// The kernel computes scores and sums in at least f32. Its logarithms of the sums have the
+    /// shape `[batch, heads, positions]`, which is flattened here.
     fn attention_forward(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
@@ -35,13 +53,17 @@ impl<E: TchElement> AttentionOps for LibTorch<E> {
         }
     }
 
+    /// Computes the gradients of queries, keys and values, and concatenates them to the columns of
+    /// `projected`.
     fn attention_backward(
         grad: FloatTensor<Self>,
         saved: AttentionSaved<Self>,
         attention: &SelfAttention,
     ) -> FloatTensor<Self> {
         if saved.dropout.is_some() || !has_kernel(&saved.projected.tensor, attention) {
-            // Burn forgets that a transposed tensor of LibTorch shares memory, and computes in place.
+            // The portable implementation transposes the output, and a transposed tensor of
+            // LibTorch shares its memory. burn-tch does not track that and would multiply in place,
+            // which would change the saved output.
             let output = wrap(saved.output.tensor.copy());
             let saved = AttentionSaved { output, ..saved };
             return portable::attention::backward::<Self>(grad, saved, attention);
@@ -67,13 +89,17 @@ impl<E: TchElement> AttentionOps for LibTorch<E> {
     }
 }
 
+/// Returns true if LibTorch's kernel supports the input: on the CPU, causal and not empty.
 fn has_kernel(projected: &Tensor, attention: &SelfAttention) -> bool {
     let causal = attention.mask == AttentionMask::Causal;
     causal && projected.device() == Device::Cpu && projected.numel() > 0
 }
 
-/// `[batch * positions, 3 * width]` to views of queries, keys and values by head,
-/// `[batch, heads, positions, head width]`.
+/// Returns queries, keys and values as views of shape `[batch, heads, positions, head width]`.
+///
+/// # Panics
+///
+/// Panics if LibTorch cannot reshape the matrix, because its sizes do not fit the attention.
 fn split_heads(
     projected: &Tensor,
     &SelfAttention { batch, heads, .. }: &SelfAttention,
@@ -84,12 +110,18 @@ fn split_heads(
     [0, 1, 2].map(|part| by_head.select(2, part).transpose(1, 2))
 }
 
-/// `[batch, heads, positions, head width]` to `[batch * positions, heads * head width]`.
+/// Returns `[batch, heads, positions, head width]` as a matrix
+/// `[batch * positions, heads * head width]`, which is a copy.
 fn merge_heads(by_head: Tensor) -> Tensor {
     let [batch, heads, positions, head_width] = sizes(&by_head);
     by_head.transpose(1, 2).reshape([batch * positions, heads * head_width])
 }
 
+/// Returns the dimensions of a tensor with four axes.
+///
+/// # Panics
+///
+/// Panics if it has another number of axes.
 fn sizes(by_head: &Tensor) -> [i64; 4] {
     by_head.size().try_into().expect("it is split by head")
 }

@@ -1,3 +1,18 @@
+//! Softmax cross-entropy in chunks of tokens, with ops of LibTorch that work in place.
+//!
+//! ```text
+//! for each chunk of rows
+//!   logits = hidden weight^T              in the type of the operands
+//!   log_probabilities = log_softmax       in at least f32; the logits are freed
+//!   probabilities = exp                   in place
+//!   probabilities[target] -= 1            in place: now the gradient of the logits
+//!   hidden gradient = gradient weight     in the type of the operands
+//!   weight gradient += gradient^T hidden  in at least f32
+//! ```
+//!
+//! At most two buffers of `[rows, vocab]` exist at the same time. The losses of the chunks are
+//! added in their order. Logits that are not finite give a loss of NaN or infinity.
+
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{DType, TensorMetadata};
 use burn_tch::{LibTorch, TchElement};
@@ -6,7 +21,12 @@ use tch::{Kind, Tensor};
 use super::{wide, wrap};
 use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, logits_chunk_rows};
 
+/// Targets may have any integer type and are converted to 64 bits, the type of LibTorch's indices.
 impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
+    /// The gradient of the logits is rounded to the type of the operands before the products, so
+    /// that 16-bit operands use the hardware for them.
+    ///
+    /// Returns gradients in at least f32, and only those that are requested.
     fn head_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -35,6 +55,7 @@ impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
                 weight_grad = Some(added(weight_grad, &gradient, &hidden));
             }
         }
+        // Without tokens there are no chunks, and the gradients are 0.
         let none = |rows| Tensor::zeros([rows, hidden.size()[1]], options);
         let hidden_grad = wanted.hidden.then(|| match hidden_grads.is_empty() {
             true => none(0),
@@ -50,6 +71,7 @@ impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
         }
     }
 
+    /// Converts the logits to at least f32, so the gradient is a new tensor.
     fn logits_loss(
         logits: FloatTensor<Self>,
         targets: IntTensor<Self>,
@@ -59,6 +81,8 @@ impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
         (wrap(loss.reshape([1])), gradient.map(wrap))
     }
 
+    /// Multiplies in place if nobody else holds the gradient. The factor stays on its device:
+    /// reading it would wait for all queued kernels.
     fn scale_gradient(
         mut gradient: FloatTensor<Self>,
         factor: FloatTensor<Self>,
@@ -76,7 +100,14 @@ impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
     }
 }
 
-/// Summed loss of logits `[tokens, vocab]` and, if asked for, its gradient by them, in at least f32.
+/// Returns the summed loss, a scalar, of logits `[tokens, vocab]` and, if requested, its gradient
+/// with respect to the logits, in at least f32.
+///
+/// A target below 0 is replaced by 0 so that it is a valid index. Its loss and its row of the
+/// gradient are then set to 0.
+///
+/// Masked rows of the gradient are found on the device with `nonzero`, which waits for it on CUDA.
+/// There are few or none in most batches, so a pass over the complete gradient would cost more.
 fn chunk(logits: Tensor, targets: Tensor, gradient: bool) -> (Tensor, Option<Tensor>) {
     let mut log_probabilities = logits.log_softmax(1, wide(logits.kind()));
     drop(logits);
@@ -99,7 +130,10 @@ fn chunk(logits: Tensor, targets: Tensor, gradient: bool) -> (Tensor, Option<Ten
     (loss, gradient)
 }
 
-/// `sum + gradient^T hidden`, in at least f32.
+/// Returns `sum + gradient^T hidden` in at least f32. f32 products are added by the product itself
+/// (`addmm`); a 16-bit product is rounded to 16 bits first and then added in f32.
+///
+/// The first chunk defines the sum, so no zeros are allocated.
 fn added(sum: Option<Tensor>, gradient: &Tensor, hidden: &Tensor) -> Tensor {
     let gradient = gradient.tr();
     match sum {
@@ -109,6 +143,7 @@ fn added(sum: Option<Tensor>, gradient: &Tensor, hidden: &Tensor) -> Tensor {
     }
 }
 
+/// Returns LibTorch's name for a float type; f32 for types without one.
 fn kind_of(dtype: DType) -> Kind {
     match dtype {
         DType::F64 => Kind::Double,

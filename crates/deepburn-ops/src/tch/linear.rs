@@ -1,10 +1,17 @@
+//! Affine maps with LibTorch's matrix products.
+//!
+//! Products are in the type of the operands. A transposed operand is a view, which the product
+//! reads without a copy.
+
 use burn_backend::tensor::FloatTensor;
 use burn_tch::{LibTorch, TchElement};
 
 use super::{wide, wrap};
 use crate::linear::{LinearGradients, LinearOps};
 
+/// Each method is one product of LibTorch's BLAS library or, on CUDA, of cuBLAS.
 impl<E: TchElement> LinearOps for LibTorch<E> {
+    /// `addmm` adds the bias within the product, before the result is rounded.
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -20,6 +27,8 @@ impl<E: TchElement> LinearOps for LibTorch<E> {
         wrap(grad.tensor.mm(&weight.tensor.tr()))
     }
 
+    /// The sum for the bias is in at least f32 and is rounded once. The weight gradient has the
+    /// operands' type.
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
         let (grad, kind) = (grad.tensor, x.tensor.kind());
         let bias = grad.sum_dim_intlist(0_i64, false, wide(kind)).to_kind(kind);

@@ -1,3 +1,8 @@
+//! Layer normalisation with LibTorch's kernel in forward and a formula here in backward.
+//!
+//! LibTorch's own backward kernel is not in the Rust bindings. The formula here needs several
+//! passes over `[rows, width]` tensors in at least f32.
+
 use burn_backend::tensor::FloatTensor;
 use burn_tch::{LibTorch, TchElement};
 use tch::Tensor;
@@ -5,7 +10,10 @@ use tch::Tensor;
 use super::{wide, wrap};
 use crate::norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved};
 
+/// Means and deviations have at least f32 precision for rows of every type.
 impl<E: TchElement> LayerNormOps for LibTorch<E> {
+    /// LibTorch's kernel for mixed types: 16-bit rows with f32 weights give a 16-bit output and f32
+    /// statistics.
     fn layer_norm_forward(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -25,8 +33,12 @@ impl<E: TchElement> LayerNormOps for LibTorch<E> {
         }
     }
 
-    /// The formula of the portable one in fewer passes: the bindings have no function for LibTorch's
-    /// own backward.
+    /// Computes the formula of the portable implementation with fewer passes:
+    /// `r (g - mean(g) - n mean(g n))`, where `g = grad gamma` and `n` is the normalised row.
+    ///
+    /// Both means over a row are matrix-vector products, because `sum(grad gamma)` is the product
+    /// of a row of `grad` with `gamma`. The intermediate tensors have the shape of `x`, in at least
+    /// f32, and are freed at the end.
     fn layer_norm_backward(
         grad: FloatTensor<Self>,
         saved: LayerNormSaved<Self>,
@@ -42,6 +54,7 @@ impl<E: TchElement> LayerNormOps for LibTorch<E> {
         let along = by_gamma.mv(&gamma).unsqueeze(1) / width;
         let level = grad.mv(&gamma).unsqueeze(1) / width;
         let x = ((&grad * gamma - level) - normalised * along) * reciprocal;
+        // Sums over rows, in the type of the weights.
         let rows = |of: Tensor| of.sum_dim_intlist(0_i64, false, kind).to_kind(weight_dtype);
         LayerNormGradients {
             x: wrap(x.to_kind(dtype)),
@@ -51,7 +64,7 @@ impl<E: TchElement> LayerNormOps for LibTorch<E> {
     }
 }
 
-/// Elements of a row, as a divisor.
+/// Returns the length of a row as a divisor.
 fn mean_divisor(gamma: &Tensor) -> f64 {
     gamma.numel() as f64
 }

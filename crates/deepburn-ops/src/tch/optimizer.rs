@@ -1,4 +1,8 @@
-//! Optimizer kernels straight on LibTorch's host memory; on its other devices, by way of the host.
+//! Optimizer kernels on LibTorch's tensors.
+//!
+//! On the CPU, the kernels of `deepburn_kernels` update LibTorch's memory in place, on the rayon
+//! pool. On other devices, all arrays of a step are copied to host memory and back, which is
+//! correct but slow.
 
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
@@ -15,7 +19,13 @@ use crate::matmul::MatmulOps;
 use crate::optimizer::{OptimizerOps, UpdateArrays, flatten_on_host, update_on_host};
 use crate::stream::StreamOps;
 
+/// Gradients are f32, f16 or bf16; other types panic.
 impl<E: TchElement> OptimizerOps for LibTorch<E> {
+    /// Allocates only the working copy on the CPU. For a working type other than f16 and bf16, the
+    /// result has none: the caller uses the master.
+    ///
+    /// The kernel reads and writes LibTorch's memory through raw pointers, which is sound because
+    /// the tensors are contiguous, in host memory and, after `exclusive`, not shared.
     fn update(
         step: &ElementwiseStep,
         grad_scale: f32,
@@ -28,6 +38,8 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
         }
         let UpdateArrays { master, mut states } = arrays;
         let unused = states.split_off(step.states().min(states.len()));
+        // A tensor that somebody else holds (a save in progress, for example) is copied, so its
+        // other holder keeps the old values.
         let mut master = exclusive(master);
         let mut states: Vec<_> = states.into_iter().map(exclusive).collect();
         let gradient = gradient.tensor.contiguous();
@@ -53,11 +65,15 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
         (UpdateArrays { master, states }, copy)
     }
 
+    /// Copies a gradient on another device to host memory. The sum of squares is in f64, in a fixed
+    /// order.
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
         let gradient = gradient.tensor.contiguous().to_device(Device::Cpu);
         kernels::gradient_stats(elements(&gradient))
     }
 
+    /// Copies the parts into a zeroed tensor, one after the other. Parts on another device go
+    /// through host memory.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
         if parts[0].tensor.device() != Device::Cpu {
             return flatten_on_host::<Self>(parts, len);
@@ -73,22 +89,28 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
         TchTensor::new(flat)
     }
 
+    /// LibTorch rounds to nearest even, and numbers beyond the range become infinite.
     fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         if tensor.dtype() == dtype.into() { tensor } else { Self::float_cast(tensor, dtype) }
     }
 }
 
+/// All threads use the default stream of a CUDA device, so LibTorch already runs the kernels of all
+/// ranks in one queue.
 impl<E: TchElement> StreamOps for LibTorch<E> {}
 
+/// LibTorch's products use the hardware's 16-bit instructions, so the provided method is used.
 impl<E: TchElement> MatmulOps for LibTorch<E> {}
 
+/// The layout of a tensor is known at any time.
 impl<E: TchElement> LayoutOps for LibTorch<E> {
     fn is_contiguous(tensor: &TchTensor) -> bool {
         tensor.tensor.is_contiguous()
     }
 }
 
-/// A contiguous tensor whose memory nobody else holds, so that it can be updated in place.
+/// Returns a contiguous tensor whose memory nobody else holds. Copies the tensor unless it is one
+/// already.
 fn exclusive(tensor: TchTensor) -> TchTensor {
     if tensor.can_mut() && tensor.tensor.is_contiguous() {
         tensor
@@ -97,7 +119,13 @@ fn exclusive(tensor: TchTensor) -> TchTensor {
     }
 }
 
-/// The elements of an [`exclusive`] tensor on the host, which is of type `T`.
+/// Returns the elements of an [`exclusive`] tensor in host memory, whose type must be `T`.
+///
+/// # Panics
+///
+/// Panics if the elements of the tensor do not have the size of `T`.
+///
+/// A tensor without elements has no memory, so its slice does not use the pointer.
 fn slice_mut<T>(tensor: &mut TchTensor) -> &mut [T] {
     let (data, len) = (tensor.tensor.data_ptr().cast::<T>(), tensor.tensor.numel());
     assert_eq!(size_of::<T>(), tensor.tensor.kind().elt_size_in_bytes());
@@ -109,8 +137,13 @@ fn slice_mut<T>(tensor: &mut TchTensor) -> &mut [T] {
     unsafe { std::slice::from_raw_parts_mut(data, len) }
 }
 
-/// The elements of a contiguous f32, f16 or bf16 tensor on the host.
+/// Returns the elements of a contiguous f32, f16 or bf16 tensor in host memory.
+///
+/// # Panics
+///
+/// Panics for types whose elements do not have the size of these three, such as f64.
 fn elements(tensor: &Tensor) -> FloatSlice<'_> {
+    /// Returns the elements, whose type must be `T`; checks only their size.
     fn slice<T>(tensor: &Tensor) -> &[T] {
         assert_eq!(size_of::<T>(), tensor.kind().elt_size_in_bytes());
         if tensor.numel() == 0 {

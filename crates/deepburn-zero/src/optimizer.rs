@@ -5,6 +5,28 @@
 //! kernel of the backend; an update of offloaded states runs on the CPU.
 //! `rule.rs` defines, for each optimizer, its states and the values that an
 //! update depends on.
+//!
+//! What a rank keeps of one parameter, with AdamW, bf16 and `s` owned elements
+//! (padding included):
+//!
+//! ```text
+//!              owned slice, s elements
+//! master       [f32 ......... | 0 0]   only if ops compute in 16 bits
+//! exp_avg      [f32 ......... | 0 0]   moments, in the order of `moments`
+//! exp_avg_sq   [f32 ......... | 0 0]
+//! gradient     [any type .... | 0 0]   an operand of the step, freed after it
+//! working copy [bf16 ........ | 0 0]   the result, which `Publisher` stores
+//! ```
+//!
+//! At stage 0 the owned slice is the whole parameter, from stage 1 on the shard
+//! of the rank. States live from sharding until the model is dropped. An update
+//! replaces them in place, so a step needs no second copy of them.
+//!
+//! A step has this life cycle: `order` sorts the parameters into single updates
+//! and rounds, `start_step` computes the scalars and starts the reads of
+//! offloaded states, and `StepInProgress` updates one parameter after the other
+//! in exactly that order. The order is the same on all ranks, because the
+//! rounds contain collectives.
 
 mod frozen_lamb;
 mod newton_schulz;
@@ -42,31 +64,42 @@ pub(crate) use step::{StepInProgress, UpdateDirection};
 pub(crate) use zero_one::{COMMON, LOCAL_ARRAYS};
 
 /// The optimizer states of one rank and the settings of their updates.
+///
+/// There is one entry per parameter in `states`, `settings_of` and
+/// `lamb_scalars`, in module order, also for frozen ones. The parameter index
+/// of the other modules is the index here.
 #[derive(Debug)]
 pub(crate) struct Optimizer<B: Backend> {
-    /// The different settings, each stored once.
+    /// The different settings of parameter groups, each stored once. A step
+    /// computes its scalars once per entry, not once per parameter.
     settings: Vec<UpdateSettings>,
-    /// The type in which ops compute, if it is not the masters' type.
+    /// The type in which ops compute, if it is not the masters' type, f32. If
+    /// it is set, every trainable parameter has a master.
     working: Option<FloatDType>,
     /// The states by parameter index; `None` for a frozen parameter.
     states: Vec<Option<State<B>>>,
     /// The index in `settings` of each parameter; `None` for a frozen one.
     settings_of: Vec<Option<usize>>,
-    /// The scalars of 1-bit LAMB, by parameter index.
+    /// The scalars of 1-bit LAMB, by parameter index. With other optimizers
+    /// they keep their initial values and are not stored.
     lamb_scalars: Vec<LambScalars>,
-    /// The pipeline that reads and writes offloaded states.
+    /// The pipeline that reads and writes offloaded states. It is idle, but
+    /// present, without offload.
     pipeline: Pipeline,
-    /// The number of steps.
+    /// The number of optimizer steps that were applied. Skipped steps
+    /// (overflow) do not count, so bias correction continues from the last
+    /// applied one.
     time: u64,
     /// The sum of learning rates since all ranks last had the same parameters;
-    /// `None` if they have.
+    /// `None` if they have. Only 0/1 Adam sets it.
     local_rates: Option<f64>,
 }
 
 /// Elements in full precision, for a checkpoint.
 #[derive(Debug)]
 pub(crate) enum KeptArray<B: Backend> {
-    /// All elements of an array, flat.
+    /// All elements of the array on this rank, flat and with padding. The
+    /// caller cuts its range.
     Device(B::FloatTensorPrimitive),
     /// The requested elements.
     Parked(Arc<ParkedCopy>),
@@ -75,8 +108,11 @@ pub(crate) enum KeptArray<B: Backend> {
 /// The offloaded operands of a parameter's update, besides its states.
 #[derive(Debug)]
 pub(crate) struct ParkedOperands<'a> {
+    /// The index of the parameter.
     pub(crate) index: usize,
+    /// The parameter's shard, if it is offloaded (`offload_param`).
     pub(crate) values: Option<Arc<ParkedArray>>,
+    /// The accumulated gradient, if it is offloaded with the states.
     pub(crate) gradient: Option<ParkedTensor<'a>>,
 }
 
@@ -112,7 +148,7 @@ pub(crate) enum Owned<B: Backend> {
 /// The learning rate and betas of one step, as the schedule sets them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Learning rate.
+    /// The learning rate, before the factor of a parameter group (`lr_factor`).
     pub lr: f64,
     /// Betas that replace the optimizer's own, if the schedule cycles momentum.
     pub betas: Option<[f64; 2]>,
@@ -152,6 +188,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         parking: Option<&Parking>,
         ledger: &Ledger,
     ) -> Result<(), SwapError> {
+        // A frozen parameter gets an entry in each list too, so that indices
+        // stay aligned.
         let moments = settings.as_ref().map_or(0, |it| state_arrays(&it.optimizer).len());
         let settings = settings.map(|settings| self.index_of(settings));
         self.settings_of.push(settings);
@@ -195,6 +233,9 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// # Errors
     ///
     /// Returns an error if the disk fails.
+    ///
+    /// The result has the elements that this rank owns, flat, with padding, in
+    /// f32. A parked master is read into new memory on the device.
     pub(crate) fn master(
         &self,
         index: usize,
@@ -210,6 +251,10 @@ impl<B: OptimizerOps> Optimizer<B> {
     }
 
     /// Returns elements `range` of the master of a parameter, if there is one.
+    ///
+    /// Copies nothing now: a device array is shared with the optimizer until a
+    /// step replaces it, and a parked array is copied when a step is about to
+    /// overwrite it.
     pub(crate) fn kept_master(&self, index: usize, range: Range<usize>) -> Option<KeptArray<B>> {
         let has_master = self.working.is_some();
         match self.states[index].as_ref()? {
@@ -230,12 +275,16 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.settings(index).map_or(&[], |settings| state_arrays(&settings.optimizer))
     }
 
+    /// Returns the settings of a parameter; `None` for a frozen one.
     fn settings(&self, index: usize) -> Option<&UpdateSettings> {
         self.settings_of[index].map(|settings| &self.settings[settings])
     }
 
     /// Returns the order in which a step on `ranks` ranks updates `parameters`
     /// at the learning rate `lr`.
+    ///
+    /// `lr` matters for 0/1 Adam only, whose exchanges are skipped as long as
+    /// the sum of learning rates is 0.
     pub(crate) fn order(
         &self,
         parameters: &[Arc<Parameter<B>>],
@@ -325,6 +374,14 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// Returns one bit per element of a parameter: whether it has ever had a
     /// gradient, so that its second moment is not 0.
+    ///
+    /// Bit `i % 8` of byte `i / 8` belongs to element `i`. Copies the second
+    /// moment to host memory.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the optimizer has no second moment, or if it is offloaded.
+    /// Both are excluded when the model is sharded.
     pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
         let place = self.moments(index).iter().position(|name| *name == rule::SECOND_MOMENT);
         let (Some(place), Some(State::Device(state))) = (place, &self.states[index]) else {
@@ -338,6 +395,8 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// Returns elements `range` of the array `name` of a parameter; `None` for
     /// a frozen parameter and for an unknown name.
+    ///
+    /// As for masters, nothing is copied until a step overwrites the array.
     pub(crate) fn kept_moment(
         &self,
         index: usize,
@@ -361,6 +420,8 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// Sets the number of steps.
     pub(crate) fn set_time(&mut self, time: u64) {
+        // The step counts from here on, so `StepInProgress` sees its own number
+        // in `time`.
         self.time = time;
     }
 
@@ -423,6 +484,9 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// Sets the values that all ranks have in common, from which this rank has
     /// not moved yet. Has no effect without local steps.
+    ///
+    /// Sets the movement of this rank to 0 as well, so that its values are the
+    /// common ones.
     pub(crate) fn set_common(&mut self, index: usize, values: B::FloatTensorPrimitive) {
         if !self.state_arrays(index).contains(&COMMON) {
             return;
@@ -450,6 +514,9 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// # Errors
     ///
     /// Returns an error if the disk failed in an earlier step.
+    ///
+    /// Counts the step at once. If it fails half-way, the model is partly
+    /// updated and the pipeline refuses every later step.
     pub(crate) fn start_step(
         &mut self,
         rates: Rates,
@@ -472,6 +539,13 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// Returns the reads of a step from the file in order, and the largest
     /// number of bytes in one piece of an update.
+    ///
+    /// The reads have to be requested in exactly the order in which the updates
+    /// ask for them, because the pipeline serves them first in, first out. This
+    /// function therefore mirrors `StepInProgress::pass` and
+    /// `StepInProgress::direct`, parameter by parameter and piece by piece. The
+    /// second value bounds the pipeline's memory: so many bytes are read ahead,
+    /// and so many may be still unwritten.
     fn reads(
         &self,
         steps: &[UpdateStep],
@@ -503,6 +577,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         for round in &order.rounds {
             let needs_values = matches!(round, UpdateRound::Norms(_));
             for index in round.indices() {
+                // Only norms depend on the values, so other directions skip the
+                // master.
                 let first = if needs_values { 0 } else { masters };
                 let arrays = first..masters + self.moments(index).len();
                 pass(index, arrays, needs_values, true);

@@ -1,9 +1,26 @@
 //! 1-bit LAMB: its scalars per tensor, and its update after the freeze.
 //!
-//! Main type: [`LambScalars`]. Until the freeze, steps are LAMB's, and trust ratios enter a moving average. After it, all
-//! momenta are averaged in one compressed exchange. All tensors share one scale there, so each momentum is first scaled to
-//! the magnitude of the others. The learning rate is multiplied by the averaged trust ratio and by a factor that follows
-//! the change of the second moment since the freeze.
+//! Main type: `LambScalars`. Source: Li et al. 2021, "1-bit LAMB", as in
+//! `deepspeed/runtime/fp16/onebit/lamb.py`.
+//!
+//! *Until the freeze* steps are LAMB's, and each tensor's trust ratio enters a moving average.
+//!
+//! *At the freeze* (`freeze_tensors`) the second moment is copied to the fresh one. All tensors
+//! share one scale in the compressed exchange, so every momentum gets a factor that brings it to
+//! the mean magnitude of all momenta. Otherwise the signs of a small tensor would be scaled by a
+//! large one.
+//!
+//! *After the freeze*, in each step:
+//!
+//! ```text
+//! own gradient ─► local momentum ─► x scaling ─► compressed mean ─► / scaling ─► agreed momentum
+//! agreed momentum ─► direction (frozen second moment), fresh second moment
+//! frozen vs fresh second moment ─► factor
+//! values -= lr * averaged trust ratio * factor * direction
+//! ```
+//!
+//! The scalars are computed from whole arrays with sums in a fixed order. Every rank therefore has
+//! the same bits without an exchange. Checkpoints store them by DeepSpeed's names.
 
 use burn_backend::{FloatDType, Shape};
 use bytemuck::cast_slice;
@@ -22,16 +39,21 @@ use super::{Optimizer, UpdateValues};
 /// The scalars of one tensor, the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LambScalars {
-    /// Moving average of trust ratios until the freeze.
+    /// The moving average of trust ratios until the freeze, constant after it. 0 before the first
+    /// step.
     frozen_coeff: f64,
-    /// Factor of the frozen trust ratio in the last step.
+    /// The factor of the frozen trust ratio in the last step. The next factor may differ from it by
+    /// a fraction only (`factor_threshold`).
     last_factor: f64,
-    /// Factor of the momentum in the exchange; `None` before the freeze.
+    /// The factor of the momentum in the exchange; `None` before the freeze.
     scaling_coeff: Option<f64>,
 }
 
+/// DeepSpeed's name of the averaged trust ratio.
 const FROZEN_COEFF: &str = "lamb_coeff_freeze";
+/// DeepSpeed's name of the last factor.
 const LAST_FACTOR: &str = "last_factor";
+/// DeepSpeed's name of the factor in the exchange.
 const SCALING_COEFF: &str = "scaling_coeff";
 
 impl Default for LambScalars {
@@ -41,11 +63,13 @@ impl Default for LambScalars {
 }
 
 impl LambScalars {
-    /// Takes in the trust ratio of a step before the freeze. The next freeze starts with new factors: a run that was
-    /// resumed with a later one had some.
+    /// Adds the trust ratio of a step before the freeze to the moving average, with the decay
+    /// `coeff_beta`. Resets the other scalars: a run that was resumed with a later freeze still has
+    /// the scalars of the first one.
     pub(super) fn average(&mut self, ratio: f64, coeff_beta: f64) {
         let mut frozen_coeff = self.frozen_coeff;
-        // 1 stands for a norm of 0, or would change nothing once the average has come near it.
+        // A ratio of exactly 1 usually means that a norm is 0, so it carries no information about
+        // the tensor.
         if ratio != 1.0 {
             frozen_coeff = coeff_beta * frozen_coeff + (1.0 - coeff_beta) * ratio;
         }
@@ -54,7 +78,8 @@ impl LambScalars {
 }
 
 impl<B: OptimizerOps> Optimizer<B> {
-    /// Names and values of the scalars that are kept of a parameter; none where another optimizer updates it.
+    /// Returns the names and values of a parameter's scalars; empty if another optimizer updates
+    /// it.
     pub(crate) fn scalars(&self, index: usize) -> Vec<(&'static str, f64)> {
         if !self.moments(index).contains(&FRESH_SECOND_MOMENT) {
             return Vec::new();
@@ -65,7 +90,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         scalars.into_iter().chain(scaling).collect()
     }
 
-    /// Replaces the scalars of a parameter with the values that `read` returns for their names, or with initial values.
+    /// Replaces the scalars of a parameter with the values that `read` returns for their names. A
+    /// missing one gets its initial value.
     pub(crate) fn set_scalars(&mut self, index: usize, read: impl Fn(&str) -> Option<f64>) {
         let new = LambScalars::default();
         self.lamb_scalars[index] = LambScalars {
@@ -76,18 +102,23 @@ impl<B: OptimizerOps> Optimizer<B> {
     }
 }
 
-/// Root mean square of a momentum that is taken for 0.
+/// The root mean square below which a momentum counts as 0.
 const SMALLEST_SCALE: f64 = 1e-30;
 
-/// Bytes of a parameter's moments: views of those in host memory, copies of those on a device.
+/// The bytes of a parameter's three moments in f32: views of moments in host memory, copies of
+/// moments on a device.
 struct HostMoments {
+    /// The momentum (`exp_avg`).
     first: Bytes,
+    /// The frozen second moment (`exp_avg_sq`).
     second: Bytes,
+    /// The second moment that is still updated (`exp_avg_sq_fresh`).
     fresh: Bytes,
 }
 
 impl<B: OptimizerOps> StepInProgress<'_, B> {
-    /// Starts the fresh second moments of these parameters and computes the scaling of their momenta, once at the freeze.
+    /// Initialises the fresh second moments of these parameters and computes the factors of their
+    /// momenta. Does so once, in the first step after the freeze; later calls return at once.
     pub(crate) fn freeze_tensors(&mut self, indices: &[usize]) {
         let is_frozen = |index: &usize| self.optimizer.lamb_scalars[*index].scaling_coeff.is_some();
         if indices.iter().all(is_frozen) {
@@ -97,15 +128,16 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         for index in indices {
             let HostMoments { first, second, .. } = self.host_moments(*index);
             let [first, second]: [&[f32]; 2] = [cast_slice(&first), cast_slice(&second)];
-            // Of the elements that take part in exchanges. Errors that are 0 leave the squares of the momentum alone.
+            // Only elements that take part in exchanges count. With errors of 0, the sum is the
+            // squares of the momentum.
             let mut errors = vec![0.0; first.len()];
             let squares = add_error(first, &mut errors, &live_elements(second));
             let scale = squares.root_mean_square();
-            // Smaller ones would be multiplied by more than f32 can hold.
+            // A smaller scale would need a factor that f32 cannot represent.
             scales.push(if scale < SMALLEST_SCALE { 0.0 } else { scale });
             let place = self.place(*index, FRESH_SECOND_MOMENT);
             let state = self.device_state(*index);
-            // Of its own memory, so that steps update it in place.
+            // The copy has memory of its own, so that steps update it in place.
             state.moments[place] = tensor::<B>(second.to_vec(), &state.device);
         }
         // A tensor without momentum says nothing about the size of the others.
@@ -115,22 +147,27 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
             let scaling = if scale > 0.0 { united / scale } else { 1.0 };
             let scalars = &mut self.optimizer.lamb_scalars[*index];
             scalars.scaling_coeff = Some(scaling);
-            // A trust ratio that was 1 in every step is not averaged. It stays 1; at 0 the tensor would never move again.
+            // A trust ratio that was 1 in every step has never been averaged. It stays 1, because
+            // at 0 the tensor would never move again.
             if scalars.frozen_coeff == 0.0 {
                 scalars.frozen_coeff = 1.0;
             }
         }
     }
 
-    /// Returns the factor of a momentum in the exchange, if it has one.
+    /// Returns the factor of a momentum in the exchange; `None` if another optimizer updates the
+    /// parameter or before the freeze.
     pub(crate) fn scaling(&self, index: usize) -> Option<f32> {
         self.optimizer.lamb_scalars[index].scaling_coeff.map(|scaling| scaling as f32)
     }
 
-    /// Turns a momentum that all ranks agreed on into a direction, and says how to go along it. Updates the moments.
+    /// Turns a momentum that all ranks agreed on into a direction and updates the moments. Returns
+    /// the direction with the pass along it, whose rate is the learning rate times the averaged
+    /// trust ratio times the factor of this step.
     ///
     /// # Errors
-    /// The disk fails. The step must not be used.
+    ///
+    /// Returns an error if the disk fails. The step must not be continued.
     pub(crate) fn agreed_direction(
         &mut self,
         direction: UpdateDirection<B>,
@@ -141,6 +178,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         };
         let direction = self.along(direction, &pass);
         let HostMoments { first, second, fresh } = self.host_moments(index);
+        // The factor depends on whole arrays, which every rank has, so no rank has to ask another.
         let elements = float_bytes::<B>(direction.elements.clone());
         let arrays = [&first, &second, &fresh, &elements].map(|bytes| cast_slice(bytes));
         let sums = frozen_lamb_sums(plan.lamb.eps, arrays);
@@ -155,7 +193,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         Ok((direction, DescentStep::new(1.0, rate).into()))
     }
 
-    /// Replaces the momentum by the direction that `pass` makes of it.
+    /// Replaces the momentum by the direction that `pass` makes of it. The values are an operand
+    /// and stay.
     fn along(
         &mut self,
         mut direction: UpdateDirection<B>,
@@ -165,12 +204,14 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         let UpdateValues::Device(values) = &mut direction.values else {
             unreachable!("an optimizer whose ranks agree on momenta keeps values on the device")
         };
+        // A one-element placeholder, so that the kernel gets the only reference to the momentum.
         let none = B::float_zeros(Shape::from(vec![1]), &state.device, FloatDType::F32);
         let momentum = std::mem::replace(&mut direction.elements, none);
         direction.elements = state.direct(pass, 1.0, values, momentum, None);
         direction
     }
 
+    /// Returns the current moments of a parameter in host memory.
     fn host_moments(&mut self, index: usize) -> HostMoments {
         let places = ["exp_avg", SECOND_MOMENT, FRESH_SECOND_MOMENT];
         let places = places.map(|name| self.place(index, name));
@@ -180,12 +221,15 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         HostMoments { first, second, fresh }
     }
 
+    /// Returns the position of a moment in the state's list.
     fn place(&self, index: usize, name: &str) -> usize {
         let place = self.optimizer.moments(index).iter().position(|moment| *moment == name);
         let Some(place) = place else { unreachable!("1-bit LAMB keeps it") };
         place
     }
 
+    /// Returns the state of a parameter. It is on the device, because offload is an error for an
+    /// optimizer with a compressed exchange.
     fn device_state(&mut self, index: usize) -> &mut DeviceState<B> {
         match &mut self.optimizer.states[index] {
             Some(State::Device(state)) => state,

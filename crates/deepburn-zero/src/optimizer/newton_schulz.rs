@@ -1,21 +1,37 @@
-//! Orthogonalised matrices.
+//! Orthogonalised matrices, for Muon.
 //!
-//! Muon goes along `U V^T` where a matrix is `U S V^T`. The Newton-Schulz iteration of Jordan et al. 2024 comes close
-//! to it with matrix products alone: its coefficients make small singular values grow fast, and leave all of them
-//! between about 0.7 and 1.2. PyTorch runs it in bf16, DeepSpeed in fp16 where the device has it. Here it runs in f32,
-//! whose rounding errors are far smaller than the error of the iteration.
+//! Muon moves along `U V^T` where the momentum is `U S V^T`. The Newton-Schulz iteration of Jordan
+//! et al. 2024 approximates it with matrix products alone. After a division by the Frobenius norm,
+//! each iteration computes
+//!
+//! ```text
+//! A = X X^T
+//! X = a X + (b A + c A A) X
+//! ```
+//!
+//! Its coefficients make small singular values grow fast, and leave all of them between about 0.7
+//! and 1.2. PyTorch runs it in bf16, DeepSpeed in fp16 if the device supports it. Here it runs in
+//! f32, whose rounding errors are far smaller than the error of the iteration.
+//!
+//! A parameter may contain several matrices side by side, such as the fused query, key and value
+//! projections. Each of them is orthogonalised separately.
 
 use burn_backend::{Shape, Slice, TensorMetadata};
 use deepburn_config::{Matrices, MatrixLayout, NewtonSchulzPlan};
 use deepburn_ops::OptimizerOps;
 
-/// Most elements that [`orthogonalize`] holds besides its operand, as a multiple of the parameter's elements: the results
-/// and the result of which they become parts, a matrix before and after an iteration, and three products of its shorter
-/// side squared, none of which is larger than the matrix.
+/// The peak number of elements that `orthogonalize` holds besides its operand, as a multiple of the
+/// parameter's elements: the results, their concatenation, a matrix before and after an iteration,
+/// and three products of its shorter side squared, none of which is larger than the matrix.
 pub(crate) const WORKSPACE: u64 = 7;
 
-/// Orthogonalises each matrix in `flat`, the values of a parameter of this shape. Returns them flat. Holds up to
-/// [`WORKSPACE`] times as many elements.
+/// Orthogonalises each matrix in `flat`, the values of a parameter of this shape, and returns them
+/// flat. Dimensions after the first are joined, as for convolution kernels. Holds up to `WORKSPACE`
+/// times as many elements.
+///
+/// # Panics
+///
+/// Panics if the shape has no dimension or its first one is 0, which `Matrices` excludes.
 pub(crate) fn orthogonalize<B: OptimizerOps>(
     flat: B::FloatTensorPrimitive,
     shape: &[usize],
@@ -44,19 +60,22 @@ pub(crate) fn orthogonalize<B: OptimizerOps>(
     B::float_reshape(whole, Shape::from(vec![numel]))
 }
 
-/// The iteration on one matrix, of shape `[rows, columns]`.
+/// Runs the iteration on one matrix of shape `[rows, columns]` and returns one of the same shape.
 fn of_matrix<B: OptimizerOps>(
     matrix: B::FloatTensorPrimitive,
     plan: &NewtonSchulzPlan,
 ) -> B::FloatTensorPrimitive {
     let shape = matrix.shape();
-    // Of the two products X X^T and X^T X this takes the smaller one.
+    // X X^T has the size of the rows, so a tall matrix is transposed to get the smaller product.
     let is_tall = shape[0] > shape[1];
-    // Copies a part of a fused parameter, whose rows lie apart, and nothing else.
+    // The norm needs flat memory. Only a part of a fused parameter is copied here, because its rows
+    // are not contiguous.
     let flat = B::float_reshape(matrix, Shape::from(vec![shape.num_elements()]));
     let norm = B::gradient_stats(flat.clone()).sum_of_squares.sqrt();
     let matrix = B::float_reshape(flat, shape);
     let mut x = if is_tall { B::float_transpose(matrix) } else { matrix };
+    // The Frobenius norm bounds the largest singular value, so the iteration starts within its
+    // range of convergence.
     x = B::float_mul_scalar(x, (1.0 / norm.max(plan.eps)).into());
     let [a, b, c] = plan.coefficients;
     for _ in 0..plan.steps {

@@ -1,4 +1,22 @@
-//! Updates on parked states, piece by piece with the kernels of the CPU.
+//! Updates of parked states, piece by piece with the kernels of the CPU.
+//!
+//! Main type: `HostUpdate`. All arrays of a parameter have the same layout, so
+//! one piece of each holds the same elements. For each piece in turn:
+//!
+//! ```text
+//! read     master | moments | values | gradient      from the pipeline, or host memory itself
+//! compute  one call of the element-wise kernel       the gradient is widened to f32
+//! publish  the updated master, rounded               into the working copy
+//! store    the pieces that have changed              the pipeline writes behind
+//! ```
+//!
+//! Nothing depends on where a piece begins, because updates are element-wise.
+//! The bits are therefore the same as for states on the device. In memory are
+//! only the pieces in use; with a file the pipeline reads the next ones and
+//! writes the previous ones meanwhile.
+//!
+//! The arrays have to be visited in the order that `ParkedState::reads` has
+//! announced.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -17,50 +35,58 @@ use crate::parked::{ParkedArray, PieceInMemory, PieceLayout, Pipeline};
 /// The update of one parameter whose states are parked.
 #[derive(Debug)]
 pub(super) struct HostUpdate<'a> {
+    /// The kernel with the scalars of this step.
     pub(super) step: &'a ElementwiseStep,
-    /// Factor of the gradient.
+    /// The factor of the gradient.
     pub(super) scale: f32,
-    /// The master, if there is one, and the moments, as far as the pass needs them.
+    /// The arrays that the pass uses: the master, if there is one and the pass
+    /// needs it, then moments.
     pub(super) arrays: &'a [Arc<ParkedArray>],
-    /// Whether the optimizer keeps the values.
+    /// Whether the optimizer has a master of the values.
     pub(super) has_master: bool,
-    /// Of each array.
+    /// The division of each array into pieces.
     pub(super) layout: PieceLayout,
+    /// The transfers of the step.
     pub(super) pipeline: &'a mut Pipeline,
 }
 
-/// The values that an update changes.
+/// The values that an update changes. Without a master they are the kernel's
+/// parameter. With one, they only receive the result.
 #[derive(Debug)]
 pub(super) enum HostValues<'a> {
-    /// The values of a parameter without a master.
+    /// The values of a parameter without a master, in host memory.
     Own(&'a mut [f32]),
-    /// The values of a parameter without a master, outside of the device.
+    /// The values of a parameter without a master, as a parked f32 array that
+    /// is updated in place.
     Parked(&'a ParkedArray),
-    /// Receives the updated master.
+    /// Receives the updated master in f32, for the device.
     OfMaster(&'a mut [f32]),
-    /// Receives the updated master in this type, outside of the device.
+    /// Receives the updated master, rounded to this 16-bit type, as a parked
+    /// array.
     RoundedMaster(&'a ParkedArray, FloatDType),
 }
 
-/// The values that a direction depends on.
+/// The values that a direction depends on. They are read and never changed.
 #[derive(Debug)]
 pub(super) enum DirectionValues<'a> {
-    /// It depends on none.
+    /// The direction does not depend on them.
     Unread,
-    /// The master is the first array.
+    /// They are the master, which is the first array.
     Master,
-    /// The values of a parameter without a master.
+    /// The values of a parameter without a master, copied to host memory.
     Memory(&'a mut [f32]),
-    /// The same, outside of the device.
+    /// The values of a parameter without a master, as a parked f32 array.
     Parked(&'a ParkedArray),
 }
 
-/// The gradient of an update.
+/// The gradient of an update, outside of the device.
 #[derive(Debug)]
 pub(super) enum HostGradient {
+    /// A copy of the device's gradient, in f32.
     Memory(Vec<f32>),
+    /// An accumulated gradient that was parked, in this type.
     Parked(Arc<ParkedArray>, DType),
-    /// The parameter was not used.
+    /// The parameter was not used in the step.
     Zeros,
 }
 
@@ -68,7 +94,9 @@ impl HostUpdate<'_> {
     /// Updates all pieces.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails. The pipeline remembers it, because
+    /// the states are then partly updated.
     pub(super) fn run(
         &mut self,
         mut values: HostValues<'_>,
@@ -78,6 +106,8 @@ impl HostUpdate<'_> {
             HostValues::Parked(array) | HostValues::RoundedMaster(array, _) => Some(*array),
             HostValues::Own(_) | HostValues::OfMaster(_) => None,
         };
+        // A save may still have to write the current elements. It gets a copy
+        // before they are overwritten.
         for array in self.arrays.iter().map(|array| &**array).chain(values_array) {
             let kept = array.keep_copies();
             self.pipeline.note(kept)?;
@@ -88,6 +118,12 @@ impl HostUpdate<'_> {
         Ok(())
     }
 
+    /// Updates one piece of all arrays and hands the changed pieces back for
+    /// writing.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the disk fails.
     fn update(
         &mut self,
         range: &Range<usize>,
@@ -104,6 +140,8 @@ impl HostUpdate<'_> {
         };
         let gradient = gradient.piece(range, self.pipeline)?;
         let mut states: Vec<_> = pieces.iter_mut().map(PieceInMemory::floats).collect();
+        // Without a master the values are the kernel's parameter. With one, the
+        // first state is.
         let own_values = match (&mut *values, &mut own) {
             (HostValues::Own(values), _) => Some(&mut values[range.clone()]),
             (_, Some(own)) => Some(own.floats()),
@@ -121,11 +159,13 @@ impl HostUpdate<'_> {
         pieces.into_iter().chain(own).try_for_each(|piece| piece.store(self.pipeline))
     }
 
-    /// Updates the moments of all pieces and writes `direction`, as long as the arrays. Adds the squares of the values
-    /// and of the direction to `squares`.
+    /// Updates the moments of all pieces and writes `direction`, which is as
+    /// long as the arrays. Adds the squares of the values and of the direction
+    /// to `squares`.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails.
     pub(super) fn direct(
         &mut self,
         mut values: DirectionValues<'_>,
@@ -144,6 +184,13 @@ impl HostUpdate<'_> {
         Ok(())
     }
 
+    /// Makes the direction of one piece and stores the changed moments. The
+    /// slice of `direction` is the last state of the kernel, which writes it
+    /// there.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the disk fails.
     fn direct_piece(
         &mut self,
         range: &Range<usize>,
@@ -171,6 +218,8 @@ impl HostUpdate<'_> {
             (DirectionValues::Memory(values), ..) => (&mut values[range.clone()], &mut states[..]),
             (_, Some(own), _) => (own.floats(), &mut states[..]),
             (_, None, _) => {
+                // The kernel needs a parameter slice of the right length,
+                // although it does not use the values.
                 unread.resize(range.len(), 0.0);
                 (&mut unread[..], &mut states[..])
             }
@@ -180,17 +229,24 @@ impl HostUpdate<'_> {
             of_values.push(param);
             of_direction.push(made);
         }
-        // Values have not changed.
+        // The values have not changed, so the master is not written back.
         let masters = usize::from(matches!(values, DirectionValues::Master));
         pieces.drain(masters..).try_for_each(|piece| piece.store(self.pipeline))
     }
 
+    /// Runs the kernel on one piece: `param` and `states` in place, with a
+    /// gradient in f32.
     fn compute(&self, param: &mut [f32], gradient: &[f32], states: &mut [&mut [f32]]) {
         let slice = OwnedSlice { param, states, working: None };
         self.step.update(self.scale, FloatSlice::F32(gradient), slice);
     }
 
-    /// Copies a piece of the updated master to where ops find it.
+    /// Copies a piece of the updated master to the place where ops read it,
+    /// rounded if that is a 16-bit array.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the disk fails.
     fn publish(
         &mut self,
         range: &Range<usize>,
@@ -200,6 +256,8 @@ impl HostUpdate<'_> {
         match values {
             HostValues::OfMaster(copy) => copy[range.clone()].copy_from_slice(master),
             HostValues::RoundedMaster(array, dtype) => {
+                // Every element is overwritten, so the old copy is not read
+                // from the disk.
                 let unfilled = array.unfilled_piece(range, (*dtype).into());
                 let mut piece = self.pipeline.note(unfilled)?;
                 let bytes = piece.bytes();
@@ -223,7 +281,8 @@ impl HostUpdate<'_> {
 }
 
 impl HostGradient {
-    /// The gradient of an update, which leaves the device for it.
+    /// Takes the gradient of an update. A gradient on the device is copied to
+    /// host memory, in f32.
     pub(super) fn of<B: Backend>(gradient: UpdateGradient<B>) -> Self {
         match gradient {
             UpdateGradient::Device(tensor) => Self::Memory(float_into_host::<B>(tensor)),
@@ -232,7 +291,12 @@ impl HostGradient {
         }
     }
 
-    /// The elements of a piece, in f32.
+    /// Returns the elements of one piece in f32. Only a parked gradient or a
+    /// zero one takes new memory.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the disk fails.
     fn piece(
         &self,
         range: &Range<usize>,

@@ -3,19 +3,35 @@
 //! Main type: [`StepOrder`]. Parameters with element-wise updates come first,
 //! one by one. The others need an exchange between ranks in the middle of their
 //! update, and one exchange serves several of them: a round.
+//!
+//! ```text
+//! elements   p0  p1  p4  ...          update and publish, no exchange
+//! round      p2 p3 | direct, direct | one exchange | descend, descend
+//! round      p5    | direct         | one exchange | descend
+//! ```
+//!
+//! Rounds bound the memory of directions: the directions of one round exist
+//! together, and are freed before the next round begins. All ranks compute the
+//! same order from the sizes alone, so their collectives match.
 
 /// The values that the update of a parameter depends on.
+///
+/// It decides which exchange an update needs. Within an optimizer it may differ
+/// between parameters (Muon updates vectors with AdamW) and between steps
+/// (before and after a freeze).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UpdateScope {
     /// Single elements.
     Elements,
-    /// The norms of the tensor.
+    /// The L2 norms of the tensor's values and of its direction (LAMB).
     Norms,
-    /// A momentum that is averaged over ranks.
+    /// A momentum that is averaged over ranks on its own scale (1-bit Adam, 0/1
+    /// Adam).
     Momentum,
-    /// The momenta of all parameters, averaged over ranks together.
+    /// The momenta of all parameters, averaged over ranks together (1-bit
+    /// LAMB).
     FusedMomentum,
-    /// The complete matrix.
+    /// The complete matrix, which one rank orthogonalises (Muon).
     Matrix {
         /// The number of multiplications in one iteration of its
         /// orthogonalisation.
@@ -58,8 +74,11 @@ pub(crate) struct MatrixOwner {
 /// The properties of a trained parameter that determine the order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlannedUpdate {
+    /// The index of the parameter.
     pub(crate) index: usize,
+    /// The number of elements of the whole parameter, without padding.
     pub(crate) numel: usize,
+    /// The values that its update depends on.
     pub(crate) scope: UpdateScope,
 }
 
@@ -97,6 +116,10 @@ impl UpdateRound {
 }
 
 /// Divides the parameters of a scope into rounds of about equal size.
+///
+/// A round is closed when the next parameter would exceed the capacity, so it
+/// has consecutive parameters of the scope. A parameter that exceeds the
+/// capacity has a round of its own.
 fn rounds_of(updates: &[PlannedUpdate], scope: UpdateScope) -> impl Iterator<Item = Vec<usize>> {
     let total: usize = updates.iter().map(|it| it.numel).sum();
     let capacity = total.div_ceil(ROUNDS_PER_MODEL);
@@ -137,6 +160,7 @@ fn matrix_rounds(updates: &[PlannedUpdate], ranks: usize) -> impl Iterator<Item 
         }
     }
     let count = owners.iter().map(|(_, owned)| owned.len()).max().unwrap_or(0);
+    // An owner with fewer matrices than others is missing from the last rounds.
     let nth = move |round: usize| {
         let of_rank = |(rank, (_, owned)): (usize, &(u64, Vec<usize>))| {
             owned.get(round).map(|index| MatrixOwner { index: *index, rank })

@@ -1,4 +1,25 @@
 //! What each optimizer keeps, what its updates depend on, and the scalars of its steps.
+//!
+//! This is the only place that distinguishes optimizers. Checkpoints, offload, ledger and estimate
+//! take the arrays from `state_arrays`; the order of a step takes the dependencies from `scope`;
+//! and `step` computes the scalars of the kernels in f64.
+//!
+//! ```text
+//! optimizer        arrays                                    update depends on
+//! AdamW, Adam      exp_avg, exp_avg_sq                       single elements
+//! SGD              momentum_buffer (if momentum is not 0)    single elements
+//! Lion             exp_avg                                   single elements
+//! Adagrad          sum                                       single elements
+//! LAMB             exp_avg, exp_avg_sq                       norms of the tensor
+//! Muon             momentum_buffer                           the whole matrix
+//! 1-bit Adam       exp_avg, exp_avg_sq                       momenta, after the freeze
+//! 1-bit LAMB       exp_avg, exp_avg_sq, exp_avg_sq_fresh     norms, then all momenta
+//! 0/1 Adam         exp_avg, exp_avg_sq, and two of its own   by `StepKind`
+//! ```
+//!
+//! `time` is the number of a step, from 1: the number of applied steps before it, plus one. All
+//! questions about a step are functions of `time` and the plan alone, so a resumed run needs no
+//! further state to answer them.
 
 use deepburn_config::{
     AdamPlan, LambPlan, Matrices, MuonPlan, OneBitAdamPlan, OneBitLambPlan, OptimizerPlan,
@@ -12,38 +33,48 @@ use super::rounds::UpdateScope;
 use super::zero_one::{self, StepKind};
 use crate::estimate::DirectionMemory;
 
-/// The scalars of one step of a parameter.
+/// The scalars of one step, the same for all parameters with the same settings. The variant fixes
+/// the number of passes and what lies between them.
 #[derive(Debug)]
 pub(super) enum UpdateStep {
-    /// One pass over the elements.
+    /// One pass over the elements, which changes the moments and the values.
     Elements(ElementwiseStep),
-    /// A pass that makes a direction, and one along it at a rate that follows from two norms.
+    /// LAMB: a pass that makes a direction, and a pass along it with a rate that follows from two
+    /// norms.
     Norms {
+        /// The first pass.
         direction: ElementwiseStep,
+        /// The learning rate, with bias correction if the plan has it. The trust ratio multiplies
+        /// it.
         step_size: f64,
-        /// Bounds of the trust ratio.
+        /// The bounds of the trust ratio (DeepSpeed's `min_coeff` and `max_coeff`).
         trust_ratio: [f64; 2],
-        /// Decay of the moving average of trust ratios, where the optimizer keeps one.
+        /// The decay of the moving average of trust ratios; `None` if the optimizer keeps none.
+        /// 1-bit LAMB keeps one until the freeze.
         coeff_beta: Option<f64>,
     },
-    /// A pass that makes a direction, whose matrices are orthogonalised, and one along it.
+    /// Muon: a pass that makes a direction, whose matrices are then orthogonalised, and a pass
+    /// along the result.
     Matrix { direction: ElementwiseStep, lr: f64, plan: MuonPlan, matrices: Matrices },
-    /// A pass that makes the momentum of this rank, and one with the momentum that all ranks agreed on. 0/1 Adam's is
-    /// a gradient or a movement.
+    /// A pass that makes the momentum of this rank, and a pass with the momentum that all ranks
+    /// agreed on. For 0/1 Adam it is a gradient or a movement instead of a momentum.
     Momentum { local: ElementwiseStep, agreed: ElementwiseStep },
-    /// A pass that makes the momentum of this rank, one that makes a direction of the momentum that all ranks agreed on,
-    /// and one along it at a rate that follows from the tensor's frozen trust ratio.
+    /// 1-bit LAMB after the freeze: a pass that makes the momentum of this rank, a pass that makes
+    /// a direction of the agreed momentum, and a pass along it with a rate that follows from the
+    /// tensor's frozen trust ratio.
     FrozenLamb { local: ElementwiseStep, direction: ElementwiseStep, lr: f64, plan: OneBitLambPlan },
 }
 
-/// Name of the mean of squared gradients.
+/// The name of the moving average of squared gradients.
 pub(super) const SECOND_MOMENT: &str = "exp_avg_sq";
 
-/// Name of 1-bit LAMB's second moment that is still updated after the freeze, and 0 before it.
+/// The name of 1-bit LAMB's second moment that is still updated after the freeze. It is 0 before
+/// the freeze.
 pub(super) const FRESH_SECOND_MOMENT: &str = "exp_avg_sq_fresh";
 
-/// Names of all arrays that an optimizer keeps of each parameter: moments, and after them the arrays of 0/1 Adam that follow
-/// from what checkpoints have.
+/// Returns the names of all arrays that an optimizer keeps for each parameter: first the moments,
+/// which checkpoints store, then 0/1 Adam's arrays, which loading derives from what checkpoints
+/// store.
 pub(crate) fn state_arrays(plan: &OptimizerPlan) -> &'static [&'static str] {
     match plan {
         OptimizerPlan::ZeroOneAdam(_) => &zero_one::ARRAYS,
@@ -51,7 +82,11 @@ pub(crate) fn state_arrays(plan: &OptimizerPlan) -> &'static [&'static str] {
     }
 }
 
-/// Returns the PyTorch names of the moments that an optimizer keeps for each parameter.
+/// Returns the names of the moments that an optimizer keeps for each parameter, as PyTorch and
+/// DeepSpeed name them in optimizer state dicts.
+///
+/// Each moment has one f32 element per element of the parameter. SGD without momentum has none.
+/// 1-bit LAMB's third name is DeepSpeed's.
 pub fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
     match plan {
         OptimizerPlan::AdamW(_)
@@ -67,10 +102,11 @@ pub fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
     }
 }
 
-/// What the update of a parameter holds until its direction is final.
+/// Returns which part of the direction an update holds until it is final. The memory estimate uses
+/// it.
 pub(crate) fn direction_memory(plan: &OptimizerPlan) -> DirectionMemory {
     match plan {
-        // Of 1-bit Adam it is the momentum of this rank.
+        // The direction of 1-bit Adam is the momentum of this rank.
         OptimizerPlan::Lamb(_) | OptimizerPlan::OneBitAdam(_) | OptimizerPlan::ZeroOneAdam(_) => {
             DirectionMemory::Owned
         }
@@ -85,7 +121,8 @@ pub(crate) fn direction_memory(plan: &OptimizerPlan) -> DirectionMemory {
     }
 }
 
-/// Whether ranks agree on momenta in step number `time`, from 1, each with a gradient of its own.
+/// Returns true if ranks average momenta in step `time`. Each rank then uses its own gradient,
+/// because averaging gradients first would cost the communication that the compression saves.
 pub(super) fn agrees_on_momentum(plan: &OptimizerPlan, time: u64) -> bool {
     match plan {
         OptimizerPlan::OneBitAdam(plan) => time > plan.freeze_step,
@@ -94,7 +131,8 @@ pub(super) fn agrees_on_momentum(plan: &OptimizerPlan, time: u64) -> bool {
     }
 }
 
-/// Whether each rank takes a gradient of its own in step number `time`, from 1.
+/// Returns true if each rank uses its own gradient in step `time`, so that the reducer must not
+/// average gradients.
 pub(super) fn takes_own_gradients(plan: &OptimizerPlan, time: u64) -> bool {
     match plan {
         OptimizerPlan::ZeroOneAdam(plan) => !zero_one::updates_variance(plan, time),
@@ -102,7 +140,9 @@ pub(super) fn takes_own_gradients(plan: &OptimizerPlan, time: u64) -> bool {
     }
 }
 
-/// Whether the step before step number `time` has changed a second moment by which elements take part in exchanges.
+/// Returns true if the step before step `time` has changed a second moment. The set of elements
+/// that take part in exchanges then has to be computed again, because it consists of the elements
+/// with a second moment other than 0.
 pub(super) fn second_moment_has_changed(plan: &OptimizerPlan, time: u64) -> bool {
     match plan {
         OptimizerPlan::ZeroOneAdam(plan) => time > 1 && zero_one::updates_variance(plan, time - 1),
@@ -110,13 +150,14 @@ pub(super) fn second_moment_has_changed(plan: &OptimizerPlan, time: u64) -> bool
     }
 }
 
-/// Whether compression errors from before step number `time` still count in later steps. Until 1-bit Adam and 1-bit LAMB
-/// freeze the second moment, elements may still come alive.
+/// Returns true if compression errors from before step `time` are used in later steps. Until 1-bit
+/// Adam and 1-bit LAMB freeze the second moment they exchange nothing, and further elements may get
+/// their first gradient.
 pub(super) fn keeps_errors(plan: &OptimizerPlan, time: u64) -> bool {
     matches!(plan, OptimizerPlan::ZeroOneAdam(_)) || agrees_on_momentum(plan, time)
 }
 
-/// Whether the second moment is frozen from step number `time` on, after its last change.
+/// Returns true if step `time` is the last one that changes the second moment.
 pub(super) fn freezes_after(plan: &OptimizerPlan, time: u64) -> bool {
     match plan {
         OptimizerPlan::OneBitAdam(plan) => time == plan.freeze_step,
@@ -126,22 +167,26 @@ pub(super) fn freezes_after(plan: &OptimizerPlan, time: u64) -> bool {
     }
 }
 
-/// Whether errors are of no use after step number `time`: another quantity is exchanged from then on.
+/// Returns true if compression errors are useless after step `time`, because 0/1 Adam exchanges
+/// another quantity from then on: updates instead of gradients.
 pub(super) fn forgets_errors(plan: &OptimizerPlan, time: u64) -> bool {
     matches!(plan, OptimizerPlan::ZeroOneAdam(plan) if time == plan.var_freeze_step)
 }
 
-/// Whether step number `time` is the first that each rank takes alone.
+/// Returns true if step `time` is the first one that each rank takes alone. The common parameters
+/// have to be stored before it.
 pub(super) fn is_first_local(plan: &OptimizerPlan, time: u64) -> bool {
     matches!(plan, OptimizerPlan::ZeroOneAdam(plan) if time == plan.var_freeze_step + 1)
 }
 
-/// Whether each rank takes step number `time` alone.
+/// Returns true if each rank takes step `time` alone.
 pub(super) fn is_local(plan: &OptimizerPlan, time: u64) -> bool {
     matches!(plan, OptimizerPlan::ZeroOneAdam(plan) if zero_one::is_local(plan, time))
 }
 
-/// The name of the quantity that step number `time` compresses, or would compress. Errors of one are of no use for another.
+/// Returns the name of the quantity that step `time` compresses, or would compress; `None` for an
+/// optimizer without compression. Errors of one quantity are useless for another, so a checkpoint
+/// stores the name beside them.
 pub(super) fn compressed_quantity(plan: &OptimizerPlan, time: u64) -> Option<&'static str> {
     match plan {
         OptimizerPlan::OneBitAdam(_) => Some("momentum"),
@@ -152,8 +197,8 @@ pub(super) fn compressed_quantity(plan: &OptimizerPlan, time: u64) -> Option<&'s
     }
 }
 
-/// Whether ranks have different parameters after step number `time`. `local_rates` is the sum of the learning rates
-/// since they last had the same.
+/// Returns true if ranks have different parameters after step `time`. `local_rates` is the sum of
+/// learning rates since they last had the same ones, including this step's.
 pub(super) fn leaves_ranks_apart(plan: &OptimizerPlan, time: u64, local_rates: f64) -> bool {
     match plan {
         OptimizerPlan::ZeroOneAdam(plan) => {
@@ -163,8 +208,10 @@ pub(super) fn leaves_ranks_apart(plan: &OptimizerPlan, time: u64, local_rates: f
     }
 }
 
-/// What the update of a parameter of this shape depends on in step number `time`, from 1. `local_rates` is the sum of
-/// the schedule's learning rates since ranks last had the same parameters, this step's too.
+/// Returns what the update of a parameter of this shape depends on in step `time`.
+///
+/// `local_rates` is the sum of the schedule's learning rates since ranks last had the same
+/// parameters, including this step's. It is multiplied by the parameter's `lr_factor` here.
 pub(super) fn scope(
     settings: &UpdateSettings,
     shape: &[usize],
@@ -175,7 +222,8 @@ pub(super) fn scope(
         (OptimizerPlan::Muon(_), Some(matrices)) => {
             let (outputs, inputs) = matrices.dimensions(shape);
             let (short, long) = (outputs.min(inputs) as u64, outputs.max(inputs) as u64);
-            // Two products of the shorter side squared with the longer one, and the square of the smaller product.
+            // With X of shape [short, long]: X X^T and the product with the polynomial take
+            // `short^2 long` each, and the square of the Gram matrix takes `short^3`.
             let cost = short.saturating_mul(short).saturating_mul(2 * long + short);
             UpdateScope::Matrix { cost: cost.saturating_mul(matrices.count as u64) }
         }
@@ -195,7 +243,8 @@ pub(super) fn scope(
     }
 }
 
-/// The scalars of step number `time`, from 1. `local_rates` is the same as in [`scope`].
+/// Returns the scalars of step `time` for these settings. `rates` are the schedule's; `local_rates`
+/// is the same as in `scope`.
 pub(super) fn step(
     settings: &UpdateSettings,
     rates: Rates,
@@ -229,6 +278,8 @@ pub(super) fn step(
     }
 }
 
+/// Returns LAMB's scalars (You et al. 2020). `coeff_beta` is set for 1-bit LAMB, which averages
+/// trust ratios until its freeze.
 fn lamb(
     plan: &LambPlan,
     Rates { lr, betas }: Rates,
@@ -247,7 +298,8 @@ fn lamb(
     }
 }
 
-/// The step of 1-bit LAMB after the freeze.
+/// Returns the scalars of 1-bit LAMB after the freeze (Li et al. 2021, and
+/// `deepspeed/runtime/fp16/onebit/lamb.py`). As there, nothing is bias-corrected.
 fn frozen_lamb(plan: &OneBitLambPlan, Rates { lr, betas }: Rates) -> UpdateStep {
     let LambPlan { betas: own, eps, weight_decay, .. } = plan.lamb;
     let [beta1, beta2] = betas.unwrap_or(own);
@@ -260,11 +312,13 @@ fn frozen_lamb(plan: &OneBitLambPlan, Rates { lr, betas }: Rates) -> UpdateStep 
     }
 }
 
-/// The step of 1-bit Adam after the freeze: of the second moment nothing is left to correct.
+/// Returns the scalars of 1-bit Adam after the freeze (Tang et al. 2021). They are not
+/// bias-corrected, because the second moment no longer changes.
 fn momentum(plan: &OneBitAdamPlan, Rates { lr, betas }: Rates) -> UpdateStep {
     let AdamPlan { betas: own, eps, weight_decay, .. } = plan.adam;
     let [beta1, _] = betas.unwrap_or(own);
-    // The momentum that ranks agreed on replaces the present one.
+    // `beta1` is 0 in the second pass: the agreed momentum already contains the gradient and
+    // replaces this rank's.
     let agreed = kernels::FrozenAdam { lr, beta1: 0.0, eps, weight_decay };
     UpdateStep::Momentum {
         local: kernels::LocalMomentumStep::new(beta1).into(),
@@ -272,7 +326,8 @@ fn momentum(plan: &OneBitAdamPlan, Rates { lr, betas }: Rates) -> UpdateStep {
     }
 }
 
-/// The step of 0/1 Adam.
+/// Returns the scalars of 0/1 Adam (Lu et al. 2022) for the kind of this step. `local_rates`
+/// already contains the factor of the parameter group.
 fn zero_one_step(plan: &ZeroOneAdamPlan, rates: Rates, time: u64, local_rates: f64) -> UpdateStep {
     let AdamPlan { betas: own, eps, weight_decay, .. } = plan.adam;
     let [beta1, _] = rates.betas.unwrap_or(own);
@@ -281,7 +336,8 @@ fn zero_one_step(plan: &ZeroOneAdamPlan, rates: Rates, time: u64, local_rates: f
         StepKind::ExactGradient => {
             UpdateStep::Elements(elementwise(&OptimizerPlan::AdamW(plan.adam), rates, time))
         }
-        // A momentum without a memory is the gradient.
+        // A momentum with `beta1 = 0` is the gradient itself, so the exchange compresses the
+        // gradient.
         StepKind::CompressedGradient => UpdateStep::Momentum {
             local: kernels::LocalMomentumStep::new(0.0).into(),
             agreed: kernels::FrozenAdamStep::new(&frozen).into(),
@@ -294,6 +350,12 @@ fn zero_one_step(plan: &ZeroOneAdamPlan, rates: Rates, time: u64, local_rates: f
     }
 }
 
+/// Returns the scalars of an optimizer that depends on single elements. `betas` of the schedule
+/// replace the plan's; SGD uses the first one as its momentum.
+///
+/// # Panics
+///
+/// Panics for LAMB, Muon, 1-bit LAMB and 0/1 Adam, whose steps `step` handles itself.
 fn elementwise(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u64) -> ElementwiseStep {
     let adam = |plan: &AdamPlan, weight_decay| {
         let [beta1, beta2] = betas.unwrap_or(plan.betas);
@@ -306,7 +368,7 @@ fn elementwise(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u64) -> E
             adam(plan, kernels::WeightDecay::Decoupled(plan.weight_decay))
         }
         OptimizerPlan::Adam(ref plan) => adam(plan, kernels::WeightDecay::L2(plan.weight_decay)),
-        // Before the freeze.
+        // 1-bit Adam before the freeze is AdamW.
         OptimizerPlan::OneBitAdam(OneBitAdamPlan { adam: ref plan, .. }) => {
             adam(plan, kernels::WeightDecay::Decoupled(plan.weight_decay))
         }

@@ -1,4 +1,19 @@
 //! What the optimizer keeps of one parameter, on its device or parked.
+//!
+//! Main type: `State`. All arrays of a parameter are f32, flat and equally long: the elements that
+//! the rank owns, and zeros up to the shard length. The order of the arrays is fixed:
+//!
+//! ```text
+//! device   master: Option<tensor>   moments: [moment 0, moment 1, ..]
+//! parked   arrays: [master?, moment 0, moment 1, ..]
+//! ```
+//!
+//! so the moments of a parked state begin at index 1 if there is a master. Zeros stay zeros,
+//! because every update of an element depends on that element's gradient, value and moments alone.
+//!
+//! A state on the device is updated by one fused kernel per parameter, which receives the only
+//! references to its tensors and therefore updates them in place. A parked state is updated piece
+//! by piece on the CPU (`parked.rs`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,39 +30,50 @@ use crate::ledger::{Category, Lease, Ledger};
 use crate::parked::{ParkedArray, ParkedTensor, PieceLayout, PieceRead, WriteBehind};
 use crate::tiers::Parking;
 
-/// What the optimizer keeps about one parameter's owned elements, padding included.
+/// What the optimizer keeps of one parameter's owned elements, padding included.
 #[derive(Debug)]
 pub(super) enum State<B: Backend> {
     /// On the device of the parameter.
     Device(DeviceState<B>),
-    /// In host memory or in a file.
+    /// In host memory beside a device, or in the rank's file on NVMe.
     Parked(ParkedState<B>),
 }
 
-/// Arrays outside of the device.
+/// The arrays of a parameter outside of the device. Each array holds its own ledger entry.
 #[derive(Debug)]
 pub(super) struct ParkedState<B: Backend> {
-    /// The master, if there is one, and the moments.
+    /// The master, if there is one, and the moments. A checkpoint may hold a snapshot of an array
+    /// while a step overwrites it.
     pub(super) arrays: Vec<Arc<ParkedArray>>,
-    /// Of each array.
+    /// The division into pieces, the same for each array.
     pub(super) layout: PieceLayout,
+    /// The device of the parameter, to which results go.
     pub(super) device: B::Device,
 }
 
-/// Arrays on the device.
+/// The arrays of a parameter on its device.
 #[derive(Debug)]
 pub(super) struct DeviceState<B: Backend> {
-    /// The elements in full precision, where parameters are kept in 16 bits.
+    /// The owned elements in full precision, if parameters are kept in 16 bits. `None` otherwise:
+    /// then the parameter itself has the values.
     pub(super) master: Option<B::FloatTensorPrimitive>,
+    /// The moments, in the order of `rule::state_arrays`.
     pub(super) moments: Vec<B::FloatTensorPrimitive>,
-    /// Elements of each array.
+    /// The number of elements of each array, padding included.
     pub(super) len: usize,
+    /// The device of the arrays.
     pub(super) device: B::Device,
+    /// The bytes of all arrays in the ledger, until the state is dropped.
     _lease: Lease,
 }
 
 impl<B: OptimizerOps> ParkedState<B> {
-    /// `count` arrays: the master, if there is one, and zeros.
+    /// Allocates `count` arrays of zeros and writes the master into the first one, if `owned` has
+    /// it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file of this rank is full or the disk fails.
     pub(super) fn zeros(
         parking: &Parking,
         owned: Owned<B>,
@@ -65,7 +91,11 @@ impl<B: OptimizerOps> ParkedState<B> {
         Ok(state)
     }
 
-    /// Replaces the values of one array.
+    /// Replaces the values of one array and waits until they are written.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the disk fails.
     pub(super) fn set(
         &self,
         array: usize,
@@ -75,8 +105,21 @@ impl<B: OptimizerOps> ParkedState<B> {
         self.arrays[array].write(&values, DType::F32, &mut WriteBehind::default())
     }
 
-    /// Updates `values`, or the master and its copy in the type `working`. Returns what is to be stored on the
-    /// device.
+    /// Updates `values`, or the master and its copy in the type `working`. Returns the tensor that
+    /// is to be stored on the device; `None` if the values are parked.
+    ///
+    /// There are four cases, by where the values are and whether a master exists:
+    ///
+    /// - Parked, no master: the pieces of the values are updated in place.
+    /// - Parked, with a master: each updated piece of the master is rounded into the parked copy,
+    ///   which is not read.
+    /// - On the device, no master: the values are copied to host memory, updated, and copied back.
+    /// - On the device, with a master: the updated master is collected in host memory and uploaded,
+    ///   rounded to `working` on the device.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the disk fails. The arrays are then partly updated.
     pub(super) fn update(
         &self,
         update: &mut HostUpdate<'_>,
@@ -112,8 +155,13 @@ impl<B: OptimizerOps> ParkedState<B> {
         }))
     }
 
-    /// Updates the moments and returns the direction. It depends on `values` where the squares of both are wanted,
-    /// which are added to `squares`.
+    /// Updates the moments and returns the direction, as long as the arrays, on the device. If
+    /// `squares` is set, the direction also depends on the values, and the squares of both are
+    /// added to it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the disk fails.
     pub(super) fn direct(
         &self,
         update: &mut HostUpdate<'_>,
@@ -124,6 +172,7 @@ impl<B: OptimizerOps> ParkedState<B> {
         let gradient = HostGradient::of(gradient);
         let mut copy;
         let values = match values {
+            // Directions without norms (Muon) do not depend on the values, so these are not read.
             _ if squares.is_none() => DirectionValues::Unread,
             UpdateValues::Parked(array) if !update.has_master => DirectionValues::Parked(array),
             UpdateValues::Device(Some(tensor)) => {
@@ -137,8 +186,8 @@ impl<B: OptimizerOps> ParkedState<B> {
         Ok(tensor::<B>(direction, &self.device))
     }
 
-    /// What a pass over some of the arrays, and over values and a gradient that are parked, reads of a file, in its
-    /// order.
+    /// Lists what a pass over `arrays` reads of the file for one piece, in the order of the pass:
+    /// states, parked values, parked gradient. Arrays in host memory need no reads and are omitted.
     pub(super) fn reads(
         &self,
         piece: &Range<usize>,
@@ -154,18 +203,21 @@ impl<B: OptimizerOps> ParkedState<B> {
     }
 }
 
-/// Values of an update on the device of their state.
+/// The values of an update, on the device of their state.
 pub(super) struct ReadValues<B: Backend> {
-    /// None where the state has a master of them.
+    /// The values; `None` if the state has a master of them.
     pub(super) values: Option<B::FloatTensorPrimitive>,
-    /// Where they came from and are to be stored, unless they were on the device.
+    /// The array from which they were read and into which the result is to be written; `None` if
+    /// they were on the device.
     pub(super) parked: Option<Arc<ParkedArray>>,
 }
 
 impl<B: OptimizerOps> DeviceState<B> {
+    /// Allocates `moments` arrays of zeros and takes the master, if `owned` has it. The ledger
+    /// counts all of them as optimizer states.
     pub(super) fn zeros(owned: Owned<B>, moments: usize, ledger: &Ledger) -> Self {
         let (len, device) = owned.place();
-        // Of its own memory from the start, so that steps update it in place.
+        // Each array has memory of its own, so that steps update it in place.
         let zeros = |_| tensor::<B>(vec![0.0; len], &device);
         let master = match owned {
             Owned::Elements(..) => None,
@@ -181,7 +233,13 @@ impl<B: OptimizerOps> DeviceState<B> {
         }
     }
 
-    /// Reads parked values: with a part of the states on the device, shards may be elsewhere.
+    /// Reads parked values to the device. With a partial offload (`ratio`) the states of a
+    /// parameter may be on the device while its shard is parked. With a master the values are not
+    /// needed and not read.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the disk fails.
     pub(super) fn read(&self, values: UpdateValues<B>) -> Result<ReadValues<B>, SwapError> {
         let array = match values {
             UpdateValues::Device(values) => return Ok(ReadValues { values, parked: None }),
@@ -192,8 +250,13 @@ impl<B: OptimizerOps> DeviceState<B> {
         Ok(ReadValues { values, parked: Some(array) })
     }
 
-    /// One pass over the master, or over `values` where there is none, and the moments that `step` uses. Returns
-    /// what is to be stored; with `working` in that type.
+    /// Runs one fused pass over the master, or over `values` if there is none, and the moments that
+    /// `step` uses. Returns what is to be stored: the new values, rounded to `working` if it is
+    /// set.
+    ///
+    /// # Panics
+    ///
+    /// Panics if there is neither a master nor values, which would be an error of the caller.
     pub(super) fn update(
         &mut self,
         step: &ElementwiseStep,
@@ -206,6 +269,8 @@ impl<B: OptimizerOps> DeviceState<B> {
         let Some(master) = self.master.take().or(values) else {
             unreachable!("a parameter has its values in one of two places")
         };
+        // Moments that the step does not use stay out of the kernel. They are the last ones of the
+        // list.
         let used = step.states();
         let states = self.moments.drain(..used).collect();
         let arrays = UpdateArrays { master, states };
@@ -218,8 +283,9 @@ impl<B: OptimizerOps> DeviceState<B> {
         copy.unwrap_or(master)
     }
 
-    /// Stores the present values, which are the same on all ranks, as the last array: the master, or `values` where
-    /// there is none.
+    /// Stores the current values, which are the same on all ranks, as the last array (0/1 Adam's
+    /// `common`): the master, or `values` if there is none. The tensor is shared, not copied; the
+    /// next update makes the copy.
     pub(super) fn keep_common(&mut self, values: Option<&B::FloatTensorPrimitive>) {
         if let (Some(values), Some(common)) =
             (self.master.as_ref().or(values), self.moments.last_mut())
@@ -228,8 +294,10 @@ impl<B: OptimizerOps> DeviceState<B> {
         }
     }
 
-    /// Updates the moments and returns the direction, which `step` writes into the array after them. `values` stay as
-    /// they are, and belong to a parameter without a master.
+    /// Updates the moments and returns the direction, which `step` writes into one more array after
+    /// them. The values, `values` or the master, are an operand only and do not change. If
+    /// `squares` is set, the squares of values and direction are added to it, in host memory and in
+    /// f64.
     pub(super) fn direct(
         &mut self,
         step: &ElementwiseStep,
@@ -242,7 +310,8 @@ impl<B: OptimizerOps> DeviceState<B> {
         let Some(master) = self.master.take().or_else(|| values.take()) else {
             unreachable!("a parameter has its values in one of two places")
         };
-        // The array after those that the step reads; 1-bit LAMB's steps before the freeze leave one moment alone.
+        // The step's last state is the direction. 1-bit LAMB's steps before the freeze also leave
+        // out its third moment.
         let read = step.states() - 1;
         let mut states: Vec<_> = self.moments.drain(..read).collect();
         let shape = Shape::from(vec![self.len]);
@@ -261,7 +330,7 @@ impl<B: OptimizerOps> DeviceState<B> {
     }
 }
 
-/// A flat tensor of `values`.
+/// Uploads `values` as a flat f32 tensor.
 pub(super) fn tensor<B: Backend>(values: Vec<f32>, device: &B::Device) -> B::FloatTensorPrimitive {
     let shape = Shape::from(vec![values.len()]);
     float_from_host::<B>(TensorData::new(values, shape), device)

@@ -1,9 +1,19 @@
 //! One step of the optimizer, parameter by parameter.
 //!
-//! Main type: [`StepInProgress`]. Most updates are one pass over the elements ([`StepInProgress::update`]). An update of an
-//! optimizer which looks at norms or matrices has two: [`StepInProgress::direct`] updates the moments and makes a
-//! [`UpdateDirection`], the caller exchanges what it takes to turn that into the final one, and
-//! [`StepInProgress::descend`] changes the values along it. Where ranks agree on momenta, the direction is the momentum.
+//! Main type: `StepInProgress`. Most updates are one pass over the elements. An optimizer that
+//! depends on norms or matrices needs two passes, because the ranks have to exchange something in
+//! between:
+//!
+//! ```text
+//! update   (gradient, moments, values) ──────────────────────────► values
+//! direct   (gradient, moments) ──► direction    the values stay as they are
+//!                                      │        the caller exchanges norms, matrices or momenta
+//! descend                   (direction, values) ─────────────────► values
+//! ```
+//!
+//! If ranks average momenta, the direction is the momentum. A direction is a third f32 array of the
+//! owned length, counted as bucket memory, and lives from `direct` to `descend`. The caller limits
+//! how many directions exist at the same time (`rounds.rs`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,45 +31,56 @@ use super::{Optimizer, UpdateGradient, UpdateValues, newton_schulz};
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parked::{ParkedArray, WriteBehind};
 
-/// A step that updates one parameter after the other.
+/// A step that updates one parameter after the other, in the order that `start_step` was told.
 pub(crate) struct StepInProgress<'a, B: Backend> {
+    /// The optimizer, whose step counter already has the number of this step.
     pub(super) optimizer: &'a mut Optimizer<B>,
-    /// For each of the settings.
+    /// The scalars of the step, by index in the optimizer's settings.
     pub(super) steps: Vec<UpdateStep>,
+    /// The factor of every gradient: unscaling of the loss and clipping in one number.
     pub(super) scale: f32,
 }
 
-/// Where the update of a parameter goes: as long as what this rank owns of it, in f32. Holds these elements until the
-/// values are updated, and the values too, where the optimizer has no master of them.
+/// The direction of a parameter's update, as long as the slice that this rank owns, in f32.
+///
+/// It also holds the parameter's values until they are updated, unless the optimizer has a master
+/// of them. Meanwhile the parameter itself has none.
 #[derive(Debug)]
 pub(crate) struct UpdateDirection<B: Backend> {
-    /// Of the parameter.
+    /// The index of the parameter.
     pub(crate) index: usize,
-    /// Flat, padded as the values are.
+    /// The direction, flat, with the same padding as the values.
     pub(crate) elements: B::FloatTensorPrimitive,
-    /// For an optimizer that looks at norms: the squares of the elements that this rank owns, of the values and of the
-    /// direction.
+    /// The sums of squares of the elements that this rank owns; `None` for an optimizer that does
+    /// not depend on norms.
     pub(crate) squares: Option<Squares>,
-    /// What is updated along it.
+    /// The values that `descend` changes along the direction.
     pub(super) values: UpdateValues<B>,
+    /// The bytes of the direction in the ledger.
     _lease: Lease,
 }
 
-/// Sums of squares of the values of a tensor, and of its direction.
+/// The sums of squares of a tensor's values and of its direction, in this order. They are trees
+/// over element indices, so sums of several ranks can be joined without a change of rounding.
 pub(crate) type Squares = [TreeSum; 2];
 
 impl<B: OptimizerOps> StepInProgress<'_, B> {
-    /// Whether the optimizer keeps the values of the parameter at `index` itself.
+    /// Returns true if the optimizer has a master of the parameter's values.
     pub(crate) fn has_master(&self, index: usize) -> bool {
         self.optimizer.has_master(index)
     }
 
-    /// Updates the owned elements of a parameter with their gradient, both flat and padded alike,
-    /// and returns what is to be stored: the new values, in the type that ops use; `None` if they are
-    /// parked. Parameters come in the order of the step.
+    /// Updates the owned elements of a parameter with their gradient, both flat and with the same
+    /// padding. Returns the new values in the type in which ops compute; `None` if they are parked
+    /// and were updated in place. Parameters have to come in the order of the step.
     ///
     /// # Errors
-    /// The disk fails. The step must not be used.
+    ///
+    /// Returns an error if the disk fails. The step must not be continued.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the order of the step has the parameter in a round.
     pub(crate) fn update(
         &mut self,
         index: usize,
@@ -73,12 +94,15 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         self.pass(index, &step, scale, values, gradient)
     }
 
-    /// Updates the moments of a parameter and returns its direction. Where ranks average momenta, the moments stay and the
-    /// direction is this rank's momentum. This rank updates elements `owned` of it, and
-    /// padding after them.
+    /// Updates the moments of a parameter and returns its direction. If ranks average momenta, the
+    /// moments stay and the direction is this rank's momentum.
+    ///
+    /// `owned` is the range of the elements that this rank updates, within the whole parameter. The
+    /// arrays have padding after them, which squares do not count.
     ///
     /// # Errors
-    /// The disk fails. The step must not be used.
+    ///
+    /// Returns an error if the disk fails. The step must not be continued.
     pub(crate) fn direct(
         &mut self,
         index: usize,
@@ -114,6 +138,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                 (elements, parked.map_or(UpdateValues::Device(own), UpdateValues::Parked))
             }
             Some(State::Parked(state)) => {
+                // A direction without norms does not read the master, so the pass begins with the
+                // moments.
                 let first = usize::from(has_master && squares.is_none());
                 let mut update = HostUpdate {
                     step: &step,
@@ -132,10 +158,12 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         Ok(UpdateDirection { index, elements, squares, values, _lease: lease })
     }
 
-    /// Updates values by `pass` along a direction, and returns what is to be stored, as [`update`](Self::update) does.
+    /// Updates values by `pass` along a direction. Returns the new values, as `update` does. The
+    /// gradient's factor was applied when the direction was made, so it is 1 here.
     ///
     /// # Errors
-    /// The disk fails. The step must not be used.
+    ///
+    /// Returns an error if the disk fails. The step must not be continued.
     pub(crate) fn descend(
         &mut self,
         direction: UpdateDirection<B>,
@@ -145,7 +173,11 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         self.pass(index, pass, 1.0, values, UpdateGradient::Device(elements))
     }
 
-    /// The pass along a direction, for an optimizer that looks at the norms of a tensor's values and of its direction.
+    /// Returns the pass along a direction for an optimizer that depends on the L2 norms of a
+    /// tensor's values and of its direction, over all ranks.
+    ///
+    /// The rate is the step size times LAMB's trust ratio `|values| / |direction|`, clamped to the
+    /// plan's bounds. 1-bit LAMB also adds the ratio to its moving average.
     pub(crate) fn descent_by_norms(
         &mut self,
         index: usize,
@@ -163,7 +195,9 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         DescentStep::new(1.0, step_size * ratio).into()
     }
 
-    /// The pass along an orthogonalised direction of a parameter of this shape.
+    /// Returns the pass along an orthogonalised direction of a parameter of this shape: decoupled
+    /// weight decay, then Muon's learning rate times the plan's scale for the dimensions of a
+    /// matrix.
     pub(crate) fn descent_by_shape(&self, index: usize, shape: &[usize]) -> ElementwiseStep {
         let (lr, plan, matrices) = self.matrix(index);
         let (outputs, inputs) = matrices.dimensions(shape);
@@ -171,7 +205,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         DescentStep::new(1.0 - lr * plan.weight_decay, rate).into()
     }
 
-    /// The orthogonalised direction of a whole parameter of this shape, flat.
+    /// Returns the orthogonalised direction of a whole parameter of this shape, flat. Only the
+    /// owner of a matrix calls it; nothing is exchanged.
     pub(crate) fn orthogonalize(
         &self,
         index: usize,
@@ -182,7 +217,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         newton_schulz::orthogonalize::<B>(whole, shape, matrices, &plan.newton_schulz)
     }
 
-    /// The pass with a momentum that all ranks agreed on.
+    /// Returns the pass with a momentum that all ranks agreed on.
     pub(crate) fn agreed(&self, index: usize) -> ElementwiseStep {
         let UpdateStep::Momentum { agreed, .. } = *self.step(index) else {
             unreachable!("the order of the step has it among the momenta")
@@ -190,24 +225,26 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         agreed
     }
 
-    /// Whether elements may take part in exchanges that did not before.
+    /// Returns true if elements may take part in the exchange of this step that did not take part
+    /// before.
     pub(crate) fn second_moment_has_changed(&self, index: usize) -> bool {
         let settings = self.optimizer.settings(index);
         settings
             .is_some_and(|it| rule::second_moment_has_changed(&it.optimizer, self.optimizer.time))
     }
 
-    /// Returns whether the step is the first that each rank takes alone.
+    /// Returns true if this step is the first that each rank takes alone.
     fn is_first_local(&self, index: usize) -> bool {
         let settings = self.optimizer.settings(index);
         settings.is_some_and(|it| rule::is_first_local(&it.optimizer, self.optimizer.time))
     }
 
-    /// See [`Optimizer::live_elements`].
+    /// Returns one bit per element of a parameter; see `Optimizer::live_elements`.
     pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
         self.optimizer.live_elements(index)
     }
 
+    /// Returns the learning rate, the plan and the matrices of a parameter that Muon updates.
     fn matrix(&self, index: usize) -> (f64, &MuonPlan, Matrices) {
         let UpdateStep::Matrix { lr, plan, matrices, .. } = self.step(index) else {
             unreachable!("the order of the step has it among the matrices")
@@ -215,6 +252,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         (*lr, plan, *matrices)
     }
 
+    /// Returns the scalars of a trainable parameter.
     pub(super) fn step(&self, index: usize) -> &UpdateStep {
         let Some(settings) = self.optimizer.settings_of[index] else {
             unreachable!("only trainable parameters are updated, and each has settings")
@@ -222,7 +260,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         &self.steps[settings]
     }
 
-    /// One pass over the values and the moments that `step` uses.
+    /// Runs one pass over the values and the moments that `step` uses, on the device or piece by
+    /// piece in host memory. Returns what is to be stored on the device, if anything.
     fn pass(
         &mut self,
         index: usize,
@@ -247,6 +286,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                 Ok(None)
             }
             Some(State::Parked(state)) => {
+                // Moments that the step does not use are neither read nor written.
                 let used = usize::from(has_master) + step.states();
                 let mut update = HostUpdate {
                     step,
@@ -263,7 +303,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     }
 }
 
-/// The gradient of a parameter whose states are on the device.
+/// Returns the gradient of a parameter whose states are on the device. An unused parameter gets
+/// zeros, because its moments decay all the same, as on every other rank.
 fn on_device<B: OptimizerOps>(
     gradient: UpdateGradient<B>,
     state: &DeviceState<B>,
@@ -275,7 +316,11 @@ fn on_device<B: OptimizerOps>(
     }
 }
 
-/// Brings updated values to where they are kept.
+/// Writes updated values into the array from which they were read, and waits for it.
+///
+/// # Errors
+///
+/// Returns an error if the disk fails.
 fn store<B: OptimizerOps>(
     array: &Arc<ParkedArray>,
     values: B::FloatTensorPrimitive,

@@ -1,34 +1,47 @@
 //! The schedule of 0/1 Adam: a step's kind, as a function of its number.
 //!
-//! Until `var_freeze_step`, some steps average exact gradients and update the second moment; the others average compressed
-//! gradients. The interval between updates doubles after every `var_update_scaler` updates. Later, each rank steps with
-//! its own gradient. The interval between averages doubles every `local_step_scaler` steps, up to `local_step_clipper`.
-//! DeepSpeed keeps counters. Here the step number determines everything, so that a resumed run needs none.
+//! Until `var_freeze_step`, some steps average exact gradients and update the second moment; the
+//! others average compressed gradients. The interval between updates doubles after every
+//! `var_update_scaler` updates. Later, each rank steps with its own gradient. The interval between
+//! averages doubles every `local_step_scaler` steps, up to `local_step_clipper`. DeepSpeed keeps
+//! counters. Here the step number determines everything, so a resumed run needs no counters.
+//!
+//! Source: Lu et al. 2022, "Maximizing Communication Efficiency for Large-scale Training via 0/1
+//! Adam", and `deepspeed/runtime/fp16/onebit/zoadam.py`. With `var_update_scaler` 2,
+//! `var_freeze_step` 8, `local_step_scaler` 2 and `local_step_clipper` 4:
+//!
+//! ```text
+//! step   1 2 3 4 5 6 7 8 | 9 10 11 12 13 14 15 16
+//! kind   E E C E C E C E | X X  L  X  L  L  L  X
+//! E exact gradient, C compressed gradient, L local step, X local step with exchange
+//! ```
 
 use deepburn_config::ZeroOneAdamPlan;
 
-/// Names of the arrays that a rank keeps for each parameter. The last two are unused until `var_freeze_step`.
+/// The names of the arrays that a rank keeps for each parameter. The last two are unused until
+/// `var_freeze_step`, but take memory from the start.
 pub(super) const ARRAYS: [&str; 4] = ["exp_avg", super::rule::SECOND_MOMENT, MOVED, COMMON];
 
-/// Arrays that differ between ranks after a local step.
+/// The arrays that differ between ranks after a local step. Checkpoints store one of each per rank.
 pub(crate) const LOCAL_ARRAYS: [&str; 2] = ["exp_avg", MOVED];
 
-/// The update of this rank since the last average, by DeepSpeed's name.
+/// The sum of this rank's updates since the last average, by DeepSpeed's name.
 pub(crate) const MOVED: &str = "momentum_accumulator";
 
-/// The parameter of all ranks after the last average.
+/// The parameter of all ranks after the last average. A rank's own values are `common` plus the
+/// movement.
 pub(crate) const COMMON: &str = "common";
 
-/// What a step does.
+/// The kind of a step, the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepKind {
     /// Adam's step with the mean gradient.
     ExactGradient,
-    /// A step with the mean of compressed gradients. The second moment stays.
+    /// A step with the mean of compressed gradients. The second moment stays unchanged.
     CompressedGradient,
     /// A step with this rank's own gradient.
     Local,
-    /// The same, after which ranks average their updates.
+    /// A step with this rank's own gradient, after which ranks average their updates.
     Exchange,
 }
 
@@ -45,15 +58,16 @@ impl StepKind {
     }
 }
 
-/// Whether each rank steps alone in step number `time`.
+/// Returns true if each rank takes step `time` alone.
 pub(super) fn is_local(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     time > plan.var_freeze_step
 }
 
-/// Whether step number `time`, from 1, updates the second moment, and takes the mean gradient for it.
+/// Returns true if step `time`, from 1, updates the second moment, for which it uses the exact mean
+/// gradient.
 ///
-/// The updates with one interval are at consecutive multiples of it, `var_update_scaler` of them, and the next
-/// interval begins after the last. The loop goes over intervals, whose number is the logarithm of `time` at most.
+/// The updates with one interval are at `var_update_scaler` consecutive multiples of it. The
+/// interval then doubles. The loop runs once per interval, so at most about `log2(time)` times.
 pub(super) fn updates_variance(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     let (mut last, mut interval) = (0_u64, 1_u64);
     while !is_local(plan, time) {
@@ -67,7 +81,9 @@ pub(super) fn updates_variance(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     false
 }
 
-/// Whether ranks exchange what they have moved after step number `time`.
+/// Returns true if ranks exchange their movements in step `time`. The interval of exchanges is a
+/// power of two, which doubles every `local_step_scaler` local steps up to `local_step_clipper`.
+/// Shifts beyond 64 bits saturate.
 fn exchanges(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     let doublings = time.saturating_sub(plan.var_freeze_step + 1) / plan.local_step_scaler;
     let interval = match u32::try_from(doublings) {

@@ -1,22 +1,36 @@
 //! Element types of the operands of each op, chosen above autodiff.
 //!
 //! Burn has no type promotion: an op whose operands differ in type panics in the backend. In 16-bit
-//! training they differ as soon as a model is fed f32 data or keeps running statistics. [`Autocast`]
-//! decorates a backend and brings the float operands of every op to one type before it runs. It lies
-//! above autodiff, as PyTorch's autocast does, so every cast is recorded and its backward pass returns
-//! the gradient in the type of the operand.
+//! training they differ as soon as a model is fed f32 data or keeps running statistics.
+//! [`Autocast`] decorates a backend and brings the float operands of every op to one type before it
+//! runs. It lies above autodiff, as PyTorch's autocast does, so every cast is recorded and its
+//! backward pass returns the gradient in the type of the operand.
 //!
-//! Two sets of rules, by [`Rule`]:
-//! - Always: operands of different types are promoted to f32 (to f64 beside f64), but in a product
-//!   (matrix product, convolution, affine map, attention) with a 16-bit parameter f32 operands are cast
-//!   to the parameter's type. That is DeepSpeed's 16-bit mode for models that cast their inputs.
-//! - Under `torch_autocast`, in addition, within `forward` and `evaluate`: products run in the autocast
-//!   type, and normalisations, softmax, exponentials, powers, reductions and losses in f32. These are the
-//!   lists of `torch.autocast` for CUDA (PyTorch, "Automatic Mixed Precision package", op reference).
-//!   Means count as reductions here, because Burn's normalisations are made of them.
+//! There are two sets of rules, by [`Rule`]:
+//!
+//! - Always: operands of different types are promoted to f32 (to f64 beside f64). In a product
+//!   (matrix product, convolution, linear layer, attention) with a 16-bit parameter, f32 operands
+//!   are cast to the parameter's type instead. This is DeepSpeed's 16-bit mode for models that cast
+//!   their inputs.
+//! - Under `torch_autocast`, in addition, within `forward` and `evaluate`: products run in the
+//!   autocast type, and normalisations, softmax, exponentials, powers, reductions and losses in
+//!   f32. These are the lists of `torch.autocast` for CUDA (PyTorch, "Automatic Mixed Precision
+//!   package", op reference). Means count as reductions here, because Burn's normalisations are
+//!   made of them.
+//!
+//! | Operands | Rule | Without autocast | Autocast to bf16 |
+//! |---|---|---|---|
+//! | f32, f32 | `Product` | f32 | bf16 |
+//! | f32, bf16 parameter | `Product` | bf16 | bf16 |
+//! | f32, bf16 | `Promote` | f32 | f32 |
+//! | bf16 | `Full` | bf16 | f32 |
+//! | f64, anything | any | f64 | f64 |
 //!
 //! Outside autocast, operands of one type are passed on unchanged. A model with explicit casts
 //! therefore computes the same bits as without this decorator.
+//!
+//! A cast of a parameter is a recorded view, not data (`tensor.rs`). Autodiff saves the handle, so
+//! autocast does not keep a 16-bit copy of each weight for backward.
 
 mod autodiff;
 mod fused;
@@ -44,9 +58,11 @@ pub struct Autocast<B> {
     inner: PhantomData<B>,
 }
 
-/// A backend that knows which of its tensors are parameters of a sharded model, possibly under views.
+/// A backend that knows which of its tensors are parameters of a sharded model, possibly under
+/// views. Products with a 16-bit parameter are treated in a special way, so [`Autocast`] has to
+/// recognise parameters.
 pub trait TracksParameters: Backend {
-    /// Whether `tensor` is a parameter.
+    /// Returns true if `tensor` is a parameter.
     fn is_parameter(tensor: &FloatTensor<Self>) -> bool;
 }
 
@@ -62,7 +78,8 @@ impl<B: MatmulOps, C: CheckpointStrategy> TracksParameters for Autodiff<Sharded<
     }
 }
 
-/// How an op treats the types of its operands.
+/// How an op treats the types of its operands. It stands before the op's line in the tables of
+/// `ops`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// Mixed types are promoted.
@@ -73,7 +90,8 @@ pub(crate) enum Rule {
     Full,
 }
 
-/// The types of an op's float operands.
+/// The types of an op's float operands, collected one after the other. An op without float operands
+/// sees none and casts nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Operands {
     /// One bit a type, see [`bit`].
@@ -83,7 +101,7 @@ pub(crate) struct Operands {
 }
 
 impl Operands {
-    /// Enters an operand.
+    /// Records the type of an operand, and whether it is a 16-bit parameter.
     pub(crate) fn see<B: TracksParameters>(&mut self, tensor: &FloatTensor<B>) {
         let dtype = tensor.dtype();
         self.types |= bit(dtype);
@@ -92,7 +110,8 @@ impl Operands {
         }
     }
 
-    /// The type in which the op is to run; `None` leaves the operands as they are.
+    /// Returns the type in which the op runs; `None` leaves the operands as they are. Only products
+    /// and f32 ops look up the autocast type of the thread.
     pub(crate) fn common(&self, rule: Rule) -> Option<FloatDType> {
         let autocast = match rule {
             Rule::Promote => None,
@@ -101,6 +120,11 @@ impl Operands {
         self.choose(rule, autocast)
     }
 
+    /// Applies `rule` to the operands. `autocast` is the type of products in this call, if it runs
+    /// under autocast.
+    ///
+    /// The first rule that applies decides: autocast, then operands of one type (unchanged), then a
+    /// product with a 16-bit parameter, then promotion.
     fn choose(&self, rule: Rule, autocast: Option<FloatDType>) -> Option<FloatDType> {
         // Like PyTorch, autocast leaves f64 alone.
         let autocast = autocast.filter(|_| self.types & bit(DType::F64) == 0 && self.types != 0);
@@ -113,6 +137,8 @@ impl Operands {
             return None;
         }
         if let (Rule::Product, Some(parameter)) = (rule, self.parameter) {
+            // Operands of another 16-bit type or f64 are not cast down to the parameter's type,
+            // because that would lose range or precision that the model has asked for.
             let castable = bit(parameter) | bit(DType::F32) | bit(DType::Flex32);
             if self.types & !castable == 0 {
                 return Some(parameter.into());
@@ -123,10 +149,12 @@ impl Operands {
     }
 }
 
+/// Returns true for f16 and bf16.
 fn is_16_bits(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
+/// Returns the bit of a type in [`Operands`]. Every type that is not listed counts as f32.
 fn bit(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => 1,
@@ -137,7 +165,8 @@ fn bit(dtype: DType) -> u8 {
     }
 }
 
-/// An operand in the type that was chosen.
+/// Returns an operand in the chosen type. The cast goes through the decorated backend, so autodiff
+/// records it.
 pub(crate) fn in_type<B: Backend>(
     tensor: FloatTensor<B>,
     dtype: Option<FloatDType>,

@@ -1,4 +1,19 @@
-//! `Sharded<B>`: a backend whose parameters can be sharded over ranks.
+//! [`Sharded<B>`](Sharded): a backend whose parameters can be sharded over ranks.
+//!
+//! Its position below autodiff determines what ZeRO can do without changes to a model:
+//!
+//! ```text
+//!  forward    op(ZeroTensor, …)       reads parameters, gathers what is sharded
+//!                                     autodiff saves the ZeroTensors: handles, not weights
+//!  backward   op(ZeroTensor, …)       gathers again from the saved handles
+//!             submit_gradient_sync    the gradient of a parameter is final: into the bucket,
+//!                                     and a marker without data stays in autodiff's container
+//!             submit_sync_collective  backward is over: the rest of the bucket, then a barrier
+//! ```
+//!
+//! The ops themselves are in `crates/deepburn-zero/src/ops`. State beyond tensors (ledger, random
+//! stream, reducer) comes from the context of the thread (`session.rs`), because Burn's backend
+//! functions are static.
 
 use std::marker::PhantomData;
 
@@ -12,7 +27,8 @@ use deepburn_ops::MatmulOps;
 use crate::session;
 use crate::tensor::{Leased, ZeroTensor};
 
-/// The methods of `Backend` that both decorators of this crate forward to the inner backend `B`.
+/// Expands to the methods of `Backend` that both decorators of this crate forward to the inner
+/// backend `B`.
 macro_rules! forward_backend {
     () => {
         fn sync(device: &Device<Self>) -> Result<(), ExecutionError> {
@@ -61,19 +77,21 @@ macro_rules! forward_backend {
 }
 pub(crate) use forward_backend;
 
-/// A backend decorator that shards the parameters, gradients and optimizer
-/// states of a model.
+/// A backend decorator that shards the parameters, gradients and optimizer states of a model.
 ///
-/// It belongs below autodiff ([`Training`](crate::Training)). Autodiff then
-/// saves [`ZeroTensor`]s for the backward pass, which hold no data if they are
-/// sharded parameters, and every gradient passes through this backend as soon
-/// as it is final. Tensors that are not parameters of a sharded model behave as
-/// on `B`.
+/// It belongs below autodiff ([`Training`](crate::Training)). Autodiff then saves [`ZeroTensor`]s
+/// for the backward pass, which hold no data if they are sharded parameters, and every gradient
+/// passes through this backend as soon as it is final. Tensors that are not parameters of a sharded
+/// model behave as on `B`.
+///
+/// Without a sharded model on the thread it is a plain wrapper: nothing is counted, recorded or
+/// reduced.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sharded<B> {
     inner: PhantomData<B>,
 }
 
+/// Int and bool tensors carry a ledger entry. Quantized tensors are the inner backend's own.
 impl<B: Backend> BackendTypes for Sharded<B> {
     type Device = B::Device;
     type FloatTensorPrimitive = ZeroTensor<B>;
@@ -101,8 +119,11 @@ impl<B: MatmulOps> Backend for Sharded<B> {
     forward_backend!();
 }
 
-/// Burn's hook for data parallelism: autodiff reports each marked gradient when it is final.
-/// Burn's own communication server is not used.
+/// Burn's hook for data parallelism: autodiff reports each marked gradient when it is final. Burn's
+/// own communication server is not used.
+///
+/// Marks are set by `ModelStates::start_training_pass` and last for one backward pass. They carry
+/// the number of the model and the index of the parameter (`session.rs`).
 impl<B: MatmulOps> DistributedBackend for Sharded<B> {
     fn start_communication_server(_devices: &[Device<Self>], _config: DistributedConfig) {}
 
@@ -110,6 +131,12 @@ impl<B: MatmulOps> DistributedBackend for Sharded<B> {
 
     fn register_sync_parameters(_device: &Device<Self>, _params: Vec<DistributedParams>) {}
 
+    /// Moves the gradient out of autodiff's container into the model's bucket and leaves a marker
+    /// without data. A gradient of a model other than the current one stays where it is.
+    ///
+    /// # Panics
+    ///
+    /// Panics with a [`CommError`](deepburn_comm::CommError) if a full bucket cannot be reduced.
     fn submit_gradient_sync(tensor: TensorRef<Self>, params: DistributedParams) {
         let Some((reducer, index)) = session::reducer_of::<B>(params.param_id) else {
             return;
@@ -125,8 +152,12 @@ impl<B: MatmulOps> DistributedBackend for Sharded<B> {
         }
     }
 
-    /// Called once at the end of a backward pass that reported gradients, after
-    /// autodiff has released its locks.
+    /// Reduces what is left in the bucket and waits for all ranks. Called once at the end of a
+    /// backward pass that reported gradients, after autodiff has released its locks.
+    ///
+    /// # Panics
+    ///
+    /// Panics with a [`CommError`](deepburn_comm::CommError) if a collective fails.
     fn submit_sync_collective(_device: &Device<Self>) {
         if let Some(reducer) = session::reducer::<B>() {
             let finished = reducer.borrow_mut().finish_backward();

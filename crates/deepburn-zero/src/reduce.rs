@@ -1,15 +1,31 @@
 //! Gradients on their way from autodiff to the optimizer.
 //!
-//! Autodiff reports each parameter's gradient the moment it is final. It goes into a bucket; a
-//! full bucket is reduced over all ranks while backward continues; what comes back is added to the
-//! accumulated gradient, and the full gradient is gone. From stage 2 on a rank keeps its shard of
+//! Autodiff reports each parameter's gradient the moment it is final. It goes into a bucket. A full
+//! bucket is reduced over all ranks while backward continues, the result is added to the
+//! accumulated gradient, and the full gradient is freed. From stage 2 on, a rank keeps its shard of
 //! the sum only.
 //!
-//! What there is of a parameter's gradient is in its [`GradientState`]; the bucket and what is in flight are
-//! lists of parameters, in the order in which all ranks send them.
+//! ```text
+//!  autodiff ──collect──► bucket ──flush──► in flight ──land──► sum of micro-batches ──take──► step
+//!             whole      whole             whole                shard, or whole at
+//!             gradient   gradients         gradients            stages 0 and 1
+//!  no_sync: ──collect──► local sum of this rank, which joins the next reduction
+//! ```
+//!
+//! [`GradientState`] describes everything that a rank holds of one parameter's gradient. The bucket
+//! and the reductions in flight are lists of parameter indices, in the order in which all ranks
+//! send them. Ranks that differ in this order find out before data moves, because the tag of the
+//! collective has a fingerprint of the list.
+//!
+//! At most two buckets of gradients exist at a time: one that is being filled and, with
+//! `overlap_comm`, one that is being reduced. They are counted as [`Category::Buckets`], the sums
+//! as [`Category::Gradients`].
+//!
+//! Everything runs on the thread of the rank. A reduction makes progress on other ranks' threads or
+//! on the communication thread, and `land` waits for it.
 //!
 //! [Note: Order of additions] Every stage reduces every micro-batch over the ranks, in rank order,
-//! and then adds it to what earlier micro-batches gave. Summing micro-batches first would save
+//! and then adds it to the sum of earlier micro-batches. Summing micro-batches first would save
 //! messages at stages 0 and 1, but it adds in another order, and the same job would end in other
 //! bits at another stage.
 
@@ -40,62 +56,79 @@ pub(crate) use gradient::{Accumulated, GradientChecker, SumElements, SumHome};
 pub(crate) use scaling::Types;
 
 /// Collects, reduces and accumulates the gradients of one rank.
+///
+/// Between backward passes the bucket is empty and nothing is in flight: every gradient is in its
+/// sum, or local if synchronisation is off.
 #[derive(Debug)]
 pub(crate) struct GradientReducer<B: Backend> {
     group: Group<B>,
+    /// All parameters of the model, by index.
     parameters: Arc<[Arc<Parameter<B>>]>,
     ledger: Ledger,
     plan: GradientPlan,
+    /// How the gradients of the ranks are combined.
     reduction: ReductionPlan,
+    /// The factors before and after the sum over ranks, for the current number of micro-batches.
     scaling: Scaling,
+    /// The element types of communication and accumulation.
     types: Types,
-    /// Whether only the owned shard of a reduced gradient is kept.
+    /// Whether only the owned shard of a reduced gradient is kept (stages 2 and 3).
     shards: bool,
-    /// Elements at which the bucket is reduced.
+    /// The number of elements at which the bucket is reduced, at least 1.
     capacity: usize,
-    /// Parameters whose gradients are reduced next, together.
+    /// Parameters whose gradients are reduced next, together. A parameter may occur more than once.
     bucket: Vec<usize>,
+    /// Buckets that are being reduced, oldest first. At most one with `overlap_comm`, none without.
     in_flight: VecDeque<Flight<B>>,
     /// By parameter index.
     gradients: Vec<GradientState<B>>,
     /// Where the sums of gradients are kept, by parameter index.
     homes: Vec<SumHome>,
-    /// Of sums that are parked.
+    /// Writes of parked sums that are not complete yet.
     writes: WriteBehind,
+    /// Computes squares and finiteness of sums for the step.
     checker: GradientChecker<B>,
+    /// Whether gradients are reduced as they come; false inside the engine's `no_sync`.
     synchronise: bool,
     /// Whether gradients are averaged over ranks. Otherwise each rank accumulates its own.
     mean: bool,
+    /// Detects the start of backward passes.
     watch: BackwardWatch,
 }
 
-/// A bucket being reduced.
+/// A bucket that is being reduced.
 #[derive(Debug)]
 struct Flight<B: Backend> {
+    /// Parameters in the order of the exchanged arrays.
     indices: Vec<usize>,
+    /// The collective; its results are in the order of `indices`.
     pending: Pending<DeviceArray<B>>,
 }
 
-/// A bucket never holds more than this fraction of the model. A bucket sized for a large model
-/// would keep every gradient of a small one until the end of backward, which is what reducing
-/// early is there to avoid; between ranks of one process small messages cost nothing.
+/// A bucket holds at most this fraction of the model.
+///
+/// A bucket sized for a large model would keep every gradient of a small one until the end of
+/// backward, and reducing early would have no effect. Between ranks of one process, small messages
+/// cost nothing.
 pub(crate) const BUCKETS_PER_MODEL: usize = 16;
 
-/// The bytes of gradients that may be waiting to be written to a file during backward.
+/// The number of bytes of gradients that may wait to be written to a file during backward.
 const WRITES_BEHIND: usize = 32 << 20;
 
-/// How gradients are reduced and kept.
+/// How gradients are reduced and kept. Each field becomes the field of [`GradientReducer`] with the
+/// same name.
 pub(crate) struct ReducerPolicy<B: Backend> {
     pub(crate) plan: GradientPlan,
     pub(crate) reduction: ReductionPlan,
     pub(crate) types: Types,
-    /// Whether only the owned shard of a reduced gradient is kept.
+    /// Whether only the owned shard of a reduced gradient is kept (stages 2 and 3).
     pub(crate) shards: bool,
     pub(crate) checker: GradientChecker<B>,
 }
 
 impl<B: Backend> GradientReducer<B> {
-    /// Reduces the gradients of `parameters`, whose sums are kept in `homes`.
+    /// Creates a reducer for the gradients of `parameters`, whose sums are kept in `homes`, both by
+    /// parameter index.
     pub(crate) fn new(
         group: Group<B>,
         parameters: Arc<[Arc<Parameter<B>>]>,
@@ -129,13 +162,14 @@ impl<B: Backend> GradientReducer<B> {
         }
     }
 
-    /// Whether gradients are reduced as they come. While off, they add up on this rank alone and
-    /// join the next reduction.
+    /// Sets whether gradients are reduced as they come. Otherwise they add up on this rank alone
+    /// and join the next reduction.
     pub(crate) fn set_synchronise(&mut self, on: bool) {
         self.synchronise = on;
     }
 
-    /// Sets whether gradients are averaged over ranks, from the next step on.
+    /// Sets whether gradients are averaged over ranks, starting with the next step. 1-bit
+    /// optimizers switch this off while they exchange compressed arrays in the step.
     pub(crate) fn set_mean(&mut self, on: bool) {
         self.mean = on;
     }
@@ -145,14 +179,22 @@ impl<B: Backend> GradientReducer<B> {
         self.mean
     }
 
-    /// How many micro-batches make a step, from the next one on.
+    /// Sets the number of micro-batches per step, starting with the next step.
     pub(crate) fn set_micro_batches(&mut self, count: usize) {
         let (ranks, communication) = (self.group.world_size(), self.types.communication);
         self.scaling = Scaling::new(&self.reduction, ranks, count, communication);
     }
 
-    /// Takes the final gradient of parameter `index` out of autodiff's container and leaves a
-    /// marker that holds no memory.
+    /// Takes the final gradient of parameter `index` out of `slot`, an entry of autodiff's
+    /// container, and leaves a marker that holds no memory.
+    ///
+    /// The gradient joins a local sum if there is one. It then enters the bucket, or stays local
+    /// while synchronisation is off.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a full bucket cannot be reduced or a parked sum cannot be read or
+    /// written.
     pub(crate) fn collect(
         &mut self,
         index: usize,
@@ -183,9 +225,15 @@ impl<B: Backend> GradientReducer<B> {
         }
     }
 
-    /// Ends a backward pass: reduces what is left in the bucket and adds up all results. Returns
-    /// once every rank has come here, because autodiff's clean-up after a backward pass waits for
-    /// passes of other ranks that would wait for this one.
+    /// Ends a backward pass: reduces what is left in the bucket and adds up all results.
+    ///
+    /// Returns once every rank has called it. Autodiff's clean-up after a backward pass takes the
+    /// locks of all graphs of the process. A rank that is still in backward could hold such a lock
+    /// while it waits for a rank that waits for the lock.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective fails or a parked sum cannot be read or written.
     pub(crate) fn finish_backward(&mut self) -> Result<(), CommError> {
         self.drain()?;
         self.watch.end();
@@ -197,23 +245,28 @@ impl<B: Backend> GradientReducer<B> {
         self.watch.arm(announce);
     }
 
-    /// Completed backward passes that reported gradients of this model.
+    /// Returns the number of completed backward passes that reported gradients of this model.
     pub(crate) fn backward_passes(&self) -> u64 {
         self.watch.completed()
     }
 
-    /// Gradients of this model that were reported since the watch began.
+    /// Returns the number of gradients of this model that were reported since the watch began.
     pub(crate) fn gradients_reported(&self) -> usize {
         self.watch.reported()
     }
 
-    /// When the last watched backward pass began.
+    /// Returns the time at which the last watched backward pass began.
     pub(crate) fn backward_began(&self) -> Option<Instant> {
         self.watch.began()
     }
 
-    /// Reduces what synchronisation left behind when it was switched off and no later pass took
-    /// along, so that a step never acts on a part of the gradient.
+    /// Reduces local gradients that no synchronised backward pass has taken along, so that a step
+    /// never uses an incomplete gradient. They are reduced in the order of parameters, which is the
+    /// same on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective fails or a parked sum cannot be read or written.
     pub(crate) fn reduce_rest(&mut self) -> Result<(), CommError> {
         for index in 0..self.gradients.len() {
             if let Some(Collected { array, .. }) = self.gradients[index].take_local() {
@@ -223,6 +276,7 @@ impl<B: Backend> GradientReducer<B> {
         self.drain()
     }
 
+    /// Reduces the bucket and waits for everything in flight.
     fn drain(&mut self) -> Result<(), CommError> {
         self.flush()?;
         while let Some(flight) = self.in_flight.pop_front() {
@@ -231,16 +285,19 @@ impl<B: Backend> GradientReducer<B> {
         Ok(())
     }
 
-    /// Whether all gradients of the passes so far are in the accumulated ones.
+    /// Returns true if all gradients of the passes so far are in the sums, so that a checkpoint can
+    /// store them.
     pub(crate) fn is_settled(&self) -> bool {
         self.gradients.iter().all(GradientState::is_settled)
     }
 
-    /// Forgets all gradients, also those that were never reduced.
+    /// Drops all sums and all local gradients. A gradient that is in the bucket or in flight, as
+    /// after a failed backward pass, stays.
     pub(crate) fn clear(&mut self) {
         self.gradients.iter_mut().for_each(GradientState::clear);
     }
 
+    /// Enters a gradient in the ledger. Sparse rows count with their values only.
     fn collected(&self, array: DeviceArray<B>) -> Collected<B> {
         let bytes = match &array {
             DeviceArray::SparseRows(rows) => rows.bytes(),
@@ -249,8 +306,12 @@ impl<B: Backend> GradientReducer<B> {
         Collected { array, _lease: self.ledger.hold(Category::Buckets, bytes) }
     }
 
-    /// Puts a gradient into the bucket. A gradient as large as a bucket is reduced alone. A gradient that is
-    /// not averaged joins the sum at once.
+    /// Puts a gradient into the bucket in the communication type, and reduces the bucket when it is
+    /// full.
+    ///
+    /// A gradient that does not fit starts a new bucket, and one as large as a bucket is reduced
+    /// alone. Sparse rows count with the size of their table, so that all ranks cut buckets alike
+    /// whatever they have looked up. A gradient that is not averaged joins the sum at once.
     fn enter(&mut self, index: usize, array: DeviceArray<B>) -> Result<(), CommError> {
         if !self.mean {
             let array = array.in_type(self.types.accumulation);
@@ -264,7 +325,8 @@ impl<B: Backend> GradientReducer<B> {
         if held > 0 && held + numel > self.capacity {
             self.flush()?;
         }
-        // One that is reduced alone is flattened in any case, because ranks would copy their parts of a matrix.
+        // A gradient that is reduced alone is always flattened. Otherwise each rank would copy the
+        // rows of its part.
         if self.plan.contiguous_gradients || numel >= self.capacity {
             gradient.array = gradient.array.flattened();
         }
@@ -282,7 +344,11 @@ impl<B: Backend> GradientReducer<B> {
         self.bucket.iter().map(|index| self.parameters[*index].numel()).sum()
     }
 
-    /// Starts the reduction of the bucket. At most one other bucket is in flight meanwhile.
+    /// Starts the reduction of the bucket: a reduce-scatter at stages 2 and 3, otherwise an
+    /// all-reduce.
+    ///
+    /// With `overlap_comm` the call returns while this bucket is in flight, after it has waited for
+    /// the bucket before. Without, it waits for this one.
     fn flush(&mut self) -> Result<(), CommError> {
         if self.bucket.is_empty() {
             return Ok(());
@@ -310,11 +376,12 @@ impl<B: Backend> GradientReducer<B> {
         Ok(())
     }
 
-    /// Waits for a bucket and adds its results to the accumulated gradients.
+    /// Waits for a bucket and adds its results to the sums.
     fn land(&mut self, flight: Flight<B>) -> Result<(), CommError> {
         let Flight { indices, pending } = flight;
         let results = pending.wait()?;
-        // All that was sent is let go before the first result is added up.
+        // The sent gradients are freed before the first result is added up, which keeps the peak
+        // low.
         indices.iter().for_each(|index| self.gradients[*index].finish_reduction());
         for (index, mut result) in indices.into_iter().zip(results) {
             if self.shards && !self.plan.reduce_scatter {
@@ -328,7 +395,8 @@ impl<B: Backend> GradientReducer<B> {
         Ok(())
     }
 
-    /// This rank's shard of a whole gradient, in memory of its own.
+    /// Returns this rank's shard of a whole gradient, in memory of its own. Needed with
+    /// `reduce_scatter: false`, where a sharded gradient is all-reduced first.
     fn owned(&self, index: usize, whole: DeviceArray<B>) -> DeviceArray<B> {
         let partition = self.parameters[index].partition();
         let shard = vec![whole.part(partition.owned(self.group.rank()))];
@@ -336,7 +404,8 @@ impl<B: Backend> GradientReducer<B> {
     }
 }
 
-/// Adds two gradients of one parameter.
+/// Adds two gradients of one parameter. A sum with sparse rows stays sparse. A dense operand may be
+/// flat, so the left one takes the shape of the right one.
 fn add<B: Backend>(left: DeviceArray<B>, right: DeviceArray<B>) -> DeviceArray<B> {
     match (left, right) {
         (DeviceArray::Dense(a), DeviceArray::Dense(b)) => {
@@ -352,7 +421,7 @@ fn add<B: Backend>(left: DeviceArray<B>, right: DeviceArray<B>) -> DeviceArray<B
     }
 }
 
-/// Multiplies a gradient by `factor`, which is mostly 1.
+/// Multiplies a gradient by `factor`. A factor of 1, the usual case, costs nothing.
 fn scale<B: Backend>(array: DeviceArray<B>, factor: f64) -> DeviceArray<B> {
     match array {
         array if factor == 1.0 => array,
@@ -363,8 +432,8 @@ fn scale<B: Backend>(array: DeviceArray<B>, factor: f64) -> DeviceArray<B> {
     }
 }
 
-/// A number that differs for different lists of parameters (FNV-1a), so that ranks whose
-/// gradients come in different orders notice.
+/// Returns a hash (FNV-1a) of a list of parameters, which depends on their order. Ranks compare it
+/// before they exchange a bucket.
 fn fingerprint(indices: impl Iterator<Item = usize>) -> u64 {
     indices.fold(0xcbf2_9ce4_8422_2325, |hash, index| {
         (hash ^ index as u64).wrapping_mul(0x0100_0000_01b3)

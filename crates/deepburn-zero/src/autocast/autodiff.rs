@@ -1,4 +1,8 @@
-//! Autodiff and its hooks, passed on.
+//! Autodiff through the decorator.
+//!
+//! [`Autocast`] lies above autodiff and shares its tensors, so gradients, leaves and inner tensors
+//! are passed on unchanged. The inner backend of `Autocast<Autodiff<B>>` is `Autocast<B>`: an
+//! evaluated module has the same type rules as a trained one.
 
 use burn_backend::AutodiffBackend;
 use burn_backend::distributed::{
@@ -90,7 +94,8 @@ where
     }
 }
 
-/// For a plain `Autodiff` above this decorator, in programs that train without an engine.
+/// Passes Burn's hooks for data parallelism on. They matter for `Autodiff<Autocast<B>>`, in
+/// programs that train without an engine: autodiff then reports gradients to this backend.
 impl<B: TracksParameters + DistributedBackend> DistributedBackend for Autocast<B> {
     fn start_communication_server(devices: &[Device<Self>], config: DistributedConfig) {
         B::start_communication_server(devices, config);

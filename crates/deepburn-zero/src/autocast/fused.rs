@@ -1,7 +1,9 @@
 //! Fused ops, with operands brought to one type.
 //!
-//! A fused op computes its inside in f32 whatever the type of its operands, so only products and what
-//! decides the type of the result are cast.
+//! A fused op computes internally in f32 whatever the type of its operands. Only the operands of
+//! products are cast, and those that decide the type of the result. Methods with an `output` or
+//! `saved` struct are written by hand, because their types name the backend: the fields are moved
+//! into the same struct of the other backend.
 
 use burn_backend::DType;
 use burn_backend::tensor::{FloatTensor, IntTensor};
@@ -14,6 +16,8 @@ use deepburn_ops::{
 use super::ops::cast;
 use super::{Autocast, Operands, Rule, TracksParameters, in_type};
 
+/// Only the op that a model calls is cast. Its autodiff node calls `layer_norm_forward` and
+/// `layer_norm_backward` of the backend below, with operands that are already in one type.
 impl<B: TracksParameters + LayerNormOps> LayerNormOps for Autocast<B> {
     cast! {
         #[full] fn fused_layer_norm(x: float, gamma: float, beta: float, epsilon: [f64]) -> float;
@@ -67,6 +71,8 @@ impl<B: TracksParameters + CrossEntropyOps> CrossEntropyOps for Autocast<B> {
         fn scale_gradient(gradient: float, factor: float, dtype: [DType]) -> float;
     }
 
+    /// Casts the hidden states and the output layer like the operands of a product. The targets are
+    /// integers.
     fn head_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -121,7 +127,7 @@ impl<B: TracksParameters + AttentionOps> AttentionOps for Autocast<B> {
     }
 }
 
-/// The single operand of a product.
+/// Casts the single operand of a product, which changes its type under autocast only.
 fn product_operand<B: TracksParameters>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let mut operands = Operands::default();
     operands.see::<B>(&tensor);

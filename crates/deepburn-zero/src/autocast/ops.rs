@@ -1,4 +1,8 @@
 //! The tables of ops, with operands brought to one type before the inner backend runs them.
+//!
+//! Tensors of [`Autocast`] and of its inner backend have the same types, so an op needs no
+//! conversion other than the cast. Int, bool and quantized ops are forwarded unchanged, as are the
+//! few methods that read data.
 #![deny(clippy::missing_trait_methods)]
 
 use std::ops::Range;
@@ -27,6 +31,21 @@ use crate::ops::module::{counted_module_ops, module_ops};
 use crate::ops::quantized::quantized_ops;
 
 /// Forwards the ops of a table to the inner backend `B`, with float operands of one type.
+///
+/// `@rule` turns the attribute of a line into a [`Rule`](crate::autocast::Rule), `@see` collects
+/// the types of the operands, and `@cast` casts them:
+///
+/// ```text
+///  #[product] fn float_matmul(lhs: float, rhs: float) -> float;
+///
+///  fn float_matmul(lhs, rhs) {
+///      let mut operands = Operands::default();
+///      operands.see(&lhs); operands.see(&rhs);
+///      let dtype = operands.common(Rule::Product);
+///      let lhs = in_type(lhs, dtype); let rhs = in_type(rhs, dtype);
+///      B::float_matmul(lhs, rhs)
+///  }
+/// ```
 macro_rules! cast {
     (@rule) => { $crate::autocast::Rule::Promote };
     (@rule product) => { $crate::autocast::Rule::Product };
@@ -71,7 +90,7 @@ macro_rules! cast {
 }
 pub(super) use cast;
 
-/// The same tensor, of the inner backend.
+/// Converts a tensor to the inner backend. Only the type of the enum changes.
 fn open_primitive<B: TracksParameters>(tensor: TensorPrimitive<Autocast<B>>) -> TensorPrimitive<B> {
     match tensor {
         TensorPrimitive::Float(float) => TensorPrimitive::Float(float),
@@ -79,7 +98,7 @@ fn open_primitive<B: TracksParameters>(tensor: TensorPrimitive<Autocast<B>>) -> 
     }
 }
 
-/// The same tensor, of this backend.
+/// Converts a tensor of the inner backend to this one. Only the type of the enum changes.
 fn wrap_primitive<B: TracksParameters>(tensor: TensorPrimitive<B>) -> TensorPrimitive<Autocast<B>> {
     match tensor {
         TensorPrimitive::Float(float) => TensorPrimitive::Float(float),

@@ -1,4 +1,14 @@
-//! Adds reduced gradients up over micro-batches, where their sums are kept.
+//! Adds reduced gradients up over the micro-batches of a step, on the device or in a parked array.
+//!
+//! ```text
+//!  micro-batch 1    no sum yet            keep as it is, in the type in which it travelled
+//!  micro-batch 2    sum + gradient        in the accumulation type
+//!  parked           read, add, write      squares and finiteness are computed while it is in memory
+//!  step             take                  parked elements stay readable until the next backward pass
+//! ```
+//!
+//! A device sum is counted as [`Category::Gradients`]. A parked sum is counted on its tier by its
+//! array, and as [`Category::Buckets`] while it is in memory.
 
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_comm::{CommError, Partition};
@@ -13,24 +23,26 @@ use crate::parked::ParkedTensor;
 use crate::tensor::Leased;
 
 impl<B: Backend> GradientReducer<B> {
-    /// The accumulated gradients by parameter index, flat: this rank's shard, or all elements at
-    /// stages 0 and 1. `None` for a parameter that got no gradient. Clears the accumulation; elements that
-    /// are parked stay readable until the next backward pass.
+    /// Takes the accumulated gradients by parameter index, flat: this rank's shard, or all elements
+    /// at stages 0 and 1. `None` for a parameter without a gradient. Elements that are parked stay
+    /// readable until the next backward pass.
     pub(crate) fn take(&mut self) -> Vec<Option<Accumulated<B>>> {
         self.gradients.iter_mut().map(GradientState::take_sum).collect()
     }
 
-    /// The accumulated gradient of one parameter, flat, as in [`take`](Self::take).
+    /// Returns the accumulated gradient of one parameter, flat, as in [`take`](Self::take).
     pub(crate) fn accumulated(&self, index: usize) -> Option<&Accumulated<B>> {
         self.gradients[index].sum()
     }
 
-    /// Checks an accumulated gradient: what this rank owns of a mean, or all of a gradient of its own.
+    /// Checks an accumulated gradient: the elements that this rank owns of a mean, or all elements
+    /// of a rank's own gradient (1-bit optimizers).
     pub(crate) fn check(&self, sum: &Accumulated<B>, partition: Partition) -> GradientCheck {
         if self.mean { self.checker.check(sum, partition) } else { self.checker.check_whole(sum) }
     }
 
-    /// Whether an accumulated gradient of `count` micro-batches is in `dtype`.
+    /// Returns true if an accumulated gradient of `count` micro-batches has type `dtype`. A
+    /// checkpoint in the middle of a step can be resumed only with the types it was saved with.
     pub(crate) fn accumulates_in(&self, dtype: DType, count: usize) -> bool {
         let Types { communication, accumulation } = self.types;
         let scaled = self.scaling.after != 1.0 || !self.types.widens();
@@ -38,10 +50,12 @@ impl<B: Backend> GradientReducer<B> {
         DType::from(kept) == dtype
     }
 
-    /// Keeps a sum over `count` micro-batches, which later ones are added to.
+    /// Keeps a sum over `count` micro-batches, to which later ones are added. `peak` is the largest
+    /// magnitude so far, where it matters.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if a parked sum cannot be written.
     pub(crate) fn keep(
         &mut self,
         index: usize,
@@ -69,13 +83,18 @@ impl<B: Backend> GradientReducer<B> {
         Ok(())
     }
 
-    /// The failure of a disk as a `CommError`: backward can only return errors of collectives.
+    /// Returns the failure of a disk as a `CommError`, because backward can only return errors of
+    /// collectives. `what` is the operation, "read" or "write".
     fn failed(&self, what: &str, index: usize, error: SwapError) -> CommError {
         let path = self.parameters[index].path();
         self.group.failed(format!("cannot {what} the gradient of parameter {path}: {error}"))
     }
 
-    /// Adds a reduced gradient to what earlier micro-batches gave.
+    /// Adds a reduced flat gradient to the sum of earlier micro-batches.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a parked sum cannot be read or written.
     pub(super) fn accumulate(
         &mut self,
         index: usize,
@@ -86,7 +105,7 @@ impl<B: Backend> GradientReducer<B> {
         };
         let Accumulated { elements, peak, count } = earlier;
         let (sum, is_shared) = match elements {
-            // Leaves the ledger here: the next sum is written over it.
+            // The ledger entry ends here, because the next sum is written over this one.
             SumElements::Device(sum) => (sum.into_inner(), false),
             SumElements::Parked { array, dtype, .. } => {
                 let sum = ParkedTensor { array: &array, dtype };
@@ -107,8 +126,9 @@ impl<B: Backend> GradientReducer<B> {
         });
         let [sum, gradient] =
             [sum, gradient].map(|part| in_type::<B>(part, self.types.accumulation));
-        // An addition writes over its left operand, and would copy one that lies in a buffer of the file
-        // first. Two numbers have the same sum in either order.
+        // An addition writes over its left operand if nobody else holds it. A sum that lies in a
+        // buffer of the file is shared, so the gradient is the left operand. Two numbers have the
+        // same sum in either order.
         let sum = match is_shared {
             true => B::float_add(gradient, sum),
             false => B::float_add(sum, gradient),
@@ -116,7 +136,8 @@ impl<B: Backend> GradientReducer<B> {
         self.keep(index, sum, peak, count + 1)
     }
 
-    /// Whether a sum over `count` micro-batches may have left fp16 although what travelled did not.
+    /// Returns true if a sum over `count` micro-batches may have overflowed in fp16 although each
+    /// communicated gradient did not. With one micro-batch, the sum is the gradient itself.
     fn watches_peaks(&self, count: usize) -> bool {
         let Types { communication, accumulation } = self.types;
         count > 1 && communication == FloatDType::F16 && accumulation == FloatDType::F32

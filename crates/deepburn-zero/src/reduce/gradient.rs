@@ -1,7 +1,18 @@
 //! The gradient of one parameter, from backward to the optimizer step.
 //!
-//! Main type: [`GradientState`], which says all that this rank holds of it. Whatever holds memory in it
-//! carries its own entry in the ledger.
+//! Main type: [`GradientState`], which describes everything that this rank holds of it. Whatever
+//! holds memory carries its own ledger entry, so a change of state updates the ledger.
+//!
+//! ```text
+//!              first gradient                     all landed
+//!  Awaited ───────────────────────► Travelling ◄──────────────► Accumulated
+//!     │                                 ▲       next micro-batch     │
+//!     └── in no_sync ──► Local ─────────┘                            │
+//!                              joins the next reduction              │
+//!  Awaited ◄───────────────── the step takes the sum ────────────────┘
+//! ```
+//!
+//! Local and travelling gradients have the sum of earlier micro-batches beside them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,24 +34,27 @@ use crate::tensor::FullTensor;
 pub(super) enum GradientState<B: Backend> {
     /// No micro-batch has given one.
     Awaited,
-    /// Added up on this rank alone, while synchronisation is off. It joins the next reduction. Holds all
-    /// elements, or the rows of an embedding.
+    /// Added up on this rank alone while synchronisation is off, in the accumulation type. It joins
+    /// the next reduction. Holds all elements, or the rows of an embedding.
     Local { gradient: Collected<B>, sum: Option<Accumulated<B>> },
-    /// In the bucket, or being reduced. Holds all elements or rows of each gradient until its reduction is over.
+    /// In the bucket or being reduced. Holds all elements or rows of each gradient until its
+    /// reduction has landed.
     Travelling { gradients: Travelling<B>, sum: Option<Accumulated<B>> },
-    /// All that micro-batches gave is in the sum.
+    /// The gradients of all micro-batches are in the sum.
     Accumulated(Accumulated<B>),
 }
 
-/// Gradients of one parameter that were reported and are not in its sum, oldest first. There are several where
-/// one backward pass goes through several forward passes.
+/// Gradients of one parameter that were reported and are not in its sum, oldest first. There are
+/// several if one backward pass goes through several forward passes.
 #[derive(Debug)]
 pub(super) struct Travelling<B: Backend> {
+    /// In the bucket, one entry for each occurrence of the parameter in the bucket's list.
     in_bucket: VecDeque<Collected<B>>,
+    /// Sent, and kept because other ranks may still read them.
     reducing: VecDeque<Collected<B>>,
 }
 
-/// A full gradient of this rank.
+/// A full gradient of this rank, with its ledger entry.
 #[derive(Debug)]
 pub(super) struct Collected<B: Backend> {
     pub(super) array: DeviceArray<B>,
@@ -48,12 +62,12 @@ pub(super) struct Collected<B: Backend> {
 }
 
 impl<B: Backend> GradientState<B> {
-    /// The state in which nothing but the sum is left.
+    /// Returns the state in which nothing but the sum is left.
     fn settled(sum: Option<Accumulated<B>>) -> Self {
         sum.map_or(Self::Awaited, Self::Accumulated)
     }
 
-    /// Whether all that micro-batches gave is in the sum.
+    /// Returns true if the gradients of all micro-batches are in the sum.
     pub(super) fn is_settled(&self) -> bool {
         match self {
             Self::Awaited | Self::Accumulated(_) => true,
@@ -61,7 +75,7 @@ impl<B: Backend> GradientState<B> {
         }
     }
 
-    /// What the micro-batches have given that were reduced.
+    /// Returns the sum of the micro-batches that were reduced.
     pub(super) fn sum(&self) -> Option<&Accumulated<B>> {
         match self {
             Self::Awaited => None,
@@ -70,7 +84,7 @@ impl<B: Backend> GradientState<B> {
         }
     }
 
-    /// Takes the sum out.
+    /// Takes the sum out. Local and travelling gradients stay.
     pub(super) fn take_sum(&mut self) -> Option<Accumulated<B>> {
         match self {
             Self::Awaited => None,
@@ -82,7 +96,7 @@ impl<B: Backend> GradientState<B> {
         }
     }
 
-    /// Replaces the sum.
+    /// Replaces the sum. Local and travelling gradients stay.
     pub(super) fn set_sum(&mut self, new: Accumulated<B>) {
         match self {
             Self::Local { sum, .. } | Self::Travelling { sum, .. } => *sum = Some(new),
@@ -90,7 +104,8 @@ impl<B: Backend> GradientState<B> {
         }
     }
 
-    /// Keeps a gradient of this rank alone, in place of an earlier one.
+    /// Keeps a gradient of this rank alone, in place of an earlier one, which the caller has added
+    /// to it.
     pub(super) fn keep_local(&mut self, gradient: Collected<B>) {
         let sum = self.take_sum();
         *self = Self::Local { gradient, sum };
@@ -110,7 +125,7 @@ impl<B: Backend> GradientState<B> {
         }
     }
 
-    /// A gradient enters the bucket.
+    /// Adds a gradient to the ones in the bucket.
     pub(super) fn enter_bucket(&mut self, gradient: Collected<B>) {
         if let Self::Travelling { gradients, .. } = self {
             gradients.in_bucket.push_back(gradient);
@@ -121,7 +136,8 @@ impl<B: Backend> GradientState<B> {
         *self = Self::Travelling { gradients, sum };
     }
 
-    /// The oldest gradient in the bucket leaves it to be reduced; gives what is sent of it.
+    /// Moves the oldest gradient from the bucket to the ones being reduced, and returns the array
+    /// to send. `scale` multiplies it by the factor before the sum.
     pub(super) fn leave_bucket(
         &mut self,
         scale: impl FnOnce(DeviceArray<B>) -> DeviceArray<B>,
@@ -138,7 +154,8 @@ impl<B: Backend> GradientState<B> {
         sent
     }
 
-    /// The oldest reduction is over: what was sent is let go.
+    /// Frees the oldest gradient that was being reduced. Reductions land in the order in which they
+    /// were started.
     pub(super) fn finish_reduction(&mut self) {
         let Self::Travelling { gradients, sum } = self else {
             unreachable!("a reduction that is over was under way")
@@ -149,7 +166,8 @@ impl<B: Backend> GradientState<B> {
         }
     }
 
-    /// Forgets the sum and what is of this rank alone.
+    /// Drops the sum and a local gradient. Travelling gradients stay, because other ranks may read
+    /// them.
     pub(super) fn clear(&mut self) {
         match self {
             Self::Travelling { sum, .. } => *sum = None,
@@ -158,24 +176,27 @@ impl<B: Backend> GradientState<B> {
     }
 }
 
-/// Where the sum of a parameter's gradients is kept.
+/// The location of the sum of a parameter's gradients. It is the same as for its optimizer states.
 #[derive(Debug, Clone)]
 pub(crate) enum SumHome {
-    /// On the device, for as long as there is one.
+    /// On the device, as long as there is a sum.
     Device,
-    /// Beside the optimizer states, in an array of its own.
+    /// Beside the optimizer states, in an array of its own, which exists for the whole run.
     Parked(Arc<ParkedArray>),
 }
 
-/// A flat reduced gradient: this rank's shard of it, or all of it. The gradient of a single micro-batch is
-/// in the type in which it travelled, if the type of sums holds the same values: widening it would
-/// cost memory and a pass, and the optimizer reads either.
+/// A flat reduced gradient: this rank's shard of it, or all of it.
+///
+/// The gradient of a single micro-batch stays in the type in which it travelled, if the
+/// accumulation type represents the same values. Widening it would cost memory and a pass, and the
+/// optimizer reads either type.
 #[derive(Debug)]
 pub(crate) struct Accumulated<B: Backend> {
     pub(crate) elements: SumElements<B>,
-    /// Largest magnitude, `[1]`, that the sum had on its way; only where that decides something.
+    /// The largest magnitude, `[1]`, that the sum had before the last addition; only where it
+    /// decides whether a step overflows (see `GradientChecker::fits`).
     pub(crate) peak: Option<B::FloatTensorPrimitive>,
-    /// Micro-batches in it.
+    /// The number of micro-batches in it.
     pub(crate) count: usize,
 }
 
@@ -184,17 +205,17 @@ pub(crate) struct Accumulated<B: Backend> {
 pub(crate) enum SumElements<B: Backend> {
     /// On the device.
     Device(FullTensor<B>),
-    /// Outside of it, until the next sum of this parameter is written.
+    /// In a parked array, until the next sum of this parameter is written.
     Parked {
         array: Arc<ParkedArray>,
         dtype: DType,
-        /// Found while the sum was in memory.
+        /// Computed while the sum was in memory, so that the step needs no second read.
         check: GradientCheck,
     },
 }
 
 impl<B: Backend> Accumulated<B> {
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub(crate) fn dtype(&self) -> DType {
         match &self.elements {
             SumElements::Device(sum) => sum.dtype(),
@@ -202,10 +223,11 @@ impl<B: Backend> Accumulated<B> {
         }
     }
 
-    /// The elements on the device.
+    /// Returns the elements on the device.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if a parked sum cannot be read.
     pub(crate) fn tensor(&self, device: &B::Device) -> Result<B::FloatTensorPrimitive, SwapError> {
         match &self.elements {
             SumElements::Device(sum) => Ok(sum.tensor.clone()),
@@ -216,22 +238,27 @@ impl<B: Backend> Accumulated<B> {
     }
 }
 
-/// What a step has to know of an accumulated gradient before it changes anything.
+/// The properties of an accumulated gradient that a step needs before it changes anything.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct GradientCheck {
-    /// Of the elements that this rank owns.
+    /// The sum of the squares of the elements that this rank owns, still multiplied by the loss
+    /// scale.
     pub(crate) sum_of_squares: f64,
-    /// Whether they are finite, and had a place in the type that ops use all the time.
+    /// Whether they are finite, and never exceeded the range of the type in which ops compute.
     pub(crate) fits: bool,
 }
 
-/// Checks accumulated gradients.
+/// Checks accumulated gradients. Its kernels are function pointers, because the reducer's backend
+/// is not required to have optimizer kernels.
 #[derive(Debug)]
 pub(crate) struct GradientChecker<B: Backend> {
+    /// The slices that this rank owns.
     share: ShardSpec,
-    /// Type that ops use.
+    /// The type in which ops compute.
     compute: FloatDType,
+    /// Returns the sum of squares and whether all elements are finite.
     stats: fn(B::FloatTensorPrimitive) -> GradientStats,
+    /// Casts a tensor to another type.
     cast: fn(B::FloatTensorPrimitive, FloatDType) -> B::FloatTensorPrimitive,
 }
 
@@ -242,8 +269,8 @@ impl<B: OptimizerOps> GradientChecker<B> {
 }
 
 impl<B: Backend> GradientChecker<B> {
-    /// Checks the sum of a parameter. A parked sum was checked when it was written, by the
-    /// same additions.
+    /// Checks the elements that this rank owns of a sum. A parked sum was checked when it was
+    /// written, with the same additions.
     pub(crate) fn check(&self, sum: &Accumulated<B>, partition: Partition) -> GradientCheck {
         match &sum.elements {
             SumElements::Device(elements) => {
@@ -253,7 +280,8 @@ impl<B: Backend> GradientChecker<B> {
         }
     }
 
-    /// Checks all of a sum.
+    /// Checks all elements of a sum. Only 1-bit optimizers need it, and they do not support
+    /// offload.
     pub(super) fn check_whole(&self, sum: &Accumulated<B>) -> GradientCheck {
         match &sum.elements {
             SumElements::Device(elements) => {
@@ -265,7 +293,7 @@ impl<B: Backend> GradientChecker<B> {
         }
     }
 
-    /// Checks a sum in memory.
+    /// Checks the owned elements of a sum in memory, without padding.
     pub(super) fn check_tensor(
         &self,
         sum: &B::FloatTensorPrimitive,
@@ -275,6 +303,7 @@ impl<B: Backend> GradientChecker<B> {
         self.check_elements(self.share.owned_gradient::<B>(sum, partition), peak)
     }
 
+    /// Checks the given elements.
     fn check_elements(
         &self,
         elements: B::FloatTensorPrimitive,
@@ -285,9 +314,12 @@ impl<B: Backend> GradientChecker<B> {
         GradientCheck { sum_of_squares: stats.sum_of_squares, fits }
     }
 
-    /// Whether an accumulated gradient had a place in the type that ops use, all the time. In fp16
-    /// DeepSpeed adds gradients up in that type and skips a step in which they overflow; so it is
-    /// here, although a sum in f32 holds them.
+    /// Returns true if an accumulated gradient never exceeded the range of the type in which ops
+    /// compute.
+    ///
+    /// DeepSpeed adds fp16 gradients up in fp16 and skips a step in which they overflow. The same
+    /// steps are skipped here, although the sum in f32 holds larger values. The `peak` finds an
+    /// overflow that a later micro-batch has cancelled.
     fn fits(
         &self,
         gradient: B::FloatTensorPrimitive,

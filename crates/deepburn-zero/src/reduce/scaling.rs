@@ -27,11 +27,15 @@ impl Types {
     }
 }
 
-/// The factors before and after the sum over the ranks.
+/// The factors before and after the sum over the ranks. Their product with the operation's own
+/// factor is `1 / W` for a mean over W ranks, and 1 for a sum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Scaling {
+    /// The factor of each rank's gradient before the sum, at most 1.
     pub(super) before: f64,
+    /// A sum, or a mean that divides in f32 before it rounds.
     pub(super) op: ReduceOp,
+    /// The factor of the sum, applied in the accumulation type.
     pub(super) after: f64,
 }
 

@@ -1,5 +1,22 @@
-//! How fast checkpoints of GPT-2 124M are written, verified and read, beside `dd conv=fsync` of the
-//! same bytes: `cargo bench -p deepburn-checkpoint [-- FOLDER]`. Rounds alternate; medians count.
+//! The throughput of checkpoints of GPT-2 124M: writing, verifying and reading,
+//! beside `dd conv=fsync` of the same bytes.
+//!
+//! ```text
+//! cargo bench -p deepburn-checkpoint [-- FOLDER]
+//! ```
+//!
+//! Run with one and with two ranks, which are threads here. Rounds alternate
+//! between `dd` and the crate, so load on the machine affects both; medians
+//! over the rounds count, and all rounds are printed with them.
+//!
+//! - *save*: all ranks write at the same time, and the checkpoint is published.
+//!   The time includes hashing and waiting for the disk.
+//! - *verify*: every byte is read and hashed. The files were just written, so
+//!   they usually are in the page cache and the time is the hash's.
+//! - *verify and load*: the same, and every tensor is read once more.
+//!
+//! The values are not random. On a file system that compresses, both `dd`
+//! (zeros) and the save are faster than with trained weights.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -14,8 +31,10 @@ use deepburn_checkpoint::{
 };
 use serde_json::json;
 
+/// Rounds of each measurement; odd, so that the median is one of them.
 const ROUNDS: usize = 5;
 
+/// A result, or the error that ends the bench.
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 fn main() -> Outcome<()> {
@@ -28,6 +47,7 @@ fn main() -> Outcome<()> {
     measured
 }
 
+/// Measures `world_size` ranks and prints seconds and GB/s of each measurement.
 fn measure(root: &Path, world_size: usize) -> Outcome<()> {
     let layout = Arc::new(Layout::new(gpt2(), world_size)?);
     let bytes: usize = (0..layout.atoms().len()).map(|atom| layout.numel(atom) * 12).sum();
@@ -54,12 +74,15 @@ fn measure(root: &Path, world_size: usize) -> Outcome<()> {
     Ok(())
 }
 
+/// Returns the wall-clock seconds of `work`.
 fn time(work: impl FnOnce() -> Outcome<()>) -> Outcome<f64> {
     let start = Instant::now();
     work()?;
     Ok(start.elapsed().as_secs_f64())
 }
 
+/// Writes `bytes` zeros to a file and waits until they are on the disk: what
+/// the disk needs at least.
 fn dd(path: &Path, bytes: usize) -> Outcome<()> {
     let status = Command::new("dd")
         .args(["if=/dev/zero", "bs=1M", "conv=fsync", "status=none", "iflag=count_bytes"])
@@ -69,6 +92,8 @@ fn dd(path: &Path, bytes: usize) -> Outcome<()> {
     if status.success() { Ok(()) } else { Err("dd failed".into()) }
 }
 
+/// Writes a checkpoint, each rank in a thread of its own. All tensors get the
+/// beginning of `values`.
 fn save(root: &Path, layout: &Arc<Layout>, values: &[f32]) -> Outcome<()> {
     let save = Save::begin(root, Tag::of_step(1), layout.clone())?;
     let write = |rank| -> Outcome<_> {
@@ -98,7 +123,8 @@ fn save(root: &Path, layout: &Arc<Layout>, values: &[f32]) -> Outcome<()> {
     Ok(())
 }
 
-/// Reads everything, a tensor at a time.
+/// Verifies a checkpoint and reads every tensor, one at a time, into one
+/// buffer.
 fn load(root: &Path) -> Outcome<()> {
     let checkpoint = Checkpoint::open(root, None)?;
     checkpoint.verify()?;
@@ -113,7 +139,8 @@ fn load(root: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// The parameters of GPT-2 124M with masters and Adam's moments.
+/// Returns the parameters of GPT-2 124M with masters and Adam's two moments,
+/// all in f32: 12 bytes an element.
 fn gpt2() -> Vec<ParamEntry> {
     let mut shapes = vec![("wte.weight".to_owned(), vec![50257, 768])];
     shapes.push(("wpe.weight".into(), vec![1024, 768]));

@@ -25,7 +25,9 @@ use crate::{
 /// verified once.
 #[derive(Debug)]
 pub struct Checkpoint {
+    /// The folder of the checkpoint.
     path: PathBuf,
+    /// Its manifest, whose checksum is correct.
     manifest: Manifest,
     /// The files by rank; `None` until a file is verified.
     files: Vec<Mutex<Option<Arc<RankFile>>>>,
@@ -129,6 +131,7 @@ impl Checkpoint {
         Ok(store::entries(root)?.into_iter().map(open).collect())
     }
 
+    /// Opens the checkpoint whose manifest is in the folder `path`.
     fn in_folder(path: PathBuf) -> Result<Self, CheckpointError> {
         if !path.join(MANIFEST).exists() {
             return Err(without_manifest(&path));
@@ -137,6 +140,7 @@ impl Checkpoint {
         Ok(Self::new(path, manifest))
     }
 
+    /// Returns a checkpoint of which no file is verified yet.
     fn new(path: PathBuf, manifest: Manifest) -> Self {
         let files = manifest.ranks.iter().map(|_| Mutex::new(None)).collect();
         Self { path, manifest, files }
@@ -180,6 +184,7 @@ impl Checkpoint {
         Some(&self.manifest.ranks.get(rank)?.state)
     }
 
+    /// Returns the manifest.
     pub(crate) fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -263,6 +268,7 @@ impl Checkpoint {
         Ok((atom, slot))
     }
 
+    /// Returns the element type of an array, by the indices of entry and array.
     fn element(&self, (atom, slot): (usize, usize)) -> ElementType {
         self.layout().atoms()[atom].slots[slot].element
     }
@@ -276,6 +282,7 @@ impl Checkpoint {
         range.start / chunk..(range.end - 1) / chunk + 1
     }
 
+    /// Verifies the files that contain elements of this range.
     fn verify_owners(&self, atom: usize, range: &Range<usize>) -> Result<(), CheckpointError> {
         self.owners(atom, range).try_for_each(|rank| self.file(rank).map(drop))
     }
@@ -315,6 +322,7 @@ impl Checkpoint {
         Ok(file.insert(verified).clone())
     }
 
+    /// Returns the error for data that the checkpoint does not have.
     fn not_inside(&self, reason: String) -> CheckpointError {
         CheckpointError::NotInside { path: self.path.clone(), reason }
     }

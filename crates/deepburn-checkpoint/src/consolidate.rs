@@ -8,6 +8,20 @@
 //! running statistics to 16 bits would change the model's outputs. Tied weights
 //! are written once, and the metadata has their other names. Existing weights
 //! are never overwritten.
+//!
+//! ```text
+//! OUT/.unfinished-XXXXXX/               files until all of them are complete
+//! OUT/model.safetensors                 everything fits into one file, or
+//! OUT/model-00001-of-00002.safetensors
+//! OUT/model-00002-of-00002.safetensors
+//! OUT/model.safetensors.index.json      {"metadata": {"total_size": BYTES},
+//!                                        "weight_map": {NAME: FILE, …}}
+//! ```
+//!
+//! A file is an 8-byte little-endian header length, a JSON header, and the
+//! values. Its `__metadata__` has `"format": "pt"`, which `transformers`
+//! requires, and for each tied weight an entry from its other name to the name
+//! of the tensor.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -20,6 +34,7 @@ use crate::{
     Checkpoint, CheckpointError, ElementType, EntryKind, ParamEntry, StateKind, disk, store,
 };
 
+/// The name of the index of shards, as `transformers` looks for it.
 const INDEX: &str = "model.safetensors.index.json";
 /// The number of elements that are cast and written at a time.
 const CHUNK: usize = 256 << 10;
@@ -64,12 +79,16 @@ pub struct Consolidation {
     pub max_shard_bytes: u64,
 }
 
-/// A tensor to be written.
+/// A tensor to be written, planned before any value is read.
 struct Planned<'a> {
+    /// The parameter in the checkpoint.
     atom: &'a ParamEntry,
+    /// The exported name, unique in the export.
     name: String,
+    /// The exported shape, with as many elements as the parameter.
     shape: Vec<usize>,
     element: ElementType,
+    /// The size of the values in bytes.
     bytes: u64,
 }
 
@@ -137,9 +156,17 @@ pub fn consolidate(
     Ok(files)
 }
 
-/// Plans the tensors to write, without reading any.
+/// Plans the tensors to write, without reading any. Wide element types come
+/// first.
+///
+/// # Errors
+///
+/// Returns [`CheckpointError::NotInside`] for a parameter without weights, and
+/// [`CheckpointError::Layout`] for an export type that weights do not have, a
+/// name that occurs twice, or a shape with another number of elements.
 fn plan<'a>(
     checkpoint: &'a Checkpoint,
+    /// The exported type: the requested one, or a buffer's own.
     element: ElementType,
     export: &dyn Export,
 ) -> Result<Vec<Planned<'a>>, CheckpointError> {
@@ -178,8 +205,13 @@ fn plan<'a>(
     Ok(tensors)
 }
 
-/// Maps the alternative names of tied weights to the name under which they are
-/// written.
+/// Maps the other names of tied weights to the name under which they are
+/// written. An alias that is exported under the same name needs no entry.
+///
+/// # Errors
+///
+/// Returns [`CheckpointError::Layout`] if an alias would hide another tensor,
+/// another alias, or the metadata's own key `format`.
 fn aliases(
     tensors: &[Planned<'_>],
     export: &dyn Export,
@@ -202,7 +234,9 @@ fn aliases(
     Ok(aliases)
 }
 
-/// Divides the tensors into files of at most `limit` bytes, in order.
+/// Divides the tensors into files of at most `limit` bytes of values, in order.
+/// A tensor above the limit gets its own file. At least one file is returned,
+/// which is empty for a model without tensors.
 fn pack<'a, 'b>(tensors: &'b [Planned<'a>], limit: u64) -> Vec<&'b [Planned<'a>]> {
     let (mut shards, mut start, mut bytes) = (vec![], 0, 0_u64);
     for (index, tensor) in tensors.iter().enumerate() {
@@ -216,6 +250,7 @@ fn pack<'a, 'b>(tensors: &'b [Planned<'a>], limit: u64) -> Vec<&'b [Planned<'a>]
     shards
 }
 
+/// Returns the name of the file with this index, from 0, out of `count`.
 fn shard_name(index: usize, count: usize) -> String {
     match count {
         1 => "model.safetensors".to_owned(),
@@ -223,6 +258,10 @@ fn shard_name(index: usize, count: usize) -> String {
     }
 }
 
+/// Returns an error if the folder already has weights.
+///
+/// Shards of an earlier export with another number of files would otherwise
+/// stay beside the new ones, and a reader could mix both.
 fn refuse_weights(out: &Path) -> Result<(), CheckpointError> {
     let is_weights = |name: &String| {
         name == INDEX || name.starts_with("model") && name.ends_with(".safetensors")
@@ -232,13 +271,22 @@ fn refuse_weights(out: &Path) -> Result<(), CheckpointError> {
     Err(CheckpointError::Io { action: "replace weights", path: out.join(name), source })
 }
 
-/// A file to be written.
+/// A file to be written: its path, its tensors, and the aliases of the whole
+/// export.
 struct Shard<'a> {
     path: PathBuf,
     tensors: &'a [Planned<'a>],
     aliases: &'a BTreeMap<String, String>,
 }
 
+/// Writes one file, tensor by tensor. Memory holds one parameter, converted to
+/// f32, and a buffer of encoded values.
+///
+/// # Errors
+///
+/// Returns the errors of [`Checkpoint::read`], [`CheckpointError::Layout`] if
+/// `export` changes the number of elements, [`CheckpointError::Overflow`] for a
+/// value that f16 cannot represent, or a write error.
 fn write_shard(
     shard: &Shard<'_>,
     checkpoint: &Checkpoint,
@@ -278,7 +326,8 @@ fn write_shard(
     writer.finish().map_err(failed)
 }
 
-/// The safetensors header of a file.
+/// Returns the safetensors header of a file. Aliases are noted in the file that
+/// has their tensor.
 fn header(shard: &Shard<'_>) -> Header {
     // `format` is what transformers asks for; the rest is how safetensors notes tied weights.
     let mut metadata = Map::from_iter([("format".to_owned(), json!("pt"))]);
@@ -294,6 +343,8 @@ fn header(shard: &Shard<'_>) -> Header {
     header
 }
 
+/// Returns the text of the index: the bytes of all tensors together, and the
+/// file of each name.
 fn index(shards: &[&[Planned<'_>]], names: &[String], total: u64) -> String {
     let files: BTreeMap<_, _> = shards
         .iter()

@@ -1,5 +1,11 @@
 //! File-system operations: durability of folders, free space, and atomic
 //! replacement.
+//!
+//! A file is durable after `fsync` on the file and on the folder that contains
+//! its entry. Both are needed: a file that is flushed, but whose folder is not,
+//! may be gone after a power failure. An atomic replacement writes a hidden
+//! file beside the target, flushes it, and renames it, so readers see the old
+//! or the new content and never a part.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -22,6 +28,10 @@ pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
 }
 
 /// Returns an error if fewer than `needed` bytes are free in the folder.
+///
+/// The number is a snapshot: another program may use the space afterwards. The
+/// check exists so that a save that cannot succeed fails before it writes
+/// gigabytes.
 pub(crate) fn check_free(folder: &Path, needed: u64) -> Result<(), CheckpointError> {
     let free = fs4::available_space(folder)
         .map_err(CheckpointError::io("find out how much space is free", folder))?;
@@ -33,6 +43,9 @@ pub(crate) fn check_free(folder: &Path, needed: u64) -> Result<(), CheckpointErr
 
 /// Converts the error of a failed write of `path`, which needs `needed` bytes
 /// in total.
+///
+/// A full disk and an exceeded quota become [`CheckpointError::DiskFull`] with
+/// the space that is free now, because they have a remedy of their own.
 pub(crate) fn write_error(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> CheckpointError {
     move |source| match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -45,6 +58,8 @@ pub(crate) fn write_error(path: &Path, needed: u64) -> impl FnOnce(io::Error) ->
 }
 
 /// Writes a small new file and waits until it is on the disk.
+///
+/// The file must not exist.
 pub(crate) fn write_new(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
     File::create_new(path)
         .and_then(|mut file| {
@@ -70,6 +85,7 @@ pub(crate) fn replace(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
     file.finish().map_err(CheckpointError::io("replace", path))
 }
 
+/// Removes a file. A file that does not exist is not an error.
 pub(crate) fn remove_file_if_there(path: &Path) -> Result<(), CheckpointError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -1,4 +1,9 @@
 //! Values of one element type.
+//!
+//! Main types: [`Element`], for slices whose type is known at compile time, and
+//! [`Values`], for arrays whose type is in a file. Both are views of the
+//! little-endian bytes that a file contains, so nothing is converted when
+//! values are written or read.
 
 use bytemuck::{Pod, Zeroable};
 pub use deepburn_safetensors::ElementType;
@@ -16,6 +21,7 @@ pub trait Element: Pod + Zeroable + Send + Sync + sealed::Sealed {
     const TYPE: ElementType;
 }
 
+/// Keeps [`Element`] from being implemented for types that files cannot store.
 mod sealed {
     pub trait Sealed {}
 }
@@ -51,6 +57,9 @@ pub enum Values {
     Bool(Vec<u8>),
 }
 
+/// Implements [`Element`] for each type, and the methods of [`Values`] that
+/// have an arm for each of them. Bools are stored as bytes and have arms of
+/// their own.
 macro_rules! elements {
     ($($variant:ident: $type:ty),*) => {
         $(
@@ -62,6 +71,7 @@ macro_rules! elements {
         )*
 
         impl Values {
+            /// Returns `len` zeros of this type.
             pub(crate) fn zeros(element: ElementType, len: usize) -> Self {
                 match element {
                     $(ElementType::$variant => Self::$variant(vec![<$type>::zeroed(); len]),)*
@@ -69,6 +79,8 @@ macro_rules! elements {
                 }
             }
 
+            /// Returns the values as bytes to be filled from a file. For bools,
+            /// the caller has to check [`is_sound`](Self::is_sound) afterwards.
             pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
                 match self {
                     $(Self::$variant(values) => bytemuck::cast_slice_mut(values),)*

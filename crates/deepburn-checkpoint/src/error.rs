@@ -150,15 +150,19 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// Returns a function that wraps the error of a failed `action` on `path`,
+    /// for `map_err`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
     }
 
+    /// Returns [`Self::Damaged`] for the file `path`.
     pub(crate) fn damaged(path: &Path, reason: impl Into<String>) -> Self {
         Self::Damaged { path: path.to_owned(), reason: reason.into() }
     }
 
+    /// Returns [`Self::Missing`] for the file or folder `path`.
     pub(crate) fn missing(path: &Path, reason: impl Into<String>) -> Self {
         Self::Missing { path: path.to_owned(), reason: reason.into() }
     }

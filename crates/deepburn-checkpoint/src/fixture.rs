@@ -1,4 +1,10 @@
 //! Small checkpoints for tests, with values that tell where they belong.
+//!
+//! The fixture layout has three parameters: `a` with the alias `head`, `b`, and
+//! `frozen`, with arrays in F32, F16 and BF16. Each value is computed from
+//! path, array, step and index, so a test that reads an element from the wrong
+//! place or of the wrong save sees another number. All values are small
+//! integers, which every element type represents exactly.
 
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
@@ -12,13 +18,16 @@ use crate::{
     StoredState, Tag, Ticket,
 };
 
-/// A folder for checkpoints that goes away.
+/// A folder for checkpoints that is removed when it is dropped.
 pub(crate) struct TempRoot {
+    /// The temporary folder that contains `path`; dropping it removes both.
     _parent: tempfile::TempDir,
+    /// The folder of checkpoints, which exists and is empty at first.
     path: PathBuf,
 }
 
 impl TempRoot {
+    /// Creates the folder, in memory if the system has such a file system.
     pub(crate) fn new() -> Self {
         // In memory where there is such a folder: there it costs nothing to wait for the disk.
         let memory = Path::new("/dev/shm");
@@ -40,7 +49,7 @@ impl Deref for TempRoot {
     }
 }
 
-/// A trainable parameter with weights and one moment.
+/// Returns a trainable F32 parameter with weights and the moment `exp_avg`.
 pub(crate) fn atom(path: &str, shape: &[usize]) -> ParamEntry {
     let stored = |slot| StoredState { slot, element: ElementType::F32 };
     ParamEntry {
@@ -53,13 +62,13 @@ pub(crate) fn atom(path: &str, shape: &[usize]) -> ParamEntry {
     }
 }
 
-/// A buffer.
+/// Returns a buffer of this type, which has only values.
 pub(crate) fn buffer(path: &str, shape: &[usize], element: ElementType) -> ParamEntry {
     let slots = vec![StoredState { slot: StateKind::Weights, element }];
     ParamEntry { kind: EntryKind::Buffer, trainable: false, slots, ..atom(path, shape) }
 }
 
-/// A few parameters of different kinds.
+/// Returns the fixture layout for `world_size` ranks.
 pub(crate) fn layout(world_size: usize) -> Arc<Layout> {
     let gradient = |element| StoredState { slot: StateKind::Gradient, element };
     let (mut a, mut b) = (atom("a", &[3, 4]), atom("b", &[3]));
@@ -72,6 +81,7 @@ pub(crate) fn layout(world_size: usize) -> Arc<Layout> {
     Arc::new(Layout::new(vec![a, b, frozen], world_size).unwrap())
 }
 
+/// Returns the state of a run after `step` steps.
 pub(crate) fn run(step: u64) -> Run {
     Run {
         step,
@@ -83,13 +93,19 @@ pub(crate) fn run(step: u64) -> Run {
     }
 }
 
-/// Values of a slot, exact in every type.
+/// Returns the values of a range of an array after `step` steps: integers from
+/// -64 to 63, exact in every type.
 pub(crate) fn values(path: &str, slot: &StateKind, step: u64, range: Range<usize>) -> Vec<f32> {
     let salt = path.bytes().chain(slot.as_str().bytes()).map(usize::from).sum::<usize>();
     range.map(|i| ((salt + i * 7 + step as usize) % 128) as f32 - 64.0).collect()
 }
 
-/// Writes the file of one rank.
+/// Writes the file of one rank and returns its record, like a rank of a save.
+///
+/// # Panics
+///
+/// Panics if the writer rejects a tensor, or for an element type that no test
+/// uses.
 pub(crate) fn write_rank(
     ticket: &Ticket,
     layout: &Arc<Layout>,
@@ -132,7 +148,8 @@ pub(crate) fn write_rank(
     writer.finish(json!({ "rank": rank })).unwrap()
 }
 
-/// Saves a checkpoint of this layout.
+/// Saves a checkpoint of this layout and returns its folder. All ranks write
+/// one after the other.
 pub(crate) fn save_layout(root: &Path, step: u64, layout: &Arc<Layout>, run: Run) -> PathBuf {
     let save = Save::begin(root, Tag::of_step(step), layout.clone()).unwrap();
     let records = (0..layout.world_size())
@@ -141,7 +158,7 @@ pub(crate) fn save_layout(root: &Path, step: u64, layout: &Arc<Layout>, run: Run
     save.commit(records, run).unwrap()
 }
 
-/// Saves a small checkpoint.
+/// Saves the fixture layout after `step` steps and returns its folder.
 pub(crate) fn save(root: &Path, step: u64, world_size: usize) -> PathBuf {
     save_layout(root, step, &layout(world_size), run(step))
 }

@@ -17,6 +17,7 @@ const INTERVAL: u64 = 16 << 20;
 pub(crate) struct Flusher {
     /// Wakes the thread; dropping it ends the thread.
     wake: Option<SyncSender<()>>,
+    /// The thread, whose result is the first failed flush.
     thread: Option<JoinHandle<io::Result<()>>>,
     /// The number of bytes written since the thread was last woken.
     pending: u64,
@@ -68,6 +69,9 @@ impl Drop for Flusher {
     }
 }
 
+/// Flushes the file each time it is woken, until the sender is dropped or a
+/// flush fails. Only the data is flushed; the writer flushes the metadata at
+/// the end.
 fn flush_when_woken(file: &File, woken: &Receiver<()>) -> io::Result<()> {
     woken.iter().try_for_each(|()| file.sync_data())
 }

@@ -13,6 +13,9 @@ pub(crate) fn explain(folder: &Path) -> Option<CheckpointError> {
     Some(CheckpointError::Foreign { path: folder.to_owned(), found: found.to_owned() })
 }
 
+/// Returns what the files look like and what to do with them, for the end of an
+/// error message; `None` if no name is recognised. Names are enough: the
+/// content is not read.
 fn looks_like(names: &[String]) -> Option<&'static str> {
     let any = |test: fn(&str) -> bool| names.iter().any(|name| test(name));
     if any(|name| name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt"))

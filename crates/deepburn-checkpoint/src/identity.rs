@@ -1,4 +1,10 @@
 //! The identity of the save that a file belongs to.
+//!
+//! Files of different saves may have equal tags, for example when a run is
+//! repeated in another folder. Their checksums would detect a mixture, but the
+//! message would be that a file is damaged. With the random id, which each
+//! rank's file has in its metadata and the manifest as a field, the message is
+//! that files were mixed.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -16,12 +22,14 @@ pub(crate) const VERSION: u64 = 1;
 /// with the same tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
+    /// The tag of the checkpoint.
     pub(crate) tag: Tag,
     /// 16 random hexadecimal digits.
     pub(crate) id: String,
 }
 
 impl Identity {
+    /// Returns an identity with a new id.
     pub(crate) fn new(tag: Tag) -> Self {
         // The keys of hash tables are the standard library's only source of
         // random numbers.

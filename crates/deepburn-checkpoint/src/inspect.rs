@@ -1,4 +1,25 @@
-//! A readable description of a checkpoint.
+//! A readable description of a checkpoint, which `deepburn inspect` prints.
+//!
+//! ```text
+//! checkpoint  step-00000010 (PATH)
+//! state       intact, every byte verified
+//! job         NAME
+//! step        10
+//! stage       3, 2 ranks, BF16 ops
+//! written     2026-01-02 03:04:05 UTC by deepburn X.Y.Z
+//!
+//! elements    N in M parameters, T trainable
+//!   weights      SIZE
+//!   exp_avg      SIZE
+//!   in all       SIZE
+//!
+//! states of all ranks      one field a line
+//! states of rank 0
+//! files                    name, size, checksum
+//! parameters               path, shape, arrays with their types
+//! ```
+//!
+//! Values of tensors are not shown. Sizes are decimal: 1 MB is a million bytes.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -12,6 +33,9 @@ use crate::{Checkpoint, EntryKind, ParamEntry, StateKind};
 /// The longest path to which the list of parameters is aligned.
 const WIDEST: usize = 60;
 /// The longest value of a state that is shown.
+///
+/// It is a length in bytes of JSON text. Longer values, such as random streams,
+/// are replaced by their length.
 const LONGEST: usize = 300;
 
 impl Checkpoint {
@@ -24,6 +48,8 @@ impl Checkpoint {
         text
     }
 
+    /// Writes the description. A damaged checkpoint is described too, because
+    /// its manifest is intact and says what is missing.
     fn describe_to(&self, text: &mut String) -> fmt::Result {
         let Manifest { writer, tag, run, layout, ranks, saved_at, .. } = self.manifest();
         let state = match self.verify() {
@@ -63,7 +89,9 @@ impl Checkpoint {
         layout.atoms().iter().try_for_each(|atom| describe_atom(atom, width, text))
     }
 
-    /// Writes the number of bytes of each kind of array.
+    /// Writes the number of bytes of each kind of array. Writes also the number
+    /// of elements. Arrays of all ranks are added up, without padding. A
+    /// gradient is stored only by a checkpoint in the middle of a step.
     fn describe_sizes(&self, text: &mut String) -> fmt::Result {
         let layout = self.layout();
         let mut sizes = BTreeMap::<&StateKind, u64>::new();
@@ -106,6 +134,8 @@ fn describe_state(title: &str, state: &Value, text: &mut String) -> fmt::Result 
     Ok(())
 }
 
+/// Writes the line of one parameter or buffer: path, shape, stored arrays, and
+/// whether it is frozen, a buffer or tied. `width` aligns the shapes.
 fn describe_atom(atom: &ParamEntry, width: usize, text: &mut String) -> fmt::Result {
     let slots: Vec<_> =
         atom.slots.iter().map(|stored| format!("{} {}", stored.slot, stored.element)).collect();
@@ -133,6 +163,9 @@ fn size(bytes: u64) -> String {
 
 /// Formats seconds since 1970 as date and time. The calendar repeats every 400
 /// years, and years that start in March have the leap day at their end.
+///
+/// The algorithm is the inverse of counting days in the proleptic Gregorian
+/// calendar (Hinnant, "chrono-compatible low-level date algorithms").
 fn date(seconds: u64) -> String {
     let (days, time) = (seconds / 86_400, seconds % 86_400);
     // Days since the first of March of the year 0.

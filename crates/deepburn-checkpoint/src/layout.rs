@@ -29,7 +29,9 @@ const MAX_WORLD_SIZE: usize = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "StoredLayout")]
 pub struct Layout {
+    /// The number of ranks that write, which is the number of files.
     world_size: usize,
+    /// The entries in module order.
     atoms: Vec<ParamEntry>,
     /// The index of the entry at every path, including aliases.
     #[serde(skip_serializing)]
@@ -148,6 +150,8 @@ impl Layout {
         self.partition(atom).owned(rank)
     }
 
+    /// Returns the partition of an entry's flat elements, the same that
+    /// training uses for shards.
     fn partition(&self, atom: usize) -> Partition {
         Partition::new(self.numel(atom), self.world_size)
     }
@@ -189,11 +193,13 @@ impl Layout {
         piece.range.len() as u64 * self.element_size(piece) as u64
     }
 
+    /// Returns the size of an element of this tensor in bytes.
     fn element_size(&self, piece: &Segment) -> usize {
         self.atoms[piece.atom].slots[piece.slot].element.size()
     }
 
-    /// The header of the file of `rank`.
+    /// Returns the header of the file of `rank`. `pieces` are the tensors of
+    /// [`Self::pieces`], whose offsets it has to agree with.
     pub(crate) fn header(&self, rank: usize, pieces: &[Segment], identity: &Identity) -> Header {
         let mut header = Header::new(identity.of_file(rank, self.world_size));
         for piece in pieces {

@@ -2,12 +2,15 @@
 //!
 //! ```text
 //! ROOT/latest                           the tag to resume from, and its manifest's checksum
-//! ROOT/step-00000010/manifest.json      atoms, ranks, states, checksums
+//! ROOT/step-00000010/manifest.json      entries, ranks, states, checksums
 //! ROOT/step-00000010/rank-00000.safetensors ...
+//! ROOT/.step-00000020.partial/          a save in progress, or one that was killed
+//! ROOT/.step-00000010.deleted/          a checkpoint that is being deleted
+//! ROOT/step-00000010.damaged-1/         a damaged checkpoint whose step was saved again
 //! ```
 //!
-//! A parameter with all arrays that belong to it is an [`ParamEntry`], and so is a
-//! buffer (a running statistic, an integer or bool parameter). [`Layout`]
+//! A parameter with all arrays that belong to it is a [`ParamEntry`], and so is
+//! a buffer (a running statistic, an integer or bool parameter). [`Layout`]
 //! divides them over the ranks. [`Save`] and [`RankWriter`] write a checkpoint
 //! that is complete or does not exist. [`Checkpoint`] reads any range of any
 //! parameter and verifies files before it uses them. [`Retention`] deletes old

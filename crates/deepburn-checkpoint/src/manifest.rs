@@ -6,6 +6,20 @@
 //! field. A changed byte in any file is therefore detected, and the manifest
 //! remains plain JSON. Files with a correct hash but another format or version
 //! are distinguished from damaged ones.
+//!
+//! ```text
+//! {
+//!   "format": "deepburn-checkpoint", "version": 1, "writer": …,
+//!   "tag": "step-00000010", "id": 16 hexadecimal digits,
+//!   "follows": the id of the latest checkpoint at the start of the save, or null,
+//!   "saved_at": seconds since 1970,
+//!   "run": {"step": …, "stage": …, "working": "BF16", "job": …, "metric": …, "state": {…}},
+//!   "layout": {"world_size": …, "atoms": [{"path": …, "shape": […], "trainable": …,
+//!              "aliases": […], "slots": [{"slot": "weights", "element": "F32"}, …]}, …]},
+//!   "ranks": [{"length": bytes, "checksum": …, "state": {…}}, …],
+//!   "checksum": of everything before this field's comma
+//! }
+//! ```
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -23,7 +37,10 @@ pub(crate) const MANIFEST: &str = "manifest.json";
 /// take a few million.
 const MAX_LEN: u64 = 1 << 28;
 /// The text before and after the checksum.
+///
+/// The text before the checksum, which ends the part that is hashed.
 const BEFORE_CHECKSUM: &str = ",\n  \"checksum\": \"";
+/// The text after the checksum, with which a complete file ends.
 const AFTER_CHECKSUM: &str = "\"\n}\n";
 /// The number of hexadecimal digits of a hash.
 const DIGITS: usize = 2 * blake3::OUT_LEN;
@@ -55,11 +72,13 @@ pub struct Run {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankRecord {
+    /// The rank that wrote the file.
     pub(crate) rank: usize,
     /// The id of the save that the file belongs to.
     pub(crate) id: String,
     /// The hash of the layout that this rank used.
     pub(crate) layout: String,
+    /// What the manifest says about the file.
     pub(crate) file: RankEntry,
 }
 
@@ -80,18 +99,27 @@ pub(crate) struct RankEntry {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
+    /// The name of the format, [`FORMAT`].
     pub(crate) format: String,
+    /// The version of the format, [`VERSION`].
     pub(crate) version: u64,
     /// The name and version of the program.
     pub(crate) writer: String,
+    /// The tag under which it was saved. The folder may have been renamed
+    /// since.
     pub(crate) tag: Tag,
+    /// The random id of the save, which all its files have.
     pub(crate) id: String,
     /// The id of the latest checkpoint when this save was started.
     pub(crate) follows: Option<String>,
     /// The time in seconds since 1970.
     pub(crate) saved_at: u64,
+    /// The state on which all ranks agree.
     pub(crate) run: Run,
+    /// The entries and the number of ranks, from which headers and offsets of
+    /// all files follow.
     pub(crate) layout: Layout,
+    /// The file of each rank, in rank order.
     pub(crate) ranks: Vec<RankEntry>,
 }
 
@@ -151,6 +179,12 @@ impl Manifest {
         Self::parse(&path, &text)
     }
 
+    /// Checks a manifest's text and returns it with its checksum. `path` is for
+    /// messages.
+    ///
+    /// The checksum comes first, so everything that is parsed afterwards is
+    /// what was written. What does not fit then is reported as written wrong,
+    /// not as damage on the disk.
     fn parse(path: &Path, text: &str) -> Result<(Self, String), CheckpointError> {
         let Some((fields, checksum)) = split(text) else {
             return Err(without_checksum(path, text));

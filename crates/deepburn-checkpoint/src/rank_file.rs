@@ -5,6 +5,18 @@
 //! compared. The offsets of tensors are therefore known before it is opened.
 //! Values are read with positioned reads instead of a memory map, which would
 //! end the process if the file were truncated.
+//!
+//! ```text
+//! 8 bytes           length of the header, little-endian, u64
+//! JSON header       {"__metadata__": {"format": …, "version": …, "tag": …, "id": …,
+//!                                     "rank": …, "world_size": …},
+//!                    "linear.weight:weights": {"dtype": "F32", "shape": [N],
+//!                                              "data_offsets": [START, END]}, …}
+//! values            this rank's chunk of each array, wide element types first
+//! ```
+//!
+//! It is an ordinary safetensors file, so other tools can look into it. Tensors
+//! are flat, and their names are path and array, separated by a colon.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -29,14 +41,24 @@ const METADATA_ROOM: u64 = 1 << 10;
 /// A verified file.
 #[derive(Debug)]
 pub(crate) struct RankFile {
+    /// The path, for messages.
     path: PathBuf,
+    /// The open file. It stays readable after a deletion of its checkpoint on
+    /// Unix.
     file: File,
     /// The offset of each tensor in the file, by entry and array.
     starts: HashMap<(usize, usize), u64>,
 }
 
 impl RankFile {
-    /// Opens and verifies the file of `rank` in the checkpoint in `folder`.
+    /// Opens and verifies the file of `rank` in the checkpoint in `folder`. The
+    /// whole file is read once, to hash it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CheckpointError::Mixed`] if the file's metadata names another
+    /// save or another rank, [`CheckpointError::Damaged`] if it is missing or
+    /// differs from the manifest in another way, or an I/O error.
     pub(crate) fn open(
         folder: &Path,
         manifest: &Manifest,
@@ -90,6 +112,11 @@ impl RankFile {
 
     /// Fills `bytes` with the values of an array from byte `offset` of its
     /// tensor on.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CheckpointError::Damaged`] if the file was truncated after it
+    /// was verified, or an I/O error.
     pub(crate) fn read(
         &self,
         (atom, slot): (usize, usize),
@@ -123,7 +150,8 @@ fn hash(mut file: &File) -> io::Result<blake3::Hash> {
 }
 
 /// Returns the error for a file whose metadata names another save; `None` if it
-/// has no such metadata.
+/// has no such metadata. The metadata is looked for in the first bytes only,
+/// because the header of a damaged file cannot be trusted.
 fn mixed(path: &Path, file: &File, expected: &Map<String, Value>) -> Option<CheckpointError> {
     let range = metadata_range(file.metadata().ok()?.len())?;
     let mut bytes = vec![0; usize::try_from(range.end - range.start).ok()?];

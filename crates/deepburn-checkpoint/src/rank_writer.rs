@@ -25,20 +25,29 @@ const CHUNK: usize = 256 << 10;
 #[derive(Debug)]
 #[must_use = "a file that is not finished is removed"]
 pub struct RankWriter {
+    /// The rank whose file it is.
     rank: usize,
+    /// The id of the save, for the record.
     id: String,
+    /// The layout that all ranks agree on.
     layout: Arc<Layout>,
+    /// The tensors of the file, in the order in which they are written.
     pieces: Vec<Segment>,
     /// The number of complete tensors.
     written: usize,
     /// The number of elements of the next tensor that are already written.
     filled: usize,
+    /// The file. Its position is the number of bytes written so far.
     file: File,
+    /// The path of the file in the hidden folder.
     path: PathBuf,
+    /// The hash of all bytes written so far, header included.
     hasher: blake3::Hasher,
+    /// Flushes the file while it is written.
     flusher: Flusher,
     /// The length of the complete file in bytes.
     length: u64,
+    /// Whether the file is complete and must not be removed by a drop.
     finished: bool,
 }
 
@@ -174,6 +183,8 @@ impl RankWriter {
         })
     }
 
+    /// Hashes and writes bytes, a chunk at a time, so that each chunk is hashed
+    /// and copied while it is in the cache.
     fn append(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
         for chunk in bytes.chunks(CHUNK) {
             self.hasher.update(chunk);
@@ -183,6 +194,8 @@ impl RankWriter {
         Ok(())
     }
 
+    /// Returns the error for a tensor that is not the next one. `found`
+    /// describes what the caller passed.
     fn out_of_plan(&self, found: String) -> CheckpointError {
         let expected = self.next_piece().map_or_else(
             || "nothing more".to_owned(),

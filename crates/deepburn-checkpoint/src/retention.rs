@@ -79,6 +79,9 @@ pub fn delete_checkpoint(root: &Path, tag: &Tag) -> Result<(), CheckpointError> 
     delete(root, tag)
 }
 
+/// Deletes a checkpoint's folder. It is renamed first, and the rename is
+/// flushed, so after a power failure the folder is either complete under its
+/// name or hidden. The caller holds the lock.
 fn delete(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
     let (path, hidden) = (root.join(tag.as_str()), store::deleted_folder(root, tag));
     if hidden.symlink_metadata().is_ok() {

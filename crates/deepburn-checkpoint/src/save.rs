@@ -39,13 +39,17 @@ const MANIFEST_ROOM: u64 = 1 << 20;
 #[derive(Debug)]
 #[must_use = "a save that is dropped is undone"]
 pub struct Save {
+    /// The folder of checkpoints.
     root: PathBuf,
+    /// The layout that every record has to have.
     layout: Arc<Layout>,
+    /// The hidden folder and the identity of the save.
     ticket: Ticket,
     /// The id of the latest checkpoint when this save was started.
     follows: Option<String>,
     /// Whether the hidden folder exists and has to be removed.
     unfinished: bool,
+    /// Excludes other saves and deletions in this folder until the save ends.
     _lock: Lock,
 }
 
@@ -54,6 +58,7 @@ pub struct Save {
 pub struct Ticket {
     /// The hidden folder.
     pub(crate) folder: PathBuf,
+    /// The identity that all files of the save get.
     pub(crate) identity: Identity,
 }
 

@@ -5,6 +5,15 @@
 //! that is killed just before leaves a complete checkpoint that `latest` does
 //! not name yet. Its manifest names the checkpoint that was the latest when the
 //! save started, and it is found by that.
+//!
+//! ```text
+//! latest        step-00000010\n
+//!               <64 hexadecimal digits>\n       BLAKE3 of that checkpoint's manifest
+//! ```
+//!
+//! The field `follows` of the manifests makes a chain. The latest checkpoint is
+//! the end of the chain that starts at the one in `latest`; in practice it has
+//! at most one more link. Checkpoints of an abandoned branch are not in it.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read};
@@ -13,10 +22,11 @@ use std::path::{Path, PathBuf};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::{CheckpointError, Tag, disk, foreign};
 
+/// The name of the file with the tag of the latest checkpoint.
 const LATEST: &str = "latest";
-/// The suffixes of hidden folders: checkpoints that are being written or
-/// deleted.
+/// The suffix of the hidden folder of a checkpoint that is being written.
 const PARTIAL: &str = ".partial";
+/// The suffix of the hidden folder of a checkpoint that is being deleted.
 const DELETED: &str = ".deleted";
 
 /// A checkpoint with an intact manifest.
@@ -24,11 +34,15 @@ const DELETED: &str = ".deleted";
 pub(crate) struct Entry {
     /// The name of its folder.
     pub(crate) tag: Tag,
+    /// Its manifest, whose own checksum is correct.
     pub(crate) manifest: Manifest,
+    /// The checksum of the manifest.
     pub(crate) checksum: String,
 }
 
 impl Entry {
+    /// Reads the manifest of the checkpoint `tag`. Its rank files are not
+    /// looked at.
     fn read(root: &Path, tag: Tag) -> Result<Self, CheckpointError> {
         let (manifest, checksum) = Manifest::read(&root.join(tag.as_str()))?;
         Ok(Self { tag, manifest, checksum })
@@ -38,6 +52,7 @@ impl Entry {
 /// The content of the file `latest`.
 #[derive(Debug, PartialEq, Eq)]
 struct Pointer {
+    /// The tag of the latest checkpoint when the file was written.
     tag: Tag,
     /// The checksum of the manifest.
     checksum: String,
@@ -77,6 +92,8 @@ pub(crate) fn entries(root: &Path) -> Result<Vec<Entry>, CheckpointError> {
     Ok(entries)
 }
 
+/// Returns the key by which checkpoints are ordered: step, time of the save,
+/// tag.
 fn order(entry: &Entry) -> (u64, u64, &Tag) {
     (entry.manifest.run.step, entry.manifest.saved_at, &entry.tag)
 }
@@ -138,6 +155,14 @@ pub(crate) fn recover(root: &Path) -> Result<Option<Entry>, CheckpointError> {
     Ok(Some(entry))
 }
 
+/// Returns the checkpoint that `latest` names.
+///
+/// # Errors
+///
+/// Returns [`CheckpointError::Missing`] or [`CheckpointError::Foreign`] if its
+/// folder has no manifest, the errors of [`Manifest::read`], or
+/// [`CheckpointError::Mixed`] if a folder of the same tag contains another
+/// save.
 fn follow(root: &Path, Pointer { tag, checksum }: Pointer) -> Result<Entry, CheckpointError> {
     let folder = root.join(tag.as_str());
     if !folder.join(MANIFEST).exists() {
@@ -154,6 +179,13 @@ fn follow(root: &Path, Pointer { tag, checksum }: Pointer) -> Result<Entry, Chec
     Ok(entry)
 }
 
+/// Reads `latest`; `None` if the file does not exist.
+///
+/// # Errors
+///
+/// Returns [`CheckpointError::Damaged`] for another content,
+/// [`CheckpointError::Foreign`] if the folder belongs to another program that
+/// also writes a `latest` (DeepSpeed does), or an I/O error.
 fn read_pointer(root: &Path) -> Result<Option<Pointer>, CheckpointError> {
     let path = root.join(LATEST);
     match fs::metadata(&path) {
@@ -179,6 +211,8 @@ fn read_pointer(root: &Path) -> Result<Option<Pointer>, CheckpointError> {
     }))
 }
 
+/// Returns the content of `latest`; `None` if it is not a tag and a hash, a
+/// line each.
 fn parse_pointer(text: &str) -> Option<Pointer> {
     let (tag, checksum) = text.strip_suffix('\n')?.split_once('\n')?;
     let is_hash = checksum.len() == 64 && checksum.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -189,10 +223,17 @@ fn parse_pointer(text: &str) -> Option<Pointer> {
 /// when it is dropped or when its process ends for any reason.
 #[derive(Debug)]
 pub(crate) struct Lock {
+    /// The open folder; `None` if the operating system cannot open or lock it.
     folder: Option<File>,
 }
 
 impl Lock {
+    /// Takes the lock of the folder `root`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CheckpointError::Busy`] if another process, or another save of
+    /// this one, holds it.
     pub(crate) fn take(root: &Path) -> Result<Self, CheckpointError> {
         // Best effort: not every file system supports locks, and not every
         // operating system can open folders.

@@ -1,4 +1,9 @@
 //! The name of a checkpoint, which is the name of its folder.
+//!
+//! A name starts with an ASCII letter or digit, so it can be neither a hidden
+//! folder nor an option of a command, and has no separators, so it cannot leave
+//! the folder of checkpoints. Tags come from users and from files, and both are
+//! parsed by the same rule.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::CheckpointError;
 
 /// The names of files beside checkpoints.
+///
+/// A tag must not be one of them.
 const RESERVED: &[&str] = &["latest", "manifest.json"];
 
 /// The name of a checkpoint: a folder name that is safe on every file system.

@@ -1,6 +1,23 @@
-//! Cost of saving the training state of GPT-2 124M, blocking and in the background, compared with `dd conv=fsync` of
-//! the same bytes: `cargo bench -p deepburn-cli --bench checkpoint [-- FOLDER]`.
-//! Rounds alternate; medians count.
+//! Cost of saving the training state of GPT-2 124M, blocking and in the background, compared with `dd
+//! conv=fsync` of the same bytes: `cargo bench -p deepburn-cli --bench checkpoint [-- FOLDER]`. Rounds
+//! alternate; medians count.
+//!
+//! A round measures, in this order:
+//!
+//! ```text
+//! save                a blocking save: seconds until the checkpoint is published
+//! dd                  a copy of the rank's file, until it is on the disk
+//! steps               4 training steps alone
+//! steps with a save   the same beside a background save, until both are done
+//! start and finish    of these, the seconds in which the training loop only waits for the save
+//! ```
+//!
+//! Three ratios to `dd` are printed: the blocking save, the time that the loop is held up, and the time by
+//! which the steps take longer. The last one contains the second.
+//!
+//! Errors: steps are short (256 tokens, one rank), so a save lasts for several of them, and the difference of
+//! two such times is noisy. `dd` reads from the page cache. Checkpoints are removed after each round, so the
+//! disk does not fill up.
 
 use std::env;
 use std::error::Error;
@@ -17,16 +34,20 @@ use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
 use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 use serde_json::json;
 
-/// The programs' allocator.
+/// The allocator of the programs, which decides how fast tensors are allocated.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Rounds of all measurements; odd, so that the median is one of them.
 const ROUNDS: usize = 7;
 /// Steps during a background save.
 const STEPS: usize = 4;
+/// Tokens of a step, in one sequence.
 const TOKENS: usize = 256;
 
+/// A result, or the error that ends the bench.
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+/// An engine on one rank with the CPU backend.
 type Trainer = Engine<Flex, Gpt2<Training<Flex>>>;
 
 fn main() -> Outcome<()> {
@@ -40,6 +61,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
+/// Trains two steps, so that optimizer states exist, and measures all rounds on the rank of `group`.
 fn measure(root: &Path, group: Group<Flex>) -> Outcome<()> {
     let mut engine = trainer(group)?;
     train(&mut engine, 2)?;
@@ -82,6 +104,7 @@ fn measure(root: &Path, group: Group<Flex>) -> Outcome<()> {
     Ok(())
 }
 
+/// Prints the medians, all rounds, and the ratios to `dd`. `seconds` are by name and round.
 fn report(names: &[&str], seconds: &[Vec<f64>], bytes: u64) {
     println!("{:.2} GB, {STEPS} steps of {TOKENS} tokens", bytes as f64 / 1e9);
     for (name, all) in names.iter().zip(seconds) {
@@ -95,6 +118,7 @@ fn report(names: &[&str], seconds: &[Vec<f64>], bytes: u64) {
     println!("steps longer / dd: {:.2}", ratio(&|round| slower(round) / dd(round)));
 }
 
+/// Returns an engine for GPT-2 124M with AdamW in f32, whose checkpoint has weights and two moments.
 fn trainer(group: Group<Flex>) -> Outcome<Trainer> {
     let deepspeed = json!({
         "train_micro_batch_size_per_gpu": 1,
@@ -105,11 +129,12 @@ fn trainer(group: Group<Flex>) -> Outcome<Trainer> {
     Ok(initialize(model, &plan, group)?)
 }
 
-/// The published model of 124 million parameters.
+/// Returns the configuration of the published model of 124 million parameters, which has the defaults.
 fn config() -> Outcome<Gpt2Config> {
     Ok("{}".parse()?)
 }
 
+/// Makes `steps` optimizer steps on the same tokens.
 fn train(engine: &mut Trainer, steps: usize) -> Outcome<()> {
     let tokens: Vec<u32> = (0..TOKENS as u32).map(|i| i * 31 % 50257).collect();
     for _ in 0..steps {
@@ -121,10 +146,12 @@ fn train(engine: &mut Trainer, steps: usize) -> Outcome<()> {
     Ok(())
 }
 
+/// Returns a request to save after the current step.
 fn request() -> SaveRequest {
     SaveRequest { job: "bench".into(), ..SaveRequest::default() }
 }
 
+/// Copies a file with `dd` and waits until the copy is on the disk.
 fn copy(from: &Path, to: &Path) -> Outcome<()> {
     let status = Command::new("dd")
         .args(["bs=1M", "conv=fsync", "status=none"])
@@ -134,12 +161,14 @@ fn copy(from: &Path, to: &Path) -> Outcome<()> {
     if status.success() { Ok(()) } else { Err("dd failed".into()) }
 }
 
+/// Returns the wall-clock seconds of `work` and its result.
 fn timed<T>(work: impl FnOnce() -> Outcome<T>) -> Outcome<(f64, T)> {
     let start = Instant::now();
     let result = work()?;
     Ok((start.elapsed().as_secs_f64(), result))
 }
 
+/// Returns the median; of an even number of values the larger of the two in the middle.
 fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
     all[all.len() / 2]

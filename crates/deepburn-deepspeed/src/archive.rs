@@ -6,6 +6,19 @@
 //! read directly, so a file of many gigabytes is never held in memory.
 //! Compressed entries, entries without a checksum, big-endian values and
 //! containers other than zip are errors.
+//!
+//! ```text
+//! NAME/data.pkl       the pickle: every value, with references to storages
+//! NAME/byteorder      "little" or "big"; missing in files of older versions
+//! NAME/data/0         the bytes of storage 0, aligned to 64 bytes
+//! NAME/data/1         …
+//! NAME/version        of the format; not read
+//! ```
+//!
+//! NAME is the name of the file without `.pt`. A storage is the memory of one
+//! or several tensors; the pickle says at which offset and with which shape
+//! each tensor views it. The directory of a zip file is at its end and has the
+//! position, size and CRC-32 of each entry.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -27,19 +40,26 @@ const BLOCK: usize = 1 << 20;
 /// The position of an entry in the file.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
+    /// The offset of the first byte in the file.
     start: u64,
+    /// The size in bytes, which is also the stored size.
     size: u64,
+    /// The CRC-32 from the directory. `torch.save` writes 0 if its checksums
+    /// are turned off.
     checksum: u32,
 }
 
 /// An open file of `torch.save`.
 #[derive(Debug)]
 pub(crate) struct Archive {
+    /// The path, for messages.
     path: PathBuf,
+    /// The open file. All threads share its position, hence the lock.
     file: Mutex<File>,
     /// The entries by name below the archive's only folder, such as `data.pkl`
     /// and `data/0`.
     entries: HashMap<String, Entry>,
+    /// The names of entries whose checksum was verified.
     proved: Mutex<HashSet<String>>,
 }
 
@@ -70,17 +90,31 @@ impl Archive {
     }
 
     /// Returns the bytes of the pickle.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no pickle, it is larger than any real one,
+    /// or its checksum is wrong.
     pub(crate) fn pickle(&self) -> Result<Vec<u8>, DeepSpeedError> {
         self.bytes("data.pkl", MAX_PICKLE)
     }
 
     /// Returns the size of the storage `key` in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no such storage.
     pub(crate) fn storage_size(&self, key: &str) -> Result<u64, DeepSpeedError> {
         Ok(self.entry(&storage(key))?.size)
     }
 
     /// Fills `bytes` with the storage `key` from byte `start` on. The storage
     /// is verified first.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the storage is too short, its checksum is wrong, or
+    /// the file cannot be read.
     pub(crate) fn read(
         &self,
         key: &str,
@@ -174,6 +208,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// `torch.save` names it after the file without its extension, or `archive` if
 /// it writes to a stream. A file that was renamed to another rank's file is
 /// therefore detected.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Mixed`] if the archive has the name of another
+/// file.
 fn check_name(path: &Path, root: &str) -> Result<(), DeepSpeedError> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     if root == name || root == "archive" {
@@ -183,6 +222,15 @@ fn check_name(path: &Path, root: &str) -> Result<(), DeepSpeedError> {
 }
 
 /// Returns the entries in the archive's directory, below the only folder.
+///
+/// The folder is found by the shortest name that ends in `data.pkl`. Entries
+/// outside of it are ignored.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Damaged`] for another container, a compressed or
+/// encrypted entry, an entry beyond the end of the file, or an archive without
+/// a pickle; [`DeepSpeedError::Mixed`] for a renamed file.
 fn entries(path: &Path, file: File) -> Result<HashMap<String, Entry>, DeepSpeedError> {
     let size = file.metadata().map_err(DeepSpeedError::io("read it", path))?.len();
     let broken = |source: zip::result::ZipError| {

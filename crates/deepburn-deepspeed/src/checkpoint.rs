@@ -3,6 +3,14 @@
 //! Main type: [`DeepSpeedCheckpoint`]. Opening it reads the pickles of all
 //! files, checks them against each other and finds the position of every value.
 //! Weights are read only on request.
+//!
+//! ```text
+//! folder.rs         which files there are, by rank
+//!   contents.rs     a file: archive.rs (zip) and pickle.rs (walker.rs executes the opcodes)
+//!   model_states.rs, optim_states.rs    what DeepSpeed stores in the two kinds of files
+//!     replicated.rs, partitioned.rs, sharded.rs    stage 0; 1 and 2; 3: where each value is
+//!       stored.rs   the common form of all stages, which reads are answered from
+//! ```
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,10 +32,15 @@ use crate::{partitioned, replicated, sharded};
 /// pass on first use; later reads read only the requested range.
 #[derive(Debug)]
 pub struct DeepSpeedCheckpoint {
+    /// The folder of the tag.
     path: PathBuf,
+    /// Counters and version, on which the files of all ranks agree.
     summary: Summary,
+    /// The positions of all values, in the order of `parameters`.
     state: State,
+    /// The metadata of the parameters: trained ones first, then frozen ones.
     parameters: Vec<Parameter>,
+    /// The float buffers of rank 0's model file.
     buffers: Vec<(String, Arc<Tensor>)>,
     /// The indices in `parameters`, by name and tied name.
     places: HashMap<String, usize>,
@@ -205,6 +218,12 @@ impl DeepSpeedCheckpoint {
 type Read = (Summary, State, Vec<(String, Arc<Tensor>)>);
 
 /// Assembles stages 0 to 2, whose model is in one file.
+///
+/// # Errors
+///
+/// Returns an error if the files are not from one save or of an unsupported
+/// kind. A model file without flat groups beside optimizer files is a mixture
+/// of two saves.
 fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> {
     let model = ModelStates::open(path)?;
     let buffers = model.buffers()?;
@@ -225,7 +244,8 @@ fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> 
     Ok((model.summary, state, buffers))
 }
 
-/// Assembles stage 3, whose model is in one file per rank.
+/// Assembles stage 3, whose model is in one file per rank. The buffers are
+/// those that rank 0 stored.
 fn of_sharded_model(folder: &Folder, paths: &[PathBuf]) -> Result<Read, DeepSpeedError> {
     let models: Vec<_> =
         paths.iter().map(|path| ModelStates::open(path)).collect::<Result<_, _>>()?;

@@ -20,7 +20,9 @@ use crate::{DeepSpeedError, Tensor};
 /// An open file.
 #[derive(Debug)]
 pub(crate) struct Contents {
+    /// The zip archive, which tensors share to read their values.
     archive: Arc<Archive>,
+    /// The values, with references to storages.
     pickle: Pickle,
     /// The type and shape of each tensor according to `pytorch-reader`, by
     /// dotted name; `None` if a tensor exceeds its size limit.
@@ -28,7 +30,13 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
-    /// Opens a file and reads its pickle, but no tensors.
+    /// Opens a file and reads its pickle, but no tensors. Every storage that
+    /// the pickle names must have as many bytes as its elements need.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the archive, the pickle or a storage is damaged, or
+    /// if `pytorch-reader` cannot read the file.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let archive = Arc::new(Archive::open(path)?);
         let pickle = Pickle::parse(&archive.pickle()?)
@@ -61,6 +69,10 @@ impl Contents {
 }
 
 /// Returns the types and shapes of a file's tensors, by dotted name.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Damaged`] if the library cannot read the file.
 fn list(path: &Path) -> Result<HashMap<String, (DType, Vec<usize>)>, DeepSpeedError> {
     let reader = PytorchReader::new(path)
         .map_err(|error| DeepSpeedError::damaged(path, error.to_string()))?;
@@ -71,8 +83,12 @@ fn list(path: &Path) -> Result<HashMap<String, (DType, Vec<usize>)>, DeepSpeedEr
 /// A value of a file.
 #[derive(Debug, Clone)]
 pub(crate) struct Value<'a> {
+    /// The file.
     contents: &'a Contents,
+    /// The node in the pickle.
     id: NodeId,
+    /// The path from the root, such as
+    /// `optimizer_state_dict.loss_scaler.cur_scale`; empty for the root.
     name: String,
 }
 
@@ -138,6 +154,11 @@ impl<'a> Value<'a> {
     }
 
     /// Returns an entry or attribute that must exist.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::Layout`] that names the key. All other
+    /// accessors return this error too, for a value of another kind.
     pub(crate) fn need(&self, key: &str) -> Result<Self, DeepSpeedError> {
         self.get(key).ok_or_else(|| self.refuse(format!("a dict or object with `{key}`")))
     }
@@ -153,6 +174,12 @@ impl<'a> Value<'a> {
     }
 
     /// Returns the entries of a dict in order, with integer keys as digits.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for other keys, and for a key that occurs twice: the
+    /// order of the entries decides where parameters are in flat groups, so it
+    /// has to be unambiguous.
     pub(crate) fn entries(&self) -> Result<Vec<(String, Self)>, DeepSpeedError> {
         let Node::Dict(pairs) = self.node() else { return Err(self.refuse("a dict")) };
         let entries = pairs.iter().map(|(key, id)| {
@@ -184,6 +211,8 @@ impl<'a> Value<'a> {
     }
 
     /// Returns an integer, or the integer value of an enum member.
+    ///
+    /// Enum members are objects with their value as the only argument.
     pub(crate) fn int(&self) -> Result<i64, DeepSpeedError> {
         let inner = match self.node() {
             Node::Object { arguments, .. } => match self.contents.pickle.node(*arguments) {
@@ -242,6 +271,12 @@ impl<'a> Value<'a> {
 
     /// Returns a dense tensor with an element type of parameters, on which both
     /// readers agree.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for another element type, a tensor that is not
+    /// contiguous, or one whose type or shape `pytorch-reader` reads
+    /// differently.
     pub(crate) fn tensor(&self) -> Result<Arc<Tensor>, DeepSpeedError> {
         let Node::Tensor(node) = self.node() else { return Err(self.refuse("a tensor")) };
         let Node::Storage { key, element, .. } = self.contents.pickle.node(node.storage) else {

@@ -82,23 +82,29 @@ pub enum DeepSpeedError {
 }
 
 impl DeepSpeedError {
+    /// Returns a function that wraps the error of a failed `action` on `path`,
+    /// for `map_err`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
     }
 
+    /// Returns [`Self::Missing`] for `path`.
     pub(crate) fn missing(path: &Path, reason: impl Into<String>) -> Self {
         Self::Missing { path: path.to_owned(), reason: reason.into() }
     }
 
+    /// Returns [`Self::Damaged`] for the file `path`.
     pub(crate) fn damaged(path: &Path, reason: impl Into<String>) -> Self {
         Self::Damaged { path: path.to_owned(), reason: reason.into() }
     }
 
+    /// Returns [`Self::Mixed`] for the file `path`.
     pub(crate) fn mixed(path: &Path, reason: impl Into<String>) -> Self {
         Self::Mixed { path: path.to_owned(), reason: reason.into() }
     }
 
+    /// Returns [`Self::Unsupported`] for `path`.
     pub(crate) fn unsupported(path: &Path, found: impl Into<String>, remedy: &'static str) -> Self {
         Self::Unsupported { path: path.to_owned(), found: found.into(), remedy }
     }

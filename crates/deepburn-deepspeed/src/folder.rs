@@ -4,6 +4,15 @@
 //! pipeline or tensor parallelism, experts, universal checkpoints and
 //! optimizers on NVMe are recognised by their names and rejected. A missing
 //! rank is an error.
+//!
+//! Names of the files, with R the data-parallel rank:
+//!
+//! ```text
+//! mp_rank_00_model_states.pt                          the whole model: stages 0 to 2
+//! zero_pp_rank_R_mp_rank_00_model_states.pt           rank R's model file: stage 3
+//! zero_pp_rank_R_mp_rank_00_optim_states.pt           rank R's optimizer: stages 1 to 3
+//! bf16_zero_pp_rank_R_mp_rank_00_optim_states.pt      the same in bf16
+//! ```
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +22,9 @@ use crate::DeepSpeedError;
 
 /// The file that names the newest tag.
 const LATEST: &str = "latest";
+/// The end of the name of a model file.
 const MODEL: &str = "_model_states.pt";
+/// The end of the name of an optimizer file.
 const OPTIM: &str = "_optim_states.pt";
 /// Rank 0 of the tensor-parallel dimension, the only supported one.
 const MP_RANK: &str = "mp_rank_00";
@@ -21,6 +32,7 @@ const MP_RANK: &str = "mp_rank_00";
 /// The files of a tag.
 #[derive(Debug)]
 pub(crate) struct Folder {
+    /// The folder of the tag.
     pub(crate) path: PathBuf,
     /// One file with the whole model (stages 0 to 2), or one file per rank
     /// (stage 3).
@@ -32,13 +44,21 @@ pub(crate) struct Folder {
 /// The files `*_model_states.pt`.
 #[derive(Debug)]
 pub(crate) enum ModelFiles {
+    /// The file of rank 0, which has the whole model.
     Whole(PathBuf),
+    /// The files by rank, without a gap.
     Sharded(Vec<PathBuf>),
 }
 
 impl Folder {
     /// Finds the tag `tag` in `path`. Without a tag, finds the one that
     /// `latest` names, or `path` itself.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::Missing`] if there is no checkpoint or a
+    /// rank's file is missing, [`DeepSpeedError::Mixed`] for files that cannot
+    /// be from one save, or [`DeepSpeedError::Unsupported`].
     pub(crate) fn find(path: &Path, tag: Option<&str>) -> Result<Self, DeepSpeedError> {
         let path = match tag {
             Some(tag) => tagged(path, tag)?,
@@ -77,7 +97,8 @@ fn has_files(path: &Path) -> bool {
     names(path).is_ok_and(|names| names.iter().any(|name| name.ends_with(MODEL)))
 }
 
-/// Returns the folder of a tag, or an error that lists the available ones.
+/// Returns the folder of a tag, or an error that lists the available ones. A
+/// tag is one name: a path with separators is not followed.
 fn tagged(path: &Path, tag: &str) -> Result<PathBuf, DeepSpeedError> {
     let folder = path.join(tag);
     let is_name = folder.file_name().is_some_and(|name| name == tag);
@@ -92,6 +113,12 @@ fn tagged(path: &Path, tag: &str) -> Result<PathBuf, DeepSpeedError> {
 }
 
 /// Returns the tag in the file `latest`.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Missing`] without the file, and
+/// [`DeepSpeedError::Damaged`] if its text is empty, not UTF-8, or longer than
+/// a tag can be.
 fn latest(path: &Path) -> Result<String, DeepSpeedError> {
     let file = path.join(LATEST);
     let reason = "it is missing, and so no tag is the newest; name the tag, or its folder";
@@ -105,7 +132,8 @@ fn latest(path: &Path) -> Result<String, DeepSpeedError> {
     text.ok_or_else(|| DeepSpeedError::damaged(&file, "it names no tag"))
 }
 
-/// Returns the file names in a folder.
+/// Returns the file names in a folder. They are sorted. Names that are not
+/// UTF-8 are skipped.
 fn names(path: &Path) -> Result<Vec<String>, DeepSpeedError> {
     let io = || DeepSpeedError::io("list it", path);
     let mut names = vec![];
@@ -117,6 +145,11 @@ fn names(path: &Path) -> Result<Vec<String>, DeepSpeedError> {
 }
 
 /// Returns an error for files of unsupported kinds.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Unsupported`] with the file and what to do
+/// instead.
 fn refuse_foreign(path: &Path, names: &[String]) -> Result<(), DeepSpeedError> {
     let refuse = |name: &str, found: &str, remedy| {
         Err(DeepSpeedError::unsupported(&path.join(name), found, remedy))
@@ -148,6 +181,16 @@ fn refuse_foreign(path: &Path, names: &[String]) -> Result<(), DeepSpeedError> {
 
 /// Returns the files with the ending `suffix` in rank order. A missing rank is
 /// an error.
+///
+/// Numbers are read from the names, so the order of the folder and gaps in it
+/// do not matter for the order of ranks. An empty list means that there are no
+/// such files.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Missing`] for a gap in the ranks,
+/// [`DeepSpeedError::Mixed`] for files of two kinds or two files of one rank,
+/// and [`DeepSpeedError::Unsupported`] for a name without a rank.
 fn ranks(path: &Path, names: &[String], suffix: &str) -> Result<Vec<PathBuf>, DeepSpeedError> {
     let (mut found, mut bf16) = (BTreeMap::new(), None);
     let suffix = format!("_{MP_RANK}{suffix}");

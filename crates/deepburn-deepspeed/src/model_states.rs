@@ -4,6 +4,18 @@
 //! Main type: [`ModelStates`]. Files of model parallelism, experts or
 //! hierarchical partitioning, and files that were saved without their frozen
 //! parameters, are rejected.
+//!
+//! ```text
+//! module                   {name: tensor}
+//! buffer_names             [name]
+//! param_shapes             [{name: shape}], one dict per flat group; missing at stage 0
+//! frozen_param_shapes      {name: shape}, or None
+//! frozen_param_fragments   {name: tensor}: whole ones at stage 2, this rank's part at stage 3
+//! shared_params            {tied name: name}
+//! optimizer                the complete optimizer; stage 0 only
+//! lr_scheduler             {last_batch_iteration} or {last_epoch}
+//! ds_version, dp_world_size, mp_world_size, global_steps, skipped_steps, global_samples, ds_config
+//! ```
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -18,7 +30,9 @@ pub(crate) type Named = (String, Vec<usize>);
 /// The content of a file.
 #[derive(Debug)]
 pub(crate) struct ModelStates {
+    /// The open file.
     pub(crate) contents: Contents,
+    /// The values that do not belong to parameters.
     pub(crate) summary: Summary,
     /// The parameters of each flat group in order; `None` at stage 0.
     pub(crate) groups: Option<Vec<Vec<Named>>>,
@@ -31,16 +45,28 @@ pub(crate) struct ModelStates {
 /// The values on which the files of all ranks must agree.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Summary {
+    /// The version of DeepSpeed.
     pub(crate) version: String,
+    /// The number of data-parallel ranks.
     pub(crate) world_size: usize,
+    /// The number of optimizer steps, including skipped ones.
     pub(crate) global_steps: u64,
+    /// The number of steps that an overflow skipped.
     pub(crate) skipped_steps: u64,
+    /// The number of training samples over all ranks.
     pub(crate) global_samples: u64,
+    /// The index of the schedule's last step, from 0; `None` without a
+    /// schedule.
     pub(crate) schedule: Option<i64>,
 }
 
 impl ModelStates {
     /// Opens a file and reads everything except tensors.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for an unsupported kind of checkpoint, a damaged file,
+    /// or a missing value.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let contents = Contents::open(path)?;
         let root = contents.root();
@@ -62,12 +88,17 @@ impl ModelStates {
     }
 
     /// Returns the tensor with this name in the model; `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the value is not a dense tensor.
     pub(crate) fn in_module(&self, name: &str) -> Result<Option<Arc<Tensor>>, DeepSpeedError> {
         let module = self.contents.root().need("module")?;
         module.get(name).map(|value| value.tensor()).transpose()
     }
 
-    /// Returns all tensors of the model except buffers, in order.
+    /// Returns all tensors of the model except buffers, in order. The order is
+    /// the module order, which numbers of optimizers follow.
     pub(crate) fn module(&self) -> Result<Vec<(String, Arc<Tensor>)>, DeepSpeedError> {
         let root = self.contents.root();
         let buffers = root.need("buffer_names")?.list()?;
@@ -108,6 +139,12 @@ impl ModelStates {
 }
 
 impl Summary {
+    /// Reads the summary from the root dict.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::Layout`] for a value that is missing or of
+    /// another kind.
     fn read(root: &Value<'_>) -> Result<Self, DeepSpeedError> {
         Ok(Self {
             version: root.need("ds_version")?.text()?.to_owned(),
@@ -122,6 +159,10 @@ impl Summary {
 
 /// Returns the position of a schedule. DeepSpeed's schedules store the index of
 /// the last step, from 0; PyTorch's store the next one.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Layout`] for a schedule with neither.
 fn schedule(state: &Value<'_>) -> Result<i64, DeepSpeedError> {
     if let Some(last) = state.get("last_batch_iteration") {
         return last.int();
@@ -132,7 +173,8 @@ fn schedule(state: &Value<'_>) -> Result<i64, DeepSpeedError> {
     }
 }
 
-/// Returns the parameters of all flat groups.
+/// Returns the parameters of all flat groups. The order of the groups and of
+/// the parameters in them is the order in the flat tensors.
 fn named_groups(groups: &Value<'_>) -> Result<Vec<Vec<Named>>, DeepSpeedError> {
     let groups: Vec<_> = groups.list()?.iter().map(named).collect::<Result<_, _>>()?;
     Ok(groups)
@@ -144,7 +186,8 @@ fn named(shapes: &Value<'_>) -> Result<Vec<Named>, DeepSpeedError> {
     shapes.map(|(name, shape)| Ok((name, shape.shape()?))).collect()
 }
 
-/// Returns an error for unsupported kinds of checkpoints.
+/// Returns an error for unsupported kinds of checkpoints. Newer versions have
+/// more of these keys than the names of files show.
 fn refuse_foreign(path: &Path, root: &Value<'_>) -> Result<(), DeepSpeedError> {
     let refuse = |found: String, remedy| Err(DeepSpeedError::unsupported(path, found, remedy));
     let parallel = "save it without tensor and pipeline parallelism";

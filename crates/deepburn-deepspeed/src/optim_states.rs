@@ -5,6 +5,21 @@
 //! the arrays of one tensor of an optimizer. A group is a flat tensor of
 //! masters, with an array of the same length for each of the optimizer's
 //! moments.
+//!
+//! ```text
+//! optimizer_state_dict
+//!   zero_stage                          1, 2 or 3; missing for bf16 with f32 gradients
+//!   partition_count                     the number of ranks, or one per group
+//!   group_paddings                      [elements], the padding at the end of each group
+//!   loss_scaler                         DynamicLossScaler or LossScaler
+//!   single_partition_of_fp32_groups     [masters], one per group: stages 1 and 2
+//!   base_optimizer_state                [{step, exp_avg, …}] or {state, param_groups}
+//!   fp32_flat_groups                    [masters], one per group: stage 3
+//!   optimizer_state_dict                {state: {number: {step, exp_avg, …}}, param_groups}: stage 3
+//! ```
+//!
+//! Names of parameters are not in this file: the model file's `param_shapes`
+//! has them in the order of the flat tensors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,11 +30,14 @@ use crate::{DeepSpeedError, LossScale, Tensor};
 /// The file of one rank.
 #[derive(Debug)]
 pub(crate) struct OptimStates {
+    /// The open file.
     pub(crate) contents: Contents,
     /// The ZeRO stage; `None` if the file does not contain it (stage 1 of bf16
     /// with f32 gradients).
     pub(crate) stage: Option<u8>,
+    /// This rank's part of each flat group.
     pub(crate) groups: Vec<RankGroup>,
+    /// The state of a dynamic loss scaler; `None` for a static scale.
     pub(crate) loss_scale: Option<LossScale>,
     /// The step count outside the groups, for optimizers whose groups have
     /// none.
@@ -29,19 +47,28 @@ pub(crate) struct OptimStates {
 /// One rank's part of a flat group.
 #[derive(Debug)]
 pub(crate) struct RankGroup {
+    /// The f32 masters.
     pub(crate) weights: Arc<Tensor>,
+    /// The optimizer's arrays of these elements.
     pub(crate) state: OptimizerState,
 }
 
 /// The arrays of a tensor by name, and their step count.
 #[derive(Debug, Default)]
 pub(crate) struct OptimizerState {
+    /// The arrays by DeepSpeed's names, in the order of the file.
     pub(crate) moments: Vec<(String, Arc<Tensor>)>,
+    /// The number of updates, if the optimizer counts them per tensor.
     pub(crate) steps: Option<u64>,
 }
 
 impl OptimStates {
     /// Opens a file and reads everything except tensors.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for expert parallelism, an unknown stage, a damaged
+    /// file, or a missing value.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let contents = Contents::open(path)?;
         let root = contents.root().need("optimizer_state_dict")?;
@@ -89,12 +116,19 @@ impl OptimStates {
     }
 
     /// Returns the optimizer's step count.
+    ///
+    /// Optimizers count in each tensor, in each group, or once for all. The
+    /// first that exists is used.
     pub(crate) fn steps(&self) -> Option<u64> {
         let steps = self.groups.iter().filter_map(|group| group.state.steps);
         steps.max().or(self.steps)
     }
 
     /// Checks that this file and rank 0's file `first` belong to one save of `world_size` ranks.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::Mixed`] with the first value that differs.
     pub(crate) fn check(&self, first: &Self, world_size: usize) -> Result<(), DeepSpeedError> {
         let root = self.root()?;
         let counts = root.need("partition_count")?;
@@ -126,7 +160,13 @@ impl OptimStates {
 const COMPRESSION_ERRORS: [&str; 2] = ["worker_error", "server_error"];
 
 impl OptimizerState {
-    /// Reads `{"step": .., "exp_avg": .., ..}`.
+    /// Reads `{"step": .., "exp_avg": .., ..}`. Other values than tensors, and
+    /// the error buffers of 1-bit optimizers, are skipped.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a tensor that is not dense, or a step that is not a
+    /// whole number.
     pub(crate) fn read(state: &Value<'_>) -> Result<Self, DeepSpeedError> {
         let mut read = Self::default();
         for (name, value) in state.entries()? {
@@ -147,6 +187,11 @@ impl OptimizerState {
 
 /// Returns the states of an optimizer with one flat tensor per group, from a
 /// list or from a dict by number.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Layout`] if there is not exactly one state per
+/// group, in their order.
 fn group_states(base: &Value<'_>, groups: usize) -> Result<Vec<OptimizerState>, DeepSpeedError> {
     let states = if base.is_list() {
         let list = base.list()?;
@@ -189,6 +234,11 @@ pub(crate) fn counted_in_groups(base: &Value<'_>) -> Result<Option<u64>, DeepSpe
 }
 
 /// Returns a step count: an integer, or a tensor with one element.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Layout`] for a number that is negative, fractional
+/// or too large for its type.
 fn count(value: &Value<'_>) -> Result<u64, DeepSpeedError> {
     if !value.is_tensor() {
         return value.count();

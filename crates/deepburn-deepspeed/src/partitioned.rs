@@ -22,11 +22,20 @@ use crate::tensor::{Joined, Pieces};
 
 /// The offsets of a group's parameters, and the end of the last one.
 struct Offsets {
+    /// The offset of each parameter in the group, in elements.
     starts: Vec<usize>,
+    /// The number of elements without the padding at the end of the group.
     end: usize,
 }
 
-/// Assembles the parameters of a checkpoint.
+/// Assembles the parameters of a checkpoint. `ranks` has the optimizer files of
+/// all ranks in order; it is not empty.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Mixed`] if the files differ in a way in which
+/// files of one save do not, [`DeepSpeedError::Unsupported`] without frozen
+/// parameters at stage 2, or an error for a missing value.
 pub(crate) fn assemble(
     model: &ModelStates,
     ranks: &[OptimStates],
@@ -57,6 +66,10 @@ pub(crate) fn assemble(
 
 /// Returns the names of the optimizer's arrays, which must be the same for all
 /// groups.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Layout`] if groups have different arrays.
 pub(crate) fn moment_names(rank: &OptimStates) -> Result<Vec<String>, DeepSpeedError> {
     let names = rank.groups.first().map(|group| group.state.names()).unwrap_or_default();
     if rank.groups.iter().any(|group| group.state.names() != names) {
@@ -66,6 +79,11 @@ pub(crate) fn moment_names(rank: &OptimStates) -> Result<Vec<String>, DeepSpeedE
 }
 
 /// Assembles the parameters of one group.
+///
+/// The parts of all ranks, one after the other, are the group. Each parameter
+/// is a range of it, which may begin in one rank's part and end in the next
+/// one's. The model's own copy is attached, so that reads can check the masters
+/// against it.
 fn of_group(
     model: &ModelStates,
     ranks: &[OptimStates],
@@ -100,6 +118,11 @@ fn of_group(
 
 /// Concatenates the ranks' parts of a group of `end` elements: the masters and
 /// every array of the optimizer.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Mixed`] if the parts of the ranks do not have
+/// equal sizes, or one but the last is not full.
 fn join(
     ranks: &[OptimStates],
     group: usize,
@@ -131,7 +154,16 @@ fn join(
     Ok((weights, moments))
 }
 
+/// Offsets follow from the shapes and, in newer versions, from a padding after
+/// each parameter (`param_alignment_paddings`).
 impl Offsets {
+    /// Returns the offsets of the parameters `shapes` in a group. All ranks
+    /// store the same paddings, so `rank` may be any.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::Layout`] if the paddings do not match the
+    /// parameters.
     fn new(rank: &OptimStates, group: usize, shapes: &[Named]) -> Result<Self, DeepSpeedError> {
         let root = rank.root()?;
         let paddings = match root.get("param_alignment_paddings") {
@@ -158,11 +190,19 @@ impl Offsets {
 
 /// The used and total number of elements in a rank's part of a group.
 struct Part {
+    /// The elements that masters are stored for.
     used: usize,
+    /// The elements with padding, which all ranks have in common.
     whole: usize,
 }
 
 impl Part {
+    /// Returns the size of a rank's part and checks the lengths of its arrays.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a padding that is larger than the part, or an array
+    /// whose length is neither the used nor the whole one.
     fn new(rank: &OptimStates, group: usize) -> Result<Self, DeepSpeedError> {
         let root = rank.root()?;
         let paddings = root.need("group_paddings")?;
@@ -196,6 +236,10 @@ impl Part {
 
 /// Returns the frozen parameters. At stage 2 they are listed; at stage 1 they
 /// are the remaining parameters of the model.
+///
+/// # Errors
+///
+/// Returns an error if a listed parameter has no fragment.
 fn frozen(model: &ModelStates, trained: &[Stored]) -> Result<Vec<Stored>, DeepSpeedError> {
     if let Some(frozen) = &model.frozen {
         let frozen = frozen.iter().map(|named| {

@@ -32,7 +32,10 @@ pub(crate) struct TensorNode {
     pub(crate) storage: NodeId,
     /// The offset of the first element in the storage.
     pub(crate) offset: usize,
+    /// The shape, outermost dimension first.
     pub(crate) shape: Vec<usize>,
+    /// Whether the elements are in row-major order without gaps. Only such
+    /// tensors are read.
     pub(crate) contiguous: bool,
 }
 

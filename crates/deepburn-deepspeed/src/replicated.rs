@@ -7,6 +7,18 @@
 //! order of the model, group by group. If a group is not the complete model,
 //! the shapes must identify its parameters; otherwise the checkpoint is
 //! rejected.
+//!
+//! ```text
+//! f32        optimizer = {state: {number: {step, exp_avg, …}}, param_groups: [{params: [number]}]}
+//! 16 bits    optimizer = {optimizer_state_dict: as above, fp32_groups: [[master]],
+//!                         dynamic_loss_scale, cur_scale, cur_iter, last_overflow_iter}
+//! fused      optimizer = the same with fp32_groups_flat: [master], one state per group
+//! ```
+//!
+//! Assigning arrays to the wrong parameters would be a silent error, so an
+//! assignment has to be unique. With one group it is the order of the model;
+//! with several it is the order among parameters of equal shape, provided that
+//! no shape occurs in two groups.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,12 +32,22 @@ use crate::{DeepSpeedError, LossScale, Tensor};
 
 /// The optimizer's data for one of its tensors.
 struct Item {
+    /// The index of its parameter group.
     group: usize,
+    /// The f32 master, if the weights are in 16 bits.
     master: Option<Arc<Tensor>>,
+    /// Its arrays; empty for a frozen parameter, which has no gradient and so
+    /// no state.
     state: OptimizerState,
 }
 
-/// Assembles the parameters of a checkpoint.
+/// Assembles the parameters of a checkpoint. A file without an optimizer has
+/// weights alone.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Layout`] if arrays cannot be assigned to
+/// parameters or differ between parameters.
 pub(crate) fn assemble(model: &ModelStates) -> Result<State, DeepSpeedError> {
     let mut stored = parameters(model)?;
     let root = model.contents.root();
@@ -52,7 +74,9 @@ pub(crate) fn assemble(model: &ModelStates) -> Result<State, DeepSpeedError> {
     Ok(State { stage: 0, stored, moments, steps, loss_scale })
 }
 
-/// Returns the model's parameters. Several names of one tensor are tied.
+/// Returns the model's parameters. Several names of one tensor are tied. Tied
+/// tensors have the same storage, offset and shape; the first name in the model
+/// is the parameter's.
 fn parameters(model: &ModelStates) -> Result<Vec<Stored>, DeepSpeedError> {
     let mut stored = vec![];
     let mut seen = HashMap::new();
@@ -72,6 +96,10 @@ fn parameters(model: &ModelStates) -> Result<Vec<Stored>, DeepSpeedError> {
 }
 
 /// Returns the optimizer's tensors in order.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Layout`] if the masters do not match the numbers.
 fn items(optimizer: &Value<'_>, base: &Value<'_>) -> Result<Vec<Item>, DeepSpeedError> {
     let masters = optimizer.get("fp32_groups").map(|groups| {
         let groups = groups.list()?;
@@ -112,6 +140,14 @@ impl Item {
 }
 
 /// Assigns the optimizer's arrays to the parameters.
+///
+/// The model's 16-bit copy becomes the working copy of a parameter with a
+/// master. A parameter without arrays is frozen, unless the optimizer keeps
+/// none at all (SGD without momentum).
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Layout`] if the assignment is not unique.
 fn by_parameter(
     base: &Value<'_>,
     items: Vec<Item>,
@@ -165,6 +201,11 @@ fn order(items: &[Item], stored: &[Stored]) -> Option<Vec<usize>> {
 
 /// Divides the flat masters and arrays of a fused optimizer, whose only group
 /// has all parameters.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Layout`] unless the only group has all parameters
+/// of the model, because neither names nor shapes are stored.
 fn flat(
     optimizer: &Value<'_>,
     items: &[Item],

@@ -5,6 +5,14 @@
 //! read. A rank's flat groups, one after the other, are the concatenation of
 //! its parts of all parameters. Frozen parameters are in the model files, one
 //! part per rank.
+//!
+//! ```text
+//! parameter, 10 elements, 3 ranks:   0 1 2 3 | 4 5 6 7 | 8 9 x x
+//! rank 1's flat groups:              … | 4 5 6 7 | its 1/3 of the next parameter | …
+//! ```
+//!
+//! Groups of the file need not be DeepSpeed's parameter groups: large ones are
+//! stored in sub-groups, whose concatenation is the same.
 
 use crate::DeepSpeedError;
 use crate::model_states::{ModelStates, Named};
@@ -13,7 +21,14 @@ use crate::partitioned::moment_names;
 use crate::stored::{State, Stored};
 use crate::tensor::{Joined, Pieces};
 
-/// Assembles the parameters of a checkpoint.
+/// Assembles the parameters of a checkpoint. `models` and `ranks` have the
+/// files of all ranks in order; neither is empty.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Mixed`] if the files differ in a way in which
+/// files of one save do not, or [`DeepSpeedError::Unsupported`] without frozen
+/// parameters.
 pub(crate) fn assemble(
     models: &[ModelStates],
     ranks: &[OptimStates],
@@ -35,6 +50,11 @@ pub(crate) fn assemble(
 }
 
 /// Checks that two ranks' model files agree.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Mixed`] if counters, groups or frozen parameters
+/// differ.
 fn check_alike(model: &ModelStates, other: &ModelStates) -> Result<(), DeepSpeedError> {
     let alike = model.summary == other.summary
         && (&model.groups, &model.frozen) == (&other.groups, &other.frozen);
@@ -50,7 +70,13 @@ fn check_alike(model: &ModelStates, other: &ModelStates) -> Result<(), DeepSpeed
     Err(DeepSpeedError::mixed(other.path(), reason))
 }
 
-/// Assembles the trained parameters.
+/// Assembles the trained parameters. The working copy of stage 3 is not in the
+/// files, so masters cannot be checked against it.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Mixed`] if a rank has another number of elements
+/// than the shapes require.
 fn trained(model: &ModelStates, ranks: &[OptimStates]) -> Result<Vec<Stored>, DeepSpeedError> {
     let shapes: Vec<_> = model.groups.iter().flatten().flatten().collect();
     let chunk = |named: &Named| named.1.iter().product::<usize>().div_ceil(ranks.len());
@@ -76,7 +102,8 @@ fn trained(model: &ModelStates, ranks: &[OptimStates]) -> Result<Vec<Stored>, De
 }
 
 /// Concatenates a rank's flat groups: the masters and every array of the
-/// optimizer.
+/// optimizer. The result has the masters first and then the arrays, all of
+/// `expected` elements.
 fn join(rank: &OptimStates, expected: usize) -> Result<Vec<Joined>, DeepSpeedError> {
     let moments = rank.groups.first().map_or(0, |group| group.state.moments.len());
     let mut joined: Vec<_> = (0..=moments).map(|_| Joined::default()).collect();
@@ -106,6 +133,11 @@ fn join(rank: &OptimStates, expected: usize) -> Result<Vec<Joined>, DeepSpeedErr
 }
 
 /// Assembles a frozen parameter from the parts in all model files.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Mixed`] if a part has another length than its
+/// share of the shape.
 fn frozen(models: &[ModelStates], named: &Named) -> Result<Stored, DeepSpeedError> {
     let numel: usize = named.1.iter().product();
     let chunk = numel.div_ceil(models.len());

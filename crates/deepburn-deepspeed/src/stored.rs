@@ -1,7 +1,8 @@
 //! Parameters with the positions of their stored values.
 //!
 //! Main types: [`Stored`], one parameter, and [`State`], the common form of all
-//! stages.
+//! stages. Each stage has a module that finds the positions. After that, stages
+//! do not differ: a read collects ranges of tensors in files.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -16,7 +17,9 @@ use crate::{DeepSpeedError, LossScale, Parameter};
 /// A parameter with the positions of its values.
 #[derive(Debug)]
 pub(crate) struct Stored {
+    /// Name, shape and tied names.
     pub(crate) parameter: Parameter,
+    /// The f32 masters if there are any, or else the model's weights.
     pub(crate) weights: Pieces,
     /// The arrays in the order of [`State::moments`]; empty for a frozen
     /// parameter.
@@ -28,20 +31,32 @@ pub(crate) struct Stored {
 /// The common form of a checkpoint of any stage.
 #[derive(Debug)]
 pub(crate) struct State {
+    /// The ZeRO stage, 0 to 3.
     pub(crate) stage: u8,
+    /// The parameters: trained ones first, then frozen ones.
     pub(crate) stored: Vec<Stored>,
+    /// The names of the optimizer's arrays, the same for all trained
+    /// parameters.
     pub(crate) moments: Vec<String>,
+    /// The optimizer's step count; `None` if it counts none.
     pub(crate) steps: Option<u64>,
+    /// The state of a dynamic loss scaler; `None` for a static scale.
     pub(crate) loss_scale: Option<LossScale>,
 }
 
 impl Stored {
+    /// Returns a parameter without moments and without a copy of the model.
     pub(crate) fn new((name, shape): Named, trainable: bool, weights: Pieces) -> Self {
         let parameter = Parameter { name, shape, aliases: vec![], trainable };
         Self { parameter, weights, moments: vec![], working: None }
     }
 
     /// Checks that each array has exactly one value per element.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::Layout`] for the first array of another
+    /// length.
     pub(crate) fn check(&self, path: &Path) -> Result<(), DeepSpeedError> {
         let numel = self.parameter.numel();
         for pieces in [&self.weights].into_iter().chain(&self.moments).chain(&self.working) {
@@ -59,6 +74,15 @@ impl Stored {
 
     /// Reads elements `range` of the weights and checks that they round to the
     /// model's own copy.
+    ///
+    /// The check proves that masters and model are from one save and that the
+    /// order of parameters in flat groups was understood: another order would
+    /// give other values.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::Mixed`] with the first element that does not
+    /// round to the copy, or a read error.
     pub(crate) fn read_weights(
         &self,
         range: std::ops::Range<usize>,
@@ -94,6 +118,11 @@ impl Stored {
 
 /// Adds the tied names of a model file to their parameters and checks that no
 /// name occurs twice.
+///
+/// # Errors
+///
+/// Returns [`DeepSpeedError::Layout`] for a name that occurs twice, or a tied
+/// name whose parameter is not listed.
 pub(crate) fn tie(model: &ModelStates, stored: &mut [Stored]) -> Result<(), DeepSpeedError> {
     let path = model.path();
     let Some(tied) = &model.tied else {

@@ -17,11 +17,14 @@ use crate::archive::Archive;
 /// A dense tensor in an open file.
 #[derive(Debug)]
 pub(crate) struct Tensor {
+    /// The file, which stays open as long as a tensor of it exists.
     pub(crate) archive: Arc<Archive>,
+    /// The name of the storage in the archive.
     pub(crate) key: String,
     pub(crate) element: FloatType,
     /// The offset of the first element in the storage.
     pub(crate) offset: usize,
+    /// The shape, outermost dimension first.
     pub(crate) shape: Vec<usize>,
 }
 
@@ -36,7 +39,8 @@ impl Tensor {
         self.archive.path()
     }
 
-    /// Appends elements `range` of the flat tensor, which must exist.
+    /// Appends elements `range` of the flat tensor, which must exist. They are
+    /// converted to f32. Memory holds the bytes and the values of the range.
     pub(crate) fn read(
         &self,
         range: Range<usize>,
@@ -53,7 +57,9 @@ impl Tensor {
 /// The first elements of several flat tensors, one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Joined {
+    /// The tensors, each with the number of elements that are used of it.
     parts: Vec<(Arc<Tensor>, usize)>,
+    /// The sum of these numbers.
     len: usize,
 }
 
@@ -105,6 +111,11 @@ impl Pieces {
     }
 
     /// Reads elements `range`, converted to f32.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O
+    /// error.
     pub(crate) fn read(&self, range: Range<usize>) -> Result<Vec<f32>, DeepSpeedError> {
         let mut values = Vec::with_capacity(range.len());
         let mut start = 0;
@@ -121,6 +132,11 @@ impl Pieces {
     }
 
     /// Verifies the storages of all pieces.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O
+    /// error.
     pub(crate) fn verify(&self) -> Result<(), DeepSpeedError> {
         self.0.iter().try_for_each(|(tensor, _)| tensor.read(0..0, &mut Vec::new()))
     }

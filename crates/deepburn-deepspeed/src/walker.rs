@@ -5,6 +5,23 @@
 //! Memory is bounded by the length of the pickle, because no value is copied,
 //! and so is time, because there are no jumps. Opcodes of text protocols and of
 //! registered extensions are rejected by name.
+//!
+//! A pickle is a program for a machine with a stack and a memo. An opcode is a
+//! byte, which its operands follow. Opcodes push values, collect the values
+//! above a mark into a list or dict, store values in the memo and push them
+//! again, or call a function with a tuple of arguments. For a tensor,
+//! `torch.save` writes about this:
+//!
+//! ```text
+//! c torch._utils _rebuild_tensor_v2     push a function
+//! ( (                                   two marks: of the arguments, of the storage's identifier
+//! X "storage"  c torch FloatStorage  X "0"  X "cpu"  K 12   t  Q    push storage 0 of 12 elements
+//! K 0  K 3 K 4 0x86  K 4 K 1 0x86  …  t                     offset, shape, strides, …
+//! R                                     call: becomes a tensor node
+//! ```
+//!
+//! A call becomes a node that describes what the call would return. The meaning
+//! of opcodes is documented in Python's `pickletools`.
 
 use std::collections::HashMap;
 
@@ -16,22 +33,32 @@ const MAX_DIMS: usize = 64;
 /// An item of the stack: a value, or the mark at the start of a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Item {
+    /// The start of a group of values.
     Mark,
+    /// A value: the index of its node.
     Value(NodeId),
 }
 
 /// Converts opcodes to nodes.
 pub(crate) struct Walker<'a> {
+    /// The whole pickle.
     bytes: &'a [u8],
+    /// The position of the next byte to read.
     at: usize,
+    /// All nodes so far. Nodes are never removed, so an index stays valid.
     nodes: Vec<Node>,
+    /// The machine's stack.
     stack: Vec<Item>,
+    /// Values that the pickle refers to again, by the number that it gave them.
     memo: HashMap<u32, NodeId>,
 }
 
 impl<'a> Walker<'a> {
     /// Parses a pickle and returns all nodes and the root. An error names the
     /// byte position and the reason.
+    ///
+    /// Identical values that the pickle shares have one node, so the nodes form
+    /// a graph and not a tree.
     pub(crate) fn run(bytes: &'a [u8]) -> Result<(Vec<Node>, NodeId), String> {
         let mut walker = Self { bytes, at: 0, nodes: vec![], stack: vec![], memo: HashMap::new() };
         let root = walker.walk().map_err(|reason| format!("{reason} at byte {}", walker.at))?;
@@ -50,6 +77,11 @@ impl<'a> Walker<'a> {
     }
 
     /// Executes one opcode.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for an opcode that `torch.save` does not write, or one
+    /// whose operands are missing on the stack.
     fn step(&mut self, opcode: u8) -> Result<(), String> {
         match opcode {
             0x80 => drop(self.byte()?),                        // PROTO
@@ -83,6 +115,10 @@ impl<'a> Walker<'a> {
     // Reading bytes.
 
     /// Consumes `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the pickle has fewer bytes left.
     fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
         let rest = &self.bytes[self.at..];
         let taken = rest.get(..len).ok_or("the pickle ends too early")?;
@@ -100,7 +136,9 @@ impl<'a> Walker<'a> {
         Ok(self.take(len)?.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)))
     }
 
-    /// Consumes bytes after their length, an integer of `len_bytes` bytes.
+    /// Consumes bytes after their length, an integer of `len_bytes` bytes. The
+    /// length is checked against the rest of the pickle before anything is
+    /// allocated.
     fn counted(&mut self, len_bytes: usize) -> Result<&'a [u8], String> {
         let len = self.number(len_bytes)?;
         self.take(usize::try_from(len).map_err(|_| "a length is beyond memory")?)
@@ -126,6 +164,10 @@ impl<'a> Walker<'a> {
     }
 
     /// Pops a value.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the stack is empty or a mark is on top.
     fn pop(&mut self) -> Result<NodeId, String> {
         let top = self.top()?;
         self.stack.pop();
@@ -141,6 +183,10 @@ impl<'a> Walker<'a> {
     }
 
     /// Pops all values down to the last mark.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no mark.
     fn pop_to_mark(&mut self) -> Result<Vec<NodeId>, String> {
         let mark = self.stack.iter().rposition(|item| *item == Item::Mark);
         let group = self.stack.split_off(mark.ok_or("a mark is missing")?);
@@ -151,7 +197,8 @@ impl<'a> Walker<'a> {
         Ok(values.collect())
     }
 
-    /// Stores the top value in the memo.
+    /// Stores the top value in the memo. The number is an operand, or the next
+    /// free one for MEMOIZE (0x94).
     fn memoize(&mut self, opcode: u8) -> Result<(), String> {
         let slot = match opcode {
             b'q' => self.number(1)? as u32,
@@ -173,7 +220,7 @@ impl<'a> Walker<'a> {
 
     // Opcodes of values.
 
-    /// Pushes a scalar.
+    /// Pushes a scalar. Floats are big-endian, integers little-endian.
     fn scalar(&mut self, opcode: u8) -> Result<(), String> {
         let node = match opcode {
             b'N' => Node::None,
@@ -218,6 +265,11 @@ impl<'a> Walker<'a> {
     }
 
     /// Adds items to a list, set or dict.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the value below the items is not a container of
+    /// their kind.
     fn fill(&mut self, opcode: u8) -> Result<(), String> {
         let items = match opcode {
             b'a' => vec![self.pop()?],
@@ -239,7 +291,8 @@ impl<'a> Walker<'a> {
         Ok(())
     }
 
-    /// Pushes a class.
+    /// Pushes a class. GLOBAL (`c`) has the names as lines of text;
+    /// STACK_GLOBAL (0x93) takes them from the stack.
     fn class(&mut self, opcode: u8) -> Result<(), String> {
         if opcode == b'c' {
             for _ in 0..2 {
@@ -258,6 +311,12 @@ impl<'a> Walker<'a> {
 
     /// Calls a class or function with arguments: REDUCE, NEWOBJ and NEWOBJ_EX.
     /// Creates the node that the call would return.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the called value is no class, or the arguments are
+    /// not a tuple of the expected form. A class that is not known is not an
+    /// error: it becomes an object.
     fn call(&mut self, opcode: u8) -> Result<(), String> {
         if opcode == 0x92 {
             self.pop()?;
@@ -323,6 +382,11 @@ impl<'a> Walker<'a> {
 
     /// Pushes the storage of a persistent id, `('storage', class, key, device,
     /// number of elements)`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for another form of identifier: DeepSpeed's files have
+    /// no other.
     fn persistent(&mut self) -> Result<(), String> {
         let id = self.pop()?;
         let Node::List(parts) = &self.nodes[id as usize] else {
@@ -348,6 +412,16 @@ impl<'a> Walker<'a> {
 
     /// Returns the tensor of a call of PyTorch's constructor, after checking
     /// its bounds.
+    ///
+    /// `arguments` are the storage, the offset of the first element, shape and
+    /// strides, and further ones that are not needed. A tensor is contiguous if
+    /// each stride is the product of the dimensions after it; strides of
+    /// dimensions of size 1 do not matter.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for arguments of another kind, or a contiguous tensor
+    /// that exceeds its storage.
     fn tensor(&self, arguments: &[NodeId]) -> Result<TensorNode, String> {
         let [storage, offset, shape, strides, ..] = arguments else {
             return Err("a tensor has too few arguments".to_owned());
@@ -381,6 +455,10 @@ impl<'a> Walker<'a> {
     }
 
     /// Returns a list of dimensions.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for other values than sizes, or for too many of them.
     fn dims(&self, id: NodeId) -> Result<Vec<usize>, String> {
         let Node::List(dims) = &self.nodes[id as usize] else {
             return Err("a shape is no tuple".to_owned());
@@ -397,6 +475,10 @@ impl<'a> Walker<'a> {
 }
 
 /// Groups items into keys and values.
+///
+/// # Errors
+///
+/// Returns an error for an odd number of items.
 fn pairs(items: &[NodeId]) -> Result<Vec<(NodeId, NodeId)>, String> {
     let (pairs, rest) = items.as_chunks::<2>();
     if !rest.is_empty() {
@@ -405,7 +487,8 @@ fn pairs(items: &[NodeId]) -> Result<Vec<(NodeId, NodeId)>, String> {
     Ok(pairs.iter().map(|[key, value]| (*key, *value)).collect())
 }
 
-/// Converts a little-endian two's complement integer of any length.
+/// Converts a little-endian two's complement integer of any length. Integers of
+/// more than 64 bits become opaque: no value that is read is that large.
 fn long(bytes: &[u8]) -> Node {
     if bytes.len() > 8 {
         return Node::Opaque;
@@ -415,6 +498,11 @@ fn long(bytes: &[u8]) -> Node {
     Node::Int(bytes.iter().rev().fold(start, |all: i64, byte| all << 8 | i64::from(*byte)))
 }
 
+/// Converts bytes to a string.
+///
+/// # Errors
+///
+/// Returns an error for bytes that are not UTF-8.
 fn utf8(bytes: &[u8]) -> Result<String, String> {
     String::from_utf8(bytes.to_owned()).map_err(|_| "a name is not UTF-8".to_owned())
 }

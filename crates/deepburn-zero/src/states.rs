@@ -1,4 +1,30 @@
 //! The model states of one rank: parameters, gradients and optimizer states.
+//!
+//! Main type: `ModelStates`. It owns everything that ZeRO shards and binds it
+//! to the thread, because Burn's backend functions are static and cannot
+//! receive it.
+//!
+//! ```text
+//! stage                      0        1        2        3
+//! parameter                  whole    whole    whole    shard
+//! accumulated gradient       whole    whole    shard    shard
+//! optimizer states, masters  whole    shard    shard    shard
+//! ```
+//!
+//! A shard is the flat, zero-padded slice that `Partition` assigns to a rank,
+//! for each parameter separately and with the same boundaries at every stage. A
+//! training step takes these calls, on all ranks in the same order:
+//!
+//! ```text
+//! start_training_pass ─► forward ─► start_backward ─► backward ─► finish_pass     per micro-batch
+//! step                                                                            per optimizer step
+//! ```
+//!
+//! Gathers and reductions run in between, started by the tensor ops themselves.
+//! Gathered parameters are freed during the pass, gradients in the step, shards
+//! and optimizer states when `ModelStates` is dropped. The submodules contain
+//! the step, the exchanges of optimizers that need more than a gradient, and
+//! the access of checkpoints.
 
 mod buffers;
 mod compression;
@@ -55,6 +81,10 @@ pub use rank_arrays::OwnedState;
 pub use step::StepOutcome;
 
 /// The settings of sharded training.
+///
+/// It is the part of a resolved plan that concerns model states. All ranks of a
+/// group must have the same policy; a difference shows as collectives that do
+/// not match, which is an error.
 #[derive(Debug, Clone)]
 pub struct Policy {
     /// Which states are sharded or offloaded, and how they are exchanged.
@@ -75,18 +105,30 @@ pub struct Policy {
 /// The states of a sharded model on one rank. They belong to the thread that
 /// created them.
 pub struct ModelStates<B: Backend> {
+    /// The ranks among which states are sharded.
     group: Group<B>,
+    /// The stage and the rank, which determine the slices that this rank keeps.
     share: ShardSpec,
+    /// The parameters in module order. A parameter's index in this list is its
+    /// index everywhere.
     parameters: Arc<[Arc<Parameter<B>>]>,
+    /// Running statistics, integer and bool parameters, which stay in the
+    /// module.
     buffers: BufferTable<B>,
     /// Additional paths of tied parameters, by parameter index.
     aliases: Vec<Vec<String>>,
+    /// The index of each of Burn's parameter ids. Tied parameters have one.
     indices: HashMap<ParamId, usize>,
+    /// Gathers sharded parameters for ops; idle below stage 3.
     gatherer: Arc<Gatherer<B>>,
     /// Parameters of which every rank keeps a complete copy at stage 3.
     persistent: Vec<usize>,
+    /// Reduces and accumulates gradients. The backward pass reaches it through
+    /// `binding`, so it is shared.
     reducer: Rc<RefCell<GradientReducer<B>>>,
+    /// Records blocks for activation checkpointing.
     recorder: Rc<BlockRecorder<B>>,
+    /// The optimizer states of the slices that this rank updates.
     optimizer: Optimizer<B>,
     /// Compression errors by parameter index; set after the first exchange.
     errors: Vec<Option<ErrorFeedback>>,
@@ -95,10 +137,15 @@ pub struct ModelStates<B: Backend> {
     parking: Option<Parking>,
     /// The element type in which ops compute.
     compute: FloatDType,
+    /// The element types in which gradients travel and accumulate.
     types: Types,
+    /// The largest number of elements in an all-gather of updated parameters.
     allgather_bucket_size: usize,
+    /// Whether a step accepts trainable parameters without a gradient.
     ignore_unused: bool,
+    /// The memory of this model on this rank.
     ledger: Ledger,
+    /// The registration on this thread, which ends when the states are dropped.
     binding: Binding,
 }
 
@@ -151,6 +198,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             Stage::Parameters => persistent_copies(&parameters, &group, zero),
             _ => Vec::new(),
         };
+        // Persistent copies are made by the same all-gather that renews them
+        // after each step.
         gatherer.refresh_persistent(&persistent)?;
         let errors = parameters.iter().map(|_| None).collect();
         let states = Self {
@@ -198,6 +247,10 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Prepares `module` for a forward and backward pass: gives each trainable
     /// parameter a new autodiff leaf and starts the gather schedule of a
     /// training pass.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a pending gather of an earlier pass fails.
     pub fn start_training_pass<M: Module<Training<B>>>(&self, module: M) -> Result<M, ZeroError> {
         self.binding.with_counter(Counter::start_forward);
         self.recorder.start_forward();
@@ -226,16 +279,27 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Prepares for a forward pass without backward pass.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a pending gather of an earlier pass fails.
     pub fn start_evaluation_pass(&self) -> Result<(), ZeroError> {
         Ok(self.gatherer.start_pass(Pass::Evaluate)?)
     }
 
     /// Prepares for a pass that reads parameters in order to save them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a pending gather of an earlier pass fails.
     pub fn start_saving_pass(&self) -> Result<(), ZeroError> {
         Ok(self.gatherer.start_pass(Pass::Save)?)
     }
 
     /// Marks the end of forward and the start of backward.
+    ///
+    /// From now on gathers follow the recorded order of backward, recomputation
+    /// is allowed, and operations count as backward. Exchanges nothing.
     pub fn start_backward(&self) {
         self.binding.with_counter(Counter::start_backward);
         self.gatherer.start_backward();
@@ -281,6 +345,9 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Starts to count the floating-point operations of forward and backward.
+    ///
+    /// Products of matrices count, element-wise ops do not
+    /// ([`ModuleOperations`]).
     pub fn start_counting(&self) {
         self.binding.start_counting();
     }
@@ -291,6 +358,14 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Ends a pass and releases all gathered parameters except persistent ones.
+    ///
+    /// Fetches on their way are awaited first, in the order in which they were
+    /// started, so that all ranks agree on what was exchanged. Idle I/O buffers
+    /// return to the system.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a fetch fails.
     pub fn finish_pass(&self) -> Result<(), ZeroError> {
         self.gatherer.release_all()?;
         self.stores().for_each(Store::release_idle);
@@ -299,6 +374,9 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Sets whether gradients are reduced as they become final; see the
     /// engine's `no_sync`.
+    ///
+    /// While it is off, gradients are added up on this rank alone and keep
+    /// their full size at every stage.
     pub fn set_synchronise(&self, on: bool) {
         self.reducer.borrow_mut().set_synchronise(on);
     }
@@ -402,6 +480,13 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// While ranks of 0/1 Adam take local steps
     /// ([`local_rates`](Self::local_rates)), the values are this rank's own.
+    ///
+    /// The result has the parameter's shape and takes the memory of the whole
+    /// parameter, on the host and briefly on the device.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the all-gather or the disk fails.
     pub fn parameter_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let parameter = &self.parameters[index];
         let whole = match parameter.shard() {
@@ -417,6 +502,10 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// A frozen parameter has no masters, so its 16-bit values are returned.
     /// While ranks of 0/1 Adam take local steps, the values are this rank's
     /// own.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the all-gather or the disk fails.
     pub fn master_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let Some(master) = self.optimizer.master(index)? else {
             return self.parameter_data(index);
@@ -440,6 +529,14 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the complete accumulated gradient of the parameter at `path`;
     /// `None` if it has none. All ranks call this together, between backward
     /// and step.
+    ///
+    /// It is the mean or sum that the plan asks for, still multiplied by the
+    /// loss scale and not clipped. Its type is the plan's accumulation type.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no parameter at `path`, or if the
+    /// all-gather or the disk fails.
     pub fn gradient_data(&self, path: &str) -> Result<Option<TensorData>, ZeroError> {
         let parameter = self.parameters.iter().find(|parameter| parameter.path() == path);
         let Some(parameter) = parameter else {
@@ -466,6 +563,10 @@ impl<B: OptimizerOps> ModelStates<B> {
 
 /// Returns an error for plans that shard or offload states: a compressed
 /// exchange needs complete states on the device.
+///
+/// # Errors
+///
+/// Returns [`ZeroError::MomentumExchange`] with the setting that is in the way.
 fn check_whole_states(zero: &ZeroPlan) -> Result<(), ZeroError> {
     let reason = match zero.stage {
         Stage::Disabled if zero.optimizer_states == OptimizerOffload::Device => return Ok(()),
@@ -557,6 +658,14 @@ fn block_recorder<B: OptimizerOps>(
 
 /// Returns the sizes of all parameters after checking that each has an
 /// optimizer.
+///
+/// The sizes determine the tiers of offloaded states and the size of their file
+/// before anything is allocated.
+///
+/// # Errors
+///
+/// Returns an error if a parameter group matches no parameter, or if the
+/// optimizer is Muon and no trained parameter is a matrix.
 fn updated_sizes(
     parameters: &[ModuleParameter],
     Updates { optimizer, groups, .. }: Updates<'_>,
@@ -594,6 +703,10 @@ fn persistent_copies<B: Backend>(
 
 /// Returns the tier of each parameter's gradient sum: the same as for its
 /// optimizer states.
+///
+/// # Errors
+///
+/// Returns an error if the file of offloaded states is full.
 fn sum_homes<B: OptimizerOps>(
     parameters: &[Arc<Parameter<B>>],
     share: ShardSpec,

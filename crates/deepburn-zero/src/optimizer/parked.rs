@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Nothing depends on where a piece begins, because updates are element-wise.
-//! The bits are therefore the same as for states on the device. In memory are
-//! only the pieces in use; with a file the pipeline reads the next ones and
+//! The bits are therefore the same as for states on the device. Only the pieces
+//! in use are in memory; with a file the pipeline reads the next ones and
 //! writes the previous ones meanwhile.
 //!
 //! The arrays have to be visited in the order that `ParkedState::reads` has

@@ -9,6 +9,20 @@
 //! An element whose second moment is 0 has never had a gradient, like the embedding of an unseen token. One bit cannot
 //! represent 0, and any other momentum would be divided by `sqrt(0) + eps`. Such elements are excluded: momentum and
 //! error stay 0, and scales do not count them. DeepSpeed needs a mask from the user for this (`exp_avg_mask`).
+//!
+//! One exchange of one tensor on three ranks, `n` elements, parts that begin at whole bytes:
+//!
+//! ```text
+//! value + worker error ─► signs [part 0 | part 1 | part 2] + scale      the rest is the new worker error
+//! all-to-all            ─► rank r has part r of all ranks
+//! mean + server error   ─► signs of part r + scale                      the rest is the new server error
+//! all-gather            ─► every rank has the signs of the mean, [part 0 | part 1 | part 2] + scales
+//! ```
+//!
+//! A message has one bit per element and one f32 scale per rank and direction. An exchange
+//! therefore sends about 1/16 of the bytes of a ring all-reduce in 16 bits. Scales are root mean
+//! squares of the live elements. Errors are f32 in host memory: `n` elements for the worker error
+//! and `n / ranks` for the server error. The exchange itself is synchronous.
 
 use std::ops::Range;
 
@@ -21,40 +35,50 @@ use crate::error::ZeroError;
 use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger, Tier};
 
-/// Bytes of a scale.
+/// The size of a scale in a message, in bytes.
 const SCALE: usize = size_of::<f32>();
 
 /// The compression errors of one tensor on this rank, in host memory.
+///
+/// They exist from the first exchange until the optimizer forgets them or a checkpoint is loaded.
 #[derive(Debug)]
 pub(super) struct ErrorFeedback {
-    /// One bit per element: whether it takes part in the exchange.
+    /// One bit per element: whether it takes part in the exchange. Bit `i % 8` of byte `i / 8`
+    /// belongs to element `i`.
     pub(super) live: Vec<u8>,
     /// The error of this rank's values, for all elements of the tensor.
     pub(super) worker: Vec<f32>,
-    /// The error of the mean, for the part that this rank averages.
+    /// The error of the mean, for the part that this rank averages; empty if the part is.
     pub(super) server: Vec<f32>,
+    /// The bytes of bits and errors in the ledger, in host memory.
     _lease: Lease,
 }
 
-/// The parts of a tensor that ranks average. They begin at whole bytes of signs.
+/// The parts of a tensor that ranks average. They begin at whole bytes of signs, so they differ
+/// from the parts of `Partition`, which begin at any element.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SignPartition {
+    /// The number of elements of the tensor.
     numel: usize,
+    /// The partition of the sign bytes, eight elements each.
     bytes: Partition,
 }
 
 /// The momentum of one tensor, flat: this rank's before the exchange, and the mean of all ranks after it.
 pub(super) struct Momentum {
+    /// All elements of the tensor, in host memory.
     pub(super) values: Vec<f32>,
+    /// The compression errors of this tensor, which the exchange updates.
     pub(super) feedback: ErrorFeedback,
 }
 
 /// Which tensors of an exchange share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scales {
-    /// Each has its own.
+    /// Each tensor has its own scale (1-bit Adam, 0/1 Adam).
     EachTensor,
-    /// All share one, of a rank's momenta and of the means that it serves.
+    /// All tensors share one (1-bit LAMB): a common scale for a rank's momenta, and one for the
+    /// means that it serves.
     AllTensors,
 }
 
@@ -73,6 +97,7 @@ impl Scales {
 }
 
 impl SignPartition {
+    /// Divides a tensor of `numel` elements over `ranks` ranks.
     pub(super) fn new(numel: usize, ranks: usize) -> Self {
         Self { numel, bytes: Partition::new(numel.div_ceil(8), ranks) }
     }
@@ -96,6 +121,9 @@ impl SignPartition {
 
 /// Returns the size in bytes of [`ErrorFeedback`] for a tensor of `numel`
 /// elements on each of `ranks` ranks.
+///
+/// It is the size on rank 0, whose part is the longest. On a single rank there is nothing to
+/// compress, so only the live bits remain.
 pub(crate) fn error_bytes(numel: u64, ranks: u64) -> u64 {
     let live = numel.div_ceil(8);
     let errors = match ranks {
@@ -128,6 +156,10 @@ impl ErrorFeedback {
 /// # Errors
 ///
 /// Returns an error if a collective fails.
+///
+/// Errors are updated, so the loss of this exchange enters the next one. Messages take `2 * ranks`
+/// times the message size of each tensor while the function runs. Two collectives: an all-to-all
+/// and an all-gather, each for all tensors at once.
 pub(super) fn compressed_means<B: Backend>(
     group: &Group<B>,
     tag: &Tag,
@@ -144,12 +176,14 @@ pub(super) fn compressed_means<B: Backend>(
     let messages: usize = cut.iter().map(|it| 2 * ranks * it.message()).sum();
     let _messages = ledger.hold(Category::Buckets, messages);
 
+    // First compression: this rank's values, cut into one message per rank.
     let squares: Vec<_> = momenta.iter_mut().map(Momentum::add_worker_error).collect();
     let sent = momenta.iter_mut().zip(&cut).zip(scales.of(&squares));
     let sent = sent.map(|((it, cut), scale)| it.compress(*cut, ranks, scale));
     let received = group.bytes().all_to_all(tag.clone(), sent.collect())?.wait()?;
 
     let rank = group.rank();
+    // Second compression: the mean of the part that this rank serves.
     let means = momenta.iter_mut().zip(&cut).zip(received);
     let squares: Vec<_> =
         means.map(|((it, cut), received)| it.average(*cut, rank, &received)).collect();
@@ -165,7 +199,7 @@ pub(super) fn compressed_means<B: Backend>(
 }
 
 impl Momentum {
-    /// Sets excluded elements to 0.
+    /// Sets excluded elements to 0, as an exchange would.
     fn clear_dead(&mut self) {
         for (eight, live) in self.values.chunks_mut(8).zip(&self.feedback.live) {
             for (bit, value) in eight.iter_mut().enumerate() {
@@ -176,7 +210,8 @@ impl Momentum {
         }
     }
 
-    /// Adds the momentum to the worker error.
+    /// Adds the momentum to the worker error, which then has what is to be compressed. Returns the
+    /// squares of the live elements for the scale.
     fn add_worker_error(&mut self) -> LiveSquares {
         let ErrorFeedback { live, worker, .. } = &mut self.feedback;
         add_error(&self.values, worker, live)
@@ -190,7 +225,8 @@ impl Momentum {
         parts.flat_map(|part| message(part, scale, cut)).collect::<Vec<_>>().into()
     }
 
-    /// Averages the signs of all ranks for the part of this rank, and adds the mean to the server error.
+    /// Averages the signs of all ranks, each with its scale, for the part of this rank. Adds the
+    /// mean to the server error and returns its squares. The additions are in rank order.
     fn average(&mut self, cut: SignPartition, rank: usize, received: &[u8]) -> LiveSquares {
         let mut mean = vec![0.0; cut.elements(rank).len()];
         let ErrorFeedback { live, server, .. } = &mut self.feedback;
@@ -211,7 +247,8 @@ impl Momentum {
         message(&signs, scale, cut).into()
     }
 
-    /// Replaces the values by the means of all ranks.
+    /// Replaces the values by the means of all ranks: plus or minus the scale of the part, and 0
+    /// for excluded elements.
     fn decompress(&mut self, cut: SignPartition, means: &[u8]) {
         for (rank, message) in means.chunks_exact(cut.message()).enumerate() {
             let live = &self.feedback.live[cut.bytes.owned(rank)];

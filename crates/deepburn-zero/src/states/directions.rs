@@ -1,9 +1,25 @@
-//! What ranks exchange between the two passes of an update that depends on more than single elements.
+//! The exchanges between the two passes of an update that depends on more than single elements.
 //!
-//! Main type: [`Exchange`]. Norms: each rank sums the squares of the elements that it owns over a fixed tree
-//! ([`TreeSum`]), so the norms are the same to the bit however the tensor is cut. Matrices: the shards of a direction
-//! are gathered, the owner orthogonalises the whole matrix, and its result goes to all ranks. Momenta: see
-//! [`compressed_means`].
+//! Main type: `Exchange`. There are three kinds:
+//!
+//! - *Norms* (LAMB): each rank sums the squares of its owned elements along a fixed binary tree
+//!   (`TreeSum`). The ranks exchange the largest subtrees, and every rank adds them up in the same
+//!   way. The norms are therefore the same to the bit however the tensor is cut.
+//! - *Matrices* (Muon): the shards of a direction are gathered, the owner orthogonalises the whole
+//!   matrix, and its result is broadcast to all ranks.
+//! - *Momenta* (1-bit Adam, 1-bit LAMB, 0/1 Adam): see `compressed_means`.
+//!
+//! ```text
+//! Muon, one round of three matrices on three ranks, stages 1 to 3
+//!             rank 0            rank 1            rank 2
+//! direct      shards of A,B,C   shards of A,B,C   shards of A,B,C
+//! all-gather  A,B,C, keep A     A,B,C, keep B     A,B,C, keep C      one collective
+//! compute     A                 B                 C                  at the same time
+//! broadcast   A, then B, then C; each rank cuts out its shard        three collectives
+//! ```
+//!
+//! At stage 0 the ranks have whole directions, so norms and gathers need no collective, but
+//! matrices are still divided among owners.
 
 use std::sync::Arc;
 
@@ -21,13 +37,17 @@ use crate::optimizer::{MatrixOwner, StepInProgress, UpdateDirection, UpdateRound
 use crate::parameter::Parameter;
 use crate::shard_spec::ShardSpec;
 
-/// The exchange of one round.
+/// The exchange of one round. It borrows what it needs of the model states.
 pub(super) struct Exchange<'a, B: Backend> {
+    /// The ranks.
     pub(super) group: &'a Group<B>,
+    /// The slices of this rank.
     pub(super) share: ShardSpec,
+    /// All parameters, by index.
     pub(super) parameters: &'a [Arc<Parameter<B>>],
+    /// Counts temporary matrices as bucket memory.
     pub(super) ledger: &'a Ledger,
-    /// Compression errors by parameter index.
+    /// Compression errors by parameter index; `None` before a tensor's first exchange.
     pub(super) errors: &'a mut [Option<ErrorFeedback>],
 }
 
@@ -38,6 +58,9 @@ impl<B: OptimizerOps> Exchange<'_, B> {
     /// # Errors
     ///
     /// Returns an error if a collective fails.
+    ///
+    /// Each returned direction comes with the pass that changes the values along it. All ranks call
+    /// this with the same round.
     pub(super) fn run(
         &mut self,
         step: &mut StepInProgress<'_, B>,
@@ -63,6 +86,14 @@ impl<B: OptimizerOps> Exchange<'_, B> {
     }
 
     /// Replaces this rank's momenta with the compressed mean over all ranks.
+    ///
+    /// The momenta leave the device for the exchange, because compression runs on the CPU. With
+    /// `Scales::AllTensors` each one is multiplied by its factor before and divided by it after the
+    /// exchange.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective fails.
     fn agree(
         &mut self,
         step: &mut StepInProgress<'_, B>,
@@ -118,6 +149,13 @@ impl<B: OptimizerOps> Exchange<'_, B> {
 
     /// Returns the L2 norms of values and direction of each tensor, over all
     /// ranks.
+    ///
+    /// A rank sends about `2 log2(n)` numbers for each sum over its `n` elements, because a range
+    /// consists of that many complete subtrees.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails.
     fn norms(&self, directions: &[UpdateDirection<B>]) -> Result<Vec<[f64; 2]>, ZeroError> {
         let squares: Vec<_> =
             directions.iter().flat_map(|it| it.squares.iter().flatten()).collect();
@@ -134,6 +172,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             .map(|bytes| bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)))
             .collect();
         let norm = |partition: Partition| {
+            // The subtrees of all ranks are joined in rank order, which is the order of elements.
             let mut whole = TreeSum::new(0..partition.numel());
             for (rank, sums) in all.iter_mut().enumerate() {
                 let owned = partition.owned(rank);
@@ -152,6 +191,10 @@ impl<B: OptimizerOps> Exchange<'_, B> {
     /// A rank holds the complete directions of the round until it has extracted
     /// its own matrix, and later the results of all owners. While one rank
     /// works, the ranks that own no matrix wait.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective fails.
     fn orthogonalize(
         &self,
         step: &StepInProgress<'_, B>,
@@ -187,6 +230,12 @@ impl<B: OptimizerOps> Exchange<'_, B> {
     }
 
     /// Broadcasts the flat result of rank `owner`, which passes `own`.
+    ///
+    /// All other ranks pass `None` and receive into zeros of the same length.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails.
     fn broadcast(
         &self,
         parameter: &Parameter<B>,
@@ -205,6 +254,13 @@ impl<B: OptimizerOps> Exchange<'_, B> {
     }
 
     /// Gathers the complete directions of a round.
+    ///
+    /// They are flat and without padding, in the order of `directions`. At stage 0 they are shared,
+    /// not copied.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the all-gather fails.
     fn whole(&self, directions: &[UpdateDirection<B>]) -> Result<Vec<DeviceArray<B>>, ZeroError> {
         let elements = directions.iter().map(|it| DeviceArray::Dense(it.elements.clone()));
         let elements = elements.collect::<Vec<_>>();

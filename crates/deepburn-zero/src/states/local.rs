@@ -1,8 +1,13 @@
 //! States of 0/1 Adam that differ between ranks, in the form that checkpoints store.
 //!
-//! Between two averages, ranks have different momenta and accumulated updates. Checkpoints store one array per rank of
-//! each, like worker errors. Parameters differ too, but follow from the accumulated update: checkpoints store the common
-//! parameters from which all ranks started.
+//! Between two averages, ranks have different momenta and accumulated updates.
+//! Checkpoints store one array per rank of each, like worker errors. Parameters
+//! differ too, but follow from the accumulated update: checkpoints store the
+//! common parameters from which all ranks started.
+//!
+//! ```text
+//! parameter of rank r = common + momentum_accumulator of rank r
+//! ```
 
 use std::sync::Arc;
 
@@ -43,6 +48,10 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// # Errors
     ///
     /// Returns an error if a collective fails.
+    ///
+    /// The momentum and the movement of each parameter are exchanged in host
+    /// memory, one array at a time. Empty lists are returned between an average
+    /// and the next local step.
     pub fn owned_local(&self) -> Result<Vec<Vec<OwnedState<B>>>, ZeroError> {
         let of = |parameter: &Parameter<B>| {
             if self.local_arrays(parameter.index()).next().is_none() {

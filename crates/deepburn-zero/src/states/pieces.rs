@@ -3,10 +3,21 @@
 //! Each rank saves the elements that it owns of each array, without padding;
 //! this is the same at every stage. Each rank loads the range that it keeps at
 //! its own stage and number of ranks. States that were saved at one stage
-//! therefore load at any other. After loading, working copies, complete and
-//! persistent parameters and masters are the same as in an uninterrupted run.
-//! whole and persistent parameters and masters are what they would be without the interruption.
-
+//! therefore load at any other. After loading, working copies, masters, and
+//! complete and persistent parameters are the same as in an uninterrupted run.
+//!
+//! ```text
+//! a parameter of 10 elements on 4 ranks, shards of 3 elements
+//! saved by      rank 0: 0..3   rank 1: 3..6   rank 2: 6..9   rank 3: 9..10
+//! loaded by 2 ranks, sharded   rank 0: 0..5   rank 1: 5..10
+//! loaded by 2 ranks, whole     rank 0: 0..10  rank 1: 0..10
+//! ```
+//!
+//! Saving copies nothing: an `OwnedArray` shares the tensor or the parked array
+//! with the model, and a step that finds it in use updates a copy. Working
+//! copies, gathered and persistent parameters are not saved, because loading
+//! makes them from the weights with the casts and collectives of an optimizer
+//! step.
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -47,6 +58,7 @@ pub enum StateArray {
 }
 
 impl StateArray {
+    /// Returns the name of the array in error messages.
     fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",
@@ -161,6 +173,10 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Returns the arrays of the parameter at `index` and their types. All
     /// ranks return the same list.
+    ///
+    /// The list has the weights first, then moments, the accumulated gradient,
+    /// and the arrays that differ between ranks. Frozen parameters have weights
+    /// alone.
     pub fn arrays(&self, index: usize) -> Vec<(StateArray, DType)> {
         let parameter = &self.parameters[index];
         let weights = match self.optimizer.has_master(index) {
@@ -190,6 +206,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         let (parameter, share) = (&self.parameters[index], self.share);
         let partition = parameter.partition();
         let range = share.owned_range(partition);
+        // Masters and moments come from the optimizer; the other arrays have no
+        // copy there.
         let kept = match array {
             StateArray::Weights if self.local_rates().is_some() && parameter.is_trainable() => {
                 self.optimizer.kept_moment(index, COMMON, range.clone())
@@ -216,6 +234,8 @@ impl<B: OptimizerOps> ModelStates<B> {
                     }
                 }
             }
+            // Without a master the parameter itself has the weights, whole or
+            // as a shard.
             (None, _) => match parameter.shard() {
                 Some(Shard::Device(shard)) => {
                     narrow::<B>(shard.into_inner(), 0..partition.owned(share.rank).len())
@@ -303,6 +323,9 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// Returns the errors of `read`, or an error for a segment of the wrong
     /// length or a failed collective. The model is then partly loaded.
+    ///
+    /// One parameter is read at a time. At stages 1 and 2 each rank reads its
+    /// slice only, and all-gathers make the complete parameters.
     pub fn load_weights<E: From<ZeroError>>(
         &mut self,
         mut read: impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
@@ -323,6 +346,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             let stored = B::cast(values.clone(), working);
             self.optimizer.set_common(parameter.index(), values.clone());
             self.optimizer.set_master(parameter.index(), values).map_err(ZeroError::from)?;
+            // A parked shard is overwritten where it is, so nothing is
+            // published.
             if let Some(shard) = parameter.update_parked() {
                 let mut writes = WriteBehind::default();
                 let written =
@@ -333,6 +358,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             if stage.shards_parameters() {
                 drop(parameter.take());
             }
+            // Every rank has read a frozen parameter completely, so it is
+            // stored without an exchange.
             let stage = if trains || stage.shards_parameters() { stage } else { Stage::Disabled };
             publisher.store(stage, parameter, stored).map_err(ZeroError::from)?;
         }

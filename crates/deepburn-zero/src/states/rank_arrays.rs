@@ -3,6 +3,12 @@
 //! Examples are compression errors and the states of local steps. Checkpoints
 //! store one array per rank, each as long as the parameter. To save them, every
 //! rank receives the elements that it owns of every rank's array.
+//!
+//! ```text
+//!             worker error of rank 0   worker error of rank 1
+//! saved by 0  [first half]             [first half]
+//! saved by 1  [second half]            [second half]
+//! ```
 
 use std::ops::Range;
 

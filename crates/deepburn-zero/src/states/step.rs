@@ -1,4 +1,19 @@
 //! The optimizer step: the norm of the gradients, then the update.
+//!
+//! A step has four phases, each with the same collectives on all ranks:
+//!
+//! 1. The rest of the gradients is reduced, and gathered parameters are
+//!    released.
+//! 2. The squares of the owned gradient elements are summed over the ranks,
+//!    together with a flag for gradients that are not finite. If it is set, the
+//!    step ends here and changes nothing.
+//! 3. Parameters are updated one by one and then in rounds
+//!    (`optimizer/rounds.rs`). At stages 1 and 2 updated slices are
+//!    all-gathered in buckets as soon as a bucket is full.
+//! 4. Persistent parameters of stage 3 are gathered again.
+//!
+//! Each gradient is freed when its parameter has been updated, so less and less
+//! of them is left while all-gathers make complete parameters.
 
 use std::sync::Arc;
 
@@ -19,6 +34,9 @@ use crate::session;
 use crate::shard_spec::ShardSpec;
 
 /// The result of an optimizer step.
+///
+/// It is the same on every rank, so the loss scaler and the schedule stay in
+/// step without an exchange.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StepOutcome {
     /// The parameters were updated.
@@ -44,6 +62,9 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// # Errors
     ///
     /// Returns an error if a collective fails or there are no gradients.
+    ///
+    /// Returns the norm before clipping, or the parameter with the first
+    /// gradient that is not finite. An overflow clears the gradients too.
     pub fn step(
         &mut self,
         rates: Rates,
@@ -61,6 +82,8 @@ impl<B: OptimizerOps> ModelStates<B> {
                 return Ok(StepOutcome::Overflow { parameter });
             }
         };
+        // The gradients are still scaled, so unscaling and clipping become one
+        // factor.
         let scale = unscale_and_clip(scaled_norm, loss_scale, clip) as f32;
         self.update(gradients, rates, scale)?;
         if self.optimizer.has_just_frozen() {
@@ -74,6 +97,9 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Warns on rank 0 about elements that had no gradient before the second
     /// moment was frozen. They are no longer trained, because their second
     /// moment stays 0.
+    ///
+    /// Only rank 0 counts, without a collective: 1-bit optimizers keep complete
+    /// second moments, and all ranks have the same bits of them.
     fn warn_of_dead_elements(&self) {
         if self.group.rank() > 0 {
             return;
@@ -98,6 +124,12 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Returns the accumulated gradients by parameter index; `None` for unused
     /// parameters.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a reduction fails, if no parameter has a gradient,
+    /// or if a trainable parameter has none and the plan does not allow it
+    /// (`ignore_unused_parameters`).
     fn take_gradients(&self) -> Result<Vec<Option<Accumulated<B>>>, ZeroError> {
         self.reducer.borrow_mut().reduce_rest()?;
         let taken = self.reducer.borrow_mut().take();
@@ -124,6 +156,13 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// root of the mean of their squared norms, an upper bound for the norm of
     /// the mean. All ranks use the same clip factor, so every rank keeps the
     /// same weight in the average.
+    ///
+    /// The sums are f64 and belong to gradients that are still multiplied by
+    /// the loss scale.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective fails.
     fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
         let (mut squares, mut first_bad) = (0.0, None);
         let reducer = self.reducer.borrow();
@@ -152,6 +191,14 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Updates every trainable parameter. At stages 1 and 2, ranks then
     /// all-gather the updated slices.
+    ///
+    /// `gradients` are by parameter index and are consumed one by one. `scale`
+    /// multiplies each of them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective or the disk fails. The model is then
+    /// partly updated and must not be used.
     fn update(
         &mut self,
         mut gradients: Vec<Option<Accumulated<B>>>,
@@ -164,6 +211,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         let order = self.optimizer.order(&parameters, self.group.world_size(), rates.lr);
         let operands: Vec<_> = operands(&parameters, &gradients).collect();
         let mut step = self.optimizer.start_step(rates, scale, &operands, &order)?;
+        // The reads are planned; now each gradient can be taken out of the
+        // list.
         drop(operands);
         let mut taken = |step: &StepInProgress<'_, B>, index: usize| {
             let parameter = &parameters[index];
@@ -176,6 +225,8 @@ impl<B: OptimizerOps> ModelStates<B> {
                 publisher.store(share.stage, &parameters[index], updated)?;
             }
         }
+        // A round holds its directions in memory until the exchange is
+        // complete.
         for round in order.rounds {
             let mut directions = Vec::new();
             for index in round.indices() {
@@ -252,10 +303,11 @@ fn values<B: OptimizerOps>(
 
 /// The global norm, or the first parameter without a finite gradient.
 enum Norm {
+    /// The norm of the scaled gradients.
     Finite(f64),
-    /// A gradient is infinite or NaN; `first` is the lowest parameter index
-    /// over all ranks.
+    /// A gradient is infinite or NaN.
     NotFinite {
+        /// The lowest such parameter index over all ranks.
         first: usize,
     },
 }

@@ -7,11 +7,29 @@
 //! A gather that starts when its op needs it blocks the op for the complete
 //! exchange. Once the order of uses is known from an earlier pass, the gatherer
 //! therefore prefetches: it gathers the next parameters while the current op
-//! computes, many of them in one all-gather. Memory sets the limits, which are
-//! counted in elements like in the configuration. At most `max_live_parameters`
-//! are kept or prefetched, a prefetch ends with the parameter that reaches
-//! `prefetch_bucket_size`, and a copy is kept only if it is used again within
-//! `max_reuse_distance`.
+//! computes, many of them in one all-gather.
+//!
+//! ```text
+//!  use        wte      h.0.qkv    h.0.proj    h.0.fc     …
+//!  rank       gather─┐ compute    compute     compute
+//!  exchange   [wte]  [h.0.qkv h.0.proj]  [h.0.fc …]
+//!                    └ started by the read of wte, awaited by the read of h.0.qkv
+//! ```
+//!
+//! Memory sets the limits, which are counted in elements like in the
+//! configuration. At most `max_live_parameters` are kept or prefetched, a
+//! prefetch ends with the parameter that reaches `prefetch_bucket_size`, and a
+//! copy is kept only if it is used again within `max_reuse_distance`. A
+//! parameter that an op needs now is gathered in any case, so a single one may
+//! exceed the limit.
+//!
+//! All ranks run the same ops and therefore make the same decisions: the order
+//! of collectives depends on nothing but the order of uses. Deciding by the
+//! time that a gather takes, or by a disk, would let ranks disagree.
+//!
+//! Everything runs on the thread of the rank. Copies are counted as gathered
+//! memory, persistent ones as parameters. The end of a pass releases everything
+//! but persistent copies.
 
 mod fetch;
 mod look_ahead;
@@ -45,14 +63,18 @@ pub enum Pass {
     Save,
 }
 
-/// Gathers complete parameters for the ops of one rank.
+/// Gathers complete parameters for the ops of one rank. Parameters refer to it
+/// weakly, so a module that outlives its engine holds no gathered copies.
 #[derive(Debug)]
 pub(crate) struct Gatherer<B: Backend> {
     group: Group<B>,
+    /// The limits, in elements.
     plan: GatherPlan,
+    /// Counts the buffers of shards that are read from host memory or NVMe.
     ledger: Ledger,
     /// Set once, right after the parameters that refer back to this value are built.
     parameters: OnceLock<Arc<[Arc<Parameter<B>>]>>,
+    /// The recorded order of uses, and the position in it.
     uses: Mutex<Uses>,
     /// The number of fetches so far.
     started: AtomicUsize,
@@ -76,6 +98,7 @@ struct Uses {
 }
 
 impl<B: Backend> Gatherer<B> {
+    /// Creates a gatherer on the thread of its rank, without parameters.
     pub(crate) fn new(group: Group<B>, plan: GatherPlan, ledger: Ledger) -> Self {
         Self {
             group,
@@ -98,6 +121,10 @@ impl<B: Backend> Gatherer<B> {
 
     /// Starts a pass: releases the copies of an earlier one and returns to the
     /// start of its record.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a pending gather of the earlier pass fails.
     pub(crate) fn start_pass(&self, pass: Pass) -> Result<(), CommError> {
         self.release()?;
         let mut uses = self.lock();
@@ -107,6 +134,8 @@ impl<B: Backend> Gatherer<B> {
     }
 
     /// Marks the start of the backward pass.
+    ///
+    /// From here on, prefetches follow the order of backward.
     pub(crate) fn start_backward(&self) {
         if let Some((_, phase)) = &mut self.lock().current {
             *phase = Phase::Backward;
@@ -116,6 +145,10 @@ impl<B: Backend> Gatherer<B> {
     /// Ends a pass and releases all copies that are not persistent. Pending
     /// gathers are awaited, so that all ranks agree on which collectives were
     /// exchanged.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a pending gather fails.
     pub(crate) fn release_all(&self) -> Result<(), CommError> {
         self.lock().current = None;
         self.release()
@@ -123,6 +156,14 @@ impl<B: Backend> Gatherer<B> {
 
     /// Gathers the persistent copies that the optimizer made outdated, all in
     /// one collective.
+    ///
+    /// Called after each optimizer step, so that the next forward starts with
+    /// them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails or an offloaded shard cannot be
+    /// read.
     pub(crate) fn refresh_persistent(&self, persistent: &[usize]) -> Result<(), CommError> {
         let stale: Vec<usize> =
             persistent.iter().copied().filter(|i| !self.parameter(*i).is_persistent()).collect();
@@ -138,18 +179,26 @@ impl<B: Backend> Gatherer<B> {
 
     /// Gathers a complete parameter outside of any pass, for saving. All ranks
     /// call this together.
+    ///
+    /// The result is not kept.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails or the offloaded shard cannot
+    /// be read.
     pub(crate) fn gather_once(&self, index: usize) -> Result<B::FloatTensorPrimitive, CommError> {
         let fetch = self.start("whole parameter", vec![index])?;
         let (_, whole) = self.finish(&fetch)?.swap_remove(0);
         Ok(whole)
     }
 
-    /// Returns a complete parameter for an op that needs it now.
+    /// Returns a complete parameter for an op that needs it now, in its shape.
     ///
     /// # Panics
     ///
     /// Panics on a thread other than the rank's. It would start a collective in
-    /// which no other rank takes part, and all ranks would wait forever.
+    /// which no other rank takes part, and all ranks would wait forever. Panics
+    /// with a [`CommError`] if the collective fails.
     pub(crate) fn gather(&self, index: usize) -> B::FloatTensorPrimitive {
         assert!(
             thread::current().id() == self.thread,
@@ -166,6 +215,10 @@ impl<B: Backend> Gatherer<B> {
         }
     }
 
+    /// Serves one read in five steps: record the use, start a gather if nothing
+    /// is there, prefetch what comes next, wait for this parameter, and decide
+    /// whether to keep it. The prefetch starts before the wait, so that its
+    /// exchange follows directly.
     fn try_gather(&self, index: usize) -> Result<B::FloatTensorPrimitive, CommError> {
         let mut uses = self.lock();
         let Some((pass, phase)) = uses.current else {
@@ -222,6 +275,9 @@ impl<B: Backend> Gatherer<B> {
     }
 
     /// Returns true if a parameter is kept after it was read by an op.
+    ///
+    /// That is the case if it is used again soon and the live elements are
+    /// within the limit. While the order is being recorded, nothing is kept.
     fn keeps(&self, trace: &Trace, index: usize) -> bool {
         let limit = self.plan.max_reuse_distance;
         self.live() <= self.plan.max_live_parameters
@@ -233,7 +289,8 @@ impl<B: Backend> Gatherer<B> {
         self.gathered.get() + self.fetching.get()
     }
 
-    /// Starts to gather parameters in one message.
+    /// Starts to gather parameters in one message, and makes each of them refer
+    /// to the fetch. `purpose` is the tag that other ranks see.
     fn fetch(&self, purpose: &'static str, indices: Vec<usize>) -> Result<(), CommError> {
         let fetch = Arc::new(self.start(purpose, indices)?);
         for index in &fetch.indices {
@@ -242,7 +299,9 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// Waits for all parameters of a fetch and keeps them.
+    /// Waits for all parameters of a fetch and keeps them. On rank threads,
+    /// shards move into the memory of the whole parameters, where later gathers
+    /// find them without a copy.
     fn land(&self, fetch: &Fetch<B>) -> Result<(), CommError> {
         for (index, whole) in self.finish(fetch)? {
             let (live, parameter) = (self.gathered.add(self.numel(index)), self.parameter(index));
@@ -261,12 +320,14 @@ impl<B: Backend> Gatherer<B> {
         fetches.iter().try_for_each(|fetch| fetch.abandon())
     }
 
-    /// The failure of a disk as a `CommError`: a tensor op cannot return errors, and its panic carries errors of collectives.
+    /// Returns the failure of a disk as a `CommError`: a tensor op cannot
+    /// return errors, and its panic carries errors of collectives.
     fn failed(&self, index: usize, error: &SwapError) -> CommError {
         let path = self.parameter(index).path();
         self.group.failed(format!("cannot read parameter {path}: {error}"))
     }
 
+    /// Returns all parameters of the model, by index.
     fn parameters(&self) -> &[Arc<Parameter<B>>] {
         match self.parameters.get() {
             Some(parameters) => parameters,
@@ -278,6 +339,7 @@ impl<B: Backend> Gatherer<B> {
         &self.parameters()[index]
     }
 
+    /// Returns the number of elements of the complete parameter.
     fn numel(&self, index: usize) -> usize {
         self.parameter(index).numel()
     }

@@ -1,18 +1,34 @@
 //! One parameter of a sharded model.
 //!
-//! [Note: Parameter states] Each parameter has one state ([`ParameterState`]). It alone describes what
-//! this rank holds of the parameter:
-//! - *whole*: the rank holds all elements. This is the state at stages 0 to 2. Between two exchanges of
-//!   0/1 Adam the values differ from rank to rank.
+//! [Note: Parameter states] Each parameter has one state ([`ParameterState`]). It alone describes
+//! what this rank holds of the parameter:
+//!
+//! - *whole*: the rank holds all elements. This is the state at stages 0 to 2. Between two
+//!   exchanges of 0/1 Adam the values differ from rank to rank.
 //! - *sharded*: the rank holds its flat, zero-padded chunk (stage 3). The chunk is on the device or
-//!   *parked*, in host memory beside a device or on NVMe (`offload_param`). On a single rank the chunk has
-//!   all elements. Beside the chunk there may be a gathered copy: *fetching* while the all-gather runs;
-//!   *gathered*, kept for another op as long as the [`Gatherer`] decides; or *persistent*, kept until the
-//!   optimizer changes the chunk (`stage3_param_persistence_threshold`).
+//!   *parked*, in host memory beside a device or on NVMe (`offload_param`). On a single rank the
+//!   chunk has all elements. Beside the chunk there may be a gathered copy: *fetching* while the
+//!   all-gather runs; *gathered*, kept for another op as long as the [`Gatherer`] decides; or
+//!   *persistent*, kept until the optimizer changes the chunk
+//!   (`stage3_param_persistence_threshold`).
 //! - *checked out*: the optimizer has taken the values for an update.
 //!
-//! The module's tensors are handles to these values, so a step changes the model without changing the
-//! module.
+//! ```text
+//!  copy beside a chunk    Absent ──start_fetch──► Fetching ──keep_gathered──► Gathered ──release──► Absent
+//!                         Absent ──make_persistent──► Persistent
+//!  optimizer step         any copy ──take──► checked out ──put──► Absent
+//! ```
+//!
+//! The module's tensors are handles to these values, so a step changes the model without changing
+//! the module.
+//!
+//! A parameter of `[rows, columns]` is cut in its flat order, whatever its shape. With 10 elements
+//! on 4 ranks:
+//!
+//! ```text
+//!  flat     e0 e1 e2 │ e3 e4 e5 │ e6 e7 e8 │ e9 0 0
+//!  rank        0     │    1     │    2     │   3       shard length 3, padded with zeros
+//! ```
 
 mod state;
 
@@ -30,25 +46,36 @@ use state::{ParameterState, WholeCopy};
 
 pub(crate) use state::{Shard, ShardRead};
 
-/// A parameter by its position in the model.
+/// A parameter of a sharded model. Tensors of the module refer to it, and an op that needs its data
+/// reads it.
 #[derive(Debug)]
 pub struct Parameter<B: Backend> {
+    /// The properties that never change.
     description: Description<B>,
+    /// What this rank holds. Locked for moments only, never during a collective.
     state: Mutex<ParameterState<B>>,
     /// Gathers the complete values if the parameter is sharded.
     gatherer: Option<Weak<Gatherer<B>>>,
+    /// The ledger of the model, which also identifies the model.
     ledger: Ledger,
 }
 
 /// The constant properties of a parameter.
 #[derive(Debug, Clone)]
 pub(crate) struct Description<B: Backend> {
+    /// The position in module order.
     pub(crate) index: usize,
+    /// The module path of its first occurrence.
     pub(crate) path: Arc<str>,
+    /// The shape of the complete parameter.
     pub(crate) shape: Shape,
+    /// The type in which ops compute; the optimizer keeps f32 masters of 16-bit ones.
     pub(crate) dtype: DType,
+    /// The device of this rank.
     pub(crate) device: B::Device,
+    /// The cut of the flat elements over ranks, the same at all stages.
     pub(crate) partition: Partition,
+    /// Whether the optimizer updates it.
     pub(crate) trainable: bool,
 }
 
@@ -85,6 +112,7 @@ impl<B: Backend> Parameter<B> {
         &self.description.path
     }
 
+    /// Returns the path as a handle, which tags of collectives share instead of copying the text.
     pub(crate) fn shared_path(&self) -> Arc<str> {
         self.description.path.clone()
     }
@@ -115,6 +143,7 @@ impl<B: Backend> Parameter<B> {
         &self.ledger
     }
 
+    /// Returns the type in which ops compute.
     pub(crate) fn dtype(&self) -> DType {
         self.description.dtype
     }
@@ -123,8 +152,13 @@ impl<B: Backend> Parameter<B> {
         &self.description.device
     }
 
-    /// Returns all elements in the parameter's shape, gathered if they are
-    /// sharded.
+    /// Returns all elements in the parameter's shape, gathered if they are sharded. Persistent
+    /// copies need no gatherer, because they do not depend on the order of uses.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the optimizer has taken the values, if the engine is gone, or like
+    /// `Gatherer::gather`.
     pub(crate) fn read(&self) -> B::FloatTensorPrimitive {
         match &*self.lock() {
             ParameterState::Whole(whole)
@@ -176,8 +210,13 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Takes the stored elements (all of them, or this rank's chunk) for the
-    /// optimizer. A gathered copy is dropped, because it becomes outdated.
+    /// Takes the stored elements (all of them, or this rank's chunk) for the optimizer. A gathered
+    /// copy is dropped, because it becomes outdated. The ledger entry ends, so the caller enters
+    /// the elements elsewhere.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the elements were already taken.
     pub(crate) fn take(&self) -> B::FloatTensorPrimitive {
         match std::mem::replace(&mut *self.lock(), ParameterState::CheckedOut) {
             ParameterState::Whole(held)
@@ -189,7 +228,8 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Stores the updated elements that [`take`](Self::take) returned.
+    /// Stores the updated elements that [`take`](Self::take) returned: all of them in the
+    /// parameter's shape, or this rank's chunk.
     pub(crate) fn put(&self, tensor: B::FloatTensorPrimitive) {
         let held = Leased::held(tensor, &self.ledger, Category::Parameters);
         *self.lock() = match self.gatherer {
@@ -200,7 +240,7 @@ impl<B: Backend> Parameter<B> {
         };
     }
 
-    /// A poisoned lock means that this rank is unwinding; its data is not used
+    /// Locks the state. A poisoned lock means that this rank is unwinding; its data is not used
     /// again.
     fn lock(&self) -> MutexGuard<'_, ParameterState<B>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -278,6 +318,7 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
+    /// Replaces the copy beside the shard.
     fn set_copy(&self, to: WholeCopy<B>) {
         match &mut *self.lock() {
             ParameterState::Sharded { copy, .. } => *copy = to,

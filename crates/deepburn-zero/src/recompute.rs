@@ -1,5 +1,5 @@
 //! Activation checkpointing: forward frees activations and backward recomputes
-//! them.
+//! them (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
 //!
 //! Main type: [`BlockRecorder`], one for each model. During a training forward
 //! it detects the blocks of the model by the parameters that ops read, and
@@ -8,6 +8,30 @@
 //! block reads. Backward restores a block when it reads the first of them.
 //! Autodiff holds handles throughout, so neither autodiff nor the model is
 //! involved.
+//!
+//! ```text
+//!  forward    block 0 ops │ block 1 ops │ block 2 ops │ head      │
+//!  tape 0     recording     over, freed at the first op of block 1
+//!  tape 1                   recording     over, freed …
+//!  memory     ████          █ ████        █ █ ████      █ █ ████
+//!                           └ inputs of later blocks stay
+//!  backward   head uses tape 2 ─► restore tape 1 ─► restore tape 0
+//! ```
+//!
+//! Policies differ in the blocks that they record and in the values that they
+//! keep:
+//!
+//! - *full*: each block is recorded, and only inputs of later blocks stay.
+//! - *selective*: of each block, every second expensive result (product,
+//!   attention) stays as well, because recomputing it costs more than its
+//!   memory is worth.
+//! - *every n-th*: the other blocks keep their activations.
+//! - *off*: only parts inside [`activation_checkpoint`] are recorded.
+//!
+//! A block is freed by the first op that runs after it, not when it ends: only
+//! then is it known which of its values are inputs of the next block. An input
+//! that is read even later, such as a skip connection, is found missing,
+//! recomputed once, and expected in the following passes.
 //!
 //! [Note: Same bits] An op runs again with the same operands: inputs from
 //! outside the block are kept, a parameter is gathered again and cannot change
@@ -43,7 +67,7 @@ use crate::view::View;
 use blocks::Blocks;
 use tape::{Keep, OpRecord, RecordedTensor, Tape};
 
-/// The cost of running an op again.
+/// The cost of running an op again, relative to the memory of its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cost {
     /// A few operations per byte of the result.
@@ -65,22 +89,29 @@ impl Cost {
     }
 }
 
-/// Records the blocks of one model on one rank.
+/// Records the blocks of one model on one rank. It belongs to the rank's
+/// thread.
 pub(crate) struct BlockRecorder<B: Backend> {
+    /// The blocks that are recorded and the values that are kept.
     policy: RecomputePolicy,
     /// The store of kept activations; `None` keeps them on the device.
     store: Option<Arc<ActivationStore<B>>>,
     /// The ledger of the model, which identifies its parameters.
     ledger: Ledger,
+    /// The block of each parameter.
     blocks: Blocks,
+    /// The recording of the current or last training pass.
     pass: RefCell<RecordedPass<B>>,
 }
 
 /// The recording of one training pass.
 struct RecordedPass<B: Backend> {
+    /// Forward while ops are recorded; `None` before the first pass and after a
+    /// step.
     phase: Option<Phase>,
     /// The number of named blocks that have not ended.
     named: usize,
+    /// The block that ops belong to now; `None` outside of all blocks.
     block: Option<Block<B>>,
     /// The tapes of completed blocks. The next op frees them, because it may
     /// still read some of their values.
@@ -88,6 +119,8 @@ struct RecordedPass<B: Backend> {
     /// The tape that was freed last. Its kept values are offloaded when the
     /// next tape is freed, because the next block may read them.
     freed: Option<Weak<Tape<B>>>,
+    /// The tapes of this pass, by number. Handles keep tapes alive, so a tape
+    /// that backward has used up disappears.
     tapes: Vec<Weak<Tape<B>>>,
     /// The tapes of earlier passes with the same parameters.
     earlier: Vec<Weak<Tape<B>>>,
@@ -219,7 +252,8 @@ impl<B: Backend> BlockRecorder<B> {
     }
 
     /// Ends forward, either because backward starts or because the program
-    /// abandoned the pass.
+    /// abandoned the pass. Tapes that were not freed forget their ops: their
+    /// values stay in memory as long as their handles.
     fn end_forward(&self) {
         let mut pass = self.pass.borrow_mut();
         pass.phase = Some(Phase::Backward);
@@ -231,6 +265,12 @@ impl<B: Backend> BlockRecorder<B> {
     }
 
     /// Records an operand of an op. A parameter may start a block.
+    ///
+    /// Reading a parameter of another block ends the current block. So does
+    /// reading the first parameter of the block again, which is how a shared
+    /// layer or the next time step begins. A parameter of another model starts
+    /// no block, but the recorder remembers its model: values that depend on it
+    /// have to be restored before that model's next step.
     pub(crate) fn note_parameter(&self, operand: &ZeroTensor<B>) {
         let ZeroTensor::Parameter(ParameterView { parameter, .. }) = operand else { return };
         if !parameter.ledger().is(&self.ledger) {
@@ -272,6 +312,8 @@ impl<B: Backend> BlockRecorder<B> {
         }
     }
 
+    /// Keeps a value of an earlier block that an op reads now, and expects the
+    /// same read in the next pass.
     fn note_recorded(&self, recorded: &RecordedTensor<B>) {
         let mut pass = self.pass.borrow_mut();
         if pass.tape().is_some_and(|tape| recorded.is_on(tape)) {
@@ -306,7 +348,9 @@ impl<B: Backend> BlockRecorder<B> {
         record
     }
 
-    /// Frees the tape of a completed block.
+    /// Frees the tape of a completed block, and offloads the kept values of the
+    /// tape that was freed before it. Those are one block older, so no op of
+    /// the present block reads them, apart from skip connections.
     fn free(&self, tape: &Arc<Tape<B>>) {
         tape.free();
         let before = self.pass.borrow_mut().freed.replace(Arc::downgrade(tape));
@@ -374,6 +418,8 @@ impl<B: Backend> RecordedPass<B> {
         self.block.as_ref()?.tape.as_ref()
     }
 
+    /// Creates the next tape of the pass. It expects the reads that the tape
+    /// with the same number had in the previous pass.
     fn new_tape(&mut self) -> Arc<Tape<B>> {
         let number = self.read_later.len();
         let tape = Tape::new(number, self.expected.get(number).cloned().unwrap_or_default());
@@ -382,6 +428,7 @@ impl<B: Backend> RecordedPass<B> {
         tape
     }
 
+    /// Ends the current block. Its tape waits for the next op.
     fn end_block(&mut self) {
         self.over.extend(self.block.take().and_then(|block| block.tape));
     }

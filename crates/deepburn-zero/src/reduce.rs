@@ -105,7 +105,8 @@ struct Flight<B: Backend> {
     pending: Pending<DeviceArray<B>>,
 }
 
-/// A bucket holds at most this fraction of the model.
+/// The capacity of a bucket is at most the number of trainable elements divided by this number. A
+/// larger gradient is reduced alone.
 ///
 /// A bucket sized for a large model would keep every gradient of a small one until the end of
 /// backward, and reducing early would have no effect. Between ranks of one process, small messages

@@ -1,4 +1,14 @@
 //! Sharded parameters that are being gathered, many in one all-gather.
+//!
+//! ```text
+//!  shards on the device      start: all-gather ──────────────► finish: wait
+//!  offloaded shards          start: reads ────► finish: all-gather, wait
+//! ```
+//!
+//! The read of an offloaded shard may begin early on every rank, at its own
+//! speed. The collective must not: ranks would start it at different positions.
+//! It therefore starts where the parameters are needed, or never if the fetch
+//! is abandoned.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,9 +27,11 @@ use crate::parameter::ShardRead;
 pub(crate) struct Fetch<B: Backend> {
     /// The number of the fetch in the order of starts.
     pub(super) number: usize,
+    /// The gathered parameters, in the order of the exchanged arrays.
     pub(super) indices: Vec<usize>,
     /// `None` once a caller waits for it.
     progress: Mutex<Option<FetchProgress<B>>>,
+    /// Counts all elements as being gathered while the fetch exists.
     live: LiveElements,
 }
 
@@ -41,16 +53,20 @@ pub(super) struct LiveCount(Arc<AtomicUsize>);
 /// Elements that count as long as this value lives.
 #[derive(Debug)]
 pub(crate) struct LiveElements {
+    /// The counter that the elements are subtracted from on drop.
     count: LiveCount,
+    /// The number of elements.
     elements: usize,
 }
 
 impl LiveCount {
+    /// Adds elements until the returned value is dropped.
     pub(super) fn add(&self, elements: usize) -> LiveElements {
         self.0.fetch_add(elements, Relaxed);
         LiveElements { count: self.clone(), elements }
     }
 
+    /// Returns the number of elements that count now.
     pub(super) fn get(&self) -> usize {
         self.0.load(Relaxed)
     }
@@ -78,6 +94,8 @@ impl<B: Backend> Fetch<B> {
         }
     }
 
+    /// Takes the progress out, so that only one caller waits for it.
+    ///
     /// Only the rank's own thread locks it. The lock exists because parameters
     /// must be `Sync`.
     fn take_progress(&self) -> Option<FetchProgress<B>> {
@@ -87,6 +105,12 @@ impl<B: Backend> Fetch<B> {
 
 impl<B: Backend> Gatherer<B> {
     /// Starts to gather `indices` in one message. Their elements count as live.
+    /// If any shard is offloaded, only the reads start.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the all-gather cannot start, a buffer cannot be
+    /// allocated or an earlier write to the file has failed.
     pub(super) fn start(
         &self,
         purpose: &'static str,
@@ -119,7 +143,13 @@ impl<B: Backend> Gatherer<B> {
         })
     }
 
-    /// Waits for the parameters and returns them with their shapes.
+    /// Waits for the parameters and returns each index with its tensor in the
+    /// parameter's shape.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective or a read fails, or if the fetch has
+    /// failed before.
     pub(super) fn finish(
         &self,
         fetch: &Fetch<B>,

@@ -1,21 +1,34 @@
-//! Which block of a model each parameter belongs to.
+//! The block of a model that each parameter belongs to.
 //!
-//! A block is what a number in the module paths names: `h.3` of `h.3.attn.c_attn.weight`, `layers.0` of
-//! `encoder.layers.0.norm.gamma` with all before it. Of nested lists the outer one counts. A model without
-//! lists has a block for each child of the root that has parameters.
+//! Blocks are derived from module paths, so models need no annotations. A number in a path is an
+//! item of a list, and each item of the outermost list is a block:
+//!
+//! ```text
+//!  wte.weight                        no block
+//!  h.0.ln_1.gamma                    block 0   "h.0"
+//!  h.0.attn.c_attn.weight            block 0
+//!  h.1.mlp.2.weight                  block 1   "h.1"; the inner list does not count
+//!  encoder.layers.0.norm.gamma       block 2   "encoder.layers.0"
+//!  ln_f.gamma                        no block
+//! ```
+//!
+//! A model without lists has a block for each child of the root that has parameters, such as
+//! `conv1` and `fc`. Parameters directly in the root belong to no block.
 
 use std::sync::Arc;
 
-/// The block of each parameter, by index.
+/// The block of each parameter, by parameter index.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    /// Numbers in the order in which blocks come in the model; `None` outside of all blocks.
+    /// Block numbers in order of first appearance; `None` outside of all blocks.
     of_parameter: Vec<Option<usize>>,
+    /// The path of each block, by number.
     names: Vec<Arc<str>>,
 }
 
 impl Blocks {
-    /// The blocks of a model whose parameters have these paths.
+    /// Finds the blocks of a model whose parameters have these module paths, in order of their
+    /// indices.
     pub(crate) fn of<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Self {
         let has_lists = paths.clone().any(|path| list_item(path).is_some());
         let mut blocks = Self { of_parameter: Vec::new(), names: Vec::new() };
@@ -27,16 +40,17 @@ impl Blocks {
         blocks
     }
 
-    /// The block of a parameter.
+    /// Returns the number of the block of a parameter; `None` outside of all blocks.
     pub(crate) fn of_parameter(&self, index: usize) -> Option<usize> {
         self.of_parameter[index]
     }
 
-    /// Whether no parameter belongs to a block.
+    /// Returns true if no parameter belongs to a block.
     pub(crate) fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
 
+    /// Returns the number of the block called `name`, which is added if it is new.
     fn number(&mut self, name: &str) -> usize {
         let known = self.names.iter().position(|other| **other == *name);
         known.unwrap_or_else(|| {
@@ -46,7 +60,7 @@ impl Blocks {
     }
 }
 
-/// The path up to its first number.
+/// Returns the path up to its first number, such as `h.0` of `h.0.mlp.1.weight`.
 fn list_item(path: &str) -> Option<&str> {
     let mut end = 0;
     for part in path.split('.') {
@@ -59,7 +73,7 @@ fn list_item(path: &str) -> Option<&str> {
     None
 }
 
-/// The child of the root, of a path that goes further.
+/// Returns the child of the root that a path goes through; `None` for a parameter of the root.
 fn child(path: &str) -> Option<&str> {
     path.split_once('.').map(|(child, _)| child)
 }

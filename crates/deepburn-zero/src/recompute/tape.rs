@@ -1,16 +1,30 @@
 //! The ops of one block in the order in which they ran, and the activations they made.
 //!
-//! Main type: [`Tape`]. Autodiff saves [`RecordedTensor`]s, which are handles on values of a tape. When the
-//! block is over, [`Tape::free`] drops the data of its values; the first handle that backward reads makes
-//! [`Tape::restore`] run the recorded ops again. Each op runs at most once more.
+//! Main type: [`Tape`]. Autodiff saves [`RecordedTensor`]s, which are handles on values of a tape.
+//! When the block is over, [`Tape::free`] drops the data of its values. The first handle that
+//! backward reads makes [`Tape::restore`] run the recorded ops again. Each op runs at most once
+//! more.
 //!
-//! An op refers to values of its own tape by number and to everything else (parameters, outputs of earlier
-//! blocks, plain data) by the tensor itself. So a tape never refers to itself, and dropping a long one does
-//! not recurse over its ops.
+//! ```text
+//!  values   0        1        2        3          op A: (input) → 0
+//!  made by  A        B        B        C          op B: 0       → 1, 2
+//!  handle   no       yes      no       yes        op C: 2       → 3
+//!  free     –        –        –        –          all data dropped
+//!  restore  wanted: 1 and 3   run A, B, C; drop 0 after B and 2 after C
+//! ```
 //!
-//! Memory held: while a block runs, the data of values to which somebody outside of the tape has a handle;
-//! after [`Tape::free`], values that are [kept](Keep) and the tensors of other blocks that its ops read; after
-//! [`Tape::park`], the ones that are small or shared; after [`Tape::restore`], what autodiff has saved of the block.
+//! An op refers to values of its own tape by number and to everything else (parameters, outputs of
+//! earlier blocks, plain data) by the tensor itself. A tape therefore never refers to itself, and
+//! dropping a long one does not recurse over its ops.
+//!
+//! Memory held: while a block runs, the data of values that have a handle outside of the tape;
+//! after [`Tape::free`], values that are [kept](Keep) and the tensors of other blocks that its ops
+//! read; after [`Tape::park`], only the kept values that are small or shared; after
+//! [`Tape::restore`], what autodiff has saved of the block.
+//!
+//! Mostly the rank's own thread uses a tape, but a program may send activations to other threads
+//! and drop or read them there. The state is therefore locked, ops run without the lock, and
+//! `replays` counts the computations that may need data without a handle.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,51 +35,59 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use crate::parked::{ActivationStore, ParkedActivation};
 use crate::tensor::{FullTensor, Leased, ZeroTensor};
 
-/// The recorded ops of one block.
+/// The recorded ops of one block. Handles keep it alive; ops of other blocks refer to it through
+/// them.
 pub(crate) struct Tape<B: Backend> {
     /// Its place among the tapes of the pass.
     number: usize,
-    /// Values that later blocks are expected to read.
+    /// Numbers of the values that later blocks are expected to read, from the previous pass.
     expected: BTreeSet<usize>,
     state: Mutex<State<B>>,
 }
 
+/// The part of a tape that changes.
 struct State<B: Backend> {
-    /// Computations of freed values under way, also on other threads. Until they are over nothing is dropped
-    /// that one of them may read.
+    /// The number of computations of freed values in progress, also on other threads. Until they
+    /// are over, nothing is dropped that one of them may read.
     replays: usize,
-    /// Empty once the values will not be freed any more.
+    /// The ops in the order in which they ran. Empty once the values will not be freed any more.
     ops: Vec<RecordedOp<B>>,
+    /// The results of the ops, numbered in order.
     values: Vec<TapeValue<B>>,
 }
 
 /// An op that can run again.
 struct RecordedOp<B: Backend> {
-    /// Values of the tape that it reads, one entry a read.
+    /// Values of the tape that it reads, one entry for each read.
     inputs: Vec<usize>,
     /// The first of the values that it makes.
     first: usize,
+    /// The number of values that it makes.
     count: usize,
+    /// Runs the op on operands from a reader.
     run: Run<B>,
 }
 
+/// An op with everything that it needs to run again, except the values of its own tape.
 type Run<B> = Arc<dyn Fn(&mut OperandReader<'_, B>) -> Vec<FullTensor<B>> + Send + Sync>;
 
 /// A value that an op of the tape has made.
 struct TapeValue<B: Backend> {
+    /// The location of its data.
     data: ValueData<B>,
     /// Whether a [`RecordedTensor`] on it lives.
     has_handle: bool,
+    /// How long its data stays.
     keep: Keep,
 }
 
-/// Where the data of a value is.
+/// The location of a value's data.
 enum ValueData<B: Backend> {
-    /// Nowhere: it is computed again if somebody needs it.
+    /// None: it is recomputed when it is needed.
     Freed,
     /// On the device.
     Kept(FullTensor<B>),
-    /// Outside of the device.
+    /// In host memory or on NVMe (activation offload).
     Parked(Arc<ParkedActivation<B>>),
 }
 
@@ -74,12 +96,12 @@ impl<B: Backend> ValueData<B> {
         matches!(self, Self::Freed)
     }
 
-    /// Leaves nothing.
+    /// Takes the data out and leaves [`Freed`](Self::Freed).
     fn take(&mut self) -> Self {
         std::mem::replace(self, Self::Freed)
     }
 
-    /// The data, which stays on the device; `None` where it is freed.
+    /// Returns the data, which stays on the device; `None` if it is freed.
     fn read(&mut self) -> Option<FullTensor<B>> {
         self.fetch();
         match self {
@@ -88,7 +110,7 @@ impl<B: Backend> ValueData<B> {
         }
     }
 
-    /// The data, of which nothing stays; `None` where it is freed.
+    /// Takes the data, brought back to the device; `None` if it is freed.
     fn take_read(&mut self) -> Option<FullTensor<B>> {
         self.fetch();
         match self.take() {
@@ -97,7 +119,7 @@ impl<B: Backend> ValueData<B> {
         }
     }
 
-    /// Brings parked data back to the device. It stays parked where that fails, which is a panic.
+    /// Brings parked data back to the device. If that fails, it stays parked and the call panics.
     fn fetch(&mut self) {
         if let Self::Parked(parked) = self {
             *self = Self::Kept(parked.fetch());
@@ -105,18 +127,20 @@ impl<B: Backend> ValueData<B> {
     }
 }
 
-/// How long the data of a value stays.
+/// How long the data of a value stays. A value without a handle is dropped in any case, except
+/// under `Tape`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
     /// Until the block is over.
     Block,
-    /// As long as there is a handle: it is an input of a later block.
+    /// As long as there is a handle, because it is an input of a later block.
     WhileHeld,
-    /// Until backward has used the tape: it would cost too much to compute again.
+    /// Until backward has used the tape, because recomputing it would cost too much.
     Tape,
 }
 
-/// An activation on a tape.
+/// An activation on a tape: a handle on a value, and the metadata that can be read without data.
+/// Cloning it shares the handle.
 #[derive(Debug, Clone)]
 pub struct RecordedTensor<B: Backend> {
     handle: Arc<Handle<B>>,
@@ -125,7 +149,8 @@ pub struct RecordedTensor<B: Backend> {
     device: B::Device,
 }
 
-/// Says that somebody outside of the tape may read a value.
+/// Shows that somebody outside of the tape may read a value. The last clone drops the data of a
+/// value that nothing else needs.
 struct Handle<B: Backend> {
     tape: Arc<Tape<B>>,
     value: usize,
@@ -161,10 +186,13 @@ pub(crate) enum Operand<B: Backend> {
 
 /// Hands the data of operands to a recorded op.
 pub(crate) struct OperandReader<'a, B: Backend> {
+    /// The tape of the op.
     tape: &'a Tape<B>,
+    /// Which operands may be taken instead of shared.
     reads: Reads<'a>,
 }
 
+/// The reads of one run of an op, or of a whole recomputation.
 enum Reads<'a> {
     /// The op runs for the first time; these values have no other handle and may be taken.
     First { last: &'a [usize] },
@@ -173,8 +201,15 @@ enum Reads<'a> {
 }
 
 impl<B: Backend> OperandReader<'_, B> {
-    /// The data of an operand. The op may change it in place where nothing else needs it. Each operand is
-    /// read once.
+    /// Returns the data of an operand. Each operand is read once.
+    ///
+    /// The last read of a value takes its data, so that the op may change it in place. A parameter
+    /// is read through its views, and its read is counted in the first run only.
+    ///
+    /// # Panics
+    ///
+    /// Panics with a [`CommError`](deepburn_comm::CommError) if a parameter cannot be gathered or
+    /// parked data cannot be fetched.
     pub(crate) fn read(&mut self, operand: &Operand<B>) -> FullTensor<B> {
         let index = match operand {
             Operand::Own(index) => *index,
@@ -206,21 +241,24 @@ impl<B: Backend> OperandReader<'_, B> {
     }
 }
 
-/// An op that is about to run for the first time.
+/// An op that is about to run for the first time: its tape and the operands so far.
 pub(crate) struct OpRecord<B: Backend> {
     tape: Arc<Tape<B>>,
+    /// Operands that are values of the same tape, in the order of reads.
     inputs: Vec<usize>,
+    /// The handles of these operands, which keep their data until the op has run.
     handles: Vec<Arc<Handle<B>>>,
+    /// How long the results stay.
     keep: Keep,
 }
 
 impl<B: Backend> OpRecord<B> {
-    /// An op of `tape`, whose results stay as `keep` says.
+    /// Starts the record of an op of `tape`, whose results stay as long as `keep` says.
     pub(crate) fn new(tape: Arc<Tape<B>>, keep: Keep) -> Self {
         Self { tape, inputs: Vec::new(), handles: Vec::new(), keep }
     }
 
-    /// Enters an operand.
+    /// Adds an operand. A value of the op's own tape is replaced by its number.
     pub(crate) fn operand(&mut self, tensor: ZeroTensor<B>) -> Operand<B> {
         match tensor {
             ZeroTensor::Recorded(recorded) if recorded.is_on(&self.tape) => {
@@ -233,12 +271,14 @@ impl<B: Backend> OpRecord<B> {
         }
     }
 
-    /// Runs the op and records it.
+    /// Runs the op, records it and returns its results as handles. A failure of the op records
+    /// nothing.
     pub(crate) fn run<const N: usize>(
         self,
         run: impl Fn(&mut OperandReader<'_, B>) -> [FullTensor<B>; N] + Send + Sync + 'static,
     ) -> [ZeroTensor<B>; N] {
-        // A handle that is passed twice is counted twice, and its value is then not taken.
+        // The op may take the data of an operand whose only handle it was given. A handle that is
+        // passed twice counts twice, and its value is then not taken.
         let only_here = self.handles.iter().filter(|handle| Arc::strong_count(handle) == 1);
         let last: Vec<usize> = only_here.map(|handle| handle.value).collect();
         let outputs =
@@ -246,7 +286,8 @@ impl<B: Backend> OpRecord<B> {
         self.record(outputs, run)
     }
 
-    /// Records an op that has run already.
+    /// Records an op that has already run, with the results `outputs`. `run` has to return the same
+    /// values again.
     pub(crate) fn record<const N: usize>(
         self,
         outputs: [FullTensor<B>; N],
@@ -266,13 +307,13 @@ impl<B: Backend> OpRecord<B> {
 }
 
 impl<B: Backend> Tape<B> {
-    /// An empty tape.
+    /// Creates an empty tape.
     pub(crate) fn new(number: usize, expected: BTreeSet<usize>) -> Arc<Self> {
         let state = Mutex::new(State { replays: 0, ops: Vec::new(), values: Vec::new() });
         Arc::new(Self { number, expected, state })
     }
 
-    /// Appends an op and the values that it has made; returns the number of the first.
+    /// Appends an op and its results, and returns the number of the first result.
     fn push(
         &self,
         inputs: Vec<usize>,
@@ -292,7 +333,7 @@ impl<B: Backend> Tape<B> {
         first
     }
 
-    /// Drops the data of every value that is not kept. Those that are needed again are computed again.
+    /// Drops the data of every value that is not kept. Values that are needed again are recomputed.
     pub(crate) fn free(&self) {
         let mut state = self.lock();
         let values = state.values.iter_mut();
@@ -304,7 +345,12 @@ impl<B: Backend> Tape<B> {
         drop(freed);
     }
 
-    /// Parks the data of every value that is kept, as far as `store` takes it, as a group of its own.
+    /// Offloads the data of every kept value that `store` accepts, as one group. Does nothing
+    /// during a recomputation.
+    ///
+    /// # Panics
+    ///
+    /// Panics with a [`CommError`](deepburn_comm::CommError) if the data cannot be written.
     pub(crate) fn park(&self, store: &Arc<ActivationStore<B>>) {
         store.start_group();
         let mut state = self.lock();
@@ -320,7 +366,7 @@ impl<B: Backend> Tape<B> {
         }
     }
 
-    /// Forgets the ops: from here on the data of a value stays as long as its handle.
+    /// Forgets the ops. From then on, the data of a value stays as long as its handle.
     pub(crate) fn forget_ops(&self) {
         let mut state = self.lock();
         let ops = std::mem::take(&mut state.ops);
@@ -330,14 +376,20 @@ impl<B: Backend> Tape<B> {
         drop((ops, data));
     }
 
-    /// Computes the freed values again to which somebody has a handle, and forgets the ops.
+    /// Recomputes the freed values that have a handle, and forgets the ops.
+    ///
+    /// # Panics
+    ///
+    /// Panics with a [`CommError`](deepburn_comm::CommError) if a parameter cannot be gathered
+    /// again.
     pub(crate) fn restore(&self) {
         self.compute(|_, value| value.has_handle);
         self.forget_ops();
     }
 
-    /// Computes the `wanted` values that were freed again, with what they need and nothing else. What an op
-    /// reads is dropped after its last use, as if the block ran for the first time.
+    /// Recomputes the freed values for which `wanted` returns true, and only the values that they
+    /// depend on. What an op reads is dropped after its last use, as if the block ran for the first
+    /// time.
     fn compute(&self, wanted: impl Fn(usize, &TapeValue<B>) -> bool) {
         let mut state = self.lock();
         let Replay { ops, mut uses, stays } = state.replay(wanted);
@@ -368,18 +420,19 @@ impl<B: Backend> Tape<B> {
     }
 }
 
-/// What it takes to compute some values again.
+/// A plan for recomputing some values.
 struct Replay<B: Backend> {
     /// Ops to run, in order, and the first value that each makes.
     ops: Vec<(Run<B>, usize)>,
-    /// How often these ops read each value.
+    /// By value, how often these ops read it.
     uses: Vec<usize>,
-    /// Values whose data stays afterwards.
+    /// By value, whether its data stays afterwards: it had data before, or it is wanted.
     stays: Vec<bool>,
 }
 
 impl<B: Backend> State<B> {
-    /// Takes the data that nobody outside of the tape may read and no computation needs.
+    /// Takes the data of values without a handle. Returns nothing while a computation may need
+    /// them. The caller drops the result without the lock.
     fn take_unheld(&mut self) -> Vec<ValueData<B>> {
         if self.replays > 0 {
             return Vec::new();
@@ -388,7 +441,8 @@ impl<B: Backend> State<B> {
         self.values.iter_mut().filter(unheld).map(|value| value.data.take()).collect()
     }
 
-    /// Goes back from the wanted values over the ops that lead to them, as far as data is missing.
+    /// Plans a recomputation: walks back from the wanted values over the ops that lead to them, as
+    /// far as data is missing.
     fn replay(&self, wanted: impl Fn(usize, &TapeValue<B>) -> bool) -> Replay<B> {
         let values = || self.values.iter().enumerate();
         let stays = values().map(|(index, value)| !value.data.is_freed() || wanted(index, value));
@@ -413,27 +467,28 @@ impl<B: Backend> State<B> {
 }
 
 impl<B: Backend> RecordedTensor<B> {
+    /// Returns true if it is a value of `tape`.
     pub(crate) fn is_on(&self, tape: &Arc<Tape<B>>) -> bool {
         Arc::ptr_eq(&self.handle.tape, tape)
     }
 
-    /// Whether its tape is this one, if that still lives.
+    /// Returns true if it is a value of this tape, which may already have been dropped.
     pub(crate) fn is_of(&self, tape: &Weak<Tape<B>>) -> bool {
         std::ptr::eq(Weak::as_ptr(tape), Arc::as_ptr(&self.handle.tape))
     }
 
-    /// The index of its tape in the pass.
+    /// Returns the number of its tape in the pass.
     pub(crate) fn tape_number(&self) -> usize {
         self.handle.tape.number
     }
 
-    /// The number of its value on its tape.
+    /// Returns the number of its value on its tape.
     pub(crate) fn value(&self) -> usize {
         self.handle.value
     }
 
-    /// Keeps the data as long as there is a handle, computing it again if it was freed. For an input of a
-    /// later block, which comes too late for [`Tape::free`] only when it was not expected.
+    /// Keeps the data as long as there is a handle, because a later block reads it. If the tape was
+    /// freed before, which happens when the read was not expected, this value is recomputed.
     pub(crate) fn keep(&self) {
         let (tape, own) = (&self.handle.tape, self.handle.value);
         let mut state = tape.lock();
@@ -448,7 +503,8 @@ impl<B: Backend> RecordedTensor<B> {
         }
     }
 
-    /// The data, computed again if it was freed. The block counts as used by backward then.
+    /// Returns the data with its ledger entry. If it was freed, the whole tape is restored, because
+    /// backward has reached the block.
     pub(crate) fn into_leased(self) -> FullTensor<B> {
         if let Some(data) = self.data() {
             return data;
@@ -460,7 +516,7 @@ impl<B: Backend> RecordedTensor<B> {
         }
     }
 
-    /// The data if it is there; taken where this is the only handle.
+    /// Returns the data if it is there, taken if this is the only handle.
     fn data(&self) -> Option<FullTensor<B>> {
         let is_only = Arc::strong_count(&self.handle) == 1;
         let mut state = self.handle.tape.lock();
@@ -473,6 +529,7 @@ impl<B: Backend> RecordedTensor<B> {
         }
     }
 
+    /// Returns the device without reading any data.
     pub(crate) fn device(&self) -> B::Device {
         self.device.clone()
     }

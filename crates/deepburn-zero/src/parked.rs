@@ -1,9 +1,28 @@
 //! Arrays that are parked outside of the device: in host memory, or in a file on NVMe.
 //!
-//! A [`ParkedArray`] is a flat array of floats, cut into pieces. A step updates one piece after the other
-//! with the kernels of the CPU; pieces of a file are read ahead and written behind by a [`Pipeline`], so that
-//! no more than a few of them are in memory. An array may also be read whole, straight into the memory of a
-//! tensor. A checkpoint reads arrays where they lie, through a [`ParkedCopy`].
+//! A [`ParkedArray`] is a flat array of floats, cut into pieces:
+//!
+//! ```text
+//!  elements      0 ............ P-1 │ P ............ 2P-1 │ 2P .. n-1
+//!  host memory   packed, in words of 4 bytes
+//!  file region   piece 0            │ piece 1             │ piece 2 │ padding
+//!                each piece begins at a multiple of what direct I/O needs (4 KiB)
+//! ```
+//!
+//! There are three ways to use one:
+//!
+//! - *A step* updates one piece after the other with the kernels of the CPU. Pieces of a file are
+//!   read ahead and written behind by a [`Pipeline`], so only a few of them are in memory.
+//! - *A gather or a gradient sum* reads the array whole, straight into the memory of a tensor
+//!   ([`ParkedTensor`]).
+//! - *A checkpoint* reads ranges where they lie, through a [`ParkedCopy`]. A write that finds a
+//!   save still reading first reads what the save needs into memory.
+//!
+//! The caller knows the element type, and it may change from one write to the next: a gradient sum
+//! of one micro-batch is in bf16, the next one in f32. The layout therefore reserves bytes for the
+//! largest type.
+//!
+//! A failed write is final for a file. Every later call on any of its arrays returns the error.
 
 mod activation;
 mod copy;
@@ -23,57 +42,62 @@ pub(crate) use copy::ParkedCopy;
 pub(crate) use pipeline::{PieceRead, Pipeline, PipelinePolicy, WriteBehind};
 pub(crate) use read::{ParkedRead, ParkedTensor};
 
-/// Most elements of one array in a piece: 4 MiB of f32, with which a disk reads at full speed.
+/// The largest number of elements in a piece: 4 MiB of f32, with which a disk reads at full speed.
 pub(crate) const PIECE: usize = 1 << 20;
 
-/// Where arrays are parked.
+/// The location of parked arrays.
 #[derive(Debug, Clone)]
 pub(crate) enum Store {
     /// In host memory.
     Host,
-    /// In a file.
+    /// In a file of this rank.
     Disk(Arc<SwapFile>),
 }
 
-/// How an array is laid out.
+/// The layout of a parked array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PieceLayout {
     /// Number of elements.
     pub(crate) len: usize,
-    /// Most elements of a piece.
+    /// The largest number of elements in a piece.
     pub(crate) piece: usize,
-    /// Bytes of the largest type that its elements will have.
+    /// The size in bytes of the largest type that the elements will have.
     pub(crate) element_bytes: usize,
 }
 
-/// A flat array outside of the device. The caller knows the type of its elements, which may change from one
-/// write to the next.
+/// A flat array outside of the device. The caller knows the type of its elements, which may change
+/// from one write to the next.
 #[derive(Debug)]
 pub(crate) struct ParkedArray {
+    /// Number of elements, pieces and reserved bytes.
     layout: PieceLayout,
+    /// The elements.
     data: ParkedData,
-    /// Copies that were asked for and that may still be used.
+    /// Copies that were handed out and may still be read.
     copies: Mutex<Vec<Weak<ParkedCopy>>>,
+    /// Counts the reserved bytes on the tier of the store.
     _lease: Lease,
 }
 
+/// The elements of a parked array.
 #[derive(Debug)]
 enum ParkedData {
-    /// The elements, one after the other, in words that suit every type.
+    /// The elements, packed, in words whose alignment suits every type.
     Host(Mutex<Vec<u32>>),
     /// Each piece padded to what direct I/O needs.
     Disk { file: Arc<SwapFile>, region: Region },
 }
 
 impl Store {
-    /// Returns the memory to the system that transfers no longer need.
+    /// Returns buffers that no transfer uses to the operating system.
     pub(crate) fn release_idle(&self) {
         if let Self::Disk(file) = self {
             file.pool().release_idle();
         }
     }
 
-    /// What was read from the file and written to it, and for how long this rank waited; `None` in host memory.
+    /// Returns what was read from the file and written to it, and how long this rank waited; `None`
+    /// in host memory.
     pub(crate) fn io_statistics(&self) -> Option<IoStatistics> {
         match self {
             Self::Host => None,
@@ -81,7 +105,8 @@ impl Store {
         }
     }
 
-    /// Whether it is a file that grows, whose parts return to it with their arrays.
+    /// Returns true for a file that grows, whose regions return to it with their arrays
+    /// (activations).
     fn grows(&self) -> bool {
         matches!(self, Self::Disk(file) if file.grows())
     }
@@ -98,35 +123,37 @@ impl Drop for ParkedArray {
 }
 
 impl PieceLayout {
-    /// The ranges of the pieces.
+    /// Returns the ranges of the pieces in elements, in order.
     pub(crate) fn pieces(self) -> impl Iterator<Item = Range<usize>> {
         let piece = self.piece.max(1);
         (0..self.len).step_by(piece).map(move |start| start..self.len.min(start + piece))
     }
 
-    /// Bytes in a file.
+    /// Returns the bytes that the array takes in a file, with padding.
     pub(crate) fn file_bytes(self) -> u64 {
         self.pieces().last().map_or(0, |last| self.extent(&last, self.element_bytes).end as u64)
     }
 
-    /// The bytes of a piece in a file, where elements have `size` bytes.
+    /// Returns the padded byte range of a piece within the array's region, for elements of `size`
+    /// bytes. Pieces of a smaller type lie closer together.
     fn extent(self, piece: &Range<usize>, size: usize) -> Range<usize> {
         let start = piece.start / self.piece.max(1) * padded(self.piece.saturating_mul(size));
         start..start + padded(piece.len() * size)
     }
 }
 
-/// Rounds a number of bytes up to what direct I/O needs.
+/// Rounds a number of bytes up to a multiple of the alignment that direct I/O needs.
 fn padded(bytes: usize) -> usize {
     SwapFile::padded(bytes) as usize
 }
 
 impl ParkedArray {
-    /// An array of zeros, which the ledger has under `category`. Its file does not grow, and keeps its
-    /// part for it.
+    /// Creates an array of zeros, which the ledger counts under `category`. The file must not grow,
+    /// because a region that was used before does not read as zeros.
     ///
     /// # Errors
-    /// The file is full, or there is no host memory.
+    ///
+    /// Returns an error if the file is full or host memory cannot be allocated.
     pub(crate) fn zeros(
         store: &Store,
         layout: PieceLayout,
@@ -138,10 +165,12 @@ impl ParkedArray {
         Self::unfilled(store, layout, ledger, category)
     }
 
-    /// An array that is to be written before it is read: it may hold anything.
+    /// Creates an array that has to be written before it is read, because its contents are
+    /// undefined.
     ///
     /// # Errors
-    /// The file is full, or the disk, where the file grows.
+    ///
+    /// Returns an error if the file is full or cannot grow, or if host memory cannot be allocated.
     fn unfilled(
         store: &Store,
         layout: PieceLayout,
@@ -166,17 +195,17 @@ impl ParkedArray {
         Ok(Arc::new(Self { layout, data, copies: Mutex::default(), _lease: lease }))
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         self.layout.len
     }
 
-    /// The ranges of the pieces.
+    /// Returns the ranges of the pieces in elements, in order.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Range<usize>> {
         self.layout.pieces()
     }
 
-    /// What a step reads of a file to have a piece; `None` in host memory.
+    /// Returns the transfer that brings a piece into memory; `None` in host memory.
     pub(crate) fn piece_read(&self, piece: &Range<usize>, dtype: DType) -> Option<PieceRead> {
         match &self.data {
             ParkedData::Host(_) => None,
@@ -188,10 +217,12 @@ impl ParkedArray {
         }
     }
 
-    /// A piece in memory, to be read or changed. A piece of a file comes through `pipeline`.
+    /// Returns a piece in memory, to be read or changed. A piece of a file comes through
+    /// `pipeline`, in the order in which the step announced its pieces.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails.
     pub(crate) fn piece(
         &self,
         piece: &Range<usize>,
@@ -208,10 +239,12 @@ impl ParkedArray {
         })
     }
 
-    /// A piece in memory that is to be overwritten: it holds anything.
+    /// Returns a piece in memory that has to be overwritten, because its contents are undefined.
+    /// Nothing is read.
     ///
     /// # Errors
-    /// There is no memory for a buffer.
+    ///
+    /// Returns an error if a buffer cannot be allocated.
     pub(crate) fn unfilled_piece(
         &self,
         piece: &Range<usize>,
@@ -230,10 +263,12 @@ impl ParkedArray {
         })
     }
 
-    /// Replaces all elements by `bytes` of the type `dtype`. Writes may complete after the call.
+    /// Replaces all elements by `bytes` of type `dtype`. Writes to a file may complete after the
+    /// call.
     ///
     /// # Errors
-    /// The disk fails, now or in an earlier write.
+    ///
+    /// Returns an error if the disk fails, now or in an earlier write.
     pub(crate) fn write(
         &self,
         bytes: &[u8],
@@ -252,7 +287,7 @@ impl ParkedArray {
         Ok(())
     }
 
-    /// Elements `range` as they are now: later writes leave them as they are.
+    /// Returns elements `range` as they are now. Later writes do not change the copy.
     pub(crate) fn copy(self: &Arc<Self>, range: Range<usize>, dtype: DType) -> Arc<ParkedCopy> {
         let copy = Arc::new(ParkedCopy::new(self.clone(), range, dtype));
         let mut copies = lock(&self.copies);
@@ -261,10 +296,12 @@ impl ParkedArray {
         copy
     }
 
-    /// Reads what copies need into memory, before their source is overwritten.
+    /// Reads what copies need into memory, before the array is overwritten. Every write has to call
+    /// this first.
     ///
     /// # Errors
-    /// The disk fails. Nothing may be overwritten.
+    ///
+    /// Returns an error if the disk fails. Nothing may be overwritten then.
     pub(crate) fn keep_copies(&self) -> Result<(), SwapError> {
         let mut copies = lock(&self.copies);
         while let Some(copy) = copies.last() {
@@ -277,10 +314,11 @@ impl ParkedArray {
         Ok(())
     }
 
-    /// The bytes of elements `range`.
+    /// Returns the bytes of elements `range`, read piece by piece.
     ///
     /// # Errors
-    /// The disk fails, or there is no host memory.
+    ///
+    /// Returns an error if the disk fails or host memory cannot be allocated.
     fn read_range(&self, range: &Range<usize>, dtype: DType) -> Result<Vec<u8>, SwapError> {
         let size = dtype.size();
         let (file, region) = match &self.data {
@@ -308,7 +346,7 @@ impl ParkedArray {
     }
 }
 
-/// A piece of an array, in memory.
+/// A piece of an array in memory, which can be changed.
 #[derive(Debug)]
 pub(crate) enum PieceInMemory<'a> {
     /// Bytes of an array in host memory, locked.
@@ -318,7 +356,7 @@ pub(crate) enum PieceInMemory<'a> {
 }
 
 impl PieceInMemory<'_> {
-    /// The bytes of the elements, to be changed.
+    /// Returns the bytes of the elements, without padding.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         match self {
             Self::Host(words, bytes) => {
@@ -328,15 +366,16 @@ impl PieceInMemory<'_> {
         }
     }
 
-    /// The elements of an array of f32, to be changed.
+    /// Returns the elements of an f32 array.
     pub(crate) fn floats(&mut self) -> &mut [f32] {
         bytemuck::cast_slice_mut(self.bytes())
     }
 
-    /// Brings a piece that was changed back to where it belongs.
+    /// Writes a changed piece back. In host memory it was changed in place.
     ///
     /// # Errors
-    /// The disk fails, now or in an earlier write.
+    ///
+    /// Returns an error if the disk fails, now or in an earlier write.
     pub(crate) fn store(self, pipeline: &mut Pipeline) -> Result<(), SwapError> {
         match self {
             Self::Host(..) => Ok(()),
@@ -345,8 +384,9 @@ impl PieceInMemory<'_> {
     }
 }
 
-/// An empty array with room for `len` elements. `Vec::with_capacity` would end the process where there is no
-/// memory (`ulimit -v`, or a system that does not overcommit).
+/// Returns an empty vector with capacity for `len` elements, or an error if memory cannot be
+/// allocated. `Vec::with_capacity` would end the process instead (`ulimit -v`, or a system that
+/// does not overcommit).
 fn with_capacity<T>(len: usize) -> Result<Vec<T>, SwapError> {
     let mut elements = Vec::new();
     let bytes = len.saturating_mul(size_of::<T>());
@@ -354,14 +394,14 @@ fn with_capacity<T>(len: usize) -> Result<Vec<T>, SwapError> {
     reserved.map(|()| elements).map_err(|_| SwapError::OutOfMemory { bytes, held: 0 })
 }
 
-/// A copy of `bytes`.
+/// Returns a copy of `bytes`, or an error if memory cannot be allocated.
 fn copied(bytes: &[u8]) -> Result<Vec<u8>, SwapError> {
     let mut copy = with_capacity(bytes.len())?;
     copy.extend_from_slice(bytes);
     Ok(copy)
 }
 
-/// Each change is complete before anything that could panic.
+/// Locks a mutex, even if it is poisoned: each change is complete before anything that could panic.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

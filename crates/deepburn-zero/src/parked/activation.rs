@@ -1,12 +1,22 @@
-//! Activations that wait for backward outside of the device: activation offload.
+//! Activation offload: activations that wait for backward outside of the device.
 //!
-//! Main type: [`ActivationStore`], one for each model whose activations are offloaded. Forward parks the
-//! activations that are kept of a block once the block after it is over, as one group. Backward needs the
-//! groups in the reverse order: when it reads the first activation of a group, the group before is fetched
-//! ahead. What is parked in forward and read again before backward is fetched, and stays on the device.
+//! Main type: [`ActivationStore`], one for each model whose activations are offloaded. Forward
+//! parks the kept activations of a block, as one group, once the following block is over. Backward
+//! needs the groups in reverse order. When it reads the first activation of a group, the group
+//! before is prefetched:
 //!
-//! Memory held, beside what is parked: in forward a group that is being written, and in backward
-//! one that was fetched ahead.
+//! ```text
+//!  forward    block 0 │ block 1 │ block 2 │ …        park group 0 │ park group 1 │ …
+//!  backward   … │ block 2 │ block 1 │ block 0
+//!               fetch 2 and start 1 │ use 1 and start 0 │ use 0
+//! ```
+//!
+//! An activation that is parked in forward and read again before backward is fetched and stays on
+//! the device.
+//!
+//! Memory held, beside what is parked: in forward one group that is being written, and in backward
+//! one group that was prefetched. Forward waits for a copy from a device into host memory. Writes
+//! to a file and all fetches overlap with computation.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -25,25 +35,30 @@ use crate::tiers::io_policy;
 /// Parks the activations of one model on one rank.
 pub(crate) struct ActivationStore<B: Backend> {
     store: Store,
-    /// Bytes from which on an activation is parked.
+    /// The size in bytes from which on an activation is parked.
     threshold: usize,
-    /// Whether a tensor comes back as it was: parked are its elements in their flat order.
+    /// Returns true if a tensor comes back as it was: its elements are stored in their flat order.
     is_contiguous: fn(&B::FloatTensorPrimitive) -> bool,
-    /// Ends all ranks where the disk fails.
+    /// Ends all ranks if the disk fails.
     group: Group<B>,
+    /// Counts parked bytes on their tier and fetched ones on the device.
     ledger: Ledger,
+    /// Writes to the file that are not complete yet.
     writes: Mutex<WriteBehind>,
+    /// The groups of the current training pass.
     pass: Mutex<ParkedPass<B>>,
 }
 
-/// What a pass has parked.
+/// The groups that one training pass has parked.
 struct ParkedPass<B: Backend> {
     /// Counted from 0.
     number: u64,
-    /// In the order of forward. A group that was fetched ahead is empty.
+    /// In the order of forward. A group that was prefetched is empty. References are weak, so an
+    /// activation that nobody holds any more is not fetched.
     groups: Vec<Vec<Weak<ParkedActivation<B>>>>,
-    /// Bytes of the last group.
+    /// The bytes of the last group in the store.
     group_bytes: usize,
+    /// Whether backward has started. Only then does a fetch start the fetch of another group.
     is_backward: bool,
 }
 
@@ -56,18 +71,20 @@ pub(crate) struct ParkedActivation<B: Backend> {
     shape: Shape,
     dtype: DType,
     device: B::Device,
+    /// The location of the data.
     transit: Mutex<Transit<B>>,
 }
 
-/// Where the data of a parked activation is.
+/// The location of a parked activation's data.
 enum Transit<B: Backend> {
     /// In host memory or in the file.
     Parked(Arc<ParkedArray>),
-    /// Being read from the file, into memory that will be the tensor's.
+    /// Being read from the file, into memory that becomes the tensor. The array keeps the region of
+    /// the file until the read has succeeded.
     Arriving { array: Arc<ParkedArray>, read: ParkedRead, lease: Lease },
     /// On the device again, or on its way there in the device's queue.
     Back(FullTensor<B>),
-    /// On the device, with whoever has fetched it.
+    /// On the device, with the value of the tape that fetched it.
     Fetched,
 }
 
@@ -78,11 +95,12 @@ impl<B: Backend> ParkedPass<B> {
 }
 
 impl<B: Backend> ActivationStore<B> {
-    /// Creates the store that `offload` asks for; `None` where activations stay on the device. Tensors for
-    /// which `is_contiguous` is false stay there too.
+    /// Creates the store that `offload` selects; `None` if activations stay on the device. Tensors
+    /// for which `is_contiguous` returns false always stay there.
     ///
     /// # Errors
-    /// The folder cannot be used, or its disk is full.
+    ///
+    /// Returns an error if the folder cannot be used or its disk is full.
     pub(crate) fn new(
         offload: &ActivationOffload,
         is_contiguous: fn(&B::FloatTensorPrimitive) -> bool,
@@ -101,14 +119,14 @@ impl<B: Backend> ActivationStore<B> {
         Ok(Some(Arc::new(Self { store, threshold, is_contiguous, group, ledger, writes, pass })))
     }
 
-    /// Begins a training pass.
+    /// Starts a training pass. Its groups are counted from 0 again.
     pub(crate) fn start_forward(&self) {
         // What an earlier pass has parked stays with those who hold it.
         let mut pass = lock(&self.pass);
         *pass = ParkedPass::new(pass.number + 1);
     }
 
-    /// Ends forward: the group that was parked last is fetched ahead.
+    /// Starts backward, and prefetches the group that was parked last.
     pub(crate) fn start_backward(&self) {
         let mut pass = lock(&self.pass);
         if std::mem::replace(&mut pass.is_backward, true) {
@@ -119,16 +137,19 @@ impl<B: Backend> ActivationStore<B> {
         Self::fetch_ahead(last);
     }
 
-    /// Begins the next group.
+    /// Starts the next group.
     pub(crate) fn start_group(&self) {
         let mut pass = lock(&self.pass);
         pass.groups.push(Vec::new());
         pass.group_bytes = 0;
     }
 
-    /// Whether a tensor can be parked, and it pays: it is contiguous and not small, and nobody else holds its
-    /// memory. Views of other layouts stay: kernels may add their elements in another order, and a broadcast
-    /// value is larger than its memory.
+    /// Returns true if a tensor can be parked and parking it frees memory: it is contiguous, not
+    /// small, and nobody else holds its memory.
+    ///
+    /// Views with another layout stay on the device. They would come back contiguous, and kernels
+    /// may add the elements in another order then. A broadcast value would even take more memory
+    /// parked than it frees.
     pub(crate) fn takes(&self, tensor: &FullTensor<B>) -> bool {
         let bytes = tensor.shape().num_elements() * tensor.dtype().size();
         let is_held_alone =
@@ -139,10 +160,11 @@ impl<B: Backend> ActivationStore<B> {
             && (self.is_contiguous)(&tensor.tensor)
     }
 
-    /// Parks a tensor in the present group.
+    /// Parks a tensor in the current group. Its device memory is freed when this call returns.
     ///
     /// # Panics
-    /// With a [`CommError`] where the disk fails: a tensor op cannot return it.
+    ///
+    /// Panics with a [`CommError`] if the disk fails, because a tensor op cannot return it.
     pub(crate) fn park(self: &Arc<Self>, tensor: FullTensor<B>) -> Arc<ParkedActivation<B>> {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let device = B::float_device(&tensor.tensor);
@@ -166,7 +188,7 @@ impl<B: Backend> ActivationStore<B> {
         parked
     }
 
-    /// Where activations wait.
+    /// Returns the location of parked activations.
     pub(crate) fn store(&self) -> &Store {
         &self.store
     }
@@ -183,6 +205,8 @@ impl<B: Backend> ActivationStore<B> {
         Self::fetch_ahead(before);
     }
 
+    /// Starts the reads of a group. An error is not reported here; the read is tried again where
+    /// the data is needed.
     fn fetch_ahead(group: Option<Vec<Weak<ParkedActivation<B>>>>) {
         for parked in group.iter().flatten().filter_map(Weak::upgrade) {
             // What cannot be read now is tried again where it is needed.
@@ -190,7 +214,11 @@ impl<B: Backend> ActivationStore<B> {
         }
     }
 
-    /// Copies bytes to where parked activations are.
+    /// Copies bytes into a new parked array.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the disk fails or host memory cannot be allocated.
     fn write(
         &self,
         bytes: &[u8],
@@ -206,23 +234,27 @@ impl<B: Backend> ActivationStore<B> {
         let limit = pass.group_bytes;
         drop(pass);
         let mut writes = lock(&self.writes);
-        // The writes of earlier groups have had the time of a block, and now they are waited for.
+        // The limit is the size of the group so far. Writes of earlier groups had the time of a
+        // block to complete, and are awaited now.
         writes.set_limit(limit);
         array.write(bytes, dtype, &mut writes)?;
         Ok(array)
     }
 
-    /// The failure of a disk.
+    /// Returns the failure of a disk as a `CommError`, which ends all ranks. `what` is the
+    /// operation.
     fn failed(&self, what: &str, error: &SwapError) -> CommError {
         self.group.failed(format!("cannot {what} an activation: {error}"))
     }
 }
 
 impl<B: Backend> ParkedActivation<B> {
-    /// Returns the data on its device, where it stays. In backward the group before is fetched ahead.
+    /// Brings the data back to its device and returns it. The array is released. In backward the
+    /// group before is prefetched first, so that its reads overlap with this wait.
     ///
     /// # Panics
-    /// With a [`CommError`] where the disk fails: a tensor op cannot return it.
+    ///
+    /// Panics with a [`CommError`] if the disk fails, because a tensor op cannot return it.
     pub(crate) fn fetch(&self) -> FullTensor<B> {
         let fetched = self.start_fetch().and_then(|()| {
             self.store.fetch_before(self);
@@ -231,7 +263,7 @@ impl<B: Backend> ParkedActivation<B> {
         fetched.unwrap_or_else(|error| std::panic::panic_any(self.store.failed("read", &error)))
     }
 
-    /// Starts to read the data, where it is parked.
+    /// Starts to read the data if it is parked. From then on the ledger counts it on the device.
     fn start_fetch(&self) -> Result<(), SwapError> {
         let mut transit = lock(&self.transit);
         if let Transit::Parked(array) = &*transit {
@@ -247,7 +279,7 @@ impl<B: Backend> ParkedActivation<B> {
         Ok(())
     }
 
-    /// Waits for data whose fetch was started.
+    /// Waits for data whose fetch was started. If that fails, the data is parked as before.
     fn arrive(&self) -> Result<FullTensor<B>, SwapError> {
         let mut transit = lock(&self.transit);
         match std::mem::replace(&mut *transit, Transit::Fetched) {
@@ -261,7 +293,7 @@ impl<B: Backend> ParkedActivation<B> {
         }
     }
 
-    /// The tensor of what was read.
+    /// Turns a read into a tensor of the original shape.
     fn tensor(&self, read: ParkedRead, lease: Lease) -> Result<FullTensor<B>, SwapError> {
         let tensor = B::float_reshape(read.wait::<B>(&self.device)?, self.shape.clone());
         Ok(Leased { tensor, lease: Some(Arc::new(lease)) })

@@ -1,4 +1,9 @@
-//! Elements of a parked array as they were when they were asked for.
+//! Elements of a parked array, as they were when a save asked for them.
+//!
+//! A save runs on its own thread while training continues. Copying all states at the start of a
+//! save would need the memory that offload was meant to free. A [`ParkedCopy`] therefore reads the
+//! array where it lies. Only a write to the array (an optimizer step) makes it read its elements
+//! into memory first.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -8,8 +13,8 @@ use deepburn_nvme::SwapError;
 
 use super::{ParkedArray, copied, lock};
 
-/// Elements of a parked array as they were when they were asked for. Holds no memory until the array is
-/// overwritten.
+/// Elements of a parked array as they were when they were requested. It holds no memory until the
+/// array is overwritten.
 #[derive(Debug)]
 pub(crate) struct ParkedCopy {
     /// Of the array.
@@ -18,10 +23,12 @@ pub(crate) struct ParkedCopy {
     source: Mutex<CopiedFrom>,
 }
 
+/// The source of a copy's elements.
 #[derive(Debug)]
 enum CopiedFrom {
+    /// The array, which has not changed since.
     Parked(Arc<ParkedArray>),
-    /// The bytes of the range.
+    /// The bytes of the range, read before the array was overwritten.
     Memory(Vec<u8>),
 }
 
@@ -30,18 +37,20 @@ impl ParkedCopy {
         Self { range, dtype, source: Mutex::new(CopiedFrom::Parked(array)) }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub(crate) fn numel(&self) -> usize {
         self.range.len()
     }
 
-    /// Elements `range`.
+    /// Returns elements `range` of the copy, flat.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails or host memory cannot be allocated.
     ///
     /// # Panics
-    /// When there are fewer.
+    ///
+    /// Panics if the copy has fewer elements.
     pub(crate) fn read(&self, range: Range<usize>) -> Result<TensorData, SwapError> {
         assert!(range.end <= self.range.len(), "{range:?} of {} elements", self.range.len());
         let size = self.dtype.size();
@@ -56,7 +65,12 @@ impl ParkedCopy {
         Ok(TensorData::from_bytes(Bytes::from_bytes_vec(bytes), [range.len()], self.dtype))
     }
 
-    /// Reads all elements into memory.
+    /// Reads all elements into memory, so that the array can be overwritten. Does nothing the
+    /// second time.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the disk fails or host memory cannot be allocated.
     pub(super) fn keep(&self) -> Result<(), SwapError> {
         let mut source = lock(&self.source);
         if let CopiedFrom::Parked(array) = &*source {

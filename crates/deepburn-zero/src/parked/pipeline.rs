@@ -1,8 +1,20 @@
 //! Reads pieces of a file before a step needs them, and writes them after it has changed them.
 //!
-//! ZeRO-Infinity's overlap: while piece `i` is updated, piece `i + 1` is read and piece `i - 1` is written.
-//! Small pieces go several at a time. In memory are at most the pieces that are updated, and as many bytes as
-//! the largest update has in each direction, or one piece more.
+//! This is ZeRO-Infinity's overlap (Rajbhandari et al. 2021, section 6.2): while piece `i` is
+//! updated, piece `i + 1` is read and piece `i - 1` is written. Small pieces are transferred
+//! several at a time.
+//!
+//! ```text
+//!  read     0 │ 1 │ 2 │ 3 │
+//!  update       0 │ 1 │ 2 │ 3 │
+//!  write            0 │ 1 │ 2 │ 3
+//! ```
+//!
+//! In memory are at most the pieces that are being updated, and in each direction as many bytes as
+//! the largest update has, or one piece more.
+//!
+//! A step that fails half-way has updated a part of the states. The pipeline keeps the error and
+//! refuses every later step, because there is nothing to continue from.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,7 +22,7 @@ use std::sync::Arc;
 
 use deepburn_nvme::{Buffer, PendingIo, Region, SwapError, SwapFile};
 
-/// What overlaps (`pipeline_read` and `pipeline_write`).
+/// Which transfers overlap with updates (`pipeline_read` and `pipeline_write`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PipelinePolicy {
     /// Whether pieces are read before they are needed.
@@ -19,16 +31,18 @@ pub(crate) struct PipelinePolicy {
     pub(crate) writes_behind: bool,
 }
 
-/// A piece of an array in a file.
+/// A piece of an array in a file: where it is read from and written to.
 #[derive(Debug, Clone)]
 pub(crate) struct PieceRead {
+    /// The file of the rank.
     pub(super) file: Arc<SwapFile>,
+    /// The region of the array in the file.
     pub(super) region: Region,
-    /// Within the region.
+    /// The padded byte range within the region.
     pub(super) bytes: Range<usize>,
 }
 
-/// Two pieces of one file are the same.
+/// Compares pieces of one file, so the file is not compared.
 impl PartialEq for PieceRead {
     fn eq(&self, other: &Self) -> bool {
         self.region == other.region && self.bytes == other.bytes
@@ -36,40 +50,43 @@ impl PartialEq for PieceRead {
 }
 
 impl PieceRead {
-    /// Bytes that are read.
+    /// Returns the number of bytes that are read, with padding.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.len()
     }
 
+    /// Starts the read.
     fn start(&self) -> Result<PendingIo, SwapError> {
         self.file.read(&self.region, self.bytes.clone())
     }
 }
 
-/// Writes in progress, of no more than some bytes.
+/// Writes in progress, up to a number of bytes. The default limit of 0 waits for every write.
 #[derive(Debug, Default)]
 pub(crate) struct WriteBehind {
-    /// Bytes whose writes need not be complete.
+    /// The number of bytes whose writes may be incomplete.
     limit: usize,
-    /// Bytes of each write.
+    /// The bytes of each write, oldest first.
     writes: VecDeque<(usize, PendingIo)>,
 }
 
 impl WriteBehind {
-    /// Leaves writes of `limit` bytes incomplete.
+    /// Creates a queue that leaves writes of at most `limit` bytes incomplete.
     pub(crate) fn new(limit: usize) -> Self {
         Self { limit, writes: VecDeque::new() }
     }
 
-    /// Leaves writes of `limit` bytes incomplete from the next write on.
+    /// Changes the limit, starting with the next write.
     pub(crate) fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
     }
 
-    /// Writes a piece. An error may come from an earlier write.
+    /// Starts to write a piece, then waits for the oldest writes until the others are within the
+    /// limit.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails, in this write or in an earlier one.
     pub(crate) fn write(&mut self, piece: &PieceRead, buffer: Buffer) -> Result<(), SwapError> {
         let (bytes, start) = (buffer.len(), piece.bytes.start);
         self.writes.push_back((bytes, piece.file.write(&piece.region, start, buffer)?));
@@ -83,17 +100,18 @@ impl WriteBehind {
     }
 }
 
-/// The transfers of one step.
+/// The transfers of one step at a time.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     policy: PipelinePolicy,
-    /// Pieces that this step has still to start reading, in its order.
+    /// Pieces that this step has yet to start reading, in the order of its updates.
     upcoming: VecDeque<PieceRead>,
+    /// Reads in progress, in the same order.
     reads: VecDeque<(PieceRead, PendingIo)>,
     writes: WriteBehind,
-    /// Bytes that are read ahead.
+    /// The number of bytes that are read ahead.
     ahead: usize,
-    /// The error that ended a step half-way. States and parameters are then partly updated.
+    /// The error that ended a step half-way. States and parameters are then only partly updated.
     failure: Option<SwapError>,
 }
 
@@ -103,11 +121,12 @@ impl Pipeline {
         Self { policy, upcoming, reads, writes, ahead: 0, failure: None }
     }
 
-    /// Begins a step that reads these pieces, in this order, of which one update needs `largest` bytes at
-    /// most.
+    /// Starts a step that reads these pieces in this order. One update needs at most `largest`
+    /// bytes.
     ///
     /// # Errors
-    /// The error of an earlier failed step: there is nothing to continue from.
+    ///
+    /// Returns the error of an earlier failed step: there is nothing to continue from.
     pub(crate) fn start(
         &mut self,
         pieces: VecDeque<PieceRead>,
@@ -122,10 +141,15 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The next piece.
+    /// Returns the next piece, and starts the reads of the following ones.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `piece` is not the next one that the step announced.
     pub(crate) fn read(&mut self, piece: &PieceRead) -> Result<Buffer, SwapError> {
         let read = self.read_in_order(piece);
         self.note(read)
@@ -134,13 +158,14 @@ impl Pipeline {
     /// Writes a piece. An error may come from an earlier write.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails.
     pub(crate) fn write(&mut self, piece: &PieceRead, buffer: Buffer) -> Result<(), SwapError> {
         let written = self.writes.write(piece, buffer);
         self.note(written)
     }
 
-    /// Hands an outcome on; after a failure no other step starts.
+    /// Returns `outcome` unchanged. After a failure no other step starts.
     pub(crate) fn note<T>(&mut self, outcome: Result<T, SwapError>) -> Result<T, SwapError> {
         if let Err(error) = &outcome {
             self.failure.get_or_insert_with(|| error.clone());
@@ -148,6 +173,8 @@ impl Pipeline {
         outcome
     }
 
+    /// Waits for the next piece and reads ahead within the limit. At least one piece is read ahead,
+    /// even if it is larger than the limit.
     fn read_in_order(&mut self, piece: &PieceRead) -> Result<Buffer, SwapError> {
         if self.reads.is_empty() {
             self.read_next()?;
@@ -168,6 +195,7 @@ impl Pipeline {
         Ok(buffer)
     }
 
+    /// Starts to read the next upcoming piece, if there is one.
     fn read_next(&mut self) -> Result<(), SwapError> {
         if let Some(piece) = self.upcoming.pop_front() {
             let pending = piece.start()?;

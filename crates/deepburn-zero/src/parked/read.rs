@@ -1,4 +1,9 @@
-//! Reads parked arrays whole.
+//! Reads parked arrays whole, as flat tensors.
+//!
+//! A read has two halves, so that a gather can start it early and wait for it where the parameter
+//! is needed. The disk is read into the memory that becomes the tensor on a CPU backend: the
+//! padding between pieces is closed in place, and the buffer returns to its pool when the tensor is
+//! dropped.
 
 use burn_backend::{AllocationProperty, Backend, Bytes, DType, TensorData};
 use deepburn_nvme::{Buffer, PendingIo, SwapError};
@@ -6,7 +11,7 @@ use deepburn_ops::float_from_host;
 
 use super::{ParkedArray, ParkedData, PieceLayout, copied, lock};
 
-/// A parked array on its way into memory.
+/// A parked array that is being read into memory.
 #[derive(Debug)]
 pub(crate) struct ParkedRead {
     source: ReadFrom,
@@ -14,13 +19,16 @@ pub(crate) struct ParkedRead {
     dtype: DType,
 }
 
+/// The progress of a read.
 #[derive(Debug)]
 enum ReadFrom {
+    /// Copied from host memory: a later write must not change the tensor.
     Memory(Vec<u8>),
+    /// Being read from the file, with the padding of its pieces.
     Disk(PendingIo),
 }
 
-/// A parked array and the type of its elements: what can be read of it.
+/// A parked array together with the type of its elements, which is what a read needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ParkedTensor<'a> {
     pub(crate) array: &'a ParkedArray,
@@ -31,7 +39,8 @@ impl ParkedTensor<'_> {
     /// Starts to read all elements.
     ///
     /// # Errors
-    /// There is no memory for a buffer, or an earlier write failed.
+    ///
+    /// Returns an error if a buffer cannot be allocated or an earlier write failed.
     pub(crate) fn start(self) -> Result<ParkedRead, SwapError> {
         let Self { array, dtype } = self;
         let layout = array.layout;
@@ -50,10 +59,11 @@ impl ParkedTensor<'_> {
         Ok(ParkedRead { source, layout, dtype })
     }
 
-    /// All elements as a flat tensor.
+    /// Reads all elements as a flat tensor on `device`.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails or a buffer cannot be allocated.
     pub(crate) fn read<B: Backend>(
         self,
         device: &B::Device,
@@ -63,11 +73,12 @@ impl ParkedTensor<'_> {
 }
 
 impl ParkedRead {
-    /// All elements as a flat tensor. On a backend whose device is the host the tensor lies in the memory
-    /// that the disk was read into.
+    /// Waits for all elements and returns them as a flat tensor. If the device of the backend is
+    /// the host, the tensor uses the memory that the disk was read into.
     ///
     /// # Errors
-    /// The disk fails.
+    ///
+    /// Returns an error if the disk fails.
     pub(crate) fn wait<B: Backend>(
         self,
         device: &B::Device,
@@ -86,8 +97,8 @@ impl ParkedRead {
     }
 }
 
-/// Moves the pieces of an array together. There are gaps only where a piece does not end at a multiple of
-/// the alignment.
+/// Moves the pieces of an array together, in place. There are gaps only if a piece does not end at
+/// a multiple of the alignment.
 fn close_gaps(buffer: &mut Buffer, layout: PieceLayout, size: usize) {
     for piece in layout.pieces() {
         let (from, to) = (layout.extent(&piece, size).start, piece.start * size);
@@ -97,9 +108,10 @@ fn close_gaps(buffer: &mut Buffer, layout: PieceLayout, size: usize) {
     }
 }
 
-/// A buffer that a tensor lies in.
+/// A buffer whose memory a tensor uses. It returns to its pool with the tensor.
 struct TensorBytes {
     buffer: Buffer,
+    /// The number of bytes of the elements, without padding.
     bytes: usize,
 }
 

@@ -13,7 +13,17 @@
 //! - *Overlap*: a collective is hidden as long as the rank does not wait for it. Reductions overlap with backward
 //!   (`overlap_comm`), and gathers with the ops before the one that reads them (prefetch).
 //!
-//! Refused: optimizers whose updates exchange directions, offloaded states and activations, and frozen parameters.
+//! Not supported: optimizers whose updates exchange directions, offloaded states and activations,
+//! and frozen parameters ([`UnsupportedPlan`]).
+//!
+//! ```text
+//! rank  │ op │ op │ wait │ op │ op │ op │      wait is exposed communication
+//! link    │    gather    │   reduce   │          the rest is hidden behind the ops above it
+//! ```
+//!
+//! The model assumes equal ranks with equal micro-batches, a network without other traffic, and
+//! kernels that reach the machine's two figures. It leaves out data loading, checkpoints and the
+//! time to start a kernel.
 
 mod clock;
 mod gathering;

@@ -1,7 +1,18 @@
 //! Parameters that a simulated rank gathers at stage 3.
 //!
-//! Main type: [`SimulatedGatherer`]. Its rules are the same as in [`Gatherer`](crate::gather::Gatherer), and a test compares
-//! the collectives of both.
+//! Main type: `SimulatedGatherer`. Its rules are the same as in `gather.rs`,
+//! whose `LookAhead` it uses together with the engine's `Trace`. A test
+//! compares the collectives of both. A change of the other rules has to be made
+//! in both.
+//!
+//! ```text
+//! Absent ──► Fetching ──► Gathered ──► Absent
+//!    read or prefetch   landed     not read again soon, or end of the pass
+//! ```
+//!
+//! Only counts of elements are simulated, never memory. A read takes four
+//! steps: start a gather if the parameter is absent, look ahead, wait for the
+//! parameter's own fetch, and release it unless it is read again soon.
 
 use std::collections::HashMap;
 
@@ -13,37 +24,47 @@ use super::group::{Collective, SimulatedGroup};
 use crate::gather::LookAhead;
 use crate::trace::{Phase, Trace};
 
-/// Whether a parameter is whole.
+/// The state of a parameter on the simulated rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
-    /// Every rank has its shard alone.
+    /// Every rank has only its shard.
     Absent,
-    /// In the fetch of this number.
+    /// On its way, in the fetch with this number.
     Fetching(usize),
-    /// Kept for another op.
+    /// Complete, and kept for another op.
     Gathered,
-    /// Kept for the whole step, or never sharded.
+    /// Complete for the whole step, or never sharded. Reads cost nothing.
     Persistent,
 }
 
-/// The parameters of one rank.
+/// The parameters of one rank at stage 3.
 pub(super) struct SimulatedGatherer<'a> {
+    /// The limits of prefetching and reuse, in elements.
     plan: GatherPlan,
+    /// The elements of each parameter, without padding.
     numels: &'a [u64],
-    /// Bytes of an element.
+    /// The size of an element in bytes, in the type in which ops compute.
     element_bytes: u64,
+    /// The order of reads. The first pass records it.
     trace: Trace,
+    /// The half of the pass.
     phase: Phase,
+    /// The state of each parameter.
     presence: Vec<Presence>,
-    /// Fetches on their way by number, with their parameters.
+    /// The fetches on their way, by number, with their parameters.
     fetches: HashMap<usize, (Started, Vec<usize>)>,
+    /// The number of the next fetch. Fetches are numbered in the order in which
+    /// they start.
     next_fetch: usize,
+    /// The elements on their way.
     fetching: u64,
+    /// The elements of gathered parameters, without persistent ones.
     gathered: u64,
 }
 
 impl<'a> SimulatedGatherer<'a> {
-    /// The parameters of `numels` elements, of which `persistent` stay whole.
+    /// Creates the parameters of `numels` elements. The parameters at the
+    /// indices `persistent` stay complete.
     pub(super) fn new(
         plan: GatherPlan,
         numels: &'a [u64],
@@ -66,18 +87,20 @@ impl<'a> SimulatedGatherer<'a> {
         }
     }
 
-    /// Begins a pass.
+    /// Starts a pass at the beginning of its forward.
     pub(super) fn start_pass(&mut self) {
         self.phase = Phase::Forward;
         self.trace.start_pass();
     }
 
-    /// From here on reads belong to backward.
+    /// Starts backward. The look-ahead of forward ends here.
     pub(super) fn start_backward(&mut self) {
         self.phase = Phase::Backward;
     }
 
-    /// An op reads a parameter.
+    /// Simulates an op that reads a parameter: the rank waits until the
+    /// parameter is complete. A persistent parameter is not part of the trace,
+    /// as in the engine.
     pub(super) fn read(&mut self, index: usize, group: &mut SimulatedGroup<'_>) {
         if self.presence[index] == Presence::Persistent {
             return;
@@ -90,6 +113,8 @@ impl<'a> SimulatedGatherer<'a> {
             Presence::Fetching(number) => Some(number),
             _ => None,
         };
+        // The next fetch starts before the rank waits, so both are on the link
+        // meanwhile.
         self.look_ahead(awaited, group);
         if let Some(number) = awaited {
             self.land(number, group);
@@ -99,7 +124,8 @@ impl<'a> SimulatedGatherer<'a> {
         }
     }
 
-    /// Ends a pass: what is on its way is awaited, and everything is let go.
+    /// Ends a pass: waits for the fetches on their way in the order of their
+    /// start, and releases everything.
     pub(super) fn finish_pass(&mut self, group: &mut SimulatedGroup<'_>) {
         let mut numbers: Vec<usize> = self.fetches.keys().copied().collect();
         numbers.sort_unstable();
@@ -107,7 +133,9 @@ impl<'a> SimulatedGatherer<'a> {
         (0..self.presence.len()).for_each(|index| self.release(index));
     }
 
-    /// Prefetches what comes next. The fetch `awaited` is about to land.
+    /// Prefetches the parameters that are read next, within the limits of the
+    /// plan. The fetch `awaited` is about to land, so it does not count as
+    /// being ahead.
     fn look_ahead(&mut self, awaited: Option<usize>, group: &mut SimulatedGroup<'_>) {
         let awaited = awaited.and_then(|number| self.fetches.get(&number));
         let awaited = awaited.map_or(0, |(_, batch)| self.elements(batch));
@@ -127,10 +155,14 @@ impl<'a> SimulatedGatherer<'a> {
         }
     }
 
+    /// Returns the number of elements of these parameters.
     fn elements(&self, batch: &[usize]) -> u64 {
         batch.iter().map(|index| self.numels[*index]).sum()
     }
 
+    /// Returns true if a parameter stays after a read: it is read again within
+    /// `max_reuse_distance` elements, and not more than `max_live_parameters`
+    /// are complete or on their way.
     fn keeps(&self, index: usize) -> bool {
         let numel = |other: usize| self.numels[other] as usize;
         let limit = self.plan.max_reuse_distance;
@@ -138,6 +170,7 @@ impl<'a> SimulatedGatherer<'a> {
             && self.trace.reuse_distance(index, numel, limit).is_some()
     }
 
+    /// Starts one all-gather for the parameters of `batch`.
     fn fetch(&mut self, purpose: &'static str, batch: Vec<usize>, group: &mut SimulatedGroup<'_>) {
         let elements = self.elements(&batch);
         let size = [batch.len() as u64, elements];
@@ -149,6 +182,7 @@ impl<'a> SimulatedGatherer<'a> {
         self.fetching += elements;
     }
 
+    /// Waits for a fetch, after which its parameters are complete.
     fn land(&mut self, number: usize, group: &mut SimulatedGroup<'_>) {
         let Some((started, batch)) = self.fetches.remove(&number) else { return };
         group.clock.wait(started);
@@ -159,6 +193,8 @@ impl<'a> SimulatedGatherer<'a> {
         }
     }
 
+    /// Returns a gathered parameter to its shard. Has no effect on other
+    /// states.
     fn release(&mut self, index: usize) {
         if self.presence[index] == Presence::Gathered {
             self.presence[index] = Presence::Absent;

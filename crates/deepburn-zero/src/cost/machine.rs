@@ -10,19 +10,19 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The speed of each of `ranks` ranks that share this one.
+    /// Returns the speed of each of `ranks` ranks that share this machine evenly.
     pub fn shared_by(self, ranks: u64) -> Self {
         let ranks = ranks as f64;
         Self { flops: self.flops / ranks, memory_bandwidth: self.memory_bandwidth / ranks }
     }
 
-    /// Seconds of an op with so many floating-point operations that moves so many bytes: the longer of the two
-    /// (Williams et al. 2009).
+    /// Returns the seconds of an op with `flops` floating-point operations that moves `bytes`
+    /// bytes: the longer of both times (Williams et al. 2009, the roofline model).
     pub(super) fn seconds(&self, flops: u64, bytes: u64) -> f64 {
         (flops as f64 / self.flops).max(self.transfer_seconds(bytes))
     }
 
-    /// Seconds in which memory moves so many bytes.
+    /// Returns the seconds in which memory moves `bytes` bytes.
     pub(super) fn transfer_seconds(&self, bytes: u64) -> f64 {
         bytes as f64 / self.memory_bandwidth
     }

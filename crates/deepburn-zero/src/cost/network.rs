@@ -2,20 +2,34 @@
 //!
 //! Main type: [`Network`]. Its rules follow the collectives of `deepburn-mpi` and of rank threads
 //! (`deepburn-comm/src/in_process/README.md`).
+//!
+//! With `p` ranks, a latency of `a` seconds per message, `n` arrays of `B` bytes in all and a
+//! bandwidth of `W` bytes per second, links between processes take
+//!
+//! ```text
+//! meeting           (p - 1) a                        every rank announces what it sends
+//! all-gather        n (p - 1) a + (p - 1)/p B / W
+//! reduce-scatter    the same, and B / memory bandwidth to add up the contributions
+//! all-reduce        reduce-scatter, then all-gather
+//! ```
+//!
+//! Messages inside a machine and between machines use different links at the same time, so the
+//! slower of the two counts.
 
 use deepburn_comm::Operation;
 
 use super::Machine;
 use super::group::Collective;
 
-/// What connects the ranks.
+/// The connection of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Network {
     /// Links between processes. A communication thread runs collectives while the rank computes.
     Links(Links),
     /// The memory of one process whose threads are the ranks. They share the cores, so no collective is hidden.
     Threads {
-        /// Seconds for each other rank of a collective: to wake its thread, and for that to get a core.
+        /// The seconds per other rank of a collective: the time to wake its thread and to get a
+        /// core for it.
         latency: f64,
     },
 }
@@ -34,12 +48,13 @@ pub struct Links {
 }
 
 impl Network {
-    /// Whether collectives run while the rank computes.
+    /// Returns true if collectives run while the rank computes.
     pub(super) fn overlaps(&self) -> bool {
         matches!(self, Self::Links(_))
     }
 
-    /// Seconds of a collective of `ranks` ranks, on the `machine` of each.
+    /// Returns the seconds of a collective of `ranks` ranks, each as fast as `machine`. One rank
+    /// exchanges nothing.
     pub(super) fn seconds(&self, collective: &Collective, ranks: u64, machine: &Machine) -> f64 {
         match self {
             _ if ranks < 2 => 0.0,
@@ -53,6 +68,8 @@ impl Network {
 }
 
 impl Links {
+    /// Returns the seconds of a collective between processes. `machine` is the speed of the rank
+    /// that adds up contributions.
     fn seconds(&self, collective: &Collective, ranks: u64, machine: &Machine) -> f64 {
         let Collective { operation, arrays, sent, result, .. } = *collective;
         // Every rank tells every other what it is about to send.
@@ -70,7 +87,8 @@ impl Links {
             }
     }
 
-    /// Seconds in which every rank sends its part of arrays of `bytes` bytes to every other rank.
+    /// Returns the seconds in which every rank sends its part of arrays of `bytes` bytes to every
+    /// other rank. All ranks of a machine share its outside bandwidth.
     fn exchange(&self, arrays: u64, bytes: u64, ranks: u64) -> f64 {
         let of_machine = self.ranks_per_machine.clamp(1, ranks);
         let (neighbours, remote) = (of_machine - 1, ranks - of_machine);
@@ -82,7 +100,8 @@ impl Links {
     }
 }
 
-/// Bytes that a rank thread reads and writes for a collective.
+/// Returns the bytes that a rank thread reads and writes in memory for a collective. Threads
+/// exchange references, so only additions and copies count.
 fn bytes_by_threads(collective: &Collective, ranks: u64) -> u64 {
     let Collective { operation, sent, result, .. } = *collective;
     // A rank reads its part of what all ranks have, and writes it.

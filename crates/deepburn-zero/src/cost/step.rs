@@ -1,6 +1,19 @@
 //! A training step on one of many equal ranks.
 //!
 //! Main types: [`StepModel`], what a step does, and [`StepCost`], how long that takes.
+//!
+//! A step is simulated as one steady micro-batch and one update, and the micro-batch counts as many
+//! times as the plan accumulates:
+//!
+//! ```text
+//! seconds = micro_batches * (forward, backward, barrier) + (batch totals, norm, optimizer, all-gathers, loss)
+//! ```
+//!
+//! Micro-batches can be added up, because each begins and ends with an idle link. The first one has
+//! no earlier sums to add to, which is ignored. The events of a micro-batch do not depend on the
+//! number of ranks, so one `StepModel` gives the cost for any number of them. What depends on it
+//! are the times and sizes of collectives, the shards that the optimizer updates, and which
+//! parameters are persistent.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -20,13 +33,13 @@ use crate::estimate::{
 };
 use crate::persistence::persistent_parameters;
 
-/// Bytes of a number that ranks exchange for a norm or a loss.
+/// The size of a number that ranks exchange for a norm or a loss, in bytes (f64).
 const NUMBER: u64 = 8;
 
-/// Bytes of an fp32 element.
+/// The size of an fp32 element in bytes.
 const FP32: u64 = 4;
 
-/// Why the time of a step cannot be predicted.
+/// The reason why the time of a step cannot be predicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnsupportedPlan {
     /// Ranks exchange momenta, norms or matrices while they update.
@@ -35,7 +48,7 @@ pub enum UnsupportedPlan {
     Offload,
     /// A parameter has no gradient.
     Frozen,
-    /// The activation graph is of another model, or too large to simulate.
+    /// The activation graph belongs to another model, or is too large to simulate.
     Model,
 }
 
@@ -55,48 +68,59 @@ impl fmt::Display for UnsupportedPlan {
 
 impl std::error::Error for UnsupportedPlan {}
 
-/// What a training step does on each rank: ops, reads of parameters and buckets of gradients. It is the same for any
-/// number of ranks; every rank has micro-batches of the same size.
+/// The work of a training step on each rank: ops, reads of parameters and buckets of gradients. It
+/// is the same for any number of ranks, because every rank has micro-batches of the same size.
 #[derive(Debug)]
 pub struct StepModel<'a> {
+    /// The ops of a micro-batch.
     graph: &'a ActivationGraph,
+    /// The parameters in module order.
     parameters: &'a [ParameterSize],
+    /// The ZeRO section of the plan.
     zero: &'a ZeroPlan,
+    /// The events of a micro-batch in order.
     events: Vec<PassEvent>,
-    /// The parameters that each op reads, by place in `parameters`.
+    /// The parameters that each op reads, by position in `parameters`.
     reads: Vec<Vec<usize>>,
+    /// The elements of each parameter.
     numels: Vec<u64>,
+    /// The bytes of model states per element.
     bytes: ElementBytes,
-    /// Bytes of a gradient element on its way.
+    /// The size of a gradient element during communication, in bytes.
     travelling: u64,
+    /// The micro-batches per optimizer step (`gradient_accumulation_steps`).
     micro_batches: u64,
 }
 
-/// How long a step takes on each rank, and what the rank sends.
+/// The time of a step on each rank, and the bytes that the rank sends. Every number covers the
+/// whole step with all its micro-batches, and `seconds` is `compute` plus the part of
+/// `communication` that is not `hidden`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepCost {
-    /// Ranks.
+    /// The number of ranks.
     pub ranks: u64,
-    /// Seconds of computation: passes, sums of gradients and the optimizer.
+    /// The seconds of computation: passes, sums of gradients and the optimizer.
     pub compute: f64,
-    /// Seconds of collectives, hidden ones included.
+    /// The seconds of collectives, hidden ones included.
     pub communication: f64,
-    /// Seconds of collectives while the rank computes.
+    /// The seconds of collectives that run while the rank computes.
     pub hidden: f64,
-    /// Seconds of the step.
+    /// The seconds of the step.
     pub seconds: f64,
-    /// Bytes that a rank sends to others, without headers.
+    /// The bytes that a rank sends to others, without headers.
     pub bytes_sent: u64,
-    /// Collectives by purpose.
+    /// The collectives by purpose, as the statistics of a group count them.
     pub collectives: BTreeMap<&'static str, Count>,
 }
 
 impl<'a> StepModel<'a> {
-    /// The step of a model with `parameters` and the pass of `graph`, under `plan` with `zero` in place of its ZeRO
-    /// section. `estimate` is the memory estimate for the same.
+    /// Creates the step of a model with `parameters` and the pass of `graph`, under `plan` with
+    /// `zero` in place of its ZeRO section. `estimate` has to be the memory estimate for the same
+    /// arguments.
     ///
     /// # Errors
-    /// When the plan or the model has parts whose time is not predicted.
+    ///
+    /// Returns an error if the plan or the model has parts whose time is not predicted.
     pub fn new(
         plan: &Plan,
         zero: &'a ZeroPlan,
@@ -120,10 +144,11 @@ impl<'a> StepModel<'a> {
         })
     }
 
-    /// The cost of a step on `ranks` ranks, each as fast as `machine`.
+    /// Returns the cost of a step on `ranks` ranks, each as fast as `machine`.
     ///
     /// # Panics
-    /// When `ranks` is 0.
+    ///
+    /// Panics if `ranks` is 0.
     pub fn cost(&self, ranks: u64, machine: Machine, network: &Network) -> StepCost {
         assert!(ranks > 0, "0 ranks cannot run anything");
         let persistent = self.persistent(ranks);
@@ -143,7 +168,8 @@ impl<'a> StepModel<'a> {
         self.sum_up(&pass, &step)
     }
 
-    /// All micro-batches of a step, which begin and end with an idle link, and the update.
+    /// Adds up all micro-batches of a step and its update. `pass` is one micro-batch, which begins
+    /// and ends with an idle link.
     fn sum_up(&self, pass: &SimulatedGroup<'_>, step: &SimulatedGroup<'_>) -> StepCost {
         let passes = self.micro_batches;
         let total = |of: fn(&SimulatedGroup<'_>) -> f64| passes as f64 * of(pass) + of(step);
@@ -165,7 +191,8 @@ impl<'a> StepModel<'a> {
         }
     }
 
-    /// Forward and backward of a micro-batch.
+    /// Simulates forward and backward of a micro-batch. Buckets land in the order in which they
+    /// were reduced, so a queue holds the ones on their way.
     fn micro_batch(&self, group: &mut SimulatedGroup<'_>, gatherer: &mut SimulatedGatherer<'_>) {
         let mut flights = VecDeque::new();
         gatherer.start_pass();
@@ -207,7 +234,8 @@ impl<'a> StepModel<'a> {
         gatherer.finish_pass(group);
     }
 
-    /// Reads the first `count` parameters of an op.
+    /// Reads the first `count` parameters of an op, which are gathered at stage 3 and complete at
+    /// all other stages.
     fn read(
         &self,
         op: usize,
@@ -220,6 +248,8 @@ impl<'a> StepModel<'a> {
         }
     }
 
+    /// Starts the reduction of a bucket. Only stages that shard gradients reduce-scatter, and only
+    /// if the plan says so.
     fn reduce(&self, bucket: &[BucketedNumel], group: &mut SimulatedGroup<'_>) -> Started {
         let scatters = self.zero.shards_gradients() && self.zero.gradients.reduce_scatter;
         let elements = sum(bucket.iter().map(|it| it.numel));
@@ -236,7 +266,8 @@ impl<'a> StepModel<'a> {
         })
     }
 
-    /// The step after the last micro-batch, with what the training loop exchanges.
+    /// Simulates the step after the last micro-batch, including what the training loop exchanges:
+    /// the totals of the batch, the norm and the loss, each a small all-reduce of f64.
     fn update(&self, group: &mut SimulatedGroup<'_>, persistent: &[usize]) {
         let numbers = |purpose, count| {
             let operation = Operation::AllReduce(ReduceOp::Sum);
@@ -258,7 +289,8 @@ impl<'a> StepModel<'a> {
         group.run(&numbers("loss", 3));
     }
 
-    /// Arrays and elements of each all-gather of updated parameters.
+    /// Returns the numbers of arrays and elements of each all-gather of updated parameters. The
+    /// buckets follow `publish.rs`; at stages 0 and 3 there are none.
     fn published(&self) -> Vec<[u64; 2]> {
         if !matches!(self.zero.stage, Stage::OptimizerStates | Stage::Gradients) {
             return Vec::new();
@@ -278,7 +310,8 @@ impl<'a> StepModel<'a> {
         buckets
     }
 
-    /// Parameters that stay whole.
+    /// Returns the indices of the parameters that stay complete. On one rank every parameter does,
+    /// without a copy.
     fn persistent(&self, ranks: u64) -> Vec<usize> {
         match self.zero.stage {
             Stage::Parameters if ranks > 1 => {
@@ -288,8 +321,8 @@ impl<'a> StepModel<'a> {
         }
     }
 
-    /// Bytes that an op reads and writes in forward. Backward moves twice as many: it reads the gradient of each
-    /// output, and makes one of each input.
+    /// Returns the bytes that an op reads and writes in forward. Backward moves twice as many: it
+    /// reads the gradient of each output and makes one for each input.
     fn bytes_of(&self, op: &GraphOp) -> u64 {
         let activations = op.inputs.iter().chain(&op.outputs);
         let activations = sum(activations.map(|index| self.graph.activations[*index].bytes));
@@ -301,18 +334,21 @@ impl<'a> StepModel<'a> {
         activations.saturating_add(parameters)
     }
 
-    /// Bytes that are moved to add a reduced bucket to the sums of earlier micro-batches.
+    /// Returns the bytes that are moved to add a reduced bucket to the sums of earlier
+    /// micro-batches: the new gradient is read, and the sum is read and written.
     fn bytes_of_sums(&self, bucket: &[BucketedNumel], ranks: u64) -> u64 {
         if self.micro_batches == 1 {
             return 0;
         }
+        // Without cut gradients every rank adds the complete bucket.
         let shards = if self.zero.shards_gradients() { ranks } else { 1 };
         let kept = sum(bucket.iter().map(|it| shard(it.numel, shards)));
         kept.saturating_mul(self.travelling + 2 * self.bytes.gradient)
     }
 
-    /// Bytes that an optimizer step reads and writes: gradients for the norm and for the update, and parameters,
-    /// masters and moments, which it reads and writes.
+    /// Returns the bytes that an optimizer step reads and writes. The norm reads the owned
+    /// gradients. The update reads the gradient, and reads and writes values, masters and moments;
+    /// a 16-bit copy is only written.
     fn bytes_of_update(&self, ranks: u64) -> u64 {
         let shards = if self.zero.stage.shards_optimizer() { ranks } else { 1 };
         let ElementBytes { parameter, gradient, master, .. } = self.bytes;
@@ -325,7 +361,7 @@ impl<'a> StepModel<'a> {
     }
 }
 
-/// Refuses what the model of a step does not have.
+/// Returns an error for plans and models whose step has parts that are not simulated.
 fn check(
     plan: &Plan,
     zero: &ZeroPlan,
@@ -345,8 +381,12 @@ fn check(
     }
 }
 
-/// The parameters that each op of `graph` reads, by place in `parameters`. A parameter that is read for the first time
-/// is the first one of its size that is left; collectives of one size cost the same. `None` where the sizes differ.
+/// Returns the parameters that each op of `graph` reads, by position in `parameters`; `None` if the
+/// sizes differ.
+///
+/// The graph knows sizes and no names. A parameter that is read for the first time is therefore
+/// taken as the first unread one of its size. Collectives of one size cost the same, so a wrong
+/// match changes nothing. A tied parameter is the table of the last embedding.
 fn reads(graph: &ActivationGraph, parameters: &[ParameterSize]) -> Option<Vec<Vec<usize>>> {
     let mut places: BTreeMap<u64, VecDeque<usize>> = BTreeMap::new();
     for (index, parameter) in parameters.iter().enumerate() {
@@ -371,7 +411,8 @@ fn reads(graph: &ActivationGraph, parameters: &[ParameterSize]) -> Option<Vec<Ve
     Some(reads)
 }
 
-/// How many of an op's parameters its backward pass reads: the weight of a product or of a normalisation.
+/// Returns how many of an op's parameters its backward pass reads: the weight of a product or of a
+/// normalisation.
 fn reads_in_backward(op: &GraphOp) -> usize {
     match op.backward {
         BackwardOp::Product | BackwardOp::Unary if !op.saved.is_empty() => 1,
@@ -379,11 +420,12 @@ fn reads_in_backward(op: &GraphOp) -> usize {
     }
 }
 
-/// Elements of the shard of a parameter.
+/// Returns the number of elements in each of `shards` shards of a parameter, including padding.
 fn shard(numel: u64, shards: u64) -> u64 {
     Partition::new(numel as usize, shards as usize).shard_len() as u64
 }
 
+/// Adds up without overflow. Sizes may come from a configuration file.
 fn sum(values: impl Iterator<Item = u64>) -> u64 {
     values.fold(0, u64::saturating_add)
 }

@@ -17,10 +17,13 @@ use rand_distr::{Distribution, StandardNormal};
 /// What a parameter starts as.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Values {
+    /// All 0, such as biases.
     Zeros,
+    /// All 1, such as the factors of norms.
     Ones,
     /// Independent normal values of mean 0.
     Normal {
+        /// The standard deviation.
         std: f64,
     },
 }
@@ -31,15 +34,20 @@ pub(crate) type ReadWeights = dyn Fn(&str) -> Vec<f32> + Send + Sync;
 /// Where values come from.
 #[derive(Clone)]
 enum WeightSource {
+    /// Drawn from a generator with this seed.
     Seed(u64),
+    /// Read from weight files.
     File(Arc<ReadWeights>),
+    /// Zeros for every parameter, whatever it would start as.
     Zeros,
 }
 
 /// Makes the parameters of one model.
 #[derive(Debug)]
 pub(crate) struct WeightInit<'a, B: Backend> {
+    /// Where the values of all parameters come from.
     source: WeightSource,
+    /// The device that the parameters belong to.
     device: &'a B::Device,
 }
 
@@ -60,6 +68,8 @@ impl<'a, B: Backend> WeightInit<'a, B> {
     }
 
     /// The parameter at module path `path`, lazily filled with `values`.
+    ///
+    /// The parameter is trainable, and its shape is known before its values exist.
     pub(crate) fn param<const D: usize>(
         &self,
         path: &str,
@@ -103,6 +113,8 @@ impl fmt::Debug for WeightSource {
 }
 
 /// `count` values for the parameter at `path`: one ChaCha stream a path.
+///
+/// The stream number is the hash of the path. Values are drawn in f64 and rounded to f32 after scaling.
 fn draw(seed: u64, path: &str, count: usize, values: Values) -> Vec<f32> {
     match values {
         Values::Zeros => vec![0.0; count],

@@ -1,7 +1,16 @@
 //! Token batches that have been checked against the model they are for.
 //!
-//! Main type: [`CausalBatch`]. A device tensor cannot be looked into cheaply, so lengths, token ids
-//! and labels are checked here, on the host, before any tensor exists.
+//! Main type: [`CausalBatch`]. A device tensor cannot be looked into cheaply, so lengths, token ids and labels
+//! are checked here, on the host, before any tensor exists.
+//!
+//! ```text
+//! input ids    t0 t1 t2 t3           one sequence of a batch
+//! labels       t0 t1 t2 -100         the token at each position, or ignored
+//! positions     0  1                 positions whose next label counts
+//! targets      t1 t2                 the tokens that they should predict
+//! ```
+//!
+//! The last position of a sequence never predicts: its next token belongs to the next sequence.
 
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use thiserror::Error;
@@ -20,6 +29,8 @@ pub struct CausalBatch<B: Backend> {
     pub(crate) positions: Tensor<B, 1, Int>,
     /// `[positions]`: the token each of them should predict.
     pub(crate) targets: Tensor<B, 1, Int>,
+    /// Positions that predict something. It is 0 for a batch whose labels are all ignored, although `positions`
+    /// then has one entry.
     tokens: usize,
 }
 
@@ -137,6 +148,10 @@ impl<B: Backend> CausalBatch<B> {
 }
 
 /// Checks token ids against the model's vocabulary and length.
+///
+/// # Errors
+/// [`InputError`] for an empty batch, a sequence that is too long, a wrong number of ids, or an id outside of
+/// the vocabulary.
 pub(crate) fn check_tokens(
     limits: TokenLimits,
     input_ids: &[u32],
@@ -163,6 +178,9 @@ pub(crate) fn check_tokens(
 }
 
 /// Checks labels against the model's vocabulary. [`IGNORED_LABEL`] is the only one outside of it.
+///
+/// # Errors
+/// [`InputError`] for a wrong number of labels, or a label outside of the vocabulary.
 fn check_labels(
     limits: TokenLimits,
     labels: &[i64],

@@ -84,8 +84,11 @@ pub enum GenerateError {
 /// A prompt being continued: yields new tokens until a stop token or the limit.
 #[derive(Debug)]
 pub struct Generation<'a, B: FusedOps, M: LanguageModel<B>> {
+    /// The model, which is not changed.
     model: &'a M,
+    /// The device that token ids are moved to.
     device: B::Device,
+    /// Keys and values of the positions that the model has seen. It grows by one position with each new token.
     cache: M::Cache,
     /// Positions in the cache.
     seen: usize,
@@ -93,6 +96,7 @@ pub struct Generation<'a, B: FusedOps, M: LanguageModel<B>> {
     unseen: Vec<u32>,
     /// How many tokens may still follow.
     left: usize,
+    /// Chooses the next token from logits.
     chooser: Chooser,
     /// Tokens that end the iteration.
     stop: Vec<u32>,
@@ -102,6 +106,10 @@ pub struct Generation<'a, B: FusedOps, M: LanguageModel<B>> {
 
 impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
     /// Checks the prompt and the options. No logits are computed yet.
+    ///
+    /// # Errors
+    /// [`GenerateError`] if the prompt is empty, has unknown tokens or does not fit with the new tokens, or a
+    /// sampling option is out of range.
     pub(super) fn new(
         model: &'a M,
         prompt: &[u32],
@@ -128,6 +136,8 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
     }
 
     /// Logits of what follows the unseen tokens, which are seen from then on.
+    ///
+    /// The result has one value for each row of the output layer, as f32 on the host.
     fn advance(&mut self) -> Vec<f32> {
         let queries = self.unseen.len();
         let ids = id_tensor(&self.unseen, [1, queries], &self.device);
@@ -155,12 +165,17 @@ impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
 /// Chooses tokens from logits.
 #[derive(Debug)]
 enum Chooser {
+    /// Takes the highest logit.
     Greedy,
+    /// Draws from the most likely tokens. `top_k` is `usize::MAX` where all are kept.
     Random { generator: Box<ChaCha8Rng>, temperature: f64, top_k: usize, top_p: f64 },
 }
 
 impl Chooser {
     /// Checks the options of sampling and seeds its generator.
+    ///
+    /// # Errors
+    /// [`GenerateError::Option`] for a value that is out of range.
     fn new(sampling: &Sampling) -> Result<Self, GenerateError> {
         let Sampling::Random { seed, temperature, top_k, top_p } = *sampling else {
             return Ok(Self::Greedy);
@@ -186,6 +201,8 @@ impl Chooser {
     }
 
     /// The id of the chosen token. `logits` has at least one.
+    ///
+    /// The work is a sort of the vocabulary, which is small beside the model's pass.
     fn choose(&mut self, logits: &[f32]) -> u32 {
         // Sorted by logit and then by id, so that equal logits have one order. Ids fit u32, because a vocabulary has
         // fewer than 2^24 tokens.
@@ -219,6 +236,8 @@ fn to_probabilities(ranked: &mut [(u32, f64)], temperature: f64) {
 }
 
 /// Keeps the shortest beginning whose probabilities reach `mass`; at least one token.
+///
+/// If rounding keeps the sum below `mass`, all tokens are kept.
 fn keep_mass(ranked: &mut Vec<(u32, f64)>, mass: f64) {
     let mut sum = 0.0;
     let reached = ranked.iter().position(|(_, probability)| {

@@ -2,6 +2,12 @@
 //!
 //! Its files have the layout of `transformers`, but no program there knows the model: `model_type` is
 //! `deepburn_encoder`, and parameters have their module paths as names.
+//!
+//! ```text
+//! config.json          the fields of `EncoderConfig`, class names, architectures, dtype
+//! model.safetensors    embedding.weight, layers.N.{in_proj, out_proj, linear1, linear2, norm1, norm2}.{weight, bias},
+//!                      classifier1.{weight, bias}, classifier2.{weight, bias}
+//! ```
 
 use std::path::Path;
 
@@ -21,11 +27,14 @@ use crate::hf::{
 use crate::texts::TextLimits;
 use crate::weights::WeightInit;
 
+/// What a configuration determines: parameters, names, files and the training pass.
 impl Architecture for EncoderConfig {
+    /// The name in logs: `Encoder`.
     fn name(&self) -> &'static str {
         "Encoder"
     }
 
+    /// Embedding, layers and classifier. Positions are computed, so they are not a parameter.
     fn parameters(&self) -> Vec<ParameterShape> {
         parameters(self)
     }
@@ -42,6 +51,7 @@ impl Architecture for EncoderConfig {
         Names::SAME
     }
 
+    /// `config.json` alone. A class without a name gets a placeholder, because readers expect a name for each.
     fn documents(&self, float: FloatType) -> Documents {
         // Names that are not sound are refused before a model is made.
         let names = self.class_names().unwrap_or_default();
@@ -56,10 +66,13 @@ impl Architecture for EncoderConfig {
         vec![(CONFIG, fields)]
     }
 
+    /// Reads every tensor, 8 MiB at a time.
     fn check_weights(&self, folder: &Path) -> Result<(), CheckpointError> {
         open(self, folder)?.check_values(&parameters(self))
     }
 
+    /// The encoder's forward pass, op by op, in the order of `Encoder::forward`. Sizes are numbers of elements:
+    /// `rows` is texts × length, and each text has one row after the mean.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
         let [width, inner, heads, classes] =
             [self.embed_dim, self.hidden_dim, self.num_heads, self.num_classes]
@@ -94,6 +107,7 @@ impl Architecture for EncoderConfig {
     }
 }
 
+/// Limits and class names, which the inherent methods have too.
 impl TextClassifierConfig for EncoderConfig {
     fn limits(&self) -> TextLimits {
         Self::limits(self)
@@ -104,6 +118,7 @@ impl TextClassifierConfig for EncoderConfig {
     }
 }
 
+/// Modules with drawn, zero or stored weights.
 impl<B: Backend> BuildModel<B> for EncoderConfig {
     type Model = Encoder<B>;
 
@@ -119,6 +134,7 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
         Encoder::load(folder, self, device)
     }
 
+    /// Every parameter is in the folder, so nothing is drawn.
     fn load_lazily(
         &self,
         folder: &Path,
@@ -148,6 +164,10 @@ impl<B: Backend> Encoder<B> {
 }
 
 /// Opens the weights in `folder` and checks their names, shapes and types.
+///
+/// # Errors
+/// [`CheckpointError::Tensors`] naming every tensor that does not fit; a file that is missing, unreadable or
+/// malformed.
 fn open(config: &EncoderConfig, folder: &Path) -> Result<Weights, CheckpointError> {
     let weights = Weights::open(folder, Names::SAME)?;
     weights.check_shapes(&parameters(config))?;

@@ -1,4 +1,7 @@
 //! How large an encoder is.
+//!
+//! Main type: [`EncoderConfig`], which is read from and written to `config.json` by serde. Unlike GPT-2's,
+//! unknown fields are errors: no other program writes this file.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -83,6 +86,8 @@ impl EncoderConfig {
 
     /// This configuration with some fields of a `config.json` in place of its own.
     ///
+    /// The result is not validated: [`validate`](Self::validate) does that once all fields are set.
+    ///
     /// # Errors
     /// [`ConfigError::Field`] for one that is unknown or of another type.
     pub fn with_overrides(&self, fields: &Map<String, Value>) -> Result<Self, ConfigError> {
@@ -146,6 +151,8 @@ impl EncoderConfig {
     }
 
     /// Checks that the values hold together.
+    ///
+    /// Sizes have upper limits, so that their products cannot overflow.
     ///
     /// # Errors
     /// [`ConfigError::Value`] naming the first that does not.

@@ -1,6 +1,11 @@
 //! One encoder layer, as `torch.nn.TransformerEncoderLayer` computes it by default.
 //!
-//! Main type: [`EncoderLayer`].
+//! Main type: [`EncoderLayer`]. With `x` as its input:
+//!
+//! ```text
+//! y = norm1(x + dropout(out_proj(attention(in_proj(x)))))
+//! z = norm2(y + dropout(linear2(dropout(relu(linear1(y))))))
+//! ```
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear};

@@ -1,6 +1,11 @@
 //! The encoder with its classifier.
 //!
-//! Main type: [`Encoder`].
+//! Main type: [`Encoder`]. With T texts of L tokens each, of width D:
+//!
+//! ```text
+//! ids [T, L] → embedding + positions [T·L, D] → layers [T·L, D] → mean over own tokens [T, D]
+//!            → classifier [T, classes]
+//! ```
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Embedding, Linear};
@@ -32,6 +37,7 @@ pub struct Encoder<B: Backend> {
     classifier2: Linear<B>,
     /// Of the embeddings and of the classifier's inner values.
     dropout: Dropout,
+    /// The configuration that the module was made from.
     #[module(skip)]
     config: EncoderConfig,
 }

@@ -1,4 +1,7 @@
 //! The parameters of an encoder: their module paths and shapes.
+//!
+//! One list is used to count parameters and to check and write weight files. A test compares it with the
+//! module's own parameters.
 
 use super::config::EncoderConfig;
 use crate::hf::ParameterShape;
@@ -10,6 +13,8 @@ pub(crate) fn default_std(inputs: usize) -> f64 {
 }
 
 /// All parameters, in the order in which the module holds them.
+///
+/// The list depends on sizes alone, so it exists before any memory is allocated.
 pub(crate) fn parameters(config: &EncoderConfig) -> Vec<ParameterShape> {
     let (width, inner, classes) = (config.embed_dim, config.hidden_dim, config.num_classes);
     let mut list = vec![ParameterShape::new("embedding.weight", &[config.vocab_size, width])];

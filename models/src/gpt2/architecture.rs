@@ -1,7 +1,20 @@
 //! The traits of the programs for GPT-2, with a language-model head or a classifier.
 //!
-//! [`Gpt2Config`] and [`ClassifierConfig`] implement them. What they say of files and names is what `transformers`
-//! writes for `GPT2LMHeadModel` and `GPT2ForSequenceClassification`, so that both sides load each other's folders.
+//! [`Gpt2Config`] and [`ClassifierConfig`] implement them. What they say of files and names is what
+//! `transformers` writes for `GPT2LMHeadModel` and `GPT2ForSequenceClassification`, so that both sides load
+//! each other's folders.
+//!
+//! ```text
+//!                     language model                              classifier
+//! config.json         architectures: ["GPT2LMHeadModel"]          ["GPT2ForSequenceClassification"], class names
+//! module path         h.0.attn.c_attn.weight                      transformer.h.0.attn.c_attn.weight
+//! name in the file    transformer.h.0.attn.c_attn.weight          the module path
+//! head                lm_head.weight if it is not tied            score.weight [classes, width]
+//! other files         generation_config.json                      none
+//! ```
+//!
+//! Most methods forward to the inherent ones of the configurations and checkpoints, which have the
+//! documentation of errors.
 
 use std::path::Path;
 
@@ -25,11 +38,14 @@ use crate::hf::{
 };
 use crate::texts::TextLimits;
 
+/// What a configuration determines: parameters, names, files and the training pass.
 impl Architecture for Gpt2Config {
+    /// The name in logs: `Gpt2`.
     fn name(&self) -> &'static str {
         "Gpt2"
     }
 
+    /// A tied head is the embedding and is not listed again.
     fn parameters(&self) -> Vec<ParameterShape> {
         parameters(self)
     }
@@ -42,10 +58,12 @@ impl Architecture for Gpt2Config {
         self.n_positions
     }
 
+    /// Names with the prefix `transformer.`; files without it can be read too.
     fn names(&self) -> Names {
         NAMES
     }
 
+    /// `config.json`, and `generation_config.json` with the special tokens.
     fn documents(&self, float: FloatType) -> Documents {
         vec![
             (CONFIG, document(self, "GPT2LMHeadModel", float)),
@@ -53,22 +71,28 @@ impl Architecture for Gpt2Config {
         ]
     }
 
+    /// Reads every tensor, 8 MiB at a time.
     fn check_weights(&self, folder: &Path) -> Result<(), CheckpointError> {
         Checkpoint::open(folder)?.check_values(self)
     }
 
+    /// The pass of the language model, with the loss of all positions that predict something.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
         describe_head(self, pass, batch);
     }
 
+    /// The fused loss computes the logits of some rows at a time, in f32, and frees them before the next ones.
     fn logits_bytes(&self, batch: BatchShape) -> u64 {
         batch.logits_bytes(self.vocab_size)
     }
 }
 
+/// Reading, overriding and limits of a configuration.
 impl LanguageModelConfig for Gpt2Config {
+    /// `gpt2`.
     const MODEL_TYPE: &'static str = "gpt2";
 
+    /// GPT-2 small, 124 million parameters.
     fn default_size() -> Self {
         Self::small()
     }
@@ -77,6 +101,7 @@ impl LanguageModelConfig for Gpt2Config {
         Self::try_from(fields)
     }
 
+    /// Reads `config.json` and the headers of the weight files. Weights are not kept.
     fn open(folder: &Path) -> Result<Self, CheckpointError> {
         Ok(Checkpoint::open(folder)?.config().clone())
     }
@@ -89,6 +114,7 @@ impl LanguageModelConfig for Gpt2Config {
         Self::validate(self)
     }
 
+    /// Position embeddings are learned, so a sequence cannot have more than `n_positions` tokens.
     fn limits(&self) -> TokenLimits {
         TokenLimits {
             vocab_size: self.vocab_size,
@@ -97,6 +123,7 @@ impl LanguageModelConfig for Gpt2Config {
         }
     }
 
+    /// The embedding and the head get as many rows; weights of another size no longer fit.
     fn set_vocab_size(&mut self, vocab_size: usize) {
         self.vocab_size = vocab_size;
     }
@@ -106,6 +133,7 @@ impl LanguageModelConfig for Gpt2Config {
     }
 }
 
+/// Modules with drawn, zero or stored weights.
 impl<B: Backend> BuildModel<B> for Gpt2Config {
     type Model = Gpt2<B>;
 
@@ -121,6 +149,7 @@ impl<B: Backend> BuildModel<B> for Gpt2Config {
         Checkpoint::open(folder)?.load(self, device)
     }
 
+    /// A language model has no weights of a new task, so nothing is drawn from the seed.
     fn load_lazily(
         &self,
         folder: &Path,
@@ -131,7 +160,9 @@ impl<B: Backend> BuildModel<B> for Gpt2Config {
     }
 }
 
+/// What a classifier's configuration determines.
 impl Architecture for ClassifierConfig {
+    /// The name in logs: `Gpt2Classifier`.
     fn name(&self) -> &'static str {
         "Gpt2Classifier"
     }
@@ -153,10 +184,13 @@ impl Architecture for ClassifierConfig {
         self.body.n_positions
     }
 
+    /// The module has the structure of `transformers`, so paths are names.
     fn names(&self) -> Names {
         Names::SAME
     }
 
+    /// `config.json` with the class names. It has a padding token even if the tokenizer has none: then it is
+    /// the end token.
     fn documents(&self, float: FloatType) -> Documents {
         let mut fields = document(&self.body, "GPT2ForSequenceClassification", float);
         fields.extend(self.labels());
@@ -173,6 +207,8 @@ impl Architecture for ClassifierConfig {
         self.check_values(Checkpoint::open(folder)?)
     }
 
+    /// The body and the scores of the last token of each text. The final norm is computed of these tokens
+    /// alone.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
         let width = self.body.n_embd as u64;
         pass.hold(batch.text_bytes());
@@ -185,6 +221,7 @@ impl Architecture for ClassifierConfig {
     }
 }
 
+/// Limits and class names, which the inherent methods have too.
 impl TextClassifierConfig for ClassifierConfig {
     fn limits(&self) -> TextLimits {
         Self::limits(self)
@@ -195,6 +232,8 @@ impl TextClassifierConfig for ClassifierConfig {
     }
 }
 
+/// Modules of a classifier. `load` needs a trained one; `load_lazily` also starts from a language model and
+/// draws the scores from the seed.
 impl<B: Backend> BuildModel<B> for ClassifierConfig {
     type Model = Gpt2Classifier<B>;
 

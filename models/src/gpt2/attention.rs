@@ -116,6 +116,8 @@ impl<B: Backend> Attention<B> {
 
     /// `[batch * queries, 3 * width]` to queries, keys and values `[batch, heads, queries, width / heads]`,
     /// all three views of the input.
+    ///
+    /// The projection has all queries first, then all keys, then all values, each in the order of the heads.
     fn split_heads(&self, projected: Tensor<B, 2>, dims: SeqDims) -> [Tensor<B, 4>; 3] {
         let head_width = projected.dims()[1] / (3 * self.n_head);
         let heads = projected
@@ -126,6 +128,8 @@ impl<B: Backend> Attention<B> {
 }
 
 /// Appends new keys and values to the cache; returns all of them.
+///
+/// Each call copies the cache once, because a tensor cannot grow in place. The old one is freed then.
 fn extend<B: Backend>(
     cache: &mut Option<KeyValues<B>>,
     keys: Tensor<B, 4>,

@@ -18,9 +18,11 @@ use crate::weights::WeightInit;
 pub(crate) struct Block<B: Backend> {
     /// Normalises what the attention reads.
     ln_1: LayerNorm<B>,
+    /// Lets each position read itself and those before it.
     attn: Attention<B>,
     /// Normalises what the MLP reads.
     ln_2: LayerNorm<B>,
+    /// Transforms each position separately.
     mlp: Mlp<B>,
 }
 
@@ -38,6 +40,8 @@ impl<B: Backend> Block<B> {
     }
 
     /// `x` and the result: `[batch * queries, width]`.
+    ///
+    /// `cache` has the keys and values of earlier positions of this block, for generation.
     pub(crate) fn forward(
         &self,
         x: Tensor<B, 2>,

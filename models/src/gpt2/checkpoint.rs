@@ -21,7 +21,9 @@ use crate::weights::WeightInit;
 /// A folder with the `config.json` of a GPT-2, which has been read, and weights, whose files have sound headers.
 #[derive(Debug)]
 pub struct Checkpoint {
+    /// The configuration of the folder.
     config: Gpt2Config,
+    /// The tensors of the folder, of which only headers have been read.
     pub(super) weights: Weights,
 }
 
@@ -145,8 +147,11 @@ impl<B: Backend> Gpt2<B> {
 
 /// Writes a module's parameters as it visits them.
 struct Saver {
+    /// The folder that is written.
     writer: CheckpointWriter,
+    /// The names of the modules that the visit is in.
     path: Vec<String>,
+    /// The first error. Nothing is written after it, because a visitor cannot stop.
     outcome: Result<(), CheckpointError>,
 }
 

@@ -1,6 +1,10 @@
 //! Reading and writing the `config.json` of a GPT-2.
 //!
 //! [`ConfigFields`] checks what is common to all models. Here is which fields GPT-2 reads and writes.
+//!
+//! Reading and writing are inverse: fields that GPT-2 does not read are kept in `extra` and written back, and
+//! absent fields have the defaults of `transformers`, so a file that `transformers` wrote gives the same model
+//! there and here. Aliases are written under their main name.
 
 use std::str::FromStr;
 
@@ -54,17 +58,27 @@ impl Gpt2Config {
 }
 
 impl FromStr for Gpt2Config {
+    /// The first thing that is wrong.
     type Err = ConfigError;
 
     /// Reads the text of a `config.json`. Absent fields have the defaults of `transformers`.
+    ///
+    /// # Errors
+    /// [`ConfigError::Syntax`] for a text that is not a JSON object, and the errors of reading its fields.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         Self::try_from(read_fields(text)?)
     }
 }
 
 impl TryFrom<Map<String, Value>> for Gpt2Config {
+    /// The first field that is wrong.
     type Error = ConfigError;
 
+    /// Reads the fields of a `config.json` and validates them together.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for another model, a field of another type or out of range, a feature that does not
+    /// exist, or a misspelt name.
     fn try_from(fields: Map<String, Value>) -> Result<Self, ConfigError> {
         let mut fields = ConfigFields::new(fields, NAMES, "gpt2")?;
         let default = Self::small();
@@ -103,6 +117,9 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
 
 impl From<Gpt2Config> for Map<String, Value> {
     /// All fields, sorted by name as `transformers` writes them.
+    ///
+    /// The fields include those that the model does not read. `model_type` and `add_cross_attention` always
+    /// have GPT-2's values.
     fn from(config: Gpt2Config) -> Self {
         let mut fields = config.extra.0;
         let own = [

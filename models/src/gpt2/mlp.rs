@@ -21,6 +21,7 @@ pub(crate) struct Mlp<B: Backend> {
     c_proj: Linear<B>,
     /// Of the output.
     dropout: Dropout,
+    /// The function between the projections, GELU by its tanh approximation in the published models.
     #[module(skip)]
     activation: Activation,
 }

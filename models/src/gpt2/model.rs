@@ -35,6 +35,7 @@ pub struct Gpt2<B: Backend> {
     ln_f: LayerNorm<B>,
     /// The head's own weight, `[vocab, width]`; without it the head is `wte`, the same parameter.
     lm_head: Option<Head<B>>,
+    /// The configuration that the module was made from.
     #[module(skip)]
     config: Gpt2Config,
 }
@@ -42,6 +43,7 @@ pub struct Gpt2<B: Backend> {
 /// An output projection that is not the token embedding.
 #[derive(Module, Debug)]
 struct Head<B: Backend> {
+    /// The projection, `[vocab, width]`, as `transformers` stores it.
     weight: Param<Tensor<B, 2>>,
 }
 

@@ -1,13 +1,19 @@
 //! The ops of a training pass of GPT-2, for predictions of memory and time.
 //!
 //! They repeat [`Gpt2::forward`](super::Gpt2::forward) and the loss, in the same order. The fused ops of
-//! `deepburn-ops` are one op each, as they save tensors for backward once.
+//! `deepburn-ops` are one op each, as they save tensors for backward once. Sizes are numbers of elements;
+//! `rows` is sequences × length.
+//!
+//! A change of the forward pass needs the same change here. A test of the programs compares the description
+//! with the ledger of a training step.
 
 use super::activation::Activation;
 use super::config::Gpt2Config;
 use crate::forward_pass::{BatchShape, ForwardPass, PassTensor};
 
 /// The pass of a language model.
+///
+/// Only rows that predict something reach the final norm and the loss, as in the model.
 pub(crate) fn describe_head(config: &Gpt2Config, pass: &mut dyn ForwardPass, batch: BatchShape) {
     let width = config.n_embd as u64;
     pass.hold(batch.causal_bytes());
@@ -19,6 +25,8 @@ pub(crate) fn describe_head(config: &Gpt2Config, pass: &mut dyn ForwardPass, bat
 }
 
 /// The embeddings and all blocks. Returns the residual stream.
+///
+/// The final norm is not included: the two heads apply it to different rows.
 pub(crate) fn describe_body(
     config: &Gpt2Config,
     pass: &mut dyn ForwardPass,

@@ -1,6 +1,14 @@
 //! Names of classes, as `id2label` and `label2id` of a `config.json` have them.
 //!
 //! Main type: [`ClassNames`].
+//!
+//! ```text
+//! "id2label": {"0": "negative", "1": "positive"},
+//! "label2id": {"negative": 0, "positive": 1}
+//! ```
+//!
+//! The two fields say the same, and one of them is enough. Names are unique, because they are also the labels
+//! of data files.
 
 use std::collections::BTreeSet;
 
@@ -115,6 +123,9 @@ fn placeholder(class: usize) -> String {
 }
 
 /// Reads names by class number. JSON has the numbers as text.
+///
+/// # Errors
+/// [`ClassNamesError::Field`] for another value than a name for each class from 0.
 fn of_ids(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     let pairs = field.as_object().into_iter().flatten();
     let pairs = pairs.map(|(id, name)| Some((id.parse().ok()?, name.as_str()?.to_owned())));
@@ -123,6 +134,9 @@ fn of_ids(field: &Value) -> Result<Vec<String>, ClassNamesError> {
 }
 
 /// Reads class numbers by name.
+///
+/// # Errors
+/// [`ClassNamesError::Field`] for another value than the number of each class from 0.
 fn of_names(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     let pairs = field.as_object().into_iter().flatten();
     let pairs = pairs.map(|(name, id)| Some((usize::try_from(id.as_u64()?).ok()?, name.clone())));

@@ -70,6 +70,7 @@ pub enum ConfigError {
     },
 }
 
+/// Constructors that several models use.
 impl ConfigError {
     /// Returns the error of a value that breaks `rule`, which completes "it must be".
     pub(crate) fn value(name: &'static str, value: impl ToString, rule: impl Into<String>) -> Self {
@@ -194,6 +195,10 @@ impl ExtraFields {
     }
 
     /// Token ids are used, so they are checked.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for a special token that is not an id, null or, for `eos_token_id` alone, a list
+    /// of ids.
     fn check_token_ids(&self) -> Result<(), ConfigError> {
         let is_id = |value: &Value| value.as_u64().is_some_and(|id| u32::try_from(id).is_ok());
         for name in ["bos_token_id", "eos_token_id", "pad_token_id"] {
@@ -221,6 +226,9 @@ pub(crate) struct FieldNames {
 
 impl FieldNames {
     /// Renames aliases to the fields they stand for; both names are fine when they agree.
+    ///
+    /// # Errors
+    /// [`ConfigError::Conflict`] if both names have values that differ.
     fn canonical(self, mut fields: Map<String, Value>) -> Result<Map<String, Value>, ConfigError> {
         for &(alias, name) in self.aliases {
             let Some(alias_value) = fields.remove(alias) else { continue };
@@ -260,6 +268,9 @@ impl FieldNames {
     }
 
     /// Whether `name` is at most a letter or two away from a field of the model.
+    ///
+    /// The distance counts insertions, deletions, substitutions and swaps of neighbours (optimal string
+    /// alignment). Short names may differ in one letter, names of 8 and more in two.
     fn is_misspelt(self, name: &str) -> bool {
         let allowed = if name.len() < 8 { 1 } else { 2 };
         let aliases = self.aliases.iter().map(|(alias, _)| alias);
@@ -274,6 +285,8 @@ impl FieldNames {
     }
 
     /// "; did you mean `x`?" for the known name nearest to `name`, if one is near.
+    ///
+    /// Names are compared by Jaro-Winkler similarity, which favours a common beginning; it has to exceed 0.8.
     fn nearest(self, name: &str) -> String {
         let aliases = self.aliases.iter().map(|(alias, _)| alias);
         let known = self.read.iter().chain(aliases).chain(&NOT_TRAINED);
@@ -293,7 +306,9 @@ fn is_known(name: &str) -> bool {
 
 /// The fields of a `config.json` that have not been read yet.
 pub(crate) struct ConfigFields {
+    /// The fields that are left; each reader takes its own.
     fields: Map<String, Value>,
+    /// The names that the model reads, for hints.
     names: FieldNames,
 }
 
@@ -342,6 +357,9 @@ impl ConfigFields {
     }
 
     /// Takes a number of something. [`check_size`] checks its range.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for another value than an integer of at least 0.
     pub(crate) fn count(
         &mut self,
         name: &'static str,
@@ -351,6 +369,9 @@ impl ConfigFields {
     }
 
     /// Takes a number of something that may be null.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for another value than such an integer or null.
     pub(crate) fn optional_count(
         &mut self,
         name: &'static str,
@@ -362,11 +383,17 @@ impl ConfigFields {
     }
 
     /// Takes a number.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for another value than a JSON number.
     pub(crate) fn number(&mut self, name: &'static str, default: f64) -> Result<f64, ConfigError> {
         self.take(name, default, "a number", Value::as_f64)
     }
 
     /// Takes a truth value. 0 and 1 are refused, as `transformers` writes `false` and `true`.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for another value than `true` or `false`.
     pub(crate) fn flag(&mut self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
         self.take(name, default, "true or false", Value::as_bool)
     }
@@ -393,6 +420,8 @@ fn as_count(value: &Value) -> Option<usize> {
 }
 
 /// Whether the value of a fixed field means that its feature is off.
+///
+/// An empty list is not among these values: no field of `FIXED` has one in files of `transformers`.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -403,6 +432,9 @@ fn is_off(value: &Value) -> bool {
 }
 
 /// Checks a width, a length or a number of layers.
+///
+/// # Errors
+/// [`ConfigError::Value`] if it is 0 or above `max`.
 pub(crate) fn check_size(name: &'static str, value: usize, max: usize) -> Result<(), ConfigError> {
     if (1..=max).contains(&value) {
         return Ok(());

@@ -1,6 +1,6 @@
 //! What other programs need besides the weights.
 //!
-//! Main type: [`HfExport`].
+//! Main type: [`HfExport`]. It is stored as JSON in training checkpoints.
 
 use std::collections::BTreeMap;
 

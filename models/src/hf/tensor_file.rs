@@ -1,8 +1,14 @@
 //! One safetensors file, opened for reading tensor by tensor.
 //!
-//! Main type: [`TensorFile`]. The header is checked completely when the file is opened (lengths,
-//! offsets, overlaps, the file's own size); tensors are streamed afterwards, so that a file is never
-//! in memory as a whole. See the format at <https://github.com/huggingface/safetensors>.
+//! Main type: [`TensorFile`]. The header is checked completely when the file is opened (lengths, offsets,
+//! overlaps, the file's own size); tensors are streamed afterwards, so that a file is never in memory as a
+//! whole. See the format at <https://github.com/huggingface/safetensors>.
+//!
+//! ```text
+//! 8 bytes    N, the length of the header: little-endian, u64
+//! N bytes    JSON: {"__metadata__": {…}, NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …}
+//! the rest   values, little-endian and row-major; offsets count from here
+//! ```
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -23,15 +29,21 @@ const CHUNK: usize = 1 << 20;
 /// A file whose header has been found sound.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
+    /// The path, for messages.
     path: PathBuf,
+    /// The open file. Each read begins with a seek.
     file: File,
     /// Where the tensors begin, in bytes.
     data_start: u64,
+    /// Type, shape and offsets of each tensor.
     header: Metadata,
 }
 
 impl TensorFile {
     /// Opens the file and checks its header against its size.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Format`] for another format or a truncated file, or an I/O error.
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let io = |source| CheckpointError::io("open", path, source);
         let format = |reason: String| CheckpointError::Format { path: path.to_owned(), reason };
@@ -84,12 +96,20 @@ impl TensorFile {
     }
 
     /// Reads a tensor that [`Self::info`] knows, of a type that [`float_type`] knows, as f32.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Format`] without such a tensor, or an I/O error.
     pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>, CheckpointError> {
         let numel = self.info(name).map_or(0, |info| info.shape.iter().product());
         self.read_range(name, 0..numel)
     }
 
     /// Reads elements `range` of such a tensor, in its flat order.
+    ///
+    /// Memory: the values, and a buffer of 1 MiB.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Format`] without such a tensor, or an I/O error.
     pub(crate) fn read_range(
         &mut self,
         name: &str,

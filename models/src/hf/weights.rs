@@ -1,8 +1,13 @@
 //! The weights of a model folder.
 //!
-//! Main type: [`Weights`]: `model.safetensors`, or the shards that `model.safetensors.index.json` lists. Every tensor
-//! that is missing, left over, of another shape or type or not finite is named, all in one error, before a model
-//! comes out. The file of a large model is never in memory as a whole.
+//! Main type: [`Weights`]: `model.safetensors`, or the shards that `model.safetensors.index.json` lists. Every
+//! tensor that is missing, left over, of another shape or type or not finite is named, all in one error, before
+//! a model comes out. The file of a large model is never in memory as a whole.
+//!
+//! The checks come in this order, each on the result of the one before: headers of all files
+//! ([`Weights::open`]); names, shapes and types against the model ([`Weights::check_shapes`]); values, while
+//! they are read. Methods that say "which fit" rely on the second check. Float types are F32, F16 and BF16, and
+//! all are converted to f32.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,8 +28,11 @@ use crate::weights::ReadWeights;
 /// The weights of a folder, whose files have sound headers.
 #[derive(Debug)]
 pub(crate) struct Weights {
+    /// The folder, for messages.
     folder: PathBuf,
+    /// How module paths and names in files correspond.
     names: Names,
+    /// The open files.
     files: Vec<TensorFile>,
     /// Where each tensor is, by module path.
     tensors: BTreeMap<String, Location>,
@@ -33,13 +41,16 @@ pub(crate) struct Weights {
 /// Where a tensor is: which file, and under which name.
 #[derive(Clone, Debug)]
 struct Location {
+    /// Index in `Weights::files`.
     file: usize,
+    /// The tensor's name in this file.
     name: String,
 }
 
 /// The part of an index file that is used.
 #[derive(Deserialize)]
 struct Index {
+    /// The shard of each tensor, by the tensor's name.
     weight_map: BTreeMap<String, String>,
 }
 
@@ -99,6 +110,9 @@ impl Weights {
     }
 
     /// Refuses weights without a tensor at a module path.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] naming the tensor.
     pub(crate) fn require(&self, path: &str, shape: &[usize]) -> Result<(), CheckpointError> {
         match self.contains(path) {
             true => Ok(()),
@@ -165,10 +179,11 @@ impl Weights {
         Ok(module)
     }
 
-    /// Reads weights, which fit, when they are first used.
+    /// Returns a function that reads weights, which fit, when they are first used.
     ///
-    /// A weight that cannot be read then, or is not finite, is a panic that says so: Burn's lazy parameters cannot
-    /// return errors. Sharded training turns it into one.
+    /// A weight that cannot be read then, or is not finite, is a panic that says so: Burn's lazy parameters
+    /// cannot return errors. Sharded training turns the panic into an error. The function may be called from
+    /// several threads, which read one after the other.
     pub(crate) fn into_reader(self) -> Arc<ReadWeights> {
         let weights = Mutex::new(self);
         Arc::new(move |path: &str| {
@@ -180,6 +195,11 @@ impl Weights {
     }
 
     /// How many values two tensors of one size, which fit, do not have in common.
+    ///
+    /// Memory: 8 MiB. NaN differs from everything.
+    ///
+    /// # Errors
+    /// An I/O error.
     pub(crate) fn count_differences(
         &mut self,
         [left, right]: [&str; 2],
@@ -194,6 +214,9 @@ impl Weights {
     }
 
     /// Fails where there are problems.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] with all problems.
     pub(crate) fn refuse(&self, problems: Vec<TensorProblem>) -> Result<(), CheckpointError> {
         if problems.is_empty() {
             return Ok(());
@@ -227,12 +250,21 @@ impl Weights {
     }
 
     /// Reads a tensor that fits.
+    ///
+    /// # Errors
+    /// An I/O error.
+    ///
+    /// # Panics
+    /// If there is no such tensor: the shapes were not checked.
     fn read(&mut self, path: &str) -> Result<Vec<f32>, CheckpointError> {
         let location = &self.tensors[path];
         self.files[location.file].read(&location.name)
     }
 
     /// Reads such a tensor and refuses values that are infinite or NaN.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Tensors`] for such values, or an I/O error.
     fn read_finite(&mut self, path: &str) -> Result<Vec<f32>, CheckpointError> {
         let values = self.read(path)?;
         let problem = self.not_finite_problem(path, not_finite(&values), values.len());
@@ -241,6 +273,9 @@ impl Weights {
     }
 
     /// Reads elements of such a tensor.
+    ///
+    /// # Errors
+    /// An I/O error.
     fn read_part(&mut self, path: &str, part: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
         let location = &self.tensors[path];
         self.files[location.file].read_range(&location.name, part)
@@ -248,6 +283,8 @@ impl Weights {
 }
 
 /// Elements that are read at a time by checks that keep none of them.
+///
+/// As f32, two of them are 8 MiB.
 const PART: usize = 1 << 20;
 
 /// Cuts a tensor of `numel` elements into ranges that are read one after the other.
@@ -261,6 +298,9 @@ fn not_finite(values: &[f32]) -> usize {
 }
 
 /// Opens the checkpoint's one file, or the shards that its index lists.
+///
+/// # Errors
+/// [`CheckpointError::NoWeights`] if there are none, and the errors of opening a file.
 fn open_files(folder: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
     let (single, index) = (folder.join(WEIGHTS), folder.join(INDEX));
     if single.exists() {
@@ -281,6 +321,10 @@ fn open_files(folder: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
 
 /// Opens the shards of an index. Each listed tensor must be in its shard, and shards must lie in the folder, because
 /// an index from elsewhere must not open other files.
+///
+/// # Errors
+/// [`CheckpointError::Format`] for an index that is not JSON, names a file outside of the folder, or a tensor
+/// that its shard lacks; the errors of opening a file.
 fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
     let format = |reason| CheckpointError::Format { path: index.to_owned(), reason };
     let text = read_small_file(index).map_err(|e| CheckpointError::io("read", index, e))?;
@@ -303,8 +347,11 @@ fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, Checkpoin
 
 /// Puts weights into a module, by module path.
 struct Filler<'a> {
+    /// Where values come from.
     weights: &'a mut Weights,
+    /// The names of the modules that the visit is in.
     path: Vec<String>,
+    /// Tensors whose values are not finite.
     problems: Vec<TensorProblem>,
     /// The first failure to read; nothing is read after it.
     error: Option<CheckpointError>,

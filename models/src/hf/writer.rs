@@ -1,8 +1,15 @@
 //! Writing a model folder.
 //!
-//! Main type: [`CheckpointWriter`]. It takes one tensor at a time, in any order, because the tensors
-//! of a sharded model are gathered one at a time; it holds none of them. The weights get their name
-//! when they are complete: until then nothing in the folder changes that a reader would look at.
+//! Main type: [`CheckpointWriter`]. It takes one tensor at a time, in any order, because the tensors of a
+//! sharded model are gathered one at a time; it holds none of them. The weights get their name when they are
+//! complete: until then nothing in the folder changes that a reader would look at.
+//!
+//! ```text
+//! create    FOLDER/<unfinished name>      the header and space for all tensors
+//! write     …                             each tensor at its offset
+//! finish    FOLDER/model.safetensors      by a rename
+//!           FOLDER/config.json, …         each by a rename, after the weights
+//! ```
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,8 +35,11 @@ pub type Documents = Vec<(&'static str, Map<String, Value>)>;
 /// Dropped before [`CheckpointWriter::finish`], it leaves nothing behind.
 #[derive(Debug)]
 pub struct CheckpointWriter {
+    /// The folder that is written.
     folder: PathBuf,
+    /// The type of the weights in the file.
     float: FloatType,
+    /// JSON files to write at the end.
     documents: Documents,
     /// The weights; `None` once they have their name.
     file: Option<TensorFileWriter>,
@@ -42,6 +52,7 @@ pub struct CheckpointWriter {
 struct PendingTensor {
     /// Its name in the file.
     name: String,
+    /// The shape that its data must have.
     shape: Vec<usize>,
     /// Its first byte, from the beginning of the values.
     start: u64,
@@ -92,6 +103,8 @@ impl CheckpointWriter {
     }
 
     /// Converts and writes values in chunks, so that a large tensor is not in memory twice.
+    ///
+    /// `start` is the tensor's first byte.
     fn write_values(&mut self, start: u64, values: &[f32]) -> std::io::Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
         file.seek(start)?;
@@ -129,6 +142,8 @@ impl CheckpointWriter {
     }
 
     /// Returns the error of one tensor.
+    ///
+    /// `name` is the tensor's name in the file, or the module path of a parameter that the model does not have.
     fn problem(&self, name: String, expected: String, found: String) -> CheckpointError {
         let problems = vec![TensorProblem { name, expected, found }];
         CheckpointError::Tensors { folder: self.folder.clone(), problems }
@@ -164,6 +179,9 @@ fn lay_out(
 }
 
 /// Writes a JSON file whole or not at all.
+///
+/// # Errors
+/// [`CheckpointError::Io`].
 fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), CheckpointError> {
     let text = serde_json::to_string_pretty(fields).expect("a JSON object always is JSON") + "\n";
     PartialFile::replace(path, unfinished(path), text)

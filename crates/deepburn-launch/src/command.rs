@@ -1,4 +1,12 @@
 //! The command line of Open MPI's `mpirun`.
+//!
+//! Main type: [`Mpirun`]. For two hosts with 2 and 1 slots, it is about:
+//!
+//! ```text
+//! mpirun --map-by slot --bind-to none --mca … --tag-output
+//!   -np 2 -H a:2 -x CUDA_VISIBLE_DEVICES=0,1 -x DEEPBURN_STARTED=… finetune job.yaml
+//!   : -np 1 -H b:1 -x CUDA_VISIBLE_DEVICES=0 -x DEEPBURN_STARTED=… finetune job.yaml
+//! ```
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,5 +1,9 @@
 //! Checks that remote hosts respond before `mpirun` is started, which would
 //! wait for them forever.
+//!
+//! Every host runs `true` through the remote shell, all at the same time, so
+//! the check takes as long as the slowest host. It runs before each start,
+//! because a host may have gone down since the last one.
 
 use std::fmt::Write;
 use std::io;
@@ -45,6 +49,9 @@ pub(crate) enum Reached {
 }
 
 /// Runs `true` on all `hosts` in parallel through the remote shell.
+///
+/// An empty list of hosts needs no check. After a failure, a time-out or a
+/// signal, no remote shell is left running.
 ///
 /// # Errors
 ///
@@ -100,6 +107,10 @@ pub(crate) fn connect(
 }
 
 /// Returns the command that runs `true` on a host.
+///
+/// # Errors
+///
+/// Returns [`ConnectError::NoShell`] if `shell` has no word.
 fn probe(shell: &str, host: &str, timeout: Duration) -> Result<Command, ConnectError> {
     // Split in the same way as by mpirun: at spaces, without quotes.
     let mut words = shell.split_whitespace();
@@ -118,6 +129,12 @@ fn probe(shell: &str, host: &str, timeout: Duration) -> Result<Command, ConnectE
 }
 
 /// Starts a check whose result is sent as an event.
+///
+/// `host` is its index, which the event carries.
+///
+/// # Errors
+///
+/// Returns an error if the remote shell cannot be started.
 fn start(host: usize, mut command: Command, events: &Events) -> io::Result<Pid> {
     let child = command.spawn()?;
     let pid = Pid::from_child(&child);
@@ -139,6 +156,9 @@ fn end(pending: &[(usize, Pid)]) {
 
 /// Returns the problem of a host from the result of its remote shell; `None` if
 /// it responded.
+///
+/// The problem is the last line of standard error, or the exit status if there
+/// is none.
 fn failure(output: io::Result<Output>) -> Option<String> {
     match output {
         Ok(output) if output.status.success() => None,

@@ -37,12 +37,22 @@ pub(crate) enum LaunchEvent {
 /// The event queue.
 #[derive(Debug)]
 pub(crate) struct Events {
+    /// The sender that new threads get a copy of.
     sender: Sender<LaunchEvent>,
+    /// The receiver, which only the launcher's main thread reads.
     receiver: Receiver<LaunchEvent>,
 }
 
 impl Events {
     /// Starts to catch SIGTERM, SIGINT, SIGHUP and SIGUSR1.
+    ///
+    /// From then on these signals no longer end the process. A handler may do
+    /// very little, so it writes a byte to a socket, and a thread turns the
+    /// byte into an event.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a socket or a handler cannot be created.
     pub(crate) fn listen() -> io::Result<Self> {
         let (sender, receiver) = channel();
         for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1] {
@@ -80,6 +90,8 @@ impl Events {
     }
 
     /// Waits for `duration`. Returns early with the first signal.
+    ///
+    /// Other events belong to runs that have ended and are dropped.
     pub(crate) fn pause(&self, duration: Duration) -> Option<i32> {
         let end = Instant::now() + duration;
         while let Some(event) = self.next(Some(end)) {

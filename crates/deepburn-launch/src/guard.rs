@@ -21,11 +21,16 @@ kill -KILL "$1""#;
 
 /// A shell that waits for the end of the launcher.
 pub(crate) struct Guard {
+    /// The shell, whose standard input is the pipe.
     shell: Child,
 }
 
 impl Guard {
     /// Starts a guard for `mpirun`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no shell can be started.
     pub(crate) fn of(mpirun: Pid) -> io::Result<Self> {
         // The guard has its own process group, which Ctrl-C does not reach.
         let shell = Command::new("sh")

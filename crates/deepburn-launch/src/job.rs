@@ -1,4 +1,18 @@
 //! One run of `mpirun`, from its start until all its processes have ended.
+//!
+//! ```text
+//! Running ── signal: SIGUSR1, repeated ──► Stopping ── signal or grace over: SIGTERM ──► Terminating
+//!    │                                        │                                              │
+//!    └──────── mpirun reports an abort ───────┴───────────────────────────────────────►      │
+//!                                                              signal or 10 s over: SIGKILL ─┴─► Killed
+//! ```
+//!
+//! A stalled `mpirun` is killed at any stage. The end of `mpirun` ends the run
+//! at any stage; processes that it left behind are killed then.
+//!
+//! Threads of a run: two copy output, one waits for the end of `mpirun`, one
+//! looks for a stall, and the calling thread decides. All of them report to one
+//! queue of events, so no two reactions can overlap.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -63,6 +77,14 @@ const LAST_OUTPUT: Duration = Duration::from_secs(2);
 
 /// Runs `words` until all processes have ended. After a signal, ranks have
 /// `grace` to save and stop.
+///
+/// Standard input is empty. Output of ranks is copied to the launcher's own,
+/// line by line.
+///
+/// # Errors
+///
+/// Returns an error if `words` is empty, if `mpirun` cannot be started, or if
+/// it cannot be waited for.
 pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Result<JobEnd> {
     orphans::adopt();
     let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
@@ -143,16 +165,26 @@ fn copy_output(
 /// The stage of ending a job. Each stage is more forceful than the one before.
 #[derive(Debug, Clone, Copy)]
 enum StopStage {
+    /// The ranks train, and nobody has asked them to stop.
     Running,
     /// Ranks were asked to save and stop.
     Stopping,
     /// `mpirun` was asked to end the ranks.
     Terminating,
+    /// `mpirun` was killed. Only its end is awaited.
     Killed,
 }
 
 /// Waits for the end of `mpirun`. A signal or an expired deadline starts the
 /// next stage. Returns the exit status and the first signal.
+///
+/// SIGUSR1 is sent again every few seconds while ranks are stopping, because
+/// `mpirun` loses signals while it starts ranks. Ranks ignore the repetitions.
+/// `grace` counts from the first signal.
+///
+/// # Errors
+///
+/// Returns an error if `mpirun` cannot be waited for.
 fn supervise(
     mpirun: Pid,
     grace: Duration,
@@ -256,6 +288,8 @@ fn overdue(stage: StopStage) -> &'static str {
 }
 
 /// Returns the exit status in the form that a shell reports.
+///
+/// A status that does not fit is 1.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)

@@ -82,6 +82,7 @@ impl Launch {
         self.mpirun.words(&self.attempt(0))
     }
 
+    /// Returns the start after this number of restarts.
     fn attempt(&self, restarts: u32) -> Attempt {
         Attempt { started: self.started, restarts }
     }
@@ -124,6 +125,12 @@ impl Launch {
         }
     }
 
+    /// Checks the remote hosts and runs the job once. A signal that has already
+    /// arrived starts nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a host does not respond or `mpirun` cannot be run.
     fn run_once(&self, restarts: u32, events: &Events) -> Result<JobEnd, LaunchError> {
         if let Some(signal) = events.pending_signal() {
             return Ok(interrupted(signal));

@@ -6,9 +6,18 @@
 //! the pieces of each rank until a line is complete. Text without a tag comes
 //! from `mpirun` itself and is not changed.
 //!
+//! ```text
+//! from mpirun                                  printed
+//! [1,0]<stdout>:loss [1,1]<stdout>:loss 2.2⏎   [1] loss 2.2
+//! [1,0]<stdout>:2.1⏎                           [0] loss 2.1
+//! Primary job terminated normally⏎             Primary job terminated normally
+//! ```
+//!
 //! A rank's standard error is not a terminal, so programs print lines instead
 //! of a progress bar. If a line was overwritten with carriage returns, its last
 //! state is printed.
+//!
+//! Memory holds the incomplete lines of all ranks.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -16,6 +25,9 @@ use std::io::{Read, Write};
 /// Copies the output of `mpirun` to `to`, line by line. Returns the first
 /// failed rank if `mpirun` named one. Calls `on_abort` when `mpirun` reports
 /// that it is ending the job.
+///
+/// An output that cannot be written is dropped. `from` is read to its end in
+/// any case, because ranks would block on a full pipe.
 pub(crate) fn copy_lines(
     mut from: impl Read,
     to: impl Write,
@@ -42,8 +54,11 @@ pub(crate) fn copy_lines(
 const ABORTS: [&str; 3] =
     ["the job has been aborted", "the job to be terminated", "lost communication with"];
 
+/// The state of copying one stream.
 struct Lines<W, F> {
+    /// Where complete lines are written.
     to: W,
+    /// Called for each message of `mpirun` that it ends the job.
     on_abort: F,
     /// Bytes that may be the beginning of a tag.
     unread: Vec<u8>,
@@ -51,6 +66,7 @@ struct Lines<W, F> {
     rank: Option<usize>,
     /// Incomplete lines by rank.
     open: BTreeMap<Option<usize>, Vec<u8>>,
+    /// The first failed rank that `mpirun` named.
     failed: Option<usize>,
 }
 
@@ -65,6 +81,8 @@ enum Tag {
 }
 
 impl<W: Write, F: FnMut()> Lines<W, F> {
+    /// Takes bytes as they were read. `last` means that no more will follow, so
+    /// the beginning of a tag is text.
     fn add(&mut self, bytes: &[u8], last: bool) {
         self.unread.extend_from_slice(bytes);
         let text = std::mem::take(&mut self.unread);
@@ -87,6 +105,8 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
         }
     }
 
+    /// Appends a byte to the line of the current rank, and prints the line if
+    /// it is complete.
     fn push(&mut self, byte: u8) {
         let line = self.open.entry(self.rank).or_default();
         if byte == b'\n' {
@@ -102,6 +122,8 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
         line.push(byte);
     }
 
+    /// Prints a line with its rank. Lines of `mpirun` are searched for failures
+    /// and have no prefix.
     fn print(&mut self, rank: Option<usize>, line: &[u8]) {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         if rank.is_none() {

@@ -73,6 +73,7 @@ pub(crate) fn is_program(program: &str, path: Option<&OsStr>) -> bool {
     })
 }
 
+/// Returns true if `file` is a regular file that somebody may execute.
 fn is_executable(file: &Path) -> bool {
     file.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
 }

@@ -4,6 +4,13 @@
 //! The rules are the same as in DeepSpeed's `parse_resource_filter` and `main`,
 //! but stricter in two points: an empty selection and more nodes than hosts are
 //! errors.
+//!
+//! ```text
+//! --include a@b:0,2    all slots of a, and the slots 0 and 2 of b
+//! --exclude b:1        everything but slot 1 of b
+//! --num_nodes 2        the first two hosts of the hostfile
+//! --num_gpus 4         the slots 0 to 3 of each host
+//! ```
 
 use std::collections::BTreeSet;
 
@@ -139,6 +146,8 @@ impl Selection {
         Ok(selected)
     }
 
+    /// Returns an error for options that contradict each other, and for counts
+    /// of 0.
     fn check_options(&self) -> Result<(), SelectionError> {
         let written = |list: &Option<String>| list.as_ref().is_some_and(|list| !list.is_empty());
         let lists = [("--include", written(&self.include)), ("--exclude", written(&self.exclude))];
@@ -158,6 +167,12 @@ impl Selection {
     }
 }
 
+/// Returns the hosts of a list, in the order of `hosts`, with the slots that
+/// the list names.
+///
+/// # Errors
+///
+/// Returns an error for an invalid list.
 fn included(hosts: &[HostSlots], list: &str) -> Result<Vec<HostSlots>, SelectionError> {
     let entries = parse_list("--include", hosts, list)?;
     let chosen = |host: &HostSlots| {
@@ -171,6 +186,12 @@ fn included(hosts: &[HostSlots], list: &str) -> Result<Vec<HostSlots>, Selection
     Ok(hosts.iter().filter_map(chosen).collect())
 }
 
+/// Returns `hosts` without the hosts and slots of a list. A host without a slot
+/// left is dropped.
+///
+/// # Errors
+///
+/// Returns an error for an invalid list, or if nothing is left.
 fn excluded(hosts: &[HostSlots], list: &str) -> Result<Vec<HostSlots>, SelectionError> {
     let entries = parse_list("--exclude", hosts, list)?;
     let mut left = hosts.to_vec();
@@ -216,6 +237,8 @@ fn parse_list(
 }
 
 /// Parses `HOST` or `HOST:SLOT,SLOT,...`.
+///
+/// Returns `None` if a slot is not a number. No slots mean all slots.
 fn parse_entry(entry: &str) -> Option<(String, BTreeSet<usize>)> {
     let Some((name, slots)) = entry.split_once(':') else {
         return Some((entry.to_owned(), BTreeSet::new()));

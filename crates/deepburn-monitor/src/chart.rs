@@ -1,9 +1,14 @@
 //! A chart: lines or stacked bands over the step, as an inline SVG with a
 //! caption.
 //!
-//! Values that are not finite leave a gap. Long lines are reduced to the
-//! extremes of each range of steps, so that no spike is lost and the page stays
-//! small. Bands are reduced to means, which still add up.
+//! Main types: [`Chart`] and [`Series`]. Values that are not finite leave a
+//! gap. Long lines are reduced to the extremes of each range of steps, so that
+//! no spike is lost and the page stays small. Bands are reduced to means, which
+//! still add up.
+//!
+//! The SVG has fixed colours. The page's style sheet finds the grid and the
+//! dashed lines by their colours, because plotters writes neither classes nor
+//! dashes.
 
 use crate::html::{Escaped, push};
 use crate::report::ReportError;
@@ -20,6 +25,8 @@ const STRETCHES: usize = 300;
 
 /// Larger values are drawn as gaps, because nothing else of the curve would be
 /// visible.
+///
+/// A single value of this size would flatten the rest of the curve to a line.
 const LARGEST: f64 = 1e100;
 
 /// The colour of grid and axes. The style sheet replaces exactly this colour
@@ -53,16 +60,21 @@ const UNBROKEN: usize = 6;
 /// A named line.
 #[derive(Debug, Clone)]
 pub(crate) struct Series {
+    /// The name in the key.
     name: String,
     /// Segments of (step, value) without gaps.
     segments: Vec<Vec<(f64, f64)>>,
 }
 
 impl Series {
+    /// Returns a line through `points`, which are (step, value) in ascending
+    /// order of steps.
     pub(crate) fn new(name: impl Into<String>, points: impl Iterator<Item = (f64, f64)>) -> Self {
         Self::of(name.into(), &thinned(points.collect()))
     }
 
+    /// Returns a line through all `points`, split where a value cannot be
+    /// drawn.
     fn of(name: String, points: &[(f64, f64)]) -> Self {
         let drawable = |(_, y): &(f64, f64)| y.is_finite() && y.abs() <= LARGEST;
         let segments = points
@@ -73,6 +85,7 @@ impl Series {
         Self { name, segments }
     }
 
+    /// Returns all points that are drawn.
     fn points(&self) -> impl Iterator<Item = (f64, f64)> {
         self.segments.iter().flatten().copied()
     }
@@ -81,6 +94,9 @@ impl Series {
 /// Returns the lowest and highest point of each range, in order. Short lines
 /// are returned unchanged. A point that is not finite represents its range, so
 /// gaps are kept.
+///
+/// At most three points represent a range: a gap, the lowest and the highest
+/// value.
 fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     if points.len() <= 2 * STRETCHES {
         return points;
@@ -107,6 +123,10 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 
 /// Returns bands that add up: for each step the amount of every name. Many
 /// steps are reduced to the mean of each range.
+///
+/// `rows` are (step, amounts), with an amount for each name. The series are
+/// cumulative: the value of a band is its upper edge. A range is drawn at its
+/// first step.
 pub(crate) fn stacked(names: &[&str], rows: &[(f64, Vec<f64>)]) -> Vec<Series> {
     let stretch = rows.len().div_ceil(STRETCHES).max(1);
     let mut tops = vec![Vec::new(); names.len()];
@@ -133,13 +153,18 @@ enum Marks {
 /// Series over the step with a common vertical axis.
 #[derive(Debug, Clone)]
 pub(crate) struct Chart {
+    /// The caption.
     title: String,
+    /// The lines, or the bands from the lowest to the highest.
     series: Vec<Series>,
+    /// How the series are drawn.
     marks: Marks,
+    /// Whether the vertical axis includes 0.
     starts_at_zero: bool,
 }
 
 impl Chart {
+    /// Returns a chart of lines. The vertical axis covers the values.
     pub(crate) fn new(title: impl Into<String>, series: Vec<Series>) -> Self {
         Self { title: title.into(), series, marks: Marks::Lines, starts_at_zero: false }
     }
@@ -180,6 +205,8 @@ impl Chart {
         Ok(html)
     }
 
+    /// Appends the names of the series that have points, with samples of their
+    /// lines.
     fn push_key(&self, html: &mut String) {
         html.push_str("<p>");
         let drawn = |series: &Series| !series.segments.is_empty();
@@ -189,6 +216,13 @@ impl Chart {
         html.push_str("</p>\n");
     }
 
+    /// Draws axes and series into an SVG. Bands are drawn from the highest to
+    /// the lowest, because each is an area down to 0 and covers the part that
+    /// belongs to the bands below it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the drawing library.
     fn draw(&self, svg: &mut String) -> Result<(), String> {
         let says = |error: DrawingAreaErrorKind<_>| error.to_string();
         let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
@@ -237,6 +271,9 @@ impl Chart {
     }
 
     /// Returns the ranges of both axes.
+    ///
+    /// A single step gets a range of one around it, because an axis needs two
+    /// ends.
     fn ranges(&self) -> (Range<f64>, Range<f64>) {
         let bounds = |value: fn((f64, f64)) -> f64| {
             let values = self.series.iter().flat_map(Series::points).map(value);
@@ -254,6 +291,8 @@ impl Chart {
 }
 
 /// Appends a sample of the line of series `index` with its name.
+///
+/// More series than colours repeat them.
 pub(crate) fn push_key_entry(html: &mut String, index: usize, name: &str) {
     let RGBColor(r, g, b) = COLOURS[index % MAX_SERIES];
     let line = if index % MAX_SERIES < UNBROKEN { "solid" } else { "dashed" };
@@ -281,6 +320,8 @@ fn padded(low: f64, high: f64) -> Range<f64> {
 }
 
 /// Formats a label of about six characters: `0.25`, `1.5k`, `64M`, `3e-5`.
+///
+/// Values below 1e-12 are shown as 0.
 fn compact(value: f64) -> String {
     let size = value.abs();
     let (value, suffix) = match size {
@@ -296,6 +337,8 @@ fn compact(value: f64) -> String {
     format!("{}{suffix}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
+/// Formats a number with up to three digits and its power of ten, without
+/// trailing zeros.
 fn scientific(value: f64) -> String {
     let text = format!("{value:.2e}");
     match text.split_once('e') {

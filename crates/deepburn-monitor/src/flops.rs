@@ -64,6 +64,7 @@ pub struct FlopsTotals {
 /// The modules of a model with their counts.
 #[derive(Debug, Clone)]
 pub struct FlopsProfile {
+    /// The model, with its modules as children.
     root: Node,
 }
 
@@ -111,6 +112,8 @@ impl FlopsProfile {
         Ok(())
     }
 
+    /// Writes the sums over the model and the utilization. Lines whose inputs
+    /// are unknown are omitted.
     fn write_totals(&self, out: &mut impl Write, options: &FlopsOptions) -> fmt::Result {
         let totals = self.totals();
         let all = hardware_flops(totals, options);
@@ -140,6 +143,8 @@ impl FlopsProfile {
         Ok(())
     }
 
+    /// Writes the largest modules of each depth, by parameters and by
+    /// operations of forward.
     fn write_top_modules(&self, out: &mut impl Write, options: &FlopsOptions) -> fmt::Result {
         let levels = self.root.levels();
         let last = options.module_depth.unwrap_or(usize::MAX).min(levels.len() - 1);
@@ -155,6 +160,8 @@ impl FlopsProfile {
         Ok(())
     }
 
+    /// Writes every module with its share of the model. A module includes its
+    /// submodules.
     fn write_tree(&self, out: &mut impl Write) -> fmt::Result {
         writeln!(out, "\nAll modules, with their share of the model")?;
         let whole = self.totals();
@@ -170,6 +177,7 @@ impl FlopsProfile {
     }
 }
 
+/// Writes the `count` largest `modules` by `size` in one line.
 fn write_top(
     out: &mut impl Write,
     name: &str,
@@ -194,15 +202,19 @@ fn hardware_flops(totals: FlopsTotals, options: &FlopsOptions) -> f64 {
     (1.0 + options.recompute_fwd_factor) * totals.forward as f64 + totals.backward as f64
 }
 
+/// Returns `flops` of one step over what the device could have executed in its
+/// time; `None` without a time or a peak rate.
 fn utilization(flops: f64, options: &FlopsOptions) -> Option<f64> {
     let (seconds, peak) = (options.step_seconds?, options.peak_flops?);
     (seconds > 0.0 && peak > 0.0).then(|| flops / seconds / peak)
 }
 
+/// Returns operations a second; 0 without a time.
 fn rate(flops: f64, seconds: f64) -> f64 {
     if seconds > 0.0 { flops / seconds } else { 0.0 }
 }
 
+/// Formats a part of a whole in per cent; 0 of nothing.
 fn share(part: f64, whole: f64) -> String {
     percent(if whole > 0.0 { part / whole } else { 0.0 })
 }
@@ -224,6 +236,7 @@ fn quantity(value: f64, unit: &str) -> String {
     format!("{number} {prefix}{unit}").trim_end().to_owned()
 }
 
+/// Formats a time in a unit in which it has digits before the point.
 fn duration(seconds: f64) -> String {
     match seconds {
         _ if seconds >= 1.0 => format!("{seconds:.2} s"),

@@ -1,4 +1,8 @@
 //! The HTML page around the curves: escaping, tables, the frame and its style.
+//!
+//! The page is self-contained: style and curves are inline, and there is no
+//! script. Names, paths and values of a job come from outside, so everything
+//! that is not a literal of this crate goes through [`Escaped`].
 
 use deepburn_files::PartialFile;
 use serde_json::Value;
@@ -6,6 +10,7 @@ use std::fmt::{self, Write};
 use std::io;
 use std::path::Path;
 
+/// The style sheet, with a light and a dark theme.
 const STYLE: &str = include_str!("style.css");
 
 /// Text from outside, escaped for HTML text and quoted attributes.
@@ -40,6 +45,8 @@ pub(crate) fn push(html: &mut String, text: fmt::Arguments<'_>) {
 
 /// Appends a heading and a table of names and values, or nothing if there are
 /// no values.
+///
+/// Both columns are escaped.
 pub(crate) fn table(html: &mut String, heading: &str, rows: &[(String, String)]) {
     if rows.is_empty() {
         return;
@@ -57,6 +64,9 @@ pub(crate) fn table(html: &mut String, heading: &str, rows: &[(String, String)])
 const NARROW: usize = 4;
 
 /// Appends a heading and a table with column titles.
+///
+/// `head` has the column titles, and each row a cell for each of them. The
+/// first cell of a row is its heading.
 pub(crate) fn grid(html: &mut String, heading: &str, head: &[String], rows: &[Vec<String>]) {
     push(html, format_args!("<section>\n<h2>{}</h2>\n", Escaped(heading)));
     let class = if head.len() > NARROW { "grid lists" } else { "grid" };
@@ -105,6 +115,13 @@ pub(crate) fn grouped(number: u64) -> String {
 }
 
 /// Writes a file atomically: it has the old or the new content.
+///
+/// The text goes to `PATH.partial`, which is then renamed. It is not flushed:
+/// after a power failure the page may be missing.
+///
+/// # Errors
+///
+/// Returns the error of the operating system.
 pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");

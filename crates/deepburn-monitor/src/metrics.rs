@@ -6,7 +6,6 @@
 //! line has been passed to the operating system when the call that wrote it
 //! returns. An incomplete last line of a killed run is dropped; any other line
 //! that is not a row is an error.
-//! a row is an error.
 
 use crate::append::{AppendFile, is_full};
 use deepburn_files::PartialFile;

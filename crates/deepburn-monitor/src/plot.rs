@@ -46,14 +46,19 @@ pub enum PlotError {
 /// A run.
 #[derive(Debug, Clone)]
 struct Run {
+    /// The name in keys and tables.
     name: String,
+    /// Its optimizer steps, in order.
     steps: Vec<StepRow>,
+    /// Its evaluations, in order.
     evals: Vec<EvalRow>,
 }
 
 /// Several runs, ready to be drawn.
 #[derive(Debug, Clone)]
 pub struct Comparison {
+    /// The runs, in the order in which they were given; the place decides the
+    /// colour.
     runs: Vec<Run>,
 }
 
@@ -135,6 +140,8 @@ impl Comparison {
         Ok(html::page(&title, &body))
     }
 
+    /// Returns the charts, the most important first. Charts of values that no
+    /// run has are omitted.
     fn charts(&self) -> Vec<Chart> {
         const MIB: f64 = (1 << 20) as f64;
         let steps = |title, value: fn(&StepRow) -> f64| {
@@ -176,10 +183,12 @@ impl Comparison {
     }
 }
 
+/// Returns (step, value) for each row.
 fn points<R>(rows: &[R], step: fn(&R) -> u64, value: fn(&R) -> f64) -> Vec<(f64, f64)> {
     rows.iter().map(|row| (step(row) as f64, value(row))).collect()
 }
 
+/// The column titles of the table of results.
 const HEAD: [&str; 7] =
     ["Run", "steps", "last loss", "best eval loss", "best accuracy", "tokens/s", "memory, peak"];
 
@@ -214,6 +223,10 @@ fn record_of(path: &Path) -> PathBuf {
 
 /// Returns a name for each file: the parts of its path from the first to the
 /// last difference, counted from the end.
+///
+/// The common end of all paths is skipped, and as many parts before it are
+/// taken as make all names different. `out/a/run` and `out/b/run` are so named
+/// `a` and `b`.
 fn names(files: &[PathBuf]) -> Vec<String> {
     let parts: Vec<Vec<String>> = files.iter().map(|file| parts_of(file)).collect();
     let from_end = |parts: &'_ [String], index: usize| {

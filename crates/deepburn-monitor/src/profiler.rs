@@ -5,6 +5,17 @@
 //! program, and ranks report the beginning and end of steps. Outside the
 //! profiled steps it costs one atomic read. The result is `trace.json` (for
 //! chrome://tracing and Perfetto), `memory.csv` and `memory.html`.
+//!
+//! Everything is kept in memory until the end of the run: a span takes about
+//! 200 bytes, so the limit of a million spans is about 200 MB. Recording takes
+//! a lock, which ranks share; the profile of many ranks with tiny spans is
+//! therefore slower than the run.
+//!
+//! ```text
+//! trace.json    {"traceEvents": [{"name", "ph": "X", "tid": thread, "ts", "dur", "args"}, …],
+//!                "otherData": {"dropped_spans": N}}          times in microseconds
+//! memory.csv    microseconds,rank,category,bytes
+//! ```
 
 mod memory;
 mod spans;
@@ -52,27 +63,34 @@ pub enum ProfileError {
 /// Records some steps of a run. Clones record into the same profile.
 #[derive(Debug, Clone)]
 pub struct Profiler {
+    /// What all clones have in common.
     shared: Arc<Shared>,
 }
 
+/// The state of a profiler, which the layer and all ranks share.
 #[derive(Debug)]
 struct Shared {
     /// The requested profile; unset until it is requested.
     wanted: OnceLock<Wanted>,
+    /// The time from which microseconds are counted.
     started: Instant,
     /// The number of threads inside a profiled step. Spans are recorded while
     /// it is not 0.
     inside: AtomicUsize,
+    /// What was recorded so far.
     recording: Mutex<Recording>,
 }
 
 /// The profiled steps and the output folder.
 #[derive(Debug)]
 struct Wanted {
+    /// The numbers of the profiled steps, from 1.
     windows: Vec<RangeInclusive<u64>>,
+    /// The folder that the files are written to.
     folder: PathBuf,
 }
 
+/// Everything that was recorded so far.
 #[derive(Debug, Default)]
 struct Recording {
     /// The threads in order of their first span; the index is the number of the
@@ -80,8 +98,11 @@ struct Recording {
     threads: Vec<(ThreadId, String)>,
     /// The current step of each thread, and its start in microseconds.
     steps: HashMap<ThreadId, (u64, f64)>,
+    /// Spans that have ended, at most `MAX_SPANS`.
     spans: Vec<Complete>,
+    /// The number of spans after them.
     dropped: u64,
+    /// The reported memory, in the order of the reports.
     memory: Vec<Sample>,
 }
 
@@ -117,6 +138,8 @@ impl Profiler {
     }
 
     /// Records that this thread starts a step.
+    ///
+    /// A step of this thread that was not ended is ended now.
     pub fn begin_step(&self, step: u64) {
         self.end_current();
         let windows = self.shared.wanted.get().map_or(&[][..], |wanted| &wanted.windows);
@@ -139,6 +162,9 @@ impl Profiler {
 
     /// Records the memory of a rank, in bytes by category. Has no effect
     /// outside the profiled steps.
+    ///
+    /// Steps of any thread count: a rank that is not inside one is recorded
+    /// while another is.
     pub fn memory(&self, rank: usize, categories: &[(&str, u64)]) {
         if !self.is_on() {
             return;
@@ -182,10 +208,13 @@ impl Profiler {
         Ok(true)
     }
 
+    /// Returns true while any thread is inside a profiled step.
     fn is_on(&self) -> bool {
         self.shared.inside.load(Ordering::Relaxed) > 0
     }
 
+    /// Ends the current step of this thread, if it has one, and records it as a
+    /// span.
     fn end_current(&self) {
         let id = thread::current().id();
         let mut recording = self.recording();
@@ -207,10 +236,12 @@ impl Profiler {
         }
     }
 
+    /// Returns the time since the start of the profiler.
     fn microseconds(&self, at: Instant) -> f64 {
         at.duration_since(self.shared.started).as_nanos() as f64 / 1e3
     }
 
+    /// Locks the recording.
     fn recording(&self) -> MutexGuard<'_, Recording> {
         // Every change is a single push or removal, so a panic leaves the value
         // consistent.
@@ -219,6 +250,8 @@ impl Profiler {
 }
 
 impl Recording {
+    /// Adds a span of this thread, or counts it if there are too many. Times
+    /// are in microseconds.
     fn push(&mut self, name: &'static str, (begun, ended): (f64, f64), args: Map<String, Value>) {
         if self.spans.len() >= MAX_SPANS {
             self.dropped += 1;
@@ -242,6 +275,7 @@ impl Recording {
     }
 }
 
+/// Returns the error of a file or folder.
 fn file_error(path: &Path, source: io::Error) -> ProfileError {
     ProfileError::File { path: path.to_path_buf(), source }
 }

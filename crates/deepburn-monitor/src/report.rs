@@ -115,6 +115,8 @@ fn job_rows(job: &Value) -> Vec<(String, String)> {
     rows
 }
 
+/// Appends the values below `value`, which is at `path`. Nulls are omitted;
+/// empty objects and lists are shown as JSON.
 fn collect_leaves(path: &str, value: &Value, rows: &mut Vec<(String, String)>) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {

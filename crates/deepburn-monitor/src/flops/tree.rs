@@ -1,4 +1,7 @@
 //! The tree of modules that the paths describe.
+//!
+//! A node has only its own counts, as the entries do. Sums over submodules are
+//! computed when they are needed; models have few enough modules.
 
 use super::{FlopsTotals, ModuleFlops};
 use std::fmt;
@@ -6,12 +9,16 @@ use std::fmt;
 /// A module with its own counts and its submodules in order of their entries.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
+    /// The last part of the path; the model's name for the root.
     name: String,
+    /// The counts of the module without its submodules.
     own: FlopsTotals,
+    /// The submodules, in the order of their first entries.
     children: Vec<Node>,
 }
 
 impl Node {
+    /// Returns a module without counts and submodules.
     pub(super) fn new(name: &str) -> Self {
         Self { name: name.to_owned(), own: FlopsTotals::default(), children: Vec::new() }
     }
@@ -52,6 +59,8 @@ impl Node {
         levels
     }
 
+    /// Adds this module and its submodules to `levels`. `prefix` is the path of
+    /// its parent with a dot.
     fn collect_levels(
         &self,
         depth: usize,
@@ -71,6 +80,10 @@ impl Node {
     }
 
     /// Calls `show` for every module, parents first.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error of `show`.
     pub(super) fn visit(
         &self,
         depth: usize,

@@ -1,4 +1,8 @@
 //! Memory over time: a table, and a page with a chart for each rank.
+//!
+//! Samples are taken when a rank reports, usually several times a step. The
+//! table has all of them. A chart has at most 300 points and at most 12 bands;
+//! categories beyond are added up as *other*.
 
 use crate::chart::{Chart, MAX_SERIES, stacked};
 use crate::html;
@@ -14,22 +18,29 @@ const MOMENTS: usize = 300;
 pub(super) struct Sample {
     /// Microseconds since the start of the profiler.
     pub(super) at: f64,
+    /// The rank that the memory belongs to.
     pub(super) rank: usize,
     /// Bytes by category.
     pub(super) bytes: Vec<(String, u64)>,
 }
 
 impl Sample {
+    /// Returns the bytes of all categories.
     fn total(&self) -> u64 {
         self.bytes.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
+    /// Returns the bytes of a category; 0 if it was not reported.
     fn of(&self, category: &str) -> u64 {
         self.bytes.iter().find(|(name, _)| name == category).map_or(0, |(_, bytes)| *bytes)
     }
 }
 
 /// Returns a line for each time, rank and category.
+///
+/// # Errors
+///
+/// Returns an error if the text cannot be made; memory is its only cause.
 pub(super) fn to_csv(samples: &[Sample]) -> io::Result<String> {
     let mut table = csv::Writer::from_writer(Vec::new());
     table.write_record(["microseconds", "rank", "category", "bytes"])?;
@@ -44,6 +55,10 @@ pub(super) fn to_csv(samples: &[Sample]) -> io::Result<String> {
 }
 
 /// Returns a page with a chart for each rank.
+///
+/// # Errors
+///
+/// Returns an error if a chart cannot be drawn.
 pub(super) fn to_html(samples: &[Sample]) -> Result<String, ReportError> {
     const TITLE: &str = "Memory over time";
     let mut ranks: Vec<usize> = samples.iter().map(|sample| sample.rank).collect();
@@ -61,6 +76,8 @@ pub(super) fn to_html(samples: &[Sample]) -> Result<String, ReportError> {
     Ok(html::page(TITLE, &body))
 }
 
+/// Returns the chart of a rank: MiB of each category over milliseconds,
+/// stacked. Of each range of samples the one with the largest sum is drawn.
 fn chart(rank: usize, samples: &[&Sample]) -> Chart {
     const MIB: f64 = (1 << 20) as f64;
     let mut names: Vec<&str> = Vec::new();

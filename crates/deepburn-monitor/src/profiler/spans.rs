@@ -1,4 +1,9 @@
 //! The `tracing` layer that receives spans.
+//!
+//! A span is recorded when it is left, with the thread that leaves it. Its
+//! start and fields are kept in the registry's extensions of the span
+//! meanwhile. A span that is entered several times gives one record for each
+//! time.
 
 use super::Profiler;
 use serde_json::{Map, Value};
@@ -23,16 +28,20 @@ where
     }))
 }
 
+/// The layer. Its field is the profiler that gets the records.
 struct Spans(Profiler);
 
 /// The fields of a span and the time at which it was entered.
 #[derive(Default)]
 struct Timing {
+    /// The fields, as JSON.
     args: Map<String, Value>,
+    /// The time of the last entry; `None` outside of the span.
     begun: Option<Instant>,
 }
 
 impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
+    /// Attaches the fields that the span was created with.
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         if let Some(span) = context.span(id) {
             let mut timing = Timing::default();
@@ -41,6 +50,7 @@ impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
         }
     }
 
+    /// Adds fields that are set later, such as the size of a result.
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
         if let Some(span) = context.span(id)
             && let Some(timing) = span.extensions_mut().get_mut::<Timing>()
@@ -49,6 +59,8 @@ impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
         }
     }
 
+    /// Remembers the time of the entry. A span from before the profiled steps
+    /// has no timing and is ignored.
     fn on_enter(&self, id: &Id, context: Context<'_, S>) {
         if let Some(span) = context.span(id)
             && let Some(timing) = span.extensions_mut().get_mut::<Timing>()
@@ -57,6 +69,8 @@ impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
         }
     }
 
+    /// Records the time since the entry. The fields are copied, because the
+    /// span may be entered again.
     fn on_exit(&self, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
         let left = span.extensions_mut().get_mut::<Timing>().and_then(|timing| {
@@ -73,6 +87,7 @@ impl<S: tracing::Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
 struct Fields<'a>(&'a mut Map<String, Value>);
 
 impl Fields<'_> {
+    /// Sets a field.
     fn insert(&mut self, field: &Field, value: impl Into<Value>) {
         self.0.insert(field.name().to_owned(), value.into());
     }

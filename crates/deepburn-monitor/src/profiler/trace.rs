@@ -1,5 +1,9 @@
 //! Chrome's trace format as a JSON object: complete events, counters and names
 //! of tracks. Times are in microseconds.
+//!
+//! Every thread is a track (`tid`) with its name, and the memory of each rank
+//! is a counter, which viewers draw as a stacked area. See "Trace Event Format"
+//! in the documentation of Chromium.
 
 use super::Recording;
 use serde_json::{Map, Value, json};
@@ -7,16 +11,21 @@ use serde_json::{Map, Value, json};
 /// A completed span, for an `X` event.
 #[derive(Debug, Clone)]
 pub(super) struct Complete {
+    /// The name of the span.
     pub(super) name: &'static str,
+    /// The index of its thread in `Recording::threads`.
     pub(super) track: usize,
     /// Microseconds since the start of the profiler.
     pub(super) begun: f64,
     /// The duration in microseconds.
     pub(super) lasted: f64,
+    /// The fields of the span.
     pub(super) args: Map<String, Value>,
 }
 
 /// Returns the complete trace.
+///
+/// The text is built in memory as a whole.
 pub(super) fn to_json(recording: &Recording) -> String {
     let pid = std::process::id();
     let mut events = vec![json!({

@@ -1,4 +1,8 @@
 //! The curves of a run.
+//!
+//! A chart without data is omitted: evaluations of a run that has none, the
+//! loss scale outside of fp16, phases and tiers of metrics that do not have
+//! them. Horizontal axes are optimizer steps.
 
 use crate::chart::{Chart, Series, stacked};
 use crate::metrics::{EvalRow, MemoryRow, StepRow};
@@ -65,12 +69,16 @@ fn quality(evals: &[EvalRow]) -> Option<Chart> {
     }
 }
 
+/// Returns a line over the steps at which the run was evaluated.
 fn by_eval(evals: &[EvalRow], value: fn(&EvalRow) -> f64) -> Series {
     Series::new("evaluation", evals.iter().map(|row| (row.step as f64, value(row))))
 }
 
 /// Returns the seconds of each of the [`PHASES`] of a step, if they were
 /// measured.
+///
+/// The last one is the rest of the step's time. `None` also if a time is not
+/// finite.
 pub(super) fn phases(row: &StepRow) -> Option<[f64; PHASES.len()]> {
     let seconds = row.seconds?;
     let known = [seconds.data, seconds.forward, seconds.backward, seconds.optimizer];
@@ -83,6 +91,7 @@ pub(super) fn phases(row: &StepRow) -> Option<[f64; PHASES.len()]> {
 /// Selects a memory category.
 type BytesOf = fn(&MemoryRow) -> u64;
 
+/// The categories of memory with their names in the chart.
 const CATEGORIES: [(&str, BytesOf); 6] = [
     ("parameters", |memory| memory.parameters),
     ("gradients", |memory| memory.gradients),
@@ -92,12 +101,14 @@ const CATEGORIES: [(&str, BytesOf); 6] = [
     ("whole process", |memory| memory.rss),
 ];
 
+/// The tiers of memory with their names in the chart.
 const TIERS: [(&str, BytesOf); 3] = [
     ("device", |memory| memory.device_peak),
     ("host", |memory| memory.host_peak),
     ("NVMe", |memory| memory.disk_peak),
 ];
 
+/// Returns a line in MiB for each value.
 fn series(steps: &[StepRow], values: &[(&str, BytesOf)]) -> Vec<Series> {
     const MIB: f64 = (1 << 20) as f64;
     let points = |bytes: BytesOf| {

@@ -1,4 +1,7 @@
 //! The program and machine of a run, as far as they explain its speed.
+//!
+//! Main type: [`Environment`]. It describes rank 0's machine; other machines of
+//! a job are not recorded.
 
 use std::time::SystemTime;
 use std::{env, fmt, fs, thread};
@@ -37,6 +40,9 @@ impl fmt::Display for Environment {
 
 impl Environment {
     /// Describes this process and machine; unknown values are omitted.
+    ///
+    /// Linux's `/proc` is read. On other systems, host and processor are
+    /// unknown.
     pub fn detect(version: &str) -> Self {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let system = format!("{} {} ({})", env::consts::OS, release.trim(), env::consts::ARCH);
@@ -74,6 +80,7 @@ impl Environment {
     }
 }
 
+/// Formats a time to the minute.
 fn date(time: DateTime<Utc>) -> String {
     time.format("%Y-%m-%d %H:%M UTC").to_string()
 }

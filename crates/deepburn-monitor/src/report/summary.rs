@@ -1,10 +1,17 @@
 //! The summary at the top of the page.
+//!
+//! All numbers come from `metrics.jsonl`, so a report of a run in progress has
+//! them too. Sums and means are over the rows of the file: rows of earlier runs
+//! that this one resumed count as well.
 
 use super::curves::{self, PHASES};
 use crate::html::grouped;
 use crate::metrics::{EvalRow, StepRow};
 
 /// Returns names and values of everything that the rows contain.
+///
+/// Memory is of rank 0's process, and tokens are of all ranks. Perplexity is
+/// exp(loss), for tasks without an accuracy.
 pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)> {
     let mut rows = Vec::new();
     let mut add = |name: &str, value: String| rows.push((name.to_owned(), value));
@@ -39,6 +46,9 @@ pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)
 }
 
 /// Returns the total time of each phase over the measured steps.
+///
+/// Shares are of the sum over all phases. The list is empty if no step was
+/// measured.
 pub(super) fn phases(steps: &[StepRow]) -> Vec<(String, String)> {
     let mut sums = [0.0; PHASES.len()];
     for times in steps.iter().filter_map(curves::phases) {
@@ -56,6 +66,7 @@ pub(super) fn phases(steps: &[StepRow]) -> Vec<(String, String)> {
     PHASES.into_iter().zip(sums).map(row).collect()
 }
 
+/// Formats a time in hours, minutes and seconds, with at most two of them.
 fn duration(seconds: f64) -> String {
     let whole = seconds as u64;
     match (whole / 3600, whole / 60 % 60) {

@@ -1,4 +1,9 @@
 //! The test result, `test.json`, as tables.
+//!
+//! ```text
+//! {"test_loss": …, "test_accuracy": …, "perplexity": …, "targets": …,
+//!  "confusion": [[answers by class], …, one row per true class]}
+//! ```
 
 use crate::html;
 use serde_json::Value;
@@ -19,6 +24,7 @@ pub(super) fn push(html: &mut String, test: &Value) {
     }
 }
 
+/// Returns loss, accuracy or perplexity, and the number of targets.
 fn figures(test: &Value) -> Vec<(String, String)> {
     let number = |name: &str| test.get(name).and_then(Value::as_f64);
     let mut rows = Vec::new();
@@ -38,11 +44,15 @@ fn figures(test: &Value) -> Vec<(String, String)> {
 }
 
 /// Returns the counts of predicted classes for each true class.
+///
+/// `None` unless it is a square matrix of counts.
 fn confusion(test: &Value) -> Option<Vec<Vec<u64>>> {
     let rows: Vec<Vec<u64>> = serde_json::from_value(test.get("confusion")?.clone()).ok()?;
     (!rows.is_empty() && rows.iter().all(|row| row.len() == rows.len())).then_some(rows)
 }
 
+/// Returns the row of a true class: the class, the count of each answer, and
+/// the recall, which is a dash for a class without texts.
 fn class_row(class: usize, counts: &[u64]) -> Vec<String> {
     let all: u64 = counts.iter().sum();
     let right = match all {

@@ -13,7 +13,16 @@
 //!
 //! Activations depend on the batch, and [`PassPlan`] computes them from an
 //! [`ActivationGraph`]. [`formula`] is the published rule of 16 bytes per
-//! element without padding.
+//! element without padding. [`deepspeed`] has the estimators of DeepSpeed,
+//! which count 2 bytes more.
+//!
+//! ```text
+//! estimate(parameters, zero, ranks, bytes)
+//!    states.rs    permanent: parameters, gradients, optimizer states, by tier
+//!    buffers.rs   temporary: buckets, directions, gathered parameters
+//! PassPlan::peak(graph)
+//!    pass.rs      a training pass: activations, gradients and gathered parameters together
+//! ```
 
 mod activations;
 mod buffers;
@@ -45,6 +54,9 @@ pub use pass::{PassPeak, PassPlan};
 pub use crate::recompute::SHORT_SUM;
 
 /// The size of a parameter. Tied parameters are listed once.
+///
+/// It has no name and no shape, because memory depends on the number of
+/// elements and the optimizer alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParameterSize {
     /// The number of elements.
@@ -90,6 +102,9 @@ impl ParameterSize {
 }
 
 /// The bytes of model states on one rank.
+///
+/// Only bytes on the device count. Offloaded states are in [`Estimate::host`]
+/// and [`Estimate::disk`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelStates {
     /// Parameters or their shards, and the persistent copies at stage 3.
@@ -165,6 +180,9 @@ impl Estimate {
     }
 
     /// Returns the bytes with every buffer at its limit, without activations.
+    ///
+    /// Buckets and directions share the larger of both values, because buckets
+    /// are empty during the optimizer step.
     pub fn peak(&self) -> u64 {
         self.states
             .total()
@@ -198,6 +216,7 @@ pub fn estimate(
         });
     let parameter_bytes = |elements: u64| elements.saturating_mul(bytes.parameter);
 
+    // A persistent copy exists beside the shard, so both count.
     let on_device = shards.on(Tier::Device).saturating_add(gathering.persistent);
     let states = ModelStates {
         parameters: parameter_bytes(on_device),
@@ -241,6 +260,7 @@ fn starting_bytes(parameters: &[ParameterSize], states: ModelStates) -> u64 {
     kept.saturating_add(largest.saturating_mul(FP32))
 }
 
+/// Adds up without overflow. Sizes may come from a configuration file.
 fn sum(values: impl Iterator<Item = u64>) -> u64 {
     values.fold(0, u64::saturating_add)
 }

@@ -14,6 +14,7 @@
 //! With offloaded optimizer states, gradients are shards at stage 1 too. A
 //! shard is the flat, zero-padded slice that `Partition` assigns to a rank, for
 //! each parameter separately and with the same boundaries at every stage. A
+//! training step takes these calls, on all ranks in the same order:
 //!
 //! ```text
 //! start_training_pass ─► forward ─► start_backward ─► backward ─► finish_pass     per micro-batch

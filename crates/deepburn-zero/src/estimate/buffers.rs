@@ -2,6 +2,10 @@
 //!
 //! Main type: [`Gathering`], the complete parameters that stage 3 keeps or
 //! gathers beside the shards.
+//!
+//! Every function returns elements on one rank, and the caller multiplies them
+//! by the bytes of an element. The numbers are upper limits, not averages: a
+//! bucket counts as full, and directions count for the largest round.
 
 use deepburn_comm::Partition;
 use deepburn_config::{OptimizerOffload, ZeroPlan};
@@ -14,6 +18,10 @@ use crate::reduce::BUCKETS_PER_MODEL;
 
 /// Returns the elements of the bucket that is being filled and, with overlap,
 /// of the one that is being reduced.
+///
+/// The capacity of a bucket is `reduce_bucket_size`, but at most 1/16 of the
+/// trainable elements, as in `reduce.rs`. A larger gradient has a bucket of its
+/// own.
 pub(super) fn bucket_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> u64 {
     // On one rank, a gradient in a bucket is the same allocation as the
     // accumulated one.
@@ -30,6 +38,16 @@ pub(super) fn bucket_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ran
 
 /// Returns the peak number of direction elements on a rank during the optimizer
 /// step.
+///
+/// The three kinds of rounds follow each other and are never in memory
+/// together, so the result is the maximum:
+///
+/// - Norms and momenta: the owned elements of one round (1/16 of the model or
+///   one parameter), plus messages of one bit per element in both directions.
+/// - Fused momenta (1-bit LAMB): the momenta of all parameters, one more
+///   direction, and the messages.
+/// - Matrices (Muon): for each matrix of the largest round its shard and the
+///   whole matrix, plus the workspace of the iteration on the largest one.
 pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> u64 {
     let shards = if zero.stage.shards_optimizer() { ranks } else { 1 };
     let owned = |numel: u64| Partition::new(numel as usize, shards as usize).shard_len() as u64;
@@ -75,10 +93,15 @@ pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, 
 
 /// The elements of complete parameters that stage 3 keeps or gathers beside the
 /// shards.
+///
+/// All are 0 below stage 3.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Gathering {
+    /// Complete copies that are kept between steps.
     pub(super) persistent: u64,
+    /// The largest parameter that is gathered for an op.
     pub(super) largest: u64,
+    /// The limit for all parameters that are gathered at the same time.
     pub(super) limit: u64,
 }
 
@@ -106,6 +129,8 @@ impl Gathering {
             if persistent.binary_search(&index).is_ok() {
                 gathering.persistent = gathering.persistent.saturating_add(numel);
             } else {
+                // `max_live_parameters` only matters if the model has more
+                // elements than that.
                 gathered_sum = gathered_sum.saturating_add(numel);
                 gathering.largest = gathering.largest.max(numel);
             }

@@ -8,6 +8,17 @@
 //! A closed formula cannot give the peak, because the categories peak at
 //! different times: in backward, activations shrink while gradients grow. Only
 //! their sum at each op shows which moment needs the most memory.
+//!
+//! ```text
+//!            forward                         backward
+//! memory     ▁▂▃▄▅▆▇ activations             ▇▆▅▄▃▂▁ activations
+//!                                            ▁▂▃▄▅▆▇ gradient sums   (+ bucket, + gathered)
+//! ```
+//!
+//! The simulation has three parts with a ledger in common: `blocks.rs` holds
+//! activations, `gradients.rs` the gradients of parameters, and `SimulatedPass`
+//! the gradients of activations and gathered parameters. It also records the
+//! events of the pass, which the cost model replays against clocks.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -32,22 +43,29 @@ use gradients::GradientMemory;
 
 pub(crate) use event::{BucketedNumel, PassEvent};
 
-/// More bytes than any machine has. A larger pass is not simulated.
+/// A number of bytes that no machine has. A larger pass is not simulated, so
+/// that sums in the ledger cannot overflow.
 const ABSURD: u64 = 1 << 56;
 
 /// The settings of a training pass.
+///
+/// The plan does not depend on a model, so one plan serves many graphs.
 #[derive(Debug, Clone)]
 pub struct PassPlan {
+    /// Which blocks are recomputed.
     policy: RecomputePolicy,
+    /// Where kept activations of recomputed blocks are stored.
     offload: ActivationOffload,
+    /// How gradients are reduced and stored.
     reduction: ReductionMemory,
+    /// How parameters are gathered.
     gathering: GatheringMemory,
 }
 
 /// The memory of gathered parameters.
 #[derive(Debug, Clone, Copy)]
 struct GatheringMemory {
-    /// The limit in bytes.
+    /// The limit for gathered parameters in bytes; 0 if none are gathered.
     limit: u64,
     /// The size of an element in bytes.
     bytes: u64,
@@ -62,18 +80,23 @@ struct GatheringMemory {
 /// How gradients are reduced and stored.
 #[derive(Debug, Clone, Copy)]
 struct ReductionMemory {
+    /// The number of ranks.
     ranks: u64,
     /// Whether a rank keeps only its shard of a gradient.
     shards: bool,
     /// Whether sums are on the device.
     on_device: bool,
+    /// The capacity of a bucket in elements (`reduce_bucket_size`).
     bucket_size: u64,
+    /// Whether one bucket may be filled while another is reduced
+    /// (`overlap_comm`).
     overlaps: bool,
     /// The size of an element during communication, in bytes.
     travelling: u64,
     /// The size of an element in the sum of one micro-batch and of several, in
     /// bytes.
     summed: [u64; 2],
+    /// The number of micro-batches per step.
     micro_batches: usize,
 }
 
@@ -109,6 +132,8 @@ fn scales_sums(plan: &Plan, ranks: u64) -> bool {
 }
 
 impl GatheringMemory {
+    /// Creates the settings. `estimate` says whether parameters are gathered at
+    /// all.
     fn new(plan: &Plan, zero: &ZeroPlan, ranks: u64, estimate: &Estimate) -> Self {
         let is_gathered = estimate.buffers.gathered_limit > 0;
         let is_shared = zero.stage.shards_parameters() && ranks == 1 && !is_gathered;
@@ -164,6 +189,12 @@ impl PassPlan {
     }
 
     /// Returns the peaks in the last micro-batch of a step.
+    ///
+    /// The last micro-batch needs the most, because the sums of earlier ones
+    /// exist already. A graph beyond all machines returns a constant instead of
+    /// a simulation. On one rank at stage 3 two simulations run: one that
+    /// counts gathered parameters for the ledger, and one without them for the
+    /// device.
     pub fn peak(&self, graph: &ActivationGraph) -> PassPeak {
         if graph.upper_bound() > ABSURD {
             return PassPeak { activations: ABSURD, offloaded: 0, device: ABSURD, ledger: ABSURD };
@@ -186,6 +217,10 @@ impl PassPlan {
     /// Runs the simulation with a limit for gathered parameters. Returns the
     /// peaks of activations on the device, of offloaded activations, and of
     /// everything on the device, and the events.
+    ///
+    /// The arrays are created op by op in a ledger of their own, whose peaks
+    /// are the result. The elements of the result are `[activations, offloaded
+    /// activations, device]`, in bytes.
     fn run(&self, graph: &ActivationGraph, gathered_limit: u64) -> ([u64; 3], Vec<PassEvent>) {
         let ledger = Ledger::new();
         let offload = match self.offload {
@@ -232,25 +267,35 @@ impl PassPlan {
 
 /// The state of a simulated training pass.
 struct SimulatedPass<'a> {
+    /// The ops of the pass.
     graph: &'a ActivationGraph,
+    /// The settings.
     plan: &'a PassPlan,
+    /// The ledger of this simulation.
     ledger: &'a Ledger,
+    /// The activations of forward.
     activations: ActivationMemory<'a>,
+    /// The gradients of parameters.
     gradients: GradientMemory<'a>,
     /// The parameters that are gathered.
     gathered: Option<Lease>,
+    /// The limit of gathered parameters in bytes.
     gathered_limit: u64,
     /// The bytes of parameters that the rest of the pass reads again.
     unread: u64,
-    /// The gradient of each activation.
+    /// The gradient of each activation. Activations that an addition joins
+    /// share one lease.
     of_values: Vec<Option<Rc<Lease>>>,
     /// The gradients that loss heads have computed in forward, for the input
     /// and for the parameters.
     of_heads: Vec<(Lease, Vec<Lease>)>,
+    /// The events of the pass so far.
     events: Vec<PassEvent>,
 }
 
 impl SimulatedPass<'_> {
+    /// Simulates an op of forward. A loss head also computes its gradients, in
+    /// f32: one for its input and one for each parameter.
     fn forward(&mut self, index: usize, op: &GraphOp) {
         self.unread += self.bytes_read_again(op);
         self.gather();
@@ -264,8 +309,17 @@ impl SimulatedPass<'_> {
         }
     }
 
+    /// Simulates the backward pass of an op: restores its block if that was
+    /// freed, creates the gradients of inputs and parameters, and drops the
+    /// gradient of the output and what autodiff had saved.
+    ///
+    /// The order of these steps within an op decides the peak, so it follows
+    /// the kernels: a product needs the output's gradient until both gradients
+    /// exist, and a unary op can reuse its memory.
     fn backward(&mut self, index: usize, op: &GraphOp) {
         let reads_first = op.backward == BackwardOp::Product;
+        // A product gathers its weight before it restores its input, a
+        // normalisation after it.
         if reads_first {
             self.events.push(PassEvent::ReadAgain(index));
         }
@@ -326,6 +380,8 @@ impl SimulatedPass<'_> {
     }
 
     /// Adds a new gradient to an activation's existing one.
+    ///
+    /// Activations without a gradient, such as token ids, are skipped.
     fn accumulate(&mut self, activation: Option<usize>) {
         let Some(activation) = activation else { return };
         let tensor = &self.graph.activations[activation];
@@ -337,6 +393,9 @@ impl SimulatedPass<'_> {
     }
 
     /// Registers a gradient that other activations may share.
+    ///
+    /// An activation that several ops read gets one gradient from each. The
+    /// second one is added to the first, and only the sum stays.
     fn share(&mut self, activation: usize, grad: Option<Rc<Lease>>) {
         let tensor = &self.graph.activations[activation];
         if !tensor.has_gradient {
@@ -353,6 +412,7 @@ impl SimulatedPass<'_> {
         self.of_values[activation] = sum;
     }
 
+    /// Enters activations of `bytes` bytes.
     fn hold(&self, bytes: u64) -> Lease {
         self.ledger.hold(Category::Activations, bytes as usize)
     }
@@ -371,7 +431,8 @@ impl SimulatedPass<'_> {
         super::sum(numels.filter(|numel| *numel > persistence_threshold)).saturating_mul(bytes)
     }
 
-    /// Keeps parameters that are read again, up to the limit.
+    /// Keeps parameters that are read again, up to the limit. The old lease is
+    /// dropped first, so that the ledger never has both.
     fn gather(&mut self) {
         let bytes = self.unread.min(self.gathered_limit);
         self.gathered = None;

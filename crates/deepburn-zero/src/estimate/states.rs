@@ -1,6 +1,10 @@
 //! Model states that one rank keeps, by tier.
 //!
 //! Main types: [`ParameterShards`], and [`StateBytes`] for gradients and optimizer states.
+//!
+//! The tiers follow the engine's rules, because both call `ShardTiers` and
+//! `StateTiers` with the parameters in module order. Lengths include the
+//! padding of each shard.
 
 use deepburn_comm::Partition;
 use deepburn_config::ZeroPlan;
@@ -9,15 +13,17 @@ use super::ParameterSize;
 use crate::ledger::Tier;
 use crate::tiers::{ShardTiers, StateTiers};
 
-/// The parameter shards of one rank.
+/// The parameter shards of one rank. Below stage 3 a shard is the whole
+/// parameter.
 pub(super) struct ParameterShards {
-    /// The tier of each shard, in the order of the model.
+    /// The tier of each shard, in module order.
     pub(super) tiers: Vec<Tier>,
-    /// Elements on each tier.
+    /// The number of elements on each tier, by `Tier as usize`.
     elements: [u64; 3],
 }
 
 impl ParameterShards {
+    /// Assigns a tier to each shard on `ranks` ranks.
     pub(super) fn new(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> Self {
         let shards = if zero.stage.shards_parameters() { ranks as usize } else { 1 };
         let mut assigned = ShardTiers::new(zero);
@@ -32,22 +38,25 @@ impl ParameterShards {
         Self { tiers: tiers.collect(), elements }
     }
 
-    /// Elements of the shards on `tier`.
+    /// Returns the number of elements of the shards on `tier`, including
+    /// padding.
     pub(super) fn on(&self, tier: Tier) -> u64 {
         self.elements[tier as usize]
     }
 }
 
-/// Bytes of gradients or of optimizer states on one rank.
+/// The bytes of gradients or of optimizer states on one rank.
 pub(super) struct StateBytes {
+    /// The bytes on the device.
     pub(super) device: u64,
-    /// Bytes that are offloaded to host memory or a disk, as the plan says.
+    /// The bytes that are offloaded to host memory or NVMe, as the plan says.
     pub(super) offloaded: u64,
 }
 
 impl StateBytes {
-    /// Counts a state that is cut into `shards` shards and takes `element_bytes` bytes per element of a parameter
-    /// with so many moments.
+    /// Counts a state that is divided into `shards` shards. `element_bytes`
+    /// returns the bytes per element of a parameter with that many moments.
+    /// Frozen parameters have no states.
     pub(super) fn new(
         parameters: &[ParameterSize],
         zero: &ZeroPlan,

@@ -1,10 +1,15 @@
 //! The table that an [`Estimate`] prints.
+//!
+//! It has one row per quantity, in binary units. Rows that are 0 in most runs
+//! (buffers of the module, directions, offloaded states) appear only if they
+//! are not 0, and the rows of a training pass only if its activations are
+//! known.
 
 use std::fmt;
 
 use super::Estimate;
 
-/// The row of what an optimizer step holds.
+/// The name of the row for what an optimizer step holds temporarily.
 const DIRECTIONS: &str = "optimizer directions, at most";
 
 impl fmt::Display for Estimate {
@@ -29,6 +34,8 @@ impl fmt::Display for Estimate {
         ];
         if let Some(pass) = self.pass {
             let kept = self.states.parameters.saturating_add(self.states.optimizer);
+            // The pass contains gradients, buckets and gathered parameters, so
+            // only the permanent states are added to its peak.
             let all = kept.saturating_add(self.module_buffers).saturating_add(pass.device);
             rows.push(("activations, at most", pass.activations));
             rows.push(("a training pass, at most", all));
@@ -44,6 +51,9 @@ impl fmt::Display for Estimate {
 }
 
 /// A number of bytes, printed in binary units with two decimals.
+///
+/// Values below 1 KiB are printed as they are. The largest unit is PiB, so a
+/// larger value has more digits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bytes(pub(super) u64);
 

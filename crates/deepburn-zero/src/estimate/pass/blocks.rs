@@ -1,8 +1,21 @@
-//! Activations that a pass holds, under a policy of activation checkpointing.
+//! The activations that a pass holds under a policy of activation checkpointing.
 //!
-//! Main type: [`ActivationMemory`]. It follows the rules of `recompute`: the data of a block is freed when the next
-//! one has begun, except for what that one reads, and comes back when backward reads the block. With activation
-//! offload what is kept leaves the device when the block after is freed, and comes back a block ahead.
+//! Main type: `ActivationMemory`. It follows the rules of `recompute`: the data of a block is freed
+//! when the next block has begun, except for what that one reads, and is computed again when
+//! backward reads the block.
+//!
+//! ```text
+//!              block 0 runs   block 1 runs   block 2 runs   backward of 1
+//! block 0      all            inputs of 1    inputs of 1    inputs of 1
+//! block 1                     all            inputs of 2    all, computed again
+//! ```
+//!
+//! With activation offload, what is kept of a block leaves the device when the block after it is
+//! freed, because that one may still read it. It returns one block ahead of backward: the first
+//! activation of a group that is fetched starts the fetch of the group before.
+//!
+//! An activation stays while an op of forward has yet to read it (`reads`), while a backward pass
+//! that saved it is still to come (`saves`), or while its `Keep` says so.
 
 use deepburn_config::RecomputePolicy;
 use deepburn_nvme::SwapFile;
@@ -11,48 +24,59 @@ use crate::estimate::activations::{ActivationGraph, GraphOp};
 use crate::ledger::{Category, Lease, Ledger, Tier};
 use crate::recompute::tape::Keep;
 
-/// The activations of a pass.
+/// The activations of a pass. All lists are by index of the activation unless they say otherwise.
 pub(super) struct ActivationMemory<'a> {
+    /// The ops and their tensors.
     graph: &'a ActivationGraph,
+    /// Which blocks are freed, and what is kept of them.
     policy: RecomputePolicy,
+    /// The ledger of the simulation.
     ledger: &'a Ledger,
+    /// The data of each activation on the device; `None` if it is freed or parked.
     data: Vec<Option<Lease>>,
+    /// The outstanding uses of each activation.
     tensors: Vec<TensorUse>,
-    /// The block under way.
+    /// The block that forward is in.
     block: Option<usize>,
-    /// Costly ops of the block so far.
+    /// The number of costly ops in this block so far. `selective` keeps every second one.
     costly: usize,
-    /// Ops of each block, by index.
+    /// The ops of each block in order.
     ops: Vec<Vec<usize>>,
-    /// Whether backward has read the block.
+    /// Whether backward has restored the block, by block.
     is_restored: Vec<bool>,
+    /// The activations outside of the device.
     offload: OffloadMemory,
-    /// The block that was freed last.
+    /// The block that was freed last, which is not parked yet.
     freed: Option<usize>,
 }
 
-/// Activations outside of the device, by index.
+/// The activations outside of the device.
 struct OffloadMemory {
-    /// Where they go, and bytes from which on; `None` where they stay.
+    /// Their tier, and the size in bytes from which on they are parked; `None` without offload.
     target: Option<(Tier, usize)>,
+    /// The bytes of each parked activation on its tier.
     parked: Vec<Option<Lease>>,
-    /// Those that were parked together, in the order of forward.
+    /// The activations that were parked together, in the order of forward. There is one group per
+    /// block.
     groups: Vec<Vec<usize>>,
+    /// Whether backward has begun, so that fetches look one group ahead.
     is_backward: bool,
 }
 
-/// Who needs a tensor.
+/// The outstanding uses of a tensor.
 #[derive(Clone, Copy)]
 struct TensorUse {
-    /// Ops of forward that are still to read it.
+    /// The number of ops of forward that have not read it yet.
     reads: usize,
-    /// Ops whose backward pass is still to come and that have saved it.
+    /// The number of ops that have saved it and whose backward pass has not run yet.
     saves: usize,
     /// Whether it outlives its block.
     keep: Keep,
 }
 
 impl<'a> ActivationMemory<'a> {
+    /// Creates the memory before the pass. `offload` is the tier of parked activations and their
+    /// smallest size in bytes.
     pub(super) fn new(
         graph: &'a ActivationGraph,
         policy: RecomputePolicy,
@@ -81,12 +105,13 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
-    /// Whether the tensors of a block are freed.
+    /// Returns true if the tensors of a block are freed and computed again.
     fn recomputes(&self, block: Option<usize>) -> bool {
         block.is_some_and(|block| self.policy.recomputes(block))
     }
 
-    /// Runs an op of forward.
+    /// Runs an op of forward: brings its inputs back, frees the block before if the op begins
+    /// another one, and creates its outputs.
     pub(super) fn run(&mut self, index: usize, op: &GraphOp) {
         if let Some(block) = op.block {
             self.ops[block].push(index);
@@ -127,7 +152,8 @@ impl<'a> ActivationMemory<'a> {
         op.outputs.iter().for_each(|output| self.drop_unused(*output));
     }
 
-    /// Ends forward. A block that is still open is not freed.
+    /// Ends forward. The last block is still open and is not freed, because backward starts with
+    /// it.
     pub(super) fn end_forward(&mut self) {
         if let Some(block) = self.block.take() {
             self.forget(block);
@@ -136,6 +162,8 @@ impl<'a> ActivationMemory<'a> {
         self.fetch_group(self.offload.groups.len().checked_sub(1));
     }
 
+    /// Frees the data of the block that has ended, except for values with another `Keep`, and parks
+    /// what is left of the block before it.
     fn end_block(&mut self) {
         let Some(block) = self.block.take() else { return };
         if !self.recomputes(Some(block)) {
@@ -152,7 +180,8 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
-    /// Parks what is kept of a freed block.
+    /// Parks what is kept of a freed block, if it is large enough. On NVMe, sizes are padded to
+    /// what direct I/O needs.
     fn park(&mut self, block: usize) {
         let Some((tier, threshold)) = self.offload.target else { return };
         let mut group = Vec::new();
@@ -170,7 +199,7 @@ impl<'a> ActivationMemory<'a> {
         self.offload.groups.push(group);
     }
 
-    /// Brings an activation back that an op reads; in backward, the group before too.
+    /// Brings back an activation that an op reads. In backward, also fetches the group before.
     fn fetch(&mut self, index: usize) {
         if self.offload.parked[index].take().is_some() {
             self.data[index] = Some(self.hold(index));
@@ -181,6 +210,7 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
+    /// Brings back all activations of a group that are still parked.
     fn fetch_group(&mut self, group: Option<usize>) {
         let Some(group) = group else { return };
         for index in self.offload.groups[group].clone() {
@@ -190,12 +220,12 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
-    /// Whether a tensor is somewhere, and needs not be computed.
+    /// Returns true if the data of a tensor exists on some tier, so that it need not be computed.
     fn has(&self, index: usize) -> bool {
         self.data[index].is_some() || self.offload.parked[index].is_some()
     }
 
-    /// Drops what the backward pass of an op has used.
+    /// Drops what the backward pass of an op has used and no other op needs.
     pub(super) fn release(&mut self, op: &GraphOp) {
         for saved in &op.saved {
             self.tensors[*saved].saves -= 1;
@@ -203,14 +233,17 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
-    /// Computes the block of an op again whose backward pass is about to read what was freed. Returns the ops that
-    /// ran again.
+    /// Restores the block of an op whose backward pass is about to read what was freed. Returns the
+    /// ops that ran again in order; none if nothing was missing.
     pub(super) fn restore(&mut self, op: &GraphOp) -> Vec<usize> {
         let again = self.compute(op);
         op.saved.iter().for_each(|saved| self.fetch(*saved));
         again
     }
 
+    /// Runs the ops that lead to missing tensors of the block again. A tensor that only these ops
+    /// read is dropped after its last use, as in the engine, so the peak can be lower than the
+    /// whole block.
     fn compute(&mut self, op: &GraphOp) -> Vec<usize> {
         let Some(block) = op.block.filter(|block| self.recomputes(Some(*block))) else {
             return Vec::new();
@@ -245,7 +278,12 @@ impl<'a> ActivationMemory<'a> {
         ops
     }
 
-    /// The ops that lead to what backward reads of a freed block, how often they read each tensor, and what stays.
+    /// Plans the restoration of a freed block. Returns the ops that lead to what backward reads of
+    /// it in order, the number of times that they read each tensor, and whether each tensor stays
+    /// afterwards.
+    ///
+    /// It goes through the ops backwards: an op is needed if one of its outputs is missing, and its
+    /// own inputs are then needed too.
     fn replay(&self, block: usize) -> (Vec<usize>, Vec<usize>, Vec<bool>) {
         let count = self.data.len();
         let is_wanted = |index: usize| self.is_of(index, block) && self.tensors[index].saves > 0;
@@ -268,7 +306,8 @@ impl<'a> ActivationMemory<'a> {
         (ops, uses, stays)
     }
 
-    /// From here on the data of a block's tensors stays as long as they are saved.
+    /// Ends the recording of a block. From now on a tensor of it stays only as long as backward
+    /// needs it, and the inputs that its ops held for recomputation are released.
     fn forget(&mut self, block: usize) {
         if !self.recomputes(Some(block)) || std::mem::replace(&mut self.is_restored[block], true) {
             return;
@@ -289,10 +328,13 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
+    /// Returns true if a tensor was made in this block.
     fn is_of(&self, index: usize, block: usize) -> bool {
         self.graph.activations[index].block == Some(block)
     }
 
+    /// Drops a tensor without outstanding uses. `Keep::Tape` outlives its uses, because a later
+    /// recomputation starts from it.
     fn drop_unused(&mut self, index: usize) {
         let TensorUse { reads, saves, keep } = self.tensors[index];
         if reads == 0 && saves == 0 && keep != Keep::Tape {
@@ -301,6 +343,7 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
+    /// Enters the data of an activation on the device.
     fn hold(&self, index: usize) -> Lease {
         self.ledger.hold(Category::Activations, self.graph.activations[index].bytes as usize)
     }

@@ -22,11 +22,12 @@ pub(crate) enum PassEvent {
     Land,
 }
 
-/// Elements of a gradient in a bucket.
+/// The elements of a gradient in a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BucketedNumel {
-    /// Of the parameter.
+    /// The number of elements of the parameter, which the sum will have.
     pub(crate) numel: u64,
-    /// That the rank has: fewer for an embedding, of which it has rows alone.
+    /// The number of elements that the rank contributes. It is smaller for an
+    /// embedding, of whose gradient a rank has only the rows of its tokens.
     pub(crate) held: u64,
 }

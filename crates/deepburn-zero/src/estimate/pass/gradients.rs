@@ -1,38 +1,58 @@
-//! Gradients of parameters on their way from autodiff to their sums.
+//! The gradients of parameters on their way from autodiff to their sums.
 //!
-//! Main type: [`GradientMemory`]. It follows the rules of `reduce`.
+//! Main type: `GradientMemory`. It follows the rules of `reduce`, and counts the same ledger
+//! categories:
+//!
+//! ```text
+//! autodiff (Activations) ─► bucket (Buckets) ─► reduced (Buckets) ─► sum (Gradients)
+//! ```
+//!
+//! Two cases wait at the end of the pass. A gradient behind a cast of the parameter is final only
+//! when autodiff reaches the cast, which it does last. The gradient of a tied embedding has a dense
+//! part, from the output layer, and rows from the lookup, and is reported when both exist.
 
 use super::*;
 use crate::estimate::activations::{GradientTiming, ReadParameter};
 
 /// The gradients of a pass.
 pub(super) struct GradientMemory<'a> {
+    /// The settings of reduction.
     plan: ReductionMemory,
+    /// The ledger of the simulation.
     ledger: &'a Ledger,
-    /// Elements at which the bucket is reduced.
+    /// The number of elements at which a bucket is reduced.
     capacity: u64,
+    /// The gradients in the bucket that is being filled.
     bucket: Vec<BucketedGradient>,
+    /// The buckets that are being reduced, oldest first.
     in_flight: VecDeque<Vec<BucketedGradient>>,
-    /// Sums of this micro-batch, and sums of earlier ones to which nothing was added yet.
+    /// The sums to which this micro-batch has been added.
     sums: Vec<Lease>,
+    /// The sums of earlier micro-batches to which this one has not been added yet. They are in the
+    /// order of forward. Gradients land in about the reverse order, so in the middle of backward
+    /// the sizes of the sums that are left are approximate.
     earlier: VecDeque<Lease>,
-    /// A gradient that waits for its embedding's gradient.
+    /// Dense gradients that wait for the rows of their embedding, with their elements.
     tied: Vec<(Lease, u64)>,
-    /// Gradients that are cast at the end.
+    /// Gradients that are cast to f32 at the end of the pass.
     uncast: Vec<(Lease, ReadParameter)>,
-    /// Embeddings whose gradients wait for those: elements of the table and of the rows.
+    /// Embeddings whose rows wait for the dense part: elements of the table and of the rows.
     lookups: Vec<(u64, u64)>,
-    /// What happened to buckets since the pass asked.
+    /// The events of buckets since the pass has last taken them.
     pub(super) events: Vec<PassEvent>,
 }
 
 /// A gradient in a bucket.
 struct BucketedGradient {
+    /// The elements of the parameter and of what this rank holds.
     numel: BucketedNumel,
+    /// The bytes in the bucket.
     _lease: Lease,
 }
 
 impl<'a> GradientMemory<'a> {
+    /// Creates the memory before the last micro-batch of a step: the sums of earlier micro-batches
+    /// exist already, unless they are offloaded.
     pub(super) fn new(graph: &ActivationGraph, plan: ReductionMemory, ledger: &'a Ledger) -> Self {
         let all = graph.ops.iter().flat_map(|op| &op.parameters);
         let trained: Vec<u64> = all
@@ -62,7 +82,7 @@ impl<'a> GradientMemory<'a> {
         memory
     }
 
-    /// Takes the gradient of a parameter.
+    /// Takes the gradient of a parameter from autodiff.
     pub(super) fn reduce(&mut self, parameter: &ReadParameter) {
         let ReadParameter { numel, gradient_bytes, timing, is_tied } = *parameter;
         let lease = self.hold(Category::Activations, numel, gradient_bytes);
@@ -76,7 +96,8 @@ impl<'a> GradientMemory<'a> {
         }
     }
 
-    /// Takes the gradient of an embedding: `rows` elements of rows, and the dense part if it is tied.
+    /// Takes the gradient of an embedding, which has `rows` elements in its rows, and the dense
+    /// part too if it is tied.
     pub(super) fn reduce_rows(&mut self, op: &GraphOp, rows: u64) {
         let waits = self.uncast.iter().any(|(_, parameter)| parameter.is_tied);
         for table in &op.parameters {
@@ -89,7 +110,7 @@ impl<'a> GradientMemory<'a> {
         }
     }
 
-    /// Ends the pass.
+    /// Ends the pass: casts what waited for it, reduces the last bucket and waits for all buckets.
     pub(super) fn finish(&mut self) {
         for (lease, ReadParameter { numel, is_tied, .. }) in std::mem::take(&mut self.uncast) {
             let cast = self.hold(Category::Activations, numel, size_of::<f32>() as u64);
@@ -111,7 +132,9 @@ impl<'a> GradientMemory<'a> {
         }
     }
 
-    /// Puts a gradient of a parameter of `numel` elements into the bucket, `held` of which are in memory.
+    /// Puts the gradient of a parameter of `numel` elements into the bucket, `held` of which are in
+    /// memory. The bucket is reduced before a gradient that would exceed the capacity, and after
+    /// one that reaches it.
     fn collect(&mut self, numel: u64, held: u64) {
         let _lease = self.hold(Category::Buckets, held, self.plan.travelling);
         let before: u64 = self.bucket.iter().map(|it| it.numel.numel).sum();
@@ -124,6 +147,8 @@ impl<'a> GradientMemory<'a> {
         }
     }
 
+    /// Starts to reduce the bucket. With overlap one bucket may be on its way; without it, the rank
+    /// waits at once.
     fn flush(&mut self) {
         if self.bucket.is_empty() {
             return;
@@ -139,7 +164,7 @@ impl<'a> GradientMemory<'a> {
         }
     }
 
-    /// Adds reduced gradients to their sums.
+    /// Adds the gradients of a reduced bucket to their sums and frees the bucket.
     fn land(&mut self, flight: Vec<BucketedGradient>) {
         let numels: Vec<u64> = flight.iter().map(|it| it.numel.numel).collect();
         self.events.push(PassEvent::Land);
@@ -153,7 +178,9 @@ impl<'a> GradientMemory<'a> {
         }
     }
 
-    /// The sum of a gradient that a rank keeps; beside the device it is only on its way.
+    /// Enters the sum that a rank keeps of a gradient of `numel` elements, `bytes` bytes each. An
+    /// offloaded sum is on the device only until it has been written, so it counts as bucket
+    /// memory.
     fn sum(&self, numel: u64, bytes: u64) -> Lease {
         let shards = if self.plan.shards { self.plan.ranks } else { 1 };
         let len = Partition::new(numel as usize, shards as usize).shard_len() as u64;
@@ -161,6 +188,7 @@ impl<'a> GradientMemory<'a> {
         self.hold(category, len, bytes)
     }
 
+    /// Enters `numel` elements of `bytes` bytes.
     fn hold(&self, category: Category, numel: u64, bytes: u64) -> Lease {
         self.ledger.hold(category, (numel * bytes) as usize)
     }

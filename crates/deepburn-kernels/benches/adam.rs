@@ -1,11 +1,13 @@
-//! One Adam step on the parameters of GPT-2 (124,439,808), against a copy of as many bytes.
+//! One Adam step on the parameters of GPT-2 (124,439,808 elements), beside a copy of as many bytes.
 //!
 //! `cargo bench -p deepburn-kernels --bench adam [-- ROUNDS]`; `peer_adamw.py` runs it in turn with
-//! PyTorch's optimizer. Every round times every case once, so that what disturbs the machine
-//! disturbs all alike, and a case is held against the copy of its own round; medians are printed.
+//! PyTorch's optimizer. Every round times every case once, so that a disturbance of the machine
+//! affects all cases, and a case is compared with the copy of its own round. Medians over the
+//! rounds are printed.
 //!
-//! Bytes are those read and written. A step in single precision reads four floats an element and
-//! writes three; the copy reads 14 bytes an element and writes 14, one long copy a thread.
+//! Bytes are those read and written. A step in single precision reads four floats per element and
+//! writes three. The copy reads 14 bytes per element and writes 14, one long copy per thread. A
+//! step is limited by memory bandwidth, so the copy is its upper bound.
 
 use deepburn_kernels::{
     Adam, AdamStep, ElementwiseStep, FloatSlice, OwnedSlice, WeightDecay, WorkingCopy,
@@ -16,6 +18,7 @@ use rayon::prelude::*;
 use std::hint::black_box;
 use std::time::Instant;
 
+/// AdamW; the numbers do not affect the time.
 const RULE: Adam = Adam {
     lr: 1e-4,
     beta1: 0.9,
@@ -25,6 +28,7 @@ const RULE: Adam = Adam {
     bias_correction: true,
 };
 
+/// The cases: the type of the gradient, and of the working copy if there is one.
 const CASES: [&str; 7] = [
     "copy",
     "adam flat",
@@ -35,7 +39,7 @@ const CASES: [&str; 7] = [
     "adam f16 to f16",
 ];
 
-/// Elements of each parameter of GPT-2 124M, in the order of its checkpoint.
+/// Returns the number of elements of each parameter of GPT-2 124M, in the order of its checkpoint.
 fn gpt2() -> Vec<usize> {
     const WIDTH: usize = 768;
     let layer = [
@@ -50,6 +54,7 @@ fn gpt2() -> Vec<usize> {
     [50_257 * WIDTH, 1024 * WIDTH].into_iter().chain(layers).chain([WIDTH, WIDTH]).collect()
 }
 
+/// Runs the rounds and prints each case's median time, bandwidth and ratio to the copy.
 fn main() {
     // `cargo bench` passes `--bench` on.
     let rounds = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(15);
@@ -72,27 +77,46 @@ fn main() {
     }
 }
 
+/// Returns the median; the upper one of two.
+///
+/// # Panics
+///
+/// Panics if there is no value.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values = values.collect::<Vec<_>>();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
+/// The arrays of all cases, allocated and touched once.
 struct Bench {
+    /// The number of elements of each parameter.
     tensors: Vec<usize>,
+    /// The master parameters, one after the other.
     param: Vec<f32>,
+    /// The first moments.
     m: Vec<f32>,
+    /// The second moments.
     v: Vec<f32>,
+    /// The gradient in single precision.
     grad: Vec<f32>,
+    /// The same gradient in f16.
     half_grad: Vec<f16>,
+    /// The same gradient in bf16.
     brain_grad: Vec<bf16>,
+    /// The working copy in f16.
     half_copy: Vec<f16>,
+    /// The working copy in bf16.
     brain_copy: Vec<bf16>,
+    /// The source of the copy, 14 bytes per element of a parameter.
     from: Vec<u16>,
+    /// The target of the copy.
     to: Vec<u16>,
 }
 
 impl Bench {
+    /// Allocates the arrays for parameters with these numbers of elements. Gradients are below 1e-2
+    /// and not all alike.
     fn new(tensors: Vec<usize>) -> Self {
         let len = tensors.iter().sum::<usize>();
         let grad = (0..len).map(|i| ((i % 1009) as f32 - 504.0) * 1e-5).collect::<Vec<_>>();
@@ -111,7 +135,7 @@ impl Bench {
         }
     }
 
-    /// Seconds of each of [`CASES`].
+    /// Runs each of [`CASES`] once and returns the seconds of each.
     fn round(&mut self) -> [f64; 7] {
         let (single, flat) = (FloatSlice::F32(&self.grad), [self.param.len()]);
         let (half, brain) = (FloatSlice::F16(&self.half_grad), FloatSlice::Bf16(&self.brain_grad));
@@ -135,7 +159,8 @@ impl Bench {
     }
 }
 
-/// A step over tensors that lie one after the other; a working copy belongs to a single one.
+/// Runs a step over tensors that are adjacent in the arrays. A working copy is only supported for a
+/// single tensor.
 fn step_over(
     tensors: &[usize],
     grad: FloatSlice<'_>,
@@ -157,7 +182,8 @@ fn step_over(
     }
 }
 
-/// One copy a thread, long enough that the C library stores past the caches.
+/// Copies with one long copy per thread, for which the C library uses stores that bypass the
+/// caches.
 fn copy(from: &[u16], to: &mut [u16]) {
     let share = from.len().div_ceil(rayon::current_num_threads());
     to.par_chunks_mut(share)
@@ -165,6 +191,7 @@ fn copy(from: &[u16], to: &mut [u16]) {
         .for_each(|(to, from)| black_box(to).copy_from_slice(black_box(from)));
 }
 
+/// Returns the wall-clock time of `run` in seconds.
 fn seconds(run: impl FnOnce()) -> f64 {
     let start = Instant::now();
     run();

@@ -1,11 +1,23 @@
-//! Matrix products of GPT-2 124M, against a register-blocked loop of the same instruction.
+//! Matrix products of GPT-2 124M, beside a register-blocked loop of the same instruction.
 //!
-//! `cargo bench -p deepburn-kernels --bench gemm [-- [--json] [ROUNDS] [NAME]]` times the cases whose name has `NAME`
-//! in it. Every round times every case once, so that
-//! what disturbs the machine disturbs all alike; medians are printed. `--json` prints one object a case.
+//! `cargo bench -p deepburn-kernels --bench gemm [-- [--json] [ROUNDS] [NAME]]` times the cases
+//! whose name contains `NAME`. Every round times every case once, so that a disturbance of the
+//! machine affects all cases; medians are printed. `--json` prints one object per case.
 //!
-//! The limit is the rate at which the threads multiply tiles that stay in their first-level caches, with the
-//! instruction set of the product: AMX-BF16 or AVX512-BF16 for bf16, AVX-512 or AVX2. Elsewhere there is none.
+//! The limit is the rate at which the threads multiply tiles that stay in their first-level caches,
+//! with the instruction set of the product: AMX-BF16 or AVX512-BF16 for bf16, AVX-512 or AVX2 for
+//! f32. Other processors have no limit here.
+//!
+//! ```text
+//! case            left               right              of a linear layer
+//! forward         [tokens, in]       [in, out]          y  = x W
+//! input gradient  [tokens, out]      [in, out]^T        dx = dy W^T
+//! weight gradient [tokens, in]^T     [tokens, out]      dW = x^T dy
+//! loss head       [tokens, width]    [vocab, width]^T   logits
+//! ```
+//!
+//! A product is timed with warm caches: the same product runs once before it, as in the PyTorch
+//! peer's loop.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,36 +26,48 @@ use deepburn_kernels::FloatSlice;
 use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product, Threads};
 use half::bf16;
 
-/// A chunk of tokens with the vocabulary.
+/// A chunk of 256 tokens times GPT-2's vocabulary.
 const LOSS_HEAD: [usize; 3] = [256, 768, 50_257];
 
-/// `[rows, depth, columns]`.
+/// The shapes of the products as `[rows, depth, columns]`: a GPT-2 MLP on 512 tokens, its
+/// transpose, and the loss head.
 const SHAPES: [[usize; 3]; 4] = [[512, 768, 3072], [768, 3072, 512], [512, 3072, 768], LOSS_HEAD];
 
-/// A name, and whether the left and the right operand are transposed.
+/// A name, and whether the left and the right operand are transposed in memory.
 type Order = (&'static str, bool, bool);
 
-/// Operands as they are in a step: the right one of gradients by inputs is transposed.
+/// The operands as they are stored in a training step: a transposed weight for input gradients,
+/// transposed activations for weight gradients.
 const ORDERS: [Order; 3] =
     [("forward", false, false), ("input gradient", false, true), ("weight gradient", true, false)];
 
-/// The loss head multiplies by the transposed embeddings, in forward alone: its gradients have other shapes.
+/// The loss head multiplies by the transposed embeddings. Only its forward product is timed,
+/// because the shapes of its gradients differ.
 const LOSS_HEAD_ORDERS: [Order; 1] = [("loss head", false, true)];
 
+/// Returns the orders that are timed for a shape.
 fn orders(shape: [usize; 3]) -> &'static [Order] {
     if shape == LOSS_HEAD { &LOSS_HEAD_ORDERS } else { &ORDERS }
 }
 
+/// One product with its measurements.
 struct Case {
+    /// The kind of product.
     name: &'static str,
+    /// `[rows, depth, columns]`.
     shape: [usize; 3],
+    /// The numbers that are multiplied, which are also the type of operands and result.
     arithmetic: Arithmetic,
+    /// One thread or all.
     threads: Threads,
+    /// Whether the left and the right operand are transposed in memory.
     transposed: [bool; 2],
+    /// The time of each round, in seconds.
     seconds: Vec<f64>,
 }
 
 impl Case {
+    /// Returns all cases: both arithmetics, one thread and all, each shape in each order.
     fn all() -> Vec<Self> {
         let mut cases = Vec::new();
         for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
@@ -66,10 +90,13 @@ impl Case {
         cases
     }
 
+    /// Returns the number of floating-point operations: a multiplication and an addition per
+    /// product.
     fn flops(&self) -> f64 {
         2.0 * self.shape.iter().product::<usize>() as f64
     }
 
+    /// Returns the name of the operands' type.
     fn dtype(&self) -> &'static str {
         match self.arithmetic {
             Arithmetic::F32 => "f32",
@@ -77,6 +104,7 @@ impl Case {
         }
     }
 
+    /// Returns the number of threads of the case.
     fn thread_count(&self) -> usize {
         match self.threads {
             Threads::One => 1,
@@ -92,15 +120,18 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// Enough numbers for any operand.
+/// Arrays that are large enough for any operand or result.
 struct Numbers {
+    /// The left and the right operand in f32, between -0.5 and 0.5.
     f32: [Vec<f32>; 2],
+    /// The same numbers in bf16.
     bf16: [Vec<bf16>; 2],
-    /// Results, of the type of the operands.
+    /// The results, in the type of the operands.
     out: (Vec<f32>, Vec<bf16>),
 }
 
 impl Numbers {
+    /// Allocates and fills the arrays.
     fn new() -> Self {
         let len = |pick: fn([usize; 3]) -> usize| SHAPES.into_iter().map(pick).max().unwrap_or(0);
         let lens = [len(|[m, k, _]| m * k), len(|[_, k, n]| k * n)];
@@ -112,6 +143,7 @@ impl Numbers {
         Self { f32, bf16, out: (vec![0.0; out], vec![bf16::ZERO; out]) }
     }
 
+    /// Runs a product once and returns its time in seconds.
     fn time(&mut self, case: &Case) -> f64 {
         let [m, k, n] = case.shape;
         let [left, right] = match case.arithmetic {
@@ -134,6 +166,7 @@ impl Numbers {
     }
 }
 
+/// Times all selected cases in rounds, with the limit measured right before each of them.
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     // `cargo bench` passes `--bench` on.
@@ -149,7 +182,8 @@ fn main() {
     for round in 0..=rounds {
         for (case, limits) in cases.iter_mut().zip(&mut limits) {
             let limit = limit::rate(case.arithmetic, case.thread_count());
-            // Products are timed one after the other beside `torch.matmul` too: operands and result are in the caches.
+            // As in the loop around `torch.matmul`, operands and result of the same product are in
+            // the caches.
             numbers.time(case);
             let seconds = numbers.time(case);
             // The first round starts threads and touches memory.
@@ -166,6 +200,8 @@ fn main() {
     }
 }
 
+/// Prints a case: its median rate and, if there is one, its ratio to the limit. In JSON, the
+/// slowest and the fastest round are also printed.
 fn report(case: &Case, limit: Option<f64>, json: bool) {
     let rate = |seconds: f64| case.flops() / seconds / 1e9;
     let median = rate(case.seconds[case.seconds.len() / 2]);
@@ -197,11 +233,14 @@ mod limit {
 
     use deepburn_kernels::gemm::Arithmetic;
 
-    /// Steps of the loop: 48 KiB of the right operand are as much as the panels of a product.
+    /// The number of steps of the loop over depths. The right operand then has the size of a
+    /// product's panels.
     const STEPS: usize = 192;
+    /// The number of times that a measurement runs the loop.
     const REPEATS: usize = 64;
 
-    /// GFLOP/s of all threads together.
+    /// Returns the rate of all threads together in GFLOP/s; `None` without a loop for the
+    /// instruction set. Each thread has its own operands, and the slowest thread counts.
     pub(super) fn rate(arithmetic: Arithmetic, threads: usize) -> Option<f64> {
         type MultiplyTile = unsafe fn(*const u32, *const u32, *mut f32);
         let (tile, flops): (MultiplyTile, f64) = match arithmetic.instruction_set() {
@@ -233,7 +272,13 @@ mod limit {
         Some(threads as f64 * flops * (STEPS * REPEATS) as f64 / seconds / 1e9)
     }
 
-    /// Multiplies 32 x 32 tiles, 32 depths a step, of operands of eight steps: 16 KiB each.
+    /// Multiplies 32 x 32 tiles with AMX, 32 depths per step. The operands have eight steps, 16 KiB
+    /// each, which are repeated.
+    ///
+    /// # Safety
+    ///
+    /// The processor must support AMX-BF16, and the process must be allowed to use it. Both
+    /// operands must have [`STEPS`] steps.
     #[cfg(target_os = "linux")]
     unsafe fn amx_tile(left: *const u32, right: *const u32, _: *mut f32) {
         const BLOCKS: usize = 8;
@@ -288,6 +333,12 @@ mod limit {
         }
     }
 
+    /// Multiplies an 8 x 48 tile with AVX512-BF16, two depths per step.
+    ///
+    /// # Safety
+    ///
+    /// The processor must support AVX512-BF16. The operands must have [`STEPS`] steps, and `tile` 8
+    /// rows of 48 numbers.
     #[target_feature(enable = "avx512f,avx512bf16")]
     unsafe fn bf16_tile(left: *const u32, right: *const u32, tile: *mut f32) {
         let mut sums = [[_mm512_setzero_ps(); 3]; 8];
@@ -314,6 +365,12 @@ mod limit {
         }
     }
 
+    /// Multiplies an 8 x 48 tile with AVX-512, one depth per step.
+    ///
+    /// # Safety
+    ///
+    /// The processor must support AVX-512. The operands must have [`STEPS`] steps, and `tile` 8
+    /// rows of 48 numbers.
     #[target_feature(enable = "avx512f")]
     unsafe fn avx512_tile(left: *const u32, right: *const u32, tile: *mut f32) {
         let mut sums = [[_mm512_setzero_ps(); 3]; 8];
@@ -337,6 +394,13 @@ mod limit {
         }
     }
 
+    /// Multiplies a 4 x 24 tile with AVX2, one depth per step. AVX2 has 16 registers, so the tile
+    /// is smaller.
+    ///
+    /// # Safety
+    ///
+    /// The processor must support AVX2 and FMA. The operands must have [`STEPS`] steps, and `tile`
+    /// 4 rows of 24 numbers.
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2_tile(left: *const u32, right: *const u32, tile: *mut f32) {
         let mut sums = [[_mm256_setzero_ps(); 3]; 4];
@@ -365,6 +429,7 @@ mod limit {
 mod limit {
     use deepburn_kernels::gemm::Arithmetic;
 
+    /// Returns `None`: there is no loop for this architecture.
     pub(super) fn rate(_: Arithmetic, _: usize) -> Option<f64> {
         None
     }

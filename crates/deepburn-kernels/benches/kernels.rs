@@ -1,7 +1,9 @@
-//! Throughput of the kernels on shares of several sizes, some against their plain references.
+//! Throughput of the kernels on slices of several sizes, some beside their plain references.
 //!
-//! `cargo bench -p deepburn-kernels --bench kernels`; one line a kernel and size. GB/s counts what
-//! is read and written (Adam in single precision: four floats read, three written).
+//! `cargo bench -p deepburn-kernels --bench kernels` prints one line per kernel and size. GB/s
+//! counts the bytes that are read and written (Adam in single precision: four floats read, three
+//! written). The sizes range from one row of GPT-2, which stays in the first-level cache and on one
+//! thread, to an array that exceeds all caches.
 
 use deepburn_kernels::{
     Adam, AdamStep, ElementwiseStep, FloatSlice, OwnedSlice, WeightDecay, WorkingCopy,
@@ -11,6 +13,7 @@ use half::{bf16, f16};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+/// AdamW; the numbers do not affect the time.
 const RULE: Adam = Adam {
     lr: 1e-4,
     beta1: 0.9,
@@ -20,6 +23,7 @@ const RULE: Adam = Adam {
     bias_correction: true,
 };
 
+/// Runs all kernels for each size.
 fn main() {
     println!("{:<28} {:>10} {:>14} {:>8}", "kernel", "elements", "Melements/s", "GB/s");
     for len in [768, 4_096, 65_536, 1_048_576, 16_777_216] {
@@ -34,6 +38,7 @@ fn main() {
     }
 }
 
+/// Reports an Adam step and its reference. Seven floats per element are moved: 28 bytes.
 fn optimizer(len: usize) {
     let (mut param, grad) = (vec![0.5_f32; len], vec![1e-3_f32; len]);
     let (mut m, mut v) = (vec![0.0_f32; len], vec![0.0_f32; len]);
@@ -47,6 +52,7 @@ fn optimizer(len: usize) {
     });
 }
 
+/// Reports the kernels that read a gradient in `format`, whose elements have `size` bytes.
 fn gradients(len: usize, format: &str, size: usize, grad: FloatSlice<'_>) {
     let mut out = vec![0.0; len];
     report(&format!("gradient_stats {format}"), len, size, || {
@@ -55,6 +61,7 @@ fn gradients(len: usize, format: &str, size: usize, grad: FloatSlice<'_>) {
     report(&format!("widen {format}"), len, size + 4, || widen(grad, &mut out));
 }
 
+/// Reports conversions to 16 bits and the layout of a bucket, seven parts in one flat buffer.
 fn copies(values: &[f32], mut half: Vec<f16>, mut brain: Vec<bf16>) {
     let len = values.len();
     report("cast f16", len, 6, || cast(values, WorkingCopy::F16(&mut half)));
@@ -64,7 +71,10 @@ fn copies(values: &[f32], mut half: Vec<f16>, mut brain: Vec<bf16>) {
     report("flatten 7 parts", len, 8, || flatten(&parts, &mut flat));
 }
 
-/// The best of many runs: on a shared machine the fastest one was disturbed least.
+/// Prints the throughput of `run` on `len` elements, from the fastest of the runs within 200 ms.
+/// The first run is not timed: it touches the memory and starts the threads.
+///
+/// On a shared machine, the fastest run was disturbed least.
 fn report(kernel: &str, len: usize, bytes_per_element: usize, mut run: impl FnMut()) {
     run();
     let (start, mut best) = (Instant::now(), Duration::MAX);

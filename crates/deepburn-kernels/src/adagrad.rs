@@ -1,7 +1,15 @@
-//! Adagrad: each element's learning rate falls with the squares it has seen.
+//! Adagrad: each element's learning rate falls with the squares of the gradients that it has seen.
 //!
 //! Main type: [`AdagradStep`]. Source: Duchi et al. 2011, diagonal form, with `eps` outside the
-//! root as PyTorch has it. A learning-rate decay of its own is a schedule's business.
+//! root as in PyTorch's `Adagrad`. PyTorch's `lr_decay` is left to learning-rate schedules.
+//!
+//! ```text
+//! g   = grad + weight_decay * p
+//! sum = sum + g^2
+//! p   = p - lr * g / (sqrt(sum) + eps)
+//! ```
+//!
+//! The state is one f32 array, the sums of squares.
 
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
@@ -22,10 +30,12 @@ pub struct Adagrad {
     pub weight_decay: f64,
 }
 
-/// One step as published; the gradient is already unscaled.
+/// Runs one step as published. The gradient must already be unscaled; `sum` holds the accumulated
+/// squares.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn adagrad_reference<R: Real>(rule: &Adagrad, param: &mut [R], grad: &[R], sum: &mut [R]) {
     check_lengths("adagrad", ("param", param.len()), &[("grad", grad.len()), ("sum", sum.len())]);
     let [lr, eps, decay] = [rule.lr, rule.eps, rule.weight_decay].map(|x| R::from_f64(x));
@@ -39,13 +49,16 @@ pub fn adagrad_reference<R: Real>(rule: &Adagrad, param: &mut [R], grad: &[R], s
 /// The scalars of one step, computed in `f64` and narrowed once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdagradStep {
+    /// The learning rate.
     lr: f32,
+    /// Added to the square root.
     eps: f32,
+    /// The L2 penalty.
     l2: f32,
 }
 
 impl AdagradStep {
-    /// The step; Adagrad's time is in its accumulated squares.
+    /// Returns the step. It needs no time: the accumulated squares have the role of one.
     pub fn new(rule: &Adagrad) -> Self {
         Self { lr: rule.lr as f32, eps: rule.eps as f32, l2: rule.weight_decay as f32 }
     }
@@ -67,6 +80,7 @@ impl Elementwise<1> for AdagradStep {
     }
 }
 
+/// Updates a tile. Each operation is rounded to f32, in the order of the reference.
 #[inline(always)]
 fn adagrad_tile(
     (step, grad_scale): (AdagradStep, f32),

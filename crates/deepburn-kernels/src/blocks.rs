@@ -18,9 +18,10 @@ pub(crate) const PARALLEL_FROM: usize = 4 * BLOCK;
 
 /// Runs a loop over a block with the widest vectors that this processor has.
 ///
-/// The loop is compiled once for each instruction set, and has to be inlined into `block` whole,
-/// `block` itself included: what is not marked `#[inline(always)]` keeps to the baseline set. No set
-/// changes a bit: the compiler never fuses a multiplication with an addition.
+/// The loop is compiled once for each instruction set. It must be inlined into `block` completely,
+/// and `block` itself must be `#[inline(always)]`: a function that is not inlined is compiled for
+/// the baseline set only. All instruction sets give the same bits, because the compiler never fuses
+/// a multiplication with an addition.
 pub(crate) fn vectorized<R>(block: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(block)
 }
@@ -46,7 +47,8 @@ pub(crate) fn map_blocks<A: Send, B: Sync, R: Send>(
     blocks.map(|(out, from)| block(out, from)).collect()
 }
 
-/// Panics unless all slices have the length of the first.
+/// Panics unless all slices have the length of the first one. `kernel` and the names are for the
+/// message.
 pub(crate) fn check_lengths(kernel: &str, first: (&str, usize), others: &[(&str, usize)]) {
     let (first, expected) = first;
     for (name, len) in others {

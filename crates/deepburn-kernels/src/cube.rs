@@ -1,12 +1,13 @@
 //! The kernels for GPUs, in CubeCL.
 //!
-//! They work on [`Buffer`]s, flat arrays in the memory of a device, and use the formulae and the
-//! order of operations of the CPU's. What is written is written in place, so nobody else may hold
-//! those buffers. Numbers agree with the CPU's to the last bits only: a device may contract a
-//! multiplication and an addition into one operation and has its own square root.
+//! They work on [`Buffer`]s, flat arrays in device memory, with the formulae and the order of
+//! operations of the CPU kernels. Results are written in place, so nobody else may hold the buffers
+//! that a kernel updates. Launches are queued and return at once; only [`gradient_stats`] waits for
+//! the device.
 //!
-//! A shader compiler may assume that there is no infinity and no NaN, so whether a number is finite is
-//! read off its bits.
+//! Results agree with the CPU's up to the last bits: a device may fuse a multiplication with an
+//! addition, and it has a square root and a division of its own. A shader compiler may assume that
+//! there is no infinity and no NaN, so whether a number is finite is decided by its bits.
 
 mod buffer;
 mod cast;

@@ -1,7 +1,14 @@
-//! A step along a direction that was found elsewhere, with decoupled weight decay.
+//! A step along a given direction, with decoupled weight decay.
 //!
-//! Main type: [`DescentStep`]. It is the last part of optimizers that look at more than one element to
-//! find their direction, LAMB and Muon.
+//! Main type: [`DescentStep`]. It is the last part of LAMB and Muon, which need more than one
+//! element to find the direction: LAMB the norms of complete tensors, Muon an orthogonalised
+//! matrix.
+//!
+//! ```text
+//! LambStep, MuonMomentumStep     element-wise: moments and direction
+//! norms or orthogonalisation     over complete tensors
+//! DescentStep                    element-wise: param = param * keep - rate * direction
+//! ```
 
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
@@ -11,10 +18,11 @@ use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
 
-/// `param = param * keep - rate * direction`.
+/// Runs the step as `param = param * keep - rate * direction`.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn descent_reference<R: Real>(keep: f64, rate: f64, param: &mut [R], direction: &[R]) {
     check_lengths("descent", ("param", param.len()), &[("direction", direction.len())]);
     let [keep, rate] = [keep, rate].map(|scalar| R::from_f64(scalar));
@@ -23,16 +31,19 @@ pub fn descent_reference<R: Real>(keep: f64, rate: f64, param: &mut [R], directi
     }
 }
 
-/// The scalars of one step, narrowed from `f64`. The direction takes the place of the gradient.
+/// The scalars of one step, rounded from `f64` once. The direction takes the place of the gradient
+/// and is multiplied by its factor `grad_scale`, too.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DescentStep {
+    /// The factor of the parameter: `1 - lr * weight_decay`.
     keep: f32,
+    /// The factor of the direction: the step size, with LAMB's trust ratio.
     rate: f32,
 }
 
 impl DescentStep {
-    /// A step that multiplies the parameter by `keep` (`1 - lr * decay`; 1 without decay) and moves it
-    /// against the direction by `rate` times the direction.
+    /// Returns a step that multiplies the parameter by `keep` (`1 - lr * decay`; 1 without decay)
+    /// and then subtracts `rate` times the direction.
     pub fn new(keep: f64, rate: f64) -> Self {
         Self { keep: keep as f32, rate: rate as f32 }
     }

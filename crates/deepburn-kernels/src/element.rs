@@ -1,9 +1,15 @@
 //! The number formats of gradients and working copies.
 //!
-//! Main type: [`Element`]. Conversions are branch-free integer code that the
-//! compiler vectorises for any instruction set, so there is a single version
-//! with the same bits everywhere. Tests compare them with the scalar
-//! conversions of `half`.
+//! Main type: [`Element`]. Conversions are branch-free integer code that the compiler vectorises
+//! for any instruction set, so there is a single version with the same bits everywhere. Tests
+//! compare them with the scalar conversions of `half`.
+//!
+//! ```text
+//!          sign  exponent  fraction   largest      smallest normal
+//! f32      1     8         23         3.4e38       1.2e-38
+//! f16      1     5         10         65504        6.1e-5
+//! bf16     1     8         7          3.4e38       1.2e-38
+//! ```
 
 use half::{bf16, f16};
 use std::fmt::Debug;
@@ -12,12 +18,12 @@ use std::fmt::Debug;
 pub trait Element: Copy + Debug + Send + Sync + 'static {
     /// Converts to `f32` exactly; NaN stays NaN.
     fn widen(self) -> f32;
-    /// Rounds to the nearest number, ties to even. Numbers beyond the range
-    /// become infinite, NaN stays NaN.
+    /// Rounds to the nearest number, ties to even. Numbers that round beyond the largest one become
+    /// infinite; NaN stays NaN and becomes quiet.
     fn narrow(value: f32) -> Self;
 
-    /// Returns the elements as `f32`, converted into `room` unless they already
-    /// are. `room` must have the same length.
+    /// Returns the elements as `f32`. They are converted into `room`, which must have the same
+    /// length, unless they already are `f32`.
     #[inline(always)]
     fn widen_all<'a>(elements: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {
         for (wide, x) in room.iter_mut().zip(elements) {
@@ -26,7 +32,7 @@ pub trait Element: Copy + Debug + Send + Sync + 'static {
         room
     }
 
-    /// Rounds each value of a slice.
+    /// Rounds each value of a slice. Further elements of the longer slice are ignored.
     #[inline(always)]
     fn narrow_all(values: &[f32], elements: &mut [Self]) {
         for (x, value) in elements.iter_mut().zip(values) {
@@ -63,6 +69,8 @@ impl Element for () {
     fn narrow(_: f32) -> Self {}
 }
 
+/// A bf16 number is the upper half of an f32, so widening is a shift, and rounding is an addition
+/// to the lower half.
 impl Element for bf16 {
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -94,6 +102,9 @@ const F16_OVERFLOW: u32 = (127 + 16) << 23;
 /// 2^-24, the unit of subnormal `f16` numbers.
 const F16_UNIT: f32 = 1.0 / (1 << 24) as f32;
 
+/// The exponent of an f16 is 5 bits with bias 15. Normal numbers are converted by moving the
+/// fraction and changing the bias, subnormal ones by an f32 operation that is exact or rounds in
+/// the right place.
 impl Element for f16 {
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -102,6 +113,7 @@ impl Element for f16 {
         let normal = (magnitude << 13) + REBIAS;
         // Infinity and NaN have the largest exponent in both formats.
         let special = normal + REBIAS;
+        // A subnormal f16 is an integer times 2^-24, which f32 represents exactly.
         let subnormal = (magnitude as i32 as f32 * F16_UNIT).to_bits();
         let finite = if magnitude < 0x0400 { subnormal } else { normal };
         let widened = if magnitude < 0x7C00 { finite } else { special };

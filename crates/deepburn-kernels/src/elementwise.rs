@@ -23,6 +23,13 @@ use rayon::prelude::*;
 ///
 /// A type implements this for only one number of arrays, so that the table of
 /// steps can infer it.
+///
+/// ```text
+/// block of 16,384 elements, one thread
+/// tile of 512     gradient --widen--> room --+
+///                 param, states -------------+--> tile()  updates in place
+///                 param --round--> working copy
+/// ```
 pub(crate) trait Elementwise<const STATES: usize>: Copy + Send + Sync + 'static {
     /// The name of the optimizer in messages.
     const NAME: &'static str;
@@ -150,6 +157,11 @@ fn array_names<S: Elementwise<N>, const N: usize>(_: &S) -> [&'static str; N] {
     S::ARRAYS
 }
 
+/// Checks the lengths and selects the loop for the types of gradient and working copy.
+///
+/// # Panics
+///
+/// Panics if the slices differ in length or there are fewer state arrays than the step uses.
 fn update<S: Elementwise<N>, const N: usize>(
     step: S,
     grad_scale: f32,
@@ -169,7 +181,7 @@ fn update<S: Elementwise<N>, const N: usize>(
         check_lengths(S::NAME, ("param", len), &[(name, state.len())]);
     }
     with_elements!(grad, grad => match working {
-        // Elements of size zero: nothing is allocated or written.
+        // A slice of elements of size zero: nothing is allocated or written.
         None => {
             update_all(step, grad_scale, Slices { param, grad, states, working: &mut vec![(); len] });
         }
@@ -184,9 +196,13 @@ fn update<S: Elementwise<N>, const N: usize>(
 
 /// An [`OwnedSlice`] with its gradient, or a part of both.
 pub(crate) struct Slices<'a, G, W, const STATES: usize> {
+    /// The master parameter.
     pub(crate) param: &'a mut [f32],
+    /// The gradient in its own type.
     pub(crate) grad: &'a [G],
+    /// The arrays of the optimizer that the step uses.
     pub(crate) states: [&'a mut [f32]; STATES],
+    /// The working copy; elements of type `()` if there is none.
     pub(crate) working: &'a mut [W],
 }
 
@@ -212,6 +228,8 @@ impl<G, W, const N: usize> Slices<'_, G, W, N> {
     }
 }
 
+/// Processes all elements, on the calling thread below [`PARALLEL_FROM`] and otherwise in blocks on
+/// all threads.
 fn update_all<S: Elementwise<N>, G: Element, W: Element, const N: usize>(
     step: S,
     grad_scale: f32,
@@ -230,7 +248,8 @@ fn update_all<S: Elementwise<N>, G: Element, W: Element, const N: usize>(
     }
 }
 
-/// Processes elements tile by tile on this thread.
+/// Processes elements tile by tile on this thread. A tile is widened, updated and rounded while it
+/// is in the first-level cache.
 #[inline(always)]
 pub(crate) fn update_tiles<S: Elementwise<N>, G: Element, W: Element, const N: usize>(
     step: S,

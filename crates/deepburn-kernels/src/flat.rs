@@ -1,14 +1,20 @@
-//! Many slices in one flat buffer: how a bucket is laid out for a collective.
+//! Many slices in one flat buffer and back: the layout of a bucket for a collective.
 //!
-//! The parts lie one after the other; what remains of the buffer is padding, zero.
+//! ```text
+//! parts   | a a a | b b | c c c c |
+//! flat    | a a a b b c c c c 0 0 0 |      zeros as padding
+//! ```
+//!
+//! The parts are adjacent without alignment. Copies run on all threads from 65,536 elements on.
 
 use crate::blocks::{PARALLEL_FROM, map_blocks};
 use rayon::prelude::*;
 
-/// What [`flatten`] writes into a buffer of `len` elements.
+/// Returns a buffer of `len` elements with the content that [`flatten`] writes.
 ///
 /// # Panics
-/// When the parts together are longer than `len`.
+///
+/// Panics if the parts have more than `len` elements together.
 pub fn flatten_reference<T: Copy + Default>(parts: &[&[T]], len: usize) -> Vec<T> {
     let mut flat = parts.concat();
     check_room("flatten", flat.len(), len);
@@ -16,10 +22,11 @@ pub fn flatten_reference<T: Copy + Default>(parts: &[&[T]], len: usize) -> Vec<T
     flat
 }
 
-/// Copies the parts into `flat`, one after the other, and zeroes the rest of it.
+/// Copies the parts to `flat`, one after the other, and sets the remaining elements to zero.
 ///
 /// # Panics
-/// When the parts together are longer than `flat`.
+///
+/// Panics if the parts have more elements together than `flat`.
 pub fn flatten<T>(parts: &[&[T]], flat: &mut [T])
 where
     T: Copy + Default + Send + Sync,
@@ -37,8 +44,8 @@ where
     padding.fill(T::default());
 }
 
-/// Carries out copies of `elements` in all, `(to, from)` of one length each. Short ones stay whole,
-/// long ones are cut.
+/// Runs copies of pairs `(to, from)` of equal length, which have `elements` elements together.
+/// Copies run in parallel, and long ones are divided into blocks.
 fn copy_all<T: Copy + Send + Sync>(copies: Vec<(&mut [T], &[T])>, elements: usize) {
     let copy = |(to, from): (&mut [T], &[T])| {
         map_blocks(to, from, |to, from| to.copy_from_slice(from));
@@ -49,6 +56,7 @@ fn copy_all<T: Copy + Send + Sync>(copies: Vec<(&mut [T], &[T])>, elements: usiz
     copies.into_par_iter().for_each(copy);
 }
 
+/// Panics unless `used` elements fit in a buffer of `len`.
 fn check_room(kernel: &str, used: usize, len: usize) {
     assert!(
         used <= len,

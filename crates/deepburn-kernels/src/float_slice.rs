@@ -1,8 +1,8 @@
 //! Numbers in the precision in which they are held.
 //!
-//! Main type: [`FloatSlice`]. Kernels read gradients and the operands of products as they are, so a 16-bit array costs
-//! half the memory traffic and is never widened as a whole. [`widen`] is for callers that need a copy in single
-//! precision.
+//! Main type: [`FloatSlice`]. Kernels read gradients and the operands of products in their own
+//! type. A 16-bit array costs half the memory traffic, and is never widened as a whole. [`widen`]
+//! is for callers that need a copy in single precision.
 
 use crate::blocks::{check_lengths, map_blocks};
 use crate::element::Element;
@@ -33,12 +33,12 @@ macro_rules! with_elements {
 pub(crate) use with_elements;
 
 impl FloatSlice<'_> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         with_elements!(self, elements => elements.len())
     }
 
-    /// Whether there is no element.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -66,7 +66,7 @@ impl FloatSlice<'_> {
         self.slice(start..len)
     }
 
-    /// One element, by `half`'s scalar conversion: what the references read.
+    /// Returns one element, converted by `half`'s scalar function. Used by the references only.
     pub(crate) fn get(&self, index: usize) -> f32 {
         match self {
             Self::F32(elements) => elements[index],
@@ -94,10 +94,11 @@ impl<'a> From<&'a [bf16]> for FloatSlice<'a> {
     }
 }
 
-/// Widens `values` to single precision, which is exact.
+/// Converts `values` to single precision, which is exact; NaN stays NaN.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn widen(values: FloatSlice<'_>, out: &mut [f32]) {
     check_lengths("widen", ("out", out.len()), &[("values", values.len())]);
     with_elements!(values, values => {
@@ -105,6 +106,7 @@ pub fn widen(values: FloatSlice<'_>, out: &mut [f32]) {
     });
 }
 
+/// Widens a block; inlined, so that it is compiled for each instruction set.
 #[inline(always)]
 fn widen_block<E: Element>(out: &mut [f32], values: &[E]) {
     for (out, value) in out.iter_mut().zip(values) {

@@ -1,14 +1,21 @@
-//! LAMB, the part that looks at one element at a time: moments and direction.
+//! LAMB, the element-wise part: moments and direction.
 //!
-//! Main type: [`LambStep`]. Source: You et al. 2020, "Large Batch Optimization for Deep Learning", as
-//! DeepSpeed's `csrc/lamb/fused_lamb_cuda_kernel.cu` computes it. A parameter is then moved by
+//! Main type: [`LambStep`]. Source: You et al. 2020, "Large Batch Optimization for Deep Learning",
+//! as DeepSpeed's `csrc/lamb/fused_lamb_cuda_kernel.cu` computes it. The parameter is then moved by
 //! `-step_size * trust_ratio * direction` ([`lamb_step_size`], [`trust_ratio`],
-//! [`DescentStep`](crate::DescentStep)), for which the norms of the whole parameter and of the whole
-//! direction have to be known.
+//! [`DescentStep`](crate::DescentStep)). This needs the norms of the complete parameter and of the
+//! complete direction.
 //!
-//! The paper corrects the bias of both moments before it takes the direction. Here, as in DeepSpeed, the
-//! direction uses uncorrected moments, and the correction multiplies the step size outside the trust
-//! ratio. The first steps are therefore shorter.
+//! ```text
+//! m         = beta1 * m + (1 - beta1) * grad
+//! v         = beta2 * v + (1 - beta2) * grad^2
+//! direction = m / (sqrt(v) + eps) + weight_decay * p      or m / sqrt(v + eps)
+//! p         = p - step_size * clamp(|p| / |direction|) * direction
+//! ```
+//!
+//! The paper corrects the bias of both moments before it computes the direction. Here, as in
+//! DeepSpeed, the direction uses uncorrected moments, and the correction multiplies the step size
+//! outside the trust ratio. The first steps are therefore shorter.
 
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
@@ -33,8 +40,9 @@ pub struct Lamb {
     pub weight_decay: f64,
 }
 
-/// The factor that brings a direction to the scale of its parameter: `weight_norm / direction_norm`,
-/// clamped to `min_coeff..=max_coeff`, and 1 where either norm is 0.
+/// Returns the factor that scales a direction to the size of its parameter:
+/// `weight_norm / direction_norm`, clamped to `min_coeff..=max_coeff`. Returns 1 if either norm is
+/// 0, also if 1 is outside the limits.
 ///
 /// NaN stays NaN.
 pub fn trust_ratio(weight_norm: f64, direction_norm: f64, min_coeff: f64, max_coeff: f64) -> f64 {
@@ -47,11 +55,12 @@ pub fn trust_ratio(weight_norm: f64, direction_norm: f64, min_coeff: f64, max_co
     if ratio < min_coeff { min_coeff } else { ratio }
 }
 
-/// The step size at time `t` (from 1): `lr * sqrt(1 - beta2^t) / (1 - beta1^t)`, or `lr` without bias
-/// correction.
+/// Returns the step size at time `t` (from 1): `lr * sqrt(1 - beta2^t) / (1 - beta1^t)`, or `lr`
+/// without bias correction.
 ///
 /// # Panics
-/// When `t` is 0.
+///
+/// Panics if `t` is 0.
 pub fn lamb_step_size(lr: f64, [beta1, beta2]: [f64; 2], t: u64, bias_correction: bool) -> f64 {
     check_time("lamb", t);
     if !bias_correction {
@@ -60,10 +69,11 @@ pub fn lamb_step_size(lr: f64, [beta1, beta2]: [f64; 2], t: u64, bias_correction
     lr * (1.0 - beta2.powf(t as f64)).sqrt() / (1.0 - beta1.powf(t as f64))
 }
 
-/// Moments and direction of one step as published; the gradient is already unscaled.
+/// Computes moments and direction of one step as published. The gradient must already be unscaled.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn lamb_reference<R: Real>(
     rule: &Lamb,
     param: &[R],
@@ -89,9 +99,11 @@ pub fn lamb_reference<R: Real>(
 /// It updates the moments and replaces the direction, its third array; the parameter is read only.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LambStep {
+    /// The decay of the first moment.
     beta1: f32,
     /// `1 - beta1`.
     gain1: f32,
+    /// The decay of the second moment.
     beta2: f32,
     /// `1 - beta2`.
     gain2: f32,
@@ -99,11 +111,12 @@ pub struct LambStep {
     inner_eps: f32,
     /// Added to the root: 0 or `eps`.
     outer_eps: f32,
+    /// The weight decay, a part of the direction.
     decay: f32,
 }
 
 impl LambStep {
-    /// The step; its time is in [`lamb_step_size`].
+    /// Returns the step. The time is a part of [`lamb_step_size`] only.
     pub fn new(rule: &Lamb) -> Self {
         let eps = rule.eps as f32;
         let (inner_eps, outer_eps) = if rule.eps_inside_sqrt { (eps, 0.0) } else { (0.0, eps) };
@@ -141,6 +154,8 @@ impl Elementwise<3> for LambStep {
     }
 }
 
+/// Updates a tile of the moments and overwrites the direction. A second moment of 0 with `eps` of 0
+/// gives NaN or an infinity, as in the reference.
 #[inline(always)]
 fn lamb_tile(
     (step, grad_scale): (LambStep, f32),

@@ -1,7 +1,15 @@
-//! Lion: the sign of an interpolated momentum.
+//! Lion: a step of constant size along the sign of an interpolated momentum.
 //!
 //! Main type: [`LionStep`]. Source: Chen et al. 2023, "Symbolic Discovery of Optimization
-//! Algorithms", algorithm 2; the sign of 0 is 0.
+//! Algorithms", algorithm 2.
+//!
+//! ```text
+//! c = beta1 * m + (1 - beta1) * grad
+//! p = p - lr * (sign(c) + weight_decay * p)       sign(0) = 0
+//! m = beta2 * m + (1 - beta2) * grad
+//! ```
+//!
+//! The state is one f32 array, the momentum. There is no bias correction.
 
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
@@ -24,10 +32,11 @@ pub struct Lion {
     pub weight_decay: f64,
 }
 
-/// One step as published; the gradient is already unscaled.
+/// Runs one step as published. The gradient must already be unscaled.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn lion_reference<R: Real>(rule: &Lion, param: &mut [R], grad: &[R], m: &mut [R]) {
     check_lengths("lion", ("param", param.len()), &[("grad", grad.len()), ("m", m.len())]);
     let [lr, beta1, beta2, decay] =
@@ -49,10 +58,13 @@ pub fn lion_reference<R: Real>(rule: &Lion, param: &mut [R], grad: &[R], m: &mut
 /// The scalars of one step, computed in `f64` and narrowed once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LionStep {
+    /// The learning rate, the size of every step.
     lr: f32,
+    /// The weight of the momentum in the direction.
     beta1: f32,
     /// `1 - beta1`.
     gain1: f32,
+    /// The decay of the momentum.
     beta2: f32,
     /// `1 - beta2`.
     gain2: f32,
@@ -61,7 +73,7 @@ pub struct LionStep {
 }
 
 impl LionStep {
-    /// The step; Lion has no bias correction, so every time is alike.
+    /// Returns the step. Lion has no bias correction, so it does not depend on the time.
     pub fn new(rule: &Lion) -> Self {
         Self {
             lr: rule.lr as f32,
@@ -74,7 +86,8 @@ impl LionStep {
     }
 }
 
-/// A NaN direction moves nothing, but stays visible in the momentum.
+/// A direction of NaN is neither positive nor negative, so it does not move the parameter. It stays
+/// visible in the momentum.
 impl Elementwise<1> for LionStep {
     const NAME: &'static str = "lion";
     const ARRAYS: [&'static str; 1] = ["m"];
@@ -91,6 +104,7 @@ impl Elementwise<1> for LionStep {
     }
 }
 
+/// Updates a tile. The sign is two selections instead of a branch, so the loop vectorises.
 #[inline(always)]
 fn lion_tile((step, grad_scale): (LionStep, f32), param: &mut [f32], grad: &[f32], m: &mut [f32]) {
     for ((p, g), m) in param.iter_mut().zip(grad).zip(m) {

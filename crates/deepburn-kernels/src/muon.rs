@@ -1,9 +1,14 @@
-//! Muon, the part that looks at one element at a time: momentum and direction.
+//! Muon, the element-wise part: momentum and direction.
 //!
-//! Main type: [`MuonMomentumStep`]. Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in
-//! neural networks", in the form of `torch.optim.Muon`, where the momentum is an average of gradients.
-//! The direction is a matrix that is orthogonalised as a whole before the parameter is moved along it
-//! ([`DescentStep`](crate::DescentStep)).
+//! Main type: [`MuonMomentumStep`]. Source: Jordan et al. 2024, "Muon: An optimizer for hidden
+//! layers in neural networks", in the form of `torch.optim.Muon`, where the momentum is an average
+//! of gradients. The direction is a matrix that is orthogonalised as a whole before the parameter
+//! is moved along it ([`DescentStep`](crate::DescentStep)).
+//!
+//! ```text
+//! momentum  = momentum + (1 - mu) * (grad - momentum)
+//! direction = grad + mu * (momentum - grad)               Nesterov, else the momentum
+//! ```
 
 use crate::adam::lerp;
 use crate::blocks::check_lengths;
@@ -23,10 +28,11 @@ pub struct MuonMomentum {
     pub nesterov: bool,
 }
 
-/// Momentum and direction of one step as published; the gradient is already unscaled.
+/// Computes momentum and direction of one step as published. The gradient must already be unscaled.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn muon_momentum_reference<R: Real>(
     rule: &MuonMomentum,
     grad: &[R],
@@ -43,19 +49,21 @@ pub fn muon_momentum_reference<R: Real>(
     }
 }
 
-/// The scalars of one step, computed in `f64` and narrowed once.
+/// The scalars of one step, computed in `f64` and rounded once.
 ///
-/// It updates the momentum and replaces the direction, its second array; the parameter is not looked at.
+/// The step updates the momentum and overwrites the direction, its second array. It does not use
+/// the parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MuonMomentumStep {
     /// `1 - momentum`.
     gain: f32,
-    /// Weight of the momentum in the direction: the momentum factor, or 1 without looking ahead.
+    /// The weight of the momentum in the direction: the momentum factor, or 1 without Nesterov's
+    /// look-ahead.
     along: f32,
 }
 
 impl MuonMomentumStep {
-    /// The step; every time is alike.
+    /// Returns the step, which does not depend on the time.
     pub fn new(rule: &MuonMomentum) -> Self {
         let along = if rule.nesterov { rule.momentum as f32 } else { 1.0 };
         Self { gain: (1.0 - rule.momentum) as f32, along }
@@ -83,6 +91,9 @@ impl Elementwise<2> for MuonMomentumStep {
     }
 }
 
+/// Updates a tile of the momentum and overwrites the direction.
+///
+/// The first interpolation is `torch.lerp`'s, with its two forms for small and large weights.
 #[inline(always)]
 fn muon_tile(
     (step, grad_scale): (MuonMomentumStep, f32),
@@ -93,7 +104,7 @@ fn muon_tile(
     for ((g, momentum), direction) in grad.iter().zip(momentum).zip(direction) {
         let g = *g * grad_scale;
         *momentum = lerp(*momentum, g, step.gain);
-        // A weight of 1 gives the momentum to the bit, but for a gradient that is not finite.
+        // A weight of 1 returns exactly the momentum, unless the gradient is not finite.
         *direction = lerp(g, *momentum, step.along);
     }
 }

@@ -1,39 +1,48 @@
 //! Sums of squares and the check for overflow.
 //!
-//! Squares are summed in `f64` in one fixed shape: sixteen lanes inside a block, a pairwise tree
-//! over the blocks. The shape depends on the length alone, so the sum is the same to the bit at
-//! every thread count, and its error grows with the logarithm of the length.
+//! Squares are exact in `f64` and are added in one fixed shape:
+//!
+//! ```text
+//! block of 16,384   16 lanes; element i of the block is added to lane i % 16
+//!                   the lanes are added by halves
+//! blocks            their sums are added by halves, as a binary tree
+//! ```
+//!
+//! The shape depends on the length only, so the sum has the same bits with every number of threads
+//! and every instruction set. Its error grows with the logarithm of the number of blocks.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, vectorized};
 use crate::element::Element;
 use crate::float_slice::{FloatSlice, with_elements};
 use rayon::prelude::*;
 
-/// Sums that a block is spread over: enough for two of the widest vectors, so that an addition need
-/// not wait for the one before.
+/// The number of running sums in a block: enough for two of the widest vectors, so that an addition
+/// does not wait for the previous one.
 const LANES: usize = 16;
 
-/// What one pass over a gradient tells.
+/// The sum of squares of a gradient and whether it is finite, from one pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GradientStats {
-    /// Sum of the squared elements; NaN or infinite when an element is not finite.
+    /// The sum of the squared elements; NaN or infinite if an element is not finite.
     pub sum_of_squares: f64,
     /// Whether every element is finite.
     pub finite: bool,
 }
 
 impl GradientStats {
-    /// From the sums over the blocks, in their order.
+    /// Returns the stats from the sums of the blocks, in their order.
     ///
-    /// The sum alone tells: a finite `f32` squared is below 1.2e77, so no sum of fewer than 1e231
-    /// of them overflows an `f64`, and an element that is not finite makes the sum so.
+    /// The sum alone decides whether the gradient is finite. The square of a finite `f32` is below
+    /// 1.2e77, so an `f64` would overflow only for more than 1e231 of them, and an element that is
+    /// not finite makes the sum NaN or infinite.
     pub(crate) fn of_sums(sums: &[f64]) -> Self {
         let sum_of_squares = pairwise(sums);
         Self { sum_of_squares, finite: sum_of_squares.is_finite() }
     }
 }
 
-/// What [`gradient_stats`] finds, one element after the other.
+/// Computes the same as [`gradient_stats`], one element after the other. The sum may differ in the
+/// last bits.
 pub fn gradient_stats_reference(grad: FloatSlice<'_>) -> GradientStats {
     let elements = || (0..grad.len()).map(|i| grad.get(i));
     GradientStats {
@@ -42,17 +51,19 @@ pub fn gradient_stats_reference(grad: FloatSlice<'_>) -> GradientStats {
     }
 }
 
-/// The sum of squares and whether all is finite, in one pass, the same to the bit whatever the
-/// thread count.
+/// Returns the sum of squares of a gradient, and whether all elements are finite, in one pass. The
+/// bits do not depend on the number of threads.
 pub fn gradient_stats(grad: FloatSlice<'_>) -> GradientStats {
     GradientStats::of_sums(&with_elements!(grad, elements => block_sums(elements)))
 }
 
-/// Sum of the squared elements, the same to the bit whatever the thread count.
+/// Returns the sum of the squared elements, whose bits do not depend on the number of threads.
 pub fn sum_of_squares(values: &[f32]) -> f64 {
     gradient_stats(FloatSlice::F32(values)).sum_of_squares
 }
 
+/// Returns the sums of the blocks in their order. Arrays below [`PARALLEL_FROM`] stay on the
+/// calling thread.
 fn block_sums<G: Element>(elements: &[G]) -> Vec<f64> {
     let sum = |block: &[G]| {
         vectorized(
@@ -66,6 +77,8 @@ fn block_sums<G: Element>(elements: &[G]) -> Vec<f64> {
     elements.par_chunks(BLOCK).map(sum).collect()
 }
 
+/// Returns the sum of squares of a block, tile by tile: a tile of 16-bit elements is widened to f32
+/// first.
 #[inline(always)]
 pub(crate) fn block_sum_of_squares<G: Element>(block: &[G]) -> f64 {
     let mut sums = [0.0; LANES];
@@ -76,6 +89,7 @@ pub(crate) fn block_sum_of_squares<G: Element>(block: &[G]) -> f64 {
     pairwise(&sums)
 }
 
+/// Adds the squares of a tile to the lanes. The last elements of a tile start at lane 0 again.
 #[inline(always)]
 fn add_squares(sums: &mut [f64; LANES], tile: &[f32]) {
     let (lanes, tail) = tile.as_chunks::<LANES>();
@@ -91,7 +105,8 @@ fn add_squares(sums: &mut [f64; LANES], tile: &[f32]) {
     }
 }
 
-/// Sum by halves.
+/// Returns the sum of `sums`, computed by halves: the error grows with the logarithm of the length;
+/// 0 for an empty slice.
 pub(crate) fn pairwise(sums: &[f64]) -> f64 {
     match sums {
         [] => 0.0,

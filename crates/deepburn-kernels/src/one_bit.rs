@@ -1,45 +1,57 @@
-//! Compression of a tensor to one bit an element and one scale.
+//! Compression of a tensor to one bit per element and one scale.
 //!
-//! Main function: [`compress`], which keeps what it could not send as an error for the next time (error
-//! feedback). Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with
-//! Adam's Convergence Speed", as DeepSpeed's `runtime/comm/nccl.py` computes it.
+//! Main function: [`compress`], which keeps the compression error and adds it to the next tensor
+//! (error feedback). Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale
+//! Training with Adam's Convergence Speed", as DeepSpeed's `runtime/comm/nccl.py` computes it.
 //!
-//! Bits are packed: element `i` is bit `i % 8` of byte `i / 8`, and the last byte is padded with 0.
+//! ```text
+//! c     = values + error              live elements
+//! scale = sqrt(mean(c^2))             over the live elements
+//! sent  = c >= 0 ? scale : -scale
+//! error = c - sent                    kept for the next time
 //!
-//! One bit cannot say 0. An element that never had a gradient ([`live_elements`]) would be sent as a
-//! momentum of the average size, and its error would grow without limit. Such a dead element is left out:
-//! it counts for no scale, and its value and error are 0. DeepSpeed needs a mask from the user for that,
-//! `exp_avg_mask`.
+//! element   0 1 2 3 4 5 6 7 | 8 9 ...
+//! byte 0    bit 0 .. bit 7  |           element i is bit i % 8 of byte i / 8
+//! byte 1                    | bit 0 ..  padding of the last byte is 0
+//! ```
+//!
+//! One bit cannot express 0. An element that never had a gradient ([`live_elements`]) would be sent
+//! as a momentum of average size, and its error would grow without limit. Such a dead element is
+//! omitted: it does not count for the scale, and its value and error are 0. DeepSpeed needs a mask
+//! from the user for this, `exp_avg_mask`.
+//!
+//! A tensor of `n` elements is sent as `n / 8` bytes and one f32, 1/32 of its size in f32.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, vectorized};
 use crate::norm::{block_sum_of_squares, pairwise};
 use crate::real::Real;
 use rayon::prelude::*;
 
-/// Elements of a packed byte.
+/// The number of elements in a packed byte.
 const BYTE: usize = 8;
 
 /// A compressed tensor: each live element is `scale` or `-scale`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Signs {
-    /// Size of every live element, in the unit of the values: their root mean square. NaN or infinite when
-    /// one of them is not finite.
+    /// The magnitude of every live element, in the unit of the values: their root mean square. NaN
+    /// or infinite if one of them is not finite.
     pub scale: f32,
-    /// Packed bits, 1 for `scale` and 0 for `-scale`; 0 for dead elements.
+    /// Packed bits: 1 for `scale`, 0 for `-scale` and for dead elements.
     pub bits: Vec<u8>,
 }
 
-/// Squares of the live elements of a tensor: their sum and their number.
+/// The sum of the squares of the live elements of a tensor and their number. Sums over tensors that
+/// share a scale are added.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LiveSquares {
-    /// Sum of the squares; NaN or infinite when an element is not finite.
+    /// The sum of the squares; NaN or infinite if an element is not finite.
     pub sum: f64,
-    /// Number of live elements.
+    /// The number of live elements.
     pub count: u64,
 }
 
 impl LiveSquares {
-    /// Returns the root mean square of the live elements, or 0 where there is none.
+    /// Returns the root mean square of the live elements; 0 if there are none.
     pub fn root_mean_square(self) -> f64 {
         if self.count == 0 { 0.0 } else { (self.sum / self.count as f64).sqrt() }
     }
@@ -53,7 +65,8 @@ impl std::ops::Add for LiveSquares {
     }
 }
 
-/// Returns packed bits, 1 where the second moment is not 0: the elements that ever had a gradient.
+/// Returns packed bits that are 1 for elements with a second moment other than 0: those that ever
+/// had a gradient.
 pub fn live_elements(second_moment: &[f32]) -> Vec<u8> {
     let block = |block: &[f32]| {
         vectorized(
@@ -67,11 +80,12 @@ pub fn live_elements(second_moment: &[f32]) -> Vec<u8> {
     second_moment.par_chunks(BLOCK).map(block).collect::<Vec<_>>().concat()
 }
 
-/// What [`compress`] does, one element after the other: the scale and, for each element, whether it is
-/// sent as `scale`.
+/// Computes the same as [`compress`], one element after the other. Returns the scale and, for each
+/// element, whether it is sent as `scale`.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn compress_reference<R: Real>(values: &[R], error: &mut [R], live: &[bool]) -> (R, Vec<bool>) {
     let others = [("error", error.len()), ("live", live.len())];
     check_lengths("compress", ("values", values.len()), &others);
@@ -89,29 +103,33 @@ pub fn compress_reference<R: Real>(values: &[R], error: &mut [R], live: &[bool])
     (scale, positive)
 }
 
-/// Compresses `values + error` and replaces `error` by what the bits do not say.
+/// Compresses `values + error` and replaces `error` by the part that the bits do not express.
 ///
-/// Let `c = values + error` of the live elements. The scale is `norm(c) / sqrt(number of live elements)`, or
-/// 0 where there is none. An element is sent as `scale` where `c >= 0` and as `-scale` elsewhere, and its
-/// error is `c` less what is sent. Dead elements are not sent, and their error is 0. `live` is packed, with
-/// 0 as padding.
+/// Let `c = values + error` for the live elements. The scale is
+/// `norm(c) / sqrt(number of live elements)`, or 0 if there are none. An element is sent as `scale`
+/// if `c >= 0` and otherwise as `-scale`, and its error is `c` minus the sent value. Dead elements
+/// are not sent, and their error is 0. `live` is packed, with 0 as padding.
 ///
-/// The result is the same at every thread count. One element that is not finite spoils every error: check
-/// the gradient first.
+/// The result does not depend on the number of threads. A single element that is not finite makes
+/// every error useless, so callers check the gradient first.
 ///
 /// # Panics
-/// When the slices do not fit together or `live` marks padding.
+///
+/// Panics if the lengths do not match or `live` marks padding.
 pub fn compress(values: &[f32], error: &mut [f32], live: &[u8]) -> Signs {
     let scale = add_error(values, error, live).root_mean_square() as f32;
     Signs { scale, bits: take_signs(error, live, scale) }
 }
 
-/// Replaces `error` by `values + error`, or by 0 for dead elements, and returns the squares of the sums.
+/// Replaces `error` by `values + error`, or by 0 for dead elements, and returns the squares of the
+/// sums.
 ///
-/// The first half of [`compress`], for tensors that share one scale; [`take_signs`] is the second.
+/// This is the first half of [`compress`], for tensors that share one scale; [`take_signs`] is the
+/// second half.
 ///
 /// # Panics
-/// When the slices do not fit together or `live` marks padding.
+///
+/// Panics if the lengths do not match or `live` marks padding.
 pub fn add_error(values: &[f32], error: &mut [f32], live: &[u8]) -> LiveSquares {
     let len = values.len();
     check_lengths("compress", ("values", len), &[("error", error.len())]);
@@ -128,11 +146,12 @@ pub fn add_error(values: &[f32], error: &mut [f32], live: &[u8]) -> LiveSquares 
     LiveSquares { sum: pairwise(&sums), count }
 }
 
-/// Returns the packed signs of compensated values, and leaves in `error`, which holds these, what `scale` or
-/// `-scale` does not say.
+/// Returns the packed signs of the compensated values in `error`, and replaces these by their
+/// difference from `scale` or `-scale`.
 ///
 /// # Panics
-/// When the slices do not fit together.
+///
+/// Panics if the lengths do not match.
 pub fn take_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
     check_packed("compress", ("error", error.len()), &[("live", live)]);
     let bits = map_blocks(
@@ -143,12 +162,14 @@ pub fn take_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
     bits.concat()
 }
 
-/// Adds `scale` or `-scale` to the live elements of `sum`, as `signs` says.
+/// Adds `scale` or `-scale`, as `signs` says, to the live elements of `sum`.
 ///
-/// The mean over ranks is the sum of each rank's signs with `scale / ranks`. `signs` and `live` are packed.
+/// The mean over ranks is the sum of each rank's signs with `scale / ranks`. `signs` and `live` are
+/// packed.
 ///
 /// # Panics
-/// When the slices do not fit together.
+///
+/// Panics if the lengths do not match.
 pub fn add_signs(sum: &mut [f32], signs: &[u8], live: &[u8], scale: f32) {
     check_packed("add_signs", ("sum", sum.len()), &[("signs", signs), ("live", live)]);
     map_blocks(
@@ -166,10 +187,12 @@ pub fn add_signs(sum: &mut [f32], signs: &[u8], live: &[u8], scale: f32) {
     );
 }
 
-/// Writes `scale` or `-scale`, as `signs` says, to the live elements of `out`, and 0 to the dead ones.
+/// Writes `scale` or `-scale`, as `signs` says, to the live elements of `out`, and 0 to the dead
+/// ones.
 ///
 /// # Panics
-/// When the slices do not fit together.
+///
+/// Panics if the lengths do not match.
 pub fn decompress(signs: &[u8], live: &[u8], scale: f32, out: &mut [f32]) {
     check_packed("decompress", ("out", out.len()), &[("signs", signs), ("live", live)]);
     map_blocks(
@@ -182,8 +205,8 @@ pub fn decompress(signs: &[u8], live: &[u8], scale: f32, out: &mut [f32]) {
     );
 }
 
-/// Adds the values to the errors of live elements, clears the others and sums the squares, while the block
-/// is in the nearest caches.
+/// Adds the values to the errors of live elements, sets the others to 0 and returns the sum of
+/// squares, while the block is in the nearest cache.
 #[inline(always)]
 fn compensate(values: &[f32], error: &mut [f32], live: &[u8]) -> f64 {
     let (values, values_tail) = values.as_chunks::<BYTE>();
@@ -197,6 +220,7 @@ fn compensate(values: &[f32], error: &mut [f32], live: &[u8]) -> f64 {
     block_sum_of_squares(error)
 }
 
+/// Compensates up to eight elements, whose `live` bits are one byte.
 #[inline(always)]
 fn compensate_byte(values: &[f32], error: &mut [f32], live: u8) {
     for (i, (value, error)) in values.iter().zip(error).enumerate() {
@@ -205,10 +229,10 @@ fn compensate_byte(values: &[f32], error: &mut [f32], live: u8) {
     }
 }
 
-/// Packs the signs of compensated values, and leaves in `error` what the signs do not say.
+/// Packs the signs of compensated values, and leaves in `error` what the signs do not express.
 #[inline(always)]
 fn pack_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
-    // Dead elements are 0 here, and the mask takes their bits away.
+    // Dead elements are 0 here, which counts as positive, so the mask clears their bits.
     let mut bits = pack(error, |c| c >= 0.0);
     for (bits, live) in bits.iter_mut().zip(live) {
         *bits &= live;
@@ -217,7 +241,8 @@ fn pack_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
     bits
 }
 
-/// Replaces each element by `update` of it, of `scale` with its sign, and of whether it is live.
+/// Replaces each element by `update` of the element, of `scale` with its sign, and of whether it is
+/// live.
 #[inline(always)]
 fn update_all(
     values: &mut [f32],
@@ -235,6 +260,7 @@ fn update_all(
     }
 }
 
+/// Updates up to eight elements, whose signs and `live` bits are one byte each.
 #[inline(always)]
 fn update_byte(
     values: &mut [f32],
@@ -248,7 +274,7 @@ fn update_byte(
     }
 }
 
-/// Packs whether something holds of each value.
+/// Packs the answers of a predicate, one bit per value. The padding of the last byte is 0.
 #[inline(always)]
 fn pack(values: &[f32], holds: impl Fn(f32) -> bool) -> Vec<u8> {
     let (eights, tail) = values.as_chunks::<BYTE>();
@@ -262,17 +288,20 @@ fn pack(values: &[f32], holds: impl Fn(f32) -> bool) -> Vec<u8> {
     bytes
 }
 
+/// Packs the answers for up to eight values.
 #[inline(always)]
 fn pack_byte(values: &[f32], holds: impl Fn(f32) -> bool) -> u8 {
     values.iter().enumerate().fold(0, |byte, (i, x)| byte | (u8::from(holds(*x)) << i))
 }
 
+/// Returns bit `bit` of a byte, counted from the lowest one.
 #[inline(always)]
 fn is_set(byte: u8, bit: usize) -> bool {
     (byte >> bit) & 1 == 1
 }
 
-/// Goes over a slice block by block; `block` is given the number of its first element.
+/// Processes a slice block by block and returns the results in block order. `block` also gets the
+/// index of its first element, which is a multiple of eight because [`BLOCK`] is one.
 fn map_blocks<R: Send>(
     values: &mut [f32],
     block: impl Fn(usize, &mut [f32]) -> R + Sync,

@@ -1,10 +1,16 @@
-//! 1-bit Adam, the parts that look at one element at a time.
+//! 1-bit Adam, the element-wise parts.
 //!
-//! Main types: [`LocalMomentumStep`], the momentum of a rank's own gradient, and [`FrozenAdamStep`], the
-//! update along the momentum that all ranks agreed on. Between the two, the ranks exchange the momentum
-//! compressed to one bit an element ([`compress`](crate::compress)). Source: Tang et al. 2021, "1-bit Adam:
-//! Communication Efficient Large-Scale Training with Adam's Convergence Speed", in the form of DeepSpeed's
-//! `runtime/fp16/onebit/adam.py`.
+//! Main types: [`LocalMomentumStep`], the momentum of a rank's own gradient, and
+//! [`FrozenAdamStep`], the update along the momentum that all ranks agreed on. Between the two, the
+//! ranks exchange the momentum compressed to one bit per element ([`compress`](crate::compress)).
+//! Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
+//! Convergence Speed", in the form of DeepSpeed's `runtime/fp16/onebit/adam.py`.
+//!
+//! ```text
+//! each rank    momentum = beta1 * m + (1 - beta1) * grad      LocalMomentumStep
+//! exchange     m = mean over ranks of compress(momentum)
+//! each rank    p = p - lr * (m / (sqrt(v) + eps) + weight_decay * p)     FrozenAdamStep
+//! ```
 //!
 //! The second moment is frozen when compression begins. There is no bias correction.
 
@@ -19,20 +25,22 @@ use cubecl::prelude::*;
 /// Hyper-parameters of Adam with a frozen second moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FrozenAdam {
-    /// Learning rate of this step.
+    /// The learning rate of this step.
     pub lr: f64,
-    /// Decay of the first moment. 1-bit Adam's is 0: there the exchanged momentum replaces it.
+    /// The decay of the first moment. 0 for 1-bit Adam, whose exchanged momentum replaces the first
+    /// moment.
     pub beta1: f64,
     /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Multiplies the parameter in the direction.
+    /// Multiplies the parameter in the direction. It does not enter the moments.
     pub weight_decay: f64,
 }
 
-/// `momentum = beta1 * m + (1 - beta1) * grad`; the gradient is already unscaled.
+/// Computes `momentum = beta1 * m + (1 - beta1) * grad`. The gradient must already be unscaled.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn local_momentum_reference<R: Real>(beta1: f64, m: &[R], grad: &[R], momentum: &mut [R]) {
     let others = [("grad", grad.len()), ("momentum", momentum.len())];
     check_lengths("1-bit adam", ("m", m.len()), &others);
@@ -42,10 +50,12 @@ pub fn local_momentum_reference<R: Real>(beta1: f64, m: &[R], grad: &[R], moment
     }
 }
 
-/// `m = beta1 * m + (1 - beta1) * momentum`, then `param -= lr * (m / (sqrt(v) + eps) + weight_decay * param)`.
+/// Computes `m = beta1 * m + (1 - beta1) * momentum`, then `param -= lr * (m / (sqrt(v) + eps) +
+/// weight_decay * param)`.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn frozen_adam_reference<R: Real>(
     rule: &FrozenAdam,
     param: &mut [R],
@@ -63,18 +73,20 @@ pub fn frozen_adam_reference<R: Real>(
     }
 }
 
-/// The scalars of the momentum of a rank's own gradient, narrowed from `f64`.
+/// The scalars of the momentum of a rank's own gradient, rounded from `f64` once.
 ///
-/// It replaces the local momentum, its third array. The moments and the parameter stay.
+/// The step overwrites the local momentum, its third array. The moments and the parameter do not
+/// change.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LocalMomentumStep {
+    /// The decay of the first moment.
     beta1: f32,
     /// `1 - beta1`.
     gain: f32,
 }
 
 impl LocalMomentumStep {
-    /// A step with `beta1` as the decay of the first moment.
+    /// Returns a step with `beta1` as the decay of the first moment.
     pub fn new(beta1: f64) -> Self {
         Self { beta1: beta1 as f32, gain: (1.0 - beta1) as f32 }
     }
@@ -95,6 +107,7 @@ impl Elementwise<3> for LocalMomentumStep {
     }
 }
 
+/// Computes the momentum of a tile. The first moment is the exchanged one, the same on all ranks.
 #[inline(always)]
 fn local_momentum_tile(
     (step, grad_scale): (LocalMomentumStep, f32),
@@ -122,22 +135,25 @@ impl ElementKernel for LocalMomentumStep {
     }
 }
 
-/// The scalars of one update with a frozen second moment, narrowed from `f64`.
+/// The scalars of one update with a frozen second moment, rounded from `f64` once.
 ///
-/// What all ranks agreed on takes the place of the gradient: 1-bit Adam's momentum, which becomes the first
-/// moment, or 0/1 Adam's gradient.
+/// A value that all ranks agreed on takes the place of the gradient: for 1-bit Adam the momentum,
+/// which becomes the first moment, and for 0/1 Adam the gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FrozenAdamStep {
+    /// The learning rate.
     lr: f32,
     beta1: f32,
     /// `1 - beta1`.
     gain: f32,
+    /// Added to the square root of the second moment.
     eps: f32,
+    /// The weight decay, a part of the direction.
     decay: f32,
 }
 
 impl FrozenAdamStep {
-    /// The step; every time is alike.
+    /// Returns the step, which does not depend on the time.
     pub fn new(rule: &FrozenAdam) -> Self {
         Self {
             lr: rule.lr as f32,
@@ -164,6 +180,8 @@ impl Elementwise<2> for FrozenAdamStep {
     }
 }
 
+/// Updates a tile of the first moment and the parameter. An element whose moments are 0 only
+/// decays.
 #[inline(always)]
 fn frozen_tile(
     (step, grad_scale): (FrozenAdamStep, f32),

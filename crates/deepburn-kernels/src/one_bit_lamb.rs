@@ -1,13 +1,21 @@
-//! 1-bit LAMB after the freeze: the part that looks at one element at a time, and the factor of a tensor.
+//! 1-bit LAMB after the freeze: the element-wise part, and the factor of a tensor.
 //!
-//! Main types: [`FrozenLambStep`], the moments and the direction of the momentum that all ranks agreed on, and
-//! [`FactorRule`], which says how far to go along it. Source: Li et al. 2021, "1-bit LAMB: Communication
-//! Efficient Large-Scale Large-Batch Training with LAMB's Convergence Speed", in the form of DeepSpeed's
-//! `runtime/fp16/onebit/lamb.py`.
+//! Main types: [`FrozenLambStep`], the moments and the direction of the momentum that all ranks
+//! agreed on, and [`FactorRule`], which determines the length of the step. Source: Li et al. 2021,
+//! "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with LAMB's Convergence
+//! Speed", in the form of DeepSpeed's `runtime/fp16/onebit/lamb.py`.
 //!
-//! The second moment in the direction is frozen. A fresh second moment is updated with gradients that are
-//! reconstructed from the momentum. The ratio of the two corrects the trust ratio, which is frozen too. There is
-//! no bias correction.
+//! ```text
+//! g         = (momentum - beta1 * m) / (1 - beta1)      the gradient, reconstructed
+//! fresh     = beta2 * fresh + (1 - beta2) * g^2         a second moment that is not frozen
+//! m         = momentum
+//! direction = m / (sqrt(v) + eps) + weight_decay * p    v is frozen
+//! factor    = max (sqrt(v) + eps) / (sqrt(fresh) + eps), limited
+//! p         = p - lr * trust_ratio * factor * direction
+//! ```
+//!
+//! The trust ratio is frozen too. The factor corrects it for the change of the second moment since
+//! the freeze. There is no bias correction.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, vectorized};
 #[cfg(feature = "cube")]
@@ -32,13 +40,14 @@ pub struct FrozenLamb {
     pub weight_decay: f64,
 }
 
-/// Moments and direction of one step as published.
+/// Computes moments and direction of one step as published.
 ///
-/// `g = (momentum - beta1 * m) / (1 - beta1)`, `fresh = beta2 * fresh + (1 - beta2) * g^2`, `m = momentum`
-/// and `direction = m / (sqrt(v) + eps) + weight_decay * param`.
+/// `g = (momentum - beta1 * m) / (1 - beta1)`, `fresh = beta2 * fresh + (1 - beta2) * g^2`,
+/// `m = momentum` and `direction = m / (sqrt(v) + eps) + weight_decay * param`.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn frozen_lamb_reference<R: Real>(
     rule: &FrozenLamb,
     param: &[R],
@@ -60,24 +69,29 @@ pub fn frozen_lamb_reference<R: Real>(
     }
 }
 
-/// The scalars of one step, computed in `f64` and narrowed once.
+/// The scalars of one step, computed in `f64` and rounded once.
 ///
-/// The momentum that all ranks agreed on takes the place of the gradient and becomes the first moment. The
-/// step updates the fresh second moment and replaces the direction; the frozen one and the parameter stay.
+/// The momentum that all ranks agreed on takes the place of the gradient and becomes the first
+/// moment. The step updates the fresh second moment and overwrites the direction. The frozen second
+/// moment and the parameter do not change.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FrozenLambStep {
+    /// The decay of the first moment.
     beta1: f32,
     /// `1 - beta1`.
     gain1: f32,
+    /// The decay of the fresh second moment.
     beta2: f32,
     /// `1 - beta2`.
     gain2: f32,
+    /// Added to the square root of the frozen second moment.
     eps: f32,
+    /// The weight decay, a part of the direction.
     decay: f32,
 }
 
 impl FrozenLambStep {
-    /// The step; every time is alike.
+    /// Returns the step, which does not depend on the time.
     pub fn new(rule: &FrozenLamb) -> Self {
         Self {
             beta1: rule.beta1 as f32,
@@ -112,6 +126,7 @@ impl Elementwise<4> for FrozenLambStep {
     }
 }
 
+/// Updates a tile of the moments and overwrites the direction.
 #[inline(always)]
 fn frozen_tile(
     (step, grad_scale): (FrozenLambStep, f32),
@@ -149,22 +164,24 @@ impl ElementKernel for FrozenLambStep {
     }
 }
 
-/// What the factor of a tensor depends on.
+/// The quantities of a complete tensor that determine its factor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FrozenLambSums {
-    /// Norm of the direction without weight decay.
+    /// The norm of the direction without weight decay.
     pub undecayed_norm: f64,
-    /// Norm of the direction.
+    /// The norm of the direction.
     pub direction_norm: f64,
-    /// Largest `(sqrt(v) + eps) / (sqrt(fresh) + eps)` of the elements whose `v` is not 0; 1 where there is none.
+    /// The largest `(sqrt(v) + eps) / (sqrt(fresh) + eps)` of the elements whose `v` is not 0; 1 if
+    /// there are none.
     pub largest_quotient: f64,
 }
 
-/// Returns what the factor of a tensor depends on, after its [`FrozenLambStep`]; the same to the bit whatever the
-/// thread count.
+/// Returns the quantities that determine the factor of a tensor, after its [`FrozenLambStep`].
+/// `eps` is the same as in the step. The bits do not depend on the number of threads.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn frozen_lamb_sums(eps: f64, [m, v, fresh, direction]: [&[f32]; 4]) -> FrozenLambSums {
     let others = [("v", v.len()), ("fresh", fresh.len()), ("direction", direction.len())];
     check_lengths("1-bit lamb", ("m", m.len()), &others);
@@ -189,12 +206,13 @@ pub fn frozen_lamb_sums(eps: f64, [m, v, fresh, direction]: [&[f32]; 4]) -> Froz
     FrozenLambSums {
         undecayed_norm: sum(|sums| sums.0),
         direction_norm: sum(|sums| sums.1),
-        // Quotients are above 0.
+        // Quotients are greater than 0, so 0 means that no element had one.
         largest_quotient: if largest == 0.0 { 1.0 } else { largest },
     }
 }
 
-/// Sums of squares of the direction without and with weight decay, and the largest quotient or 0.
+/// Returns the sums of squares of the direction without and with weight decay, and the largest
+/// quotient or 0.
 #[inline(always)]
 fn block_sums(eps: f32, [m, v, fresh, direction]: [&[f32]; 4]) -> (f64, f64, f32) {
     let (mut undecayed, mut decayed, mut largest) = (0.0, 0.0, 0.0_f32);
@@ -208,26 +226,26 @@ fn block_sums(eps: f32, [m, v, fresh, direction]: [&[f32]; 4]) -> (f64, f64, f32
     (undecayed, decayed, largest)
 }
 
-/// How the factor of a tensor follows from its sums.
+/// The rule by which the sums of a tensor determine its factor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FactorRule {
     /// Multiplies the parameter in the direction.
     pub weight_decay: f64,
-    /// Smallest and largest factor.
+    /// The smallest and the largest factor.
     pub bounds: [f64; 2],
-    /// How much a factor may differ from the last one, as a part of it.
+    /// The largest relative change of a factor from one step to the next.
     pub threshold: f64,
 }
 
 impl FactorRule {
-    /// Returns the factor of the frozen trust ratio after the factor `last`.
+    /// Returns the factor of the frozen trust ratio that follows the factor `last`.
     ///
-    /// The largest quotient counts for the part of the direction that is not weight decay. The result is clamped
-    /// to the bounds, then to the threshold around `last`.
+    /// The largest quotient applies to the part of the direction that is not weight decay. The
+    /// result is clamped to the bounds, then to the threshold around `last`.
     pub fn factor(&self, sums: FrozenLambSums, last: f64) -> f64 {
         let mut factor = sums.largest_quotient;
         if self.weight_decay > 0.0 {
-            // A direction of 0 makes the quotient NaN, which counts as 1.
+            // A direction of norm 0 makes the quotient NaN, and `min` replaces NaN by 1.
             let part = (sums.undecayed_norm / sums.direction_norm).min(1.0);
             factor = factor * part + (1.0 - part);
         }

@@ -1,10 +1,16 @@
-//! The numbers that the references are generic over.
+//! The numbers that the reference implementations are generic over.
+//!
+//! A reference is run in `f64` to check the training kernel's rounding errors, and in `f32` where
+//! the bits must agree.
 
 use std::fmt::Debug;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// A floating-point type: `f32` to compare bit patterns with training, `f64` to compare with
-/// published numbers.
+/// A floating-point type of the reference implementations: `f32` to compare bits with the training
+/// kernels, `f64` to compare with published numbers.
+///
+/// Rust rounds each operation of these types once, to nearest even, so references give the same
+/// numbers on all machines.
 pub trait Real:
     Copy
     + Debug
@@ -15,16 +21,17 @@ pub trait Real:
     + Div<Output = Self>
     + Neg<Output = Self>
 {
-    /// Additive identity.
+    /// The additive identity.
     const ZERO: Self;
-    /// Multiplicative identity.
+    /// The multiplicative identity.
     const ONE: Self;
-    /// The nearest number of this type.
+    /// Returns the nearest number of this type.
     fn from_f64(value: f64) -> Self;
-    /// Square root, NaN below 0.
+    /// Returns the square root; NaN for numbers below 0.
     fn sqrt(self) -> Self;
 }
 
+/// The precision of training. Scalars are rounded from `f64` once.
 impl Real for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
@@ -36,6 +43,7 @@ impl Real for f32 {
     }
 }
 
+/// Wide enough that its rounding errors are negligible beside the kernels'.
 impl Real for f64 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;

@@ -1,8 +1,16 @@
 //! Stochastic gradient descent with momentum.
 //!
 //! Main types: [`Sgd`], whose [`step`](Sgd::step) is a [`SgdStep`] or, with momentum, a
-//! [`SgdMomentumStep`]. Source: Sutskever et al. 2013 in the form that PyTorch's `SGD` gives
-//! it (dampening, L2 penalty, Nesterov's variant; the first step takes the gradient undampened).
+//! [`SgdMomentumStep`]. Source: Sutskever et al. 2013 in the form of PyTorch's `SGD`, with
+//! dampening, L2 penalty and Nesterov's variant.
+//!
+//! ```text
+//! g      = grad + weight_decay * p
+//! buffer = momentum * buffer + (1 - dampening) * g        first step: buffer = g
+//! p      = p - lr * buffer                                Nesterov: p - lr * (g + momentum * buffer)
+//! ```
+//!
+//! The state is one f32 array, the momentum buffer; without momentum there is none.
 
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
@@ -19,32 +27,39 @@ pub struct Sgd {
     pub lr: f64,
     /// Momentum factor; 0 keeps no state.
     pub momentum: f64,
-    /// Share of the gradient that the momentum does not take, after the first step.
+    /// The part of the gradient that the momentum does not take. The first step ignores it.
     pub dampening: f64,
     /// L2 penalty.
     pub weight_decay: f64,
-    /// Nesterov's variant: look ahead along the new momentum.
+    /// Nesterov's variant: the step looks ahead along the new momentum.
     pub nesterov: bool,
 }
 
 impl Sgd {
-    /// Whether a momentum buffer (zero at first, as long as the parameter) goes with each share.
+    /// Returns true if the optimizer has a momentum buffer, which is as long as the parameter and 0
+    /// at first.
     pub fn keeps_momentum(&self) -> bool {
         self.momentum != 0.0
     }
 
-    /// Factor of the gradient in the momentum at time `t`.
+    /// Returns the factor of the gradient in the momentum at time `t` (from 1): 1 in the first
+    /// step, as in PyTorch, where the buffer is a copy of the first gradient.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `t` is 0.
     fn gradient_gain(&self, t: u64) -> f64 {
         check_time("sgd", t);
         if t == 1 { 1.0 } else { 1.0 - self.dampening }
     }
 }
 
-/// One step at time `t` (from 1), as published; the gradient is already unscaled. The momentum
-/// slice is left alone when the rule keeps none.
+/// Runs one step at time `t` (from 1) as published. The gradient must already be unscaled. The
+/// momentum slice is not used without momentum.
 ///
 /// # Panics
-/// When `grad` (or `momentum`, where kept) differs from `param` in length or `t` is 0.
+///
+/// Panics if `grad` (or `momentum`, if used) differs from `param` in length, or if `t` is 0.
 pub fn sgd_reference<R: Real>(rule: &Sgd, t: u64, param: &mut [R], grad: &[R], momentum: &mut [R]) {
     check_lengths("sgd", ("param", param.len()), &[("grad", grad.len())]);
     let [lr, mu, gain, decay] =
@@ -64,7 +79,9 @@ pub fn sgd_reference<R: Real>(rule: &Sgd, t: u64, param: &mut [R], grad: &[R], m
 /// The scalars of one step without momentum, computed in `f64` and narrowed once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SgdStep {
+    /// The learning rate.
     lr: f32,
+    /// The L2 penalty.
     l2: f32,
 }
 
@@ -73,20 +90,27 @@ pub struct SgdStep {
 /// `buffer = momentum * buffer + gain * g`, then move along `ahead * g + along * buffer`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SgdMomentumStep {
+    /// The learning rate.
     lr: f32,
+    /// The L2 penalty.
     l2: f32,
+    /// The decay of the buffer.
     momentum: f32,
+    /// The factor of the gradient in the buffer: `1 - dampening`, or 1 in the first step.
     gain: f32,
+    /// The weight of the gradient in the direction: 1 with Nesterov's variant, else 0.
     ahead: f32,
+    /// The weight of the buffer in the direction: `momentum` with Nesterov's variant, else 1.
     along: f32,
 }
 
 impl Sgd {
-    /// The step at time `t`, the number of this update counted from 1. With a momentum factor of 0 it
-    /// uses no momentum and leaves one that is given as it is.
+    /// Returns the step at time `t`, the number of this update from 1. With a momentum factor of 0,
+    /// it needs no state and does not change a momentum that is passed.
     ///
     /// # Panics
-    /// When `t` is 0.
+    ///
+    /// Panics if `t` is 0.
     pub fn step(&self, t: u64) -> ElementwiseStep {
         let gain = self.gradient_gain(t) as f32;
         let (lr, l2, momentum) = (self.lr as f32, self.weight_decay as f32, self.momentum as f32);
@@ -132,6 +156,9 @@ impl Elementwise<1> for SgdMomentumStep {
     }
 }
 
+/// Updates a tile. Nesterov's variant has the weights 1 and `momentum`, the plain one 0 and 1, so
+/// one loop without a branch serves both. A gradient that is not finite makes its own element NaN,
+/// because 0 times infinity is NaN.
 #[inline(always)]
 fn momentum_tile(
     (step, grad_scale): (SgdMomentumStep, f32),

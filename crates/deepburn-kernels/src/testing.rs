@@ -1,4 +1,4 @@
-//! What the tests of this crate share: data, thread pools, comparisons.
+//! Parts that the tests of this crate share: data, thread pools and comparisons.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM};
 use crate::{ElementwiseStep, FloatSlice, OwnedSlice, WorkingCopy};
@@ -6,20 +6,25 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// None, one, odd ones, around a block, around the step from one thread to many, long.
+/// Empty, a single element, odd lengths, around a block, around the limit from one thread to many,
+/// long.
 pub(crate) const SIZES: [usize; 10] =
     [0, 1, 7, 33, BLOCK - 1, BLOCK + 1, PARALLEL_FROM - 1, PARALLEL_FROM, 1_000_007, 10_000_000];
 
-/// Numbers rounded to one of the formats of a gradient or of a working copy.
+/// Numbers rounded to one of the formats of a gradient or of a working copy. Tests run a kernel
+/// with each of them.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Held {
+    /// Single precision.
     F32(Vec<f32>),
+    /// Half precision.
     F16(Vec<f16>),
+    /// The upper half of an `f32`.
     Bf16(Vec<bf16>),
 }
 
 impl Held {
-    /// The same numbers in every format.
+    /// Returns the same numbers in every format, rounded to nearest even.
     pub(crate) fn all(values: &[f32]) -> [Self; 3] {
         [
             Self::F32(values.to_vec()),
@@ -28,6 +33,7 @@ impl Held {
         ]
     }
 
+    /// Returns the numbers as the gradient of a step.
     pub(crate) fn gradient(&self) -> FloatSlice<'_> {
         match self {
             Self::F32(values) => FloatSlice::F32(values),
@@ -36,7 +42,8 @@ impl Held {
         }
     }
 
-    /// `None` for single precision, which is no working copy.
+    /// Returns the numbers as the memory of a working copy; `None` for single precision, which is
+    /// not a working copy.
     pub(crate) fn working_copy(&mut self) -> Option<WorkingCopy<'_>> {
         match self {
             Self::F32(_) => None,
@@ -46,7 +53,8 @@ impl Held {
     }
 }
 
-/// Deterministic numbers in [-1, 1) (a 64-bit linear congruential generator).
+/// Returns deterministic numbers in [-1, 1), from a 64-bit linear congruential generator. The same
+/// seed gives the same numbers.
 pub(crate) fn noise(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..len)
@@ -59,13 +67,15 @@ pub(crate) fn noise(len: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// Like [`noise`], but of magnitude 0.5 to 1.5: with an L2 penalty of a tenth no gradient is nearly
-/// cancelled by its decay, where the sign-like first steps would amplify one rounding without limit.
+/// Returns numbers like [`noise`], but of magnitude 0.5 to 1.5.
+///
+/// With an L2 penalty of a tenth, no gradient is nearly cancelled by its decay. In such an element
+/// the sign-like first steps would amplify a rounding error without limit.
 pub(crate) fn strong_noise(len: usize, seed: u64) -> Vec<f32> {
     noise(len, seed).into_iter().map(|x| x + 0.5_f32.copysign(x)).collect()
 }
 
-/// A step on a gradient in single precision, without a working copy.
+/// Runs a step on a gradient in single precision, without a working copy.
 pub(crate) fn update(
     step: impl Into<ElementwiseStep>,
     grad_scale: f32,
@@ -77,12 +87,12 @@ pub(crate) fn update(
     step.into().update(grad_scale, FloatSlice::F32(grad), slice);
 }
 
-/// Runs `work` on a pool of exactly `threads`.
+/// Runs `work` on a pool of exactly `threads` threads.
 pub(crate) fn in_pool<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> T {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
 }
 
-/// `|actual - expected| <= absolute + relative * |expected|`, element by element.
+/// Panics unless `|actual - expected| <= absolute + relative * |expected|` for each element.
 pub(crate) fn assert_close(actual: &[f32], expected: &[f32], relative: f32, absolute: f32) {
     assert_eq!(actual.len(), expected.len());
     for (i, (a, e)) in actual.iter().zip(expected).enumerate() {
@@ -90,7 +100,8 @@ pub(crate) fn assert_close(actual: &[f32], expected: &[f32], relative: f32, abso
     }
 }
 
-/// A gradient of up to `longest` elements with NaN or an infinity at the returned places.
+/// Returns a strategy for gradients of fewer than `longest` elements with up to three NaNs or
+/// infinities, and for their indices.
 pub(crate) fn with_values_anywhere(
     longest: usize,
 ) -> impl Strategy<Value = (Vec<f32>, BTreeSet<usize>)> {

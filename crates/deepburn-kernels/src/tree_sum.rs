@@ -1,47 +1,68 @@
-//! Sums of squares that no cut of an array changes.
+//! Sums of squares that do not depend on how an array is divided.
 //!
-//! Main type: [`TreeSum`]. The squares of an array are added up along a binary tree over the indices of its elements:
-//! node `i` of level `k` is the sum over elements `i 2^k .. (i + 1) 2^k`, left half plus right half, in `f64`.
-//! Whoever owns a range of the array computes the largest nodes inside of it, about twice the logarithm of its length.
-//! All owners' nodes together give the sum of the whole, with the same additions whatever the ranges are.
+//! Main type: [`TreeSum`]. The squares of an array are added along a binary tree over the indices
+//! of its elements: node `i` of level `k` is the sum over the elements `i 2^k .. (i + 1) 2^k`, left
+//! half plus right half, in `f64`. The owner of a range computes the largest nodes inside of it,
+//! about twice the logarithm of its length. The nodes of all owners give the sum of the complete
+//! array, with the same additions for every division.
+//!
+//! ```text
+//! level 3   |               0               |
+//! level 2   |       0       |       1       |
+//! level 1   |   0   |   1   |   2   |   3   |
+//! level 0   | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
+//! owners    |<-- rank 0 ------->|<- rank 1 ->|
+//! nodes       level 2: 0, level 0: 4   level 0: 5, level 1: 3
+//! ```
+//!
+//! LAMB needs the norms of complete tensors, although each rank owns a part. With this order, the
+//! norms have the same bits with every number of ranks.
 
 use std::ops::Range;
 
 use crate::blocks::{PARALLEL_FROM, vectorized};
 use rayon::prelude::*;
 
-/// Elements whose node is computed by one vectorised loop; a power of two.
+/// The number of elements whose node is computed by one vectorised loop; a power of two.
 const LEAF: usize = 1024;
 
 /// The level of a node of [`LEAF`] elements.
 const LEAF_LEVEL: u32 = LEAF.trailing_zeros();
 
-/// The sum of squares of consecutive elements of an array, as nodes of its tree.
+/// The sum of squares of a range of an array, as nodes of the array's tree. It holds at most two
+/// nodes per level.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TreeSum {
-    /// The next element.
+    /// The index of the next element to add.
     next: usize,
-    /// The element after the last one.
+    /// The end of the range.
     end: usize,
-    /// The largest nodes inside of the range so far, in the order of their elements.
+    /// The largest nodes of the elements so far, in the order of their elements.
     nodes: Vec<Node>,
 }
 
+/// A node of the tree.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Node {
+    /// Its level: it covers `2^level` elements.
     level: u32,
-    /// Among the nodes of its level.
+    /// Its index among the nodes of its level.
     place: usize,
+    /// The sum of squares of its elements.
     sum: f64,
 }
 
 impl TreeSum {
-    /// A sum over elements `range` of an array, of which none has been added yet.
+    /// Returns an empty sum over the elements `range` of an array.
     pub fn new(range: Range<usize>) -> Self {
         Self { next: range.start, end: range.end, nodes: Vec::new() }
     }
 
-    /// Adds the squares of the next elements. Those beyond the range, its padding, are left out.
+    /// Adds the squares of the next elements. Elements beyond the range, which are padding, are
+    /// ignored.
+    ///
+    /// Complete leaves are computed by a vectorised loop, in parallel for long slices; the elements
+    /// before and after them are added one at a time.
     pub fn push(&mut self, values: &[f32]) {
         let values = &values[..values.len().min(self.end - self.next)];
         let head = values.len().min(self.next.next_multiple_of(LEAF) - self.next);
@@ -62,7 +83,7 @@ impl TreeSum {
         self.push_each(tail);
     }
 
-    /// Number of nodes of a complete sum over elements `range`.
+    /// Returns the number of nodes of a complete sum over the elements `range`.
     pub fn len_of(range: Range<usize>) -> usize {
         let (mut next, mut count) = (range.start, 0);
         while next < range.end {
@@ -72,32 +93,37 @@ impl TreeSum {
         count
     }
 
-    /// The nodes, [`TreeSum::len_of`] of the range when all of it was added.
+    /// Returns the sums of the nodes, as many as [`TreeSum::len_of`] says for a complete range.
     pub fn sums(&self) -> impl Iterator<Item = f64> {
         self.nodes.iter().map(|node| node.sum)
     }
 
-    /// Adds the nodes of the next elements `range`, which are somebody else's [`TreeSum::sums`].
+    /// Adds the nodes of the next elements, `range`, which another owner's [`TreeSum::sums`]
+    /// returned for this range.
     pub fn join(&mut self, range: Range<usize>, sums: &[f64]) {
         for sum in sums {
             self.push_node(largest_level(self.next, range.end), *sum);
         }
     }
 
-    /// The sum, with zeros for all elements after those that were added. The first one is element 0.
+    /// Returns the sum, with zeros for all elements after the last one. The range must begin at
+    /// element 0.
     pub fn total(&self) -> f64 {
-        // The nodes get smaller from left to right: each is the left sibling of what follows.
+        // The nodes get smaller from left to right: each is the left sibling of the node of all
+        // that follow, with zeros beyond the end.
         let smallest_first = self.nodes.iter().rev().map(|node| node.sum);
         smallest_first.reduce(|right, left| left + right).unwrap_or(0.0)
     }
 
+    /// Adds elements one at a time, as nodes of level 0.
     fn push_each(&mut self, values: &[f32]) {
         for value in values {
             self.push_node(0, f64::from(*value) * f64::from(*value));
         }
     }
 
-    /// Adds the node of the next elements, and joins it with its left sibling as long as there is one.
+    /// Adds the node of the next elements, and joins it with its left sibling as long as there is
+    /// one.
     fn push_node(&mut self, level: u32, sum: f64) {
         let mut node = Node { level, place: self.next >> level, sum };
         self.next += 1 << level;
@@ -113,13 +139,14 @@ impl TreeSum {
     }
 }
 
-/// The level of the largest node that begins at an element and ends before `end`, which lies beyond it.
+/// Returns the level of the largest node that begins at element `start` and does not extend beyond
+/// `end`. `end` must be greater than `start`.
 fn largest_level(start: usize, end: usize) -> u32 {
     let fitting = (end - start).ilog2();
     if start == 0 { fitting } else { fitting.min(start.trailing_zeros()) }
 }
 
-/// The node of a leaf: neighbours are added, then neighbours of what comes out.
+/// Returns the node of a leaf: neighbours are added, then neighbouring sums, and so on.
 #[inline(always)]
 fn leaf_sum(leaf: &[f32; LEAF]) -> f64 {
     let mut sums = [0.0; LEAF / 2];

@@ -1,13 +1,14 @@
-//! The 16-bit copy of a master parameter that the forward and backward pass compute with.
+//! The 16-bit copy of a master parameter, which forward and backward passes use (mixed precision,
+//! Micikevicius et al. 2018).
 //!
-//! Main type: [`WorkingCopy`]. [`cast`] fills one from scratch; an optimizer step that is given one
-//! writes it in its own pass.
+//! Main type: [`WorkingCopy`]. [`cast`] fills a copy from scratch. An optimizer step that is given
+//! one writes it in the same pass, so the master is read only once.
 
 use crate::blocks::{check_lengths, map_blocks};
 use crate::element::Element;
 use half::{bf16, f16};
 
-/// Where the 16-bit copy of a share is written, in the format that it is held in.
+/// The memory of the 16-bit copy of an owned slice, with its format.
 #[derive(Debug)]
 pub enum WorkingCopy<'a> {
     /// Half precision.
@@ -17,7 +18,7 @@ pub enum WorkingCopy<'a> {
 }
 
 impl WorkingCopy<'_> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self {
             Self::F16(elements) => elements.len(),
@@ -25,7 +26,7 @@ impl WorkingCopy<'_> {
         }
     }
 
-    /// Whether there is no element.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -43,10 +44,11 @@ impl<'a> From<&'a mut [bf16]> for WorkingCopy<'a> {
     }
 }
 
-/// What [`cast`] does, number by number with `half`'s own conversion.
+/// Computes the same as [`cast`], one number at a time with `half`'s own conversion.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn cast_reference(values: &[f32], to: WorkingCopy<'_>) {
     check_lengths("cast", ("values", values.len()), &[("to", to.len())]);
     match to {
@@ -63,11 +65,12 @@ pub fn cast_reference(values: &[f32], to: WorkingCopy<'_>) {
     }
 }
 
-/// Rounds to nearest, ties to even; what is beyond the largest number becomes infinite, NaN stays
-/// NaN.
+/// Rounds values to nearest, ties to even. Numbers beyond the largest one become infinite, and NaN
+/// stays NaN.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn cast(values: &[f32], to: WorkingCopy<'_>) {
     check_lengths("cast", ("values", values.len()), &[("to", to.len())]);
     match to {

@@ -1,17 +1,41 @@
-//! 0/1 Adam, the parts of its local steps that look at one element at a time.
+//! 0/1 Adam, the element-wise parts of its local steps.
 //!
-//! Main types: [`LocalAdamStep`], a step with a rank's own gradient alone, and [`LocalMovementStep`] and
-//! [`AgreedMovementStep`], between which ranks exchange their movements compressed to one bit an element
-//! ([`compress`](crate::compress)). Source: Lu et al. 2022, "Maximizing Communication Efficiency for
-//! Large-scale Training via 0/1 Adam", in the form of DeepSpeed's `runtime/fp16/onebit/zoadam.py`.
+//! Main types: [`LocalAdamStep`], a step with a rank's own gradient only, and [`LocalMovementStep`]
+//! and [`AgreedMovementStep`]. Between these two, ranks exchange their movements compressed to one
+//! bit per element ([`compress`](crate::compress)). Source: Lu et al. 2022, "Maximizing
+//! Communication Efficiency for Large-scale Training via 0/1 Adam", in the form of DeepSpeed's
+//! `runtime/fp16/onebit/zoadam.py`.
 //!
-//! Between two exchanges ranks have different parameters. `common` is the one that they had after the last
-//! exchange, and `moved` what a rank has added to it. `param = common + moved` holds to the bit.
+//! ```text
+//!               step 1      step 2      step 3      step 4
+//! rank 0        local       local       local       local movement -+
+//! rank 1        local       local       local       local movement -+-> exchange -> agreed movement
+//! parameters    common + moved, different on each rank              |   common, the same on all ranks
+//!                                                                       moved = 0
+//! ```
 //!
-//! Weight decay is decoupled: each step multiplies `common` and `moved` by `1 - lr * weight_decay`, on every rank alike.
-//! In DeepSpeed it is a part of what ranks exchange, and so enters the momentum.
+//! Between two exchanges, ranks have different parameters. `common` is the one that they had after
+//! the last exchange, and `moved` what a rank has added to it. `param = common + moved` holds to
+//! the bit.
 //!
-//! An element whose second moment is 0 never had a gradient in time: it takes none, and its momentum is 0.
+//! With the frozen second moment `v` and `keep = 1 - lr * weight_decay`, the steps are:
+//!
+//! ```text
+//! local       m        = beta1 * m + (1 - beta1) * grad               0 where v is 0
+//!             common   = keep * common
+//!             moved    = keep * moved - lr * m / (sqrt(v) + eps)
+//!             param    = common + moved
+//! movement    movement = moved * (sqrt(v) + eps)                      of the same local step
+//! agreed      common   = keep * common + movement / (sqrt(v) + eps)   the mean of all ranks
+//!             m        = -movement / (sum of the learning rates)
+//!             moved    = 0, param = common
+//! ```
+//!
+//! Weight decay is decoupled: each step multiplies `common` and `moved` by `keep`, in the same way
+//! on every rank. In DeepSpeed it is a part of what the ranks exchange, and so enters the momentum.
+//!
+//! An element whose second moment is 0 had no gradient before the freeze. It takes none later, and
+//! its momentum is 0: one bit could not express its movement of 0.
 
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
@@ -22,11 +46,14 @@ use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
 
-/// With `m = beta1 * m + (1 - beta1) * grad`, or 0 where `v` is 0, and `keep = 1 - lr * weight_decay`: `common *= keep`,
-/// `moved = keep * moved - lr * m / (sqrt(v) + eps)`, `param = common + moved`. The gradient is already unscaled.
+/// Computes a local step. With `m = beta1 * m + (1 - beta1) * grad`, or 0 where `v` is 0, and
+/// `keep = 1 - lr * weight_decay`: `common *= keep`,
+/// `moved = keep * moved - lr * m / (sqrt(v) + eps)`, `param = common + moved`. The gradient must
+/// already be unscaled.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn local_adam_reference<R: Real>(
     rule: &FrozenAdam,
     param: &mut [R],
@@ -54,12 +81,16 @@ pub fn local_adam_reference<R: Real>(
     }
 }
 
-/// With the mean `movement` of all ranks' `moved * (sqrt(v) + eps)`: `common = keep * common + movement / (sqrt(v) +
-/// eps)`, `param = common`, `m = -movement / rates`, `moved = 0`. `keep` is `1 - lr * weight_decay`, and `rates` the sum
-/// of the learning rates since the last exchange.
+/// Computes the step after an exchange. With `movement`, the mean of all ranks'
+/// `moved * (sqrt(v) + eps)`: `common = keep * common + movement / (sqrt(v) + eps)`,
+/// `param = common`, `m = -movement / rates`, `moved = 0`.
+///
+/// `keep` is `1 - lr * weight_decay`, and `rates` the sum of the learning rates since the last
+/// exchange.
 ///
 /// # Panics
-/// When the slices differ in length.
+///
+/// Panics if the slices differ in length.
 pub fn agreed_movement_reference<R: Real>(
     [eps, rates, keep]: [f64; 3],
     param: &mut [R],
@@ -84,13 +115,17 @@ pub fn agreed_movement_reference<R: Real>(
     }
 }
 
-/// The scalars of a local step, narrowed from `f64`.
+/// The scalars of a local step, rounded from `f64` once, and its arithmetic. The local step and the
+/// movement share it, so that the exchanged movement has the bits of a local step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Local {
+    /// The decay of the first moment.
     beta1: f32,
     /// `1 - beta1`.
     gain: f32,
+    /// The learning rate of this step.
     lr: f32,
+    /// Added to the square root of the second moment.
     eps: f32,
     /// `1 - lr * weight_decay`.
     keep: f32,
@@ -107,26 +142,27 @@ impl Local {
         }
     }
 
-    /// The momentum after a gradient.
+    /// Returns the first moment after a gradient; 0 for an element without second moment.
     #[inline(always)]
     fn momentum(self, grad: f32, m: f32, v: f32) -> f32 {
         let momentum = m * self.beta1 + self.gain * grad;
         if v != 0.0 { momentum } else { 0.0 }
     }
 
-    /// The movement after a step along the momentum `m`.
+    /// Returns the movement since the last exchange, after a step along the first moment `m`.
     #[inline(always)]
     fn moved(self, m: f32, v: f32, moved: f32) -> f32 {
         moved * self.keep - self.lr * (m / (v.sqrt() + self.eps))
     }
 
+    /// Returns the scalars in the order of the device's functions.
     #[cfg(feature = "cube")]
     fn scalars(self) -> Vec<f32> {
         vec![self.beta1, self.gain, self.lr, self.eps, self.keep]
     }
 }
 
-/// [`Local::momentum`] of element `i`.
+/// Computes [`Local::momentum`] for element `i` on a device.
 #[cfg(feature = "cube")]
 #[cube]
 fn momentum_of(i: usize, scalars: &Array<f32>, grad: f32, states: &Sequence<Array<f32>>) -> f32 {
@@ -134,7 +170,7 @@ fn momentum_of(i: usize, scalars: &Array<f32>, grad: f32, states: &Sequence<Arra
     if states[1][i] != 0.0 { momentum } else { f32::new(0.0) }
 }
 
-/// [`Local::moved`] of element `i`.
+/// Computes [`Local::moved`] for element `i` on a device.
 #[cfg(feature = "cube")]
 #[cube]
 fn moved_of(i: usize, scalars: &Array<f32>, m: f32, states: &Sequence<Array<f32>>) -> f32 {
@@ -142,12 +178,18 @@ fn moved_of(i: usize, scalars: &Array<f32>, m: f32, states: &Sequence<Array<f32>
     states[2][i] * scalars[4] - scalars[2] * along
 }
 
-/// A step of one rank alone.
+/// A step with a rank's own gradient only, without communication.
+///
+/// Updates the first moment, the movement, `common` and the parameter. The second moment does not
+/// change.
+///
+/// The second moment is 0 for an element without gradients before the freeze; such an element only
+/// decays.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LocalAdamStep(Local);
 
 impl LocalAdamStep {
-    /// The step; every time is alike.
+    /// Returns the step, which does not depend on the time.
     pub fn new(rule: &FrozenAdam) -> Self {
         Self(Local::new(rule))
     }
@@ -174,6 +216,7 @@ impl Elementwise<4> for LocalAdamStep {
     }
 }
 
+/// Updates a tile.
 #[inline(always)]
 fn local_tile(
     (step, grad_scale): (Local, f32),
@@ -212,15 +255,17 @@ impl ElementKernel for LocalAdamStep {
     }
 }
 
-/// The movement of a rank's own gradient, in the unit of momenta: `moved` after a local step, times
-/// `sqrt(v) + eps`.
+/// The movement with a rank's own gradient, in the unit of momenta: `moved` after a local step,
+/// times `sqrt(v) + eps`.
 ///
-/// It replaces its fourth array. The moments, what was moved before and the parameter stay.
+/// In this unit the elements of a tensor have similar sizes, so that one scale represents them
+/// well. The step overwrites its fourth array. The moments, the previous movement and the parameter
+/// do not change.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LocalMovementStep(Local);
 
 impl LocalMovementStep {
-    /// The step; every time is alike.
+    /// Returns the step, which does not depend on the time.
     pub fn new(rule: &FrozenAdam) -> Self {
         Self(Local::new(rule))
     }
@@ -247,6 +292,10 @@ impl Elementwise<4> for LocalMovementStep {
     }
 }
 
+/// Computes the movement of a tile.
+///
+/// It repeats the arithmetic of a local step without changing the states, so the states are still
+/// those before the step when the agreed movement arrives.
 #[inline(always)]
 fn movement_tile(
     (step, grad_scale): (Local, f32),
@@ -279,21 +328,26 @@ impl ElementKernel for LocalMovementStep {
     }
 }
 
-/// The scalars of a step with the movement that all ranks agreed on, narrowed from `f64`.
+/// The scalars of a step with the movement that all ranks agreed on, rounded from `f64` once.
 ///
-/// The movement takes the place of the gradient.
+/// The movement takes the place of the gradient. Afterwards all ranks have the same parameter and
+/// first moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AgreedMovementStep {
+    /// Added to the square root of the second moment.
     eps: f32,
+    /// The sum of the learning rates since the last exchange. It turns a movement into an average
+    /// momentum.
     rates: f32,
     /// `1 - lr * weight_decay`.
     keep: f32,
 }
 
 impl AgreedMovementStep {
-    /// The step, where `rates` is the sum of the learning rates since the last exchange, above 0.
+    /// Returns the step. `rates` is the sum of the learning rates since the last exchange, greater
+    /// than 0.
     pub fn new(rule: &FrozenAdam, rates: f64) -> Self {
-        // A sum that f32 takes for 0 would make the momentum infinite.
+        // A sum that f32 rounds to 0 would make the momentum infinite.
         let rates = (rates as f32).max(f32::MIN_POSITIVE);
         let keep = (1.0 - rule.lr * rule.weight_decay) as f32;
         Self { eps: rule.eps as f32, rates, keep }
@@ -321,6 +375,7 @@ impl Elementwise<4> for AgreedMovementStep {
     }
 }
 
+/// Updates a tile of the first moment, the movement, `common` and the parameter.
 #[inline(always)]
 fn agreed_tile(
     (step, grad_scale): (AgreedMovementStep, f32),

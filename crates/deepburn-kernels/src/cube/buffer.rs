@@ -1,13 +1,19 @@
-//! Flat arrays in the memory of a device.
+//! Flat arrays in device memory.
+//!
+//! A [`Buffer`] is a handle of CubeCL with a length and an element type. Clones
+//! share the memory. The macro `with_element` turns the type, which is known at
+//! run time, into a type parameter of a kernel, so each kernel is compiled once
+//! for each combination of types that is used.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
 
-/// Units of one cube (threads of a block).
+/// The number of units in a cube, which are the threads of a block in CUDA's
+/// terms. All kernels use it.
 pub(crate) const CUBE_DIM: u32 = 256;
 
-/// Type of the elements of a [`Buffer`].
+/// The type of the elements of a [`Buffer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ElementType {
     /// Single precision.
@@ -19,7 +25,7 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     pub fn size(self) -> usize {
         match self {
             Self::F32 => size_of::<f32>(),
@@ -38,10 +44,12 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// The first `len` elements behind a handle.
+    /// Returns a buffer of the first `len` elements behind a handle. The memory
+    /// is shared, not copied.
     ///
     /// # Panics
-    /// When the handle's memory is smaller.
+    ///
+    /// Panics if the handle's memory is smaller.
     pub fn new(handle: Handle, len: usize, dtype: ElementType) -> Self {
         let bytes = handle.size_in_used();
         assert!(
@@ -51,33 +59,35 @@ impl Buffer {
         Self { handle, len, dtype }
     }
 
-    /// A new buffer; its elements are undefined.
+    /// Allocates a buffer whose elements are undefined.
     pub fn empty<R: Runtime>(client: &ComputeClient<R>, len: usize, dtype: ElementType) -> Self {
-        // Devices have no arrays of no bytes.
+        // Devices have no arrays of 0 bytes, so an empty buffer has memory for
+        // one element.
         Self { handle: client.empty(len.max(1) * dtype.size()), len, dtype }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no element.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> ElementType {
         self.dtype
     }
 
-    /// The memory.
+    /// Returns the handle of the memory.
     pub fn into_handle(self) -> Handle {
         self.handle
     }
 
-    /// As the argument of a kernel.
+    /// Returns the buffer as an argument of a kernel. Kernels see at least one
+    /// element.
     pub(crate) fn arg<R: Runtime>(&self) -> ArrayArg<R> {
         // SAFETY: `new` and `empty` made sure that the memory holds `len` elements.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.len.max(1)) }
@@ -105,7 +115,9 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
-/// Cubes for one unit an element.
+/// Returns the number of cubes, and their size, for a kernel with one unit per
+/// element. The last cube may have units without an element, so every kernel
+/// checks its position.
 pub(crate) fn cubes<R: Runtime>(client: &ComputeClient<R>, len: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new_1d(CUBE_DIM);
     (cubecl::calculate_cube_count_elemwise(client, len, dim), dim)

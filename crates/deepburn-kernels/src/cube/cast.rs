@@ -1,10 +1,13 @@
-//! Rounding to 16 bits and back.
+//! Conversion between f32 and the 16-bit types on the device.
 
 use cubecl::prelude::*;
 
 use super::buffer::{Buffer, ElementType, cubes, with_element};
 
-/// The elements in another type: rounded to nearest even, infinite where they are too large.
+/// Returns the elements in another type, rounded to nearest even. Numbers beyond the range become
+/// infinite.
+///
+/// Allocates the result and queues one kernel; an empty buffer needs no launch.
 pub fn cast<R: Runtime>(client: &ComputeClient<R>, from: &Buffer, to: ElementType) -> Buffer {
     let result = Buffer::empty(client, from.len(), to);
     if from.is_empty() {
@@ -20,6 +23,7 @@ pub fn cast<R: Runtime>(client: &ComputeClient<R>, from: &Buffer, to: ElementTyp
     result
 }
 
+/// Converts one element per unit. The device's own conversion instructions round to nearest even.
 #[cube(launch_unchecked)]
 fn cast_kernel<F: Float, T: Float>(from: &Array<F>, to: &mut Array<T>) {
     if ABSOLUTE_POS < to.len() {

@@ -1,7 +1,17 @@
-//! Optimizer steps that look at one element at a time, in one launch.
+//! Element-wise optimizer steps on a device, in one launch.
 //!
-//! Main trait: [`ElementKernel`], what a step does with one element. The kernel around it is the same for
-//! every optimizer.
+//! Main trait: [`ElementKernel`], a step's function for one element. The kernel around it is the
+//! same for every optimizer:
+//!
+//! ```text
+//! unit i      g = f32(grad[i]) * grad_scale
+//!             step.element(i, scalars, g, param, states)      updates param[i] and states[..][i]
+//!             working[i] = W(param[i])                        if there is a working copy
+//! scalars     | the step's scalars ... | grad_scale |         one small array per launch
+//! ```
+//!
+//! Scalars are an array and not constants, so the kernel is compiled once for a training run
+//! although the learning rate changes in every step.
 
 use cubecl::prelude::*;
 
@@ -9,23 +19,26 @@ use super::buffer::{Buffer, ElementType, cubes, with_element};
 use crate::ElementwiseStep;
 use crate::elementwise::Elementwise;
 
-/// The buffers that one step updates, of one length, each of its own memory.
+/// The buffers that one step updates, all of equal length. Each must have memory that no other
+/// tensor uses.
 #[derive(Debug)]
 pub struct OwnedBuffers<'a> {
-    /// The parameter, f32.
+    /// The master parameter, f32.
     pub param: &'a Buffer,
-    /// The optimizer's arrays, f32. A step uses the first [`ElementwiseStep::states`] of them and leaves
-    /// others alone.
+    /// The optimizer's arrays, f32. A step uses the first [`ElementwiseStep::states`] of them and
+    /// does not touch the others.
     pub states: &'a [&'a Buffer],
-    /// Gets the updated parameter in 16 bits.
+    /// The 16-bit copy, to which the rounded new parameter is written.
     pub working: Option<&'a Buffer>,
 }
 
-/// One fused pass, as [`ElementwiseStep::update`] on the CPU.
+/// Queues one optimizer step as a single pass over the elements, as [`ElementwiseStep::update`] on
+/// the CPU.
 ///
 /// # Panics
-/// When the buffers differ in length, those that are updated are not f32, or there are fewer state buffers
-/// than the step uses.
+///
+/// Panics if the buffers differ in length, if a buffer that is updated is not f32, or if there are
+/// fewer state buffers than the step uses.
 pub fn update<R: Runtime>(
     client: &ComputeClient<R>,
     step: &ElementwiseStep,
@@ -36,11 +49,13 @@ pub fn update<R: Runtime>(
     step.launch(client, grad_scale, grad, buffers);
 }
 
-/// What a step does with one element, in the arithmetic of its CPU version.
+/// A step's function for one element, with the arithmetic of its CPU version.
 #[cube]
 pub(crate) trait ElementKernel: Send + Sync + 'static {
-    /// Updates element `i` of the parameter and of the states. `scalars` belong to
-    /// [`Elementwise::scalars`], and `grad` is the element of the gradient, already multiplied by its factor.
+    /// Updates element `i` of the parameter and of the states.
+    ///
+    /// `scalars` are the step's [`Elementwise::scalars`]. `grad` is the element of the gradient as
+    /// f32, already multiplied by its factor.
     fn element(
         i: usize,
         scalars: &Array<f32>,
@@ -50,7 +65,7 @@ pub(crate) trait ElementKernel: Send + Sync + 'static {
     );
 }
 
-/// Writes an element of one of the states.
+/// Writes element `i` of state `state`, which must be known when the kernel is compiled.
 #[cube]
 pub(crate) fn write(
     states: &mut Sequence<Array<f32>>,
@@ -62,12 +77,19 @@ pub(crate) fn write(
     array[i] = value;
 }
 
-/// `from + weight * (to - from)`, from the nearer end, so that weight 1 gives `to` to the bit.
+/// Returns `from + weight * (to - from)`, computed from the nearer end, so that weight 1 returns
+/// exactly `to`.
 #[cube]
 pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
     if weight < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
 }
 
+/// Checks the buffers and launches the kernel of a step with one unit per element. Buffers without
+/// elements need no launch.
+///
+/// # Panics
+///
+/// Panics as [`update`] does.
 pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usize>(
     client: &ComputeClient<R>,
     step: S,
@@ -93,7 +115,7 @@ pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usi
     );
     let (count, dim) = cubes(client, param.len());
     let written = working.unwrap_or(param).dtype();
-    // Without a working copy the last argument is a buffer that the kernel leaves alone.
+    // Without a working copy, the last argument is a buffer that the kernel does not use.
     let unused = Buffer::empty(client, 1, written);
     // SAFETY: every unit checks that its element exists.
     unsafe {
@@ -113,7 +135,7 @@ pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usi
     }
 }
 
-/// Panics unless the buffers have one length, and those that are updated are f32.
+/// Panics unless all buffers have one length and those that are updated are f32.
 fn check<S: Elementwise<N>, const N: usize>(
     grad: &Buffer,
     param: &Buffer,
@@ -137,6 +159,8 @@ fn check<S: Elementwise<N>, const N: usize>(
     }
 }
 
+/// Runs a step on one element per unit. `writes_working` is known when the kernel is compiled, so
+/// steps without a working copy have no branch for it.
 #[cube(launch_unchecked)]
 fn update_kernel<G: Float, W: Float, S: ElementKernel>(
     scalars: &Array<f32>,

@@ -1,13 +1,22 @@
-//! Many arrays as one.
+//! Concatenation of arrays on the device.
+//!
+//! ```text
+//! parts   | a a a | b b | c c c c |
+//! flat    | a a a b b c c c c 0 0 0 |      zeros up to the requested length
+//! ```
 
 use cubecl::prelude::*;
 
 use super::buffer::{Buffer, cubes, with_element};
 
-/// A new buffer of `len` elements: the parts one after the other, then zeros.
+/// Returns a new buffer of `len` elements: the parts one after the other, then zeros.
+///
+/// Each part is one launch, and so is the padding.
 ///
 /// # Panics
-/// When the parts are longer than `len` together or of several types, or there is none.
+///
+/// Panics if the parts have more than `len` elements together, if they differ in type, or if there
+/// is no part.
 pub fn flatten<R: Runtime>(client: &ComputeClient<R>, parts: &[Buffer], len: usize) -> Buffer {
     let dtype = parts[0].dtype();
     let used: usize = parts.iter().map(Buffer::len).sum();
@@ -20,13 +29,13 @@ pub fn flatten<R: Runtime>(client: &ComputeClient<R>, parts: &[Buffer], len: usi
         start += part.len();
     }
     if start < len {
-        // Of no element, so that all that is left is padding.
+        // A part without elements, so that everything from here on is padding.
         copy(client, &Buffer::empty(client, 0, dtype), &flat, start, len - start);
     }
     flat
 }
 
-/// Writes `count` elements from `start` on: the elements of `part`, then zeros.
+/// Writes `count` elements of `flat` from `start` on: the elements of `part`, then zeros.
 fn copy<R: Runtime>(
     client: &ComputeClient<R>,
     part: &Buffer,
@@ -49,6 +58,8 @@ fn copy<R: Runtime>(
     }
 }
 
+/// Writes one element per unit. `extent` has the first element of the result, the length of the
+/// part and the number of elements to write.
 #[cube(launch_unchecked)]
 fn copy_kernel<T: Float>(extent: &Array<u32>, part: &Array<T>, flat: &mut Array<T>) {
     let i = ABSOLUTE_POS;

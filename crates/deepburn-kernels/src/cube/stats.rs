@@ -1,24 +1,36 @@
-//! Sums of squares and the check for overflow.
+//! Sum of squares and check for overflow on the device.
+//!
+//! ```text
+//! gradient rows of 256     row 0 | row 1 | ... | row n - 1 | row n | ...
+//! cube c                   takes rows c, c + n, c + 2n, ...    n cubes, at most 1024
+//! unit u of a cube         sums element u of each of its rows, in f32
+//! tree in shared memory    256 sums -> 128 -> ... -> 1, one sum for each cube
+//! host                     adds the sums of the cubes in f64, in their order
+//! ```
+//!
+//! The shape depends on the length only, so the result is the same in every run on one device.
 
 use cubecl::prelude::*;
 
 use super::buffer::{Buffer, CUBE_DIM, ElementType, with_element};
 use crate::GradientStats;
 
-/// Most cubes of one launch: each leaves one sum for the host.
+/// The largest number of cubes in a launch, each of which leaves one sum for the host.
 const MAX_CUBES: usize = 1024;
 
-/// Elements that a unit takes at least.
+/// The smallest number of elements that a unit takes, so that short arrays use few cubes.
 const PER_UNIT: usize = 16;
 
-/// What one pass over a gradient tells.
+/// Returns the sum of squares of a gradient, and whether all elements are finite, in one pass.
+/// Waits for the device.
 ///
-/// Squares are summed in f32 inside a cube, by a tree, and in f64 over the cubes; the shape depends on
-/// the length alone. Where that overflows although every element is finite (beyond 1e19 or so), the
-/// elements are read back and summed on the host.
+/// Squares are f32. If their sum overflows although every element is finite (elements of about
+/// 1e19), the elements are copied to the host and summed there. If an element is not finite, the
+/// sum is NaN.
 ///
 /// # Panics
-/// When the device fails.
+///
+/// Panics if the device fails.
 pub fn gradient_stats<R: Runtime>(client: &ComputeClient<R>, grad: &Buffer) -> GradientStats {
     if grad.is_empty() {
         return GradientStats { sum_of_squares: 0.0, finite: true };
@@ -53,7 +65,10 @@ pub fn gradient_stats<R: Runtime>(client: &ComputeClient<R>, grad: &Buffer) -> G
     crate::gradient_stats(crate::FloatSlice::F32(values))
 }
 
-/// A cube takes every n-th row of [`CUBE_DIM`] elements, so that neighbours read neighbours.
+/// Writes the sum of squares of each cube to `sums`, and 1 to `bad` for a cube that found an
+/// element that is not finite.
+///
+/// Neighbouring units read neighbouring elements, so that the device combines their reads.
 #[cube(launch_unchecked)]
 fn stats_kernel<G: Float>(grad: &Array<G>, sums: &mut Array<f32>, bad: &mut Array<u32>) {
     let mut squares = SharedMemory::<f32>::new(256usize);

@@ -133,6 +133,8 @@ impl Operands {
             (Rule::Full, Some(_)) => return Some(FloatDType::F32),
             _ => {}
         }
+        // Operands of one type need no promotion. This keeps the bits of a model that has cast its
+        // inputs.
         if self.types.count_ones() < 2 {
             return None;
         }
@@ -144,6 +146,7 @@ impl Operands {
                 return Some(parameter.into());
             }
         }
+        // f16 and bf16 are promoted to f32 too, because neither represents all values of the other.
         let widest = if self.types & bit(DType::F64) == 0 { DType::F32 } else { DType::F64 };
         Some(widest.into())
     }

@@ -14,6 +14,12 @@
 //! value. The sum is computed in f32 in rank order and divided by the number of
 //! ranks.
 //!
+//! ```text
+//!  rank 0   value v ──forward──► pending u0 ─┐
+//!  rank 1   value v ──forward──► pending u1 ─┼─ all-reduce ─► value (u0 + u1 + u2) / 3
+//!  rank 2   value v ──forward──► pending u2 ─┘                on every rank
+//! ```
+//!
 //! - For a running mean the result is the mean over all samples of the ranks'
 //!   micro-batches if these have the same size. For a running variance it is
 //!   the mean of the ranks' variances, without the variance of the ranks'
@@ -62,9 +68,13 @@ pub enum BufferKind {
 /// or an integer or bool parameter. Every rank keeps the complete tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Buffer {
+    /// The module path of the first occurrence.
     path: String,
+    /// The paths of further occurrences, in module order.
     aliases: Vec<String>,
+    /// The shape, which never changes.
     shape: Shape,
+    /// The element type, which never changes.
     dtype: DType,
     kind: BufferKind,
 }
@@ -114,11 +124,17 @@ impl Buffer {
 }
 
 /// The buffers of a module on one rank.
+///
+/// The tensors stay in the module. The table knows their names, finds them by
+/// id, and keeps the last averages, with which it recognises updates.
 pub(crate) struct BufferTable<B: Backend> {
     group: Group<B>,
     ledger: Ledger,
+    /// All buffers in module order.
     buffers: Vec<Buffer>,
+    /// The index of each buffer by the id of its parameter.
     ids: HashMap<ParamId, usize>,
+    /// The device of the running statistics; `None` without any.
     device: Option<B::Device>,
     /// By buffer: the last average over ranks of a running statistic; `None`
     /// for constants.
@@ -131,6 +147,13 @@ impl<B: OptimizerOps> BufferTable<B> {
     /// Finds the buffers of `module`, separates its running statistics from its
     /// clones, and gives all ranks rank 0's values. Without buffers, the module
     /// is returned unchanged and nothing is exchanged.
+    ///
+    /// All ranks call this together.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if two layers share a running statistic, if the ranks'
+    /// modules have different buffers, or if a collective fails.
     pub(crate) fn prepare<M: AutodiffModule<Training<B>>>(
         module: M,
         group: &Group<B>,
@@ -140,6 +163,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         let mut found = FoundBuffers::<B>::new(statistics);
         module.visit(&mut found);
         let FoundBuffers { buffers, ids, values, device, .. } = found;
+        // The entries of statistics travel with their tensors, which updates
+        // replace. Constants are entered once.
         let is_constant = |buffer: &&Buffer| buffer.kind != BufferKind::RunningStatistic;
         let constants = buffers.iter().filter(is_constant);
         let _constants =
@@ -176,6 +201,11 @@ impl<B: OptimizerOps> BufferTable<B> {
     /// Averages running statistics over the ranks if any rank updated them; see
     /// the module's documentation. All ranks call this together. Without
     /// statistics, nothing is exchanged.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a statistic changed its shape or disappeared from
+    /// the module, or if the collective fails.
     pub(crate) fn agree<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -235,6 +265,9 @@ impl<B: OptimizerOps> BufferTable<B> {
     /// Averages over the ranks in one all-reduce. A statistic that no rank
     /// updated is returned unchanged, because the mean of equal values may have
     /// different bits.
+    ///
+    /// A flag for each statistic travels in the same collective: its mean over
+    /// the ranks is 0 if and only if no rank updated it.
     fn average(&self, updates: Vec<Update<B>>) -> Result<Vec<Update<B>>, ZeroError> {
         let Some(device) = &self.device else { return Ok(updates) };
         let flags: Vec<f32> =
@@ -259,6 +292,10 @@ impl<B: OptimizerOps> BufferTable<B> {
 
     /// Returns the values of buffer `index`. A running statistic has the value
     /// of the last average. Bools have one byte each.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if `module` does not contain the buffer.
     pub(crate) fn data<M: AutodiffModule<Training<B>>>(
         &self,
         module: &M,
@@ -337,6 +374,8 @@ impl<B: OptimizerOps> BufferTable<B> {
                 values.insert(*id, NewValue::Constant(data));
             }
         }
+        // The table remembers the installed tensors. The next agreement
+        // recognises a statistic without update by its ledger entry.
         for (agreed, new) in self.agreed.borrow_mut().iter_mut().zip(statistics) {
             *agreed = new.or(agreed.take());
         }
@@ -350,6 +389,9 @@ impl<B: OptimizerOps> BufferTable<B> {
     }
 
     /// Checks that all ranks have the same buffers.
+    ///
+    /// Each rank sends one line per buffer. The first line in which a rank
+    /// differs from rank 0 is named in the error.
     fn compare_ranks(&self) -> Result<(), ZeroError> {
         let own: Vec<_> = self.buffers.iter().map(Buffer::description).collect();
         let texts = self.group.gather_bytes(Tag::new("buffers", 0), own.join("\n").as_bytes())?;
@@ -366,7 +408,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         }
     }
 
-    /// Broadcasts the values of rank 0.
+    /// Broadcasts the values of rank 0, all in one message. The layout is the
+    /// same on all ranks, because they have compared their buffers before.
     fn values_of_rank_0(&self, own: &[TensorData]) -> Result<Vec<TensorData>, ZeroError> {
         let bytes: Vec<u8> = own.iter().flat_map(|data| data.as_bytes()).copied().collect();
         let bytes = self.group.broadcast_bytes(Tag::new("buffers", 1), &bytes, 0)?;
@@ -382,17 +425,24 @@ impl<B: OptimizerOps> BufferTable<B> {
 
 /// One rank's contribution to an average, and later the result.
 struct Update<B: Backend> {
+    /// The index of the buffer.
     index: usize,
+    /// The value, in the buffer's type and shape.
     tensor: B::FloatTensorPrimitive,
+    /// Whether this rank updated it; in the result, whether any rank did.
     changed: bool,
 }
 
 /// Makes the pending update of each running statistic its value. `valid` does
 /// this for all statistics, which the clone shares.
+///
+/// Burn's `RunningState` has no other method that does this.
 fn synchronise<B: OptimizerOps, M: AutodiffModule<Training<B>>>(module: &M) {
     drop(module.valid());
 }
 
+/// Returns true if both tensors have the same ledger entry, and therefore the
+/// same memory. Tensors without an entry are never the same.
 fn same_lease<T>(left: &Leased<T>, right: &Leased<T>) -> bool {
     match (&left.lease, &right.lease) {
         (Some(left), Some(right)) => Arc::ptr_eq(left, right),

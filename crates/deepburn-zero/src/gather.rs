@@ -316,6 +316,8 @@ impl<B: Backend> Gatherer<B> {
     fn release(&self) -> Result<(), CommError> {
         let mut fetches: Vec<_> =
             self.parameters().iter().filter_map(|parameter| parameter.release()).collect();
+        // Parameters are listed in module order, which differs from the order
+        // in which their collectives were started.
         fetches.sort_by_key(|fetch| fetch.number);
         fetches.iter().try_for_each(|fetch| fetch.abandon())
     }

@@ -1,5 +1,13 @@
 //! The process group of sharded training: device arrays, host numbers and
 //! bytes.
+//!
+//! Parameters and gradients travel as device arrays. Norms, flags and losses
+//! travel as f64 numbers in host memory, shapes and records as bytes. All three
+//! use one engine (rank threads or MPI), so their collectives have one order on
+//! all ranks.
+//!
+//! Every collective carries a tag. Ranks that call different collectives, or
+//! the same one with different sizes, get an error that names both.
 
 use std::sync::Arc;
 
@@ -20,8 +28,9 @@ impl<B: Backend, G> ZeroGroup<B> for G where
 {
 }
 
-/// A handle to the process group of one rank.
+/// A handle to the process group of one rank. Clones refer to the same member.
 pub struct Group<B: Backend> {
+    /// The member of the process group.
     engine: Arc<dyn ZeroGroup<B>>,
     rank: usize,
     world_size: usize,

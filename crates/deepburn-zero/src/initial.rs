@@ -6,6 +6,17 @@
 //! it shards the parameters, so no rank ever holds all values. While rank 0
 //! computes a value, the other ranks wait. On these ranks a lazy parameter is
 //! taken out of the module without a value. Main type: [`InitialValue`].
+//!
+//! ```text
+//!           rank 0                          other ranks
+//!  take     run the closure, f32 value      keep id and mapper, no value
+//!  exchange broadcast shape, trainability   compare with the own shape, if there is a value
+//!  exchange broadcast the elements          receive them
+//!  cut      keep the own slice, drop the rest
+//! ```
+//!
+//! A module that is initialised on all ranks works too. It then has to have the
+//! same shapes everywhere, and the values of rank 0 replace all others.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -31,9 +42,11 @@ pub(crate) enum InitialValue<B: Backend> {
 
 /// A float parameter that was taken out of its module.
 pub(crate) struct TakenParam<B: OptimizerOps, const D: usize> {
+    /// Burn's id, by which tied parameters are recognised within a process.
     pub(crate) id: ParamId,
     /// The conversions that the parameter applies when it is loaded and saved.
     pub(crate) mapper: ParamMapper<Tensor<Training<B>, D>>,
+    /// The value, if this rank has one.
     pub(crate) value: InitialValue<B>,
 }
 
@@ -57,6 +70,7 @@ impl<B: OptimizerOps, const D: usize> TakenParam<B, D> {
         Ok(Self { id, mapper, value: InitialValue::Present { tensor, trainable } })
     }
 
+    /// Takes a lazy parameter out of the module without running its closure.
     fn without_value(param: Param<Tensor<Training<B>, D>>) -> Self {
         let (id, device) = (param.id, param.lazy_device());
         // Loading a value is Burn's only access to the mapper that does not run
@@ -88,11 +102,15 @@ pub(crate) struct Distributed<B: Backend> {
     /// All elements in flat order. Ranks of one process may share the
     /// allocation.
     pub(crate) flat: B::FloatTensorPrimitive,
+    /// The shape of the value on rank 0.
     pub(crate) shape: Shape,
+    /// Whether it requires a gradient. Ranks with a value of their own decide
+    /// this themselves.
     pub(crate) trainable: bool,
 }
 
 impl<B: OptimizerOps> InitialValue<B> {
+    /// Returns the device of the value, or its future device.
     pub(crate) fn device(&self) -> B::Device {
         match self {
             Self::Present { tensor, .. } => B::float_device(tensor),
@@ -143,7 +161,8 @@ impl<B: OptimizerOps> InitialValue<B> {
     }
 }
 
-/// The lengths of a parameter's axes, followed by its trainability.
+/// The lengths of a parameter's axes, followed by 1 if it is trainable and 0
+/// otherwise. It travels as little-endian words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ShapeRecord(Vec<u64>);
 
@@ -156,15 +175,19 @@ impl ShapeRecord {
         self.0.iter().flat_map(|number| number.to_le_bytes()).collect()
     }
 
+    /// Decodes what [`bytes`](Self::bytes) returned on rank 0. Each rank passes
+    /// `D + 1` words, so the number of words agrees.
     fn read(bytes: &[u8]) -> Self {
         Self(bytes.as_chunks().0.iter().map(|number| u64::from_le_bytes(*number)).collect())
     }
 
+    /// Returns the shape without the flag.
     fn shape(&self) -> Shape {
         let axes = &self.0[..self.0.len() - 1];
         Shape::from(axes.iter().map(|len| *len as usize).collect::<Vec<_>>())
     }
 
+    /// Returns the flag at the end.
     fn trainable(&self) -> bool {
         self.0.last() == Some(&1)
     }
@@ -211,7 +234,9 @@ pub(crate) fn initialise_constants<B: OptimizerOps, M: Module<Training<B>>>(modu
     constants.has_float
 }
 
+/// A visitor that initialises integers and bools.
 struct Constants {
+    /// Whether an initialised float was visited.
     has_float: bool,
 }
 

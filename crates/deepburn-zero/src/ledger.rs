@@ -1,9 +1,21 @@
 //! The memory ledger: bytes held by one rank, by tier and category, with peaks.
 //!
 //! The owner of memory keeps a [`Lease`], and dropping the lease removes the
-//! bytes. The ledger counts what this rank holds even if ranks of one process
-//! read the same allocation. Its numbers therefore match a rank on its own
-//! machine.
+//! bytes. No code has to remember to subtract, and a panic that unwinds leaves
+//! the counts right.
+//!
+//! The ledger counts what this rank holds even if ranks of one process read the
+//! same allocation. Its numbers therefore match a rank on its own machine. It
+//! counts the bytes of elements, without the overhead of allocators or the
+//! workspaces inside kernels.
+//!
+//! ```text
+//!             Parameters  Gradients  Optimizer  Gathered  Buckets  Activations │ total
+//!  Device      current      …          …          …         …        …         │ current, peak
+//!              peak
+//!  Host         …                                                              │ …
+//!  Disk         …                                                              │ …
+//! ```
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -59,6 +71,7 @@ pub struct Usage {
     pub peak: usize,
 }
 
+/// The bytes of one category or of a whole tier.
 #[derive(Debug, Default)]
 struct Counter {
     current: AtomicUsize,
@@ -68,6 +81,7 @@ struct Counter {
 impl Counter {
     // Relaxed ordering is enough: no other memory is published through these
     // counters.
+    /// Adds bytes and raises the peak.
     fn add(&self, bytes: usize) {
         let now = self.current.fetch_add(bytes, Relaxed) + bytes;
         // Every tensor op calls this, and few reach a new peak, so the peak is
@@ -96,6 +110,7 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct TierCounters {
     categories: [Counter; 6],
+    /// All categories together, with a peak of its own.
     total: Counter,
 }
 
@@ -139,6 +154,7 @@ impl Ledger {
         self.counters[tier as usize].total.usage()
     }
 
+    /// Returns the counter of a category on a tier.
     fn counter(&self, tier: Tier, category: Category) -> &Counter {
         &self.counters[tier as usize].categories[category as usize]
     }

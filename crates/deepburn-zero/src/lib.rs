@@ -12,6 +12,25 @@
 //! parameters the optimizer keeps f32 masters of these elements. A [`Ledger`]
 //! counts the memory of all of this, and [`estimate`] predicts it.
 //!
+//! ```text
+//!  shard                   once: broadcast, cut, replace parameters by handles
+//!  start_training_pass     new autodiff leaves, start of the gather schedule
+//!    forward               ops gather parameters; blocks free their activations
+//!  start_backward
+//!    backward              ops gather again; final gradients are reduced and freed
+//!  finish_pass             gathered parameters are released
+//!  step                    norm, clip, update of the owned elements, publication
+//! ```
+//!
+//! What a rank holds between two passes, without offload:
+//!
+//! | Stage | Parameters | Gradients | Optimizer states |
+//! |---|---|---|---|
+//! | 0 | whole | whole | whole |
+//! | 1 | whole | whole | shard |
+//! | 2 | whole | shard | shard |
+//! | 3 | shard | shard | shard |
+//!
 //! A module whose parameters are not f32 before sharding, or that has nothing
 //! to train, is an error. A step on gradients that are not finite changes
 //! nothing. [`ModelStates`] stays on the thread that created it.

@@ -1,13 +1,22 @@
-//! How many floating-point operations a pass takes, module by module.
+//! Counts the floating-point operations of a pass, module by module.
 //!
-//! Products are counted where the decorated backend sees them: products of matrices, convolutions and
-//! attention; a multiplication and an addition are two operations. What is done element by element is
-//! left out, as model FLOPs usually leave it (Chowdhery et al. 2022, appendix B): attention counts
-//! in full, masked places included, and what backward computes a second time does not count.
+//! Products are counted where the decorated backend sees them: matrix products, convolutions and
+//! attention. A multiplication and an addition are two operations. Element-wise ops are left out,
+//! as is usual for model FLOPs (Chowdhery et al. 2022, "PaLM", appendix B): attention counts in
+//! full, masked positions included, and what backward recomputes does not count.
 //!
-//! A product with a parameter belongs to the module that owns it. One of activations alone belongs
-//! to the module around the parameter that was read last: attention scores, read after `h.0.attn.c_attn`,
-//! to `h.0.attn`. In backward the first product after a read is that parameter's gradient.
+//! A product with a parameter belongs to the module that owns the parameter. A product of
+//! activations alone belongs to the module around the parameter that was read last. In backward,
+//! the first product after a read is the gradient of that parameter:
+//!
+//! ```text
+//!  forward    read h.0.attn.c_attn.weight    x · W         → h.0.attn.c_attn
+//!             attention scores               q · kᵀ        → h.0.attn
+//!  backward   read h.0.attn.c_attn.weight    dy · Wᵀ       → h.0.attn.c_attn
+//!             no read                        xᵀ · dy       → h.0.attn.c_attn
+//! ```
+//!
+//! Counting is off unless an engine asks for it.
 
 use std::collections::BTreeMap;
 
@@ -16,44 +25,48 @@ use burn_backend::{Backend, Shape, TensorMetadata};
 use crate::ZeroTensor;
 use crate::session;
 
-/// Operations of one module, on one rank.
+/// The floating-point operations of one module on one rank, without its submodules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleOperations {
-    /// Its path; empty for the root.
+    /// The module path; empty for the root.
     pub path: String,
-    /// Forward.
+    /// Operations in forward.
     pub forward: u64,
-    /// Backward.
+    /// Operations in backward, recomputation excluded.
     pub backward: u64,
 }
 
-/// What is counted, and for whom.
+/// The counts so far, and what is needed to find the module of the next product.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
-    /// Path of the parameter that was read last.
+    /// The path of the parameter that was read last.
     parameter: String,
     /// Whether no product has followed that read.
     fresh: bool,
+    /// Whether products count as backward.
     backward: bool,
-    /// Forward and backward, by module.
+    /// Operations in forward and backward, by module path.
     counts: BTreeMap<String, [u64; 2]>,
 }
 
 impl Counter {
+    /// Counts the following products as backward.
     pub(crate) fn start_backward(&mut self) {
         self.backward = true;
     }
 
+    /// Counts the following products as forward.
     pub(crate) fn start_forward(&mut self) {
         self.backward = false;
     }
 
+    /// Records that an op reads the parameter at this path.
     pub(crate) fn read(&mut self, parameter: &str) {
         parameter.clone_into(&mut self.parameter);
         self.fresh = true;
     }
 
-    /// Enters `operations`; `owned` says that one operand is a parameter.
+    /// Adds the operations of a product. `owned` is true if one operand is a parameter.
     fn enter(&mut self, operations: u64, owned: bool) {
         let module = parent(&self.parameter);
         let own = owned || (self.backward && self.fresh);
@@ -65,6 +78,7 @@ impl Counter {
         counts[usize::from(self.backward)] += operations;
     }
 
+    /// Returns the counts in the order of module paths.
     pub(crate) fn into_modules(self) -> Vec<ModuleOperations> {
         let modules = self.counts.into_iter();
         modules
@@ -73,12 +87,12 @@ impl Counter {
     }
 }
 
-/// The path around a path; empty at the root.
+/// Returns the path of the enclosing module; empty at the root.
 fn parent(path: &str) -> &str {
     path.rsplit_once('.').map_or("", |(parent, _)| parent)
 }
 
-/// Enters a product of operands, if anybody counts. `count` is given only then.
+/// Counts a product of `operands`. `count` is called only while counting is on.
 pub(crate) fn count<B: Backend>(operands: &[&ZeroTensor<B>], count: impl FnOnce() -> u64) {
     session::with_counter(|counter| {
         let parameter = operands.iter().find_map(|operand| match operand {
@@ -92,7 +106,8 @@ pub(crate) fn count<B: Backend>(operands: &[&ZeroTensor<B>], count: impl FnOnce(
     });
 }
 
-/// Enters what forward has computed of backward already, for the module of `parameter`.
+/// Counts products of backward that an op already computes in forward, for the module of
+/// `parameter`.
 pub(crate) fn count_backward<B: Backend>(
     parameter: &ZeroTensor<B>,
     operations: impl FnOnce() -> u64,
@@ -102,7 +117,8 @@ pub(crate) fn count_backward<B: Backend>(
     session::with_counter(Counter::start_forward);
 }
 
-/// `[.., m, k]` times `[.., k, n]`: `2 m k n` for each matrix of the larger batch.
+/// Returns the operations of `[.., m, k]` times `[.., k, n]`: `2 m k n` for each matrix of the
+/// larger batch.
 pub(crate) fn matmul<B: Backend>(lhs: &ZeroTensor<B>, rhs: &ZeroTensor<B>) -> u64 {
     let (lhs, rhs) = (lhs.shape(), rhs.shape());
     let batches = lhs.num_elements() / matrix(&lhs).max(1);
@@ -111,20 +127,21 @@ pub(crate) fn matmul<B: Backend>(lhs: &ZeroTensor<B>, rhs: &ZeroTensor<B>) -> u6
     2 * (batches.max(others) * matrix(&lhs) * columns) as u64
 }
 
-/// Elements of the last two axes.
+/// Returns the number of elements of the last two axes.
 fn matrix(shape: &Shape) -> usize {
     shape.as_slice().iter().rev().take(2).product()
 }
 
-/// Rows `[.., k]` times a matrix of `numel` elements of which one axis is `k`: `2 rows numel`.
+/// Returns the operations of rows `[.., k]` times a matrix of `numel` elements, one axis of which
+/// is `k`: `2 rows numel`.
 pub(crate) fn rows_times<B: Backend>(rows: &ZeroTensor<B>, numel: usize) -> u64 {
     let shape = rows.shape();
     let width = shape.as_slice().last().copied().unwrap_or(1).max(1);
     2 * (shape.num_elements() / width * numel) as u64
 }
 
-/// A convolution: `2` for each output and each weight of its channel. `weight` is
-/// `[channels, inputs / groups, kernel ..]`.
+/// Returns the operations of a convolution with `output` output elements: 2 for each output and
+/// each weight of its channel. `weight` is `[channels, inputs / groups, kernel ..]`.
 pub(crate) fn convolution(output: usize, weight: &Shape) -> u64 {
     let channels = weight.as_slice().first().copied().unwrap_or(1).max(1);
     2 * (output * (weight.num_elements() / channels)) as u64

@@ -160,6 +160,7 @@ impl ParkedArray {
         ledger: &Ledger,
         category: Category,
     ) -> Result<Arc<Self>, SwapError> {
+        // A region of a growing file may have belonged to another array.
         debug_assert!(!store.grows(), "released parts of a file hold what was there before");
         // What was never written reads as zeros.
         Self::unfilled(store, layout, ledger, category)

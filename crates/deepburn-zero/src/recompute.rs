@@ -332,9 +332,13 @@ impl<B: Backend> BlockRecorder<B> {
     /// Starts an op whose operands were recorded; `None` if it is not recorded.
     pub(crate) fn begin_op(&self, cost: Cost) -> Option<OpRecord<B>> {
         let mut pass = self.pass.borrow_mut();
+        // The operands of this op were noted before, so inputs from ended
+        // blocks are marked as kept, and those blocks can be freed.
         let over = std::mem::take(&mut pass.over);
         let record = pass.block.as_mut().and_then(|block| {
             let tape = block.tape.clone()?;
+            // Selective checkpointing keeps every second expensive result. Backward
+            // repeats at most one product before it meets a kept result.
             block.products += usize::from(cost == Cost::High);
             // A named part is freed as a whole.
             let saves = self.policy == RecomputePolicy::Selective

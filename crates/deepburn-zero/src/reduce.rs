@@ -202,6 +202,8 @@ impl<B: Backend> GradientReducer<B> {
         slot: &mut ZeroTensor<B>,
     ) -> Result<(), CommError> {
         self.watch.report();
+        // The marker replaces the gradient in autodiff's container, so the bucket holds the only
+        // reference. Otherwise all gradients would stay in memory until the end of backward.
         let marker = ZeroTensor::Reduced(ReducedGradient {
             shape: slot.shape(),
             dtype: slot.dtype(),
@@ -212,6 +214,8 @@ impl<B: Backend> GradientReducer<B> {
             ZeroTensor::SparseRows(rows) => DeviceArray::SparseRows(rows),
             other => DeviceArray::Dense(other.into_full()),
         };
+        // A gradient of earlier `no_sync` passes joins the reduction of this one, as if both were
+        // one micro-batch.
         let array = match self.gradients[index].take_local() {
             Some(earlier) => add(earlier.array, array.in_type(self.types.accumulation)),
             None => array,
@@ -380,6 +384,7 @@ impl<B: Backend> GradientReducer<B> {
     /// Waits for a bucket and adds its results to the sums.
     fn land(&mut self, flight: Flight<B>) -> Result<(), CommError> {
         let Flight { indices, pending } = flight;
+        // Other ranks may still read what this rank has sent until the wait returns.
         let results = pending.wait()?;
         // The sent gradients are freed before the first result is added up, which keeps the peak
         // low.
@@ -388,6 +393,8 @@ impl<B: Backend> GradientReducer<B> {
             if self.shards && !self.plan.reduce_scatter {
                 result = self.owned(index, result);
             }
+            // A result that needs neither a factor nor a wider range stays in the communication
+            // type until a second micro-batch is added to it.
             if self.scaling.after != 1.0 || !self.types.widens() {
                 result = scale(result.in_type(self.types.accumulation), self.scaling.after);
             }

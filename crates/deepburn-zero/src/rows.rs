@@ -199,6 +199,8 @@ impl<B: Backend> RowGradient<B> {
             let numbers = int_into_host::<B>(block.indices.clone());
             for (number, row) in numbers.iter().zip(rows.bytes.chunks_exact(row_bytes.max(1))) {
                 let start = *number as usize * row_len;
+                // The row overlaps the range. A row that crosses an end of the range is sent whole;
+                // the receiver cuts it.
                 if start < self.range.end && self.range.start < start + row_len {
                     indices.push(*number);
                     values.extend_from_slice(row);
@@ -235,6 +237,8 @@ impl<B: Backend> RowGradient<B> {
         let (indices, rest) = rest.split_at_checked(rows.saturating_mul(8)).ok_or_else(wrong)?;
         let (values, dense) =
             rest.split_at_checked(values_len.saturating_mul(size)).ok_or_else(wrong)?;
+        // A dense part stands for all elements of the range or is absent. Anything else comes from
+        // other data.
         let whole = dense_len == 0 || dense_len == numel;
         if !whole || dense.len() != dense_len * size {
             return Err(wrong());

@@ -332,6 +332,8 @@ impl Drop for ContextGuard {
             let mut session = session.borrow_mut();
             let own = session.entered.iter().rposition(|entry| entry.context.model == self.model);
             let Some(own) = own else { return };
+            // Guards of different models may be dropped out of order, so the
+            // innermost call of this model is searched for.
             let Entry { context, .. } = session.entered.remove(own);
             if std::thread::panicking() {
                 // A forward pass that panicked has no loss to start from.
@@ -357,6 +359,7 @@ pub(crate) fn reducer_of<B: Backend>(
     mark: DistributedParamId,
 ) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
     let context = current()?;
+    // A mark of another model is not in this table.
     let index = *context.marks.borrow().get(&mark)?;
     Some((context.reducer.clone().downcast().ok()?, index))
 }
@@ -469,6 +472,8 @@ pub(crate) fn reseed(seed: u64) -> bool {
 pub(crate) fn note_read(ledger: &Ledger) {
     SESSION.with_borrow(|session| {
         let Some(Entry { context, .. }) = session.entered.last() else { return };
+        // Reads of the model's own parameters need no note: its own step closes
+        // its recordings in any case.
         if context.ledger.is(ledger) {
             return;
         }

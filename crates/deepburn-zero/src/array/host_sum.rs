@@ -199,6 +199,8 @@ impl SparseRows {
     /// Returns the rows that have elements in `range`, and possibly a few before it if rows differ
     /// in length.
     fn of(&self, range: &Range<usize>) -> &[RowPlace] {
+        // Starts are sorted, ends are not if rows were cut. The longest row bounds how far back a
+        // row can begin that still reaches into the range.
         let first = self.places.partition_point(|place| place.start + self.longest <= range.start);
         let end = self.places.partition_point(|place| place.start < range.end);
         &self.places[first.min(end)..end]

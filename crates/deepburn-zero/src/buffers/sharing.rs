@@ -8,6 +8,13 @@
 //! are shared. This works for every type that stores its state like Burn's
 //! `RunningState`, not only for batch norm.
 //!
+//! ```text
+//!                     copy      clone of copy     toggle the clone      copy afterwards
+//!  weight             grad      grad              no grad               grad     own
+//!  frozen weight      no grad   no grad           grad                  no grad  own
+//!  running_mean       no grad   ── shared ──      grad                  grad     shared
+//! ```
+//!
 //! Ranks that were given clones of one module would share its statistics
 //! between their threads. Only one operation ends this: the conversion to the
 //! inner backend and back (`valid`, `from_inner`). It drops the mappers of a
@@ -15,7 +22,6 @@
 //!
 //! Both the search and the separation would initialise lazy parameters, so they
 //! use a module in which those are replaced.
-//! which those are replaced.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -31,6 +37,10 @@ use crate::sharding::Training;
 
 /// Returns the module with its own running statistics, and their ids. A module
 /// without any is returned unchanged.
+///
+/// # Errors
+///
+/// Returns an error if two layers share a running statistic.
 pub(super) fn take_apart<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
 ) -> Result<(M, HashSet<ParamId>), ZeroError> {
@@ -65,6 +75,8 @@ fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         module.visit(&mut marks);
         marks.found
     };
+    // The clone of the copy is toggled and dropped. Only what it shared with
+    // the copy has changed afterwards.
     let before = marks(&copy);
     drop(copy.clone().map(&mut Toggle));
     let mut paths = HashMap::<ParamId, String>::new();
@@ -81,16 +93,19 @@ fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     Ok(paths.into_keys().collect())
 }
 
-/// A float of a module, and whether it requires a gradient.
+/// A float of a module, and its mark.
 struct Mark {
     path: String,
     id: ParamId,
+    /// Whether it requires a gradient.
     required: bool,
 }
 
 /// A visitor that lists all floats.
 struct Marks {
+    /// The names of the modules around the current position.
     path: Vec<String>,
+    /// All floats in module order.
     found: Vec<Mark>,
 }
 
@@ -125,6 +140,7 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Toggle {
 
 /// Collects parameters and puts them into another module of the same structure.
 struct Originals<B: OptimizerOps> {
+    /// The ids of running statistics, which are not put back.
     statistics: HashSet<ParamId>,
     path: Vec<String>,
     /// `Param`s of any rank and kind, by module path.
@@ -133,10 +149,13 @@ struct Originals<B: OptimizerOps> {
 }
 
 impl<B: OptimizerOps> Originals<B> {
+    /// Remembers the parameter at the current path.
     fn keep<P: Clone + 'static>(&mut self, param: &P) {
         self.params.insert(self.path.join("."), Box::new(param.clone()));
     }
 
+    /// Returns the remembered parameter of the current path, or `param` if
+    /// there is none.
     fn restore<P: 'static>(&mut self, param: P) -> P {
         let original = self.params.remove(&self.path.join("."));
         match original.and_then(|original| original.downcast().ok()) {

@@ -17,11 +17,17 @@ use crate::tensor::{FullTensor, Leased};
 use crate::{Zero, ZeroTensor};
 
 /// A visitor that collects the buffers of a module and their values.
+///
+/// Buffers are numbered in the order of visits.
 pub(super) struct FoundBuffers<B: Backend> {
+    /// The ids of the floats that are running statistics.
     statistics: HashSet<ParamId>,
+    /// The names of the modules around the current position.
     path: Vec<String>,
     pub(super) buffers: Vec<Buffer>,
+    /// The index of each buffer by the id of its parameter.
     pub(super) ids: HashMap<ParamId, usize>,
+    /// The values of this rank, by buffer.
     pub(super) values: Vec<TensorData>,
     /// The device of the running statistics.
     pub(super) device: Option<B::Device>,
@@ -84,12 +90,16 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for FoundBuffers<B> {
 /// integer or bool buffer.
 pub(super) struct Live<'a, B: Backend> {
     ids: &'a HashMap<ParamId, usize>,
+    /// The integer or bool buffer to read, by index.
     wanted: Option<usize>,
+    /// By buffer, the current value of a running statistic.
     pub(super) found: Vec<Option<FullTensor<B>>>,
+    /// The values of the requested integer or bool buffer.
     pub(super) constant: Option<TensorData>,
 }
 
 impl<'a, B: Backend> Live<'a, B> {
+    /// Creates a visitor for a module with `count` buffers.
     pub(super) fn new(ids: &'a HashMap<ParamId, usize>, count: usize) -> Self {
         let found = (0..count).map(|_| None).collect();
         Self { ids, wanted: None, found, constant: None }
@@ -100,6 +110,7 @@ impl<'a, B: Backend> Live<'a, B> {
         Self { wanted: Some(index), ..self }
     }
 
+    /// Returns true for the requested integer or bool buffer.
     fn wants(&self, id: ParamId) -> bool {
         self.wanted.is_some() && self.ids.get(&id).copied() == self.wanted
     }
@@ -133,8 +144,10 @@ pub(super) enum NewValue<B: Backend> {
     Constant(TensorData),
 }
 
-/// A mapper that replaces the values of buffers.
+/// A mapper that replaces the values of buffers. Other tensors stay as they
+/// are, and so do the ids and mappers of the replaced ones.
 pub(super) struct Install<B: Backend> {
+    /// The new values by the ids of their parameters.
     pub(super) values: HashMap<ParamId, NewValue<B>>,
 }
 

@@ -3,8 +3,8 @@
 //!
 //! Two families are written by hand. The gradient of an embedding stays sparse ([`RowGradient`])
 //! and needs only the shape of the table, so backward does not gather it. Convolutions are counted
-//! for model FLOPs ([`operations`](crate::operations)); transposed and deformable convolutions are
-//! not.
+//! for model FLOPs ([`operations`](crate::operations)). Transposed and deformable convolutions and
+//! Burn's `linear` and `attention` are not counted, and run the inner backend's own products.
 
 use burn_backend::TensorMetadata;
 use burn_backend::ops::{

@@ -176,6 +176,7 @@ impl Pipeline {
     /// Waits for the next piece and reads ahead within the limit. At least one piece is read ahead,
     /// even if it is larger than the limit.
     fn read_in_order(&mut self, piece: &PieceRead) -> Result<Buffer, SwapError> {
+        // Without reading ahead, and at the first piece of a step, nothing is in progress yet.
         if self.reads.is_empty() {
             self.read_next()?;
         }

@@ -101,6 +101,8 @@ impl ParkedRead {
 /// a multiple of the alignment.
 fn close_gaps(buffer: &mut Buffer, layout: PieceLayout, size: usize) {
     for piece in layout.pieces() {
+        // Pieces move towards the start in ascending order, so none overwrites one that has yet to
+        // move.
         let (from, to) = (layout.extent(&piece, size).start, piece.start * size);
         if from != to {
             buffer.as_mut_bytes().copy_within(from..from + piece.len() * size, to);

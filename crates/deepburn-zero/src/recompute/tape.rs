@@ -162,9 +162,10 @@ impl<B: Backend> Drop for Handle<B> {
         let replays = state.replays;
         let value = &mut state.values[self.value];
         value.has_handle = false;
+        // A recomputation on another thread may still read the value, and drops it at its end.
         let is_needed = replays > 0 || value.keep == Keep::Tape;
         let data = if is_needed { None } else { Some(value.data.take()) };
-        // Data is dropped without the lock, here and below.
+        // Data is dropped without the lock, so that other threads do not wait for it.
         drop(state);
         drop(data);
     }
@@ -392,6 +393,8 @@ impl<B: Backend> Tape<B> {
     /// time.
     fn compute(&self, wanted: impl Fn(usize, &TapeValue<B>) -> bool) {
         let mut state = self.lock();
+        // The plan is made under the lock and carried out without it, because ops gather parameters
+        // and may take long.
         let Replay { ops, mut uses, stays } = state.replay(wanted);
         state.replays += 1;
         drop(state);
@@ -401,6 +404,8 @@ impl<B: Backend> Tape<B> {
             let mut state = self.lock();
             for (index, output) in (first..).zip(outputs) {
                 let value = &mut state.values[index];
+                // An op may make several values of which only some are needed. The others are
+                // dropped at once.
                 if value.data.is_freed() && (stays[index] || uses[index] > 0) {
                     value.data = ValueData::Kept(output);
                 }

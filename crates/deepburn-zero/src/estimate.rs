@@ -14,7 +14,7 @@
 //! Activations depend on the batch, and [`PassPlan`] computes them from an
 //! [`ActivationGraph`]. [`formula`] is the published rule of 16 bytes per
 //! element without padding. [`deepspeed`] has the estimators of DeepSpeed,
-//! which count 2 bytes more.
+//! which also count fp32 gradients.
 //!
 //! ```text
 //! estimate(parameters, zero, ranks, bytes)

@@ -1,9 +1,9 @@
-//! Float types of a plan as types of tensors.
+//! Conversion from the float types of a plan to the element types of tensors.
 
 use burn_backend::FloatDType;
 use deepburn_config::Precision;
 
-/// The element type of tensors in this precision.
+/// Returns the element type of tensors in this precision.
 pub(crate) fn element_type(precision: Precision) -> FloatDType {
     match precision {
         Precision::Fp32 => FloatDType::F32,

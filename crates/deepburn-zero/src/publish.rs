@@ -1,5 +1,17 @@
-//! Stores updated parameters, and hands them round where every rank keeps them whole (stages 1 and
-//! 2).
+//! Stores updated parameters, and all-gathers them if every rank keeps them
+//! whole (stages 1 and 2).
+//!
+//! Main type: `Publisher`. It collects updated shards in a bucket of at most
+//! `allgather_bucket_size` elements, or one parameter, so that many parameters
+//! share a collective:
+//!
+//! ```text
+//! store p0, p1, p2 (bucket full) ─► all-gather [p0, p1] ─► whole p0, p1 ─► store p3 .. ─► flush
+//! ```
+//!
+//! A parameter of the bucket gets its new values when the all-gather is
+//! complete. All ranks store the same parameters in the same order, so their
+//! buckets match.
 
 use std::sync::Arc;
 
@@ -14,17 +26,27 @@ use crate::sharding::in_shape;
 
 /// All-gathers updated shards into whole parameters, many in one message.
 pub(crate) struct Publisher<'a, B: Backend> {
+    /// The ranks.
     group: &'a Group<B>,
+    /// The largest number of elements in a bucket, counted in whole parameters.
     bucket_size: usize,
+    /// The parameters of the bucket with this rank's updated shards.
     bucket: Vec<(Arc<Parameter<B>>, B::FloatTensorPrimitive)>,
 }
 
 impl<'a, B: Backend> Publisher<'a, B> {
+    /// Creates a publisher with an empty bucket.
     pub(crate) fn new(group: &'a Group<B>, bucket_size: usize) -> Self {
         Self { group, bucket_size, bucket: Vec::new() }
     }
 
-    /// Stores what a rank has updated of a parameter; its whole values where ranks keep those.
+    /// Stores what this rank has updated of a parameter: the whole values at
+    /// stage 0, the shard at stage 3, and at stages 1 and 2 the whole values
+    /// once the bucket has been gathered.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the all-gather of a full bucket fails.
     pub(crate) fn store(
         &mut self,
         stage: Stage,
@@ -39,6 +61,8 @@ impl<'a, B: Backend> Publisher<'a, B> {
         Ok(())
     }
 
+    /// Adds a shard to the bucket, which is gathered first if the parameter
+    /// does not fit.
     fn enter(
         &mut self,
         parameter: &Arc<Parameter<B>>,
@@ -52,6 +76,12 @@ impl<'a, B: Backend> Publisher<'a, B> {
         Ok(())
     }
 
+    /// Gathers what is left in the bucket. Has to be called after the last
+    /// parameter, by all ranks.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the all-gather fails.
     pub(crate) fn flush(&mut self) -> Result<(), CommError> {
         let Some((first, _)) = self.bucket.first() else {
             return Ok(());

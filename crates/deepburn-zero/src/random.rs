@@ -13,9 +13,13 @@ use rand_chacha::rand_core::SeedableRng;
 /// The random stream of one rank.
 #[derive(Debug, Clone)]
 pub struct RandomStream {
+    /// The seed that all ranks share.
     seed: u64,
+    /// The index of the model among the models of the rank.
     model: u32,
+    /// The rank.
     rank: usize,
+    /// The generator, which can seek to any position at no cost.
     generator: ChaCha8Rng,
 }
 
@@ -39,22 +43,22 @@ impl RandomStream {
         self.model
     }
 
-    /// The seed that it was made of.
+    /// Returns the seed that all ranks share.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Words drawn so far.
+    /// Returns the number of 32-bit words that were drawn.
     pub fn position(&self) -> u128 {
         self.generator.get_word_pos()
     }
 
-    /// Continues after `position` words.
+    /// Continues after `position` words of 32 bits.
     pub fn seek(&mut self, position: u128) {
         self.generator.set_word_pos(position);
     }
 
-    /// Draws an array of `shape`.
+    /// Draws an array of `shape`, in row-major order.
     pub(crate) fn draw<E: Element>(
         &mut self,
         shape: Shape,

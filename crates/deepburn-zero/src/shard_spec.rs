@@ -1,4 +1,19 @@
 //! The slice of each parameter that a rank keeps and updates at a stage.
+//!
+//! With three ranks and a parameter of 7 elements (shards of 3), rank 2 owns
+//! element 6 and two padding zeros:
+//!
+//! ```text
+//! flat parameter   0 1 2 | 3 4 5 | 6 . .
+//! updated, len     stage 0: 0..7, 7        stages 1 to 3: 6..7, 3
+//! stored gradient  whole: 0..7             cut: [6 . .]
+//! ```
+//!
+//! Ranges of `updated_range` are positions in the whole parameter. Ranges of
+//! `owned_sum` and `owned_range` are positions in an array as this rank stores
+//! it. They cover the owned elements even at stage 0, where a rank has all of
+//! them, because norms and checkpoints divide the work in the same way at every
+//! stage.
 
 use std::ops::Range;
 
@@ -10,14 +25,16 @@ use crate::array::{flat_range, narrow};
 use crate::parameter::Parameter;
 use deepburn_comm::Partition;
 
-/// The slice that a rank owns: everything at stage 0, and from stage 1 on its
+/// The slices that a rank keeps: everything at stage 0, and from stage 1 on its
 /// shard of more and more states.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ShardSpec {
+    /// The ZeRO stage.
     pub(crate) stage: Stage,
+    /// The rank in the group.
     pub(crate) rank: usize,
-    /// Whether a rank keeps only its shard of a reduced gradient (stages 2 and
-    /// 3).
+    /// Whether a rank keeps only its shard of a reduced gradient: at stages 2
+    /// and 3, and at stage 1 if optimizer states are offloaded.
     pub(crate) cuts_gradients: bool,
 }
 

@@ -1,4 +1,23 @@
 //! Replaces the parameters of a module with handles on sharded ones.
+//!
+//! Main type: `Sharder`, a module mapper. For each parameter in module order,
+//! on all ranks together:
+//!
+//! ```text
+//! rank 0 creates the value ─► broadcast ─► every rank cuts
+//!     shard for the parameter       (stage 3, in the working type, on its tier)
+//!     whole parameter               (stages 0 to 2, in the working type)
+//!     slice for the optimizer       (f32 master if ops compute in 16 bits)
+//! value dropped ─► next parameter
+//! ```
+//!
+//! So the peak is what a rank keeps, plus one whole parameter in f32. The
+//! module gets handles: tensors of the decorated backend that name a parameter
+//! and have no data. A handle keeps its place in the module for the whole run.
+//! `Marker` gives it a new autodiff leaf before each forward pass.
+//!
+//! Parameters are known by module path and index, never by Burn's ids, which
+//! differ between processes.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -45,18 +64,28 @@ pub type Zero<B> = Autocast<Sharded<B>>;
 pub(crate) struct Sharder<'a, B: Backend> {
     /// The tensors that stay unchanged in the module.
     buffers: &'a BufferTable<B>,
+    /// The ranks that shard the model.
     group: Group<B>,
+    /// The stage and rank, which determine the slices.
     share: ShardSpec,
+    /// Counts the memory of shards and states, and of the value that is being
+    /// cut.
     ledger: Ledger,
+    /// Gathers sharded parameters; `None` if parameters are whole.
     gatherer: Option<Weak<Gatherer<B>>>,
     /// The host memory or NVMe file of offloaded shards.
     parking: Option<&'a Parking>,
+    /// The tiers of the shards, which are assigned in module order.
     tiers: ShardTiers,
+    /// The tiers of the optimizer states, which are assigned in module order.
     state_tiers: StateTiers,
+    /// The optimizer settings of each parameter.
     updates: Updates<'a>,
     /// The type in which ops compute, if it is not f32.
     working: Option<FloatDType>,
+    /// The position in the module.
     path: ModulePath,
+    /// The parameters so far.
     parameters: Vec<Arc<Parameter<B>>>,
     /// Receives the slice of each parameter that this rank updates.
     optimizer: Optimizer<B>,
@@ -65,13 +94,17 @@ pub(crate) struct Sharder<'a, B: Backend> {
     /// The index and autodiff tensor of each parameter that was already
     /// visited.
     seen: HashMap<ParamId, (usize, Box<dyn Any>)>,
+    /// The first error. A module mapper cannot return one, so the rest of the
+    /// module is only passed through.
     failure: Option<ZeroError>,
 }
 
 /// The optimizer settings of all parameters.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Updates<'a> {
+    /// The optimizer of parameters without a group of their own.
     pub(crate) optimizer: &'a OptimizerPlan,
+    /// The parameter groups.
     pub(crate) groups: &'a ParamGroups,
     /// The type name of the layer that holds each parameter, by its first path.
     pub(crate) layers: &'a HashMap<String, String>,
@@ -85,10 +118,12 @@ struct ModulePath {
 }
 
 impl ModulePath {
+    /// Enters the field `name` of a container, as Burn names its type.
     fn enter(&mut self, name: &str, container: &str) {
         self.names.push((name.to_owned(), container.to_owned()));
     }
 
+    /// Leaves the field that was entered last.
     fn exit(&mut self) {
         self.names.pop();
     }
@@ -109,21 +144,28 @@ impl ModulePath {
     }
 }
 
-/// Where shards are kept, and what gathers them.
+/// The places where shards are kept, and what gathers them.
 pub(crate) struct ShardHomes<'a, B: Backend> {
     /// Without a gatherer, parameters are replicated on every rank.
     pub(crate) gatherer: Option<Weak<Gatherer<B>>>,
     /// The host memory or NVMe file of offloaded shards.
     pub(crate) parking: Option<&'a Parking>,
+    /// The tiers of parameter shards.
     pub(crate) tiers: ShardTiers,
+    /// The tiers of optimizer states.
     pub(crate) state_tiers: StateTiers,
 }
 
-/// The parameters in module order with their indices, optimizer and aliases.
+/// The result of sharding besides the module.
 pub(crate) struct Table<B: Backend> {
+    /// The parameters in module order.
     pub(crate) parameters: Arc<[Arc<Parameter<B>>]>,
+    /// The index of each id. All occurrences of a tied parameter have the same
+    /// id.
     pub(crate) indices: HashMap<ParamId, usize>,
+    /// The optimizer with the states of all parameters.
     pub(crate) optimizer: Optimizer<B>,
+    /// Additional paths of tied parameters, by index.
     pub(crate) aliases: Vec<Vec<String>>,
 }
 
@@ -162,7 +204,13 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         }
     }
 
-    /// Shards `module`; every rank starts from the values of rank 0.
+    /// Shards `module`. Every rank starts from the values of rank 0.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error of a parameter, or an error if nothing is
+    /// trainable. On an error the module is dropped, because some of its
+    /// parameters have already been taken out.
     pub(crate) fn shard<M: Module<Training<B>>>(
         mut self,
         module: M,
@@ -182,6 +230,14 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
     /// Broadcasts the value of rank 0 and keeps the slices that this rank
     /// needs. After that, nothing else of the value is in memory on this rank;
     /// another rank of the process may still hold it.
+    ///
+    /// `D` is the number of dimensions, as Burn's module mapper knows it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the value has a wrong type, if ranks disagree on its
+    /// shape, if the file of offloaded states is full, or if a collective
+    /// fails.
     fn adopt<const D: usize>(
         &mut self,
         value: InitialValue<B>,
@@ -241,6 +297,10 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
 
     /// Returns an error for a value that is not f32, and for a working type
     /// that the device does not support.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ZeroError::ParameterType`] or [`ZeroError::UnsupportedType`].
     fn check_type(&self, path: &str, value: &InitialValue<B>) -> Result<(), ZeroError> {
         if let InitialValue::Present { tensor, .. } = value
             && tensor.dtype() != DType::F32
@@ -260,6 +320,13 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
     }
 
     /// Takes a parameter out of the module and returns a handle in its place.
+    ///
+    /// The second occurrence of a tied parameter gets the handle of the first
+    /// one.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the value cannot be created or sharded.
     fn shard_param<const D: usize>(
         &mut self,
         param: Param<Tensor<Training<B>, D>>,
@@ -310,6 +377,12 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
 }
 
 /// Moves a shard from the device to host memory or NVMe.
+///
+/// Waits until the shard is written, so that its tensor can be dropped.
+///
+/// # Errors
+///
+/// Returns an error if the file of this rank is full or the disk fails.
 fn park<B: Backend>(
     parking: &Parking,
     tier: Tier,
@@ -324,6 +397,8 @@ fn park<B: Backend>(
 
 /// Creates an autodiff leaf for a parameter. Each rank needs its own: leaves
 /// that two ranks share would join their graphs and their locks.
+///
+/// A frozen parameter gets a constant instead.
 fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Training<B>, D> {
     let trainable = parameter.is_trainable();
     let primitive = TensorPrimitive::Float(ZeroTensor::parameter(parameter));
@@ -338,13 +413,17 @@ fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor
 /// marked. If a graph was recorded on it before the mark, autodiff would lose
 /// some of its gradients.
 pub(crate) struct Marker<'a, F: Fn(usize) -> DistributedParamId> {
+    /// The index of each parameter that was sharded.
     indices: &'a HashMap<ParamId, usize>,
+    /// Registers the gradient of a parameter index for this pass, and returns
+    /// its id for autodiff.
     mark: F,
     /// The leaves of this pass; tied parameters share one.
     leaves: HashMap<ParamId, Box<dyn Any>>,
 }
 
 impl<'a, F: Fn(usize) -> DistributedParamId> Marker<'a, F> {
+    /// Creates a marker for one pass.
     pub(crate) fn new(indices: &'a HashMap<ParamId, usize>, mark: F) -> Self {
         Self { indices, mark, leaves: HashMap::new() }
     }
@@ -379,6 +458,8 @@ impl<B: OptimizerOps, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<
 const EMBEDDING: &str = "Embedding";
 
 /// A parameter of a module that is not sharded yet.
+///
+/// A tied parameter is listed once, at its first path.
 pub(crate) struct ModuleParameter {
     /// Its first module path.
     pub(crate) path: String,
@@ -413,11 +494,15 @@ pub(crate) fn parameters_of<B: OptimizerOps, M: Module<Training<B>>>(
     parameters.found
 }
 
+/// A visitor that lists the parameters of a module.
 struct Parameters<'a, B: Backend> {
+    /// The tensors that are not parameters.
     buffers: &'a BufferTable<B>,
+    /// The position in the module.
     path: ModulePath,
     /// The index in `found` of each parameter.
     seen: HashMap<ParamId, usize>,
+    /// The parameters so far, in module order.
     found: Vec<ModuleParameter>,
 }
 

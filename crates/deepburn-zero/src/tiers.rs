@@ -1,4 +1,17 @@
 //! The tiers of a rank's offloaded model states, and the size of their file.
+//!
+//! Main types: `Parking`, the store of offloaded arrays, and `StateTiers` and
+//! `ShardTiers`, which assign a tier to each array. They are called with all
+//! parameters in module order, both by a run and by the estimate, so the
+//! forecast of memory follows the same rule.
+//!
+//! ```text
+//!                     device          host memory        NVMe
+//! offload_optimizer   first params    the rest (ratio)   or all of it
+//! gradient sums       with the states of the same parameter
+//! offload_param       -               all, or the first  the rest
+//!                                     `max_in_cpu`
+//! ```
 
 use burn_backend::DType;
 use deepburn_comm::Partition;
@@ -19,7 +32,9 @@ use crate::reduce::SumHome;
 /// The store of a rank's offloaded arrays and the pipeline policy of its steps.
 #[derive(Debug)]
 pub(crate) struct Parking {
+    /// The store of optimizer states and gradient sums, and of shards on NVMe.
     pub(crate) store: Store,
+    /// Which transfers of a step overlap with its updates.
     pub(crate) policy: PipelinePolicy,
     /// The largest number of elements in a piece.
     piece: usize,
@@ -70,6 +85,8 @@ impl Parking {
 
     /// Returns the layout of an array of `len` elements of at most
     /// `element_bytes` bytes.
+    ///
+    /// Steps read and write one piece at a time.
     pub(crate) fn layout(&self, len: usize, element_bytes: usize) -> PieceLayout {
         PieceLayout { len, piece: self.piece, element_bytes }
     }
@@ -113,6 +130,7 @@ impl Parking {
 /// parameter, in module order.
 #[derive(Debug, Clone)]
 pub(crate) struct StateTiers {
+    /// The tier of offloaded states; the device if the plan offloads nothing.
     offloaded: Tier,
     /// The number of elements whose states may stay on the device.
     kept: usize,
@@ -153,12 +171,14 @@ impl StateTiers {
 /// Assigns a tier to the shard of each parameter, in module order.
 #[derive(Debug, Clone)]
 pub(crate) struct ShardTiers {
+    /// The plan's offload; the device below stage 3.
     offload: ParameterOffload,
     /// The number of elements of the preceding shards.
     before: usize,
 }
 
 impl ShardTiers {
+    /// Returns the tiers of a model under `zero`.
     pub(crate) fn new(zero: &ZeroPlan) -> Self {
         let offload = match zero.stage.shards_parameters() {
             true => zero.parameter_shards,
@@ -187,6 +207,13 @@ impl ShardTiers {
 }
 
 /// Creates the file for the states of this rank.
+///
+/// It is preallocated with `bytes` bytes and has no name, so a full disk is
+/// found now and a killed run leaves nothing behind.
+///
+/// # Errors
+///
+/// Returns an error if the folder cannot be used or has too little space.
 fn create_file(nvme: &NvmePlan, bytes: u64) -> Result<SwapFile, SwapError> {
     SwapFile::create(&nvme.file.folder, bytes, &io_policy(&nvme.file))
 }
@@ -210,6 +237,10 @@ fn gradient_bytes(precision: &PrecisionPlan) -> usize {
 /// # Panics
 ///
 /// Panics if `ranks` is 0.
+///
+/// The sum covers shards on NVMe, masters, moments and gradient sums, each
+/// array padded to whole blocks of direct I/O. Every rank's file has the same
+/// size, because shards are padded to the same length.
 pub fn swap_bytes(
     parameters: &[ParameterSize],
     zero: &ZeroPlan,

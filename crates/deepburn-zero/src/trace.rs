@@ -11,14 +11,19 @@
 /// One half of a training pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
+    /// From the start of the pass to the start of backward.
     Forward,
+    /// The rest of a training pass.
     Backward,
 }
 
 /// The uses of sharded parameters in one kind of pass.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
+    /// The index of each parameter that was read, in order and with
+    /// repetitions.
     uses: Vec<(usize, Phase)>,
+    /// The number of reads in this pass so far.
     position: usize,
     /// Whether `uses` is a complete pass.
     complete: bool,

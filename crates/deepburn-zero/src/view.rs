@@ -1,7 +1,9 @@
 //! Views recorded on a parameter that is not whole.
 //!
-//! Reshaping, permuting, slicing, expanding or casting a sharded parameter moves no data: the
-//! view is remembered and applied to the whole parameter when an op at last needs it.
+//! Reshaping, permuting, slicing, expanding or casting a sharded parameter moves no data. The view
+//! is recorded with its shape and type, and is applied to the whole parameter when an op needs its
+//! data. A linear layer that transposes its weight therefore gathers the weight once, in the
+//! product.
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, SliceOps, TensorMetadata};
 
@@ -10,11 +12,17 @@ use crate::tensor::{FullTensor, Leased};
 /// One recorded view.
 #[derive(Debug, Clone)]
 pub(crate) enum View {
+    /// To this shape, with the same number of elements.
     Reshape(Shape),
+    /// Exchanges two dimensions.
     SwapDims(usize, usize),
+    /// Reorders the dimensions: dimension `i` of the result is dimension `axes[i]`.
     Permute(Vec<usize>),
+    /// A range of each dimension.
     Slice(Vec<Slice>),
+    /// Repeats dimensions of size 1, to this complete shape.
     Expand(Shape),
+    /// To another float type, in which the data is a copy.
     Cast(FloatDType),
 }
 
@@ -35,8 +43,8 @@ impl View {
         }
     }
 
-    /// Applies the view to data in the ledger, whose memory it shares. A cast to another type makes data of
-    /// its own.
+    /// Applies the view to data in the ledger, whose memory and lease the result shares. A cast to
+    /// another type makes new data instead.
     pub(crate) fn share<B: Backend>(&self, tensor: FullTensor<B>) -> FullTensor<B> {
         let dtype = tensor.tensor.dtype();
         if self.dtype(dtype) != dtype {
@@ -45,9 +53,12 @@ impl View {
         tensor.viewed(|tensor| self.apply::<B>(tensor))
     }
 
-    /// The shape after the view of a tensor of `shape`.
+    /// Returns the shape that a tensor of `shape` has after the view.
     ///
-    /// Burn checks arguments before it calls a backend, so an impossible view cannot come here.
+    /// # Panics
+    ///
+    /// Panics if the view is impossible. Burn checks arguments before it calls a backend, so this
+    /// cannot happen here.
     pub(crate) fn shape(&self, shape: Shape) -> Shape {
         match self {
             Self::Reshape(shape) => shape.clone(),
@@ -62,7 +73,7 @@ impl View {
         }
     }
 
-    /// The element type after the view.
+    /// Returns the element type after the view.
     pub(crate) fn dtype(&self, dtype: DType) -> DType {
         match self {
             Self::Cast(cast) => (*cast).into(),

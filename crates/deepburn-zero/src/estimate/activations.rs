@@ -1,9 +1,21 @@
 //! The tensors that a training pass makes, described op by op.
 //!
-//! Main type: [`ActivationGraph`]. It lists what each op of a model reads, makes, keeps for its backward pass and
-//! updates, in bytes. [`PassPlan`](super::PassPlan) computes the memory of a pass from it, op by op, for any policy
-//! of activation checkpointing. Korthikanti et al. 2022 (*Reducing Activation Recomputation in Large Transformer
-//! Models*) count in the same way, for the ops of PyTorch; here the ops of `deepburn-ops` decide what is kept.
+//! Main type: [`ActivationGraph`]. It lists what each op of a model reads, makes, keeps for its
+//! backward pass and updates, in bytes. [`PassPlan`](super::PassPlan) computes the memory of a pass
+//! from it, op by op, for any policy of activation checkpointing. Korthikanti et al. 2022
+//! (*Reducing Activation Recomputation in Large Transformer Models*) count in the same way, for the
+//! ops of PyTorch. Here the ops of `deepburn-ops` decide what is kept.
+//!
+//! A linear layer of `[rows, m]` to `[rows, n]` in f32, for example:
+//!
+//! ```text
+//! inputs      [x]                         made by an op before
+//! outputs     [4 * rows * n]              bytes
+//! saved       [Input(0)]                  x, for the gradient of the weight
+//! parameters  [weight m * n, bias n]
+//! backward    Product
+//! flops       2 * rows * m * n
+//! ```
 
 /// A tensor of an [`ActivationGraph`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,13 +33,13 @@ pub enum KeptTensor {
 /// A parameter that an op reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadParameter {
-    /// Elements.
+    /// The number of elements.
     pub numel: u64,
-    /// Bytes of an element of its gradient.
+    /// The size of an element of its gradient as autodiff computes it, in bytes.
     pub gradient_bytes: u64,
     /// When the reducer gets the gradient.
     pub timing: GradientTiming,
-    /// Whether it is the table of an embedding too, whose gradient it waits for.
+    /// Whether it is also the table of an embedding, whose gradient it waits for.
     pub is_tied: bool,
 }
 
@@ -101,12 +113,15 @@ impl ActivationOp<'_> {
 /// The ops of one training pass of a model, in the order in which they run.
 #[derive(Debug, Clone, Default)]
 pub struct ActivationGraph {
+    /// The ops in order.
     pub(crate) ops: Vec<GraphOp>,
+    /// The tensors, in the order in which ops make them.
     pub(crate) activations: Vec<GraphActivation>,
-    /// Bytes that live as long as the pass.
+    /// The bytes that live as long as the pass.
     pub(super) constant: u64,
-    /// The block that the next op belongs to.
+    /// The block to which the next op belongs; `None` outside of all blocks.
     block: Option<usize>,
+    /// The index of the next block.
     next_block: usize,
 }
 
@@ -127,15 +142,17 @@ pub(crate) struct GraphOp {
 /// A tensor in the graph.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GraphActivation {
+    /// The size in bytes.
     pub(crate) bytes: u64,
     pub(crate) block: Option<usize>,
-    /// Ops that read it.
+    /// The number of ops that read it.
     pub(super) reads: usize,
+    /// Whether the op that makes it has a backward pass.
     pub(super) has_gradient: bool,
 }
 
 impl ActivationGraph {
-    /// An empty graph.
+    /// Creates an empty graph.
     pub fn new() -> Self {
         Self::default()
     }
@@ -156,10 +173,12 @@ impl ActivationGraph {
         self.block = None;
     }
 
-    /// Appends an op; returns the tensors that it makes.
+    /// Appends an op and returns the `N` tensors that it makes.
     ///
     /// # Panics
-    /// When `saved` names an input or output that the op does not have.
+    ///
+    /// Panics if `N` is not the number of outputs, or if `saved` names an input or output that the
+    /// op does not have.
     pub fn push<const N: usize>(&mut self, op: &ActivationOp<'_>) -> [ActivationId; N] {
         assert_eq!(op.outputs.len(), N, "an op returns what it makes");
         let inputs: Vec<usize> = op.inputs.iter().map(|input| input.0).collect();
@@ -193,12 +212,14 @@ impl ActivationGraph {
         std::array::from_fn(|place| ActivationId(first + place))
     }
 
-    /// Floating-point operations of forward and backward without recomputation: model FLOPs.
+    /// Returns the floating-point operations of forward and backward without recomputation (model
+    /// FLOPs). Backward takes twice as many as forward.
     pub fn flops(&self) -> u64 {
         super::sum(self.ops.iter().map(|op| op.flops.saturating_mul(3)))
     }
 
-    /// Bytes of all tensors, each with a gradient: more than a pass ever holds.
+    /// Returns the bytes of all tensors, each with a gradient. It exceeds what a pass ever holds,
+    /// and saturates.
     pub(super) fn upper_bound(&self) -> u64 {
         let gradients = self.ops.iter().flat_map(|op| &op.parameters);
         let gradients = gradients.map(|it| it.numel.saturating_mul(16));

@@ -15,8 +15,8 @@
 //!
 //! Data carries a ledger entry ([`Leased`]) that counts its bytes once, even if
 //! several views share the memory. An op that needs data calls
-//! [`ZeroTensor::into_full`]. All other variants therefore behave like an
-//! ordinary tensor to the ops of `crates/deepburn-zero/src/ops`.
+//! [`ZeroTensor::into_full`]. All variants except `Reduced` therefore behave
+//! like an ordinary tensor to the ops of `crates/deepburn-zero/src/ops`.
 
 use std::sync::Arc;
 

@@ -7,25 +7,35 @@
 //! starts a new record. Every rank runs the same model and records the same
 //! order. If ranks deviate from each other, their collectives differ, which is
 //! an error that names both sides.
+//!
+//! ```text
+//!  pass 1   record   F:0 F:1 F:2 B:2 B:1         nothing is prefetched
+//!  pass 2   follow   F:0 F:1 …                   upcoming: 1, 2
+//!  pass 3   deviate  F:0 F:2                     record becomes F:0 F:2, recorded anew from here
+//!  pass 4   follow   F:0 F:2 …
+//! ```
+//!
+//! The cost model of `cost` shares this type, so that its forecast prefetches
+//! the same parameters.
 
 /// One half of a training pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// From the start of the pass to the start of backward.
+    /// The ops of the model.
     Forward,
-    /// The rest of a training pass.
+    /// The backward pass that autodiff runs.
     Backward,
 }
 
 /// The uses of sharded parameters in one kind of pass.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
-    /// The index of each parameter that was read, in order and with
-    /// repetitions.
+    /// Parameter indices in the order of use, with repetitions.
     uses: Vec<(usize, Phase)>,
-    /// The number of reads in this pass so far.
+    /// The number of uses so far in this pass; the next one is
+    /// `uses[position]`.
     position: usize,
-    /// Whether `uses` is a complete pass.
+    /// Whether `uses` is a complete pass that this pass has followed so far.
     complete: bool,
 }
 

@@ -1,33 +1,43 @@
-//! Views recorded on a parameter that is not whole.
+//! Views that are recorded on a handle instead of being computed.
 //!
 //! Reshaping, permuting, slicing, expanding or casting a sharded parameter moves no data. The view
-//! is recorded with its shape and type, and is applied to the whole parameter when an op needs its
-//! data. A linear layer that transposes its weight therefore gathers the weight once, in the
-//! product.
+//! is recorded on the handle and applied to the whole parameter when an op reads it:
+//!
+//! ```text
+//!  weight [768, 2304], sharded
+//!    .transpose()        SwapDims(0, 1)        shape [2304, 768]
+//!    .cast(bf16)         Cast(BF16)            shape [2304, 768], bf16
+//!  matmul reads it       gather, swap, cast
+//! ```
+//!
+//! On data a view shares the memory, except for a cast to another type. Shape and type of the
+//! result are known without the data, so autodiff and the model can ask for them at any time.
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, SliceOps, TensorMetadata};
 
 use crate::tensor::{FullTensor, Leased};
 
-/// One recorded view.
+/// A view: an op whose result has the elements of its operand, in another shape, order, selection
+/// or type.
 #[derive(Debug, Clone)]
 pub(crate) enum View {
-    /// To this shape, with the same number of elements.
+    /// Elements in the same flat order, in this shape.
     Reshape(Shape),
-    /// Exchanges two dimensions.
+    /// Two axes swapped.
     SwapDims(usize, usize),
-    /// Reorders the dimensions: dimension `i` of the result is dimension `axes[i]`.
+    /// Axis `i` of the result is axis `axes[i]` of the operand.
     Permute(Vec<usize>),
-    /// A range of each dimension.
+    /// A range of each axis.
     Slice(Vec<Slice>),
-    /// Repeats dimensions of size 1, to this complete shape.
+    /// Axes of length 1 repeated to this complete shape.
     Expand(Shape),
-    /// To another float type, in which the data is a copy.
+    /// Elements in another type. The only view that may need new memory.
     Cast(FloatDType),
 }
 
 impl View {
-    /// Applies the view to data.
+    /// Applies the view to data of the inner backend. A cast to the type that the data already has
+    /// does nothing.
     pub(crate) fn apply<B: Backend>(
         &self,
         tensor: B::FloatTensorPrimitive,
@@ -43,8 +53,8 @@ impl View {
         }
     }
 
-    /// Applies the view to data in the ledger, whose memory and lease the result shares. A cast to
-    /// another type makes new data instead.
+    /// Applies the view to data with a ledger entry. The result shares the memory and the entry. A
+    /// cast to another type creates data with an entry of its own.
     pub(crate) fn share<B: Backend>(&self, tensor: FullTensor<B>) -> FullTensor<B> {
         let dtype = tensor.tensor.dtype();
         if self.dtype(dtype) != dtype {
@@ -53,16 +63,13 @@ impl View {
         tensor.viewed(|tensor| self.apply::<B>(tensor))
     }
 
-    /// Returns the shape that a tensor of `shape` has after the view.
+    /// Returns the shape of the result for an operand of `shape`.
     ///
-    /// # Panics
-    ///
-    /// Panics if the view is impossible. Burn checks arguments before it calls a backend, so this
-    /// cannot happen here.
+    /// Burn checks arguments before it calls a backend, so an invalid view cannot arrive here.
     pub(crate) fn shape(&self, shape: Shape) -> Shape {
         match self {
             Self::Reshape(shape) => shape.clone(),
-            // In Burn's own order of dimensions; a partial expand has been completed before.
+            // Burn completes a partial shape before it calls the backend.
             Self::Expand(shape) => shape.clone(),
             Self::SwapDims(dim1, dim2) => {
                 shape.swapped(*dim1, *dim2).expect("dimensions were checked by burn-tensor")
@@ -73,7 +80,7 @@ impl View {
         }
     }
 
-    /// Returns the element type after the view.
+    /// Returns the element type of the result for an operand of `dtype`.
     pub(crate) fn dtype(&self, dtype: DType) -> DType {
         match self {
             Self::Cast(cast) => (*cast).into(),

@@ -2,8 +2,9 @@
 //!
 //! Main type: [`Tape`]. Autodiff saves [`RecordedTensor`]s, which are handles on values of a tape.
 //! When the block is over, [`Tape::free`] drops the data of its values. The first handle that
-//! backward reads makes [`Tape::restore`] run the recorded ops again. Each op runs at most once
-//! more.
+//! backward reads makes [`Tape::restore`] run the recorded ops again, each at most once. Only an
+//! unexpected read of a freed value during forward ([`RecordedTensor::keep`]) adds a run of the ops
+//! that lead to it.
 //!
 //! ```text
 //!  values   0        1        2        3          op A: (input) → 0

@@ -21,9 +21,9 @@
 /// One half of a training pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The ops of the model.
+    /// From the start of the pass to the start of backward.
     Forward,
-    /// The backward pass that autodiff runs.
+    /// The rest of a training pass.
     Backward,
 }
 

@@ -65,7 +65,10 @@ impl View {
 
     /// Returns the shape of the result for an operand of `shape`.
     ///
-    /// Burn checks arguments before it calls a backend, so an invalid view cannot arrive here.
+    /// # Panics
+    ///
+    /// Panics if the view is impossible. Burn checks arguments before it calls a backend, so this
+    /// cannot happen here.
     pub(crate) fn shape(&self, shape: Shape) -> Shape {
         match self {
             Self::Reshape(shape) => shape.clone(),

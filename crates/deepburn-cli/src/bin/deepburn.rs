@@ -8,6 +8,8 @@ use deepburn_cli::{Tools, exit, parse, run_tool, start_logging};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Parses the command line and runs one tool. The exit status says how it ended (see the library's
+/// documentation).
 fn main() -> ExitCode {
     let _profiler = start_logging();
     exit(run_tool(parse::<Tools>()))

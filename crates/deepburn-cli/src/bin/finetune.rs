@@ -9,6 +9,8 @@ use deepburn_cli::{Arguments, exit, finetune, keep_freed_memory, parse, start_lo
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Parses the command line and runs the job. The exit status says how it ended (see the library's
+/// documentation).
 fn main() -> ExitCode {
     keep_freed_memory();
     let profiler = start_logging();

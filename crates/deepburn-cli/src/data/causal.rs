@@ -1,4 +1,11 @@
 //! Language modelling: a model on token sequences.
+//!
+//! Main type: [`Causal`], the recipe of every language model. Documents are joined and packed into sequences
+//! of `data.sequence_length` tokens, so no token is padding; tokens that do not fill a last sequence are dropped. Inputs
+//! and labels are the same tokens; the loss shifts them by one position within a sequence.
+//!
+//! The data loader of a rank is a [`TokenSource`]. A step takes the same number of sequences on every rank,
+//! so all ranks take part in every collective.
 
 use std::path::Path;
 
@@ -30,16 +37,23 @@ use crate::job::memory::check_step;
 
 /// A language model and its data.
 pub(crate) struct Causal<C> {
+    /// Configuration of the model, with the vocabulary and the special tokens of the tokenizer.
     config: C,
+    /// Sequences of all splits, and the tokenizer.
     corpus: Corpus,
     /// The order of training sequences.
     order: Order,
+    /// Where initial weights come from.
     origin: WeightOrigin,
+    /// The most sequences of an evaluation; `None` takes all.
     eval_max_samples: Option<usize>,
 }
 
 impl<C: LanguageModelConfig> Causal<C> {
     /// Reads and checks model and data.
+    ///
+    /// The order matters: limits of the configuration are checked before the data is tokenized, which may
+    /// take minutes, and the vocabulary is known only afterwards.
     ///
     /// # Errors
     /// Always a user's mistake.
@@ -72,6 +86,7 @@ impl<C: LanguageModelConfig> Causal<C> {
 }
 
 impl<C: LanguageModelConfig> SubjectInfo for Causal<C> {
+    /// The configuration, which determines parameters and activations.
     fn architecture(&self) -> &dyn Architecture {
         &self.config
     }
@@ -81,19 +96,26 @@ impl<C: LanguageModelConfig> SubjectInfo for Causal<C> {
         limit
     }
 
+    /// Sequences of a rank in an epoch, the same number on all ranks.
     fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;
         Ok(sampler.samples_per_epoch())
     }
 
+    /// A hash of the training tokens.
     fn data_fingerprint(&self) -> Result<String, DataError> {
         self.corpus.train.fingerprint()
     }
 
+    /// A hash of the evaluation tokens; `None` without an evaluation split.
     fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
         self.corpus.eval.as_ref().map(Sequences::fingerprint).transpose()
     }
 
+    /// Packed sequences have one length, so there is nothing to batch dynamically.
+    ///
+    /// # Errors
+    /// Always a user's mistake.
     fn budget_sampler(
         &self,
         _shape: StepShape,
@@ -113,14 +135,19 @@ where
     C::Model: LanguageModel<Training<B>>
         + AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
 {
+    /// The language model on the backend of training.
     type Model = C::Model;
+    /// Predicting the next token.
     type Task = NextToken<C, B::Device>;
+    /// Sequences of one rank.
     type Source = TokenSource;
 
+    /// The weights are drawn or read when they are first used.
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
         self.origin.model(&self.config, weights, device)
     }
 
+    /// A job without a pretrained model has nothing to check.
     fn check_weights(&self) -> Result<(), Failure> {
         self.origin.check(&self.config)
     }
@@ -129,12 +156,14 @@ where
         NextToken { config: self.config.clone(), device }
     }
 
+    /// The data loader takes an evaluation limit of the job.
     fn source(&self, shard: Shard, plan: &Plan) -> Result<TokenSource, DataError> {
         let Corpus { train, eval, .. } = self.corpus.clone();
         let source = TokenSource::new(train, eval, shard, self.order, plan)?;
         Ok(TokenSource { eval_max_samples: self.eval_max_samples, ..source })
     }
 
+    /// The test split is evaluated as a whole, whatever `eval_max_samples` is.
     fn test(
         &self,
         shard: Shard,
@@ -144,16 +173,21 @@ where
         test.map(|test| evaluation(test, shard, plan.batch.micro_batch_size, None)).transpose()
     }
 
+    /// Weights are exported as f32.
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
         self.config.checkpoint_writer(folder, FloatType::F32)
     }
 
+    /// `None` for token files without a tokenizer.
     fn tokenizer(&self) -> Option<&Tokenizer> {
         self.corpus.tokenizer.as_ref()
     }
 }
 
 /// Returns the configuration of the pretrained model, or the default one, with the overrides of the job.
+///
+/// # Errors
+/// A user's mistake: a folder without a model, or a field that is unknown or out of range.
 pub(crate) fn model_config<C: LanguageModelConfig>(
     job: &Job,
     pretrained: Option<&Path>,
@@ -175,10 +209,12 @@ pub(crate) fn model_config<C: LanguageModelConfig>(
 pub(crate) struct TokenBatch(MicroBatch);
 
 impl Batch for TokenBatch {
+    /// Sequences times their length; no token is padding.
     fn num_tokens(&self) -> usize {
         self.0.samples * self.0.shape[1]
     }
 
+    /// Positions that predict a token, which weight the loss of a batch among others.
     fn num_targets(&self) -> usize {
         self.0.num_targets()
     }
@@ -186,6 +222,9 @@ impl Batch for TokenBatch {
 
 impl TokenBatch {
     /// Copies the batch to a device and checks it against vocabulary and length of the model.
+    ///
+    /// # Errors
+    /// [`InputError`] for a token outside of the vocabulary or a sequence that is too long.
     fn on<B: Backend>(
         &self,
         config: &impl LanguageModelConfig,
@@ -202,8 +241,13 @@ impl TokenBatch {
 }
 
 /// The task of predicting the next token.
+///
+/// It holds the configuration to check batches against the model, because a device tensor cannot be checked
+/// cheaply.
 pub(crate) struct NextToken<C, D> {
+    /// Limits of the model on tokens.
     config: C,
+    /// Device of the rank.
     device: D,
 }
 
@@ -214,13 +258,17 @@ where
     M: LanguageModel<Training<B>>
         + AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
 {
+    /// Sequences of one length.
     type Batch = TokenBatch;
 
+    /// The mean over the positions of the batch that predict a token, `[1]`.
     fn loss(&self, model: &M, batch: &TokenBatch) -> Result<Tensor<Training<B>, 1>, BoxError> {
         let batch = batch.on(&self.config, &self.device)?;
         Ok(model.loss(&batch).mean())
     }
 
+    /// The sum over these positions. There are no answers to count: a language model has perplexity instead
+    /// of an accuracy.
     fn evaluate(&self, model: &M::InnerModule, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
         let batch = batch.on(&self.config, &self.device)?;
         let loss_sum = model.loss(&batch).sum.into_scalar().elem::<f64>();
@@ -249,6 +297,9 @@ pub(crate) struct TokenSource {
 
 impl TokenSource {
     /// Starts the data loader of `shard` with the micro-batches of `plan`.
+    ///
+    /// # Errors
+    /// A batch that is larger than the data, or a thread that cannot be started.
     pub(crate) fn new(
         train: Sequences,
         eval: Option<Sequences>,
@@ -265,6 +316,7 @@ impl TokenSource {
 }
 
 impl BatchSource<TokenBatch> for TokenSource {
+    /// A curriculum cuts sequences after they were drawn, so the position in the data does not depend on it.
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, BoxError> {
         let length = longest(self.curriculum.as_ref(), next);
         let batches = (0..next.micro_batches).map(|_| {
@@ -275,22 +327,28 @@ impl BatchSource<TokenBatch> for TokenSource {
         Ok(batches.collect::<Result<Vec<_>, DataError>>()?.into())
     }
 
+    /// A stream, of which one batch is in memory at a time. Each evaluation starts from the beginning.
     fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenBatch>>, BoxError> {
         let (shard, rows, limit) = (self.shard, self.rows, self.eval_max_samples);
         let eval = self.eval.as_ref();
         Ok(eval.map(|eval| evaluation(eval, shard, rows, limit)).transpose()?)
     }
 
+    /// The epoch and the number of batches drawn in it, as JSON for the checkpoint.
     fn position(&self) -> Value {
         json!(self.loader.position())
     }
 
+    /// The loader goes to the position without drawing the batches before it.
     fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
         Ok(self.loader.seek(Position::deserialize(position)?)?)
     }
 }
 
 /// Returns the batches of one rank in an evaluation of the first `limit` sequences, with `rows` sequences each.
+///
+/// # Errors
+/// A split without sequences.
 fn evaluation(
     data: &Sequences,
     shard: Shard,

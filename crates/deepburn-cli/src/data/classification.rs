@@ -1,6 +1,11 @@
 //! Text classification: an encoder or GPT-2 on labelled texts.
 //!
-//! Main type: [`Classification`], by an encoder or by GPT-2.
+//! Main type: [`Classification`], the recipe for both models. Texts keep their length up to
+//! `data.sequence_length` and are padded to the longest one of a batch. The loss is the mean cross-entropy
+//! over the texts of a batch, and an evaluation counts answers in a confusion matrix.
+//!
+//! The data determines the sizes of a new model: vocabulary and number of classes. Names of classes come from
+//! the job or the pretrained model, else from the labels; labels that are numbers are class numbers.
 
 use std::path::Path;
 
@@ -34,16 +39,22 @@ use crate::job::memory::check_step;
 
 /// A text classifier and its data.
 pub(crate) struct Classification<C> {
+    /// Configuration of the model, with the sizes and the class names of the data.
     config: C,
+    /// Tokenized texts of all splits, and the tokenizer.
     texts: Texts,
     /// The order of training texts.
     order: Order,
+    /// Where initial weights come from. An encoder always starts from the seed.
     origin: WeightOrigin,
+    /// The most texts of an evaluation; `None` takes all.
     eval_max_samples: Option<usize>,
 }
 
 impl Classification<EncoderConfig> {
     /// Reads and checks configuration and data of an encoder.
+    ///
+    /// An encoder has no pretrained weights, so sizes that the job leaves open follow from the data.
     ///
     /// # Errors
     /// Always a user's mistake.
@@ -76,6 +87,9 @@ impl Classification<EncoderConfig> {
 
 impl Classification<ClassifierConfig> {
     /// Reads and checks configuration and data of a GPT-2 classifier.
+    ///
+    /// A pretrained language model gets a new output layer for the classes. A pretrained classifier keeps its
+    /// own, so its classes have to be the classes of the data.
     ///
     /// # Errors
     /// Always a user's mistake.
@@ -141,6 +155,9 @@ fn open_named_texts(
 }
 
 /// Returns the class names of the model, or the labels' class names if it has none.
+///
+/// # Errors
+/// A user's mistake: labels that cannot be names.
 fn all_names(given: Option<ClassNames>, texts: &Texts) -> Result<Option<ClassNames>, Failure> {
     let found = || texts.classes.names().map(|names| ClassNames::new(names.to_vec())).transpose();
     match given {
@@ -162,27 +179,33 @@ fn named_config(error: &impl std::fmt::Display) -> Failure {
 }
 
 impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
+    /// The configuration, which determines parameters and activations.
     fn architecture(&self) -> &dyn Architecture {
         &self.config
     }
 
+    /// The longest training text, which may be shorter than the limit.
     fn longest(&self, limit: usize) -> usize {
         self.texts.train.lengths().into_iter().max().unwrap_or(0).min(limit)
     }
 
+    /// Texts of a rank in an epoch, the same number on all ranks.
     fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.texts.train.len(), shard, self.order)?;
         Ok(sampler.samples_per_epoch())
     }
 
+    /// A hash of the training tokens and labels.
     fn data_fingerprint(&self) -> Result<String, DataError> {
         Ok(self.texts.train.fingerprint())
     }
 
+    /// A hash of the evaluation tokens and labels; `None` without an evaluation split.
     fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
         Ok(self.texts.eval.as_ref().map(|texts| texts.fingerprint()))
     }
 
+    /// The sampler of rank 0. All ranks plan the same batches, so it stands for all.
     fn budget_sampler(
         &self,
         shape: StepShape,
@@ -201,6 +224,9 @@ const MAX_CLASSES: usize = 1 << 16;
 /// Returns a size of the model. The data determines it, unless the job sets one, which must be large enough.
 ///
 /// The tuple has the name of the field, the job's value or the default, and the data's value.
+///
+/// # Errors
+/// A user's mistake: a label that is too high, or a size of the job that is too small for the data.
 fn sized_by_data(job: &Job, (name, size, needed): (&str, usize, usize)) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
     if name != "vocab_size" && needed > MAX_CLASSES {
@@ -224,14 +250,19 @@ where
     C::Model: TextClassifier<Training<B>>
         + AutodiffModule<Training<B>, InnerModule: TextClassifier<Zero<B>>>,
 {
+    /// The classifier on the backend of training.
     type Model = C::Model;
+    /// Classifying texts.
     type Task = TextClass<B::Device>;
+    /// Texts of one rank.
     type Source = TextSource;
 
+    /// The weights are drawn or read when they are first used.
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
         self.origin.model(&self.config, weights, device)
     }
 
+    /// A job without a pretrained model has nothing to check.
     fn check_weights(&self) -> Result<(), Failure> {
         self.origin.check(&self.config)
     }
@@ -240,6 +271,7 @@ where
         TextClass { limits: self.config.limits(), device }
     }
 
+    /// The data loader takes an evaluation limit of the job.
     fn source(&self, shard: Shard, plan: &Plan) -> Result<TextSource, DataError> {
         let Texts { train, eval, .. } = self.texts.clone();
         let mut source = TextSource::new(train, eval, shard, self.order, plan)?;
@@ -247,6 +279,7 @@ where
         Ok(source)
     }
 
+    /// The test split is evaluated as a whole, whatever `eval_max_samples` is.
     fn test(
         &self,
         shard: Shard,
@@ -256,6 +289,7 @@ where
         test.map(|test| evaluation(test, shard, evaluation_budget(plan), None)).transpose()
     }
 
+    /// Weights are exported as f32.
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
         self.config.checkpoint_writer(folder, FloatType::F32)
     }
@@ -277,6 +311,9 @@ pub(crate) struct TextClass<D> {
 
 impl<D> TextClass<D> {
     /// Copies the batch to the device and checks it against the limits of the model.
+    ///
+    /// # Errors
+    /// [`TextBatchError`] for a token or a class that the model does not have, or a text that is too long.
     fn batch<B: Backend<Device = D>>(
         &self,
         batch: &Labelled,
@@ -292,14 +329,18 @@ where
     M: TextClassifier<Training<B>>
         + AutodiffModule<Training<B>, InnerModule: TextClassifier<Zero<B>>>,
 {
+    /// Texts padded to one length.
     type Batch = Labelled;
 
+    /// The mean over the texts of the batch, `[1]`. A batch without texts, which keeps ranks in step, has the
+    /// loss 0.
     fn loss(&self, model: &M, batch: &Labelled) -> Result<Tensor<Training<B>, 1>, BoxError> {
         let texts = batch.num_targets().max(1);
         let (sum, _) = model.loss(&self.batch(batch)?);
         Ok(sum / texts as f64)
     }
 
+    /// The sum over the texts, and a count of each pair of true and predicted class.
     fn evaluate(&self, model: &M::InnerModule, batch: &Labelled) -> Result<Evaluation, BoxError> {
         let (sum, logits) = model.loss(&self.batch(batch)?);
         let answers = logits.argmax(1).into_data().convert::<i64>();

@@ -89,6 +89,9 @@ impl Places {
     }
 
     /// Returns the client of the Hub.
+    ///
+    /// # Errors
+    /// Environment variables of the Hub that do not make sense.
     fn hub(&self) -> Result<&Hub, DataError> {
         if let Some(hub) = self.hub.get() {
             return Ok(hub);

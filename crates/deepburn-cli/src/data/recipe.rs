@@ -39,9 +39,15 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
     type Source: BatchSource<BatchOf<B, Self>>;
 
     /// Builds the model. Its weights are drawn or read when they are first used.
+    ///
+    /// # Errors
+    /// A user's mistake: weights that do not fit the configuration.
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure>;
 
     /// Reads the pretrained weights once, so that an invalid file is found before anything is written.
+    ///
+    /// # Errors
+    /// A user's mistake: weights that do not fit or are not finite.
     fn check_weights(&self) -> Result<(), Failure>;
 
     /// Returns the task of a rank whose tensors are on `device`.
@@ -94,7 +100,9 @@ pub(crate) trait SubjectInfo {
 
 /// The source of a model's initial weights: the folder of a pretrained model, or else the seed.
 pub(crate) struct WeightOrigin {
+    /// Folder of the pretrained model.
     pub(crate) pretrained: Option<PathBuf>,
+    /// Seed of weights that are drawn: all of them, or the new ones of a task.
     pub(crate) seed: u64,
 }
 

@@ -1,6 +1,10 @@
 //! The subject of a job: what kind of model it trains, and on which data.
 //!
 //! Main type: [`Subject`]. [`with_language_models`] lists the language models.
+//!
+//! A recipe is generic over the backend, and a backend is chosen at run time, so a subject cannot be a trait
+//! object. Instead it is an enum, and a [`RecipeVisitor`] is compiled for each pair of recipe and backend.
+//! What does not depend on the backend is in the trait object [`SubjectInfo`].
 
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn_config::{Architecture, BatchPlan, DataKind, Job};
@@ -21,6 +25,8 @@ pub(crate) trait RecipeVisitor<B: FusedOps + OptimizerOps> {
     type Output;
 
     /// Calls the function.
+    ///
+    /// Takes the visitor by value, so that it can move what it holds.
     fn visit<R: Recipe<B>>(self, recipe: &R) -> Self::Output;
 }
 

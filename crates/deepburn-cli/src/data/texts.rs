@@ -22,9 +22,13 @@ use crate::data::places::Places;
 /// Only `train` is required. Without `eval` there is no evaluation during training, and without `test` none at the end.
 #[derive(Clone)]
 pub(crate) struct Texts {
+    /// Texts to train on.
     pub(crate) train: Arc<LabelledTexts>,
+    /// Texts of evaluations during training.
     pub(crate) eval: Option<Arc<LabelledTexts>>,
+    /// Texts of the evaluation at the end.
     pub(crate) test: Option<Arc<LabelledTexts>>,
+    /// Tokenizer of all splits. It is exported with the model.
     pub(crate) tokenizer: Tokenizer,
     /// The classes of all splits.
     pub(crate) classes: Classes,
@@ -114,10 +118,15 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
 }
 
 /// The texts of train, eval and test.
+///
+/// `train` is always there after reading; the others are `None` where the job has no such split.
 type LabelledSplits = [Option<Vec<LabelledText>>; 3];
 
 /// Reads the splits and their classes. The training files decide the classes, and other files follow them, so that a
 /// class has the same number in every split.
+///
+/// # Errors
+/// A file that cannot be read, a column that is missing, or a label that is no class.
 fn read_splits(
     job: &Job,
     places: &Places,

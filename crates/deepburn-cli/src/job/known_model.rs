@@ -80,10 +80,12 @@ pub(crate) trait KnownClassifier: TextClassifierConfig {
 impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> KnownLanguageModel
     for C
 {
+    /// Forwards to the configuration.
     fn extra_fields(&self) -> &ExtraFields {
         self.extra()
     }
 
+    /// Loads the model on the plain CPU backend, because generation is not sharded.
     fn continue_prompt(
         &self,
         folder: &Path,
@@ -95,6 +97,7 @@ impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> Know
         Ok(generation.collect())
     }
 
+    /// The configuration itself.
     fn as_architecture(&self) -> &dyn Architecture {
         self
     }
@@ -103,11 +106,13 @@ impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> Know
 impl<C: TextClassifierConfig + BuildModel<Flex, Model: TextClassifier<Flex> + 'static>>
     KnownClassifier for C
 {
+    /// Loads the model on the plain CPU backend. The closure owns it.
     fn open(&self, folder: &Path) -> Result<Classify, Failure> {
         let model = self.load(folder, &FlexDevice).map_err(Failure::mistake)?;
         Ok(Box::new(move |batch| model.forward(batch)))
     }
 
+    /// The configuration itself.
     fn as_architecture(&self) -> &dyn Architecture {
         self
     }
@@ -177,8 +182,13 @@ macro_rules! define_reader {
 
 with_language_models!(define_reader);
 
+/// The reader of one language model's configuration.
 type ReadConfig = fn(Map<String, Value>) -> Result<Box<dyn KnownLanguageModel>, ConfigError>;
 
+/// Reads a configuration of type `C`.
+///
+/// # Errors
+/// [`ConfigError`] for a field that is unknown, of another type or out of range.
 fn read<C: LanguageModelConfig + KnownLanguageModel + 'static>(
     fields: Map<String, Value>,
 ) -> Result<Box<dyn KnownLanguageModel>, ConfigError> {

@@ -22,6 +22,7 @@ const MAX_TOKENS: usize = 1 << 31;
 /// Several may apply at once. A run has to stay below each of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
+    /// The limit in bytes.
     pub(crate) bytes: u64,
     /// The source of the limit, for messages.
     pub(crate) what: &'static str,

@@ -18,6 +18,7 @@ const MODEL: &str = "model";
 /// A folder with a `config.json`, and the `job.json` of its run, if it is still beside it.
 #[derive(Debug)]
 pub(crate) struct ModelFolder {
+    /// The folder with `config.json` and the weights.
     pub(crate) path: PathBuf,
     /// Content of `job.json`.
     job: Option<Value>,

@@ -55,6 +55,8 @@ pub(crate) fn grouped_sizes(
 /// Logs how many parameters are frozen, updated by Muon, or free of weight decay.
 ///
 /// A group that matches other parameters than its author expects shows in these numbers first.
+///
+/// Nothing is logged for a plain job, in which all parameters are treated alike.
 fn report_groups(plan: &Plan, updates: &[Option<UpdateSettings>]) {
     let ParamGroups { groups, no_decay } = &plan.param_groups;
     let frozen = updates.iter().filter(|update| update.is_none()).count();

@@ -17,6 +17,9 @@ use crate::failure::{BoxError, Failure};
 
 /// Waits for the outcome of all processes. A failure of one is a failure of all, and the first of them prints why.
 ///
+/// `what` names the phase for the message of a collective that fails. All processes have to call it in the
+/// same order.
+///
 /// # Errors
 /// The failure of this process, or [`Failure::Elsewhere`].
 pub(crate) fn agree<T>(
@@ -41,6 +44,9 @@ pub(crate) fn agree<T>(
 
 /// Prepares on one rank of each host, then on the others, which find downloads in the cache of the host.
 ///
+/// On each host the process with local rank 0 goes first. The others then find its downloads and its
+/// tokenized text in the caches, so no file is downloaded or tokenized twice on a host.
+///
 /// # Errors
 /// The errors of [`agree`].
 pub(crate) fn one_per_host_first<T>(
@@ -62,6 +68,9 @@ pub(crate) fn one_per_host_first<T>(
 }
 
 /// Checks that all processes see the folder that rank 0 writes to. Rank 0 creates a file there, and all look for it.
+///
+/// Without this check, ranks on other hosts would write their parts of a checkpoint to folders of their own,
+/// and no checkpoint would ever be complete.
 ///
 /// # Errors
 /// A user's mistake, with the host that does not see the folder.
@@ -92,6 +101,9 @@ pub(crate) fn check_shared(ranks: &Ranks, folder: &Path) -> Result<(), Failure> 
 }
 
 /// Writes an empty file under a new name.
+///
+/// # Errors
+/// A failure while running: the folder cannot be written to.
 fn write_probe(folder: &Path) -> Result<PathBuf, Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let probe = folder.join(format!(".shared-{}-{now}", std::process::id()));
@@ -113,6 +125,8 @@ pub(crate) fn failure_of_rank<E: std::fmt::Display>(
 }
 
 /// Adds rank and host to a failure, except on rank 0, whose messages need none.
+///
+/// A failure that was already reported elsewhere stays as it is.
 fn with_rank(ranks: &Ranks, failure: Failure) -> Failure {
     let Some(placement) = ranks.placement().filter(|placement| placement.rank != 0) else {
         return failure;

@@ -189,6 +189,9 @@ impl Run<'_> {
     ///
     /// This is the only place that knows all recipes. Everything below is generic over the recipe, so that each kind of
     /// job is compiled for each backend.
+    ///
+    /// # Errors
+    /// A user's mistake before training, or a failure while running.
     fn train<B: FusedOps + OptimizerOps>(&self, visible: &[B::Device]) -> Result<(), Failure> {
         self.prepared.preparation.subject.visit::<B, _>(TrainOn { run: self, visible })
     }
@@ -240,11 +243,16 @@ impl Run<'_> {
     }
 
     /// Returns the number of ranks on this host.
+    ///
+    /// All of them share its memory and its disks.
     fn ranks_on_host(&self) -> usize {
         self.ranks.placement().map_or(self.training().ranks, |placement| placement.local_size)
     }
 
     /// Returns the device of each rank of this process.
+    ///
+    /// # Errors
+    /// A user's mistake: more ranks than devices, or a device that does not exist.
     fn place<D: Clone>(&self, visible: &[D]) -> Result<Vec<D>, Failure> {
         let devices = Devices::choose(visible, self.training(), self.ranks_on_host())?;
         let local_ranks = match self.ranks.placement() {
@@ -257,6 +265,9 @@ impl Run<'_> {
 
     /// Builds the model of each rank of this process, without weights. While the ranks shard a model, rank 0 draws or
     /// reads one parameter after the other, so that no rank ever holds all of them.
+    ///
+    /// # Errors
+    /// A user's mistake: weights that do not fit the model.
     fn models<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
@@ -323,6 +334,8 @@ impl Run<'_> {
     }
 
     /// Returns the message of a run that a signal stopped.
+    ///
+    /// `checkpoint` is the one that was saved because of the signal.
     fn interrupted(&self, signal: &str, checkpoint: Option<PathBuf>) -> String {
         let how = match self.prepared.origin {
             Some(Origin::DeepSpeed(_)) => "--resume alone, without DeepSpeed's folder,",
@@ -354,13 +367,17 @@ impl Run<'_> {
 
 /// Trains a recipe on these devices.
 struct TrainOn<'a, D> {
+    /// The run to execute.
     run: &'a Run<'a>,
+    /// Devices of the backend.
     visible: &'a [D],
 }
 
 impl<B: FusedOps + OptimizerOps> RecipeVisitor<B> for TrainOn<'_, B::Device> {
+    /// How the run ended.
     type Output = Result<(), Failure>;
 
+    /// Trains the recipe, which is compiled for this backend.
     fn visit<R: Recipe<B>>(self, recipe: &R) -> Result<(), Failure> {
         self.run.train_recipe::<B, R>(recipe, self.visible)
     }

@@ -136,6 +136,8 @@ impl Forecast {
     }
 
     /// Returns the bytes of host memory if each rank holds `of_rank` in tensors.
+    ///
+    /// Tensors on a device count only their offloaded part.
     fn host_memory(&self, of_rank: u64) -> u64 {
         let tensors = if self.local.on_host { self.tensors(of_rank) } else { 0 };
         tensors.saturating_add(self.rank.host.saturating_mul(self.local.count))
@@ -149,6 +151,8 @@ impl Forecast {
     }
 
     /// Returns whether tensors alone exceed `limit`.
+    ///
+    /// A limit is about host memory, so tensors on a device do not count.
     fn exceeds(&self, limit: &MemoryLimit) -> bool {
         self.compared(limit, self.device()) > limit.bytes
     }
@@ -203,6 +207,9 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
 /// Returns the largest micro-batch of the run.
 ///
 /// Dynamic batching limits tokens rather than samples. Its largest batch is the budget filled with the longest texts.
+///
+/// It decides the peak of activations: a step is as large as its largest micro-batch, whatever the schedule
+/// does in between.
 fn largest_batch(preparation: &Preparation) -> BatchShape {
     let length =
         preparation.subject.info().longest(preparation.job.data.sequence_length).max(1) as u64;
@@ -292,6 +299,9 @@ impl RunForecast {
 }
 
 /// Returns the error of a run that does not fit, with the settings that make it fit.
+///
+/// The message names the key that users look at first, then what is needed, the limit and its source, and the
+/// remedy.
 fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> Failure {
     let remedy = remedy.unwrap_or_else(|| {
         "no ZeRO stage, offload or activation checkpointing is enough; train in bf16, on more hosts, with shorter \

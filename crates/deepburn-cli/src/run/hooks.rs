@@ -124,6 +124,7 @@ impl StepCounter {
 }
 
 impl Hook for StepCounter {
+    /// Stores the number before the step's first collective.
     fn before_step(&mut self, step: u64) -> Result<(), BoxError> {
         self.0.store(step, Relaxed);
         Ok(())
@@ -136,6 +137,11 @@ struct FullDisk(bool);
 
 impl FullDisk {
     /// Lets training continue after `written` failed on a full disk, with one warning until a write succeeds again.
+    ///
+    /// Other errors are returned as they are. `consequence` says in the warning what happens to the data.
+    ///
+    /// # Errors
+    /// The error of `written`, unless the disk is full.
     fn handle<E: Display + Into<BoxError>>(
         &mut self,
         written: Result<(), E>,
@@ -188,14 +194,17 @@ impl MetricsHook {
 }
 
 impl Hook for MetricsHook {
+    /// Writes the row of the step.
     fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), BoxError> {
         self.write(*row)
     }
 
+    /// Writes the row of the evaluation.
     fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
         self.write(*row)
     }
 
+    /// Writes rows that were kept while the disk was full. If there is still no space, the run fails.
     fn finish(&mut self) -> Result<(), BoxError> {
         Ok(self.writer.flush()?)
     }
@@ -207,6 +216,7 @@ impl Hook for MetricsHook {
 struct MonitorHook {
     /// TensorBoard and CSV.
     monitors: Monitors,
+    /// State of the warning.
     disk: FullDisk,
 }
 
@@ -214,11 +224,13 @@ struct MonitorHook {
 const WITHOUT_MONITORING: &str = "training continues without monitoring until there is room";
 
 impl Hook for MonitorHook {
+    /// Writes the curves of the step.
     fn after_step(&mut self, row: &StepRow, samples: u64) -> Result<(), BoxError> {
         let written = self.monitors.step(samples, row);
         self.disk.handle(written, |error| error.is_disk_full(), WITHOUT_MONITORING)
     }
 
+    /// Writes the curves of the evaluation.
     fn after_evaluation(&mut self, row: &EvalRow, samples: u64) -> Result<(), BoxError> {
         let written = self.monitors.evaluation(samples, row);
         self.disk.handle(written, |error| error.is_disk_full(), WITHOUT_MONITORING)
@@ -253,11 +265,13 @@ const CATEGORIES: [(&str, Tier, Category); 12] = [
 ];
 
 impl Hook for ProfileHook {
+    /// Begins a step of this rank in the profile.
     fn before_step(&mut self, step: u64) -> Result<(), BoxError> {
         self.profiler.begin_step(step);
         Ok(())
     }
 
+    /// Adds what the rank's ledger holds now, by category and tier.
     fn after_phase(&mut self, ledger: &Ledger) {
         let held = CATEGORIES.iter().filter_map(|(name, tier, category)| {
             let bytes = ledger.usage_on(*tier, *category).current as u64;
@@ -266,6 +280,7 @@ impl Hook for ProfileHook {
         self.profiler.memory(self.rank, &held.collect::<Vec<_>>());
     }
 
+    /// Ends the step in the profile.
     fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), BoxError> {
         self.profiler.end_step(row.step);
         Ok(())
@@ -291,6 +306,8 @@ impl FlopsHook {
     ///
     /// Parameters come from the configuration of the model and operations from the counted step. The profile adds up
     /// entries with the same path.
+    ///
+    /// A parameter belongs to the module that its path names without the last part.
     fn modules(&self, operations: &[ModuleOperations]) -> Vec<ModuleFlops> {
         let parameters = self.parameters.iter().map(|parameter| ModuleFlops {
             path: parameter.path.rsplit_once('.').map_or("", |(module, _)| module).to_owned(),
@@ -309,6 +326,8 @@ impl FlopsHook {
 }
 
 impl Hook for FlopsHook {
+    /// Reports the operations of the counted step, with its time and the peak rate of the device if the job
+    /// states it.
     fn after_count(
         &mut self,
         operations: &[ModuleOperations],
@@ -338,6 +357,9 @@ impl Hook for FlopsHook {
 }
 
 /// Writes a file and creates the folders above it.
+///
+/// # Errors
+/// The error of the operating system.
 fn write_report(path: &Path, text: &str) -> std::io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     fs::write(path, text)

@@ -36,6 +36,8 @@ pub(crate) fn check_monitors(preparation: &Preparation, config: &Path) -> Result
 }
 
 /// Refuses a path that is one of the run's own files or folders, or is inside one.
+///
+/// Links are not resolved, and names are compared as they are written.
 fn check_free(key: &str, path: &Path, output: &Path) -> Result<(), Failure> {
     // Paths that do not exist yet cannot be canonicalized, so they are compared in absolute form.
     let whole = |path: &Path| absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -51,11 +53,17 @@ fn check_free(key: &str, path: &Path, output: &Path) -> Result<(), Failure> {
 }
 
 /// Refuses a folder that cannot be written to.
+///
+/// # Errors
+/// A user's mistake.
 fn check_folder(key: &str, folder: &Path) -> Result<(), Failure> {
     MadeFolders::make_writable(folder).map(drop).map_err(|error| refused(key, folder, &error))
 }
 
 /// Refuses a file that cannot be written to. An existing file is opened for appending, so that it stays unchanged.
+///
+/// # Errors
+/// A user's mistake.
 fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failure> {
     const KEY: &str = "deepspeed.flops_profiler.output_file";
     check_free(KEY, file, output)?;

@@ -31,15 +31,19 @@ use crate::job::param_groups::grouped_sizes;
 
 /// A job that is ready to run.
 pub(crate) struct Preparation {
+    /// The job as written, with overrides and notes.
     pub(crate) job: Job,
+    /// The resolved `deepspeed` section, without an open value.
     pub(crate) plan: Plan,
     /// Sizes of all parameters. Parameters of a frozen group are not trainable.
     pub(crate) sizes: Vec<ParameterSize>,
+    /// Model and data.
     pub(crate) subject: Subject,
     /// Samples of each step.
     pub(crate) batch_sizes: BatchSchedule,
     /// Optimizer steps after which training ends.
     pub(crate) max_steps: u64,
+    /// What a checkpoint has to agree with.
     pub(crate) data: DataIdentity,
     /// The content of `job.json`.
     pub(crate) record: Value,
@@ -60,6 +64,9 @@ pub(crate) struct DataIdentity {
 
 impl DataIdentity {
     /// Hashes the data of `subject`.
+    ///
+    /// # Errors
+    /// Data that cannot be read.
     fn new(subject: &dyn SubjectInfo, eval_max_samples: Option<usize>) -> Result<Self, DataError> {
         let digits = subject.evaluation_fingerprint()?.unwrap_or_default();
         let hash = digits.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
@@ -175,6 +182,8 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
 /// Adds notes on keys that have no effect, now that the data and the number of steps are known.
 ///
 /// Keys that never have an effect get theirs from the configuration itself.
+///
+/// They are in `job.json` and in the log, like the notes on the configuration.
 fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: usize) {
     let mut note = |severity, key: &str, message: String| {
         job.notes.push(Diagnosis::new(severity, key, message, ""));
@@ -198,6 +207,8 @@ fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: us
 }
 
 /// Returns the number of samples of each step.
+///
+/// The first size is the plan's; each change applies from its step on.
 ///
 /// # Errors
 /// A user's mistake: a schedule together with dynamic batching, or a size that ranks and micro-batches do not divide.
@@ -225,6 +236,9 @@ const MAX_PLANNED_EPOCHS: usize = 10_000;
 ///
 /// An epoch's batches depend on the lengths of its texts and on their shuffled order. So every epoch is planned as
 /// training will plan it, and its steps are counted.
+///
+/// # Errors
+/// A user's mistake: too many epochs, or a text that exceeds the budget.
 fn steps_within_budget(
     job: &Job,
     subject: &dyn SubjectInfo,
@@ -264,6 +278,9 @@ fn steps_within_budget(
 }
 
 /// Returns the number of optimizer steps: `max_steps` or the epochs' steps, whichever is less.
+///
+/// # Errors
+/// A user's mistake: epochs that are too short for a single step.
 fn num_steps(
     job: &Job,
     subject: &dyn SubjectInfo,
@@ -294,6 +311,9 @@ fn num_steps(
 /// Resolves the `deepspeed` section, logs its notes and returns the plan with the content of `job.json`.
 ///
 /// `job.json` has the job as written, the resolved plan, and every value of `"auto"` with its reason.
+///
+/// # Errors
+/// A user's mistake, with everything that is wrong with the configuration.
 fn resolve_plan(
     job: &Job,
     written: &RawConfig,

@@ -1,4 +1,7 @@
 //! A run that is ready to start: its job, the checkpoint it resumes from, and its predicted memory.
+//!
+//! Main type: [`PreparedRun`]. Everything in it was read and checked, and nothing was written yet. Where
+//! ranks are processes, each of them prepares the same run.
 
 use deepburn::Ranks;
 use deepburn_config::JobRequest;
@@ -11,9 +14,11 @@ use crate::run::resume::{self, Origin};
 
 /// A prepared run. The ranks of a process share it.
 pub(super) struct PreparedRun {
+    /// Job, plan, model and data.
     pub(super) preparation: Preparation,
     /// The checkpoint that the run resumes from.
     pub(super) origin: Option<Origin>,
+    /// The memory that the run will need.
     pub(super) forecast: RunForecast,
 }
 

@@ -113,6 +113,8 @@ impl Progress {
 }
 
 impl Hook for Progress {
+    /// Updates the bar, and prints a line if one is due. The last step ends the bar and warns of skipped
+    /// steps.
     fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), BoxError> {
         let StepRow { step, loss, lr, tokens_per_second, skipped, .. } = *row;
         let mark = if skipped { "  skipped" } else { "" };
@@ -138,6 +140,7 @@ impl Hook for Progress {
         Ok(())
     }
 
+    /// Shows how far an evaluation is, in the bar or as a line every ten seconds.
     fn after_evaluation_batch(&mut self, progress: EvaluationProgress) {
         if !self.bar.is_hidden() {
             let EvaluationProgress { done, total } = progress;
@@ -147,6 +150,7 @@ impl Hook for Progress {
         }
     }
 
+    /// Prints the result of an evaluation, with the accuracy or else the perplexity.
     fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
         let EvalRow { step, eval_loss, eval_accuracy } = *row;
         self.line(match eval_accuracy {

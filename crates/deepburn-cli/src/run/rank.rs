@@ -1,6 +1,11 @@
 //! The part of a run that every rank executes: restore, train, export, test.
 //!
-//! Main function: [`train_rank`]. All ranks call it together, and every collective inside happens on all of them.
+//! Main function: [`train_rank`]. All ranks call it together, and every collective inside happens on all of
+//! them.
+//!
+//! An error of one rank ends all ranks, so no phase needs an agreement of its own. A signal is different:
+//! ranks see it at different times, so the training loop and the evaluation exchange a flag between steps or
+//! batches, and all ranks return the same [`RankOutcome`].
 
 use std::path::PathBuf;
 
@@ -40,11 +45,17 @@ pub(super) enum RankOutcome {
 
 /// Everything that belongs to one rank alone.
 pub(super) struct RankRun<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
+    /// Kind of job, shared by all ranks of the process.
     pub(super) recipe: &'a R,
+    /// Model of this rank, without weights until it is sharded.
     pub(super) model: R::Model,
+    /// All ranks, as this one sees them.
     pub(super) group: Group<B>,
+    /// Device of this rank.
     pub(super) device: B::Device,
+    /// What records and shows the run; on most ranks almost nothing.
     pub(super) hooks: Vec<Box<dyn Hook>>,
+    /// The signals that stop the run.
     pub(super) signals: &'a Signals,
 }
 
@@ -166,6 +177,8 @@ fn best_plan(preparation: &Preparation) -> BestPlan {
 /// Prints whether training stopped early, and which model is saved.
 ///
 /// Without early stopping and without `load_best_model_at_end` it prints nothing.
+///
+/// The metric of the loop is minimized, so an accuracy is stored as the share of wrong answers.
 fn report_best(preparation: &Preparation, step: u64, best: Option<BestEvaluation>) {
     let training = &preparation.job.training;
     if step < preparation.max_steps

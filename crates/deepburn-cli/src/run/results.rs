@@ -69,6 +69,10 @@ pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxE
 /// Gathers the model parameter by parameter. Rank 0 writes it in the layout of Hugging Face.
 ///
 /// All ranks check each parameter, so that a diverged model fails on all of them, and no rank waits for another.
+///
+/// # Errors
+/// A parameter that is not finite, a failed collective, or a file that cannot be written. A failure leaves no
+/// model under its name.
 pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     engine: &Engine<B, R::Model>,
     recipe: &R,
@@ -104,6 +108,9 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 }
 
 /// Writes `report.html` with the curves of the run, and prints where the results are.
+///
+/// # Errors
+/// A failure while running: `metrics.jsonl` or `test.json` cannot be read, or the report cannot be written.
 pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> Result<(), Failure> {
     let output = &preparation.job.training.output_dir;
     let rows = read_metrics(&output.join("metrics.jsonl")).map_err(Failure::run)?;
@@ -131,6 +138,8 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
 /// Returns the goodput of a launched job: the share of its time that went into training steps.
 ///
 /// A step that was repeated after a restart counts once. The other time is start-up, checkpoints and lost steps.
+///
+/// Times are wall-clock. `None` without a launcher, which says when the job was started.
 fn goodput(rows: &[Row]) -> Option<String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
     let total = (now - launch_seconds()?).max(f64::MIN_POSITIVE);
@@ -147,6 +156,9 @@ fn goodput(rows: &[Row]) -> Option<String> {
 }
 
 /// Writes a file under a temporary name and renames it, so that readers see all of it or nothing.
+///
+/// # Errors
+/// The error of the operating system.
 pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     // The temporary file is in the same folder, because renaming works within one file system only.
     let partial = path.with_extension("partial");

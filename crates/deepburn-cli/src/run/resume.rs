@@ -135,6 +135,9 @@ pub(crate) fn check_start(job: &Job, resume: Option<&Option<String>>) -> Result<
 
 /// Returns the newest intact checkpoint that this job has saved since its launch. Damaged ones are logged and skipped,
 /// because a failure that restarts a job may have cut its last write short.
+///
+/// # Errors
+/// A user's mistake: the folder of checkpoints cannot be read.
 fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Failure> {
     let root = folder(&preparation.job.training.output_dir);
     if !root.is_dir() {
@@ -258,6 +261,8 @@ fn mistake(error: impl Display) -> Failure {
 }
 
 /// Restores engine and data loader of a rank from `origin`, and returns the state of its training loop.
+///
+/// All ranks restore together, each its own part of the states.
 ///
 /// # Errors
 /// The checkpoint is from another model, or its data-loader position does not exist in this data.

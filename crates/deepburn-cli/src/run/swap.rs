@@ -38,6 +38,8 @@ pub(crate) fn check_swap(
 }
 
 /// Logs the contents of each rank's swap file. Warns of settings that leave it without parameters or make it large.
+///
+/// Every process calls it once, before training starts.
 pub(crate) fn announce_swap(preparation: &Preparation) {
     if let Some(file) = preparation.plan.activations.offload.swap_file() {
         tracing::info!("saved activations are in {}", file.folder.display());
@@ -77,6 +79,8 @@ pub(crate) fn announce_swap(preparation: &Preparation) {
 }
 
 /// Returns the plan with another `sub_group_size`.
+///
+/// Only the size of the file depends on it, through the padding of each group to whole blocks.
 fn with_sub_group_size(sub_group_size: usize, zero: &ZeroPlan) -> ZeroPlan {
     let mut zero = zero.clone();
     if let OptimizerOffload::Nvme(nvme) = &mut zero.optimizer_states {
@@ -86,9 +90,13 @@ fn with_sub_group_size(sub_group_size: usize, zero: &ZeroPlan) -> ZeroPlan {
 }
 
 /// Terabytes written that the warranty of a common 1 TB drive covers.
+///
+/// Larger drives are rated for proportionally more. The figure is for orientation and no limit.
 const RATED_TERABYTES: f64 = 600.0;
 
 /// Logs the bytes that a rank has read and written in `steps` steps, and how long a drive lasts at that rate.
+///
+/// GB are 1e9 bytes. `waited` is the time in which the rank had nothing else to do than to wait for the disk.
 pub(crate) fn report_swap(statistics: &IoStatistics, steps: u64) {
     let written = gigabytes(statistics.bytes_written);
     tracing::info!(
@@ -112,6 +120,8 @@ fn gigabytes(bytes: u64) -> f64 {
 }
 
 /// Returns the plan of optimizer states on NVMe, if they are there.
+///
+/// Gradients and parameter shards on NVMe are in the same file.
 fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
     match &preparation.plan.zero.optimizer_states {
         OptimizerOffload::Nvme(nvme) => Some(nvme),
@@ -122,6 +132,8 @@ fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
 /// Returns the size of one rank's swap file with the plan `zero`.
 ///
 /// It is 0 if the plan keeps everything in memory.
+///
+/// Frozen parameters have neither states nor gradients in it.
 fn file_bytes(preparation: &Preparation, zero: &ZeroPlan) -> u64 {
     let plan = &preparation.plan;
     let ranks = preparation.job.training.ranks;

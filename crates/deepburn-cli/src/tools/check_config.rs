@@ -128,6 +128,8 @@ pub(crate) fn check_config(
 }
 
 /// Returns the lines of the summary, at most 30.
+///
+/// The parts of the plan take 8 lines, and the limits on the lists keep the rest below 30.
 fn summary(source: &str, resolved: &Resolved) -> Vec<String> {
     let plan = &resolved.plan;
     let ranks = counted(plan.batch.world_size, "rank");
@@ -229,6 +231,8 @@ fn activations(plan: &Plan) -> String {
 /// Formats a part of the plan as `type: name value, ...`, with the names of the JSON.
 ///
 /// The plan's serialization is the only list of its fields, so that a new field appears here without a change.
+///
+/// Nested objects are flattened: their fields follow the field's name.
 fn described(part: &impl Serialize) -> String {
     fn pairs(value: &Value) -> String {
         match value {

@@ -1,8 +1,16 @@
 //! `deepburn inspect` and `deepburn consolidate`: show training checkpoints and export their weights.
 //!
-//! `consolidate` writes safetensors with the names of `transformers`, its `config.json`, and the tokenizer if the run
-//! has one, so that `from_pretrained` loads the folder. Nothing is overwritten. A checkpoint that another program saved
-//! with the library has no such names; its weights keep their module paths.
+//! `consolidate` writes safetensors with the names of `transformers`, its `config.json`, and the tokenizer if
+//! the run has one, so that `from_pretrained` loads the folder. Existing weights and JSON files of the model
+//! are never overwritten. A checkpoint that another program saved with the library has no such names; its
+//! weights keep their module paths.
+//!
+//! ```text
+//! RUN/checkpoints/step-00001000/   the checkpoint, from any number of ranks
+//! RUN/model/                       the tokenizer is copied from here, if it is there
+//! OUT/model.safetensors            or shards with an index, by --max-shard-size
+//! OUT/config.json, …               the documents that the run stored in the checkpoint's client state
+//! ```
 //!
 //! `inspect` reads every byte of a checkpoint and compares hashes before it prints anything.
 
@@ -48,8 +56,13 @@ pub(crate) fn weight_type() -> impl TypedValueParser<Value = FloatType> {
 pub(crate) struct Size(u64);
 
 impl FromStr for Size {
+    /// The message that the command line shows behind the option.
     type Err = String;
 
+    /// Units are decimal (`KB`, `MB`, `GB`) or binary (`KiB`, `MiB`, `GiB`), in any case.
+    ///
+    /// # Errors
+    /// Another form, 0, or a size that does not fit 64 bits.
     fn from_str(text: &str) -> Result<Self, String> {
         let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
         let factor = match unit.to_ascii_uppercase().as_str() {
@@ -72,6 +85,9 @@ impl FromStr for Size {
 }
 
 /// Opens a checkpoint. `path` is its folder, the folder of all checkpoints, or the output folder of a run.
+///
+/// # Errors
+/// A user's mistake: no checkpoint, or one that is damaged.
 fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure> {
     let tag = tag.map(str::parse::<Tag>).transpose().map_err(Failure::mistake)?;
     let below = crate::run::resume::folder(path);
@@ -95,6 +111,9 @@ pub(crate) enum CheckpointChoice<'a> {
 
 impl CheckpointChoice<'_> {
     /// Opens the selected checkpoint.
+    ///
+    /// # Errors
+    /// A user's mistake: no such checkpoint.
     fn open(self, path: &Path) -> Result<Checkpoint, Failure> {
         match self {
             Self::Latest => open(path, None),
@@ -105,6 +124,9 @@ impl CheckpointChoice<'_> {
 }
 
 /// Opens the checkpoint that the latest one records as the best of its run. Checkpoints of abandoned runs do not count.
+///
+/// # Errors
+/// A user's mistake: no checkpoint, one of another program, or a best checkpoint that retention has deleted.
 fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
     let latest = open(path, None)?;
     let root = latest.path().parent().unwrap_or(path);
@@ -123,6 +145,9 @@ fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
 }
 
 /// Verifies a checkpoint and describes its contents.
+///
+/// # Errors
+/// A user's mistake: no checkpoint, or a damaged one, with the file and what is wrong with it.
 pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure> {
     let checkpoint = open(path, tag)?;
     match checkpoint.verify() {
@@ -132,6 +157,12 @@ pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure>
 }
 
 /// Writes the weights of a checkpoint and the model's other files to `out`. Returns the paths of the files.
+///
+/// Memory holds one parameter at a time. The weights are written first, and complete or not at all.
+///
+/// # Errors
+/// A user's mistake: a damaged checkpoint, files that exist, or a value that the type cannot represent. A
+/// failure while running if another file cannot be written.
 pub(crate) fn consolidate(
     path: &Path,
     choice: CheckpointChoice<'_>,
@@ -176,6 +207,9 @@ pub(crate) fn consolidate(
 }
 
 /// Refuses an output folder among the checkpoints.
+///
+/// # Errors
+/// A user's mistake: the export would be mistaken for a checkpoint, or deleted by retention.
 fn refuse_inside(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
     let root = checkpoint.path().parent().and_then(|root| fs::canonicalize(root).ok());
     match (root, fs::canonicalize(out)) {
@@ -188,6 +222,9 @@ fn refuse_inside(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
 }
 
 /// Writes the weights, and returns the paths of their files.
+///
+/// # Errors
+/// The errors of the library's export.
 fn write(
     checkpoint: &Checkpoint,
     out: &Path,

@@ -111,6 +111,11 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
 }
 
 /// Returns the plan of the configuration, or the default one.
+///
+/// Without a configuration it is AdamW in f32 with one sequence per micro-batch.
+///
+/// # Errors
+/// A user's mistake, with everything that is wrong with the configuration.
 fn plan(arguments: &EstimateArguments, model: &dyn Architecture) -> Result<Plan, Failure> {
     let written = match &arguments.deepspeed {
         Some(config) => read(config)?,
@@ -128,6 +133,9 @@ fn plan(arguments: &EstimateArguments, model: &dyn Architecture) -> Result<Plan,
 }
 
 /// Returns the only stage to estimate; `None` for all of them.
+///
+/// # Errors
+/// A user's mistake: a stage that the optimizer does not support.
 fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>, Failure> {
     let given = arguments.deepspeed.as_ref().map(|_| plan.zero.stage.number());
     if !plan.optimizer.exchanges_momentum() {
@@ -189,6 +197,9 @@ struct Scaling {
 
 impl Scaling {
     /// Returns `None` without `--network`.
+    ///
+    /// # Errors
+    /// A user's mistake in the options, or threads that cannot be started to measure them.
     fn new(
         arguments: &EstimateArguments,
         subject: &Subject<'_>,
@@ -209,6 +220,9 @@ impl Scaling {
 
     /// Returns a row for each number of ranks. All ranks have the micro-batches of the plan, so that the batch grows
     /// with the number of ranks.
+    ///
+    /// # Errors
+    /// A user's mistake: a plan that the cost model does not support.
     fn rows(&self, subject: &Subject<'_>, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
         let Some(graph) = subject.graph else { return Ok(Vec::new()) };
         let zero = subject.zero(stage);
@@ -223,6 +237,9 @@ impl Scaling {
     }
 
     /// Returns the assumed speeds and a table for each stage.
+    ///
+    /// # Errors
+    /// A user's mistake: a plan that the cost model does not support.
     fn lines(&self, subject: &Subject<'_>, stages: &[Stage]) -> Result<Vec<String>, Failure> {
         let Self { workload, speed, .. } = self;
         let mut lines = vec![workload.line(subject.graph.map_or(0, ActivationGraph::flops))];
@@ -234,6 +251,9 @@ impl Scaling {
     }
 
     /// Adds the step times of a stage to its record.
+    ///
+    /// The fields are `speed`, with the source of each figure, and `steps`, with a row for each number of
+    /// ranks.
     fn enter(
         &self,
         record: &mut Value,
@@ -251,6 +271,8 @@ impl Scaling {
 ///
 /// Without activations it is the sum of states and buffers. With them it is the peak of a training pass, in which some
 /// buffers are not yet or no longer in use.
+///
+/// It is what the column *GB/rank* of step times shows.
 fn training_bytes(estimate: &Estimate) -> u64 {
     let Some(pass) = estimate.pass else { return estimate.peak() };
     let kept = estimate.states.parameters.saturating_add(estimate.states.optimizer);
@@ -258,6 +280,11 @@ fn training_bytes(estimate: &Estimate) -> u64 {
 }
 
 /// Returns the micro-batch whose activations are predicted.
+///
+/// `None` without a length: activations are then not predicted.
+///
+/// # Errors
+/// A user's mistake: a length that the model does not support.
 fn batch_shape(
     length: Option<u64>,
     model: &dyn Architecture,
@@ -273,6 +300,9 @@ fn batch_shape(
 }
 
 /// Returns the stages to estimate.
+///
+/// # Errors
+/// A user's mistake: a number above 3.
 fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
     let all = [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
     match number {
@@ -290,6 +320,9 @@ fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
 type Row = (&'static str, &'static str, u64);
 
 /// Returns the rows of an estimate.
+///
+/// "At most" marks sizes that a run may stay below: buckets that are not full, and parameters that are
+/// gathered.
 fn rows(estimate: &Estimate) -> Vec<Row> {
     let Estimate { states, buffers, .. } = estimate;
     let mut rows = vec![
@@ -315,6 +348,8 @@ fn rows(estimate: &Estimate) -> Vec<Row> {
 }
 
 /// Returns a table with one column per stage, in MiB.
+///
+/// Rows of offload are omitted if no stage offloads anything.
 fn table(estimates: &[Estimate], ranks: u64) -> Vec<String> {
     let ranks = counted(ranks as usize, "rank");
     let mut lines = vec![format!("MiB per rank, {ranks}")];

@@ -82,6 +82,11 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
 }
 
 /// Returns the last tokens of a prompt that leave room for `new` ones, and prints a note if the prompt is longer.
+///
+/// The beginning of a long prompt is dropped, because the end matters most for what follows.
+///
+/// # Errors
+/// A user's mistake: the new tokens alone fill all positions.
 fn last_tokens(tokens: &[u32], new: usize, positions: usize) -> Result<&[u32], Failure> {
     let room = positions.saturating_sub(new);
     if room == 0 {

@@ -99,6 +99,9 @@ struct Unsupported {
 
 impl Unsupported {
     /// Refuses the first option that was given.
+    ///
+    /// # Errors
+    /// A user's mistake, with what to do instead.
     fn refuse(&self) -> Result<(), Failure> {
         let rendezvous = "mpirun connects the ranks; leave it out";
         let options = [

@@ -106,6 +106,9 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
 }
 
 /// Refuses an output that would overwrite the table, because its other columns would be lost.
+///
+/// # Errors
+/// A user's mistake.
 fn check_places(arguments: &PredictArguments) -> Result<(), Failure> {
     let (Some(file), Some(output)) = (&arguments.file, &arguments.output) else { return Ok(()) };
     let same = match (file.canonicalize(), output.canonicalize()) {
@@ -124,6 +127,8 @@ fn check_places(arguments: &PredictArguments) -> Result<(), Failure> {
 /// Returns the columns to read and to write.
 ///
 /// A label column from the run is optional: tables to classify often have none. One from the command line is required.
+///
+/// Classes without names are shown by their numbers.
 fn columns(
     arguments: &PredictArguments,
     folder: &ModelFolder,
@@ -152,6 +157,8 @@ fn columns(
 type Part = Result<Vec<TableText>, DataError>;
 
 /// Reads the table part by part, until its end or until the receiver is gone.
+///
+/// An error is sent in place of a part and ends the table.
 fn send_parts(path: &Path, columns: &TextColumns, parts: &SyncSender<Part>) {
     let (mut part, mut bytes) = (Vec::new(), 0);
     let outcome = read_texts(path, columns, &mut |row| {
@@ -192,6 +199,9 @@ fn classify_all(
 }
 
 /// Classifies and writes a part. Returns whether the output is still open.
+///
+/// # Errors
+/// A text that cannot be tokenized, logits that are not finite, or an output that cannot be written.
 fn classify(
     part: Vec<TableText>,
     classifier: &TrainedClassifier,
@@ -241,6 +251,8 @@ impl PredictionSummary {
     }
 
     /// Returns the summary in one line.
+    ///
+    /// The accuracy counts only rows whose label is a class of the model.
     fn line(&self) -> String {
         let mut line = format!("texts classified: {}", self.texts);
         if self.labelled > 0 {

@@ -25,6 +25,7 @@ use crate::failure::Failure;
 /// A row of the input with its prediction.
 #[derive(Debug)]
 pub(crate) struct Prediction {
+    /// The text, its label and the columns to copy.
     pub(crate) row: TableText,
     /// The class with the highest probability.
     pub(crate) class: usize,
@@ -60,8 +61,11 @@ pub(crate) struct PredictionWriter {
 
 /// Format and destination of the rows.
 enum OutputSink {
+    /// A CSV file with a header.
     Csv(Box<csv::Writer<BufWriter<File>>>),
+    /// A file with one JSON object a line.
     JsonLines(BufWriter<File>),
+    /// JSON objects on standard output.
     Screen(io::Stdout),
 }
 
@@ -164,6 +168,8 @@ const OWN: [&str; 3] = ["predicted_label", "predicted_class", "probability"];
 
 impl OutputColumns {
     /// Returns all names, in the order of a row.
+    ///
+    /// Columns of the input come first, then the prediction, then one probability for each class.
     fn names(&self) -> Vec<String> {
         let own = OWN.map(str::to_owned);
         let classes = self.classes.iter().map(|class| format!("probability_{class}"));
@@ -179,6 +185,9 @@ impl OutputColumns {
     }
 
     /// Refuses columns of the input that are named twice or have the name of an output column.
+    ///
+    /// # Errors
+    /// A user's mistake, with the option that names the column.
     fn check(&self) -> Result<(), Failure> {
         let mut names = self.names();
         names.push("probabilities".to_owned());
@@ -198,6 +207,8 @@ impl OutputColumns {
     }
 
     /// Returns the cells of a row in CSV.
+    ///
+    /// They are in the order of [`names`](Self::names).
     fn cells(&self, prediction: &Prediction) -> Vec<String> {
         let Prediction { row, class, probabilities } = prediction;
         let mut cells = vec![row.text.clone()];
@@ -215,6 +226,8 @@ impl OutputColumns {
     }
 
     /// Returns a row as a JSON object.
+    ///
+    /// Classes without names are numbers in JSON, too.
     fn object(&self, prediction: &Prediction) -> Value {
         let Prediction { row, class, probabilities } = prediction;
         let mut object = Map::new();
@@ -238,6 +251,9 @@ impl OutputColumns {
 }
 
 /// Returns a cell as JSON: a number if it is written as one, else a text. "007" stays a text.
+///
+/// Only a number that is printed in the same way again is one, so that ids keep leading zeros and many
+/// digits.
 fn shown(cell: &str) -> Value {
     match serde_json::from_str(cell) {
         Ok(Value::Number(number)) if number.to_string() == cell => Value::Number(number),

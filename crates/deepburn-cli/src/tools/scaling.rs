@@ -102,6 +102,7 @@ pub(crate) struct Speed {
 pub(crate) struct ScalingRow {
     /// Peak memory of a rank, in bytes.
     pub(crate) memory: u64,
+    /// Times of the step, in seconds.
     pub(crate) cost: StepCost,
 }
 
@@ -181,6 +182,8 @@ impl Speed {
     }
 
     /// Returns the figures behind the predictions, each with its source.
+    ///
+    /// Two lines: the speed and the network.
     pub(crate) fn lines(&self, workload: &Workload) -> Vec<String> {
         let [flops, memory, latency] = self.sources;
         let Machine { flops: rate, memory_bandwidth } = self.machine;
@@ -253,12 +256,17 @@ impl Speed {
 /// Returns the powers of two below `ranks`, and `ranks`.
 ///
 /// They are few enough for a table even at the highest number of ranks.
+///
+/// The last row so has the ranks that were asked for.
 pub(crate) fn rank_counts(ranks: u64) -> Vec<u64> {
     let powers = (0..u64::BITS).map(|power| 1_u64 << power);
     powers.take_while(|count| *count < ranks).chain([ranks]).collect()
 }
 
 /// Returns the table of a stage.
+///
+/// Memory is in GB (1e9 bytes), times are in seconds of one step, and tokens are of all ranks. *Hidden* is
+/// communication that runs beside computation.
 pub(crate) fn table(
     stage: Stage,
     rows: &[ScalingRow],

@@ -24,7 +24,9 @@ const BATCH_TOKENS: usize = 8192;
 ///
 /// It is immutable, and all its methods compute on all cores.
 pub(crate) struct TrainedClassifier {
+    /// Maps a batch to logits.
     classify: Classify,
+    /// Tokenizer of the model.
     tokenizer: Tokenizer,
     /// Limits of the model on texts and classes.
     limits: TextLimits,
@@ -132,6 +134,9 @@ impl TrainedClassifier {
 }
 
 /// Returns the probabilities of logits. The highest logit is subtracted first, so that no exponential overflows.
+///
+/// # Errors
+/// A failure while running: logits that are not finite.
 fn softmax(logits: &[f32]) -> Result<Vec<f64>, Failure> {
     if logits.iter().any(|logit| !logit.is_finite()) {
         return Err(Failure::run("the model's logits are not finite; train it again"));

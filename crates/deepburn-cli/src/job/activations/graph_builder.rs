@@ -1,11 +1,26 @@
 //! The ops of the models, for memory forecasts.
 //!
-//! Main type: [`GraphBuilder`]. Each method appends one op with its outputs, the tensors it saves for backward, its
-//! parameters and its floating-point operations. For fused ops, `deepburn-ops` documents what they save. For Burn's own
-//! ops it is what `burn-autodiff` 0.21 saves.
+//! Main type: [`GraphBuilder`]. Each method appends one op with its outputs, the tensors it saves for
+//! backward, its parameters and its floating-point operations. For fused ops, `deepburn-ops` documents what
+//! they save. For Burn's own ops it is what `burn-autodiff` 0.21 saves.
 //!
-//! With `torch_autocast`, products read casts of their operands, and the casts are tensors of their own. Layer
-//! normalisation reads f32.
+//! With `torch_autocast`, products read casts of their operands, and the casts are tensors of their own.
+//! Layer normalisation reads f32.
+//!
+//! What each op saves for backward, which decides the peak:
+//!
+//! ```text
+//! linear                 its input; the parameter is read again
+//! layer_norm             its input, and mean and inverse deviation of each row in f32
+//! attention              projected queries, keys and values; its output; one f32 for each query of each head
+//! dropout                its mask; at probability 0 there is no op
+//! elementwise            its input (GELU, ReLU) or its output (tanh, sigmoid)
+//! lookup, select, add    nothing but indices
+//! loss                   the gradient of its input
+//! ```
+//!
+//! FLOPs count a multiplication and an addition as two, and products alone, as the engine's operation counter
+//! does. A test compares the graph with the ledger and the counter of a real step.
 
 use deepburn::zero::estimate::{
     ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientTiming, KeptTensor,
@@ -20,8 +35,11 @@ const F32: u64 = 4;
 /// An activation with its number of elements and the bytes of each.
 #[derive(Debug, Clone, Copy)]
 struct Sized {
+    /// Number of the tensor in the graph.
     id: ActivationId,
+    /// Number of elements.
     numel: u64,
+    /// Bytes of an element.
     element: u64,
 }
 
@@ -36,6 +54,7 @@ impl Sized {
 ///
 /// Sizes saturate instead of overflowing, because an estimate accepts any configuration.
 pub(super) struct GraphBuilder {
+    /// The ops appended so far.
     graph: ActivationGraph,
     /// Tensors by the numbers under which the model knows them.
     tensors: Vec<Sized>,
@@ -67,6 +86,8 @@ impl GraphBuilder {
     }
 
     /// Gives a tensor a number.
+    ///
+    /// The model sees only the number, so it cannot depend on types.
     fn named(&mut self, tensor: Sized) -> PassTensor {
         self.tensors.push(tensor);
         PassTensor(self.tensors.len() - 1)
@@ -128,23 +149,28 @@ impl GraphBuilder {
 }
 
 impl ForwardPass for GraphBuilder {
+    /// Bytes that live as long as the pass, such as the batch.
     fn hold(&mut self, bytes: u64) {
         self.graph.hold(bytes);
     }
 
+    /// Begins a block of activation checkpointing.
     fn start_block(&mut self) {
         self.graph.start_block();
     }
 
+    /// Ends the last block: what follows is never recomputed.
     fn end_blocks(&mut self) {
         self.graph.end_blocks();
     }
 
+    /// Appends an op that saves its input.
     fn elementwise(&mut self, x: PassTensor) -> PassTensor {
         let y = self.keeping(self.at(x), KeptTensor::Input(0));
         self.named(y)
     }
 
+    /// Appends an op that saves its output.
     fn elementwise_of_output(&mut self, x: PassTensor) -> PassTensor {
         let y = self.keeping(self.at(x), KeptTensor::Output(0));
         self.named(y)
@@ -314,6 +340,8 @@ impl ForwardPass for GraphBuilder {
 const UNARY: ActivationOp<'_> = ActivationOp { backward: BackwardOp::Unary, ..ActivationOp::NONE };
 
 /// Returns the bytes of an element.
+///
+/// A type of parameters or of autocast.
 fn bytes_of(precision: Precision) -> u64 {
     precision.bytes() as u64
 }

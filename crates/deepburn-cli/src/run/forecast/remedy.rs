@@ -30,6 +30,8 @@ pub(super) struct PassChange {
     pub(super) sequences: Option<u64>,
 }
 
+/// Changes are combined with the same functions that format them, so an advice always names what was
+/// forecast.
 impl PassChange {
     /// Full activation checkpointing.
     const FULL: Self = Self { policy: Some(RecomputePolicy::Full), sequences: None };
@@ -113,6 +115,8 @@ pub(super) fn remedy(
 const SMALLER: &str = "set reduce_bucket_size and stage3_max_live_parameters to 1e7";
 
 /// Returns the plan with smaller buckets and fewer gathered parameters.
+///
+/// Buffers that are smaller already stay as they are.
 fn with_small_buffers(zero: &ZeroPlan) -> ZeroPlan {
     let mut zero = zero.clone();
     let bucket = &mut zero.gradients.reduce_bucket_size;
@@ -124,6 +128,8 @@ fn with_small_buffers(zero: &ZeroPlan) -> ZeroPlan {
 
 /// Returns the smallest change of the plan that makes the model states fit: stage 3, optimizer states on NVMe, both, or
 /// parameters on NVMe too.
+///
+/// The order is by cost: stage 3 needs communication, NVMe needs the disk in every step.
 fn sharding(zero: &ZeroPlan, fits: &dyn Fn(&ZeroPlan) -> bool) -> Option<String> {
     let at_stage = |stage| ZeroPlan { stage, ..zero.clone() };
     // Stage 0 has no optimizer states to offload.

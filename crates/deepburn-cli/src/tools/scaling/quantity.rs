@@ -16,6 +16,9 @@ pub(super) enum NetworkKind {
 }
 
 /// Parses `threads` or a bandwidth.
+///
+/// # Errors
+/// The message of [`bandwidth`], which clap shows behind the option.
 pub(super) fn network(text: &str) -> Result<NetworkKind, String> {
     match text {
         "threads" => Ok(NetworkKind::Threads),
@@ -25,6 +28,9 @@ pub(super) fn network(text: &str) -> Result<NetworkKind, String> {
 
 /// Parses a bandwidth in bits (`100Gb`, `100Gbit`, `100Gbps`) or bytes (`12.5GB`) per second, with an optional `/s`.
 /// Returns bytes per second.
+///
+/// # Errors
+/// A number without a unit, or another unit.
 pub(super) fn bandwidth(text: &str) -> Result<f64, String> {
     let rule = || {
         format!(
@@ -42,6 +48,9 @@ pub(super) fn bandwidth(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a number of operations per second: `150T`, `80G`.
+///
+/// # Errors
+/// Another form, or a number that is not positive.
 pub(super) fn flops(text: &str) -> Result<f64, String> {
     prefixed(text).ok_or_else(|| {
         format!("invalid FLOP/s {text:?}; use a positive number with k, M, G, T or P, such as 150T")
@@ -49,6 +58,9 @@ pub(super) fn flops(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a time: `5us`, `200ns`, `1ms`, `0.1s`. Returns seconds.
+///
+/// # Errors
+/// A number without a unit, or a negative time.
 pub(super) fn seconds(text: &str) -> Result<f64, String> {
     let units_per_second = [("ns", 1e9), ("us", 1e6), ("µs", 1e6), ("ms", 1e3), ("s", 1.0)];
     let read = units_per_second.iter().find_map(|(unit, count)| {

@@ -1,12 +1,21 @@
-//! Reduce-scatter and all-gather of 64 MiB between processes, beside MPI's own.
+//! Reduce-scatter and all-gather of 64 MiB between processes, beside MPI's own collectives.
 //!
 //! ```sh
 //! cargo bench -p deepburn-mpi --features mpi --bench collectives
 //! ```
 //!
-//! Starts `mpirun` for 2 and for 4 ranks, in turns with the engine and with MPI's collectives, and
-//! prints the median of each over all rounds and their ratio. The engine's arrays are tensors of flex,
-//! as in training, and its results are fresh; MPI's are buffers that are used again.
+//! Starts `mpirun` for 2 and for 4 ranks, alternating between the engine and MPI's collectives, and
+//! prints the median of each over all rounds and their ratio. The engine's arrays are flex tensors,
+//! as in training, and every result is new memory. MPI's arrays are buffers that are used again, so
+//! its pages are already mapped.
+//!
+//! The program runs in three roles, selected by its first argument:
+//!
+//! ```text
+//! (none)    starts mpirun for each round, prints the table
+//! engine    a rank that times the engine
+//! mpi       a rank that times MPI_Reduce_scatter_block and MPI_Allgather
+//! ```
 
 use std::ffi::c_void;
 use std::process::Command;
@@ -19,16 +28,18 @@ use deepburn_mpi::{MpiGroup, Process, Settings};
 use deepburn_zero::DeviceArray;
 use mpi_sys as ffi;
 
-/// As in the programs.
+/// The allocator of the training programs, because allocation is a part of the measured time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// f32 elements of the whole array.
+/// The number of f32 elements of the complete array: 64 MiB.
 const NUMEL: usize = 16 << 20;
-/// Timed collectives of a kind in a round; two more go before.
+/// The number of timed collectives of a kind per round, after two that are not timed.
 const REPEATS: usize = 10;
+/// The number of jobs per implementation and number of ranks.
 const ROUNDS: usize = 5;
 
+/// Selects the role.
 fn main() {
     match std::env::args().nth(1).as_deref() {
         Some("engine") => engine(),
@@ -37,6 +48,8 @@ fn main() {
     }
 }
 
+/// Runs all jobs and prints the medians in milliseconds. The implementations alternate, so a
+/// disturbance of the machine affects both.
 fn compare() {
     println!("median ms of {} collectives of 64 MiB a rank, engine beside MPI", REPEATS * ROUNDS);
     for ranks in [2, 4] {
@@ -55,7 +68,12 @@ fn compare() {
     }
 }
 
-/// Milliseconds of reduce-scatters and of all-gathers, as rank 0 of a job has measured them.
+/// Runs a job and returns the milliseconds of its reduce-scatters and all-gathers, as rank 0
+/// measured them.
+///
+/// # Panics
+///
+/// Panics if `mpirun` cannot be started or the job fails.
 fn round(ranks: usize, name: &str) -> [Vec<f64>; 2] {
     let program = std::env::current_exe().expect("a running program has a path");
     let mut command = Command::new("mpirun");
@@ -75,12 +93,14 @@ fn round(ranks: usize, name: &str) -> [Vec<f64>; 2] {
     [line("reduce-scatter"), line("all-gather")]
 }
 
+/// Returns the median; the upper one of two.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// Times `work` between two barriers.
+/// Times `work` between two barriers, in milliseconds, and returns the times without the first two.
+/// The second barrier is a part of the time, so the slowest rank counts.
 fn timed(mut barrier: impl FnMut(), mut work: impl FnMut()) -> Vec<f64> {
     let mut times = Vec::new();
     for _ in 0..REPEATS + 2 {
@@ -93,6 +113,7 @@ fn timed(mut barrier: impl FnMut(), mut work: impl FnMut()) -> Vec<f64> {
     times.split_off(2)
 }
 
+/// Prints the times of rank 0 as one line, which `round` reads.
 fn print(kind: &str, rank: usize, times: &[f64]) {
     if rank == 0 {
         let times: Vec<_> = times.iter().map(|time| format!("{time:.3}")).collect();
@@ -100,10 +121,16 @@ fn print(kind: &str, rank: usize, times: &[f64]) {
     }
 }
 
+/// Returns a flex tensor of `numel` equal elements.
 fn array(numel: usize) -> DeviceArray<Flex> {
     DeviceArray::Dense(FlexTensor::from_data(TensorData::new(vec![0.5_f32; numel], vec![numel])))
 }
 
+/// Times the engine's collectives as one rank of a job.
+///
+/// # Panics
+///
+/// Panics if a rank fails.
 fn engine() {
     let process = Process::connect().expect("started by mpirun");
     let settings = Settings { timeout: Duration::from_secs(600), ..Settings::default() };
@@ -139,6 +166,7 @@ fn engine() {
     ended.expect("no rank fails");
 }
 
+/// Starts a collective, waits for it and checks the type of its result.
 fn finish(
     group: &MpiGroup,
     start: impl FnOnce(
@@ -152,10 +180,12 @@ fn finish(
     assert!(tensor.shape().num_elements() > 0);
 }
 
+/// Times MPI's collectives as one rank of a job, with buffers that are allocated once.
 fn mpi() {
     let (mut rank, mut size) = (0, 0);
     // SAFETY: initialised once, on this thread, which makes all calls; the pointers are valid.
     unsafe {
+        // The return codes are not checked: MPI's default handler ends the job on an error.
         ffi::MPI_Init(std::ptr::null_mut(), std::ptr::null_mut());
         ffi::MPI_Comm_rank(ffi::RSMPI_COMM_WORLD, &mut rank);
         ffi::MPI_Comm_size(ffi::RSMPI_COMM_WORLD, &mut size);

@@ -1,13 +1,36 @@
 //! The collectives, as the communication thread runs them.
 //!
-//! Each collective exchanges headers with the other ranks, exchanges bytes and
-//! builds this rank's result. The bytes of `W - 1` ranks are held beside the
-//! arrays until the result is complete: for a reduction `(W - 1) / W` of its
-//! size sent and the same received, for a gather the result.
+//! Each collective exchanges headers with the other ranks (`Link::meet`), exchanges bytes
+//! (`Link::exchange`) and builds this rank's result. Data goes directly between each pair of ranks:
 //!
-//! Reductions exchange parts, so that each rank has all contributions to the
-//! part that it owns, and adds them in rank order. The arithmetic and its order
-//! are the same as with rank threads.
+//! ```text
+//! reduce-scatter, W = 3     an array of 3 parts on each rank; + is in rank order
+//!   rank 0   | a0 | a1 | a2 |     receives b0, c0     result a0 + b0 + c0
+//!   rank 1   | b0 | b1 | b2 |     receives a1, c1     result a1 + b1 + c1
+//!   rank 2   | c0 | c1 | c2 |     receives a2, b2     result a2 + b2 + c2
+//!
+//! all-gather
+//!   rank 0   | s0 |               receives s1, s2     result | s0 | s1 | s2 |
+//!
+//! all-reduce                      a reduce-scatter, then an all-gather of its results
+//! all-to-all
+//!   rank 0   | a0 | a1 | a2 |     receives b0, c0     result | a0 | b0 | c0 |
+//! ```
+//!
+//! | Collective | Bytes sent by a rank, for arrays of `n` bytes |
+//! |---|---|
+//! | reduce-scatter, all-gather, all-to-all | `(W - 1) / W * n` |
+//! | all-reduce | twice as many |
+//! | broadcast | `(W - 1) * n` by the root, none by others |
+//! | barrier | headers only |
+//!
+//! The bytes of the other ranks are held beside the arrays until the result is complete: for a
+//! reduction `(W - 1) / W` of its size sent and the same received, for a gather the result. Sparse
+//! rows are sent in their sparse form.
+//!
+//! A ring all-reduce would send as many bytes with `2 (W - 1)` dependent messages, and would add in the order
+//! of the ring. With direct messages, the owner of a part has all contributions and adds them in
+//! rank order, so the arithmetic and its order are the same as with rank threads.
 
 use bytes::Bytes;
 use deepburn_comm::{CommError, Encoded, Form, Partition, Payload, Received, ReduceOp, Side};
@@ -16,7 +39,15 @@ use crate::control::Header;
 use crate::link::Link;
 use crate::transfer::Incoming;
 
-/// Returns this rank's shard of each reduced array.
+/// Returns this rank's shard of each reduced array, padded with zeros to the length of a shard.
+///
+/// Every rank sends each other rank the part that it owns, and reduces its own part when all have
+/// arrived.
+///
+/// # Errors
+///
+/// Returns an error if ranks disagree or fail, or if received bytes do not encode the expected
+/// part.
 pub(crate) fn reduce_scatter<T: Payload>(
     link: &mut Link,
     side: &Side,
@@ -34,6 +65,8 @@ pub(crate) fn reduce_scatter<T: Payload>(
         .collect();
     let headers = link.meet(side, |other| described(&outgoing[other]))?;
 
+    // Both sides go through arrays in the same order, which is the order of the messages between
+    // two ranks.
     let others: Vec<usize> = (0..world_size).filter(|other| *other != rank).collect();
     let outgoing = others.iter().flat_map(|&other| {
         outgoing[other].iter().map(move |encoded| (other, encoded.bytes.clone()))
@@ -45,6 +78,7 @@ pub(crate) fn reduce_scatter<T: Payload>(
     let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
     let mut received = link.exchange(outgoing, incoming)?.into_iter();
 
+    // In rank order, this rank's own part included: the order of the additions.
     let mut parts: Vec<Vec<T>> = arrays.iter().map(|_| Vec::with_capacity(world_size)).collect();
     for (other, header) in headers.iter().enumerate() {
         for (index, array) in arrays.iter().enumerate() {
@@ -62,8 +96,12 @@ pub(crate) fn reduce_scatter<T: Payload>(
     Ok(reduced.map(|(parts, array)| T::reduce(parts, cut(array).shard_len(), op, rank)).collect())
 }
 
-/// Returns the complete reduced arrays. Every rank reduces the part that it
-/// owns and sends it to all.
+/// Returns the complete reduced arrays. Every rank reduces the part that it owns and sends it to
+/// all others.
+///
+/// # Errors
+///
+/// The same as for [`reduce_scatter`].
 pub(crate) fn all_reduce<T: Payload>(
     link: &mut Link,
     side: &Side,
@@ -75,7 +113,12 @@ pub(crate) fn all_reduce<T: Payload>(
     spread(link, &shards, &numels)
 }
 
-/// Returns the arrays, concatenated from the chunks of all ranks.
+/// Returns the arrays, concatenated from the chunks of all ranks. `numels` are the lengths of the
+/// complete arrays in elements, without padding.
+///
+/// # Errors
+///
+/// Returns an error if ranks disagree or fail.
 pub(crate) fn all_gather<T: Payload>(
     link: &mut Link,
     side: &Side,
@@ -86,7 +129,12 @@ pub(crate) fn all_gather<T: Payload>(
     spread(link, chunks, numels)
 }
 
-/// Returns the part of every rank's arrays that this rank owns.
+/// Returns, for each array, the parts that this rank owns of every rank's array, concatenated in
+/// rank order.
+///
+/// # Errors
+///
+/// Returns an error if ranks disagree or fail.
 pub(crate) fn all_to_all<T: Payload>(
     link: &mut Link,
     side: &Side,
@@ -117,7 +165,12 @@ pub(crate) fn all_to_all<T: Payload>(
     decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
 }
 
-/// Returns the arrays of `root`.
+/// Returns the arrays of `root`. The arrays of other ranks define sizes and types only.
+///
+/// # Errors
+///
+/// Returns an error if ranks disagree or fail, or if received bytes do not encode the expected
+/// arrays.
 pub(crate) fn broadcast<T: Payload>(
     link: &mut Link,
     side: &Side,
@@ -148,12 +201,20 @@ pub(crate) fn broadcast<T: Payload>(
     decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
 }
 
-/// Waits for all ranks.
+/// Waits until all ranks have reached this collective.
+///
+/// # Errors
+///
+/// Returns an error if ranks disagree or fail.
 pub(crate) fn barrier(link: &mut Link, side: &Side) -> Result<(), CommError> {
     link.meet(side, |_| Vec::new()).map(drop)
 }
 
-/// Sends this rank's shard to all ranks and joins the shards of all. Padding is not sent.
+/// Sends this rank's shard of each array to all ranks and returns the complete arrays. Padding is
+/// not sent.
+///
+/// The bytes of a shard are encoded once and shared by all sends. Segments arrive at their final
+/// position in the array.
 fn spread<T: Payload>(
     link: &mut Link,
     shards: &[T],
@@ -186,13 +247,17 @@ fn spread<T: Payload>(
     decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
 }
 
-/// Returns form and length of each encoded array.
+/// Returns form and length in bytes of each encoded array, as headers describe them.
 fn described(encoded: &[Encoded]) -> Vec<(Form, u64)> {
     encoded.iter().map(|array| (array.form, array.bytes.len() as u64)).collect()
 }
 
-/// Decodes array `index` from a rank, with `numel` elements, in the memory of
+/// Decodes array `index` of another rank, with `numel` elements, in the memory and element type of
 /// `home`.
+///
+/// # Errors
+///
+/// Returns an error if the rank sent fewer arrays, or if the bytes do not encode such an array.
 fn decode<T: Payload>(
     home: &T,
     numel: usize,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 /// times, and messages of an earlier run are ignored.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Envelope {
+    /// The number of the run, from 1.
     pub(crate) run: u32,
     pub(crate) message: Message,
 }
@@ -45,6 +46,7 @@ pub(crate) struct Hello {
     /// The process-id namespace. Process ids can be compared only within the
     /// same one.
     pub(crate) namespace: String,
+    /// The process id in that namespace.
     pub(crate) pid: i32,
 }
 
@@ -53,6 +55,7 @@ pub(crate) struct Hello {
 pub(crate) struct Header {
     /// The number of the collective in the common order.
     pub(crate) sequence: u64,
+    /// The arguments of the collective, which must agree on all ranks.
     pub(crate) side: Side,
     /// Form and length in bytes of each array for the receiver of this header.
     pub(crate) parts: Vec<(Form, u64)>,

@@ -1,4 +1,15 @@
 //! The process group of one run, from the view of its rank.
+//!
+//! [`MpiGroup`] implements the collectives of `deepburn_comm`. Starting a
+//! collective checks its arguments on the calling thread, counts it, and queues
+//! it for the communication thread. The thread runs queued collectives one at a
+//! time, in the order in which they were started; this is the common order,
+//! which must be the same on all ranks.
+//!
+//! ```text
+//! rank's thread           start gather 1 | compute | start gather 2 | compute | wait 1 | wait 2
+//! communication thread                   | gather 1 ...........| gather 2 .......|
+//! ```
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -37,15 +48,20 @@ pub type OnDevice = fn(&mut dyn FnMut());
 /// the same rank. When the last clone is dropped, the rank leaves.
 #[derive(Debug, Clone)]
 pub struct MpiGroup {
+    /// Clones share the membership.
     membership: Arc<Membership>,
 }
 
 /// The state that the clones of a group share. Dropping it leaves the group.
 #[derive(Debug)]
 struct Membership {
+    /// The process of the rank.
     process: Process,
+    /// Runs work with arrays on the communication thread.
     on_device: OnDevice,
+    /// Whether this rank starts no more collectives.
     has_left: AtomicBool,
+    /// The counts of started collectives.
     statistics: Mutex<Statistics>,
 }
 
@@ -62,8 +78,12 @@ impl Membership {
         })));
     }
 
-    /// Waits for the communication thread, or until the launcher ends this
-    /// process.
+    /// Waits for a result of the communication thread, or until the launcher
+    /// ends this process.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the collective, or the failure that ended the run.
     fn wait<R>(&self, answered: &Receiver<Result<R, CommError>>) -> Result<R, CommError> {
         let (status, rank) = (self.process.status(), self.process.rank());
         loop {
@@ -89,6 +109,7 @@ impl Drop for Membership {
 }
 
 impl MpiGroup {
+    /// Returns the group of a run that was begun on the communication thread.
     pub(crate) fn new(process: Process, on_device: OnDevice) -> Self {
         let (has_left, statistics) = (AtomicBool::new(false), Mutex::default());
         Self { membership: Arc::new(Membership { process, on_device, has_left, statistics }) }
@@ -111,6 +132,15 @@ impl MpiGroup {
 
     /// Queues `work` for the communication thread at the next position of the
     /// common order. `span` is open while the rank waits for the result.
+    ///
+    /// The arrays move to the communication thread, which drops them when the
+    /// collective is complete. A handle that is dropped does not cancel the
+    /// collective, because the other ranks take part in it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure of the run, or an error if this rank has left the
+    /// group.
     fn start<T: Payload>(
         &self,
         side: Side,
@@ -150,6 +180,8 @@ impl RankHandle for MpiGroup {
         self.rank()
     }
 
+    /// Ends the run with this rank's failure. Waits for a short time until the
+    /// others know of it, and gives the rank that reports it a head start.
     fn abort(&self, cause: CommError) {
         let status = self.membership.process.status();
         status.end();
@@ -160,17 +192,21 @@ impl RankHandle for MpiGroup {
         }
     }
 
-    /// Pending collectives can still be completed.
+    /// Announces that this rank starts no more collectives. Pending collectives
+    /// can still be completed.
     fn leave(&self) {
         self.membership.process.status().end();
         self.membership.leave_once();
     }
 
+    /// Returns the first failure of the run.
     fn failure(&self) -> Option<Failure> {
         self.membership.process.status().failure()
     }
 }
 
+/// Every collective checks its arguments before anything is exchanged, and
+/// opens a trace span with its name and tag.
 impl<T: Payload> ProcessGroup<T> for MpiGroup {
     fn rank(&self) -> usize {
         self.rank()
@@ -224,6 +260,7 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
         self.start(side, span, move |link, side| collectives::broadcast(link, side, arrays, root))
     }
 
+    /// Waits on the calling thread, unlike the other collectives.
     fn barrier(&self, tag: Tag) -> Result<(), CommError> {
         let side = Side::barrier(self.rank(), tag);
         let span = trace_span!("barrier", tag = %side.tag);
@@ -234,10 +271,13 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
         pending.wait().map(drop)
     }
 
+    /// Returns the failure of the run without waiting. A computing rank calls
+    /// this at its ops, so that it notices a failure.
     fn check(&self) -> Result<(), CommError> {
         self.membership.process.status().cause().map_or(Ok(()), Err)
     }
 
+    /// Records the failure; the communication thread announces it.
     fn abort(&self, cause: CommError) {
         self.membership.process.status().fail(self.rank(), cause);
     }

@@ -1,8 +1,19 @@
 //! The MPI functions that the engine calls, each with its return code checked.
 //!
-//! All `unsafe` code for messages is here. [`Mpi`] is not `Send`: MPI is
-//! initialised for one thread (`MPI_THREAD_FUNNELED`), and the type keeps its
-//! calls on that thread.
+//! All `unsafe` code for messages is here. [`Mpi`] is not `Send`: MPI is initialised with
+//! `MPI_THREAD_FUNNELED`, which allows calls only on the thread that initialised it, and the type
+//! keeps them there.
+//!
+//! | Purpose | Functions |
+//! |---|---|
+//! | start and end | `MPI_Init_thread`, `MPI_Comm_dup`, `MPI_Comm_set_errhandler`, `MPI_Finalize` |
+//! | data and control messages | `MPI_Isend`, `MPI_Irecv`, `MPI_Test` |
+//! | control messages of unknown size | `MPI_Iprobe`, `MPI_Get_count`, `MPI_Recv` |
+//!
+//! Nothing here blocks except `MPI_Recv`, for a message that has arrived, and `MPI_Finalize`. The
+//! return codes of errors are available because the error handler is `MPI_ERRORS_RETURN`; MPI's
+//! default handler ends the process. After an error, MPI 3.1 leaves its state undefined, so the
+//! engine ends the run.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -37,8 +48,12 @@ pub enum MpiError {
 
 /// Initialised MPI with a private communicator of all ranks.
 pub(crate) struct Mpi {
+    /// A duplicate of the world communicator, so that messages cannot be confused with messages of
+    /// other code in the process.
     communicator: ffi::MPI_Comm,
+    /// The rank of this process.
     rank: usize,
+    /// The number of processes.
     world_size: usize,
     /// Keeps the value on the thread that initialised MPI.
     _thread: PhantomData<*const ()>,
@@ -48,7 +63,9 @@ pub(crate) struct Mpi {
 /// order in which they were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
+    /// A control message, of a size that the receiver does not know.
     Control = 1,
+    /// A piece of an array, which the receiver expects.
     Data = 2,
 }
 
@@ -58,15 +75,22 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct MpiRequest(ffi::MPI_Request);
 
-/// A message that has arrived but was not received yet.
+/// A control message that has arrived but was not received yet.
 #[derive(Debug)]
 pub(crate) struct Arrived {
+    /// The sending rank.
     pub(crate) from: usize,
+    /// The length in bytes.
     len: usize,
 }
 
 impl Mpi {
     /// Initialises MPI on this thread.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI cannot be initialised, or if it was built without support for
+    /// threads.
     pub(crate) fn init() -> Result<Self, MpiError> {
         let mut granted = 0;
         // SAFETY: argc and argv may be null since MPI-2; `granted` is valid for a write. The caller
@@ -101,18 +125,25 @@ impl Mpi {
         Ok(Self { communicator, rank, world_size, _thread: PhantomData })
     }
 
+    /// Returns the rank, from 0.
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }
 
+    /// Returns the number of ranks.
     pub(crate) fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// Starts to send `bytes`, at most `c_int::MAX` of them.
+    /// Starts to send `bytes`, at most `c_int::MAX` of them, and returns at once.
     ///
     /// # Safety
-    /// `bytes` stays alive and unchanged until the request is complete.
+    ///
+    /// `bytes` must stay alive and unchanged until the request is complete.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails.
     pub(crate) unsafe fn send(
         &self,
         bytes: &[u8],
@@ -137,10 +168,16 @@ impl Mpi {
         Ok(MpiRequest(unsafe { request.assume_init() }))
     }
 
-    /// Starts to receive a message of `len` bytes, at most `c_int::MAX`.
+    /// Starts to receive a message of `len` bytes, at most `c_int::MAX`, and returns at once.
     ///
     /// # Safety
-    /// `target` is valid for writes of `len` bytes, by nobody else, until the request is complete.
+    ///
+    /// `target` must be valid for writes of `len` bytes until the request is complete, and nothing
+    /// else may access them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails.
     pub(crate) unsafe fn receive(
         &self,
         target: *mut u8,
@@ -166,8 +203,12 @@ impl Mpi {
         Ok(MpiRequest(unsafe { request.assume_init() }))
     }
 
-    /// Returns true if a message is complete, and lets MPI make progress. Can
-    /// be called repeatedly.
+    /// Returns true if a message is complete, and lets MPI make progress. A complete request stays
+    /// complete, so this can be called repeatedly.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails. The memory of the message must then not be freed.
     pub(crate) fn is_complete(&self, request: &mut MpiRequest) -> Result<bool, MpiError> {
         let mut complete = 0;
         // SAFETY: the request is one of this library's; it becomes null when it is complete.
@@ -177,7 +218,12 @@ impl Mpi {
         Ok(complete != 0)
     }
 
-    /// Returns a control message that has arrived, if there is one.
+    /// Returns a control message that has arrived, from any rank, without receiving it; `None` if
+    /// there is none.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails.
     pub(crate) fn arrived(&self) -> Result<Option<Arrived>, MpiError> {
         let (mut flag, mut len) = (0, 0);
         let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
@@ -204,6 +250,10 @@ impl Mpi {
     }
 
     /// Receives a control message that has arrived.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails.
     pub(crate) fn take(&self, message: &Arrived) -> Result<Vec<u8>, MpiError> {
         let mut bytes = vec![0_u8; message.len];
         // SAFETY: the buffer is valid for its length. The message is there, so the call returns.
@@ -222,14 +272,18 @@ impl Mpi {
         Ok(bytes)
     }
 
-    /// Finalizes MPI. Returns when all ranks have called it.
+    /// Finalizes MPI. This is collective: it returns when all ranks have called it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails.
     pub(crate) fn finalize(self) -> Result<(), MpiError> {
         // SAFETY: MPI is initialised and this is its thread; nothing is under way.
         check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
     }
 }
 
-/// Converts a return code to a result with the library's description.
+/// Converts a return code to a result, with MPI's description of the error.
 fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
@@ -247,12 +301,18 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
 /// A control message that is being sent, together with its memory.
 #[derive(Debug)]
 pub(crate) struct Posted {
+    /// The send request.
     request: MpiRequest,
+    /// The message, which MPI may read until the request is complete.
     _bytes: Bytes,
 }
 
 impl Posted {
-    /// Sends a control message without waiting.
+    /// Sends a control message without waiting. The result must be kept until it is complete.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails.
     pub(crate) fn send(mpi: &Mpi, bytes: Bytes, to: usize) -> Result<Self, MpiError> {
         // SAFETY: the bytes are kept beside the request; `Posted` is dropped when it is complete, or
         // forgotten with the process (`Link`).
@@ -261,6 +321,10 @@ impl Posted {
     }
 
     /// Returns true if the message was sent and its memory can be reused.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails.
     pub(crate) fn is_complete(&mut self, mpi: &Mpi) -> Result<bool, MpiError> {
         mpi.is_complete(&mut self.request)
     }

@@ -1,8 +1,35 @@
-//! The communication thread's view of the other ranks: who has come, who has left, what failed.
+//! The communication thread's connection to the other ranks: which ranks have arrived, which have
+//! left, and what has failed.
 //!
-//! A [`Link`] lives on the communication thread. Whatever it waits for, it also listens to control
-//! messages, looks after the processes of its host and watches the clock. So a wait ends when what
-//! it waits for is there, when any rank fails, or when time is up.
+//! A [`Link`] belongs to the communication thread. Every wait goes through one loop (`wait_until`),
+//! which also receives control messages, checks the processes of this host and checks the time. A
+//! wait therefore ends when its condition is true, when any rank fails, or at the time-out; it
+//! never hangs.
+//!
+//! ```text
+//! rank 0                              rank 1
+//!   Hello  ------------------------->   the same in the other direction, before anything else
+//!   begin(run)
+//!   Header (collective 0, sizes) ---->  every rank sends its header to every other
+//!   Data                         ---->  only after all headers agree
+//!   Header (collective 1, sizes) ---->
+//!   ...
+//!   Leave  ------------------------->   no more collectives in this run
+//!   Goodbye ------------------------>   the process ends; MPI_Finalize follows
+//! ```
+//!
+//! A failure has one reporter, the rank that prints it. If several ranks can notice the same
+//! failure, each one waits for its turn, in the order of the ranks, so that the first report
+//! arrives before the others are made.
+//!
+//! | Failure | Noticed by | Error |
+//! |---|---|---|
+//! | a rank's own error or panic | the rank, which sends `Failed` | the rank's error |
+//! | different collectives | all ranks, from the headers | `CommError::Mismatch` |
+//! | a rank that has left is needed | the waiting ranks, from `Leave` | `CommError::Left` |
+//! | a process died | the ranks on its host | `CommError::Died` |
+//! | a rank does not arrive in time | the waiting ranks | `CommError::Timeout` |
+//! | a process hangs, without a time-out | the waiting ranks, by `Ping` | `CommError::Timeout` |
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -18,71 +45,102 @@ use crate::neighbours::Neighbours;
 use crate::process::{RunStatus, Settings, Wait};
 use crate::transfer::{Incoming, Transfer};
 
-/// How often the processes of this host are looked at.
+/// The interval at which the processes of this host are checked.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// How much later than the rank before it a rank reports what several ranks notice at once: the
-/// first report reaches the others before they would make their own.
+/// The time between the reports of consecutive ranks that notice the same failure. The report of
+/// the first one reaches the others before they would make their own.
 const REPORT_DELAY: Duration = Duration::from_millis(40);
-/// In a run without a time-out, whose ranks may download or build something for hours: how often ranks
-/// that others wait for are asked whether they are alive, and how long they may take to answer. The
-/// communication thread of a rank that works answers within milliseconds; a process that was stopped or
-/// hangs does not answer at all.
+/// The interval of pings in a run without a time-out.
+///
+/// Ranks of such a run may download or compile something for hours, so lateness is not a failure.
+/// The communication thread of a working rank answers within milliseconds, but a process that was
+/// stopped or hangs does not answer at all.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
+/// The time within which a rank must answer a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(30);
-/// A wait in which this process did not run for longer was suspended, and that time does not count.
+/// The time between two iterations of a wait from which on this process must have been suspended.
+/// That time does not count towards the time-out.
 const SUSPENDED: Duration = Duration::from_millis(700);
-/// How long ranks that disagree wait for each other's names of arrays.
+/// The time that ranks that disagree wait for the names of each other's arrays, which make the
+/// message clearer.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The last ranks report no later than this after the first.
+/// The longest delay of a report. Without it, the last rank of a large job would wait for minutes.
 const LAST_TURN: Duration = Duration::from_secs(1);
-/// Collectives of this rank whose names of arrays are remembered, for messages about ranks that are late.
+/// The number of this rank's collectives whose array names are remembered, for messages about late
+/// ranks.
 const REMEMBERED: usize = 4;
 
-/// How long a rank leaves to those before it to report what all notice at once.
+/// Returns the time that a rank leaves to lower ranks to report a failure that all of them notice
+/// at once.
 fn turn(rank: usize) -> Duration {
     LAST_TURN.min(REPORT_DELAY * rank.min(1000) as u32)
 }
 
+/// The state of the connection to all ranks.
 pub(crate) struct Link {
+    /// MPI, which only this thread calls.
     mpi: Mpi,
+    /// The state of the run, shared with the rank's own thread.
     status: Arc<RunStatus>,
+    /// All ranks, by number. This rank's entry has its greeting only.
     peers: Vec<Peer>,
+    /// The processes of this host.
     neighbours: Neighbours,
+    /// The time of the last check of the processes of this host.
     last_look: Instant,
+    /// The time of the last round of pings.
     last_ping: Instant,
-    /// What is being sent, and to whom.
+    /// Control messages that are being sent, with their receivers. MPI reads their memory until
+    /// they are complete.
     outbox: Vec<(usize, Posted)>,
     /// Messages of a run that has not begun on this rank.
     early: Vec<(usize, Envelope)>,
+    /// The number of the current run, from 1; 0 before the first one.
     run: u32,
+    /// The time-out and the message size of the current run.
     settings: Settings,
+    /// The number of this rank's next collective in the common order.
     next_sequence: u64,
+    /// The collective that this rank has reached, if any.
     current: Option<Call>,
-    /// The last collectives of this rank, with the names of arrays, which headers do not have.
+    /// This rank's last collectives, newest first, with the names of their arrays, which headers do
+    /// not contain.
     recent: VecDeque<Call>,
-    /// Whether the failure was announced: by this rank, or by the one that reports it.
+    /// Whether this rank has announced the failure of the run, or learned of it from the rank that
+    /// reports it.
     announced: bool,
 }
 
-/// What is known of a rank; of this rank nothing but its greeting.
+/// What is known of a rank.
 #[derive(Debug, Default)]
 struct Peer {
+    /// Its greeting.
     hello: Option<Hello>,
+    /// Its headers that this rank has not reached yet, in the common order.
     headers: VecDeque<Header>,
+    /// The names of its arrays, if headers disagree.
     names: Option<Vec<String>>,
+    /// The last collective that it has reached.
     last: Option<Call>,
-    /// When it said that it starts no more collectives.
+    /// The time at which it announced that it starts no more collectives.
     left: Option<Instant>,
+    /// Whether its process is about to exit.
     said_goodbye: bool,
-    /// When its process ended, as far as is known.
+    /// The time at which the end of its process was noticed. Only processes of this host are
+    /// watched.
     ended: Option<Instant>,
-    /// When it was first asked whether it is alive, since it was last heard of.
+    /// The time of the first ping since its last message; `None` if it has answered.
     asked: Option<Instant>,
 }
 
 impl Link {
     /// Greets all ranks and returns when all have greeted.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a rank does not connect within 30 minutes, or if the ranks run different
+    /// builds.
     pub(crate) fn connect(mpi: Mpi, own: Hello, status: Arc<RunStatus>) -> Result<Self, CommError> {
         let (rank, world_size) = (mpi.rank(), mpi.world_size());
         let mut link = Self {
@@ -121,21 +179,24 @@ impl Link {
         Ok(link)
     }
 
+    /// Returns the rank, from 0.
     pub(crate) fn rank(&self) -> usize {
         self.mpi.rank()
     }
 
+    /// Returns the number of ranks.
     pub(crate) fn world_size(&self) -> usize {
         self.mpi.world_size()
     }
 
-    /// The hosts of all ranks.
+    /// Returns the host of each rank.
     pub(crate) fn hosts(&self) -> Vec<Arc<str>> {
         let host = |peer: &Peer| peer.hello.as_ref().map_or("", |hello| &hello.host).into();
         self.peers.iter().map(host).collect()
     }
 
-    /// Begins a run: a new common order, in which all ranks take part.
+    /// Begins a run with a new common order, in which all ranks take part. Messages of the run that
+    /// arrived early are handled now.
     pub(crate) fn begin(&mut self, run: u32, settings: Settings) {
         (self.run, self.settings) = (run, settings);
         (self.next_sequence, self.current) = (0, None);
@@ -151,16 +212,25 @@ impl Link {
         }
     }
 
-    /// Tells the others that this rank starts no more collectives in this run.
+    /// Announces that this rank starts no more collectives in this run.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails.
     pub(crate) fn leave(&mut self) -> Result<(), CommError> {
         self.post_all(|_| Message::Leave)
     }
 
-    /// Meets all ranks at the next collective and checks that all have come for the same. Returns the
-    /// headers of all ranks; what this rank sends to another is described by `parts`.
+    /// Exchanges headers with all ranks at the next collective and checks that they agree. Returns
+    /// the headers of all ranks. `parts` describes the arrays that this rank sends to a given rank.
+    ///
+    /// Headers serve as a barrier: no rank sends data before all have reached the collective. A
+    /// receiver thus knows all sizes and can allocate before the data arrives, and a collective
+    /// that ranks disagree on moves no data.
     ///
     /// # Errors
-    /// When ranks disagree, fail, have left or do not come in time.
+    ///
+    /// Returns an error if ranks disagree, fail, have left or do not arrive in time.
     pub(crate) fn meet(
         &mut self,
         side: &Side,
@@ -183,7 +253,8 @@ impl Link {
         self.wait_until(|link| {
             let missing = |peer: &Peer| peer.headers.is_empty();
             let missing: Vec<_> = link.ranks(missing);
-            // Several ranks may notice at once: each leaves those before it the time to report.
+            // Several ranks may notice this at once: each one leaves lower ranks the time to
+            // report.
             let noticed = |left: Instant| left.elapsed() >= turn(rank);
             let gone = |other: &&usize| link.peers[**other].left.is_some_and(noticed);
             if let Some(&left) = missing.iter().find(gone) {
@@ -201,10 +272,12 @@ impl Link {
         }
     }
 
-    /// Sends `outgoing`, each to a rank, and returns what `incoming` describes.
+    /// Sends `outgoing`, each with its receiving rank, and returns the arrays that `incoming`
+    /// describes.
     ///
     /// # Errors
-    /// When a rank fails or time is up.
+    ///
+    /// Returns an error if a rank fails or at the time-out.
     pub(crate) fn exchange(
         &mut self,
         outgoing: Vec<(usize, bytes::Bytes)>,
@@ -220,10 +293,12 @@ impl Link {
         Ok(transfer.finish())
     }
 
-    /// Handles what has arrived meanwhile.
+    /// Handles the control messages that have arrived, and checks the processes of this host at
+    /// intervals. Announces a failure of the run if this rank reports it.
     ///
     /// # Errors
-    /// What ended the run.
+    ///
+    /// Returns the failure that ended the run.
     pub(crate) fn listen(&mut self) -> Result<(), CommError> {
         if let Err(error) = self.receive() {
             let cause = self.broken(error);
@@ -242,10 +317,12 @@ impl Link {
         Err(cause)
     }
 
-    /// Says goodbye and ends MPI. Nobody is left waiting: MPI is ended when all have said goodbye.
+    /// Says goodbye and finalizes MPI. `MPI_Finalize` waits for all ranks and cannot be
+    /// interrupted, so it is called only when all ranks have said goodbye.
     ///
     /// # Errors
-    /// When a rank does not come, or MPI fails.
+    ///
+    /// Returns an error if a rank does not arrive or MPI fails.
     pub(crate) fn finalize(mut self) -> Result<(), CommError> {
         self.post_all(|_| Message::Goodbye)?;
         self.wait_until(|link| {
@@ -258,14 +335,19 @@ impl Link {
         self.mpi.finalize().map_err(broken)
     }
 
-    /// Whether all live ranks know of the failure of this run. Messages to a process that has died are
-    /// never sent.
+    /// Returns true if all live ranks know of the failure of this run. Messages to a process that
+    /// has died are never sent, so they do not count.
     pub(crate) fn has_announced(&self) -> bool {
         let sent = |(to, _): &(usize, Posted)| self.peers[*to].ended.is_some();
         self.announced && self.outbox.iter().all(sent)
     }
 
-    /// Takes control messages that have arrived, and frees those that have been sent.
+    /// Receives the control messages that have arrived, and frees the memory of those that were
+    /// sent.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails or a message cannot be decoded.
     fn receive(&mut self) -> Result<(), MpiError> {
         let mut failure = None;
         let mpi = &self.mpi;
@@ -273,7 +355,7 @@ impl Link {
             let complete = posted.is_complete(mpi);
             !complete.unwrap_or_else(|error| {
                 failure.get_or_insert(error);
-                // Kept, because MPI may still read it.
+                // Kept, because MPI may still read the message.
                 false
             })
         });
@@ -295,6 +377,8 @@ impl Link {
         Ok(())
     }
 
+    /// Handles a control message. Messages of earlier runs are ignored and messages of later runs
+    /// are kept, except for those that concern the process and not a run.
     fn handle(&mut self, from: usize, envelope: Envelope) {
         let Envelope { run, message } = envelope;
         let peer = &mut self.peers[from];
@@ -306,7 +390,7 @@ impl Link {
                 peer.left.get_or_insert_with(Instant::now);
             }
             Message::Ping => {
-                // A ping is answered as far as possible; who does not hear of it asks again.
+                // An answer that is lost is harmless: the rank that did not receive it asks again.
                 let _ = self.post(from, Message::Pong);
             }
             message if run > self.run => self.early.push((from, Envelope { run, message })),
@@ -323,16 +407,16 @@ impl Link {
         }
     }
 
-    /// Ends the run if a process of this host has ended while others still needed it.
+    /// Ends the run if a process of this host has ended although other ranks still needed it.
     fn report_deaths(&mut self) {
         let dead: Vec<_> = self.ranks(|peer| peer.ended.is_some() && peer.left.is_none());
         let Some(&rank) = dead.first() else { return };
-        // The end of a process is seen on its host alone.
+        // Only the ranks of its host notice that a process has ended, so only they take turns.
         let host = |rank: usize| self.peers[rank].hello.as_ref().map(|hello| &hello.host);
         let reports = |other: &usize| !dead.contains(other) && host(*other) == host(rank);
         let alive_before = (0..self.rank()).filter(reports).count() as u32;
         let since = self.peers[rank].ended.map(|ended| ended.elapsed()).unwrap_or_default();
-        // Its last words, and the report of a rank that comes first, may be on their way.
+        // A last message of the process, or the report of a lower rank, may still be on its way.
         if since < REPORT_DELAY * (1 + alive_before) {
             return;
         }
@@ -348,16 +432,20 @@ impl Link {
         self.status.fail(self.rank(), cause);
     }
 
-    /// Tells the others, once, that the run has failed.
+    /// Sends the failure of the run to the other ranks, once, if this rank is its reporter.
     fn announce(&mut self, cause: &CommError) {
         if std::mem::replace(&mut self.announced, true) || !self.status.is_reporter(self.rank()) {
             return;
         }
-        // Ranks that this does not reach notice the failure on their own.
+        // Ranks that this does not reach notice the failure themselves.
         let _ = self.post_all(|_| Message::Failed(cause.clone()));
     }
 
-    /// The error of all ranks where two of them disagree, with the names of both sides' arrays.
+    /// Returns the error of all ranks when two of them disagree, with the names of both sides'
+    /// arrays.
+    ///
+    /// Headers have no names, because they would make up most of a header. They are exchanged only
+    /// here, within [`NAMES_TIMEOUT`]; without them the error shows the numbers of the exchanges.
     fn mismatch(&mut self, headers: &[Header], left: usize, right: usize) -> CommError {
         let names = |header: &Header| -> Vec<String> {
             header.side.tag.names().iter().map(ToString::to_string).collect()
@@ -383,12 +471,23 @@ impl Link {
             Box::new(side)
         };
         let cause = CommError::Mismatch { sequence, left: side(left), right: side(right) };
-        // All ranks know; one reports.
+        // All ranks have found the same disagreement; the lower rank of the two sides reports it.
         self.status.fail(left, cause.clone());
         cause
     }
 
-    /// Waits until `poll` says `Ok(Ok(..))`; until then it names the ranks that are missing.
+    /// Waits until `poll` returns `Ok(Ok(..))`. Until then, `poll` returns the ranks that are
+    /// missing.
+    ///
+    /// Each iteration receives control messages, polls, and then decides in this order: whether
+    /// this process was suspended, in which case the deadline moves by that time; whether the
+    /// deadline has passed; without a time-out, whether a missing rank no longer answers. The
+    /// pauses between iterations grow to half a millisecond (`Backoff`).
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure of the run: another rank's, a failure of `poll`, or missing ranks at the
+    /// deadline.
     fn wait_until<R>(
         &mut self,
         mut poll: impl FnMut(&mut Self) -> Result<Result<R, Vec<usize>>, CommError>,
@@ -408,7 +507,8 @@ impl Link {
                 Ok(Err(absent)) => absent,
                 Err(cause) => return Err(self.failed(cause)),
             };
-            // A process that was stopped, wherever in this loop, cannot say that others are late.
+            // A process that was suspended, anywhere in this loop, cannot conclude that others are
+            // late.
             let now = Instant::now();
             let suspended = now - last;
             if suspended > SUSPENDED {
@@ -430,13 +530,13 @@ impl Link {
         }
     }
 
-    /// In a run without a time-out, asks ranks that others wait for whether they are alive, and returns
-    /// one that does not answer. The communication thread of a rank that is busy does.
+    /// Pings missing ranks in a run without a time-out. Returns a rank that does not answer within
+    /// [`PING_TIMEOUT`]. The communication thread of a busy rank answers.
     fn find_silent(&mut self, absent: &[usize]) -> Option<usize> {
         if self.last_ping.elapsed() < PING_INTERVAL {
             return None;
         }
-        // A process that was stopped has not heard the answers.
+        // If this process was stopped, it has not received the answers, so the time starts again.
         let heard = self.last_ping.elapsed() < 2 * PING_INTERVAL;
         self.last_ping = Instant::now();
         for &rank in absent {
@@ -452,18 +552,20 @@ impl Link {
         None
     }
 
-    /// Tells the rank whom it waits for, as far as is known: calls of MPI that follow may take seconds
-    /// where the process of a peer is gone.
+    /// Stores the collective and the missing ranks in the run's status, which the rank's own thread
+    /// reads. A call of MPI that follows may take seconds if the process of a peer is gone.
     fn note_wait(&self, absent: &[usize]) {
         let (call, absent) = (self.current.clone(), self.absences(absent));
         self.status.set_wait(Some(Wait { call, absent }));
     }
 
-    /// The same collective as this rank knows it, with the names of arrays, if it has come to it.
+    /// Returns the same collective with the names of its arrays, if this rank has reached it
+    /// recently.
     fn with_names(&self, call: Call) -> Call {
         self.recent.iter().find(|own| **own == call).cloned().unwrap_or(call)
     }
 
+    /// Returns what is known of missing ranks, for a message: host and last collective.
     fn absences(&self, ranks: &[usize]) -> Vec<Absence> {
         let seen = |&rank: &usize| {
             let Peer { hello, last, .. } = &self.peers[rank];
@@ -473,7 +575,7 @@ impl Link {
         ranks.iter().map(seen).collect()
     }
 
-    /// Ends the run because ranks did not come.
+    /// Ends the run because `absent` ranks did not arrive within `waited`.
     fn late(&mut self, absent: &[usize], waited: Duration) -> CommError {
         let rank = self.rank();
         let absent = self.absences(absent);
@@ -483,7 +585,8 @@ impl Link {
         })
     }
 
-    /// Ends the run with a failure that this rank has found, and returns what ended it.
+    /// Ends the run with a failure that this rank has found. Returns the failure that ended the
+    /// run, which may be an earlier one.
     fn failed(&mut self, cause: CommError) -> CommError {
         self.status.fail(self.rank(), cause.clone());
         let cause = self.status.cause().unwrap_or(cause);
@@ -491,12 +594,18 @@ impl Link {
         cause
     }
 
+    /// Ends the run with a failure of MPI and returns it.
     fn broken(&self, error: impl Display) -> CommError {
         let cause = CommError::Transport { rank: self.rank(), reason: error.to_string() };
         self.status.fail(self.rank(), cause.clone());
         cause
     }
 
+    /// Sends a message to every other rank, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails.
     fn post_all(&mut self, message: impl Fn(usize) -> Message) -> Result<(), CommError> {
         let own = self.rank();
         (0..self.world_size())
@@ -504,6 +613,12 @@ impl Link {
             .try_for_each(|rank| self.post(rank, message(rank)))
     }
 
+    /// Sends a message to a rank, without waiting. The message stays in the outbox until MPI has
+    /// sent it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails.
     fn post(&mut self, to: usize, message: Message) -> Result<(), CommError> {
         let envelope = Envelope { run: self.run, message };
         let bytes = envelope.encode().map_err(|error| self.broken(error))?;
@@ -512,7 +627,8 @@ impl Link {
         Ok(())
     }
 
-    /// The ranks of other hosts for which `holds` is true. The end of a process on this host is detected at once.
+    /// Returns the ranks of other hosts for which `holds` is true. The end of a process on this
+    /// host is noticed immediately, so a wait for it needs no note.
     fn remote_ranks(&self, holds: impl Fn(&Peer) -> bool) -> Vec<usize> {
         let host = |rank: usize| self.peers[rank].hello.as_ref().map(|hello| &hello.host);
         let own = host(self.rank());
@@ -521,7 +637,7 @@ impl Link {
         ranks
     }
 
-    /// The other ranks of which `holds` is true.
+    /// Returns the other ranks for which `holds` is true.
     fn ranks(&self, holds: impl Fn(&Peer) -> bool) -> Vec<usize> {
         let own = self.rank();
         let others = self.peers.iter().enumerate().filter(|(rank, _)| *rank != own);

@@ -10,15 +10,23 @@
 use crate::control::Hello;
 
 /// Handles of the processes of the ranks on this host.
+///
+/// The handles are closed when the value is dropped, or when the end of a
+/// process was reported.
 #[derive(Debug, Default)]
 pub(crate) struct Neighbours {
+    /// The ranks that have not ended, with a handle of each process.
     #[cfg(target_os = "linux")]
     alive: Vec<(usize, rustix::fd::OwnedFd)>,
 }
 
 #[cfg(target_os = "linux")]
 impl Neighbours {
-    /// Watches those `ranks` whose process ids are valid in this process.
+    /// Watches those `ranks` whose process ids are valid in this process: ranks
+    /// of the same host and process-id namespace.
+    ///
+    /// Two containers of a host have different namespaces, in which the same id
+    /// is another process.
     pub(crate) fn new(own: &Hello, ranks: &[(usize, &Hello)]) -> Self {
         use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -61,14 +69,15 @@ impl Neighbours {
     }
 }
 
-/// Returns an identifier of the process-id namespace.
+/// Returns an identifier of the process-id namespace: the boot id of the system
+/// and the number of the namespace. Both are empty on systems without `/proc`.
 pub(crate) fn namespace() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     format!("{} {}", boot.trim(), space.display())
 }
 
-/// Returns the name of this host.
+/// Returns the name of this host, as `uname` reports it.
 pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -3,6 +3,21 @@
 //! MPI belongs to the process: it is initialised once and finalised when the
 //! process exits, even if ranks are run several times in between.
 //! [`Process::connect`] therefore always returns the same [`Process`].
+//!
+//! ```text
+//! rank's thread                         communication thread "communication"
+//!   Process::connect  ----------------->  MPI_Init, greetings
+//!   group.all_gather  -- Work::Run ---->  meets the other ranks, exchanges bytes
+//!   computes                              ...
+//!   pending.wait      <-- result -------
+//!   exit              -- Work::Finalize ->  goodbyes, MPI_Finalize
+//!             RunStatus: failure, current wait, step
+//! ```
+//!
+//! The two threads share a queue of work and the [`RunStatus`]. A failure may
+//! end the process in four ways: the rank notices it at its next op, the exit
+//! handler reports it, a rank that hangs is ended after [`LAST_OP`], or the
+//! launcher ends the process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -50,14 +65,20 @@ impl Default for Settings {
 /// This process as a rank of an MPI job.
 #[derive(Debug, Clone)]
 pub struct Process {
+    /// Clones share the connection.
     connection: Arc<Connection>,
 }
 
+/// The connection of this process to the job, which exists once.
 #[derive(Debug)]
 struct Connection {
+    /// The rank of this process.
     rank: usize,
+    /// The host of each rank.
     hosts: Vec<Arc<str>>,
+    /// The state of the run, shared with the communication thread.
     status: Arc<RunStatus>,
+    /// The queue of the communication thread.
     work: Sender<Work>,
     /// The number of runs so far.
     runs: AtomicU32,
@@ -84,6 +105,13 @@ impl Process {
         PROCESS.get_or_init(Self::start).clone()
     }
 
+    /// Starts the communication thread, waits for the greetings of all ranks
+    /// and registers the exit handler.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the thread or MPI cannot be started, or a rank does
+    /// not connect.
     fn start() -> Result<Self, CommError> {
         let status = Arc::new(RunStatus::default());
         let (work, requests) = mpsc::channel();
@@ -157,12 +185,13 @@ impl Process {
         self.connection.status.lock().terminated = Some(terminated);
     }
 
+    /// Returns the state of the run.
     pub(crate) fn status(&self) -> &RunStatus {
         &self.connection.status
     }
 
     /// Queues work for the communication thread. Work that it does not reach is
-    /// dropped.
+    /// dropped, which closes the channel of its result.
     pub(crate) fn submit(&self, work: Work) {
         if self.connection.work.send(work).is_err() {
             let reason = "the communication thread has ended".to_owned();
@@ -172,7 +201,12 @@ impl Process {
     }
 }
 
-/// Initialises MPI and exchanges greetings with all ranks.
+/// Initialises MPI on the calling thread and exchanges greetings with all
+/// ranks.
+///
+/// # Errors
+///
+/// Returns an error if MPI cannot be initialised or a rank does not connect.
 fn greet(status: &Arc<RunStatus>) -> Result<Link, CommError> {
     let broken = |error: MpiError| CommError::Transport { rank: 0, reason: error.to_string() };
     let mpi = Mpi::init().map_err(broken)?;
@@ -186,7 +220,9 @@ fn greet(status: &Arc<RunStatus>) -> Result<Link, CommError> {
     Link::connect(mpi, hello, status.clone())
 }
 
-/// The loop of the communication thread until the process exits.
+/// Runs the loop of the communication thread until the process exits. Between
+/// two pieces of work, it handles messages every [`IDLE_INTERVAL`], so that
+/// pings are answered and failures are noticed while the rank computes.
 fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
     loop {
         match requests.recv_timeout(IDLE_INTERVAL) {
@@ -257,8 +293,10 @@ pub(crate) struct RunStatus {
     changed: Condvar,
 }
 
+/// The state behind the lock.
 #[derive(Debug, Default)]
 struct State {
+    /// The first failure of the run; later ones are ignored.
     failure: Option<Failure>,
     /// Whether the other ranks know of the failure.
     announced: bool,
@@ -270,6 +308,7 @@ struct State {
     terminated: Option<Arc<AtomicBool>>,
     /// The current wait of the communication thread.
     wait: Option<Wait>,
+    /// The last collective in which the communication thread waited.
     last_call: Option<Call>,
 }
 
@@ -284,11 +323,14 @@ impl State {
 /// The collective in which a rank waits, and the ranks for which it waits.
 #[derive(Debug, Clone)]
 pub(crate) struct Wait {
+    /// The collective; `None` while the ranks connect.
     pub(crate) call: Option<Call>,
+    /// What is known of the missing ranks.
     pub(crate) absent: Vec<Absence>,
 }
 
 impl RunStatus {
+    /// Records that the rank's own code is running.
     fn begin(&self) {
         self.lock().running = true;
     }
@@ -298,6 +340,7 @@ impl RunStatus {
         self.lock().running = false;
     }
 
+    /// Returns true if the rank's own code is running.
     fn is_running(&self) -> bool {
         self.lock().running
     }
@@ -355,6 +398,7 @@ impl RunStatus {
         self.cause()
     }
 
+    /// Returns the first failure of the run with its reporter and time.
     pub(crate) fn failure(&self) -> Option<Failure> {
         self.lock().failure.clone()
     }
@@ -369,6 +413,8 @@ impl RunStatus {
         self.failure().is_some_and(|failure| failure.reporter == rank)
     }
 
+    /// Records that the other ranks know of the failure, and wakes the thread
+    /// that waits for this.
     fn set_announced(&self) {
         self.lock().announced = true;
         self.changed.notify_all();
@@ -395,6 +441,7 @@ impl RunStatus {
         unsafe { libc::_exit(FAILED) }
     }
 
+    /// Locks the state. A panic of another holder leaves it valid.
     fn lock(&self) -> MutexGuard<'_, State> {
         // Each change is complete before anything that could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -5,6 +5,19 @@
 //! very large messages are badly supported. A [`Transfer`] owns all memory that
 //! MPI reads and writes. If it is abandoned before it is complete, that memory
 //! is leaked, because MPI may still write to it.
+//!
+//! ```text
+//! array of 2.5 GiB from rank 1, pieces of 1 GiB
+//! | piece 0: 1 GiB | piece 1: 1 GiB | piece 2: 0.5 GiB |     three messages, in order
+//!
+//! array of an all-gather on rank 1
+//! | segment of rank 0 | own bytes | segment of rank 2 | segment of rank 3 |     one allocation
+//! ```
+//!
+//! Messages have no header. MPI delivers messages of one kind between two ranks
+//! in the order in which they were sent ("Semantics of Point-to-Point
+//! Communication" in the MPI standard), and the collective's headers have
+//! described their sizes.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -37,9 +50,9 @@ impl Incoming {
     }
 }
 
-/// Allocates memory for `len` bytes of elements of `element_size`, with length
-/// 0. If `len` is not a multiple of the element size, the array is received as
-/// bytes.
+/// Allocates memory for `len` bytes, aligned to elements of `element_size`
+/// bytes. The vector has length 0 and `len` bytes of capacity. If `len` is not
+/// a multiple of the element size, the array is received as bytes.
 fn with_capacity(len: usize, element_size: usize) -> Received {
     match element_size {
         2 if len.is_multiple_of(2) => Received::Two(Vec::with_capacity(len / 2)),
@@ -73,8 +86,13 @@ fn prefer_huge_pages(start: *mut u8, len: usize) {
     }
 }
 
-/// Pending sends and receives.
+/// Pending sends and receives of one collective, with their memory.
+///
+/// Dropping it while requests are pending leaks the memory, because there is no
+/// safe way to revoke it from MPI.
 pub(crate) struct Transfer {
+    /// The memory that MPI reads. Each entry is shared by its pieces and, in a
+    /// gather, by several receivers.
     sent: ManuallyDrop<Vec<Bytes>>,
     /// Allocated but not initialised memory. Every byte is written by a segment
     /// or by `own`.
@@ -86,8 +104,16 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// Starts to send `outgoing`, each to a rank, and to receive `incoming`.
-    /// Both sides must list the messages between them in the same order.
+    /// Starts to send `outgoing`, each with its receiving rank, and to receive
+    /// `incoming`. Messages are at most `piece` bytes.
+    ///
+    /// Receives are started first, so that arriving data has a place to go.
+    /// Both sides must list the messages between them in the same order, with
+    /// the same `piece`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails.
     pub(crate) fn start(
         mpi: &Mpi,
         outgoing: Vec<(usize, Bytes)>,
@@ -114,7 +140,13 @@ impl Transfer {
         Ok(transfer)
     }
 
-    /// Allocates an array and starts to receive its segments.
+    /// Allocates an array, starts to receive its segments and copies this
+    /// rank's own bytes to it.
+    ///
+    /// # Panics
+    ///
+    /// Panics if segments and own bytes do not cover the array exactly, because
+    /// uninitialised memory would become visible.
     fn receive(&mut self, mpi: &Mpi, array: Incoming, piece: usize) -> Result<(), MpiError> {
         let mut buffer = with_capacity(array.len, array.element_size);
         let start = start_of(&mut buffer);
@@ -146,6 +178,13 @@ impl Transfer {
 
     /// Lets MPI make progress. Returns true if everything was sent and
     /// received.
+    ///
+    /// MPI transfers large messages only while it is called, so waits must call
+    /// this frequently.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails for one of the messages.
     pub(crate) fn advance(&mut self, mpi: &Mpi) -> Result<bool, MpiError> {
         let mut failure = None;
         self.requests.retain_mut(|(_, request)| match mpi.is_complete(request) {
@@ -158,7 +197,7 @@ impl Transfer {
         failure.map_or(Ok(self.requests.is_empty()), Err)
     }
 
-    /// Returns the ranks with pending messages.
+    /// Returns the ranks with pending messages, each once, in order.
     pub(crate) fn unfinished(&self) -> Vec<usize> {
         let mut ranks: Vec<_> = self.requests.iter().map(|(rank, _)| *rank).collect();
         ranks.sort_unstable();
@@ -166,7 +205,12 @@ impl Transfer {
         ranks
     }
 
-    /// Returns the arrays of a complete transfer.
+    /// Returns the received arrays in the order of `incoming`, and frees the
+    /// memory that was sent.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a message is pending.
     pub(crate) fn finish(mut self) -> Vec<Received> {
         assert!(self.requests.is_empty(), "the transfer is complete");
         // SAFETY: nothing is under way, neither is used again.

@@ -47,7 +47,7 @@ pub(crate) enum Features {
 pub(crate) struct Workload {
     /// Fields of `config.json`, which peers take too.
     pub(crate) model: Value,
-    /// How tables call it.
+    /// Its name in tables.
     pub(crate) name: &'static str,
     /// Sequences of a micro-batch on each rank.
     pub(crate) sequences: usize,
@@ -56,7 +56,7 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// GPT-2 small, 124 million parameters.
+    /// Returns GPT-2 small, 124 million parameters.
     ///
     /// `sequences` sequences of `length` tokens form a micro-batch of a rank. All other fields of the model
     /// have GPT-2's defaults: 12 layers of width 768 with 12 heads.
@@ -64,9 +64,9 @@ impl Workload {
         Self { model: json!({ "vocab_size": 50257 }), name: "GPT-2 124M", sequences, length }
     }
 
-    /// A GPT-2 of `width` and `layers` with heads of 32 and 4,096 tokens. `width` has to be a multiple of
-    /// 32. Models of this kind train in seconds and serve quick runs and runs of many ranks, where the
-    /// 50,257 tokens of GPT-2 would dominate.
+    /// Returns a GPT-2 of `width` and `layers` with heads of 32 and 4,096 tokens. `width` has to be a multiple of
+    /// 32. Models of this kind train in seconds and serve quick runs and runs of many ranks, where the 50,257
+    /// tokens of GPT-2 would dominate.
     pub(crate) fn gpt2(
         name: &'static str,
         width: usize,

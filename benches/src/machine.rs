@@ -121,7 +121,7 @@ impl Commit {
     }
 }
 
-/// Standard output of a short command, without white space around it.
+/// Returns the standard output of a short command, without white space around it.
 ///
 /// # Errors
 /// When it cannot be started or fails.
@@ -135,7 +135,7 @@ pub(crate) fn output_of(command: &mut Command) -> Outcome<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// The time, UTC, RFC 3339.
+/// Returns the time, UTC, RFC 3339.
 pub(crate) fn now() -> String {
     DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Secs, true)
 }

@@ -119,7 +119,7 @@ pub(crate) enum PeerLine {
         /// Seconds of clipping and the update, where they were measured.
         optimizer: Option<f64>,
     },
-    /// The model is there and steps begin.
+    /// The model is ready and steps begin.
     Ready {
         #[serde(rename = "ready")]
         _ready: bool,

@@ -94,7 +94,7 @@ impl Peers {
         &self.found.versions
     }
 
-    /// Whether the environment has a package.
+    /// Returns whether the environment has a package.
     pub(crate) fn has(&self, package: &str) -> bool {
         self.found.versions.contains_key(package)
     }

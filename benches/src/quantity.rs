@@ -75,7 +75,7 @@ pub(crate) enum Unit {
 }
 
 impl Quantity {
-    /// Heading of a column.
+    /// Returns the heading of a column.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Step => "step",
@@ -125,7 +125,7 @@ impl Quantity {
         }
     }
 
-    /// A value with its unit, as in a table.
+    /// Returns a value with its unit, as in a table.
     pub(crate) fn format(self, value: f64) -> String {
         match self.unit() {
             Unit::Seconds if value != 0.0 && value < 0.1 => format!("{:.2} ms", value * 1e3),
@@ -152,7 +152,7 @@ impl Observations {
         self.0.entry(quantity).or_default().push(value);
     }
 
-    /// The same with one more observation.
+    /// Returns the same with one more observation.
     pub(crate) fn with(mut self, quantity: Quantity, value: f64) -> Self {
         self.push(quantity, value);
         self

@@ -184,7 +184,7 @@ impl Table {
         value: Option<Summary>,
         bound: Option<Bound>,
     ) {
-        // What nobody promised and nobody measured is not worth a line.
+        // A comparison without a bound and without a measurement has nothing to show.
         if value.is_none() && bound.is_none() {
             return;
         }

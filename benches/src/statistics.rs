@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The median; the mean of the two in the middle of an even number, `None` of nothing.
+/// Returns the median; the mean of the two in the middle of an even number, `None` of nothing.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -41,8 +41,8 @@ impl Summary {
         Some(Self { median, min, max, rounds })
     }
 
-    /// The ratio of the medians, and ratios to the same rounds of `base`. Rounds that one side lacks, because its run
-    /// failed, are left out.
+    /// Returns the ratio of the medians, and ratios to the same rounds of `base`. Rounds that one side lacks,
+    /// because its run failed, are left out.
     pub(crate) fn over(&self, base: &Self) -> Option<Self> {
         let pairs = self.rounds.len().min(base.rounds.len());
         let [own, theirs] = [median(&self.rounds[..pairs])?, median(&base.rounds[..pairs])?];

@@ -37,7 +37,7 @@ use crate::results::Bound;
 /// Tokens of a token file: more than any bench takes.
 const TOKENS: usize = 1 << 20;
 
-/// How the suite was started, and what it found on the machine.
+/// The options of the suite and what it found on the machine.
 #[derive(Debug)]
 pub(crate) struct Suite {
     /// The workspace.
@@ -58,7 +58,7 @@ pub(crate) struct Suite {
     without: Vec<Features>,
 }
 
-/// What a run of `finetune` left.
+/// The output of a run of `finetune`.
 #[derive(Debug)]
 pub(crate) struct Trained {
     /// All steps of the run's metrics, in order. A resumed run has those before the checkpoint too.
@@ -70,7 +70,7 @@ pub(crate) struct Trained {
 }
 
 impl Suite {
-    /// A suite for the workspace `root`.
+    /// Prepares a suite for the workspace `root`.
     ///
     /// # Errors
     /// When cargo or the environment of peers cannot be used.

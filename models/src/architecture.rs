@@ -1,4 +1,4 @@
-//! What training programs need to know of a model.
+//! The interface between models and training programs.
 //!
 //! - [`Architecture`] is what follows from a configuration alone: parameters, files and the shape of a training pass.
 //! - [`BuildModel`] makes the module of a configuration on a backend.
@@ -34,27 +34,27 @@ use crate::texts::TextLimits;
 
 /// The configuration of a model.
 pub trait Architecture: fmt::Debug + Send + Sync {
-    /// The name of the model in logs and reports.
+    /// Returns the name of the model in logs and reports.
     fn name(&self) -> &'static str;
 
-    /// All parameters, in the order in which the module holds them.
+    /// Returns all parameters, in the order in which the module holds them.
     fn parameters(&self) -> Vec<ParameterShape>;
 
-    /// Number of trainable values; a tied embedding counts once.
+    /// Returns the number of trainable values; a tied embedding counts once.
     fn num_parameters(&self) -> usize {
         self.parameters().iter().map(ParameterShape::num_elements).sum()
     }
 
-    /// Width of the residual stream.
+    /// Returns the width of the residual stream.
     fn width(&self) -> usize;
 
-    /// Tokens of the longest sequence that the model takes.
+    /// Returns the number of tokens of the longest sequence that the model supports.
     fn max_len(&self) -> usize;
 
-    /// How parameters are named in weight files.
+    /// Returns how parameters are named in weight files.
     fn names(&self) -> Names;
 
-    /// The JSON files beside weights of type `float`: `config.json` and what else readers need.
+    /// Returns the JSON files beside weights of type `float`: `config.json` and what else readers need.
     fn documents(&self, float: FloatType) -> Documents;
 
     /// Reads the weights in `folder` from which training starts once, and keeps none.
@@ -67,13 +67,14 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// predicted from it.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape);
 
-    /// Bytes of the logits that the loss computes at a time, beyond what [`describe`](Self::describe) says.
+    /// Returns the bytes of the logits that the loss computes at a time, beyond what [`describe`](Self::describe)
+    /// says.
     fn logits_bytes(&self, batch: BatchShape) -> u64 {
         _ = batch;
         0
     }
 
-    /// Everything but the weights that a Hugging Face folder of the model contains.
+    /// Returns everything but the weights that a Hugging Face folder of the model contains.
     fn hf_export(&self) -> HfExport {
         HfExport::new(&self.parameters(), self.names(), self.documents(FloatType::F32))
     }
@@ -97,27 +98,27 @@ pub trait BuildModel<B: Backend>: Architecture {
     /// The module.
     type Model: Module<B>;
 
-    /// A model with initial weights that depend on `seed` and each parameter's path alone. They are drawn when first
-    /// used.
+    /// Returns a model with initial weights that depend on `seed` and each parameter's path alone. They are drawn
+    /// when first used.
     ///
     /// # Errors
-    /// [`ConfigError`] if the configuration does not hold together.
+    /// [`ConfigError`] if the configuration is inconsistent.
     fn init(&self, seed: u64, device: &B::Device) -> Result<Self::Model, ConfigError>;
 
-    /// A model with all weights 0, for callers that replace them.
+    /// Returns a model with all weights 0, for callers that replace them.
     ///
     /// # Errors
-    /// [`ConfigError`] if the configuration does not hold together.
+    /// [`ConfigError`] if the configuration is inconsistent.
     fn zeros(&self, device: &B::Device) -> Result<Self::Model, ConfigError>;
 
-    /// A trained model, with the weights in `folder`.
+    /// Returns a trained model, with the weights in `folder`.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
     fn load(&self, folder: &Path, device: &B::Device) -> Result<Self::Model, CheckpointError>;
 
-    /// A model to train further, with the weights in `folder`, which are read when first used. Weights that are not
-    /// in the folder because they belong to a new task are drawn from `seed`.
+    /// Returns a model to train further, with the weights in `folder`, which are read when first used. Weights that
+    /// are not in the folder because they belong to a new task are drawn from `seed`.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
@@ -129,7 +130,7 @@ pub trait BuildModel<B: Backend>: Architecture {
     ) -> Result<Self::Model, CheckpointError>;
 }
 
-/// What a language model takes.
+/// The limits of a language model on token sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenLimits {
     /// Number of tokens; ids are below it.
@@ -145,7 +146,7 @@ pub trait LanguageModelConfig: Architecture + Clone + Sized {
     /// `model_type` in `config.json`.
     const MODEL_TYPE: &'static str;
 
-    /// The configuration of a job that gives neither a pretrained model nor sizes.
+    /// Returns the configuration of a job that gives neither a pretrained model nor sizes.
     fn default_size() -> Self;
 
     /// Reads the fields of a `config.json`.
@@ -160,7 +161,7 @@ pub trait LanguageModelConfig: Architecture + Clone + Sized {
     /// A file that is missing, unreadable or malformed.
     fn open(folder: &Path) -> Result<Self, CheckpointError>;
 
-    /// The configuration with some fields of a `config.json` in place of its own.
+    /// Returns the configuration with some fields of a `config.json` in place of its own.
     ///
     /// # Errors
     /// As [`from_fields`](Self::from_fields), and for an unknown field.
@@ -172,7 +173,7 @@ pub trait LanguageModelConfig: Architecture + Clone + Sized {
     /// [`ConfigError::Value`] for the first field that is wrong.
     fn validate(&self) -> Result<(), ConfigError>;
 
-    /// What token sequences it takes.
+    /// Returns the limits on token sequences.
     fn limits(&self) -> TokenLimits;
 
     /// Changes the number of tokens.
@@ -184,10 +185,10 @@ pub trait LanguageModelConfig: Architecture + Clone + Sized {
 
 /// The configuration of a model that classifies texts.
 pub trait TextClassifierConfig: Architecture {
-    /// What texts it takes.
+    /// Returns the limits on texts and labels.
     fn limits(&self) -> TextLimits;
 
-    /// The names of its classes; `None` where they are numbers.
+    /// Returns the names of its classes; `None` if they are numbers.
     ///
     /// # Errors
     /// [`ClassNamesError`] for names that do not name each class from 0 once.

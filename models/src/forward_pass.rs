@@ -19,7 +19,7 @@ pub struct BatchShape {
 }
 
 impl BatchShape {
-    /// Tokens of all sequences.
+    /// Returns the number of tokens of all sequences.
     #[must_use]
     pub fn rows(self) -> u64 {
         self.sequences.saturating_mul(self.length)
@@ -31,17 +31,18 @@ impl BatchShape {
         self.sequences.saturating_mul(self.length.saturating_sub(1)).max(1)
     }
 
-    /// Bytes of a batch of a language model: token ids, positions that predict something, and their targets.
+    /// Returns the bytes of a batch of a language model: token ids, positions that predict something, and their
+    /// targets.
     pub(crate) fn causal_bytes(self) -> u64 {
         INT_BYTES * (self.rows() + 2 * self.targets())
     }
 
-    /// Bytes of a batch of texts: token ids, the weight of each in its text's mean, and labels.
+    /// Returns the bytes of a batch of texts: token ids, the weight of each in its text's mean, and labels.
     pub(crate) fn text_bytes(self) -> u64 {
         INT_BYTES * (self.rows() + self.sequences) + 4 * self.rows()
     }
 
-    /// Bytes of the f32 logits that the loss of a language model computes at a time.
+    /// Returns the bytes of the f32 logits that the loss of a language model computes at a time.
     pub(crate) fn logits_bytes(self, vocab_size: usize) -> u64 {
         let rows = logits_chunk_rows(self.targets() as usize, vocab_size) as u64;
         rows.saturating_mul(4 * vocab_size.max(1) as u64)
@@ -66,44 +67,44 @@ pub trait ForwardPass {
     /// Rows of an embedding of `table` elements, `numel` in all.
     fn lookup(&mut self, numel: u64, table: u64) -> PassTensor;
 
-    /// The sum with rows of an embedding of `table` elements, the same for each sequence.
+    /// Appends the sum with rows of an embedding of `table` elements, the same for each sequence.
     fn add_positions(&mut self, x: PassTensor, table: u64) -> PassTensor;
 
-    /// Layer normalisation over rows of `width` elements.
+    /// Appends layer normalisation over rows of `width` elements.
     fn layer_norm(&mut self, x: PassTensor, width: u64) -> PassTensor;
 
-    /// A linear layer of `[in, out]` features.
+    /// Appends a linear layer of `[in, out]` features.
     fn linear(&mut self, x: PassTensor, features: [u64; 2], has_bias: bool) -> PassTensor;
 
-    /// Attention over sequences of `length` tokens, from projected queries, keys and values. The output has `numel`
-    /// elements; `queries` counts the queries of all heads.
+    /// Appends attention over sequences of `length` tokens, from projected queries, keys and values. The output has
+    /// `numel` elements; `queries` counts the queries of all heads.
     fn attention(&mut self, x: PassTensor, numel: u64, queries: u64, length: u64) -> PassTensor;
 
-    /// Dropout.
+    /// Appends dropout.
     fn dropout(&mut self, x: PassTensor, probability: f64) -> PassTensor;
 
-    /// The sum of a branch and the residual stream.
+    /// Appends the sum of a branch and the residual stream.
     fn add(&mut self, branch: PassTensor, x: PassTensor) -> PassTensor;
 
-    /// Some of the rows of `x`, `numel` elements in all.
+    /// Appends a selection of the rows of `x`, `numel` elements in all.
     fn select(&mut self, x: PassTensor, numel: u64) -> PassTensor;
 
-    /// An element-wise op that keeps its input for backward, such as ReLU.
+    /// Appends an element-wise op that keeps its input for backward, such as ReLU.
     fn elementwise(&mut self, x: PassTensor) -> PassTensor;
 
-    /// An element-wise op that keeps its output for backward, such as tanh.
+    /// Appends an element-wise op that keeps its output for backward, such as tanh.
     fn elementwise_of_output(&mut self, x: PassTensor) -> PassTensor;
 
-    /// `x * sigmoid(x)`.
+    /// Appends `x * sigmoid(x)`.
     fn silu(&mut self, x: PassTensor) -> PassTensor;
 
-    /// The mean over the tokens of each sequence, of `length` tokens in `rows` rows, as a product with weights. The
-    /// output has `numel` elements.
+    /// Appends the mean over the tokens of each sequence, of `length` tokens in `rows` rows, as a product with
+    /// weights. The output has `numel` elements.
     fn weighted_means(&mut self, x: PassTensor, rows: u64, numel: u64, length: u64) -> PassTensor;
 
-    /// The output layer and the loss of a language model, from `[width, vocab_size]` features.
+    /// Appends the output layer and the loss of a language model, from `[width, vocab_size]` features.
     fn loss_head(&mut self, x: PassTensor, features: [u64; 2], is_tied: bool);
 
-    /// The loss of a classifier, of its logits.
+    /// Appends the loss of a classifier, of its logits.
     fn logits_loss(&mut self, logits: PassTensor);
 }

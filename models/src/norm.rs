@@ -21,7 +21,7 @@ pub(crate) struct LayerNorm<B: Backend> {
 }
 
 impl<B: Backend> LayerNorm<B> {
-    /// The norm at module path `path`, over `width` elements. It starts with weight 1 and bias 0.
+    /// Returns the norm at module path `path`, over `width` elements. It starts with weight 1 and bias 0.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, width: usize, epsilon: f64) -> Self {
         Self {
             weight: init.param(&format!("{path}.weight"), [width], Values::Ones),
@@ -30,7 +30,7 @@ impl<B: Backend> LayerNorm<B> {
         }
     }
 
-    /// `x`: `[.., width]`; the result has its shape and dtype.
+    /// Normalises `x`, `[.., width]`. The result has its shape and dtype.
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<B, D>) -> Tensor<B, D>
     where
         B: LayerNormOps,

@@ -14,8 +14,8 @@ pub(crate) fn project<B: LinearOps>(projection: &Linear<B>, x: Tensor<B, 2>) -> 
     linear(x, projection.weight.val(), projection.bias.as_ref().map(|bias| bias.val()))
 }
 
-/// A projection with weight `[in, out]`, as Burn's linear layer and the Conv1D of `transformers` have
-/// it, and bias 0.
+/// Returns a projection with weight `[in, out]`, as Burn's linear layer and the Conv1D of `transformers` have it,
+/// and bias 0.
 pub(crate) fn conv1d<B: Backend>(
     init: &WeightInit<B>,
     path: &str,

@@ -36,17 +36,17 @@ pub struct TextBatch<B: Backend> {
 
 /// A module that classifies texts.
 pub trait TextClassifier<B: FusedOps>: Module<B> {
-    /// Logits `[texts, num_classes]`.
+    /// Returns the logits `[texts, num_classes]`.
     fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2>;
 
-    /// Cross-entropy summed over the texts, `[1]`, at least f32, and the logits.
+    /// Returns the cross-entropy summed over the texts, `[1]`, at least f32, and the logits.
     fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
         let logits = self.forward(batch);
         (cross_entropy(logits.clone(), batch.labels.clone()), logits)
     }
 }
 
-/// Why texts are refused.
+/// The reason why texts are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TextBatchError {
     /// The numbers of ids, lengths and labels are inconsistent.
@@ -77,7 +77,7 @@ pub enum TextBatchError {
     TooLong {
         /// Tokens of a row.
         length: usize,
-        /// The longest the model takes.
+        /// The longest that the model supports.
         max_len: usize,
     },
     /// A token the model does not know.
@@ -103,8 +103,8 @@ pub enum TextBatchError {
 }
 
 impl<B: Backend> TextBatch<B> {
-    /// A batch of `lengths.len()` texts from rows of token ids, padded with any id. A row of
-    /// length 0 has a negative label and counts for nothing; it is there to keep ranks in step.
+    /// Returns a batch of `lengths.len()` texts from rows of token ids, padded with any id. A row of length 0 has a
+    /// negative label and does not count; it keeps ranks in step.
     ///
     /// # Errors
     /// [`TextBatchError`].
@@ -136,7 +136,7 @@ impl<B: Backend> TextBatch<B> {
     }
 }
 
-/// The length of the rows.
+/// Returns the length of the rows.
 fn check(
     limits: TextLimits,
     input_ids: &[u32],

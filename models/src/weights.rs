@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 
-/// What a parameter starts as.
+/// The initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Values {
     /// All 0, such as biases.
@@ -31,7 +31,7 @@ pub(crate) enum Values {
 /// Reads the values of the parameter at a module path; panics with the reason if it cannot.
 pub(crate) type ReadWeights = dyn Fn(&str) -> Vec<f32> + Send + Sync;
 
-/// Where values come from.
+/// The source of a model's initial values.
 #[derive(Clone)]
 enum WeightSource {
     /// Drawn from a generator with this seed.
@@ -67,7 +67,7 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         Self { source: WeightSource::Zeros, device }
     }
 
-    /// The parameter at module path `path`, lazily filled with `values`.
+    /// Returns the parameter at module path `path`, lazily filled with `values`.
     ///
     /// The parameter is trainable, and its shape is known before its values exist.
     pub(crate) fn param<const D: usize>(
@@ -112,7 +112,7 @@ impl fmt::Debug for WeightSource {
     }
 }
 
-/// `count` values for the parameter at `path`: one ChaCha stream a path.
+/// Draws `count` values for the parameter at `path`: one ChaCha stream a path.
 ///
 /// The stream number is the hash of the path. Values are drawn in f64 and rounded to f32 after scaling.
 fn draw(seed: u64, path: &str, count: usize, values: Values) -> Vec<f32> {
@@ -131,7 +131,7 @@ fn draw(seed: u64, path: &str, count: usize, values: Values) -> Vec<f32> {
     }
 }
 
-/// FNV-1a, 64 bits (Fowler, Noll, Vo): a hash that is the same in every build.
+/// Returns the FNV-1a hash of 64 bits (Fowler, Noll, Vo), a hash that is the same in every build.
 fn fnv1a(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! What the decorators cost that make a backend sharded.
+//! The cost of the decorators that make a backend sharded.
 //!
 //! `decorator_step` of `deepburn-zero` trains the same perceptron on `Flex` and on `Zero<Flex>` and prints
 //! the ratio of their times. The overhead is this ratio less 1. It is bookkeeping for each op (entries of

@@ -111,7 +111,7 @@ impl Product {
         format!("{}:{m}x{k}x{n}:{transposed}", self.dtype)
     }
 
-    /// Whether it has a bound: a product of the MLP, and the loss head's.
+    /// Returns whether it has a bound: a product of the MLP, and the loss head's.
     fn is_bound(&self) -> bool {
         let is_mlp = self.name == "forward" && self.shape == [768, 3072, 512];
         self.dtype == "bf16" && (self.name == LOSS_HEAD || is_mlp)

@@ -34,7 +34,7 @@ pub struct CausalBatch<B: Backend> {
     tokens: usize,
 }
 
-/// Why tokens are refused.
+/// The reason why tokens are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InputError {
     /// No sequences, or sequences of no tokens.
@@ -67,7 +67,7 @@ pub enum InputError {
     TooLong {
         /// Tokens in each sequence.
         length: usize,
-        /// The longest the model takes.
+        /// The longest that the model supports.
         max_len: usize,
         /// The field of `config.json` that says so.
         field: &'static str,
@@ -92,7 +92,7 @@ pub enum InputError {
 }
 
 impl<B: Backend> CausalBatch<B> {
-    /// A batch of `[batch, length]` tokens, flattened row by row, for models of this `config`.
+    /// Returns a batch of `[batch, length]` tokens, flattened row by row, for models of this `config`.
     ///
     /// `labels` name for each position the token *at* it, as in `transformers`: position `p` of a
     /// sequence learns to predict label `p + 1` of the same sequence, unless that is
@@ -134,13 +134,13 @@ impl<B: Backend> CausalBatch<B> {
         })
     }
 
-    /// The tokens, `[batch, length]`.
+    /// Returns the token ids, `[batch, length]`.
     #[must_use]
     pub fn input_ids(&self) -> Tensor<B, 2, Int> {
         self.input_ids.clone()
     }
 
-    /// How many positions predict something: the weight of this batch among others.
+    /// Returns the number of positions that predict something: the weight of this batch among others.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
@@ -216,7 +216,7 @@ fn check_count(
     Err(InputError::Count { what, found, expected, batch, length })
 }
 
-/// Token ids, which are below 2^24, as a tensor.
+/// Returns token ids, which are below 2^24, as a tensor.
 pub(crate) fn id_tensor<B: Backend>(
     ids: &[u32],
     shape: [usize; 2],

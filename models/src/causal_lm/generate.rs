@@ -16,21 +16,21 @@ use super::LanguageModel;
 use super::batch::{InputError, check_tokens, id_tensor};
 use crate::architecture::TokenLimits;
 
-/// How to continue.
+/// Options of a continuation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
     /// The most tokens to add.
     pub max_new_tokens: usize,
-    /// How to choose among likely tokens.
+    /// The choice among likely tokens.
     pub sampling: Sampling,
-    /// Tokens after which to stop; they are still given out. `config.eos_token_ids()` is the
+    /// Tokens after which to stop. A stop token is still returned. `config.eos_token_ids()` is the
     /// model's own choice.
     pub stop: Vec<u32>,
     /// Tokens that exist; the model's rows beyond are padding and never chosen. None takes all rows.
     pub num_tokens: Option<usize>,
 }
 
-/// How the next token is chosen.
+/// The choice of the next token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sampling {
     /// The likeliest; the lower id of equals.
@@ -48,7 +48,7 @@ pub enum Sampling {
     },
 }
 
-/// Why a prompt is not continued.
+/// The reason why a prompt cannot be continued.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum GenerateError {
     /// The prompt itself.
@@ -62,7 +62,7 @@ pub enum GenerateError {
     TooLong {
         /// Tokens of the prompt.
         prompt: usize,
-        /// New tokens asked for.
+        /// The number of requested tokens.
         max_new_tokens: usize,
         /// Positions of the model.
         max_len: usize,
@@ -135,7 +135,7 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
         })
     }
 
-    /// Logits of what follows the unseen tokens, which are seen from then on.
+    /// Returns the logits of what follows the unseen tokens, which are seen from then on.
     ///
     /// The result has one value for each row of the output layer, as f32 on the host.
     fn advance(&mut self) -> Vec<f32> {
@@ -200,7 +200,7 @@ impl Chooser {
         Ok(Self::Random { generator, temperature, top_k, top_p })
     }
 
-    /// The id of the chosen token. `logits` has at least one.
+    /// Returns the id of the chosen token. `logits` has at least one.
     ///
     /// The work is a sort of the vocabulary, which is small beside the model's pass.
     fn choose(&mut self, logits: &[f32]) -> u32 {

@@ -15,7 +15,7 @@ pub struct CausalLoss<B: Backend> {
 }
 
 impl<B: Backend> CausalLoss<B> {
-    /// Mean over the terms, `[1]`; 0 when there are none.
+    /// Returns the mean over the terms, `[1]`; 0 when there are none.
     #[must_use]
     pub fn mean(self) -> Tensor<B, 1> {
         self.sum / self.tokens.max(1) as f64

@@ -25,17 +25,17 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
     /// The cache of earlier positions, such as their keys and values. The default is an empty one.
     type Cache: fmt::Debug + Default;
 
-    /// What token sequences it takes.
+    /// Returns the limits on token sequences.
     fn limits(&self) -> TokenLimits;
 
-    /// Where its weights are.
+    /// Returns the device of the weights.
     fn device(&self) -> B::Device;
 
-    /// The language-model loss of a batch.
+    /// Returns the language-model loss of a batch.
     fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B>;
 
-    /// Logits `[1, vocab]` of what follows `input_ids` `[1, length]`, which continue the `past` positions that `cache`
-    /// holds. Their own are added to the cache.
+    /// Returns the logits `[1, vocab]` of what follows `input_ids` `[1, length]`, which continue the `past`
+    /// positions that `cache` holds. Their own are added to the cache.
     fn next_logits(
         &self,
         input_ids: Tensor<B, 2, Int>,
@@ -46,7 +46,7 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
     /// Continues `prompt`.
     ///
     /// # Errors
-    /// [`GenerateError`] if the prompt is empty, has tokens outside the vocabulary or leaves no room
+    /// [`GenerateError`] if the prompt is empty, has tokens outside the vocabulary or leaves no space
     /// for `max_new_tokens`, or an option is out of range.
     fn generate(
         &self,

@@ -29,12 +29,13 @@ use crate::weights::WeightInit;
 
 /// What a configuration determines: parameters, names, files and the training pass.
 impl Architecture for EncoderConfig {
-    /// The name in logs: `Encoder`.
+    /// Returns the name in logs: `Encoder`.
     fn name(&self) -> &'static str {
         "Encoder"
     }
 
-    /// Embedding, layers and classifier. Positions are computed, so they are not a parameter.
+    /// Lists the parameters of embedding, layers and classifier. Positions are computed, so they are not a
+    /// parameter.
     fn parameters(&self) -> Vec<ParameterShape> {
         parameters(self)
     }
@@ -51,7 +52,8 @@ impl Architecture for EncoderConfig {
         Names::SAME
     }
 
-    /// `config.json` alone. A class without a name gets a placeholder, because readers expect a name for each.
+    /// Returns `config.json` alone. A class without a name gets a placeholder, because readers expect a name for
+    /// each.
     fn documents(&self, float: FloatType) -> Documents {
         // Names that are not sound are refused before a model is made.
         let names = self.class_names().unwrap_or_default();
@@ -71,8 +73,8 @@ impl Architecture for EncoderConfig {
         open(self, folder)?.check_values(&parameters(self))
     }
 
-    /// The encoder's forward pass, op by op, in the order of `Encoder::forward`. Sizes are numbers of elements:
-    /// `rows` is texts × length, and each text has one row after the mean.
+    /// Describes the encoder's forward pass, op by op, in the order of `Encoder::forward`. Sizes are numbers of
+    /// elements: `rows` is texts × length, and each text has one row after the mean.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
         let [width, inner, heads, classes] =
             [self.embed_dim, self.hidden_dim, self.num_heads, self.num_classes]
@@ -134,7 +136,7 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
         Encoder::load(folder, self, device)
     }
 
-    /// Every parameter is in the folder, so nothing is drawn.
+    /// Reads weights when they are first used. Every parameter is in the folder, so nothing is drawn.
     fn load_lazily(
         &self,
         folder: &Path,
@@ -148,7 +150,7 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
 }
 
 impl<B: Backend> Encoder<B> {
-    /// The encoder of `config` with the weights in `folder`, as f32. Memory beyond the model: one tensor.
+    /// Returns the encoder of `config` with the weights in `folder`, as f32. Memory beyond the model: one tensor.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every tensor that does not fit or is not finite; a file that
@@ -174,7 +176,7 @@ fn open(config: &EncoderConfig, folder: &Path) -> Result<Weights, CheckpointErro
     Ok(weights)
 }
 
-/// Returns the error of a configuration that does not hold together.
+/// Returns the error of a configuration that is inconsistent.
 fn misconfigured(folder: &Path, source: ConfigError) -> CheckpointError {
     CheckpointError::Config { path: folder.join(CONFIG), source }
 }

@@ -1,4 +1,4 @@
-//! How large an encoder is.
+//! The size of an encoder.
 //!
 //! Main type: [`EncoderConfig`], which is read from and written to `config.json` by serde. Unlike GPT-2's,
 //! unknown fields are errors: no other program writes this file.
@@ -47,7 +47,7 @@ pub struct EncoderConfig {
     pub label2id: Option<Map<String, Value>>,
 }
 
-/// What `config.json` calls this model.
+/// The name of this model in `config.json`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ModelType {
     /// `deepburn_encoder`.
@@ -63,8 +63,8 @@ impl Default for EncoderConfig {
 }
 
 impl EncoderConfig {
-    /// Six layers of width 256: the model of a published guide to training on IMDB reviews, for a
-    /// byte-pair vocabulary of GPT-2's size.
+    /// Returns six layers of width 256: the model of a published guide to training on IMDB reviews, for a byte-pair
+    /// vocabulary of GPT-2's size.
     #[must_use]
     pub fn guide() -> Self {
         Self {
@@ -123,7 +123,7 @@ impl EncoderConfig {
         }
     }
 
-    /// The names of its classes; `None` where they are numbers.
+    /// Returns the names of its classes; `None` if they are numbers.
     ///
     /// # Errors
     /// [`ClassNamesError`] for names that do not name each class from 0 once.
@@ -143,14 +143,14 @@ impl EncoderConfig {
         self
     }
 
-    /// The limits on texts and labels.
+    /// Returns the limits on texts and labels.
     #[must_use]
     pub fn limits(&self) -> TextLimits {
         let &Self { vocab_size, max_len, num_classes, .. } = self;
         TextLimits { vocab_size, max_len, num_classes }
     }
 
-    /// Checks that the values hold together.
+    /// Checks that the values are consistent.
     ///
     /// Sizes have upper limits, so that their products cannot overflow.
     ///

@@ -40,7 +40,7 @@ pub(crate) struct EncoderLayer<B: Backend> {
 }
 
 impl<B: Backend> EncoderLayer<B> {
-    /// Layer number `layer`, from 0.
+    /// Makes layer number `layer`, from 0.
     pub(crate) fn new(init: &WeightInit<B>, layer: usize, config: &EncoderConfig) -> Self {
         let (width, inner) = (config.embed_dim, config.hidden_dim);
         let path = format!("layers.{layer}");
@@ -64,7 +64,7 @@ impl<B: Backend> EncoderLayer<B> {
         }
     }
 
-    /// `x` and the result: `[texts * length, width]`.
+    /// Computes the layer. `x` and the result: `[texts * length, width]`.
     pub(crate) fn forward(&self, x: Tensor<B, 2>, attention: &SelfAttention) -> Tensor<B, 2>
     where
         B: FusedOps,

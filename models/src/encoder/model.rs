@@ -43,25 +43,25 @@ pub struct Encoder<B: Backend> {
 }
 
 impl<B: Backend> Encoder<B> {
-    /// A model with initial weights that depend on `seed` and each parameter's path alone:
-    /// embeddings of deviation `initializer_range`, affine maps with the deviations that torch gives them, biases 0,
-    /// norms 1. They are drawn when first used.
+    /// Returns a model with initial weights that depend on `seed` and each parameter's path alone: embeddings of
+    /// deviation `initializer_range`, affine maps with the deviations that torch gives them, biases 0, norms 1.
+    /// They are drawn when first used.
     ///
     /// # Errors
-    /// [`ConfigError`] if `config` does not hold together.
+    /// [`ConfigError`] if `config` is inconsistent.
     pub fn new(config: &EncoderConfig, seed: u64, device: &B::Device) -> Result<Self, ConfigError> {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
-    /// A model with all weights 0, for callers that replace them.
+    /// Returns a model with all weights 0, for callers that replace them.
     ///
     /// # Errors
-    /// [`ConfigError`] if `config` does not hold together.
+    /// [`ConfigError`] if `config` is inconsistent.
     pub fn zeros(config: &EncoderConfig, device: &B::Device) -> Result<Self, ConfigError> {
         Self::with(config, &WeightInit::zeros(device))
     }
 
-    /// A model with the weights that `init` makes.
+    /// Returns a model with the weights that `init` makes.
     pub(crate) fn with(config: &EncoderConfig, init: &WeightInit<B>) -> Result<Self, ConfigError> {
         config.validate()?;
         let EncoderConfig { vocab_size, embed_dim, hidden_dim, num_classes, .. } = *config;
@@ -81,7 +81,7 @@ impl<B: Backend> Encoder<B> {
         })
     }
 
-    /// The model's configuration.
+    /// Returns the model's configuration.
     #[must_use]
     pub fn config(&self) -> &EncoderConfig {
         &self.config
@@ -113,7 +113,7 @@ impl<B: FusedOps> TextClassifier<B> for Encoder<B> {
 }
 
 impl<B: Backend> Encoder<B> {
-    /// Token embeddings plus positions, `[texts * length, width]`.
+    /// Returns the token embeddings plus positions, `[texts * length, width]`.
     fn embed(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 2> {
         let [texts, length] = input_ids.dims();
         let width = self.config.embed_dim;

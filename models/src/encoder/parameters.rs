@@ -6,13 +6,13 @@
 use super::config::EncoderConfig;
 use crate::hf::ParameterShape;
 
-/// Deviation of the initial weights of an affine map from `inputs` values, which torch draws
+/// Returns the standard deviation of the initial weights of an affine map from `inputs` values, which torch draws
 /// uniformly between `-1 / sqrt(inputs)` and `1 / sqrt(inputs)`.
 pub(crate) fn default_std(inputs: usize) -> f64 {
     1.0 / (3.0 * inputs as f64).sqrt()
 }
 
-/// All parameters, in the order in which the module holds them.
+/// Returns all parameters, in the order in which the module holds them.
 ///
 /// The list depends on sizes alone, so it exists before any memory is allocated.
 pub(crate) fn parameters(config: &EncoderConfig) -> Vec<ParameterShape> {
@@ -32,7 +32,7 @@ pub(crate) fn parameters(config: &EncoderConfig) -> Vec<ParameterShape> {
     list
 }
 
-/// Weight and bias, which is as long as the weight's last axis.
+/// Returns weight and bias, which is as long as the weight's last axis.
 fn affine(path: &str, weight: &[usize]) -> [ParameterShape; 2] {
     let bias = &weight[weight.len() - 1..];
     [

@@ -27,7 +27,7 @@ impl Activation {
     pub(crate) const ALL: [Self; 6] =
         [Self::GeluNew, Self::GeluPytorchTanh, Self::Gelu, Self::Relu, Self::Silu, Self::Tanh];
 
-    /// The name in `config.json`.
+    /// Returns the name in `config.json`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl Activation {
         }
     }
 
-    /// The function of that name, if it is one of these.
+    /// Returns the function of that name, if it is one of these.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         if name == "swish" {

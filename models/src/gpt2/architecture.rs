@@ -40,12 +40,12 @@ use crate::texts::TextLimits;
 
 /// What a configuration determines: parameters, names, files and the training pass.
 impl Architecture for Gpt2Config {
-    /// The name in logs: `Gpt2`.
+    /// Returns the name in logs: `Gpt2`.
     fn name(&self) -> &'static str {
         "Gpt2"
     }
 
-    /// A tied head is the embedding and is not listed again.
+    /// Lists all parameters. A tied head is the embedding and is not listed again.
     fn parameters(&self) -> Vec<ParameterShape> {
         parameters(self)
     }
@@ -58,12 +58,12 @@ impl Architecture for Gpt2Config {
         self.n_positions
     }
 
-    /// Names with the prefix `transformer.`; files without it can be read too.
+    /// Returns names with the prefix `transformer.`; files without it can be read too.
     fn names(&self) -> Names {
         NAMES
     }
 
-    /// `config.json`, and `generation_config.json` with the special tokens.
+    /// Returns `config.json`, and `generation_config.json` with the special tokens.
     fn documents(&self, float: FloatType) -> Documents {
         vec![
             (CONFIG, document(self, "GPT2LMHeadModel", float)),
@@ -76,12 +76,13 @@ impl Architecture for Gpt2Config {
         Checkpoint::open(folder)?.check_values(self)
     }
 
-    /// The pass of the language model, with the loss of all positions that predict something.
+    /// Describes the pass of the language model, with the loss of all positions that predict something.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
         describe_head(self, pass, batch);
     }
 
-    /// The fused loss computes the logits of some rows at a time, in f32, and frees them before the next ones.
+    /// Returns the size of one chunk: the fused loss computes the logits of some rows at a time, in f32, and frees
+    /// them before the next ones.
     fn logits_bytes(&self, batch: BatchShape) -> u64 {
         batch.logits_bytes(self.vocab_size)
     }
@@ -92,7 +93,7 @@ impl LanguageModelConfig for Gpt2Config {
     /// `gpt2`.
     const MODEL_TYPE: &'static str = "gpt2";
 
-    /// GPT-2 small, 124 million parameters.
+    /// Returns GPT-2 small, 124 million parameters.
     fn default_size() -> Self {
         Self::small()
     }
@@ -114,7 +115,8 @@ impl LanguageModelConfig for Gpt2Config {
         Self::validate(self)
     }
 
-    /// Position embeddings are learned, so a sequence cannot have more than `n_positions` tokens.
+    /// Returns the limits of the model. Position embeddings are learned, so a sequence cannot have more than
+    /// `n_positions` tokens.
     fn limits(&self) -> TokenLimits {
         TokenLimits {
             vocab_size: self.vocab_size,
@@ -123,7 +125,7 @@ impl LanguageModelConfig for Gpt2Config {
         }
     }
 
-    /// The embedding and the head get as many rows; weights of another size no longer fit.
+    /// Changes the number of rows of embedding and head; weights of another size no longer fit.
     fn set_vocab_size(&mut self, vocab_size: usize) {
         self.vocab_size = vocab_size;
     }
@@ -149,7 +151,8 @@ impl<B: Backend> BuildModel<B> for Gpt2Config {
         Checkpoint::open(folder)?.load(self, device)
     }
 
-    /// A language model has no weights of a new task, so nothing is drawn from the seed.
+    /// Reads weights when they are first used. A language model has no weights of a new task, so nothing is drawn
+    /// from the seed.
     fn load_lazily(
         &self,
         folder: &Path,
@@ -162,12 +165,12 @@ impl<B: Backend> BuildModel<B> for Gpt2Config {
 
 /// What a classifier's configuration determines.
 impl Architecture for ClassifierConfig {
-    /// The name in logs: `Gpt2Classifier`.
+    /// Returns the name in logs: `Gpt2Classifier`.
     fn name(&self) -> &'static str {
         "Gpt2Classifier"
     }
 
-    /// Their paths are their names in `transformers`.
+    /// Lists all parameters. Their paths are their names in `transformers`.
     fn parameters(&self) -> Vec<ParameterShape> {
         let body =
             parameters(&self.headless()).into_iter().map(|ParameterShape { path, shape }| {
@@ -184,13 +187,13 @@ impl Architecture for ClassifierConfig {
         self.body.n_positions
     }
 
-    /// The module has the structure of `transformers`, so paths are names.
+    /// Returns the paths themselves: the module has the structure of `transformers`, so paths are names.
     fn names(&self) -> Names {
         Names::SAME
     }
 
-    /// `config.json` with the class names. It has a padding token even if the tokenizer has none: then it is
-    /// the end token.
+    /// Returns `config.json` with the class names. It has a padding token even if the tokenizer has none: then it
+    /// is the end token.
     fn documents(&self, float: FloatType) -> Documents {
         let mut fields = document(&self.body, "GPT2ForSequenceClassification", float);
         fields.extend(self.labels());
@@ -207,7 +210,7 @@ impl Architecture for ClassifierConfig {
         self.check_values(Checkpoint::open(folder)?)
     }
 
-    /// The body and the scores of the last token of each text. The final norm is computed of these tokens
+    /// Describes the body and the scores of the last token of each text. The final norm is computed of these tokens
     /// alone.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
         let width = self.body.n_embd as u64;

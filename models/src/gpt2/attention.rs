@@ -53,7 +53,7 @@ pub(crate) struct Attention<B: Backend> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// The attention of block `block`, from 0.
+    /// Returns the attention of block `block`, from 0.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, block: usize, config: &Gpt2Config) -> Self {
         let width = config.n_embd;
         let mut scale = 1.0;
@@ -76,7 +76,7 @@ impl<B: Backend> Attention<B> {
         }
     }
 
-    /// `x` and the result: `[batch * queries, width]`.
+    /// Computes the output for the rows `x`. `x` and the result: `[batch * queries, width]`.
     ///
     /// With `cache`, keys and values of earlier positions are taken from it, and the keys and values
     /// of `x` are added to it.
@@ -114,8 +114,8 @@ impl<B: Backend> Attention<B> {
         self.resid_dropout.forward(project(&self.c_proj, merged))
     }
 
-    /// `[batch * queries, 3 * width]` to queries, keys and values `[batch, heads, queries, width / heads]`,
-    /// all three views of the input.
+    /// Splits `[batch * queries, 3 * width]` into queries, keys and values
+    /// `[batch, heads, queries, width / heads]`, all three views of the input.
     ///
     /// The projection has all queries first, then all keys, then all values, each in the order of the heads.
     fn split_heads(&self, projected: Tensor<B, 2>, dims: SeqDims) -> [Tensor<B, 4>; 3] {

@@ -27,7 +27,7 @@ pub(crate) struct Block<B: Backend> {
 }
 
 impl<B: Backend> Block<B> {
-    /// Block number `block`, from 0.
+    /// Makes block number `block`, from 0.
     pub(crate) fn new(init: &WeightInit<B>, block: usize, config: &Gpt2Config) -> Self {
         let (width, epsilon) = (config.n_embd, config.layer_norm_epsilon);
         let path = format!("h.{block}");
@@ -39,7 +39,7 @@ impl<B: Backend> Block<B> {
         }
     }
 
-    /// `x` and the result: `[batch * queries, width]`.
+    /// Computes the output for the rows `x`. `x` and the result: `[batch * queries, width]`.
     ///
     /// `cache` has the keys and values of earlier positions of this block, for generation.
     pub(crate) fn forward(

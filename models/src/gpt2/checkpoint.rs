@@ -31,7 +31,7 @@ impl Checkpoint {
     /// Reads the config and the headers of a checkpoint; no weights yet.
     ///
     /// # Errors
-    /// [`CheckpointError`] if a file is missing, unreadable or malformed, or a tensor is there twice.
+    /// [`CheckpointError`] if a file is missing, unreadable or malformed, or a tensor occurs twice.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let folder = folder.as_ref();
         let path = folder.join(CONFIG);
@@ -40,14 +40,14 @@ impl Checkpoint {
         Ok(Self { config, weights: Weights::open(folder, NAMES)? })
     }
 
-    /// The config the checkpoint came with.
+    /// Returns the configuration of the folder.
     #[must_use]
     pub fn config(&self) -> &Gpt2Config {
         &self.config
     }
 
-    /// The model of `config`, which is the checkpoint's own or derived from it, with the
-    /// checkpoint's weights as f32. Memory beyond the model: one tensor.
+    /// Returns the model of `config`, which is the checkpoint's own or derived from it, with the checkpoint's
+    /// weights as f32. Memory beyond the model: one tensor.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
@@ -107,12 +107,12 @@ impl Checkpoint {
         self.weights.check_shapes(&expected)
     }
 
-    /// Whether the file has the head of a model whose head is its embedding.
+    /// Returns whether the file has the head of a model whose head is its embedding.
     fn repeats_head(&self, config: &Gpt2Config) -> bool {
         config.tie_word_embeddings && self.weights.contains(HEAD)
     }
 
-    /// A tied model has one matrix for embedding and head; a file that has both must agree.
+    /// Checks that a file with both matrices of a tied model has the same values in both.
     fn check_repeated_head(&mut self, config: &Gpt2Config) -> Result<(), CheckpointError> {
         if !self.repeats_head(config) {
             return Ok(());

@@ -17,7 +17,7 @@ use crate::hf::{CheckpointError, ClassNames, ClassNamesError, ConfigError};
 use crate::texts::{TextBatch, TextClassifier, TextLimits};
 use crate::weights::{Values, WeightInit};
 
-/// How large a classifier is.
+/// The size of a GPT-2 classifier.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassifierConfig {
     /// The language model's; whether its head is tied makes no difference.
@@ -42,7 +42,7 @@ struct Score<B: Backend> {
 }
 
 impl ClassifierConfig {
-    /// The limits on texts and labels.
+    /// Returns the limits on texts and labels.
     #[must_use]
     pub fn limits(&self) -> TextLimits {
         TextLimits {
@@ -62,14 +62,14 @@ impl ClassifierConfig {
         checkpoint.check_values(&self.headless())
     }
 
-    /// The fields of `config.json` that the classes add.
+    /// Returns the fields of `config.json` that the classes add.
     pub(crate) fn labels(&self) -> Map<String, Value> {
         // Invalid names, or names of more classes than there are, belong to the model that this one started from.
         let names = self.class_names().unwrap_or_default();
         ClassNames::fields(names.as_ref(), self.num_classes)
     }
 
-    /// The names of its classes; `None` if the classes are numbers, or if the config names more classes
+    /// Returns the names of its classes; `None` if the classes are numbers, or if the config names more classes
     /// than there are.
     ///
     /// # Errors
@@ -86,22 +86,22 @@ impl ClassifierConfig {
         self
     }
 
-    /// Shape of the scores' projection.
+    /// Returns the shape of the scores' projection.
     pub(super) fn score_shape(&self) -> [usize; 2] {
         [self.num_classes, self.body.n_embd]
     }
 
-    /// A tied head is the embedding, so the model has none of its own.
+    /// Returns the body as a model with a tied head, which needs no head of its own.
     pub(super) fn headless(&self) -> Gpt2Config {
         Gpt2Config { tie_word_embeddings: true, ..self.body.clone() }
     }
 }
 
 impl<B: Backend> Gpt2Classifier<B> {
-    /// A model with initial weights that depend on `seed` and each parameter's path alone.
+    /// Returns a model with initial weights that depend on `seed` and each parameter's path alone.
     ///
     /// # Errors
-    /// [`ConfigError`] if the config does not hold together.
+    /// [`ConfigError`] if the config is inconsistent.
     pub fn new(
         config: &ClassifierConfig,
         seed: u64,
@@ -111,17 +111,17 @@ impl<B: Backend> Gpt2Classifier<B> {
         Ok(Self { transformer, score: Score::new(config, seed, device) })
     }
 
-    /// A model with all weights 0, for callers that replace them.
+    /// Returns a model with all weights 0, for callers that replace them.
     ///
     /// # Errors
-    /// [`ConfigError`] if the config does not hold together.
+    /// [`ConfigError`] if the config is inconsistent.
     pub fn zeros(config: &ClassifierConfig, device: &B::Device) -> Result<Self, ConfigError> {
         let transformer = Gpt2::zeros(&config.headless(), device)?;
         Ok(Self { transformer, score: Score::with(config, &WeightInit::zeros(device)) })
     }
 
-    /// A model with the weights of a checkpoint: of a language model, whose head is left out and
-    /// for which scores are drawn from `seed`, or of a classifier.
+    /// Returns a model with the weights of a checkpoint: of a language model, whose head is omitted and for which
+    /// scores are drawn from `seed`, or of a classifier.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
@@ -135,7 +135,7 @@ impl<B: Backend> Gpt2Classifier<B> {
         Ok(Self { transformer: checkpoint.load(&config.headless(), device)?, score })
     }
 
-    /// A trained classifier; unlike [`load`](Self::load) it draws nothing.
+    /// Returns a trained classifier; unlike [`load`](Self::load) it draws nothing.
     ///
     /// # Errors
     /// As [`load`](Self::load), and [`CheckpointError::Tensors`] for a checkpoint without scores.
@@ -148,8 +148,8 @@ impl<B: Backend> Gpt2Classifier<B> {
         Self::load(checkpoint, config, 0, device)
     }
 
-    /// The model that [`load`](Self::load) makes, except that weights of the language model are read
-    /// when first used, as by [`Checkpoint::load_lazily`].
+    /// Returns the model that [`load`](Self::load) makes, except that weights of the language model are read when
+    /// first used, as by [`Checkpoint::load_lazily`].
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
@@ -165,7 +165,7 @@ impl<B: Backend> Gpt2Classifier<B> {
 }
 
 impl<B: Backend> Score<B> {
-    /// The scores of a classifier's checkpoint, or new ones. Leaves what the language model needs.
+    /// Returns the scores of a classifier's checkpoint, or new ones. Leaves what the language model needs.
     fn taken_from(
         checkpoint: &mut Checkpoint,
         config: &ClassifierConfig,

@@ -55,7 +55,7 @@ pub struct Gpt2Config {
 }
 
 impl Gpt2Config {
-    /// GPT-2 small, 124M parameters: `openai-community/gpt2`.
+    /// Returns GPT-2 small, 124M parameters: `openai-community/gpt2`.
     #[must_use]
     pub fn small() -> Self {
         let extra = ["bos_token_id", "eos_token_id"].map(|id| (id.to_owned(), 50256.into()));
@@ -80,19 +80,19 @@ impl Gpt2Config {
         }
     }
 
-    /// Inner width of the MLP.
+    /// Returns the inner width of the MLP.
     #[must_use]
     pub fn inner_width(&self) -> usize {
         self.n_inner.unwrap_or(4 * self.n_embd)
     }
 
-    /// Tokens after which generation stops: `eos_token_id`, one or several.
+    /// Returns the tokens after which generation stops: `eos_token_id`, one or several.
     #[must_use]
     pub fn eos_token_ids(&self) -> Vec<u32> {
         self.extra.eos_token_ids()
     }
 
-    /// The names of classes that a classifier's `config.json` has; `None` where they are numbers.
+    /// Returns the names of classes that a classifier's `config.json` has; `None` if they are numbers.
     ///
     /// # Errors
     /// [`ClassNamesError`] for names that do not name each class from 0 once.

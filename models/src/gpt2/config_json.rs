@@ -47,7 +47,7 @@ const READ: [&str; 16] = [
 ];
 
 impl Gpt2Config {
-    /// The config with `overrides`, fields of `config.json`, in place of its own values.
+    /// Returns the config with `overrides`, fields of `config.json`, in place of its own values.
     ///
     /// # Errors
     /// As for reading: an unknown name (with the nearest known one), a wrong type or range, a
@@ -116,7 +116,7 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
 }
 
 impl From<Gpt2Config> for Map<String, Value> {
-    /// All fields, sorted by name as `transformers` writes them.
+    /// Returns all fields, sorted by name as `transformers` writes them.
     ///
     /// The fields include those that the model does not read. `model_type` and `add_cross_attention` always
     /// have GPT-2's values.

@@ -27,8 +27,8 @@ pub(crate) struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    /// The MLP at module path `path`. Its second projection starts with smaller weights, because it adds to the
-    /// residual stream.
+    /// Returns the MLP at module path `path`. Its second projection starts with smaller weights, because it adds to
+    /// the residual stream.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, config: &Gpt2Config) -> Self {
         let (width, inner) = (config.n_embd, config.inner_width());
         let (std, residual_std) = (config.initializer_range, config.residual_std());
@@ -40,7 +40,7 @@ impl<B: Backend> Mlp<B> {
         }
     }
 
-    /// `x` and the result: `[rows, width]`.
+    /// Computes the output for the rows `x`. `x` and the result: `[rows, width]`.
     pub(crate) fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2>
     where
         B: FusedOps,
@@ -51,7 +51,7 @@ impl<B: Backend> Mlp<B> {
 }
 
 impl Gpt2Config {
-    /// Standard deviation of the initial projections that add to the residual stream, two a block
+    /// Returns the standard deviation of the initial projections that add to the residual stream, two a block
     /// (Radford et al. 2019, section 2.3).
     pub(crate) fn residual_std(&self) -> f64 {
         self.initializer_range / ((2 * self.n_layer) as f64).sqrt()

@@ -48,26 +48,26 @@ struct Head<B: Backend> {
 }
 
 impl<B: Backend> Gpt2<B> {
-    /// A model with initial weights that depend on `seed` and each parameter's path alone: normal
-    /// with the config's `initializer_range`, smaller by `sqrt(2 n_layer)` where a projection adds to
-    /// the residual stream, biases 0, norms 1. They are drawn when first used.
+    /// Returns a model with initial weights that depend on `seed` and each parameter's path alone: normal with the
+    /// config's `initializer_range`, smaller by `sqrt(2 n_layer)` where a projection adds to the residual stream,
+    /// biases 0, norms 1. They are drawn when first used.
     ///
     /// # Errors
-    /// [`ConfigError`] if `config` does not hold together.
+    /// [`ConfigError`] if `config` is inconsistent.
     pub fn new(config: &Gpt2Config, seed: u64, device: &B::Device) -> Result<Self, ConfigError> {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
-    /// A model with all weights 0, for callers that replace them, for instance by the weights of a training
+    /// Returns a model with all weights 0, for callers that replace them, for instance by the weights of a training
     /// checkpoint. Like drawn weights, the zeros are allocated when first used.
     ///
     /// # Errors
-    /// [`ConfigError`] if `config` does not hold together.
+    /// [`ConfigError`] if `config` is inconsistent.
     pub fn zeros(config: &Gpt2Config, device: &B::Device) -> Result<Self, ConfigError> {
         Self::with(config, &WeightInit::zeros(device))
     }
 
-    /// A model with the weights that `init` makes.
+    /// Returns a model with the weights that `init` makes.
     pub(crate) fn with(config: &Gpt2Config, init: &WeightInit<B>) -> Result<Self, ConfigError> {
         config.validate()?;
         let (vocab, width) = (config.vocab_size, config.n_embd);
@@ -84,21 +84,20 @@ impl<B: Backend> Gpt2<B> {
         })
     }
 
-    /// The model's configuration.
+    /// Returns the model's configuration.
     #[must_use]
     pub fn config(&self) -> &Gpt2Config {
         &self.config
     }
 
-    /// The output projection, `[vocab, width]`.
+    /// Returns the output projection, `[vocab, width]`.
     fn head(&self) -> Tensor<B, 2> {
         self.lm_head.as_ref().map_or(&self.wte.weight, |head| &head.weight).val()
     }
 }
 
 impl<B: FusedOps> Gpt2<B> {
-    /// Logits `[batch, length, vocab]` of what follows each position of `input_ids`
-    /// `[batch, length]`.
+    /// Returns the logits `[batch, length, vocab]` of what follows each position of `input_ids` `[batch, length]`.
     ///
     /// # Panics
     /// If `length` exceeds `n_positions`. Ids outside the vocabulary are the backend's to notice;
@@ -109,7 +108,7 @@ impl<B: FusedOps> Gpt2<B> {
         self.logits(hidden).reshape([batch, length, self.config.vocab_size])
     }
 
-    /// The residual stream after the last block, `[batch * queries, width]`.
+    /// Returns the residual stream after the last block, `[batch * queries, width]`.
     ///
     /// With `cache`, one entry a block, `input_ids` continue the positions it holds.
     pub(crate) fn hidden(
@@ -130,7 +129,7 @@ impl<B: FusedOps> Gpt2<B> {
         x
     }
 
-    /// Token plus position embeddings, `[batch * queries, width]`.
+    /// Returns the token plus position embeddings, `[batch * queries, width]`.
     fn embed(&self, input_ids: Tensor<B, 2, Int>, dims: SeqDims) -> Tensor<B, 2> {
         let SeqDims { batch, past, queries } = dims;
         let width = self.config.n_embd;
@@ -142,12 +141,12 @@ impl<B: FusedOps> Gpt2<B> {
         self.drop.forward(embedded.reshape([batch * queries, width]))
     }
 
-    /// The final norm of rows of the residual stream.
+    /// Applies the final norm to rows of the residual stream.
     pub(crate) fn norm(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
         self.ln_f.forward(hidden)
     }
 
-    /// Logits `[rows, vocab]` of rows of the residual stream.
+    /// Returns the logits `[rows, vocab]` of rows of the residual stream.
     pub(crate) fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
         self.ln_f.forward(hidden).matmul(self.head().transpose())
     }
@@ -165,7 +164,7 @@ impl<B: FusedOps> LanguageModel<B> for Gpt2<B> {
         self.wte.weight.lazy_device()
     }
 
-    /// Only the positions that predict something go through the final norm and the head.
+    /// Computes the loss. Only the positions that predict something go through the final norm and the head.
     fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B> {
         let [rows, length] = batch.input_ids.dims();
         let dims = SeqDims { batch: rows, past: 0, queries: length };

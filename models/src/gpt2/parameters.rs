@@ -15,7 +15,7 @@ pub(crate) const EMBEDDING: &str = "wte.weight";
 /// Module path of a classifier's scores.
 pub(crate) const SCORE: &str = "score.weight";
 
-/// The `transformers` name of the parameter at a module path.
+/// Returns the `transformers` name of the parameter at a module path.
 ///
 /// ```
 /// use deepburn_models::gpt2::hf_name;
@@ -27,13 +27,13 @@ pub fn hf_name(path: &str) -> String {
     if [HEAD, SCORE].contains(&path) { path.to_owned() } else { format!("{PREFIX}{path}") }
 }
 
-/// The module path of a `transformers` name, with or without its prefix.
+/// Returns the module path of a `transformers` name, with or without its prefix.
 #[must_use]
 pub fn module_path(name: &str) -> &str {
     name.strip_prefix(PREFIX).unwrap_or(name)
 }
 
-/// Whether a module path belongs to a causal-mask buffer, which old checkpoints contain.
+/// Returns whether a module path belongs to a causal-mask buffer, which old checkpoints contain.
 pub(crate) fn is_mask_buffer(path: &str) -> bool {
     path.strip_prefix("h.").and_then(|rest| rest.split_once('.')).is_some_and(|(block, leaf)| {
         block.parse::<usize>().is_ok() && matches!(leaf, "attn.bias" | "attn.masked_bias")
@@ -49,7 +49,7 @@ pub(crate) const NAMES: Names = Names {
     },
 };
 
-/// All parameters of a language model, in the order in which the module holds them.
+/// Returns all parameters of a language model, in the order in which the module holds them.
 pub(crate) fn parameters(config: &Gpt2Config) -> Vec<ParameterShape> {
     let (d, inner) = (config.n_embd, config.inner_width());
     let mut list = vec![

@@ -11,7 +11,7 @@ use super::activation::Activation;
 use super::config::Gpt2Config;
 use crate::forward_pass::{BatchShape, ForwardPass, PassTensor};
 
-/// The pass of a language model.
+/// Describes the pass of a language model.
 ///
 /// Only rows that predict something reach the final norm and the loss, as in the model.
 pub(crate) fn describe_head(config: &Gpt2Config, pass: &mut dyn ForwardPass, batch: BatchShape) {
@@ -24,7 +24,7 @@ pub(crate) fn describe_head(config: &Gpt2Config, pass: &mut dyn ForwardPass, bat
     pass.loss_head(normed, [width, config.vocab_size as u64], config.tie_word_embeddings);
 }
 
-/// The embeddings and all blocks. Returns the residual stream.
+/// Describes the embeddings and all blocks. Returns the residual stream.
 ///
 /// The final norm is not included: the two heads apply it to different rows.
 pub(crate) fn describe_body(

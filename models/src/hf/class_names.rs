@@ -24,7 +24,7 @@ pub(crate) const LABEL2ID: &str = "label2id";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassNames(Vec<String>);
 
-/// Why names are refused.
+/// The reason why class names are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ClassNamesError {
     /// A field is not a table of names.
@@ -55,7 +55,7 @@ pub enum ClassNamesError {
 }
 
 impl ClassNames {
-    /// Names in the order of their classes.
+    /// Takes names in the order of their classes.
     ///
     /// # Errors
     /// [`ClassNamesError::Name`] for a name that is empty or there twice.
@@ -72,7 +72,7 @@ impl ClassNames {
         Ok(Self(names))
     }
 
-    /// The names in the fields of a `config.json`. `None` where it has none, or only placeholders:
+    /// Returns the names in the fields of a `config.json`. `None` where it has none, or only placeholders:
     /// `LABEL_0`, which `transformers` writes, or the class numbers.
     ///
     /// # Errors
@@ -96,13 +96,13 @@ impl ClassNames {
         }
     }
 
-    /// The names, by class.
+    /// Returns the names, by class.
     #[must_use]
     pub fn as_slice(&self) -> &[String] {
         &self.0
     }
 
-    /// The fields of a `config.json` for a model of `num_classes`. A class without a name gets the
+    /// Returns the fields of a `config.json` for a model of `num_classes`. A class without a name gets the
     /// placeholder of `transformers`.
     #[must_use]
     pub fn fields(names: Option<&Self>, num_classes: usize) -> Map<String, Value> {
@@ -117,7 +117,7 @@ impl ClassNames {
     }
 }
 
-/// What `transformers` calls a class without a name.
+/// Returns the name that `transformers` gives a class without one.
 fn placeholder(class: usize) -> String {
     format!("LABEL_{class}")
 }
@@ -144,7 +144,7 @@ fn of_names(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     in_order(pairs, LABEL2ID, field, rule)
 }
 
-/// The names by class, which must be the numbers from 0, each once.
+/// Returns the names by class, which must be the numbers from 0, each once.
 fn in_order(
     pairs: impl Iterator<Item = Option<(usize, String)>>,
     field: &'static str,

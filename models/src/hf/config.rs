@@ -15,7 +15,7 @@ pub(crate) const MAX_SIZE: usize = 1 << 24;
 /// The largest number of layers. Each has a dozen parameters, which are listed before any is read.
 pub(crate) const MAX_LAYERS: usize = 1 << 12;
 
-/// Why a configuration is refused.
+/// The reason why a configuration is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
     /// The text is not a JSON object.
@@ -158,12 +158,12 @@ const NOT_TRAINED: [&str; 57] = [
 pub struct ExtraFields(pub(crate) Map<String, Value>);
 
 impl ExtraFields {
-    /// Names of fields that nothing here knows. `transformers` may compute something else because of them.
+    /// Returns the names of unknown fields. `transformers` may compute something else because of them.
     pub fn unknown(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str).filter(|name| !is_known(name))
     }
 
-    /// Tokens after which generation stops: `eos_token_id`, one or several.
+    /// Returns the tokens after which generation stops: `eos_token_id`, one or several.
     #[must_use]
     pub fn eos_token_ids(&self) -> Vec<u32> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -174,7 +174,7 @@ impl ExtraFields {
         }
     }
 
-    /// The names of classes that a classifier's `config.json` has; `None` where they are numbers.
+    /// Returns the names of classes that a classifier's `config.json` has; `None` if they are numbers.
     ///
     /// # Errors
     /// [`ClassNamesError`] for names that do not name each class from 0 once.
@@ -182,7 +182,7 @@ impl ExtraFields {
         ClassNames::read(&self.0)
     }
 
-    /// `generation_config.json`: the special tokens that generation needs.
+    /// Returns the fields of `generation_config.json`: the special tokens that generation needs.
     pub(crate) fn generation_config(&self) -> Map<String, Value> {
         let mut fields = Map::new();
         fields.insert("_from_model_config".into(), true.into());
@@ -194,7 +194,7 @@ impl ExtraFields {
         fields
     }
 
-    /// Token ids are used, so they are checked.
+    /// Checks the special tokens, because generation uses them.
     ///
     /// # Errors
     /// [`ConfigError::Value`] for a special token that is not an id, null or, for `eos_token_id` alone, a list
@@ -225,7 +225,7 @@ pub(crate) struct FieldNames {
 }
 
 impl FieldNames {
-    /// Renames aliases to the fields they stand for; both names are fine when they agree.
+    /// Renames aliases to the fields they stand for; both names are allowed if their values agree.
     ///
     /// # Errors
     /// [`ConfigError::Conflict`] if both names have values that differ.
@@ -243,10 +243,10 @@ impl FieldNames {
         Ok(fields)
     }
 
-    /// The fields of a config with `overrides` in place of its own values.
+    /// Returns the fields of a config with `overrides` in place of its own values.
     ///
     /// # Errors
-    /// A name that neither the model nor the config has: unlike a checkpoint's, it is a mistake of whoever wrote it.
+    /// A name that neither the model nor the config has: in an override it is a mistake, unlike in a checkpoint.
     pub(crate) fn overridden(
         self,
         mut fields: Map<String, Value>,
@@ -261,13 +261,13 @@ impl FieldNames {
         Ok(fields)
     }
 
-    /// Whether a name may be set in place of a config's own value.
+    /// Returns whether a name may be set in place of a config's own value.
     fn has(self, name: &str) -> bool {
         let is_fixed = FIXED.iter().any(|(fixed, _)| *fixed == name);
         self.read.contains(&name) || is_fixed || is_known(name)
     }
 
-    /// Whether `name` is at most a letter or two away from a field of the model.
+    /// Returns whether `name` is at most a letter or two away from a field of the model.
     ///
     /// The distance counts insertions, deletions, substitutions and swaps of neighbours (optimal string
     /// alignment). Short names may differ in one letter, names of 8 and more in two.
@@ -284,7 +284,7 @@ impl FieldNames {
         ConfigError::Unknown { hint: self.nearest(&name), name, value }
     }
 
-    /// "; did you mean `x`?" for the known name nearest to `name`, if one is near.
+    /// Returns "; did you mean `x`?" for the known name nearest to `name`, if one is near.
     ///
     /// Names are compared by Jaro-Winkler similarity, which favours a common beginning; it has to exceed 0.8.
     fn nearest(self, name: &str) -> String {
@@ -299,7 +299,7 @@ impl FieldNames {
     }
 }
 
-/// Whether a field is known to change nothing about training. `summary_*` configures heads of other tasks.
+/// Returns whether a field is known to change nothing about training. `summary_*` configures heads of other tasks.
 fn is_known(name: &str) -> bool {
     NOT_TRAINED.contains(&name) || name.starts_with("summary_")
 }
@@ -339,7 +339,7 @@ impl ConfigFields {
         Ok(Self { fields, names })
     }
 
-    /// The value of a field, or `default` where it is absent.
+    /// Returns the value of a field, or `default` where it is absent.
     ///
     /// # Errors
     /// `read` does not take its value; `rule` says what it takes.
@@ -398,7 +398,7 @@ impl ConfigFields {
         self.take(name, default, "true or false", Value::as_bool)
     }
 
-    /// The fields that the model does not read.
+    /// Returns the fields that the model does not read.
     ///
     /// # Errors
     /// A misspelt field of the model, or a special token that is not a token id.
@@ -419,7 +419,7 @@ fn as_count(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|count| usize::try_from(count).ok())
 }
 
-/// Whether the value of a fixed field means that its feature is off.
+/// Returns whether the value of a fixed field means that its feature is off.
 ///
 /// An empty list is not among these values: no field of `FIXED` has one in files of `transformers`.
 fn is_off(value: &Value) -> bool {

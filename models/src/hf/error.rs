@@ -1,4 +1,4 @@
-//! Why a model folder cannot be read or written.
+//! Errors of reading and writing model folders.
 //!
 //! Main type: [`CheckpointError`].
 
@@ -20,9 +20,9 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub struct TensorProblem {
     /// Its name in `transformers`.
     pub name: String,
-    /// What the config asks for.
+    /// What the configuration requires.
     pub expected: String,
-    /// What the files hold.
+    /// What the files contain.
     pub found: String,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for TensorProblem {
     }
 }
 
-/// Why a checkpoint cannot be read or written.
+/// The reason why a model folder cannot be read or written.
 #[derive(Debug, Error)]
 pub enum CheckpointError {
     /// The operating system refused.

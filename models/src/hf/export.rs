@@ -1,4 +1,4 @@
-//! What other programs need besides the weights.
+//! The files that other programs need besides the weights.
 //!
 //! Main type: [`HfExport`]. It is stored as JSON in training checkpoints.
 
@@ -32,12 +32,12 @@ impl HfExport {
         }
     }
 
-    /// The name of the parameter at a module path.
+    /// Returns the name of the parameter at a module path.
     pub fn name(&self, path: &str) -> String {
         self.names.get(path).map_or(path, String::as_str).to_owned()
     }
 
-    /// The same files beside weights of another type.
+    /// Returns the same files beside weights of another type.
     #[must_use]
     pub fn with_dtype(mut self, float: FloatType) -> Self {
         for fields in self.documents.values_mut() {

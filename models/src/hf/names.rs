@@ -13,13 +13,13 @@ pub struct ParameterShape {
 }
 
 impl ParameterShape {
-    /// The parameter at a module path.
+    /// Returns the parameter at a module path.
     #[must_use]
     pub fn new(path: impl Into<String>, shape: &[usize]) -> Self {
         Self { path: path.into(), shape: shape.to_vec() }
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     #[must_use]
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()

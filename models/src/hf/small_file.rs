@@ -17,7 +17,7 @@ const MAX_BYTES: u64 = 16 << 20;
 ///
 /// # Errors
 /// A file that cannot be read, is not UTF-8, has more than 16 MiB or is not a regular file: a pipe could keep its
-/// reader waiting for ever, and a device could fill the memory.
+/// reader waiting forever, and a device could fill the memory.
 pub fn read_small_file(path: &Path) -> io::Result<String> {
     // The type is checked before the file is opened, because opening a pipe waits for its writer.
     if !fs::metadata(path)?.is_file() {

@@ -80,17 +80,17 @@ impl TensorFile {
         Ok(Self { path: path.to_owned(), file, data_start: 8 + length, header })
     }
 
-    /// The path of the file.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Names of the tensors, in file order.
+    /// Returns the names of the tensors, in file order.
     pub(crate) fn names(&self) -> Vec<String> {
         self.header.offset_keys()
     }
 
-    /// Type, shape and offsets of a tensor, if the file has it.
+    /// Returns the type, shape and offsets of a tensor, if the file has it.
     pub(crate) fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.header.info(name)
     }
@@ -137,7 +137,7 @@ impl TensorFile {
     }
 }
 
-/// The float type of a safetensors type that weights may have.
+/// Returns the float type of a safetensors type that weights may have.
 pub(crate) fn float_type(dtype: Dtype) -> Option<FloatType> {
     match dtype {
         Dtype::F32 => Some(FloatType::F32),

@@ -58,7 +58,7 @@ impl Weights {
     /// Reads the headers of a folder's weight files; no weights yet.
     ///
     /// # Errors
-    /// A file is missing, unreadable or malformed, or a tensor is there twice.
+    /// A file is missing, unreadable or malformed, or a tensor occurs twice.
     pub(crate) fn open(folder: &Path, names: Names) -> Result<Self, CheckpointError> {
         let files = open_files(folder)?;
         let mut tensors = BTreeMap::new();
@@ -76,12 +76,12 @@ impl Weights {
         Ok(Self { folder: folder.to_owned(), names, files, tensors })
     }
 
-    /// The folder of the files.
+    /// Returns the folder of the files.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Whether there is a tensor at a module path.
+    /// Returns whether there is a tensor at a module path.
     pub(crate) fn contains(&self, path: &str) -> bool {
         self.tensors.contains_key(path)
     }
@@ -91,7 +91,7 @@ impl Weights {
         self.tensors.remove(path);
     }
 
-    /// Reads the tensor at a module path, where there is one, and leaves it out afterwards.
+    /// Reads the tensor at a module path, if there is one, and removes it from the list.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] for one that is not a finite float tensor of `shape`, or an I/O error.
@@ -194,7 +194,7 @@ impl Weights {
         })
     }
 
-    /// How many values two tensors of one size, which fit, do not have in common.
+    /// Counts the values in which two tensors of one size, which fit, differ.
     ///
     /// Memory: 8 MiB. NaN differs from everything.
     ///
@@ -224,7 +224,7 @@ impl Weights {
         Err(CheckpointError::Tensors { folder: self.folder.clone(), problems })
     }
 
-    /// What is wrong with the tensor at a module path, if it is missing or of another shape or type.
+    /// Returns what is wrong with the tensor at a module path, if it is missing or of another shape or type.
     fn misfit(&self, path: &str, shape: &[usize]) -> Option<TensorProblem> {
         let found = match self.tensors.get(path).and_then(|location| self.info(location)) {
             None => "nothing".to_owned(),
@@ -235,7 +235,7 @@ impl Weights {
         Some(TensorProblem { name: (self.names.in_file)(path), expected, found })
     }
 
-    /// What is wrong with a tensor in which `count` of `numel` values are not finite.
+    /// Returns what is wrong with a tensor in which `count` of `numel` values are not finite.
     fn not_finite_problem(&self, path: &str, count: usize, numel: usize) -> Option<TensorProblem> {
         (count > 0).then(|| TensorProblem {
             name: (self.names.in_file)(path),
@@ -244,7 +244,7 @@ impl Weights {
         })
     }
 
-    /// Type and shape of a tensor.
+    /// Returns the type and shape of a tensor.
     fn info(&self, location: &Location) -> Option<&TensorInfo> {
         self.files[location.file].info(&location.name)
     }
@@ -292,7 +292,7 @@ fn parts(numel: usize) -> impl Iterator<Item = Range<usize>> {
     (0..numel).step_by(PART).map(move |start| start..numel.min(start + PART))
 }
 
-/// How many values are infinite or NaN.
+/// Counts the values that are infinite or NaN.
 fn not_finite(values: &[f32]) -> usize {
     values.iter().filter(|value| !value.is_finite()).count()
 }
@@ -319,7 +319,7 @@ fn open_files(folder: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
     open_shards(folder, &index)
 }
 
-/// Opens the shards of an index. Each listed tensor must be in its shard, and shards must lie in the folder, because
+/// Opens the shards of an index. Each listed tensor must be in its shard, and shards must be in the folder, because
 /// an index from elsewhere must not open other files.
 ///
 /// # Errors
@@ -347,7 +347,7 @@ fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, Checkpoin
 
 /// Puts weights into a module, by module path.
 struct Filler<'a> {
-    /// Where values come from.
+    /// The source of a model's initial values.
     weights: &'a mut Weights,
     /// The names of the modules that the visit is in.
     path: Vec<String>,
@@ -358,7 +358,7 @@ struct Filler<'a> {
 }
 
 impl Filler<'_> {
-    /// The values of a parameter, or None with the reason noted.
+    /// Returns the values of a parameter; `None` if there is a problem, which is recorded.
     fn values(&mut self) -> Option<Vec<f32>> {
         if self.error.is_some() {
             return None;

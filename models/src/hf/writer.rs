@@ -117,7 +117,7 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Names the weights, then writes `config.json` and what else goes beside them.
+    /// Gives the weights their name, then writes `config.json` and what else goes beside them.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`] naming every parameter that was not written; an I/O error.
@@ -154,13 +154,14 @@ impl Drop for CheckpointWriter {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
             drop(file);
-            // This removes only an empty folder: it was made for this checkpoint, or nobody misses it.
+            // This removes only an empty folder, so nothing of the user is lost.
             _ = fs::remove_dir(&self.folder);
         }
     }
 }
 
-/// The header of the file, and where each tensor goes. Tensors are sorted by name, as `transformers` writes them.
+/// Returns the header of the file, and where each tensor goes. Tensors are sorted by name, as `transformers` writes
+/// them.
 fn lay_out(
     parameters: Vec<ParameterShape>,
     names: Names,
@@ -188,7 +189,7 @@ fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), Checkpoint
         .map_err(|source| CheckpointError::io("write", path, source))
 }
 
-/// The name a file has until it is complete: hidden, beside it, of this process alone.
+/// Returns the name a file has until it is complete: hidden, beside it, of this process alone.
 fn unfinished(path: &Path) -> PathBuf {
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     path.with_file_name(format!(".{name}.{}.unfinished", std::process::id()))

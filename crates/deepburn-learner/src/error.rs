@@ -1,6 +1,7 @@
 //! What can go wrong in an engine and in the training loop.
 
 use std::path::{Path, PathBuf};
+//! Errors of an engine.
 
 use deepburn_comm::CommError;
 use deepburn_config::BatchSizeError;
@@ -8,7 +9,8 @@ use deepburn_zero::ZeroError;
 
 use crate::loss_scale::ScaleExhausted;
 
-/// A failure of the engine. Every one ends the run: ranks that went on would wait for this one.
+/// A failure of the engine. Each of them ends the run, because the other ranks
+/// would wait for this one.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum EngineError {
     /// Sharded training failed.

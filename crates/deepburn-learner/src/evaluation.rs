@@ -148,10 +148,17 @@ where
 struct Sums(Vec<f64>);
 
 impl Sums {
+    /// Returns sums of 0 for the loss and the number of targets.
     fn new() -> Self {
         Self(vec![0.0; 2])
     }
 
+    /// Evaluates a batch and adds its sums.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the batch does not fit the model, or if a collective
+    /// fails.
     fn add<B, M, T>(
         &mut self,
         engine: &Engine<B, M>,
@@ -168,12 +175,20 @@ impl Sums {
         let counts = answers.iter().flat_map(ConfusionMatrix::counts);
         let found: Vec<f64> =
             [loss_sum, batch.num_targets() as f64].into_iter().chain(counts).collect();
+        // The first batch shows how many classes there are.
         self.0.resize(found.len(), 0.0);
         self.0.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
         Ok(())
     }
 
     /// Sums over all ranks and divides by the number of targets.
+    ///
+    /// The accuracy is the part of all targets whose class was predicted
+    /// correctly.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails.
     fn over_ranks<B, M>(self, engine: &Engine<B, M>) -> Result<Measured, Cause>
     where
         B: OptimizerOps,

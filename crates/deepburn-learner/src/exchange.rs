@@ -1,5 +1,8 @@
 //! Exchange of values between ranks when an operation may have failed on some
 //! of them.
+//!
+//! Main function: `exchange`. It is used wherever one rank may fail where
+//! others do not: reading files, writing files, starting threads.
 
 use std::fmt::Display;
 
@@ -23,6 +26,14 @@ pub(crate) trait SharedFailure: Display + From<EngineError> {
 /// If any rank passes an error, all ranks return one: the failed rank its own,
 /// the others its message. Without this, a rank that fails alone would leave
 /// the others waiting in the next collective.
+///
+/// A rank without a value passes `None` and takes part nevertheless. Values
+/// travel as JSON.
+///
+/// # Errors
+///
+/// Returns this rank's own error, the error of the lowest rank that failed, or
+/// an error if the collective fails.
 pub(crate) fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned, E: SharedFailure>(
     group: &Group<B>,
     purpose: &'static str,

@@ -6,6 +6,17 @@
 //! complete loop for a [`Task`] and a [`BatchSource`]; [`Hook`]s observe it,
 //! and [`metrics`] defines the rows of `metrics.jsonl`. [`schedule`] computes
 //! learning rates.
+//!
+//! ```text
+//! train (task, source, hooks)            the loop: data, steps, evaluation, checkpoints
+//!   └─ Engine                            one optimizer step: forward, backward, step
+//!        ├─ LossScaler, Schedule         what changes from step to step
+//!        └─ deepburn-zero ModelStates    parameters, gradients and optimizer states of this rank
+//! ```
+//!
+//! Every rank has an engine of its own, on its own thread or process, and all
+//! ranks make the same calls in the same order. A failure of one rank ends all
+//! of them.
 
 mod best;
 mod checkpoint;

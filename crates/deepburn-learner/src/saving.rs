@@ -3,6 +3,12 @@
 //! Main type: [`CheckpointPlan`]. A failed save, for example on a full disk, is
 //! logged and skipped: training continues, and earlier checkpoints are
 //! unchanged.
+//!
+//! A checkpoint is saved if a step is a multiple of `save_steps`, is the last
+//! one, or has the best evaluation so far (`load_best_model_at_end`).
+//! Asynchronous saves overlap with training. Each rank reports in the exchange
+//! of a step whether its part is written, and once all are, the ranks commit
+//! the checkpoint between two steps. Only rank 0 deletes older ones.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,8 +56,11 @@ impl CheckpointPlan {
 /// Saves checkpoints according to a plan. At most one checkpoint is being
 /// written at a time.
 pub(crate) struct Saver<'a> {
+    /// The settings; `None` saves nothing.
     plan: Option<&'a CheckpointPlan>,
+    /// How evaluations are compared.
     best: BestPlan,
+    /// The checkpoint that is being written, if there is one.
     in_progress: Option<RunningSave>,
     /// The last evaluation of this run.
     evaluation: Option<EvaluatedModel>,
@@ -72,8 +81,11 @@ struct RunningSave {
 /// The evaluation of the model after a step.
 #[derive(Debug, Clone, Copy)]
 struct EvaluatedModel {
+    /// The step after which the model was evaluated.
     step: u64,
+    /// The metric by which models are compared.
     metric: Option<f64>,
+    /// Whether it is the best evaluation so far.
     is_best: bool,
 }
 
@@ -94,6 +106,8 @@ impl<'a> Saver<'a> {
         self.evaluation.filter(|evaluation| evaluation.step == step)
     }
 
+    /// Returns the request for a checkpoint of the current step. `None` as tag
+    /// takes the name of the step.
     fn request(
         &self,
         plan: &CheckpointPlan,

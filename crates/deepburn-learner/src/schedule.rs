@@ -25,7 +25,9 @@ use warmup::Warmup;
 /// A schedule and the number of steps that were applied.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
+    /// The kind of schedule, with every default filled in.
     plan: SchedulePlan,
+    /// The index of the last applied step; -1 before the first.
     position: i64,
 }
 
@@ -50,6 +52,18 @@ impl Schedule {
     }
 
     /// Returns the learning rate of the next optimizer step.
+    ///
+    /// With `i` the position and `t = i + 1` the number of applied steps:
+    ///
+    /// - warm-ups and one-cycle: DeepSpeed's formulae of `i`
+    ///   (`lr_schedules.py`)
+    /// - range test: `min_lr * (1 + step_rate * t / step_size)`
+    /// - step: `lr * gamma ^ floor(t / step_size)`
+    /// - cosine annealing: `eta_min + (lr - eta_min) * (1 + cos(pi * t /
+    ///   t_max)) / 2`
+    /// - linear: from `lr * start_factor` to `lr * end_factor` within
+    ///   `total_iters`
+    /// - exponential: `lr * gamma ^ t`
     pub fn learning_rate(&self) -> f64 {
         let i = self.position;
         match &self.plan {

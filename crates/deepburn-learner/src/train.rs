@@ -1,5 +1,23 @@
 //! The training loop: optimizer steps, evaluations, checkpoints and their
 //! records.
+//!
+//! Main function: [`train`]. One step of the loop, with its exchanges in
+//! brackets:
+//!
+//! ```text
+//! take the data ─► [batch totals: tokens, targets, unreadable data]
+//! micro-batches ─► forward ─► backward [gradients] ─► step [norm, parameters]
+//!               ─► [loss, interruption, checkpoint written]
+//! hooks ─► evaluation, if due ─► save, if due
+//! ```
+//!
+//! Decisions that all ranks have to make alike (stopping, completing a
+//! checkpoint, giving up on unreadable data) follow from summed flags, so no
+//! rank leaves the loop alone. Interruptions and unreadable data leave a
+//! checkpoint of the last complete step.
+//!
+//! The loop has no state of its own on disk: `LoopState`, the engine's counters
+//! and the position of the data are parts of each checkpoint.
 
 use std::time::{Duration, Instant};
 
@@ -23,9 +41,8 @@ use crate::task::{Batch, Task};
 use crate::{BoxError, Cause, Engine, EngineError, TrainError};
 
 /// An observer of a run. Every rank has its own hooks and calls them at the
-/// same steps.
+/// same steps, in the order in which they were passed.
 pub trait Hook {
-    /// Called before each optimizer step.
     /// Called before each optimizer step.
     ///
     /// # Errors
@@ -158,9 +175,14 @@ where
 
 /// The state of a training loop.
 struct Run<'a, 'b> {
+    /// The settings of the run.
     plan: &'a TrainPlan,
+    /// The observers of this rank.
     hooks: &'a mut [Box<dyn Hook + 'b>],
+    /// Saves checkpoints, one at a time.
     saver: Saver<'a>,
+    /// The state that checkpoints store: the best evaluation, and whether one
+    /// is pending.
     state: LoopState,
     /// The number of optimizer steps before this run.
     first_step: u64,
@@ -178,6 +200,14 @@ impl Run<'_, '_> {
 
     /// Runs one optimizer step, and the evaluation and the checkpoint that are
     /// due after it. Returns true if a rank was interrupted.
+    ///
+    /// `evaluation_pending` is set before the evaluation. If the run is
+    /// interrupted before its end, the checkpoint says so, and the resumed run
+    /// evaluates first.
+    ///
+    /// # Errors
+    ///
+    /// Returns a failure of the engine, the task, a hook or the data.
     fn step<B, M, T>(
         &mut self,
         engine: &mut Engine<B, M>,
@@ -192,6 +222,7 @@ impl Run<'_, '_> {
         let plan = self.plan;
         let step = engine.global_steps() + 1;
         if let Some(sizes) = &plan.batch_sizes {
+            // The schedule counts steps from 0, the loop from 1.
             let size = sizes.at(step as usize - 1).train_batch_size;
             engine.set_train_batch_size(size)?;
         }
@@ -206,6 +237,8 @@ impl Run<'_, '_> {
         let mine =
             RankFlags { interrupted: plan.interrupt.is_asked(), written: self.saver.has_written() };
         let (row, all) = train_step(engine, task, data, self.hooks, mine)?;
+        // Every rank sees the same flag, so all of them commit the checkpoint
+        // at this step.
         if all.written {
             self.saver.finish(engine, &self.state)?;
         }
@@ -235,6 +268,10 @@ impl Run<'_, '_> {
     /// No rank starts to compute before all ranks have their data. If the data
     /// of one rank cannot be read, all ranks are still at a complete step,
     /// which is saved.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Cause::Data`] if a rank cannot read its data, on every rank.
     fn take_data<B, M, T: Batch>(
         &mut self,
         engine: &mut Engine<B, M>,
@@ -295,6 +332,11 @@ impl Run<'_, '_> {
 
     /// Evaluates, if there is evaluation data. Returns `false` if a rank was
     /// interrupted during the evaluation.
+    ///
+    /// # Errors
+    ///
+    /// Returns a failure of the engine, the task, a hook or the evaluation
+    /// data.
     fn evaluate<B, M, T>(
         &mut self,
         engine: &Engine<B, M>,
@@ -365,6 +407,13 @@ impl Run<'_, '_> {
     }
 
     /// Loads the weights of the best model.
+    ///
+    /// The optimizer states are not loaded, because training is over. Without a
+    /// finite metric the model of the last step stays, with a warning.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the best checkpoint is missing or cannot be loaded.
     fn load_best<B, M>(&self, engine: &mut Engine<B, M>) -> Result<(), Cause>
     where
         B: OptimizerOps,
@@ -395,6 +444,7 @@ impl Run<'_, '_> {
     }
 }
 
+/// Tells all hooks that training has ended.
 fn finish(hooks: &mut [Box<dyn Hook + '_>]) -> Result<(), Cause> {
     hooks.iter_mut().try_for_each(|hook| hook.finish()).map_err(Cause::Outside)
 }
@@ -414,7 +464,9 @@ struct StepData<T> {
     started: Instant,
     /// The time spent waiting for the data.
     waited: Duration,
+    /// The micro-batches of this rank, in order.
     micro_batches: Vec<T>,
+    /// The sums over the micro-batches of all ranks.
     totals: Totals,
 }
 
@@ -425,6 +477,10 @@ struct StepData<T> {
 /// is the mean over all targets of the step on all ranks, even if micro-batches
 /// have different lengths. Reduction averages over ranks, hence the factor
 /// `world_size`.
+///
+/// ```text
+/// weight of micro-batch i on rank r = targets(r, i) * world_size / targets of the step
+/// ```
 fn train_step<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
@@ -472,7 +528,9 @@ where
 
 /// Sums over all micro-batches of a step on all ranks.
 struct Totals {
+    /// The number of tokens, for throughput.
     tokens: f64,
+    /// The number of targets (labelled tokens or samples), at least 1.
     targets: f64,
 }
 
@@ -500,6 +558,10 @@ impl Totals {
 }
 
 /// Builds the record of a step.
+///
+/// `loss` is the mean over all targets of the step, and `tokens` counts all
+/// ranks. The time is measured on this rank since `started`, waiting for data
+/// included.
 fn step_row<B, M>(
     engine: &Engine<B, M>,
     step: Step,
@@ -528,6 +590,9 @@ where
 }
 
 /// Returns the memory of this rank during the last step.
+///
+/// Parameters and optimizer states are the current bytes, because they do not
+/// change within a step. All others are the peaks of the step.
 fn memory_row<B, M>(engine: &Engine<B, M>) -> MemoryRow
 where
     B: OptimizerOps,

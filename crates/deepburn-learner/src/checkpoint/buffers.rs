@@ -1,4 +1,8 @@
 //! Layout, comparison and reading of buffers in checkpoints.
+//!
+//! A buffer is an entry of kind `Buffer` with values alone, in its own element
+//! type. Checkpoints of early versions lack such entries. They still load, with
+//! a warning for each value that they cannot restore.
 
 use burn::tensor::TensorData;
 use deepburn_checkpoint::{
@@ -10,6 +14,10 @@ use super::TrainingCheckpointError;
 use super::element::{data_of, element_type};
 
 /// Returns the checkpoint entry of a buffer.
+///
+/// # Errors
+///
+/// Returns an error if checkpoints do not store the type of the buffer.
 pub(super) fn buffer_atom(buffer: &Buffer) -> Result<ParamEntry, CheckpointError> {
     let element = element_type(buffer.dtype())?;
     Ok(ParamEntry {
@@ -28,6 +36,10 @@ pub(super) fn buffer_atom(buffer: &Buffer) -> Result<ParamEntry, CheckpointError
 /// Checkpoints of early versions stored running statistics as frozen
 /// parameters, and did not store integer and bool parameters. Both are
 /// accepted.
+///
+/// # Errors
+///
+/// Returns the difference, as the reason in an error message.
 pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(), String> {
     let (layout, path) = (checkpoint.layout(), buffer.path());
     let Some(atom) = layout.find(path).map(|atom| &layout.atoms()[atom]) else {
@@ -61,6 +73,13 @@ pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(
 }
 
 /// Reads the values of a buffer; `None` if the checkpoint does not have it.
+///
+/// The result has all elements, flat, in the stored type. Every rank reads
+/// whole buffers.
+///
+/// # Errors
+///
+/// Returns an error if the checkpoint cannot be read.
 pub(super) fn read_buffer(
     checkpoint: &Checkpoint,
     buffer: &Buffer,

@@ -1,4 +1,16 @@
 //! Resuming from DeepSpeed checkpoints.
+//!
+//! The files are read in place (`deepburn-deepspeed`), range by range, so a
+//! rank reads about what it keeps. A [`TorchModel`] translates names and
+//! layouts:
+//!
+//! ```text
+//! Burn    h.0.attn.c_attn.weight   [in, out]
+//! PyTorch the name that `name` returns, [out, in] if `is_transposed`
+//! ```
+//!
+//! Not loaded: integer and bool buffers, random streams, the position of the
+//! data loader, and the optimizer states of 1-bit LAMB.
 
 use std::collections::HashMap;
 
@@ -92,6 +104,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Loads weights, buffers and the parts of the training state that `plan`
     /// selects.
+    ///
+    /// DeepSpeed saves between steps only, so the number of micro-steps follows
+    /// from the number of steps.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file cannot be read or a collective fails. The
+    /// engine is then partly loaded.
     fn adopt_deepspeed(
         &mut self,
         stored: &Stored<'_>,
@@ -297,6 +317,11 @@ impl<'a> Stored<'a> {
 
     /// Returns the PyTorch name and the entry of the parameter at a module
     /// path.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason in an error message if the checkpoint has no such
+    /// parameter.
     fn find(&self, path: &str) -> Result<(String, &'a Parameter), String> {
         let name = self.model.name(path);
         match self.by_name.get(name.as_str()) {
@@ -338,6 +363,8 @@ impl<'a> Stored<'a> {
         Ok(TensorData::new(values, len))
     }
 
+    /// Returns the error for a checkpoint that does not match the model or the
+    /// optimizer.
     fn unfit(&self, reason: String) -> TrainingCheckpointError {
         TrainingCheckpointError::Unfit { path: self.checkpoint.path().to_owned(), reason }
     }

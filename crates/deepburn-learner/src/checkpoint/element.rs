@@ -1,9 +1,17 @@
 //! Conversion of element types and values between checkpoints and Burn.
+//!
+//! Both sides name the same types. Burn has two more cases: `Flex32` is f32 in
+//! memory and is stored as f32, and bools, whose size depends on the backend,
+//! are stored as one byte each.
 
 use burn::tensor::{BoolStore, DType, TensorData};
 use deepburn_checkpoint::{CheckpointError, ElementType, Values};
 
-/// The type in which tensors of `dtype` are stored.
+/// Returns the type in which tensors of `dtype` are stored.
+///
+/// # Errors
+///
+/// Returns an error for quantized types, which checkpoints do not store.
 pub(crate) fn element_type(dtype: DType) -> Result<ElementType, CheckpointError> {
     match dtype {
         DType::F64 => Ok(ElementType::F64),

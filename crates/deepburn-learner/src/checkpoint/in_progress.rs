@@ -1,5 +1,13 @@
 //! A checkpoint that is being written: one thread of each rank writes while
 //! training continues.
+//!
+//! ```text
+//! rank's thread    start_save │ step │ step │ step │ finish ─► [records] ─► commit on rank 0 ─► [folder]
+//! writer thread               └─ write array, free it, next ─┘
+//! ```
+//!
+//! The writer thread takes part in no collective. The ranks exchange only in
+//! `finish`, which all of them call between the same two steps.
 
 use std::io;
 use std::path::PathBuf;
@@ -35,7 +43,9 @@ const CHUNK: usize = 1 << 20;
 #[derive(Debug)]
 #[must_use = "a save that is dropped is undone"]
 pub struct SaveInProgress {
+    /// The optimizer step whose state is saved.
     step: u64,
+    /// The background thread of this rank.
     writing: Writing,
     /// The checkpoint to commit; present on rank 0 only.
     commit: Option<(Save, Run)>,
@@ -85,7 +95,9 @@ impl SaveInProgress {
 
 /// The state of a rank at one moment, to be written in the background.
 pub(super) struct Snapshot<B: Backend> {
+    /// The entries of the checkpoint and their division among ranks.
     pub(super) layout: Arc<Layout>,
+    /// The rank whose slices these are.
     pub(super) rank: usize,
     /// The owned slices, in the order in which they are written.
     pub(super) arrays: Vec<OwnedArray<B>>,
@@ -122,13 +134,18 @@ fn unread(ticket: &Ticket, error: ZeroError) -> CheckpointError {
 /// The background thread of one rank.
 #[derive(Debug)]
 struct Writing {
+    /// The thread; `None` if it could not be started or has been joined.
     thread: Option<JoinHandle<Result<RankRecord, CheckpointError>>>,
     /// The reason why the thread could not be started.
     failure: Option<CheckpointError>,
+    /// Set when the save is dropped. The thread then stops before the next
+    /// chunk.
     unwanted: Arc<AtomicBool>,
 }
 
 impl Writing {
+    /// Starts the thread. If the system refuses one, `wait` returns the error,
+    /// so that all ranks learn of it in the exchange of `finish`.
     fn start<B: OptimizerOps>(ticket: Ticket, snapshot: Snapshot<B>) -> Self {
         let unwanted = Arc::new(AtomicBool::new(false));
         let name = format!("rank {} checkpoint", snapshot.rank);

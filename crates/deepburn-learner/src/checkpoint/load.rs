@@ -1,5 +1,19 @@
 //! Loading: every rank reads the slices that it keeps at its own stage, from
 //! all files that contain them.
+//!
+//! Loading has two phases. First every rank checks the checkpoint against its
+//! engine without changing anything, and the ranks exchange the results
+//! (`exchange`): either all of them continue or all of them return an error.
+//! Then every rank reads its slices:
+//!
+//! ```text
+//! 1 weights            working copies, masters and persistent copies follow from them
+//! 2 buffers
+//! 3 moments, scalars   with optimizer_states
+//! 4 errors, local      1-bit optimizers; need the second moments of 3
+//! 5 gradients          in the middle of an accumulation
+//! 6 loss scale, schedule, random streams
+//! ```
 
 use std::collections::BTreeMap;
 
@@ -25,7 +39,8 @@ use crate::{Engine, EngineError};
 /// `load_module_only`, `load_optimizer_states` and `load_lr_scheduler_states`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadPlan {
-    /// The weights only. Training starts from step 0.
+    /// The weights and buffers only. Counters, optimizer states, schedule and
+    /// random streams stay as they are, so a new engine trains from step 0.
     ModuleOnly,
     /// The weights, the counters, the random streams, and the parts selected
     /// here.
@@ -71,6 +86,11 @@ impl ClientStates {
     ///
     /// Returns an error if the checkpoint was not saved by an engine, or if its
     /// counters are out of range.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`TrainingCheckpointError::Unfit`] if a state cannot be parsed
+    /// or a counter is out of range.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, TrainingCheckpointError> {
         Ok(Saved::read(checkpoint)?.into())
     }
@@ -87,7 +107,9 @@ impl From<Saved> for ClientStates {
 
 /// The JSON states of a checkpoint.
 struct Saved {
+    /// The state that all ranks share.
     engine: EngineState,
+    /// The state of each rank that saved the checkpoint.
     ranks: Vec<RankState>,
 }
 
@@ -142,6 +164,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     /// Checks that `checkpoint` is intact and matches this engine.
+    ///
+    /// Reads every file once to verify its checksum. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first problem that was found.
     fn check(
         &self,
         checkpoint: &Checkpoint,
@@ -161,6 +189,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     /// Checks that model and checkpoint have the same parameters and buffers.
+    ///
+    /// Names may differ where a tied parameter has several paths: any of them
+    /// matches.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first difference, as the reason in an error message.
     fn check_model(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         let layout = checkpoint.layout();
         for parameter in self.parameters() {
@@ -276,6 +311,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Loads weights, buffers and the parts of the training state that `plan`
     /// selects. The caller has checked that they fit.
+    ///
+    /// The order matters: moments reset what 1-bit optimizers derive from them,
+    /// so their errors and local states come after.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file cannot be read or a collective fails. The
+    /// engine is then partly loaded.
     fn adopt(
         &mut self,
         checkpoint: &Checkpoint,
@@ -426,6 +469,8 @@ fn is_movement(slot: &str) -> bool {
 
 /// Returns true if the name of a slot is `prefix` followed by the number of a
 /// rank.
+///
+/// For example `worker_error_3` for the prefix `worker_error_`.
 fn is_numbered(slot: &str, prefix: &str) -> bool {
     slot.strip_prefix(prefix).is_some_and(|rank| rank.parse::<usize>().is_ok())
 }
@@ -466,6 +511,7 @@ fn parse<T: DeserializeOwned>(
     })
 }
 
+/// Returns the error for a checkpoint that does not match this engine.
 fn unfit(checkpoint: &Checkpoint, reason: String) -> TrainingCheckpointError {
     TrainingCheckpointError::Unfit { path: checkpoint.path().to_owned(), reason }
 }

@@ -1,5 +1,13 @@
 //! Saving: every rank writes its owned slices, and rank 0 commits the
 //! checkpoint.
+//!
+//! ```text
+//! check ─► [average buffers] ─► layout ─► [errors of 1-bit optimizers] ─► rank 0 begins [ticket]
+//!       ─► snapshot of handles ─► writer threads (`in_progress.rs`) ─► [records] ─► rank 0 commits [folder]
+//! ```
+//!
+//! Brackets are collectives. The layout is computed by every rank from the same
+//! sizes, so only the ticket (the temporary folder) has to be exchanged.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

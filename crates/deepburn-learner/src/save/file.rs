@@ -8,10 +8,13 @@ use deepburn_safetensors::{Header, TensorFileWriter};
 
 use super::{SaveError, SavedTensor};
 
-/// Begins the file `path` with the header of `tensors`, whose values are then written in this order.
+/// Creates the file of `path` with the header of `tensors`, whose values then
+/// have to be written in this order. The data goes to `path` with the suffix
+/// `.partial`, which is renamed when the file is complete.
 ///
 /// # Errors
-/// The file cannot be created.
+///
+/// Returns an error if the file cannot be created.
 pub(super) fn create<B: OptimizerOps>(
     path: &Path,
     tensors: &[SavedTensor<B>],
@@ -32,7 +35,7 @@ pub(super) fn create<B: OptimizerOps>(
     TensorFileWriter::create(path, path.with_file_name(partial), &header).map_err(failed)
 }
 
-/// What an I/O error at `path` means.
+/// Returns the conversion of an I/O error at `path`.
 pub(super) fn failure(path: &Path) -> impl Fn(io::Error) -> SaveError {
     move |error| SaveError::File { path: path.to_owned(), reason: error.to_string() }
 }

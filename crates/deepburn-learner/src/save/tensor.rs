@@ -18,7 +18,9 @@ pub(super) struct SavedTensor<B: OptimizerOps> {
     pub(super) path: String,
     /// Type in the file.
     pub(super) element: ElementType,
+    /// Shape, in Burn's order of dimensions.
     pub(super) shape: Vec<usize>,
+    /// Access to the values, which may be a collective.
     values: Values<B>,
 }
 
@@ -42,6 +44,7 @@ impl<B: OptimizerOps> SavedTensor<B> {
     pub(super) fn of_module<M: Module<Training<B>>>(
         module: &M,
         buffers: &[Buffer],
+        /// The type of float parameters in the file.
         precision: HalfPrecision,
     ) -> Result<Vec<Self>, SaveError> {
         let mut found = Visitor { buffers, path: Vec::new(), precision, found: Ok(Vec::new()) };
@@ -54,7 +57,8 @@ impl<B: OptimizerOps> SavedTensor<B> {
         Ok(tensors)
     }
 
-    /// Takes part in gathering the values and drops them. Copies nothing where they are not sharded.
+    /// Takes part in gathering the values and drops them. Ranks that write no
+    /// file call it. Copies nothing if the tensor is not sharded.
     pub(super) fn gather(&self) {
         if let Values::Half(tensor, _) = &self.values {
             drop(tensor.clone().into_full());
@@ -83,6 +87,11 @@ impl<B: OptimizerOps> SavedTensor<B> {
     }
 
     /// Rounds f32 values to the nearest 16-bit value.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a finite value would become infinite in fp16. In
+    /// bf16, which has the range of f32, this is not checked.
     fn rounded(&self, values: &TensorData, precision: HalfPrecision) -> Result<Vec<u8>, SaveError> {
         let values = values.iter::<f32>();
         if precision == HalfPrecision::Bf16 {
@@ -112,18 +121,23 @@ fn floats<B: OptimizerOps>(tensor: &ZeroTensor<B>) -> TensorData {
 struct Visitor<'a, B: OptimizerOps> {
     /// The buffers, which keep their type even if they are floats.
     buffers: &'a [Buffer],
+    /// The names of the fields around the current one.
     path: Vec<String>,
     precision: HalfPrecision,
+    /// The tensors so far, or the first error.
     found: Result<Vec<SavedTensor<B>>, SaveError>,
 }
 
 impl<B: OptimizerOps> Visitor<'_, B> {
+    /// Adds a tensor at the current path.
     fn enter(&mut self, element: ElementType, shape: Vec<usize>, values: Values<B>) {
         if let Ok(found) = &mut self.found {
             found.push(SavedTensor { path: self.path.join("."), element, shape, values });
         }
     }
 
+    /// Adds a tensor that keeps its own type. `read` returns its values when
+    /// the file is written.
     fn enter_exact(
         &mut self,
         dtype: DType,

@@ -1,4 +1,9 @@
 //! Checkpoints at the end of epochs, and resuming from them.
+//!
+//! A checkpoint of epoch `n` is `epoch-n` in the strategy's folder. It is an
+//! engine's checkpoint whose client state is a `LearnerState`. The states of
+//! data loaders are not stored: resuming starts each loader as often as it was
+//! started before.
 
 use std::path::Path;
 
@@ -55,6 +60,10 @@ pub(crate) fn save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 }
 
 /// Deletes the checkpoint of an epoch if it exists.
+///
+/// # Errors
+///
+/// Returns an error if its files cannot be removed.
 pub(crate) fn delete(folder: &Path, epoch: usize) -> Result<(), CheckpointError> {
     let tag = tag(epoch)?;
     match folder.join(tag.as_str()).exists() {
@@ -65,6 +74,11 @@ pub(crate) fn delete(folder: &Path, epoch: usize) -> Result<(), CheckpointError>
 
 /// Resumes from the checkpoint of an epoch and returns the Learner's state. All
 /// ranks call this together.
+///
+/// # Errors
+///
+/// Returns an error if there is no such checkpoint, if it does not match the
+/// model, or if a Learner did not save it.
 pub(crate) fn load<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &mut Engine<B, M>,
     folder: &Path,

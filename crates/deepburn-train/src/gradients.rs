@@ -51,9 +51,11 @@ pub(crate) fn check_gradients<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 
 /// Counts the returned gradients by kind.
 struct Returned<'a> {
+    /// The gradients that the step returned.
     gradients: &'a GradientsParams,
     /// The number of markers of reduced gradients.
     taken: usize,
+    /// The number of gradients that the engine did not reduce.
     others: usize,
 }
 

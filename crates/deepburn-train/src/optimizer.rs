@@ -5,6 +5,15 @@
 //! parameter. Values and gradients are chosen so that different
 //! hyper-parameters give different weights. The result is compared with the
 //! published formula of the plan's optimizer.
+//!
+//! ```text
+//! probe (copy of the Learner)  values ─► 16 optimizer steps in f32 ─► weights
+//! reference (the plan)         values ─► 16 steps in f64           ─► weights
+//! allowed difference           2e-4 of each weight's path, plus the rounding of f32
+//! ```
+//!
+//! The probe is a clone, so the Learner's own optimizer keeps its state. Only
+//! element-wise optimizers can be compared in this way.
 
 use std::any::type_name;
 
@@ -49,6 +58,14 @@ const MAX_SCHEDULE: usize = 10_000;
 /// Returns an error if the Learner's optimizer updates weights differently from
 /// the plan's. `steps` is the length of the schedule, whose largest learning
 /// rate is used.
+///
+/// Returns `Ok` without a comparison if the schedule never has a positive
+/// learning rate, or if the model has no trainable parameter with elements.
+///
+/// # Errors
+///
+/// Returns [`Refusal::Optimizer`] with the first weight that differs, or
+/// [`Refusal::NotElementwise`].
 pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
     learner: &Learner<LC>,
     plan: &OptimizerPlan,
@@ -83,6 +100,8 @@ pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
 /// Takes all steps with a parameter of `count` elements, whose values start at
 /// index `first` of [`VALUES`], and describes the first difference between the
 /// Learner's result and the plan's.
+///
+/// The gradient of weight `i` in step `t` is `FACTORS[t] * SCALES[i]`.
 fn difference<LC: LearningComponentsTypes>(
     mut probe: Learner<LC>,
     plan: &OptimizerPlan,
@@ -95,6 +114,8 @@ fn difference<LC: LearningComponentsTypes>(
     };
     let (start, scales) = (from(&VALUES), from(&SCALES));
     let model = probe.model();
+    // The other parameters get no gradient, so the optimizer leaves them as
+    // they are.
     probe.load_model(model.map(&mut Assign { id, values: &start }).into_record());
 
     let rate = probe.lr_current();
@@ -122,6 +143,9 @@ fn difference<LC: LearningComponentsTypes>(
 
 /// Returns a copy of the Learner at the largest learning rate of its schedule;
 /// `None` if that is 0.
+///
+/// The search ends after [`MAX_SCHEDULE`] steps. A larger learning rate makes
+/// differences between optimizers larger, relative to rounding.
 fn at_largest_rate<LC: LearningComponentsTypes>(
     learner: &Learner<LC>,
     steps: usize,
@@ -141,19 +165,24 @@ fn at_largest_rate<LC: LearningComponentsTypes>(
 
 /// Weights that the plan's optimizer updates, in f64.
 struct ReferenceWeights<'a> {
+    /// The plan's optimizer.
     plan: &'a OptimizerPlan,
+    /// The learning rate of every step.
     rate: f64,
+    /// The number of steps.
     time: u64,
+    /// The weights.
     values: Vec<f64>,
     /// Up to two state arrays, initially zero.
     states: [Vec<f64>; 2],
-    /// The length of each weight's path, back and forth, and its largest
-    /// magnitude.
+    /// The length of each weight's path: the sum of its absolute changes.
     ways: Vec<f64>,
+    /// The largest magnitude of each weight, which bounds its rounding errors.
     peaks: Vec<f64>,
 }
 
 impl<'a> ReferenceWeights<'a> {
+    /// Starts with these weights and states of zero.
     fn new(plan: &'a OptimizerPlan, rate: f64, values: Vec<f64>) -> Self {
         let zeros = vec![0.0; values.len()];
         let peaks = values.iter().map(|value| value.abs()).collect();
@@ -161,6 +190,7 @@ impl<'a> ReferenceWeights<'a> {
         Self { plan, rate, time: 0, values, states, ways: zeros, peaks }
     }
 
+    /// Takes one step with the published formula of the optimizer.
     fn step(&mut self, gradient: &[f64]) {
         let before = self.values.clone();
         self.time += 1;
@@ -200,6 +230,9 @@ impl<'a> ReferenceWeights<'a> {
 
     /// Returns the index of the first weight that differs from `other` by more
     /// than the tolerance.
+    ///
+    /// The tolerance is relative to the path of a weight, not to the weight, so
+    /// that a small update of a large weight still counts.
     fn differs(&self, other: &[f64]) -> Option<usize> {
         // Each step rounds a weight to f32 once.
         let rounding = FACTORS.len() as f64 * f64::from(f32::EPSILON);
@@ -211,6 +244,7 @@ impl<'a> ReferenceWeights<'a> {
     }
 }
 
+/// Returns the hyper-parameters of the reference kernel.
 fn rule(plan: AdamPlan, lr: f64, weight_decay: WeightDecay) -> Adam {
     let AdamPlan { betas: [beta1, beta2], eps, bias_correction, .. } = plan;
     Adam { lr, beta1, beta2, eps, weight_decay, bias_correction }
@@ -266,6 +300,7 @@ fn short_name(name: &str) -> String {
 /// for all values, or else the largest one.
 #[derive(Default)]
 struct Smallest {
+    /// The parameter and its number of elements.
     found: Option<(ParamId, usize)>,
 }
 
@@ -286,7 +321,9 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Smallest {
 
 /// A mapper that replaces the values of one parameter.
 struct Assign<'a> {
+    /// The parameter.
     id: ParamId,
+    /// Its new values, in row-major order.
     values: &'a [f64],
 }
 
@@ -303,8 +340,11 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Assign<'_> {
 
 /// A visitor that creates the gradient of one parameter.
 struct Gradient<'a> {
+    /// The parameter.
     id: ParamId,
+    /// The values of its gradient.
     values: &'a [f64],
+    /// Receives the gradient.
     gradients: GradientsParams,
 }
 
@@ -321,7 +361,9 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Gradient<'_> {
 
 /// A visitor that reads one parameter.
 struct Read {
+    /// The parameter.
     id: ParamId,
+    /// Receives its values.
     values: Vec<f64>,
 }
 

@@ -13,18 +13,22 @@ use burn_train::TrainingItem;
 
 /// The output of one rank for one micro-batch.
 pub(crate) struct Output<T> {
+    /// The output of the program's step.
     pub(crate) item: T,
     /// The position of the rank in its slice of the data.
     pub(crate) progress: Progress,
+    /// The learning rate of a training step; `None` in validation.
     pub(crate) lr: Option<f64>,
 }
 
 /// The outputs by rank, oldest first; `None` for a rank without a batch.
 pub(crate) struct Outputs<T> {
+    /// One queue per rank. A rank may be one micro-batch ahead of another.
     by_rank: Mutex<Vec<VecDeque<Option<Output<T>>>>>,
 }
 
 impl<T> Outputs<T> {
+    /// Creates empty queues.
     pub(crate) fn new(ranks: usize) -> Self {
         Self { by_rank: Mutex::new((0..ranks).map(|_| VecDeque::new()).collect()) }
     }
@@ -40,6 +44,8 @@ impl<T> Outputs<T> {
         self.lock().iter_mut().map(|outputs| outputs.pop_front().flatten()).collect()
     }
 
+    /// Locks the queues. A panic of another rank must not hide that rank's
+    /// failure.
     fn lock(&self) -> MutexGuard<'_, Vec<VecDeque<Option<Output<T>>>>> {
         self.by_rank.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -48,7 +54,9 @@ impl<T> Outputs<T> {
 /// Converts the outputs of an epoch to the items that Burn's event processor
 /// expects.
 pub(crate) struct Round<'a, T> {
+    /// The outputs of all ranks.
     outputs: &'a Outputs<T>,
+    /// The number of this epoch and of the last one.
     epoch: Progress,
     /// The number of batches of all ranks so far.
     iteration: usize,
@@ -57,6 +65,7 @@ pub(crate) struct Round<'a, T> {
 }
 
 impl<'a, T> Round<'a, T> {
+    /// Creates the state at the start of an epoch.
     pub(crate) fn new(outputs: &'a Outputs<T>, epoch: Progress, ranks: usize) -> Self {
         let ranks = vec![Progress::new(0, 0); ranks];
         Self { outputs, epoch, iteration: 0, ranks }

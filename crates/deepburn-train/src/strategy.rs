@@ -1,6 +1,18 @@
 //! The training strategy that runs a Learner on the ranks of a plan.
 //!
 //! Main type: [`ShardedStrategy`].
+//!
+//! ```text
+//! train   check plan, Learner and settings ─► Burn's own `train` ─► fit
+//! fit     split model and data by rank ─► one thread per rank runs a `Worker` ─► whole model of rank 0
+//! ```
+//!
+//! The Learner's model is copied once per rank and then emptied. Each copy is
+//! consumed while its engine shards it. So the whole model exists once per rank
+//! at the start, and after that only shards and what a stage replicates.
+//!
+//! Burn's interface returns no errors. Whatever fails therefore ends in a
+//! panic, after the renderer has restored the terminal.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,10 +49,16 @@ use crate::worker::{Parts, Places, Run, Worker};
 /// A strategy that trains a `Learner` sharded over the ranks of a plan. See the
 /// [crate's documentation](crate).
 pub struct ShardedStrategy<B: Backend> {
+    /// The resolved configuration, which sets the number of ranks.
     plan: Plan,
+    /// The devices of the ranks; empty uses the device of the Learner's model.
     devices: Vec<B::Device>,
+    /// The seed of the random streams.
     seed: Option<u64>,
+    /// The folder of checkpoints.
     folder: Option<PathBuf>,
+    /// The strategy that decides which checkpoints are kept. Burn passes
+    /// strategies by shared reference, hence the lock.
     keep: Mutex<Box<dyn CheckpointingStrategy>>,
 }
 
@@ -190,6 +208,8 @@ where
         let parts = split(&mut learner, &train, &valid, &devices);
         drop((learner, train, valid));
         let places = Places::new(parts);
+        // All ranks borrow the processor, and the caller gets it back after the
+        // run.
         let processor = Mutex::new(settings.event_processor);
         let run = Run {
             plan,
@@ -228,6 +248,11 @@ where
 
 impl<B: OptimizerOps + StreamOps> ShardedStrategy<B> {
     /// Checks Learner, plan and settings before any rank starts.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first setting that is not supported or contradicts another
+    /// one.
     fn check<LC>(
         &self,
         learner: &Learner<LC>,

@@ -1,4 +1,22 @@
 //! The training loop of one rank under burn-train.
+//!
+//! Main type: `Worker`. A rank is a thread with an engine of its own.
+//! Collectives of a micro-batch, in brackets, are the same on all ranks:
+//!
+//! ```text
+//! next batch ─► [agree: stop? batches? items?] ─► rank 0 reports the outputs of the micro-batch before
+//!            ─► TrainStep::step on the sharded module [gathers, gradients]
+//!            ─► engine.step, at an accumulation boundary [norm, parameters]
+//!            ─► deposit the output
+//! ```
+//!
+//! The metrics are computed by Burn's event processor, which only rank 0 calls.
+//! Outputs of a micro-batch are complete once the ranks have agreed on the next
+//! one, so they are reported one micro-batch late.
+//!
+//! The Learner's scheduler and strategies decide, the engine trains: the
+//! scheduler's learning rate is set before each step, and rank 0 asks the
+//! strategies for early stopping and checkpoints and shares the answers.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +39,9 @@ use crate::checkpoints::{self, LearnerState};
 use crate::gradients::check_gradients;
 use crate::outputs::{Output, Outputs, Round};
 
+/// The output of a training step, for metrics.
 type TrainItem<LC> = <<LC as LearningComponentsTypes>::TrainingModel as TrainStep>::Output;
+/// The output of a validation step, for metrics.
 type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Output;
 /// An early-stopping strategy of any type.
 pub(crate) type EarlyStopping = Box<dyn CloneEarlyStoppingStrategy>;
@@ -29,28 +49,43 @@ pub(crate) type EarlyStopping = Box<dyn CloneEarlyStoppingStrategy>;
 /// The state that all ranks of a run share. Only rank 0 uses the values behind
 /// a lock.
 pub(crate) struct Run<'a, LC: LearningComponentsTypes> {
+    /// The resolved configuration.
     pub(crate) plan: &'a Plan,
+    /// The seed of the random streams; `None` for the default.
     pub(crate) seed: Option<u64>,
+    /// The number of the last epoch, from 1.
     pub(crate) num_epochs: usize,
+    /// The number of the first epoch of this run.
     pub(crate) starting_epoch: usize,
     /// The epoch after which to resume; `None` for a new run.
     pub(crate) resume: Option<usize>,
+    /// Requests the end of training, from any thread.
     pub(crate) interrupter: &'a Interrupter,
+    /// Burn's event processor, which updates metrics and the renderer.
     pub(crate) processor: &'a Mutex<SupervisedTrainingEventProcessor<LC>>,
+    /// The metrics so far, which strategies read.
     pub(crate) store: &'a EventStoreClient,
+    /// The early-stopping strategy, if there is one.
     pub(crate) early_stopping: Mutex<Option<EarlyStopping>>,
+    /// The folder of checkpoints; `None` saves nothing.
     pub(crate) folder: Option<&'a Path>,
+    /// The strategy that decides which checkpoints are saved and deleted.
     pub(crate) keep: &'a Mutex<Box<dyn CheckpointingStrategy>>,
+    /// The training outputs of all ranks that were not reported yet.
     pub(crate) train_outputs: Outputs<TrainItem<LC>>,
+    /// The validation outputs of all ranks that were not reported yet.
     pub(crate) valid_outputs: Outputs<ValidItem<LC>>,
 }
 
 /// The initial state of a rank.
 pub(crate) struct Parts<LC: LearningComponentsTypes> {
+    /// The model, which the engine shards.
     pub(crate) model: LC::TrainingModel,
     /// Used for its scheduler; its model holds no parameters.
     pub(crate) learner: Learner<LC>,
+    /// The training data of this rank.
     pub(crate) train: TrainLoader<LC>,
+    /// The validation data of this rank.
     pub(crate) valid: ValidLoader<LC>,
     /// Arbitrary validation items. A rank without a batch evaluates them while
     /// other ranks still have batches.
@@ -59,6 +94,7 @@ pub(crate) struct Parts<LC: LearningComponentsTypes> {
 
 /// The values on which ranks agree before a micro-batch.
 struct Agreement {
+    /// Whether a rank was asked to stop.
     stop: bool,
     /// The number of ranks that have a batch.
     with_batch: usize,
@@ -68,20 +104,32 @@ struct Agreement {
 
 /// The decisions of rank 0 at the end of an epoch.
 struct Decision {
+    /// Whether to save a checkpoint of this epoch.
     save: bool,
+    /// Whether training ends early.
     stop: bool,
+    /// The epochs whose checkpoints are deleted.
     delete: Vec<usize>,
 }
 
 /// The state of one rank.
 pub(crate) struct Worker<'a, B: OptimizerOps, LC: LearningComponentsTypes<Backend = Training<B>>> {
+    /// The state that all ranks share.
     run: &'a Run<'a, LC>,
+    /// The sharded model with its optimizer.
     engine: Engine<B, LC::TrainingModel>,
+    /// The Learner, for its scheduler.
     learner: Learner<LC>,
+    /// The training data of this rank.
     train: TrainLoader<LC>,
+    /// The validation data of this rank.
     valid: ValidLoader<LC>,
+    /// Validation items for a rank without a batch.
     filler: ValidLoader<LC>,
+    /// The device of this rank.
     device: B::Device,
+    /// The number of steps that the scheduler has taken, which checkpoints
+    /// store.
     scheduler_steps: u64,
 }
 
@@ -111,6 +159,10 @@ where
     }
 
     /// Trains all epochs and returns the complete model on rank 0.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first failure of this rank.
     pub(crate) fn fit(mut self) -> Result<Option<LC::TrainingModel>, BoxError> {
         for epoch in self.run.starting_epoch..=self.run.num_epochs {
             let progress = Progress::new(epoch, self.run.num_epochs);
@@ -130,6 +182,14 @@ where
     }
 
     /// Restores the state of engine, scheduler and data loaders after `epoch`.
+    ///
+    /// The scheduler takes its steps again, and each loader is started once for
+    /// every completed epoch, because that is what advances its shuffling.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the checkpoint of the epoch is missing or does not
+    /// match.
     fn resume(&mut self, folder: &Path, epoch: usize) -> Result<(), BoxError> {
         let state = checkpoints::load(&mut self.engine, folder, epoch)?;
         for _ in 0..state.scheduler_steps {
@@ -147,6 +207,14 @@ where
     }
 
     /// Trains one epoch. Returns true if it was interrupted.
+    ///
+    /// Ends before the first micro-batch that not all ranks have, because a
+    /// rank without data could not take part in its collectives.
+    ///
+    /// # Errors
+    ///
+    /// Returns a failure of the engine, of a step's gradients, or of a
+    /// collective.
     fn train_epoch(&mut self, epoch: &Progress) -> Result<bool, BoxError> {
         let run = self.run;
         let mut round = Round::new(&run.train_outputs, epoch.clone(), self.ranks());
@@ -196,6 +264,11 @@ where
 
     /// Runs a micro-batch and, at an accumulation boundary, the optimizer step.
     /// `items` counts the items of all ranks since the last step.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the engine fails, or if the step returned other
+    /// gradients than it computed.
     fn train_step(
         &mut self,
         batch: <LC::TrainingModel as TrainStep>::Input,
@@ -219,6 +292,13 @@ where
     }
 
     /// Evaluates the validation data. Returns true if it was interrupted.
+    ///
+    /// Ranks may have different numbers of batches. The loop ends when none has
+    /// one.
+    ///
+    /// # Errors
+    ///
+    /// Returns a failure of the engine or of a collective.
     fn validate(&mut self, epoch: &Progress) -> Result<bool, BoxError> {
         let run = self.run;
         let mut round = Round::new(&run.valid_outputs, epoch.clone(), self.ranks());
@@ -267,6 +347,13 @@ where
     }
 
     /// Saves and deletes checkpoints. Returns true if training ends early.
+    ///
+    /// All ranks take part in a save, although only rank 0 decides. A failed
+    /// save is reported and skipped, and old checkpoints are then kept.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective or the engine fails.
     fn end_epoch(&mut self, epoch: usize) -> Result<bool, BoxError> {
         let decision = (self.engine.rank() == 0).then(|| self.decide(epoch));
         let flag = |of: fn(&Decision) -> bool| f64::from(decision.as_ref().is_some_and(of));
@@ -326,6 +413,10 @@ where
 
     /// Combines the flags of all ranks. This is the first collective of a
     /// micro-batch, so all ranks stop before the same one.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails.
     fn agree(
         &self,
         micro_batch: u64,
@@ -341,6 +432,10 @@ where
 
     /// Waits until the device has completed its work, because another thread
     /// reads the results.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the device reports one.
     fn settle(&self) -> Result<(), BoxError> {
         Ok(B::sync(&self.device).map_err(|error| format!("the device failed: {error:?}"))?)
     }
@@ -364,6 +459,7 @@ where
         }
     }
 
+    /// Returns the number of ranks.
     fn ranks(&self) -> usize {
         self.run.plan.batch.world_size
     }
@@ -391,10 +487,12 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Places<T>(Vec<Mutex<Option<T>>>);
 
 impl<T> Places<T> {
+    /// Stores one state per rank.
     pub(crate) fn new(parts: Vec<T>) -> Arc<Self> {
         Arc::new(Self(parts.into_iter().map(|part| Mutex::new(Some(part))).collect()))
     }
 
+    /// Takes the state of a rank; `None` if it was taken before.
     pub(crate) fn take(&self, rank: usize) -> Option<T> {
         lock(&self.0[rank]).take()
     }

@@ -15,18 +15,27 @@ use crate::run::current_seed;
 pub const MEMORY_LIMIT: usize = 256 << 20;
 
 /// Whether inputs are running. Other tests of the process are not limited.
+///
+/// The counters are relaxed atomics: they do not order other memory, and tests
+/// of one process run their inputs one at a time.
 static RUNNING: AtomicBool = AtomicBool::new(false);
+/// The bytes that are allocated now, by all threads.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
+/// The largest value of [`LIVE`] since it was last reset.
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 /// Counts allocated bytes and rejects single requests beyond the limit.
+///
+/// It is the global allocator of every test binary that links this crate. The
+/// bytes are those requested, without the overhead of the system's allocator.
 struct CountingAllocator;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 impl CountingAllocator {
-    /// Counts a request of `bytes` unless it has to be rejected.
+    /// Counts a request of `bytes` and returns true, or returns false if it
+    /// must be rejected: an input asks for more than [`MEMORY_LIMIT`] at once.
     fn admit(bytes: usize) -> bool {
         if bytes > MEMORY_LIMIT && RUNNING.load(Relaxed) {
             // A null pointer ends the process unless the caller handles it, so
@@ -59,6 +68,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
         unsafe { System.alloc_zeroed(layout) }
     }
 
+    /// Counts the new size as a request of its own and then forgets the old
+    /// one, so a growing vector briefly counts twice, like its memory.
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         if !Self::admit(new_size) {
             return std::ptr::null_mut();
@@ -79,6 +90,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 pub(crate) struct LimitGuard;
 
 impl LimitGuard {
+    /// Starts to apply the limit.
     pub(crate) fn new() -> Self {
         RUNNING.store(true, Relaxed);
         Self
@@ -91,7 +103,10 @@ impl Drop for LimitGuard {
     }
 }
 
-/// Calls `action` and returns the peak of the bytes that it held.
+/// Calls `action` and returns the peak of the bytes that it held, beyond what
+/// was allocated before.
+///
+/// Allocations of other threads count too.
 pub(crate) fn peak_of(action: impl FnOnce()) -> usize {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);

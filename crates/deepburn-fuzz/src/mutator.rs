@@ -1,16 +1,25 @@
 //! Reproducible changes of valid files.
 //!
-//! Main type: [`Mutator`].
+//! Main type: [`Mutator`]. Changes are chosen so that most inputs pass a
+//! reader's first checks and fail in a later one: a JSON text stays
+//! well-formed, and the header of a safetensors file keeps a matching length.
+//!
+//! ```text
+//! safetensors   | header length, 8 bytes | header, JSON | values |
+//! changed with  | 1 of 8                 | 4 of 8       | 2 of 8 |      1 of 8: anywhere
+//! ```
 
 use std::ops::Range;
 
-/// JSON fragments that replace others.
+/// JSON fragments that replace others. They break the structure, change types,
+/// or exceed a number's range.
 pub const JSON_TOKENS: [&str; 20] = [
     "0", "-1", "0.5", "1e999", "null", "true", "{", "}", "[", "]", ",", ":", "\"", "[]", "{}",
     "\"\"", "\"a\"", "\\u0000", "\u{e9}", "[[[[",
 ];
 
-/// Numbers as text. Many of them are beyond the range that a reader expects.
+/// Numbers as text: limits of integer types, and numbers beyond the range that
+/// a reader expects.
 const TEXT_NUMBERS: [&str; 18] = [
     "0",
     "-0",
@@ -32,7 +41,7 @@ const TEXT_NUMBERS: [&str; 18] = [
     "-1e-999",
 ];
 
-/// The same as binary integers.
+/// Limits of integer types, as binary integers for length fields and offsets.
 const INTEGERS: [u64; 16] = [
     0,
     1,
@@ -52,18 +61,23 @@ const INTEGERS: [u64; 16] = [
     u64::MAX,
 ];
 
-/// A random generator that changes files.
+/// A random generator that changes files. Holds the state of SplitMix64; equal
+/// seeds make equal changes.
 #[derive(Debug)]
 pub struct Mutator(u64);
 
 impl Mutator {
-    /// Creates a generator. Neighbouring seeds give unrelated numbers.
+    /// Returns a generator. Neighbouring seeds give unrelated numbers, because
+    /// each number is a hash of the state.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// Returns a random number below `limit`; 0 if the limit is 0. The
     /// generator is SplitMix64 (Steele, Lea and Flood 2014).
+    ///
+    /// The remainder is slightly biased towards small numbers, which does not
+    /// matter for tests.
     pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -72,13 +86,19 @@ impl Mutator {
         ((bits ^ (bits >> 31)) % limit.max(1) as u64) as usize
     }
 
-    /// Returns a random element of `choices`, which must not be empty.
+    /// Returns a random element of `choices`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `choices` is empty.
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len())]
     }
 
     /// Changes one to three positions: truncates, removes, repeats, or inserts
-    /// one of `tokens` or a random byte.
+    /// one of `tokens`, a random byte or an integer.
+    ///
+    /// A position is a range of up to eleven bytes.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>, tokens: &[impl AsRef<[u8]>]) {
         for _ in 0..1 + self.below(3) {
             let span = self.span(bytes.len(), 12);
@@ -100,8 +120,8 @@ impl Mutator {
         }
     }
 
-    /// Changes a JSON text. Most changes affect numbers, so that the text stays
-    /// well-formed.
+    /// Changes a JSON text. Three of four changes replace one or two numbers,
+    /// so that the text stays well-formed.
     pub fn mutate_json(&mut self, text: &mut Vec<u8>) {
         if self.below(4) == 0 {
             return self.mutate(text, &JSON_TOKENS);
@@ -117,6 +137,9 @@ impl Mutator {
 
     /// Changes a safetensors file: its header (with a matching length), its
     /// length, or its values.
+    ///
+    /// A file whose header was destroyed by an earlier change is changed like
+    /// any other text.
     pub fn mutate_safetensors(&mut self, file: &mut Vec<u8>) {
         let length = file.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes) as usize);
         // A file that was changed before may have no header.
@@ -140,7 +163,7 @@ impl Mutator {
         }
     }
 
-    /// Changes a byte.
+    /// Sets a random byte to a random value; does nothing to an empty slice.
     fn set_byte(&mut self, bytes: &mut [u8]) {
         let at = self.below(bytes.len());
         let value = self.below(256) as u8;
@@ -149,7 +172,8 @@ impl Mutator {
         }
     }
 
-    /// Overwrites bytes with a little-endian integer of 1 to 8 bytes.
+    /// Overwrites 1, 2, 4 or 8 bytes with a little-endian integer from a list
+    /// of limits. Does nothing if the slice is shorter.
     pub fn set_integer(&mut self, bytes: &mut [u8]) {
         let width = 1 << self.below(4);
         let at = self.below((bytes.len() + 1).saturating_sub(width));
@@ -159,7 +183,8 @@ impl Mutator {
         }
     }
 
-    /// Returns a random range of up to `most` bytes.
+    /// Returns a random range of fewer than `most` bytes within `length`; it
+    /// may be empty.
     fn span(&mut self, length: usize, most: usize) -> Range<usize> {
         let start = self.below(length + 1);
         start..(start + self.below(most)).min(length)
@@ -167,7 +192,8 @@ impl Mutator {
 }
 
 /// Returns the ranges of numbers in a text, including numbers in names and
-/// strings.
+/// strings: a run of digits, signs, points and exponents with at least one
+/// digit.
 fn numbers(text: &[u8]) -> Vec<Range<usize>> {
     let is_part = |byte: &u8| byte.is_ascii_digit() || b"+-.eE".contains(byte);
     let mut found = Vec::new();

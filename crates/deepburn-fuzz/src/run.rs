@@ -1,4 +1,8 @@
 //! The loop over inputs, with limits of time and memory.
+//!
+//! Inputs run one after the other on the calling thread. A second thread
+//! watches for inputs that do not end, which no limit in the first one could
+//! stop.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,6 +24,7 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// The seed of the current input.
 static SEED: AtomicU64 = AtomicU64::new(0);
 
+/// Returns the seed of the current input.
 pub(crate) fn current_seed() -> u64 {
     SEED.load(Relaxed)
 }
@@ -66,7 +71,12 @@ pub fn fuzz(default: u64, mut check: impl FnMut(&mut Mutator)) {
     );
 }
 
-/// Returns a temporary folder, in memory where the system has one there.
+/// Returns a temporary folder, in memory if the system has `/dev/shm`:
+/// thousands of inputs write small files.
+///
+/// # Panics
+///
+/// Panics if the folder cannot be created.
 pub fn scratch_folder() -> TempDir {
     let memory = Path::new("/dev/shm");
     match memory.is_dir() {
@@ -76,7 +86,12 @@ pub fn scratch_folder() -> TempDir {
     .expect("tests may write temporary files")
 }
 
-/// Reads a number from an environment variable.
+/// Reads a number from an environment variable; returns `default` if it is not
+/// set.
+///
+/// # Panics
+///
+/// Panics if the variable is not a number.
 fn setting(name: &str, default: u64) -> u64 {
     let Ok(text) = std::env::var(name) else { return default };
     text.parse().unwrap_or_else(|_| panic!("{name} is `{text}`; it must be a number from 0"))

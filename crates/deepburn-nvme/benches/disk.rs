@@ -1,12 +1,19 @@
-//! Sequential reads and writes of a swap file beside fio, on one disk, in turns.
+//! Sequential reads and writes of a swap file beside fio, alternating on one disk.
 //!
 //! ```sh
 //! cargo bench -p deepburn-nvme --bench disk -- --folder /mnt/nvme --rounds 5
 //! ```
 //!
 //! Moves 1 GiB in pieces of 16 MiB, with one and with two pieces in flight, and prints medians. fio
-//! uses direct I/O with the same block size and queue depth (engine libaio, with small and with huge
-//! pages), and with whole pieces one after the other (engine psync). Without fio, only the swap file is measured.
+//! uses direct I/O with the same block size and queue depth (engine libaio, with small and with
+//! huge pages), and with whole pieces one after the other (engine psync). Without fio, only the
+//! swap file is measured.
+//!
+//! | Option | Meaning | Default |
+//! |---|---|---|
+//! | `--folder` | folder on the disk | Cargo's folder for temporary files |
+//! | `--rounds` | measured rounds | 5 |
+//! | `--block-size`, `--queue-depth`, `--direct` | the policy of both | `IoPolicy::default` |
 
 use std::collections::VecDeque;
 use std::env;
@@ -18,15 +25,17 @@ use std::time::Instant;
 
 use deepburn_nvme::{Buffer, IoPolicy, PendingIo, Region, SwapError, SwapFile};
 
+/// The bytes of a measurement.
 const TOTAL: usize = 1 << 30;
+/// The bytes of a read or write of the caller.
 const PIECE: usize = 16 << 20;
 
-/// One of the measured ways to move the data.
+/// A measured way to move the data.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Way {
-    /// A swap file with so many pieces in flight.
+    /// A swap file with this number of pieces in flight.
     Swap(usize),
-    /// fio with requests of the policy.
+    /// fio with requests as in the policy.
     Libaio,
     /// The same with huge pages, as the buffers of a swap file.
     LibaioHuge,
@@ -34,15 +43,25 @@ enum Way {
     Psync,
 }
 
+/// All ways, in the order of the table. The fourth one is the reference of the ratios.
 const WAYS: [Way; 5] = [Way::Swap(1), Way::Swap(2), Way::Libaio, Way::LibaioHuge, Way::Psync];
 
+/// The command line.
 struct Options {
+    /// The folder of both files.
     folder: PathBuf,
+    /// The number of measured rounds.
     rounds: usize,
+    /// Block size, queue depth and direct I/O.
     policy: IoPolicy,
 }
 
 impl Options {
+    /// Reads the command line.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for an unknown option or a value that is missing or malformed.
     fn parse() -> Result<Self, Box<dyn Error>> {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
         let mut options = Self { folder, rounds: 5, policy: IoPolicy::default() };
@@ -62,7 +81,7 @@ impl Options {
     }
 }
 
-/// Removes fio's file at the end.
+/// The file that fio creates, removed when the value is dropped.
 struct FioFile(PathBuf);
 
 impl Drop for FioFile {
@@ -71,6 +90,7 @@ impl Drop for FioFile {
     }
 }
 
+/// Measures all ways in rounds, writing before reading, and prints medians and statistics.
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse()?;
     let swap = SwapFile::create(&options.folder, TOTAL as u64, &options.policy)?;
@@ -100,7 +120,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// MB per second of a swap file.
+/// Returns the rate of a swap file in MB per second. Buffers circulate: a piece waits for the
+/// oldest transfer when all buffers are in use.
 fn swap_rate(
     swap: &SwapFile,
     region: &Region,
@@ -130,7 +151,7 @@ fn swap_rate(
     Ok(TOTAL as f64 / 1e6 / started.elapsed().as_secs_f64())
 }
 
-/// A piece of data that no disk can compress, as fio writes.
+/// Returns a piece of data that a disk cannot compress, like fio's.
 fn noise(swap: &SwapFile, seed: u64) -> Result<Buffer, SwapError> {
     let mut buffer = swap.pool().unfilled(PIECE)?;
     let mut state = seed + 0x9e37_79b9_7f4a_7c15;
@@ -144,7 +165,11 @@ fn noise(swap: &SwapFile, seed: u64) -> Result<Buffer, SwapError> {
     Ok(buffer)
 }
 
-/// MB per second of fio, as it reports them.
+/// Returns the rate that fio reports, in MB per second.
+///
+/// # Errors
+///
+/// Returns an error if fio cannot be started or its output has another form.
 fn fio_rate(
     file: &Path,
     policy: &IoPolicy,
@@ -176,11 +201,13 @@ fn fio_rate(
     Ok(rate * 1024.0 / 1e6)
 }
 
+/// Returns the median; NaN if there is no rate.
 fn median(mut rates: Vec<f64>) -> f64 {
     rates.sort_by(f64::total_cmp);
     rates.get(rates.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// Prints the table: the rates of each way and their ratios to fio with huge pages.
 fn report(medians: &[[f64; 2]; WAYS.len()]) {
     println!("{:12} {:>12} {:>12}   share of fio with huge pages", "", "write MB/s", "read MB/s");
     let fio = medians[3];

@@ -1,4 +1,9 @@
-//! One request to the disk: a block of a transfer, of which short transfers are continued.
+//! A request to the disk: a block of a transfer. Short transfers are continued.
+//!
+//! ```text
+//! transfer   4,000,004 bytes of a buffer, padded to 4,001,792
+//! blocks     | 1 MiB | 1 MiB | 1 MiB | 836 KiB |     in parallel, one worker each
+//! ```
 
 use std::path::Path;
 use std::slice;
@@ -13,14 +18,19 @@ use crate::{ALIGNMENT, SwapError};
 ///
 /// Blocks of one transfer run in parallel on several workers, and each has a part of the same buffer.
 /// The borrow checker cannot follow that, so the memory is a pointer.
+///
+/// Invariant: the range lies in one buffer, and no other block that is in progress has a part of
+/// it.
 #[derive(Debug)]
 pub(crate) struct BlockMemory {
+    /// The first byte.
     start: *mut u8,
+    /// The length in bytes, a multiple of the alignment.
     length: usize,
 }
 
 impl BlockMemory {
-    /// `length` bytes from `start` on.
+    /// Returns the `length` bytes from `start` on.
     pub(crate) fn new(start: *mut u8, length: usize) -> Self {
         Self { start, length }
     }
@@ -29,26 +39,28 @@ impl BlockMemory {
 /// A part of a transfer, which one worker reads or writes.
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// The transfer.
+    /// The number of the transfer.
     pub(crate) transfer: u64,
     /// Read or write.
     pub(crate) direction: Direction,
-    /// Offset in the file, in bytes.
+    /// The offset in the file, in bytes, aligned.
     pub(crate) offset: u64,
-    /// Where the data goes to or comes from.
+    /// The memory that the data goes to or comes from.
     pub(crate) memory: BlockMemory,
 }
 
 impl Block {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.memory.length
     }
 
-    /// Reads or writes the whole block.
+    /// Reads or writes the complete block. Interrupted and short transfers are continued where they
+    /// ended, with direct I/O at the last complete sector.
     ///
     /// # Errors
-    /// The system reports a failure, or transfers nothing.
+    ///
+    /// Returns an error if the system reports a failure or transfers nothing.
     #[allow(unsafe_code)]
     pub(crate) fn run(&mut self, file: &dyn RawFile, folder: &Path) -> Result<(), SwapError> {
         // SAFETY: `IoQueue` owns the buffer from before it hands out the first block until every block
@@ -72,7 +84,8 @@ impl Block {
                     return Err(SwapError::os(folder, self.direction.into(), span, errno));
                 }
             };
-            // Direct I/O cannot continue in the middle of a sector: the last partial one is repeated.
+            // Direct I/O cannot continue in the middle of a sector, so the last partial one is
+            // transferred again.
             let progress = match transferred < rest.len() && file.is_direct() {
                 true => transferred - transferred % ALIGNMENT,
                 false => transferred,

@@ -1,4 +1,8 @@
 //! Host memory that direct I/O can use.
+//!
+//! Direct I/O transfers data between the disk and the memory of the process without a copy in the
+//! page cache. The kernel requires that address, offset and length of a request are multiples of
+//! the disk's block size.
 
 use std::fmt;
 use std::slice;
@@ -13,30 +17,32 @@ use crate::block::BlockMemory;
 ///
 /// It is aligned to pages, which suffices for direct I/O and for every element type.
 pub struct Buffer {
-    /// `None` only while the buffer is dropped.
+    /// The mapping; `None` only while the buffer is dropped.
     memory: Option<MmapRaw>,
+    /// The length in bytes, at most the length of the mapping.
     length: usize,
+    /// The pool that the mapping returns to.
     pool: BufferPool,
 }
 
 impl Buffer {
-    /// The first `length` bytes of `memory`.
+    /// Returns a buffer of the first `length` bytes of `memory`.
     pub(crate) fn new(memory: MmapRaw, length: usize, pool: BufferPool) -> Self {
         debug_assert!(length <= memory.len());
         Self { memory: Some(memory), length, pool }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether the length is 0.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// All bytes.
+    /// Returns all bytes.
     #[allow(unsafe_code)]
     pub fn as_bytes(&self) -> &[u8] {
         // SAFETY: the mapping is readable, initialised by the system and at least `length` bytes long.
@@ -44,37 +50,44 @@ impl Buffer {
         unsafe { slice::from_raw_parts(self.memory().as_ptr(), self.length) }
     }
 
-    /// All bytes, to be changed.
+    /// Returns all bytes for changes.
     #[allow(unsafe_code)]
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_bytes`; the mapping is writable and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.memory().as_mut_ptr(), self.length) }
     }
 
-    /// The elements that fit in the length, such as `f32` or `u16`.
+    /// Returns the elements that fit in the length, such as `f32` or `u16`. Remaining bytes at the
+    /// end are omitted.
     pub fn as_slice<T: Pod>(&self) -> &[T] {
         const { assert!(size_of::<T>() > 0 && align_of::<T>() <= crate::ALIGNMENT) };
         bytemuck::cast_slice(&self.as_bytes()[..self.length - self.length % size_of::<T>()])
     }
 
-    /// The elements that fit in the length, to be changed.
+    /// Returns the elements that fit in the length, for changes.
     pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
         const { assert!(size_of::<T>() > 0 && align_of::<T>() <= crate::ALIGNMENT) };
         let whole = self.length - self.length % size_of::<T>();
         bytemuck::cast_slice_mut(&mut self.as_mut_bytes()[..whole])
     }
 
-    /// The length rounded up to the alignment; the memory is never smaller.
+    /// Returns the length rounded up to the alignment, which is the number of bytes that the disk
+    /// transfers. The mapping is never smaller.
     pub(crate) fn padded_len(&self) -> usize {
         self.length.next_multiple_of(crate::ALIGNMENT)
     }
 
-    /// Where a block of the padded length starts.
+    /// Returns the memory of a block that starts at byte `start` of the padded length.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the block reaches beyond the mapping.
     pub(crate) fn block(&self, start: usize, length: usize) -> BlockMemory {
         assert!(start + length <= self.memory().len(), "a block lies in its buffer");
         BlockMemory::new(self.memory().as_mut_ptr().wrapping_add(start), length)
     }
 
+    /// Returns the mapping.
     fn memory(&self) -> &MmapRaw {
         self.memory.as_ref().expect("only drop takes the memory")
     }

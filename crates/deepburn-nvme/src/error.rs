@@ -1,4 +1,7 @@
-//! What can go wrong with a swap file.
+//! The errors of a swap file.
+//!
+//! Every message names the folder, the value that is wrong and a remedy. Errors are cloneable,
+//! because a failed write is returned by all later calls.
 
 use std::fmt;
 use std::io;
@@ -8,10 +11,10 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// What failed on a swap file.
+/// The operation that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SwapOperation {
-    /// Looking at the folder.
+    /// Inspecting the folder.
     Inspect,
     /// Creating the file.
     Create,
@@ -38,7 +41,7 @@ impl fmt::Display for SwapOperation {
     }
 }
 
-/// Why a swap file cannot be created, read or written.
+/// The reason why a swap file cannot be created, read or written.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SwapError {
     /// The folder does not exist.
@@ -51,7 +54,7 @@ pub enum SwapError {
         folder: PathBuf,
     },
 
-    /// The path leads to something else than a folder.
+    /// The path is not a folder.
     #[error(
         "swap folder {}: not a folder; set `nvme_path` to a folder on a local disk",
         folder.display()
@@ -72,7 +75,7 @@ pub enum SwapError {
         folder: PathBuf,
     },
 
-    /// The folder is in host memory.
+    /// The folder is on a file system in host memory.
     #[error(
         "swap folder {}: on {filesystem}, which keeps files in host memory; set `nvme_path` to a \
          folder on a disk, or offload to `cpu`",
@@ -202,7 +205,8 @@ pub enum SwapError {
 }
 
 impl SwapError {
-    /// A failure that the system reports for `length` bytes at `offset` of the file.
+    /// Returns the error for a failure that the system reports for `length` bytes at `offset` of
+    /// the file.
     pub(crate) fn os(
         folder: &Path,
         operation: SwapOperation,
@@ -218,13 +222,13 @@ impl SwapError {
         }
     }
 
-    /// What calls after a failed write return.
+    /// Returns the error of calls after this failed write.
     pub(crate) fn earlier_write(&self) -> Self {
         Self::EarlierWrite(Arc::new(self.clone()))
     }
 }
 
-/// What to do about an error number.
+/// Returns the remedy for a system error number.
 fn remedy(code: i32) -> &'static str {
     match Errno::from_raw_os_error(code) {
         Errno::NOSPC => {

@@ -1,4 +1,15 @@
-//! The file on the disk: created without a name, preallocated, probed for direct I/O.
+//! The file on the disk: created without a name, preallocated, checked for direct I/O.
+//!
+//! ```text
+//! open      O_TMPFILE | O_EXCL, else a unique name that is removed at once
+//! reserve   fallocate, else ftruncate with a warning
+//! direct    statx(STATX_DIOALIGN), fcntl(O_DIRECT), one read and one write as a check
+//! buffered  fadvise(RANDOM), pwritev2(RWF_DSYNC), fadvise(DONTNEED) after each block
+//! ```
+//!
+//! A file without a name disappears with its last descriptor, so a killed process leaves no file
+//! behind. Without direct I/O, pages are dropped after each block: cached swap pages would take the
+//! host memory that offloading is meant to free.
 
 use std::fmt;
 use std::io::IoSlice;
@@ -16,37 +27,56 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::folder::{check_folder, free_bytes};
 use crate::{ALIGNMENT, BufferPool, SwapError, SwapOperation};
 
-/// Reads and writes at offsets of a file. Tests replace the file to inject failures.
+/// Reads and writes at offsets of a file. Tests use another implementation to inject failures.
 pub(crate) trait RawFile: Send + Sync + fmt::Debug {
-    /// Reads up to `memory.len()` bytes and returns how many.
+    /// Reads up to `memory.len()` bytes and returns their number, which is 0 at the end of the
+    /// file.
+    ///
+    /// # Errors
+    ///
+    /// Returns the system's error.
     fn read_at(&self, memory: &mut [u8], offset: u64) -> Result<usize, Errno>;
 
-    /// Writes up to `memory.len()` bytes and returns how many.
+    /// Writes up to `memory.len()` bytes and returns their number. Errors of the disk are reported
+    /// by this call, not by a later one.
+    ///
+    /// # Errors
+    ///
+    /// Returns the system's error.
     fn write_at(&self, memory: &[u8], offset: u64) -> Result<usize, Errno>;
 
-    /// Asks the system to forget cached pages, where there are any.
+    /// Asks the system to drop the cached pages of a range, if there are any.
     fn drop_cache(&self, offset: u64, length: u64);
 
-    /// Reserves the bytes `added` behind its end.
+    /// Reserves the bytes `added`, which begin at the end of the file.
+    ///
+    /// # Errors
+    ///
+    /// Returns the system's error. The file keeps its old length.
     fn grow(&self, added: Range<u64>) -> Result<(), Errno>;
 
-    /// Whether the page cache is bypassed.
+    /// Returns true if reads and writes bypass the page cache.
     fn is_direct(&self) -> bool;
 }
 
-/// A file without a name: it ends with its last descriptor, also when the process is killed.
+/// A file without a name. It ends with its last descriptor, also when the process is killed.
 #[derive(Debug)]
 pub(crate) struct DiskFile {
+    /// The descriptor, which is not inherited by child processes.
     file: OwnedFd,
+    /// Whether the descriptor has `O_DIRECT`.
     is_direct: bool,
+    /// Whether the disk has reserved all bytes.
     is_preallocated: bool,
 }
 
 impl DiskFile {
-    /// Creates a file of `bytes` zeros in `folder`, for direct I/O if wanted and possible.
+    /// Creates a file of `bytes` zeros in `folder`. Uses direct I/O if `direct` is set and the file
+    /// system supports it.
     ///
     /// # Errors
-    /// The folder is refused, or the disk is full.
+    ///
+    /// Returns an error if the folder is not usable or the disk is full.
     pub(crate) fn create(folder: &Path, bytes: u64, direct: bool) -> Result<Self, SwapError> {
         check_folder(folder, bytes)?;
         let refused = |errno| match errno {
@@ -81,7 +111,7 @@ impl DiskFile {
         Ok(Self { file, is_direct, is_preallocated })
     }
 
-    /// Whether the disk has reserved all bytes.
+    /// Returns true if the disk has reserved all bytes.
     pub(crate) fn is_preallocated(&self) -> bool {
         self.is_preallocated
     }
@@ -123,7 +153,8 @@ impl RawFile for DiskFile {
     }
 }
 
-/// What it means that bytes of a file cannot be reserved.
+/// Converts the error of a reservation of `bytes` in a file: a full disk is reported with the
+/// missing space.
 pub(crate) fn no_space(folder: &Path, bytes: Range<u64>, errno: Errno) -> SwapError {
     let needed = bytes.end - bytes.start;
     match errno {
@@ -135,24 +166,33 @@ pub(crate) fn no_space(folder: &Path, bytes: Range<u64>, errno: Errno) -> SwapEr
     }
 }
 
-/// Opens a new file that has no name.
+/// Opens a new file without a name.
+///
+/// # Errors
+///
+/// Returns the system's error.
 fn open_unnamed(folder: &Path) -> Result<OwnedFd, Errno> {
-    // With EXCL, nobody can give it a name later.
+    // With EXCL, no process can give the file a name later.
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
     match rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
-        // A file system or a kernel that does not know unnamed files.
+        // The file system or the kernel does not support unnamed files.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => open_unlinked(folder),
         outcome => outcome,
     }
 }
 
-/// Opens a new file under a name that no other run uses, and removes the name at once.
+/// Opens a new file with a name that no other run uses, and removes the name at once. A process
+/// that is killed between the two calls leaves an empty file.
+///
+/// # Errors
+///
+/// Returns the system's error.
 fn open_unlinked(folder: &Path) -> Result<OwnedFd, Errno> {
     static FILES: AtomicU64 = AtomicU64::new(0);
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     loop {
         let number = FILES.fetch_add(1, Ordering::Relaxed);
-        // The time keeps apart processes with one number on two machines that share the folder.
+        // The time distinguishes processes with the same id on two machines that share the folder.
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let path = folder.join(format!(".deepburn-swap-{}-{time}-{number}", process::id()));
         match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
@@ -163,7 +203,12 @@ fn open_unlinked(folder: &Path) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Reserves bytes up to a new end; returns false where the file system can only set the length.
+/// Reserves `bytes`, which end at the new end of the file. Returns false if the file system can
+/// only set the length; writes may then find the disk full.
+///
+/// # Errors
+///
+/// Returns the system's error, `NOSPC` for a full disk.
 fn preallocate(file: &OwnedFd, bytes: Range<u64>) -> Result<bool, Errno> {
     let length = bytes.end - bytes.start;
     loop {
@@ -178,7 +223,13 @@ fn preallocate(file: &OwnedFd, bytes: Range<u64>) -> Result<bool, Errno> {
     }
 }
 
-/// Turns on direct I/O; returns false where the file system refuses it.
+/// Turns on direct I/O. Returns false if the file system does not support it, after restoring the
+/// descriptor's flags.
+///
+/// # Errors
+///
+/// Returns an error if the flags cannot be read or restored, or if the check of one block fails for
+/// another reason.
 fn enable_direct(file: &OwnedFd, folder: &Path) -> Result<bool, SwapError> {
     let failed = |errno| SwapError::os(folder, SwapOperation::Create, (0, ALIGNMENT as u64), errno);
     let buffered = rustix::fs::fcntl_getfl(file).map_err(failed)?;
@@ -187,7 +238,7 @@ fn enable_direct(file: &OwnedFd, folder: &Path) -> Result<bool, SwapError> {
     {
         return Ok(false);
     }
-    // Some file systems accept the flag and refuse the requests.
+    // Some file systems accept the flag and reject the requests, so one block is read and written.
     let mut zeros = BufferPool::new().zeroed(ALIGNMENT)?;
     let mut probe = || {
         let read = rustix::io::pread(file, zeros.as_mut_bytes(), 0)?;
@@ -204,7 +255,8 @@ fn enable_direct(file: &OwnedFd, folder: &Path) -> Result<bool, SwapError> {
     }
 }
 
-/// Returns true if direct I/O needs no larger alignment than regions have, as far as the system reports it.
+/// Returns true if direct I/O needs no larger alignment than [`ALIGNMENT`], or if the kernel
+/// (before Linux 6.1) does not report the alignment.
 fn alignment_suffices(file: &OwnedFd) -> bool {
     let Ok(stat) = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return true;
@@ -212,7 +264,7 @@ fn alignment_suffices(file: &OwnedFd) -> bool {
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
         return true;
     }
-    // Zero stands for no direct I/O.
+    // Zero means that the file does not support direct I/O.
     let needed = [stat.stx_dio_mem_align, stat.stx_dio_offset_align];
     needed.iter().all(|&bytes| bytes != 0 && (ALIGNMENT as u32).is_multiple_of(bytes))
 }

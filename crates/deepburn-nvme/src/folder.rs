@@ -7,13 +7,17 @@ use rustix::io::Errno;
 
 use crate::{SwapError, SwapOperation};
 
-/// File systems that keep their files in host memory, with the magic numbers of statfs(2).
+/// File systems that keep their files in host memory, with their magic numbers from statfs(2).
+/// Swapping to them frees no memory.
 const IN_MEMORY: [(u64, &str); 2] = [(0x0102_1994, "tmpfs"), (0x8584_58f6, "ramfs")];
 
-/// Checks that `folder` is a writable folder on a disk with `needed` bytes of free space.
+/// Checks that `folder` is a folder on a writable disk with `needed` bytes of free space. Creates
+/// and writes nothing.
 ///
 /// # Errors
-/// It is not, or the system cannot tell.
+///
+/// Returns an error that names the folder and the remedy: it is missing or not a folder, its file
+/// system is in memory, read-only or too full, or the system cannot inspect it.
 pub fn check_folder(folder: &Path, needed: u64) -> Result<(), SwapError> {
     let inspect = |errno| SwapError::os(folder, SwapOperation::Inspect, (0, needed), errno);
     let stat = rustix::fs::stat(folder).map_err(|errno| match errno {
@@ -40,7 +44,7 @@ pub fn check_folder(folder: &Path, needed: u64) -> Result<(), SwapError> {
     Ok(())
 }
 
-/// Bytes that are free for this user, if the system can tell.
+/// Returns the number of bytes that are free for this user; `None` if the system cannot tell.
 pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
     let space = rustix::fs::statvfs(folder).ok()?;
     Some(space.f_bavail.saturating_mul(space.f_frsize))

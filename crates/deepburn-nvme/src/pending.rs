@@ -14,7 +14,9 @@ use crate::{Buffer, SwapError};
 #[derive(Debug)]
 #[must_use = "only `wait` returns the buffer and the outcome"]
 pub struct PendingIo {
+    /// The channel on which the queue sends the result.
     outcome: Receiver<Result<Buffer, SwapError>>,
+    /// Counts the time that callers are blocked.
     clock: Arc<WaitClock>,
 }
 
@@ -23,11 +25,13 @@ impl PendingIo {
         Self { outcome, clock }
     }
 
-    /// Waits until the transfer is complete and returns its buffer: the data read, or what was
-    /// written, unchanged.
+    /// Waits until the transfer is complete and returns its buffer: the data that was read, or the
+    /// data that was written, unchanged.
     ///
     /// # Errors
-    /// The transfer failed, or a write before it did. The buffer has returned to the pool.
+    ///
+    /// Returns an error if the transfer failed, or a write before it. The buffer has then returned
+    /// to the pool.
     pub fn wait(self) -> Result<Buffer, SwapError> {
         match self.outcome.try_recv() {
             Ok(outcome) => return outcome,

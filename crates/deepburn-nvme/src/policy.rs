@@ -1,19 +1,19 @@
-//! How a swap file is read and written.
+//! The options of reads and writes.
 
 use crate::region::ALIGNMENT;
 use crate::{SwapError, SwapOperation};
 
-/// Most requests in flight at once; each takes a thread.
+/// The largest number of requests in flight, each of which takes a thread.
 const MAX_QUEUE_DEPTH: usize = 1024;
 
 /// Block size and queue depth of a swap file, with the names and defaults of DeepSpeed's `aio`
 /// section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoPolicy {
-    /// Bytes of one request to the disk. Larger reads and writes are split into blocks of this size,
-    /// which run in parallel. A multiple of 4096.
+    /// The size of a request to the disk in bytes, a multiple of 4096. Larger reads and writes are
+    /// split into blocks of this size, which run in parallel.
     pub block_size: usize,
-    /// Requests in flight at once, and threads that issue them. From 1 to 1024.
+    /// The number of requests in flight, and of the threads that issue them, from 1 to 1024.
     pub queue_depth: usize,
     /// Whether to bypass the page cache where the file system supports direct I/O.
     pub direct: bool,
@@ -27,6 +27,10 @@ impl Default for IoPolicy {
 
 impl IoPolicy {
     /// Checks both numbers.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the field and the allowed values.
     pub(crate) fn check(&self) -> Result<(), SwapError> {
         if self.block_size == 0 || !self.block_size.is_multiple_of(ALIGNMENT) {
             let rule = "a positive multiple of 4096 bytes; use 1048576, DeepSpeed's default";
@@ -40,7 +44,7 @@ impl IoPolicy {
     }
 }
 
-/// Direction of a transfer.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From the disk.

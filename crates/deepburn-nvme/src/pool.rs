@@ -1,4 +1,12 @@
 //! The buffers of a swap file.
+//!
+//! ```text
+//! length                 size class (64 KiB and up)
+//! 65,537 .. 81,920       81,920      1.25 * 64 KiB
+//! 81,921 .. 98,304       98,304      1.5
+//! 98,305 .. 114,688      114,688     1.75
+//! 114,689 .. 131,072     131,072     2
+//! ```
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,41 +16,47 @@ use memmap2::{Advice, MmapMut, MmapRaw};
 
 use crate::{ALIGNMENT, Buffer, SwapError};
 
-/// Buffers from this size on are asked for in huge pages.
+/// The size in bytes from which on buffers are requested in huge pages.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Allocates buffers and keeps those that are dropped for later use.
 ///
 /// A request takes the smallest idle buffer that is large enough and at most twice as large as
-/// needed. New memory is rounded up to a quarter of a power of two at most, so that arrays of
+/// needed. New memory is rounded up by at most a quarter of a power of two, so that arrays of
 /// similar sizes share buffers. A loop that uses the same sizes again allocates nothing after its
 /// first rounds. Clones share their buffers.
 ///
-/// Buffers of 2 MiB or more are in huge pages where the system offers them (`always` or `madvise` in
-/// `/sys/kernel/mm/transparent_hugepage/enabled`), and the disk reads and writes those faster.
+/// Buffers of 2 MiB or more are in huge pages if the system offers them (`always` or `madvise` in
+/// `/sys/kernel/mm/transparent_hugepage/enabled`). Direct I/O on them is faster, because fewer
+/// pages are pinned.
 #[derive(Clone, Default)]
 pub struct BufferPool {
+    /// The idle memory, shared by clones.
     shelf: Arc<Mutex<Shelf>>,
 }
 
-/// Idle memory by size, and sums.
+/// The idle memory by size, and totals.
 #[derive(Default)]
 struct Shelf {
+    /// Idle mappings by their size in bytes.
     idle: BTreeMap<usize, Vec<MmapRaw>>,
+    /// The bytes of idle mappings.
     idle_bytes: usize,
+    /// The bytes of all mappings, idle or in use.
     held_bytes: usize,
 }
 
 impl BufferPool {
-    /// A pool without buffers.
+    /// Returns a pool without buffers.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes a buffer of `length` bytes, all 0.
+    /// Returns a buffer of `length` zero bytes.
     ///
     /// # Errors
-    /// The system has no memory left.
+    ///
+    /// Returns an error if the system has no memory left.
     pub fn zeroed(&self, length: usize) -> Result<Buffer, SwapError> {
         let (mut buffer, is_new) = self.take(length)?;
         if !is_new {
@@ -51,20 +65,22 @@ impl BufferPool {
         Ok(buffer)
     }
 
-    /// Takes a buffer of `length` bytes that the caller overwrites: it holds 0 or old data.
+    /// Returns a buffer of `length` bytes that the caller overwrites. It contains zeros or data of
+    /// an earlier use.
     ///
     /// # Errors
-    /// The system has no memory left.
+    ///
+    /// Returns an error if the system has no memory left.
     pub fn unfilled(&self, length: usize) -> Result<Buffer, SwapError> {
         self.take(length).map(|(buffer, _)| buffer)
     }
 
-    /// Bytes of all buffers, idle or in use.
+    /// Returns the bytes of all buffers, idle or in use.
     pub fn held_bytes(&self) -> usize {
         self.lock().held_bytes
     }
 
-    /// Bytes of idle buffers.
+    /// Returns the bytes of idle buffers.
     pub fn idle_bytes(&self) -> usize {
         self.lock().idle_bytes
     }
@@ -77,14 +93,18 @@ impl BufferPool {
         shelf.idle.clear();
     }
 
-    /// Keeps the memory of a buffer that was dropped.
+    /// Keeps the memory of a dropped buffer.
     pub(crate) fn put_back(&self, memory: MmapRaw) {
         let mut shelf = self.lock();
         shelf.idle_bytes += memory.len();
         shelf.idle.entry(memory.len()).or_default().push(memory);
     }
 
-    /// A buffer, and whether its memory is new and therefore 0.
+    /// Returns a buffer, and whether its memory is new and therefore zero.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the system has no memory left.
     fn take(&self, length: usize) -> Result<(Buffer, bool), SwapError> {
         let mut shelf = self.lock();
         let out_of_memory = |held| SwapError::OutOfMemory { bytes: length, held };
@@ -107,6 +127,7 @@ impl BufferPool {
 }
 
 impl Shelf {
+    /// Takes the smallest idle mapping of `size` to twice `size` bytes.
     fn take_idle(&mut self, size: usize) -> Option<MmapRaw> {
         let (&found, stack) = self.idle.range_mut(size..=size.saturating_mul(2)).next()?;
         let memory = stack.pop()?;
@@ -118,13 +139,14 @@ impl Shelf {
     }
 }
 
-/// `length` rounded up to one of four sizes between two powers of two, and to the alignment.
+/// Returns `length` rounded up to one of four sizes between two powers of two, and to the
+/// alignment; `None` if it overflows.
 fn size_class(length: usize) -> Option<usize> {
     let step = length.checked_next_power_of_two()? / 8;
     length.max(1).checked_next_multiple_of(step.max(ALIGNMENT))
 }
 
-/// New memory, all 0.
+/// Returns new memory, which is zero; `None` if the system has none left.
 fn allocate(size: usize) -> Option<MmapRaw> {
     let memory = MmapMut::map_anon(size).ok()?;
     if size >= HUGE_PAGE {

@@ -1,8 +1,23 @@
-//! The requests of a swap file: what may start, what is in progress, what has failed.
+//! The requests of a swap file: which may start, which are in progress, and which have failed.
 //!
-//! A transfer is split into blocks, which workers take in order. It becomes ready once no earlier
-//! transfer that it conflicts with is in progress. The main type is [`IoQueue`]; after a failed write
-//! it refuses everything.
+//! A transfer is split into blocks, which workers take in order. A transfer is ready when no
+//! earlier transfer that it conflicts with is in progress. Two transfers conflict if their ranges
+//! overlap and one of them is a write.
+//!
+//! ```text
+//! submit --> active, blocked by earlier conflicts
+//!               |  the last of them is complete
+//!               v
+//!            ready: workers take its blocks       front of the queue first
+//!               |  all blocks are done
+//!               v
+//!            complete: result sent, dependents unblocked
+//! ```
+//!
+//! The main type is [`IoQueue`]. After a failed write it rejects new transfers, and ready transfers
+//! fail without I/O: the file no longer holds the data that callers stored.
+//!
+//! One lock protects the state. It is held for list operations only, never during I/O.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::SyncSender;
@@ -13,25 +28,26 @@ use crate::block::Block;
 use crate::policy::Direction;
 use crate::{Buffer, IoStatistics, SwapError};
 
-/// A read or write that a caller has started.
+/// A read or write that a caller has started. It owns the buffer until it is complete.
 #[derive(Debug)]
 pub(crate) struct IoRequest {
     /// Read or write.
     pub(crate) direction: Direction,
-    /// Offset in the file, aligned.
+    /// The offset in the file in bytes, aligned.
     pub(crate) offset: u64,
-    /// The data, of which the padded length is transferred.
+    /// The data. Its padded length is transferred.
     pub(crate) buffer: Buffer,
-    /// Where the outcome goes to; it has room for one.
+    /// The channel of the result, with space for one message, so sending never blocks.
     pub(crate) outcome: SyncSender<Result<Buffer, SwapError>>,
 }
 
 impl IoRequest {
+    /// Returns the offset behind the last byte.
     fn end(&self) -> u64 {
         self.offset + self.buffer.padded_len() as u64
     }
 
-    /// Whether the order of the two makes a difference.
+    /// Returns true if the order of the two requests makes a difference.
     fn conflicts_with(&self, other: &Self) -> bool {
         let overlaps = self.offset < other.end() && other.offset < self.end();
         overlaps && (self.direction == Direction::Write || other.direction == Direction::Write)
@@ -41,65 +57,75 @@ impl IoRequest {
 /// A block that a worker has run.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    /// The block.
+    /// The block, which is handed back.
     pub(crate) block: Block,
-    /// How it ended.
+    /// Its result.
     pub(crate) outcome: Result<(), SwapError>,
-    /// How long it took.
+    /// The time that it took.
     pub(crate) busy: Duration,
 }
 
 /// The requests of one swap file, shared by callers and workers.
 #[derive(Debug)]
 pub(crate) struct IoQueue {
+    /// The largest size of a block in bytes.
     block_size: usize,
+    /// The requests.
     state: Mutex<QueueState>,
-    /// Workers wait for blocks, or for the end.
+    /// Signals to workers that there are blocks, or that the queue is closed.
     work: Condvar,
-    /// Callers wait until nothing is in progress.
+    /// Signals to callers that nothing is in progress.
     idle: Condvar,
 }
 
+/// The state behind the lock.
 #[derive(Debug, Default)]
 struct QueueState {
+    /// The number of the next transfer.
     next_transfer: u64,
-    /// Transfers that are not complete, in the order in which they were started.
+    /// Transfers that are not complete, by number, which is the order in which they were started.
     active: BTreeMap<u64, Active>,
-    /// Transfers with blocks that no worker has taken yet.
+    /// Transfers with blocks that no worker has taken yet and without conflicts.
     ready: VecDeque<u64>,
-    /// The first write that failed.
+    /// The first write that failed, after which the file is unusable.
     failure: Option<SwapError>,
+    /// Whether workers end when nothing is in progress.
     is_closed: bool,
+    /// Bytes and times of completed work.
     statistics: IoStatistics,
-    /// Since when something is in progress.
+    /// The time since when something has been in progress; `None` if nothing is.
     active_since: Option<Instant>,
 }
 
 /// A transfer in progress.
 #[derive(Debug)]
 struct Active {
+    /// The request.
     transfer: IoRequest,
-    /// Bytes whose blocks were taken, or were given up after a failure.
+    /// The number of bytes whose blocks were taken, or were given up after a failure.
     taken: usize,
-    /// Blocks that workers are running.
+    /// The number of blocks that workers are running.
     running: usize,
-    /// Earlier transfers that have to be complete first.
+    /// The number of earlier transfers that must be complete first.
     blocked_by: usize,
     /// Later transfers that wait for this one.
     dependents: Vec<u64>,
+    /// The first failure of a block.
     failure: Option<SwapError>,
 }
 
 impl IoQueue {
-    /// An empty queue, which splits transfers into blocks of `block_size` bytes.
+    /// Returns an empty queue, which splits transfers into blocks of `block_size` bytes.
     pub(crate) fn new(block_size: usize) -> Self {
         Self { block_size, state: Mutex::default(), work: Condvar::new(), idle: Condvar::new() }
     }
 
-    /// Starts a transfer of at least one byte.
+    /// Starts a transfer of at least one byte. Wakes one worker for a single block and all workers
+    /// for more.
     ///
     /// # Errors
-    /// An earlier write failed.
+    ///
+    /// Returns an error if an earlier write failed. The buffer then returns to its pool.
     pub(crate) fn submit(&self, transfer: IoRequest) -> Result<(), SwapError> {
         let blocks = transfer.buffer.len().div_ceil(self.block_size);
         let mut state = self.lock();
@@ -114,11 +140,12 @@ impl IoQueue {
         Ok(())
     }
 
-    /// Takes back the block that a worker has run and hands out the next, or `None` at the end.
+    /// Takes back the block that a worker has run and returns the next one. Waits while there is
+    /// none; returns `None` when the queue is closed and empty.
     pub(crate) fn next(&self, finished: Option<Finished>) -> Option<Block> {
         let mut state = self.lock();
         if let Some(finished) = finished {
-            // The transfers that this one held up are work for all.
+            // The transfers that waited for this one are work for all workers.
             if state.finish(finished) && !state.ready.is_empty() {
                 self.work.notify_all();
             }
@@ -142,7 +169,8 @@ impl IoQueue {
     /// Waits until nothing is in progress.
     ///
     /// # Errors
-    /// A write failed.
+    ///
+    /// Returns an error if a write failed at any time.
     pub(crate) fn wait_all(&self) -> Result<(), SwapError> {
         let mut state = self.lock();
         while !state.active.is_empty() {
@@ -156,30 +184,37 @@ impl IoQueue {
         self.lock().check()
     }
 
-    /// Lets workers end once nothing is in progress.
+    /// Lets workers end as soon as nothing is in progress.
     pub(crate) fn close(&self) {
         self.lock().is_closed = true;
         self.work.notify_all();
     }
 
-    /// Bytes and times; `waited` is counted elsewhere.
+    /// Returns bytes and times, including the current period of activity. `waited` is counted by
+    /// [`crate::PendingIo`].
     pub(crate) fn statistics(&self) -> IoStatistics {
         let state = self.lock();
         let current = state.active_since.map(|since| since.elapsed()).unwrap_or_default();
         IoStatistics { active: state.statistics.active + current, ..state.statistics }
     }
 
+    /// Locks the state. A panic of another holder leaves it usable: each change is complete before
+    /// code that could panic.
     fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl QueueState {
+    /// Returns an error if a write failed.
     fn check(&self) -> Result<(), SwapError> {
         self.failure.as_ref().map_or(Ok(()), |failure| Err(failure.earlier_write()))
     }
 
-    /// Adds a transfer and returns whether it may start at once.
+    /// Adds a transfer and returns true if it can start at once.
+    ///
+    /// It is compared with every active transfer. There are at most some tens of them, because each
+    /// holds a buffer.
     fn add(&mut self, transfer: IoRequest) -> bool {
         let id = self.next_transfer;
         self.next_transfer += 1;
@@ -206,7 +241,8 @@ impl QueueState {
         blocked_by == 0
     }
 
-    /// The next block of the first transfer that is ready.
+    /// Returns the next block of the first ready transfer; `None` if there is none. After a failed
+    /// write, ready transfers are completed with the failure instead.
     fn take_block(&mut self, block_size: usize) -> Option<Block> {
         while let Some(&id) = self.ready.front() {
             let active = self.active.get_mut(&id).expect("ready transfers are active");
@@ -234,7 +270,10 @@ impl QueueState {
         None
     }
 
-    /// Counts a block that was run; returns whether its transfer is complete.
+    /// Records a block that was run. Returns true if its transfer is complete.
+    ///
+    /// A failed write fails the file. A failed block ends its own transfer: blocks that were not
+    /// taken are omitted, and blocks that are running are awaited, because they use the buffer.
     fn finish(&mut self, finished: Finished) -> bool {
         let Finished { block, outcome, busy } = finished;
         self.statistics.busy += busy;
@@ -258,7 +297,8 @@ impl QueueState {
         self.retire_if_done(id)
     }
 
-    /// Completes a transfer whose blocks are all done: its dependents may start, its caller continues.
+    /// Completes a transfer whose blocks are all done: unblocks its dependents and sends the
+    /// result. Returns true if it did.
     fn retire_if_done(&mut self, id: u64) -> bool {
         if !self.active.get(&id).is_some_and(Active::is_done) {
             return false;
@@ -283,11 +323,12 @@ impl QueueState {
 }
 
 impl Active {
+    /// Returns true if all blocks were taken and none is running.
     fn is_done(&self) -> bool {
         self.running == 0 && self.taken == self.transfer.buffer.padded_len()
     }
 
-    /// Leaves out all further blocks.
+    /// Omits all further blocks and records the failure unless there is an earlier one.
     fn give_up(&mut self, failure: SwapError) {
         self.failure.get_or_insert(failure);
         self.taken = self.transfer.buffer.padded_len();

@@ -1,4 +1,12 @@
 //! Regions of a swap file and their allocator.
+//!
+//! ```text
+//! | region | released | region | region | released | region | never used ... |
+//!                                                           ^ next           ^ bytes
+//! ```
+//!
+//! A new region takes the start of the smallest released part that is large enough, and otherwise
+//! the bytes from `next` on.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,66 +29,71 @@ pub(crate) fn padded(bytes: usize) -> u64 {
 pub struct Region {
     /// The file that the region belongs to.
     pub(crate) file: u64,
-    /// Where it starts in the file, in bytes.
+    /// Its offset in the file, in bytes.
     pub(crate) offset: u64,
+    /// The length in bytes, without padding.
     bytes: usize,
-    /// Bytes that it takes up in the file.
+    /// The number of bytes that it takes up in the file.
     reserved: u64,
 }
 
 impl Region {
-    /// Bytes of the region, without padding.
+    /// Returns the length in bytes, without padding.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether the region has no bytes.
+    /// Returns true if the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 }
 
-/// Hands out the bytes of a file: released ones where they fit, and otherwise the next ones.
+/// Allocates the bytes of a file: released parts that are large enough, and otherwise the next
+/// unused bytes.
 #[derive(Debug)]
 pub(crate) struct RegionAllocator {
     file: u64,
+    /// The bytes of the file.
     space: Mutex<Space>,
 }
 
-/// The bytes of a file.
+/// The bytes of a file and their use.
 #[derive(Debug)]
 struct Space {
-    /// All of them.
+    /// The size of the file in bytes.
     bytes: u64,
     /// The end of the last part that is in use.
     next: u64,
-    /// Released parts before it: their bytes by their offsets. No two of them touch.
+    /// Released parts before `next`: their lengths by their offsets. No two of them are adjacent.
     released: BTreeMap<u64, u64>,
 }
 
 impl RegionAllocator {
-    /// All `bytes` of a new file are free.
+    /// Returns an allocator for a new file of `bytes` free bytes. Each has a number, so that a
+    /// region of another file is noticed.
     pub(crate) fn new(bytes: u64) -> Self {
         static FILES: AtomicU64 = AtomicU64::new(0);
         let file = FILES.fetch_add(1, Ordering::Relaxed);
         Self { file, space: Mutex::new(Space { bytes, next: 0, released: BTreeMap::new() }) }
     }
 
-    /// Number of the file within the process.
+    /// Returns the number of the file within the process.
     pub(crate) fn file(&self) -> u64 {
         self.file
     }
 
-    /// Bytes of the file.
+    /// Returns the size of the file in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.lock().bytes
     }
 
-    /// Reserves a region, in the smallest released part that is large enough, or behind all others. Where
-    /// the file is too small, `grow` is asked for a larger one.
+    /// Reserves a region in the smallest released part that is large enough, or behind all others.
+    /// If the file is too small, calls `grow`, which returns its new size.
     ///
     /// # Errors
-    /// What `grow` returns.
+    ///
+    /// Returns the error of `grow`.
     pub(crate) fn allocate<E>(
         &self,
         bytes: usize,
@@ -100,7 +113,7 @@ impl RegionAllocator {
         Ok(Region { file: self.file, offset, bytes, reserved: needed })
     }
 
-    /// Takes a region back.
+    /// Releases a region. Regions without bytes take up no part of the file.
     pub(crate) fn release(&self, region: &Region) {
         if region.reserved > 0 {
             self.lock().release(region.offset, region.reserved);
@@ -126,7 +139,8 @@ pub(crate) struct Shortage {
 }
 
 impl Space {
-    /// Takes the start of a released part for `needed` bytes: its offset.
+    /// Takes the first `needed` bytes of the smallest released part that is large enough and
+    /// returns their offset.
     fn take_released(&mut self, needed: u64) -> Option<u64> {
         let fitting = self.released.iter().filter(|(_, bytes)| **bytes >= needed);
         let (&offset, &bytes) = fitting.min_by_key(|(_, bytes)| **bytes).filter(|_| needed > 0)?;
@@ -137,8 +151,10 @@ impl Space {
         Some(offset)
     }
 
-    /// Adds a part to the released ones, joined with its neighbours: where sizes change from pass to pass, the
-    /// file is as large as what it holds at a time needs, not as all that it ever held.
+    /// Adds a part to the released ones and merges it with its neighbours.
+    ///
+    /// Where sizes change from pass to pass, the file thus stays as large as the data that it holds
+    /// at one time, and does not grow to the sum of all sizes.
     fn release(&mut self, mut offset: u64, mut bytes: u64) {
         if let Some((&before, &length)) = self.released.range(..offset).next_back()
             && before + length == offset

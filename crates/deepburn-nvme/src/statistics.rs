@@ -1,4 +1,4 @@
-//! What a swap file has transferred, and how long that took.
+//! The bytes that a swap file has transferred, and the time that it took.
 
 use std::ops::Add;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,16 +7,17 @@ use std::time::Duration;
 /// Bytes and times of a swap file since it was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoStatistics {
-    /// Bytes read, with padding.
+    /// The bytes that were read, with padding.
     pub bytes_read: u64,
-    /// Bytes written, with padding. The wear of the disk.
+    /// The bytes that were written, with padding. They wear the disk.
     pub bytes_written: u64,
-    /// How long callers were blocked in [`PendingIo::wait`](crate::PendingIo::wait) and
+    /// The time that callers were blocked in [`PendingIo::wait`](crate::PendingIo::wait) and
     /// [`SwapFile::wait_all`](crate::SwapFile::wait_all), summed over threads.
     pub waited: Duration,
-    /// How long workers spent in reads and writes, summed over workers.
+    /// The time that workers spent in reads and writes, summed over workers.
     pub busy: Duration,
-    /// How long at least one request was in progress. Bytes per second of this is the bandwidth.
+    /// The time during which at least one request was in progress. Bytes divided by this time are
+    /// the bandwidth.
     pub active: Duration,
 }
 
@@ -35,7 +36,7 @@ impl Add for IoStatistics {
     }
 }
 
-/// Adds up how long callers are blocked.
+/// The sum of the times that callers were blocked, in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct WaitClock(AtomicU64);
 

@@ -1,4 +1,14 @@
 //! The swap file of a rank.
+//!
+//! ```text
+//! SwapFile
+//!   regions    which bytes of the file are reserved     RegionAllocator
+//!   pool       host memory for transfers                BufferPool
+//!   queue      transfers and their blocks               IoQueue
+//!   workers    threads that run blocks                  one per unit of queue depth
+//!
+//! file       | region 0 | pad | region 1 | pad | free ... |      regions start at multiples of 4096
+//! ```
 
 use std::fmt;
 use std::ops::Range;
@@ -21,25 +31,34 @@ use crate::{
     SwapOperation,
 };
 
-/// A file without a name on a local disk, read and written by a few threads. It is preallocated, or grows
-/// by preallocated steps.
+/// A file without a name on a local disk, which worker threads read and write. It is preallocated,
+/// or grows by preallocated steps.
 ///
-/// It starts as zeros, so reading what was never written returns zeros. Dropping it completes all
-/// requests, ends the threads and frees the disk space.
+/// It is zero at first, so reading bytes that were never written returns zeros. Dropping it
+/// completes all requests, ends the threads and frees the disk space.
 pub struct SwapFile {
+    /// The folder, for messages.
     folder: Arc<Path>,
+    /// The reserved parts of the file.
     regions: RegionAllocator,
+    /// The transfers, shared with the workers.
     queue: Arc<IoQueue>,
+    /// The memory of transfers.
     pool: BufferPool,
+    /// The time that callers have waited.
     clock: Arc<WaitClock>,
+    /// The threads, joined when the file is dropped.
     workers: Vec<JoinHandle<()>>,
+    /// Whether the page cache is bypassed.
     is_direct: bool,
+    /// Whether the disk has reserved all bytes.
     is_preallocated: bool,
-    /// The file itself, where it may grow.
+    /// The file, if it may grow.
     growing: Option<Arc<dyn RawFile>>,
 }
 
-/// Bytes by which a file grows at least where the disk has them, so that it does so rarely.
+/// The smallest growth of a file in bytes, if the disk has the space. Large steps make growing
+/// rare.
 const GROWTH: u64 = 16 << 20;
 
 impl SwapFile {
@@ -49,8 +68,10 @@ impl SwapFile {
     /// checked, then reserved; see [`is_preallocated`](Self::is_preallocated).
     ///
     /// # Errors
-    /// The folder is missing, not a folder, not writable, in host memory (tmpfs, ramfs) or has too
-    /// little free space; a number of `policy` is out of range; the system reports a failure.
+    ///
+    /// Returns an error if the folder is missing, not a folder, not writable, in host memory
+    /// (tmpfs, ramfs) or has too little free space, if a number of `policy` is out of range, or if
+    /// the system reports a failure.
     pub fn create(folder: &Path, bytes: u64, policy: &IoPolicy) -> Result<Self, SwapError> {
         policy.check()?;
         // The system refuses to reserve nothing.
@@ -60,10 +81,12 @@ impl SwapFile {
         Self::with_file(Arc::new(file), folder, bytes, policy, is_preallocated)
     }
 
-    /// Creates a swap file that grows with its regions, where nobody knows how many there will be.
+    /// Creates a swap file that grows with its regions, for callers that do not know their number.
     ///
     /// # Errors
-    /// As [`create`](Self::create). A disk that is full later fails the reservation of a region.
+    ///
+    /// Returns an error in the same cases as [`create`](Self::create). If the disk fills up later,
+    /// reserving a region fails.
     pub fn growing(folder: &Path, policy: &IoPolicy) -> Result<Self, SwapError> {
         policy.check()?;
         let bytes = ALIGNMENT as u64;
@@ -74,7 +97,11 @@ impl SwapFile {
         Ok(swap)
     }
 
-    /// Starts the threads of a file that exists.
+    /// Starts the threads of an existing file.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a thread cannot be started. The threads that were started end.
     pub(crate) fn with_file(
         file: Arc<dyn RawFile>,
         folder: &Path,
@@ -104,46 +131,51 @@ impl SwapFile {
         Ok(swap)
     }
 
-    /// Bytes that a region of `bytes` bytes takes up in the file.
+    /// Returns the number of bytes that a region of `bytes` bytes takes up in the file.
     pub fn padded(bytes: usize) -> u64 {
         region::padded(bytes)
     }
 
-    /// Bytes of the file.
+    /// Returns the size of the file in bytes.
     pub fn bytes(&self) -> u64 {
         self.regions.bytes()
     }
 
-    /// Whether the page cache is bypassed.
+    /// Returns true if the page cache is bypassed.
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// Whether the disk has reserved all bytes, so that it cannot fill up during training.
+    /// Returns true if the disk has reserved all bytes, so that it cannot fill up during training.
     pub fn is_preallocated(&self) -> bool {
         self.is_preallocated
     }
 
-    /// Whether the file grows with its regions.
+    /// Returns true if the file grows with its regions.
     pub fn grows(&self) -> bool {
         self.growing.is_some()
     }
 
-    /// The pool that reads take their buffers from.
+    /// Returns the pool that reads take their buffers from.
     pub fn pool(&self) -> &BufferPool {
         &self.pool
     }
 
-    /// Reserves a region of `bytes` bytes. What it holds is unknown where it was released before, and
-    /// zeros otherwise.
+    /// Reserves a region of `bytes` bytes. It contains zeros, or arbitrary data if its part of the
+    /// file was released before.
     ///
     /// # Errors
-    /// Fewer bytes are left, or the disk is full and the file cannot grow.
+    ///
+    /// Returns an error if fewer bytes are left, or if the file has to grow and the disk is full.
     pub fn region(&self, bytes: usize) -> Result<Region, SwapError> {
         self.regions.allocate(bytes, |shortage| self.grow(shortage))
     }
 
-    /// Makes room for a region, and returns the bytes of the file.
+    /// Grows the file for a region and returns its new size in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file may not grow or the disk is full.
     fn grow(&self, shortage: Shortage) -> Result<u64, SwapError> {
         let Shortage { needed, left, bytes, end } = shortage;
         let Some(file) = &self.growing else {
@@ -154,26 +186,30 @@ impl SwapFile {
         if file.grow(bytes..ample).is_ok() {
             return Ok(ample);
         }
-        // On a disk that is nearly full, what is needed and no more.
+        // On a disk that is nearly full, the file grows only by the missing bytes.
         file.grow(bytes..end).map_err(|errno| no_space(&self.folder, bytes..end, errno))?;
         Ok(end)
     }
 
-    /// Takes a region back, whose part of the file may then be reserved again. Requests for it that are in
-    /// progress complete before its next owner's; nobody may use it otherwise.
+    /// Releases a region, so that its part of the file can be reserved again. Requests for it that
+    /// are in progress complete before requests of its next owner. The region must not be used
+    /// afterwards.
+    ///
+    /// Regions of other files are ignored.
     pub fn release(&self, region: &Region) {
         if region.file == self.regions.file() {
             self.regions.release(region);
         }
     }
 
-    /// Starts to read `range`, in bytes of `region`, into a buffer of the pool.
+    /// Starts to read `range`, in bytes of `region`, into a buffer from the pool.
     ///
-    /// The range may end anywhere; it starts at a multiple of [`ALIGNMENT`].
+    /// The range starts at a multiple of [`ALIGNMENT`] and may end anywhere.
     ///
     /// # Errors
-    /// The range is not in the region or not aligned, the region belongs to another file, there is no
-    /// memory for a buffer, or an earlier write failed.
+    ///
+    /// Returns an error if the range is not in the region or not aligned, if the region belongs to
+    /// another file, if there is no memory for a buffer, or if an earlier write failed.
     pub fn read(&self, region: &Region, range: Range<usize>) -> Result<PendingIo, SwapError> {
         let Some(length) = range.end.checked_sub(range.start) else {
             let reason = format!("the range ends at {}, before its start; swap them", range.end);
@@ -184,10 +220,12 @@ impl SwapFile {
         self.start(Direction::Read, region, range.start, buffer)
     }
 
-    /// Starts to read into a given buffer: as many bytes as it has, from `offset` of `region` on.
+    /// Starts to read into the given buffer: as many bytes as it has, from `offset` of `region` on.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    ///
+    /// Returns an error in the same cases as [`read`](Self::read). The buffer then returns to its
+    /// pool.
     pub fn read_into(
         &self,
         region: &Region,
@@ -200,12 +238,13 @@ impl SwapFile {
 
     /// Starts to write `buffer` to `region`, from byte `offset` on.
     ///
-    /// The write starts at a multiple of [`ALIGNMENT`], and ends at one or at the end of the region:
-    /// the disk writes whole blocks, and the bytes behind the buffer would be lost.
+    /// The write starts at a multiple of [`ALIGNMENT`], and ends at one or at the end of the
+    /// region: the disk writes complete blocks, and the bytes behind the buffer would be lost.
     ///
     /// # Errors
-    /// The write does not fit into the region or is not aligned, the region belongs to another file,
-    /// or an earlier write failed.
+    ///
+    /// Returns an error if the write does not fit into the region or is not aligned, if the region
+    /// belongs to another file, or if an earlier write failed. The buffer then returns to its pool.
     pub fn write(
         &self,
         region: &Region,
@@ -228,7 +267,8 @@ impl SwapFile {
     /// Waits until no request is in progress.
     ///
     /// # Errors
-    /// A write failed, waited for or not.
+    ///
+    /// Returns an error if a write failed at any time, even if its [`PendingIo`] was dropped.
     pub fn wait_all(&self) -> Result<(), SwapError> {
         let started = Instant::now();
         let outcome = self.queue.wait_all();
@@ -236,12 +276,17 @@ impl SwapFile {
         outcome
     }
 
-    /// Bytes and times since the file was created.
+    /// Returns bytes and times since the file was created.
     pub fn statistics(&self) -> IoStatistics {
         IoStatistics { waited: self.clock.total(), ..self.queue.statistics() }
     }
 
-    /// Checks what reads and writes have in common.
+    /// Checks the conditions that reads and writes share.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an earlier write failed, or if the request is not in its region or not
+    /// aligned.
     fn check(
         &self,
         direction: Direction,
@@ -262,6 +307,7 @@ impl SwapFile {
         Err(self.refuse(direction, offset, length, reason))
     }
 
+    /// Returns the error of a request that breaks a rule.
     fn refuse(
         &self,
         direction: Direction,
@@ -278,7 +324,7 @@ impl SwapFile {
         }
     }
 
-    /// Starts a transfer that was checked.
+    /// Starts a transfer that was checked. A transfer without bytes is complete at once.
     fn start(
         &self,
         direction: Direction,
@@ -298,6 +344,8 @@ impl SwapFile {
     }
 }
 
+/// Completes queued requests, so buffers of dropped [`PendingIo`]s are not in use when their memory
+/// is freed.
 impl Drop for SwapFile {
     fn drop(&mut self) {
         self.queue.close();

@@ -1,4 +1,7 @@
 //! The threads that read and write.
+//!
+//! Each request to the disk is a blocking system call on a thread of its own, so the number of
+//! workers is the queue depth. This needs no io_uring or libaio, which containers often forbid.
 
 use std::io;
 use std::path::Path;
@@ -10,6 +13,12 @@ use crate::file::RawFile;
 use crate::queue::{Finished, IoQueue};
 
 /// Starts a worker, which runs blocks of `queue` until it is closed and empty.
+///
+/// `index` is a part of the thread's name. The worker holds the file open until it ends.
+///
+/// # Errors
+///
+/// Returns the system's error if it cannot start a thread.
 pub(crate) fn start_worker(
     index: usize,
     queue: Arc<IoQueue>,

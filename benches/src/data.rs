@@ -57,6 +57,7 @@ impl Random {
     ///
     /// Zero is excluded because the logarithm of the result is taken.
     fn uniform(&mut self) -> f64 {
+        // An f64 has 53 bits of precision, so more random bits would only be rounded.
         ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
 
@@ -106,6 +107,8 @@ pub(crate) fn write_reviews(path: &Path, count: usize) -> Outcome<()> {
     let mut random = Random(SEED);
     let mut lines = String::new();
     for number in 0..count {
+        // A log-normal number is the exponential of a normal one: the median is the factor, and the deviation
+        // scales the exponent.
         let words = (REVIEW_MEDIAN * (REVIEW_SIGMA * random.normal()).exp()) as usize;
         let review = json!({ "text": text(&mut random, words.max(4)), "label": number % 2 });
         writeln!(lines, "{review}")?;

@@ -142,6 +142,7 @@ impl Job {
     /// Missing sections are created. A value on the way that is not an object is replaced by one.
     pub(crate) fn set(mut self, path: &str, value: impl Into<Value>) -> Self {
         let mut place = &mut self.file;
+        // Indexing by a name creates the field, so a section that is missing grows on the way.
         for name in path.split('.') {
             if !place.is_object() {
                 *place = Value::Object(Map::new());

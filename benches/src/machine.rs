@@ -114,6 +114,8 @@ impl Commit {
         let hash = output_of(Command::new("git").current_dir(root).args(["rev-parse", "HEAD"]))?;
         let arguments =
             ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!benches/results"];
+        // The suite writes these files after each bench. Without the exclusion, the second bench would always
+        // be measured on a changed tree.
         let generated = [":!benches/README.md", ":!README.md"];
         let changes =
             output_of(Command::new("git").current_dir(root).args(arguments).args(generated))?;

@@ -47,6 +47,7 @@ impl PeakMemory {
             self.processes = descendants(root);
         }
         self.samples += 1;
+        // The kernel keeps this number, so the usual sample reads one small file for each process.
         let resident: u64 = self.processes.iter().filter_map(|id| resident_pages(*id)).sum();
         if resident as f64 > self.resident_pages as f64 * GROWTH {
             self.resident_pages = resident;

@@ -96,6 +96,7 @@ pub(crate) fn observe(rows: &[StepRow], uncounted: usize) -> Outcome<Observation
         found.push(Quantity::OptimizerStep, row.seconds.optimizer);
         found.push(Quantity::DataWait, row.seconds.data / row.step_seconds);
     }
+    // Uncounted steps are included here: a machine has to have the memory of the first step, too.
     let most =
         |of: fn(&MemoryRow) -> f64| rows.iter().map(|row| of(&row.memory)).fold(0.0, f64::max);
     found.push(Quantity::Parameters, most(|memory| memory.parameters));

@@ -127,6 +127,7 @@ impl Peers {
         let mut command = Command::new(self.environment.join("bin/python"));
         command.arg(self.scripts.join(format!("{script}.py"))).args(arguments);
         command.env("PATH", self.search_path()?).env("DS_ACCELERATOR", "cpu");
+        // PyTorch would start a thread for each core in every rank, and the ranks would slow each other down.
         let threads = std::thread::available_parallelism().map_or(1, usize::from) / ranks;
         command.env("OMP_NUM_THREADS", threads.max(1).to_string());
         // Compiled scripts would be left in the repository.
@@ -143,6 +144,7 @@ impl Peers {
     /// # Errors
     /// When the script fails or prints no step.
     pub(crate) fn train(&self, run: &PeerRun<'_>, uncounted: usize) -> Outcome<Observations> {
+        // `ranks.py` takes the number of ranks and the script, then the script's own arguments.
         let (script, mut arguments) = match run.ranks {
             Some(ranks) => {
                 let script = self.scripts.join(format!("{}.py", run.script));

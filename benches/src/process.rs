@@ -101,6 +101,7 @@ impl Watched {
             .map_err(|error| {
                 format!("cannot start {program}: {error}; check that it is installed")
             })?;
+        // Both pipes are read while the program runs: a full pipe would block it, and the time would be wrong.
         let lines = collect_lines(&mut child, start);
         let errors = collect_errors(&mut child);
         let mut peak = PeakMemory::default();
@@ -203,6 +204,7 @@ fn collect_errors(child: &mut Child) -> JoinHandle<String> {
 /// Returns the last `QUOTED` bytes of a text, cut at a character, without white space around them.
 fn end_of(text: &str) -> &str {
     let start = text.len().saturating_sub(QUOTED);
+    // A cut in the middle of a character would panic.
     let start = (start..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
     text[start..].trim()
 }

@@ -124,6 +124,7 @@ impl Programs {
         build.current_dir(&self.root).args(["build", "--release", "--locked", "--workspace"]);
         build.args(NAMES.iter().flat_map(|name| ["--bin", name])).args(features.arguments());
         build.arg("--message-format=json-render-diagnostics");
+        // The build script of LibTorch's bindings asks the Python of the environment for the library.
         if features == Features::Tch
             && let Some(peers) = peers
         {

@@ -73,6 +73,7 @@ fn write_plots(
     let path =
         |theme: Theme| folder.join(format!("{}-{}-{}.svg", results.bench, index + 1, theme.name()));
     for theme in [Theme::Light, Theme::Dark] {
+        // A table without a plot has none for either background.
         let Some(svg) = draw(table, theme)? else { return Ok(None) };
         fs::write(path(theme), svg)?;
     }

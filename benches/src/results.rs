@@ -221,6 +221,7 @@ impl Results {
     /// When the folder cannot be written.
     pub(crate) fn write(&self, path: &Path) -> Outcome<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
+        // A file in the same folder can be renamed atomically, unlike one on another file system.
         let partial = path.with_extension("json.partial");
         Ok(PartialFile::replace(path, partial, text)?)
     }

@@ -1,8 +1,8 @@
 //! Medians, spreads and ratios of interleaved rounds.
 //!
-//! Main type: [`Summary`]. A round gives one number, the median of its observations (steps of a run). Over rounds,
-//! a summary has the median, the smallest and the largest of these numbers. Rounds of two summaries are pairs:
-//! both ran one after the other, so load on the machine slows them alike. Their ratio compares the medians over these pairs;
+//! Main type: [`Summary`]. A round gives one number, the median of its observations (steps of a run). Over rounds, a
+//! summary has the median, the smallest and the largest of these numbers. Rounds of two summaries are pairs: both ran
+//! one after the other, so load on the machine slows them alike. Their ratio compares the medians over these pairs;
 //! its spread is the range of the ratios within a round.
 
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,8 @@ impl Summary {
     /// Returns the ratio of the medians, and ratios to the same rounds of `base`. Rounds that one side lacks,
     /// because its run failed, are left out.
     pub(crate) fn over(&self, base: &Self) -> Option<Self> {
+        // A failed variant is not run again, so its rounds are the first ones, and both sides have the same
+        // rounds up to the shorter list.
         let pairs = self.rounds.len().min(base.rounds.len());
         let [own, theirs] = [median(&self.rounds[..pairs])?, median(&base.rounds[..pairs])?];
         let rounds = self.rounds.iter().zip(&base.rounds).map(|(own, base)| own / base).collect();

@@ -200,6 +200,7 @@ impl Suite {
             let folders = [libtorch.to_path_buf()].into_iter().chain(env::split_paths(&before));
             command.env("LD_LIBRARY_PATH", env::join_paths(folders)?);
         }
+        // Caches of the user would make runs depend on what was run before.
         command.current_dir(self.scratch()).env("XDG_CACHE_HOME", self.scratch().join("cache"));
         command.env("HF_HUB_OFFLINE", "1");
         Ok(command)

@@ -1,7 +1,8 @@
 //! Layer normalisation with the parameter names of `transformers`.
 //!
-//! Burn's own module names its parameters `gamma` and `beta` and computes in the dtype of its input. This one names them
-//! `weight` and `bias`, and always computes in at least f32, because the squares of half-precision values overflow.
+//! Burn's own module names its parameters `gamma` and `beta` and computes in the dtype of its input. This one names
+//! them `weight` and `bias`, and always computes in at least f32, because the squares of half-precision values
+//! overflow.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, backend::Backend};

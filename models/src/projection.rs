@@ -1,7 +1,7 @@
 //! Linear layers with a bias, applied to rows.
 //!
-//! Weights are `[in, out]`, as in Burn and in the `Conv1D` of `transformers`' GPT-2. So files of GPT-2 are read without a
-//! transposition.
+//! Weights are `[in, out]`, as in Burn and in the `Conv1D` of `transformers`' GPT-2. So files of GPT-2 are read
+//! without a transposition.
 
 use burn::nn::Linear;
 use burn::tensor::{Tensor, backend::Backend};

@@ -122,6 +122,7 @@ impl<B: Backend> TextBatch<B> {
         let weights: Vec<f32> = lengths
             .iter()
             .flat_map(|own| {
+                // A row of length 0 has weights 0 alone, whatever this value is.
                 let weight = 1.0 / (*own).max(1) as f32;
                 (0..length).map(move |position| if position < *own { weight } else { 0.0 })
             })

@@ -1,9 +1,9 @@
 //! Initial weights: drawn from a seed, read from a file, or zeros.
 //!
-//! Main type: [`WeightInit`]. Values are drawn on the host from a generator that is keyed by the seed and the parameter's
-//! path. They depend on nothing else: not on the device, the order in which parameters are made or the number of threads.
-//! Each parameter is lazy: its values are made on first use. Sharded training relies on this, because it takes most
-//! parameters out of a module before any memory is allocated for them.
+//! Main type: [`WeightInit`]. Values are drawn on the host from a generator that is keyed by the seed and the
+//! parameter's path. They depend on nothing else: not on the device, the order in which parameters are made or the
+//! number of threads. Each parameter is lazy: its values are made on first use. Sharded training relies on this,
+//! because it takes most parameters out of a module before any memory is allocated for them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -121,6 +121,7 @@ fn draw(seed: u64, path: &str, count: usize, values: Values) -> Vec<f32> {
         Values::Ones => vec![1.0; count],
         Values::Normal { std } => {
             let mut generator = ChaCha8Rng::seed_from_u64(seed);
+            // Streams of one seed are independent, so a parameter does not depend on which others exist.
             generator.set_stream(fnv1a(path));
             StandardNormal
                 .sample_iter(&mut generator)

@@ -115,6 +115,7 @@ fn draw_bars(
     quantity: Quantity,
     theme: Theme,
 ) -> Outcome<()> {
+    // The smallest positive number avoids a division by 0 if all values are 0.
     let most = rows.iter().map(|(_, value)| value.max).fold(f64::MIN_POSITIVE, f64::max);
     let room = f64::from(WIDTH as i32 - LABELS - VALUES);
     let at = |value: f64| LABELS + (value / most * room).round() as i32;
@@ -165,6 +166,7 @@ fn draw_ranks(
         .light_line_style(TRANSPARENT)
         .draw()?;
     let mut groups: Vec<&str> = points.iter().map(|(group, ..)| *group).collect();
+    // Colours follow the names, so that a group keeps its colour when the order of the rows changes.
     groups.sort_unstable();
     groups.dedup();
     for (group, colour) in groups.into_iter().zip(SERIES) {

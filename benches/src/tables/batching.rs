@@ -1,7 +1,8 @@
 //! Dynamic batching against fixed micro-batches.
 //!
-//! A small encoder classifies generated texts whose lengths are distributed like IMDB's reviews. A fixed
-//! micro-batch has a number of texts and is padded to its longest one. A dynamic one has a budget of `rows × length` tokens with padding, so it has as many texts as fit.
+//! A small encoder classifies generated texts whose lengths are distributed like IMDB's reviews. A fixed micro-batch
+//! has a number of texts and is padded to its longest one. A dynamic one has a budget of `rows × length` tokens with
+//! padding, so it has as many texts as fit.
 //!
 //! The quantity is tokens a second without padding, as `metrics.jsonl` counts them: this is the useful
 //! work. Seconds of a step are not comparable between the two, because a dynamic step has more texts.
@@ -47,6 +48,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let reviews =
         suite.file("reviews.jsonl", |path| write_reviews(path, suite.pick(6_000, 600)))?;
     let fixed = classifier(&reviews, length, rows, suite.pick(STEPS, STEPS / 2));
+    // A random order keeps what a fixed batch has: texts of any length share a batch. Picking by length would
+    // save more padding, but train on other batches.
     let batching =
         json!({ "enabled": true, "max_tokens": rows * length, "sequence_picking_order": "random" });
     let sampling = json!({ "enabled": true, "dynamic_batching": batching });

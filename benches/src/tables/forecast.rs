@@ -158,6 +158,7 @@ fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> Job {
     for (key, value) in case.deepspeed.as_object().into_iter().flatten() {
         job = job.set(&format!("deepspeed.{key}"), value.clone());
     }
+    // The section of a case may replace `zero_optimization` as a whole, so the stage is set afterwards.
     job.stage(case.stage)
 }
 

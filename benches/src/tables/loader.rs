@@ -5,7 +5,8 @@
 //! raw tokens, which are only copied; a text that is tokenized; and labelled texts, which are padded and
 //! whose lengths differ.
 //!
-//! Training the tokenizer and encoding the text happen before the first step and do not count. Steps of GPT-2 124M take more than a second on the CPU of the report; a faster device would wait for a larger share with the same
+//! Training the tokenizer and encoding the text happen before the first step and do not count. Steps of GPT-2 124M
+//! take more than a second on the CPU of the report; a faster device would wait for a larger share with the same
 //! loader.
 
 use std::path::Path;

@@ -68,6 +68,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
             .stage(stage)
             .set("deepspeed.optimizer", optimizer);
         variants.push(Variant::new(kind, move || suite.observe(&job, UNCOUNTED)));
+        // `eager.py` has these optimizers of PyTorch.
         if !["AdamW", "SGD", "Adagrad"].contains(&kind) {
             continue;
         }

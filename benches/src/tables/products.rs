@@ -149,6 +149,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
             }
         }
         if has_step
+            // The map is ordered by threads, so its last table is the one with all cores, which a training step
+            // uses.
             && let Some(mut all_cores) = recorders.last_entry()
             && let Err(error) = record_step(suite, all_cores.get_mut())
         {

@@ -5,7 +5,8 @@
 //! cost: smaller products, collectives, and barriers at which threads wait for each other. It is strong
 //! scaling on constant hardware, not the speedup of more machines.
 //!
-//! Stage 0 all-reduces gradients; stage 3 gathers parameters and reduce-scatters gradients, and all ranks together hold one copy of the model states.
+//! Stage 0 all-reduces gradients; stage 3 gathers parameters and reduce-scatters gradients, and all ranks together
+//! hold one copy of the model states.
 //!
 //! Errors: with more threads than cores the scheduler of the kernel decides who waits, and the spread grows
 //! with the ranks.

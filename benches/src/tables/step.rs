@@ -6,11 +6,11 @@
 //! the counted steps, peak memory is PSS of all processes, and the categories are rank 0's ledger, which
 //! peers do not have.
 //!
-//! What is equal on both sides: the model and its initialization by size, AdamW, clipping by the global
-//! norm, f32 or bf16, the global batch, and the cores in total. What is not: in bf16, PyTorch eager and DDP
-//! keep weights and optimizer states in bf16, while DeepBurn, FSDP2 and DeepSpeed keep f32 masters and so
-//! more memory. Ranks of DeepBurn are threads of one process, which share gathered parameters; ranks of peers are processes
-//! over gloo, and one row has DeepBurn's ranks as processes too.
+//! What is equal on both sides: the model and its initialization by size, AdamW, clipping by the global norm, f32 or
+//! bf16, the global batch, and the cores in total. What is not: in bf16, PyTorch eager and DDP keep weights and
+//! optimizer states in bf16, while DeepBurn, FSDP2 and DeepSpeed keep f32 masters and so more memory. Ranks of
+//! DeepBurn are threads of one process, which share gathered parameters; ranks of peers are processes over gloo, and
+//! one row has DeepBurn's ranks as processes too.
 //!
 //! Bounds are promises about ratios on the machine of the report. They hold for full sizes alone.
 

@@ -76,6 +76,8 @@ impl Archive {
         let entries = entries(path, reader)?;
         let file = Mutex::new(file);
         let archive = Self { path: path.to_owned(), file, entries, proved: Mutex::default() };
+        // Files of older versions have no such entry. They were written on little-endian machines, as nearly
+        // all files are.
         if archive.entries.contains_key("byteorder") && archive.bytes("byteorder", 64)? != b"little"
         {
             let remedy = "save it on a little-endian machine";
@@ -151,6 +153,7 @@ impl Archive {
     /// Compares an entry with its checksum on first use. Other threads that
     /// need it wait.
     fn prove(&self, name: &str, entry: Entry) -> Result<(), DeepSpeedError> {
+        // The lock is held while the entry is read, so that two threads do not verify the same storage.
         let mut proved = lock(&self.proved);
         if proved.contains(name) {
             return Ok(());
@@ -165,6 +168,7 @@ impl Archive {
             done += len as u64;
         }
         if hasher.finalize() != entry.checksum {
+            // A CRC of 0 is possible but improbable. PyTorch writes it if its checksums are off.
             let unchecked = entry.checksum == 0;
             let reason = if unchecked {
                 "has no checksum, so that nothing proves it (torch.serialization.\
@@ -241,6 +245,7 @@ fn entries(path: &Path, file: File) -> Result<HashMap<String, Entry>, DeepSpeedE
     for index in 0..archive.len() {
         let entry = archive.by_index_raw(index).map_err(broken)?;
         let name = entry.name().map_err(broken)?.to_string();
+        // Ranges are read directly from the file, which is possible only if the bytes are stored as they are.
         let stored = entry.compression() == CompressionMethod::Stored && !entry.encrypted();
         let start = entry.data_start().unwrap_or(u64::MAX);
         if !stored || entry.compressed_size() != entry.size() {
@@ -255,6 +260,7 @@ fn entries(path: &Path, file: File) -> Result<HashMap<String, Entry>, DeepSpeedE
         listed.insert(name, place);
     }
     let roots = listed.keys().filter_map(|name| name.strip_suffix("data.pkl"));
+    // A nested archive could contain another `data.pkl`; the outermost one is the file's own.
     let root = roots.min_by_key(|root| root.len()).map(str::to_owned);
     let Some(root) = root else {
         return Err(DeepSpeedError::damaged(path, "there is no data.pkl in it"));

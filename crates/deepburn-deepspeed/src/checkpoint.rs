@@ -227,6 +227,8 @@ type Read = (Summary, State, Vec<(String, Arc<Tensor>)>);
 fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> {
     let model = ModelStates::open(path)?;
     let buffers = model.buffers()?;
+    // Only partitioned optimizers store the order of flat groups, so its presence tells stage 0 from stages 1
+    // and 2.
     let state = match (model.groups.is_some(), folder.optim.is_empty()) {
         (false, true) => replicated::assemble(&model)?,
         (true, _) => {

@@ -214,6 +214,7 @@ impl<'a> Value<'a> {
     ///
     /// Enum members are objects with their value as the only argument.
     pub(crate) fn int(&self) -> Result<i64, DeepSpeedError> {
+        // An enum member is pickled as a call of its class with the value as the only argument.
         let inner = match self.node() {
             Node::Object { arguments, .. } => match self.contents.pickle.node(*arguments) {
                 Node::List(list) if list.len() == 1 => self.contents.pickle.node(list[0]),

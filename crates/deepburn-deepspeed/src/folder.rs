@@ -101,6 +101,7 @@ fn has_files(path: &Path) -> bool {
 /// tag is one name: a path with separators is not followed.
 fn tagged(path: &Path, tag: &str) -> Result<PathBuf, DeepSpeedError> {
     let folder = path.join(tag);
+    // A tag with a separator would lead out of the folder.
     let is_name = folder.file_name().is_some_and(|name| name == tag);
     if is_name && folder.is_dir() {
         return Ok(folder);
@@ -197,6 +198,7 @@ fn ranks(path: &Path, names: &[String], suffix: &str) -> Result<Vec<PathBuf>, De
     for name in names {
         let Some(prefix) = name.strip_suffix(&suffix) else { continue };
         let is_bf16 = prefix.starts_with("bf16_");
+        // A run that changed its type leaves files of both names under one tag, and only one set is complete.
         if *bf16.get_or_insert(is_bf16) != is_bf16 {
             let reason = "files of bf16 and of another working type lie side by side";
             return Err(DeepSpeedError::mixed(&path.join(name), reason));

@@ -209,6 +209,7 @@ fn refuse_foreign(path: &Path, root: &Value<'_>) -> Result<(), DeepSpeedError> {
         }
     }
     let zero = root.get("ds_config").and_then(|config| config.get("zero_optimization"));
+    // The defaults mean that partitions span all ranks: 1 for ZeRO++ and -1 for MiCS.
     for (name, whole) in [("zero_hpz_partition_size", 1), ("mics_shard_size", -1)] {
         let value = zero.as_ref().and_then(|zero| zero.get(name));
         if let Some(value) = value.map(|it| it.int()).transpose()?

@@ -78,6 +78,7 @@ impl OptimStates {
             return Err(DeepSpeedError::unsupported(path, found, remedy));
         }
         let stage = root.get("zero_stage").map(|stage| stage.count()).transpose()?;
+        // Stage 3 has its own optimizer class in DeepSpeed, with other names for the same things.
         let (weights, base) = match stage {
             None | Some(1 | 2) => ("single_partition_of_fp32_groups", "base_optimizer_state"),
             Some(3) => ("fp32_flat_groups", "optimizer_state_dict"),
@@ -91,6 +92,8 @@ impl OptimStates {
             Ok(RankGroup { weights, state })
         });
         let groups = groups.collect::<Result<_, DeepSpeedError>>()?;
+        // Optimizers that do not count in their states count in the groups, or DeepSpeed stores the count
+        // beside them.
         let steps = match root.get("base_optimizer_state_step") {
             Some(steps) => Some(count(&steps)?),
             None => counted_in_groups(&base)?,
@@ -172,6 +175,7 @@ impl OptimizerState {
         for (name, value) in state.entries()? {
             if name == "step" {
                 read.steps = Some(count(&value)?);
+            // Other values, such as flags, do not have one element per parameter.
             } else if value.is_tensor() && !COMPRESSION_ERRORS.contains(&name.as_str()) {
                 read.moments.push((name, value.tensor()?));
             }

@@ -110,6 +110,7 @@ fn of_group(
         };
         let mut stored = Stored::new(named.clone(), true, cut(&weights));
         stored.moments = moments.iter().map(cut).collect();
+        // The whole model is in the file at these stages, so each read can check the masters against it.
         stored.working = model.in_module(&named.0)?.map(Pieces::whole);
         Ok(stored)
     });

@@ -60,6 +60,7 @@ pub(crate) fn assemble(model: &ModelStates) -> Result<State, DeepSpeedError> {
     let items = items(&optimizer, base)?;
     let steps = items.iter().filter_map(|item| item.state.steps).max();
     let steps = steps.map_or_else(|| counted_in_groups(base), |steps| Ok(Some(steps)))?;
+    // Frozen parameters have no arrays, so the first item with arrays says which ones the optimizer keeps.
     let full = items.iter().map(|item| item.state.names()).find(|names| !names.is_empty());
     let moments: Vec<_> = full.unwrap_or_default().into_iter().map(str::to_owned).collect();
     let uneven = |item: &Item| !item.state.moments.is_empty() && item.state.names() != moments;

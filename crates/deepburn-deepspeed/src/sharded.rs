@@ -88,6 +88,7 @@ fn trained(model: &ModelStates, ranks: &[OptimStates]) -> Result<Vec<Stored>, De
         let gather = |array: usize| {
             let mut pieces = Pieces::default();
             for (rank, arrays) in joined.iter().enumerate() {
+                // The last ranks have fewer elements or none; the rest of their chunk is padding.
                 let len = chunk.min(numel.saturating_sub(rank * chunk));
                 arrays[array].cut(start..start + len, &mut pieces);
             }

@@ -96,6 +96,8 @@ impl Stored {
             Some(FloatType::F32) | None => value,
         };
         let same = |(value, copy): (&f32, &f32)| {
+            // Bits are compared, because 0 and -0 are equal as numbers but differ in the model. NaNs have many
+            // bit patterns.
             round(*value).to_bits() == copy.to_bits() || value.is_nan() && copy.is_nan()
         };
         match weights.iter().zip(&rounded).position(|pair| !same(pair)) {

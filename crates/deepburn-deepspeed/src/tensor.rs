@@ -138,6 +138,7 @@ impl Pieces {
     /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O
     /// error.
     pub(crate) fn verify(&self) -> Result<(), DeepSpeedError> {
+        // Reading nothing verifies the storage, because every read does so first.
         self.0.iter().try_for_each(|(tensor, _)| tensor.read(0..0, &mut Vec::new()))
     }
 

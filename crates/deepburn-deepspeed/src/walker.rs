@@ -243,6 +243,7 @@ impl<'a> Walker<'a> {
             b'X' | b'T' | b'B' => 4,
             _ => 8,
         })?;
+        // Names and keys are UTF-8. Other strings are never read, so they need not be decoded.
         let is_text = matches!(opcode, b'U' | 0x8c | b'X' | b'T' | 0x8d);
         self.push(if is_text { utf8(bytes).map_or(Node::Opaque, Node::Text) } else { Node::Opaque })
     }
@@ -395,6 +396,8 @@ impl<'a> Walker<'a> {
         let &[kind, class, key, _, len] = &parts[..] else {
             return Err("a persistent identifier has not five parts".to_owned());
         };
+        // The class of a storage gives the element type: `torch.FloatStorage` and so on. The device does not
+        // matter.
         let class = self.class_name(class);
         let node = |id: NodeId| &self.nodes[id as usize];
         let (Node::Text(kind), Some(class), Node::Text(_), Node::Int(len)) =
@@ -441,6 +444,7 @@ impl<'a> Walker<'a> {
         let numel = numel.ok_or_else(|| format!("a tensor of shape {shape:?} is beyond memory"))?;
         let mut expected = 1_usize;
         let mut contiguous = true;
+        // From the last dimension to the first, a row-major stride is the number of elements of one index.
         for (dim, stride) in shape.iter().zip(&strides).rev() {
             contiguous &= *dim <= 1 || *stride == expected;
             expected = expected.saturating_mul((*dim).max(1));
@@ -494,6 +498,7 @@ fn long(bytes: &[u8]) -> Node {
         return Node::Opaque;
     }
     let sign = bytes.last().is_some_and(|last| last & 0x80 != 0);
+    // All bits of -1 are set, so that shifting bytes in from the right keeps the sign.
     let start = if sign { -1 } else { 0 };
     Node::Int(bytes.iter().rev().fold(start, |all: i64, byte| all << 8 | i64::from(*byte)))
 }

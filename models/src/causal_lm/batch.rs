@@ -121,8 +121,8 @@ impl<B: Backend> CausalBatch<B> {
             .unzip();
         let tokens = positions.len();
         if tokens == 0 {
-            // One row with weight 0 keeps tensors non-empty. The model then runs the same ops, and with sharding the same
-            // collectives, as for any other batch; a rank that skipped them would block the others.
+            // One row with weight 0 keeps tensors non-empty. The model then runs the same ops, and with sharding the
+            // same collectives, as for any other batch; a rank that skipped them would block the others.
             (positions, targets) = (vec![0], vec![0]);
         }
         let rows = positions.len();

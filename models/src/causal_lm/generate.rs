@@ -1,8 +1,8 @@
 //! Continuing a prompt.
 //!
-//! Main type: [`Generation`], an iterator over new tokens. The model caches what it needs of earlier positions, so that a
-//! new token costs a pass over one position rather than over the whole sequence. There is no sliding window: prompt and
-//! new tokens together must fit the model's positions, which is checked before the first token.
+//! Main type: [`Generation`], an iterator over new tokens. The model caches what it needs of earlier positions, so
+//! that a new token costs a pass over one position rather than over the whole sequence. There is no sliding window:
+//! prompt and new tokens together must fit the model's positions, which is checked before the first token.
 //!
 //! Sampling is the usual pipeline of `transformers`: temperature, then `top_k`, then `top_p`, then a draw. Draws come
 //! from a ChaCha stream on the host, so that a seed gives the same tokens on all backends that compute the same logits.
@@ -154,9 +154,11 @@ impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
         if self.left == 0 {
             return None;
         }
+        // The first pass sees the whole prompt, later ones the last token.
         let logits = self.advance();
         let token = self.chooser.choose(&logits[..logits.len().min(self.num_tokens)]);
         self.unseen = vec![token];
+        // The stop token itself is returned, so that a caller sees why generation ended.
         self.left = if self.stop.contains(&token) { 0 } else { self.left - 1 };
         Some(token)
     }
@@ -213,6 +215,8 @@ impl Chooser {
             Self::Greedy => ranked.into_iter().min_by(better).map_or(0, |(id, _)| id),
             Self::Random { generator, temperature, top_k, top_p } => {
                 ranked.sort_unstable_by(better);
+                // Probabilities are computed of the tokens that remain, so `top_p` refers to them, as in
+                // `transformers`.
                 ranked.truncate(*top_k);
                 to_probabilities(&mut ranked, *temperature);
                 keep_mass(&mut ranked, *top_p);

@@ -174,6 +174,7 @@ impl EncoderConfig {
             }
         }
         let (width, heads) = (self.embed_dim, self.num_heads);
+        // Positions have a sine and a cosine for each frequency.
         if !width.is_multiple_of(2) {
             return wrong("embed_dim", width.to_string(), "even".to_owned());
         }

@@ -119,6 +119,7 @@ impl<B: Backend> Encoder<B> {
         let width = self.config.embed_dim;
         let tokens = self.embedding.forward(input_ids).reshape([texts, length * width]);
         let positions = sinusoids::<B>(length, width, &tokens.device()).cast(tokens.dtype());
+        // As one row per text, positions are the same row for all texts, and the sum is a broadcast.
         let embedded = tokens + positions.reshape([1, length * width]);
         self.dropout.forward(embedded.reshape([texts * length, width]))
     }

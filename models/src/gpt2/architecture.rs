@@ -215,6 +215,7 @@ impl Architecture for ClassifierConfig {
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
         let width = self.body.n_embd as u64;
         pass.hold(batch.text_bytes());
+        // The order is the model's: the last tokens are selected before the norm, which is then cheap.
         let hidden = describe_body(&self.body, pass, batch);
         let last = pass.select(hidden, batch.sequences * width);
         pass.end_blocks();
@@ -266,12 +267,13 @@ impl<B: Backend> BuildModel<B> for ClassifierConfig {
     }
 }
 
-/// Returns the `config.json` of weights of type `float`, for the class of `transformers` that loads them. Older versions
-/// call the type `torch_dtype`; where a checkpoint has that field, it is kept up to date.
+/// Returns the `config.json` of weights of type `float`, for the class of `transformers` that loads them. Older
+/// versions call the type `torch_dtype`; where a checkpoint has that field, it is kept up to date.
 fn document(config: &Gpt2Config, class: &str, float: FloatType) -> Map<String, Value> {
     let mut fields = Map::from(config.clone());
     fields.insert("architectures".into(), json!([class]));
     fields.insert("dtype".into(), json!(float.torch_name()));
+    // A stale value would make older readers cast the weights.
     if let Some(older_name) = fields.get_mut("torch_dtype") {
         *older_name = json!(float.torch_name());
     }

@@ -60,6 +60,7 @@ impl<B: Backend> Attention<B> {
         if config.scale_attn_weights {
             scale /= ((width / config.n_head) as f64).sqrt();
         }
+        // Layers count from 1 here, as in `transformers`.
         if config.scale_attn_by_inverse_layer_idx {
             scale /= (block + 1) as f64;
         }

@@ -1,7 +1,7 @@
 //! One transformer block.
 //!
-//! Main type: [`Block`]. GPT-2 is pre-norm: the residual stream itself is never normalised between blocks, only what the
-//! attention and the MLP read of it. Gradients therefore reach the embeddings through plain sums.
+//! Main type: [`Block`]. GPT-2 is pre-norm: the residual stream itself is never normalised between blocks, only what
+//! the attention and the MLP read of it. Gradients therefore reach the embeddings through plain sums.
 
 use burn::module::Module;
 use burn::tensor::{Tensor, backend::Backend};

@@ -180,6 +180,8 @@ impl<B: Backend> Score<B> {
             }
             None => Self::new(config, seed, device),
         };
+        // A language model's own head would otherwise be reported as a tensor that the classifier does not
+        // have.
         checkpoint.weights.remove(HEAD);
         Ok(score)
     }

@@ -172,6 +172,7 @@ impl<B: FusedOps> LanguageModel<B> for Gpt2<B> {
         let hidden = self.ln_f.forward(hidden.select(0, batch.positions.clone()));
         let sum = linear_cross_entropy(hidden, self.head(), batch.targets.clone());
         let tokens = batch.tokens();
+        // The factor keeps the sum in the graph, so that backward runs the same ops as for other batches.
         CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
     }
 

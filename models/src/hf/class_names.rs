@@ -87,6 +87,7 @@ impl ClassNames {
             (names, others) => names.or(others),
         };
         let Some(names) = names else { return Ok(None) };
+        // Placeholders carry no information. As names they would be compared with the labels of the data.
         let is_placeholder = |(class, name): (usize, &String)| {
             *name == placeholder(class) || *name == class.to_string()
         };

@@ -323,6 +323,7 @@ impl ConfigFields {
         model_type: &str,
     ) -> Result<Self, ConfigError> {
         let mut fields = names.canonical(fields)?;
+        // Old files have no type. Another type means another model, whose fields would be misread.
         match fields.get("model_type") {
             None => {}
             Some(Value::String(kind)) if kind == model_type => {}
@@ -405,6 +406,7 @@ impl ConfigFields {
     pub(crate) fn into_extra(self) -> Result<ExtraFields, ConfigError> {
         let Self { fields, names } = self;
         let mut unknown = fields.iter().filter(|(name, _)| !is_known(name));
+        // An unknown field is kept, but a misspelt one of the model would silently have its default.
         if let Some((name, value)) = unknown.find(|(name, _)| names.is_misspelt(name)) {
             return Err(names.refusal(name, value));
         }

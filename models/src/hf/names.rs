@@ -1,7 +1,7 @@
 //! The parameters of a model and their names in files.
 //!
-//! Main types: [`ParameterShape`] and [`Names`]. A model lists its parameters once. Counting, checking a folder, writing
-//! one and estimating memory all read that list, and a test of each model compares it with the module itself.
+//! Main types: [`ParameterShape`] and [`Names`]. A model lists its parameters once. Counting, checking a folder,
+//! writing one and estimating memory all read that list, and a test of each model compares it with the module itself.
 
 /// A parameter of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -61,6 +61,7 @@ impl TensorFile {
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(io)?;
         let length = u64::from_le_bytes(length);
+        // The length is checked before memory is allocated for the header.
         if length > MAX_HEADER.min(size - 8) {
             return Err(format(format!(
                 "it announces a header of {length} bytes, but has {size} bytes in all (and {MAX_HEADER} is the most)"

@@ -332,6 +332,7 @@ fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, Checkpoin
         serde_json::from_str(&text).map_err(|error| format(error.to_string()))?;
     let mut shards: BTreeMap<&str, TensorFile> = BTreeMap::new();
     for (tensor, shard) in &weight_map {
+        // A path in an index could name any file of the machine.
         if Path::new(shard).file_name() != Some(shard.as_ref()) {
             return Err(format(format!("shard `{shard}` is not a file name in its own folder")));
         }
@@ -393,6 +394,7 @@ impl<B: Backend> ModuleMapper<B> for Filler<'_> {
         let Some(values) = self.values() else { return param };
         let data = TensorData::new(values, param.lazy_shape());
         let tensor = Tensor::from_data(data, &param.lazy_device());
+        // Burn maps a loaded tensor to the layout of the parameter, for example a column-major one.
         let id = param.id;
         param.transform_for_load(tensor, id)
     }

@@ -1,7 +1,7 @@
 //! Language modelling: a model on token sequences.
 //!
-//! Main type: [`Causal`], the recipe of every language model. Documents are joined and packed into sequences
-//! of `data.sequence_length` tokens, so no token is padding; tokens that do not fill a last sequence are dropped. Inputs
+//! Main type: [`Causal`], the recipe of every language model. Documents are joined and packed into sequences of
+//! `data.sequence_length` tokens, so no token is padding; tokens that do not fill a last sequence are dropped. Inputs
 //! and labels are the same tokens; the loss shifts them by one position within a sequence.
 //!
 //! The data loader of a rank is a [`TokenSource`]. A step takes the same number of sequences on every rank,

@@ -21,7 +21,8 @@ const SYNTHETIC_BYTES: usize = 2 << 20;
 /// Opens the data of `job`. `pretrained` is the folder of its pretrained model, and `vocab_size` the vocabulary of the
 /// model, if it is known.
 ///
-/// Tokenized text is kept in the token cache of the user, by a hash of text and tokenizer. Other processes of the host, and later runs, read it instead of tokenizing again.
+/// Tokenized text is kept in the token cache of the user, by a hash of text and tokenizer. Other processes of the
+/// host, and later runs, read it instead of tokenizing again.
 ///
 /// # Errors
 /// Invalid data.

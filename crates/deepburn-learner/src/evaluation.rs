@@ -126,6 +126,7 @@ where
             Ok(batch) => (batch, None),
             Err(error) => (None, Some(error)),
         };
+        // Both flags share one collective.
         let mine = vec![f64::from(interrupt.is_asked()), f64::from(failure.is_some())];
         let tag = Tag::new("evaluation continues", 0);
         let all = engine.group().sum(tag, mine).map_err(EngineError::from)?;
@@ -196,6 +197,8 @@ impl Sums {
     {
         let tag = Tag::new("evaluation", 0);
         let sums = engine.group().sum(tag, self.0).map_err(EngineError::from)?;
+        // The loss and the number of targets come first, then the counts, if
+        // there are any.
         let answers = (sums.len() > 2).then(|| ConfusionMatrix::from_counts(&sums[2..]));
         let accuracy = answers.as_ref().map(|answers| answers.num_correct() as f64 / sums[1]);
         Ok(Measured {

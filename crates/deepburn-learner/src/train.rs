@@ -149,6 +149,8 @@ where
         plan,
         hooks,
         saver: Saver::new(plan.checkpoints.as_ref(), plan.best),
+        // A best value of another metric is not comparable, so it is dropped
+        // here.
         state: plan.resumed.resumed_with(&plan.best),
         first_step: engine.global_steps(),
     };
@@ -282,11 +284,16 @@ impl Run<'_, '_> {
         M: AutodiffModule<Training<B>>,
     {
         let started = Instant::now();
+        // The peaks in the record of a step begin with its data.
         engine.ledger().reset_peaks();
+        // Dynamic batching and curricula depend on the number of applied steps,
+        // so skipped ones do not count.
         let next = NextStep {
             micro_batches: engine.batch().gradient_accumulation_steps,
             applied_steps: engine.global_steps() - engine.skipped_steps(),
         };
+        // Taken before the data is read: it is the position of the last
+        // complete step.
         let position = source.position();
         let taken = trace_span!("data").in_scope(|| source.next_step(next));
         let waited = started.elapsed();
@@ -500,6 +507,8 @@ where
     for batch in batches {
         let targets = batch.num_targets() as f64;
         let loss = engine.forward(|model| task.loss(model, &batch))?.map_err(Cause::Outside)?;
+        // The mean over targets is made of sums, so micro-batches of different
+        // lengths count correctly.
         loss_sum += targets * loss.clone().into_scalar().elem::<f64>();
         hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
         engine.backward_weighted(loss, targets * world_size / totals.targets)?;

@@ -90,6 +90,7 @@ pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
     let mut chosen = Smallest::default();
     probe.model().visit(&mut chosen);
     let Some((id, count)) = chosen.found else { return Ok(()) };
+    // A small parameter is tried with one part of the table after the other.
     let trials = (0..VALUES.len()).step_by(count);
     match trials.filter_map(|first| difference(probe.clone(), plan, id, count, first)).next() {
         Some(difference) => Err(refuse(difference)),

@@ -206,6 +206,7 @@ where
         let ranks = plan.batch.world_size;
         let devices = self.0.rank_devices(&learner.model().devices());
         let parts = split(&mut learner, &train, &valid, &devices);
+        // Every rank has its own part, so these would only keep memory.
         drop((learner, train, valid));
         let places = Places::new(parts);
         // All ranks borrow the processor, and the caller gets it back after the
@@ -272,6 +273,7 @@ impl<B: OptimizerOps + StreamOps> ShardedStrategy<B> {
         if train.num_items() == 0 {
             return Err(Refusal::NoData);
         }
+        // The scheduler takes one step per batch and epoch, over all ranks.
         let batches = train.num_items().div_ceil(self.plan.batch.micro_batch_size);
         check_optimizer(learner, &self.plan.optimizer, batches * settings.num_epochs)
     }
@@ -300,6 +302,7 @@ where
     learner.load_model(whole.map(&mut Hollow).into_record());
     let trains = training_slices(train, devices);
     let valids = validation_slices(valid, devices);
+    // One item is enough: its result is thrown away.
     let filler = valid.slice(0, valid.num_items().min(1));
     let loaders = trains.into_iter().zip(valids);
     let parts = models.into_iter().zip(loaders).zip(devices);

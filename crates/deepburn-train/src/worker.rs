@@ -280,10 +280,14 @@ where
             self.learner.lr_step();
             self.scheduler_steps += 1;
         }
+        // The step runs forward and backward itself, so its loss cannot be
+        // scaled or weighted.
         let output = self.engine.train_pass(|model| TrainStep::step(model, batch))?;
         check_gradients(&self.engine, &output.grads)?;
         if self.engine.is_gradient_accumulation_boundary() {
             self.engine.set_learning_rate(self.learner.lr_current())?;
+            // The engine counts samples; the learning rate is the scheduler's
+            // and is not scaled.
             self.engine.size_next_step(std::mem::take(items) as u64, 1.0);
         }
         self.engine.step()?;
@@ -358,6 +362,7 @@ where
         let decision = (self.engine.rank() == 0).then(|| self.decide(epoch));
         let flag = |of: fn(&Decision) -> bool| f64::from(decision.as_ref().is_some_and(of));
         let flags = vec![flag(|decision| decision.save), flag(|decision| decision.stop)];
+        // Only rank 0 has asked the strategies, so the maximum is its answer.
         let flags = self.engine.group().max(Tag::new("end of epoch", epoch as u64), flags)?;
         if let (Some(folder), true) = (self.run.folder, flags[0] > 0.0) {
             let state = LearnerState { epoch, scheduler_steps: self.scheduler_steps };
@@ -404,6 +409,8 @@ where
                 }
             }
         }
+        // The checkpoint of this epoch may be about to be saved, whatever the
+        // strategy deletes.
         decision.delete.retain(|old| *old != epoch);
         if let Some(early_stopping) = lock(&self.run.early_stopping).as_mut() {
             decision.stop = early_stopping.should_stop(epoch, self.run.store);

@@ -224,6 +224,7 @@ pub fn estimate(
         optimizer: optimizer.device,
     };
     let offloaded = optimizer.offloaded.saturating_add(gradients.offloaded);
+    // Gradient sums follow the optimizer states.
     let (host, disk) = match zero.optimizer_states {
         OptimizerOffload::Nvme(_) => (0, offloaded),
         OptimizerOffload::Device | OptimizerOffload::Host { .. } => (offloaded, 0),

@@ -207,6 +207,7 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// Returns the index of `settings`, which are added if they are new.
     fn index_of(&mut self, settings: UpdateSettings) -> usize {
+        // There are a handful of settings, so a linear search is enough.
         self.settings.iter().position(|known| *known == settings).unwrap_or_else(|| {
             self.settings.push(settings);
             self.settings.len() - 1
@@ -492,6 +493,7 @@ impl<B: OptimizerOps> Optimizer<B> {
             return;
         }
         if let Some(State::Device(state)) = &self.states[index] {
+            // A rank that has not moved has a movement of 0.
             let still = tensor::<B>(vec![0.0; state.len], &state.device);
             self.set_moment(index, zero_one::MOVED, still);
             self.set_moment(index, COMMON, values);
@@ -528,6 +530,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         let local_rates = self.local_rates_with(rates.lr);
         let step = |settings: &UpdateSettings| rule::step(settings, rates, time, local_rates);
         let steps: Vec<_> = self.settings.iter().map(step).collect();
+        // The scalars come first: a pass that does not use a moment does not
+        // read it either.
         let (reads, largest) = self.reads(&steps, operands, order);
         self.pipeline.start(reads, largest)?;
         self.time = time;

@@ -69,6 +69,7 @@ impl<'a, B: Backend> Publisher<'a, B> {
         shard: B::FloatTensorPrimitive,
     ) -> Result<(), CommError> {
         let held: usize = self.bucket.iter().map(|(parameter, _)| parameter.numel()).sum();
+        // A parameter larger than the bucket has an all-gather of its own.
         if held > 0 && held + parameter.numel() > self.bucket_size {
             self.flush()?;
         }
@@ -86,6 +87,8 @@ impl<'a, B: Backend> Publisher<'a, B> {
         let Some((first, _)) = self.bucket.first() else {
             return Ok(());
         };
+        // The tag names the parameters, so that ranks with different buckets
+        // fail with a message.
         let tag = Tag::new("updated parameters", first.index() as u64)
             .naming(self.bucket.iter().map(|(parameter, _)| parameter.shared_path()));
         let numels = self.bucket.iter().map(|(parameter, _)| parameter.numel()).collect();

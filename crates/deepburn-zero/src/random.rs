@@ -29,6 +29,8 @@ impl RandomStream {
     /// masks from the same seed.
     pub fn new(seed: u64, model: u32, rank: usize) -> Self {
         let mut generator = ChaCha8Rng::seed_from_u64(seed);
+        // One ChaCha stream per model and rank: no seed makes two of them
+        // overlap.
         generator.set_stream(u64::from(model) << 32 | (rank as u64 + 1));
         Self { seed, model, rank, generator }
     }

@@ -254,6 +254,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             return Err(ZeroError::UnvisitedParameter { path });
         };
         let described = ModelParameter { path: &path, shape: &shape, layer, is_announced: false };
+        // A parameter that the module has frozen stays frozen, whatever its
+        // group says.
         let settings = groups.settings_of(optimizer, &described)?.filter(|_| trainable);
         let trainable = settings.is_some();
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
@@ -278,6 +280,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let ledger = self.ledger.clone();
         Ok(Arc::new(match &self.gatherer {
             Some(gatherer) => {
+                // Cut first, then cast, so that a rank never holds the whole
+                // parameter in two types.
                 let shard = in_type(chunk::<B>(&flat, partition, self.group.rank()));
                 let tier = self.tiers.next(partition.shard_len());
                 let shard = match self.parking {
@@ -402,6 +406,8 @@ fn park<B: Backend>(
 fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Training<B>, D> {
     let trainable = parameter.is_trainable();
     let primitive = TensorPrimitive::Float(ZeroTensor::parameter(parameter));
+    // From the inner backend, because autodiff must not see how the tensor was
+    // made.
     let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));
     if trainable { tensor.require_grad() } else { tensor }
 }

@@ -312,6 +312,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// gradient. For callers that cannot call
     /// [`start_backward`](Self::start_backward).
     pub fn watch_for_backward(&self) {
+        // The closure outlives this call, so it shares these instead of
+        // borrowing the states.
         let (gatherer, recorder) = (self.gatherer.clone(), self.recorder.clone());
         self.reducer.borrow_mut().watch_for_backward(Box::new(move || {
             session::with_counter(Counter::start_backward);
@@ -490,6 +492,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns an error if the all-gather or the disk fails.
     pub fn parameter_data(&self, index: usize) -> Result<TensorData, ZeroError> {
         let parameter = &self.parameters[index];
+        // A persistent parameter is complete on every rank, so it is read
+        // without a collective.
         let whole = match parameter.shard() {
             Some(_) if !parameter.is_persistent() => self.gatherer.gather_once(index)?,
             _ => parameter.read(),

@@ -55,6 +55,8 @@ impl Parking {
         bytes: u64,
     ) -> Result<Option<Self>, ZeroError> {
         let offload = &zero.optimizer_states;
+        // Shards go to the store of the optimizer states, so a plan without one
+        // cannot offload them.
         let needed = match zero.parameter_shards {
             ParameterOffload::Device => None,
             _ if !zero.stage.shards_parameters() => Some("stage 3"),

@@ -43,6 +43,8 @@ impl Trace {
     /// Returns to the first use. A pass that ended early leaves a complete
     /// record, so the uses that it did not reach are no longer prefetched.
     pub(crate) fn start_pass(&mut self) {
+        // A pass without any read says nothing about the order, so the record
+        // stays.
         if self.position > 0 && self.position < self.uses.len() {
             self.uses.truncate(self.position);
         }
@@ -56,6 +58,8 @@ impl Trace {
         let expected = self.uses.get(self.position);
         let followed = self.complete && expected == Some(&(parameter, phase));
         if !followed {
+            // From here on a new record begins; what was followed so far is its
+            // start.
             self.complete = false;
             self.uses.truncate(self.position);
             self.uses.push((parameter, phase));

@@ -113,6 +113,8 @@ impl<B: OptimizerOps> Snapshot<B> {
         let mut writer = RankWriter::create(ticket, layout.clone(), rank)?;
         for (piece, array) in layout.pieces(rank).iter().zip(arrays) {
             for start in (0..array.numel()).step_by(CHUNK) {
+                // Checked once per chunk, so that dropping a save does not wait
+                // for a large array.
                 if unwanted.load(Relaxed) {
                     return Err(undone(ticket));
                 }
@@ -150,6 +152,8 @@ impl Writing {
         let unwanted = Arc::new(AtomicBool::new(false));
         let name = format!("rank {} checkpoint", snapshot.rank);
         let (folder, asked) = (ticket.folder().to_owned(), unwanted.clone());
+        // Ranks that share a device also share its stream; the thread has to
+        // join it before it reads arrays.
         let write = move || B::in_shared_stream(|| snapshot.write(&ticket, &asked));
         let (thread, failure) = match thread::Builder::new().name(name).spawn(write) {
             Ok(thread) => (Some(thread), None),

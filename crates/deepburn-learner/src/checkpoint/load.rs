@@ -147,6 +147,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         plan: LoadPlan,
     ) -> Result<ClientStates, TrainingCheckpointError> {
         self.check_settled("load_checkpoint")?;
+        // No early return before the exchange: the other ranks would wait for
+        // this one.
         let checked = self.check(checkpoint, plan);
         let mut saved = None;
         let tag = checked.map(|states| {
@@ -326,6 +328,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         saved: &Saved,
     ) -> Result<(), TrainingCheckpointError> {
         let read = |piece: &Segment<'_>| read(checkpoint, piece);
+        // Gradients of the old weights must not enter the first step with the
+        // new ones.
         self.states.zero_grad();
         self.progress.accumulated = 0;
         self.states.load_weights(read)?;

@@ -96,6 +96,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                         checkpoint holds: save after the step's last micro-batch";
             return Err(EngineError::Order { call: "start_save", when }.into());
         }
+        // Saved running statistics are the agreed ones, equal on all ranks.
         self.agree_buffers()?;
         let SaveRequest { tag, job, metric, client_state, rank_state, loop_state } = request;
         let step = self.global_steps();
@@ -106,6 +107,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         errors.iter_mut().zip(local).for_each(|(errors, local)| errors.extend(local));
 
         let mut save = None;
+        // Only rank 0 touches the shared folder, and every rank gets its ticket
+        // or its error.
         let begun = (self.rank() == 0).then(|| {
             let begun = match tag {
                 Some(tag) => Save::begin(root, tag, layout.clone())?,

@@ -100,6 +100,7 @@ impl<B: OptimizerOps> SavedTensor<B> {
         let mut bytes = Vec::new();
         for value in values {
             let half = f16::from_f32(value);
+            // Infinities of the model itself are saved as they are.
             if half.is_infinite() && value.is_finite() {
                 return Err(SaveError::Overflow { path: self.path.clone() });
             }

@@ -54,6 +54,8 @@ impl Clock {
     /// Starts a collective of `seconds` behind the collectives that the link
     /// still runs. The rank does not wait.
     pub(super) fn start(&mut self, seconds: f64) -> Started {
+        // A collective can start neither before it is asked for nor before the
+        // ones ahead of it have ended.
         let end = self.now.max(self.link) + seconds;
         self.link = end;
         self.communication += seconds;

@@ -144,6 +144,7 @@ impl<'a> SimulatedGatherer<'a> {
             bucket_size: self.plan.prefetch_bucket_size,
             room: self.plan.max_live_parameters.saturating_sub(live as usize),
         };
+        // The awaited fetch is about to land, so it does not count as ahead.
         if !limits.allows_another((self.fetching - awaited) as usize) {
             return;
         }

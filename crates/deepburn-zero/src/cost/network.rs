@@ -92,6 +92,8 @@ impl Links {
     fn exchange(&self, arrays: u64, bytes: u64, ranks: u64) -> f64 {
         let of_machine = self.ranks_per_machine.clamp(1, ranks);
         let (neighbours, remote) = (of_machine - 1, ranks - of_machine);
+        // Each rank owns one part and sends the other parts to their owners, or its own part to
+        // all.
         let part = bytes as f64 / ranks as f64;
         let local = neighbours as f64 * part / self.local_bandwidth;
         let outside = (remote * of_machine) as f64 * part / self.bandwidth;

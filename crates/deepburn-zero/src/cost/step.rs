@@ -206,6 +206,7 @@ impl<'a> StepModel<'a> {
                     group.compute(factor * op.flops, factor * self.bytes_of(op));
                 }
                 PassEvent::StartBackward => gatherer.start_backward(),
+                // Backward reads the weight only; biases and tables have no use there.
                 PassEvent::ReadAgain(index) => {
                     let count = reads_in_backward(&self.graph.ops[*index]);
                     self.read(*index, count, group, gatherer);
@@ -222,6 +223,7 @@ impl<'a> StepModel<'a> {
                     flights.push_back((self.reduce(bucket, group), bucket));
                 }
                 PassEvent::Land => {
+                    // Buckets land in the order in which they were sent.
                     if let Some((started, bucket)) = flights.pop_front() {
                         group.clock.wait(started);
                         group.compute(0, self.bytes_of_sums(bucket, group.ranks));
@@ -229,6 +231,7 @@ impl<'a> StepModel<'a> {
                 }
             }
         }
+        // The ranks agree on the end of backward before fetches are released.
         let barrier = Collective::dense("end of backward", Operation::Barrier, [0, 0], 0);
         group.run(&barrier);
         gatherer.finish_pass(group);
@@ -273,6 +276,8 @@ impl<'a> StepModel<'a> {
             let operation = Operation::AllReduce(ReduceOp::Sum);
             Collective::dense(purpose, operation, [1, count], NUMBER)
         };
+        // The loop exchanges these before the first micro-batch. Their place in the step does not
+        // matter for the sum.
         group.run(&numbers("batch totals", 3));
         group.run(&numbers("gradient norm", 2));
         group.compute(0, self.bytes_of_update(group.ranks));

@@ -160,6 +160,8 @@ impl PassPlan {
     pub fn new(plan: &Plan, zero: &ZeroPlan, ranks: u64, estimate: &Estimate) -> Self {
         let travelling = plan.precision.communication.bytes() as u64;
         let accumulated = plan.precision.accumulation.bytes() as u64;
+        // A sum of a single micro-batch stays in the communication type unless
+        // it is multiplied.
         let first = if scales_sums(plan, ranks) { accumulated } else { travelling };
         Self {
             policy: plan.activations.recompute,
@@ -228,6 +230,7 @@ impl PassPlan {
             ActivationOffload::Host { threshold } => Some((Tier::Host, threshold)),
             ActivationOffload::Nvme { threshold, .. } => Some((Tier::Disk, threshold)),
         };
+        // The batch and the like live from the first op to the last.
         let _constant = ledger.hold(Category::Activations, graph.constant as usize);
         let mut pass = SimulatedPass {
             activations: ActivationMemory::new(graph, self.policy, offload, &ledger),
@@ -250,6 +253,7 @@ impl PassPlan {
         pass.events.push(PassEvent::StartBackward);
         for (index, op) in graph.ops.iter().enumerate().rev() {
             pass.backward(index, op);
+            // Gradients of this op may have filled a bucket.
             pass.events.append(&mut pass.gradients.events);
         }
         pass.gradients.finish();
@@ -301,6 +305,8 @@ impl SimulatedPass<'_> {
         self.gather();
         self.activations.run(index, op);
         if op.backward == BackwardOp::LossHead {
+            // The loss head makes both gradients in f32, whatever the type of
+            // its operands.
             let f32s = |bytes: u64, own: u64| self.hold(bytes / own * 4);
             let parameters = op.parameters.iter().map(|it| self.hold(it.numel * 4)).collect();
             let own = op.parameters.first().map_or(4, |it| it.gradient_bytes);
@@ -368,6 +374,7 @@ impl SimulatedPass<'_> {
                 self.gradients.reduce_rows(op, numel);
             }
         }
+        // Backward has read these parameters for the last time.
         self.unread = self.unread.saturating_sub(self.bytes_read_again(op));
         self.gather();
     }

@@ -66,6 +66,8 @@ impl StateBytes {
         let mut tiers = StateTiers::new(parameters, zero);
         let (mut device, mut offloaded) = (0_u64, 0_u64);
         for parameter in parameters {
+            // Frozen parameters have no states and are not counted in the order
+            // of tiers.
             let Some(moments) = parameter.moments else { continue };
             let numel = parameter.numel as usize;
             let sum = match tiers.next(numel) {

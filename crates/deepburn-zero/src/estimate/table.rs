@@ -65,6 +65,7 @@ impl fmt::Display for Bytes {
         }
         let mut amount = self.0 as f64 / 1024.0;
         let mut unit = UNITS[0];
+        // The largest unit that leaves a number of at least 1.
         for larger in &UNITS[1..] {
             if amount < 1024.0 {
                 break;

@@ -53,6 +53,7 @@ pub(crate) fn orthogonalize<B: OptimizerOps>(
         of_matrix::<B>(B::float_slice(whole.clone(), &slices), plan)
     });
     let parts: Vec<_> = parts.collect();
+    // A single matrix needs no concatenation, which would copy it.
     let whole = match <[_; 1]>::try_from(parts) {
         Ok([only]) => only,
         Err(parts) => B::float_cat(parts, axis),

@@ -122,6 +122,8 @@ impl UpdateRound {
 /// capacity has a round of its own.
 fn rounds_of(updates: &[PlannedUpdate], scope: UpdateScope) -> impl Iterator<Item = Vec<usize>> {
     let total: usize = updates.iter().map(|it| it.numel).sum();
+    // All trained parameters count, also ones of other scopes, so that the
+    // limit depends on the model alone.
     let capacity = total.div_ceil(ROUNDS_PER_MODEL);
     let (mut rounds, mut held) = (Vec::<Vec<usize>>::new(), 0);
     for update in updates.iter().filter(|it| it.scope == scope) {
@@ -151,6 +153,7 @@ fn matrix_rounds(updates: &[PlannedUpdate], ranks: usize) -> impl Iterator<Item 
         | UpdateScope::FusedMomentum => None,
     };
     let mut matrices: Vec<_> = updates.iter().filter_map(cost).collect();
+    // Ties are broken by index, so that all ranks assign the same owners.
     matrices.sort_by_key(|(cost, index)| (std::cmp::Reverse(*cost), *index));
     let mut owners = vec![(0_u64, Vec::new()); ranks];
     for (cost, index) in matrices {

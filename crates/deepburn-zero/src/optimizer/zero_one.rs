@@ -71,6 +71,7 @@ pub(super) fn is_local(plan: &ZeroOneAdamPlan, time: u64) -> bool {
 pub(super) fn updates_variance(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     let (mut last, mut interval) = (0_u64, 1_u64);
     while !is_local(plan, time) {
+        // The first multiple of this interval after the last update with the previous one.
         let first = (last / interval + 1).saturating_mul(interval);
         let end = (plan.var_update_scaler - 1).saturating_mul(interval).saturating_add(first);
         if time <= end {

@@ -172,6 +172,7 @@ pub(super) fn compressed_means<B: Backend>(
         momenta.iter_mut().for_each(Momentum::clear_dead);
         return Ok(());
     }
+    // One cut per tensor: parts of a joint array would mix tensors in a byte of signs.
     let cut: Vec<_> = momenta.iter().map(|it| SignPartition::new(it.values.len(), ranks)).collect();
     let messages: usize = cut.iter().map(|it| 2 * ranks * it.message()).sum();
     let _messages = ledger.hold(Category::Buckets, messages);
@@ -220,6 +221,7 @@ impl Momentum {
     /// Returns the messages to all ranks, one after the other. Leaves the compression error in the worker error.
     fn compress(&mut self, cut: SignPartition, ranks: usize, scale: f32) -> Host<u8> {
         let ErrorFeedback { live, worker, .. } = &mut self.feedback;
+        // Leaves `value + error - scale * sign` in place of the value.
         let signs = take_signs(worker, live, scale);
         let parts = (0..ranks).map(|rank| &signs[cut.bytes.owned(rank)]);
         parts.flat_map(|part| message(part, scale, cut)).collect::<Vec<_>>().into()
@@ -232,6 +234,7 @@ impl Momentum {
         let ErrorFeedback { live, server, .. } = &mut self.feedback;
         let live = &live[cut.bytes.owned(rank)];
         let messages = received.chunks_exact(cut.message());
+        // Each rank has its own scale, so the mean is a sum of scaled signs.
         let ranks = messages.len() as f32;
         for message in messages {
             let (signs, scale) = read(message, live.len());
@@ -262,6 +265,7 @@ impl Momentum {
 /// scale.
 fn message(signs: &[u8], scale: f32, cut: SignPartition) -> Vec<u8> {
     let mut message = signs.to_vec();
+    // All messages of a collective have one length.
     message.resize(cut.bytes.shard_len(), 0);
     message.extend(cast_slice(&[scale]));
     message

@@ -160,9 +160,11 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let squares: Vec<_> =
             directions.iter().flat_map(|it| it.squares.iter().flatten()).collect();
         if !self.share.stage.shards_optimizer() {
+            // Every rank has the whole tensor, so the norms need no exchange.
             let norms: Vec<_> = squares.iter().map(|sum| sum.total().sqrt()).collect();
             return Ok(norms.as_chunks().0.to_vec());
         }
+        // All sums of a round travel in one message, in the order of the directions.
         let own: Vec<u8> =
             squares.iter().flat_map(|sum| sum.sums()).flat_map(f64::to_le_bytes).collect();
         let tag = Tag::new("norms", directions.first().map_or(0, |it| it.index as u64));
@@ -182,6 +184,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             whole.total().sqrt()
         };
         let partitions = directions.iter().map(|it| self.parameters[it.index].partition());
+        // Twice per tensor: for its values and for its direction.
         let norms: Vec<f64> = partitions.flat_map(|it| [it, it]).map(norm).collect();
         Ok(norms.as_chunks().0.to_vec())
     }
@@ -222,6 +225,8 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             let parameter = &self.parameters[owner.index];
             let own = result.take_if(|_| owner.rank == self.group.rank());
             let whole = self.broadcast(parameter, own, owner.rank)?;
+            // The whole result is dropped at the end of the iteration; only this rank's slice
+            // stays.
             direction.elements = self.share.of_whole::<B>(&whole, parameter.partition());
             let descent = step.descent_by_shape(direction.index, parameter.shape());
             turned.push((direction, descent));

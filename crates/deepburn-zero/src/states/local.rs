@@ -104,6 +104,8 @@ impl<B: OptimizerOps> ModelStates<B> {
                  updates"
             );
         }
+        // With the same ranks each one continues exactly. Otherwise all of them
+        // start from the mean, as if they had just averaged.
         let keeps_own = is_local && ranks == self.group.world_size();
         let own = if keeps_own { rank..rank + 1 } else { 0..ranks };
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);

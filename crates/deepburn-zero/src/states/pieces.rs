@@ -205,6 +205,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn owned(&self, index: usize, array: StateArray) -> Option<OwnedArray<B>> {
         let (parameter, share) = (&self.parameters[index], self.share);
         let partition = parameter.partition();
+        // Positions within the stored array: a shard begins with its own first
+        // element.
         let range = share.owned_range(partition);
         // Masters and moments come from the optimizer; the other arrays have no
         // copy there.
@@ -223,6 +225,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         let owned = match (kept, array) {
             (Some(KeptArray::Parked(copy)), _) => return Some(OwnedArray(Elements::Parked(copy))),
+            // A view without the padding, which shares the memory of the array.
             (Some(KeptArray::Device(state)), _) => narrow::<B>(state, range),
             (None, StateArray::Gradient) => {
                 let reducer = self.reducer.borrow();
@@ -331,6 +334,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         mut read: impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
         session::close_recordings(&self.ledger).map_err(ZeroError::from)?;
+        // Gathered copies are of the old values.
         self.finish_pass()?;
         let stage = self.share.stage;
         let working = self.compute;
@@ -398,6 +402,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
         self.optimizer.set_time(steps);
         self.optimizer.set_local_rates(None);
+        // The number of steps decides whether the next step averages gradients.
         self.reducer.borrow_mut().set_mean(self.optimizer.takes_mean_gradients());
         self.errors.iter_mut().for_each(|errors| *errors = None);
         Ok(())
@@ -451,6 +456,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             false => (0..partition.numel(), partition.numel()),
         };
         let mut values = read_floats(parameter, array, range, read)?;
+        // The padding of a shard is zero, as after sharding, and no update
+        // changes it.
         values.resize(len, 0.0);
         let data = TensorData::new(values, Shape::from(vec![len]));
         Ok(float_from_host::<B>(data, parameter.device()))

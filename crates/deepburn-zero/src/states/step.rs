@@ -71,6 +71,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         loss_scale: f64,
         clip: Option<f64>,
     ) -> Result<StepOutcome, ZeroError> {
+        // Activations that can still be recomputed depend on the current
+        // parameters, so they are restored before these change.
         session::close_recordings(&self.ledger)?;
         // Gathered parameters are outdated after the update.
         self.gatherer.release_all()?;
@@ -171,6 +173,8 @@ impl<B: OptimizerOps> ModelStates<B> {
                 let check = reducer.check(gradient, parameter.partition());
                 squares += check.sum_of_squares;
                 if !check.fits {
+                    // Parameters are visited in module order, so the first one
+                    // stays.
                     first_bad.get_or_insert(parameter.index());
                 }
             }
@@ -180,6 +184,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let bad = if first_bad.is_some() { 1.0 } else { 0.0 };
         let sums = self.group.sum(Tag::new("gradient norm", 0), vec![squares, bad])?;
         if sums[1] == 0.0 {
+            // Own gradients: the mean over ranks of their squared norms.
             let gradients = if reducer.takes_mean() { 1 } else { self.group.world_size() };
             return Ok(Norm::Finite((sums[0] / gradients as f64).sqrt()));
         }
@@ -221,6 +226,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         for index in order.elements {
             let (values, gradient) = taken(&step, index);
+            // `None`: the values are parked and were updated in place, so there
+            // is nothing to publish.
             if let Some(updated) = step.update(index, values, gradient)? {
                 publisher.store(share.stage, &parameters[index], updated)?;
             }
@@ -295,6 +302,8 @@ fn values<B: OptimizerOps>(
         return UpdateValues::Parked(shard);
     }
     if has_master {
+        // The master has the values. Dropping the working copy now makes room
+        // for the new one.
         drop(parameter.take());
         return UpdateValues::Device(None);
     }

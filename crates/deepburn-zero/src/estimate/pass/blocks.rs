@@ -83,6 +83,7 @@ impl<'a> ActivationMemory<'a> {
         offload: Option<(Tier, usize)>,
         ledger: &'a Ledger,
     ) -> Self {
+        // Blocks are numbered from 0, so the count is the largest number plus one.
         let blocks = graph.ops.iter().filter_map(|op| op.block).max().map_or(0, |last| last + 1);
         let unused = |reads| TensorUse { reads, saves: 0, keep: Keep::Block };
         Self {
@@ -127,6 +128,7 @@ impl<'a> ActivationMemory<'a> {
                 self.tensors[*input].saves += 1;
             }
         }
+        // The block before is freed only now, because its outputs were still read by this op.
         if self.block != op.block {
             self.end_block();
             (self.block, self.costly) = (op.block, 0);
@@ -138,6 +140,7 @@ impl<'a> ActivationMemory<'a> {
             self.tensors[*input].reads -= 1;
             self.drop_unused(*input);
         }
+        // A value stays for its block unless the policy keeps it.
         let mut keep = Keep::Block;
         if op.is_costly && self.recomputes(op.block) {
             self.costly += 1;
@@ -251,6 +254,7 @@ impl<'a> ActivationMemory<'a> {
         if self.is_restored[block] || op.saved.iter().all(|saved| self.has(*saved)) {
             return Vec::new();
         }
+        // `uses` counts down as ops run, so each tensor is dropped after its last reader.
         let (ops, mut uses, stays) = self.replay(block);
         for index in &ops {
             let graph = self.graph;
@@ -264,6 +268,7 @@ impl<'a> ActivationMemory<'a> {
                 }
             }
             for output in &op.outputs {
+                // An output that was kept is not made twice.
                 if self.data[*output].is_none() {
                     self.data[*output] = Some(self.hold(*output));
                 }
@@ -288,6 +293,7 @@ impl<'a> ActivationMemory<'a> {
         let count = self.data.len();
         let is_wanted = |index: usize| self.is_of(index, block) && self.tensors[index].saves > 0;
         let stays: Vec<bool> = (0..count).map(|it| self.has(it) || is_wanted(it)).collect();
+        // Missing and wanted: what has to be computed at least.
         let mut missing: Vec<bool> = (0..count).map(|it| !self.has(it) && stays[it]).collect();
         let mut uses = vec![0; count];
         let mut ops = Vec::new();
@@ -309,6 +315,7 @@ impl<'a> ActivationMemory<'a> {
     /// Ends the recording of a block. From now on a tensor of it stays only as long as backward
     /// needs it, and the inputs that its ops held for recomputation are released.
     fn forget(&mut self, block: usize) {
+        // A block is restored once. Later ops of it find their data.
         if !self.recomputes(Some(block)) || std::mem::replace(&mut self.is_restored[block], true) {
             return;
         }

@@ -99,6 +99,7 @@ impl<'a> GradientMemory<'a> {
     /// Takes the gradient of an embedding, which has `rows` elements in its rows, and the dense
     /// part too if it is tied.
     pub(super) fn reduce_rows(&mut self, op: &GraphOp, rows: u64) {
+        // The dense part of a tied table may still wait for its cast.
         let waits = self.uncast.iter().any(|(_, parameter)| parameter.is_tied);
         for table in &op.parameters {
             if waits {
@@ -138,6 +139,7 @@ impl<'a> GradientMemory<'a> {
     fn collect(&mut self, numel: u64, held: u64) {
         let _lease = self.hold(Category::Buckets, held, self.plan.travelling);
         let before: u64 = self.bucket.iter().map(|it| it.numel.numel).sum();
+        // A gradient is never divided between buckets.
         if before > 0 && before + numel > self.capacity {
             self.flush();
         }
@@ -156,6 +158,7 @@ impl<'a> GradientMemory<'a> {
         let bucket = std::mem::take(&mut self.bucket);
         self.events.push(PassEvent::Reduce(bucket.iter().map(|it| it.numel).collect()));
         self.in_flight.push_back(bucket);
+        // With overlap one bucket may be on its way while the next is filled.
         let allowed = usize::from(self.plan.overlaps);
         while self.in_flight.len() > allowed {
             if let Some(flight) = self.in_flight.pop_front() {

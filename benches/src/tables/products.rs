@@ -13,7 +13,7 @@
 //!   the f32 products alone, weighted by their share in a step: the quotient is the part of a pass that is
 //!   spent in products at full speed.
 //!
-//! Rates are GFLOP/s, of which a product [m, k] × [k, n] has 2·m·k·n·1e-9.
+//! Rates are GFLOP/s, of which a product `[m, k] × [k, n]` has 2·m·k·n·1e-9.
 //!
 //! Errors: limit and product are measured one after the other, and clock rates change with temperature and
 //! with the use of wide vectors. Operands are warm in cache as far as they fit, which they are not in a

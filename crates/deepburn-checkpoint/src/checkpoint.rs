@@ -81,6 +81,8 @@ impl Checkpoint {
             Ok(checkpoint) => return Ok(checkpoint),
             Err(error) => error,
         };
+        // `path` is either a checkpoint, whose siblings are its alternatives, or the folder of all of
+        // them.
         let is_checkpoint = tag.is_none() && path.join(MANIFEST).exists();
         let (root, name) = match (is_checkpoint, path.parent()) {
             (true, Some(parent)) => {
@@ -297,6 +299,8 @@ impl Checkpoint {
         let size = self.element(place).size();
         let range = start..start + bytes.len() / size;
         self.verify_owners(place.0, &range)?;
+        // Chunks of consecutive ranks are consecutive in the parameter, so the buffer is filled from
+        // front to back.
         let mut rest = bytes;
         for rank in self.owners(place.0, &range) {
             let owned = self.layout().owned(place.0, rank);

@@ -168,6 +168,7 @@ impl Layout {
                 pieces.extend((0..slots.len()).map(piece));
             }
         }
+        // The sort is stable, so tensors of one size keep the order of the entries.
         pieces.sort_by_key(|piece| std::cmp::Reverse(self.element_size(piece)));
         let mut end = 0;
         for piece in &mut pieces {

@@ -150,6 +150,7 @@ impl Manifest {
                 text.len()
             )));
         }
+        // A checkpoint that cannot be read again is worthless, so this is found while saving.
         match Self::parse(path, &text) {
             Ok((back, _)) if back == *self => Ok((text, checksum)),
             Ok(_) => Err(refuse("a state is not the same after it is written and read".into())),

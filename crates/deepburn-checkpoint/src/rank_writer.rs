@@ -151,6 +151,7 @@ impl RankWriter {
             return Err(self.out_of_plan(found()));
         }
         self.filled += len;
+        // The state changes before the write: after a failed one the file is unusable in any case.
         if self.filled == piece.range.len() {
             (self.written, self.filled) = (self.written + 1, 0);
         }

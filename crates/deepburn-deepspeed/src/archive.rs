@@ -76,8 +76,7 @@ impl Archive {
         let entries = entries(path, reader)?;
         let file = Mutex::new(file);
         let archive = Self { path: path.to_owned(), file, entries, proved: Mutex::default() };
-        // Files of older versions have no such entry. They were written on little-endian machines, as nearly
-        // all files are.
+        // Files of older versions have no such entry and are taken as little-endian.
         if archive.entries.contains_key("byteorder") && archive.bytes("byteorder", 64)? != b"little"
         {
             let remedy = "save it on a little-endian machine";

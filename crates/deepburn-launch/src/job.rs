@@ -194,6 +194,7 @@ fn supervise(
     let mut deadline = None;
     let mut interrupted = None;
     loop {
+        // A repetition after the deadline would come too late, so the deadline is awaited then.
         let again = Instant::now() + AGAIN;
         let stopping =
             matches!(stage, StopStage::Stopping) && deadline.is_none_or(|end| again < end);

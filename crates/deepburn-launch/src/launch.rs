@@ -105,6 +105,7 @@ impl Launch {
         loop {
             let began = Instant::now();
             let end = self.run_once(restarts, &events);
+            // Only failures in a row count: a job that ran for a while may restart at once.
             quick = if began.elapsed() < QUICK { quick + 1 } else { 0 };
             let reason = match &end {
                 Ok(end) if worth_a_restart(*end) => self.reason(*end),

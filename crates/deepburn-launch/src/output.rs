@@ -93,6 +93,7 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
                     self.rank = Some(rank);
                     position += length;
                 }
+                // The rest of the tag comes with the next read, so these bytes are kept until then.
                 Tag::Partial if !last => {
                     self.unread = text[position..].to_vec();
                     return;
@@ -116,6 +117,7 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
             self.rank = None;
             return;
         }
+        // A carriage return overwrites the line, and only what follows it stays visible.
         if line.last() == Some(&b'\r') {
             line.clear();
         }

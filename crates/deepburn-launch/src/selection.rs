@@ -140,6 +140,7 @@ impl Selection {
                         host.slots.len()
                     );
                 }
+                // As in DeepSpeed, the count replaces the slots of the hostfile.
                 host.slots = (0..count).collect();
             }
         }

@@ -76,6 +76,7 @@ impl Series {
     /// Returns a line through all `points`, split where a value cannot be
     /// drawn.
     fn of(name: String, points: &[(f64, f64)]) -> Self {
+        // A gap splits the line, because a line through NaN would end the drawing.
         let drawable = |(_, y): &(f64, f64)| y.is_finite() && y.abs() <= LARGEST;
         let segments = points
             .split(|point| !drawable(point))
@@ -129,6 +130,7 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 /// first step.
 pub(crate) fn stacked(names: &[&str], rows: &[(f64, Vec<f64>)]) -> Vec<Series> {
     let stretch = rows.len().div_ceil(STRETCHES).max(1);
+    // A band ends where the next begins, so each series is the sum of the amounts up to its own.
     let mut tops = vec![Vec::new(); names.len()];
     for rows in rows.chunks(stretch) {
         let mut top = 0.0;
@@ -248,6 +250,7 @@ impl Chart {
             .map_err(says)?;
         let plot = chart.plotting_area();
         let mut order: Vec<_> = self.series.iter().zip(COLOURS).collect();
+        // The highest band is drawn first, and lower ones cover its lower part.
         if self.marks == Marks::Bands {
             order.reverse();
         }
@@ -284,6 +287,7 @@ impl Chart {
         let (first, last) = bounds(|(step, _)| step);
         let (low, high) = bounds(|(_, value)| value);
         let y = padded(if self.starts_at_zero { low.min(0.0) } else { low }, high);
+        // The margin below the lowest value would otherwise show a negative range for amounts.
         let y = if self.starts_at_zero && low >= 0.0 { 0.0..y.end } else { y };
         let x = if first < last { first..last } else { first - 0.5..last + 0.5 };
         (x, y)

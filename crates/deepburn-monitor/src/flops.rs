@@ -147,6 +147,7 @@ impl FlopsProfile {
     /// operations of forward.
     fn write_top_modules(&self, out: &mut impl Write, options: &FlopsOptions) -> fmt::Result {
         let levels = self.root.levels();
+        // The root is always a level, so there is at least one.
         let last = options.module_depth.unwrap_or(usize::MAX).min(levels.len() - 1);
         writeln!(out, "\nLargest modules by depth, {} each", options.top_modules)?;
         for (depth, modules) in levels[..=last].iter().enumerate() {

@@ -69,6 +69,7 @@ const NARROW: usize = 4;
 /// first cell of a row is its heading.
 pub(crate) fn grid(html: &mut String, heading: &str, head: &[String], rows: &[Vec<String>]) {
     push(html, format_args!("<section>\n<h2>{}</h2>\n", Escaped(heading)));
+    // A wide table cannot be read on a phone; there the style sheet shows each row as a list.
     let class = if head.len() > NARROW { "grid lists" } else { "grid" };
     push(html, format_args!("<div class=\"wide\"><table class=\"{class}\">\n<thead><tr>"));
     for name in head {

@@ -77,6 +77,7 @@ impl Comparison {
             count if count > MAX_RUNS => return Err(PlotError::TooManyRuns(count)),
             _ => {}
         }
+        // Paths are compared after folders became files, so a run that is given in both ways is found.
         let files: Vec<PathBuf> = paths.iter().map(|path| record_of(path.as_ref())).collect();
         if let Some(twice) = files.iter().enumerate().find(|(i, file)| files[..*i].contains(file)) {
             return Err(PlotError::Twice(twice.1.clone()));
@@ -200,6 +201,7 @@ impl Run {
         let last = self.steps.last();
         let loss = self.evals.iter().map(|row| row.eval_loss).filter(finite);
         let accuracy = self.evals.iter().filter_map(|row| row.eval_accuracy).filter(finite);
+        // The mean over the run, not the mean of the rates: short steps would count too much.
         let tokens: f64 = self.steps.iter().map(|row| row.tokens as f64).sum();
         let seconds: f64 = self.steps.iter().map(|row| row.step_seconds).filter(finite).sum();
         let peak = self.steps.iter().map(|row| row.memory.rss).max();

@@ -142,11 +142,13 @@ impl Profiler {
     /// A step of this thread that was not ended is ended now.
     pub fn begin_step(&self, step: u64) {
         self.end_current();
+        // A profile that was not requested has no windows, so nothing is recorded.
         let windows = self.shared.wanted.get().map_or(&[][..], |wanted| &wanted.windows);
         if !windows.iter().any(|window| window.contains(&step)) {
             return;
         }
         let now = self.microseconds(Instant::now());
+        // The step is stored before the counter rises: a span that sees the counter finds the step.
         self.recording().steps.insert(thread::current().id(), (step, now));
         self.shared.inside.fetch_add(1, Ordering::Relaxed);
     }
@@ -154,6 +156,7 @@ impl Profiler {
     /// Records that this thread has ended a step. Has no effect if the step is
     /// not profiled.
     pub fn end_step(&self, step: u64) {
+        // A step that never began in a window has no entry.
         let current = self.recording().steps.get(&thread::current().id()).copied();
         if current.is_some_and(|(begun, _)| begun == step) {
             self.end_current();
@@ -229,6 +232,7 @@ impl Profiler {
     /// Records a span of this thread if the thread is inside a profiled step.
     /// Other ranks may be ahead or behind.
     fn record(&self, name: &'static str, begun: Instant, args: Map<String, Value>) {
+        // The time is taken before the lock, which may have to be waited for.
         let times = (self.microseconds(begun), self.microseconds(Instant::now()));
         let mut recording = self.recording();
         if recording.steps.contains_key(&thread::current().id()) {

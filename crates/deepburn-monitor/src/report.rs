@@ -108,6 +108,7 @@ impl Report<'_> {
 fn job_rows(job: &Value) -> Vec<(String, String)> {
     let mut rows = Vec::new();
     if let Value::Object(sections) = job {
+        // The DeepSpeed section has hundreds of resolved keys, which would bury the rest.
         for (name, section) in sections.iter().filter(|(name, _)| *name != "deepspeed") {
             collect_leaves(name, section, &mut rows);
         }

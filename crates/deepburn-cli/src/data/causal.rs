@@ -71,6 +71,8 @@ impl<C: LanguageModelConfig> Causal<C> {
         check_step(batch, job.data.sequence_length)?;
         // Token files without a tokenizer do not contain the size of the vocabulary.
         let is_bare = matches!(job.data.kind, DataKind::Tokens) && job.data.tokenizer.is_none();
+        // A vocabulary that the job gives, or that only the model knows, bounds the tokens. Otherwise
+        // the tokenizer decides.
         let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
         let corpus = open_corpus(job, places, pretrained.as_deref(), rows);
         let corpus = corpus.map_err(Failure::mistake)?;

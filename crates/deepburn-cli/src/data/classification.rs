@@ -335,6 +335,7 @@ where
     /// The mean over the texts of the batch, `[1]`. A batch without texts, which keeps ranks in step, has the
     /// loss 0.
     fn loss(&self, model: &M, batch: &Labelled) -> Result<Tensor<Training<B>, 1>, BoxError> {
+        // A batch without texts has the sum 0, and dividing by 0 would make it NaN.
         let texts = batch.num_targets().max(1);
         let (sum, _) = model.loss(&self.batch(batch)?);
         Ok(sum / texts as f64)

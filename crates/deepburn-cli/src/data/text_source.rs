@@ -138,6 +138,7 @@ impl BatchSource<Labelled> for TextSource {
                 Loader::Fixed(loader) => loader.next_batch()?,
                 Loader::Budget { loader, .. } => loader.next_batch()?,
             };
+            // Cutting after the draw keeps positions in the data independent of the curriculum.
             batch.truncate(length);
             Ok(Labelled(batch))
         });

@@ -54,6 +54,7 @@ pub(crate) fn one_per_host_first<T>(
     prepare: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     // The first process downloads and tokenizes. The others wait for it and find both in the caches.
+    // Both branches call `agree` twice, because all processes have to take part in both exchanges.
     let leads = ranks.placement().is_none_or(|placement| placement.local_rank == 0);
     match leads {
         true => {

@@ -306,6 +306,7 @@ impl Run<'_> {
         let outcomes = ranks.run(self.training().ranks, timeout, |group: Group<B>| {
             // Ranks of this process are counted from its first one.
             let index = group.rank() - first;
+            // A rank takes its model out, so that it is freed as soon as the rank has sharded it.
             let model = placed.models.lock().unwrap_or_else(PoisonError::into_inner)[index].take();
             let Some(model) = model else { unreachable!("every rank has a model") };
             let mut hooks = hooks(&self.prepared, group.rank(), self.profiler)?;

@@ -131,6 +131,8 @@ impl Forecast {
             }
             _ => 0,
         };
+        // Shared bytes are in the first rank's number, and the other ranks add only what they have
+        // alone.
         let others = local.count.saturating_sub(1);
         of_rank.saturating_add(of_rank.saturating_sub(shared).saturating_mul(others))
     }

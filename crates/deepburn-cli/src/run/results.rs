@@ -86,6 +86,7 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     // One parameter at a time is whole on every rank, so that export needs little memory at any stage.
     for parameter in engine.parameters() {
         let data = engine.states().master_data(parameter.index())?;
+        // Every rank sees the same values and so takes the same branch.
         if data.iter::<f32>().any(|value| !value.is_finite()) {
             return Err(format!(
                 "parameter {} is not finite, so that the model was not saved: training diverged in its last step; \

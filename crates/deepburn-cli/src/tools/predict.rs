@@ -164,6 +164,7 @@ fn send_parts(path: &Path, columns: &TextColumns, parts: &SyncSender<Part>) {
     let outcome = read_texts(path, columns, &mut |row| {
         bytes += row.text.len();
         part.push(row);
+        // Both limits bound the memory: many short texts, or few long ones.
         if part.len() < PART_TEXTS && bytes < PART_BYTES {
             return true;
         }

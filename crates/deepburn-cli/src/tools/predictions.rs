@@ -190,6 +190,7 @@ impl OutputColumns {
     /// A user's mistake, with the option that names the column.
     fn check(&self) -> Result<(), Failure> {
         let mut names = self.names();
+        // JSON has this field in place of one column for each class.
         names.push("probabilities".to_owned());
         for (option, name) in self.inputs() {
             if self.inputs().filter(|(_, other)| *other == name).count() > 1 {

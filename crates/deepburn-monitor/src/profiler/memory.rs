@@ -86,6 +86,7 @@ fn chart(rank: usize, samples: &[&Sample]) -> Chart {
             names.push(name);
         }
     }
+    // One series is left for the sum of all other categories.
     names.truncate(MAX_SERIES - 1);
     let mut rows = Vec::new();
     for stretch in samples.chunks(samples.len().div_ceil(MOMENTS).max(1)) {

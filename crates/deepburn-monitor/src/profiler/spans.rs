@@ -22,6 +22,7 @@ pub(super) fn layer<S>(profiler: Profiler) -> impl Layer<S> + use<S>
 where
     S: tracing::Subscriber + for<'span> LookupSpan<'span>,
 {
+    // A dynamic filter is asked for each span, so recording can begin and end while the program runs.
     let switch = profiler.clone();
     Spans(profiler).with_filter(dynamic_filter_fn(move |metadata, _| {
         metadata.is_span() && metadata.target().starts_with("deepburn") && switch.is_on()

@@ -60,6 +60,7 @@ pub(super) fn to_json(recording: &Recording) -> String {
 
 /// Returns a sort key that puts `rank 10` after `rank 2`.
 fn natural(name: &str) -> (&str, u64) {
+    // Names are compared by text first and by number second.
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
     (stem, name[stem.len()..].parse().unwrap_or(0))
 }

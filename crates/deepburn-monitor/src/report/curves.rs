@@ -84,6 +84,7 @@ pub(super) fn phases(row: &StepRow) -> Option<[f64; PHASES.len()]> {
     let known = [seconds.data, seconds.forward, seconds.backward, seconds.optimizer];
     let finite = known.iter().all(|time| time.is_finite()) && row.step_seconds.is_finite();
     let [data, forward, backward, optimizer] = known;
+    // Phases are measured separately, so their sum may slightly exceed the step.
     let other = (row.step_seconds - known.iter().sum::<f64>()).max(0.0);
     finite.then_some([data, forward, backward, optimizer, other])
 }

@@ -48,6 +48,7 @@ fn figures(test: &Value) -> Vec<(String, String)> {
 /// `None` unless it is a square matrix of counts.
 fn confusion(test: &Value) -> Option<Vec<Vec<u64>>> {
     let rows: Vec<Vec<u64>> = serde_json::from_value(test.get("confusion")?.clone()).ok()?;
+    // A matrix that is not square was not written by this program.
     (!rows.is_empty() && rows.iter().all(|row| row.len() == rows.len())).then_some(rows)
 }
 

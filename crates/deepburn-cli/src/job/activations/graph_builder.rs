@@ -193,6 +193,7 @@ impl ForwardPass for GraphBuilder {
     /// Appends a layer normalisation over rows of `width` elements. It saves its input and two numbers per row.
     fn layer_norm(&mut self, x: PassTensor, width: u64) -> PassTensor {
         let x = self.at(x);
+        // Under autocast, layer normalisation belongs to the ops that run in f32.
         let x = if self.autocast.is_some() { self.cast(x, F32) } else { x };
         // Statistics are in f32 whatever the type of the rows.
         let row = (x.numel / width.max(1)).saturating_mul(F32);
@@ -314,6 +315,8 @@ impl ForwardPass for GraphBuilder {
         if x.element != F32 {
             self.graph.hold(rows.saturating_mul(x.element));
         }
+        // Selective checkpointing keeps the results of costly ops, and sums that are short are cheap to
+        // repeat.
         let is_costly = length >= SHORT_SUM as u64;
         let flops = x.numel.saturating_mul(2);
         let y = self.unary(x, numel, x.element, ActivationOp { is_costly, flops, ..UNARY });

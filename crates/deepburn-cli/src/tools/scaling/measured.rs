@@ -64,7 +64,9 @@ impl Measured {
         let array = ones([1, elements]);
         let addition = median_seconds(|| array.clone().add_scalar(1.0));
         Self {
+            // A product needs a multiplication and an addition for each pair.
             flops: (2 * rows * width * inner) as f64 / product,
+            // Each element is read once and written once.
             memory_bandwidth: (2 * elements * dtype.size()) as f64 / addition,
         }
     }

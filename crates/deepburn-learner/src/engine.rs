@@ -4,6 +4,17 @@
 //! [`Plan`]. The calls are the same as DeepSpeed's: every micro-batch runs
 //! forward, backward and step, and only the step at an accumulation boundary
 //! updates the parameters.
+//!
+//! ```text
+//! forward(run)       mark leaves, gather what ops read                      per micro-batch
+//! backward(loss)     loss * weight * loss scale, reduce gradients           per micro-batch
+//! step()             count, and at a boundary:                              per optimizer step
+//!                    unscale, norm, clip, update ─► schedule, loss scale
+//! ```
+//!
+//! An engine belongs to one thread, and all ranks make the same calls in the
+//! same order. The first failed collective is final: every later call returns
+//! it, so a program cannot continue with ranks that have diverged.
 
 use std::cell::OnceCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -48,15 +59,25 @@ pub fn initialize<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 /// The engine of one rank: a sharded model, its optimizer, schedule and loss
 /// scale.
 pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
+    /// The module with handles instead of values.
     pub(crate) module: M,
+    /// Parameters, gradients and optimizer states of this rank.
     pub(crate) states: ModelStates<B>,
+    /// The learning rate by applied step.
     pub(crate) schedule: Schedule,
+    /// The loss scale.
     pub(crate) scaler: LossScaler,
+    /// Whether a gradient that is not finite skips the step or ends the run.
     overflow: OverflowPlan,
+    /// The batch sizes, which `set_train_batch_size` changes.
     pub(crate) batch: BatchPlan,
+    /// The largest global gradient norm; `None` does not clip.
     clip: Option<f64>,
+    /// Whether stage 3 may gather all parameters to save them in 16 bits.
     gathers_for_saving: bool,
+    /// The counters of the run, which checkpoints store.
     pub(crate) progress: Progress,
+    /// The time per phase since it was last taken.
     pub(crate) times: PhaseTimes,
     /// Overrides whether the current micro-batch is the last one of an
     /// accumulation.
@@ -70,6 +91,7 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// Whether the accumulated gradients come from losses that were not divided
     /// by the number of micro-batches (`train_pass`).
     pub(crate) undivided: bool,
+    /// The record of the last optimizer step of this run.
     last_step: Option<Step>,
     /// The first failed collective. Every later call returns it.
     failure: OnceCell<EngineError>,
@@ -132,6 +154,7 @@ impl Step {
 }
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
+    /// Checks the plan against the group, then shards the module.
     fn new(module: M, plan: &Plan, group: Group<B>) -> Result<Self, EngineError> {
         let (planned, actual) = (plan.batch.world_size, group.world_size());
         if planned != actual {
@@ -244,6 +267,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.note(self.run_evaluation(run))
     }
 
+    /// Evaluates without recording a failure, which `evaluate` does.
     fn run_evaluation<T>(&self, run: impl FnOnce(&M::InnerModule) -> T) -> Result<T, EngineError> {
         guard(|| self.agree_buffers())??;
         self.states.start_evaluation_pass()?;
@@ -354,12 +378,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if !boundary {
             return Ok(None);
         }
+        // Whatever the outcome, the gradients of this accumulation are
+        // consumed.
         self.progress.accumulated = 0;
         let StepSize { samples, lr_factor } = self
             .next_size
             .take()
             .unwrap_or(StepSize { samples: self.batch.train_batch_size as u64, lr_factor: 1.0 });
         let scheduled = lr_factor * self.schedule.learning_rate();
+        // A rate that the caller has set holds for one step, also if that is
+        // skipped.
         let lr = self.next_rate.take().unwrap_or(scheduled);
         let rates = Rates { lr, betas: self.schedule.betas() };
         let loss_scale = self.scaler.scale();
@@ -475,6 +503,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
+    /// Returns whether stage 3 may gather all parameters to save them in 16
+    /// bits.
     pub(crate) fn gathers_for_saving(&self) -> bool {
         self.gathers_for_saving
     }

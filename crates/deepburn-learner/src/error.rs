@@ -22,9 +22,9 @@ pub enum EngineError {
          configuration for the group that runs it"
     )]
     WorldSize {
-        /// Ranks of the plan.
+        /// The number of ranks in the plan.
         planned: usize,
-        /// Ranks of the group.
+        /// The number of ranks in the group.
         actual: usize,
     },
     /// A batch size that micro-batches cannot make up.
@@ -90,7 +90,7 @@ pub enum EngineError {
     Order {
         /// The call.
         call: &'static str,
-        /// When it came.
+        /// The point in time at which it was made, as the message reads.
         when: &'static str,
     },
 }

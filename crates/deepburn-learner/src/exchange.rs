@@ -39,6 +39,7 @@ pub(crate) fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned, E: Shar
     purpose: &'static str,
     mine: Option<Result<T, E>>,
 ) -> Result<Vec<T>, E> {
+    /// What a rank with a value or an error sends.
     #[derive(Serialize, Deserialize)]
     enum Said<T> {
         Done(T),

@@ -23,7 +23,6 @@
 //! `torch.amp.GradScaler`: other numbers and [`ScaleGrowth::AtWindow`]. The
 //! scale then doubles with the last step of a window of applied steps, and
 //! every overflow halves it.
-//! window of good steps, and every overflow halves it.
 
 use deepburn_config::{DynamicScalePlan, LossScalePlan, ScaleGrowth};
 use serde::{Deserialize, Serialize};
@@ -31,13 +30,16 @@ use serde::{Deserialize, Serialize};
 /// The loss scale of a run: static, or dynamic with its state.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScaler {
+    /// The current factor of the loss.
     scale: f64,
     /// The dynamic state; `None` for a static scale.
     dynamic: Option<Dynamic>,
 }
 
+/// The state of a dynamic scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Dynamic {
+    /// The rules by which the scale changes.
     plan: DynamicScalePlan,
     /// Updates so far, skipped ones included.
     updates: u64,

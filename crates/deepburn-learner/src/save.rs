@@ -118,6 +118,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
     }
 
+    /// Lets rank 0 write the file while all ranks gather, and shares its
+    /// result.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of rank 0, or a failure of a collective.
     fn save_module(&self, path: &Path, precision: HalfPrecision) -> Result<(), SaveError> {
         self.agree_buffers()?;
         let tensors = SavedTensor::of_module(self.module(), self.buffers(), precision)?;

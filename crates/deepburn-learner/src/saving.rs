@@ -73,6 +73,7 @@ pub(crate) struct Saver<'a> {
 
 /// A checkpoint that is being written.
 struct RunningSave {
+    /// The save, of which this rank writes its part.
     save: SaveInProgress,
     /// Whether it is saved only because its model is the best so far.
     is_best_only: bool,
@@ -90,6 +91,7 @@ struct EvaluatedModel {
 }
 
 impl<'a> Saver<'a> {
+    /// Creates a saver that has saved nothing yet.
     pub(crate) fn new(plan: Option<&'a CheckpointPlan>, best: BestPlan) -> Self {
         Self { plan, best, in_progress: None, evaluation: None, saved: None, best_only: None }
     }

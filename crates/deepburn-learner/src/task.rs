@@ -53,6 +53,7 @@ pub struct Evaluation {
 /// A confusion matrix: counts of targets by true and predicted class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfusionMatrix {
+    /// The number of targets whose class was predicted.
     num_correct: u64,
     /// One row per true class with the counts of each predicted class. Empty
     /// beyond [`ConfusionMatrix::MOST_CLASSES`].

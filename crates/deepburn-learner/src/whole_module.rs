@@ -26,6 +26,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.note(self.gather_module())
     }
 
+    /// Gathers one parameter after the other. Ranks other than 0 drop each of
+    /// them at once.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective fails.
     fn gather_module(&self) -> Result<Option<M>, EngineError> {
         self.agree_buffers()?;
         let keeps = self.rank() == 0;
@@ -47,6 +53,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 /// A module mapper that replaces each tensor with one that holds its own
 /// values.
 struct Plain<'a, B: OptimizerOps> {
+    /// Maps Burn's ids to parameter indices.
     states: &'a ModelStates<B>,
     /// The values by parameter index; `None` for tensors that are not
     /// parameters.

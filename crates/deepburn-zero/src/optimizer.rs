@@ -548,8 +548,8 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// ask for them, because the pipeline serves them first in, first out. This
     /// function therefore mirrors `StepInProgress::pass` and
     /// `StepInProgress::direct`, parameter by parameter and piece by piece. The
-    /// second value bounds the pipeline's memory: so many bytes are read ahead,
-    /// and so many may be still unwritten.
+    /// second value bounds the pipeline's memory: as many bytes are read ahead,
+    /// and as many may be unwritten.
     fn reads(
         &self,
         steps: &[UpdateStep],

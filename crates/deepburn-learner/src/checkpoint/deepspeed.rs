@@ -176,19 +176,26 @@ pub fn check_deepspeed_checkpoint<'a>(
 
 /// A parameter of this model.
 struct Own<'a> {
+    /// The module path.
     path: &'a str,
+    /// The shape in this model.
     shape: &'a [usize],
+    /// Whether it is trained.
     trainable: bool,
 }
 
 /// A DeepSpeed checkpoint, addressed by the module paths of a Burn model.
 struct Stored<'a> {
+    /// The checkpoint.
     checkpoint: &'a DeepSpeedCheckpoint,
+    /// The names and layouts of the PyTorch model.
     model: &'a dyn TorchModel,
+    /// The entries by PyTorch name. A tied parameter has several names.
     by_name: HashMap<&'a str, &'a Parameter>,
 }
 
 impl<'a> Stored<'a> {
+    /// Indexes the parameters by all their names.
     fn new(checkpoint: &'a DeepSpeedCheckpoint, model: &'a dyn TorchModel) -> Self {
         let names = |parameter: &'a Parameter| {
             let names = [&parameter.name].into_iter().chain(&parameter.aliases);

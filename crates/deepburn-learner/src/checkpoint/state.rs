@@ -17,6 +17,7 @@ use crate::source::StepSize;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EngineState {
+    /// The counters of the engine.
     pub(super) progress: Progress,
     /// Optimizer steps that were applied; bias correction of the moments
     /// depends on it.
@@ -34,6 +35,7 @@ pub(super) struct EngineState {
     pub(super) loss_scale: Option<ScalerState>,
     /// The position of the schedule.
     pub(super) schedule: i64,
+    /// The batch sizes, which have to be the same to finish an accumulation.
     pub(super) batch: Batch,
     /// The number of samples and the learning-rate factor of the step in
     /// progress, if they differ from the configuration.
@@ -53,8 +55,11 @@ pub(super) struct EngineState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Batch {
+    /// The samples of a micro-batch on one rank.
     pub(super) micro_batch_size: usize,
+    /// The micro-batches of an optimizer step.
     pub(super) gradient_accumulation_steps: usize,
+    /// The number of ranks.
     pub(super) world_size: usize,
 }
 
@@ -62,6 +67,7 @@ pub(super) struct Batch {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RankState {
+    /// The random streams of the rank.
     pub(super) random: Random,
     /// The state of accumulated gradients, by parameter path.
     pub(super) gradients: BTreeMap<String, GradientRecord>,
@@ -73,6 +79,7 @@ pub(super) struct RankState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Random {
+    /// The seed that all ranks share.
     pub(super) seed: u64,
     /// The index of the model among the models of a rank; 0 in programs with
     /// one model.
@@ -91,7 +98,9 @@ pub(super) struct Random {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Stream {
+    /// The seed that all ranks share.
     pub(super) seed: u64,
+    /// The number of words drawn.
     #[serde(with = "decimal")]
     pub(super) position: u128,
 }
@@ -100,20 +109,24 @@ pub(super) struct Stream {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct GradientRecord {
+    /// The number of micro-batches in the sum.
     pub(super) micro_batches: usize,
     /// The bits of the largest magnitude so far. They are stored as an integer
     /// because JSON has no infinity.
     pub(super) peak_bits: Option<u32>,
 }
 
+/// 128-bit integers as decimal strings.
 mod decimal {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
 
+    /// Writes a number as a string.
     pub(super) fn serialize<S: Serializer>(number: &u128, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&number.to_string())
     }
 
+    /// Parses a number from a string.
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u128, D::Error> {
         String::deserialize(from)?.parse().map_err(D::Error::custom)
     }

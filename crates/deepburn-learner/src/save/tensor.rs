@@ -124,6 +124,7 @@ struct Visitor<'a, B: OptimizerOps> {
     buffers: &'a [Buffer],
     /// The names of the fields around the current one.
     path: Vec<String>,
+    /// The type of float parameters in the file.
     precision: HalfPrecision,
     /// The tensors so far, or the first error.
     found: Result<Vec<SavedTensor<B>>, SaveError>,

@@ -5,7 +5,9 @@ use deepburn_config::WarmupShape;
 /// A warm-up over `steps` applied steps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Warmup {
+    /// The number of applied steps, at least 2.
     steps: usize,
+    /// Logarithmic, as DeepSpeed by default, or linear.
     shape: WarmupShape,
 }
 

@@ -37,13 +37,13 @@ pub enum Network {
 /// The links of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Links {
-    /// Bytes per second that leave a machine, and as many that arrive, shared by its ranks.
+    /// Bytes per second that leave a machine, and as many that arrive. Its ranks share them.
     pub bandwidth: f64,
-    /// Seconds of a message.
+    /// The seconds that a message takes besides its bytes.
     pub latency: f64,
-    /// Ranks of a machine.
+    /// The number of ranks on a machine.
     pub ranks_per_machine: u64,
-    /// Bytes per second that one rank sends to others of its machine.
+    /// Bytes per second that one rank sends to other ranks of its machine.
     pub local_bandwidth: f64,
 }
 

@@ -273,6 +273,7 @@ impl<'a> StepModel<'a> {
     /// the totals of the batch, the norm and the loss, each a small all-reduce of f64.
     fn update(&self, group: &mut SimulatedGroup<'_>, persistent: &[usize]) {
         let numbers = |purpose, count| {
+            // Numbers of a rank travel as one f64 array.
             let operation = Operation::AllReduce(ReduceOp::Sum);
             Collective::dense(purpose, operation, [1, count], NUMBER)
         };
@@ -359,6 +360,7 @@ impl<'a> StepModel<'a> {
         let ElementBytes { parameter, gradient, master, .. } = self.bytes;
         let values = if master > 0 { parameter + 2 * master } else { 2 * parameter };
         sum(self.parameters.iter().map(|it| {
+            // Each moment is read and written.
             let moments = it.moments.unwrap_or(0) as u64 * 2 * FP32;
             let updated = shard(it.numel, shards).saturating_mul(values + moments + gradient);
             updated.saturating_add(shard(it.numel, ranks).saturating_mul(gradient))

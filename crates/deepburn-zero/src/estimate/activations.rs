@@ -37,13 +37,13 @@ pub struct ReadParameter {
     pub numel: u64,
     /// The size of an element of its gradient as autodiff computes it, in bytes.
     pub gradient_bytes: u64,
-    /// When the reducer gets the gradient.
+    /// The time at which the reducer gets the gradient.
     pub timing: GradientTiming,
     /// Whether it is also the table of an embedding, whose gradient it waits for.
     pub is_tied: bool,
 }
 
-/// When the gradient of a parameter leaves autodiff.
+/// The time at which the gradient of a parameter leaves autodiff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradientTiming {
     /// As soon as it is computed.
@@ -53,25 +53,26 @@ pub enum GradientTiming {
     AfterCast,
 }
 
-/// How an op computes the gradients of its inputs.
+/// The way in which an op computes the gradients of its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackwardOp {
     /// It has no gradient: data, or a random draw.
     None,
     /// One new gradient, of the first input, which may reuse the memory of the output's gradient.
     Unary,
-    /// As `Unary`, but the gradient of the output stays in memory until the new gradient is complete: row selection
-    /// or a cast.
+    /// Like `Unary`, but the gradient of the output stays in memory until the new gradient is
+    /// complete: row selection or a cast.
     Copy,
     /// All inputs share the gradient of the output.
     Add,
     /// The gradient of the first input, then the gradients of the parameters. Both read the gradient of the output.
     Product,
-    /// As `Product`, but forward has computed the gradients of the parameter and of the first input in f32.
+    /// Like `Product`, but forward has computed the gradients of the parameter and of the first
+    /// input in f32.
     LossHead,
-    /// The gradient of an embedding, which stays in rows of so many elements in all.
+    /// The gradient of an embedding, which stays in rows.
     Lookup {
-        /// Elements of the rows.
+        /// The number of elements of all rows.
         numel: u64,
     },
 }
@@ -79,15 +80,15 @@ pub enum BackwardOp {
 /// An op of an [`ActivationGraph`].
 #[derive(Debug, Clone)]
 pub struct ActivationOp<'a> {
-    /// Activations that it reads.
+    /// The activations that it reads.
     pub inputs: &'a [ActivationId],
-    /// Bytes of the tensors that it makes.
+    /// The size of each tensor that it makes, in bytes.
     pub outputs: &'a [u64],
-    /// Tensors that its backward pass needs.
+    /// The tensors that its backward pass needs.
     pub saved: &'a [KeptTensor],
-    /// Parameters that it reads.
+    /// The parameters that it reads.
     pub parameters: &'a [ReadParameter],
-    /// Its backward pass.
+    /// The kind of its backward pass.
     pub backward: BackwardOp,
     /// Whether the policy `selective` counts it as a product: it costs much to compute again. Matrix products do
     /// from [`SHORT_SUM`](super::SHORT_SUM) terms per sum on.
@@ -130,12 +131,19 @@ pub struct ActivationGraph {
 pub(crate) struct GraphOp {
     /// The index of its block in the pass; `None` outside of all blocks.
     pub(crate) block: Option<usize>,
+    /// The activations that it reads, by index.
     pub(crate) inputs: Vec<usize>,
+    /// The activations that it makes.
     pub(crate) outputs: Vec<usize>,
+    /// The activations that its backward pass needs.
     pub(crate) saved: Vec<usize>,
+    /// The parameters that it reads.
     pub(crate) parameters: Vec<ReadParameter>,
+    /// The kind of its backward pass.
     pub(crate) backward: BackwardOp,
+    /// Whether the policy `selective` counts it as a product.
     pub(super) is_costly: bool,
+    /// The floating-point operations of forward.
     pub(crate) flops: u64,
 }
 
@@ -144,6 +152,7 @@ pub(crate) struct GraphOp {
 pub(crate) struct GraphActivation {
     /// The size in bytes.
     pub(crate) bytes: u64,
+    /// The block of the op that makes it.
     pub(crate) block: Option<usize>,
     /// The number of ops that read it.
     pub(super) reads: usize,

@@ -46,8 +46,9 @@ pub(super) enum StepKind {
 }
 
 impl StepKind {
-    /// What step number `time`, from 1, does. `rates` is the sum of the learning rates since the last exchange, this
-    /// step's too: the momentum after an exchange is divided by it, so without any there is no exchange.
+    /// Returns the kind of step `time`, from 1. `rates` is the sum of the learning rates since the
+    /// last exchange, including this step's. The momentum after an exchange is divided by it, so
+    /// there is no exchange as long as it is 0.
     pub(super) fn at(plan: &ZeroOneAdamPlan, time: u64, rates: f64) -> Self {
         match is_local(plan, time) {
             false if updates_variance(plan, time) => Self::ExactGradient,

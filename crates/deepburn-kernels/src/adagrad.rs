@@ -10,6 +10,10 @@
 //! ```
 //!
 //! The state is one f32 array, the sums of squares.
+//!
+//! The sum never decreases, so the effective learning rate `lr / sqrt(sum)` falls like
+//! `1 / sqrt(t)` for gradients of constant size. In f32, a square below 6e-8 of the sum no longer
+//! changes it.
 
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
@@ -73,6 +77,7 @@ impl Elementwise<1> for AdagradStep {
         adagrad_tile((self, grad_scale), param, grad, sum);
     }
 
+    /// Returns the scalars in the order in which the device function indexes them.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32> {
         let Self { lr, eps, l2 } = *self;
@@ -95,6 +100,13 @@ fn adagrad_tile(
     }
 }
 
+/// The step for one element on a device.
+///
+/// | Index of `scalars` | Value |
+/// |---|---|
+/// | 0 | `lr` |
+/// | 1 | `eps` |
+/// | 2 | `l2` |
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for AdagradStep {

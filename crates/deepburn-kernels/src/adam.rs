@@ -13,6 +13,13 @@
 //!
 //! The states are two f32 arrays, the moments. Together with an f32 master and a 16-bit working
 //! copy, an element takes 14 bytes without its gradient.
+//!
+//! # Numerics
+//!
+//! All element-wise arithmetic is f32. `(1 - beta2) * g^2` underflows to 0 for gradients below about
+//! 1e-21, whose step is then `m / eps`. It overflows above about 6e20, after which the element no
+//! longer moves. The gradient is multiplied by its factor before it is squared, so a loss scale does
+//! not shift these limits. A step whose gradient is not finite must be skipped by the caller.
 
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
@@ -160,6 +167,7 @@ impl Elementwise<2> for AdamStep {
         adam_tile((self, grad_scale), param, grad, m, v);
     }
 
+    /// Returns the scalars in the order in which the device function indexes them.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32> {
         let Self { gain1, beta2, gain2, eps, step_size, sqrt_bias2, keep, l2 } = *self;
@@ -194,6 +202,18 @@ pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
     if weight < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
 }
 
+/// The step for one element on a device.
+///
+/// | Index of `scalars` | Value |
+/// |---|---|
+/// | 0 | `gain1` |
+/// | 1 | `beta2` |
+/// | 2 | `gain2` |
+/// | 3 | `eps` |
+/// | 4 | `step_size` |
+/// | 5 | `sqrt_bias2` |
+/// | 6 | `keep` |
+/// | 7 | `l2` |
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for AdamStep {

@@ -1,5 +1,10 @@
-//! Divides long slices among cores, in blocks of a fixed size. The size never
-//! depends on the number of threads, so no result does.
+//! Divides long slices among cores, in blocks of a fixed size. The size never depends on the number
+//! of threads, so no result does.
+//!
+//! ```text
+//! slice   | block 0 | block 1 | block 2 | ...      16,384 elements: the work of one thread, second-level cache
+//! block   | tile 0 | tile 1 | ... | tile 31 |      512 elements: one loop after the other, first-level cache
+//! ```
 
 use rayon::prelude::*;
 

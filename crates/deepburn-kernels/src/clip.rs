@@ -1,4 +1,13 @@
 //! Unscaling and clipping, combined in one factor of the gradient.
+//!
+//! ```text
+//! norm   = scaled_norm / scale
+//! factor = 1 / scale                           if norm + 1e-6 <= clip
+//!        = clip / (scale * (norm + 1e-6))      otherwise
+//! ```
+//!
+//! The same rule as `torch.nn.utils.clip_grad_norm_` and DeepSpeed's
+//! `unscale_and_clip_grads`.
 
 /// Added to the norm before the comparison with the limit, as in DeepSpeed and
 /// PyTorch.

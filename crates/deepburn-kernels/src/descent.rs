@@ -53,6 +53,7 @@ impl Elementwise<0> for DescentStep {
     const NAME: &'static str = "descent";
     const ARRAYS: [&'static str; 0] = [];
 
+    /// Moves a tile of the parameter against the direction. Nothing else is updated.
     #[inline(always)]
     fn tile(self, grad_scale: f32, param: &mut [f32], direction: &[f32], []: [&mut [f32]; 0]) {
         let Self { keep, rate } = self;
@@ -61,12 +62,14 @@ impl Elementwise<0> for DescentStep {
         }
     }
 
+    /// Returns the scalars in the order in which the device function indexes them.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32> {
         vec![self.keep, self.rate]
     }
 }
 
+/// The step for one element on a device. `scalars` are `keep` and `rate`.
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for DescentStep {

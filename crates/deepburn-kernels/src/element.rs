@@ -71,6 +71,11 @@ impl Element for () {
 
 /// A bf16 number is the upper half of an f32, so widening is a shift, and rounding is an addition
 /// to the lower half.
+///
+/// ```text
+/// f32    s eeeeeeee fffffff ffffffffffffffff
+/// bf16   s eeeeeeee fffffff                      the upper half, rounded to nearest even
+/// ```
 impl Element for bf16 {
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -110,6 +115,7 @@ impl Element for f16 {
     fn widen(self) -> f32 {
         let bits = u32::from(self.to_bits());
         let magnitude = bits & 0x7FFF;
+        // The fraction moves to its place and the exponent to the larger bias.
         let normal = (magnitude << 13) + REBIAS;
         // Infinity and NaN have the largest exponent in both formats.
         let special = normal + REBIAS;
@@ -124,6 +130,7 @@ impl Element for f16 {
     fn narrow(value: f32) -> Self {
         let bits = value.to_bits();
         let magnitude = bits & 0x7FFF_FFFF;
+        // The addition rounds as for bf16, and the subtraction moves the exponent to the other bias.
         let odd = (magnitude >> 13) & 1;
         let normal = magnitude.wrapping_sub(REBIAS).wrapping_add(0xFFF + odd) >> 13;
         // 0.5 has the same unit in the last place as the subnormal f16, so the sum rounds to it.

@@ -3,13 +3,17 @@
 //! Main type: [`FloatSlice`]. Kernels read gradients and the operands of products in their own
 //! type. A 16-bit array costs half the memory traffic, and is never widened as a whole. [`widen`]
 //! is for callers that need a copy in single precision.
+//!
+//! A [`FloatSlice`] is two words and a tag, and is copied freely. The macro `with_elements` calls a
+//! generic kernel with the inner slice, so each kernel is compiled once for each format and has no
+//! branch per element.
 
 use crate::blocks::{check_lengths, map_blocks};
 use crate::element::Element;
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// A slice of `f32`, `f16` or `bf16` elements.
+/// A slice of `f32`, `f16` or `bf16` elements, borrowed from its owner.
 #[derive(Debug, Clone, Copy)]
 pub enum FloatSlice<'a> {
     /// Single precision.

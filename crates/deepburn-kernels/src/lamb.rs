@@ -147,6 +147,7 @@ impl Elementwise<3> for LambStep {
         lamb_tile((self, grad_scale), (param, grad), m, v, direction);
     }
 
+    /// Returns the scalars in the order in which the device function indexes them.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32> {
         let Self { beta1, gain1, beta2, gain2, inner_eps, outer_eps, decay } = *self;
@@ -174,6 +175,17 @@ fn lamb_tile(
     }
 }
 
+/// Moments and direction of one element on a device.
+///
+/// | Index of `scalars` | Value |
+/// |---|---|
+/// | 0 | `beta1` |
+/// | 1 | `gain1` |
+/// | 2 | `beta2` |
+/// | 3 | `gain2` |
+/// | 4 | `inner_eps` |
+/// | 5 | `outer_eps` |
+/// | 6 | `decay` |
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for LambStep {

@@ -9,6 +9,9 @@
 //! momentum  = momentum + (1 - mu) * (grad - momentum)
 //! direction = grad + mu * (momentum - grad)               Nesterov, else the momentum
 //! ```
+//!
+//! The orthogonalisation needs the complete matrix and is not a part of this crate. Results of this
+//! file are the same for every shape of a parameter.
 
 use crate::adam::lerp;
 use crate::blocks::check_lengths;
@@ -85,6 +88,7 @@ impl Elementwise<2> for MuonMomentumStep {
         muon_tile((self, grad_scale), grad, momentum, direction);
     }
 
+    /// Returns the scalars in the order in which the device function indexes them.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32> {
         vec![self.gain, self.along]
@@ -109,6 +113,12 @@ fn muon_tile(
     }
 }
 
+/// Momentum and direction of one element on a device.
+///
+/// | Index of `scalars` | Value |
+/// |---|---|
+/// | 0 | `gain` |
+/// | 1 | `along` |
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for MuonMomentumStep {

@@ -21,6 +21,9 @@ use rayon::prelude::*;
 const LANES: usize = 16;
 
 /// The sum of squares of a gradient and whether it is finite, from one pass.
+///
+/// The norm is the square root of the sum. Sums of several gradients, or of several ranks, are
+/// added before the root is taken.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GradientStats {
     /// The sum of the squared elements; NaN or infinite if an element is not finite.

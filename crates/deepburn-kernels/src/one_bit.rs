@@ -21,6 +21,10 @@
 //! from the user for this, `exp_avg_mask`.
 //!
 //! A tensor of `n` elements is sent as `n / 8` bytes and one f32, 1/32 of its size in f32.
+//!
+//! Error feedback bounds the error of the compression over time: what a step does not send is added to
+//! the next one, so the sum of all sent tensors differs from the sum of all values only by the last
+//! error.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, vectorized};
 use crate::norm::{block_sum_of_squares, pairwise};
@@ -170,6 +174,9 @@ pub fn take_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
 /// # Panics
 ///
 /// Panics if the lengths do not match.
+///
+/// The signs of a rank are added in place, so a mean over `W` ranks needs no array beside `sum`.
+/// The order of the calls is the order of the additions.
 pub fn add_signs(sum: &mut [f32], signs: &[u8], live: &[u8], scale: f32) {
     check_packed("add_signs", ("sum", sum.len()), &[("signs", signs), ("live", live)]);
     map_blocks(

@@ -101,6 +101,7 @@ impl Elementwise<3> for LocalMomentumStep {
         local_momentum_tile((self, grad_scale), grad, m, momentum);
     }
 
+    /// Returns the scalars in the order in which the device function indexes them.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32> {
         vec![self.beta1, self.gain]
@@ -120,6 +121,7 @@ fn local_momentum_tile(
     }
 }
 
+/// The local momentum of one element on a device. `scalars` are `beta1` and `gain`.
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for LocalMomentumStep {
@@ -174,6 +176,7 @@ impl Elementwise<2> for FrozenAdamStep {
         frozen_tile((self, grad_scale), param, momentum, m, v);
     }
 
+    /// Returns the scalars in the order in which the device function indexes them.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32> {
         vec![self.lr, self.eps, self.decay, self.beta1, self.gain]
@@ -196,6 +199,15 @@ fn frozen_tile(
     }
 }
 
+/// The update of one element on a device.
+///
+/// | Index of `scalars` | Value |
+/// |---|---|
+/// | 0 | `lr` |
+/// | 1 | `eps` |
+/// | 2 | `decay` |
+/// | 3 | `beta1` |
+/// | 4 | `gain` |
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for FrozenAdamStep {

@@ -119,6 +119,7 @@ impl Elementwise<4> for FrozenLambStep {
         frozen_tile((self, grad_scale), (param, momentum), (m, v), fresh, direction);
     }
 
+    /// Returns the scalars in the order in which the device function indexes them.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32> {
         let Self { beta1, gain1, beta2, gain2, eps, decay } = *self;
@@ -138,6 +139,8 @@ fn frozen_tile(
     let moments = m.iter_mut().zip(v).zip(fresh).zip(direction);
     for ((p, momentum), (((m, v), fresh), direction)) in param.iter().zip(momentum).zip(moments) {
         let momentum = *momentum * grad_scale;
+        // A difference of similar numbers, so its relative error is larger than for other terms. It
+        // only enters the fresh second moment, which the factor's threshold smooths.
         let gradient = (momentum - *m * step.beta1) / step.gain1;
         *fresh = *fresh * step.beta2 + step.gain2 * gradient * gradient;
         *m = momentum;
@@ -145,6 +148,16 @@ fn frozen_tile(
     }
 }
 
+/// Moments and direction of one element on a device.
+///
+/// | Index of `scalars` | Value |
+/// |---|---|
+/// | 0 | `beta1` |
+/// | 1 | `gain1` |
+/// | 2 | `beta2` |
+/// | 3 | `gain2` |
+/// | 4 | `eps` |
+/// | 5 | `decay` |
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for FrozenLambStep {

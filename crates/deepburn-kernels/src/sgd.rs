@@ -11,6 +11,10 @@
 //! ```
 //!
 //! The state is one f32 array, the momentum buffer; without momentum there is none.
+//!
+//! As in PyTorch, the learning rate multiplies the buffer and is not a part of it, so a change of
+//! the learning rate affects the complete velocity at once. Sutskever et al. have the learning rate
+//! inside of the buffer.
 
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
@@ -134,6 +138,7 @@ impl Elementwise<0> for SgdStep {
         }
     }
 
+    /// Returns the scalars in the order in which the device function indexes them.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32> {
         vec![self.lr, self.l2]
@@ -149,6 +154,7 @@ impl Elementwise<1> for SgdMomentumStep {
         momentum_tile((self, grad_scale), param, grad, momentum);
     }
 
+    /// Returns the scalars in the order in which the device function indexes them.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32> {
         let Self { lr, l2, momentum, gain, ahead, along } = *self;
@@ -173,6 +179,7 @@ fn momentum_tile(
     }
 }
 
+/// The step for one element on a device. `scalars` are `lr` and `l2`.
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for SgdStep {
@@ -187,6 +194,16 @@ impl ElementKernel for SgdStep {
     }
 }
 
+/// The step for one element on a device.
+///
+/// | Index of `scalars` | Value |
+/// |---|---|
+/// | 0 | `lr` |
+/// | 1 | `l2` |
+/// | 2 | `momentum` |
+/// | 3 | `gain` |
+/// | 4 | `ahead` |
+/// | 5 | `along` |
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for SgdMomentumStep {

@@ -88,6 +88,8 @@ pub(crate) fn update(
 }
 
 /// Runs `work` on a pool of exactly `threads` threads.
+///
+/// Tests compare the results of pools of different sizes, which must have the same bits.
 pub(crate) fn in_pool<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> T {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
 }

@@ -65,6 +65,8 @@ impl TreeSum {
     /// before and after them are added one at a time.
     pub fn push(&mut self, values: &[f32]) {
         let values = &values[..values.len().min(self.end - self.next)];
+        // Elements up to the next multiple of a leaf, so that the leaves that follow are nodes of
+        // the tree.
         let head = values.len().min(self.next.next_multiple_of(LEAF) - self.next);
         let (head, rest) = values.split_at(head);
         let (leaves, tail) = rest.as_chunks::<LEAF>();
@@ -100,6 +102,8 @@ impl TreeSum {
 
     /// Adds the nodes of the next elements, `range`, which another owner's [`TreeSum::sums`]
     /// returned for this range.
+    ///
+    /// The ranges must arrive in order and without gaps, beginning with this sum's own range.
     pub fn join(&mut self, range: Range<usize>, sums: &[f64]) {
         for sum in sums {
             self.push_node(largest_level(self.next, range.end), *sum);

@@ -3,6 +3,9 @@
 //!
 //! Main type: [`WorkingCopy`]. [`cast`] fills a copy from scratch. An optimizer step that is given
 //! one writes it in the same pass, so the master is read only once.
+//!
+//! A working copy takes two bytes per element. It never feeds back into the master, so its rounding
+//! errors do not accumulate over steps.
 
 use crate::blocks::{check_lengths, map_blocks};
 use crate::element::Element;

@@ -231,10 +231,20 @@ fn local_tile(
         *m = step.momentum(*g * grad_scale, *m, *v);
         *common *= step.keep;
         *moved = step.moved(*m, *v, *moved);
+        // Computed from the two parts, not updated, so that the sum holds to the bit.
         *p = *common + *moved;
     }
 }
 
+/// A local step of one element on a device.
+///
+/// | Index of `scalars` | Value |
+/// |---|---|
+/// | 0 | `beta1` |
+/// | 1 | `gain` |
+/// | 2 | `lr` |
+/// | 3 | `eps` |
+/// | 4 | `keep` |
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for LocalAdamStep {
@@ -312,6 +322,7 @@ fn movement_tile(
     }
 }
 
+/// The movement of one element on a device, with the scalars of a local step.
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for LocalMovementStep {
@@ -395,6 +406,7 @@ fn agreed_tile(
     }
 }
 
+/// The step after an exchange for one element on a device. `scalars` are `eps`, `rates` and `keep`.
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for AgreedMovementStep {

@@ -1,4 +1,6 @@
 //! Conversion between f32 and the 16-bit types on the device.
+//!
+//! Optimizer steps do not use it: they write the working copy in their own launch.
 
 use cubecl::prelude::*;
 

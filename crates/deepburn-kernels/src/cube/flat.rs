@@ -4,6 +4,9 @@
 //! parts   | a a a | b b | c c c c |
 //! flat    | a a a b b c c c c 0 0 0 |      zeros up to the requested length
 //! ```
+//!
+//! One launch per part keeps the kernel free of a search for the part that an element belongs to.
+//! The launches are queued, so the host does not wait between them.
 
 use cubecl::prelude::*;
 

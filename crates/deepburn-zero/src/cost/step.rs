@@ -316,8 +316,8 @@ impl<'a> StepModel<'a> {
         buckets
     }
 
-    /// Returns the indices of the parameters that stay complete. On one rank every parameter does,
-    /// without a copy.
+    /// Returns the indices of the parameters that stay complete. There are none on one rank, whose
+    /// shards are whole parameters already.
     fn persistent(&self, ranks: u64) -> Vec<usize> {
         match self.zero.stage {
             Stage::Parameters if ranks > 1 => {

@@ -11,9 +11,10 @@
 //! so the moments of a parked state begin at index 1 if there is a master. Zeros stay zeros,
 //! because every update of an element depends on that element's gradient, value and moments alone.
 //!
-//! A state on the device is updated by one fused kernel per parameter, which receives the only
-//! references to its tensors and therefore updates them in place. A parked state is updated piece
-//! by piece on the CPU (`parked.rs`).
+//! A state on the device is updated by one fused kernel per parameter. The kernel takes the tensors
+//! out of the state and updates them in place, unless a checkpoint that is being written still
+//! shares them: then it makes new ones. A parked state is updated piece by piece on the CPU
+//! (`parked.rs`).
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -117,38 +117,42 @@ macro_rules! elementwise_steps {
 }
 
 elementwise_steps! {
-    /// Adam and AdamW: first and second moment.
+    /// Adam and AdamW. Arrays: first and second moment.
     Adam(AdamStep),
-    /// Gradient descent without momentum: no array.
+    /// Gradient descent without momentum. No arrays.
     Sgd(SgdStep),
-    /// Gradient descent with momentum: the momentum.
+    /// Gradient descent with momentum. Array: the momentum.
     SgdMomentum(SgdMomentumStep),
-    /// Lion: the momentum.
+    /// Lion. Array: the momentum.
     Lion(LionStep),
-    /// Adagrad: the accumulated squares.
+    /// Adagrad. Array: the accumulated squares.
     Adagrad(AdagradStep),
-    /// LAMB's moments and direction, which are the arrays. The parameter stays.
+    /// LAMB's moments and direction. Arrays: both moments and the direction. The parameter does not
+    /// change.
     Lamb(LambStep),
-    /// Muon's momentum and direction, which are the arrays. The parameter stays.
+    /// Muon's momentum and direction. Arrays: the momentum and the direction. The parameter does
+    /// not change.
     MuonMomentum(MuonMomentumStep),
-    /// A step along a direction that takes the gradient's place: no array.
+    /// A step along a direction, which is passed as the gradient. No arrays.
     Descent(DescentStep),
-    /// 1-bit Adam's momentum of a rank's own gradient, the last of moments and momentum, which are the
-    /// arrays. All else stays.
+    /// 1-bit Adam's momentum of a rank's own gradient. Arrays: both moments and the local momentum.
+    /// Only the local momentum changes.
     LocalMomentum(LocalMomentumStep),
-    /// 1-bit Adam's update along a momentum that takes the gradient's place: both moments, of which the
-    /// second stays.
+    /// 1-bit Adam's update along a momentum, which is passed as the gradient. Arrays: both moments.
+    /// The second one does not change.
     FrozenAdam(FrozenAdamStep),
-    /// 1-bit LAMB's moments and direction, which are the arrays, of a momentum that takes the gradient's
-    /// place. The parameter and the second moment stay.
+    /// 1-bit LAMB's moments and direction for a momentum, which is passed as the gradient. Arrays:
+    /// both moments, the fresh second moment and the direction. The parameter and the frozen second
+    /// moment do not change.
     FrozenLamb(FrozenLambStep),
-    /// 0/1 Adam's step with a rank's own gradient alone: both moments, of which the second stays, what was
-    /// moved since the last exchange, and the common parameter, which stays.
+    /// 0/1 Adam's step with a rank's own gradient. Arrays: both moments, the movement since the
+    /// last exchange, and the common parameter. The second moment does not change.
     LocalAdam(LocalAdamStep),
-    /// 0/1 Adam's movement of a rank, the last of moments, what was moved before, and movement, which are
-    /// the arrays. All else stays.
+    /// 0/1 Adam's movement of a rank. Arrays: both moments, the movement before the step, and the
+    /// movement to exchange. Only the last one changes.
     LocalMovement(LocalMovementStep),
-    /// 0/1 Adam's update along a movement that takes the gradient's place: the arrays of the local step.
+    /// 0/1 Adam's update along the mean movement, which is passed as the gradient. The arrays are
+    /// those for the local step.
     AgreedMovement(AgreedMovementStep),
 }
 

@@ -50,7 +50,7 @@ pub fn trust_ratio(weight_norm: f64, direction_norm: f64, min_coeff: f64, max_co
         return 1.0;
     }
     let ratio = weight_norm / direction_norm;
-    // In the order of the source, where the lower limit wins.
+    // The order of the source: the lower limit wins if the limits contradict each other.
     let ratio = if ratio > max_coeff { max_coeff } else { ratio };
     if ratio < min_coeff { min_coeff } else { ratio }
 }

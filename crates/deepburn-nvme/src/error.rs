@@ -179,7 +179,7 @@ pub enum SwapError {
         code: i32,
     },
 
-    /// The disk accepts or returns fewer bytes than asked for, repeatedly.
+    /// The disk repeatedly transfers fewer bytes than requested.
     #[error(
         "swap file in {}: cannot {operation} {length} bytes at byte {offset}: only {transferred} \
          bytes were transferred; the file was truncated or the disk fails: see `dmesg` and use \

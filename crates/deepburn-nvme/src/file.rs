@@ -126,8 +126,8 @@ impl RawFile for DiskFile {
         if self.is_direct {
             return rustix::io::pwrite(&self.file, memory, offset);
         }
-        // Without DSYNC, the page cache accepts data that the disk refuses later, when nobody waits
-        // for it any more: the page is dropped, and a read returns what was there before.
+        // Without DSYNC, the page cache accepts data that the disk rejects later, when no caller
+        // waits for it any more: the page is dropped, and a read returns the old data.
         let memory = [IoSlice::new(memory)];
         rustix::io::pwritev2(&self.file, &memory, offset, ReadWriteFlags::DSYNC)
     }

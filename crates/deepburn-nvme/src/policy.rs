@@ -15,7 +15,7 @@ pub struct IoPolicy {
     pub block_size: usize,
     /// The number of requests in flight, and of the threads that issue them, from 1 to 1024.
     pub queue_depth: usize,
-    /// Whether to bypass the page cache where the file system supports direct I/O.
+    /// Whether to bypass the page cache, if the file system supports direct I/O.
     pub direct: bool,
 }
 

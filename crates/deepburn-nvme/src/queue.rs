@@ -57,7 +57,7 @@ impl IoRequest {
 /// A block that a worker has run.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    /// The block, which is handed back.
+    /// The block.
     pub(crate) block: Block,
     /// Its result.
     pub(crate) outcome: Result<(), SwapError>,

@@ -130,7 +130,7 @@ impl RegionAllocator {
 pub(crate) struct Shortage {
     /// Bytes of the region.
     pub(crate) needed: u64,
-    /// Bytes of the file that were never handed out.
+    /// The number of bytes of the file behind the last region.
     pub(crate) left: u64,
     /// Bytes of the file.
     pub(crate) bytes: u64,

@@ -220,7 +220,7 @@ impl SwapFile {
         self.start(Direction::Read, region, range.start, buffer)
     }
 
-    /// Starts to read into the given buffer: as many bytes as it has, from `offset` of `region` on.
+    /// Starts to read `buffer.len()` bytes from `offset` of `region` on into the given buffer.
     ///
     /// # Errors
     ///
@@ -350,7 +350,7 @@ impl Drop for SwapFile {
     fn drop(&mut self) {
         self.queue.close();
         for worker in self.workers.drain(..) {
-            // A panic of a worker has been printed, and there is nobody to return it to.
+            // A panic of a worker has been printed, and `drop` cannot return it.
             let _ = worker.join();
         }
     }

@@ -31,12 +31,18 @@ pub(crate) const QUERY_BLOCK: usize = 128;
 pub enum AttentionMask {
     /// Keys up to the query's own position.
     Causal,
-    /// The first keys of the query's sequence, as many as its length, at least one. The others are padding.
+    /// The first keys of the query's sequence; the others are padding. The list has the length of
+    /// each sequence, and a length of 0 counts as 1.
     Lengths(Arc<[usize]>),
 }
 
 impl AttentionMask {
-    /// Returns how many of `positions` keys query `query` of sequence `sequence` attends to.
+    /// Returns the number of keys, out of `positions`, that query `query` of sequence `sequence`
+    /// attends to.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the list of lengths is shorter than the batch.
     pub(crate) fn seen(&self, sequence: usize, query: usize, positions: usize) -> usize {
         match self {
             Self::Causal => query + 1,
@@ -44,7 +50,8 @@ impl AttentionMask {
         }
     }
 
-    /// Returns how many of `positions` keys a block of queries up to `end` attends to.
+    /// Returns the number of keys, out of `positions`, that a block of queries up to `end` has to be
+    /// multiplied with.
     pub(crate) fn keys(&self, end: usize, positions: usize) -> usize {
         match self {
             Self::Causal => end,
@@ -63,8 +70,8 @@ pub struct SelfAttention {
     pub heads: usize,
     /// The factor of the scores.
     pub scale: f64,
-    /// Whether 16-bit queries and keys are multiplied in f32 even if this is
-    /// slower.
+    /// Whether 16-bit queries and keys are multiplied in f32 even if this is slower. The flex
+    /// kernels always add in f32.
     pub upcast: bool,
     /// The keys that a query attends to.
     pub mask: AttentionMask,

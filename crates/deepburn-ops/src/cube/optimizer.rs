@@ -29,7 +29,7 @@ where
 {
     /// Allocates only the working copy, also for a working type of f32.
     ///
-    /// An array that somebody else holds (a save in progress, for example) is copied on the device
+    /// A shared array (one that a checkpoint is being saved from, for example) is copied on the device
     /// first, so its other holder keeps the old values.
     fn update(
         step: &ElementwiseStep,
@@ -117,7 +117,7 @@ where
     into_contiguous(tensor)
 }
 
-/// Returns a contiguous tensor whose memory nobody else holds, so that a kernel can update it in
+/// Returns a contiguous tensor whose memory is not shared, so that a kernel can update it in
 /// place. Copies the tensor on the device if it is shared.
 fn exclusive<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
     let tensor = into_contiguous(tensor);

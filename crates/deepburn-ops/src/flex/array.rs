@@ -306,7 +306,7 @@ pub(crate) fn written(
 }
 
 /// Calls `work` to update the elements of a tensor in flat order and returns the tensor. The update
-/// is in place if nobody else holds the storage and the tensor covers it completely; otherwise the
+/// is in place if the storage is not shared and the tensor covers it completely; otherwise the
 /// tensor is copied first.
 ///
 /// # Panics

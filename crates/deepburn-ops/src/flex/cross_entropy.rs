@@ -178,7 +178,7 @@ impl CrossEntropyOps for Flex {
         }
     }
 
-    /// Overwrites f32 logits with their gradient in place if nobody else holds them; other logits
+    /// Overwrites f32 logits with their gradient in place if their memory is not shared; other logits
     /// are copied to f32 first. Without `gradient` they keep their values, but are copied under the
     /// same conditions.
     ///

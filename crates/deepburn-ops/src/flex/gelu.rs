@@ -75,7 +75,7 @@ impl GeluOps for Flex {
         })
     }
 
-    /// Updates `grad` in place if nobody else holds it. Gradients of another type than `x` use the
+    /// Updates `grad` in place if its memory is not shared. Gradients of another type than `x` use the
     /// portable implementation.
     fn gelu_tanh_backward(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         if !is_supported(&x) || grad.dtype() != x.dtype() {

@@ -148,7 +148,7 @@ impl LayerNormOps for Flex {
         LayerNormOutput { output, mean, reciprocal_deviation }
     }
 
-    /// Updates `grad` in place if nobody else holds it. Gradients of another type than `x` use the
+    /// Updates `grad` in place if its memory is not shared. Gradients of another type than `x` use the
     /// portable implementation.
     fn layer_norm_backward(
         grad: FloatTensor<Self>,

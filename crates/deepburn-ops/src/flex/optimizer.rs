@@ -40,7 +40,7 @@ impl OptimizerOps for Flex {
         let mut states: Vec<_> = states.into_iter().map(owned).collect();
         let len = master.layout().num_elements();
         let gradient = contiguous(&gradient);
-        // `storage_mut` copies a storage that somebody else holds too. Masters and states usually
+        // `storage_mut` copies a shared storage. Masters and states usually
         // have one holder.
         let mut update = |working: Option<WorkingCopy<'_>>| {
             let used = states.iter_mut().take(step.states());

@@ -81,7 +81,7 @@ impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
         (wrap(loss.reshape([1])), gradient.map(wrap))
     }
 
-    /// Multiplies in place if nobody else holds the gradient. The factor stays on its device:
+    /// Multiplies in place if the gradient is not shared. The factor stays on its device:
     /// reading it would wait for all queued kernels.
     fn scale_gradient(
         mut gradient: FloatTensor<Self>,

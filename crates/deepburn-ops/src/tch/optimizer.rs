@@ -38,7 +38,7 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
         }
         let UpdateArrays { master, mut states } = arrays;
         let unused = states.split_off(step.states().min(states.len()));
-        // A tensor that somebody else holds (a save in progress, for example) is copied, so its
+        // A shared tensor (one that a checkpoint is being saved from, for example) is copied, so its
         // other holder keeps the old values.
         let mut master = exclusive(master);
         let mut states: Vec<_> = states.into_iter().map(exclusive).collect();
@@ -109,7 +109,7 @@ impl<E: TchElement> LayoutOps for LibTorch<E> {
     }
 }
 
-/// Returns a contiguous tensor whose memory nobody else holds. Copies the tensor unless it is one
+/// Returns a contiguous tensor whose memory is not shared. Copies the tensor unless it is one
 /// already.
 fn exclusive(tensor: TchTensor) -> TchTensor {
     if tensor.can_mut() && tensor.tensor.is_contiguous() {

@@ -8,10 +8,9 @@
 //! Cases differ in stage, precision, ranks, activation checkpointing, dropout, accumulation, offload and
 //! task, because each of them has a formula of its own.
 //!
-//! Errors: activations, device and NVMe are compared with the ledger of rank 0, byte by byte, so these
-//! ratios are the same in each run. The resident set is compared with the largest sampled PSS of the
-//! process, which includes the allocator's reserve and everything outside of the ledger, and may miss a
-//! short peak.
+//! Errors: activations, device and NVMe are compared with the ledger of rank 0, which is exact, so these ratios are
+//! the same in each run. The resident set is compared with the largest sampled PSS of the process, which includes the
+//! allocator's reserve and everything outside of the ledger, and may miss a short peak.
 
 use std::fs;
 use std::path::Path;

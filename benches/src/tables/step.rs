@@ -1,12 +1,12 @@
 //! Time and memory of a training step: precision, ZeRO stage, ranks and backend, each beside its peers.
 //!
 //! Two tables: one rank with 4 sequences of 128 tokens, and two ranks with 2 sequences each, so both have
-//! the same global batch. Each run makes five steps on the same random tokens, of which the last three
+//! the same global batch. Each run makes five steps on random tokens, of which the last three
 //! count. The columns are `TRAINING`: seconds of a step and tokens a second are medians over
 //! the counted steps, peak memory is PSS of all processes, and the categories are rank 0's ledger, which
 //! peers do not have.
 //!
-//! What is equal on both sides: the model and its initialization by size, AdamW, clipping by the global norm, f32 or
+//! What is equal on both sides: the size of the model, AdamW, clipping by the global norm, f32 or
 //! bf16, the global batch, and the cores in total. What is not: in bf16, PyTorch eager and DDP keep weights and
 //! optimizer states in bf16, while DeepBurn, FSDP2 and DeepSpeed keep f32 masters and so more memory. Ranks of
 //! DeepBurn are threads of one process, which share gathered parameters; ranks of peers are processes over gloo, and

@@ -1,10 +1,11 @@
 //! One run of `mpirun`, from its start until all its processes have ended.
 //!
 //! ```text
-//! Running ── signal: SIGUSR1, repeated ──► Stopping ── signal or grace over: SIGTERM ──► Terminating
-//!    │                                        │                                              │
-//!    └──────── mpirun reports an abort ───────┴───────────────────────────────────────►      │
-//!                                                              signal or 10 s over: SIGKILL ─┴─► Killed
+//! stage                 on                                  action               next stage
+//! Running               a signal                            SIGUSR1, repeated    Stopping
+//! Running, Stopping     an abort that mpirun reports        wait up to 10 s      Terminating
+//! Stopping              another signal, or grace is over    SIGTERM              Terminating
+//! Terminating           another signal, or 10 s are over    SIGKILL              Killed
 //! ```
 //!
 //! A stalled `mpirun` is killed at any stage. The end of `mpirun` ends the run
@@ -194,7 +195,6 @@ fn supervise(
     let mut deadline = None;
     let mut interrupted = None;
     loop {
-        // A repetition after the deadline would come too late, so the deadline is awaited then.
         let again = Instant::now() + AGAIN;
         let stopping =
             matches!(stage, StopStage::Stopping) && deadline.is_none_or(|end| again < end);

@@ -6,10 +6,9 @@
 //! profiled steps it costs one atomic read. The result is `trace.json` (for
 //! chrome://tracing and Perfetto), `memory.csv` and `memory.html`.
 //!
-//! Everything is kept in memory until the end of the run: a span takes about
-//! 200 bytes, so the limit of a million spans is about 200 MB. Recording takes
-//! a lock, which ranks share; the profile of many ranks with tiny spans is
-//! therefore slower than the run.
+//! Everything is kept in memory until the end of the run, so the number of
+//! spans is limited. Recording takes a lock, which ranks share; the profile of
+//! many ranks with tiny spans is therefore slower than the run.
 //!
 //! ```text
 //! trace.json    {"traceEvents": [{"name", "ph": "X", "tid": thread, "ts", "dur", "args"}, …],

@@ -423,7 +423,7 @@ fn as_count(value: &Value) -> Option<usize> {
 
 /// Returns whether the value of a fixed field means that its feature is off.
 ///
-/// An empty list is not among these values: no field of `FIXED` has one in files of `transformers`.
+/// Such values are null, false, 0 and an empty object. An empty list or text is not off.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

@@ -40,10 +40,11 @@
 //!
 //! # Guarantees
 //!
-//! - Results have the same bits on every machine and with every number of threads (matrix products:
-//!   on every machine with the same instruction sets). Updates are element-wise and use no fused
-//!   multiply-add, conversions are implemented explicitly, and sums have a fixed order
-//!   ([`sum_of_squares`]).
+//! - Results have the same bits on every machine and with every number of threads. Updates are
+//!   element-wise and use no fused multiply-add, conversions are implemented explicitly, and sums
+//!   have a fixed order ([`sum_of_squares`]). There are two exceptions: matrix products have the
+//!   same bits on every machine with the same instruction sets, and the powers in a bias correction
+//!   come from the platform's math library, in `f64` before they are rounded to `f32`.
 //! - Zero padding stays zero: an element whose parameter, gradient and states are 0 remains 0.
 //! - An element that is not finite never affects its neighbours.
 //!

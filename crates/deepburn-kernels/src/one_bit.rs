@@ -138,6 +138,7 @@ pub fn add_error(values: &[f32], error: &mut [f32], live: &[u8]) -> LiveSquares 
     let len = values.len();
     check_lengths("compress", ("values", len), &[("error", error.len())]);
     check_packed("compress", ("values", len), &[("live", live)]);
+    // A marked padding bit would count as a live element and shift the scale.
     let padding =
         live.last().map_or(0, |last| (u32::from(*last) << (live.len() * BYTE - len)) >> BYTE);
     assert!(padding == 0, "compress: `live` marks elements beyond the {len} of `values`");

@@ -64,6 +64,7 @@ impl TreeSum {
     /// Complete leaves are computed by a vectorised loop, in parallel for long slices; the elements
     /// before and after them are added one at a time.
     pub fn push(&mut self, values: &[f32]) {
+        // Padding at the end of a shard belongs to no element.
         let values = &values[..values.len().min(self.end - self.next)];
         // Elements up to the next multiple of a leaf, so that the leaves that follow are nodes of
         // the tree.

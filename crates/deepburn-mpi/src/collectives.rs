@@ -146,6 +146,7 @@ pub(crate) fn all_to_all<T: Payload>(
     for array in arrays {
         let (partition, size) = (Partition::new(array.numel(), world_size), array.element_size());
         let part = |rank| array.part(partition.owned(rank)).encode().bytes;
+        // Every rank's arrays have the same length, so all parts of an array for this rank do too.
         let owned = partition.owned(rank).len();
         let segment = |rank: usize| rank * owned * size..(rank + 1) * owned * size;
         let others = || (0..world_size).filter(|other| *other != rank);

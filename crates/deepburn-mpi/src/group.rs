@@ -157,11 +157,14 @@ impl MpiGroup {
         let mut statistics =
             self.membership.statistics.lock().unwrap_or_else(PoisonError::into_inner);
         statistics.record(side.operation, &side.tag, side.signature.as_ref());
+        // Unlocked before the collective is queued, so that a reader of the counts never waits for
+        // the queue.
         drop(statistics);
 
         let (answer, answered) = mpsc::sync_channel(1);
         let on_device = self.membership.on_device;
         self.membership.process.submit(Work::Run(Box::new(move |link| {
+            // `on_device` takes an `FnMut`, but the work can run only once.
             let mut work = Some(work);
             on_device(&mut || {
                 if let Some(work) = work.take() {

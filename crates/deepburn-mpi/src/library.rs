@@ -288,6 +288,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
+    // One more byte than MPI writes, so that the text ends with zero even if MPI fails again.
     let mut text = [0 as c_char; ffi::MPI_MAX_ERROR_STRING as usize + 1];
     let mut len = 0;
     // SAFETY: the buffer is as long as the library asks for, and zero-terminated in any case.

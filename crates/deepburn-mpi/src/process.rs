@@ -115,6 +115,8 @@ impl Process {
     fn start() -> Result<Self, CommError> {
         let status = Arc::new(RunStatus::default());
         let (work, requests) = mpsc::channel();
+        // The thread reports the outcome of the greeting once; space for one
+        // message keeps it from waiting for this thread.
         let (greeted, greeting) = mpsc::sync_channel(1);
         let own = status.clone();
         let thread = thread::Builder::new().name("communication".into());
@@ -167,6 +169,7 @@ impl Process {
     pub fn group(&self, settings: Settings, on_device: OnDevice) -> MpiGroup {
         let run = self.connection.runs.fetch_add(1, Ordering::Relaxed) + 1;
         self.connection.status.begin();
+        // MPI counts bytes in a C `int`, so a message has to stay below 2 GiB.
         let settings = Settings { piece: settings.piece.clamp(1, 1 << 30), ..settings };
         self.submit(Work::Run(Box::new(move |link| link.begin(run, settings))));
         MpiGroup::new(self.clone(), on_device)

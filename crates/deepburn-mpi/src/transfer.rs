@@ -126,6 +126,8 @@ impl Transfer {
             lens: incoming.iter().map(|array| array.len).collect(),
             requests: Vec::new(),
         };
+        // Receives come first: a message that arrives before its receive is copied once more by
+        // MPI.
         for array in incoming {
             transfer.receive(mpi, array, piece)?;
         }

@@ -129,6 +129,8 @@ impl BufferPool {
 impl Shelf {
     /// Takes the smallest idle mapping of `size` to twice `size` bytes.
     fn take_idle(&mut self, size: usize) -> Option<MmapRaw> {
+        // The smallest size that is large enough; at most twice the size, so that little memory is
+        // wasted.
         let (&found, stack) = self.idle.range_mut(size..=size.saturating_mul(2)).next()?;
         let memory = stack.pop()?;
         if stack.is_empty() {

@@ -127,6 +127,7 @@ impl IoQueue {
     ///
     /// Returns an error if an earlier write failed. The buffer then returns to its pool.
     pub(crate) fn submit(&self, transfer: IoRequest) -> Result<(), SwapError> {
+        // The number of workers that the transfer can use.
         let blocks = transfer.buffer.len().div_ceil(self.block_size);
         let mut state = self.lock();
         state.check()?;
@@ -252,6 +253,7 @@ impl QueueState {
                 self.retire_if_done(id);
                 continue;
             }
+            // Blocks are taken front to back, so a transfer's requests to the disk are sequential.
             let left = active.transfer.buffer.padded_len() - active.taken;
             let length = left.min(block_size);
             let block = Block {

@@ -182,6 +182,7 @@ impl SwapFile {
             let folder = self.folder.to_path_buf();
             return Err(SwapError::Full { folder, requested: needed, left, bytes });
         };
+        // Steps of at least 16 MiB keep calls of `fallocate` rare.
         let ample = end.max(bytes.saturating_add(GROWTH));
         if file.grow(bytes..ample).is_ok() {
             return Ok(ample);

@@ -247,6 +247,8 @@ pub fn self_attention<B: AttentionOps>(
     attention: &SelfAttention,
     dropout: f64,
 ) -> Tensor<B, 2> {
+    // The seed is drawn by the backend. In sharded training this is the rank's random stream, which
+    // checkpoints contain, so a resumed run drops the same weights.
     let drawn = (dropout > 0.0).then(|| {
         let range = Distribution::Uniform(0.0, f64::from(1 << DRAWN_BITS));
         let draws = Tensor::<B, 1>::random([2], range, &projected.device()).into_data();

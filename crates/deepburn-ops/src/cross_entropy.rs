@@ -189,6 +189,7 @@ impl<B: CrossEntropyOps, C: CheckpointStrategy> CrossEntropyOps for Autodiff<B, 
         weight: FloatTensor<Self>,
         targets: IntTensor<Self>,
     ) -> FloatTensor<Self> {
+        // Forward computes the gradients, so it must know now which ones backward will use.
         let wanted = HeadGradients { hidden: hidden.is_tracked(), weight: weight.is_tracked() };
         let (hidden_dtype, weight_dtype) = (hidden.dtype(), weight.dtype());
         let HeadLoss { loss, gradients } =

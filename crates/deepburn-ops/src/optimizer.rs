@@ -86,6 +86,8 @@ pub(crate) fn update_on_host<B: OptimizerOps>(
     let gradient = float_into_host::<B>(gradient);
     let mut slices: Vec<_> = states.iter_mut().map(Vec::as_mut_slice).collect();
     let slice = OwnedSlice { param: &mut master, states: &mut slices, working: None };
+    // The working copy is converted on the device afterwards, so only f32
+    // arrays are copied back.
     step.update(grad_scale, FloatSlice::F32(&gradient), slice);
     let tensor = |values: Vec<f32>| {
         let shape = Shape::from(vec![values.len()]);

@@ -130,7 +130,7 @@ impl DeepSpeedCheckpoint {
         &self.parameters
     }
 
-    /// The names and shapes of the model's float buffers, such as the running statistics of a batch
+    /// Returns the names and shapes of the model's float buffers, such as the running statistics of a batch
     /// norm. They are rank 0's: in DeepSpeed, each rank keeps its own.
     pub fn buffers(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.buffers.iter().map(|(name, tensor)| (name.as_str(), &tensor.shape[..]))

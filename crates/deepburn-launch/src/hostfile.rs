@@ -80,7 +80,7 @@ pub fn read_hostfile(path: &Path) -> Result<Vec<HostSlots>, HostfileError> {
     parse(path, &text)
 }
 
-/// `path` is for messages.
+/// Parses the text of a hostfile. `path` is for messages.
 fn parse(path: &Path, text: &str) -> Result<Vec<HostSlots>, HostfileError> {
     let mut hosts: Vec<HostSlots> = Vec::new();
     // The line of each host, for the error about duplicates.

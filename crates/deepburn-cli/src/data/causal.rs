@@ -88,33 +88,33 @@ impl<C: LanguageModelConfig> Causal<C> {
 }
 
 impl<C: LanguageModelConfig> SubjectInfo for Causal<C> {
-    /// The configuration, which determines parameters and activations.
+    /// Returns the configuration, which determines parameters and activations.
     fn architecture(&self) -> &dyn Architecture {
         &self.config
     }
 
-    /// Sequences are packed to the limit.
+    /// Returns the limit, because sequences are packed to it.
     fn longest(&self, limit: usize) -> usize {
         limit
     }
 
-    /// Sequences of a rank in an epoch, the same number on all ranks.
+    /// Returns the number of sequences of a rank in an epoch, which is the same on all ranks.
     fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;
         Ok(sampler.samples_per_epoch())
     }
 
-    /// A hash of the training tokens.
+    /// Returns a hash of the training tokens.
     fn data_fingerprint(&self) -> Result<String, DataError> {
         self.corpus.train.fingerprint()
     }
 
-    /// A hash of the evaluation tokens; `None` without an evaluation split.
+    /// Returns a hash of the evaluation tokens; `None` without an evaluation split.
     fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
         self.corpus.eval.as_ref().map(Sequences::fingerprint).transpose()
     }
 
-    /// Packed sequences have one length, so there is nothing to batch dynamically.
+    /// Returns an error: packed sequences have one length, so there is nothing to batch dynamically.
     ///
     /// # Errors
     /// Always a user's mistake.
@@ -144,12 +144,12 @@ where
     /// Sequences of one rank.
     type Source = TokenSource;
 
-    /// The weights are drawn or read when they are first used.
+    /// Builds the model. Its weights are drawn or read when they are first used.
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
         self.origin.model(&self.config, weights, device)
     }
 
-    /// A job without a pretrained model has nothing to check.
+    /// Reads the pretrained weights once, if there are some.
     fn check_weights(&self) -> Result<(), Failure> {
         self.origin.check(&self.config)
     }
@@ -158,14 +158,14 @@ where
         NextToken { config: self.config.clone(), device }
     }
 
-    /// The data loader takes an evaluation limit of the job.
+    /// Starts the data loader, with the evaluation limit of the job.
     fn source(&self, shard: Shard, plan: &Plan) -> Result<TokenSource, DataError> {
         let Corpus { train, eval, .. } = self.corpus.clone();
         let source = TokenSource::new(train, eval, shard, self.order, plan)?;
         Ok(TokenSource { eval_max_samples: self.eval_max_samples, ..source })
     }
 
-    /// The test split is evaluated as a whole, whatever `eval_max_samples` is.
+    /// Returns the batches of the whole test split, whatever `eval_max_samples` is.
     fn test(
         &self,
         shard: Shard,
@@ -175,12 +175,12 @@ where
         test.map(|test| evaluation(test, shard, plan.batch.micro_batch_size, None)).transpose()
     }
 
-    /// Weights are exported as f32.
+    /// Starts the export, with weights in f32.
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
         self.config.checkpoint_writer(folder, FloatType::F32)
     }
 
-    /// `None` for token files without a tokenizer.
+    /// Returns the tokenizer; `None` for token files without one.
     fn tokenizer(&self) -> Option<&Tokenizer> {
         self.corpus.tokenizer.as_ref()
     }
@@ -211,12 +211,12 @@ pub(crate) fn model_config<C: LanguageModelConfig>(
 pub(crate) struct TokenBatch(MicroBatch);
 
 impl Batch for TokenBatch {
-    /// Sequences times their length; no token is padding.
+    /// Returns the tokens of all sequences, without padding rows.
     fn num_tokens(&self) -> usize {
         self.0.samples * self.0.shape[1]
     }
 
-    /// Positions that predict a token, which weight the loss of a batch among others.
+    /// Counts the positions that predict a token, which weight the loss of a batch among others.
     fn num_targets(&self) -> usize {
         self.0.num_targets()
     }
@@ -263,14 +263,14 @@ where
     /// Sequences of one length.
     type Batch = TokenBatch;
 
-    /// The mean over the positions of the batch that predict a token, `[1]`.
+    /// Computes the mean over the positions of the batch that predict a token, `[1]`.
     fn loss(&self, model: &M, batch: &TokenBatch) -> Result<Tensor<Training<B>, 1>, BoxError> {
         let batch = batch.on(&self.config, &self.device)?;
         Ok(model.loss(&batch).mean())
     }
 
-    /// The sum over these positions. There are no answers to count: a language model has perplexity instead
-    /// of an accuracy.
+    /// Computes the sum over these positions. A language model has perplexity instead of an accuracy, so no answers
+    /// are counted.
     fn evaluate(&self, model: &M::InnerModule, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
         let batch = batch.on(&self.config, &self.device)?;
         let loss_sum = model.loss(&batch).sum.into_scalar().elem::<f64>();
@@ -301,7 +301,7 @@ impl TokenSource {
     /// Starts the data loader of `shard` with the micro-batches of `plan`.
     ///
     /// # Errors
-    /// A batch that is larger than the data, or a thread that cannot be started.
+    /// More ranks than sequences, or a thread that cannot be started.
     pub(crate) fn new(
         train: Sequences,
         eval: Option<Sequences>,
@@ -318,7 +318,8 @@ impl TokenSource {
 }
 
 impl BatchSource<TokenBatch> for TokenSource {
-    /// A curriculum cuts sequences after they were drawn, so the position in the data does not depend on it.
+    /// Draws the batches of a step. A curriculum cuts sequences after they were drawn, so positions do not depend on
+    /// it.
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, BoxError> {
         let length = longest(self.curriculum.as_ref(), next);
         let batches = (0..next.micro_batches).map(|_| {
@@ -329,19 +330,19 @@ impl BatchSource<TokenBatch> for TokenSource {
         Ok(batches.collect::<Result<Vec<_>, DataError>>()?.into())
     }
 
-    /// A stream, of which one batch is in memory at a time. Each evaluation starts from the beginning.
+    /// Starts an evaluation: a stream of which one batch is in memory at a time.
     fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenBatch>>, BoxError> {
         let (shard, rows, limit) = (self.shard, self.rows, self.eval_max_samples);
         let eval = self.eval.as_ref();
         Ok(eval.map(|eval| evaluation(eval, shard, rows, limit)).transpose()?)
     }
 
-    /// The epoch and the number of batches drawn in it, as JSON for the checkpoint.
+    /// Returns the position in the data as JSON for the checkpoint.
     fn position(&self) -> Value {
         json!(self.loader.position())
     }
 
-    /// The loader goes to the position without drawing the batches before it.
+    /// Goes to a position without drawing the batches before it.
     fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
         Ok(self.loader.seek(Position::deserialize(position)?)?)
     }

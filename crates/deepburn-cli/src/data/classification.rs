@@ -179,33 +179,33 @@ fn named_config(error: &impl std::fmt::Display) -> Failure {
 }
 
 impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
-    /// The configuration, which determines parameters and activations.
+    /// Returns the configuration, which determines parameters and activations.
     fn architecture(&self) -> &dyn Architecture {
         &self.config
     }
 
-    /// The longest training text, which may be shorter than the limit.
+    /// Returns the length of the longest training text, or the limit if that is less.
     fn longest(&self, limit: usize) -> usize {
         self.texts.train.lengths().into_iter().max().unwrap_or(0).min(limit)
     }
 
-    /// Texts of a rank in an epoch, the same number on all ranks.
+    /// Returns the number of texts of a rank in an epoch, which is the same on all ranks.
     fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.texts.train.len(), shard, self.order)?;
         Ok(sampler.samples_per_epoch())
     }
 
-    /// A hash of the training tokens and labels.
+    /// Returns a hash of the training tokens and labels.
     fn data_fingerprint(&self) -> Result<String, DataError> {
         Ok(self.texts.train.fingerprint())
     }
 
-    /// A hash of the evaluation tokens and labels; `None` without an evaluation split.
+    /// Returns a hash of the evaluation tokens and labels; `None` without an evaluation split.
     fn evaluation_fingerprint(&self) -> Result<Option<String>, DataError> {
         Ok(self.texts.eval.as_ref().map(|texts| texts.fingerprint()))
     }
 
-    /// The sampler of rank 0. All ranks plan the same batches, so it stands for all.
+    /// Returns the sampler of rank 0, which plans the same batches as all others.
     fn budget_sampler(
         &self,
         shape: StepShape,
@@ -257,12 +257,12 @@ where
     /// Texts of one rank.
     type Source = TextSource;
 
-    /// The weights are drawn or read when they are first used.
+    /// Builds the model. Its weights are drawn or read when they are first used.
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
         self.origin.model(&self.config, weights, device)
     }
 
-    /// A job without a pretrained model has nothing to check.
+    /// Reads the pretrained weights once, if there are some.
     fn check_weights(&self) -> Result<(), Failure> {
         self.origin.check(&self.config)
     }
@@ -271,7 +271,7 @@ where
         TextClass { limits: self.config.limits(), device }
     }
 
-    /// The data loader takes an evaluation limit of the job.
+    /// Starts the data loader, with the evaluation limit of the job.
     fn source(&self, shard: Shard, plan: &Plan) -> Result<TextSource, DataError> {
         let Texts { train, eval, .. } = self.texts.clone();
         let mut source = TextSource::new(train, eval, shard, self.order, plan)?;
@@ -279,7 +279,7 @@ where
         Ok(source)
     }
 
-    /// The test split is evaluated as a whole, whatever `eval_max_samples` is.
+    /// Returns the batches of the whole test split, whatever `eval_max_samples` is.
     fn test(
         &self,
         shard: Shard,
@@ -289,7 +289,7 @@ where
         test.map(|test| evaluation(test, shard, evaluation_budget(plan), None)).transpose()
     }
 
-    /// Weights are exported as f32.
+    /// Starts the export, with weights in f32.
     fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
         self.config.checkpoint_writer(folder, FloatType::F32)
     }
@@ -332,7 +332,7 @@ where
     /// Texts padded to one length.
     type Batch = Labelled;
 
-    /// The mean over the texts of the batch, `[1]`. A batch without texts, which keeps ranks in step, has the
+    /// Computes the mean over the texts of the batch, `[1]`. A batch without texts, which keeps ranks in step, has the
     /// loss 0.
     fn loss(&self, model: &M, batch: &Labelled) -> Result<Tensor<Training<B>, 1>, BoxError> {
         // A batch without texts has the sum 0, and dividing by 0 would make it NaN.
@@ -341,7 +341,7 @@ where
         Ok(sum / texts as f64)
     }
 
-    /// The sum over the texts, and a count of each pair of true and predicted class.
+    /// Computes the sum over the texts, and counts each pair of true and predicted class.
     fn evaluate(&self, model: &M::InnerModule, batch: &Labelled) -> Result<Evaluation, BoxError> {
         let (sum, logits) = model.loss(&self.batch(batch)?);
         let answers = logits.argmax(1).into_data().convert::<i64>();

@@ -21,12 +21,12 @@ use crate::failure::BoxError;
 pub(crate) struct Labelled(pub(crate) LabelledBatch);
 
 impl Batch for Labelled {
-    /// Tokens of all texts, without padding.
+    /// Returns the tokens of all texts, without padding.
     fn num_tokens(&self) -> usize {
         self.0.num_tokens()
     }
 
-    /// Texts with a label, which weight the loss of a batch among others.
+    /// Counts the texts with a label, which weight the loss of a batch among others.
     fn num_targets(&self) -> usize {
         self.0.num_texts()
     }
@@ -70,8 +70,7 @@ impl TextSource {
     /// Starts the data loader of `shard` with the batches of `plan`.
     ///
     /// # Errors
-    /// A text that exceeds the budget of dynamic batching, a batch that is larger than the data, or a thread
-    /// that cannot be started.
+    /// A text that exceeds the budget of dynamic batching, more ranks than texts, or a thread that cannot be started.
     pub(crate) fn new(
         train: Arc<LabelledTexts>,
         eval: Option<Arc<LabelledTexts>>,
@@ -120,8 +119,8 @@ pub(crate) fn budget(plan: &DynamicBatchingPlan) -> TokenBudget {
 }
 
 impl BatchSource<Labelled> for TextSource {
-    /// With dynamic batching it also says how many samples the step has over all ranks, and the factor of its
-    /// learning rate.
+    /// Draws the batches of a step. With dynamic batching, the result also has the samples of the step over all ranks
+    /// and the factor of its learning rate.
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Labelled>, BoxError> {
         let length = longest(self.curriculum.as_ref(), next);
         // The size of the next step is known before its batches are drawn, because the learning rate depends on it.
@@ -145,14 +144,14 @@ impl BatchSource<Labelled> for TextSource {
         Ok(StepBatches { micro_batches: batches.collect::<Result<_, DataError>>()?, size })
     }
 
-    /// A stream, of which one batch is in memory at a time.
+    /// Starts an evaluation: a stream of which one batch is in memory at a time.
     fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Labelled>>, BoxError> {
         let (shard, budget, limit) = (self.shard, self.budget, self.eval_max_samples);
         let eval = self.eval.as_ref();
         Ok(eval.map(|eval| evaluation(eval, shard, budget, limit)).transpose()?)
     }
 
-    /// The position in the data as JSON for the checkpoint. The two loaders have different fields.
+    /// Returns the position in the data as JSON for the checkpoint. The two loaders have different fields.
     fn position(&self) -> Value {
         match &self.loader {
             Loader::Fixed(loader) => json!(loader.position()),
@@ -160,6 +159,8 @@ impl BatchSource<Labelled> for TextSource {
         }
     }
 
+    /// Goes to a position without drawing the batches before it.
+    ///
     /// # Errors
     /// A position of the other loader, or one that does not exist in this data.
     fn seek(&mut self, position: &Value) -> Result<(), BoxError> {

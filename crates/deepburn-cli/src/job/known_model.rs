@@ -97,7 +97,7 @@ impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> Know
         Ok(generation.collect())
     }
 
-    /// The configuration itself.
+    /// Returns the configuration itself.
     fn as_architecture(&self) -> &dyn Architecture {
         self
     }
@@ -112,7 +112,7 @@ impl<C: TextClassifierConfig + BuildModel<Flex, Model: TextClassifier<Flex> + 's
         Ok(Box::new(move |batch| model.forward(batch)))
     }
 
-    /// The configuration itself.
+    /// Returns the configuration itself.
     fn as_architecture(&self) -> &dyn Architecture {
         self
     }

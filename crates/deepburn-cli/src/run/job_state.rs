@@ -211,19 +211,19 @@ fn first_format() -> u32 {
 pub(crate) struct HfNames<'a>(pub(crate) &'a HfExport);
 
 impl TorchModel for HfNames<'_> {
-    /// The name in DeepSpeed's checkpoints: PyTorch's, which is also the name in files of `transformers`.
+    /// Returns the name in DeepSpeed's checkpoints: PyTorch's, which is also the name in files of `transformers`.
     fn name(&self, path: &str) -> String {
         self.0.name(path)
     }
 }
 
 impl Export for HfNames<'_> {
-    /// The name in exported files, as `transformers` reads them.
+    /// Returns the name in exported files, as `transformers` reads them.
     fn name(&self, path: &str) -> String {
         self.0.name(path)
     }
 
-    /// The shape is kept: models of this workspace store projections as `transformers` does.
+    /// Keeps the shape: models of this workspace store projections as `transformers` does.
     fn shape(&self, atom: &ParamEntry) -> Vec<usize> {
         // Modules keep their weights in the layout of `transformers`' GPT-2.
         atom.shape.clone()

@@ -59,7 +59,7 @@ impl FromStr for Size {
     /// The message that the command line shows behind the option.
     type Err = String;
 
-    /// Units are decimal (`KB`, `MB`, `GB`) or binary (`KiB`, `MiB`, `GiB`), in any case.
+    /// Parses a number with a unit. Units are decimal (`KB`, `MB`, `GB`) or binary (`KiB`, `MiB`, `GiB`), in any case.
     ///
     /// # Errors
     /// Another form, 0, or a size that does not fit 64 bits.

@@ -149,7 +149,7 @@ impl GraphBuilder {
 }
 
 impl ForwardPass for GraphBuilder {
-    /// Bytes that live as long as the pass, such as the batch.
+    /// Counts bytes that live as long as the pass, such as the batch.
     fn hold(&mut self, bytes: u64) {
         self.graph.hold(bytes);
     }

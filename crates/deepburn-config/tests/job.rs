@@ -233,7 +233,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"training": {"resume": true}}"#,
-            ["training.resume", "where one run begins", "--resume TAG on the command line"],
+            ["training.resume", "is a command-line option", "--resume TAG on the command line"],
         ),
         (
             r#"{"training": {"eval_steps": 5}}"#,

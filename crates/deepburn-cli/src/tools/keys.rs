@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! training.epochs
-//!     Passes over the train split; 1 when max_steps is not given either.
+//!     Number of passes over the train split. Defaults to 1 if max_steps is unset too.
 //!     type: an integer of at least 1; default: null; unit: epochs
 //!     status: supported
 //! ```
@@ -81,7 +81,7 @@ mod tests {
         let text = keys(Some("zero_optimization.stage3_max_live_parameters"), false).unwrap();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "deepspeed.zero_optimization.stage3_max_live_parameters");
-        assert!(lines[1].starts_with("    Most elements"), "{text}");
+        assert!(lines[1].starts_with("    Maximum number of elements"), "{text}");
         let facts = "    type: an integer of at least 0, or \"auto\"; default: 1000000000; unit: elements; \
                      ZeRO stage 3 only";
         assert_eq!(lines[2], facts);

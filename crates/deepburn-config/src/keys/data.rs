@@ -11,93 +11,99 @@ use crate::spec::*;
 const SCHEDULES: &[&str] = &["fixed_discrete", "fixed_linear", "fixed_root", "custom"];
 
 section! {
-    /// Dynamic batches of ragged samples.
+    /// Data efficiency: dynamic batching.
     pub(crate) struct DataEfficiency<'a> {
-        /// Whether it is on.
+        /// Enable data efficiency. Required by data_sampling.dynamic_batching.
         enabled: bool = flag(false),
-        /// Seed of the random order of samples.
+        /// Random seed of the sample order if sequence_picking_order is "random".
         seed: usize = count(1234),
         data_sampling: DataSampling<'a> = section(),
         data_routing = section::<DataRouting>()
             .unavailable("token dropping (random-LTD)", AnyEnabled, "set every `enabled` in it to false"),
     }
 
-    /// Which samples come when.
+    /// Data sampling: dynamic batching.
     pub(crate) struct DataSampling<'a> {
-        /// Whether it is on.
+        /// Enable data sampling. Required by dynamic_batching.
         enabled: bool = flag(false),
-        /// Most epochs.
-        num_epochs = positive(1000).inert("the job says how long to train"),
-        /// Workers of the loader.
-        num_workers = count(0).inert("one thread assembles batches ahead of their use"),
-        /// Page-lock the batches.
-        pin_memory = flag(false).inert("batches are handed over as they are"),
-        /// Easy samples first, by metrics of an analysis.
+        /// Maximum number of epochs.
+        num_epochs = positive(1000).inert("training.epochs and training.max_steps set the length of training"),
+        /// Number of data-loader workers.
+        num_workers = count(0).inert("one background thread prepares batches"),
+        /// Keep batches in page-locked memory.
+        pin_memory = flag(false).inert("batches are never page-locked"),
+        /// Curriculum learning by metrics of DeepSpeed's data analyzer.
         curriculum_learning = free()
             .unavailable(
-                "curricula over analysed metrics", AnyEnabled,
-                "set its `enabled` to false; for sequences that grow longer use curriculum_learning at the \
-                 top level",
+                "curriculum learning by analyzed metrics", AnyEnabled,
+                "set its `enabled` to false; for a curriculum by sequence length use curriculum_learning at the top \
+                 level",
             ),
         dynamic_batching: DynamicBatching<'a> = section(),
     }
 
-    /// As many samples as a token budget holds.
+    /// Dynamic batching: a micro-batch has as many samples as fit into a token budget.
     pub(crate) struct DynamicBatching<'a> {
-        /// Whether it is on.
+        /// Enable dynamic batching. Requires max_tokens, and enabled in both enclosing sections.
         enabled: bool = flag(false),
-        /// Lengths of the samples, as DeepSpeed's analyzer writes them.
-        metrics_path = opt_text().inert("lengths are taken from the samples"),
-        /// How the learning rate follows the samples of a step; the schedule's rate is for
-        /// train_batch_size samples.
+        /// Folder of the sample lengths written by DeepSpeed's data analyzer.
+        metrics_path = opt_text().inert("lengths are read from the samples"),
+        /// Scaling of the learning rate with the number of samples in a step: "linear", "sqrt" or
+        /// "none". The scheduled rate applies to train_batch_size samples.
         lr_scaling_method: LrScaling = choice("linear"),
-        /// Fewest samples of a micro-batch.
+        /// Minimum number of samples in a micro-batch. The last micro-batches of an epoch may have
+        /// fewer.
         min_batch_size: usize = positive(1).unit("samples"),
-        /// Most samples of a micro-batch.
+        /// Maximum number of samples in a micro-batch. Unset: only max_tokens limits it.
         max_batch_size: Option<usize> = opt_positive().unit("samples"),
-        /// Order of the samples: as they lie, another each epoch, or the shortest first.
+        /// Sample order: "dataloader" (as in the data), "random" (shuffled every epoch) or "seqlen"
+        /// (shortest first).
         sequence_picking_order: &'a str = one_of(&["dataloader", "random", "seqlen"], "dataloader"),
-        /// Most tokens of a micro-batch, padding included. It takes the place of
-        /// train_micro_batch_size_per_gpu.
+        /// Maximum number of tokens in a micro-batch, including padding. Replaces
+        /// train_micro_batch_size_per_gpu. Required if dynamic batching is enabled.
         max_tokens: Option<usize> = opt_positive().unit("tokens"),
-        /// Print how the samples of an epoch are batched.
+        /// Log the samples, steps, tokens and padding of up to ten epochs.
         verbose: bool = flag(false),
     }
 
-    /// Which tokens go where.
+    /// Data routing: token dropping.
     pub(crate) enum DataRouting {
-        /// Whether it is on.
+        /// Enable data routing.
         enabled = flag(false),
-        /// Drop tokens in the middle layers.
+        /// Random layerwise token dropping (random-LTD).
         random_ltd = free(),
     }
 
-    /// Short sequences first.
+    /// Curriculum learning: start with short sequences and lengthen them during training.
     pub(crate) struct Curriculum<'a> {
-        /// Whether it is on.
+        /// Enable curriculum learning. Requires min_difficulty, max_difficulty and schedule_type.
         enabled: bool = flag(false),
-        /// What rises: the length of sequences.
+        /// Difficulty metric: "seqlen", the sequence length.
         curriculum_type = one_of(&["seqlen"], "seqlen"),
-        /// Shortest length.
+        /// Sequence length at the start. Longer sequences are truncated to the current length.
         min_difficulty: Option<usize> = opt_positive().unit("tokens"),
-        /// Longest length.
+        /// Sequence length at the end.
         max_difficulty: Option<usize> = opt_positive().unit("tokens"),
-        /// How it rises.
+        /// Schedule of the sequence length: "fixed_discrete" (stages), "fixed_linear" or
+        /// "fixed_root". "custom" is not supported.
         schedule_type: Option<&'a str> = opt_one_of(SCHEDULES),
         schedule_config: ScheduleConfig<'a> = section(),
     }
 
-    /// Parameters of the rise.
+    /// Parameters of the curriculum schedule.
     pub(crate) struct ScheduleConfig<'a> {
-        /// fixed_discrete: length of sequences in each stage.
+        /// Sequence length of each stage, in ascending order (fixed_discrete).
         difficulty: Option<Vec<usize>> = opt_positives().unit("tokens"),
-        /// fixed_discrete: last step of each stage but the last one.
+        /// Last step of each stage except the final one (fixed_discrete). Skipped steps do not
+        /// count.
         max_step: Option<Vec<usize>> = opt_positives().unit("steps"),
-        /// fixed_linear and fixed_root: steps until the longest sequences.
+        /// Steps until max_difficulty is reached (fixed_linear, fixed_root).
         total_curriculum_step: Option<usize> = opt_positive().unit("steps"),
-        /// fixed_linear and fixed_root: lengths are multiples of it.
+        /// Step size of the sequence length: lengths are multiples of it, except max_difficulty
+        /// (fixed_linear, fixed_root). Multiples of 8 are fastest on tensor cores.
         difficulty_step: Option<usize> = opt_positive().unit("tokens"),
-        /// fixed_root: degree of the root.
+        /// Degree of the root (fixed_root). 1 is linear; larger values lengthen sequences faster at
+        /// the start.
         root_degree: Option<f64> = opt_real(Positive),
     }
 }

@@ -15,10 +15,10 @@ const SMALLEST_VOCABULARY: i64 = 257;
 /// A key that only the command line has: a job file describes the job, not one run of it.
 const ON_THE_COMMAND_LINE: Spec<()> = free()
     .refused(
-        "says where one run begins, not what the job is",
+        "is a command-line option, not a key of the job file",
         "give --resume or --resume TAG on the command line",
     )
-    .doc("Is an option of the command line.");
+    .doc("Checkpoint to resume from. Set it on the command line with --resume.");
 
 /// What to write instead of Hugging Face's name of the micro-batch.
 const MICRO_BATCH: &str =
@@ -26,7 +26,9 @@ const MICRO_BATCH: &str =
 
 /// A key that Hugging Face's trainer has here and DeepSpeed has in its own file.
 const fn belongs(remedy: &'static str) -> Spec<()> {
-    free().refused("is not a key of the job file", remedy).doc("Belongs in the deepspeed section.")
+    free()
+        .refused("is not a key of the job file", remedy)
+        .doc("Key of transformers' TrainingArguments. Set it in the deepspeed section.")
 }
 
 section! {
@@ -35,144 +37,151 @@ section! {
         model: Model<'a> = section(),
         data: Data<'a> = section(),
         training: Training<'a> = section(),
-        /// DeepSpeed configuration, verbatim or as a path, looked for beside the job file, in the
-        /// current folder and in configs/; or one of Lightning's strategies,
-        /// deepspeed_stage_2_offload for example.
+        /// DeepSpeed configuration: a section, the path of a file, or the name of a Lightning
+        /// strategy such as deepspeed_stage_2_offload. A relative path is searched beside the job
+        /// file, in the current folder and in configs/.
         deepspeed = Spec::<()>::of(Kind::SectionOrPath(DeepSpeed::KEYS)),
         schema as "$schema" = SCHEMA,
     }
 
-    /// What is trained.
+    /// Model to train.
     pub(crate) struct Model<'a> {
-        /// What is trained: gpt2, a language model, or imdb_encoder, which classifies texts.
+        /// Model architecture: "gpt2" (language model, or classifier with classification data) or
+        /// "imdb_encoder" (transformer encoder for text classification).
         architecture: Architecture = choice("gpt2"),
-        /// Folder of a checkpoint in Hugging Face's layout, looked for from the current folder,
-        /// then beside the job file; or a repository on the Hub (owner/name, owner/name@revision).
-        /// Without it weights are drawn from the seed.
+        /// Pretrained checkpoint in Hugging Face format: a folder, relative to the current folder
+        /// or the job file, or a Hub repository (owner/name or owner/name@revision). Unset: random
+        /// weights, initialized with training.seed. Not supported with imdb_encoder.
         pretrained: Option<&'a str> = opt_text(),
-        /// Hugging Face's config fields; they override the checkpoint's. For gpt2:
+        /// Fields of a Hugging Face config.json; they override the checkpoint's fields. gpt2:
         /// vocab_size, n_positions, n_embd, n_layer, n_head, n_inner, activation_function,
         /// resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, initializer_range,
-        /// tie_word_embeddings and others of its config.json. For imdb_encoder: vocab_size,
-        /// embed_dim, num_heads, num_layers, hidden_dim, max_len, dropout, layer_norm_epsilon. For
-        /// classifiers also id2label.
+        /// tie_word_embeddings and others. imdb_encoder: vocab_size, embed_dim, num_heads,
+        /// num_layers, hidden_dim, max_len, dropout, layer_norm_epsilon. Classifiers: also
+        /// id2label.
         config: () = free(),
     }
 
-    /// What it is trained on.
+    /// Data set, splits and tokenizer.
     pub(crate) struct Data<'a> {
-        /// What the data is: text files, raw token files, the embedded synthetic corpus, or texts
-        /// with a class each.
+        /// Type of data: "text" (text files and tables), "tokens" (raw token files), "synthetic"
+        /// (embedded synthetic text) or "classification" (labelled texts).
         kind: &'a str = one_of(&["text", "tokens", "synthetic", "classification"], "text"),
-        /// Field or column of the text.
+        /// Column or field that contains the text.
         text_field: &'a str = text("text"),
-        /// Field or column of the class: a number from 0, or a name.
+        /// Column or field that contains the label: an integer from 0, or a class name. Only for
+        /// classification.
         label_field: &'a str = text("label"),
-        /// File or folder, looked for from the current folder, then beside the job file; or a data
-        /// set on the Hub (owner/name, owner/name@revision). Without it, text is the embedded
-        /// synthetic corpus.
+        /// Data set: a file or folder, relative to the current folder or the job file, or a Hub
+        /// repository (owner/name or owner/name@revision). Unset: the files in splits, or embedded
+        /// synthetic data.
         path: Option<&'a str> = opt_text(),
-        /// Configuration of a data set that has several.
+        /// Configuration name, for data sets with several configurations.
         name: Option<&'a str> = opt_text(),
-        /// Separator between the documents of a text. Figures for WikiText use blank_line.
+        /// Separator between documents: "end_of_text" (the end-of-text token), "blank_line" or
+        /// "nothing". Published WikiText perplexities use "blank_line".
         join: Join = choice("end_of_text"),
-        /// Keep the tokens of text for the next run, in deepburn/tokens of the user's cache folder
+        /// Cache tokenized text for later runs, in deepburn/tokens of the user's cache folder
         /// (XDG_CACHE_HOME).
         token_cache: bool = flag(true),
         splits: Splits<'a> = section(),
-        /// Folder, tokenizer.json or repository on the Hub; without it the pretrained model's is
-        /// taken, or one is trained on the train split.
+        /// Tokenizer: a folder, a tokenizer.json or a Hub repository. Unset: the tokenizer of the
+        /// pretrained model, or a byte-level BPE trained on the train split.
         tokenizer: Option<&'a str> = opt_text(),
-        /// Entries of the tokenizer that is trained, at most.
+        /// Maximum vocabulary size, if a tokenizer is trained.
         vocab_size: usize = count_in(SMALLEST_VOCABULARY, 1 << 24, 512).unit("tokens"),
-        /// Length of a sample.
+        /// Sequence length of a sample. Classification truncates longer texts.
         sequence_length: usize = positive(128).unit("tokens"),
-        /// Draw samples in a new order every epoch.
+        /// Shuffle the samples in every epoch.
         shuffle: bool = flag(true),
-        /// Drop the samples that do not fill a last global batch; by default dataloader_drop_last
-        /// of the deepspeed section.
+        /// Drop the last samples of an epoch if they do not fill a global batch. Unset:
+        /// dataloader_drop_last of the deepspeed section.
         drop_last: Option<bool> = opt_flag(),
     }
 
-    /// Which part trains, evaluates, tests; without it everything trains.
+    /// Train, validation and test splits. Unset: all data is used for training.
     pub(crate) struct Splits<'a> {
-        /// What trains: a share of data.path ("90%"), a split of the data set data.path by its
-        /// name, or without data.path a file or folder.
+        /// Train split: a percentage of data.path ("90%"), the name of a split of that data set,
+        /// or, without data.path, a file or folder.
         train: Option<&'a str> = opt_text(),
-        /// What evaluates during training, in the same form; of classification also a share of the
-        /// split train.
+        /// Validation split for evaluations during training, in the same form. For classification,
+        /// it may also be a percentage held out from a train split that is a name or a path.
         eval: Option<&'a str> = opt_text(),
-        /// What is kept for a final test, in the same form.
+        /// Test split for the evaluation after training, in the same form.
         test: Option<&'a str> = opt_text(),
     }
 
-    /// For how long, on how many ranks, and where the results go.
+    /// Length of training, ranks, output, evaluation and checkpoints.
     pub(crate) struct Training<'a> {
-        /// Passes over the train split; 1 when max_steps is not given either.
+        /// Number of passes over the train split. Defaults to 1 if max_steps is unset too.
         epochs: Option<usize> = opt_positive().unit("epochs"),
-        /// Optimizer steps after which training ends, whatever the epochs.
+        /// Maximum number of optimizer steps. If epochs is set too, training ends at whichever
+        /// comes first.
         max_steps: Option<usize> = opt_positive().unit("steps"),
-        /// Seed of weights, order and dropout.
+        /// Random seed of weight initialization, sample order and dropout.
         seed: usize = count(42),
-        /// Ranks, one thread each; by default num_processes of an Accelerate file, or 1. Under
-        /// mpirun or srun, one process each: as many as were started.
+        /// Number of data-parallel ranks: threads of one process, or one process each under mpirun
+        /// or srun. Unset: num_processes of an Accelerate file, the launcher's number of processes,
+        /// or 1.
         ranks: Option<usize> = opt_count_in(1, 1024).unit("ranks"),
-        /// Where tensors live. wgpu, cuda and tch need a program built with the feature of that
-        /// name.
+        /// Burn backend: "flex" (CPU, pure Rust), "wgpu", "cuda" or "tch" (LibTorch on the CPU).
+        /// All except flex require a build with the Cargo feature of the same name.
         backend: Backend = choice("flex"),
-        /// Devices of each host, a list of indices among those that are visible; each rank takes
-        /// the one of its local rank, from the front again where there are more ranks. "auto", the
-        /// default, means all that are visible.
+        /// Indices of the devices to use on each host, among the visible ones. Ranks are assigned
+        /// by local rank; if there are more ranks than devices, they share devices. "auto"
+        /// (default): all visible devices.
         devices: () = free().auto(),
-        /// Folder of everything that is written, made when it is missing.
+        /// Output folder, created if missing.
         output_dir: &'a str = text("output"),
-        /// Time that a rank waits for the others in a collective. Then the run fails, with the
-        /// names of those that did not come.
+        /// Timeout of collectives. If a rank waits longer for the others, the run fails and names
+        /// the missing ranks.
         collective_timeout: usize = positive(1800).unit("s"),
-        /// Optimizer steps between two evaluations; none without it.
+        /// Optimizer steps between evaluations. Unset: no evaluation during training.
         eval_steps: Option<usize> = opt_positive().unit("steps"),
-        /// Samples that an evaluation during training takes, the first of its split; all without
-        /// it.
+        /// Maximum number of samples in an evaluation during training, from the start of the split.
+        /// Unset: all samples.
         eval_max_samples: Option<usize> = opt_positive().unit("samples"),
-        /// Save a checkpoint whenever an evaluation is the best so far, keep it, and load its
-        /// weights when training ends: model/ and the final test are of the best model. Needs
-        /// eval_steps.
+        /// Keep a checkpoint of the best evaluation so far, and load it when training ends for the
+        /// saved model and the final test. Requires eval_steps and data.splits.eval.
         load_best_model_at_end: bool = flag(false),
-        /// What models are compared by: the lowest evaluation loss, or the highest accuracy of a
-        /// classifier.
+        /// Metric for comparing models: "loss" (lower is better) or, for classifiers, "accuracy"
+        /// (higher is better).
         metric_for_best_model: ModelMetric = choice("loss"),
-        /// Evaluations in a row without a better one, after which training stops; without it all
-        /// steps are taken. Needs eval_steps.
+        /// Number of consecutive evaluations without improvement after which training stops. Unset:
+        /// no early stopping. Requires eval_steps and data.splits.eval.
         early_stopping_patience: Option<usize> = opt_positive().unit("evaluations"),
-        /// By how much an evaluation has to be better for early_stopping_patience.
+        /// Minimum change of metric_for_best_model that counts as an improvement for
+        /// early_stopping_patience.
         early_stopping_threshold: f64 = real(NotNegative, 0.0),
         batch_size_schedule: BatchSizeSchedule<'a> = section(),
-        /// Optimizer steps between two printed lines; by default steps_per_print of the deepspeed
-        /// section.
+        /// Optimizer steps between log lines. Unset: steps_per_print of the deepspeed section.
         logging_steps: Option<usize> = opt_positive().unit("steps"),
-        /// Save every N optimizer steps and after the last, in output_dir/checkpoints. Unset: save
-        /// only on interruption.
+        /// Optimizer steps between checkpoints in output_dir/checkpoints; the last step is saved
+        /// too. Unset: save only on interruption, and for load_best_model_at_end.
         save_steps: Option<usize> = opt_positive().unit("steps"),
-        /// Write checkpoints in the background; takes up to once more the memory of what is saved.
+        /// Save checkpoints in the background while training continues. Needs up to as much
+        /// additional memory as the data that is saved.
         async_save: bool = flag(false),
-        /// Newest checkpoints that are kept; all without it.
+        /// Number of newest checkpoints to keep; older ones are deleted. Unset: keep all.
         save_total_limit: Option<usize> = opt_positive().unit("checkpoints"),
-        /// Checkpoints with the best evaluations by metric_for_best_model that are kept besides the
-        /// newest; none without it.
+        /// Number of best checkpoints by metric_for_best_model to keep in addition to the newest
+        /// ones. Requires save_total_limit, and save_steps as a multiple of eval_steps. Unset:
+        /// none.
         save_best_limit: Option<usize> = opt_positive().unit("checkpoints"),
         resume = ON_THE_COMMAND_LINE,
         resume_from_checkpoint = ON_THE_COMMAND_LINE,
-        /// Learning rate where the deepspeed section gives none or says "auto".
+        /// Learning rate, if the deepspeed section leaves lr unset or "auto".
         learning_rate: Option<f64> = opt_real(NotNegative),
-        /// Samples of a micro-batch where the deepspeed section gives none or says "auto".
+        /// Micro-batch size per rank, if the deepspeed section sets neither batch size or says
+        /// "auto".
         micro_batch_size: Option<usize> = opt_positive().unit("samples"),
-        /// Recompute the activations of each block in backward.
-        /// `deepspeed.activation_checkpointing` says how.
+        /// Enable or disable activation checkpointing, which recomputes activations in backward to
+        /// save memory. deepspeed.activation_checkpointing selects the policy.
         gradient_checkpointing: Option<bool> = opt_flag(),
-        /// Length of the warm-up where the deepspeed section says "auto".
+        /// Number of warm-up steps, if warmup_num_steps of the schedule is "auto".
         warmup_steps: Option<usize> = opt_positive().unit("steps"),
-        /// What weight decay leaves alone: parameters of one dimension, as transformers' Trainer
-        /// does, or nothing, as DeepSpeed does.
+        /// Parameters without weight decay: "biases_and_norms" (all one-dimensional parameters, as
+        /// in transformers' Trainer) or "nothing" (every parameter decays, as in DeepSpeed).
         no_decay: NoDecay = choice("biases_and_norms"),
         param_groups: Vec<ParamGroup<'a>> = sections(),
         gradient_accumulation_steps = belongs("write deepspeed.gradient_accumulation_steps"),
@@ -184,37 +193,37 @@ section! {
         bf16 = belongs("write deepspeed.bf16.enabled"),
     }
 
-    /// Batch sizes that change while training, through gradient accumulation.
+    /// Batch-size schedule: change train_batch_size during training through gradient accumulation.
     pub(crate) struct BatchSizeSchedule<'a> {
-        /// First optimizer step of each size, counted from 1 as in metrics.jsonl.
+        /// First optimizer step of each batch size, in ascending order and counted from 1 as in
+        /// metrics.jsonl.
         from_step: Option<Vec<usize>> = opt_positives().unit("steps"),
-        /// The sizes, each a multiple of micro-batch times ranks.
+        /// Batch sizes, one for each from_step; each is a multiple of micro-batch size times ranks.
         train_batch_size: Option<Vec<usize>> = opt_positives().unit("samples"),
     }
 
-    /// Parameters with settings of their own; each may be in one group.
+    /// Parameter groups with their own settings. A parameter can be in one group only.
     pub(crate) struct ParamGroup<'a> {
-        /// Regular expression, or several, that is looked for in the module paths of parameters:
-        /// "^wte\\." for example. Without it, parameters of any path.
+        /// Regular expression or a list of them, searched for in the module paths of parameters:
+        /// "^wte\\." for example. Unset: all paths.
         params: Vec<&'a str> = texts(),
-        /// Numbers of dimensions: [1] for biases and the weights of norms, [2] for matrices.
-        /// Without it, any.
+        /// Numbers of dimensions to select: [1] for biases and norm weights, [2] for matrices.
+        /// Unset: all.
         dims: Option<Vec<usize>> = opt_positives(),
-        /// Learning rate in place of the optimizer's. The schedule applies in proportion: half of
-        /// the optimizer's lr is half of the schedule's rate in every step.
+        /// Learning rate of the group. The schedule applies in proportion: half of the optimizer's
+        /// lr is half of the scheduled rate in every step. Excludes lr_factor.
         lr: Option<f64> = opt_real(NotNegative),
-        /// Factor of the schedule's learning rate.
+        /// Factor of the scheduled learning rate. Excludes lr.
         lr_factor: f64 = real(NotNegative, 1.0),
-        /// Weight decay in place of the optimizer's and of no_decay.
+        /// Weight decay of the group; overrides the optimizer's and no_decay.
         weight_decay: Option<f64> = opt_real(NotNegative),
-        /// Decay of the moments in place of the optimizer's.
+        /// Betas of the group, the decay rates of the moments; overrides the optimizer's.
         betas: Option<[f64; 2]> = opt_pair(Decay),
-        /// With Muon: matrices side by side along the outputs of each parameter, each
-        /// orthogonalised alone; 0 leaves them to Adam. Without it: 3 for a fused query, key and
-        /// value projection, 0 for embeddings and output layers, known by layer type and name, and
-        /// 1 for other matrices and for convolutions.
+        /// Number of matrices side by side along the outputs of each parameter, for Muon; each is
+        /// orthogonalized separately, and 0 selects Adam. Unset: 3 for fused query, key and value
+        /// projections, 0 for embeddings and output layers, 1 for other matrices and convolutions.
         muon_matrices: Option<usize> = opt_count(),
-        /// Leave these parameters as they are.
+        /// Freeze the parameters of the group. Excludes the other settings.
         frozen: bool = flag(false),
     }
 }

@@ -37,50 +37,61 @@ const UNREAD: &str = "DeepSpeed does not read this key either";
 
 /// Where an editor finds the schema of the file.
 const SCHEMA: Spec<Option<&str>> = opt_text()
-    .inert("editors read it; deepburn keys --schema prints one")
-    .doc("Path of the JSON Schema, for editors.");
+    .inert("only editors use it; deepburn keys --schema prints a schema")
+    .doc("JSON Schema of the file, for editors.");
 
 section! {
-    /// A DeepSpeed configuration.
+    /// DeepSpeed configuration.
     pub(crate) struct DeepSpeed<'a> {
-        /// Samples of one optimizer step over all ranks.
+        /// Global batch size per optimizer step: micro-batch size times accumulation steps times
+        /// ranks. Unset: derived from the other two.
         train_batch_size: Option<i64> = opt_integer().unit("samples").auto(),
-        /// Samples of one forward and backward pass on one rank.
+        /// Micro-batch size per rank: samples in one forward and backward pass. Larger values need
+        /// more activation memory. Unset: derived from train_batch_size.
         train_micro_batch_size_per_gpu: Option<i64> = opt_integer().unit("samples").auto(),
-        /// Forward and backward passes of one optimizer step.
+        /// Number of micro-batches per optimizer step. Raises train_batch_size without more
+        /// activation memory. Unset: derived from the batch sizes.
         gradient_accumulation_steps: Option<i64> = opt_integer().unit("passes").auto(),
         optimizer: Optimizer<'a> = section().auto(),
         scheduler: Scheduler<'a> = section().auto(),
-        /// Largest global L2 norm of the gradients that is let through; 0 turns clipping off.
+        /// Maximum global L2 norm of the gradients; larger gradients are scaled down. 0 disables
+        /// clipping.
         gradient_clipping: f64 = real(NotNegative, 1.0).auto(),
         zero_optimization: Zero<'a> = section(),
-        /// How the gradients of all ranks become one; `sum` needs stage 0, 1 or 2.
+        /// Reduction of gradients over ranks: "mean" or "sum". "sum" is not supported at ZeRO stage
+        /// 3.
         gradient_allreduce_op: GradientReduction = choice("mean"),
-        /// Divide gradients by the world size before they are summed, not after.
+        /// Divide gradients by the number of ranks before the reduction instead of after it. Only
+        /// for gradient_allreduce_op "mean".
         prescale_gradients: bool = flag(false),
-        /// Part of that division made before the sum, against overflow in 16 bits.
+        /// Divide gradients by this factor before the reduction, and by ranks / factor after it,
+        /// which avoids overflow in 16 bits. No effect with prescale_gradients or
+        /// gradient_allreduce_op "sum".
         gradient_predivide_factor: f64 = real(Positive, 1.0),
-        /// Data type of communicated gradients; by default the model's.
+        /// Data type of communicated gradients: "fp32", "fp16" or "bf16". 16 bits halve the traffic
+        /// of fp32 and lose precision. Unset: the data type of the parameters.
         communication_data_type: Option<Precision> = opt_choice(),
         data_types: DataTypes<'a> = section(),
         fp16: Fp16<'a> = section(),
         bf16: Bf16<'a> = section().spelled(&[Alias("bfloat16")]),
-        /// Optimizer steps between two printed lines; none are printed without it.
+        /// Optimizer steps between log lines; training.logging_steps of a job file takes
+        /// precedence. Unset: finetune shows a progress bar on a terminal and about 20 lines
+        /// elsewhere.
         steps_per_print: Option<usize> = opt_positive().unit("steps"),
-        /// Time forward, backward and step apart.
+        /// Add the time of each phase of a step, such as forward and backward, to log lines.
         wall_clock_breakdown: bool = flag(false),
-        /// Print the memory in use at every phase.
+        /// Print memory usage in every phase.
         memory_breakdown = flag(false)
             .unavailable(
                 "the printed memory breakdown", Differs,
-                "set it to false; metrics.jsonl holds the memory by category of every step",
+                "set it to false; metrics.jsonl contains the memory of every step by category",
             ),
         /// Print the resolved configuration.
-        dump_state = flag(false).inert("job.json always holds the resolved configuration"),
+        dump_state = flag(false).inert("job.json always contains the resolved configuration"),
         profiling: Profiling<'a> = section(),
         flops_profiler: FlopsProfiler<'a> = section(),
         comms_logger = section::<CommsLogger>()
-            .unavailable("the communication log", Enabled, "set comms_logger.enabled to false"),
+            .unavailable("communication logging", Enabled, "set comms_logger.enabled to false"),
         tensorboard: Tensorboard<'a> = section(),
         wandb = section::<Wandb>()
             .unavailable(
@@ -96,15 +107,15 @@ section! {
                  for Rust",
             ),
         timers = section::<Timers>().inert("throughput is always measured"),
-        /// Level of DeepSpeed's own log.
-        log_level = opt_text().inert("the program that trains decides what is logged"),
-        /// Let ZeRO shard optimizers that DeepSpeed has not tested.
+        /// Level of DeepSpeed's log.
+        log_level = opt_text().inert("RUST_LOG sets the log level"),
+        /// Allow ZeRO with optimizers that DeepSpeed has not tested.
         zero_allow_untested_optimizer = flag(false)
-            .inert("each optimizer here has been tested at the stages that it supports"),
-        /// Refuse an optimizer that the caller made when offloading.
-        zero_force_ds_cpu_optimizer = flag(true).inert("the optimizer is always made from this file"),
-        /// Drop the samples that do not fill a last global batch. `data.drop_last` of a job file
-        /// comes first.
+            .inert("all optimizers are tested at the stages that they support"),
+        /// Require DeepSpeed's CPU optimizer for offload.
+        zero_force_ds_cpu_optimizer = flag(true).inert("the optimizer is always created from this configuration"),
+        /// Drop the last samples of an epoch if they do not fill a global batch. data.drop_last of
+        /// a job file takes precedence.
         dataloader_drop_last: bool = flag(false),
         checkpoint = section::<Checkpoint>().inert(CHECKPOINTS),
         activation_checkpointing: Activations<'a> = section(),
@@ -119,12 +130,12 @@ section! {
             .inert("tensor parallelism is not available in this version"),
         expert_parallel = section::<ExpertParallel>()
             .unavailable("expert parallelism", Enabled, "set expert_parallel.enabled to false"),
-        /// Ranks that share a sequence.
+        /// Number of ranks in a sequence-parallel group.
         sequence_parallel_size = positive(1).unavailable("sequence parallelism", Differs, "set it to 1"),
-        /// Type in which sequence-parallel gradients travel.
-        seq_parallel_communication_data_type = text("fp32").inert("there is no sequence parallelism"),
-        /// Order of the ranks.
-        use_data_before_expert_parallelism = flag(false).inert("there is no expert parallelism"),
+        /// Data type of sequence-parallel communication.
+        seq_parallel_communication_data_type = text("fp32").inert("sequence parallelism is not supported"),
+        /// Order ranks by data-parallel group before expert-parallel group.
+        use_data_before_expert_parallelism = flag(false).inert("expert parallelism is not supported"),
         hybrid_engine = section::<HybridEngine>()
             .unavailable("the hybrid engine", Enabled, "set hybrid_engine.enabled to false"),
         compile = section::<Compile>().inert("compilation is not available in this version"),
@@ -139,45 +150,45 @@ section! {
         compression_training = section::<CompressionTraining>()
             .unavailable("compression", AnyEnabled, "remove compression_training"),
         schema as "$schema" = SCHEMA,
-        /// Devices that a launcher shows.
+        /// Visible CUDA devices.
         cuda_visible_devices = free()
-            .ignored("the environment says which devices are visible; training.devices chooses"),
-        /// DeepSpeed's name for comms_logger inside its code.
+            .ignored("the environment sets the visible devices; training.devices selects among them"),
+        /// Internal name of comms_logger in DeepSpeed.
         comms_config = free().ignored(UNREAD),
-        /// DeepSpeed's name for all monitors inside its code.
+        /// Internal name of the monitor sections in DeepSpeed.
         monitor_config = free()
             .ignored(
                 "DeepSpeed does not read this key either; tensorboard, wandb and csv_monitor are keys of the \
                  top level",
             ),
-        /// A remark.
+        /// Comment.
         comment as "_comment" = free().ignored(UNREAD),
-        /// Mixture of quantisation.
-        quantize_training = free().unavailable("quantised training", Present, "remove it"),
-        /// Quantisation of weights for inference.
-        weight_quantization = free().unavailable("weight quantisation", Present, "remove it"),
-        /// Eigenvalues for mixture of quantisation.
-        eigenvalue = free().unavailable("quantised training", AnyEnabled, "remove it"),
-        /// Sparse attention.
+        /// Mixture-of-quantization training (MoQ).
+        quantize_training = free().unavailable("mixture-of-quantization training", Present, "remove it"),
+        /// Weight quantization for inference.
+        weight_quantization = free().unavailable("weight quantization", Present, "remove it"),
+        /// Eigenvalue computation for mixture-of-quantization training (MoQ).
+        eigenvalue = free().unavailable("mixture-of-quantization training", AnyEnabled, "remove it"),
+        /// Sparse attention kernels.
         sparse_attention = free().unavailable("sparse attention", Present, "remove it"),
-        /// Send embedding gradients as sparse tensors.
+        /// Communicate embedding gradients as sparse tensors.
         sparse_gradients = flag(false)
-            .unavailable("sparse gradients", Differs, "set it to false; they are reduced dense"),
-        /// Checkpoints through a service.
+            .unavailable("sparse gradients", Differs, "set it to false; all gradients are reduced as dense tensors"),
+        /// Checkpoints through Microsoft's Nebula service.
         nebula = free().unavailable("Nebula checkpoints", AnyEnabled, "remove it"),
-        /// Asynchronous checkpoints.
+        /// Asynchronous checkpoints with DataStates.
         datastates_ckpt = free().unavailable("DataStates checkpoints", Present, "remove it"),
-        /// Record CUDA graphs.
+        /// Capture CUDA graphs.
         graph_harvesting = flag(false).unavailable("CUDA graphs", Differs, "set it to false"),
-        /// Let the engine count micro-batches.
+        /// Let the engine count the micro-batches of a step.
         managed_gradient_accumulation = flag(true)
-            .unavailable("accumulation counted by the caller", Differs, "set it to true"),
-        /// Keep DeepSpeed from using all-gather.
-        disable_allgather = flag(false).inert("in-process ranks hand tensors over directly"),
-        /// Turn Python's garbage collector off while training.
-        disable_python_gc = flag(false).inert("there is no Python"),
-        /// Only warns when it is not a multiple of 8.
-        vocabulary_size = count(0).inert("the vocabulary comes from the model"),
+            .unavailable("gradient accumulation managed by the caller", Differs, "set it to true"),
+        /// Use broadcasts instead of all-gathers.
+        disable_allgather = flag(false).inert("updated parameters are always all-gathered"),
+        /// Disable Python's garbage collector during training.
+        disable_python_gc = flag(false).inert("DeepBurn does not run Python code"),
+        /// Vocabulary size. DeepSpeed only warns if it is not a multiple of 8.
+        vocabulary_size = count(0).inert("the model sets the vocabulary size"),
     }
 }
 

@@ -9,54 +9,56 @@ use crate::spec::*;
 pub(crate) const DEFAULT_JOB_NAME: &str = "DeepSpeedJobName";
 
 section! {
-    /// Loss, learning rate and loss scale as TensorBoard reads them.
+    /// TensorBoard monitor: loss, learning rate and loss scale as event files.
     pub(crate) struct Tensorboard<'a> {
-        /// Write TensorBoard events.
+        /// Write TensorBoard event files.
         enabled: bool = flag(false),
-        /// Folder that contains the run's folder. Default: the job's output_dir.
+        /// Parent folder of the event files. Empty (default): the job's output_dir.
         output_path: &'a str = text(""),
-        /// Name of the run, and of the folder that its files are in.
+        /// Name of the run, and of its folder in output_path.
         job_name: &'a str = text("DeepSpeedJobName"),
     }
 
-    /// Loss, learning rate and loss scale as CSV files.
+    /// CSV monitor: loss, learning rate and loss scale as CSV files.
     pub(crate) struct CsvMonitor<'a> {
-        /// Write one CSV file a metric.
+        /// Write one CSV file per metric.
         enabled: bool = flag(false),
-        /// Folder that contains the run's folder. Default: the job's output_dir.
+        /// Parent folder of the CSV files. Empty (default): the job's output_dir.
         output_path: &'a str = text(""),
-        /// Name of the run, and of the folder that its files are in.
+        /// Name of the run, and of its folder in output_path.
         job_name: &'a str = text("DeepSpeedJobName"),
     }
 
-    /// A timeline of some steps and of their memory. No DeepSpeed version reads this section.
+    /// Step profiler: a trace and the memory usage of selected steps. DeepBurn extension.
     pub(crate) struct Profiling<'a> {
-        /// Profile some steps.
+        /// Profile the steps in profile_steps.
         enabled: bool = flag(false),
-        /// Steps that are profiled: the first and the last, or a list of one, three or more.
+        /// Steps to profile: two numbers are the first and the last step of a range, any other
+        /// count lists single steps. Required if profiling is enabled.
         profile_steps: () = list(),
-        /// Where the profile is written; `profile` in the job's output_dir without it.
+        /// Output folder of the profile. Unset: profile in the job's output_dir.
         output_folder: Option<&'a str> = opt_text(),
     }
 
-    /// Count of floating-point operations by module.
+    /// FLOPS profiler: floating-point operations per module.
     pub(crate) struct FlopsProfiler<'a> {
-        /// Count the floating-point operations of one step.
+        /// Count the floating-point operations of profile_step.
         enabled: bool = flag(false),
-        /// Part of forward that is computed again in backward.
+        /// Fraction of forward that backward recomputes, for example 1.0 with full activation
+        /// checkpointing. Added to the operations of the step.
         recompute_fwd_factor: f64 = real(NotNegative, 0.0),
-        /// The step that is profiled.
+        /// Optimizer step to profile, counted from 1.
         profile_step: usize = positive(1),
-        /// Depth to which the top modules are printed; -1 for all.
+        /// Depth to which the largest modules are listed; -1 for all depths.
         module_depth: i64 = integer_in(-1, i64::MAX, -1),
-        /// Modules printed per depth.
+        /// Number of modules listed per depth.
         top_modules: usize = positive(1),
-        /// Print the whole tree of modules.
+        /// Print the complete module tree.
         detailed: bool = flag(true),
-        /// File instead of the screen.
+        /// Output file of the profile. Unset: standard error.
         output_file: Option<&'a str> = opt_text(),
-        /// What the device can do at best, of which the share that was reached is printed.
-        /// DeepSpeed has no such key.
+        /// Peak rate of the device. If set, the profile also reports model FLOPs utilization (MFU).
+        /// DeepBurn extension.
         peak_tflops: Option<f64> = opt_real(Positive).unit("TFLOP/s"),
     }
 }

@@ -7,77 +7,85 @@ use crate::spec::*;
 
 /// Where a section's tensors go.
 const DEVICE: Spec<&str> = one_of(&["none", "cpu", "nvme"], "none").auto().doc(
-    "Where they are kept. Accumulated gradients are kept with the optimizer states; parameters are offloaded only \
-     where optimizer states are.",
+    "Device to offload to: \"none\", \"cpu\" (host memory) or \"nvme\". Accumulated gradients are offloaded with the \
+     optimizer states, and parameters only if optimizer states are. On CPU backends, \"cpu\" changes nothing.",
 );
 /// Where the files are for the device `nvme`.
-const NVME_PATH: Spec<Option<&str>> =
-    opt_text().auto().doc("Folder on the NVMe device, for `nvme`.");
+const NVME_PATH: Spec<Option<&str>> = opt_text().auto().doc(
+    "Folder for offloaded data, on a local disk. Required by offload_optimizer with device \"nvme\"; offload_param \
+     uses the same folder.",
+);
 /// Page-locked memory, which only copies to a GPU use.
 const PIN_MEMORY: Spec<bool> = flag(true)
-    .inert("nothing is copied between a host and a device")
-    .doc("Keep them in page-locked memory, which copies faster to a GPU.");
+    .inert("offloaded data is never page-locked")
+    .doc("Keep offloaded data in page-locked memory, which a GPU copies faster.");
 /// Why there are no buffers for parameters.
-const STRAIGHT: &str = "shards are read into the memory that ops use, as far ahead as \
-     stage3_prefetch_bucket_size says";
+const STRAIGHT: &str = "shards are read directly into the memory of operations; \
+     stage3_prefetch_bucket_size limits how far ahead";
 /// Why settings of DeepSpeed's thread pool change nothing.
-const THREADS: &str = "each request under way has a thread of its own";
+const THREADS: &str = "each request in flight has its own thread";
 
 section! {
-    /// Where optimizer states are kept.
+    /// Offload of optimizer states and accumulated gradients (stages 1 to 3).
     pub(crate) struct OffloadOptimizer<'a> {
         device: &'a str = DEVICE,
         nvme_path: Option<&'a str> = NVME_PATH,
         pin_memory = PIN_MEMORY,
-        /// Buffers for NVMe.
-        buffer_count = count(4).unit("buffers").inert("buffers are as many and as large as the pieces need"),
-        /// Older name for both pipelines.
+        /// Number of buffers for NVMe transfers.
+        buffer_count = count(4).unit("buffers").inert("buffers are allocated as needed"),
+        /// Older name for pipeline_read and pipeline_write together.
         pipeline: Option<bool> = opt_flag(),
-        /// Read the next piece while one is updated (NVMe).
+        /// Read the next piece of the states while the CPU updates the current one ("nvme"). On by
+        /// default, unlike in DeepSpeed.
         pipeline_read: Option<bool> = opt_flag(),
-        /// Write a piece while the next one is updated (NVMe).
+        /// Write the previous piece of the states while the CPU updates the current one ("nvme").
+        /// On by default, unlike in DeepSpeed.
         pipeline_write: Option<bool> = opt_flag(),
-        /// Initialise faster on NVMe.
-        fast_init = flag(false).inert("nothing is written to initialise moments"),
-        /// Share of the states that is offloaded, taken from the last parameters (`cpu`, stage 3).
+        /// Initialize NVMe offload faster.
+        fast_init = flag(false).inert("initial moments are never written"),
+        /// Fraction of the optimizer states to offload; the states of the first parameters stay on
+        /// the device. Smaller values update faster and need more device memory. Below 1.0 only for
+        /// device "cpu" at stage 3.
         ratio: f64 = real(Share, 1.0),
-        /// Update on the host during the backward pass.
-        super_offload = flag(false).inert("there is no staging between host and device"),
-        /// Share of the cores for the update on the host.
-        cpuadam_cores_perc = real(Share, 0.8).inert("the update uses the cores of its rank"),
+        /// Overlap the CPU update with backward (SuperOffload).
+        super_offload = flag(false).inert("the CPU update starts after backward"),
+        /// Fraction of the CPU cores for the update.
+        cpuadam_cores_perc = real(Share, 0.8).inert("the update uses all cores of its rank"),
     }
 
-    /// Where sharded parameters are kept (stage 3).
+    /// Offload of parameter shards (stage 3). Requires offload_optimizer.
     pub(crate) struct OffloadParam<'a> {
         device: &'a str = DEVICE,
         nvme_path: Option<&'a str> = NVME_PATH,
         pin_memory = PIN_MEMORY,
-        /// Buffers for NVMe.
+        /// Number of buffers for NVMe transfers.
         buffer_count = count(5).unit("buffers")
             .inert(STRAIGHT),
         /// Size of each buffer.
         buffer_size = count(100_000_000).unit("elements")
             .inert(STRAIGHT),
-        /// Elements of a rank's shards that stay in host memory rather than on NVMe, from the first
-        /// parameter on.
+        /// Elements of each rank's shards to keep in host memory instead of NVMe, starting with the
+        /// first parameter. The default keeps models of up to a billion parameters per rank in
+        /// memory; 0 offloads all.
         max_in_cpu: usize = count(1_000_000_000).unit("elements"),
     }
 
-    /// Asynchronous reads and writes of NVMe offload.
+    /// I/O options of NVMe offload.
     pub(crate) struct Aio<'a> {
-        /// Bytes of one read or write.
+        /// Size of a read or write request; a multiple of 4096. Larger requests have less overhead.
         block_size: usize = positive(1_048_576).unit("bytes"),
-        /// Requests under way, each by a thread.
+        /// Maximum number of requests in flight, each in its own thread; at most 1024. Larger
+        /// values can use more of the device's bandwidth.
         queue_depth: usize = positive(8),
-        /// Threads of one request.
+        /// Number of threads per request.
         intra_op_parallelism = positive(1).inert(THREADS),
-        /// Older name of intra_op_parallelism.
+        /// Older name for intra_op_parallelism.
         thread_count = opt_positive().inert(THREADS),
-        /// Submit requests one by one.
+        /// Submit requests one at a time.
         single_submit = flag(false).inert(THREADS),
-        /// Submit and wait at the same time.
+        /// Overlap submission and completion of requests.
         overlap_events = flag(true).inert(THREADS),
-        /// Copy between NVMe and GPU without the host.
+        /// Use NVIDIA GPUDirect Storage. Not supported: true is an error if NVMe offload is used.
         use_gds: bool = flag(false),
     }
 }

@@ -26,74 +26,77 @@ const AUTOCAST_TYPES: &[&str] = &[
 ];
 
 section! {
-    /// Half precision with loss scaling and fp32 masters.
+    /// fp16 training with loss scaling and fp32 master weights.
     pub(crate) struct Fp16<'a> {
-        /// Train in fp16.
+        /// Enable fp16 training. Excludes bf16.enabled; "auto" means false.
         enabled: bool = flag(false).auto(),
-        /// Run ops in the types of torch.autocast, as torch_autocast does, on fp16 parameters.
-        /// DeepSpeed only casts the inputs of the model to fp16.
+        /// Run operations in autocast data types, as torch_autocast does, on fp16 parameters.
+        /// DeepSpeed only casts the inputs of the model.
         auto_cast: bool = flag(false).auto(),
-        /// Fixed loss scale; 0 for a dynamic one.
+        /// Static loss scale. 0 selects dynamic loss scaling.
         loss_scale: f64 = real(NotNegative, 0.0).auto(),
-        /// The dynamic scale starts at two to this power.
+        /// Initial dynamic loss scale, as a power of 2. Values above 16 usually skip steps until
+        /// the scale has fallen.
         initial_scale_power: i64 = integer_in(0, 127, 16).auto(),
-        /// Good steps before the scale doubles.
+        /// Number of steps without overflow before the dynamic loss scale doubles.
         loss_scale_window: i64 = integer(1000).unit("steps").auto(),
-        /// Overflows before the scale halves.
+        /// Number of overflows before the dynamic loss scale is halved; it is restored when the
+        /// scale doubles.
         hysteresis: i64 = integer_in(1, i64::MAX, 2).unit("overflows").auto(),
-        /// Refill the hysteresis after every good step.
+        /// Restore the hysteresis after every step without overflow.
         consecutive_hysteresis: bool = flag(false),
-        /// The dynamic scale never goes below.
+        /// Minimum dynamic loss scale. The run fails if an overflow would lower the scale further.
         min_loss_scale: i64 = integer(1).auto(),
         /// Keep master weights and gradients in fp16.
         fp16_master_weights_and_grads = flag(false)
             .unavailable("fp16 master weights", Differs, "set it to false"),
     }
 
-    /// bfloat16 training with fp32 master weights.
+    /// bf16 training with fp32 master weights.
     pub(crate) struct Bf16<'a> {
-        /// Train in bfloat16.
+        /// Enable bf16 training. Excludes fp16.enabled; "auto" means false.
         enabled: bool = flag(false).auto(),
-        /// Accumulate each gradient as soon as it is final.
+        /// Accumulate each gradient as soon as it is computed.
         immediate_grad_update = flag(false).inert("gradients are always accumulated as soon as they are final"),
-        /// Skip a step whose gradients are not finite.
+        /// Skip steps with non-finite gradients. If false, such a gradient ends the run.
         check_grad_overflow: bool = flag(true),
-        /// Keep master weights and gradients in bfloat16.
+        /// Keep master weights and gradients in bf16.
         bf16_master_weights_and_grads = flag(false)
             .unavailable("bf16 master weights", Differs, "set it to false"),
-        /// Keep the moments in bfloat16.
+        /// Keep optimizer states in bf16.
         bf16_optimizer_states = flag(false).unavailable("bf16 optimizer states", Differs, "set it to false"),
     }
 
-    /// Types of what is kept besides the weights.
+    /// Data types of accumulated gradients, parameters and buffers.
     pub(crate) struct DataTypes<'a> {
-        /// Type in which the gradients of micro-batches add up; fp32 by default, where DeepSpeed
-        /// takes the model's type and loses small gradients.
+        /// Data type of gradient accumulation: "fp32", "fp16" or "bf16". 16 bits save 2 bytes per
+        /// element and lose small gradients. Unset: fp32, unlike DeepSpeed, which uses the model's
+        /// data type.
         grad_accum_dtype: Option<Precision> = opt_choice(),
-        /// Type of the parameters.
+        /// Data type of the parameters.
         param_dtype = opt_choice::<Precision>()
             .unavailable(
-                "a type of parameters apart from fp16 and bf16", NotOneOf(&["fp32"]),
+                "a separate parameter data type", NotOneOf(&["fp32"]),
                 "remove it and set fp16.enabled or bf16.enabled",
             ),
-        /// Type of the buffers.
+        /// Data type of the buffers.
         buffer_dtype = opt_choice::<Precision>()
             .unavailable("16-bit buffers", NotOneOf(&["fp32"]), "remove it or set it to \"fp32\""),
-        /// Modules that stay in fp32.
+        /// Modules to keep in fp32.
         keep_in_fp32_modules = free().or(Literal::Text("auto"))
-            .unavailable("modules that stay in fp32", Differs, "remove it"),
+            .unavailable("fp32 modules in a 16-bit model", Differs, "remove it"),
     }
 
-    /// torch.autocast: fp32 parameters, matrix products and convolutions in 16 bits, and norms,
-    /// softmax, exponentials, sums and losses in fp32.
+    /// Mixed precision as in torch.autocast: parameters stay in fp32, matrix products and
+    /// convolutions run in 16 bits, and norms, softmax, exponentials, sums and losses in fp32.
     pub(crate) struct TorchAutocast<'a> {
-        /// Run ops in the types of torch.autocast.
+        /// Enable autocast.
         enabled: bool = flag(false),
-        /// Type of matrix products and convolutions, bfloat16 or float16. bfloat16 when it is not
-        /// given; DeepSpeed leaves it to PyTorch, which takes bfloat16 on CPUs and float16 without
-        /// a loss scale on CUDA.
+        /// Data type of matrix products and convolutions: "bfloat16" or "float16". Unset: bfloat16,
+        /// with a warning. DeepSpeed leaves the choice to PyTorch, which uses bfloat16 on CPUs and
+        /// float16 on CUDA.
         dtype: Option<&'a str> = opt_one_of(AUTOCAST_TYPES),
-        /// Classes of modules whose gradients and gathered parameters DeepSpeed sends in dtype.
+        /// Module classes whose gradients and parameters DeepSpeed communicates in dtype.
         lower_precision_safe_modules: () = list()
             .inert(
                 "gradients of all modules travel in communication_data_type (fp32 by default under autocast), \

@@ -8,31 +8,37 @@ use crate::plan::WarmupShape;
 use crate::spec::*;
 
 /// Start of the warm-up.
-const MIN_LR: Spec<f64> =
-    per_group(NotNegative, 0.0).auto().doc("Learning rate before the warm-up.");
+const MIN_LR: Spec<f64> = per_group(NotNegative, 0.0)
+    .auto()
+    .doc("Learning rate at the start of the warm-up, used for the first two steps.");
 /// Of all of DeepSpeed's schedules with a warm-up.
-const WARMUP_STEPS: Spec<usize> =
-    count(1000).unit("steps").auto().doc("Length of the warm-up; at least 2 are used.");
+const WARMUP_STEPS: Spec<usize> = count(1000).unit("steps").auto().doc(
+    "Length of the warm-up; 0 and 1 mean 2. \"auto\": training.warmup_steps of the job file, or 2.",
+);
 /// The logarithm is DeepSpeed's default and rises fast at first.
-const SHAPE: Spec<WarmupShape> =
-    choice("log").doc("Shape of the rise: ln(i + 1) / ln(N) or i / N.");
+const SHAPE: Spec<WarmupShape> = choice("log").doc(
+    "Shape of the warm-up over N steps: \"log\", ln(i + 1) / ln(N), or \"linear\", i / N. \"log\" rises faster at \
+     the start.",
+);
 /// The one parameter that schedules with a decay require; `"auto"` is the length of the job.
-const TOTAL_STEPS: Spec<Option<usize>> =
-    opt_positive().required().unit("steps").auto().doc("Length of the whole schedule.");
+const TOTAL_STEPS: Spec<Option<usize>> = opt_positive().required().unit("steps").auto().doc(
+    "Length of the schedule, including the warm-up. \"auto\": the number of steps of the job.",
+);
 /// Of DeepSpeed's schedules.
-const LAST_ITERATION: Spec<i64> =
-    integer_in(-1, i64::MAX, -1).doc("Index of the last step before training; -1 for a new run.");
+const LAST_ITERATION: Spec<i64> = integer_in(-1, i64::MAX, -1)
+    .doc("Index of the last completed step of the schedule; -1 starts at the beginning.");
 /// Of PyTorch's schedules.
 const LAST_EPOCH: Spec<i64> = integer(-1)
-    .unavailable("a PyTorch schedule that starts in the middle", Differs, "set it to -1")
-    .doc("Index of the last step before training; -1 for a new run.");
+    .unavailable("a PyTorch schedule with a start position", Differs, "set it to -1")
+    .doc("Index of the last completed step of the schedule; -1 starts at the beginning.");
 /// Of PyTorch's schedules.
-const VERBOSE: Spec<()> =
-    free().inert("metrics.jsonl holds every step's lr").doc("Print every change.");
+const VERBOSE: Spec<()> = free()
+    .inert("metrics.jsonl contains the learning rate of every step")
+    .doc("Print every change of the learning rate.");
 
 /// A schedule that does not exist here.
 const fn missing(name: &'static str, feature: &'static str) -> Variant {
-    let remedy = "use one of the available schedules, WarmupLR for example";
+    let remedy = "use a supported schedule, such as WarmupLR";
     Variant::missing(name, feature, remedy)
 }
 
@@ -47,106 +53,115 @@ pub(crate) const VARIANTS: &[Variant] = &[
     Variant::of("CosineAnnealingLR", CosineAnnealingLr::DOC, CosineAnnealingLr::KEYS),
     Variant::of("LinearLR", LinearLr::DOC, LinearLr::KEYS),
     Variant::of("ExponentialLR", ExponentialLr::DOC, ExponentialLr::KEYS),
-    missing("ReduceLROnPlateau", "reduction on a plateau"),
+    missing("ReduceLROnPlateau", "learning-rate reduction on a plateau"),
     missing("MultiStepLR", "decay at given steps"),
     missing("ConstantLR", "a constant factor"),
     missing("PolynomialLR", "polynomial decay"),
-    missing("CosineAnnealingWarmRestarts", "cosines with restarts"),
+    missing("CosineAnnealingWarmRestarts", "cosine annealing with restarts"),
     missing("CyclicLR", "PyTorch's cyclic schedule"),
     missing("OneCycleLR", "PyTorch's one-cycle schedule; DeepSpeed's is called OneCycle"),
     missing("LambdaLR", "a schedule written in Python"),
 ];
 
 section! {
-    /// The learning-rate schedule. Constant when there is none.
+    /// Learning-rate schedule. Unset: a constant learning rate.
     pub(crate) struct Scheduler<'a> {
-        /// Name of the schedule.
+        /// Schedule type, such as "WarmupLR"; case is ignored.
         name as "type": Option<&'a str> = opt_text().required(),
-        /// Its parameters.
+        /// Parameters of the schedule; they depend on type.
         params: () = variants(VARIANTS),
     }
 
-    /// Warm-up, then constant.
+    /// Warm-up, then a constant learning rate.
     pub(crate) struct WarmupLr<'a> {
         warmup_min_lr: f64 = MIN_LR,
-        /// Learning rate after the warm-up; by default the optimizer's.
+        /// Learning rate after the warm-up. Unset or "auto": the optimizer's lr.
         warmup_max_lr: Option<f64> = opt_per_group(NotNegative).auto(),
         warmup_num_steps: usize = WARMUP_STEPS,
         warmup_type: WarmupShape = SHAPE,
         last_batch_iteration: i64 = LAST_ITERATION,
-        /// Not a parameter of WarmupLR, which never decays.
+        /// Length of the schedule. WarmupLR does not decay and has no such parameter.
         total_num_steps = opt_positive()
             .refused("WarmupLR has no such parameter: it never decays", "remove it or use WarmupDecayLR"),
     }
 
-    /// Warm-up, then linear to the minimum.
+    /// Warm-up, then linear decay to warmup_min_lr.
     pub(crate) struct WarmupDecayLr<'a> {
         total_num_steps: Option<usize> = TOTAL_STEPS,
         warmup_min_lr: f64 = MIN_LR,
-        /// Learning rate at the end of the warm-up; not the optimizer's by default.
+        /// Learning rate at the end of the warm-up; unlike in WarmupLR, the default is not the
+        /// optimizer's lr. "auto": the optimizer's lr.
         warmup_max_lr: f64 = per_group(NotNegative, 0.001).auto(),
         warmup_num_steps: usize = WARMUP_STEPS,
         warmup_type: WarmupShape = SHAPE,
         last_batch_iteration: i64 = LAST_ITERATION,
     }
 
-    /// Warm-up, then a cosine.
+    /// Warm-up to the optimizer's lr, then cosine decay.
     pub(crate) struct WarmupCosineLr<'a> {
         total_num_steps: Option<usize> = TOTAL_STEPS,
-        /// Share of the learning rate at the start of the warm-up.
+        /// Learning rate at the start of the warm-up, as a fraction of the optimizer's lr. The
+        /// first step always has a learning rate of 0.
         warmup_min_ratio: f64 = real(NotNegative, 0.0),
         warmup_num_steps: usize = WARMUP_STEPS,
-        /// Share of the learning rate at the end.
+        /// Learning rate at the end of the schedule, as a fraction of the optimizer's lr.
         cos_min_ratio: f64 = real(NotNegative, 0.0001),
         warmup_type: WarmupShape = SHAPE,
         last_batch_iteration: i64 = LAST_ITERATION,
     }
 
-    /// Ever rising, to find a learning rate (Smith 2017).
+    /// Learning-rate range test: an increasing learning rate, to find its largest stable value
+    /// (Smith 2017).
     pub(crate) struct LrRangeTest<'a> {
         /// Learning rate at the start.
         lr_range_test_min_lr: f64 = per_group(NotNegative, 0.001),
-        /// Length of one unit of the rise.
+        /// Length of an interval, in which the learning rate increases by lr_range_test_step_rate.
         lr_range_test_step_size: usize = positive(2000).unit("steps"),
-        /// Rise per unit, as a share of the start.
+        /// Increase per interval, as a fraction of lr_range_test_min_lr.
         lr_range_test_step_rate: f64 = real(Any, 1.0),
-        /// Rise in steps rather than continuously.
+        /// Increase the learning rate once per interval instead of continuously.
         lr_range_test_staircase: bool = flag(false),
         last_batch_iteration: i64 = LAST_ITERATION,
     }
 
-    /// Up, down, then decay (Smith 2018).
+    /// 1-cycle policy: the learning rate rises and falls once, then decays (Smith 2018).
     pub(crate) struct OneCycle<'a> {
-        /// Learning rate at both ends of the cycle.
+        /// Learning rate at the start and end of the cycle.
         cycle_min_lr: Option<f64> = opt_per_group(NotNegative).required(),
-        /// Learning rate at its top.
+        /// Learning rate at the peak of the cycle.
         cycle_max_lr: Option<f64> = opt_per_group(NotNegative).required(),
-        /// Decay of the learning rate after the cycle, per decay interval.
+        /// Decay of the learning rate after the cycle: after n intervals of decay_step_size it is
+        /// cycle_min_lr / (1 + n times the rate).
         decay_lr_rate: f64 = real(NotNegative, 0.0),
-        /// Length of the rise.
+        /// Length of the first half of the cycle, in which the learning rate rises.
         cycle_first_step_size: usize = positive(2000).unit("steps"),
-        /// Length of the fall; by default the length of the rise.
+        /// Length of the second half of the cycle, in which the learning rate falls. Unset:
+        /// cycle_first_step_size.
         cycle_second_step_size: Option<usize> = opt_count().unit("steps"),
-        /// Stairs of the rise; 0 for a continuous one.
+        /// Number of stairs in the first half of the cycle; 0 changes the learning rate
+        /// continuously.
         cycle_first_stair_count: usize = count(0).unit("stairs"),
-        /// Stairs of the fall; by default as many as in the rise.
+        /// Number of stairs in the second half of the cycle; 0 changes the learning rate
+        /// continuously. Unset: cycle_first_stair_count.
         cycle_second_stair_count: Option<usize> = opt_count().unit("stairs"),
-        /// Length of a decay interval; 0 for no decay.
+        /// Length of a decay interval after the cycle; 0 disables decay.
         decay_step_size: usize = count(0).unit("steps"),
-        /// Cycle the momentum against the learning rate.
+        /// Cycle the momentum (beta1) inversely to the learning rate. Sets beta2 to 0.99. Requires
+        /// an optimizer with betas.
         cycle_momentum: bool = flag(true),
-        /// Momentum at the top of the learning rate.
+        /// Momentum at the peak of the learning rate.
         cycle_min_mom: f64 = per_group(Decay, 0.8),
-        /// Momentum at both ends of the cycle.
+        /// Momentum at the start and end of the cycle.
         cycle_max_mom: f64 = per_group(Decay, 0.9),
-        /// Growth of the momentum after the cycle; it is kept below 1.
+        /// Increase of the momentum after the cycle, per interval of decay_step_size, as a fraction
+        /// of cycle_max_mom. The momentum stays below 1.
         decay_mom_rate: f64 = real(NotNegative, 0.0),
         last_batch_iteration: i64 = LAST_ITERATION,
     }
 
-    /// Decay by gamma every step_size steps.
+    /// Step decay: multiply the learning rate by gamma every step_size steps.
     pub(crate) struct StepLr<'a> {
-        /// Length between two decays.
+        /// Number of steps between two decays.
         step_size: Option<usize> = opt_positive().required().unit("steps"),
         /// Factor of each decay.
         gamma: f64 = real(NotNegative, 0.1),
@@ -154,31 +169,31 @@ section! {
         verbose = VERBOSE,
     }
 
-    /// A cosine between lr and eta_min.
+    /// Cosine annealing between lr and eta_min; periodic, without restarts.
     pub(crate) struct CosineAnnealingLr<'a> {
-        /// Length of half a period.
+        /// Steps from lr to eta_min, half a period. Afterwards the learning rate rises again.
         t_max as "T_max": Option<usize> = opt_positive().required().unit("steps"),
-        /// Learning rate at the end of half a period.
+        /// Minimum learning rate.
         eta_min: f64 = real(NotNegative, 0.0),
         last_epoch = LAST_EPOCH,
         verbose = VERBOSE,
     }
 
-    /// Linear between two factors of lr.
+    /// Linear change from start_factor to end_factor times lr, then constant.
     pub(crate) struct LinearLr<'a> {
-        /// Factor at the first step.
+        /// Factor of lr in the first step.
         start_factor: f64 = real(Share, 0.3333333333333333),
-        /// Factor at the end.
+        /// Factor of lr after total_iters steps.
         end_factor: f64 = real(Share, 1.0),
-        /// Length from one factor to the other.
+        /// Number of steps from start_factor to end_factor.
         total_iters: usize = positive(5).unit("steps"),
         last_epoch = LAST_EPOCH,
         verbose = VERBOSE,
     }
 
-    /// Decay by gamma every step.
+    /// Exponential decay: multiply the learning rate by gamma after every step.
     pub(crate) struct ExponentialLr<'a> {
-        /// Factor of each step.
+        /// Factor per step.
         gamma: Option<f64> = opt_real(NotNegative).required(),
         last_epoch = LAST_EPOCH,
         verbose = VERBOSE,

@@ -6,280 +6,280 @@
 use crate::spec::*;
 
 section! {
-    /// How training checkpoints are written.
+    /// Checkpoint options.
     pub(crate) enum Checkpoint {
-        /// What to do when ranks save under different tags.
+        /// Reaction to different tags across ranks: "Ignore", "Warn" or "Fail".
         tag_validation = one_of(&["Ignore", "Warn", "Fail"], "Warn"),
-        /// Load a universal checkpoint.
+        /// Load universal checkpoints.
         load_universal = flag(false).unavailable("loading universal checkpoints", Differs, "set it to false"),
-        /// Every node writes to its own disk.
+        /// Write checkpoints to the local storage of each node.
         use_node_local_storage = flag(false),
         parallel_write = section::<ParallelWrite>(),
-        /// Writer of checkpoints.
+        /// Checkpoint writer.
         writer = free()
             .unavailable(
                 "the checkpoint writer", Present,
-                "remove it; training.async_save in the job file saves while training continues",
+                "remove it; training.async_save in the job file saves checkpoints in the background",
             ),
     }
 
-    /// Who writes.
+    /// Parallel checkpoint writing.
     pub(crate) enum ParallelWrite {
-        /// Pipeline stages write at the same time.
+        /// Write checkpoints of pipeline stages in parallel.
         pipeline_stage = flag(false),
     }
 
-    /// NVIDIA's Apex mixed precision.
+    /// Mixed precision with NVIDIA Apex.
     pub(crate) enum Amp {
-        /// Whether it is on.
+        /// Enable Apex mixed precision.
         enabled = flag(false),
-        /// Level of NVIDIA's Apex.
+        /// Apex optimization level.
         opt_level = opt_text(),
-        /// Apex's loss scale.
+        /// Loss scale of Apex.
         loss_scale = free(),
-        /// Keep batch norm in fp32.
+        /// Keep batch normalization in fp32.
         keep_batchnorm_fp32 = free(),
-        /// Type of the model.
+        /// Data type to which the model is cast.
         cast_model_type = free(),
-        /// Type of the outputs.
+        /// Data type to which the model's outputs are cast.
         cast_model_outputs = free(),
     }
 
     /// Pipeline parallelism.
     pub(crate) enum Pipeline {
-        /// Pipeline stages.
+        /// Number of pipeline stages.
         stages = positive(1).auto().unavailable("pipeline parallelism", Differs, "set it to 1"),
-        /// How layers are dealt to stages.
+        /// Method of partitioning layers into stages.
         partition = text("best"),
-        /// Seed every layer.
+        /// Use a separate random seed for each layer.
         seed_layers = flag(false),
-        /// Layers between two checkpoints.
+        /// Number of layers between activation checkpoints; 0 disables them.
         activation_checkpoint_interval = count(0).unavailable("pipeline parallelism", Differs, "set it to 0"),
-        /// Shard what stages send.
+        /// Shard activations that are sent between stages.
         pipe_partitioned = flag(true),
-        /// Shard the gradients that stages send.
+        /// Shard gradients that are sent between stages.
         grad_partitioned = flag(true),
-        /// Which of PyTorch's checkpoints to use.
+        /// Use PyTorch's reentrant activation checkpointing.
         use_reentrant = flag(true),
     }
 
     /// Tensor parallelism.
     pub(crate) enum TensorParallel {
-        /// Ranks that share a layer; 0 for none.
+        /// Number of ranks in a tensor-parallel group of AutoTP; 0 disables it.
         autotp_size = count(0).unavailable("tensor parallelism", Differs, "set it to 0"),
-        /// Tensor-parallel group.
+        /// Options of the tensor-parallel group.
         tp = free().unavailable("tensor parallelism", Present, "remove it"),
-        /// Tensor-parallel group.
+        /// Options of the tensor-parallel group.
         tensor_parallel = free().unavailable("tensor parallelism", Present, "remove it"),
-        /// Communicate while computing.
+        /// Overlap communication and computation.
         tp_overlap_comm = flag(false),
-        /// Known model to shard.
+        /// Model whose predefined partitioning is used.
         preset_model = opt_text(),
-        /// How layers are sharded.
+        /// Partitioning of layers.
         partition_config = free(),
-        /// Layers whose outputs are reduced.
+        /// Layers whose outputs are all-reduced.
         injection_policy_tuple = free(),
-        /// Type of the weights.
+        /// Data type of the weights.
         dtype = opt_text(),
-        /// Shard the output layer.
+        /// Shard the output layer over the vocabulary.
         vocab_parallel_lm_head = free(),
-        /// Loss of the sharded output layer.
+        /// Implementation of the cross-entropy loss for a sharded output layer.
         vocab_parallel_ce_backend = opt_text(),
     }
 
     /// Expert parallelism.
     pub(crate) enum ExpertParallel {
-        /// Whether it is on.
+        /// Enable expert parallelism.
         enabled = flag(false),
-        /// Ranks that share the experts.
+        /// Number of ranks in an expert-parallel group.
         autoep_size = opt_count(),
-        /// Ranks that share one expert.
+        /// Number of ranks that share one expert.
         expert_tensor_parallel_size = opt_count(),
-        /// Known model to shard.
+        /// Model whose predefined layer names are used.
         preset_model = free(),
-        /// Check the routing.
+        /// Validate the routing of tokens.
         validate_folding_routing = free(),
-        /// Plan splits ahead.
+        /// Compute split sizes asynchronously.
         async_split_plan = free(),
-        /// Names of the layers.
+        /// Pattern for the names of mixture-of-experts layers.
         moe_layer_pattern = free(),
-        /// Names of the experts.
+        /// Pattern for the names of experts.
         expert_pattern = free(),
-        /// Names of the routers.
+        /// Pattern for the names of routers.
         router_pattern = free(),
-        /// Multiply all experts at once.
+        /// Use grouped matrix multiplication.
         use_grouped_mm = free(),
-        /// Without Triton.
+        /// Disable Triton's grouped matrix multiplication.
         disable_triton_grouped_mm = free(),
-        /// Normalise the routes.
+        /// Normalize the routing weights.
         route_norm = free(),
-        /// Scale of the routes.
+        /// Scale of the routing weights.
         route_scale = free(),
     }
 
-    /// Generation while training.
+    /// Hybrid engine: training and text generation with one model (RLHF).
     pub(crate) enum HybridEngine {
-        /// Whether it is on.
+        /// Enable the hybrid engine.
         enabled = flag(false),
-        /// Longest answer.
+        /// Maximum number of generated tokens.
         max_out_tokens = opt_real(Any),
-        /// Ranks that share a layer.
+        /// Number of tensor-parallel ranks for generation.
         inference_tp_size = opt_real(Any),
-        /// Free the cache after generation.
+        /// Release the cache after generation.
         release_inference_cache = free(),
-        /// Page-lock the parameters.
+        /// Keep parameters in page-locked memory.
         pin_parameters = free(),
-        /// Parameters gathered at once.
+        /// Number of parameters to gather at once.
         tp_gather_partition_size = opt_real(Any),
-        /// Record CUDA graphs.
+        /// Capture CUDA graphs.
         enable_cuda_graph = free(),
     }
 
-    /// Compilation of the model.
+    /// Model compilation.
     pub(crate) enum Compile {
-        /// Compile the distributed graph.
+        /// Enable DeepCompile, which also compiles communication.
         deepcompile = flag(false).unavailable("DeepCompile", Differs, "set it to false"),
         /// Compile the model.
-        enabled = free().unavailable("compilation", Present, "set it to false"),
-        /// Do not compile; read by PyTorch.
+        enabled = free().unavailable("model compilation", Present, "set it to false"),
+        /// Disable compilation in PyTorch.
         disable = free().ignored("nothing is compiled"),
-        /// Compiler.
+        /// Compiler backend.
         backend = free(),
-        /// Arguments of the compiler.
+        /// Arguments of the compiler backend.
         kwargs = free(),
-        /// Compile around experts.
+        /// Compile the model except for expert layers.
         autoep_non_moe = free(),
         /// Free activations early.
         free_activation = free(),
-        /// Smallest activation freed early.
+        /// Minimum size of an activation to be freed early.
         free_activation_threshold = free(),
-        /// Keep activations in host memory.
+        /// Offload activations to host memory.
         offload_activation = free(),
-        /// Page-lock them.
+        /// Keep offloaded activations in page-locked memory.
         offload_activation_pin_memory = free(),
-        /// Keep optimizer states in host memory.
+        /// Offload optimizer states to host memory.
         offload_opt_states = free(),
-        /// Two buffers.
+        /// Use double buffering.
         double_buffer = free(),
-        /// Memory at equal addresses.
+        /// Use symmetric memory for communication.
         symmetric_memory = free(),
-        /// Write the graphs.
+        /// Log the compiled graphs.
         debug_log = free(),
-        /// Keep parameters in host memory.
+        /// Offload parameters to host memory.
         offload_parameters = free(),
-        /// Wait before a reduction.
+        /// Synchronize before each reduction.
         sync_before_reduce = free(),
-        /// Wait after a reduction.
+        /// Synchronize after each reduction.
         sync_after_reduce = free(),
-        /// Wait before a gather.
+        /// Synchronize before each all-gather.
         sync_before_allgather = free(),
-        /// Wait after a gather.
+        /// Synchronize after each all-gather.
         sync_after_allgather = free(),
-        /// Keep integer inputs.
+        /// Keep integer input tensors.
         keep_int_input_tensors = free(),
-        /// Keep all inputs.
+        /// Keep all input tensors.
         keep_all_input_tensors = free(),
-        /// Passes of the compiler.
+        /// Passes of DeepCompile.
         passes = free(),
     }
 
-    /// Batch sizes for any number of ranks.
+    /// Elastic training: batch sizes that fit many numbers of GPUs.
     pub(crate) enum Elasticity {
-        /// Whether it is on.
+        /// Enable elastic training.
         enabled = flag(false),
-        /// Largest global batch.
+        /// Maximum global batch size.
         max_train_batch_size = positive(2000).unit("samples"),
-        /// Micro-batches to choose from.
+        /// Candidate micro-batch sizes.
         micro_batch_sizes = list(),
-        /// Fewest ranks.
+        /// Minimum number of GPUs.
         min_gpus = positive(1).unit("ranks"),
-        /// Most ranks.
+        /// Maximum number of GPUs.
         max_gpus = positive(10_000).unit("ranks"),
-        /// Shortest run.
+        /// Minimum running time before the run is rescaled.
         min_time = count(0).unit("minutes"),
-        /// Version of the algorithm.
+        /// Version of the elasticity algorithm.
         version = real(Positive, 0.2),
-        /// On a tie the larger batch.
+        /// Prefer the larger batch size if several fit equally many numbers of GPUs.
         prefer_larger_batch = flag(true),
-        /// Let it override the batch sizes.
+        /// Ignore batch sizes set elsewhere in the configuration.
         ignore_non_elastic_batch_info = flag(false),
-        /// Ranks of a node.
+        /// Number of GPUs per node.
         num_gpus_per_node = positive(1).unit("ranks"),
-        /// Ranks that share a layer.
+        /// Number of model-parallel ranks.
         model_parallel_size = positive(1).unit("ranks"),
     }
 
-    /// Search for fast settings.
+    /// Autotuning: search for the fastest configuration.
     pub(crate) enum Autotuning {
-        /// Whether it is on.
+        /// Enable autotuning.
         enabled = flag(false),
-        /// Tune the micro-batch only.
+        /// Tune only ZeRO stages and micro-batch sizes.
         fast = flag(true),
         /// Folder of the results.
         results_dir = text("autotuning_results"),
-        /// Folder of the trials.
+        /// Folder of the experiments.
         exps_dir = text("autotuning_exps"),
-        /// Overwrite them.
+        /// Overwrite earlier results.
         overwrite = flag(true),
         /// First measured step.
         start_profile_step = positive(3),
         /// Last measured step.
         end_profile_step = positive(5),
-        /// File of the metric.
+        /// File of the measured metric.
         metric_path = opt_text(),
-        /// What is made best.
+        /// Metric to optimize.
         metric = text("throughput"),
-        /// How trials are chosen.
+        /// Search strategy, such as "gridsearch".
         tuner_type = text("gridsearch"),
-        /// Trials without a gain.
+        /// Number of experiments without improvement after which the search stops.
         tuner_early_stopping = positive(5),
-        /// Most trials.
+        /// Maximum number of experiments.
         tuner_num_trials = positive(50),
-        /// Arguments of the script.
+        /// Script arguments for tuned values.
         arg_mappings = free(),
-        /// Largest global batch.
+        /// Maximum global batch size.
         max_train_batch_size = opt_real(Any),
-        /// Smallest global batch.
+        /// Minimum global batch size.
         min_train_batch_size = opt_real(Any),
-        /// Largest micro-batch.
+        /// Maximum micro-batch size.
         max_train_micro_batch_size_per_gpu = opt_real(Any),
-        /// Smallest micro-batch.
+        /// Minimum micro-batch size.
         min_train_micro_batch_size_per_gpu = opt_real(Any),
-        /// Micro-batches that are tried.
+        /// Number of micro-batch sizes to try.
         num_tuning_micro_batch_sizes = positive(3),
-        /// Ranks that share a layer.
+        /// Number of model-parallel ranks.
         mp_size = opt_real(Any),
         /// Size of the model.
         model_info = free(),
-        /// File of the size of the model.
+        /// File with the size of the model.
         model_info_path = opt_text(),
     }
 
-    /// Drop layers more and more.
+    /// Progressive layer dropping.
     pub(crate) enum ProgressiveLayerDrop {
-        /// Whether it is on.
+        /// Enable progressive layer dropping.
         enabled = flag(false),
-        /// Share of layers kept at the end.
+        /// Fraction of layers kept at the end.
         theta = opt_real(Any),
-        /// Speed of the decline.
+        /// Rate at which the kept fraction decreases.
         gamma = opt_real(Any),
     }
 
-    /// Quantisation and pruning.
+    /// Model compression: quantization, pruning and layer reduction.
     pub(crate) enum CompressionTraining {
-        /// Keep fewer layers.
+        /// Reduction of the number of layers.
         layer_reduction = free(),
-        /// Quantise weights.
+        /// Weight quantization.
         weight_quantization = free(),
-        /// Quantise activations.
+        /// Activation quantization.
         activation_quantization = free(),
-        /// Prune single weights.
+        /// Pruning of individual weights.
         sparse_pruning = free(),
-        /// Prune rows.
+        /// Pruning of rows.
         row_pruning = free(),
-        /// Prune heads.
+        /// Pruning of attention heads.
         head_pruning = free(),
-        /// Prune channels.
+        /// Pruning of channels.
         channel_pruning = free(),
     }
 
@@ -299,35 +299,35 @@ section! {
     pub(crate) enum Comet {
         /// Send metrics to Comet.
         enabled = flag(false),
-        /// Samples between two messages.
+        /// Number of samples between two logged points.
         samples_log_interval = positive(100).unit("samples"),
-        /// Project of the run.
+        /// Project of the experiment.
         project = opt_text(),
         /// Workspace of the project.
         workspace = opt_text(),
-        /// Key of the account.
+        /// API key of the account.
         api_key = opt_text(),
-        /// Name of the run.
+        /// Name of the experiment.
         experiment_name = opt_text(),
-        /// Identity of a run to go on with.
+        /// Key of an experiment to resume.
         experiment_key = opt_text(),
-        /// Send at once rather than keep for later.
+        /// Send metrics while training instead of storing them for later.
         online = opt_flag(),
-        /// Whether to create a run or go on with one.
+        /// Mode of the experiment: create a new one or resume an existing one.
         mode = opt_text(),
     }
 
-    /// Log of collectives.
+    /// Communication logging.
     pub(crate) enum CommsLogger {
         /// Log collectives.
         enabled = flag(false),
-        /// Log each one as it happens.
+        /// Log every collective as it happens.
         verbose = flag(false),
-        /// Log all kinds.
+        /// Log all kinds of collectives.
         prof_all = flag(true),
-        /// Kinds that are logged.
+        /// Kinds of collectives to log.
         prof_ops = list(),
-        /// Name the caller.
+        /// Log the calling function.
         debug = flag(false),
     }
 
@@ -336,11 +336,11 @@ section! {
         throughput = section::<Throughput>(),
     }
 
-    /// The throughput timer.
+    /// Throughput timer.
     pub(crate) enum Throughput {
         /// Measure throughput.
         enabled = flag(true),
-        /// Wait for the device before the time is taken.
+        /// Synchronize the device before reading the time.
         synchronized = flag(true),
     }
 }

@@ -9,142 +9,156 @@ use crate::spec::*;
 /// DeepSpeed counts sizes in elements, whatever their type.
 const ELEMENTS: &str = "elements";
 /// Feature of the keys `zero_quantized_*` and others.
-const ZERO_PP: &str = "ZeRO++ (quantised or hierarchical communication)";
+const ZERO_PP: &str = "ZeRO++ (quantized or hierarchical communication)";
 /// Feature of the keys `mics_*`.
 const MICS: &str = "MiCS (sharding inside groups of ranks)";
 /// Why keys about checkpoints change nothing.
 pub(super) const CHECKPOINTS: &str = "training checkpoints have a layout of their own";
 /// Why the granularity of gathers cannot be chosen.
-const JOINED: &str = "gathers are joined in the order in which parameters are used";
+const JOINED: &str = "parameters are gathered in the order of use, several in one all-gather";
 
 /// Default of `sub_group_size`, in elements. Parameters are updated one by one here, whatever it
 /// is.
 pub(crate) const LARGEST_SUB_GROUP: i64 = 1_000_000_000;
 
 section! {
-    /// What is sharded over the ranks, and how it travels.
+    /// ZeRO: sharding of optimizer states, gradients and parameters over the ranks.
     pub(crate) struct Zero<'a> {
-        /// 0 shards nothing, 1 the optimizer states, 2 the gradients too, 3 the parameters too.
+        /// ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also parameters.
+        /// Higher stages need less memory; stage 3 communicates more.
         stage: usize = count_in(0, 3, 0),
-        /// Gradients collected before a bucket is reduced. A larger gradient travels alone; at 0
-        /// every one does.
+        /// Elements of the gradients reduced together, at most 1/16 of the trainable elements.
+        /// Larger buckets need fewer messages and more memory; a larger gradient is reduced alone,
+        /// and 0 reduces every gradient alone. "auto": hidden size squared.
         reduce_bucket_size: usize = count(500_000_000).unit(ELEMENTS).auto(),
-        /// Let backward go on while a bucket is reduced; by default at stage 3. Numbers do not
-        /// depend on it.
+        /// Overlap the gradient reduction with backward. Needs memory for a second bucket; results
+        /// do not change. Unset: true at stage 3, otherwise false.
         overlap_comm: Option<bool> = opt_flag().spelled(&[Outdated("overlap_reduce")]).auto(),
-        /// Flatten each gradient that joins a bucket, so that no view keeps a larger block alive.
+        /// Copy gradients to contiguous memory when they enter a bucket, which avoids keeping
+        /// larger blocks alive.
         contiguous_gradients: bool = flag(true).auto(),
-        /// Reduce each share at its owner only, rather than all-reduce and keep the share.
+        /// Use reduce-scatter instead of all-reduce for sharded gradients, which communicates less.
         reduce_scatter: bool = flag(true).at_stages(2, 3).auto(),
-        /// A parameter without a gradient counts as zero; otherwise it is an error.
+        /// Treat the gradient of an unused parameter as zero. If false, an unused parameter is an
+        /// error.
         ignore_unused_parameters: bool = flag(true),
-        /// Join the shares of several owners in one collective.
-        use_multi_rank_bucket_allreduce = flag(true).inert("the exchange chooses its own messages"),
-        /// Deal parameters to owners in turn, which copies faster to the host.
-        round_robin_gradients = flag(false).inert("it changes DeepSpeed's layout, not the numbers"),
-        /// Compute the gradients' norm without clipping too.
-        compute_grad_norm = flag(true).inert("the norm is computed and reported at every step"),
-        /// Updated parameters in one all-gather; even at stages 1 and 2, as DeepSpeed requires.
+        /// Combine the reductions of several ranks in one all-reduce.
+        use_multi_rank_bucket_allreduce = flag(true).inert("each bucket is always reduced in one collective"),
+        /// Distribute gradients over ranks in turn, which speeds up copies to the host.
+        round_robin_gradients = flag(false).inert("each rank always owns a part of every parameter"),
+        /// Compute the gradient norm even if clipping is off.
+        compute_grad_norm = flag(true).inert("the norm is computed and reported in every step"),
+        /// Elements of updated parameters per all-gather. Larger buckets need fewer messages and
+        /// more memory. Must be even at stages 1 and 2, as in DeepSpeed.
         allgather_bucket_size: usize = positive(500_000_000).unit(ELEMENTS).at_stages(1, 2).auto(),
-        /// All-gather the updated parameters, rather than broadcast every share.
-        allgather_partitions = flag(true).at_stages(1, 2).auto().inert("they are always all-gathered"),
-        /// Most elements of offloaded optimizer states that are updated at a time; 0 updates each
-        /// parameter separately.
+        /// All-gather updated parameters instead of broadcasting each partition.
+        allgather_partitions = flag(true).at_stages(1, 2).auto().inert("updated parameters are always all-gathered"),
+        /// Maximum number of elements of offloaded optimizer states to update at once. Smaller
+        /// values need less memory and more transfers. 0 and values above 1048576 mean 1048576.
         sub_group_size: usize = count(LARGEST_SUB_GROUP).unit(ELEMENTS).auto(),
-        /// Parameters gathered ahead of their use; the last one may exceed it, and 0 gathers none.
+        /// Number of elements to prefetch, that is to gather ahead of use. Larger values hide more
+        /// communication and need more memory; the last parameter may exceed the value. 0 disables
+        /// prefetching. "auto": 0.9 times hidden size squared.
         stage3_prefetch_bucket_size: usize = count(50_000_000).spelled(&[Alias("prefetch_bucket_size")])
             .unit(ELEMENTS).at_stages(3, 3).auto(),
-        /// Parameters up to this size stay gathered.
+        /// Maximum number of elements of a persistent parameter, which stays gathered on every
+        /// rank. Larger values need less communication and more memory. "auto": 10 times hidden
+        /// size.
         stage3_param_persistence_threshold: usize = count(100_000)
             .spelled(&[Alias("param_persistence_threshold")]).unit(ELEMENTS).at_stages(3, 3).auto(),
-        /// Limit of all persistent parameters together.
+        /// Maximum number of elements of all persistent parameters together. A parameter that would
+        /// exceed it is skipped; later, smaller ones may still fit.
         stage3_model_persistence_threshold: usize = count(i64::MAX)
             .spelled(&[Alias("model_persistence_threshold")]).unit(ELEMENTS).at_stages(3, 3).auto(),
-        /// Most elements that are kept gathered at a time.
+        /// Maximum number of elements to keep gathered or prefetched at a time. Smaller values need
+        /// less memory and more communication; a parameter in use may exceed the limit.
         stage3_max_live_parameters: usize = count(1_000_000_000).spelled(&[Alias("max_live_parameters")])
             .unit(ELEMENTS).at_stages(3, 3).auto(),
-        /// A parameter used again within this many elements is not released.
+        /// Keep a parameter gathered if it is used again within this many elements. Smaller values
+        /// need less memory and more communication.
         stage3_max_reuse_distance: usize = count(1_000_000_000).spelled(&[Alias("max_reuse_distance")])
             .unit(ELEMENTS).at_stages(3, 3).auto(),
-        /// Let a 16-bit copy of the whole model be gathered for saving.
+        /// Allow save_16bit_model to gather a 16-bit copy of the model. finetune saves fp32 in any
+        /// case.
         stage3_gather_16bit_weights_on_model_save: bool = flag(false)
             .spelled(&[
                 Alias("gather_16bit_weights_on_model_save"),
                 Outdated("stage3_gather_fp16_weights_on_model_save"),
             ])
             .at_stages(3, 3).auto(),
-        /// Gather small modules as a whole.
+        /// Gather modules below this granularity as a whole; 0 gathers parameters individually.
         stage3_module_granularity_threshold = count(0).spelled(&[Alias("module_granularity_threshold")])
             .unit("elements per layer").inert(JOINED),
         /// Gather parameters by all-reduce.
         stage3_use_all_reduce_for_fetch_params = flag(false)
             .spelled(&[Alias("use_all_reduce_for_fetch_params")]).inert("parameters are always all-gathered"),
-        /// Gather parameters one by one.
+        /// Gather parameters one at a time.
         stage3_allgather_sequential = flag(false).spelled(&[Alias("allgather_sequential")])
             .inert(JOINED),
-        leaf_module = section::<LeafModule>().inert("each operation gathers the parameters it needs"),
-        /// Use DeepSpeed's linear layer.
+        leaf_module = section::<LeafModule>().inert("each operation gathers the parameters that it needs"),
+        /// Replace linear layers by DeepSpeed's memory-efficient implementation.
         memory_efficient_linear = flag(true).inert("layers are never replaced"),
         /// Gather parameters in Module.apply.
-        override_module_apply = flag(true).inert("there is no such hook"),
-        /// Warn when the order of uses changes.
-        log_trace_cache_warnings = flag(false).inert("the order may change freely"),
-        /// Check the state of parameters.
-        enable_sanity_checks = flag(false).inert("collectives are always checked against each other"),
+        override_module_apply = flag(true).inert("DeepBurn has no such hook"),
+        /// Log a warning if the order of parameter uses changes.
+        log_trace_cache_warnings = flag(false).inert("the order of uses may change at any step"),
+        /// Check the internal state of parameters and collectives.
+        enable_sanity_checks = flag(false).inert("collectives are always checked across ranks"),
         /// Align parameters in flat buffers.
-        parameter_alignment = flag(false).inert("alignment is the kernels' own matter"),
+        parameter_alignment = flag(false).inert("parameters are not joined into flat buffers"),
         offload_optimizer: OffloadOptimizer<'a> = section(),
         offload_param: OffloadParam<'a> = section(),
-        /// Older form of offload_optimizer with device cpu.
+        /// Older form of offload_optimizer with device "cpu".
         cpu_offload: Option<bool> = opt_flag(),
-        /// Older form of offload_param with device cpu.
+        /// Older form of offload_param with device "cpu".
         cpu_offload_param: Option<bool> = opt_flag(),
         /// Older form of pin_memory.
-        cpu_offload_use_pin_memory = opt_flag().inert("nothing is copied between a host and a device"),
-        /// Another place of the section aio of the top level.
+        cpu_offload_use_pin_memory = opt_flag().inert("offloaded data is never page-locked"),
+        /// I/O options of NVMe offload; DeepSpeed has this section at the top level.
         aio: Aio<'a> = section(),
-        /// Update the important gradients first, the rest later.
+        /// Update important gradients on the GPU at once and the others on the CPU later (ZenFlow).
         zenflow = free().unavailable("ZenFlow", Present, "remove it"),
-        /// Take master weights from the checkpoint's fp32 copy.
+        /// Load master weights from the fp32 copy in a checkpoint instead of the 16-bit weights.
         load_from_fp32_weights = flag(true).inert(CHECKPOINTS),
-        /// Older layout of checkpoints.
+        /// Use the older elastic checkpoint layout.
         elastic_checkpoint = flag(false).inert(CHECKPOINTS),
         /// Load checkpoints in a pipeline.
         pipeline_loading_checkpoint = flag(false).inert(CHECKPOINTS),
-        /// Older implementation of stage 1.
-        legacy_stage1 = flag(false).inert("there is one implementation"),
-        /// Keep Muon's momentum in memory.
-        save_muon_momentum_buffer_in_memory = flag(false).unavailable("Muon", Differs, "set it to false"),
-        /// Ranks of a secondary shard group.
+        /// Use the older implementation of stage 1.
+        legacy_stage1 = flag(false).inert("there is one implementation of stage 1"),
+        /// Keep Muon's momentum buffer in memory if optimizer states are offloaded.
+        save_muon_momentum_buffer_in_memory = flag(false)
+            .unavailable("a momentum buffer kept in memory", Differs, "set it to false"),
+        /// Number of ranks in a secondary shard group (ZeRO++).
         zero_hpz_partition_size = positive(1).unit("ranks")
             .unavailable(ZERO_PP, Differs, "set it to 1"),
-        /// Quantise parameters when they are gathered.
+        /// Quantize parameters for all-gathers (ZeRO++).
         zero_quantized_weights = flag(false)
             .unavailable(ZERO_PP, Differs, "set it to false"),
-        /// Quantise frozen parameters.
+        /// Quantize frozen parameters for all-gathers (ZeRO++).
         zero_quantized_nontrainable_weights = flag(false)
             .unavailable(ZERO_PP, Differs, "set it to false"),
-        /// Quantise gradients when they are reduced.
+        /// Quantize gradients for reductions (ZeRO++).
         zero_quantized_gradients = flag(false)
             .unavailable(ZERO_PP, Differs, "set it to false"),
-        /// Error feedback of quantised gradients.
+        /// Options of error feedback for quantized gradients (LoCo).
         zeropp_loco_param = free()
             .unavailable(ZERO_PP, Present, "remove it"),
-        /// Ranks of a shard group.
+        /// Number of ranks in a shard group (MiCS); -1 disables MiCS.
         mics_shard_size = integer(-1).unit("ranks")
             .unavailable(MICS, Differs, "set it to -1"),
-        /// Gather inside a node first.
+        /// Gather parameters hierarchically, first within a node (MiCS).
         mics_hierarchical_params_gather = flag(false)
             .unavailable(MICS, Differs, "set it to false"),
     }
 
-    /// Modules that are gathered whole.
+    /// Modules that are gathered as a whole.
     pub(crate) enum LeafModule {
-        /// Classes that are gathered whole.
+        /// Class names of modules to gather as a whole.
         classes = free(),
-        /// Modules that are gathered whole.
+        /// Names of modules to gather as a whole.
         names = free(),
-        /// Ends of the names of modules that are gathered whole.
+        /// Name suffixes of modules to gather as a whole.
         name_suffixes = free(),
     }
 }

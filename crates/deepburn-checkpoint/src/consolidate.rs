@@ -87,6 +87,7 @@ struct Planned<'a> {
     name: String,
     /// The exported shape, with as many elements as the parameter.
     shape: Vec<usize>,
+    /// The exported type: the requested one, or a buffer's own.
     element: ElementType,
     /// The size of the values in bytes.
     bytes: u64,
@@ -166,7 +167,6 @@ pub fn consolidate(
 /// name that occurs twice, or a shape with another number of elements.
 fn plan<'a>(
     checkpoint: &'a Checkpoint,
-    /// The exported type: the requested one, or a buffer's own.
     element: ElementType,
     export: &dyn Export,
 ) -> Result<Vec<Planned<'a>>, CheckpointError> {

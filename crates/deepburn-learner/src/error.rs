@@ -1,7 +1,6 @@
-//! What can go wrong in an engine and in the training loop.
+//! Errors of an engine and of the training loop.
 
 use std::path::{Path, PathBuf};
-//! Errors of an engine.
 
 use deepburn_comm::CommError;
 use deepburn_config::BatchSizeError;

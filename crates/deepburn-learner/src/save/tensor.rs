@@ -44,7 +44,6 @@ impl<B: OptimizerOps> SavedTensor<B> {
     pub(super) fn of_module<M: Module<Training<B>>>(
         module: &M,
         buffers: &[Buffer],
-        /// The type of float parameters in the file.
         precision: HalfPrecision,
     ) -> Result<Vec<Self>, SaveError> {
         let mut found = Visitor { buffers, path: Vec::new(), precision, found: Ok(Vec::new()) };

@@ -13,8 +13,7 @@
 //!
 //! Activations depend on the batch, and [`PassPlan`] computes them from an
 //! [`ActivationGraph`]. [`formula`] is the published rule of 16 bytes per
-//! element without padding. [`deepspeed`] has the estimators of DeepSpeed,
-//! which also count fp32 gradients.
+//! element without padding.
 //!
 //! ```text
 //! estimate(parameters, zero, ranks, bytes)

@@ -17,8 +17,8 @@
 //!   bit per element, [`add_signs`] and [`decompress`]. 1-bit LAMB: [`FrozenLambStep`],
 //!   [`frozen_lamb_sums`] and [`FactorRule`]. 0/1 Adam: [`LocalAdamStep`], and around the exchange
 //!   [`LocalMovementStep`] and [`AgreedMovementStep`].
-//! - Gradients: [`gradient_stats`] returns norm and overflow, [`unscale`] also multiplies.
-//! - Formats: [`Element`], [`cast`], [`widen`]. Buckets: [`flatten`], [`unflatten`].
+//! - Gradients: [`gradient_stats`] returns norm and overflow.
+//! - Formats: [`Element`], [`cast`], [`widen`]. Buckets: [`flatten`].
 //! - Matrix products: [`gemm`].
 //! - The same optimizer kernels on GPUs: the module `cube`, with the feature of that name.
 //!

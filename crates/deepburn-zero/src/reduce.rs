@@ -326,8 +326,7 @@ impl<B: Backend> GradientReducer<B> {
         }
         let mut gradient = self.collected(array.in_type(self.types.communication));
         let numel = gradient.array.numel();
-        let held = self.bucket_numel();
-        if held > 0 && held + numel > self.capacity {
+        if !self.bucket.is_empty() && self.bucket_numel() + numel > self.capacity {
             self.flush()?;
         }
         // A gradient that is reduced alone is always flattened. Otherwise each rank would copy the
@@ -344,7 +343,7 @@ impl<B: Backend> GradientReducer<B> {
         Ok(())
     }
 
-    /// Elements of the parameters whose gradients are in the bucket.
+    /// Returns the number of elements of the parameters whose gradients are in the bucket.
     fn bucket_numel(&self) -> usize {
         self.bucket.iter().map(|index| self.parameters[*index].numel()).sum()
     }

@@ -125,7 +125,7 @@ fn fixed_weights() -> Positions<Trained> {
 /// All ranks failed for the same reason, which is rank 0's.
 fn check_failure(seen: &[Seen], save: usize, part: &str) {
     let own = seen[0].1[save].as_ref().unwrap_err();
-    assert!(own.contains("cannot be written") && own.contains(part), "{own}");
+    assert!(own.contains("cannot write") && own.contains(part), "{own}");
     for (_, saves) in &seen[1..] {
         assert_eq!(saves[save].as_ref().unwrap_err(), &format!("rank 0: {own}"));
     }

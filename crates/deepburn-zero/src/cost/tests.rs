@@ -133,7 +133,6 @@ fn overlap_hides_gathers_behind_long_products() {
     // 1 s of products for each 4 ms of gathers.
     let shape = [1000, 100_000];
     let cost = cost_of(shape, Stage::Parameters, 8, &Network::Links(LINKS));
-    // A gradient that overfills the bucket is reduced right after the ones before it, and one of both is awaited.
     assert!(cost.hidden > 0.7 * cost.communication, "{cost:?}");
     let links = Links { bandwidth: 1e6, ..LINKS };
     let slow = cost_of(shape, Stage::Parameters, 8, &Network::Links(links));

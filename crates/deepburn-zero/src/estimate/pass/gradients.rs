@@ -138,15 +138,19 @@ impl<'a> GradientMemory<'a> {
     /// one that reaches it.
     fn collect(&mut self, numel: u64, held: u64) {
         let _lease = self.hold(Category::Buckets, held, self.plan.travelling);
-        let before: u64 = self.bucket.iter().map(|it| it.numel.numel).sum();
         // A gradient is never divided between buckets.
-        if before > 0 && before + numel > self.capacity {
+        if !self.bucket.is_empty() && self.bucket_numel() + numel > self.capacity {
             self.flush();
         }
         self.bucket.push(BucketedGradient { numel: BucketedNumel { numel, held }, _lease });
-        if before + numel >= self.capacity {
+        if self.bucket_numel() >= self.capacity {
             self.flush();
         }
+    }
+
+    /// Returns the number of elements of the parameters whose gradients are in the bucket.
+    fn bucket_numel(&self) -> u64 {
+        self.bucket.iter().map(|it| it.numel.numel).sum()
     }
 
     /// Starts to reduce the bucket. With overlap one bucket may be on its way; without it, the rank

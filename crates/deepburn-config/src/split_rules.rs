@@ -40,13 +40,18 @@ impl SplitPlan {
         let held_out = eval.filter(|text| text.ends_with('%') && shares == 1);
         let is_file = path.as_ref().and_then(Place::local).is_some_and(|path| !path.is_dir());
         if (shares > 0 && held_out.is_none()) || is_file {
-            let message = "some are shares and some are not, or data.path is a file, which has no \
-                splits by name: which part trains is not clear";
+            let values: Vec<_> = given.iter().flatten().collect();
+            let message = if is_file && shares == 0 {
+                format!("data.path is a file, which has no splits by name such as {values:?}")
+            } else {
+                format!("the splits {values:?} are partly shares and partly not")
+            };
             findings.error(
                 "data.splits",
                 message,
-                "give shares of data.path for all splits, names of splits of the data set \
-                 data.path, or paths for all and no data.path",
+                "give shares for all splits, such as {\"train\": \"80%\", \"eval\": \"10%\", \
+                 \"test\": \"10%\"}, names of splits of the data set data.path, or paths for all \
+                 and no data.path",
             );
             return Self::everything(path);
         }

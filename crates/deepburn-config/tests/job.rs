@@ -368,7 +368,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"data": {"splits": {"train": "90%", "eval": "a.txt"}}}"#,
-            ["data.splits", "some are shares", "paths for all"],
+            ["data.splits", "partly shares and partly not", "paths for all"],
         ),
         (
             r#"{"data": {"path": "a.txt", "splits": {"train": "a.txt"}}}"#,

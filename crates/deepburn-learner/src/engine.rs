@@ -287,8 +287,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// # Errors
     ///
     /// Returns the same errors as [`forward`](Self::forward), and an error if
-    /// the loss was not computed by it: gradients are only reported for
-    /// parameters that `forward` prepared.
+    /// the loss has more than one element or was not computed by it: gradients
+    /// are only reported for parameters that `forward` prepared.
     pub fn backward(&mut self, loss: Tensor<Training<B>, 1>) -> Result<(), EngineError> {
         let weight = 1.0 / self.batch.gradient_accumulation_steps as f64;
         self.backward_weighted(loss, weight)
@@ -311,6 +311,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         weight: f64,
     ) -> Result<(), EngineError> {
         self.check_group()?;
+        let numel = loss.shape().num_elements();
+        if numel != 1 {
+            return Err(EngineError::LossElements { numel });
+        }
         if !self.states.close_training_pass() {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
             return Err(EngineError::Order { call, when });

@@ -92,6 +92,16 @@ pub enum EngineError {
         /// The point in time at which it was made, as the message reads.
         when: &'static str,
     },
+    /// A loss that is not one number. Autodiff would differentiate the sum of its
+    /// elements.
+    #[error(
+        "the loss has {numel} elements, but `Engine::backward` takes one: the mean over the \
+         micro-batch, shape [1]; call `mean()` on it"
+    )]
+    LossElements {
+        /// The number of elements.
+        numel: usize,
+    },
 }
 
 impl From<CommError> for EngineError {

@@ -94,9 +94,19 @@ pub(crate) fn open_texts(
     Ok(Texts { train, eval, test, tokenizer, classes })
 }
 
-/// Logs the classes and warns of likely mistakes: a single class, or a column of ids that makes a class of each number.
+/// With as many classes, fewer than two texts for each are likely a mistake.
+const MANY_CLASSES: usize = 20;
+
+/// Logs the classes and warns of likely mistakes: a single class, or a column of ids, whose values each make a class.
 fn warn_of_classes(train: &[LabelledText], named: &Classes) {
     let classes: BTreeSet<u32> = train.iter().map(|text| text.label).collect();
+    if classes.len() >= MANY_CLASSES && train.len() < 2 * classes.len() {
+        tracing::warn!(
+            "the train split has {} classes for {}: check that data.label_field is the column of the labels",
+            classes.len(),
+            counted(train.len(), "text")
+        );
+    }
     if let Some(names) = named.names() {
         let shown: Vec<_> = names.iter().take(8).map(String::as_str).collect();
         let rest = if names.len() > shown.len() { ", ..." } else { "" };

@@ -119,13 +119,7 @@ impl JobState {
     /// A difference in what is trained: the model, the samples or their order. Any other difference that affects
     /// numbers is logged as a warning.
     pub(crate) fn compare(&self, now: &Self) -> Result<(), String> {
-        if self.samples != now.samples {
-            return Err(format!(
-                "it was saved with {} samples of training data and this job has {}, so data-loader positions are not \
-                 comparable; give the data that it was saved with",
-                self.samples, now.samples
-            ));
-        }
+        self.compare_samples(now)?;
         self.compare_models(now)?;
         // A new run can start from the trained weights, except for an encoder, which has no `pretrained`.
         let weights = match self.job["model"]["architecture"].as_str() {
@@ -178,6 +172,26 @@ impl JobState {
     fn refuses(&self, path: &str) -> bool {
         let is_guarded = path.starts_with("data.splits") && self.data.is_some();
         !is_guarded && is_refused(path)
+    }
+
+    /// Refuses another number of samples: positions of the data loader would not be comparable.
+    fn compare_samples(&self, now: &Self) -> Result<(), String> {
+        if self.samples == now.samples {
+            return Ok(());
+        }
+        let length = |state: &Self| state.job["data"]["sequence_length"].clone();
+        let (length_then, length_now) = (length(self), length(now));
+        if length_then != length_now {
+            return Err(format!(
+                "data.sequence_length changed from {length_then} to {length_now}, so the data has other samples; set \
+                 it back"
+            ));
+        }
+        Err(format!(
+            "it was saved with {} samples of training data and this job has {}, so data-loader positions are not \
+             comparable; give the data that it was saved with",
+            self.samples, now.samples
+        ))
     }
 
     /// Refuses another model. Its configuration is compared field by field as it would be exported, because the data

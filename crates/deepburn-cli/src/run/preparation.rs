@@ -289,6 +289,7 @@ fn num_steps(
     let num_ranks = job.training.ranks;
     let shard = Shard { rank: 0, num_ranks };
     let per_rank = subject.samples_per_epoch(shard).map_err(Failure::mistake)?;
+    let per_step = batches.at(0).train_batch_size / num_ranks;
     let by_epochs = job.training.epochs.map(|epochs| {
         let samples = epochs.saturating_mul(per_rank).saturating_mul(num_ranks);
         let whole = batches.steps_within(samples);
@@ -298,12 +299,17 @@ fn num_steps(
     });
     let steps = [job.training.max_steps, by_epochs].into_iter().flatten().min().unwrap_or(0);
     if steps == 0 {
-        let per_step = batches.at(0).train_batch_size / num_ranks;
         return Err(Failure::mistake(format!(
             "training.epochs: the train split has {per_rank} samples per rank, but a step takes \
              {per_step}, so that no step is complete; lower deepspeed.train_batch_size, set \
              data.drop_last to false or give training.max_steps"
         )));
+    }
+    if per_step > per_rank {
+        tracing::warn!(
+            "deepspeed.train_batch_size: a step takes {per_step} samples per rank, but the train split has {per_rank}, \
+             so each step contains samples more than once"
+        );
     }
     Ok(steps)
 }

@@ -17,12 +17,12 @@
 //!
 //! The JSON (`--json`) has the whole plan, every value of `"auto"` with its reason, and all notes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use deepburn_config::{
-    BatchPlan, Diagnosis, Job, JobRequest, OptimizerOffload, ParameterOffload, Plan, RawConfig,
-    RecomputePolicy, Resolved, RunContext, Severity, Stage, resolve,
+    BatchPlan, CONFIG_FOLDER, Diagnosis, Job, JobRequest, OptimizerOffload, ParameterOffload, Plan,
+    RawConfig, RecomputePolicy, Resolved, RunContext, Severity, Stage, find, resolve,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -82,11 +82,29 @@ impl OpenValues {
 /// # Errors
 /// A user's mistake.
 pub(crate) fn read(config: &str) -> Result<RawConfig, Failure> {
+    let config = located(config)?;
     match config.trim_start().starts_with('{') {
-        true => RawConfig::from_json(config),
-        false => RawConfig::from_argument(config),
+        true => RawConfig::from_json(&config),
+        false => RawConfig::from_argument(&config),
     }
     .map_err(Failure::mistake)
+}
+
+/// Returns the path of a file that is there or, as for `finetune --config`, in `configs/`. Other forms of a
+/// configuration are returned unchanged.
+///
+/// # Errors
+/// A user's mistake: the name of a file that is in neither place.
+fn located(config: &str) -> Result<String, Failure> {
+    let path = Path::new(config);
+    let is_name =
+        path.extension().is_some_and(|it| ["json", "yaml", "yml"].iter().any(|known| it == *known));
+    if !is_name || config.trim_start().starts_with('{') {
+        return Ok(config.to_owned());
+    }
+    let folders = [PathBuf::new(), PathBuf::from(CONFIG_FOLDER)];
+    let found = find(path, &folders, "file").map_err(Failure::mistake)?;
+    Ok(found.display().to_string())
 }
 
 /// Explains `config` on `ranks` ranks, as a summary or as JSON.
@@ -105,6 +123,7 @@ pub(crate) fn check_config(
     if ranks == Some(0) {
         return Err(Failure::mistake("--ranks: too few: 0; use at least 1"));
     }
+    let config = &located(config)?;
     // A DeepSpeed file says nothing about ranks, unless it is an Accelerate configuration.
     let (written, facts) = match Job::is_job_file(Path::new(config)) {
         true => {

@@ -243,7 +243,7 @@ fn two_runs_do_not_share_an_output_folder() {
 fn another_job_is_refused_and_another_rate_is_logged() {
     let (job, _) = finished(2, 2);
     let refusals: [(&str, Value, &str); 5] = [
-        ("data.sequence_length", json!(16), "training data"),
+        ("data.sequence_length", json!(16), "data.sequence_length changed from 32 to 16"),
         ("data.shuffle", json!(false), "data.shuffle changed from true"),
         ("training.seed", json!(1), "training.seed changed from 42"),
         ("model.config.n_layer", json!(1), "n_layer changed from 2"),

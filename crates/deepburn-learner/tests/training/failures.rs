@@ -189,6 +189,23 @@ fn after_a_panic_that_all_ranks_catch_training_goes_on() {
     }
 }
 
+/// Autodiff would differentiate the sum of the elements.
+#[test]
+fn a_loss_with_several_elements_is_refused_and_training_goes_on() {
+    let plan = plan(3, 2);
+    let ranks = run_ranks(2, Duration::from_secs(60), |member| {
+        let mut engine: Net = initialize(TwoHeads::new(), &plan, Group::new(member))?;
+        let loss = engine.forward(|net| net.features().reshape([-1]))?;
+        let numel = loss.shape().num_elements();
+        assert!(numel > 1);
+        let refused = engine.backward(loss.clone()).unwrap_err();
+        assert!(matches!(refused, EngineError::LossElements { numel: found } if found == numel));
+        engine.backward(loss.mean())?;
+        engine.step()
+    });
+    assert!(ranks.unwrap().iter().all(Option::is_some));
+}
+
 /// The mismatch error of ranks that run different parts of the model.
 fn disagreement(
     stage: u8,

@@ -66,6 +66,19 @@ pub enum ZeroError {
         /// Its shape on rank 0.
         expected: Vec<usize>,
     },
+    /// A parameter is trained on some ranks and frozen on others, so that the
+    /// ranks would exchange different gradients.
+    #[error(
+        "parameter {path} is {} here and {} on rank 0: freeze the same parameters on all ranks",
+        training(*trainable),
+        training(!*trainable)
+    )]
+    TrainabilityDiffers {
+        /// Module path of the parameter.
+        path: String,
+        /// Whether this rank trains it.
+        trainable: bool,
+    },
     /// The device does not support the requested type.
     #[error(
         "{backend} does not compute in {dtype} on this device: train in another type (fp16, bf16 or \
@@ -192,4 +205,9 @@ pub enum ZeroError {
         /// The path as given.
         path: String,
     },
+}
+
+/// Returns the word for a parameter that is trained or not.
+fn training(trainable: bool) -> &'static str {
+    if trainable { "trained" } else { "frozen" }
 }

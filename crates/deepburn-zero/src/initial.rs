@@ -10,7 +10,7 @@
 //! ```text
 //!           rank 0                          other ranks
 //!  take     run the closure, f32 value      keep id and mapper, no value
-//!  exchange broadcast shape, trainability   compare with the own shape, if there is a value
+//!  exchange broadcast shape, trainability   compare with the own value or the declared shape
 //!  exchange broadcast the elements          receive them
 //!  cut      keep the own slice, drop the rest
 //! ```
@@ -33,11 +33,13 @@ use crate::sharding::Training;
 
 /// The state of a parameter on one rank before it is sharded.
 pub(crate) enum InitialValue<B: Backend> {
-    /// The value, and whether it is trained.
-    Present { tensor: B::FloatTensorPrimitive, trainable: bool },
+    /// The value, and whether it is trained. `declared` is the shape with which
+    /// a lazy parameter was declared, and `None` if the parameter had its value
+    /// before. An initial mapper may have changed the shape since.
+    Present { tensor: B::FloatTensorPrimitive, trainable: bool, declared: Option<Shape> },
     /// No value: the parameter is lazy and rank 0 creates it. The device is the
     /// future location.
-    Absent(B::Device),
+    Absent { device: B::Device, declared: Shape },
 }
 
 /// A float parameter that was taken out of its module.
@@ -64,20 +66,21 @@ impl<B: OptimizerOps, const D: usize> TakenParam<B, D> {
         if rank != 0 && !param.is_initialized() && !has_load_mapper(&param) {
             return Ok(Self::without_value(param));
         }
+        let declared = (!param.is_initialized()).then(|| param.lazy_shape());
         let (id, tensor, mapper) = caught(|| param.consume())?;
         let trainable = tensor.is_require_grad();
         let tensor = tensor.inner().into_primitive().tensor().into_full();
-        Ok(Self { id, mapper, value: InitialValue::Present { tensor, trainable } })
+        Ok(Self { id, mapper, value: InitialValue::Present { tensor, trainable, declared } })
     }
 
     /// Takes a lazy parameter out of the module without running its closure.
     fn without_value(param: Param<Tensor<Training<B>, D>>) -> Self {
-        let (id, device) = (param.id, param.lazy_device());
+        let (id, device, declared) = (param.id, param.lazy_device(), param.lazy_shape());
         // Loading a value is Burn's only access to the mapper that does not run
         // the closure.
         let (id, _, mapper) =
             param.transform_for_load(Tensor::zeros([1; D], &device), id).consume();
-        Self { id, mapper, value: InitialValue::Absent(device) }
+        Self { id, mapper, value: InitialValue::Absent { device, declared } }
     }
 }
 
@@ -104,8 +107,7 @@ pub(crate) struct Distributed<B: Backend> {
     pub(crate) flat: B::FloatTensorPrimitive,
     /// The shape of the value on rank 0.
     pub(crate) shape: Shape,
-    /// Whether it requires a gradient. Ranks with a value of their own decide
-    /// this themselves.
+    /// Whether it requires a gradient on rank 0.
     pub(crate) trainable: bool,
 }
 
@@ -114,7 +116,7 @@ impl<B: OptimizerOps> InitialValue<B> {
     pub(crate) fn device(&self) -> B::Device {
         match self {
             Self::Present { tensor, .. } => B::float_device(tensor),
-            Self::Absent(device) => device.clone(),
+            Self::Absent { device, .. } => device.clone(),
         }
     }
 
@@ -123,8 +125,8 @@ impl<B: OptimizerOps> InitialValue<B> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the collective fails, or if the shape on this rank
-    /// differs from rank 0's.
+    /// Returns an error if the collective fails, or if the shape or the
+    /// trainability on this rank differs from rank 0's.
     pub(crate) fn distribute<const D: usize>(
         self,
         group: &Group<B>,
@@ -132,64 +134,100 @@ impl<B: OptimizerOps> InitialValue<B> {
         path: &str,
     ) -> Result<Distributed<B>, ZeroError> {
         let tag = |purpose| Tag::new(purpose, index as u64).naming([path.into()]);
-        let own = match &self {
-            Self::Present { tensor, trainable } => ShapeRecord::of(&tensor.shape(), *trainable),
-            Self::Absent(_) => ShapeRecord(vec![0; D + 1]),
-        };
-        // The announced shape of a lazy parameter may differ from the shape
-        // that its closure returns.
-        let first =
-            ShapeRecord::read(&group.broadcast_bytes(tag("initial shape"), &own.bytes(), 0)?);
-        let (array, record) = match self {
-            Self::Present { tensor, .. } if own.shape() == first.shape() => (tensor, own),
-            Self::Present { .. } => {
-                let (path, found, expected) = (path.to_owned(), own.shape(), first.shape());
-                return Err(ZeroError::ShapesDiffer {
-                    path,
-                    found: found.to_vec(),
-                    expected: expected.to_vec(),
-                });
+        let own = self.description::<D>();
+        let bytes = group.broadcast_bytes(tag("initial shape"), &own.bytes(), 0)?;
+        let first = Description::read::<D>(&bytes);
+        let array = match self {
+            Self::Present { tensor, trainable, .. } => {
+                same_shape(path, &own.shape, &first.shape)?;
+                if trainable != first.trainable {
+                    let path = path.to_owned();
+                    return Err(ZeroError::TrainabilityDiffers { path, trainable });
+                }
+                tensor
             }
-            Self::Absent(device) => {
-                (elements_to_come::<B>(first.shape().num_elements(), &device), first)
+            Self::Absent { device, declared } => {
+                // An initial mapper may change the declared shape, so that only
+                // two declared shapes are comparable. A value has as many
+                // elements as were declared.
+                match &first.declared {
+                    Some(first) => same_shape(path, &declared, first)?,
+                    None if declared.num_elements() == first.shape.num_elements() => {}
+                    None => same_shape(path, &declared, &first.shape)?,
+                }
+                elements_to_come::<B>(first.shape.num_elements(), &device)
             }
         };
         let array = vec![DeviceArray::Dense(array)];
         let mut values = group.arrays().broadcast(tag("initial weights"), array, 0)?.wait()?;
         let flat = values.swap_remove(0).into_flat();
-        Ok(Distributed { flat, shape: record.shape(), trainable: record.trainable() })
+        Ok(Distributed { flat, shape: first.shape, trainable: first.trainable })
+    }
+
+    /// Describes this value of `D` dimensions. An absent one has zeros, which
+    /// nobody reads, because rank 0 has every value.
+    fn description<const D: usize>(&self) -> Description {
+        match self {
+            Self::Present { tensor, trainable, declared } => Description {
+                shape: tensor.shape(),
+                trainable: *trainable,
+                declared: declared.clone(),
+            },
+            Self::Absent { declared, .. } => Description {
+                shape: Shape::from([0; D]),
+                trainable: false,
+                declared: Some(declared.clone()),
+            },
+        }
     }
 }
 
-/// The lengths of a parameter's axes, followed by 1 if it is trainable and 0
-/// otherwise. It travels as little-endian words.
+/// Returns an error if the parameter at `path` has another shape than on rank 0.
+fn same_shape(path: &str, here: &Shape, first: &Shape) -> Result<(), ZeroError> {
+    if here == first {
+        return Ok(());
+    }
+    let (path, found, expected) = (path.to_owned(), here.to_vec(), first.to_vec());
+    Err(ZeroError::ShapesDiffer { path, found, expected })
+}
+
+/// A parameter without its elements, as rank 0 broadcasts it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct ShapeRecord(Vec<u64>);
+struct Description {
+    /// The lengths of the axes of the value.
+    shape: Shape,
+    /// Whether the value is trained.
+    trainable: bool,
+    /// The declared shape, if the parameter was lazy until now.
+    declared: Option<Shape>,
+}
 
-impl ShapeRecord {
-    fn of(shape: &Shape, trainable: bool) -> Self {
-        Self(shape.iter().map(|len| *len as u64).chain([u64::from(trainable)]).collect())
-    }
-
+impl Description {
+    /// Encodes it as little-endian words: the axes of the value, 1 if it is
+    /// trained and 0 otherwise, and the declared axes if there are any. A
+    /// missing declared shape is padded with `u64::MAX`, because the messages
+    /// of all ranks have the same length.
     fn bytes(&self) -> Vec<u8> {
-        self.0.iter().flat_map(|number| number.to_le_bytes()).collect()
+        let axes = |shape: &Shape| shape.iter().map(|len| *len as u64).collect::<Vec<_>>();
+        let value = axes(&self.shape);
+        let declared = self.declared.as_ref().map_or(vec![u64::MAX; value.len()], axes);
+        let words = value.into_iter().chain([u64::from(self.trainable)]).chain(declared);
+        words.flat_map(u64::to_le_bytes).collect()
     }
 
-    /// Decodes what [`bytes`](Self::bytes) returned on rank 0. Each rank passes
-    /// `D + 1` words, so the number of words agrees.
-    fn read(bytes: &[u8]) -> Self {
-        Self(bytes.as_chunks().0.iter().map(|number| u64::from_le_bytes(*number)).collect())
-    }
-
-    /// Returns the shape without the flag.
-    fn shape(&self) -> Shape {
-        let axes = &self.0[..self.0.len() - 1];
-        Shape::from(axes.iter().map(|len| *len as usize).collect::<Vec<_>>())
-    }
-
-    /// Returns the flag at the end.
-    fn trainable(&self) -> bool {
-        self.0.last() == Some(&1)
+    /// Decodes what [`bytes`](Self::bytes) returned on rank 0 for `D`
+    /// dimensions.
+    fn read<const D: usize>(bytes: &[u8]) -> Self {
+        let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        let words: Vec<u64> = words.collect();
+        let axes =
+            |words: &[u64]| Shape::from(words.iter().map(|len| *len as usize).collect::<Vec<_>>());
+        let declared = &words[D + 1..];
+        Self {
+            shape: axes(&words[..D]),
+            trainable: words[D] == 1,
+            declared: (!declared.contains(&u64::MAX)).then(|| axes(declared)),
+        }
     }
 }
 

@@ -201,19 +201,52 @@ fn a_value_that_cannot_be_made_ends_all_ranks_with_its_name() {
     assert!(message.contains(named) && message.contains("rank 0"), "{message}");
 }
 
-#[test]
-fn shapes_that_differ_between_ranks_are_an_error() {
+/// The message with which two ranks end that have these two parameters.
+fn difference(first: impl Fn(&Drawn, usize) -> Param<Tensor<Trained, 2>> + Sync) -> String {
     let failure = run_ranks(2, Duration::from_secs(60), |member| {
         let drawn = Drawn::default();
-        // As many elements: a collective alone would not notice.
-        let shape = [[2, 3], [3, 2]][member.rank()];
         let net = Layers::<Trained> {
-            first: Param::initialized(ParamId::new(), lazy(&drawn, shape, 0.0).val()),
+            first: first(&drawn, member.rank()),
             norm: BatchNormConfig::new(4).init(&FlexDevice),
             column_major: LinearConfig::new(4, 6).init(&FlexDevice),
         };
         ModelStates::shard(net, policy(Stage::Parameters), Group::<Flex>::new(member)).map(drop)
     });
-    let message = failure.unwrap_err().to_string();
+    failure.unwrap_err().to_string()
+}
+
+#[test]
+fn shapes_that_differ_between_ranks_are_an_error() {
+    let message = difference(|drawn, rank| {
+        // As many elements: a collective alone would not notice.
+        Param::initialized(ParamId::new(), lazy(drawn, [[2, 3], [3, 2]][rank], 0.0).val())
+    });
     assert!(message.contains("first has shape [3, 2] here and [2, 3] on rank 0"), "{message}");
+}
+
+#[test]
+fn lazy_shapes_that_differ_between_ranks_are_an_error() {
+    let message = difference(|drawn, rank| lazy(drawn, [[2, 3], [3, 2]][rank], 0.0));
+    assert!(message.contains("first has shape [3, 2] here and [2, 3] on rank 0"), "{message}");
+}
+
+#[test]
+fn a_lazy_shape_is_compared_with_a_value_of_rank_0() {
+    let message = difference(|drawn, rank| {
+        let param = lazy(drawn, [[2, 3], [3, 3]][rank], 0.0);
+        if rank == 0 {
+            drop(param.val());
+        }
+        param
+    });
+    assert!(message.contains("first has shape [3, 3] here and [2, 3] on rank 0"), "{message}");
+}
+
+#[test]
+fn a_parameter_frozen_on_one_rank_only_is_an_error() {
+    let message = difference(|drawn, rank| {
+        let value = lazy::<Trained, 2>(drawn, [2, 3], 0.0).val();
+        Param::initialized(ParamId::new(), value).set_require_grad(rank == 0)
+    });
+    assert!(message.contains("first is frozen here and trained on rank 0"), "{message}");
 }

@@ -36,7 +36,7 @@ use serde_json::json;
 
 /// The allocator of the programs, which decides how fast tensors are allocated.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: deepburn_cli::HugePageAllocator = deepburn_cli::HugePageAllocator;
 
 /// Rounds of all measurements; odd, so that the median is one of them.
 const ROUNDS: usize = 7;

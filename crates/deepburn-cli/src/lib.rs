@@ -35,7 +35,7 @@ mod job;
 mod run;
 mod tools;
 
-pub use allocator::keep_freed_memory;
+pub use allocator::{HugePageAllocator, set_block_thresholds};
 pub use failure::{Failure, exit};
 pub use run::finetune::{Arguments, finetune};
 pub use tools::{Tools, run as run_tool};

@@ -28,10 +28,6 @@ use deepburn_mpi::{MpiGroup, Process, Settings};
 use deepburn_zero::DeviceArray;
 use mpi_sys as ffi;
 
-/// The allocator of the training programs, because allocation is a part of the measured time.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// The number of f32 elements of the complete array: 64 MiB.
 const NUMEL: usize = 16 << 20;
 /// The number of timed collectives of a kind per round, after two that are not timed.

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use deepburn_cli::{Tools, exit, parse, run_tool, start_logging};
+use deepburn_cli::{HugePageAllocator, Tools, exit, parse, run_tool, start_logging};
 
 /// The same allocator as in `finetune`.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: HugePageAllocator = HugePageAllocator;
 
 /// Parses the command line and runs one tool. The exit status says how it ended (see the library's
 /// documentation).

@@ -2,17 +2,18 @@
 
 use std::process::ExitCode;
 
-use deepburn_cli::{Arguments, exit, finetune, keep_freed_memory, parse, start_logging};
+use deepburn_cli::{
+    Arguments, HugePageAllocator, exit, finetune, parse, set_block_thresholds, start_logging,
+};
 
-/// mimalloc keeps freed blocks for the next op. The system's allocator returns large ones to the kernel at once, and a
-/// training step would spend a fifth of its time on mapping and clearing them again.
+/// Decides how much memory a step takes beside its arrays, and how fast they are allocated.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: HugePageAllocator = HugePageAllocator;
 
 /// Parses the command line and runs the job. The exit status says how it ended (see the library's
 /// documentation).
 fn main() -> ExitCode {
-    keep_freed_memory();
+    set_block_thresholds();
     let profiler = start_logging();
     exit(finetune(parse::<Arguments>(), &profiler))
 }

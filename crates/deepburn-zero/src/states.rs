@@ -55,14 +55,16 @@ use deepburn_ops::{OptimizerOps, read_float};
 use crate::array::DeviceArray;
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
-use crate::estimate::ParameterSize;
-use crate::gather::{Gatherer, Pass};
+use crate::flat::in_shape;
+use crate::gather::Gatherer;
 use crate::group::Group;
 use crate::ledger::Ledger;
 use crate::operations::{Counter, ModuleOperations};
 use crate::optimizer::Optimizer;
 use crate::parameter::Parameter;
+use crate::parameter_size::ParameterSize;
 use crate::parked::{ActivationStore, Store};
+use crate::pass::Pass;
 use crate::persistence::persistent_parameters;
 use crate::precision::element_type;
 use crate::recompute::BlockRecorder;
@@ -70,11 +72,13 @@ use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Ty
 use crate::session::{self, Binding, ContextGuard};
 use crate::shard_spec::ShardSpec;
 use crate::sharding::{
-    Marker, ModuleParameter, ShardHomes, Sharder, Table, Training, Updates, in_shape, parameters_of,
+    Marker, ModuleParameter, ShardHomes, Sharder, Table, Updates, parameters_of,
 };
+use crate::training::Training;
 use compression::ErrorFeedback;
 
-use crate::tiers::{Parking, ShardTiers, StateTiers, swap_bytes};
+use crate::parking::Parking;
+use crate::tiers::{ShardTiers, StateTiers, swap_bytes};
 
 pub(crate) use compression::error_bytes;
 pub use pieces::{GradientSum, OwnedArray, RandomState, Segment, StateArray, StreamPosition};

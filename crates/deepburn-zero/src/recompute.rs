@@ -173,7 +173,8 @@ pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
 /// Returns the recorder of the active training forward pass while ops are recorded, if its model is
 /// on backend `B`.
 pub(crate) fn recorder<B: Backend>() -> Option<Rc<BlockRecorder<B>>> {
-    session::recorder()?.into_any().downcast().ok()
+    let recorder: Rc<dyn Any> = session::recorder()?;
+    recorder.downcast().ok()
 }
 
 impl<B: Backend> BlockRecorder<B> {
@@ -344,10 +345,6 @@ impl<B: Backend> BlockRecorder<B> {
 }
 
 impl<B: Backend> AnyRecorder for BlockRecorder<B> {
-    fn into_any(self: Rc<Self>) -> Rc<dyn Any> {
-        self
-    }
-
     fn is_recording(&self) -> bool {
         let pass = self.pass.borrow();
         pass.phase == Some(Phase::Forward)

@@ -136,9 +136,7 @@ impl Session {
 }
 
 /// A recorder of any backend, for the context.
-pub(crate) trait AnyRecorder {
-    /// Returns the recorder as `Any`.
-    fn into_any(self: Rc<Self>) -> Rc<dyn Any>;
+pub(crate) trait AnyRecorder: Any {
     /// Returns true if ops have to be recorded.
     fn is_recording(&self) -> bool;
     /// Starts a named block.

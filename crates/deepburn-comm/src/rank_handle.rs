@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use crate::CommError;
 
-/// The operations of a rank's handle that [`run_ranks`] and [`run_rank`] need.
+/// The operations of a rank's handle that [`run_ranks`](crate::run_ranks) and
+/// [`run_rank`](crate::run_rank) need.
 pub trait RankHandle {
     /// This rank, from 0.
     fn rank(&self) -> usize;

@@ -11,7 +11,8 @@ pub(super) struct Collective {
     pub(super) operation: Operation,
     /// The number of arrays. Each costs a message per peer.
     pub(super) arrays: u64,
-    /// The number of elements of the complete arrays, as in [`Count`].
+    /// The number of elements of the complete arrays, as in
+    /// [`Count`](deepburn_comm::Count).
     pub(super) elements: u64,
     /// The bytes that each rank contributes to a reduction.
     pub(super) sent: u64,

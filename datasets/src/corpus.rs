@@ -300,11 +300,10 @@ fn finish(
 }
 
 #[cfg(test)]
-mod large_text;
-#[cfg(test)]
-mod malformed;
-#[cfg(test)]
 mod tests {
+    mod large_text;
+    mod malformed;
+
     use std::fs;
 
     use super::*;

@@ -14,6 +14,4 @@ pub(crate) mod selection;
 pub(crate) mod token;
 
 #[cfg(test)]
-mod loopback;
-#[cfg(test)]
 mod tests;

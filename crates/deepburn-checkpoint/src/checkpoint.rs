@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::manifest::{MANIFEST, Manifest};
 use crate::rank_file::RankFile;
 use crate::{
-    CheckpointError, Element, ElementType, Layout, ParamEntry, Run, StateKind, Tag, Values,
+    CheckpointError, Element, ElementType, Layout, ParamEntry, Run, StateKind, Tag, Values, disk,
     foreign, store,
 };
 
@@ -337,7 +337,7 @@ fn without_manifest(folder: &Path) -> CheckpointError {
     if let Some(error) = foreign::explain(folder) {
         return error;
     }
-    let names = store::names(folder).unwrap_or_default();
+    let names = disk::names(folder).unwrap_or_default();
     if names.iter().any(|name| name.starts_with("rank-")) {
         return CheckpointError::damaged(&folder.join(MANIFEST), "it is missing");
     }

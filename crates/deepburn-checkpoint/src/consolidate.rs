@@ -30,9 +30,7 @@ use std::path::{Path, PathBuf};
 use deepburn_safetensors::{FloatType, Header, TensorFileWriter};
 use serde_json::{Map, json};
 
-use crate::{
-    Checkpoint, CheckpointError, ElementType, EntryKind, ParamEntry, StateKind, disk, store,
-};
+use crate::{Checkpoint, CheckpointError, ElementType, EntryKind, ParamEntry, StateKind, disk};
 
 /// The name of the index of shards, as `transformers` looks for it.
 const INDEX: &str = "model.safetensors.index.json";
@@ -266,7 +264,7 @@ fn refuse_weights(out: &Path) -> Result<(), CheckpointError> {
     let is_weights = |name: &String| {
         name == INDEX || name.starts_with("model") && name.ends_with(".safetensors")
     };
-    let Some(name) = store::names(out)?.into_iter().find(is_weights) else { return Ok(()) };
+    let Some(name) = disk::names(out)?.into_iter().find(is_weights) else { return Ok(()) };
     let source = std::io::ErrorKind::AlreadyExists.into();
     Err(CheckpointError::Io { action: "replace weights", path: out.join(name), source })
 }
@@ -400,7 +398,7 @@ mod tests {
             let found: Vec<f32> = elements(tensors.tensor(path).unwrap().data());
             assert_eq!(found, weights(path, numel));
         }
-        assert_eq!(store::names(&out).unwrap(), ["model.safetensors"]);
+        assert_eq!(disk::names(&out).unwrap(), ["model.safetensors"]);
     }
 
     #[test]
@@ -508,12 +506,12 @@ mod tests {
             fs::write(out.join(name), "mine").unwrap();
             let error = consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("cannot replace weights"), "{error}");
-            assert_eq!(store::names(&out).unwrap(), [name]);
+            assert_eq!(disk::names(&out).unwrap(), [name]);
             fs::remove_file(out.join(name)).unwrap();
         }
         fs::write(out.join("config.json"), "{}").unwrap();
         consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap();
-        assert_eq!(store::names(&out).unwrap(), ["config.json", "model.safetensors"]);
+        assert_eq!(disk::names(&out).unwrap(), ["config.json", "model.safetensors"]);
     }
 
     #[test]
@@ -556,7 +554,7 @@ mod tests {
             let error = consolidate(&checkpoint, &out, &ALL, &export).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
-        assert!(store::names(&out).unwrap_or_default().is_empty());
+        assert!(disk::names(&out).unwrap_or_default().is_empty());
         // A parameter of which only the moments were saved.
         let root = TempRoot::new();
         let mut atom = atom("a", &[2]);

@@ -27,6 +27,18 @@ pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
         .map_err(CheckpointError::io("flush", path))
 }
 
+/// Returns the sorted names in a folder. Names that are not UTF-8 cannot be
+/// ours and are skipped.
+pub(crate) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
+    let io = CheckpointError::io("read", folder);
+    let names: io::Result<Vec<_>> = fs::read_dir(folder)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
+    let names = names.map_err(io)?;
+    let mut names: Vec<_> = names.into_iter().filter_map(|name| name.into_string().ok()).collect();
+    names.sort();
+    Ok(names)
+}
+
 /// Returns an error if fewer than `needed` bytes are free in the folder.
 ///
 /// The number is a snapshot: another program may use the space afterwards. The

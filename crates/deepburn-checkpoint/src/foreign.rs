@@ -3,12 +3,12 @@
 
 use std::path::Path;
 
-use crate::{CheckpointError, store};
+use crate::{CheckpointError, disk};
 
 /// Returns an error that names the program that wrote the folder; `None` if it
 /// is not recognised.
 pub(crate) fn explain(folder: &Path) -> Option<CheckpointError> {
-    let names = store::names(folder).ok()?;
+    let names = disk::names(folder).ok()?;
     let found = looks_like(&names)?;
     Some(CheckpointError::Foreign { path: folder.to_owned(), found: found.to_owned() })
 }

@@ -27,7 +27,7 @@ use std::fmt::{self, Write};
 use serde_json::Value;
 
 use crate::manifest::Manifest;
-use crate::save::rank_file_name;
+use crate::rank_file::rank_file_name;
 use crate::{Checkpoint, EntryKind, ParamEntry, StateKind};
 
 /// The longest path to which the list of parameters is aligned.

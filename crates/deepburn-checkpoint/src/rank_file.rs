@@ -28,7 +28,6 @@ use serde_json::{Map, Value};
 
 use crate::identity::FORMAT;
 use crate::manifest::Manifest;
-use crate::save::rank_file_name;
 use crate::{CheckpointError, disk};
 
 /// The number of bytes that are hashed at a time.
@@ -177,6 +176,11 @@ fn mixed(path: &Path, file: &File, expected: &Map<String, Value>) -> Option<Chec
 /// metadata.
 fn metadata_range(length: u64) -> Option<Range<u64>> {
     (length > 8).then(|| 8..length.min(METADATA_ROOM))
+}
+
+/// Returns the name of the file of `rank`.
+pub(crate) fn rank_file_name(rank: usize) -> String {
+    format!("rank-{rank:05}.safetensors")
 }
 
 #[cfg(test)]

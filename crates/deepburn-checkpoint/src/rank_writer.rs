@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use crate::flusher::Flusher;
 use crate::manifest::RankEntry;
-use crate::save::{Ticket, rank_file_name};
+use crate::rank_file::rank_file_name;
+use crate::save::Ticket;
 use crate::{CheckpointError, Element, ElementType, Layout, RankRecord, Segment, StateKind, disk};
 
 /// The number of bytes that are hashed and then written at a time. They stay in

@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(keep(1, 1).apply(&root, None).unwrap(), []);
         assert_eq!(keep(1, 0).apply(&root, None).unwrap(), [Tag::of_step(4)]);
         assert_eq!(steps(&root), [5]);
-        assert_eq!(store::names(&root).unwrap(), ["latest", "step-00000005"]);
+        assert_eq!(disk::names(&root).unwrap(), ["latest", "step-00000005"]);
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
             .unwrap();
         assert_eq!(steps(&root), [3]);
         save(&root, 4, 1);
-        assert_eq!(store::names(&root).unwrap(), ["latest", "step-00000003", "step-00000004"]);
+        assert_eq!(disk::names(&root).unwrap(), ["latest", "step-00000003", "step-00000004"]);
     }
 
     proptest! {

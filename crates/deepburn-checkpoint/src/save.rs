@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::identity::{FORMAT, Identity, VERSION};
 use crate::manifest::{MANIFEST, Manifest, RankEntry};
+use crate::rank_file::rank_file_name;
 use crate::store::{self, Lock};
 use crate::{Checkpoint, CheckpointError, Layout, RankRecord, Run, Tag, disk};
 
@@ -222,11 +223,6 @@ impl Drop for Save {
     }
 }
 
-/// Returns the name of the file of `rank`.
-pub(crate) fn rank_file_name(rank: usize) -> String {
-    format!("rank-{rank:05}.safetensors")
-}
-
 /// Makes sure that the tag is free. A damaged checkpoint is renamed, anything
 /// else is an error.
 fn vacate(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
@@ -299,7 +295,7 @@ mod tests {
                 // The next one finds its way.
                 save(&root, 3, 1);
                 assert_eq!(newest(&root), Some(3));
-                let hidden = store::names(&root).unwrap();
+                let hidden = disk::names(&root).unwrap();
                 assert!(!hidden.iter().any(|name| name.starts_with('.')), "{hidden:?}");
             }
         }
@@ -309,18 +305,18 @@ mod tests {
     fn a_dropped_save_leaves_no_trace() {
         let root = TempRoot::new();
         save(&root, 1, 1);
-        let before = store::names(&root).unwrap();
+        let before = disk::names(&root).unwrap();
         let layout = layout(1);
         let second = Save::begin(&root, Tag::of_step(2), layout.clone()).unwrap();
         let record = write_rank(second.ticket(), &layout, 0, 2);
         drop(second);
-        assert_eq!(store::names(&root).unwrap(), before);
+        assert_eq!(disk::names(&root).unwrap(), before);
         // Nor do ranks that continue to write, or a record that comes too late.
         let third = Save::begin(&root, Tag::of_step(2), layout.clone()).unwrap();
         write_rank(third.ticket(), &layout, 0, 2);
         let error = third.commit(vec![record], run(2)).unwrap_err().to_string();
         assert!(error.contains("belongs to a different save"), "{error}");
-        assert_eq!(store::names(&root).unwrap(), before);
+        assert_eq!(disk::names(&root).unwrap(), before);
         assert_eq!(newest(&root), Some(1));
     }
 

@@ -19,8 +19,9 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+use crate::disk::{self, names};
 use crate::manifest::{MANIFEST, Manifest};
-use crate::{CheckpointError, Tag, disk, foreign};
+use crate::{CheckpointError, Tag, foreign};
 
 /// The name of the file with the tag of the latest checkpoint.
 const LATEST: &str = "latest";
@@ -96,18 +97,6 @@ pub(crate) fn entries(root: &Path) -> Result<Vec<Entry>, CheckpointError> {
 /// tag.
 fn order(entry: &Entry) -> (u64, u64, &Tag) {
     (entry.manifest.run.step, entry.manifest.saved_at, &entry.tag)
-}
-
-/// Returns the sorted names in a folder. Names that are not UTF-8 cannot be
-/// ours and are skipped.
-pub(crate) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
-    let io = CheckpointError::io("read", folder);
-    let names: std::io::Result<Vec<_>> = fs::read_dir(folder)
-        .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
-    let names = names.map_err(io)?;
-    let mut names: Vec<_> = names.into_iter().filter_map(|name| name.into_string().ok()).collect();
-    names.sort();
-    Ok(names)
 }
 
 /// Returns the checkpoint to resume from: the one that `latest` names, or one

@@ -10,7 +10,7 @@ use crate::fixture::{TempRoot, atom, layout, run, save, save_layout, values};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::{
     AsTrained, Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout,
-    ParamEntry, StateKind, StoredState, Tag, consolidate, store,
+    ParamEntry, StateKind, StoredState, Tag, consolidate, disk,
 };
 
 /// Every value of a checkpoint, by tensor.
@@ -103,7 +103,7 @@ fn message(path: &Path, tag: Option<&Tag>) -> String {
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
-    store::names(folder).unwrap().into_iter().map(|name| folder.join(name)).collect()
+    disk::names(folder).unwrap().into_iter().map(|name| folder.join(name)).collect()
 }
 
 /// Opens in both ways; whatever loads has to equal the original.

@@ -28,7 +28,7 @@ use crate::failure::Failure;
 use crate::run::signals::survive_file_limits;
 use crate::tools::cache_tool::{CacheAction, cache};
 use crate::tools::check_config::{OpenValues, check_config};
-use crate::tools::checkpoint_tools::{CheckpointChoice, Size, consolidate, inspect, weight_type};
+use crate::tools::checkpoint_tools::{Size, consolidate, inspect, open, open_best, weight_type};
 use crate::tools::estimates::{EstimateArguments, estimates};
 use crate::tools::generate::{GenerateArguments, generate};
 use crate::tools::key_chapter::key_chapter;
@@ -143,12 +143,11 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
         // Predictions are written while the table is read.
         Command::Predict(arguments) => return predict(&arguments),
         Command::Consolidate { checkpoint, out, tag, best, dtype, max_shard_size } => {
-            let choice = match (&tag, best) {
-                (_, true) => CheckpointChoice::Best,
-                (Some(tag), false) => CheckpointChoice::Tag(tag),
-                (None, false) => CheckpointChoice::Latest,
+            let checkpoint = match best {
+                true => open_best(&checkpoint)?,
+                false => open(&checkpoint, tag.as_deref())?,
             };
-            consolidate(&checkpoint, choice, &out, dtype, max_shard_size)?.join("\n")
+            consolidate(&checkpoint, &out, dtype, max_shard_size)?.join("\n")
         }
         Command::Inspect { checkpoint, tag } => {
             inspect(&checkpoint, tag.as_deref())?.trim_end().to_owned()

@@ -11,41 +11,11 @@ use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::{CommError, Member, panic};
+use crate::{CommError, Member, RankHandle, panic};
 
 /// The stack size of a rank thread in bytes. Backward passes recurse deeply.
 /// The system allocates memory only for the used part.
 const STACK_SIZE: usize = 64 << 20;
-
-/// The operations of a rank's handle that [`run_ranks`] and [`run_rank`] need.
-pub trait RankHandle {
-    /// This rank, from 0.
-    fn rank(&self) -> usize;
-
-    /// Ends the group: every present and later call of any rank fails with the
-    /// cause of the first `abort`. Called after the rank's own code has ended.
-    fn abort(&self, cause: CommError);
-
-    /// Declares that this rank starts no more collectives.
-    ///
-    /// Pending collectives of the rank can still be completed. Ranks that wait
-    /// for a collective that this rank has not started get [`CommError::Left`].
-    fn leave(&self);
-
-    /// Returns the failure that ended the group; `None` if it has not ended.
-    fn failure(&self) -> Option<Failure>;
-}
-
-/// The failure that ended a group.
-#[derive(Debug, Clone)]
-pub struct Failure {
-    /// The rank that detected the failure and reports it.
-    pub reporter: usize,
-    /// The time at which this process learnt of it.
-    pub at: Instant,
-    /// The error that every rank gets.
-    pub cause: CommError,
-}
 
 /// The first failure in a group of ranks.
 #[derive(Debug, Clone, PartialEq)]

@@ -14,7 +14,8 @@ use deepburn_safetensors::FloatType;
 use pytorch_reader::{DType, PytorchReader};
 
 use crate::archive::Archive;
-use crate::pickle::{Node, NodeId, Pickle};
+use crate::node::{Node, NodeId};
+use crate::pickle::Pickle;
 use crate::{DeepSpeedError, Tensor};
 
 /// An open file.

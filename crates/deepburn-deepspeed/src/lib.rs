@@ -54,6 +54,7 @@ mod contents;
 mod error;
 mod folder;
 mod model_states;
+mod node;
 mod optim_states;
 mod parameter;
 mod partitioned;

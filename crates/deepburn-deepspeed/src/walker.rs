@@ -25,7 +25,7 @@
 
 use std::collections::HashMap;
 
-use crate::pickle::{Node, NodeId, TensorNode, float_of_storage};
+use crate::node::{Node, NodeId, TensorNode, float_of_storage};
 
 /// The largest number of dimensions, which is also PyTorch's limit.
 const MAX_DIMS: usize = 64;

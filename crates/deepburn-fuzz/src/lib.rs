@@ -12,6 +12,7 @@
 mod memory;
 mod mutator;
 mod run;
+mod seed;
 
 pub use memory::MEMORY_LIMIT;
 pub use mutator::{JSON_TOKENS, Mutator};

@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use crate::run::current_seed;
+use crate::seed::current_seed;
 
 /// The largest number of bytes that an input may hold. Valid inputs need some
 /// kilobytes.

@@ -7,7 +7,6 @@
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,18 +15,11 @@ use tempfile::TempDir;
 
 use crate::Mutator;
 use crate::memory::{LimitGuard, MEMORY_LIMIT, peak_of};
+use crate::seed::{current_seed, set_current_seed};
 
 /// The longest time for an input. Most inputs take less than a millisecond; the
 /// rest is a margin for a busy machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(10);
-
-/// The seed of the current input.
-static SEED: AtomicU64 = AtomicU64::new(0);
-
-/// Returns the seed of the current input.
-pub(crate) fn current_seed() -> u64 {
-    SEED.load(Relaxed)
-}
 
 /// Calls `check` for `DEEPBURN_FUZZ_INPUTS` inputs, by default `default`, and
 /// prints their number, the longest time and the largest memory.
@@ -47,7 +39,7 @@ pub fn fuzz(default: u64, mut check: impl FnMut(&mut Mutator)) {
         scope.spawn(move || watch(&ended));
         let _limit = LimitGuard::new();
         for seed in (0..inputs).map(|input| first.wrapping_add(input)) {
-            SEED.store(seed, Relaxed);
+            set_current_seed(seed);
             let started = Instant::now();
             let mut outcome = Ok(());
             let memory = peak_of(|| {

@@ -14,10 +14,12 @@ mod cast;
 mod elementwise;
 mod flat;
 mod stats;
+mod update;
 
 pub use buffer::{Buffer, ElementType};
 pub use cast::cast;
+pub use elementwise::OwnedBuffers;
 pub(crate) use elementwise::{ElementKernel, launch, lerp, write};
-pub use elementwise::{OwnedBuffers, update};
 pub use flat::flatten;
 pub use stats::gradient_stats;
+pub use update::update;

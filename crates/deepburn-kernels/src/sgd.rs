@@ -19,7 +19,7 @@
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
 use crate::cube::{ElementKernel, write};
-use crate::elementwise::{Elementwise, ElementwiseStep};
+use crate::elementwise::Elementwise;
 use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
@@ -52,7 +52,7 @@ impl Sgd {
     /// # Panics
     ///
     /// Panics if `t` is 0.
-    fn gradient_gain(&self, t: u64) -> f64 {
+    pub(crate) fn gradient_gain(&self, t: u64) -> f64 {
         check_time("sgd", t);
         if t == 1 { 1.0 } else { 1.0 - self.dampening }
     }
@@ -108,21 +108,20 @@ pub struct SgdMomentumStep {
     along: f32,
 }
 
-impl Sgd {
-    /// Returns the step at time `t`, the number of this update from 1. With a momentum factor of 0,
-    /// it needs no state and does not change a momentum that is passed.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `t` is 0.
-    pub fn step(&self, t: u64) -> ElementwiseStep {
-        let gain = self.gradient_gain(t) as f32;
-        let (lr, l2, momentum) = (self.lr as f32, self.weight_decay as f32, self.momentum as f32);
-        if !self.keeps_momentum() {
-            return SgdStep { lr, l2 }.into();
-        }
-        let (ahead, along) = if self.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
-        SgdMomentumStep { lr, l2, momentum, gain, ahead, along }.into()
+impl SgdStep {
+    /// Returns the scalars of a step without momentum.
+    pub(crate) fn new(sgd: &Sgd) -> Self {
+        Self { lr: sgd.lr as f32, l2: sgd.weight_decay as f32 }
+    }
+}
+
+impl SgdMomentumStep {
+    /// Returns the scalars of a step with momentum. `gain` is the factor of the gradient in the
+    /// momentum.
+    pub(crate) fn new(sgd: &Sgd, gain: f32) -> Self {
+        let (lr, l2, momentum) = (sgd.lr as f32, sgd.weight_decay as f32, sgd.momentum as f32);
+        let (ahead, along) = if sgd.nesterov { (1.0, momentum) } else { (0.0, 1.0) };
+        Self { lr, l2, momentum, gain, ahead, along }
     }
 }
 

@@ -11,7 +11,7 @@
 //! dashes.
 
 use crate::html::{Escaped, push};
-use crate::report::ReportError;
+use crate::report_error::ReportError;
 use plotters::prelude::*;
 use std::ops::Range;
 

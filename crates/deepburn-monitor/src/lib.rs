@@ -24,6 +24,7 @@ mod monitors;
 mod plot;
 mod profiler;
 mod report;
+mod report_error;
 mod tensorboard;
 
 pub use self::csv::CsvFiles;
@@ -32,5 +33,6 @@ pub use flops::{FlopsOptions, FlopsProfile, FlopsTotals, ModuleFlops};
 pub use monitors::{MonitorFolders, Monitors};
 pub use plot::{Comparison, MAX_RUNS, PlotError};
 pub use profiler::{ProfileError, Profiler};
-pub use report::{Environment, Report, ReportError};
+pub use report::{Environment, Report};
+pub use report_error::ReportError;
 pub use tensorboard::EventWriter;

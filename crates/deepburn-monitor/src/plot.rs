@@ -10,7 +10,7 @@
 use crate::chart::{self, Chart, Series};
 use crate::html;
 use crate::metrics::{EvalRow, MetricsError, StepRow, read_metrics, split};
-use crate::report::ReportError;
+use crate::report_error::ReportError;
 use std::path::{Component, Path, PathBuf};
 
 /// The largest number of runs in a comparison.

@@ -21,7 +21,7 @@ mod spans;
 mod trace;
 
 use crate::html;
-use crate::report::ReportError;
+use crate::report_error::ReportError;
 use memory::Sample;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;

@@ -13,10 +13,10 @@ mod tested;
 
 use crate::html::{self, Escaped};
 use crate::metrics::{Row, split};
+use crate::report_error::ReportError;
 pub use environment::Environment;
 use serde_json::Value;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The note above the curves, and the start of their section.
 const CURVES: &str = "<p class=\"note\">Curves over optimizer steps; a gap is a skipped step or a \
@@ -36,30 +36,6 @@ pub struct Report<'a> {
     pub test: Option<&'a Value>,
     /// The machine and program of the run.
     pub environment: &'a Environment,
-}
-
-/// The reason why a report cannot be created.
-#[derive(Debug, thiserror::Error)]
-pub enum ReportError {
-    /// A curve could not be drawn.
-    #[error("cannot draw the curve of {chart}: {reason}")]
-    Chart {
-        /// The title of the chart.
-        chart: String,
-        /// The error of the drawing library.
-        reason: String,
-    },
-    /// The operating system returned an error.
-    #[error(
-        "cannot write report `{}`: {source}; check that the folder exists and is writable",
-        path.display()
-    )]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
 }
 
 impl Report<'_> {

@@ -25,6 +25,7 @@ use tracing::{Span, trace_span};
 use crate::collectives;
 use crate::link::Link;
 use crate::process::{Process, Work};
+use crate::settings::Settings;
 
 /// The time that the other ranks stay alive after a failure. The launcher ends
 /// all processes as soon as the first one has exited, and the rank that reports
@@ -108,13 +109,23 @@ impl Drop for Membership {
     }
 }
 
-impl MpiGroup {
-    /// Returns the group of a run that was begun on the communication thread.
-    pub(crate) fn new(process: Process, on_device: OnDevice) -> Self {
-        let (has_left, statistics) = (AtomicBool::new(false), Mutex::default());
-        Self { membership: Arc::new(Membership { process, on_device, has_left, statistics }) }
+impl Process {
+    /// Starts a run with all ranks; every rank must call this the same number
+    /// of times. The group of an earlier run must no longer be used.
+    ///
+    /// After a failed run, every later one fails with the same error, because
+    /// messages of the failed run could still arrive and be mistaken for
+    /// messages of the new one. `on_device` runs the work with arrays on the
+    /// communication thread.
+    pub fn group(&self, settings: Settings, on_device: OnDevice) -> MpiGroup {
+        self.begin_run(settings);
+        let (process, has_left) = (self.clone(), AtomicBool::new(false));
+        let membership = Membership { process, on_device, has_left, statistics: Mutex::default() };
+        MpiGroup { membership: Arc::new(membership) }
     }
+}
 
+impl MpiGroup {
     /// Returns the rank, from 0.
     pub fn rank(&self) -> usize {
         self.membership.process.rank()

@@ -33,6 +33,10 @@ mod neighbours;
 #[cfg(feature = "mpi")]
 mod process;
 #[cfg(feature = "mpi")]
+mod settings;
+#[cfg(feature = "mpi")]
+mod status;
+#[cfg(feature = "mpi")]
 mod transfer;
 
 #[cfg(feature = "mpi")]
@@ -40,4 +44,6 @@ pub use group::{MpiGroup, OnDevice};
 #[cfg(feature = "mpi")]
 pub use library::MpiError;
 #[cfg(feature = "mpi")]
-pub use process::{Process, Settings};
+pub use process::Process;
+#[cfg(feature = "mpi")]
+pub use settings::Settings;

@@ -42,7 +42,8 @@ use crate::backoff::Backoff;
 use crate::control::{Envelope, Header, Hello, Message, disagreement};
 use crate::library::{Mpi, MpiError, Posted};
 use crate::neighbours::Neighbours;
-use crate::process::{RunStatus, Settings, Wait};
+use crate::settings::Settings;
+use crate::status::{RunStatus, Wait};
 use crate::transfer::{Incoming, Transfer};
 
 /// The interval at which the processes of this host are checked.

@@ -10,8 +10,8 @@ use std::slice;
 
 use rustix::io::Errno;
 
-use crate::file::RawFile;
 use crate::policy::Direction;
+use crate::raw_file::RawFile;
 use crate::{ALIGNMENT, SwapError};
 
 /// The memory of a block.

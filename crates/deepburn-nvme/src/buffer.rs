@@ -6,14 +6,15 @@
 
 use std::fmt;
 use std::slice;
+use std::sync::Arc;
 
 use bytemuck::Pod;
 use memmap2::MmapRaw;
 
-use crate::BufferPool;
 use crate::block::BlockMemory;
+use crate::shelf::Shelf;
 
-/// Aligned host memory, which returns to its [`BufferPool`] when it is dropped.
+/// Aligned host memory, which returns to its [`BufferPool`](crate::BufferPool) when it is dropped.
 ///
 /// It is aligned to pages, which suffices for direct I/O and for every element type.
 pub struct Buffer {
@@ -21,15 +22,15 @@ pub struct Buffer {
     memory: Option<MmapRaw>,
     /// The length in bytes, at most the length of the mapping.
     length: usize,
-    /// The pool that the mapping returns to.
-    pool: BufferPool,
+    /// The shelf of the pool, to which the mapping returns.
+    shelf: Arc<Shelf>,
 }
 
 impl Buffer {
     /// Returns a buffer of the first `length` bytes of `memory`.
-    pub(crate) fn new(memory: MmapRaw, length: usize, pool: BufferPool) -> Self {
+    pub(crate) fn new(memory: MmapRaw, length: usize, shelf: Arc<Shelf>) -> Self {
         debug_assert!(length <= memory.len());
-        Self { memory: Some(memory), length, pool }
+        Self { memory: Some(memory), length, shelf }
     }
 
     /// Returns the length in bytes.
@@ -96,7 +97,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.pool.put_back(memory);
+            self.shelf.put_back(memory);
         }
     }
 }

@@ -11,7 +11,6 @@
 //! behind. Without direct I/O, pages are dropped after each block: cached swap pages would take the
 //! host memory that offloading is meant to free.
 
-use std::fmt;
 use std::io::IoSlice;
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -25,39 +24,8 @@ use rustix::fs::{Advice, AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::folder::{check_folder, free_bytes};
+use crate::raw_file::RawFile;
 use crate::{ALIGNMENT, BufferPool, SwapError, SwapOperation};
-
-/// Reads and writes at offsets of a file. Tests use another implementation to inject failures.
-pub(crate) trait RawFile: Send + Sync + fmt::Debug {
-    /// Reads up to `memory.len()` bytes and returns their number, which is 0 at the end of the
-    /// file.
-    ///
-    /// # Errors
-    ///
-    /// Returns the system's error.
-    fn read_at(&self, memory: &mut [u8], offset: u64) -> Result<usize, Errno>;
-
-    /// Writes up to `memory.len()` bytes and returns their number. Errors of the disk are reported
-    /// by this call, not by a later one.
-    ///
-    /// # Errors
-    ///
-    /// Returns the system's error.
-    fn write_at(&self, memory: &[u8], offset: u64) -> Result<usize, Errno>;
-
-    /// Asks the system to drop the cached pages of a range, if there are any.
-    fn drop_cache(&self, offset: u64, length: u64);
-
-    /// Reserves the bytes `added`, which begin at the end of the file.
-    ///
-    /// # Errors
-    ///
-    /// Returns the system's error. The file keeps its old length.
-    fn grow(&self, added: Range<u64>) -> Result<(), Errno>;
-
-    /// Returns true if reads and writes bypass the page cache.
-    fn is_direct(&self) -> bool;
-}
 
 /// A file without a name. It ends with its last descriptor, also when the process is killed.
 #[derive(Debug)]

@@ -8,12 +8,12 @@
 //! 114,689 .. 131,072     131,072     2
 //! ```
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use memmap2::{Advice, MmapMut, MmapRaw};
 
+use crate::shelf::{IdleMemory, Shelf};
 use crate::{ALIGNMENT, Buffer, SwapError};
 
 /// The size in bytes from which on buffers are requested in huge pages.
@@ -32,18 +32,7 @@ const HUGE_PAGE: usize = 2 << 20;
 #[derive(Clone, Default)]
 pub struct BufferPool {
     /// The idle memory, shared by clones.
-    shelf: Arc<Mutex<Shelf>>,
-}
-
-/// The idle memory by size, and totals.
-#[derive(Default)]
-struct Shelf {
-    /// Idle mappings by their size in bytes.
-    idle: BTreeMap<usize, Vec<MmapRaw>>,
-    /// The bytes of idle mappings.
-    idle_bytes: usize,
-    /// The bytes of all mappings, idle or in use.
-    held_bytes: usize,
+    shelf: Arc<Shelf>,
 }
 
 impl BufferPool {
@@ -93,13 +82,6 @@ impl BufferPool {
         shelf.idle.clear();
     }
 
-    /// Keeps the memory of a dropped buffer.
-    pub(crate) fn put_back(&self, memory: MmapRaw) {
-        let mut shelf = self.lock();
-        shelf.idle_bytes += memory.len();
-        shelf.idle.entry(memory.len()).or_default().push(memory);
-    }
-
     /// Returns a buffer, and whether its memory is new and therefore zero.
     ///
     /// # Errors
@@ -118,26 +100,11 @@ impl BufferPool {
             }
         };
         drop(shelf);
-        Ok((Buffer::new(memory, length, self.clone()), is_new))
+        Ok((Buffer::new(memory, length, self.shelf.clone()), is_new))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Shelf {
-    /// Takes the smallest idle mapping of `size` to twice `size` bytes.
-    fn take_idle(&mut self, size: usize) -> Option<MmapRaw> {
-        // The smallest size that is large enough; at most twice the size, so that little memory is
-        // wasted.
-        let (&found, stack) = self.idle.range_mut(size..=size.saturating_mul(2)).next()?;
-        let memory = stack.pop()?;
-        if stack.is_empty() {
-            self.idle.remove(&found);
-        }
-        self.idle_bytes -= found;
-        Some(memory)
+    fn lock(&self) -> MutexGuard<'_, IdleMemory> {
+        self.shelf.lock()
     }
 }
 

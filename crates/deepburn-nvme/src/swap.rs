@@ -20,9 +20,10 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
-use crate::file::{DiskFile, RawFile, no_space};
+use crate::file::{DiskFile, no_space};
 use crate::policy::Direction;
 use crate::queue::{IoQueue, IoRequest};
+use crate::raw_file::RawFile;
 use crate::region::{self, RegionAllocator, Shortage};
 use crate::statistics::WaitClock;
 use crate::worker::start_worker;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
-use crate::file::RawFile;
 use crate::queue::{Finished, IoQueue};
+use crate::raw_file::RawFile;
 
 /// Starts a worker, which runs blocks of `queue` until it is closed and empty.
 ///

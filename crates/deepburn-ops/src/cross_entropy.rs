@@ -22,6 +22,8 @@
 //! The kept gradients are in at least f32. For GPT-2's head of 50,257 by 768, the weight gradient
 //! takes 147 MiB.
 
+pub(crate) mod head;
+
 use burn::tensor::{Int, Tensor};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::base::Checkpointer;
@@ -32,6 +34,7 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 
 use crate::portable;
+pub use head::{HeadGradients, HeadLoss, logits_chunk_rows};
 
 /// Summed softmax cross-entropy.
 ///
@@ -89,36 +92,6 @@ pub trait CrossEntropyOps: Backend {
     ) -> FloatTensor<Self> {
         portable::cross_entropy::scale_gradient::<Self>(gradient, factor, dtype)
     }
-}
-
-/// A value for each input of the head that may be trained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HeadGradients<T> {
-    /// For the hidden states, `[tokens, width]`.
-    pub hidden: T,
-    /// For the weight, `[vocab, width]`.
-    pub weight: T,
-}
-
-/// The loss of a language-model head.
-#[derive(Debug)]
-pub struct HeadLoss<B: Backend> {
-    /// The sum over the tokens, `[1]`, in at least f32.
-    pub loss: FloatTensor<B>,
-    /// The gradients of the sum, in at least f32.
-    pub gradients: HeadGradients<Option<FloatTensor<B>>>,
-}
-
-/// The largest size of a chunk's f32 logits in bytes, unless one row is larger.
-const CHUNK_BYTES: usize = 64 << 20;
-
-/// Returns the number of rows of logits, one per token, that
-/// [`linear_cross_entropy`] computes at a time. If the f32 logits exceed 64
-/// MiB, they are divided into chunks of about equal size. The result depends
-/// only on the arguments, so sums are always added in the same order.
-pub fn logits_chunk_rows(tokens: usize, vocab: usize) -> usize {
-    let most = (CHUNK_BYTES / (4 * vocab.max(1))).max(1);
-    tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
 }
 
 /// A gradient of the sum and its final element type.

@@ -16,12 +16,6 @@ use burn_backend::tensor::FloatTensor;
 use crate::norm::on_rows;
 use crate::portable;
 
-/// The coefficient of the cubic term in `u`.
-pub(crate) const CUBIC: f64 = 0.044_715;
-/// `2 sqrt(2 / pi)`, the coefficient of the linear term in `2 u`.
-pub(crate) const TWICE_SQRT_2_OVER_PI: f64 =
-    2.0 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
-
 /// GELU with the tanh approximation, for each element of a matrix, computed in
 /// at least f32.
 pub trait GeluOps: Backend {

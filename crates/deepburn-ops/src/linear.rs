@@ -11,6 +11,8 @@
 //! db = sum of the rows of dy
 //! ```
 
+pub(crate) mod gradients;
+
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::base::Checkpointer;
@@ -23,6 +25,7 @@ use burn_backend::{Backend, TensorMetadata};
 
 use crate::norm::on_rows;
 use crate::portable;
+pub use gradients::LinearGradients;
 
 /// Affine maps of the rows of a matrix.
 ///
@@ -50,15 +53,6 @@ pub trait LinearOps: Backend {
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
         portable::linear::gradients::<Self>(grad, x)
     }
-}
-
-/// The gradients of the trained parameters.
-#[derive(Debug)]
-pub struct LinearGradients<B: Backend> {
-    /// `[in, out]`.
-    pub weight: FloatTensor<B>,
-    /// `[out]`.
-    pub bias: FloatTensor<B>,
 }
 
 /// The values that backward needs, if it needs them.

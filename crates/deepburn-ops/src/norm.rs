@@ -4,6 +4,8 @@
 //! Main trait: [`LayerNormOps`]. Backward keeps the input, which the op before usually keeps as its
 //! output anyway, and two numbers per row. The normalised rows are computed again.
 
+pub(crate) mod saved;
+
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::base::Checkpointer;
@@ -14,6 +16,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata};
 
 use crate::portable;
+pub use saved::{LayerNormGradients, LayerNormOutput, LayerNormSaved};
 
 /// Layer normalisation of the rows of a matrix. Means and deviations are
 /// computed in at least f32.
@@ -53,41 +56,6 @@ pub trait LayerNormOps: Backend {
     ) -> LayerNormGradients<Self> {
         portable::norm::backward::<Self>(grad, saved)
     }
-}
-
-/// The result of a forward pass.
-#[derive(Debug)]
-pub struct LayerNormOutput<B: Backend> {
-    /// `[rows, width]`.
-    pub output: FloatTensor<B>,
-    /// The mean of each row, `[rows, 1]`, in at least f32.
-    pub mean: FloatTensor<B>,
-    /// `1 / sqrt(var + epsilon)` of each row, `[rows, 1]`, in at least f32.
-    pub reciprocal_deviation: FloatTensor<B>,
-}
-
-/// The values that backward needs.
-#[derive(Debug, Clone)]
-pub struct LayerNormSaved<B: Backend> {
-    /// The input, `[rows, width]`.
-    pub x: FloatTensor<B>,
-    /// `[width]`.
-    pub gamma: FloatTensor<B>,
-    /// See [`LayerNormOutput`].
-    pub mean: FloatTensor<B>,
-    /// See [`LayerNormOutput`].
-    pub reciprocal_deviation: FloatTensor<B>,
-}
-
-/// The gradients of the inputs.
-#[derive(Debug)]
-pub struct LayerNormGradients<B: Backend> {
-    /// `[rows, width]`.
-    pub x: FloatTensor<B>,
-    /// `[width]`.
-    pub gamma: FloatTensor<B>,
-    /// `[width]`.
-    pub beta: FloatTensor<B>,
 }
 
 /// The autodiff step. Its parents are `x`, `gamma` and `beta`.

@@ -17,17 +17,17 @@
 //! elements are in host memory, `host_sum` adds them in one pass; otherwise the backend's own ops
 //! do.
 //!
-//! A part is a view of its tensor wherever that is possible. The helpers of this module therefore
-//! flatten and cut tensors in an order that avoids copies.
+//! A part is a view of its tensor wherever that is possible (`flat.rs`).
 
 mod host_sum;
 
 use std::ops::Range;
 
-use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
 use deepburn_ops::{float_bytes, float_from_host, float_into_host, join_shards, read_float};
 
+use crate::flat::{flat_range, flattened, in_type, narrow, pad};
 use crate::rows::RowGradient;
 use host_sum::{HostSum, SparseRows};
 
@@ -246,14 +246,6 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
     }
 }
 
-/// Returns the tensor in elements of `dtype`. A tensor of that type is not touched.
-pub(crate) fn in_type<B: Backend>(
-    tensor: B::FloatTensorPrimitive,
-    dtype: FloatDType,
-) -> B::FloatTensorPrimitive {
-    if tensor.dtype() == DType::from(dtype) { tensor } else { B::float_cast(tensor, dtype) }
-}
-
 /// Returns the tensor on `device`.
 ///
 /// A copy between two devices goes through host memory: CubeCL's direct copy needs a library of
@@ -266,75 +258,6 @@ fn moved<B: Backend>(
         true => tensor,
         false => float_from_host::<B>(read_float::<B>(tensor), device),
     }
-}
-
-/// Returns the tensor with one axis.
-///
-/// A flat tensor is returned unchanged instead of being reshaped to its own shape, because flex
-/// copies a view that does not begin at the start of its memory when it is reshaped.
-pub(crate) fn flattened<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::FloatTensorPrimitive {
-    let shape = tensor.shape();
-    match shape.num_dims() {
-        1 => tensor,
-        _ => B::float_reshape(tensor, Shape::from(vec![shape.num_elements()])),
-    }
-}
-
-/// Returns elements `range` of the flat order of `tensor`, flat: a view of a flat tensor, and
-/// otherwise at most a copy of the rows that the range touches.
-///
-/// ```text
-///  range      ····[  ··· ··· ··  ]····       elements 6..16 of rows of 4
-///  rows       [ 4 5 6 7 ][ 8 … 11 ][ 12 … 15 ]      sliced first: rows 1..4
-///  result         [ 6 7    8 … 11    12 … 15 ]      then flattened and narrowed
-/// ```
-///
-/// Whole rows are sliced before flattening, because flattening copies a tensor that is not
-/// contiguous, such as the gradient of a transposed weight. In this order only the touched rows are
-/// copied.
-pub(crate) fn flat_range<B: Backend>(
-    tensor: &B::FloatTensorPrimitive,
-    range: Range<usize>,
-) -> B::FloatTensorPrimitive {
-    let shape = tensor.shape();
-    if shape.num_dims() == 1 {
-        return narrow::<B>(tensor.clone(), range);
-    }
-    let row_len = shape.iter().skip(1).product::<usize>().max(1);
-    let rows = range.start / row_len..range.end.div_ceil(row_len);
-    let skipped = rows.start * row_len;
-    let cut = if shape.num_dims() > 0 && rows != (0..shape[0]) {
-        let mut slices = vec![Slice::from(rows.clone())];
-        slices.extend(shape.iter().skip(1).map(|&len| Slice::from(0..len)));
-        B::float_slice(tensor.clone(), &slices)
-    } else {
-        tensor.clone()
-    };
-    narrow::<B>(flattened::<B>(cut), range.start - skipped..range.end - skipped)
-}
-
-/// Returns a view of elements `range` of a flat tensor, or the tensor itself if the range covers
-/// it.
-pub(crate) fn narrow<B: Backend>(
-    flat: B::FloatTensorPrimitive,
-    range: Range<usize>,
-) -> B::FloatTensorPrimitive {
-    if range == (0..flat.shape().num_elements()) {
-        return flat;
-    }
-    B::float_slice(flat, &[Slice::from(range)])
-}
-
-/// Returns a flat tensor followed by zeros, `len` elements in total. Every shard has the same
-/// length, so the last ones are padded.
-fn pad<B: Backend>(flat: B::FloatTensorPrimitive, len: usize) -> B::FloatTensorPrimitive {
-    let missing = len - flat.shape().num_elements();
-    if missing == 0 {
-        return flat;
-    }
-    let zeros =
-        B::float_zeros(Shape::from(vec![missing]), &B::float_device(&flat), flat.dtype().into());
-    B::float_cat(vec![flat, zeros], 0)
 }
 
 /// Returns the element-wise maximum, in which a NaN on either side wins.

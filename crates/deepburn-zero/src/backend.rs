@@ -24,8 +24,10 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData};
 use deepburn_ops::MatmulOps;
 
+use crate::leased::Leased;
+use crate::reduce;
 use crate::session;
-use crate::tensor::{Leased, ZeroTensor};
+use crate::tensor::ZeroTensor;
 
 /// Expands to the methods of `Backend` that both decorators of this crate forward to the inner
 /// backend `B`.
@@ -138,7 +140,7 @@ impl<B: MatmulOps> DistributedBackend for Sharded<B> {
     ///
     /// Panics with a [`CommError`](deepburn_comm::CommError) if a full bucket cannot be reduced.
     fn submit_gradient_sync(tensor: TensorRef<Self>, params: DistributedParams) {
-        let Some((reducer, index)) = session::reducer_of::<B>(params.param_id) else {
+        let Some((reducer, index)) = reduce::reducer_of::<B>(params.param_id) else {
             return;
         };
         // SAFETY: autodiff passes a pointer to the gradient in its container, which it borrows
@@ -159,7 +161,7 @@ impl<B: MatmulOps> DistributedBackend for Sharded<B> {
     ///
     /// Panics with a [`CommError`](deepburn_comm::CommError) if a collective fails.
     fn submit_sync_collective(_device: &Device<Self>) {
-        if let Some(reducer) = session::reducer::<B>() {
+        if let Some(reducer) = reduce::reducer::<B>() {
             let finished = reducer.borrow_mut().finish_backward();
             if let Err(error) = finished {
                 std::panic::panic_any(error);

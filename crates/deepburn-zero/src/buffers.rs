@@ -44,12 +44,13 @@ use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::{ReduceOp, Tag};
 use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
 
-use crate::array::{DeviceArray, in_type};
+use crate::array::DeviceArray;
 use crate::error::ZeroError;
+use crate::flat::{in_shape, in_type};
 use crate::group::Group;
+use crate::leased::{FullTensor, Leased};
 use crate::ledger::{Category, Lease, Ledger};
-use crate::sharding::{Training, in_shape};
-use crate::tensor::{FullTensor, Leased};
+use crate::training::Training;
 
 use walk::{FoundBuffers, Install, Live, NewValue};
 

@@ -26,6 +26,7 @@
 //! time to start a kernel.
 
 mod clock;
+mod collective;
 mod gathering;
 mod group;
 mod machine;

@@ -32,10 +32,9 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use deepburn_config::{OptimizerOffload, OptimizerPlan, Stage, ZeroPlan};
+use deepburn_config::{OptimizerOffload, Stage, ZeroPlan};
 
 use crate::ledger::Tier;
-use crate::optimizer::{direction_memory, state_arrays};
 use crate::states::error_bytes;
 use buffers::{Gathering, bucket_elements, direction_elements};
 use element_bytes::FP32;
@@ -50,55 +49,9 @@ pub use element_bytes::{ElementBytes, formula};
 pub(crate) use pass::{BucketedNumel, PassEvent};
 pub use pass::{PassPeak, PassPlan};
 
+pub use crate::optimizer::DirectionMemory;
+pub use crate::parameter_size::ParameterSize;
 pub use crate::recompute::SHORT_SUM;
-
-/// The size of a parameter. Tied parameters are listed once.
-///
-/// It has no name and no shape, because memory depends on the number of
-/// elements and the optimizer alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ParameterSize {
-    /// The number of elements.
-    pub numel: u64,
-    /// The number of optimizer arrays without the master; `None` for a frozen
-    /// parameter, which has no gradient either.
-    pub moments: Option<usize>,
-    /// The part of the update direction that an update holds.
-    pub direction: DirectionMemory,
-    /// Whether ranks keep compression errors for it.
-    pub keeps_errors: bool,
-}
-
-/// The memory for the direction of an update, until the direction is final.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DirectionMemory {
-    /// None: each element is updated at once.
-    None,
-    /// The owned elements, until the norms of the tensor are known or the ranks
-    /// have averaged the direction.
-    Owned,
-    /// The owned elements of all such parameters together, until the ranks have
-    /// averaged them.
-    AllOwned,
-    /// All elements, which one rank orthogonalises.
-    Whole,
-}
-
-impl ParameterSize {
-    /// Returns the size of a parameter that `optimizer` updates; without an
-    /// optimizer it is frozen.
-    pub fn new(numel: u64, optimizer: Option<&OptimizerPlan>) -> Self {
-        let direction = optimizer.map_or(DirectionMemory::None, direction_memory);
-        let keeps_errors = optimizer.is_some_and(OptimizerPlan::exchanges_momentum);
-        let moments = optimizer.map(|plan| state_arrays(plan).len());
-        Self { numel, moments, direction, keeps_errors }
-    }
-
-    /// Returns true if it has a gradient and optimizer states.
-    pub fn is_trainable(&self) -> bool {
-        self.moments.is_some()
-    }
-}
 
 /// The bytes of model states on one rank.
 ///

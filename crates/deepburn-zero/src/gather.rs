@@ -31,7 +31,7 @@
 //! memory, persistent ones as parameters. The end of a pass releases everything
 //! but persistent copies.
 
-mod fetch;
+mod exchange;
 mod look_ahead;
 
 use std::sync::atomic::AtomicUsize;
@@ -43,25 +43,14 @@ use deepburn_comm::CommError;
 use deepburn_config::GatherPlan;
 use deepburn_nvme::SwapError;
 
+use crate::fetch::{Fetch, LiveCount};
 use crate::group::Group;
 use crate::ledger::Ledger;
-use crate::parameter::Parameter;
+use crate::parameter::{Gather, Parameter};
+use crate::pass::Pass;
 use crate::trace::{Phase, Trace};
-use fetch::LiveCount;
 
-pub(crate) use fetch::{Fetch, LiveElements};
 pub(crate) use look_ahead::LookAhead;
-
-/// The kind of a pass; each has its own record of uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pass {
-    /// Forward and backward.
-    Train,
-    /// Forward only.
-    Evaluate,
-    /// Reading parameters to save them.
-    Save,
-}
 
 /// Gathers complete parameters for the ops of one rank. Parameters refer to it
 /// weakly, so a module that outlives its engine holds no gathered copies.
@@ -190,29 +179,6 @@ impl<B: Backend> Gatherer<B> {
         let fetch = self.start("whole parameter", vec![index])?;
         let (_, whole) = self.finish(&fetch)?.swap_remove(0);
         Ok(whole)
-    }
-
-    /// Returns a complete parameter for an op that needs it now, in its shape.
-    ///
-    /// # Panics
-    ///
-    /// Panics on a thread other than the rank's. It would start a collective in
-    /// which no other rank takes part, and all ranks would wait forever. Panics
-    /// with a [`CommError`] if the collective fails.
-    pub(crate) fn gather(&self, index: usize) -> B::FloatTensorPrimitive {
-        assert!(
-            thread::current().id() == self.thread,
-            "parameter {} is sharded and was read on thread {:?}, which is not the thread of its \
-             rank: compute with it inside forward, evaluate or train_pass and pass the result on",
-            self.parameter(index).path(),
-            thread::current().name().unwrap_or("without a name"),
-        );
-        match self.try_gather(index) {
-            Ok(tensor) => tensor,
-            // A tensor op cannot return an error; the rank's runner converts
-            // the panic.
-            Err(error) => std::panic::panic_any(error),
-        }
     }
 
     /// Serves one read in five steps: record the use, start a gather if nothing
@@ -350,6 +316,24 @@ impl<B: Backend> Gatherer<B> {
     /// must be `Sync`.
     fn lock(&self) -> MutexGuard<'_, Uses> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B: Backend> Gather<B> for Gatherer<B> {
+    fn gather(&self, index: usize) -> B::FloatTensorPrimitive {
+        assert!(
+            thread::current().id() == self.thread,
+            "parameter {} is sharded and was read on thread {:?}, which is not the thread of its \
+             rank: compute with it inside forward, evaluate or train_pass and pass the result on",
+            self.parameter(index).path(),
+            thread::current().name().unwrap_or("without a name"),
+        );
+        match self.try_gather(index) {
+            Ok(tensor) => tensor,
+            // A tensor op cannot return an error; the rank's runner converts
+            // the panic.
+            Err(error) => std::panic::panic_any(error),
+        }
     }
 }
 

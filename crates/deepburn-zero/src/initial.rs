@@ -29,7 +29,7 @@ use deepburn_ops::OptimizerOps;
 use crate::array::DeviceArray;
 use crate::error::ZeroError;
 use crate::group::Group;
-use crate::sharding::Training;
+use crate::training::Training;
 
 /// The state of a parameter on one rank before it is sharded.
 pub(crate) enum InitialValue<B: Backend> {

@@ -53,6 +53,7 @@ pub(crate) mod float;
 mod fused;
 pub(crate) mod int;
 pub(crate) mod module;
+mod product;
 pub(crate) mod quantized;
 mod transaction;
 
@@ -181,12 +182,12 @@ pub(crate) use wrap;
 /// directly.
 macro_rules! recorded {
     // What operands have to do with blocks: only floats may be parameters or values of another block.
-    (@note $with:ident $recorder:ident float $value:ident) => { $recorder.$with(&$value) };
+    (@note $with:ident $recorder:ident float $value:ident) => { $value.$with(&$recorder) };
     (@note $with:ident $recorder:ident maybe_float $value:ident) => {
-        if let Some(tensor) = &$value { $recorder.$with(tensor) }
+        if let Some(tensor) = &$value { tensor.$with(&$recorder) }
     };
     (@note $with:ident $recorder:ident floats $value:ident) => {
-        $value.iter().for_each(|tensor| $recorder.$with(tensor))
+        $value.iter().for_each(|tensor| tensor.$with(&$recorder))
     };
     (@note $with:ident $recorder:ident $other:tt $value:ident) => {};
 
@@ -218,15 +219,16 @@ macro_rules! recorded {
     ($cost:expr; $($arg:ident: $kind:tt),* => $results:expr) => { 'op: {
         // An op may have no float operand.
         #[allow(unused_mut, unused_variables)]
-        if let Some(recorder) = $crate::session::recorder::<B>() {
+        if let Some(recorder) = $crate::recompute::recorder::<B>() {
             $( $crate::ops::recorded!(@note note_parameter recorder $kind $arg); )*
             $( $crate::ops::recorded!(@note note_value recorder $kind $arg); )*
             if let Some(mut record) = recorder.begin_op($cost) {
                 $( let $arg = $crate::ops::recorded!(@keep record $kind $arg); )*
-                break 'op record.run(move |reader| {
+                let results = record.run(move |reader| {
                     $( let $arg = $crate::ops::recorded!(@read reader $kind $arg); )*
-                    $results.map($crate::tensor::Leased::new)
+                    $results.map($crate::leased::Leased::new)
                 });
+                break 'op results.map($crate::ZeroTensor::Recorded);
             }
         }
         $( let $arg = $crate::ops::forward!(@open $kind $arg); )*
@@ -248,19 +250,19 @@ macro_rules! forward {
     };
     (@open int $value:expr) => { $value.into_inner() };
     (@open ints $value:expr) => {
-        $value.into_iter().map(crate::tensor::Leased::into_inner).collect()
+        $value.into_iter().map(crate::leased::Leased::into_inner).collect()
     };
     (@open bool $value:expr) => { $value.into_inner() };
-    (@open maybe_bool $value:expr) => { $value.map(crate::tensor::Leased::into_inner) };
+    (@open maybe_bool $value:expr) => { $value.map(crate::leased::Leased::into_inner) };
     (@open bools $value:expr) => {
-        $value.into_iter().map(crate::tensor::Leased::into_inner).collect()
+        $value.into_iter().map(crate::leased::Leased::into_inner).collect()
     };
     (@open primitive $value:expr) => { $crate::ops::open_primitive($value) };
     (@open $other:tt $value:expr) => { $value };
 
     (@wrap float $value:expr) => { crate::ZeroTensor::full($value) };
-    (@wrap int $value:expr) => { crate::tensor::Leased::new($value) };
-    (@wrap bool $value:expr) => { crate::tensor::Leased::new($value) };
+    (@wrap int $value:expr) => { crate::leased::Leased::new($value) };
+    (@wrap bool $value:expr) => { crate::leased::Leased::new($value) };
     (@wrap primitive $value:expr) => { $crate::ops::wrap_primitive($value) };
     (@wrap $other:tt $value:expr) => { $value };
 

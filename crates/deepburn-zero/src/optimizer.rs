@@ -29,6 +29,7 @@
 //! rounds contain collectives.
 
 mod frozen_lamb;
+mod moments;
 mod newton_schulz;
 mod parked;
 mod rounds;
@@ -43,22 +44,25 @@ use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_config::{OptimizerPlan, UpdateSettings};
+use deepburn_kernels::TreeSum;
 use deepburn_nvme::SwapError;
 use deepburn_ops::{OptimizerOps, float_bytes};
 
 use crate::ledger::Ledger;
 use crate::parameter::Parameter;
 use crate::parked::{ParkedArray, ParkedCopy, ParkedTensor, PieceRead, Pipeline, PipelinePolicy};
-use crate::tiers::Parking;
+use crate::parking::Parking;
 
 use frozen_lamb::LambScalars;
+use moments::SECOND_MOMENT;
 use rounds::{PlannedUpdate, UpdateScope};
 use rule::UpdateStep;
 use state::{DeviceState, ParkedState, State, tensor};
 
+pub use moments::moments;
 pub(crate) use newton_schulz::WORKSPACE;
 pub(crate) use rounds::{MatrixOwner, ROUNDS_PER_MODEL, StepOrder, UpdateRound};
-pub use rule::moments;
+pub use rule::DirectionMemory;
 pub(crate) use rule::{direction_memory, state_arrays};
 pub(crate) use step::{StepInProgress, UpdateDirection};
 pub(crate) use zero_one::{COMMON, LOCAL_ARRAYS};
@@ -94,6 +98,10 @@ pub(crate) struct Optimizer<B: Backend> {
     /// `None` if they have. Only 0/1 Adam sets it.
     local_rates: Option<f64>,
 }
+
+/// The sums of squares of a tensor's values and of its direction, in this order. They are trees
+/// over element indices, so sums of several ranks can be joined without a change of rounding.
+pub(crate) type Squares = [TreeSum; 2];
 
 /// Elements in full precision, for a checkpoint.
 #[derive(Debug)]
@@ -384,7 +392,7 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// Panics if the optimizer has no second moment, or if it is offloaded.
     /// Both are excluded when the model is sharded.
     pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
-        let place = self.moments(index).iter().position(|name| *name == rule::SECOND_MOMENT);
+        let place = self.moments(index).iter().position(|name| *name == SECOND_MOMENT);
         let (Some(place), Some(State::Device(state))) = (place, &self.states[index]) else {
             unreachable!(
                 "an optimizer whose ranks agree on momenta keeps second moments on the device"

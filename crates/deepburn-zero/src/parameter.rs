@@ -8,7 +8,7 @@
 //! - *sharded*: the rank holds its flat, zero-padded chunk (stage 3). The chunk is on the device or
 //!   *parked*, in host memory beside a device or on NVMe (`offload_param`). On a single rank the
 //!   chunk has all elements. Beside the chunk there may be a gathered copy: *fetching* while the
-//!   all-gather runs; *gathered*, kept for another op as long as the [`Gatherer`] decides; or
+//!   all-gather runs; *gathered*, kept for another op as long as the gatherer decides; or
 //!   *persistent*, kept until the optimizer changes the chunk
 //!   (`stage3_param_persistence_threshold`).
 //! - *checked out*: the optimizer has taken the values for an update.
@@ -31,20 +31,23 @@
 //! ```
 
 mod state;
+mod view;
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::{Backend, DType, Shape};
 
-use crate::gather::{Fetch, Gatherer, LiveElements};
+use crate::fetch::{Fetch, LiveElements};
+use crate::leased::Leased;
 use crate::ledger::{Category, Ledger};
 use crate::parked::ParkedArray;
-use crate::tensor::Leased;
+use crate::shard::Shard;
 use deepburn_comm::Partition;
 use deepburn_ops::shard_of_whole;
 use state::{ParameterState, WholeCopy};
 
-pub(crate) use state::{Shard, ShardRead};
+pub use view::ParameterView;
 
 /// A parameter of a sharded model. Tensors of the module refer to it, and an op that needs its data
 /// reads it.
@@ -55,9 +58,22 @@ pub struct Parameter<B: Backend> {
     /// What this rank holds. Locked for moments only, never during a collective.
     state: Mutex<ParameterState<B>>,
     /// Gathers the complete values if the parameter is sharded.
-    gatherer: Option<Weak<Gatherer<B>>>,
+    gatherer: Option<Weak<dyn Gather<B>>>,
     /// The ledger of the model, which also identifies the model.
     ledger: Ledger,
+}
+
+/// Gathers the parameters of a model, which refer to it.
+pub(crate) trait Gather<B: Backend>: fmt::Debug + Send + Sync {
+    /// Returns all elements of parameter `index` for an op that needs them now, in the parameter's
+    /// shape.
+    ///
+    /// # Panics
+    ///
+    /// Panics on a thread other than the rank's. It would start a collective in which no other rank
+    /// takes part, and all ranks would wait forever. Panics with a
+    /// [`CommError`](deepburn_comm::CommError) if the collective fails.
+    fn gather(&self, index: usize) -> B::FloatTensorPrimitive;
 }
 
 /// The constant properties of a parameter.
@@ -95,7 +111,7 @@ impl<B: Backend> Parameter<B> {
     pub(crate) fn sharded(
         description: Description<B>,
         shard: Shard<B>,
-        gatherer: Weak<Gatherer<B>>,
+        gatherer: Weak<dyn Gather<B>>,
         ledger: Ledger,
     ) -> Self {
         let state = Mutex::new(ParameterState::Sharded { shard, copy: WholeCopy::Absent });
@@ -158,7 +174,7 @@ impl<B: Backend> Parameter<B> {
     /// # Panics
     ///
     /// Panics if the optimizer has taken the values, if the engine is gone, or like
-    /// `Gatherer::gather`.
+    /// [`Gather::gather`].
     pub(crate) fn read(&self) -> B::FloatTensorPrimitive {
         match &*self.lock() {
             ParameterState::Whole(whole)

@@ -33,7 +33,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::DType;
-use deepburn_nvme::{ALIGNMENT, Buffer, IoStatistics, Region, SwapError, SwapFile};
+use deepburn_config::SwapFilePlan;
+use deepburn_nvme::{ALIGNMENT, Buffer, IoPolicy, IoStatistics, Region, SwapError, SwapFile};
 
 use crate::ledger::{Category, Lease, Ledger, Tier};
 
@@ -63,6 +64,12 @@ pub(crate) struct PieceLayout {
     pub(crate) piece: usize,
     /// The size in bytes of the largest type that the elements will have.
     pub(crate) element_bytes: usize,
+}
+
+/// Returns the I/O policy of a file.
+pub(crate) fn io_policy(file: &SwapFilePlan) -> IoPolicy {
+    let SwapFilePlan { block_size, queue_depth, .. } = *file;
+    IoPolicy { block_size, queue_depth, ..IoPolicy::default() }
 }
 
 /// A flat array outside of the device. The caller knows the type of its elements, which may change

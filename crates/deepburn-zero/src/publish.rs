@@ -20,9 +20,9 @@ use deepburn_comm::{CommError, Tag};
 use deepburn_config::Stage;
 
 use crate::array::DeviceArray;
+use crate::flat::in_shape;
 use crate::group::Group;
 use crate::parameter::Parameter;
-use crate::sharding::in_shape;
 
 /// All-gathers updated shards into whole parameters, many in one message.
 pub(crate) struct Publisher<'a, B: Backend> {

@@ -59,11 +59,10 @@ use deepburn_comm::CommError;
 use deepburn_config::RecomputePolicy;
 
 use crate::ledger::Ledger;
+use crate::parameter::Parameter;
 use crate::parked::ActivationStore;
-use crate::session;
-use crate::tensor::{ParameterView, ZeroTensor};
+use crate::session::{self, AnyRecorder};
 use crate::trace::Phase;
-use crate::view::View;
 use blocks::Blocks;
 use tape::{Keep, OpRecord, RecordedTensor, Tape};
 
@@ -145,24 +144,6 @@ struct Block<B: Backend> {
     products: usize,
 }
 
-/// A recorder of any backend, for the context.
-pub(crate) trait AnyRecorder {
-    /// Returns the recorder as `Any`.
-    fn into_any(self: Rc<Self>) -> Rc<dyn Any>;
-    /// Returns true if ops have to be recorded.
-    fn is_recording(&self) -> bool;
-    /// Starts a named block.
-    fn begin_named(&self);
-    /// Ends a named block.
-    fn end_named(&self);
-    /// Returns true if an activation may depend on parameters of the model with
-    /// this ledger.
-    fn reads(&self, ledger: &Ledger) -> bool;
-    /// Recomputes freed activations that are still held, before parameters
-    /// change.
-    fn close(&self) -> Result<(), CommError>;
-}
-
 /// Runs a part of a forward pass with activation checkpointing: its activations
 /// are freed and recomputed in backward, regardless of the configuration.
 ///
@@ -187,6 +168,13 @@ pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
     session::refresh_recording();
     let _end = End(recorder);
     run()
+}
+
+/// Returns the recorder of the active training forward pass while ops are recorded, if its model is
+/// on backend `B`.
+pub(crate) fn recorder<B: Backend>() -> Option<Rc<BlockRecorder<B>>> {
+    let recorder: Rc<dyn Any> = session::recorder()?;
+    recorder.downcast().ok()
 }
 
 impl<B: Backend> BlockRecorder<B> {
@@ -271,8 +259,7 @@ impl<B: Backend> BlockRecorder<B> {
     /// layer or the next time step begins. A parameter of another model starts
     /// no block, but the recorder remembers its model: values that depend on it
     /// have to be restored before that model's next step.
-    pub(crate) fn note_parameter(&self, operand: &ZeroTensor<B>) {
-        let ZeroTensor::Parameter(ParameterView { parameter, .. }) = operand else { return };
+    pub(crate) fn note_parameter(&self, parameter: &Parameter<B>) {
         if !parameter.ledger().is(&self.ledger) {
             let foreign = &mut self.pass.borrow_mut().foreign;
             if !foreign.iter().any(|ledger| ledger.is(parameter.ledger())) {
@@ -304,17 +291,9 @@ impl<B: Backend> BlockRecorder<B> {
         pass.block = Some(Block { number: Some(number), first_parameter, tape, products: 0 });
     }
 
-    /// Records an operand of an op. A value of another block is kept for
-    /// backward.
-    pub(crate) fn note_value(&self, operand: &ZeroTensor<B>) {
-        if let ZeroTensor::Recorded(recorded) = operand {
-            self.note_recorded(recorded);
-        }
-    }
-
-    /// Keeps a value of an earlier block that an op reads now, and expects the
-    /// same read in the next pass.
-    fn note_recorded(&self, recorded: &RecordedTensor<B>) {
+    /// Records an operand of an op. A value of an earlier block is kept for
+    /// backward, and the same read is expected in the next pass.
+    pub(crate) fn note_value(&self, recorded: &RecordedTensor<B>) {
         let mut pass = self.pass.borrow_mut();
         if pass.tape().is_some_and(|tape| recorded.is_on(tape)) {
             return;
@@ -366,10 +345,6 @@ impl<B: Backend> BlockRecorder<B> {
 }
 
 impl<B: Backend> AnyRecorder for BlockRecorder<B> {
-    fn into_any(self: Rc<Self>) -> Rc<dyn Any> {
-        self
-    }
-
     fn is_recording(&self) -> bool {
         let pass = self.pass.borrow();
         pass.phase == Some(Phase::Forward)
@@ -438,35 +413,9 @@ impl<B: Backend> RecordedPass<B> {
     }
 }
 
-/// Applies a view to an activation: recorded while its block is active,
-/// otherwise on its data.
-pub(crate) fn view<B: Backend>(recorded: RecordedTensor<B>, view: View) -> ZeroTensor<B> {
-    let tensor = ZeroTensor::Recorded(recorded);
-    if let Some(recorder) = session::recorder::<B>() {
-        recorder.note_value(&tensor);
-        if let Some(mut op) = recorder.begin_op(Cost::Low) {
-            let operand = op.operand(tensor);
-            let [viewed] = op.run(move |reader| [view.share::<B>(reader.read(&operand))]);
-            return viewed;
-        }
-    }
-    ZeroTensor::Full(view.share::<B>(tensor.into_leased()))
-}
-
-/// Records the operands of an op that is not recorded, because its results are
-/// small or gradients.
-pub(crate) fn note_unrecorded<B: Backend>(operands: &[&ZeroTensor<B>]) {
-    if let Some(recorder) = session::recorder::<B>() {
-        operands.iter().for_each(|operand| recorder.note_parameter(operand));
-        operands.iter().for_each(|operand| recorder.note_value(operand));
-        // This frees the previous block.
-        drop(recorder.begin_op(Cost::Low));
-    }
-}
-
 /// Records that an op reads an activation without being recorded itself.
 pub(crate) fn note_read<B: Backend>(recorded: &RecordedTensor<B>) {
-    if let Some(recorder) = session::recorder::<B>() {
-        recorder.note_recorded(recorded);
+    if let Some(recorder) = recorder::<B>() {
+        recorder.note_value(recorded);
     }
 }

@@ -33,10 +33,13 @@ mod accumulation;
 mod gradient;
 mod scaling;
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use burn_backend::distributed::DistributedParamId;
 use burn_backend::{Backend, TensorMetadata};
 use deepburn_comm::{CommError, Payload, Pending, ReduceOp, Tag};
 use deepburn_config::{GradientPlan, ReductionPlan};
@@ -47,6 +50,7 @@ use crate::group::Group;
 use crate::ledger::{Category, Ledger};
 use crate::parameter::Parameter;
 use crate::parked::WriteBehind;
+use crate::session;
 use crate::tensor::{ReducedGradient, ZeroTensor};
 
 use gradient::{Collected, GradientState};
@@ -103,6 +107,20 @@ struct Flight<B: Backend> {
     indices: Vec<usize>,
     /// The collective; its results are in the order of `indices`.
     pending: Pending<DeviceArray<B>>,
+}
+
+/// Returns the reducer of the current model if it is on backend `B`.
+pub(crate) fn reducer<B: Backend>() -> Option<Rc<RefCell<GradientReducer<B>>>> {
+    session::reducer()?.downcast().ok()
+}
+
+/// Returns the reducer and the parameter index of a mark of the current model, if it is on backend
+/// `B`; `None` for a mark of another model.
+pub(crate) fn reducer_of<B: Backend>(
+    mark: DistributedParamId,
+) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
+    let (reducer, index) = session::reducer_of(mark)?;
+    Some((reducer.downcast().ok()?, index))
 }
 
 /// The capacity of a bucket is at most the number of trainable elements divided by this number. A

@@ -23,7 +23,7 @@ use std::ops::Range;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_ops::{float_from_host, int_from_host, int_into_host, read_float};
 
-use crate::array::{flat_range, flattened, in_type};
+use crate::flat::{flat_range, flattened, in_type};
 
 /// The rows of one lookup: row `indices[i]` of the gradient gets `values[i]` added.
 #[derive(Debug, Clone)]

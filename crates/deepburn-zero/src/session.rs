@@ -25,13 +25,11 @@ use burn_backend::distributed::DistributedParamId;
 use burn_backend::{Backend, FloatDType};
 use deepburn_comm::CommError;
 
-use crate::gather::Pass;
 use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::operations::{Counter, ModuleOperations};
+use crate::pass::Pass;
 use crate::random::RandomStream;
-use crate::recompute::{AnyRecorder, BlockRecorder};
-use crate::reduce::GradientReducer;
 
 thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::default());
@@ -137,6 +135,22 @@ impl Session {
     }
 }
 
+/// A recorder of any backend, for the context.
+pub(crate) trait AnyRecorder: Any {
+    /// Returns true if ops have to be recorded.
+    fn is_recording(&self) -> bool;
+    /// Starts a named block.
+    fn begin_named(&self);
+    /// Ends a named block.
+    fn end_named(&self);
+    /// Returns true if an activation may depend on parameters of the model with
+    /// this ledger.
+    fn reads(&self, ledger: &Ledger) -> bool;
+    /// Recomputes freed activations that are still held, before parameters
+    /// change.
+    fn close(&self) -> Result<(), CommError>;
+}
+
 /// The state of one model on this thread.
 ///
 /// The reducer and the recorder are shared with the model's states. They are
@@ -153,9 +167,9 @@ struct ModelContext {
     check: Box<dyn Fn() -> Result<(), CommError>>,
     /// The stream of the model's random ops, such as dropout.
     random: RefCell<RandomStream>,
-    /// A `Rc<RefCell<GradientReducer<B>>>` of the model's backend.
+    /// The `RefCell<GradientReducer<B>>` of the model's backend.
     reducer: Rc<dyn Any>,
-    /// A `BlockRecorder<B>`.
+    /// Records the ops of forward for recomputation.
     recorder: Rc<dyn AnyRecorder>,
     /// The type of products under `torch_autocast`; `None` without it.
     autocast: Option<FloatDType>,
@@ -190,8 +204,8 @@ impl Binding {
     /// a model created after another was dropped draws the same numbers in
     /// every run.
     pub(crate) fn new<B: Backend>(
-        reducer: Rc<RefCell<GradientReducer<B>>>,
-        recorder: Rc<BlockRecorder<B>>,
+        reducer: Rc<dyn Any>,
+        recorder: Rc<dyn AnyRecorder>,
         ledger: Ledger,
         group: Group<B>,
         autocast: Option<FloatDType>,
@@ -355,18 +369,16 @@ fn current() -> Option<Rc<ModelContext>> {
 /// A gradient counts only in the backward pass of its own model. A generator's
 /// backward pass through a discriminator therefore leaves the discriminator's
 /// gradients unchanged.
-pub(crate) fn reducer_of<B: Backend>(
-    mark: DistributedParamId,
-) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
+pub(crate) fn reducer_of(mark: DistributedParamId) -> Option<(Rc<dyn Any>, usize)> {
     let context = current()?;
     // A mark of another model is not in this table.
     let index = *context.marks.borrow().get(&mark)?;
-    Some((context.reducer.clone().downcast().ok()?, index))
+    Some((context.reducer.clone(), index))
 }
 
-/// Returns the reducer of the current model if it is on backend `B`.
-pub(crate) fn reducer<B: Backend>() -> Option<Rc<RefCell<GradientReducer<B>>>> {
-    current()?.reducer.clone().downcast().ok()
+/// Returns the reducer of the current model.
+pub(crate) fn reducer() -> Option<Rc<dyn Any>> {
+    Some(current()?.reducer.clone())
 }
 
 /// Returns the type of products in the active call, if it runs under autocast.
@@ -403,13 +415,13 @@ pub(crate) fn close_recordings(ledger: &Ledger) -> Result<(), CommError> {
     Ok(())
 }
 
-/// Returns the recorder of the active training forward pass, if its model is on
-/// backend `B`.
-pub(crate) fn recorder<B: Backend>() -> Option<Rc<BlockRecorder<B>>> {
+/// Returns the recorder of the active training forward pass while it records
+/// ops.
+pub(crate) fn recorder() -> Option<Rc<dyn AnyRecorder>> {
     if !IS_RECORDING.get() {
         return None;
     }
-    training_recorder()?.into_any().downcast().ok()
+    training_recorder()
 }
 
 /// Returns the recorder of the active training forward pass, even if it is not

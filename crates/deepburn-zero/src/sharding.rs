@@ -25,32 +25,29 @@ use std::sync::{Arc, Weak};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorPrimitive};
-use burn_autodiff::Autodiff;
 use burn_backend::distributed::DistributedParamId;
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_ops::{OptimizerOps, float_bytes};
 
+use crate::ZeroTensor;
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
+use crate::flat::in_shape;
 use crate::gather::Gatherer;
 use crate::group::Group;
 use crate::initial::{Distributed, InitialValue, TakenParam};
+use crate::leased::Leased;
 use crate::ledger::{Category, Ledger, Tier};
 use crate::optimizer::{Optimizer, Owned};
-use crate::parameter::{Description, Parameter, Shard};
+use crate::parameter::{Description, Parameter};
 use crate::parked::{ParkedArray, WriteBehind};
+use crate::parking::Parking;
+use crate::shard::Shard;
 use crate::shard_spec::{ShardSpec, chunk};
-use crate::tensor::Leased;
-use crate::tiers::{Parking, ShardTiers, StateTiers};
-use crate::{Autocast, Sharded, ZeroTensor};
+use crate::tiers::{ShardTiers, StateTiers};
+use crate::training::{Training, Zero};
 use deepburn_comm::Partition;
 use deepburn_config::{ModelParameter, OptimizerPlan, ParamGroups};
-
-/// The autodiff backend on which sharded modules train.
-pub type Training<B> = Autocast<Autodiff<Sharded<B>>>;
-
-/// The backend on which sharded modules are evaluated: [`Training`] without autodiff.
-pub type Zero<B> = Autocast<Sharded<B>>;
 
 /// Replaces each parameter of a module with a handle.
 ///
@@ -541,12 +538,4 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
             is_lazy: !param.is_initialized(),
         });
     }
-}
-
-/// Reshapes the flat elements of a complete parameter.
-pub(crate) fn in_shape<B: Backend>(
-    flat: B::FloatTensorPrimitive,
-    shape: &Shape,
-) -> B::FloatTensorPrimitive {
-    B::float_reshape(flat, shape.clone())
 }

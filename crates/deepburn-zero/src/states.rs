@@ -29,6 +29,7 @@
 
 mod buffers;
 mod compression;
+mod creation;
 mod directions;
 mod errors;
 mod local;
@@ -42,12 +43,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn::module::{AutodiffModule, Module, ParamId};
+use burn::module::{Module, ParamId};
 use burn_backend::{Backend, FloatDType, TensorData};
 use deepburn_comm::Tag;
 use deepburn_config::{
-    ActivationPlan, OptimizerOffload, OptimizerPlan, ParamGroups, Precision, PrecisionPlan,
-    ReductionPlan, Stage, UpdateSettings, ZeroPlan,
+    ActivationPlan, OptimizerPlan, ParamGroups, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
 };
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
@@ -55,26 +55,23 @@ use deepburn_ops::{OptimizerOps, read_float};
 use crate::array::DeviceArray;
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
-use crate::estimate::ParameterSize;
-use crate::gather::{Gatherer, Pass};
+use crate::flat::in_shape;
+use crate::gather::Gatherer;
 use crate::group::Group;
 use crate::ledger::Ledger;
 use crate::operations::{Counter, ModuleOperations};
 use crate::optimizer::Optimizer;
 use crate::parameter::Parameter;
 use crate::parked::{ActivationStore, Store};
-use crate::persistence::persistent_parameters;
-use crate::precision::element_type;
+use crate::parking::Parking;
+use crate::pass::Pass;
 use crate::recompute::BlockRecorder;
-use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
+use crate::reduce::{GradientReducer, Types};
 use crate::session::{self, Binding, ContextGuard};
 use crate::shard_spec::ShardSpec;
-use crate::sharding::{
-    Marker, ModuleParameter, ShardHomes, Sharder, Table, Training, Updates, in_shape, parameters_of,
-};
+use crate::sharding::Marker;
+use crate::training::Training;
 use compression::ErrorFeedback;
-
-use crate::tiers::{Parking, ShardTiers, StateTiers, swap_bytes};
 
 pub(crate) use compression::error_bytes;
 pub use pieces::{GradientSum, OwnedArray, RandomState, Segment, StateArray, StreamPosition};
@@ -151,82 +148,6 @@ pub struct ModelStates<B: Backend> {
 }
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Shards `module` over `group` according to `policy` and returns the
-    /// module with handles instead of values.
-    ///
-    /// Every rank starts with the values of rank 0, including buffers. The
-    /// returned module is used like the original. Ranks may pass clones of one
-    /// module; the returned ones no longer share running statistics.
-    ///
-    /// Rank 0 alone initialises lazy parameters, one after the other. No rank
-    /// holds more than its shards and one complete parameter.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a parameter is not f32 or cannot be initialised, if
-    /// nothing is trainable, if a parameter group matches no parameter, if two
-    /// layers share a running statistic, or if the modules of the ranks differ.
-    pub fn shard<M: AutodiffModule<Training<B>>>(
-        module: M,
-        policy: Policy,
-        group: Group<B>,
-    ) -> Result<(M, Self), ZeroError> {
-        if policy.optimizer.exchanges_momentum() {
-            check_whole_states(&policy.zero)?;
-        }
-        let (zero, precision) = (&policy.zero, &policy.precision);
-        let (stage, ledger) = (zero.stage, Ledger::new());
-        let share =
-            ShardSpec { stage, rank: group.rank(), cuts_gradients: zero.shards_gradients() };
-        let (module, sharded) = shard_parameters(module, &policy, share, &group, &ledger)?;
-        let types = Types {
-            communication: element_type(precision.communication),
-            accumulation: element_type(precision.accumulation),
-        };
-        let reducer = gradient_reducer(&policy, types, share, &sharded, &group, &ledger)?;
-        let reducer = Rc::new(RefCell::new(reducer));
-        let ShardedParameters { gatherer, table, buffers, parking } = sharded;
-        let Table { parameters, indices, optimizer, aliases } = table;
-        let recorder = block_recorder(&policy.activations, &parameters, &group, &ledger)?;
-        let binding = Binding::new(
-            reducer.clone(),
-            recorder.clone(),
-            ledger.clone(),
-            group.clone(),
-            precision.autocast.map(element_type),
-        );
-        let persistent = match stage {
-            Stage::Parameters => persistent_copies(&parameters, &group, zero),
-            _ => Vec::new(),
-        };
-        // Persistent copies are made by the same all-gather that renews them
-        // after each step.
-        gatherer.refresh_persistent(&persistent)?;
-        let errors = parameters.iter().map(|_| None).collect();
-        let states = Self {
-            group,
-            share,
-            parameters,
-            buffers,
-            aliases,
-            indices,
-            gatherer,
-            persistent,
-            reducer,
-            recorder,
-            errors,
-            optimizer,
-            parking,
-            compute: element_type(precision.compute),
-            types,
-            allgather_bucket_size: zero.allgather_bucket_size,
-            ignore_unused: zero.gradients.ignore_unused_parameters,
-            ledger,
-            binding,
-        };
-        Ok((module, states))
-    }
-
     /// Makes this the current model of the thread until the guard is dropped.
     /// Calls can be nested.
     ///
@@ -564,168 +485,6 @@ impl<B: OptimizerOps> ModelStates<B> {
         let flat = B::cast(flat, self.types.accumulation);
         Ok(Some(read_float::<B>(in_shape::<B>(flat, parameter.shape()))))
     }
-}
-
-/// Returns an error for plans that shard or offload states: a compressed
-/// exchange needs complete states on the device.
-///
-/// # Errors
-///
-/// Returns [`ZeroError::MomentumExchange`] with the setting that is in the way.
-fn check_whole_states(zero: &ZeroPlan) -> Result<(), ZeroError> {
-    let reason = match zero.stage {
-        Stage::Disabled if zero.optimizer_states == OptimizerOffload::Device => return Ok(()),
-        Stage::Disabled => "this plan offloads them".to_owned(),
-        stage => format!("ZeRO stage {} shards them", stage.number()),
-    };
-    Err(ZeroError::MomentumExchange { reason })
-}
-
-/// The sharded parameters of a module, and what serves them.
-struct ShardedParameters<B: Backend> {
-    gatherer: Arc<Gatherer<B>>,
-    table: Table<B>,
-    buffers: BufferTable<B>,
-    parking: Option<Parking>,
-}
-
-/// Replaces the values of `module` with handles and creates the optimizer of
-/// the slices that this rank updates.
-fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
-    module: M,
-    policy: &Policy,
-    share: ShardSpec,
-    group: &Group<B>,
-    ledger: &Ledger,
-) -> Result<(M, ShardedParameters<B>), ZeroError> {
-    let (zero, precision) = (&policy.zero, &policy.precision);
-    let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
-    let (module, buffers) = BufferTable::prepare(module, group, ledger)?;
-    let known = parameters_of(&module, &buffers);
-    let layers = known.iter().map(|it| (it.path.clone(), it.layer.clone())).collect();
-    let updates =
-        Updates { optimizer: &policy.optimizer, groups: &policy.param_groups, layers: &layers };
-    let sizes = updated_sizes(&known, updates)?;
-    let bytes = swap_bytes(&sizes, zero, group.world_size(), precision);
-    let parking = Parking::new(zero, precision, bytes)?;
-    let homes = ShardHomes {
-        gatherer: share.stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
-        parking: parking.as_ref(),
-        tiers: ShardTiers::new(zero),
-        state_tiers: StateTiers::new(&sizes, zero),
-    };
-    let working = (precision.compute != Precision::Fp32).then(|| element_type(precision.compute));
-    let states = Optimizer::new(working, parking.as_ref());
-    let sharder =
-        Sharder::new(group.clone(), share, homes, states, updates, ledger.clone(), &buffers);
-    let (module, table) = sharder.shard(module)?;
-    gatherer.serve(table.parameters.clone());
-    Ok((module, ShardedParameters { gatherer, table, buffers, parking }))
-}
-
-/// Creates the reducer of the gradients of all parameters.
-fn gradient_reducer<B: OptimizerOps>(
-    policy: &Policy,
-    types: Types,
-    share: ShardSpec,
-    sharded: &ShardedParameters<B>,
-    group: &Group<B>,
-    ledger: &Ledger,
-) -> Result<GradientReducer<B>, ZeroError> {
-    let Table { parameters, optimizer, .. } = &sharded.table;
-    let reducer_policy = ReducerPolicy {
-        plan: policy.zero.gradients,
-        reduction: policy.reduction,
-        types,
-        shards: share.cuts_gradients,
-        checker: GradientChecker::new(share, element_type(policy.precision.compute)),
-    };
-    let homes = sum_homes(parameters, share, optimizer, sharded.parking.as_ref(), ledger)?;
-    let (group, ledger) = (group.clone(), ledger.clone());
-    let mut reducer =
-        GradientReducer::new(group, parameters.clone(), reducer_policy, homes, ledger);
-    reducer.set_mean(optimizer.takes_mean_gradients());
-    Ok(reducer)
-}
-
-/// Creates the recorder that keeps or recomputes the activations of blocks.
-fn block_recorder<B: OptimizerOps>(
-    plan: &ActivationPlan,
-    parameters: &[Arc<Parameter<B>>],
-    group: &Group<B>,
-    ledger: &Ledger,
-) -> Result<Rc<BlockRecorder<B>>, ZeroError> {
-    let paths = parameters.iter().map(|parameter| parameter.path());
-    let store =
-        ActivationStore::new(&plan.offload, B::is_contiguous, group.clone(), ledger.clone())?;
-    Ok(Rc::new(BlockRecorder::new(plan.recompute, store, ledger.clone(), paths)))
-}
-
-/// Returns the sizes of all parameters after checking that each has an
-/// optimizer.
-///
-/// The sizes determine the tiers of offloaded states and the size of their file
-/// before anything is allocated.
-///
-/// # Errors
-///
-/// Returns an error if a parameter group matches no parameter, or if the
-/// optimizer is Muon and no trained parameter is a matrix.
-fn updated_sizes(
-    parameters: &[ModuleParameter],
-    Updates { optimizer, groups, .. }: Updates<'_>,
-) -> Result<Vec<ParameterSize>, ZeroError> {
-    let known: Vec<_> = parameters.iter().map(ModuleParameter::described).collect();
-    let trained: Vec<_> = groups
-        .assign(optimizer, &known)?
-        .into_iter()
-        .zip(parameters)
-        .map(|(settings, parameter)| settings.filter(|_| parameter.is_trainable))
-        .collect();
-    let is_muon = matches!(optimizer, OptimizerPlan::Muon(_));
-    if is_muon && !trained.iter().flatten().any(|settings| settings.matrices.is_some()) {
-        return Err(ParamGroups::no_matrix(&known).into());
-    }
-    let size = |(parameter, settings): (&ModuleParameter, &Option<UpdateSettings>)| {
-        let numel = parameter.shape.iter().product::<usize>() as u64;
-        ParameterSize::new(numel, settings.as_ref().map(|settings| &settings.optimizer))
-    };
-    Ok(parameters.iter().zip(&trained).map(size).collect())
-}
-
-/// Returns the parameters of which every rank keeps a complete copy beside its
-/// shard. On one rank, a shard on the device is already the complete parameter.
-fn persistent_copies<B: Backend>(
-    parameters: &[Arc<Parameter<B>>],
-    group: &Group<B>,
-    zero: &ZeroPlan,
-) -> Vec<usize> {
-    let numels = parameters.iter().map(|parameter| parameter.numel() as u64);
-    let mut persistent = persistent_parameters(numels, &zero.parameters);
-    persistent.retain(|index| group.world_size() > 1 || parameters[*index].parked().is_some());
-    persistent
-}
-
-/// Returns the tier of each parameter's gradient sum: the same as for its
-/// optimizer states.
-///
-/// # Errors
-///
-/// Returns an error if the file of offloaded states is full.
-fn sum_homes<B: OptimizerOps>(
-    parameters: &[Arc<Parameter<B>>],
-    share: ShardSpec,
-    optimizer: &Optimizer<B>,
-    parking: Option<&Parking>,
-    ledger: &Ledger,
-) -> Result<Vec<SumHome>, ZeroError> {
-    let home = |parameter: &Arc<Parameter<B>>| match parking {
-        Some(parking) if optimizer.is_parked(parameter.index()) => {
-            Ok(parking.sum_home(share.len(parameter.partition()), ledger)?)
-        }
-        _ => Ok(SumHome::Device),
-    };
-    parameters.iter().map(home).collect()
 }
 
 impl<B: Backend> std::fmt::Debug for ModelStates<B> {

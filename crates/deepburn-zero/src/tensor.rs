@@ -20,14 +20,13 @@
 
 use std::sync::Arc;
 
-use burn_backend::{Backend, BackendTypes, DType, Shape, TensorMetadata};
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
-use crate::ledger::{Category, Lease, Ledger};
-use crate::parameter::Parameter;
-use crate::recompute::tape::RecordedTensor;
-use crate::recompute::{self, note_read};
+use crate::leased::{FullTensor, Leased};
+use crate::parameter::{Parameter, ParameterView};
+use crate::recompute::tape::{Operand, RecordedTensor};
+use crate::recompute::{BlockRecorder, Cost, note_read, recorder};
 use crate::rows::RowGradient;
-use crate::session;
 use crate::view::View;
 
 /// A float tensor of the decorated backend.
@@ -51,93 +50,6 @@ pub enum ZeroTensor<B: Backend> {
     Reduced(ReducedGradient<B>),
 }
 
-/// A tensor of the inner backend with its ledger entry, which lives as long as
-/// the tensor or a view of it. It counts as an activation unless it has another
-/// lease.
-///
-/// Clones share the entry. Two tensors with the same entry therefore share
-/// memory, and an entry with one holder means that nobody else holds the
-/// memory.
-#[derive(Debug, Clone)]
-pub struct Leased<T> {
-    /// The tensor of the inner backend, possibly a view.
-    pub(crate) tensor: T,
-    /// The bytes of the allocation. `None` without a model on the thread, and
-    /// for tensors that the ledger counts elsewhere.
-    pub(crate) lease: Option<Arc<Lease>>,
-}
-
-/// Float data.
-pub type FullTensor<B> = Leased<<B as BackendTypes>::FloatTensorPrimitive>;
-
-impl<T: TensorMetadata> Leased<T> {
-    /// Wraps the result of an op, which counts as an activation of the current
-    /// model.
-    ///
-    /// # Panics
-    ///
-    /// Panics with a [`CommError`](deepburn_comm::CommError) if the group has
-    /// ended; see [`session::hold_activation`].
-    pub(crate) fn new(tensor: T) -> Self {
-        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
-        Self { lease: session::hold_activation(bytes), tensor }
-    }
-
-    /// Enters a tensor that is not the result of an op under `category`. The
-    /// entry is on the device tier and has the bytes of the tensor's shape and
-    /// type.
-    pub(crate) fn held(tensor: T, ledger: &Ledger, category: Category) -> Self {
-        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
-        Self { lease: Some(Arc::new(ledger.hold(category, bytes))), tensor }
-    }
-}
-
-impl<T> Leased<T> {
-    /// The same tensor without an entry, for a parameter, which the ledger counts elsewhere.
-    pub(crate) fn uncounted(self) -> Self {
-        Self { lease: None, ..self }
-    }
-
-    /// Returns the inner backend's tensor. The ledger entry ends with the last
-    /// other handle.
-    pub fn into_inner(self) -> T {
-        self.tensor
-    }
-
-    /// Returns a view that shares the memory and therefore the ledger entry.
-    /// `view` must not copy, or the copy is not counted.
-    pub(crate) fn viewed(self, view: impl FnOnce(T) -> T) -> Self {
-        Self { tensor: view(self.tensor), lease: self.lease }
-    }
-}
-
-impl<T: TensorMetadata> TensorMetadata for Leased<T> {
-    fn dtype(&self) -> DType {
-        self.tensor.dtype()
-    }
-
-    fn shape(&self) -> Shape {
-        self.tensor.shape()
-    }
-}
-
-/// A parameter under recorded views.
-///
-/// A view of a sharded parameter cannot be computed without gathering it. The
-/// views are therefore recorded, with the shape and type of their result, and
-/// applied when an op reads the data. Backward can keep such a handle for free.
-#[derive(Debug, Clone)]
-pub struct ParameterView<B: Backend> {
-    /// The parameter, of this model or of another one on the thread.
-    pub(crate) parameter: Arc<Parameter<B>>,
-    /// The views in the order in which they are applied to the whole parameter.
-    views: Vec<View>,
-    /// The shape after all views.
-    shape: Shape,
-    /// The element type after all views.
-    dtype: DType,
-}
-
 /// The marker in autodiff's container for a gradient that was passed on for
 /// reduction. It keeps the metadata that autodiff may ask for, and no data.
 #[derive(Debug, Clone)]
@@ -147,48 +59,6 @@ pub struct ReducedGradient<B: Backend> {
     pub(crate) device: B::Device,
     /// The module path of the parameter, for the message of a read.
     pub(crate) path: Arc<str>,
-}
-
-impl<B: Backend> ParameterView<B> {
-    /// Returns a handle without views.
-    pub(crate) fn new(parameter: Arc<Parameter<B>>) -> Self {
-        let (shape, dtype) = (parameter.shape().clone(), parameter.dtype());
-        Self { parameter, views: Vec::new(), shape, dtype }
-    }
-
-    /// Records `view` on top of the existing views.
-    pub(crate) fn viewed(mut self, view: View) -> Self {
-        self.shape = view.shape(self.shape);
-        self.dtype = view.dtype(self.dtype);
-        self.views.push(view);
-        self
-    }
-
-    /// Reads the parameter for an op, applies the views and counts the read. At
-    /// stage 3 this gathers the parameter from all ranks if no copy is kept.
-    ///
-    /// # Panics
-    ///
-    /// Panics with a [`CommError`](deepburn_comm::CommError) if a collective
-    /// fails, and with a message if the engine is gone or another thread reads
-    /// a sharded parameter.
-    pub(crate) fn read(self) -> B::FloatTensorPrimitive {
-        session::with_counter(|counter| counter.read(self.parameter.path()));
-        self.read_again()
-    }
-
-    /// Reads the parameter for an op that runs again in backward. The operation
-    /// counter does not see this read, because recomputation is not part of a
-    /// model's operations.
-    ///
-    /// # Panics
-    ///
-    /// Panics like [`read`](Self::read).
-    pub(crate) fn read_again(self) -> B::FloatTensorPrimitive {
-        session::note_read(self.parameter.ledger());
-        let whole = self.parameter.read();
-        self.views.iter().fold(whole, |tensor, view| view.apply::<B>(tensor))
-    }
 }
 
 impl<B: Backend> ZeroTensor<B> {
@@ -250,8 +120,22 @@ impl<B: Backend> ZeroTensor<B> {
         match self {
             Self::Full(full) => Self::Full(view.share::<B>(full)),
             Self::Parameter(parameter) => Self::Parameter(parameter.viewed(view)),
-            Self::Recorded(recorded) => recompute::view(recorded, view),
+            Self::Recorded(recorded) => view_recorded(recorded, view),
             other => Self::full(view.apply::<B>(other.into_full())),
+        }
+    }
+
+    /// Notes a parameter as an operand of an op, which may start a block.
+    pub(crate) fn note_parameter(&self, recorder: &BlockRecorder<B>) {
+        if let Self::Parameter(view) = self {
+            recorder.note_parameter(&view.parameter);
+        }
+    }
+
+    /// Notes an activation as an operand of an op. A value of another block is kept for backward.
+    pub(crate) fn note_value(&self, recorder: &BlockRecorder<B>) {
+        if let Self::Recorded(recorded) = self {
+            recorder.note_value(recorded);
         }
     }
 
@@ -276,7 +160,7 @@ impl<B: Backend> TensorMetadata for ZeroTensor<B> {
     fn dtype(&self) -> DType {
         match self {
             Self::Full(full) => full.tensor.dtype(),
-            Self::Parameter(view) => view.dtype,
+            Self::Parameter(view) => view.dtype(),
             Self::Recorded(recorded) => recorded.dtype(),
             Self::SparseRows(rows) => rows.dtype(),
             Self::Reduced(gradient) => gradient.dtype,
@@ -286,10 +170,36 @@ impl<B: Backend> TensorMetadata for ZeroTensor<B> {
     fn shape(&self) -> Shape {
         match self {
             Self::Full(full) => full.tensor.shape(),
-            Self::Parameter(view) => view.shape.clone(),
+            Self::Parameter(view) => view.shape(),
             Self::Recorded(recorded) => recorded.shape(),
             Self::SparseRows(rows) => rows.shape().clone(),
             Self::Reduced(gradient) => gradient.shape.clone(),
         }
     }
+}
+
+/// Makes a tensor an operand of a recorded op.
+impl<B: Backend> From<ZeroTensor<B>> for Operand<B> {
+    fn from(tensor: ZeroTensor<B>) -> Self {
+        match tensor {
+            ZeroTensor::Parameter(view) => Self::Parameter(view),
+            ZeroTensor::Recorded(recorded) => Self::Recorded(recorded),
+            ZeroTensor::SparseRows(rows) => Self::SparseRows(rows),
+            other => Self::Full(other.into_leased()),
+        }
+    }
+}
+
+/// Applies a view to an activation: recorded while its block is active,
+/// otherwise on its data.
+fn view_recorded<B: Backend>(recorded: RecordedTensor<B>, view: View) -> ZeroTensor<B> {
+    if let Some(recorder) = recorder::<B>() {
+        recorder.note_value(&recorded);
+        if let Some(mut op) = recorder.begin_op(Cost::Low) {
+            let operand = op.operand(Operand::Recorded(recorded));
+            let [viewed] = op.run(move |reader| [view.share::<B>(reader.read(&operand))]);
+            return ZeroTensor::Recorded(viewed);
+        }
+    }
+    ZeroTensor::Full(view.share::<B>(recorded.into_leased()))
 }

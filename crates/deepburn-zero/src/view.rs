@@ -15,7 +15,7 @@
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, SliceOps, TensorMetadata};
 
-use crate::tensor::{FullTensor, Leased};
+use crate::leased::{FullTensor, Leased};
 
 /// A view: an op whose result has the elements of its operand, in another shape, order, selection
 /// or type.

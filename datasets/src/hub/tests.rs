@@ -1,13 +1,15 @@
 //! The Hub through its cache, against a server that drops, stalls and corrupts.
 
+mod loopback;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::formats::folder;
-use crate::hub::loopback::{COMMIT, Fault, Loopback, Repos};
 use crate::*;
+use loopback::{COMMIT, Fault, Loopback, Repos};
 
 const ID: &str = "owner/name";
 const FILE: &str = "data/train-00000-of-00001.parquet";

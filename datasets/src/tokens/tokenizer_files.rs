@@ -77,8 +77,8 @@ impl TokenizerFiles {
     /// Builds the tokenizer; `path` names it in errors.
     pub(crate) fn build(&self, path: &Path) -> Result<tokenizers::Tokenizer> {
         match (self.0.get(TOKENIZER), self.0.get(VOCAB), self.0.get(MERGES)) {
-            (Some(json), _, _) if path.is_dir() => parse(json, &path.join(TOKENIZER), ""),
-            (Some(json), _, _) => parse(json, path, ""),
+            (Some(json), _, _) if path.is_dir() => parse(json, &path.join(TOKENIZER)),
+            (Some(json), _, _) => parse(json, path),
             (None, Some(vocab), Some(merges)) => build_gpt2(vocab, merges, path),
             _ => Err(no_tokenizer(path)),
         }
@@ -206,15 +206,15 @@ fn build_gpt2(vocab: &[u8], merges: &[u8], path: &Path) -> Result<tokenizers::To
     })
 }
 
-/// Parses the tokenizer in `json`. `problem` precedes the reason of an error.
-fn parse(json: &[u8], path: &Path, problem: &str) -> Result<tokenizers::Tokenizer> {
+/// Parses the tokenizer in `json`.
+fn parse(json: &[u8], path: &Path) -> Result<tokenizers::Tokenizer> {
     // Checked first, because the library panics on a file that is cut within a
     // decoder.
     let valid = serde_json::from_slice::<serde::de::IgnoredAny>(json)
         .map_err(|error| format!("it is not valid JSON: {error}"));
     valid
         .and_then(|_| guarded_call(|| tokenizers::Tokenizer::from_bytes(json)))
-        .map_err(|reason| TokenizerFiles::invalid(path, &format!("{problem}{reason}")))
+        .map_err(|reason| TokenizerFiles::invalid(path, &reason))
 }
 
 /// Renders the pairs of a BPE model as `merges.txt`.

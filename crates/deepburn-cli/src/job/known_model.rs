@@ -60,9 +60,6 @@ pub(crate) trait KnownLanguageModel: Architecture {
         prompt: &[u32],
         options: &GenerateOptions,
     ) -> Result<Vec<u32>, Failure>;
-
-    /// Returns the part that all models have.
-    fn as_architecture(&self) -> &dyn Architecture;
 }
 
 /// The configuration of a classifier of any architecture.
@@ -72,9 +69,6 @@ pub(crate) trait KnownClassifier: TextClassifierConfig {
     /// # Errors
     /// A user's mistake: weights that do not fit.
     fn open(&self, folder: &Path) -> Result<Classify, Failure>;
-
-    /// Returns the part that all models have.
-    fn as_architecture(&self) -> &dyn Architecture;
 }
 
 impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> KnownLanguageModel
@@ -96,11 +90,6 @@ impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> Know
         let generation = model.generate(prompt, options).map_err(Failure::mistake)?;
         Ok(generation.collect())
     }
-
-    /// Returns the configuration itself.
-    fn as_architecture(&self) -> &dyn Architecture {
-        self
-    }
 }
 
 impl<C: TextClassifierConfig + BuildModel<Flex, Model: TextClassifier<Flex> + 'static>>
@@ -110,11 +99,6 @@ impl<C: TextClassifierConfig + BuildModel<Flex, Model: TextClassifier<Flex> + 's
     fn open(&self, folder: &Path) -> Result<Classify, Failure> {
         let model = self.load(folder, &FlexDevice).map_err(Failure::mistake)?;
         Ok(Box::new(move |batch| model.forward(batch)))
-    }
-
-    /// Returns the configuration itself.
-    fn as_architecture(&self) -> &dyn Architecture {
-        self
     }
 }
 
@@ -154,8 +138,8 @@ impl KnownModel {
     /// Returns the configuration.
     pub(crate) fn architecture(&self) -> &dyn Architecture {
         match self {
-            Self::LanguageModel(config) => config.as_architecture(),
-            Self::Classifier(config) => config.as_architecture(),
+            Self::LanguageModel(config) => &**config,
+            Self::Classifier(config) => &**config,
         }
     }
 }

@@ -88,46 +88,18 @@ impl FromStr for Size {
 ///
 /// # Errors
 /// A user's mistake: no checkpoint, or one that is damaged.
-fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure> {
+pub(crate) fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure> {
     let tag = tag.map(str::parse::<Tag>).transpose().map_err(Failure::mistake)?;
     let below = crate::run::resume::folder(path);
     let place = if below.is_dir() { &below } else { path };
     Checkpoint::open(place, tag.as_ref()).map_err(Failure::mistake)
 }
 
-/// Selects a checkpoint of a folder.
-///
-/// The latest one is the default, because it has the most training. The best one is what `finetune` would export with
-/// `training.load_best_model_at_end`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CheckpointChoice<'a> {
-    /// The one that was saved last.
-    Latest,
-    /// The one with this name.
-    Tag(&'a str),
-    /// The one with the best evaluation.
-    Best,
-}
-
-impl CheckpointChoice<'_> {
-    /// Opens the selected checkpoint.
-    ///
-    /// # Errors
-    /// A user's mistake: no such checkpoint.
-    fn open(self, path: &Path) -> Result<Checkpoint, Failure> {
-        match self {
-            Self::Latest => open(path, None),
-            Self::Tag(tag) => open(path, Some(tag)),
-            Self::Best => open_best(path),
-        }
-    }
-}
-
 /// Opens the checkpoint that the latest one records as the best of its run. Checkpoints of abandoned runs do not count.
 ///
 /// # Errors
 /// A user's mistake: no checkpoint, one of another program, or a best checkpoint that retention has deleted.
-fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
+pub(crate) fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
     let latest = open(path, None)?;
     let root = latest.path().parent().unwrap_or(path);
     let states = ClientStates::read(&latest).map_err(Failure::mistake)?;
@@ -164,21 +136,19 @@ pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure>
 /// A user's mistake: a damaged checkpoint, files that exist, or a value that the type cannot represent. A
 /// failure while running if another file cannot be written.
 pub(crate) fn consolidate(
-    path: &Path,
-    choice: CheckpointChoice<'_>,
+    checkpoint: &Checkpoint,
     out: &Path,
     float: FloatType,
     max_shard_size: Size,
 ) -> Result<Vec<String>, Failure> {
-    let checkpoint = choice.open(path)?;
-    refuse_inside(&checkpoint, out)?;
+    refuse_inside(checkpoint, out)?;
     let what = Consolidation { element: float.element(), max_shard_bytes: max_shard_size.0 };
-    let hf_export = JobState::read(&checkpoint).ok().map(|state| state.hf_export);
+    let hf_export = JobState::read(checkpoint).ok().map(|state| state.hf_export);
     let Some(hf_export) = hf_export.map(|it| it.with_dtype(float)) else {
         tracing::warn!(
             "finetune did not save this checkpoint: weights are named by their module paths"
         );
-        return write(&checkpoint, out, &what, &deepburn::checkpoint::AsTrained);
+        return write(checkpoint, out, &what, &deepburn::checkpoint::AsTrained);
     };
     for name in hf_export.documents.keys() {
         if out.join(name).symlink_metadata().is_ok() {
@@ -188,7 +158,7 @@ pub(crate) fn consolidate(
             )));
         }
     }
-    let mut files = write(&checkpoint, out, &what, &HfNames(&hf_export))?;
+    let mut files = write(checkpoint, out, &what, &HfNames(&hf_export))?;
     for (name, fields) in &hf_export.documents {
         let text = serde_json::to_string_pretty(fields).map_err(Failure::run)?;
         write_whole(&out.join(name), &format!("{text}\n")).map_err(Failure::run)?;

@@ -107,8 +107,7 @@ impl TrainedClassifier {
             order: PickingOrder::ByLength,
             ..TokenBudget::new(BATCH_TOKENS.max(self.max_length))
         };
-        let shape = StepShape { num_ranks: 1, accumulation: 1 };
-        let plan = budget.plan(&texts.lengths(), shape, 0).map_err(Failure::run)?;
+        let plan = budget.plan(&texts.lengths(), StepShape::SINGLE, 0).map_err(Failure::run)?;
         let mut found = vec![Vec::new(); texts.len()];
         for index in 0..plan.num_batches() {
             let rows = plan.batch(0, index);

@@ -7,7 +7,8 @@
 
 use std::sync::Arc;
 
-use super::rendezvous::{Deposit, Ticket};
+use super::rendezvous::Ticket;
+use super::round::Deposit;
 use crate::{CommError, Partition, ReduceOp, SharedPayload};
 
 /// The deposits of all ranks, by rank.

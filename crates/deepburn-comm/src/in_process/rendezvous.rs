@@ -17,18 +17,14 @@
 //! and their `Drop` may too. The mutex also orders memory: everything that a
 //! rank wrote before it deposited is visible to ranks that fetch the deposit.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::round::{Progress, Round};
+use super::round::{Deposit, Progress, Round};
 use crate::{Absence, Call, CommError, Failure, Side, Statistics, Tag, panic};
-
-/// Arrays or results of one rank with an erased type.
-pub(crate) type Deposit = Arc<dyn Any + Send + Sync>;
 
 /// The meeting point of the ranks of one group.
 #[derive(Debug)]

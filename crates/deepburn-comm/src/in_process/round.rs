@@ -1,7 +1,12 @@
 //! One collective: the deposits of all ranks, and the results that ranks share.
 
-use super::rendezvous::Deposit;
+use std::any::Any;
+use std::sync::Arc;
+
 use crate::Side;
+
+/// Arrays or results of one rank with an erased type.
+pub(crate) type Deposit = Arc<dyn Any + Send + Sync>;
 
 /// Whether all ranks have completed a phase of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,7 +16,6 @@
 use cubecl::prelude::*;
 
 use super::buffer::{Buffer, ElementType, cubes, with_element};
-use crate::ElementwiseStep;
 use crate::elementwise::Elementwise;
 
 /// The buffers that one step updates, all of equal length. Each must have memory that no other
@@ -25,28 +24,11 @@ use crate::elementwise::Elementwise;
 pub struct OwnedBuffers<'a> {
     /// The master parameter, f32.
     pub param: &'a Buffer,
-    /// The optimizer's arrays, f32. A step uses the first [`ElementwiseStep::states`] of them and
+    /// The optimizer's arrays, f32. A step uses the first [`ElementwiseStep::states`](crate::ElementwiseStep::states) of them and
     /// does not touch the others.
     pub states: &'a [&'a Buffer],
     /// The 16-bit copy, to which the rounded new parameter is written.
     pub working: Option<&'a Buffer>,
-}
-
-/// Queues one optimizer step as a single pass over the elements, as [`ElementwiseStep::update`] on
-/// the CPU.
-///
-/// # Panics
-///
-/// Panics if the buffers differ in length, if a buffer that is updated is not f32, or if there are
-/// fewer state buffers than the step uses.
-pub fn update<R: Runtime>(
-    client: &ComputeClient<R>,
-    step: &ElementwiseStep,
-    grad_scale: f32,
-    grad: &Buffer,
-    buffers: OwnedBuffers<'_>,
-) {
-    step.launch(client, grad_scale, grad, buffers);
 }
 
 /// A step's function for one element, with the arithmetic of its CPU version.
@@ -89,7 +71,7 @@ pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
 ///
 /// # Panics
 ///
-/// Panics as [`update`] does.
+/// Panics as [`update`](super::update) does.
 pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usize>(
     client: &ComputeClient<R>,
     step: S,

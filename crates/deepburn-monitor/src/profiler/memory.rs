@@ -6,7 +6,7 @@
 
 use crate::chart::{Chart, MAX_SERIES, stacked};
 use crate::html;
-use crate::report::ReportError;
+use crate::report_error::ReportError;
 use std::io;
 
 /// The number of points in a chart. If there are more, the fullest of each

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::SwapFile;
-use crate::file::RawFile;
+use crate::raw_file::RawFile;
 use crate::{ALIGNMENT, Buffer, IoPolicy, PendingIo, SwapError, SwapOperation};
 
 const FOLDER: &str = "/in/memory";

@@ -45,9 +45,10 @@ use super::array::{
     written,
 };
 use super::vector::{combine, dot, exp, max, vectorised};
+use crate::attention::dimensions::QUERY_BLOCK;
+use crate::attention::dropout::DropoutRow;
 use crate::attention::{
-    AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, DropoutRow,
-    QUERY_BLOCK, SelfAttention,
+    AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, SelfAttention,
 };
 use crate::portable;
 

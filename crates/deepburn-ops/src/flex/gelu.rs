@@ -11,8 +11,9 @@ use rayon::prelude::*;
 
 use super::array::{blocks, changed, contiguous, elements, is_supported, read, written};
 use super::vector::{exp, vectorised};
-use crate::gelu::{CUBIC, GeluOps, TWICE_SQRT_2_OVER_PI};
+use crate::gelu::GeluOps;
 use crate::portable;
+use crate::portable::gelu::{CUBIC, TWICE_SQRT_2_OVER_PI};
 
 /// The coefficient of `x` in `2 u(x)`.
 const LINEAR: f32 = TWICE_SQRT_2_OVER_PI as f32;

@@ -25,9 +25,9 @@ use burn::tensor::{Bool, DType, Tensor, TensorData};
 use burn_backend::Backend;
 
 use super::{cast, in_f32, primitive, tensor};
-use crate::attention::{
-    AttentionDropout, AttentionMask, AttentionOutput, AttentionSaved, QUERY_BLOCK, SelfAttention,
-};
+use crate::attention::dimensions::{AttentionMask, QUERY_BLOCK, SelfAttention};
+use crate::attention::dropout::AttentionDropout;
+use crate::attention::saved::{AttentionOutput, AttentionSaved};
 
 /// Queries, keys or values by head, `[batch, heads, positions, head width]`.
 type Heads<B> = Tensor<B, 4>;

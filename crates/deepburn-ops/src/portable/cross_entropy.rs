@@ -11,7 +11,7 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_backend::{Backend, TensorMetadata};
 
 use super::{cast, in_f32, primitive, tensor};
-use crate::cross_entropy::{HeadGradients, HeadLoss, logits_chunk_rows};
+use crate::cross_entropy::head::{HeadGradients, HeadLoss, logits_chunk_rows};
 
 /// Returns the summed loss, `[1]`, of logits `[tokens, vocab]` and, if requested, its gradient with
 /// respect to the logits.

@@ -4,7 +4,12 @@ use burn::tensor::{Tensor, activation};
 use burn_backend::Backend;
 
 use super::{cast, in_f32, primitive, tensor};
-use crate::gelu::{CUBIC, TWICE_SQRT_2_OVER_PI};
+
+/// The coefficient of the cubic term in `u`.
+pub(crate) const CUBIC: f64 = 0.044_715;
+/// `2 sqrt(2 / pi)`, the coefficient of the linear term in `2 u`.
+pub(crate) const TWICE_SQRT_2_OVER_PI: f64 =
+    2.0 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
 
 /// Returns `sigmoid(2 u(x))` and `2 u(x) / x`. The second one has a finite limit at 0, and backward
 /// uses it again.

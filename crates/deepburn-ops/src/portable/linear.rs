@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use burn_backend::{Backend, TensorMetadata};
 
 use super::{cast, in_f32, primitive, tensor};
-use crate::linear::LinearGradients;
+use crate::linear::gradients::LinearGradients;
 
 /// Implements [`LinearOps::fused_linear`](crate::LinearOps::fused_linear). The product is rounded
 /// before the bias is added.

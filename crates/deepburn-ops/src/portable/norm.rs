@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use burn_backend::Backend;
 
 use super::{cast, in_f32, primitive, tensor};
-use crate::norm::{LayerNormGradients, LayerNormOutput, LayerNormSaved};
+use crate::norm::saved::{LayerNormGradients, LayerNormOutput, LayerNormSaved};
 
 /// Implements [`LayerNormOps::layer_norm_forward`](crate::LayerNormOps::layer_norm_forward).
 ///

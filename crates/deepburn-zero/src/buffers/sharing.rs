@@ -33,7 +33,7 @@ use deepburn_ops::OptimizerOps;
 
 use crate::error::ZeroError;
 use crate::initial::{initialise_constants, without_lazy_values};
-use crate::sharding::Training;
+use crate::training::Training;
 
 /// Returns the module with its own running statistics, and their ids. A module
 /// without any is returned unchanged.

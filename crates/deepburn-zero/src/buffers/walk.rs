@@ -12,8 +12,8 @@ use burn_backend::{Backend, DType, Shape};
 use deepburn_ops::{OptimizerOps, read_float};
 
 use super::{Buffer, BufferKind};
-use crate::sharding::Training;
-use crate::tensor::{FullTensor, Leased};
+use crate::leased::{FullTensor, Leased};
+use crate::training::Training;
 use crate::{Zero, ZeroTensor};
 
 /// A visitor that collects the buffers of a module and their values.

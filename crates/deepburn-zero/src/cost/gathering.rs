@@ -20,7 +20,8 @@ use deepburn_comm::Operation;
 use deepburn_config::GatherPlan;
 
 use super::clock::Started;
-use super::group::{Collective, SimulatedGroup};
+use super::collective::Collective;
+use super::group::SimulatedGroup;
 use crate::gather::LookAhead;
 use crate::trace::{Phase, Trace};
 

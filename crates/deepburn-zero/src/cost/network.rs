@@ -19,7 +19,7 @@
 use deepburn_comm::Operation;
 
 use super::Machine;
-use super::group::Collective;
+use super::collective::Collective;
 
 /// The connection of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -24,8 +24,9 @@ use deepburn_config::{
 };
 
 use super::clock::Started;
+use super::collective::Collective;
 use super::gathering::SimulatedGatherer;
-use super::group::{Collective, SimulatedGroup};
+use super::group::SimulatedGroup;
 use super::{Machine, Network};
 use crate::estimate::{
     ActivationGraph, BackwardOp, BucketedNumel, DirectionMemory, ElementBytes, Estimate, GraphOp,

@@ -5,7 +5,7 @@ use deepburn_config::{Plan, RawConfig, RunContext, Stage, ZeroPlan, resolve};
 use proptest::prelude::*;
 
 use super::clock::Clock;
-use super::group::Collective;
+use super::collective::Collective;
 use super::*;
 use crate::estimate::{
     ActivationGraph, ActivationOp, BackwardOp, ElementBytes, GradientTiming, KeptTensor,

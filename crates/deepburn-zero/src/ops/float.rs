@@ -20,12 +20,11 @@ use burn_backend::{
 
 use deepburn_ops::MatmulOps;
 
-use crate::operations;
-use crate::ops::{forward, recorded};
+use crate::leased::Leased;
+use crate::ops::{forward, product, recorded};
 use crate::random::RandomStream;
-use crate::recompute::Cost;
+use crate::recompute::{self, Cost};
 use crate::session;
-use crate::tensor::Leased;
 use crate::view::View;
 use crate::{Sharded, ZeroTensor};
 
@@ -218,7 +217,7 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         let Some((before, tensor)) = drawn else {
             return ZeroTensor::full(B::float_random(shape, distribution, device, dtype));
         };
-        let record = session::recorder::<B>().and_then(|recorder| recorder.begin_op(Cost::Low));
+        let record = recompute::recorder::<B>().and_then(|recorder| recorder.begin_op(Cost::Low));
         let Some(record) = record else { return ZeroTensor::full(tensor) };
         let device = device.clone();
         let [tensor] = record.record([Leased::new(tensor)], move |_| {
@@ -226,7 +225,7 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
             let drawn = draw::<B>(&mut random, shape.clone(), distribution, &device, dtype);
             [Leased::new(drawn)]
         });
-        tensor
+        ZeroTensor::Recorded(tensor)
     }
 
     /// Adds two tensors. A sum with the gradient of an embedding stays sparse: autodiff adds up the
@@ -295,7 +294,7 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     /// Multiplies with the kernels of [`MatmulOps`], which may be faster than Burn's own. The
     /// length of the sums decides whether selective activation checkpointing keeps the result.
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        operations::count(&[&lhs, &rhs], || operations::matmul(&lhs, &rhs));
+        product::count(&[&lhs, &rhs], || product::matmul(&lhs, &rhs));
         let cost = Cost::of_product(lhs.shape().as_slice().last().copied().unwrap_or(1));
         let [product] = recorded!(cost; lhs: float, rhs: float => [B::matmul(lhs, rhs)]);
         product

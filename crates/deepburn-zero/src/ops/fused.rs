@@ -16,7 +16,7 @@ use deepburn_ops::{
     LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps, MatmulOps, SelfAttention,
 };
 
-use crate::operations::{count, count_backward, rows_times};
+use crate::ops::product::{count, count_backward, rows_times};
 use crate::ops::{forward, recorded};
 use crate::recompute::{self, Cost};
 use crate::{Sharded, ZeroTensor};
@@ -142,7 +142,7 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
         // backward operations.
         let gradients = u64::from(wanted.hidden) + u64::from(wanted.weight);
         count_backward(&weight, || gradients * product());
-        recompute::note_unrecorded(&[&hidden, &weight]);
+        note_unrecorded(&[&hidden, &weight]);
         let HeadLoss { loss, gradients } =
             B::head_loss(hidden.into_full(), weight.into_full(), targets.into_inner(), wanted);
         HeadLoss {
@@ -161,7 +161,7 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
         targets: IntTensor<Self>,
         gradient: bool,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        recompute::note_unrecorded(&[&logits]);
+        note_unrecorded(&[&logits]);
         let (loss, gradient) = B::logits_loss(logits.into_full(), targets.into_inner(), gradient);
         (ZeroTensor::full(loss), gradient.map(ZeroTensor::full))
     }
@@ -236,4 +236,15 @@ fn scores<B: Backend>(projected: &ZeroTensor<B>, attention: &SelfAttention, prod
         AttentionMask::Lengths(lengths) => lengths.iter().map(|length| length * length).sum(),
     };
     products * 2 * (pairs * width) as u64
+}
+
+/// Records the operands of an op that is not recorded, because its results are
+/// small or gradients.
+fn note_unrecorded<B: Backend>(operands: &[&ZeroTensor<B>]) {
+    if let Some(recorder) = recompute::recorder::<B>() {
+        operands.iter().for_each(|operand| operand.note_parameter(&recorder));
+        operands.iter().for_each(|operand| operand.note_value(&recorder));
+        // This frees the previous block.
+        drop(recorder.begin_op(Cost::Low));
+    }
 }

@@ -13,9 +13,9 @@ use burn_backend::{
 use deepburn_ops::MatmulOps;
 
 use crate::Sharded;
+use crate::leased::Leased;
 use crate::ops::{forward, view};
 use crate::session;
-use crate::tensor::Leased;
 
 /// The table of ops whose result has memory of its own.
 macro_rules! int_ops {

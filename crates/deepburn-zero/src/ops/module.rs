@@ -14,7 +14,7 @@ use burn_backend::ops::{
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use deepburn_ops::MatmulOps;
 
-use crate::operations::{convolution, count};
+use crate::ops::product::{convolution, count};
 use crate::ops::{forward, recorded};
 use crate::recompute::Cost;
 use crate::rows::RowGradient;

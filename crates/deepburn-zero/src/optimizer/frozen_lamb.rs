@@ -31,7 +31,8 @@ use deepburn_kernels::{
 use deepburn_nvme::SwapError;
 use deepburn_ops::{OptimizerOps, float_bytes};
 
-use super::rule::{FRESH_SECOND_MOMENT, SECOND_MOMENT, UpdateStep};
+use super::moments::{FRESH_SECOND_MOMENT, SECOND_MOMENT};
+use super::rule::UpdateStep;
 use super::state::{DeviceState, State, tensor};
 use super::step::{StepInProgress, UpdateDirection};
 use super::{Optimizer, UpdateValues};

@@ -28,8 +28,7 @@ use deepburn_nvme::SwapError;
 use deepburn_ops::float_into_host;
 use half::{bf16, f16};
 
-use super::UpdateGradient;
-use super::step::Squares;
+use super::{Squares, UpdateGradient};
 use crate::parked::{ParkedArray, PieceInMemory, PieceLayout, Pipeline};
 
 /// The update of one parameter whose states are parked.

@@ -29,9 +29,9 @@ use deepburn_kernels as kernels;
 use deepburn_kernels::ElementwiseStep;
 
 use super::Rates;
+use super::moments::moments;
 use super::rounds::UpdateScope;
 use super::zero_one::{self, StepKind};
-use crate::estimate::DirectionMemory;
 
 /// The scalars of one step, the same for all parameters with the same settings. The variant fixes
 /// the number of passes and what lies between them.
@@ -65,13 +65,6 @@ pub(super) enum UpdateStep {
     FrozenLamb { local: ElementwiseStep, direction: ElementwiseStep, lr: f64, plan: OneBitLambPlan },
 }
 
-/// The name of the moving average of squared gradients.
-pub(super) const SECOND_MOMENT: &str = "exp_avg_sq";
-
-/// The name of 1-bit LAMB's second moment that is still updated after the freeze. It is 0 before
-/// the freeze.
-pub(super) const FRESH_SECOND_MOMENT: &str = "exp_avg_sq_fresh";
-
 /// Returns the names of all arrays that an optimizer keeps for each parameter: first the moments,
 /// which checkpoints store, then 0/1 Adam's arrays, which loading derives from what checkpoints
 /// store.
@@ -82,24 +75,19 @@ pub(crate) fn state_arrays(plan: &OptimizerPlan) -> &'static [&'static str] {
     }
 }
 
-/// Returns the names of the moments that an optimizer keeps for each parameter, as PyTorch and
-/// DeepSpeed name them in optimizer state dicts.
-///
-/// Each moment has one f32 element per element of the parameter. SGD without momentum has none.
-/// 1-bit LAMB's third name is DeepSpeed's.
-pub fn moments(plan: &OptimizerPlan) -> &'static [&'static str] {
-    match plan {
-        OptimizerPlan::AdamW(_)
-        | OptimizerPlan::Adam(_)
-        | OptimizerPlan::Lamb(_)
-        | OptimizerPlan::OneBitAdam(_)
-        | OptimizerPlan::ZeroOneAdam(_) => &["exp_avg", SECOND_MOMENT],
-        OptimizerPlan::OneBitLamb(_) => &["exp_avg", SECOND_MOMENT, FRESH_SECOND_MOMENT],
-        OptimizerPlan::Sgd { momentum: 0.0, .. } => &[],
-        OptimizerPlan::Sgd { .. } | OptimizerPlan::Muon(_) => &["momentum_buffer"],
-        OptimizerPlan::Lion { .. } => &["exp_avg"],
-        OptimizerPlan::Adagrad { .. } => &["sum"],
-    }
+/// The memory for the direction of an update, until the direction is final.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirectionMemory {
+    /// None: each element is updated at once.
+    None,
+    /// The owned elements, until the norms of the tensor are known or the ranks
+    /// have averaged the direction.
+    Owned,
+    /// The owned elements of all such parameters together, until the ranks have
+    /// averaged them.
+    AllOwned,
+    /// All elements, which one rank orthogonalises.
+    Whole,
 }
 
 /// Returns which part of the direction an update holds until it is final. The memory estimate uses

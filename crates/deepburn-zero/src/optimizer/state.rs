@@ -25,11 +25,10 @@ use deepburn_nvme::SwapError;
 use deepburn_ops::{OptimizerOps, UpdateArrays, float_bytes, float_from_host, float_into_host};
 
 use super::parked::{DirectionValues, HostGradient, HostUpdate, HostValues};
-use super::step::Squares;
-use super::{Owned, UpdateGradient, UpdateValues};
+use super::{Owned, Squares, UpdateGradient, UpdateValues};
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parked::{ParkedArray, ParkedTensor, PieceLayout, PieceRead, WriteBehind};
-use crate::tiers::Parking;
+use crate::parking::Parking;
 
 /// What the optimizer keeps of one parameter's owned elements, padding included.
 #[derive(Debug)]

@@ -27,7 +27,7 @@ use deepburn_ops::{OptimizerOps, float_bytes};
 use super::parked::HostUpdate;
 use super::rule::{self, UpdateStep};
 use super::state::{DeviceState, ReadValues, State, tensor};
-use super::{Optimizer, UpdateGradient, UpdateValues, newton_schulz};
+use super::{Optimizer, Squares, UpdateGradient, UpdateValues, newton_schulz};
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parked::{ParkedArray, WriteBehind};
 
@@ -59,10 +59,6 @@ pub(crate) struct UpdateDirection<B: Backend> {
     /// The bytes of the direction in the ledger.
     _lease: Lease,
 }
-
-/// The sums of squares of a tensor's values and of its direction, in this order. They are trees
-/// over element indices, so sums of several ranks can be joined without a change of rounding.
-pub(crate) type Squares = [TreeSum; 2];
 
 impl<B: OptimizerOps> StepInProgress<'_, B> {
     /// Returns true if the optimizer has a master of the parameter's values.

@@ -20,7 +20,7 @@ use deepburn_config::ZeroOneAdamPlan;
 
 /// The names of the arrays that a rank keeps for each parameter. The last two are unused until
 /// `var_freeze_step`, but take memory from the start.
-pub(super) const ARRAYS: [&str; 4] = ["exp_avg", super::rule::SECOND_MOMENT, MOVED, COMMON];
+pub(super) const ARRAYS: [&str; 4] = ["exp_avg", super::moments::SECOND_MOMENT, MOVED, COMMON];
 
 /// The arrays that differ between ranks after a local step. Checkpoints store one of each per rank.
 pub(crate) const LOCAL_ARRAYS: [&str; 2] = ["exp_avg", MOVED];

@@ -26,11 +26,12 @@ use deepburn_config::ActivationOffload;
 use deepburn_nvme::{SwapError, SwapFile};
 use deepburn_ops::read_to_host;
 
-use super::{ParkedArray, ParkedRead, ParkedTensor, PieceLayout, Store, WriteBehind, lock};
+use super::{
+    ParkedArray, ParkedRead, ParkedTensor, PieceLayout, Store, WriteBehind, io_policy, lock,
+};
 use crate::group::Group;
+use crate::leased::{FullTensor, Leased};
 use crate::ledger::{Category, Lease, Ledger};
-use crate::tensor::{FullTensor, Leased};
-use crate::tiers::io_policy;
 
 /// Parks the activations of one model on one rank.
 pub(crate) struct ActivationStore<B: Backend> {

@@ -33,8 +33,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
+use crate::leased::{FullTensor, Leased};
+use crate::parameter::ParameterView;
 use crate::parked::{ActivationStore, ParkedActivation};
-use crate::tensor::{FullTensor, Leased, ZeroTensor};
+use crate::rows::RowGradient;
 
 /// The recorded ops of one block. Handles keep it alive; ops of other blocks refer to it through
 /// them.
@@ -182,8 +184,14 @@ impl<B: Backend> fmt::Debug for Handle<B> {
 pub(crate) enum Operand<B: Backend> {
     /// A value of the op's tape.
     Own(usize),
-    /// Anything else.
-    Other(ZeroTensor<B>),
+    /// A value of another tape.
+    Recorded(RecordedTensor<B>),
+    /// A parameter under views.
+    Parameter(ParameterView<B>),
+    /// A gradient of an embedding, which becomes dense when it is read.
+    SparseRows(RowGradient<B>),
+    /// Ordinary data.
+    Full(FullTensor<B>),
 }
 
 /// Hands the data of operands to a recorded op.
@@ -215,7 +223,7 @@ impl<B: Backend> OperandReader<'_, B> {
     pub(crate) fn read(&mut self, operand: &Operand<B>) -> FullTensor<B> {
         let index = match operand {
             Operand::Own(index) => *index,
-            Operand::Other(ZeroTensor::Parameter(view)) => {
+            Operand::Parameter(view) => {
                 let view = view.clone();
                 let data = match self.reads {
                     Reads::First { .. } => view.read(),
@@ -223,7 +231,9 @@ impl<B: Backend> OperandReader<'_, B> {
                 };
                 return Leased { tensor: data, lease: None };
             }
-            Operand::Other(tensor) => return tensor.clone().into_leased(),
+            Operand::Recorded(recorded) => return recorded.clone().into_leased(),
+            Operand::SparseRows(rows) => return Leased::new(rows.clone().into_dense()),
+            Operand::Full(full) => return full.clone(),
         };
         let mut state = self.tape.lock();
         let is_only_replay = state.replays < 2;
@@ -261,15 +271,15 @@ impl<B: Backend> OpRecord<B> {
     }
 
     /// Adds an operand. A value of the op's own tape is replaced by its number.
-    pub(crate) fn operand(&mut self, tensor: ZeroTensor<B>) -> Operand<B> {
-        match tensor {
-            ZeroTensor::Recorded(recorded) if recorded.is_on(&self.tape) => {
+    pub(crate) fn operand(&mut self, operand: impl Into<Operand<B>>) -> Operand<B> {
+        match operand.into() {
+            Operand::Recorded(recorded) if recorded.is_on(&self.tape) => {
                 let index = recorded.handle.value;
                 self.inputs.push(index);
                 self.handles.push(recorded.handle);
                 Operand::Own(index)
             }
-            other => Operand::Other(other),
+            other => other,
         }
     }
 
@@ -278,7 +288,7 @@ impl<B: Backend> OpRecord<B> {
     pub(crate) fn run<const N: usize>(
         self,
         run: impl Fn(&mut OperandReader<'_, B>) -> [FullTensor<B>; N] + Send + Sync + 'static,
-    ) -> [ZeroTensor<B>; N] {
+    ) -> [RecordedTensor<B>; N] {
         // The op may take the data of an operand whose only handle it was given. A handle that is
         // passed twice counts twice, and its value is then not taken.
         let only_here = self.handles.iter().filter(|handle| Arc::strong_count(handle) == 1);
@@ -294,7 +304,7 @@ impl<B: Backend> OpRecord<B> {
         self,
         outputs: [FullTensor<B>; N],
         run: impl Fn(&mut OperandReader<'_, B>) -> [FullTensor<B>; N] + Send + Sync + 'static,
-    ) -> [ZeroTensor<B>; N] {
+    ) -> [RecordedTensor<B>; N] {
         let run = Arc::new(move |reader: &mut OperandReader<'_, B>| run(reader).into());
         let first = self.tape.push(self.inputs, &outputs, self.keep, run);
         let mut value = first;
@@ -303,7 +313,7 @@ impl<B: Backend> OpRecord<B> {
             let device = B::float_device(&output.tensor);
             let handle = Arc::new(Handle { tape: self.tape.clone(), value });
             value += 1;
-            ZeroTensor::Recorded(RecordedTensor { handle, shape, dtype, device })
+            RecordedTensor { handle, shape, dtype, device }
         })
     }
 }

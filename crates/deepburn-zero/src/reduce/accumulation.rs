@@ -17,10 +17,11 @@ use deepburn_ops::float_bytes;
 
 use super::gradient::{Accumulated, GradientCheck, GradientState, SumElements, SumHome};
 use super::{GradientReducer, Types};
-use crate::array::{in_type, maximum};
+use crate::array::maximum;
+use crate::flat::in_type;
+use crate::leased::Leased;
 use crate::ledger::Category;
 use crate::parked::ParkedTensor;
-use crate::tensor::Leased;
 
 impl<B: Backend> GradientReducer<B> {
     /// Takes the accumulated gradients by parameter index, flat: this rank's shard, or all elements

@@ -24,10 +24,10 @@ use deepburn_nvme::SwapError;
 use deepburn_ops::OptimizerOps;
 
 use crate::array::DeviceArray;
+use crate::leased::FullTensor;
 use crate::ledger::Lease;
 use crate::parked::{ParkedArray, ParkedTensor};
 use crate::shard_spec::ShardSpec;
-use crate::tensor::FullTensor;
 
 /// The gradient of one parameter in a step.
 #[derive(Debug)]

@@ -6,10 +6,10 @@ use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
 use super::pieces::{Elements, OwnedArray, host_range};
-use crate::array::flat_range;
 use crate::buffers::Buffer;
 use crate::error::ZeroError;
-use crate::sharding::Training;
+use crate::flat::flat_range;
+use crate::training::Training;
 use deepburn_comm::Partition;
 
 /// These functions take the module that [`ModelStates::shard`] or a later call

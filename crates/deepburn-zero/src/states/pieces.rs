@@ -26,15 +26,16 @@ use deepburn_config::Stage;
 use deepburn_ops::{OptimizerOps, float_bytes, float_from_host, float_into_host, read_float};
 
 use super::ModelStates;
-use crate::array::{flat_range, narrow};
 use crate::error::ZeroError;
+use crate::flat::{flat_range, narrow};
 use crate::optimizer::{COMMON, KeptArray};
-use crate::parameter::{Parameter, Shard};
+use crate::parameter::Parameter;
 use crate::parked::{ParkedCopy, WriteBehind};
 use crate::publish::Publisher;
 use crate::random::RandomStream;
 use crate::reduce::SumElements;
 use crate::session;
+use crate::shard::Shard;
 
 /// An array of a parameter's states, as long as the parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

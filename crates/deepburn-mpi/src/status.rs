@@ -1,0 +1,189 @@
+//! The state of a run that both threads of a process share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use deepburn_comm::{Absence, Call, CommError, Failure};
+
+/// The time that a rank may continue to compute after its run has failed,
+/// before its process is ended. A rank detects a failure at its next op;
+/// without this limit a rank that hangs would stay forever.
+const LAST_OP: Duration = Duration::from_millis(1200);
+/// The time that a failing process waits until the other ranks know of the
+/// failure.
+const ANNOUNCE_TIMEOUT: Duration = Duration::from_millis(500);
+/// The exit status of a process whose run has failed.
+pub(crate) const FAILED: i32 = 1;
+
+/// The state of a run that both threads of a process share.
+#[derive(Debug, Default)]
+pub(crate) struct RunStatus {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// The state behind the lock.
+#[derive(Debug, Default)]
+struct State {
+    /// The first failure of the run; later ones are ignored.
+    failure: Option<Failure>,
+    /// Whether the other ranks know of the failure.
+    announced: bool,
+    /// Whether the rank's own code is running.
+    running: bool,
+    /// The last step that the rank has started, from 1.
+    steps: Option<Arc<AtomicU64>>,
+    /// Set when the launcher ends this process.
+    terminated: Option<Arc<AtomicBool>>,
+    /// The current wait of the communication thread.
+    wait: Option<Wait>,
+    /// The last collective in which the communication thread waited.
+    last_call: Option<Call>,
+}
+
+impl State {
+    /// Returns the rank's current step as the beginning of a message.
+    fn step(&self) -> String {
+        let step = self.steps.as_ref().map(|steps| steps.load(Ordering::Relaxed));
+        step.map(|step| format!("step {step}: ")).unwrap_or_default()
+    }
+}
+
+/// The collective in which a rank waits, and the ranks for which it waits.
+#[derive(Debug, Clone)]
+pub(crate) struct Wait {
+    /// The collective; `None` while the ranks connect.
+    pub(crate) call: Option<Call>,
+    /// What is known of the missing ranks.
+    pub(crate) absent: Vec<Absence>,
+}
+
+impl RunStatus {
+    /// Sets the counter of the rank's steps.
+    pub(crate) fn set_steps(&self, steps: Arc<AtomicU64>) {
+        self.lock().steps = Some(steps);
+    }
+
+    /// Sets the flag that signals termination by the launcher.
+    pub(crate) fn set_terminated(&self, terminated: Arc<AtomicBool>) {
+        self.lock().terminated = Some(terminated);
+    }
+
+    /// Records that the rank's own code is running.
+    pub(crate) fn begin(&self) {
+        self.lock().running = true;
+    }
+
+    /// Records that the rank's own code has ended.
+    pub(crate) fn end(&self) {
+        self.lock().running = false;
+    }
+
+    /// Returns true if the rank's own code is running.
+    pub(crate) fn is_running(&self) -> bool {
+        self.lock().running
+    }
+
+    /// Ends the run, unless it has already failed. This process then exchanges
+    /// nothing more.
+    pub(crate) fn fail(&self, reporter: usize, cause: CommError) {
+        let failure = Failure { reporter, at: Instant::now(), cause };
+        let mut state = self.lock();
+        if state.failure.is_none() {
+            tracing::debug!(reporter, cause = %failure.cause, "the process group has ended");
+            state.failure = Some(failure);
+        }
+    }
+
+    /// Records the ranks for which the communication thread waits.
+    pub(crate) fn set_wait(&self, wait: Option<Wait>) {
+        let mut state = self.lock();
+        if let Some(call) = wait.as_ref().and_then(|wait| wait.call.clone()) {
+            state.last_call = Some(call);
+        }
+        state.wait = wait;
+    }
+
+    /// Returns the last collective that this rank has reached.
+    pub(crate) fn last_call(&self) -> Option<Call> {
+        self.lock().last_call.clone()
+    }
+
+    /// Returns the rank's current step as the beginning of a message.
+    pub(crate) fn step(&self) -> String {
+        self.lock().step()
+    }
+
+    /// Ends the run of the waiting `rank` if the launcher ends this process.
+    /// Returns the failure.
+    ///
+    /// This is done without the communication thread, because Open MPI may hold
+    /// it for seconds in a call on a broken connection. The ranks can no longer
+    /// agree on which of them reports, so each one that waits for all other
+    /// ranks does.
+    pub(crate) fn terminate(&self, rank: usize) -> Option<CommError> {
+        let wait = {
+            let mut state = self.lock();
+            let terminated = state.terminated.as_ref()?;
+            let is_terminated = terminated.load(Ordering::Relaxed);
+            let wait = state.wait.clone().filter(|it| is_terminated && !it.absent.is_empty())?;
+            state.announced = true;
+            wait
+        };
+        let is_absent = |rank: &usize| wait.absent.iter().any(|absence| absence.rank == *rank);
+        let reporter = (0..rank).find(|other| !is_absent(other)).unwrap_or(rank);
+        let Wait { call, absent } = wait;
+        self.fail(reporter, CommError::Terminated { rank, call: call.map(Box::new), absent });
+        self.cause()
+    }
+
+    /// Returns the first failure of the run with its reporter and time.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.lock().failure.clone()
+    }
+
+    /// Returns the failure that ended the run.
+    pub(crate) fn cause(&self) -> Option<CommError> {
+        self.failure().map(|failure| failure.cause)
+    }
+
+    /// Returns true if `rank` has to report the failure.
+    pub(crate) fn is_reporter(&self, rank: usize) -> bool {
+        self.failure().is_some_and(|failure| failure.reporter == rank)
+    }
+
+    /// Records that the other ranks know of the failure, and wakes the thread
+    /// that waits for this.
+    pub(crate) fn set_announced(&self) {
+        self.lock().announced = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for a short time until the other ranks know of the failure.
+    pub(crate) fn wait_announced(&self) {
+        let waiting = |state: &mut State| !state.announced;
+        drop(self.changed.wait_timeout_while(self.lock(), ANNOUNCE_TIMEOUT, waiting));
+    }
+
+    /// Ends the process if its rank does not detect that the run has failed.
+    pub(crate) fn end_overdue(&self, rank: usize, hosts: impl FnOnce() -> Vec<Arc<str>>) {
+        let state = self.lock();
+        let Some(failure) = state.failure.as_ref().filter(|_| state.running) else { return };
+        if failure.at.elapsed() < LAST_OP {
+            return;
+        }
+        if failure.reporter == rank {
+            let host = &hosts()[rank];
+            eprintln!("error: rank {rank} on {host} failed: {}{}", state.step(), failure.cause);
+        }
+        // SAFETY: ends the process without running anything else of it; its rank is stuck.
+        unsafe { libc::_exit(FAILED) }
+    }
+
+    /// Locks the state. A panic of another holder leaves it valid.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change is complete before anything that could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,61 @@
+//! Dropout of attention weights, as a function of their positions.
+
+/// Dropout of attention weights. Whether a weight is dropped is a function of
+/// its position, so backward needs no mask. The other weights are divided by
+/// the fraction that is kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionDropout {
+    /// The seed of the selection.
+    pub seed: u64,
+    /// The fraction of weights that is dropped, below 1.
+    pub probability: f64,
+}
+
+impl AttentionDropout {
+    /// Returns true if the weight of key `key` is dropped for query `row`,
+    /// which is counted over the queries of all heads of all sequences.
+    pub fn drops(self, row: usize, key: usize) -> bool {
+        self.row(row).drops(key as u32)
+    }
+
+    /// Returns the factor of the weights that are kept.
+    pub(crate) fn factor(self) -> f64 {
+        1.0 / (1.0 - self.probability)
+    }
+
+    /// Returns the random numbers of query `row`, which is counted over the queries of all heads of
+    /// all sequences.
+    pub(crate) fn row(self, row: usize) -> DropoutRow {
+        // SplitMix64 (Steele et al. 2014).
+        let mut z = self.seed.wrapping_add((row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        let threshold = (self.probability * 2_f64.powi(32)) as u32;
+        DropoutRow { low: z as u32, high: (z >> 32) as u32, threshold }
+    }
+}
+
+/// The random numbers of one query.
+#[derive(Clone, Copy)]
+pub(crate) struct DropoutRow {
+    /// Combined with the number of the key.
+    low: u32,
+    /// Combined with the result of the hash.
+    high: u32,
+    /// A number below it drops the weight: the probability in units of 2^-32.
+    threshold: u32,
+}
+
+impl DropoutRow {
+    /// Returns true if the weight of key `key` is dropped. Integer arithmetic only, so that a loop
+    /// over keys vectorises.
+    #[inline(always)]
+    pub(crate) fn drops(self, key: u32) -> bool {
+        // A 32-bit finaliser with low bias (Wellons, "Prospecting for hash functions").
+        let mut x = self.low ^ key.wrapping_mul(0x9e37_79b9);
+        x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+        x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+        (x ^ (x >> 16) ^ self.high) < self.threshold
+    }
+}

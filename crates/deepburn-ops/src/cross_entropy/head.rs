@@ -1,0 +1,34 @@
+//! The results of a loss head, and the chunks in which it computes logits.
+
+use burn_backend::Backend;
+use burn_backend::tensor::FloatTensor;
+
+/// A value for each input of the head that may be trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadGradients<T> {
+    /// For the hidden states, `[tokens, width]`.
+    pub hidden: T,
+    /// For the weight, `[vocab, width]`.
+    pub weight: T,
+}
+
+/// The loss of a language-model head.
+#[derive(Debug)]
+pub struct HeadLoss<B: Backend> {
+    /// The sum over the tokens, `[1]`, in at least f32.
+    pub loss: FloatTensor<B>,
+    /// The gradients of the sum, in at least f32.
+    pub gradients: HeadGradients<Option<FloatTensor<B>>>,
+}
+
+/// The largest size of a chunk's f32 logits in bytes, unless one row is larger.
+const CHUNK_BYTES: usize = 64 << 20;
+
+/// Returns the number of rows of logits, one per token, that
+/// [`linear_cross_entropy`](crate::linear_cross_entropy) computes at a time. If the f32 logits exceed 64
+/// MiB, they are divided into chunks of about equal size. The result depends
+/// only on the arguments, so sums are always added in the same order.
+pub fn logits_chunk_rows(tokens: usize, vocab: usize) -> usize {
+    let most = (CHUNK_BYTES / (4 * vocab.max(1))).max(1);
+    tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
+}

@@ -1,0 +1,39 @@
+//! The values of a layer norm that its passes hand on.
+
+use burn_backend::Backend;
+use burn_backend::tensor::FloatTensor;
+
+/// The result of a forward pass.
+#[derive(Debug)]
+pub struct LayerNormOutput<B: Backend> {
+    /// `[rows, width]`.
+    pub output: FloatTensor<B>,
+    /// The mean of each row, `[rows, 1]`, in at least f32.
+    pub mean: FloatTensor<B>,
+    /// `1 / sqrt(var + epsilon)` of each row, `[rows, 1]`, in at least f32.
+    pub reciprocal_deviation: FloatTensor<B>,
+}
+
+/// The values that backward needs.
+#[derive(Debug, Clone)]
+pub struct LayerNormSaved<B: Backend> {
+    /// The input, `[rows, width]`.
+    pub x: FloatTensor<B>,
+    /// `[width]`.
+    pub gamma: FloatTensor<B>,
+    /// See [`LayerNormOutput`].
+    pub mean: FloatTensor<B>,
+    /// See [`LayerNormOutput`].
+    pub reciprocal_deviation: FloatTensor<B>,
+}
+
+/// The gradients of the inputs.
+#[derive(Debug)]
+pub struct LayerNormGradients<B: Backend> {
+    /// `[rows, width]`.
+    pub x: FloatTensor<B>,
+    /// `[width]`.
+    pub gamma: FloatTensor<B>,
+    /// `[width]`.
+    pub beta: FloatTensor<B>,
+}

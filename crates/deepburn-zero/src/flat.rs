@@ -1,0 +1,96 @@
+//! Flat views of tensors.
+//!
+//! Ranks cut parameters, gradients and optimizer arrays in their flat order. The functions flatten
+//! and cut in an order that avoids copies, whatever the shape of the tensor.
+
+use std::ops::Range;
+
+use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorMetadata};
+
+/// Returns the tensor in elements of `dtype`. A tensor of that type is not touched.
+pub(crate) fn in_type<B: Backend>(
+    tensor: B::FloatTensorPrimitive,
+    dtype: FloatDType,
+) -> B::FloatTensorPrimitive {
+    if tensor.dtype() == DType::from(dtype) { tensor } else { B::float_cast(tensor, dtype) }
+}
+
+/// Returns the tensor with one axis.
+///
+/// A flat tensor is returned unchanged instead of being reshaped to its own shape, because flex
+/// copies a view that does not begin at the start of its memory when it is reshaped.
+pub(crate) fn flattened<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::FloatTensorPrimitive {
+    let shape = tensor.shape();
+    match shape.num_dims() {
+        1 => tensor,
+        _ => B::float_reshape(tensor, Shape::from(vec![shape.num_elements()])),
+    }
+}
+
+/// Returns elements `range` of the flat order of `tensor`, flat: a view of a flat tensor, and
+/// otherwise at most a copy of the rows that the range touches.
+///
+/// ```text
+///  range      ····[  ··· ··· ··  ]····       elements 6..16 of rows of 4
+///  rows       [ 4 5 6 7 ][ 8 … 11 ][ 12 … 15 ]      sliced first: rows 1..4
+///  result         [ 6 7    8 … 11    12 … 15 ]      then flattened and narrowed
+/// ```
+///
+/// Whole rows are sliced before flattening, because flattening copies a tensor that is not
+/// contiguous, such as the gradient of a transposed weight. In this order only the touched rows are
+/// copied.
+pub(crate) fn flat_range<B: Backend>(
+    tensor: &B::FloatTensorPrimitive,
+    range: Range<usize>,
+) -> B::FloatTensorPrimitive {
+    let shape = tensor.shape();
+    if shape.num_dims() == 1 {
+        return narrow::<B>(tensor.clone(), range);
+    }
+    let row_len = shape.iter().skip(1).product::<usize>().max(1);
+    let rows = range.start / row_len..range.end.div_ceil(row_len);
+    let skipped = rows.start * row_len;
+    let cut = if shape.num_dims() > 0 && rows != (0..shape[0]) {
+        let mut slices = vec![Slice::from(rows.clone())];
+        slices.extend(shape.iter().skip(1).map(|&len| Slice::from(0..len)));
+        B::float_slice(tensor.clone(), &slices)
+    } else {
+        tensor.clone()
+    };
+    narrow::<B>(flattened::<B>(cut), range.start - skipped..range.end - skipped)
+}
+
+/// Returns a view of elements `range` of a flat tensor, or the tensor itself if the range covers
+/// it.
+pub(crate) fn narrow<B: Backend>(
+    flat: B::FloatTensorPrimitive,
+    range: Range<usize>,
+) -> B::FloatTensorPrimitive {
+    if range == (0..flat.shape().num_elements()) {
+        return flat;
+    }
+    B::float_slice(flat, &[Slice::from(range)])
+}
+
+/// Returns a flat tensor followed by zeros, `len` elements in total. Every shard has the same
+/// length, so the last ones are padded.
+pub(crate) fn pad<B: Backend>(
+    flat: B::FloatTensorPrimitive,
+    len: usize,
+) -> B::FloatTensorPrimitive {
+    let missing = len - flat.shape().num_elements();
+    if missing == 0 {
+        return flat;
+    }
+    let zeros =
+        B::float_zeros(Shape::from(vec![missing]), &B::float_device(&flat), flat.dtype().into());
+    B::float_cat(vec![flat, zeros], 0)
+}
+
+/// Reshapes the flat elements of a complete parameter.
+pub(crate) fn in_shape<B: Backend>(
+    flat: B::FloatTensorPrimitive,
+    shape: &Shape,
+) -> B::FloatTensorPrimitive {
+    B::float_reshape(flat, shape.clone())
+}

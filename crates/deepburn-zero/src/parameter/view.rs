@@ -1,0 +1,78 @@
+//! A handle on a parameter, as tensors of the module keep it.
+
+use std::sync::Arc;
+
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
+
+use super::Parameter;
+use crate::session;
+use crate::view::View;
+
+/// A parameter under recorded views.
+///
+/// A view of a sharded parameter cannot be computed without gathering it. The
+/// views are therefore recorded, with the shape and type of their result, and
+/// applied when an op reads the data. Backward can keep such a handle for free.
+#[derive(Debug, Clone)]
+pub struct ParameterView<B: Backend> {
+    /// The parameter, of this model or of another one on the thread.
+    pub(crate) parameter: Arc<Parameter<B>>,
+    /// The views in the order in which they are applied to the whole parameter.
+    views: Vec<View>,
+    /// The shape after all views.
+    shape: Shape,
+    /// The element type after all views.
+    dtype: DType,
+}
+
+impl<B: Backend> ParameterView<B> {
+    /// Returns a handle without views.
+    pub(crate) fn new(parameter: Arc<Parameter<B>>) -> Self {
+        let (shape, dtype) = (parameter.shape().clone(), parameter.dtype());
+        Self { parameter, views: Vec::new(), shape, dtype }
+    }
+
+    /// Records `view` on top of the existing views.
+    pub(crate) fn viewed(mut self, view: View) -> Self {
+        self.shape = view.shape(self.shape);
+        self.dtype = view.dtype(self.dtype);
+        self.views.push(view);
+        self
+    }
+
+    /// Reads the parameter for an op, applies the views and counts the read. At
+    /// stage 3 this gathers the parameter from all ranks if no copy is kept.
+    ///
+    /// # Panics
+    ///
+    /// Panics with a [`CommError`](deepburn_comm::CommError) if a collective
+    /// fails, and with a message if the engine is gone or another thread reads
+    /// a sharded parameter.
+    pub(crate) fn read(self) -> B::FloatTensorPrimitive {
+        session::with_counter(|counter| counter.read(self.parameter.path()));
+        self.read_again()
+    }
+
+    /// Reads the parameter for an op that runs again in backward. The operation
+    /// counter does not see this read, because recomputation is not part of a
+    /// model's operations.
+    ///
+    /// # Panics
+    ///
+    /// Panics like [`read`](Self::read).
+    pub(crate) fn read_again(self) -> B::FloatTensorPrimitive {
+        session::note_read(self.parameter.ledger());
+        let whole = self.parameter.read();
+        self.views.iter().fold(whole, |tensor, view| view.apply::<B>(tensor))
+    }
+}
+
+impl<B: Backend> TensorMetadata for ParameterView<B> {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> Shape {
+        self.shape.clone()
+    }
+}

@@ -1,0 +1,131 @@
+//! The store of a rank's offloaded model states.
+
+use std::sync::Arc;
+
+use burn_backend::DType;
+use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, PrecisionPlan, ZeroPlan};
+use deepburn_nvme::{SwapError, SwapFile};
+
+use crate::error::ZeroError;
+use crate::ledger::{Category, Ledger, Tier};
+use crate::parked::{PIECE, ParkedArray, PieceLayout, PipelinePolicy, Store, io_policy};
+use crate::precision::element_type;
+use crate::reduce::SumHome;
+
+/// The store of a rank's offloaded arrays and the pipeline policy of its steps.
+#[derive(Debug)]
+pub(crate) struct Parking {
+    /// The store of optimizer states and gradient sums, and of shards on NVMe.
+    pub(crate) store: Store,
+    /// Which transfers of a step overlap with its updates.
+    pub(crate) policy: PipelinePolicy,
+    /// The largest number of elements in a piece.
+    piece: usize,
+    /// The largest size of an element of an accumulated gradient, in bytes.
+    gradient_bytes: usize,
+}
+
+impl Parking {
+    /// Creates the store and, if the plan needs one, the file of this rank.
+    /// `None` if everything is on the device.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the folder cannot be used or has too little space.
+    pub(crate) fn new(
+        zero: &ZeroPlan,
+        precision: &PrecisionPlan,
+        bytes: u64,
+    ) -> Result<Option<Self>, ZeroError> {
+        let offload = &zero.optimizer_states;
+        // Shards go to the store of the optimizer states, so a plan without one
+        // cannot offload them.
+        let needed = match zero.parameter_shards {
+            ParameterOffload::Device => None,
+            _ if !zero.stage.shards_parameters() => Some("stage 3"),
+            ParameterOffload::Nvme { .. } if !matches!(offload, OptimizerOffload::Nvme(_)) => {
+                Some("optimizer states that are offloaded to NVMe")
+            }
+            _ if *offload == OptimizerOffload::Device => Some("offloaded optimizer states"),
+            _ => None,
+        };
+        if let Some(needed) = needed {
+            return Err(ZeroError::ParameterOffload { needed });
+        }
+        let (store, reads_ahead, writes_behind) = match offload {
+            OptimizerOffload::Device => return Ok(None),
+            OptimizerOffload::Host { .. } => (Store::Host, false, false),
+            OptimizerOffload::Nvme(nvme) => {
+                let store = Store::Disk(Arc::new(create_file(nvme, bytes)?));
+                (store, nvme.pipeline_read, nvme.pipeline_write)
+            }
+        };
+        Ok(Some(Self {
+            store,
+            policy: PipelinePolicy { reads_ahead, writes_behind },
+            piece: PIECE.min(offload.sub_group_size()),
+            gradient_bytes: gradient_bytes(precision),
+        }))
+    }
+
+    /// Returns the layout of an array of `len` elements of at most
+    /// `element_bytes` bytes.
+    ///
+    /// Steps read and write one piece at a time.
+    pub(crate) fn layout(&self, len: usize, element_bytes: usize) -> PieceLayout {
+        PieceLayout { len, piece: self.piece, element_bytes }
+    }
+
+    /// Allocates the gradient sum of a parameter of which this rank updates
+    /// `len` elements.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file is full.
+    pub(crate) fn sum_home(&self, len: usize, ledger: &Ledger) -> Result<SumHome, SwapError> {
+        let layout = self.layout(len, self.gradient_bytes);
+        let array = ParkedArray::zeros(&self.store, layout, ledger, Category::Gradients)?;
+        Ok(SumHome::Parked(array))
+    }
+
+    /// Allocates the shard of a parameter on `tier`, with `len` elements of
+    /// type `dtype`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file is full.
+    pub(crate) fn shard(
+        &self,
+        tier: Tier,
+        (len, dtype): (usize, DType),
+        ledger: &Ledger,
+    ) -> Result<Arc<ParkedArray>, SwapError> {
+        let store = if tier == Tier::Host { &Store::Host } else { &self.store };
+        let layout = self.layout(len, dtype.size());
+        ParkedArray::zeros(store, layout, ledger, Category::Parameters)
+    }
+
+    /// Returns the store of offloaded arrays.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+}
+
+/// Creates the file for the states of this rank.
+///
+/// It is preallocated with `bytes` bytes and has no name, so a full disk is
+/// found now and a killed run leaves nothing behind.
+///
+/// # Errors
+///
+/// Returns an error if the folder cannot be used or has too little space.
+fn create_file(nvme: &NvmePlan, bytes: u64) -> Result<SwapFile, SwapError> {
+    SwapFile::create(&nvme.file.folder, bytes, &io_policy(&nvme.file))
+}
+
+/// Returns the largest size of a gradient element in bytes. With one
+/// micro-batch it may be in the communication type.
+pub(crate) fn gradient_bytes(precision: &PrecisionPlan) -> usize {
+    let types = [precision.communication, precision.accumulation].map(element_type);
+    types.map(|dtype| DType::from(dtype).size()).into_iter().fold(0, usize::max)
+}

@@ -15,7 +15,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::check::check;
-use crate::diagnosis::{ConfigError, Findings, TypedKey};
+use crate::diagnosis::{ConfigError, Findings, TypedKey, refuse};
 use crate::job_plan::Job;
 use crate::job_rules::{
     Places, check_best, check_pair, check_saving, read_data, read_model, read_training,
@@ -112,30 +112,25 @@ impl Job {
     ) -> Result<(Self, RawConfig), ConfigError> {
         let mut root = parse_json(text, Origin { document: "job file", name })?;
         let overrides = overrides(request)?;
-        let rate = typed_rate(&overrides);
-        let (deepspeed, job): (Vec<_>, Vec<_>) =
-            overrides.into_iter().partition(|set| set.is_inside("deepspeed"));
-        for set in &job {
+        let of_job = overrides.iter().filter(|set| set.inside("deepspeed").is_none());
+        let mut typed = Vec::new();
+        for set in of_job.clone() {
             set.apply(JobFile::KEYS, &mut root)?;
+            typed.push(set.typed(JobFile::KEYS));
         }
-        let beside = folder.to_path_buf();
+        let (here, configs) = (PathBuf::new(), PathBuf::from(CONFIG_FOLDER));
         // A path from the command line is meant from where the command is typed.
         let folders = match request.deepspeed {
-            Some(_) => [PathBuf::new(), beside, PathBuf::from(CONFIG_FOLDER)],
-            None => [beside, PathBuf::new(), PathBuf::from(CONFIG_FOLDER)],
+            Some(_) => [here, folder.to_path_buf(), configs],
+            None => [folder.to_path_buf(), here, configs],
         };
         let mut written = take_deepspeed(&mut root, name, &folders)?;
-        let whole = job.iter().filter_map(|set| set.typed_document("deepspeed"));
-        let mut typed: Vec<_> = whole.collect();
-        for set in deepspeed.iter().map(Override::inner) {
-            set.apply(DeepSpeed::KEYS, written.node_mut())?;
-            typed.push(set.typed(DeepSpeed::KEYS));
+        written.typed = of_job.filter_map(|set| set.typed_document("deepspeed")).collect();
+        for set in overrides.iter().filter_map(|set| set.inside("deepspeed")) {
+            set.apply(DeepSpeed::KEYS, &mut written.root)?;
+            written.typed.push(set.typed(DeepSpeed::KEYS));
         }
-        if let Some((rate, paths)) = rate {
-            use_rate(&rate, &paths, written.node_mut());
-        }
-        let written = written.with_typed(typed);
-        let typed: Vec<_> = job.iter().map(|set| set.typed(JobFile::KEYS)).collect();
+        use_typed_rate(&overrides, &mut written.root);
         let job = Self::read(&root, name, Places { folder }, &written, request.launched, &typed)?;
         Ok((job, written))
     }
@@ -165,9 +160,9 @@ impl Job {
         let asks_for_eval = top.data.value.splits.value.eval.is_given();
         let has_eval = asks_for_eval || job.data.splits.has_eval();
         if job.training.eval_steps.is_some() && !has_eval {
-            let message = "there is nothing to evaluate: data.splits.eval is missing";
-            let remedy = "add data.splits, for example {\"train\": \"90%\", \"eval\": \"10%\"}, or remove it";
-            findings.error("training.eval_steps", message, remedy);
+            refuse!(findings, "training.eval_steps" =>
+                "there is nothing to evaluate: data.splits.eval is missing";
+                "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         }
         check_saving(&job.training, &mut findings);
         check_best(&job.training, &job.data, &mut findings);
@@ -203,27 +198,19 @@ const RATES: [&[&str]; 2] = [
     &["deepspeed", "scheduler", "params", "warmup_max_lr"],
 ];
 
-/// The learning rate of `--set training.learning_rate`, and the keys of [`RATES`] that no later
-/// option sets.
-fn typed_rate(overrides: &[Override]) -> Option<(Node, Vec<&'static [&'static str]>)> {
-    let at = overrides.iter().rposition(|set| set.sets(&["training", "learning_rate"]))?;
-    let value = overrides[at].value();
-    value.as_real()?;
-    // The file that --deepspeed names is a file: what was typed for one value wins over it.
-    let is_last = |path: &&[&str]| {
-        let sets = |set: &Override| set.sets(path) && set.value().as_text().is_none();
-        overrides.iter().rposition(sets).is_none_or(|later| later < at)
-    };
-    Some((value.clone(), RATES.into_iter().filter(is_last).collect()))
-}
-
-/// Puts the learning rate that was typed in the place of the file's, where the file has one.
-fn use_rate(rate: &Node, paths: &[&[&str]], root: &mut Node) {
-    for path in paths {
+/// Puts the learning rate of `--set training.learning_rate` in the place of the rates of the configuration `root`,
+/// where it has one and no later option sets it.
+fn use_typed_rate(overrides: &[Override], root: &mut Node) {
+    let typed = overrides.iter().rposition(|set| set.sets(&["training", "learning_rate"]));
+    let Some(at) = typed.filter(|at| overrides[*at].value.as_real().is_some()) else { return };
+    for path in RATES {
+        // The file that --deepspeed names is a file: what was typed for one value wins over it.
+        let sets = |set: &Override| set.sets(path) && set.value.as_text().is_none();
+        let is_last = overrides.iter().rposition(sets).is_none_or(|later| later < at);
         // `root` is the section that the first name stands for.
         let place = path[1..].iter().try_fold(&mut *root, |node, name| node.get_mut(name));
-        if let Some(lr) = place.filter(|lr| lr.as_real().is_some()) {
-            *lr = rate.clone();
+        if let Some(lr) = place.filter(|lr| is_last && lr.as_real().is_some()) {
+            *lr = overrides[at].value.clone();
         }
     }
 }
@@ -238,8 +225,7 @@ fn take_deepspeed(
         entries.iter().position(|(key, _)| key == "deepspeed").map(|at| entries.remove(at).1)
     });
     match part {
-        None => Ok(RawConfig::empty()),
-        Some(Node { value: Value::Null, .. }) => Ok(RawConfig::empty()),
+        None | Some(Node { value: Value::Null, .. }) => Ok(RawConfig::empty()),
         Some(Node { value: Value::Text(path), .. }) => {
             match find(Path::new(&path), folders, "file") {
                 Err(_) if looks_like_a_strategy(&path) => RawConfig::from_strategy(&path),

@@ -6,7 +6,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 
-use crate::choice::choices;
+use crate::choice::{Choice, choices};
 use crate::context::RunContext;
 use crate::diagnosis::Diagnosis;
 use crate::place::Place;
@@ -209,12 +209,7 @@ choices!(Backend { "flex" => Flex, "wgpu" => Wgpu, "cuda" => Cuda, "tch" => Tch 
 impl Backend {
     /// The name in a job file, which is also the name of the cargo feature.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Flex => "flex",
-            Self::Wgpu => "wgpu",
-            Self::Cuda => "cuda",
-            Self::Tch => "tch",
-        }
+        self.first_name()
     }
 
     /// Whether its device is the host.

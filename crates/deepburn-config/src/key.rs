@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use crate::kind::Kind;
+use crate::kind::{Kind, Variant};
 use crate::node::{Node, Value};
 
 /// A key of a section.
@@ -64,10 +64,8 @@ pub enum Literal {
     Integer(i64),
     /// A number.
     Real(f64),
-    /// Two numbers.
-    Pair([f64; 2]),
-    /// Three numbers.
-    Triple([f64; 3]),
+    /// Several numbers.
+    Reals(&'static [f64]),
     /// A string.
     Text(&'static str),
 }
@@ -80,9 +78,8 @@ impl Literal {
             Self::Flag(flag) => Value::Flag(flag),
             Self::Integer(integer) => Value::Number(integer.to_string()),
             Self::Real(real) => real_node(real),
-            Self::Pair(pair) => Value::List(pair.map(|real| Node::new(real_node(real))).into()),
-            Self::Triple(triple) => {
-                Value::List(triple.map(|real| Node::new(real_node(real))).into())
+            Self::Reals(reals) => {
+                Value::List(reals.iter().map(|real| Node::new(real_node(*real))).collect())
             }
             Self::Text(text) => Value::Text(text.into()),
         })
@@ -99,10 +96,7 @@ impl fmt::Display for Literal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Real(real) => write!(f, "{real:?}"),
-            Self::Pair([first, second]) => write!(f, "[{first:?}, {second:?}]"),
-            Self::Triple([first, second, third]) => {
-                write!(f, "[{first:?}, {second:?}, {third:?}]")
-            }
+            Self::Reals(reals) => write!(f, "{reals:?}"),
             _ => self.node().fmt(f),
         }
     }
@@ -176,6 +170,11 @@ impl Key {
         self.name == name || self.spellings.iter().any(|spelling| spelling.name() == name)
     }
 
+    /// The key of `keys` that `name` means.
+    pub(crate) fn find(keys: &'static [Self], name: &str) -> Option<&'static Self> {
+        keys.iter().find(|key| key.is_called(name))
+    }
+
     /// Every name of this key.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         std::iter::once(self.name).chain(self.spellings.iter().map(|spelling| spelling.name()))
@@ -187,6 +186,16 @@ impl Key {
         match self.kind {
             Kind::Section(keys) | Kind::Sections(keys) | Kind::SectionOrPath(keys) => keys,
             _ => &[],
+        }
+    }
+
+    /// The keys below this key of `section`. `None` where every name is allowed: in a value that is handed on, and in
+    /// parameters whose type is not known.
+    pub(crate) fn keys_in(&self, section: &Node) -> Option<&'static [Self]> {
+        match self.kind {
+            Kind::Free => None,
+            Kind::Variants(variants) => Variant::named_in(section, variants).map(|it| it.keys),
+            _ => Some(self.keys()),
         }
     }
 

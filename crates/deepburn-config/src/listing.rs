@@ -6,6 +6,7 @@ use crate::check::suggestion;
 use crate::diagnosis::ConfigError;
 use crate::job_keys;
 use crate::key::KeyEntry;
+use crate::source::is_at_or_below;
 
 /// The key at `path` and the keys below it; failing that, the keys of this name in all sections.
 ///
@@ -25,7 +26,7 @@ use crate::key::KeyEntry;
 /// ```
 ///
 /// # Errors
-/// [`ConfigError::UnknownKey`] with what to write instead.
+/// [`ConfigError::Argument`] with what to write instead.
 pub fn find_keys(path: &str) -> Result<Vec<KeyEntry>, ConfigError> {
     let keys = job_keys();
     for wanted in [path.to_owned(), format!("deepspeed.{path}")] {
@@ -48,11 +49,7 @@ fn select(keys: &[KeyEntry], wanted: impl Fn(&KeyEntry) -> bool) -> Vec<KeyEntry
 
 /// Whether `path` is `wanted` or below it; `params[AdamW].lr` is `params.lr` too.
 fn is_below(path: &str, wanted: &str) -> bool {
-    let starts = |path: &str| {
-        let rest = path.strip_prefix(wanted);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-    };
-    starts(path) || starts(&without_variant(path))
+    is_at_or_below(path, wanted) || is_at_or_below(&without_variant(path), wanted)
 }
 
 /// A path without the type of a variant: `optimizer.params.lr` for `optimizer.params[AdamW].lr`.
@@ -74,7 +71,8 @@ fn unknown(keys: &[KeyEntry], path: &str) -> ConfigError {
     let near = suggestion(keys.iter().filter(beside).flat_map(|entry| entry.key.names()), name);
     let remedy = near.or_else(anywhere);
     let remedy = remedy.unwrap_or("run deepburn keys without a path to see all of them".into());
-    ConfigError::UnknownKey { given: crate::Node::text(path).to_string(), remedy }
+    let given = crate::Node::text(path).to_string();
+    ConfigError::Argument { given, reason: "unknown key".to_owned(), remedy }
 }
 
 #[cfg(test)]

@@ -80,6 +80,14 @@ impl Node {
         }
     }
 
+    /// The elements of a list; nothing for every other kind.
+    pub(crate) fn elements(&self) -> &[Self] {
+        match &self.value {
+            Value::List(nodes) => nodes,
+            _ => &[],
+        }
+    }
+
     /// Whether this is `null`.
     pub fn is_null(&self) -> bool {
         matches!(self.value, Value::Null)

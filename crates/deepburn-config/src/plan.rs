@@ -23,7 +23,7 @@ pub use param_groups::{
 };
 pub use swap_file::SwapFilePlan;
 
-use crate::choice::choices;
+use crate::choice::{Choice, choices};
 use crate::curriculum::CurriculumPlan;
 use crate::dynamic_batching::DynamicBatchingPlan;
 use crate::monitor_plan::MonitorPlan;
@@ -462,11 +462,7 @@ choices!(Precision { "fp32" => Fp32, "fp16" => Fp16, "bf16" => Bf16, "bfp16" => 
 impl Precision {
     /// The name that configurations use.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Fp32 => "fp32",
-            Self::Fp16 => "fp16",
-            Self::Bf16 => "bf16",
-        }
+        self.first_name()
     }
 
     /// Bytes of an element.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::accelerate::AccelerateFile;
 use crate::diagnosis::{ConfigError, TypedKey};
-use crate::lightning::{self, looks_like_a_strategy};
+use crate::lightning::{self, STRATEGIES, looks_like_a_strategy};
 use crate::lookup::find;
 use crate::node::Node;
 use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
@@ -20,10 +20,12 @@ use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
 /// makes one plan of both.
 #[derive(Debug, Clone)]
 pub struct RawConfig {
-    root: Node,
+    /// The tree.
+    pub(crate) root: Node,
     source: String,
     processes: Option<usize>,
-    typed: Vec<TypedKey>,
+    /// Keys whose values came from the command line.
+    pub(crate) typed: Vec<TypedKey>,
 }
 
 /// What errors call the file.
@@ -60,7 +62,7 @@ impl RawConfig {
                 let folders = [PathBuf::new(), folder.into()];
                 Self::from_file(&find(Path::new(path), &folders, "file")?)?
             }
-            None => Self::new(file.translated.clone(), name),
+            None => Self::of(&file.translated, name)?,
         };
         file.enable_precision(&mut config.root, name)?;
         config.processes = file.processes;
@@ -92,8 +94,7 @@ impl RawConfig {
     /// # Errors
     /// [`ConfigError::TooDeep`].
     pub fn from_value(value: &serde_json::Value) -> Result<Self, ConfigError> {
-        let root = from_value(value, Origin { document: DOCUMENT, name: INLINE })?;
-        Ok(Self::new(root, INLINE))
+        Self::of(value, INLINE)
     }
 
     /// Reads what DeepSpeed's own command line takes: the path of a file, or a base64 string; or
@@ -139,27 +140,23 @@ impl RawConfig {
         Self { root, source: source.to_owned(), processes: None, typed: Vec::new() }
     }
 
-    /// The same, where the command line gave the values of these keys.
-    pub(crate) fn with_typed(self, typed: Vec<TypedKey>) -> Self {
-        Self { typed, ..self }
-    }
-
-    /// Keys whose values came from the command line.
-    pub(crate) fn typed(&self) -> &[TypedKey] {
-        &self.typed
-    }
-
     /// The configuration of one of Lightning's strategies, `deepspeed_stage_2_offload` for example.
     ///
     /// # Errors
-    /// [`ConfigError::UnknownStrategy`] with those that are understood.
+    /// [`ConfigError::Argument`] with those that are understood.
     pub(crate) fn from_strategy(name: &str) -> Result<Self, ConfigError> {
-        let Some(value) = lightning::configuration(name) else {
-            let given = Node::text(name).to_string();
-            return Err(ConfigError::UnknownStrategy { given, known: lightning::names() });
+        let unknown = || ConfigError::Argument {
+            given: Node::text(name).to_string(),
+            reason: "no such file or strategy".to_owned(),
+            remedy: format!("use a file or one of {}", STRATEGIES.join(", ")),
         };
-        let source = format!("Lightning's strategy {name}");
-        Ok(Self::new(from_value(&value, Origin { document: DOCUMENT, name: &source })?, &source))
+        let value = lightning::configuration(name).ok_or_else(unknown)?;
+        Self::of(&value, &format!("Lightning's strategy {name}"))
+    }
+
+    /// Takes over a value that came from `name`.
+    fn of(value: &serde_json::Value, name: &str) -> Result<Self, ConfigError> {
+        Ok(Self::new(from_value(value, Origin { document: DOCUMENT, name })?, name))
     }
 
     /// Parses JSON that came from `name`.
@@ -180,11 +177,6 @@ impl RawConfig {
     /// The tree.
     pub fn node(&self) -> &Node {
         &self.root
-    }
-
-    /// The tree, to change it.
-    pub(crate) fn node_mut(&mut self) -> &mut Node {
-        &mut self.root
     }
 
     /// The same as plain JSON.

@@ -104,17 +104,8 @@ fn kind(kind: &Kind) -> Value {
         Kind::Integer(range) => integer(*range),
         Kind::Integers(range) => json!({ "type": "array", "items": integer(*range) }),
         Kind::Real(range) => real(*range),
-        Kind::PerGroup(range) => {
-            let list =
-                json!({ "type": "array", "items": real(*range), "minItems": 1, "maxItems": 1 });
-            json!({ "anyOf": [real(*range), list] })
-        }
-        Kind::Pair(range) => {
-            json!({ "type": "array", "items": real(*range), "minItems": 2, "maxItems": 2 })
-        }
-        Kind::Triple(range) => {
-            json!({ "type": "array", "items": real(*range), "minItems": 3, "maxItems": 3 })
-        }
+        Kind::PerGroup(range) => json!({ "anyOf": [real(*range), tuple(1, *range)] }),
+        Kind::Tuple(len, range) => tuple(*len, *range),
         Kind::Text => json!({ "type": "string" }),
         // Names are compared without regard to case, which a schema cannot say.
         Kind::Choice(names) => {
@@ -156,6 +147,11 @@ fn integer(range: Integers) -> Value {
         schema["maximum"] = json!(range.max);
     }
     schema
+}
+
+/// The schema of a list of so many numbers.
+fn tuple(len: usize, range: Reals) -> Value {
+    json!({ "type": "array", "items": real(range), "minItems": len, "maxItems": len })
 }
 
 /// The schema of numbers in an interval.

@@ -187,8 +187,20 @@ scalars! {
     i64: Node::as_integer, Literal::Integer(integer) => integer;
     usize: as_count, Literal::Integer(integer) => to_count(integer);
     f64: as_real, Literal::Real(real) => real;
-    [f64; 2]: as_reals, Literal::Pair(pair) => pair;
-    [f64; 3]: as_reals, Literal::Triple(triple) => triple;
+}
+
+impl<'a, const N: usize> Scalar<'a> for [f64; N] {
+    fn parse(node: &'a Node, _: &Kind) -> Option<Self> {
+        let numbers = node.elements().iter().map(Node::as_real).collect::<Option<Vec<_>>>()?;
+        numbers.try_into().ok()
+    }
+
+    fn of(default: Literal) -> Option<Self> {
+        match default {
+            Literal::Reals(reals) => reals.try_into().ok(),
+            _ => None,
+        }
+    }
 }
 
 impl<'a> Scalar<'a> for &'a str {
@@ -278,13 +290,6 @@ fn as_real(node: &Node) -> Option<f64> {
     }
 }
 
-/// A list of exactly `N` numbers.
-fn as_reals<const N: usize>(node: &Node) -> Option<[f64; N]> {
-    let Value::List(nodes) = &node.value else { return None };
-    let numbers = nodes.iter().map(Node::as_real).collect::<Option<Vec<_>>>()?;
-    numbers.try_into().ok()
-}
-
 /// Declares sections: see [the module](self).
 macro_rules! section {
     ($(#[doc = $about:literal])+ $vis:vis struct $Section:ident<$a:lifetime> {
@@ -348,7 +353,15 @@ macro_rules! key {
     }};
 }
 
-pub(crate) use {key, section};
+/// Fills a plan: `filled!(Plan, section { a, b } c: 3)` has the values of the section's keys `a` and `b` in its fields
+/// of these names.
+macro_rules! filled {
+    ($($Plan:ident)::+, $section:ident { $($key:ident),+ $(,)? } $($field:ident $(: $value:expr)?),* $(,)?) => {
+        $($Plan)::+ { $($key: $section.$key.value,)+ $($field $(: $value)?,)* }
+    };
+}
+
+pub(crate) use {filled, key, section};
 
 #[cfg(test)]
 mod tests {

@@ -13,6 +13,7 @@ use std::path::Path;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use jsonc_parser::common::Ranged;
+use jsonc_parser::errors::ParseErrorKind;
 use jsonc_parser::{CollectOptions, ParseOptions, ast, parse_to_ast};
 
 use crate::diagnosis::ConfigError;
@@ -51,17 +52,15 @@ pub(crate) struct Origin<'a> {
 /// Reads a file of at most [`MAX_BYTES`] as UTF-8, without its byte-order mark.
 pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
     let unreadable = |reason: String| ConfigError::Unreadable { path: path.to_path_buf(), reason };
-    let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
     let mut bytes = Vec::new();
-    let read = file.take(MAX_BYTES + 1).read_to_end(&mut bytes);
-    if read.map_err(|error| unreadable(error.to_string()))? as u64 > MAX_BYTES {
+    File::open(path)
+        .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes))
+        .map_err(|error| unreadable(error.to_string()))?;
+    if bytes.len() as u64 > MAX_BYTES {
         return Err(unreadable(format!("it is larger than {MAX_BYTES} bytes")));
     }
     let text = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
-    Ok(match text.strip_prefix('\u{feff}') {
-        Some(rest) => rest.to_owned(),
-        None => text,
-    })
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 /// Parses JSON with comments.
@@ -69,20 +68,15 @@ pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
 /// # Errors
 /// Syntax, duplicate keys, too deep.
 pub(crate) fn parse_json(text: &str, origin: Origin<'_>) -> Result<Node, ConfigError> {
-    let syntax = |line, column, reason: String| ConfigError::Syntax {
-        source_name: origin.name.into(),
-        line,
-        column,
-        reason,
-        remedy: "write JSON; comments and trailing commas are allowed",
+    let syntax = |line, column, reason: String| {
+        let remedy = "write JSON; comments and trailing commas are allowed";
+        ConfigError::Syntax { source_name: origin.name.into(), line, column, reason, remedy }
     };
-    let parsed =
-        parse_to_ast(text, &CollectOptions::default(), &JSON_WITH_COMMENTS).map_err(|e| match e
-            .kind()
-        {
-            jsonc_parser::errors::ParseErrorKind::NestingDepthExceeded => too_deep(origin),
-            kind => syntax(e.line_display(), e.column_display(), kind.to_string()),
-        })?;
+    let parsed = parse_to_ast(text, &CollectOptions::default(), &JSON_WITH_COMMENTS);
+    let parsed = parsed.map_err(|error| match error.kind() {
+        ParseErrorKind::NestingDepthExceeded => too_deep(origin),
+        kind => syntax(error.line_display(), error.column_display(), kind.to_string()),
+    })?;
     let root = parsed.value.ok_or_else(|| syntax(1, 1, "the text is empty".into()))?;
     let mut builder = Builder { lines: LineStarts::of(text), repeated: Vec::new(), origin };
     let node = builder.node(&root, "", 0)?;
@@ -91,13 +85,13 @@ pub(crate) fn parse_json(text: &str, origin: Origin<'_>) -> Result<Node, ConfigE
 
 /// The error for a text that is nested too deep.
 fn too_deep(origin: Origin<'_>) -> ConfigError {
-    ConfigError::TooDeep { source_name: origin.name.into(), limit: MAX_DEPTH }
+    ConfigError::TooDeep { source_name: origin.name.into() }
 }
 
 /// Turns the parser's tree into ours and notes every key that is there twice.
 struct Builder<'a> {
     lines: LineStarts<'a>,
-    repeated: Vec<(String, Position)>,
+    repeated: Vec<(String, String)>,
     origin: Origin<'a>,
 }
 
@@ -142,7 +136,8 @@ impl Builder<'_> {
             let name = property.name.as_str();
             let full = join(path, name);
             if !seen.insert(name) {
-                self.repeated.push((full.clone(), self.lines.position(property.start())));
+                let Position { line, column } = self.lines.position(property.start());
+                self.repeated.push((full.clone(), format!("line {line}, column {column}")));
             }
             entries.push((name.to_owned(), self.node(&property.value, &full, depth + 1)?));
         }
@@ -154,13 +149,10 @@ impl Builder<'_> {
         if self.repeated.is_empty() {
             return Ok(node);
         }
-        let place = |at: &Position| format!("line {}, column {}", at.line, at.column);
-        Err(ConfigError::DuplicateKeys {
-            document: self.origin.document,
-            source_name: self.origin.name.into(),
-            keys: self.repeated.iter().map(|(key, _)| key.clone()).collect(),
-            places: self.repeated.iter().map(|(_, at)| place(at)).collect(),
-        })
+        let Origin { document, name } = self.origin;
+        let (keys, places): (Vec<_>, Vec<_>) = self.repeated.into_iter().unzip();
+        let (keys, places) = (keys.join(", "), places.join(", "));
+        Err(ConfigError::DuplicateKeys { document, source_name: name.into(), keys, places })
     }
 }
 
@@ -247,6 +239,12 @@ pub(crate) fn decode_base64(encoded: &str) -> Result<String, String> {
 /// `path.name`, or `name` at the top.
 pub(crate) fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+/// Whether `path` is `section` or a key inside of it.
+pub(crate) fn is_at_or_below(path: &str, section: &str) -> bool {
+    let rest = path.strip_prefix(section);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 #[cfg(test)]

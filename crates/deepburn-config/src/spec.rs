@@ -85,11 +85,11 @@ constructors! {
     /// A number or a list of one, without a default.
     opt_per_group(range: Reals): Option<f64> = Kind::PerGroup(range), Literal::Null;
     /// Two numbers.
-    pair(range: Reals, default: [f64; 2]): [f64; 2] = Kind::Pair(range), Literal::Pair(default);
+    pair(range: Reals, default: &'static [f64; 2]): [f64; 2] = Kind::Tuple(2, range), Literal::Reals(default);
     /// Two numbers, without a default.
-    opt_pair(range: Reals): Option<[f64; 2]> = Kind::Pair(range), Literal::Null;
+    opt_pair(range: Reals): Option<[f64; 2]> = Kind::Tuple(2, range), Literal::Null;
     /// Three numbers.
-    triple(range: Reals, default: [f64; 3]): [f64; 3] = Kind::Triple(range), Literal::Triple(default);
+    triple(range: Reals, default: &'static [f64; 3]): [f64; 3] = Kind::Tuple(3, range), Literal::Reals(default);
     /// A string.
     text['a](default: &'static str): &'a str = Kind::Text, Literal::Text(default);
     /// A string without a default.

@@ -21,7 +21,7 @@ const LR: Spec<f64> = real(NotNegative, DEFAULT_LR).auto().doc(
      override it.",
 );
 /// Of the Adam family and Lion.
-const BETAS: Spec<[f64; 2]> = pair(Decay, [0.9, 0.999])
+const BETAS: Spec<[f64; 2]> = pair(Decay, &[0.9, 0.999])
     .auto()
     .doc("Decay rates of the first and second moment. Larger values average over more steps.");
 /// Of Adam. It may be 0, as in PyTorch and DeepSpeed.
@@ -133,11 +133,19 @@ section! {
         legacy_fusion = flag(false).inert("the update is always fused"),
     }
 
-    /// Parameters of Adam and AdamW.
-    pub(crate) struct Adam<'a> {
+    /// Parameters that the Adam family shares.
+    pub(crate) struct Moments<'a> {
         lr: f64 = LR,
         betas: [f64; 2] = BETAS,
         eps: f64 = EPS,
+        weight_decay: f64 = WEIGHT_DECAY,
+    }
+
+    /// Parameters of Adam and AdamW.
+    pub(crate) struct Adam<'a> {
+        lr = LR,
+        betas = BETAS,
+        eps = EPS,
         weight_decay: f64 = WEIGHT_DECAY,
         /// Correct the bias of the moments, which start at 0: divide them by 1 - beta^t.
         bias_correction: bool = flag(true),
@@ -205,10 +213,10 @@ section! {
 
     /// LAMB: Adam with a trust ratio for each tensor (You et al. 2020).
     pub(crate) struct Lamb<'a> {
-        lr: f64 = LR,
-        betas: [f64; 2] = BETAS,
-        eps: f64 = POSITIVE_EPS,
-        weight_decay: f64 = WEIGHT_DECAY,
+        lr = LR,
+        betas = BETAS,
+        eps = POSITIVE_EPS,
+        weight_decay = WEIGHT_DECAY,
         /// Correct the bias of the moments: scale the learning rate by sqrt(1 - beta2^t) / (1 -
         /// beta1^t).
         bias_correction: bool = flag(true),
@@ -243,13 +251,13 @@ section! {
         ns_steps: usize = count_in(1, 99, 5),
         /// Coefficients a, b and c of the Newton-Schulz iteration X <- a X + (b A + c A A) X with A
         /// = X X^T.
-        ns_coefficients: [f64; 3] = triple(Any, [3.4445, -4.775, 2.0315]),
+        ns_coefficients: [f64; 3] = triple(Any, &[3.4445, -4.775, 2.0315]),
         /// Scaling of the learning rate by a matrix's shape: "original", sqrt(max(1, outputs /
         /// inputs)), or "match_rms_adamw", 0.2 sqrt(max(outputs, inputs)), which suits learning
         /// rates tuned for AdamW.
         adjust_lr_fn: MuonScale = choice("original"),
         /// Betas of Adam, the decay rates of its moments.
-        betas: [f64; 2] = pair(Decay, [0.9, 0.95]).auto(),
+        betas: [f64; 2] = pair(Decay, &[0.9, 0.95]).auto(),
         /// Term added to Adam's denominator for numerical stability.
         eps: f64 = real(NotNegative, 1e-10).auto(),
         /// Use decoupled weight decay for Adam's parameters; false uses L2 regularization.
@@ -269,10 +277,10 @@ section! {
     /// 1-bit Adam: after freeze_step, ranks exchange compressed momenta instead of gradients (Tang
     /// et al. 2021). Stages 0 and 1 only; nothing is sharded.
     pub(crate) struct OneBitAdam<'a> {
-        lr: f64 = LR,
-        betas: [f64; 2] = BETAS,
-        eps: f64 = POSITIVE_EPS,
-        weight_decay: f64 = WEIGHT_DECAY,
+        lr = LR,
+        betas = BETAS,
+        eps = POSITIVE_EPS,
+        weight_decay = WEIGHT_DECAY,
         freeze_step: i64 = FREEZE_STEP,
         /// Correct the bias of the moments.
         bias_correction = flag(true)
@@ -287,10 +295,10 @@ section! {
     /// 1-bit LAMB: after freeze_step, ranks exchange compressed momenta instead of gradients (Li et
     /// al. 2021). Stages 0 and 1 only; nothing is sharded.
     pub(crate) struct OneBitLamb<'a> {
-        lr: f64 = LR,
-        betas: [f64; 2] = BETAS,
-        eps: f64 = POSITIVE_EPS,
-        weight_decay: f64 = WEIGHT_DECAY,
+        lr = LR,
+        betas = BETAS,
+        eps = POSITIVE_EPS,
+        weight_decay = WEIGHT_DECAY,
         max_coeff: f64 = MAX_COEFF,
         min_coeff: f64 = MIN_COEFF,
         freeze_step: i64 = FREEZE_STEP,
@@ -316,10 +324,10 @@ section! {
     /// 0/1 Adam: compressed gradients, then local steps with compressed averages (Lu et al. 2022).
     /// Communicates less than 1-bit Adam. Stages 0 and 1 only; nothing is sharded.
     pub(crate) struct ZeroOneAdam<'a> {
-        lr: f64 = LR,
-        betas: [f64; 2] = BETAS,
-        eps: f64 = POSITIVE_EPS,
-        weight_decay: f64 = WEIGHT_DECAY,
+        lr = LR,
+        betas = BETAS,
+        eps = POSITIVE_EPS,
+        weight_decay = WEIGHT_DECAY,
         /// Last step that may update the second moment, usually the end of the warm-up. Afterwards
         /// ranks take local steps between averages.
         var_freeze_step: usize = positive(100_000).unit("steps"),

@@ -15,11 +15,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::check::check;
-use crate::diagnosis::{ConfigError, Findings, TypedKey, refuse};
+use crate::diagnosis::{ConfigError, Findings, refuse};
 use crate::job_plan::Job;
-use crate::job_rules::{
-    Places, check_best, check_pair, check_saving, read_data, read_model, read_training,
-};
+use crate::job_rules::JobReader;
 use crate::keys::DeepSpeed;
 use crate::keys::job::JobFile;
 use crate::lightning::looks_like_a_strategy;
@@ -131,44 +129,38 @@ impl Job {
             written.typed.push(set.typed(DeepSpeed::KEYS));
         }
         use_typed_rate(&overrides, &mut written.root);
-        let job = Self::read(&root, name, Places { folder }, &written, request.launched, &typed)?;
+        let deepspeed = DeepSpeed::read(&Entry::document(&written.root));
+        let findings = Findings::default();
+        let mut reader = JobReader { folder, deepspeed: &deepspeed, findings };
+        let mut job = Self::read(&root, [written.processes(), request.launched], &mut reader);
+        reader.findings.attribute(&typed);
+        job.notes = reader.findings.verdict(name)?;
         Ok((job, written))
     }
 
-    /// Reads and checks all sections, then the rules that concern several of them.
-    fn read(
-        root: &Node,
-        name: &str,
-        places: Places<'_>,
-        written: &RawConfig,
-        launched: Option<usize>,
-        typed: &[TypedKey],
-    ) -> Result<Self, ConfigError> {
-        let mut findings = Findings::default();
-        check(JobFile::KEYS, root, &mut findings);
+    /// Reads and checks all sections, then the rules that concern several of them. `ranks` come from
+    /// an Accelerate file and from a launcher.
+    fn read(root: &Node, ranks: [Option<usize>; 2], reader: &mut JobReader<'_>) -> Self {
+        check(JobFile::KEYS, root, &mut reader.findings);
         let top = JobFile::read(&Entry::document(root));
-        let deepspeed = DeepSpeed::read(&Entry::document(written.node()));
-        let ranks = [written.processes(), launched];
-        let mut job = Self {
-            model: read_model(&top.model.value, places, &mut findings),
-            data: read_data(&top.data.value, &deepspeed, places, &mut findings),
-            training: read_training(&top.training.value, &deepspeed, ranks, &mut findings),
+        let job = Self {
+            model: reader.model(&top.model.value),
+            data: reader.data(&top.data.value),
+            training: reader.training(&top.training.value, ranks),
             notes: Vec::new(),
         };
-        check_pair(&job.model, &job.data, &mut findings);
+        reader.check_pair(&job.model, &job.data);
         // A split that was given and is wrong has an error of its own.
         let asks_for_eval = top.data.value.splits.value.eval.is_given();
         let has_eval = asks_for_eval || job.data.splits.has_eval();
         if job.training.eval_steps.is_some() && !has_eval {
-            refuse!(findings, "training.eval_steps" =>
+            refuse!(reader.findings, "training.eval_steps" =>
                 "there is nothing to evaluate: data.splits.eval is missing";
                 "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         }
-        check_saving(&job.training, &mut findings);
-        check_best(&job.training, &job.data, &mut findings);
-        findings.attribute(typed);
-        job.notes = findings.verdict(name)?;
-        Ok(job)
+        reader.check_saving(&job.training);
+        reader.check_best(&job.training, &job.data);
+        job
     }
 }
 

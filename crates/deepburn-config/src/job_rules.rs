@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
-use crate::devices::read_devices;
 use crate::diagnosis::{Findings, note, refuse, warning};
 use crate::job_plan::{Architecture, DataJob, DataKind, ModelJob, ModelMetric, TrainingJob};
 use crate::keys::DeepSpeed;
@@ -16,25 +15,23 @@ use crate::plan::{GroupRate, GroupUpdate, ParamGroup, ParamGroups, PathPattern};
 use crate::section::{Entry, Setting, filled};
 use crate::splits::SplitPlan;
 
-/// Where the paths in a job file are looked for.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Places<'a> {
-    /// The job file's folder.
+/// Reads the sections of a job file, and reports what is wrong with them.
+pub(crate) struct JobReader<'a> {
+    /// The job file's folder, in which paths are looked for after the current one.
     pub(crate) folder: &'a Path,
+    /// The configuration beside the job, which has the defaults of some keys.
+    pub(crate) deepspeed: &'a DeepSpeed<'a>,
+    /// What was found so far.
+    pub(crate) findings: Findings,
 }
 
-impl Places<'_> {
+impl JobReader<'_> {
     /// The file, folder or repository that a key names. Reports a text that names none.
-    fn find(
-        self,
-        key: &Setting<'_, Option<&str>>,
-        remedy: &str,
-        findings: &mut Findings,
-    ) -> Option<Place> {
+    fn place(&mut self, key: &Setting<'_, Option<&str>>, remedy: &str) -> Option<Place> {
         let given = key.value?;
         let place = Place::find(given, &self.folders());
         if place.is_none() {
-            refuse!(findings, &*key.path =>
+            refuse!(self.findings, &*key.path =>
                 "\"{given}\": no such file or folder, from the current folder or beside the job file, and it is not a \
                  repository on the Hub (owner/name)"; "{remedy}");
         }
@@ -42,92 +39,293 @@ impl Places<'_> {
     }
 
     /// Returns the current folder, then the job file's folder.
-    fn folders(self) -> [PathBuf; 2] {
+    fn folders(&self) -> [PathBuf; 2] {
         [PathBuf::new(), self.folder.to_path_buf()]
     }
 
     /// The file or folder `given` for a key. Reports one that does not exist.
-    pub(crate) fn existing(
-        self,
-        given: &str,
-        key: &Entry<'_>,
-        findings: &mut Findings,
-    ) -> Option<PathBuf> {
+    pub(crate) fn existing(&mut self, given: &str, key: &Entry<'_>) -> Option<PathBuf> {
         let found = find(Path::new(given), &self.folders(), "file or folder");
         let found = found.ok().filter(|_| !given.is_empty());
         if found.is_none() {
-            refuse!(findings, &*key.path =>
+            refuse!(self.findings, &*key.path =>
                 "\"{given}\": no such file or folder, from the current folder or beside the job file";
                 "give an existing file or folder");
         }
         found
     }
-}
 
-/// What is trained.
-pub(crate) fn read_model(
-    model: &Model<'_>,
-    places: Places<'_>,
-    findings: &mut Findings,
-) -> ModelJob {
-    let remedy = "give the folder of a checkpoint, or a repository: openai-community/gpt2";
-    let pretrained = places.find(&model.pretrained, remedy, findings);
-    let local = pretrained.as_ref().and_then(Place::local);
-    if let Some(path) = local.filter(|path| !path.is_dir()) {
-        refuse!(findings, &model.pretrained => "\"{}\" is a file; must be a folder", path.display();
-            "give the folder that holds model.safetensors");
-    }
-    let config = match model.config.given().map(|node| (node, node.to_json())) {
-        None => Map::new(),
-        Some((_, Json::Object(map))) => map,
-        Some((node, _)) => {
-            refuse!(findings, &model.config => "{node} is {}; must be a section of config fields", node.noun();
-                "write {{ \"n_layer\": 12 }} for example");
-            Map::new()
+    /// What is trained.
+    pub(crate) fn model(&mut self, model: &Model<'_>) -> ModelJob {
+        let remedy = "give the folder of a checkpoint, or a repository: openai-community/gpt2";
+        let pretrained = self.place(&model.pretrained, remedy);
+        let local = pretrained.as_ref().and_then(Place::local);
+        if let Some(path) = local.filter(|path| !path.is_dir()) {
+            refuse!(self.findings, &model.pretrained => "\"{}\" is a file; must be a folder", path.display();
+                "give the folder that holds model.safetensors");
         }
-    };
-    let architecture = model.architecture.value;
-    if architecture == Architecture::ImdbEncoder && pretrained.is_some() {
-        refuse!(findings, "model.pretrained" =>
-            "imdb_encoder starts from weights of its own in this version"; "remove it");
+        let config = match model.config.given().map(|node| (node, node.to_json())) {
+            None => Map::new(),
+            Some((_, Json::Object(map))) => map,
+            Some((node, _)) => {
+                refuse!(self.findings, &model.config => "{node} is {}; must be a section of config fields", node.noun();
+                    "write {{ \"n_layer\": 12 }} for example");
+                Map::new()
+            }
+        };
+        let architecture = model.architecture.value;
+        if architecture == Architecture::ImdbEncoder && pretrained.is_some() {
+            refuse!(self.findings, "model.pretrained" =>
+                "imdb_encoder starts from weights of its own in this version"; "remove it");
+        }
+        ModelJob { architecture, pretrained, config }
     }
-    ModelJob { architecture, pretrained, config }
-}
 
-/// What it is trained on; `deepspeed` has the default of `drop_last`.
-pub(crate) fn read_data(
-    data: &Data<'_>,
-    deepspeed: &DeepSpeed<'_>,
-    places: Places<'_>,
-    findings: &mut Findings,
-) -> DataJob {
-    let remedy = "correct the path, or give the name of a data set: stanfordnlp/imdb";
-    let path = places.find(&data.path, remedy, findings);
-    // One message is enough where the path is wrong.
-    let is_wrong = path.is_none() && data.path.value.is_some();
-    let is_set = path.as_ref().is_some_and(|path| !path.is_file());
-    if data.name.is_given() && !is_set && !is_wrong {
-        refuse!(findings, "data.name" => "is a configuration of a data set, and data.path is not a data set";
-            "give the data set's folder or repository as data.path, or remove data.name");
+    /// What it is trained on.
+    pub(crate) fn data(&mut self, data: &Data<'_>) -> DataJob {
+        let remedy = "correct the path, or give the name of a data set: stanfordnlp/imdb";
+        let path = self.place(&data.path, remedy);
+        // One message is enough where the path is wrong.
+        let is_wrong = path.is_none() && data.path.value.is_some();
+        let is_set = path.as_ref().is_some_and(|path| !path.is_file());
+        if data.name.is_given() && !is_set && !is_wrong {
+            refuse!(self.findings, "data.name" => "is a configuration of a data set, and data.path is not a data set";
+                "give the data set's folder or repository as data.path, or remove data.name");
+        }
+        let splits = match is_wrong {
+            true => SplitPlan::everything(None),
+            false => self.splits(&data.splits.value, path),
+        };
+        let kind = data_kind(data);
+        self.check_kind(&kind, data, &splits);
+        let remedy =
+            "give the folder of a tokenizer, a tokenizer.json, or a repository that has one";
+        let drop_last = &self.deepspeed.dataloader_drop_last;
+        filled!(DataJob, data { token_cache, vocab_size, sequence_length, shuffle }
+            kind: match kind {
+                DataKind::Text { .. } if splits.is_embedded() => DataKind::Synthetic,
+                kind => kind,
+            },
+            splits,
+            name: data.name.value.map(str::to_owned),
+            tokenizer: self.place(&data.tokenizer, remedy),
+            drop_last: data.drop_last.value.unwrap_or(drop_last.value),
+        )
     }
-    let splits = match is_wrong {
-        true => SplitPlan::everything(None),
-        false => SplitPlan::read(&data.splits.value, path, places, findings),
-    };
-    let kind = data_kind(data);
-    check_kind(&kind, data, &splits, findings);
-    let remedy = "give the folder of a tokenizer, a tokenizer.json, or a repository that has one";
-    let drop_last = &deepspeed.dataloader_drop_last;
-    filled!(DataJob, data { token_cache, vocab_size, sequence_length, shuffle }
-        kind: match kind {
-            DataKind::Text { .. } if splits.is_embedded() => DataKind::Synthetic,
-            kind => kind,
-        },
-        splits,
-        name: data.name.value.map(str::to_owned),
-        tokenizer: places.find(&data.tokenizer, remedy, findings),
-        drop_last: data.drop_last.value.unwrap_or(drop_last.value),
-    )
+
+    /// What a kind needs, and what it cannot use.
+    fn check_kind(&mut self, kind: &DataKind, data: &Data<'_>, splits: &SplitPlan) {
+        let has_path = data.path.is_given();
+        match kind {
+            DataKind::Tokens if splits.is_embedded() && !has_path => {
+                refuse!(self.findings, "data.path" =>
+                "is missing, and kind \"tokens\" needs it"; "give a .bin file of little-endian u16 tokens, or .u32.bin")
+            }
+            DataKind::Text { .. } | DataKind::Tokens if splits.holds_out() => {
+                refuse!(self.findings, "data.splits.eval" =>
+                "is a share of a split with a path of its own, which only kind \"classification\" can take: text \
+                 continues from sample to sample";
+                "give a file, or shares of data.path for all splits")
+            }
+            DataKind::Tokens if splits.is_on_the_hub() => refuse!(self.findings, "data.path" =>
+                "is a repository, and kind \"tokens\" reads a local file";
+                "give a .bin file of little-endian u16 tokens, or .u32.bin"),
+            DataKind::Synthetic if has_path || !splits.is_embedded() => {
+                refuse!(self.findings, "data.path" =>
+                "kind \"synthetic\" is embedded and reads no files"; "remove the path or write kind \"text\"")
+            }
+            _ => {}
+        }
+        let classifies = matches!(kind, DataKind::Classification { .. });
+        let is_text = matches!(kind, DataKind::Text { .. }) && !splits.is_embedded();
+        let is_tokens = *kind == DataKind::Tokens;
+        let readers: [(&Entry<'_>, bool, &str); 4] = [
+            (&data.label_field, classifies, "only classification reads it"),
+            (
+                &data.text_field,
+                classifies || is_text,
+                "only classification and text from files read it",
+            ),
+            (&data.join, is_text, "only text from files is joined"),
+            (&data.vocab_size, !is_tokens, "tokens need no tokenizer"),
+        ];
+        for (key, _, why) in
+            readers.into_iter().filter(|(key, is_read, _)| key.is_given() && !is_read)
+        {
+            warning!(self.findings, &*key.path => "is ignored: {why}"; "remove it");
+        }
+    }
+
+    /// A model and the data it can learn from.
+    pub(crate) fn check_pair(&mut self, model: &ModelJob, data: &DataJob) {
+        if let DataKind::Classification { text_field, label_field } = &data.kind {
+            if text_field == label_field {
+                refuse!(self.findings, "data.label_field" => "{label_field:?} is the column of the texts too";
+                    "name the column of the labels");
+            }
+        } else if model.architecture == Architecture::ImdbEncoder {
+            refuse!(self.findings, "data.kind" =>
+                "model.architecture \"imdb_encoder\" learns from texts with a class each"; "write \"classification\"");
+        }
+    }
+
+    /// Reads how long training runs and on how many ranks. `ranks` come from an Accelerate file and from a
+    /// launcher.
+    pub(crate) fn training(
+        &mut self,
+        training: &Training<'_>,
+        ranks: [Option<usize>; 2],
+    ) -> TrainingJob {
+        let (epochs, max_steps) = (&training.epochs, &training.max_steps);
+        if !epochs.is_given() && !max_steps.is_given() {
+            note!(self.findings, "training.epochs" => "is 1: neither epochs nor max_steps is given");
+        }
+        let output_dir = training.output_dir.value;
+        if output_dir.trim().is_empty() {
+            refuse!(self.findings, "training.output_dir" =>
+                "\"\" names no folder"; "give a folder, output for example");
+        }
+        filled!(TrainingJob, training {
+            max_steps, backend, collective_timeout, eval_steps, eval_max_samples, load_best_model_at_end,
+            metric_for_best_model, early_stopping_patience, early_stopping_threshold, save_steps, async_save,
+            save_total_limit, save_best_limit, learning_rate, micro_batch_size, gradient_checkpointing, warmup_steps,
+        }
+            epochs: epochs.value.or(if max_steps.value.is_none() { Some(1) } else { None }),
+            seed: training.seed.value as u64,
+            ranks: self.ranks(training.ranks.value, ranks),
+            devices: self.devices(&training.devices, training.backend.value),
+            output_dir: PathBuf::from(output_dir),
+            batch_size_schedule: self.batch_size_schedule(training),
+            logging_steps: training.logging_steps.value.or(self.deepspeed.steps_per_print.value),
+            param_groups: ParamGroups {
+                groups: training.param_groups.value.iter().map(|group| self.param_group(group)).collect(),
+                no_decay: training.no_decay.value,
+            },
+        )
+    }
+
+    /// One group of parameters: what it selects and how they are updated. What needs the optimizer or
+    /// the model is checked with these.
+    fn param_group(&mut self, section: &ParamGroupKeys<'_>) -> ParamGroup {
+        let ParamGroupKeys {
+            params,
+            dims,
+            lr,
+            lr_factor,
+            weight_decay,
+            betas,
+            muon_matrices,
+            frozen,
+        } = section;
+        let mut patterns = Vec::new();
+        for pattern in &params.value {
+            match PathPattern::new(pattern) {
+                Ok(pattern) => patterns.push(pattern),
+                Err(reason) => {
+                    refuse!(self.findings, params => "{pattern:?} is not a regular expression: {reason}";
+                    "escape literal characters: \"^h\\\\.0\\\\.\" for example")
+                }
+            }
+        }
+        let settings: [&Entry<'_>; 5] = [lr, lr_factor, weight_decay, betas, muon_matrices];
+        let given = settings.into_iter().find(|setting| setting.is_given());
+        if let Some(setting) = given.filter(|_| frozen.value) {
+            refuse!(self.findings, setting => "is of no use to a group that is frozen"; "remove it, or frozen");
+        } else if lr.is_given() && lr_factor.is_given() {
+            refuse!(self.findings, lr => "stands beside lr_factor, and both say how fast the group learns";
+                "keep one of them");
+        }
+        let rate = lr.value.map_or(GroupRate::Factor(lr_factor.value), GroupRate::Own);
+        let update = match frozen.value {
+            true => GroupUpdate::Frozen,
+            false => {
+                filled!(GroupUpdate::Trained, section { weight_decay, betas, muon_matrices } rate)
+            }
+        };
+        ParamGroup { params: patterns, dims: dims.value.clone().unwrap_or_default(), update }
+    }
+
+    /// Ranks: as given, or as many as a launcher started; both must agree.
+    fn ranks(&mut self, given: Option<usize>, others: [Option<usize>; 2]) -> usize {
+        let [processes, launched] = others;
+        let given = given.or(processes);
+        if let (Some(ranks), Some(launched)) = (given, launched)
+            && ranks != launched
+        {
+            refuse!(self.findings, "training.ranks" =>
+                "is {ranks}, but the launcher started {launched} processes, one for each rank";
+                "give --ranks {launched}, or start {ranks} processes");
+        }
+        given.or(launched).unwrap_or(1)
+    }
+
+    /// What is kept can be said only of what is saved, and the best of what is evaluated.
+    pub(crate) fn check_saving(&mut self, training: &TrainingJob) {
+        let saves = training.save_steps.is_some() || training.load_best_model_at_end;
+        let limits = training.save_total_limit.is_some();
+        let best = training.save_best_limit.is_some();
+        for (key, is_given) in [("save_total_limit", limits), ("async_save", training.async_save)] {
+            if is_given && !saves {
+                refuse!(self.findings, format!("training.{key}") =>
+                    "no checkpoints are saved"; "add training.save_steps, or remove it");
+            }
+        }
+        if best && !limits {
+            refuse!(self.findings, "training.save_best_limit" =>
+                "all checkpoints are kept"; "add training.save_total_limit, or remove it");
+        }
+        let evaluated = training.save_steps.zip(training.eval_steps);
+        if best && !evaluated.is_some_and(|(save, eval)| save.is_multiple_of(eval)) {
+            refuse!(self.findings, "training.save_best_limit" =>
+                "checkpoints are judged by an evaluation in the step that they are saved in";
+                "add training.eval_steps, and training.save_steps as a multiple of it");
+        }
+    }
+
+    /// The best model is known where models are evaluated while they train.
+    pub(crate) fn check_best(&mut self, training: &TrainingJob, data: &DataJob) {
+        let asks = match training {
+            TrainingJob { load_best_model_at_end: true, .. } => Some("load_best_model_at_end"),
+            TrainingJob { early_stopping_patience: Some(_), .. } => Some("early_stopping_patience"),
+            _ => None,
+        };
+        let evaluates = training.eval_steps.is_some() && data.splits.has_eval();
+        if let Some(key) = asks.filter(|_| !evaluates) {
+            refuse!(self.findings, format!("training.{key}") =>
+                "models are compared by evaluations while they train, and this job has none";
+                "add training.eval_steps and data.splits.eval, or remove it");
+        }
+        let classifies = matches!(data.kind, DataKind::Classification { .. });
+        if training.metric_for_best_model == ModelMetric::Accuracy && !classifies {
+            refuse!(self.findings, "training.metric_for_best_model" =>
+                "is \"accuracy\", which only a classifier has"; "write \"loss\"");
+        }
+        if training.early_stopping_threshold > 0.0 && training.early_stopping_patience.is_none() {
+            warning!(self.findings, "training.early_stopping_threshold" =>
+                "has no effect without training.early_stopping_patience";
+                "add training.early_stopping_patience, or remove it");
+        }
+    }
+
+    /// The changes of the batch size: two lists of one length.
+    fn batch_size_schedule(&mut self, training: &Training<'_>) -> Vec<(usize, usize)> {
+        let section = &training.batch_size_schedule.value;
+        let (from_step, sizes) = (&section.from_step, &section.train_batch_size);
+        // A list that is wrong has been reported.
+        if [from_step, sizes].iter().any(|list| list.is_given() && list.value.is_none()) {
+            return Vec::new();
+        }
+        let [steps, sizes] = [from_step, sizes].map(|list| list.value.clone().unwrap_or_default());
+        if steps.len() != sizes.len() {
+            refuse!(self.findings, from_step => "has {} steps for {} batch sizes", steps.len(), sizes.len();
+                "give one step, from 1, for each size");
+        }
+        if let Some(pair) = steps.windows(2).find(|pair| pair[1] <= pair[0]) {
+            refuse!(self.findings, from_step => "{} does not come after {}", pair[1], pair[0];
+                "give the changes in the order of their steps");
+        }
+        steps.into_iter().zip(sizes).collect()
+    }
 }
 
 /// The kind of the data, with the keys that belong to it.
@@ -140,209 +338,4 @@ fn data_kind(data: &Data<'_>) -> DataKind {
         "classification" => DataKind::Classification { text_field, label_field },
         _ => DataKind::Text { text_field, join: data.join.value },
     }
-}
-
-/// What a kind needs, and what it cannot use.
-fn check_kind(kind: &DataKind, data: &Data<'_>, splits: &SplitPlan, findings: &mut Findings) {
-    let has_path = data.path.is_given();
-    match kind {
-        DataKind::Tokens if splits.is_embedded() && !has_path => refuse!(findings, "data.path" =>
-            "is missing, and kind \"tokens\" needs it"; "give a .bin file of little-endian u16 tokens, or .u32.bin"),
-        DataKind::Text { .. } | DataKind::Tokens if splits.holds_out() => {
-            refuse!(findings, "data.splits.eval" =>
-            "is a share of a split with a path of its own, which only kind \"classification\" can take: text \
-             continues from sample to sample";
-            "give a file, or shares of data.path for all splits")
-        }
-        DataKind::Tokens if splits.is_on_the_hub() => refuse!(findings, "data.path" =>
-            "is a repository, and kind \"tokens\" reads a local file";
-            "give a .bin file of little-endian u16 tokens, or .u32.bin"),
-        DataKind::Synthetic if has_path || !splits.is_embedded() => {
-            refuse!(findings, "data.path" =>
-            "kind \"synthetic\" is embedded and reads no files"; "remove the path or write kind \"text\"")
-        }
-        _ => {}
-    }
-    let classifies = matches!(kind, DataKind::Classification { .. });
-    let is_text = matches!(kind, DataKind::Text { .. }) && !splits.is_embedded();
-    let is_tokens = *kind == DataKind::Tokens;
-    let readers: [(&Entry<'_>, bool, &str); 4] = [
-        (&data.label_field, classifies, "only classification reads it"),
-        (
-            &data.text_field,
-            classifies || is_text,
-            "only classification and text from files read it",
-        ),
-        (&data.join, is_text, "only text from files is joined"),
-        (&data.vocab_size, !is_tokens, "tokens need no tokenizer"),
-    ];
-    for (key, _, why) in readers.into_iter().filter(|(key, is_read, _)| key.is_given() && !is_read)
-    {
-        warning!(findings, &*key.path => "is ignored: {why}"; "remove it");
-    }
-}
-
-/// A model and the data it can learn from.
-pub(crate) fn check_pair(model: &ModelJob, data: &DataJob, findings: &mut Findings) {
-    if let DataKind::Classification { text_field, label_field } = &data.kind {
-        if text_field == label_field {
-            refuse!(findings, "data.label_field" => "{label_field:?} is the column of the texts too";
-                "name the column of the labels");
-        }
-    } else if model.architecture == Architecture::ImdbEncoder {
-        refuse!(findings, "data.kind" =>
-            "model.architecture \"imdb_encoder\" learns from texts with a class each"; "write \"classification\"");
-    }
-}
-
-/// Reads how long training runs and on how many ranks. `deepspeed` has the default of the log. `ranks`
-/// come from an Accelerate file and from a launcher.
-pub(crate) fn read_training(
-    training: &Training<'_>,
-    deepspeed: &DeepSpeed<'_>,
-    ranks: [Option<usize>; 2],
-    findings: &mut Findings,
-) -> TrainingJob {
-    let (epochs, max_steps) = (&training.epochs, &training.max_steps);
-    if !epochs.is_given() && !max_steps.is_given() {
-        note!(findings, "training.epochs" => "is 1: neither epochs nor max_steps is given");
-    }
-    let output_dir = training.output_dir.value;
-    if output_dir.trim().is_empty() {
-        refuse!(findings, "training.output_dir" =>
-            "\"\" names no folder"; "give a folder, output for example");
-    }
-    filled!(TrainingJob, training {
-        max_steps, backend, collective_timeout, eval_steps, eval_max_samples, load_best_model_at_end,
-        metric_for_best_model, early_stopping_patience, early_stopping_threshold, save_steps, async_save,
-        save_total_limit, save_best_limit, learning_rate, micro_batch_size, gradient_checkpointing, warmup_steps,
-    }
-        epochs: epochs.value.or(if max_steps.value.is_none() { Some(1) } else { None }),
-        seed: training.seed.value as u64,
-        ranks: read_ranks(training.ranks.value, ranks, findings),
-        devices: read_devices(&training.devices, training.backend.value, findings),
-        output_dir: PathBuf::from(output_dir),
-        batch_size_schedule: batch_size_schedule(training, findings),
-        logging_steps: training.logging_steps.value.or(deepspeed.steps_per_print.value),
-        param_groups: ParamGroups {
-            groups: training.param_groups.value.iter().map(|group| param_group(group, findings)).collect(),
-            no_decay: training.no_decay.value,
-        },
-    )
-}
-
-/// One group of parameters: what it selects and how they are updated. What needs the optimizer or
-/// the model is checked with these.
-fn param_group(section: &ParamGroupKeys<'_>, findings: &mut Findings) -> ParamGroup {
-    let ParamGroupKeys { params, dims, lr, lr_factor, weight_decay, betas, muon_matrices, frozen } =
-        section;
-    let mut patterns = Vec::new();
-    for pattern in &params.value {
-        match PathPattern::new(pattern) {
-            Ok(pattern) => patterns.push(pattern),
-            Err(reason) => {
-                refuse!(findings, params => "{pattern:?} is not a regular expression: {reason}";
-                "escape literal characters: \"^h\\\\.0\\\\.\" for example")
-            }
-        }
-    }
-    let settings: [&Entry<'_>; 5] = [lr, lr_factor, weight_decay, betas, muon_matrices];
-    let given = settings.into_iter().find(|setting| setting.is_given());
-    if let Some(setting) = given.filter(|_| frozen.value) {
-        refuse!(findings, setting => "is of no use to a group that is frozen"; "remove it, or frozen");
-    } else if lr.is_given() && lr_factor.is_given() {
-        refuse!(findings, lr => "stands beside lr_factor, and both say how fast the group learns";
-            "keep one of them");
-    }
-    let rate = lr.value.map_or(GroupRate::Factor(lr_factor.value), GroupRate::Own);
-    let update = match frozen.value {
-        true => GroupUpdate::Frozen,
-        false => filled!(GroupUpdate::Trained, section { weight_decay, betas, muon_matrices } rate),
-    };
-    ParamGroup { params: patterns, dims: dims.value.clone().unwrap_or_default(), update }
-}
-
-/// Ranks: as given, or as many as a launcher started; both must agree.
-fn read_ranks(
-    given: Option<usize>,
-    [processes, launched]: [Option<usize>; 2],
-    findings: &mut Findings,
-) -> usize {
-    let given = given.or(processes);
-    if let (Some(ranks), Some(launched)) = (given, launched)
-        && ranks != launched
-    {
-        refuse!(findings, "training.ranks" =>
-            "is {ranks}, but the launcher started {launched} processes, one for each rank";
-            "give --ranks {launched}, or start {ranks} processes");
-    }
-    given.or(launched).unwrap_or(1)
-}
-
-/// What is kept can be said only of what is saved, and the best of what is evaluated.
-pub(crate) fn check_saving(training: &TrainingJob, findings: &mut Findings) {
-    let saves = training.save_steps.is_some() || training.load_best_model_at_end;
-    let limits = training.save_total_limit.is_some();
-    let best = training.save_best_limit.is_some();
-    for (key, is_given) in [("save_total_limit", limits), ("async_save", training.async_save)] {
-        if is_given && !saves {
-            refuse!(findings, format!("training.{key}") =>
-                "no checkpoints are saved"; "add training.save_steps, or remove it");
-        }
-    }
-    if best && !limits {
-        refuse!(findings, "training.save_best_limit" =>
-            "all checkpoints are kept"; "add training.save_total_limit, or remove it");
-    }
-    let evaluated = training.save_steps.zip(training.eval_steps);
-    if best && !evaluated.is_some_and(|(save, eval)| save.is_multiple_of(eval)) {
-        refuse!(findings, "training.save_best_limit" =>
-            "checkpoints are judged by an evaluation in the step that they are saved in";
-            "add training.eval_steps, and training.save_steps as a multiple of it");
-    }
-}
-
-/// The best model is known where models are evaluated while they train.
-pub(crate) fn check_best(training: &TrainingJob, data: &DataJob, findings: &mut Findings) {
-    let asks = match training {
-        TrainingJob { load_best_model_at_end: true, .. } => Some("load_best_model_at_end"),
-        TrainingJob { early_stopping_patience: Some(_), .. } => Some("early_stopping_patience"),
-        _ => None,
-    };
-    let evaluates = training.eval_steps.is_some() && data.splits.has_eval();
-    if let Some(key) = asks.filter(|_| !evaluates) {
-        refuse!(findings, format!("training.{key}") =>
-            "models are compared by evaluations while they train, and this job has none";
-            "add training.eval_steps and data.splits.eval, or remove it");
-    }
-    let classifies = matches!(data.kind, DataKind::Classification { .. });
-    if training.metric_for_best_model == ModelMetric::Accuracy && !classifies {
-        refuse!(findings, "training.metric_for_best_model" =>
-            "is \"accuracy\", which only a classifier has"; "write \"loss\"");
-    }
-    if training.early_stopping_threshold > 0.0 && training.early_stopping_patience.is_none() {
-        warning!(findings, "training.early_stopping_threshold" =>
-            "has no effect without training.early_stopping_patience";
-            "add training.early_stopping_patience, or remove it");
-    }
-}
-
-/// The changes of the batch size: two lists of one length.
-fn batch_size_schedule(training: &Training<'_>, findings: &mut Findings) -> Vec<(usize, usize)> {
-    let section = &training.batch_size_schedule.value;
-    let (from_step, sizes) = (&section.from_step, &section.train_batch_size);
-    // A list that is wrong has been reported.
-    if [from_step, sizes].iter().any(|list| list.is_given() && list.value.is_none()) {
-        return Vec::new();
-    }
-    let [steps, sizes] = [from_step, sizes].map(|list| list.value.clone().unwrap_or_default());
-    if steps.len() != sizes.len() {
-        refuse!(findings, from_step => "has {} steps for {} batch sizes", steps.len(), sizes.len();
-            "give one step, from 1, for each size");
-    }
-    if let Some(pair) = steps.windows(2).find(|pair| pair[1] <= pair[0]) {
-        refuse!(findings, from_step => "{} does not come after {}", pair[1], pair[0];
-            "give the changes in the order of their steps");
-    }
-    steps.into_iter().zip(sizes).collect()
 }

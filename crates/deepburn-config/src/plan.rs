@@ -11,16 +11,10 @@ mod swap_file;
 
 use serde::Serialize;
 
-pub use activations::{ActivationOffload, ActivationPlan, RecomputePolicy};
-pub use matrices::{Matrices, MatrixLayout, ModelParameter};
-pub use optimizer::{
-    AdamPlan, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, OneBitAdamPlan, OneBitLambPlan,
-    OptimizerPlan, ZeroOneAdamPlan,
-};
-pub use param_groups::{
-    GroupRate, GroupUpdate, NoDecay, ParamGroup, ParamGroupError, ParamGroups, PathPattern,
-    UpdateSettings,
-};
+pub use activations::*;
+pub use matrices::*;
+pub use optimizer::*;
+pub use param_groups::*;
 pub use swap_file::SwapFilePlan;
 
 use crate::choice::{Choice, choices};

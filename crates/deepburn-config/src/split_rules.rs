@@ -3,8 +3,8 @@
 //! Which of the plan's variants a section means follows from its values alone: all of them shares, all of them names
 //! of splits, or all of them paths. Only `eval` may be a share beside names or paths.
 
-use crate::diagnosis::{Findings, refuse};
-use crate::job_rules::Places;
+use crate::diagnosis::refuse;
+use crate::job_rules::JobReader;
 use crate::keys::job::Splits;
 use crate::place::Place;
 use crate::section::Setting;
@@ -16,23 +16,18 @@ const TOLERANCE: f64 = 1e-9;
 /// What to write, for an error.
 const EXAMPLE: &str = "write for example {\"train\": \"90%\", \"eval\": \"10%\"}";
 
-impl SplitPlan {
+impl JobReader<'_> {
     /// Reads the section. What is wrong is reported, and reads as everything.
-    pub(crate) fn read(
-        section: &Splits<'_>,
-        path: Option<Place>,
-        places: Places<'_>,
-        findings: &mut Findings,
-    ) -> Self {
+    pub(crate) fn splits(&mut self, section: &Splits<'_>, path: Option<Place>) -> SplitPlan {
         let keys = [&section.train, &section.eval, &section.test];
         let given = keys.map(|key| key.value.map(str::trim));
         let values: Vec<_> = given.into_iter().flatten().collect();
         let shares = values.iter().filter(|text| text.ends_with('%')).count();
         if values.is_empty() {
-            return Self::everything(path);
+            return SplitPlan::everything(path);
         }
         if shares == values.len() {
-            return Self::read_shares(section, path, findings);
+            return self.shares(section, path);
         }
         let held_out = given[1].filter(|text| text.ends_with('%') && shares == 1);
         let is_file = path.as_ref().is_some_and(Place::is_file);
@@ -43,58 +38,58 @@ impl SplitPlan {
                 }
                 false => format!("the splits {values:?} are partly shares and partly not"),
             };
-            refuse!(findings, "data.splits" => "{message}";
+            refuse!(self.findings, "data.splits" => "{message}";
                 "give shares for all splits, such as {{\"train\": \"80%\", \"eval\": \"10%\", \"test\": \"10%\"}}, \
                  names of splits of the data set data.path, or paths for all and no data.path");
-            return Self::everything(path);
+            return SplitPlan::everything(path);
         }
         let [train, eval, test] = given;
         let eval = eval.filter(|_| held_out.is_none());
         if train.is_none() && path.is_some() {
-            refuse!(findings, &section.train => "is missing: nothing would train"; "{EXAMPLE}");
-            return Self::everything(path);
+            refuse!(self.findings, &section.train => "is missing: nothing would train"; "{EXAMPLE}");
+            return SplitPlan::everything(path);
         }
         if let (Some(path), Some(train)) = (path, train) {
-            let eval_share = share(&section.eval, held_out, findings);
+            let eval_share = self.share(&section.eval, held_out);
             let [eval, test] = [eval, test].map(|name| name.map(str::to_owned));
-            return Self::Named { path, train: train.to_owned(), eval, eval_share, test };
+            return SplitPlan::Named { path, train: train.to_owned(), eval, eval_share, test };
         }
-        let mut find = |name: Option<&str>, at: usize| places.existing(name?, keys[at], findings);
+        let mut find = |name: Option<&str>, at: usize| self.existing(name?, keys[at]);
         let (train_path, test, eval) = (find(train, 0), find(test, 2), find(eval, 1));
-        let eval_share = share(&section.eval, held_out, findings);
+        let eval_share = self.share(&section.eval, held_out);
         if train.is_none() {
-            refuse!(findings, &section.train => "is missing: nothing would train"; "{EXAMPLE}");
+            refuse!(self.findings, &section.train => "is missing: nothing would train"; "{EXAMPLE}");
         }
         match train_path {
-            Some(train) => Self::Paths { train, eval, eval_share, test },
-            None => Self::everything(None),
+            Some(train) => SplitPlan::Paths { train, eval, eval_share, test },
+            None => SplitPlan::everything(None),
         }
     }
 
     /// Shares of one path.
-    fn read_shares(section: &Splits<'_>, path: Option<Place>, findings: &mut Findings) -> Self {
+    fn shares(&mut self, section: &Splits<'_>, path: Option<Place>) -> SplitPlan {
         let keys = [&section.train, &section.eval, &section.test];
-        let [train, eval, test] = keys.map(|key| share(key, key.value.map(str::trim), findings));
+        let [train, eval, test] = keys.map(|key| self.share(key, key.value.map(str::trim)));
         if train == 0.0 {
-            refuse!(findings, &section.train => "is missing or 0%: nothing would train"; "{EXAMPLE}");
+            refuse!(self.findings, &section.train => "is missing or 0%: nothing would train"; "{EXAMPLE}");
         }
         let sum = train + eval + test;
         if sum > 1.0 + TOLERANCE {
-            refuse!(findings, "data.splits" => "the shares add up to {:.4}%, must not exceed 100%", sum * 100.0;
+            refuse!(self.findings, "data.splits" => "the shares add up to {:.4}%, must not exceed 100%", sum * 100.0;
                 "{EXAMPLE}");
         }
-        Self::Shares { path, train, eval, test }
+        SplitPlan::Shares { path, train, eval, test }
     }
-}
 
-/// The share that a split's text says, 0 without a text. What is none is reported, and reads as 0.
-fn share(key: &Setting<'_, Option<&str>>, text: Option<&str>, findings: &mut Findings) -> f64 {
-    let Some(text) = text else { return 0.0 };
-    match text.trim_end_matches('%').trim_end().parse::<f64>() {
-        Ok(percent) if (0.0..=100.0).contains(&percent) => percent / 100.0,
-        _ => {
-            refuse!(findings, key => "\"{text}\" is not a share from 0% to 100%"; "{EXAMPLE}");
-            0.0
+    /// The share that a split's text says, 0 without a text. What is none is reported, and reads as 0.
+    fn share(&mut self, key: &Setting<'_, Option<&str>>, text: Option<&str>) -> f64 {
+        let Some(text) = text else { return 0.0 };
+        match text.trim_end_matches('%').trim_end().parse::<f64>() {
+            Ok(percent) if (0.0..=100.0).contains(&percent) => percent / 100.0,
+            _ => {
+                refuse!(self.findings, key => "\"{text}\" is not a share from 0% to 100%"; "{EXAMPLE}");
+                0.0
+            }
         }
     }
 }

@@ -118,6 +118,39 @@ pub(crate) const fn section<S: Section>() -> Spec<S> {
     Spec::new(Kind::Section(S::KEYS), Literal::Null).doc(S::DOC)
 }
 
+/// A section of a feature that does not exist here, which its `enabled` asks for.
+pub(crate) const fn switched_off<S: Section>(
+    feature: &'static str,
+    remedy: &'static str,
+) -> Spec<S> {
+    section().unavailable(feature, Enabled, remedy)
+}
+
+/// A flag that must have its default, because the other value asks for a feature that does not
+/// exist here.
+pub(crate) const fn fixed(default: bool, feature: &'static str) -> Spec<bool> {
+    let remedy = if default { "set it to true" } else { "set it to false" };
+    flag(default).unavailable(feature, Differs, remedy)
+}
+
+/// A key of a feature that does not exist here, which any value but `null` and `false` asks for.
+pub(crate) const fn absent(feature: &'static str) -> Spec<()> {
+    free().unavailable(feature, Present, "remove it")
+}
+
+/// Declares keys that several sections have, each with its doc.
+macro_rules! shared {
+    ($($(#[doc = $doc:literal])+ $vis:vis $name:ident: $Type:ty = $spec:expr;)+) => {
+        $($(#[doc = $doc])+
+        $vis const $name: $crate::spec::Spec<$Type> = {
+            let spec: $crate::spec::Spec<$Type> = $spec;
+            spec.doc(concat!($($doc),+))
+        };)+
+    };
+}
+
+pub(crate) use shared;
+
 /// A list of sections.
 pub(crate) const fn sections<S: Section>() -> Spec<Vec<S>> {
     Spec::new(Kind::Sections(S::KEYS), Literal::Null).doc(S::DOC)
@@ -154,7 +187,7 @@ impl<T> Spec<T> {
 
     /// Sets the doc of a key that several sections have.
     pub(crate) const fn doc(mut self, doc: &'static str) -> Self {
-        self.key.doc = doc;
+        self.key.doc = doc.trim_ascii_start();
         self
     }
 

@@ -117,7 +117,7 @@ section! {
         /// I/O options of NVMe offload; DeepSpeed has this section at the top level.
         aio: Aio<'a> = section(),
         /// Update important gradients on the GPU at once and the others on the CPU later (ZenFlow).
-        zenflow = free().unavailable("ZenFlow", Present, "remove it"),
+        zenflow = absent("ZenFlow"),
         /// Load master weights from the fp32 copy in a checkpoint instead of the 16-bit weights.
         load_from_fp32_weights = flag(true).inert(CHECKPOINTS),
         /// Use the older elastic checkpoint layout.
@@ -127,29 +127,23 @@ section! {
         /// Use the older implementation of stage 1.
         legacy_stage1 = flag(false).inert("there is one implementation of stage 1"),
         /// Keep Muon's momentum buffer in memory if optimizer states are offloaded.
-        save_muon_momentum_buffer_in_memory = flag(false)
-            .unavailable("a momentum buffer kept in memory", Differs, "set it to false"),
+        save_muon_momentum_buffer_in_memory = fixed(false, "a momentum buffer kept in memory"),
         /// Number of ranks in a secondary shard group (ZeRO++).
         zero_hpz_partition_size = positive(1).unit("ranks")
             .unavailable(ZERO_PP, Differs, "set it to 1"),
         /// Quantize parameters for all-gathers (ZeRO++).
-        zero_quantized_weights = flag(false)
-            .unavailable(ZERO_PP, Differs, "set it to false"),
+        zero_quantized_weights = fixed(false, ZERO_PP),
         /// Quantize frozen parameters for all-gathers (ZeRO++).
-        zero_quantized_nontrainable_weights = flag(false)
-            .unavailable(ZERO_PP, Differs, "set it to false"),
+        zero_quantized_nontrainable_weights = fixed(false, ZERO_PP),
         /// Quantize gradients for reductions (ZeRO++).
-        zero_quantized_gradients = flag(false)
-            .unavailable(ZERO_PP, Differs, "set it to false"),
+        zero_quantized_gradients = fixed(false, ZERO_PP),
         /// Options of error feedback for quantized gradients (LoCo).
-        zeropp_loco_param = free()
-            .unavailable(ZERO_PP, Present, "remove it"),
+        zeropp_loco_param = absent(ZERO_PP),
         /// Number of ranks in a shard group (MiCS); -1 disables MiCS.
         mics_shard_size = integer(-1).unit("ranks")
             .unavailable(MICS, Differs, "set it to -1"),
         /// Gather parameters hierarchically, first within a node (MiCS).
-        mics_hierarchical_params_gather = flag(false)
-            .unavailable(MICS, Differs, "set it to false"),
+        mics_hierarchical_params_gather = fixed(false, MICS),
     }
 
     /// Modules that are gathered as a whole.

@@ -26,11 +26,7 @@ pub enum Severity {
 
 impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Error => "error",
-            Self::Warning => "warning",
-            Self::Note => "note",
-        })
+        f.write_str(["error", "warning", "note"][*self as usize])
     }
 }
 

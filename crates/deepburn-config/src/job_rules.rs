@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 use crate::diagnosis::{Findings, note, refuse, warning};
 use crate::job_plan::{Architecture, DataJob, DataKind, ModelJob, ModelMetric, TrainingJob};
 use crate::keys::DeepSpeed;
-use crate::keys::job::{Data, Model, ParamGroup as ParamGroupKeys, Training};
+use crate::keys::job::{Data, Model, ParamGroup as Group, Training};
 use crate::lookup::find;
 use crate::place::Place;
 use crate::plan::{GroupRate, GroupUpdate, ParamGroup, ParamGroups, PathPattern};
@@ -116,43 +116,36 @@ impl JobReader<'_> {
     /// What a kind needs, and what it cannot use.
     fn check_kind(&mut self, kind: &DataKind, data: &Data<'_>, splits: &SplitPlan) {
         let has_path = data.path.is_given();
-        match kind {
-            DataKind::Tokens if splits.is_embedded() && !has_path => {
-                refuse!(self.findings, "data.path" =>
-                "is missing, and kind \"tokens\" needs it"; "give a .bin file of little-endian u16 tokens, or .u32.bin")
-            }
-            DataKind::Text { .. } | DataKind::Tokens if splits.holds_out() => {
-                refuse!(self.findings, "data.splits.eval" =>
+        let is_tokens = *kind == DataKind::Tokens;
+        let token_file = "give a .bin file of little-endian u16 tokens, or .u32.bin";
+        if is_tokens && splits.is_embedded() && !has_path {
+            refuse!(self.findings, "data.path" =>
+                "is missing, and kind \"tokens\" needs it"; "{token_file}");
+        } else if matches!(kind, DataKind::Text { .. } | DataKind::Tokens) && splits.holds_out() {
+            refuse!(self.findings, "data.splits.eval" =>
                 "is a share of a split with a path of its own, which only kind \"classification\" can take: text \
                  continues from sample to sample";
-                "give a file, or shares of data.path for all splits")
-            }
-            DataKind::Tokens if splits.is_on_the_hub() => refuse!(self.findings, "data.path" =>
-                "is a repository, and kind \"tokens\" reads a local file";
-                "give a .bin file of little-endian u16 tokens, or .u32.bin"),
-            DataKind::Synthetic if has_path || !splits.is_embedded() => {
-                refuse!(self.findings, "data.path" =>
-                "kind \"synthetic\" is embedded and reads no files"; "remove the path or write kind \"text\"")
-            }
-            _ => {}
+                "give a file, or shares of data.path for all splits");
+        } else if is_tokens && splits.is_on_the_hub() {
+            refuse!(self.findings, "data.path" =>
+                "is a repository, and kind \"tokens\" reads a local file"; "{token_file}");
+        } else if *kind == DataKind::Synthetic && (has_path || !splits.is_embedded()) {
+            refuse!(self.findings, "data.path" =>
+                "kind \"synthetic\" is embedded and reads no files"; "remove the path or write kind \"text\"");
         }
         let classifies = matches!(kind, DataKind::Classification { .. });
         let is_text = matches!(kind, DataKind::Text { .. }) && !splits.is_embedded();
-        let is_tokens = *kind == DataKind::Tokens;
+        let has_text = classifies || is_text;
         let readers: [(&Entry<'_>, bool, &str); 4] = [
             (&data.label_field, classifies, "only classification reads it"),
-            (
-                &data.text_field,
-                classifies || is_text,
-                "only classification and text from files read it",
-            ),
+            (&data.text_field, has_text, "only classification and text from files read it"),
             (&data.join, is_text, "only text from files is joined"),
             (&data.vocab_size, !is_tokens, "tokens need no tokenizer"),
         ];
-        for (key, _, why) in
-            readers.into_iter().filter(|(key, is_read, _)| key.is_given() && !is_read)
-        {
-            warning!(self.findings, &*key.path => "is ignored: {why}"; "remove it");
+        for (key, is_read, why) in readers {
+            if key.is_given() && !is_read {
+                warning!(self.findings, &*key.path => "is ignored: {why}"; "remove it");
+            }
         }
     }
 
@@ -206,24 +199,16 @@ impl JobReader<'_> {
 
     /// One group of parameters: what it selects and how they are updated. What needs the optimizer or
     /// the model is checked with these.
-    fn param_group(&mut self, section: &ParamGroupKeys<'_>) -> ParamGroup {
-        let ParamGroupKeys {
-            params,
-            dims,
-            lr,
-            lr_factor,
-            weight_decay,
-            betas,
-            muon_matrices,
-            frozen,
-        } = section;
+    fn param_group(&mut self, section: &Group<'_>) -> ParamGroup {
+        let Group { params, lr, lr_factor, weight_decay, betas, muon_matrices, frozen, .. } =
+            section;
         let mut patterns = Vec::new();
         for pattern in &params.value {
             match PathPattern::new(pattern) {
                 Ok(pattern) => patterns.push(pattern),
                 Err(reason) => {
                     refuse!(self.findings, params => "{pattern:?} is not a regular expression: {reason}";
-                    "escape literal characters: \"^h\\\\.0\\\\.\" for example")
+                        "escape literal characters: \"^h\\\\.0\\\\.\" for example");
                 }
             }
         }
@@ -242,7 +227,11 @@ impl JobReader<'_> {
                 filled!(GroupUpdate::Trained, section { weight_decay, betas, muon_matrices } rate)
             }
         };
-        ParamGroup { params: patterns, dims: dims.value.clone().unwrap_or_default(), update }
+        ParamGroup {
+            params: patterns,
+            dims: section.dims.value.clone().unwrap_or_default(),
+            update,
+        }
     }
 
     /// Ranks: as given, or as many as a launcher started; both must agree.

@@ -29,22 +29,13 @@ use crate::source::is_at_or_below;
 /// [`ConfigError::Argument`] with what to write instead.
 pub fn find_keys(path: &str) -> Result<Vec<KeyEntry>, ConfigError> {
     let keys = job_keys();
-    for wanted in [path.to_owned(), format!("deepspeed.{path}")] {
-        let found = select(&keys, |entry| is_below(&entry.path, &wanted));
-        if !found.is_empty() {
-            return Ok(found);
-        }
-    }
-    let found = select(&keys, |entry| entry.key.is_called(path));
-    if !found.is_empty() {
-        return Ok(found);
-    }
-    Err(unknown(&keys, path))
-}
-
-/// The keys for which `wanted` holds.
-fn select(keys: &[KeyEntry], wanted: impl Fn(&KeyEntry) -> bool) -> Vec<KeyEntry> {
-    keys.iter().filter(|entry| wanted(entry)).cloned().collect()
+    let select = |wanted: &dyn Fn(&KeyEntry) -> bool| -> Vec<_> {
+        keys.iter().filter(|entry| wanted(entry)).cloned().collect()
+    };
+    let at = |path: &str| select(&|entry| is_below(&entry.path, path));
+    let found = [at(path), at(&format!("deepspeed.{path}"))];
+    let found = found.into_iter().chain([select(&|entry| entry.key.is_called(path))]);
+    found.into_iter().find(|found| !found.is_empty()).ok_or_else(|| unknown(&keys, path))
 }
 
 /// Whether `path` is `wanted` or below it; `params[AdamW].lr` is `params.lr` too.

@@ -77,28 +77,18 @@ fn resolve_states(
         let OffloadOptimizer { nvme_path, pipeline, pipeline_read, pipeline_write, .. } = section;
         note_unused(&[nvme_path, pipeline, pipeline_read, pipeline_write], context);
     }
-    check_ratio(&section.ratio, &offload, stage, context);
-    offload
-}
-
-/// Refuses to offload a part of the states where DeepSpeed does so (stages 1 and 2) or ignores the
-/// key (NVMe).
-fn check_ratio(
-    setting: &Setting<'_, f64>,
-    offload: &OptimizerOffload,
-    stage: u8,
-    context: &mut Context<'_>,
-) {
-    let ratio = setting.value;
+    // DeepSpeed refuses to offload a part of the states at stages 1 and 2, and ignores the key on NVMe.
+    let ratio = &section.ratio;
     match offload {
-        _ if ratio == 1.0 => {}
-        OptimizerOffload::Device => note_unused(&[setting], context),
-        OptimizerOffload::Nvme(_) => refuse!(context, setting =>
-            "{ratio} needs the device \"cpu\""; "set it to 1.0: all states are on NVMe"),
-        OptimizerOffload::Host { .. } if stage < 3 => refuse!(context, setting =>
-            "{ratio} needs stage 3"; "use stage 3 or set it to 1.0"),
+        _ if ratio.value == 1.0 => {}
+        OptimizerOffload::Device => note_unused(&[ratio], context),
+        OptimizerOffload::Nvme(_) => refuse!(context, ratio =>
+            "{} needs the device \"cpu\"", ratio.value; "set it to 1.0: all states are on NVMe"),
+        OptimizerOffload::Host { .. } if stage < 3 => refuse!(context, ratio =>
+            "{} needs stage 3", ratio.value; "use stage 3 or set it to 1.0"),
         OptimizerOffload::Host { .. } => {}
     }
+    offload
 }
 
 /// Where parameters are kept that are to be offloaded to `device`.
@@ -225,47 +215,35 @@ struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Checks where it is to be kept: where its section says, or the outdated flag. Returns the
-    /// device.
+    /// Checks where it is to be kept: where its section says, or the outdated flag. Reports a device
+    /// that cannot be had, or that changes nothing. Returns the device.
     fn check(&self, optimizer: &OptimizerPlan, context: &mut Context<'_>) -> &'a str {
-        let Target { device, outdated, name, .. } = *self;
-        let Some(flag) = outdated.value else {
-            self.check_device(device.value, device, optimizer, context);
-            return device.value;
-        };
-        let other = if flag { "cpu" } else { "none" };
-        if device.is_given() && device.value != other {
-            refuse!(context, outdated => "{flag} contradicts {}: \"{}\"", device.path, device.value;
+        let Target { what, device, outdated, name, is_sharded, needs } = *self;
+        let (mut at, mut place): (&Entry<'_>, _) = (device, device.value);
+        if let Some(flag) = outdated.value {
+            let other = if flag { "cpu" } else { "none" };
+            if device.is_given() && place != other {
+                refuse!(context, outdated => "{flag} contradicts {}: \"{place}\"", device.path;
+                    "write \"{name}\": {{\"device\": \"{other}\"}} in its place");
+                return place;
+            }
+            warning!(context, outdated => "is taken as {}: \"{other}\"", device.path;
                 "write \"{name}\": {{\"device\": \"{other}\"}} in its place");
-            return device.value;
+            (at, place) = (outdated, other);
         }
-        warning!(context, outdated => "is taken as {}: \"{other}\"", device.path;
-            "write \"{name}\": {{\"device\": \"{other}\"}} in its place");
-        self.check_device(other, outdated, optimizer, context);
-        other
-    }
-
-    /// Reports a device that cannot be had, or that changes nothing, at the key `at`.
-    fn check_device(
-        &self,
-        device: &str,
-        at: &Entry<'_>,
-        optimizer: &OptimizerPlan,
-        context: &mut Context<'_>,
-    ) {
-        let Target { what, needs, is_sharded, .. } = *self;
         let is_excluded = optimizer.exchanges_momentum();
-        match device {
+        match place {
             "none" => {}
             _ if !is_sharded && !is_excluded => warning!(context, at =>
-                "\"{device}\" is ignored: {what} are not sharded at this stage"; "{needs}"),
+                "\"{place}\" is ignored: {what} are not sharded at this stage"; "{needs}"),
             "cpu" if context.run.host_device => {
                 note!(context, at => "{what} already live in host memory");
             }
             _ if is_excluded => refuse!(context, at =>
-                "\"{device}\" is not supported with {}: each rank exchanges its whole momentum", optimizer.name();
+                "\"{place}\" is not supported with {}: each rank exchanges its whole momentum", optimizer.name();
                 "remove it or use AdamW"),
             _ => {}
         }
+        place
     }
 }

@@ -94,9 +94,9 @@ fn check_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
             "write 0 for a dynamic scale"),
         fixed if fp16.enabled.value && fixed > 2_f64.powi(USABLE_SCALE_POWER as i32) => {
             warning!(context, scale =>
-            "{fixed:e} never changes, and is beyond 2^{USABLE_SCALE_POWER}, where most gradients overflow: steps may \
-             be skipped for ever";
-            "write 0 for a dynamic scale")
+                "{fixed:e} never changes, and is beyond 2^{USABLE_SCALE_POWER}, where most gradients overflow: steps \
+                 may be skipped for ever";
+                "write 0 for a dynamic scale");
         }
         _ => {}
     }

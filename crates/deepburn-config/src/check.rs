@@ -8,7 +8,7 @@
 
 use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
 use crate::foreign::foreign_name;
-use crate::key::{Key, Literal, Spelling, Status, Trigger};
+use crate::key::{Key, Literal, Status, Trigger};
 use crate::kind::{Kind, Variant};
 use crate::node::{Node, Value};
 use crate::source::join;
@@ -44,8 +44,7 @@ impl Check<'_> {
                 self.unknown(keys, name, value, &full);
                 continue;
             };
-            let is_it = |old: &Spelling| matches!(old, Spelling::Outdated(old) if old == name);
-            if key.spellings.iter().any(is_it) {
+            if key.outdated == name {
                 let name = key.name;
                 warning!(self.findings, Site::at(&full, value) => "is taken as {name}"; "rename it to {name}");
             }
@@ -243,7 +242,7 @@ mod tests {
         /// Where.
         enum Inner {
             stage = count(0),
-            overlap_comm = flag(false).spelled(&[Spelling::Outdated("overlap_reduce")]),
+            overlap_comm = flag(false).outdated("overlap_reduce"),
             pin_memory = flag(true).inert("memory is memory"),
             lr = opt_real(NotNegative).required(),
         }

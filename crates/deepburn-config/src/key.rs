@@ -15,8 +15,10 @@ use crate::node::{Node, Value};
 pub struct Key {
     /// Name inside its section.
     pub name: &'static str,
-    /// Other names that mean the same.
-    pub spellings: &'static [Spelling],
+    /// Another name that means the same; empty where there is none.
+    pub alias: &'static str,
+    /// A name that is understood and warned about; empty where there is none.
+    pub outdated: &'static str,
     /// Values it takes.
     pub kind: Kind,
     /// Value when it is not given.
@@ -33,24 +35,6 @@ pub struct Key {
     pub required: bool,
     /// ZeRO stages at which it has an effect, first and last.
     pub stages: (u8, u8),
-}
-
-/// Another name of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spelling {
-    /// An equal name.
-    Alias(&'static str),
-    /// A name that is understood and warned about.
-    Outdated(&'static str),
-}
-
-impl Spelling {
-    /// The name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Alias(name) | Self::Outdated(name) => name,
-        }
-    }
 }
 
 /// A default, as it stands in a table.
@@ -167,7 +151,7 @@ impl Key {
     /// assert!(bf16.key.is_called("bfloat16"));
     /// ```
     pub fn is_called(&self, name: &str) -> bool {
-        self.name == name || self.spellings.iter().any(|spelling| spelling.name() == name)
+        self.names().any(|known| known == name)
     }
 
     /// The key of `keys` that `name` means.
@@ -177,7 +161,7 @@ impl Key {
 
     /// Every name of this key.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        std::iter::once(self.name).chain(self.spellings.iter().map(|spelling| spelling.name()))
+        [self.name, self.alias, self.outdated].into_iter().filter(|name| !name.is_empty())
     }
 
     /// The keys of the section that this key is, or of each section in its list; nothing where it

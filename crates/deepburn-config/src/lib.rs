@@ -71,7 +71,7 @@ pub use dynamic_batching::*;
 pub use foreign::foreign_name;
 pub use job::{CONFIG_FOLDER, JobRequest};
 pub use job_plan::*;
-pub use key::{Key, KeyEntry, Literal, Spelling, Status, Trigger, entries};
+pub use key::{Key, KeyEntry, Literal, Status, Trigger, entries};
 use keys::DeepSpeed;
 use keys::job::JobFile;
 pub use kind::{Integers, Kind, Reals, Variant};

@@ -29,12 +29,12 @@ use crate::source::is_at_or_below;
 /// [`ConfigError::Argument`] with what to write instead.
 pub fn find_keys(path: &str) -> Result<Vec<KeyEntry>, ConfigError> {
     let keys = job_keys();
-    let select = |wanted: &dyn Fn(&KeyEntry) -> bool| -> Vec<_> {
-        keys.iter().filter(|entry| wanted(entry)).cloned().collect()
-    };
-    let at = |path: &str| select(&|entry| is_below(&entry.path, path));
-    let found = [at(path), at(&format!("deepspeed.{path}"))];
-    let found = found.into_iter().chain([select(&|entry| entry.key.is_called(path))]);
+    let inside = format!("deepspeed.{path}");
+    let ways: [&dyn Fn(&KeyEntry) -> bool; 3] =
+        [&|entry| is_below(&entry.path, path), &|entry| is_below(&entry.path, &inside), &|entry| {
+            entry.key.is_called(path)
+        }];
+    let found = ways.map(|way| keys.iter().filter(|entry| way(entry)).cloned().collect::<Vec<_>>());
     found.into_iter().find(|found| !found.is_empty()).ok_or_else(|| unknown(&keys, path))
 }
 

@@ -367,7 +367,6 @@ pub(crate) use {filled, key, section};
 mod tests {
     use super::*;
     use crate::choice::choices;
-    use crate::key::Spelling;
     use crate::kind::Reals;
     use crate::spec::{choice, count, opt_positive, per_group};
 
@@ -382,7 +381,7 @@ mod tests {
     section! {
         /// A section.
         struct Sizes<'a> {
-            size: usize = count(5).spelled(&[Spelling::Alias("old_size")]).auto(),
+            size: usize = count(5).alias("old_size").auto(),
             limit: Option<usize> = opt_positive(),
             lr: f64 = per_group(Reals::Any, 0.5),
             shape as "Shape": Shape = choice("log"),

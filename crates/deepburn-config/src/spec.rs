@@ -13,9 +13,8 @@ use std::marker::PhantomData;
 
 use crate::choice::Choice;
 pub(crate) use crate::key::Literal;
-pub(crate) use crate::key::Spelling::{Alias, Outdated};
 pub(crate) use crate::key::Trigger::{AnyEnabled, Differs, Enabled, NotEmpty, NotOneOf, Present};
-use crate::key::{Key, Spelling, Status, Trigger};
+use crate::key::{Key, Status, Trigger};
 pub(crate) use crate::kind::Reals::{Any, Decay, NotNegative, Positive, Share};
 use crate::kind::{Integers, Reals};
 pub(crate) use crate::kind::{Kind, Variant};
@@ -161,7 +160,8 @@ impl<T> Spec<T> {
     const fn new(kind: Kind, default: Literal) -> Self {
         let key = Key {
             name: "",
-            spellings: &[],
+            alias: "",
+            outdated: "",
             kind,
             default,
             unit: "",
@@ -191,9 +191,15 @@ impl<T> Spec<T> {
         self
     }
 
-    /// Sets other names.
-    pub(crate) const fn spelled(mut self, spellings: &'static [Spelling]) -> Self {
-        self.key.spellings = spellings;
+    /// Sets a name that means the same.
+    pub(crate) const fn alias(mut self, name: &'static str) -> Self {
+        self.key.alias = name;
+        self
+    }
+
+    /// Sets a name that is understood and warned about.
+    pub(crate) const fn outdated(mut self, name: &'static str) -> Self {
+        self.key.outdated = name;
         self
     }
 

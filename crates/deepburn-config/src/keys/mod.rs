@@ -71,7 +71,7 @@ section! {
         communication_data_type: Option<Precision> = opt_choice(),
         data_types: DataTypes<'a> = section(),
         fp16: Fp16<'a> = section(),
-        bf16: Bf16<'a> = section().spelled(&[Alias("bfloat16")]),
+        bf16: Bf16<'a> = section().alias("bfloat16"),
         /// Optimizer steps between log lines; training.logging_steps of a job file takes
         /// precedence. Unset: finetune shows a progress bar on a terminal and about 20 lines
         /// elsewhere.

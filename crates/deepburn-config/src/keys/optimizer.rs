@@ -279,7 +279,7 @@ section! {
     }
 }
 
-/// Declares the optimizers with compressed momenta: keys of their own, after those of the moments.
+/// Declares the optimizers with compressed momenta: the keys of the moments, then their own.
 macro_rules! compressed {
     ($($(#[doc = $about:literal])+ $Name:ident($called:literal) { $($own:tt)* })+) => {
         section! {

@@ -8,12 +8,8 @@
 //! device, and to NVMe where `nvme_path` names a folder, which is the only offload of a backend
 //! whose device is the host.
 
-use super::offload;
-use crate::context::Context;
-use crate::diagnosis::{note, refuse};
+use super::*;
 use crate::keys::activations::Activations;
-use crate::plan::{ActivationOffload, ActivationPlan, RecomputePolicy};
-use crate::section::Entry;
 
 /// What is recomputed, and where the rest is kept.
 pub(crate) fn resolve(context: &mut Context<'_>) -> ActivationPlan {

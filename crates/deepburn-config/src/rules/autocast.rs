@@ -7,11 +7,8 @@
 //! - An overflow halves the scale at every stage. DeepSpeed's stages 1 to 3 keep the scale and skip
 //!   every later step.
 
-use crate::context::Context;
-use crate::diagnosis::{note, refuse, warning};
+use super::*;
 use crate::keys::precision::TorchAutocast;
-use crate::node::{Node, Value};
-use crate::plan::{DynamicScalePlan, Precision, ScaleGrowth};
 
 /// `torch.amp.GradScaler` with PyTorch's defaults, which DeepSpeed uses under `torch_autocast`. It
 /// has no minimum: the scale falls until its inverse leaves f32, and the run ends there.

@@ -3,9 +3,7 @@
 //! Follows DeepSpeed's order of resolution and its wording. It refuses triples that do not multiply
 //! to each other and names each single change that would mend them.
 
-use crate::context::Context;
-use crate::diagnosis::refuse;
-use crate::plan::BatchPlan;
+use super::*;
 
 /// Names of the three numbers, as DeepSpeed's messages show them.
 const SHOWN: [&str; 3] =

@@ -3,11 +3,9 @@
 //! The section that DeepSpeed had at the top level before 0.19. It refuses schedules that fall,
 //! whose stages are out of order, or that leave their bounds.
 
-use crate::context::Context;
+use super::*;
 use crate::curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
-use crate::diagnosis::{note, refuse, warning};
 use crate::keys::data::ScheduleConfig;
-use crate::section::{Entry, Setting};
 
 /// Tensor cores multiply 16-bit matrices whose sizes are multiples of it at full speed.
 const TENSOR_CORE_MULTIPLE: usize = 8;

@@ -3,8 +3,7 @@
 //! Dynamic batching is on if `enabled` is true in its section and in the two sections around it. An
 //! inner `enabled` in a section that is off is an error, because its meaning would be ambiguous.
 
-use crate::context::Context;
-use crate::diagnosis::{note, refuse};
+use super::*;
 use crate::dynamic_batching::{DynamicBatchingPlan, PickingOrderPlan};
 
 /// The section's part of the plan; `None` where dynamic batching is off or wrong.

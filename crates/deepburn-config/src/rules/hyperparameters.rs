@@ -1,10 +1,7 @@
 //! Hyper-parameters that several optimizers have: learning rate, moments and bounds.
 
-use crate::context::Context;
-use crate::diagnosis::{refuse, warning};
+use super::*;
 use crate::keys::optimizer::Moments;
-use crate::plan::AdamPlan;
-use crate::section::{Entry, Read, Setting, filled};
 
 /// Learning rate of transformers' trainer, which `"auto"` stands for.
 const TRANSFORMERS_LR: f64 = 5e-5;

@@ -6,12 +6,9 @@
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use crate::context::Context;
-use crate::diagnosis::{note, refuse, warning};
+use super::*;
 use crate::keys::monitor::{DEFAULT_JOB_NAME, FlopsProfiler, Profiling};
 use crate::monitor_plan::{FlopsPlan, MonitorFolder, MonitorPlan, ProfilePlan};
-use crate::node::{Node, Value};
-use crate::section::{Entry, Setting, filled};
 
 /// The part of the plan about what is written for other programs.
 pub(crate) fn resolve(context: &mut Context<'_>) -> MonitorPlan {

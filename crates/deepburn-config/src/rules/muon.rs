@@ -1,11 +1,7 @@
 //! Muon: keys of DeepSpeed and of `torch.optim.Muon`, with DeepSpeed's defaults.
 
-use super::hyperparameters::learning_rate;
-use crate::context::Context;
-use crate::diagnosis::{note, refuse, warning};
+use super::*;
 use crate::keys::optimizer::Muon;
-use crate::plan::{AdamPlan, MuonPlan, NewtonSchulzPlan, OptimizerPlan};
-use crate::section::filled;
 
 /// Learning rate of the Adam beside DeepSpeed's Muon when none is given.
 const MUON_ADAM_LR: f64 = 3e-4;

@@ -6,13 +6,10 @@
 //! optimizer states are; here they go to NVMe only where optimizer states are there too. An
 //! optimizer that exchanges momenta excludes both.
 
-use crate::context::Context;
-use crate::diagnosis::{note, refuse, warning};
+use super::*;
 use crate::keys::DeepSpeed;
 use crate::keys::offload::{Aio, OffloadOptimizer, OffloadParam};
 use crate::keys::zero::{LARGEST_SUB_GROUP, Zero};
-use crate::plan::{NvmePlan, OptimizerOffload, OptimizerPlan, ParameterOffload, SwapFilePlan};
-use crate::section::{Entry, Setting};
 
 /// Checks where optimizer states and parameters are to be kept, and returns both.
 ///

@@ -1,13 +1,7 @@
 //! The optimizers that exchange compressed momenta: 1-bit Adam, 1-bit LAMB and 0/1 Adam.
 
-use super::hyperparameters::{bounds, moments};
-use crate::context::Context;
-use crate::diagnosis::{note, refuse, warning};
+use super::*;
 use crate::keys::optimizer::{OneBitAdam, OneBitLamb, ZeroOneAdam};
-use crate::plan::{
-    AdamPlan, LambPlan, OneBitAdamPlan, OneBitLambPlan, OptimizerPlan, ZeroOneAdamPlan,
-};
-use crate::section::{Entry, Read, Setting};
 
 /// Resolves 1-bit Adam's part of the plan.
 pub(super) fn adam(params: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {

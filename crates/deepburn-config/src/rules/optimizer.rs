@@ -4,14 +4,8 @@
 //! PyTorch's class, whose AdamW decays by 0.01 when nothing is said. Optimizers that do not exist
 //! here are refused by name.
 
-use super::hyperparameters::{bounds, learning_rate, moments};
-use super::variant::choose;
-use super::{muon, one_bit};
-use crate::context::Context;
-use crate::diagnosis::{note, refuse, warning};
+use super::*;
 use crate::keys::optimizer::{Adagrad, Adam, DEFAULT_LR, Lamb, Lion, Muon, Sgd, VARIANTS};
-use crate::plan::{AdamPlan, LambPlan, OptimizerPlan};
-use crate::section::{Entry, Read, filled};
 
 /// Weight decay of PyTorch's AdamW when none is given.
 const TORCH_ADAMW_DECAY: f64 = 0.01;

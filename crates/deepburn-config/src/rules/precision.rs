@@ -1,12 +1,7 @@
 //! Precision: `fp16`, `bf16`, `data_types` and the type in which gradients travel.
 
-use super::autocast;
-use crate::context::Context;
-use crate::diagnosis::{note, refuse, warning};
+use super::*;
 use crate::keys::precision::Fp16;
-use crate::plan::{
-    DynamicScalePlan, LossScalePlan, OverflowPlan, Precision, PrecisionPlan, ScaleGrowth,
-};
 
 /// fp16 itself overflows at 2^16: a scale above it can only be on its way down.
 const USABLE_SCALE_POWER: i64 = 16;

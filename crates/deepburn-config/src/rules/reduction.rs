@@ -1,9 +1,6 @@
 //! How the gradients of all ranks become one.
 
-use crate::context::Context;
-use crate::diagnosis::{note, refuse};
-use crate::key::Trigger;
-use crate::plan::{GradientReduction, OptimizerPlan, ReductionPlan, Stage};
+use super::*;
 
 /// The part of the plan about the reduction of gradients.
 pub(crate) fn resolve(

@@ -2,16 +2,8 @@
 //!
 //! Steps are applied optimizer steps; a skipped step does not advance a schedule.
 
-use super::variant::choose;
-use crate::context::Context;
-use crate::diagnosis::{note, refuse, warning};
-use crate::keys::scheduler::{
-    CosineAnnealingLr, ExponentialLr, LinearLr, LrRangeTest, OneCycle, StepLr, VARIANTS,
-    WarmupCosineLr, WarmupDecayLr, WarmupLr,
-};
-use crate::kind::Variant;
-use crate::plan::{MomentumCycle, OneCyclePlan, OptimizerPlan, SchedulePlan};
-use crate::section::{Entry, Read, Setting, filled};
+use super::*;
+use crate::keys::scheduler::*;
 
 /// The section's part of the plan.
 pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> SchedulePlan {

@@ -1,11 +1,7 @@
 //! Choosing among named variants: the optimizer, the schedule.
 
+use super::*;
 use crate::check::nearest;
-use crate::context::Context;
-use crate::diagnosis::refuse;
-use crate::key::Status;
-use crate::kind::Variant;
-use crate::section::Setting;
 
 /// The variant that `name`, the section's `type`, names. Reports an unknown name with the nearest
 /// known one, and a known one that does not exist in this version; a missing `type` has been

@@ -3,13 +3,8 @@
 //! The stage comes first: it decides which other keys have an effect. A key that was chosen and has
 //! none is a warning; one that stands there with its default, as in most files, is a note.
 
-use super::offload;
-use crate::context::Context;
-use crate::diagnosis::{Severity, refuse, report, warning};
-use crate::key::Trigger;
+use super::*;
 use crate::keys::zero::Zero;
-use crate::plan::{GatherPlan, GradientPlan, OptimizerPlan, Stage, ZeroPlan};
-use crate::section::{Section, Setting, filled};
 
 /// The section's part of the plan.
 pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> ZeroPlan {

@@ -81,7 +81,7 @@ impl Check<'_> {
         match key.kind {
             Kind::Section(keys) | Kind::SectionOrPath(keys) => self.section(keys, value, path),
             Kind::Sections(keys) => {
-                for (place, section) in value.elements().iter().enumerate() {
+                for (place, section) in value.as_list().unwrap_or_default().iter().enumerate() {
                     self.section(keys, section, &format!("{path}[{place}]"));
                 }
             }

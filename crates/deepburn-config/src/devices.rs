@@ -3,7 +3,6 @@
 use crate::diagnosis::refuse;
 use crate::job_plan::Backend;
 use crate::job_rules::JobReader;
-use crate::node::Value;
 use crate::section::Entry;
 
 /// The largest index that backends can address.
@@ -14,7 +13,7 @@ impl JobReader<'_> {
     /// reported. How many devices there are is not known here.
     pub(crate) fn devices(&mut self, devices: &Entry<'_>, backend: Backend) -> Option<Vec<usize>> {
         let node = devices.given()?;
-        let Value::List(nodes) = &node.value else {
+        let Some(nodes) = node.as_list() else {
             let example = node
                 .as_integer()
                 .map_or("[0, 1] for example".to_owned(), |index| format!("[{index}]"));

@@ -166,10 +166,7 @@ impl Kind {
 
     /// Whether a value is of this kind.
     fn matches(&self, node: &Node) -> bool {
-        let list = match &node.value {
-            Value::List(nodes) => Some(nodes.as_slice()),
-            _ => None,
-        };
+        let list = node.as_list();
         let integer_in = |node: &Node, range: &Integers| {
             node.as_integer().is_some_and(|i| (range.min..=range.max).contains(&i))
         };

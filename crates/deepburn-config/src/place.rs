@@ -39,10 +39,8 @@ impl Place {
 
     /// The file or folder, where it is one.
     pub fn local(&self) -> Option<&Path> {
-        match self {
-            Self::Local(path) => Some(path),
-            Self::Hub(_) => None,
-        }
+        let Self::Local(path) = self else { return None };
+        Some(path)
     }
 
     /// Whether it is one file.

@@ -69,7 +69,7 @@ fn dtype(section: &TorchAutocast<'_>, context: &mut Context<'_>) -> Option<Preci
 /// The list changes nothing, but DeepSpeed refuses one that does not hold names.
 fn check_module_names(section: &TorchAutocast<'_>, context: &mut Context<'_>) {
     let modules = &section.lower_precision_safe_modules;
-    let Some(Value::List(names)) = modules.given().map(|node| &node.value) else { return };
+    let Some(names) = modules.given().and_then(Node::as_list) else { return };
     if let Some(name) = names.iter().find(|name| Node::as_text(name).is_none()) {
         refuse!(context, modules => "{name} is not a module class";
             "write names such as \"torch.nn.modules.linear.Linear\"");

@@ -30,6 +30,6 @@ use crate::context::Context;
 use crate::diagnosis::{Severity, note, refuse, report, warning};
 use crate::key::{Status, Trigger};
 use crate::kind::Variant;
-use crate::node::{Node, Value};
+use crate::node::Node;
 use crate::plan::*;
 use crate::section::{Entry, Read, Section, Setting, filled};

@@ -59,10 +59,9 @@ fn profile(section: &Profiling<'_>, context: &mut Context<'_>) -> Option<Profile
         return None;
     }
     let key = &section.profile_steps;
-    let steps = match key.given().map(|node| &node.value) {
-        Some(Value::List(nodes)) => windows(nodes),
+    let steps = match key.given() {
         // Anything but a list has been reported.
-        Some(_) => return None,
+        Some(node) => windows(node.as_list()?),
         None => Err("is missing, but says which steps are profiled".to_owned()),
     };
     let report =

@@ -7,10 +7,14 @@ use serde_json::{Value as Json, json};
 
 use crate::check::check;
 use crate::diagnosis::{ConfigError, Findings, refuse};
+use crate::key::{Key, Status};
 use crate::keys::accelerate::{Accelerate, DeepSpeedConfig};
 use crate::node::{Node, Value};
 use crate::section::{Entry, Read, Section, Setting};
 use crate::source::parse_yaml;
+
+/// The key of a DeepSpeed configuration in a file of its own.
+const FILE: &str = "deepspeed_config_file";
 
 /// What an Accelerate file says, checked.
 pub(crate) struct AccelerateFile {
@@ -43,7 +47,7 @@ impl AccelerateFile {
         let precision = precision(&top, &mut findings);
         let file = config.deepspeed_config_file.value;
         if file.is_some() {
-            check_alone(config, &mut findings);
+            check_alone(&top.deepspeed_config, &mut findings);
         }
         findings.verdict(name)?;
         Ok(Self {
@@ -102,20 +106,12 @@ fn precision(top: &Accelerate<'_>, findings: &mut Findings) -> Option<&'static s
     }
 }
 
-/// A DeepSpeed file and the keys it would contradict exclude each other, as in Accelerate.
-fn check_alone(config: &DeepSpeedConfig<'_>, findings: &mut Findings) {
-    let translated: [&Entry<'_>; 8] = [
-        &config.zero_stage,
-        &config.gradient_accumulation_steps,
-        &config.gradient_clipping,
-        &config.offload_optimizer_device,
-        &config.offload_param_device,
-        &config.offload_optimizer_nvme_path,
-        &config.offload_param_nvme_path,
-        &config.zero3_save_16bit_model,
-    ];
-    for key in translated.into_iter().filter(|key| key.is_given()) {
-        refuse!(findings, key =>
+/// A DeepSpeed file and the keys that are translated to one exclude each other, as in Accelerate.
+fn check_alone(config: &Entry<'_>, findings: &mut Findings) {
+    let translated = |key: &&Key| matches!(key.status, Status::Honoured) && key.name != FILE;
+    let keys = DeepSpeedConfig::KEYS.iter().filter(translated).map(|key| config.child(key));
+    for key in keys.filter(|key| key.is_given()) {
+        refuse!(findings, &key =>
             "contradicts deepspeed_config_file, which says it itself"; "remove one of them");
     }
 }

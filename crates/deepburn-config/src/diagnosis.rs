@@ -82,15 +82,10 @@ impl Diagnosis {
             (None, Some(at)) => format!(" (line {}, column {})", at.line, at.column),
             (None, None) => String::new(),
         };
-        let key = match self.key.as_str() {
-            "" => String::new(),
-            key => format!("{key}{place}: "),
-        };
-        let remedy = match self.remedy.as_str() {
-            "" => String::new(),
-            remedy => format!("; {remedy}"),
-        };
-        format!("{key}{}{remedy}", self.message)
+        let Self { key, message, remedy, .. } = self;
+        let start = if key.is_empty() { String::new() } else { format!("{key}{place}: ") };
+        let end = if remedy.is_empty() { String::new() } else { format!("; {remedy}") };
+        format!("{start}{message}{end}")
     }
 }
 

@@ -11,7 +11,7 @@ use crate::keys::DeepSpeed;
 use crate::keys::job::{Data, Model, ParamGroup as Group, Training};
 use crate::lookup::find;
 use crate::place::Place;
-use crate::plan::{GroupRate, GroupUpdate, ParamGroup, ParamGroups, PathPattern};
+use crate::plan::{GroupRate, GroupUpdate, ParamGroup, PathPattern};
 use crate::section::{Entry, Setting, filled};
 use crate::splits::SplitPlan;
 
@@ -182,6 +182,7 @@ impl JobReader<'_> {
             max_steps, backend, collective_timeout, eval_steps, eval_max_samples, load_best_model_at_end,
             metric_for_best_model, early_stopping_patience, early_stopping_threshold, save_steps, async_save,
             save_total_limit, save_best_limit, learning_rate, micro_batch_size, gradient_checkpointing, warmup_steps,
+            no_decay,
         }
             epochs: epochs.value.or(if max_steps.value.is_none() { Some(1) } else { None }),
             seed: training.seed.value as u64,
@@ -190,10 +191,7 @@ impl JobReader<'_> {
             output_dir: PathBuf::from(output_dir),
             batch_size_schedule: self.batch_size_schedule(training),
             logging_steps: training.logging_steps.value.or(self.deepspeed.steps_per_print.value),
-            param_groups: ParamGroups {
-                groups: training.param_groups.value.iter().map(|group| self.param_group(group)).collect(),
-                no_decay: training.no_decay.value,
-            },
+            param_groups: training.param_groups.value.iter().map(|group| self.param_group(group)).collect(),
         )
     }
 

@@ -206,15 +206,13 @@ impl Kind {
     fn rule(&self) -> String {
         match self {
             Self::Flag => "true or false".to_owned(),
-            Self::Integer(range) => range.to_string(),
+            Self::Integer(_) | Self::Real(_) | Self::Choice(_) => self.to_string(),
             Self::Integers(range) => format!("a list of integers, each {range}"),
-            Self::Real(range) => range.to_string(),
             Self::PerGroup(range) => {
                 format!("{range}, or a list of one such number (there is one parameter group)")
             }
             Self::Tuple(len, range) => format!("a list of {} numbers, each {range}", word(*len)),
             Self::Text => "a string".to_owned(),
-            Self::Choice(names) => format!("one of {}", names.join(", ")),
             Self::List => "a list".to_owned(),
             Self::Texts => "a string or a list of strings".to_owned(),
             Self::Sections(_) => "a list of sections, [{ ... }]".to_owned(),

@@ -86,12 +86,12 @@ impl Check<'_> {
                 }
             }
             // An unknown or missing type is reported by the section's own rule.
-            Kind::Variants(variants) => match Variant::named_in(siblings, variants) {
-                Some(Variant { keys, status: Status::Honoured, .. }) => {
+            Kind::Variants(variants) => {
+                let variant = Variant::named_in(siblings, variants);
+                if let Some(Variant { keys, status: Status::Honoured, .. }) = variant {
                     self.section(keys, value, path);
                 }
-                _ => {}
-            },
+            }
             _ => {}
         }
     }

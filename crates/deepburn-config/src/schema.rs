@@ -11,15 +11,7 @@ use crate::keys::job::JobFile;
 use crate::kind::{Integers, Kind, Reals, Variant};
 use crate::section::Section;
 
-/// The JSON Schema (draft 7) of a document with these keys.
-pub(crate) fn document(keys: &'static [Key], title: &str) -> Value {
-    let mut schema = section(keys);
-    schema["$schema"] = json!("http://json-schema.org/draft-07/schema#");
-    schema["title"] = json!(title);
-    schema
-}
-
-/// The JSON Schema of a job file, or of a DeepSpeed configuration alone.
+/// The JSON Schema (draft 7) of a job file, or of a DeepSpeed configuration alone.
 ///
 /// `deepburn keys --schema` prints it. An editor that finds its path in `$schema` completes keys and
 /// marks unknown ones while they are typed:
@@ -32,10 +24,14 @@ pub(crate) fn document(keys: &'static [Key], title: &str) -> Value {
 /// assert_eq!(schema["additionalProperties"], false);
 /// ```
 pub fn schema(of_job: bool) -> Value {
-    match of_job {
-        true => document(JobFile::KEYS, "DeepBurn job file"),
-        false => document(DeepSpeed::KEYS, "DeepSpeed configuration, as DeepBurn reads it"),
-    }
+    let (keys, title) = match of_job {
+        true => (JobFile::KEYS, "DeepBurn job file"),
+        false => (DeepSpeed::KEYS, "DeepSpeed configuration, as DeepBurn reads it"),
+    };
+    let mut schema = section(keys);
+    schema["$schema"] = json!("http://json-schema.org/draft-07/schema#");
+    schema["title"] = json!(title);
+    schema
 }
 
 /// The schema of a section: its keys and no others.

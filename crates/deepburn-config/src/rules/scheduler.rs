@@ -156,6 +156,17 @@ fn one_cycle(
     optimizer: &OptimizerPlan,
     context: &mut Context<'_>,
 ) -> SchedulePlan {
+    let cycles = params.cycle_momentum.value;
+    // Only optimizers with betas have a momentum to cycle.
+    if cycles && !optimizer.has_betas() {
+        warning!(context, &params.cycle_momentum =>
+            "true is ignored: the optimizer has no betas to cycle"; "set it to false or use AdamW");
+    }
+    let momentum = MomentumCycle {
+        min: params.cycle_min_mom.value,
+        max: params.cycle_max_mom.value,
+        decay_rate: params.decay_mom_rate.value,
+    };
     let first_step_size = params.cycle_first_step_size.value;
     let first_stair_count = params.cycle_first_stair_count.value;
     SchedulePlan::OneCycle(filled!(
@@ -167,26 +178,8 @@ fn one_cycle(
         second_step_size: params.cycle_second_step_size.value.unwrap_or(first_step_size),
         first_stair_count,
         second_stair_count: params.cycle_second_stair_count.value.unwrap_or(first_stair_count),
-        momentum: momentum_cycle(params, optimizer, context),
+        momentum: (cycles && optimizer.has_betas()).then_some(momentum),
     ))
-}
-
-/// Only optimizers with betas have a momentum to cycle.
-fn momentum_cycle(
-    params: &OneCycle<'_>,
-    optimizer: &OptimizerPlan,
-    context: &mut Context<'_>,
-) -> Option<MomentumCycle> {
-    let cycles = params.cycle_momentum.value;
-    if cycles && !optimizer.has_betas() {
-        warning!(context, &params.cycle_momentum =>
-            "true is ignored: the optimizer has no betas to cycle"; "set it to false or use AdamW");
-    }
-    (cycles && optimizer.has_betas()).then_some(MomentumCycle {
-        min: params.cycle_min_mom.value,
-        max: params.cycle_max_mom.value,
-        decay_rate: params.decay_mom_rate.value,
-    })
 }
 
 /// The plan of one of PyTorch's schedules. A required key that is missing has been reported; it

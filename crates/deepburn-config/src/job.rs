@@ -20,6 +20,7 @@ use crate::job_plan::Job;
 use crate::job_rules::{
     Places, check_best, check_pair, check_saving, read_data, read_model, read_training,
 };
+use crate::key::Key;
 use crate::keys::DeepSpeed;
 use crate::keys::job::JobFile;
 use crate::lightning::looks_like_a_strategy;
@@ -111,6 +112,7 @@ impl Job {
         request: &JobRequest,
     ) -> Result<(Self, RawConfig), ConfigError> {
         let mut root = parse_json(text, Origin { document: "job file", name })?;
+        refuse_deepspeed(&root, name)?;
         let overrides = overrides(request)?;
         let rate = typed_rate(&overrides);
         let (deepspeed, job): (Vec<_>, Vec<_>) =
@@ -177,6 +179,25 @@ impl Job {
     }
 }
 
+/// Refuses a DeepSpeed configuration in the place of a job file with one finding, because each of its
+/// keys would be unknown.
+fn refuse_deepspeed(root: &Node, name: &str) -> Result<(), ConfigError> {
+    let has_any = |keys: &[Key]| {
+        root.entries().iter().any(|(name, _)| keys.iter().any(|key| key.is_called(name)))
+    };
+    if has_any(JobFile::KEYS) || !has_any(DeepSpeed::KEYS) {
+        return Ok(());
+    }
+    let mut findings = Findings::default();
+    findings.error(
+        "",
+        "this looks like a DeepSpeed configuration; must be a job file",
+        "pass it with --deepspeed beside a job file, or write its path as \"deepspeed\" in one",
+    );
+    findings.verdict(name)?;
+    Ok(())
+}
+
 /// The values of the command line in the order in which they apply: `--set` first, then the
 /// options.
 fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
@@ -238,14 +259,13 @@ fn take_deepspeed(
         entries.iter().position(|(key, _)| key == "deepspeed").map(|at| entries.remove(at).1)
     });
     match part {
-        None => Ok(RawConfig::empty()),
-        Some(Node { value: Value::Null, .. }) => Ok(RawConfig::empty()),
+        None | Some(Node { value: Value::Null, .. }) => Ok(RawConfig::section_of(name, None)),
         Some(Node { value: Value::Text(path), .. }) => {
             match find(Path::new(&path), folders, "file") {
                 Err(_) if looks_like_a_strategy(&path) => RawConfig::from_strategy(&path),
                 found => RawConfig::from_file(&found?),
             }
         }
-        Some(section) => Ok(RawConfig::new(section, &format!("deepspeed section of {name}"))),
+        Some(section) => Ok(RawConfig::section_of(name, Some(section))),
     }
 }

@@ -93,7 +93,7 @@ pub use plan::{
     SchedulePlan, Stage, SwapFilePlan, UpdateSettings, WarmupShape, ZeroOneAdamPlan, ZeroPlan,
 };
 pub use raw_config::RawConfig;
-pub use resolve::{Resolved, resolve, resolve_batch};
+pub use resolve::{Resolved, resolve, resolve_preliminary};
 pub use schema::schema;
 use section::Section;
 pub use source::{MAX_BYTES, MAX_DEPTH};

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::accelerate::AccelerateFile;
-use crate::diagnosis::{ConfigError, TypedKey};
+use crate::diagnosis::{ConfigError, Diagnosis, Findings, Report, TypedKey};
 use crate::lightning::{self, looks_like_a_strategy};
 use crate::lookup::find;
 use crate::node::Node;
@@ -22,6 +22,8 @@ use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
 pub struct RawConfig {
     root: Node,
     source: String,
+    /// The key of the job file that it was written under; empty where it has a file of its own.
+    under: &'static str,
     processes: Option<usize>,
     typed: Vec<TypedKey>,
 }
@@ -136,7 +138,13 @@ impl RawConfig {
 
     /// A tree that came from `source`.
     pub(crate) fn new(root: Node, source: &str) -> Self {
-        Self { root, source: source.to_owned(), processes: None, typed: Vec::new() }
+        Self { root, source: source.to_owned(), under: "", processes: None, typed: Vec::new() }
+    }
+
+    /// The `deepspeed` section of the job file `name`, or an empty one where it has none.
+    pub(crate) fn section_of(name: &str, section: Option<Node>) -> Self {
+        let root = section.unwrap_or_else(|| Node::map(Vec::new()));
+        Self { under: "deepspeed", ..Self::new(root, &format!("deepspeed section of {name}")) }
     }
 
     /// The same, where the command line gave the values of these keys.
@@ -144,9 +152,12 @@ impl RawConfig {
         Self { typed, ..self }
     }
 
-    /// Keys whose values came from the command line.
-    pub(crate) fn typed(&self) -> &[TypedKey] {
-        &self.typed
+    /// The warnings and notes among the findings, or everything as a report when something is wrong.
+    /// Keys have the paths at which users write them.
+    pub(crate) fn verdict(&self, mut findings: Findings) -> Result<Vec<Diagnosis>, Report> {
+        findings.attribute(&self.typed);
+        findings.nest(self.under);
+        findings.verdict(&self.source)
     }
 
     /// The configuration of one of Lightning's strategies, `deepspeed_stage_2_offload` for example.

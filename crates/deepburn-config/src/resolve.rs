@@ -11,12 +11,11 @@ use serde::Serialize;
 use crate::check::check;
 use crate::context::{AutoAnswer, Context, RunContext};
 use crate::diagnosis::{Diagnosis, Findings, Report};
-use crate::dynamic_batching::DynamicBatchingPlan;
 use crate::key::Key;
 use crate::keys::DeepSpeed;
 use crate::kind::{Kind, Variant};
 use crate::node::Node;
-use crate::plan::{BatchPlan, OptimizerOffload, ParamGroupError, Plan, ReportPlan};
+use crate::plan::{OptimizerOffload, ParamGroupError, Plan, ReportPlan};
 use crate::raw_config::RawConfig;
 use crate::rules::{
     activations, batch, curriculum, data_efficiency, monitor, offload, one_bit, optimizer,
@@ -81,8 +80,7 @@ pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report>
         zero,
     };
     default_autos(DeepSpeed::KEYS, config.node(), "", &mut context.autos);
-    context.findings.attribute(config.typed());
-    let notes = context.findings.verdict(config.source())?;
+    let notes = config.verdict(context.findings)?;
     Ok(Resolved { plan, notes, autos: context.autos })
 }
 
@@ -111,24 +109,17 @@ fn check_groups(checked: Result<(), ParamGroupError>, context: &mut Context<'_>)
     }
 }
 
-/// Resolves the batches alone, from which the length of an epoch follows.
+/// Resolves a configuration before the number of steps is known, which follows from the data.
 ///
-/// The rest of the plan may need that length: a schedule with `"auto"` steps, for example. So a program
-/// resolves the batches first, opens its data, and then resolves everything with
-/// [`RunContext::total_steps`].
+/// A program needs the batches to open its data, and reports everything that is wrong with the
+/// configuration before it reads any. Then it resolves again with [`RunContext::total_steps`]. Until
+/// then `"auto"` lengths of schedules are as long as possible, which no rule refuses.
 ///
 /// # Errors
-/// A [`Report`] about the batch sizes and about single keys that are wrong.
-pub fn resolve_batch(
-    config: &RawConfig,
-    run: &RunContext,
-) -> Result<(BatchPlan, Option<DynamicBatchingPlan>), Report> {
-    let (top, mut context) = open(config, run);
-    let batch = batch::resolve(&top, &mut context);
-    let dynamic = data_efficiency::resolve(&top, &mut context);
-    context.findings.attribute(config.typed());
-    context.findings.verdict(config.source())?;
-    Ok((batch, dynamic))
+/// As [`resolve`].
+pub fn resolve_preliminary(config: &RawConfig, run: &RunContext) -> Result<Plan, Report> {
+    let total_steps = run.total_steps.or(Some(usize::MAX));
+    Ok(resolve(config, &RunContext { total_steps, ..run.clone() })?.plan)
 }
 
 /// Checks every key alone, and reads all sections.

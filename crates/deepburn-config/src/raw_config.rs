@@ -60,7 +60,9 @@ impl RawConfig {
         let mut config = match &file.deepspeed_config_file {
             Some(path) => {
                 let folders = [PathBuf::new(), folder.into()];
-                Self::from_file(&find(Path::new(path), &folders, "file")?)?
+                let path = find(Path::new(path), &folders, "file")?;
+                // Never another Accelerate file, which could name this one.
+                Self::parse(&read_text(&path)?, &path.display().to_string())?
             }
             None => Self::new(file.translated.clone(), name),
         };

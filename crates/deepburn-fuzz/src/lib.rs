@@ -15,9 +15,11 @@
 mod corpus;
 mod memory;
 mod mutator;
+mod patch;
 mod run;
 
 pub use corpus::{Corpus, CorpusFile};
 pub use memory::MEMORY_LIMIT;
 pub use mutator::{JSON_TOKENS, Mutator};
+pub use patch::patched;
 pub use run::{TIME_LIMIT, fuzz, replay, scratch_folder};

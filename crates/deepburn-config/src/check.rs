@@ -137,7 +137,9 @@ impl Check<'_> {
     /// of a job file, the counterpart of another program's name, a slip of the pen, or a key of
     /// another section.
     fn unknown(&mut self, keys: &'static [Key], name: &str, value: &Node, path: &str) {
-        let elsewhere = honoured(self.top, name);
+        // What single parameters of a group are set to comes last: few files have groups.
+        let in_groups = || honoured(self.top, name, true);
+        let elsewhere = honoured(self.top, name, false).or_else(in_groups);
         let is_at = |path: &String| format!("did you mean {path}?");
         // The main sections of a job file have no section inside that another program could mean.
         let of_job = elsewhere
@@ -158,19 +160,19 @@ impl Check<'_> {
     }
 }
 
-/// Path of the first key below `keys` that has this name and does something.
-fn honoured(keys: &'static [Key], name: &str) -> Option<String> {
+/// Path of the first key below `keys` that has this name and does something, as it is written in a
+/// file. `in_lists`: also in sections of which there is a list.
+fn honoured(keys: &'static [Key], name: &str, in_lists: bool) -> Option<String> {
     keys.iter().filter(|key| matches!(key.status, Status::Honoured)).find_map(|key| {
-        let below = |keys, shown: &str| honoured(keys, name).map(|path| join(shown, &path));
+        let below = |keys| honoured(keys, name, in_lists).map(|path| join(key.name, &path));
         match key.kind {
             _ if key.is_called(name) => Some(key.name.to_owned()),
+            Kind::Sections(_) if !in_lists => None,
             Kind::Variants(variants) => variants
                 .iter()
                 .filter(|variant| matches!(variant.status, Status::Honoured))
-                .find_map(|variant| {
-                    below(variant.keys, &format!("{}[{}]", key.name, variant.name))
-                }),
-            _ => below(key.keys(), key.name),
+                .find_map(|variant| below(variant.keys)),
+            _ => below(key.keys()),
         }
     })
 }

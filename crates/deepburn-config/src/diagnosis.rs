@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::{Serialize, Serializer};
 
 use crate::node::{Node, Position};
-use crate::source::{MAX_DEPTH, is_at_or_below};
+use crate::source::{MAX_DEPTH, is_at_or_below, join};
 
 /// How much a diagnosis matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -192,6 +192,16 @@ impl Findings {
         for diagnosis in &mut self.0 {
             let last = typed.iter().rev().find(|typed| typed.covers(&diagnosis.key));
             diagnosis.given = last.map(|typed| typed.given.clone());
+        }
+    }
+
+    /// Puts the keys under `section`, where they were written; empty for the whole document. Keys of
+    /// the section `training` belong to the job file already.
+    pub(crate) fn nest(&mut self, section: &str) {
+        for diagnosis in &mut self.0 {
+            if !diagnosis.key.is_empty() && !diagnosis.key.starts_with("training.") {
+                diagnosis.key = join(section, &diagnosis.key);
+            }
         }
     }
 

@@ -18,6 +18,7 @@ use crate::check::check;
 use crate::diagnosis::{ConfigError, Findings, refuse};
 use crate::job_plan::Job;
 use crate::job_rules::JobReader;
+use crate::key::Key;
 use crate::keys::DeepSpeed;
 use crate::keys::job::JobFile;
 use crate::lightning::looks_like_a_strategy;
@@ -109,6 +110,7 @@ impl Job {
         request: &JobRequest,
     ) -> Result<(Self, RawConfig), ConfigError> {
         let mut root = parse_json(text, Origin { document: "job file", name })?;
+        refuse_deepspeed(&root, name)?;
         let overrides = overrides(request)?;
         let of_job = overrides.iter().filter(|set| set.inside("deepspeed").is_none());
         let mut typed = Vec::new();
@@ -164,6 +166,20 @@ impl Job {
     }
 }
 
+/// Refuses a DeepSpeed configuration in the place of a job file with one finding, because each of its
+/// keys would be unknown.
+fn refuse_deepspeed(root: &Node, name: &str) -> Result<(), ConfigError> {
+    let has_any = |keys| root.entries().iter().any(|(name, _)| Key::find(keys, name).is_some());
+    if has_any(JobFile::KEYS) || !has_any(DeepSpeed::KEYS) {
+        return Ok(());
+    }
+    let mut findings = Findings::default();
+    refuse!(findings, "" => "this looks like a DeepSpeed configuration; must be a job file";
+        "pass it with --deepspeed beside a job file, or write its path as \"deepspeed\" in one");
+    findings.verdict(name)?;
+    Ok(())
+}
+
 /// The values of the command line in the order in which they apply: `--set` first, then the
 /// options.
 fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
@@ -217,13 +233,13 @@ fn take_deepspeed(
         entries.iter().position(|(key, _)| key == "deepspeed").map(|at| entries.remove(at).1)
     });
     match part {
-        None | Some(Node { value: Value::Null, .. }) => Ok(RawConfig::empty()),
+        None | Some(Node { value: Value::Null, .. }) => Ok(RawConfig::section_of(name, None)),
         Some(Node { value: Value::Text(path), .. }) => {
             match find(Path::new(&path), folders, "file") {
                 Err(_) if looks_like_a_strategy(&path) => RawConfig::from_strategy(&path),
                 found => RawConfig::from_file(&found?),
             }
         }
-        Some(section) => Ok(RawConfig::new(section, &format!("deepspeed section of {name}"))),
+        Some(section) => Ok(RawConfig::section_of(name, Some(section))),
     }
 }

@@ -82,7 +82,7 @@ pub use node::{Node, Position, Value};
 pub use place::Place;
 pub use plan::*;
 pub use raw_config::RawConfig;
-pub use resolve::{Resolved, resolve, resolve_batch};
+pub use resolve::{Resolved, resolve, resolve_preliminary};
 pub use schema::schema;
 use section::Section;
 pub use source::{MAX_BYTES, MAX_DEPTH};

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::accelerate::AccelerateFile;
-use crate::diagnosis::{ConfigError, TypedKey};
+use crate::diagnosis::{ConfigError, Diagnosis, Findings, Report, TypedKey};
 use crate::lightning::{self, STRATEGIES, looks_like_a_strategy};
 use crate::lookup::find;
 use crate::node::Node;
@@ -23,6 +23,8 @@ pub struct RawConfig {
     /// The tree.
     pub(crate) root: Node,
     source: String,
+    /// The key of the job file that it was written under; empty where it has a file of its own.
+    under: &'static str,
     processes: Option<usize>,
     /// Keys whose values came from the command line.
     pub(crate) typed: Vec<TypedKey>,
@@ -60,7 +62,9 @@ impl RawConfig {
         let mut config = match &file.deepspeed_config_file {
             Some(path) => {
                 let folders = [PathBuf::new(), folder.into()];
-                Self::from_file(&find(Path::new(path), &folders, "file")?)?
+                let path = find(Path::new(path), &folders, "file")?;
+                // Never another Accelerate file, which could name this one.
+                Self::parse(&read_text(&path)?, &path.display().to_string())?
             }
             None => Self::of(&file.translated, name)?,
         };
@@ -130,14 +134,23 @@ impl RawConfig {
         Self::parse(&text, "base64 configuration")
     }
 
-    /// An empty configuration: every default.
-    pub fn empty() -> Self {
-        Self::new(Node::map(Vec::new()), INLINE)
-    }
-
     /// A tree that came from `source`.
     pub(crate) fn new(root: Node, source: &str) -> Self {
-        Self { root, source: source.to_owned(), processes: None, typed: Vec::new() }
+        Self { root, source: source.to_owned(), under: "", processes: None, typed: Vec::new() }
+    }
+
+    /// The `deepspeed` section of the job file `name`, or an empty one where it has none.
+    pub(crate) fn section_of(name: &str, section: Option<Node>) -> Self {
+        let root = section.unwrap_or_else(|| Node::map(Vec::new()));
+        Self { under: "deepspeed", ..Self::new(root, &format!("deepspeed section of {name}")) }
+    }
+
+    /// The warnings and notes among the findings, or everything as a report when something is wrong.
+    /// Keys have the paths at which users write them.
+    pub(crate) fn verdict(&self, mut findings: Findings) -> Result<Vec<Diagnosis>, Report> {
+        findings.attribute(&self.typed);
+        findings.nest(self.under);
+        findings.verdict(&self.source)
     }
 
     /// The configuration of one of Lightning's strategies, `deepspeed_stage_2_offload` for example.

@@ -11,12 +11,11 @@ use serde::Serialize;
 use crate::check::check;
 use crate::context::{AutoAnswer, Context, RunContext};
 use crate::diagnosis::{Diagnosis, Findings, Report, refuse};
-use crate::dynamic_batching::DynamicBatchingPlan;
 use crate::key::Key;
 use crate::keys::DeepSpeed;
 use crate::node::Node;
 use crate::plan::{
-    BatchPlan, OptimizerOffload, OptimizerPlan, ParamGroupError, Plan, ReportPlan, SchedulePlan,
+    OptimizerOffload, OptimizerPlan, ParamGroupError, Plan, ReportPlan, SchedulePlan,
 };
 use crate::raw_config::RawConfig;
 use crate::rules::{
@@ -47,9 +46,17 @@ pub struct Resolved {
 /// # Errors
 /// A [`Report`] with everything that is wrong, and the warnings and notes too.
 pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report> {
-    let (plan, notes, mut autos) = with_context(config, run, plan)?;
+    let mut findings = Findings::default();
+    check(DeepSpeed::KEYS, config.node(), &mut findings);
+    if run.world_size == 0 {
+        refuse!(findings, "" => "0 ranks cannot train: the world size must be 1 or more"; "use 1 rank or more");
+    }
+    let top = DeepSpeed::read(&Entry::document(config.node()));
+    let mut context = Context { top: &top, run, findings, autos: BTreeMap::new() };
+    let plan = plan(&mut context);
+    let Context { findings, mut autos, .. } = context;
     default_autos(DeepSpeed::KEYS, config.node(), "", &mut autos);
-    Ok(Resolved { plan, notes, autos })
+    Ok(Resolved { plan, notes: config.verdict(findings)?, autos })
 }
 
 /// Applies the rule of each section.
@@ -106,43 +113,17 @@ fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: 
     }
 }
 
-/// Resolves the batches alone, from which the length of an epoch follows.
+/// Resolves a configuration before the number of steps is known, which follows from the data.
 ///
-/// The rest of the plan may need that length: a schedule with `"auto"` steps, for example. So a program
-/// resolves the batches first, opens its data, and then resolves everything with
-/// [`RunContext::total_steps`].
+/// A program needs the batches to open its data, and reports everything that is wrong with the
+/// configuration before it reads any. Then it resolves again with [`RunContext::total_steps`]. Until
+/// then `"auto"` lengths of schedules are as long as possible, which no rule refuses.
 ///
 /// # Errors
-/// A [`Report`] about the batch sizes and about single keys that are wrong.
-pub fn resolve_batch(
-    config: &RawConfig,
-    run: &RunContext,
-) -> Result<(BatchPlan, Option<DynamicBatchingPlan>), Report> {
-    let rules =
-        |context: &mut Context<'_>| (batch::resolve(context), data_efficiency::resolve(context));
-    with_context(config, run, rules).map(|(batches, ..)| batches)
-}
-
-/// Notes about a configuration, and what each `"auto"` became.
-type Remarks<T> = (T, Vec<Diagnosis>, BTreeMap<String, AutoAnswer>);
-
-/// Checks every key alone, reads all sections and applies `rules` to them.
-fn with_context<T>(
-    config: &RawConfig,
-    run: &RunContext,
-    rules: impl FnOnce(&mut Context<'_>) -> T,
-) -> Result<Remarks<T>, Report> {
-    let mut findings = Findings::default();
-    check(DeepSpeed::KEYS, config.node(), &mut findings);
-    if run.world_size == 0 {
-        refuse!(findings, "" => "0 ranks cannot train: the world size must be 1 or more"; "use 1 rank or more");
-    }
-    let top = DeepSpeed::read(&Entry::document(config.node()));
-    let mut context = Context { top: &top, run, findings, autos: BTreeMap::new() };
-    let value = rules(&mut context);
-    context.findings.attribute(&config.typed);
-    let notes = context.findings.verdict(config.source())?;
-    Ok((value, notes, context.autos))
+/// As [`resolve`].
+pub fn resolve_preliminary(config: &RawConfig, run: &RunContext) -> Result<Plan, Report> {
+    let total_steps = run.total_steps.or(Some(usize::MAX));
+    Ok(resolve(config, &RunContext { total_steps, ..run.clone() })?.plan)
 }
 
 /// Every `"auto"` that no rule answered has become the table's default.

@@ -71,6 +71,7 @@ mod random;
 mod recompute;
 mod reduce;
 mod rows;
+mod same_module;
 mod session;
 mod shard_spec;
 mod sharding;

@@ -40,7 +40,8 @@ impl JobReader<'_> {
         if indices.is_empty() {
             refuse!(self.findings, devices => "[] lists no device"; "list at least one, or write \"auto\"");
         } else if let Some(index) = beyond {
-            refuse!(self.findings, devices => "{index} does not exist: backend \"{}\" has one device, the CPU", backend.name();
+            refuse!(self.findings, devices =>
+                "{index} does not exist: backend \"{}\" has one device, the CPU", backend.name();
                 "write \"auto\", or set training.backend to cuda or wgpu");
         } else {
             return Some(indices);

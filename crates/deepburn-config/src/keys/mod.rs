@@ -129,7 +129,10 @@ section! {
         use_data_before_expert_parallelism = flag(false).inert("expert parallelism is not supported"),
         hybrid_engine = switched_off::<HybridEngine>("the hybrid engine", "set hybrid_engine.enabled to false"),
         compile = section::<Compile>().inert("compilation is not available in this version"),
-        elasticity = switched_off::<Elasticity>("elasticity", "set elasticity.enabled to false and give the batch sizes"),
+        elasticity = switched_off::<Elasticity>(
+            "elasticity",
+            "set elasticity.enabled to false and give the batch sizes",
+        ),
         autotuning = switched_off::<Autotuning>("autotuning", "set autotuning.enabled to false"),
         data_efficiency: DataEfficiency<'a> = section(),
         curriculum_learning: Curriculum<'a> = section(),

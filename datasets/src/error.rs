@@ -130,7 +130,7 @@ pub enum DataError {
     #[error("there is no home folder for the Hub's cache; set HF_HOME to a folder")]
     NoHome,
     /// A tokenizer that could not be trained, run or rendered.
-    #[error("{} failed while {doing}: {reason}{}", tokenizer_name(path.as_deref()), if path.is_some() { "; fetch its files again, or set data.tokenizer to another one" } else { "" })]
+    #[error("{} failed while {doing}: {reason}; {}set data.tokenizer to another one", tokenizer_name(path.as_deref()), if path.is_some() { "fetch its files again, or " } else { "" })]
     Tokenizer {
         /// The file or folder that it was loaded from; `None` for a trained
         /// one.
@@ -142,7 +142,7 @@ pub enum DataError {
     },
     /// A data position that the sampler cannot have.
     #[error(
-        "invalid data position {{ {position} }}: {reason}; the checkpoint is damaged, or data, seed or dynamic_batching have changed since"
+        "invalid data position {{ {position} }}: {reason}; restore data, seed and dynamic_batching as they were when the checkpoint was saved, or resume from another checkpoint"
     )]
     Position {
         /// The fields of the position.

@@ -10,7 +10,7 @@ use deepburn_datasets::{
     Content, DataSource, LABEL_FIELD, Splits, TEXT_FIELD, Tokenizer, open, read_documents,
     read_labelled,
 };
-use deepburn_fuzz::{fuzz, scratch_folder};
+use deepburn_fuzz::{Corpus, fuzz, replay, scratch_folder};
 
 use fixture::{Column, write_table};
 
@@ -114,14 +114,23 @@ fn read(path: &Path) {
 
 #[test]
 fn fuzzed_files_end_in_an_error_or_in_data() {
-    let dir = scratch_folder();
+    let (dir, corpus) = (scratch_folder(), Corpus::of_crate(env!("CARGO_MANIFEST_DIR")));
     let sound = sound(dir.path());
-    fuzz(3000, |mutator| {
-        let (name, contents) = mutator.pick(&sound);
-        let mut contents = contents.clone();
-        mutator.mutate(&mut contents, &TOKENS);
+    let read_as = |name: &str, contents: &[u8]| {
         let path = dir.path().join(name);
-        fs::write(&path, &contents).unwrap();
+        fs::write(&path, contents).unwrap();
         read(&path);
+    };
+    replay(&corpus, |file| read_as(file.file_name(), &file.bytes));
+    fuzz(3000, |mutator| {
+        let (name, mut contents) = match corpus.sometimes(mutator) {
+            Some(file) => (file.file_name(), file.bytes.clone()),
+            None => {
+                let (name, contents) = mutator.pick(&sound);
+                (*name, contents.clone())
+            }
+        };
+        mutator.mutate(&mut contents, &TOKENS);
+        read_as(name, &contents);
     });
 }

@@ -12,7 +12,9 @@ use deepburn_checkpoint::{
     AsTrained, Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout,
     ParamEntry, RankWriter, Retention, Run, Save, StateKind, StoredState, Tag, consolidate,
 };
-use deepburn_fuzz::{JSON_TOKENS, Mutator, fuzz, scratch_folder};
+use deepburn_fuzz::{
+    Corpus, CorpusFile, JSON_TOKENS, Mutator, fuzz, patched, replay, scratch_folder,
+};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -113,12 +115,37 @@ impl Files {
         }
     }
 
-    /// Changes the file of a rank and corrects its length and checksum in the manifest.
+    /// Puts a file of the corpus in its place, sealed like the others.
+    fn put(&mut self, kept: &CorpusFile) {
+        match kept.format() {
+            "latest" => *self.get("latest") = kept.bytes.clone(),
+            "manifest" => self.change_manifest(|fields| {
+                let whole = [&fields[..], b"\n}"].concat();
+                let text = patched(&whole, &kept.bytes);
+                *fields = text.strip_suffix(b"\n}").unwrap().to_vec();
+            }),
+            "rank" => self.change_rank(0, |file| {
+                // A save has an id of its own, which files are recognised by.
+                let start = b"\"id\":\"";
+                let at = file.windows(start.len()).position(|window| window == start).unwrap();
+                let id = String::from_utf8(file[at..][start.len()..][..16].to_vec()).unwrap();
+                *file = replaced(&kept.bytes, b"0123456789abcdef", id.as_bytes());
+            }),
+            format => panic!("{}: unknown format {format}", kept.name),
+        }
+    }
+
+    /// Changes the file of a rank in a random way.
     fn mutate_rank(&mut self, mutator: &mut Mutator) {
         let rank = mutator.below(RANKS);
+        self.change_rank(rank, |file| mutator.mutate_safetensors(file));
+    }
+
+    /// Changes the file of a rank and corrects its length and checksum in the manifest.
+    fn change_rank(&mut self, rank: usize, change: impl FnOnce(&mut Vec<u8>)) {
         let path = format!("step-00000002/rank-{rank:05}.safetensors");
         let file = self.get(path);
-        mutator.mutate_safetensors(file);
+        change(file);
         let (length, checksum) = (file.len(), blake3::hash(file).to_hex().to_string());
         self.change_manifest(|fields| {
             let text = [&fields[..], b"\n}"].concat();
@@ -144,6 +171,15 @@ impl Files {
         manifest.extend([&seal[..], checksum.as_bytes(), b"\"\n}\n"].concat());
         *self.get("latest") = format!("step-00000002\n{checksum}\n").into_bytes();
     }
+}
+
+/// `bytes` with `new` in the place of `old`, which is as long.
+fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    if let Some(at) = bytes.windows(old.len()).position(|window| window == old) {
+        bytes[at..at + old.len()].copy_from_slice(new);
+    }
+    bytes
 }
 
 /// Uses a folder of checkpoints in one of the ways there are.
@@ -190,8 +226,25 @@ fn export(checkpoint: &Checkpoint, out: &Path, mutator: &mut Mutator) {
 #[test]
 fn fuzzed_checkpoints_end_in_an_error_or_in_values() {
     let (sound, root) = (Files::sound(), scratch_folder());
+    let corpus = Corpus::of_crate(env!("CARGO_MANIFEST_DIR"));
+    replay(&corpus, |kept| {
+        let mut files = sound.clone();
+        files.put(kept);
+        // Enough seeds for every way to use it.
+        for seed in 0..24 {
+            files.write(root.path());
+            visit(root.path(), &mut Mutator::new(seed));
+        }
+        if kept.file_name().starts_with("sound") {
+            files.write(root.path());
+            resume(&Checkpoint::open(root.path(), None).unwrap(), 3).unwrap();
+        }
+    });
     fuzz(2000, |mutator| {
         let mut files = sound.clone();
+        if let Some(kept) = corpus.sometimes(mutator) {
+            files.put(kept);
+        }
         for _ in 0..1 + mutator.below(2) {
             files.mutate(mutator);
         }

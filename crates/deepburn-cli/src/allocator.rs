@@ -65,7 +65,9 @@ fn advised(block: *mut u8, size: usize) -> *mut u8 {
         let before = block.addr() % PAGE;
         // SAFETY: the advice changes the size of pages only, and the range is mapped: the block and the beginning of
         // its first page. Refused advice, as without support for huge pages, changes nothing.
-        unsafe { libc::madvise(block.wrapping_sub(before).cast(), before + size, libc::MADV_HUGEPAGE) };
+        unsafe {
+            libc::madvise(block.wrapping_sub(before).cast(), before + size, libc::MADV_HUGEPAGE)
+        };
     }
     block
 }

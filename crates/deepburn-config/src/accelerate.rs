@@ -3,12 +3,18 @@
 //! Accelerate fills in what the file leaves out: stage 2, no offload, accumulation and clipping
 //! `"auto"`, both batch sizes `"auto"`. Unknown keys are errors here too.
 
+use serde_json::{Value as Json, json};
+
 use crate::check::check;
-use crate::diagnosis::{ConfigError, Findings};
+use crate::diagnosis::{ConfigError, Findings, refuse};
+use crate::key::{Key, Status};
 use crate::keys::accelerate::{Accelerate, DeepSpeedConfig};
 use crate::node::{Node, Value};
 use crate::section::{Entry, Read, Section, Setting};
 use crate::source::parse_yaml;
+
+/// The key of a DeepSpeed configuration in a file of its own.
+const FILE: &str = "deepspeed_config_file";
 
 /// What an Accelerate file says, checked.
 pub(crate) struct AccelerateFile {
@@ -17,7 +23,7 @@ pub(crate) struct AccelerateFile {
     /// Ranks.
     pub(crate) processes: Option<usize>,
     /// The keys in DeepSpeed's own words, for a file that names no other.
-    pub(crate) translated: Node,
+    pub(crate) translated: Json,
     /// The section of `mixed_precision`, which DeepSpeed's configuration gets too.
     precision: Option<&'static str>,
 }
@@ -32,23 +38,27 @@ impl AccelerateFile {
         let mut findings = Findings::default();
         check(Accelerate::KEYS, &root, &mut findings);
         let top = Accelerate::read(&Entry::document(&root));
-        check_kind(&top, &mut findings);
+        let kind = top.distributed_type.value;
+        if !kind.eq_ignore_ascii_case("deepspeed") {
+            refuse!(findings, "distributed_type" => "\"{kind}\" is not a DeepSpeed configuration";
+                "run `accelerate config` for DeepSpeed");
+        }
         let config = &top.deepspeed_config.value;
         let precision = precision(&top, &mut findings);
         let file = config.deepspeed_config_file.value;
         if file.is_some() {
-            check_alone(config, &mut findings);
+            check_alone(&top.deepspeed_config, &mut findings);
         }
         findings.verdict(name)?;
         Ok(Self {
             deepspeed_config_file: file.map(str::to_owned),
             processes: top.num_processes.value,
-            translated: Node::map(deepspeed(config)),
+            translated: deepspeed(config),
             precision,
         })
     }
 
-    /// Switches on the precision of the file `name`, as Accelerate does, where the DeepSpeed configuration leaves it
+    /// Switches on the precision of the file `source`, as Accelerate does, where the DeepSpeed configuration leaves it
     /// out or open (`"auto"`).
     ///
     /// # Errors
@@ -56,18 +66,27 @@ impl AccelerateFile {
     pub(crate) fn enable_precision(
         &self,
         deepspeed: &mut Node,
-        name: &str,
+        source: &str,
     ) -> Result<(), ConfigError> {
-        self.precision.map_or(Ok(()), |precision| enable(precision, deepspeed, name))
-    }
-}
-
-/// Refuses a file for something other than DeepSpeed.
-fn check_kind(top: &Accelerate<'_>, findings: &mut Findings) {
-    let kind = top.distributed_type.value;
-    if !kind.eq_ignore_ascii_case("deepspeed") {
-        let message = format!("\"{kind}\" is not a DeepSpeed configuration");
-        findings.error("distributed_type", message, "run `accelerate config` for DeepSpeed");
+        let Some(name) = self.precision else { return Ok(()) };
+        let other = if name == "fp16" { "bf16" } else { "fp16" };
+        let enabled = deepspeed.get(other).and_then(|section| section.get("enabled"));
+        if enabled.and_then(Node::as_flag) == Some(true) {
+            let mut findings = Findings::default();
+            refuse!(findings, "mixed_precision" =>
+                "\"{name}\" contradicts {other}.enabled of the DeepSpeed configuration"; "switch on one type");
+            findings.verdict(source)?;
+        }
+        let on = |key: &str| (key.to_owned(), Node::new(Value::Flag(true)));
+        if let Some(section) = deepspeed.get_mut(name) {
+            if let Some(enabled) = section.get_mut("enabled").filter(|enabled| enabled.is_auto()) {
+                *enabled = on("enabled").1;
+            }
+        } else if let Some(top) = deepspeed.entries_mut() {
+            let keys = if name == "fp16" { &["enabled", "auto_cast"][..] } else { &["enabled"] };
+            top.push((name.to_owned(), Node::map(keys.iter().copied().map(on).collect())));
+        }
+        Ok(())
     }
 }
 
@@ -80,88 +99,46 @@ fn precision(top: &Accelerate<'_>, findings: &mut Findings) -> Option<&'static s
         (Some("fp16"), _) => Some("fp16"),
         (Some("bf16"), _) => Some("bf16"),
         _ => {
-            let message = format!("{node} is not available; must be no, fp16 or bf16");
-            findings.error("mixed_precision", message, "write no");
+            refuse!(findings, "mixed_precision" =>
+                "{node} is not available; must be no, fp16 or bf16"; "write no");
             None
         }
     }
 }
 
-/// A DeepSpeed file and the keys it would contradict exclude each other, as in Accelerate.
-fn check_alone(config: &DeepSpeedConfig<'_>, findings: &mut Findings) {
-    let translated: [&Entry<'_>; 8] = [
-        &config.zero_stage,
-        &config.gradient_accumulation_steps,
-        &config.gradient_clipping,
-        &config.offload_optimizer_device,
-        &config.offload_param_device,
-        &config.offload_optimizer_nvme_path,
-        &config.offload_param_nvme_path,
-        &config.zero3_save_16bit_model,
-    ];
-    for key in translated.into_iter().filter(|key| key.is_given()) {
-        let message = "contradicts deepspeed_config_file, which says it itself";
-        findings.error(key, message, "remove one of them");
+/// A DeepSpeed file and the keys that are translated to one exclude each other, as in Accelerate.
+fn check_alone(config: &Entry<'_>, findings: &mut Findings) {
+    let translated = |key: &&Key| matches!(key.status, Status::Honoured) && key.name != FILE;
+    let keys = DeepSpeedConfig::KEYS.iter().filter(translated).map(|key| config.child(key));
+    for key in keys.filter(|key| key.is_given()) {
+        refuse!(findings, &key =>
+            "contradicts deepspeed_config_file, which says it itself"; "remove one of them");
     }
 }
 
 /// The keys in DeepSpeed's own words.
-fn deepspeed(config: &DeepSpeedConfig<'_>) -> Vec<(String, Node)> {
-    let named = |name: &str, node: Node| (name.to_owned(), node);
-    let given = |key: &Entry<'_>| key.given().cloned().unwrap_or_else(|| Node::text("auto"));
-    let stage = Node::new(Value::Number(config.zero_stage.value.to_string()));
-    let states = offload(&config.offload_optimizer_device, &config.offload_optimizer_nvme_path);
-    let parameters = offload(&config.offload_param_device, &config.offload_param_nvme_path);
-    let saves = Node::new(Value::Flag(config.zero3_save_16bit_model.value));
-    let zero = vec![
-        named("stage", stage),
-        named("offload_optimizer", states),
-        named("offload_param", parameters),
-        named("stage3_gather_16bit_weights_on_model_save", saves),
-    ];
-    vec![
-        named("train_batch_size", Node::text("auto")),
-        named("train_micro_batch_size_per_gpu", Node::text("auto")),
-        named("gradient_accumulation_steps", given(&config.gradient_accumulation_steps)),
-        named("gradient_clipping", given(&config.gradient_clipping)),
-        named("zero_optimization", Node::map(zero)),
-    ]
-}
-
-/// One of the two offload sections, with the path where the file gives one.
-fn offload(device: &Setting<'_, &str>, nvme_path: &Entry<'_>) -> Node {
-    let mut entries = vec![("device".to_owned(), Node::text(device.value))];
-    let path = nvme_path.given().cloned();
-    entries.extend(path.map(|path| ("nvme_path".to_owned(), path)));
-    Node::map(entries)
-}
-
-/// Switches a section of a DeepSpeed configuration on where it is left out or `"auto"`.
-fn enable(name: &'static str, deepspeed: &mut Node, source: &str) -> Result<(), ConfigError> {
-    let other = if name == "fp16" { "bf16" } else { "fp16" };
-    let enabled = deepspeed.get(other).and_then(|section| section.get("enabled"));
-    if enabled.and_then(Node::as_flag) == Some(true) {
-        let mut findings = Findings::default();
-        let message =
-            format!("\"{name}\" contradicts {other}.enabled of the DeepSpeed configuration");
-        findings.error("mixed_precision", message, "switch on one type");
-        findings.verdict(source)?;
-    }
-    let on = || Node::new(Value::Flag(true));
-    if let Some(section) = deepspeed.get_mut(name) {
-        if let Some(enabled) = section.get_mut("enabled").filter(|enabled| enabled.is_auto()) {
-            *enabled = on();
+fn deepspeed(config: &DeepSpeedConfig<'_>) -> Json {
+    let given = |key: &Entry<'_>| key.given().map_or(json!("auto"), Node::to_json);
+    let offload = |device: &Setting<'_, &str>, nvme_path: &Entry<'_>| {
+        let mut section = json!({"device": device.value});
+        if let Some(path) = nvme_path.given() {
+            section["nvme_path"] = path.to_json();
         }
-        return Ok(());
-    }
-    let mut entries = vec![("enabled".to_owned(), on())];
-    if name == "fp16" {
-        entries.push(("auto_cast".to_owned(), on()));
-    }
-    if let Some(top) = deepspeed.entries_mut() {
-        top.push((name.to_owned(), Node::map(entries)));
-    }
-    Ok(())
+        section
+    };
+    json!({
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": given(&config.gradient_accumulation_steps),
+        "gradient_clipping": given(&config.gradient_clipping),
+        "zero_optimization": {
+            "stage": config.zero_stage.value,
+            "offload_optimizer":
+                offload(&config.offload_optimizer_device, &config.offload_optimizer_nvme_path),
+            "offload_param": offload(&config.offload_param_device, &config.offload_param_nvme_path),
+            "stage3_gather_16bit_weights_on_model_save": config.zero3_save_16bit_model.value,
+        },
+    })
 }
 
 #[cfg(test)]

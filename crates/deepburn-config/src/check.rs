@@ -6,9 +6,9 @@
 //! section switched off are accepted. What concerns several keys at once is left to the sections'
 //! own rules.
 
-use crate::diagnosis::{Diagnosis, Findings, Severity};
+use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
 use crate::foreign::foreign_name;
-use crate::key::{Key, Literal, Spelling, Status, Trigger};
+use crate::key::{Key, Literal, Status, Trigger};
 use crate::kind::{Kind, Variant};
 use crate::node::{Node, Value};
 use crate::source::join;
@@ -21,14 +21,10 @@ const LISTED: usize = 16;
 
 /// Checks a whole file against the table of its top level.
 pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) {
-    let mut check = Check { top: keys, findings };
-    match Kind::Section(keys).accepts(node) {
-        Ok(()) => check.section(keys, node, ""),
-        Err(_) => check.findings.error(
-            "",
-            format!("the file holds {}; must be a section", node.noun()),
-            "wrap the keys in { ... }",
-        ),
+    if let Value::Map(_) = node.value {
+        Check { top: keys, findings }.section(keys, node, "");
+    } else {
+        refuse!(findings, "" => "the file holds {}; must be a section", node.noun(); "wrap the keys in {{ ... }}");
     }
 }
 
@@ -40,139 +36,100 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Checks every key that was written in a section, then what is missing from it.
+    /// Checks every key that was written in a section, then what is there twice or missing from it.
     fn section(&mut self, keys: &'static [Key], node: &Node, path: &str) {
         for (name, value) in node.entries() {
-            match keys.iter().find(|key| key.is_called(name)) {
-                Some(key) => {
-                    self.spelling(key, name, value, path);
-                    self.value(key, value, node, &join(path, name));
-                }
-                None => self.unknown(keys, name, value, path),
+            let full = join(path, name);
+            let Some(key) = Key::find(keys, name) else {
+                self.unknown(keys, name, value, &full);
+                continue;
+            };
+            if key.outdated == name {
+                let name = key.name;
+                warning!(self.findings, Site::at(&full, value) => "is taken as {name}"; "rename it to {name}");
             }
+            self.value(key, value, node, &full);
         }
         for key in keys {
-            self.contradiction(key, node, path);
-            if key.required && !key.names().any(|n| node.get(n).is_some_and(|v| !v.is_null())) {
-                let remedy = format!("add it: {}", key.kind);
-                self.findings.error(join(path, key.name), "is missing and has no default", remedy);
+            let given = key.names().filter_map(|name| Some((name, node.get(name)?)));
+            let given: Vec<_> = given.collect();
+            if let [(first, value), (second, other), ..] = given[..] {
+                let same = value.means(other);
+                let severity = if same { Severity::Warning } else { Severity::Error };
+                report!(severity, self.findings, Site::at(&join(path, first), value) =>
+                    "{value} and {second}: {other} are two names of one key";
+                    "keep {} and remove the other", key.name);
+            }
+            if key.required && given.iter().all(|(_, value)| value.is_null()) {
+                refuse!(self.findings, join(path, key.name) => "is missing and has no default"; "add it: {}", key.kind);
             }
         }
-    }
-
-    /// Warns of an outdated name.
-    fn spelling(&mut self, key: &Key, name: &str, value: &Node, path: &str) {
-        if key
-            .spellings
-            .iter()
-            .any(|spelling| matches!(spelling, Spelling::Outdated(old) if *old == name))
-        {
-            let message = format!("is taken as {}", key.name);
-            let remedy = format!("rename it to {}", key.name);
-            self.push(Severity::Warning, &join(path, name), value, message, remedy);
-        }
-    }
-
-    /// One key under two names.
-    fn contradiction(&mut self, key: &Key, node: &Node, path: &str) {
-        let given: Vec<_> =
-            key.names().filter_map(|name| node.get(name).map(|value| (name, value))).collect();
-        let [(first, value), (second, other), ..] = given.as_slice() else { return };
-        let same = value.means(other);
-        let severity = if same { Severity::Warning } else { Severity::Error };
-        let message = format!("{value} and {second}: {other} are two names of one key");
-        let remedy = format!("keep {} and remove the other", key.name);
-        self.push(severity, &join(path, first), value, message, remedy);
     }
 
     /// Checks one value: its status first, then its kind, then what is inside of it.
     fn value(&mut self, key: &'static Key, value: &Node, siblings: &Node, path: &str) {
-        if self.by_status(key, value, path) || value.is_auto() && key.auto {
-            return;
-        }
-        let absent = value.is_null() && (key.default == Literal::Null);
-        if absent {
+        let is_absent = value.is_null() && key.default == Literal::Null;
+        if self.by_status(key, value, path) || value.is_auto() && key.auto || is_absent {
             return;
         }
         if let Err(rule) = key.kind.accepts(value) {
             let quotes = if quoted(key, value) { ", without quotes" } else { "" };
-            let message = format!("{value} is {}; must be {rule}{quotes}", fault(key, value));
-            self.push(Severity::Error, path, value, message, example(key));
+            refuse!(self.findings, Site::at(path, value) =>
+                "{value} is {}; must be {rule}{quotes}", fault(key, value); "{}", example(key));
             return;
         }
         match key.kind {
             Kind::Section(keys) | Kind::SectionOrPath(keys) => self.section(keys, value, path),
             Kind::Sections(keys) => {
-                let Value::List(sections) = &value.value else { return };
-                for (place, section) in sections.iter().enumerate() {
+                for (place, section) in value.as_list().unwrap_or_default().iter().enumerate() {
                     self.section(keys, section, &format!("{path}[{place}]"));
                 }
             }
-            Kind::Variants(variants) => self.variant(variants, value, siblings, path),
+            // An unknown or missing type is reported by the section's own rule.
+            Kind::Variants(variants) => {
+                let variant = Variant::named_in(siblings, variants);
+                if let Some(Variant { keys, status: Status::Honoured, .. }) = variant {
+                    self.section(keys, value, path);
+                }
+            }
             _ => {}
         }
     }
 
     /// What the key's status says about a value; whether that is all there is to say.
     fn by_status(&mut self, key: &Key, value: &Node, path: &str) -> bool {
+        let site = Site::at(path, value);
         match key.status {
             Status::Honoured => false,
             Status::Inert(why) => {
-                let message = format!("changes nothing here: {why}");
-                self.push(Severity::Note, path, value, message, String::new());
+                note!(self.findings, site => "changes nothing here: {why}");
                 false
             }
             Status::Ignored(why) => {
-                let is_default = value.is_null() || value.means(&key.default.node());
-                let severity = if is_default { Severity::Note } else { Severity::Warning };
-                let message = format!("is ignored: {why}");
-                self.push(severity, path, value, message, "remove it".into());
+                let chosen = key.asks(Trigger::Differs, value);
+                let severity = if chosen { Severity::Warning } else { Severity::Note };
+                report!(severity, self.findings, site => "is ignored: {why}"; "remove it");
                 true
             }
             Status::Refused { why, remedy } => {
-                self.push(Severity::Error, path, value, why.into(), remedy.into());
+                refuse!(self.findings, site => "{why}"; "{remedy}");
                 true
             }
             Status::Unavailable { .. } if value.is_auto() && key.auto => false,
             Status::Unavailable { feature, trigger, remedy } => {
                 // A value of the wrong kind is told so instead.
-                let readable = key.kind.accepts(value).is_ok();
-                let asked = readable && key.asks(trigger, value);
+                let asked = key.kind.accepts(value).is_ok() && key.asks(trigger, value);
                 if asked {
-                    let path = match trigger {
-                        Trigger::Enabled => join(path, "enabled"),
-                        _ => path.to_owned(),
+                    let (site, shown) = match trigger {
+                        Trigger::Enabled => (Site::at(&join(path, "enabled"), value), "true"),
+                        Trigger::AnyEnabled => (site, "true"),
+                        _ => (site, &*value.to_string()),
                     };
-                    let message = match trigger {
-                        Trigger::Enabled | Trigger::AnyEnabled => {
-                            format!(
-                                "true asks for {feature}, which is not available in this version"
-                            )
-                        }
-                        _ => format!(
-                            "{value} asks for {feature}, which is not available in this version"
-                        ),
-                    };
-                    self.push(Severity::Error, &path, value, message, remedy.into());
+                    refuse!(self.findings, site =>
+                        "{shown} asks for {feature}, which is not available in this version"; "{remedy}");
                 }
                 asked && !matches!(key.kind, Kind::Section(_))
             }
-        }
-    }
-
-    /// Checks the parameters of the variant that the `type` beside them names.
-    fn variant(
-        &mut self,
-        variants: &'static [Variant],
-        params: &Node,
-        siblings: &Node,
-        path: &str,
-    ) {
-        let named = siblings.get("type").and_then(Node::as_text);
-        // An unknown or missing type is reported by the section's own rule.
-        let Some(variant) = named.and_then(|name| Variant::find(variants, name)) else { return };
-        if matches!(variant.status, Status::Honoured) {
-            self.section(variant.keys, params, path);
         }
     }
 
@@ -180,79 +137,59 @@ impl Check<'_> {
     /// of a job file, the counterpart of another program's name, a slip of the pen, or a key of
     /// another section.
     fn unknown(&mut self, keys: &'static [Key], name: &str, value: &Node, path: &str) {
-        let elsewhere = honoured(self.top, name);
+        // What single parameters of a group are set to comes last: few files have groups.
+        let in_groups = || honoured(self.top, name, true);
+        let elsewhere = honoured(self.top, name, false).or_else(in_groups);
+        let is_at = |path: &String| format!("did you mean {path}?");
         // The main sections of a job file have no section inside that another program could mean.
-        let of_job =
-            |path: &&String| ["training.", "data."].iter().any(|top| path.starts_with(top));
-        let remedy = if let Some(path) = elsewhere.as_ref().filter(of_job) {
-            format!("did you mean {path}?")
-        } else if let Some(remedy) = suggestion(keys.iter().flat_map(Key::names), name) {
-            remedy
-        } else if let Some(path) = elsewhere {
-            format!("did you mean {path}?")
-        } else if keys.len() <= LISTED {
-            let known: Vec<_> = keys.iter().map(|key| key.name).collect();
-            format!("remove it; known here: {}", known.join(", "))
-        } else {
-            "remove it".to_owned()
-        };
-        self.push(Severity::Error, &join(path, name), value, "unknown key".into(), remedy);
-    }
-
-    /// Adds a finding at the place of a value.
-    fn push(
-        &mut self,
-        severity: Severity,
-        path: &str,
-        value: &Node,
-        message: String,
-        remedy: String,
-    ) {
-        self.findings.push(Diagnosis::new(severity, path, message, remedy).at(value));
+        let of_job = elsewhere
+            .as_ref()
+            .filter(|path| path.starts_with("training.") || path.starts_with("data."))
+            .map(is_at);
+        let remedy = of_job
+            .or_else(|| suggestion(keys.iter().flat_map(Key::names), name))
+            .or_else(|| elsewhere.as_ref().map(is_at));
+        let remedy = remedy.unwrap_or_else(|| match keys.len() <= LISTED {
+            true => {
+                let known: Vec<_> = keys.iter().map(|key| key.name).collect();
+                format!("remove it; known here: {}", known.join(", "))
+            }
+            false => "remove it".to_owned(),
+        });
+        refuse!(self.findings, Site::at(path, value) => "unknown key"; "{remedy}");
     }
 }
 
-/// Path of the first key below `keys` that has this name and does something.
-fn honoured(keys: &'static [Key], name: &str) -> Option<String> {
+/// Path of the first key below `keys` that has this name and does something, as it is written in a
+/// file. `in_lists`: also in sections of which there is a list.
+fn honoured(keys: &'static [Key], name: &str, in_lists: bool) -> Option<String> {
     keys.iter().filter(|key| matches!(key.status, Status::Honoured)).find_map(|key| {
-        if key.is_called(name) {
-            return Some(key.name.to_owned());
-        }
-        let below = |keys, shown: &str| honoured(keys, name).map(|path| join(shown, &path));
+        let below = |keys| honoured(keys, name, in_lists).map(|path| join(key.name, &path));
         match key.kind {
+            _ if key.is_called(name) => Some(key.name.to_owned()),
+            Kind::Sections(_) if !in_lists => None,
             Kind::Variants(variants) => variants
                 .iter()
                 .filter(|variant| matches!(variant.status, Status::Honoured))
-                .find_map(|variant| {
-                    below(variant.keys, &format!("{}[{}]", key.name, variant.name))
-                }),
-            _ => below(key.keys(), key.name),
+                .find_map(|variant| below(variant.keys)),
+            _ => below(key.keys()),
         }
     })
 }
 
 /// What is wrong with a value of the wrong kind.
 fn fault(key: &Key, value: &Node) -> &'static str {
-    match (&key.kind, value.as_real()) {
-        (Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_), Some(real)) if real.is_nan() => {
-            "not a number"
-        }
-        (Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_), Some(real))
-            if real.is_infinite() =>
-        {
-            "not finite"
-        }
-        (Kind::Integer(_), Some(real)) if value.as_integer().is_none() => {
-            if real.fract() == 0.0 {
-                "too large"
-            } else {
-                "not integral"
-            }
-        }
-        (Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_), Some(_)) => "out of range",
+    let is_number = matches!(key.kind, Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_));
+    let is_integral = value.as_integer().is_some();
+    match (key.kind, value.as_real()) {
+        (_, Some(real)) if is_number && real.is_nan() => "not a number",
+        (_, Some(real)) if is_number && real.is_infinite() => "not finite",
+        (Kind::Integer(_), Some(real)) if !is_integral && real.fract() == 0.0 => "too large",
+        (Kind::Integer(_), Some(_)) if !is_integral => "not integral",
+        (_, Some(_)) if is_number => "out of range",
         (Kind::Choice(_), None) if value.as_text().is_some() => "not a known value",
-        (Kind::Pair(_), None) => "not such a pair",
-        (Kind::Triple(_), None) => "not such a list of three",
+        (Kind::Tuple(2, _), None) => "not such a pair",
+        (Kind::Tuple(..), None) => "not such a list of three",
         _ => value.noun(),
     }
 }
@@ -307,7 +244,7 @@ mod tests {
         /// Where.
         enum Inner {
             stage = count(0),
-            overlap_comm = flag(false).spelled(&[Spelling::Outdated("overlap_reduce")]),
+            overlap_comm = flag(false).outdated("overlap_reduce"),
             pin_memory = flag(true).inert("memory is memory"),
             lr = opt_real(NotNegative).required(),
         }

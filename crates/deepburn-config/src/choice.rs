@@ -5,7 +5,7 @@
 //! fixed list of names instead.
 
 /// A type whose values have names, which are compared without regard to case.
-pub(crate) trait Choice: Copy + 'static {
+pub(crate) trait Choice: Copy + PartialEq + 'static {
     /// Every name, in the order in which messages list them.
     const NAMES: &'static [&'static str];
     /// What each name stands for.
@@ -15,6 +15,12 @@ pub(crate) trait Choice: Copy + 'static {
     fn named(name: &str) -> Option<Self> {
         let place = Self::NAMES.iter().position(|known| known.eq_ignore_ascii_case(name))?;
         Some(Self::VALUES[place])
+    }
+
+    /// The first name of this value.
+    fn first_name(self) -> &'static str {
+        let place = Self::VALUES.iter().position(|value| *value == self);
+        place.map_or("", |place| Self::NAMES[place])
     }
 }
 

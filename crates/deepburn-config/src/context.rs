@@ -1,11 +1,11 @@
 //! What a configuration is resolved for, and what the rules of its sections share.
 
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut};
 
 use serde::Serialize;
 
-use crate::diagnosis::Findings;
+use crate::diagnosis::{Findings, Severity, Site};
+use crate::keys::DeepSpeed;
 use crate::plan::ParamGroups;
 
 /// What a configuration is resolved for.
@@ -66,10 +66,10 @@ pub struct AutoAnswer {
 
 /// What the rules of all sections share.
 pub(crate) struct Context<'a> {
+    /// The sections.
+    pub(crate) top: &'a DeepSpeed<'a>,
     /// What the configuration is resolved for.
     pub(crate) run: &'a RunContext,
-    /// ZeRO stage as written. Stage 1 of the plan is 0 for optimizers that exchange momenta.
-    pub(crate) stage: u8,
     /// What was found so far.
     pub(crate) findings: Findings,
     /// Answers to `"auto"`, by the full path of the key.
@@ -82,19 +82,9 @@ impl Context<'_> {
         let answer = AutoAnswer { value: value.into(), from: from.to_owned() };
         self.autos.insert(path.to_owned(), answer);
     }
-}
 
-/// Findings are added to the context itself.
-impl Deref for Context<'_> {
-    type Target = Findings;
-
-    fn deref(&self) -> &Findings {
-        &self.findings
-    }
-}
-
-impl DerefMut for Context<'_> {
-    fn deref_mut(&mut self) -> &mut Findings {
-        &mut self.findings
+    /// Adds a finding.
+    pub(crate) fn add(&mut self, severity: Severity, site: Site, message: String, remedy: String) {
+        self.findings.add(severity, site, message, remedy);
     }
 }

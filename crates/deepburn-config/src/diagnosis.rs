@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use serde::{Serialize, Serializer};
 
 use crate::node::{Node, Position};
+use crate::source::{MAX_DEPTH, is_at_or_below, join};
 
 /// How much a diagnosis matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -25,11 +26,7 @@ pub enum Severity {
 
 impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Error => "error",
-            Self::Warning => "warning",
-            Self::Note => "note",
-        })
+        f.write_str(["error", "warning", "note"][*self as usize])
     }
 }
 
@@ -85,21 +82,10 @@ impl Diagnosis {
             (None, Some(at)) => format!(" (line {}, column {})", at.line, at.column),
             (None, None) => String::new(),
         };
-        let key = match self.key.as_str() {
-            "" => String::new(),
-            key => format!("{key}{place}: "),
-        };
-        let remedy = match self.remedy.as_str() {
-            "" => String::new(),
-            remedy => format!("; {remedy}"),
-        };
-        format!("{key}{}{remedy}", self.message)
-    }
-
-    /// The same, at the place of `node`.
-    pub(crate) fn at(mut self, node: &Node) -> Self {
-        self.at = node.at;
-        self
+        let Self { key, message, remedy, .. } = self;
+        let start = if key.is_empty() { String::new() } else { format!("{key}{place}: ") };
+        let end = if remedy.is_empty() { String::new() } else { format!("; {remedy}") };
+        format!("{start}{message}{end}")
     }
 }
 
@@ -165,9 +151,7 @@ pub(crate) struct TypedKey {
 impl TypedKey {
     /// Whether `key` is this key or inside of it.
     fn covers(&self, key: &str) -> bool {
-        let rest = key.strip_prefix(self.path.as_str());
-        self.path.is_empty()
-            || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        self.path.is_empty() || is_at_or_below(key, &self.path)
     }
 }
 
@@ -178,16 +162,17 @@ pub(crate) struct Site {
     pub(crate) at: Option<Position>,
 }
 
-/// A key without a place.
-impl From<String> for Site {
-    fn from(key: String) -> Self {
-        Self { key, at: None }
+impl Site {
+    /// The place of `node` under the path `key`.
+    pub(crate) fn at(key: &str, node: &Node) -> Self {
+        Self { key: key.to_owned(), at: node.at }
     }
 }
 
-impl From<&str> for Site {
-    fn from(key: &str) -> Self {
-        key.to_owned().into()
+/// A key without a place.
+impl<T: Into<String>> From<T> for Site {
+    fn from(key: T) -> Self {
+        Self { key: key.into(), at: None }
     }
 }
 
@@ -196,46 +181,10 @@ impl From<&str> for Site {
 pub(crate) struct Findings(Vec<Diagnosis>);
 
 impl Findings {
-    /// Adds a finding that was made elsewhere.
-    pub(crate) fn push(&mut self, diagnosis: Diagnosis) {
-        self.0.push(diagnosis);
-    }
-
-    /// Adds what refuses the configuration.
-    pub(crate) fn error(
-        &mut self,
-        site: impl Into<Site>,
-        message: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        self.add(Severity::Error, site, message, remedy);
-    }
-
-    /// Adds what its author probably did not mean.
-    pub(crate) fn warning(
-        &mut self,
-        site: impl Into<Site>,
-        message: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        self.add(Severity::Warning, site, message, remedy);
-    }
-
-    /// Adds what is worth knowing.
-    pub(crate) fn note(&mut self, site: impl Into<Site>, message: impl Into<String>) {
-        self.add(Severity::Note, site, message, "");
-    }
-
-    /// Adds a finding of this severity.
-    pub(crate) fn add(
-        &mut self,
-        severity: Severity,
-        site: impl Into<Site>,
-        message: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        let Site { key, at } = site.into();
-        self.push(Diagnosis { at, ..Diagnosis::new(severity, key, message, remedy) });
+    /// Adds a finding; [`refuse!`], [`warning!`] and [`note!`] format its message and remedy.
+    pub(crate) fn add(&mut self, severity: Severity, site: Site, message: String, remedy: String) {
+        let Site { key, at } = site;
+        self.0.push(Diagnosis { at, ..Diagnosis::new(severity, key, message, remedy) });
     }
 
     /// Names the option that gave a value in what was found about it.
@@ -243,6 +192,16 @@ impl Findings {
         for diagnosis in &mut self.0 {
             let last = typed.iter().rev().find(|typed| typed.covers(&diagnosis.key));
             diagnosis.given = last.map(|typed| typed.given.clone());
+        }
+    }
+
+    /// Puts the keys under `section`, where they were written; empty for the whole document. Keys of
+    /// the section `training` belong to the job file already.
+    pub(crate) fn nest(&mut self, section: &str) {
+        for diagnosis in &mut self.0 {
+            if !diagnosis.key.is_empty() && !diagnosis.key.starts_with("training.") {
+                diagnosis.key = join(section, &diagnosis.key);
+            }
         }
     }
 
@@ -258,20 +217,55 @@ impl Findings {
     }
 }
 
+/// Adds a finding: `report!(severity, findings, site => "message"; "remedy")`.
+///
+/// Message and remedy are format strings. Arguments that they do not name follow them.
+macro_rules! report {
+    ($severity:expr, $findings:expr, $site:expr => $message:literal $(, $arg:expr)*;
+        $remedy:literal $(, $part:expr)*) => {{
+        let site = $crate::diagnosis::Site::from($site);
+        let (message, remedy) = (format!($message $(, $arg)*), format!($remedy $(, $part)*));
+        $findings.add($severity, site, message, remedy)
+    }};
+}
+
+/// Reports what refuses the configuration: `refuse!(findings, site => "message"; "remedy")`.
+macro_rules! refuse {
+    ($($finding:tt)+) => {
+        $crate::diagnosis::report!($crate::diagnosis::Severity::Error, $($finding)+)
+    };
+}
+
+/// Reports what its author probably did not mean: `warning!(findings, site => "message"; "remedy")`.
+macro_rules! warning {
+    ($($finding:tt)+) => {
+        $crate::diagnosis::report!($crate::diagnosis::Severity::Warning, $($finding)+)
+    };
+}
+
+/// Reports what is worth knowing: `note!(findings, site => "message")`.
+macro_rules! note {
+    ($($finding:tt)+) => {
+        $crate::diagnosis::report!($crate::diagnosis::Severity::Note, $($finding)+; "")
+    };
+}
+
+pub(crate) use {note, refuse, report, warning};
+
 /// Why a configuration could not be used.
 ///
 /// All but the last come before there is a value to look at: the text cannot be found, read or parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// There is no such file.
-    #[error("{path}: no such {what}; looked for {}", list(.tried))]
+    #[error("{path}: no such {what}; looked for {tried}")]
     NotFound {
         /// As the user gave it.
         path: String,
         /// What it should have been: `file`, `file or folder`.
         what: &'static str,
         /// Every place that was looked at.
-        tried: Vec<PathBuf>,
+        tried: String,
     },
     /// The file is there and cannot be read.
     #[error("{}: cannot be read: {reason}; give a readable UTF-8 text file", .path.display())]
@@ -296,28 +290,25 @@ pub enum ConfigError {
         remedy: &'static str,
     },
     /// Keys that are given twice in one section.
-    #[error(
-        "Duplicate keys in {document}: [{}] ({source_name}, {}); keep one of each",
-        .keys.join(", "),
-        .places.join(", ")
-    )]
+    #[error("Duplicate keys in {document}: [{keys}] ({source_name}, {places}); keep one of each")]
     DuplicateKeys {
         /// `DeepSpeed config`, or another noun for the whole file.
         document: &'static str,
         /// What was read.
         source_name: String,
         /// Full paths of the keys.
-        keys: Vec<String>,
+        keys: String,
         /// Line and column of each repetition.
-        places: Vec<String>,
+        places: String,
     },
     /// Nested deeper than any configuration is.
-    #[error("{source_name}: sections are nested deeper than {limit} levels; flatten the file")]
+    #[error(
+        "{source_name}: sections are nested deeper than {} levels; flatten the file",
+        MAX_DEPTH
+    )]
     TooDeep {
         /// What was read.
         source_name: String,
-        /// Levels that are allowed.
-        limit: usize,
     },
     /// The text is neither a path nor base64 of a configuration.
     #[error(
@@ -330,26 +321,11 @@ pub enum ConfigError {
         /// Why base64 does not fit.
         reason: String,
     },
-    /// A path that is asked for and is no key.
-    #[error("{given}: unknown key; {remedy}")]
-    UnknownKey {
-        /// As given.
-        given: String,
-        /// What to write instead.
-        remedy: String,
-    },
-    /// The text has the form of one of Lightning's strategies and is none.
-    #[error("{given}: no such file or strategy; use a file or one of {known}")]
-    UnknownStrategy {
-        /// As given.
-        given: String,
-        /// Strategies that are understood.
-        known: String,
-    },
-    /// An override that cannot be applied.
+    /// An argument that cannot be used: a path that is no key, an unknown strategy of Lightning's, an override that
+    /// cannot be applied.
     #[error("{given}: {reason}; {remedy}")]
-    Override {
-        /// The option as given.
+    Argument {
+        /// As given.
         given: String,
         /// What is wrong.
         reason: String,
@@ -361,11 +337,6 @@ pub enum ConfigError {
     Invalid(#[from] Report),
 }
 
-/// Paths for a message.
-fn list(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -373,9 +344,9 @@ mod tests {
     #[test]
     fn errors_come_first_and_decide() {
         let mut findings = Findings::default();
-        findings.note("a", "good to know");
-        findings.error("b.c", "-1 is below 0", "give 0 or more");
-        findings.warning("d", "has no effect", "");
+        note!(findings, "a" => "good to know");
+        refuse!(findings, "b.c" => "-1 is below 0"; "give 0 or more");
+        warning!(findings, "d" => "has no effect"; "");
         let report = findings.verdict("x.json").unwrap_err();
         assert_eq!(
             report.to_string(),
@@ -387,7 +358,7 @@ mod tests {
     #[test]
     fn without_errors_the_findings_are_kept() {
         let mut findings = Findings::default();
-        findings.note("a", "good to know");
+        note!(findings, "a" => "good to know");
         assert_eq!(findings.verdict("x").unwrap().len(), 1);
     }
 }

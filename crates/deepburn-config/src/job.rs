@@ -15,11 +15,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::check::check;
-use crate::diagnosis::{ConfigError, Findings, TypedKey};
+use crate::diagnosis::{ConfigError, Findings, refuse};
 use crate::job_plan::Job;
-use crate::job_rules::{
-    Places, check_best, check_pair, check_saving, read_data, read_model, read_training,
-};
+use crate::job_rules::JobReader;
+use crate::key::Key;
 use crate::keys::DeepSpeed;
 use crate::keys::job::JobFile;
 use crate::lightning::looks_like_a_strategy;
@@ -111,70 +110,74 @@ impl Job {
         request: &JobRequest,
     ) -> Result<(Self, RawConfig), ConfigError> {
         let mut root = parse_json(text, Origin { document: "job file", name })?;
+        refuse_deepspeed(&root, name)?;
         let overrides = overrides(request)?;
-        let rate = typed_rate(&overrides);
-        let (deepspeed, job): (Vec<_>, Vec<_>) =
-            overrides.into_iter().partition(|set| set.is_inside("deepspeed"));
-        for set in &job {
+        let of_job = overrides.iter().filter(|set| set.inside("deepspeed").is_none());
+        let mut typed = Vec::new();
+        for set in of_job.clone() {
             set.apply(JobFile::KEYS, &mut root)?;
+            typed.push(set.typed(JobFile::KEYS));
         }
-        let beside = folder.to_path_buf();
+        let (here, configs) = (PathBuf::new(), PathBuf::from(CONFIG_FOLDER));
         // A path from the command line is meant from where the command is typed.
         let folders = match request.deepspeed {
-            Some(_) => [PathBuf::new(), beside, PathBuf::from(CONFIG_FOLDER)],
-            None => [beside, PathBuf::new(), PathBuf::from(CONFIG_FOLDER)],
+            Some(_) => [here, folder.to_path_buf(), configs],
+            None => [folder.to_path_buf(), here, configs],
         };
         let mut written = take_deepspeed(&mut root, name, &folders)?;
-        let whole = job.iter().filter_map(|set| set.typed_document("deepspeed"));
-        let mut typed: Vec<_> = whole.collect();
-        for set in deepspeed.iter().map(Override::inner) {
-            set.apply(DeepSpeed::KEYS, written.node_mut())?;
-            typed.push(set.typed(DeepSpeed::KEYS));
+        written.typed = of_job.filter_map(|set| set.typed_document("deepspeed")).collect();
+        for set in overrides.iter().filter_map(|set| set.inside("deepspeed")) {
+            set.apply(DeepSpeed::KEYS, &mut written.root)?;
+            written.typed.push(set.typed(DeepSpeed::KEYS));
         }
-        if let Some((rate, paths)) = rate {
-            use_rate(&rate, &paths, written.node_mut());
-        }
-        let written = written.with_typed(typed);
-        let typed: Vec<_> = job.iter().map(|set| set.typed(JobFile::KEYS)).collect();
-        let job = Self::read(&root, name, Places { folder }, &written, request.launched, &typed)?;
+        use_typed_rate(&overrides, &mut written.root);
+        let deepspeed = DeepSpeed::read(&Entry::document(&written.root));
+        let findings = Findings::default();
+        let mut reader = JobReader { folder, deepspeed: &deepspeed, findings };
+        let mut job = Self::read(&root, [written.processes(), request.launched], &mut reader);
+        reader.findings.attribute(&typed);
+        job.notes = reader.findings.verdict(name)?;
         Ok((job, written))
     }
 
-    /// Reads and checks all sections, then the rules that concern several of them.
-    fn read(
-        root: &Node,
-        name: &str,
-        places: Places<'_>,
-        written: &RawConfig,
-        launched: Option<usize>,
-        typed: &[TypedKey],
-    ) -> Result<Self, ConfigError> {
-        let mut findings = Findings::default();
-        check(JobFile::KEYS, root, &mut findings);
+    /// Reads and checks all sections, then the rules that concern several of them. `ranks` come from
+    /// an Accelerate file and from a launcher.
+    fn read(root: &Node, ranks: [Option<usize>; 2], reader: &mut JobReader<'_>) -> Self {
+        check(JobFile::KEYS, root, &mut reader.findings);
         let top = JobFile::read(&Entry::document(root));
-        let deepspeed = DeepSpeed::read(&Entry::document(written.node()));
-        let ranks = [written.processes(), launched];
-        let mut job = Self {
-            model: read_model(&top.model.value, places, &mut findings),
-            data: read_data(&top.data.value, &deepspeed, places, &mut findings),
-            training: read_training(&top.training.value, &deepspeed, ranks, &mut findings),
+        let job = Self {
+            model: reader.model(&top.model.value),
+            data: reader.data(&top.data.value),
+            training: reader.training(&top.training.value, ranks),
             notes: Vec::new(),
         };
-        check_pair(&job.model, &job.data, &mut findings);
+        reader.check_pair(&job.model, &job.data);
         // A split that was given and is wrong has an error of its own.
         let asks_for_eval = top.data.value.splits.value.eval.is_given();
         let has_eval = asks_for_eval || job.data.splits.has_eval();
         if job.training.eval_steps.is_some() && !has_eval {
-            let message = "there is nothing to evaluate: data.splits.eval is missing";
-            let remedy = "add data.splits, for example {\"train\": \"90%\", \"eval\": \"10%\"}, or remove it";
-            findings.error("training.eval_steps", message, remedy);
+            refuse!(reader.findings, "training.eval_steps" =>
+                "there is nothing to evaluate: data.splits.eval is missing";
+                "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         }
-        check_saving(&job.training, &mut findings);
-        check_best(&job.training, &job.data, &mut findings);
-        findings.attribute(typed);
-        job.notes = findings.verdict(name)?;
-        Ok(job)
+        reader.check_saving(&job.training);
+        reader.check_best(&job.training, &job.data);
+        job
     }
+}
+
+/// Refuses a DeepSpeed configuration in the place of a job file with one finding, because each of its
+/// keys would be unknown.
+fn refuse_deepspeed(root: &Node, name: &str) -> Result<(), ConfigError> {
+    let has_any = |keys| root.entries().iter().any(|(name, _)| Key::find(keys, name).is_some());
+    if has_any(JobFile::KEYS) || !has_any(DeepSpeed::KEYS) {
+        return Ok(());
+    }
+    let mut findings = Findings::default();
+    refuse!(findings, "" => "this looks like a DeepSpeed configuration; must be a job file";
+        "pass it with --deepspeed beside a job file, or write its path as \"deepspeed\" in one");
+    findings.verdict(name)?;
+    Ok(())
 }
 
 /// The values of the command line in the order in which they apply: `--set` first, then the
@@ -203,27 +206,19 @@ const RATES: [&[&str]; 2] = [
     &["deepspeed", "scheduler", "params", "warmup_max_lr"],
 ];
 
-/// The learning rate of `--set training.learning_rate`, and the keys of [`RATES`] that no later
-/// option sets.
-fn typed_rate(overrides: &[Override]) -> Option<(Node, Vec<&'static [&'static str]>)> {
-    let at = overrides.iter().rposition(|set| set.sets(&["training", "learning_rate"]))?;
-    let value = overrides[at].value();
-    value.as_real()?;
-    // The file that --deepspeed names is a file: what was typed for one value wins over it.
-    let is_last = |path: &&[&str]| {
-        let sets = |set: &Override| set.sets(path) && set.value().as_text().is_none();
-        overrides.iter().rposition(sets).is_none_or(|later| later < at)
-    };
-    Some((value.clone(), RATES.into_iter().filter(is_last).collect()))
-}
-
-/// Puts the learning rate that was typed in the place of the file's, where the file has one.
-fn use_rate(rate: &Node, paths: &[&[&str]], root: &mut Node) {
-    for path in paths {
+/// Puts the learning rate of `--set training.learning_rate` in the place of the rates of the configuration `root`,
+/// where it has one and no later option sets it.
+fn use_typed_rate(overrides: &[Override], root: &mut Node) {
+    let typed = overrides.iter().rposition(|set| set.sets(&["training", "learning_rate"]));
+    let Some(at) = typed.filter(|at| overrides[*at].value.as_real().is_some()) else { return };
+    for path in RATES {
+        // The file that --deepspeed names is a file: what was typed for one value wins over it.
+        let sets = |set: &Override| set.sets(path) && set.value.as_text().is_none();
+        let is_last = overrides.iter().rposition(sets).is_none_or(|later| later < at);
         // `root` is the section that the first name stands for.
         let place = path[1..].iter().try_fold(&mut *root, |node, name| node.get_mut(name));
-        if let Some(lr) = place.filter(|lr| lr.as_real().is_some()) {
-            *lr = rate.clone();
+        if let Some(lr) = place.filter(|lr| is_last && lr.as_real().is_some()) {
+            *lr = overrides[at].value.clone();
         }
     }
 }
@@ -238,14 +233,13 @@ fn take_deepspeed(
         entries.iter().position(|(key, _)| key == "deepspeed").map(|at| entries.remove(at).1)
     });
     match part {
-        None => Ok(RawConfig::empty()),
-        Some(Node { value: Value::Null, .. }) => Ok(RawConfig::empty()),
+        None | Some(Node { value: Value::Null, .. }) => Ok(RawConfig::section_of(name, None)),
         Some(Node { value: Value::Text(path), .. }) => {
             match find(Path::new(&path), folders, "file") {
                 Err(_) if looks_like_a_strategy(&path) => RawConfig::from_strategy(&path),
                 found => RawConfig::from_file(&found?),
             }
         }
-        Some(section) => Ok(RawConfig::new(section, &format!("deepspeed section of {name}"))),
+        Some(section) => Ok(RawConfig::section_of(name, Some(section))),
     }
 }

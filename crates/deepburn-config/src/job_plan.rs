@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 
-use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use crate::choice::choices;
+use crate::choice::{Choice, choices};
 use crate::context::RunContext;
 use crate::diagnosis::Diagnosis;
 use crate::place::Place;
-use crate::plan::ParamGroups;
+use crate::plan::{NoDecay, ParamGroup, ParamGroups};
 use crate::raw_config::RawConfig;
 use crate::resolve::Resolved;
 use crate::splits::SplitPlan;
@@ -160,18 +159,10 @@ pub struct TrainingJob {
     pub gradient_checkpointing: Option<bool>,
     /// Steps of the warm-up for a DeepSpeed configuration that leaves them open.
     pub warmup_steps: Option<usize>,
-    /// Parameters that are updated in another way than the optimizer says; `no_decay` and
-    /// `param_groups` of the job file.
-    #[serde(flatten, serialize_with = "param_groups")]
-    pub param_groups: ParamGroups,
-}
-
-/// Under the names that the job file has for it.
-fn param_groups<S: Serializer>(groups: &ParamGroups, serializer: S) -> Result<S::Ok, S::Error> {
-    let mut map = serializer.serialize_map(Some(2))?;
-    map.serialize_entry("no_decay", &groups.no_decay)?;
-    map.serialize_entry("param_groups", &groups.groups)?;
-    map.end()
+    /// What weight decay leaves alone.
+    pub no_decay: NoDecay,
+    /// Parameters that are updated in another way than the optimizer says.
+    pub param_groups: Vec<ParamGroup>,
 }
 
 /// A number of an evaluation that models are compared by.
@@ -209,12 +200,7 @@ choices!(Backend { "flex" => Flex, "wgpu" => Wgpu, "cuda" => Cuda, "tch" => Tch 
 impl Backend {
     /// The name in a job file, which is also the name of the cargo feature.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Flex => "flex",
-            Self::Wgpu => "wgpu",
-            Self::Cuda => "cuda",
-            Self::Tch => "tch",
-        }
+        self.first_name()
     }
 
     /// Whether its device is the host.
@@ -228,15 +214,17 @@ impl Job {
     /// are left for the caller to add once the model and the data are known. `total_steps` is
     /// `max_steps` until then.
     pub fn run_context(&self) -> RunContext {
+        let training = &self.training;
+        let groups = training.param_groups.clone();
         RunContext {
-            world_size: self.training.ranks,
-            host_device: self.training.backend.is_host(),
-            total_steps: self.training.max_steps,
-            warmup_steps: self.training.warmup_steps,
-            learning_rate: self.training.learning_rate,
-            micro_batch_size: self.training.micro_batch_size,
-            gradient_checkpointing: self.training.gradient_checkpointing,
-            param_groups: self.training.param_groups.clone(),
+            world_size: training.ranks,
+            host_device: training.backend.is_host(),
+            total_steps: training.max_steps,
+            warmup_steps: training.warmup_steps,
+            learning_rate: training.learning_rate,
+            micro_batch_size: training.micro_batch_size,
+            gradient_checkpointing: training.gradient_checkpointing,
+            param_groups: ParamGroups { groups, no_decay: training.no_decay },
             ..RunContext::default()
         }
     }

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use crate::kind::Kind;
+use crate::kind::{Kind, Variant};
 use crate::node::{Node, Value};
 
 /// A key of a section.
@@ -15,8 +15,10 @@ use crate::node::{Node, Value};
 pub struct Key {
     /// Name inside its section.
     pub name: &'static str,
-    /// Other names that mean the same.
-    pub spellings: &'static [Spelling],
+    /// Another name that means the same; empty where there is none.
+    pub alias: &'static str,
+    /// A name that is understood and warned about; empty where there is none.
+    pub outdated: &'static str,
     /// Values it takes.
     pub kind: Kind,
     /// Value when it is not given.
@@ -35,24 +37,6 @@ pub struct Key {
     pub stages: (u8, u8),
 }
 
-/// Another name of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spelling {
-    /// An equal name.
-    Alias(&'static str),
-    /// A name that is understood and warned about.
-    Outdated(&'static str),
-}
-
-impl Spelling {
-    /// The name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Alias(name) | Self::Outdated(name) => name,
-        }
-    }
-}
-
 /// A default, as it stands in a table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Literal {
@@ -64,10 +48,8 @@ pub enum Literal {
     Integer(i64),
     /// A number.
     Real(f64),
-    /// Two numbers.
-    Pair([f64; 2]),
-    /// Three numbers.
-    Triple([f64; 3]),
+    /// Several numbers.
+    Reals(&'static [f64]),
     /// A string.
     Text(&'static str),
 }
@@ -80,9 +62,8 @@ impl Literal {
             Self::Flag(flag) => Value::Flag(flag),
             Self::Integer(integer) => Value::Number(integer.to_string()),
             Self::Real(real) => real_node(real),
-            Self::Pair(pair) => Value::List(pair.map(|real| Node::new(real_node(real))).into()),
-            Self::Triple(triple) => {
-                Value::List(triple.map(|real| Node::new(real_node(real))).into())
+            Self::Reals(reals) => {
+                Value::List(reals.iter().map(|real| Node::new(real_node(*real))).collect())
             }
             Self::Text(text) => Value::Text(text.into()),
         })
@@ -99,10 +80,7 @@ impl fmt::Display for Literal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Real(real) => write!(f, "{real:?}"),
-            Self::Pair([first, second]) => write!(f, "[{first:?}, {second:?}]"),
-            Self::Triple([first, second, third]) => {
-                write!(f, "[{first:?}, {second:?}, {third:?}]")
-            }
+            Self::Reals(reals) => write!(f, "{reals:?}"),
             _ => self.node().fmt(f),
         }
     }
@@ -173,12 +151,17 @@ impl Key {
     /// assert!(bf16.key.is_called("bfloat16"));
     /// ```
     pub fn is_called(&self, name: &str) -> bool {
-        self.name == name || self.spellings.iter().any(|spelling| spelling.name() == name)
+        self.names().any(|known| known == name)
+    }
+
+    /// The key of `keys` that `name` means.
+    pub(crate) fn find(keys: &'static [Self], name: &str) -> Option<&'static Self> {
+        keys.iter().find(|key| key.is_called(name))
     }
 
     /// Every name of this key.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        std::iter::once(self.name).chain(self.spellings.iter().map(|spelling| spelling.name()))
+        [self.name, self.alias, self.outdated].into_iter().filter(|name| !name.is_empty())
     }
 
     /// The keys of the section that this key is, or of each section in its list; nothing where it
@@ -187,6 +170,16 @@ impl Key {
         match self.kind {
             Kind::Section(keys) | Kind::Sections(keys) | Kind::SectionOrPath(keys) => keys,
             _ => &[],
+        }
+    }
+
+    /// The keys below this key of `section`. `None` where every name is allowed: in a value that is handed on, and in
+    /// parameters whose type is not known.
+    pub(crate) fn keys_in(&self, section: &Node) -> Option<&'static [Self]> {
+        match self.kind {
+            Kind::Free => None,
+            Kind::Variants(variants) => Variant::named_in(section, variants).map(|it| it.keys),
+            _ => Some(self.keys()),
         }
     }
 

@@ -24,10 +24,8 @@ pub enum Kind {
     /// A finite number, or a list of one: DeepSpeed allows a list over parameter groups, of which
     /// there is one.
     PerGroup(Reals),
-    /// Two finite numbers.
-    Pair(Reals),
-    /// Three finite numbers.
-    Triple(Reals),
+    /// A list of so many finite numbers, two or three.
+    Tuple(usize, Reals),
     /// Any string.
     Text,
     /// One of some strings, in any case.
@@ -75,6 +73,11 @@ impl Variant {
     ) -> Self {
         let status = Status::Unavailable { feature, trigger: Trigger::Present, remedy };
         Self { name, doc: feature, status, keys: &[] }
+    }
+
+    /// The variant that the `type` of a section names.
+    pub(crate) fn named_in(section: &Node, variants: &'static [Self]) -> Option<&'static Self> {
+        Self::find(variants, section.get("type")?.as_text()?)
     }
 
     /// The variant of this name.
@@ -163,10 +166,7 @@ impl Kind {
 
     /// Whether a value is of this kind.
     fn matches(&self, node: &Node) -> bool {
-        let list = match &node.value {
-            Value::List(nodes) => Some(nodes.as_slice()),
-            _ => None,
-        };
+        let list = node.as_list();
         let integer_in = |node: &Node, range: &Integers| {
             node.as_integer().is_some_and(|i| (range.min..=range.max).contains(&i))
         };
@@ -183,8 +183,7 @@ impl Kind {
             Self::Integers(range) => list.is_some_and(|l| l.iter().all(|i| integer_in(i, range))),
             Self::Real(range) => real_in(node, *range),
             Self::PerGroup(range) => real_in(node, *range) || reals_in(1, *range),
-            Self::Pair(range) => reals_in(2, *range),
-            Self::Triple(range) => reals_in(3, *range),
+            Self::Tuple(len, range) => reals_in(*len, *range),
             Self::Text => text.is_some(),
             Self::Choice(names) => {
                 text.is_some_and(|text| names.iter().any(|name| name.eq_ignore_ascii_case(text)))
@@ -207,16 +206,13 @@ impl Kind {
     fn rule(&self) -> String {
         match self {
             Self::Flag => "true or false".to_owned(),
-            Self::Integer(range) => range.to_string(),
+            Self::Integer(_) | Self::Real(_) | Self::Choice(_) => self.to_string(),
             Self::Integers(range) => format!("a list of integers, each {range}"),
-            Self::Real(range) => range.to_string(),
             Self::PerGroup(range) => {
                 format!("{range}, or a list of one such number (there is one parameter group)")
             }
-            Self::Pair(range) => format!("a list of two numbers, each {range}"),
-            Self::Triple(range) => format!("a list of three numbers, each {range}"),
+            Self::Tuple(len, range) => format!("a list of {} numbers, each {range}", word(*len)),
             Self::Text => "a string".to_owned(),
-            Self::Choice(names) => format!("one of {}", names.join(", ")),
             Self::List => "a list".to_owned(),
             Self::Texts => "a string or a list of strings".to_owned(),
             Self::Sections(_) => "a list of sections, [{ ... }]".to_owned(),
@@ -227,6 +223,11 @@ impl Kind {
     }
 }
 
+/// The length of a [`Kind::Tuple`] in words.
+fn word(len: usize) -> &'static str {
+    if len == 2 { "two" } else { "three" }
+}
+
 /// The noun of the kind, for listings.
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -235,8 +236,7 @@ impl fmt::Display for Kind {
             Self::Integer(range) => range.fmt(f),
             Self::Integers(range) => write!(f, "list, each {range}"),
             Self::Real(range) | Self::PerGroup(range) => range.fmt(f),
-            Self::Pair(range) => write!(f, "two of {range}"),
-            Self::Triple(range) => write!(f, "three of {range}"),
+            Self::Tuple(len, range) => write!(f, "{} of {range}", word(*len)),
             Self::Text => f.write_str("string"),
             Self::Choice(names) => write!(f, "one of {}", names.join(", ")),
             Self::List => f.write_str("list"),
@@ -279,7 +279,7 @@ mod tests {
                 &["[0.1, 0.2]", "[]", "[true]"],
             ),
             (
-                Kind::Pair(Reals::Decay),
+                Kind::Tuple(2, Reals::Decay),
                 &["[0.9, 0.999]"],
                 &["0.9", "[0.9]", "[0.9, 1.0]", "[0, \"\"]"],
             ),

@@ -65,35 +65,24 @@ mod splits;
 
 pub use batch_schedule::{BatchSchedule, BatchSizeError};
 pub use context::{AutoAnswer, RunContext};
-pub use curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
+pub use curriculum::*;
 pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
-pub use dynamic_batching::{DynamicBatchingPlan, LrScaling, PickingOrderPlan};
+pub use dynamic_batching::*;
 pub use foreign::foreign_name;
 pub use job::{CONFIG_FOLDER, JobRequest};
-pub use job_plan::{
-    Architecture, Backend, DataJob, DataKind, Job, Join, ModelJob, ModelMetric, ResolvedJob,
-    TrainingJob,
-};
-pub use key::{Key, KeyEntry, Literal, Spelling, Status, Trigger, entries};
+pub use job_plan::*;
+pub use key::{Key, KeyEntry, Literal, Status, Trigger, entries};
 use keys::DeepSpeed;
 use keys::job::JobFile;
 pub use kind::{Integers, Kind, Reals, Variant};
 pub use listing::find_keys;
 pub use lookup::find;
-pub use monitor_plan::{FlopsPlan, MonitorFolder, MonitorPlan, ProfilePlan};
+pub use monitor_plan::*;
 pub use node::{Node, Position, Value};
 pub use place::Place;
-pub use plan::{
-    ActivationOffload, ActivationPlan, AdamPlan, BatchPlan, DynamicScalePlan, GatherPlan,
-    GradientPlan, GradientReduction, GroupRate, GroupUpdate, LambPlan, LossScalePlan, Matrices,
-    MatrixLayout, ModelParameter, MomentumCycle, MuonPlan, MuonScale, NewtonSchulzPlan, NoDecay,
-    NvmePlan, OneBitAdamPlan, OneBitLambPlan, OneCyclePlan, OptimizerOffload, OptimizerPlan,
-    OverflowPlan, ParamGroup, ParamGroupError, ParamGroups, ParameterOffload, PathPattern, Plan,
-    Precision, PrecisionPlan, RecomputePolicy, ReductionPlan, ReportPlan, ScaleGrowth,
-    SchedulePlan, Stage, SwapFilePlan, UpdateSettings, WarmupShape, ZeroOneAdamPlan, ZeroPlan,
-};
+pub use plan::*;
 pub use raw_config::RawConfig;
-pub use resolve::{Resolved, resolve, resolve_batch};
+pub use resolve::{Resolved, resolve, resolve_preliminary};
 pub use schema::schema;
 use section::Section;
 pub use source::{MAX_BYTES, MAX_DEPTH};

@@ -5,76 +5,51 @@
 
 use serde_json::{Value, json};
 
-/// What a strategy sets.
-struct Strategy {
-    name: &'static str,
-    stage: u8,
-    optimizer: Option<&'static str>,
-    parameters: Option<&'static str>,
-}
-
-/// A line of the table.
-const fn strategy(
-    name: &'static str,
-    stage: u8,
-    optimizer: Option<&'static str>,
-    parameters: Option<&'static str>,
-) -> Strategy {
-    Strategy { name, stage, optimizer, parameters }
-}
-
 /// Where Lightning's NVMe strategy puts files.
 const NVME_PATH: &str = "/local_nvme";
 
-/// Lightning's registered names.
-const STRATEGIES: [Strategy; 8] = [
-    strategy("deepspeed", 2, None, None),
-    strategy("deepspeed_stage_1", 1, None, None),
-    strategy("deepspeed_stage_1_offload", 1, Some("cpu"), None),
-    strategy("deepspeed_stage_2", 2, None, None),
-    strategy("deepspeed_stage_2_offload", 2, Some("cpu"), None),
-    strategy("deepspeed_stage_3", 3, None, None),
-    strategy("deepspeed_stage_3_offload", 3, Some("cpu"), Some("cpu")),
-    strategy("deepspeed_stage_3_offload_nvme", 3, Some("nvme"), Some("nvme")),
+/// Lightning's registered names. Each names the stage, unless it is 2, and what is offloaded:
+/// optimizer states, and at stage 3 parameters too.
+pub(crate) const STRATEGIES: [&str; 8] = [
+    "deepspeed",
+    "deepspeed_stage_1",
+    "deepspeed_stage_1_offload",
+    "deepspeed_stage_2",
+    "deepspeed_stage_2_offload",
+    "deepspeed_stage_3",
+    "deepspeed_stage_3_offload",
+    "deepspeed_stage_3_offload_nvme",
 ];
 
 /// The DeepSpeed configuration that Lightning makes of `name`; `None` where that is no strategy.
 pub(crate) fn configuration(name: &str) -> Option<Value> {
-    let strategy = STRATEGIES.iter().find(|strategy| strategy.name == name)?;
+    let name = STRATEGIES.into_iter().find(|known| *known == name)?;
+    let stage = name.chars().find_map(|c| c.to_digit(10)).unwrap_or(2);
     let mut zero = json!({
-        "stage": strategy.stage,
+        "stage": stage,
         "contiguous_gradients": true,
         "overlap_comm": true,
         "reduce_bucket_size": 200_000_000,
     });
-    if strategy.stage < 3 {
+    if stage < 3 {
         zero["allgather_bucket_size"] = json!(200_000_000);
     }
-    if let Some(device) = strategy.optimizer {
+    if name.contains("offload") {
+        let section = match name.ends_with("nvme") {
+            true => json!({"device": "nvme", "nvme_path": NVME_PATH}),
+            false => json!({"device": "cpu"}),
+        };
         zero["sub_group_size"] = json!(1_000_000_000_000_u64);
-        zero["offload_optimizer"] = offload(device);
-    }
-    if let Some(device) = strategy.parameters {
-        zero["offload_param"] = offload(device);
+        zero["offload_optimizer"] = section.clone();
+        if stage == 3 {
+            zero["offload_param"] = section;
+        }
     }
     Some(json!({
         // Lightning's trainer clips only if its settings ask for it.
         "gradient_clipping": 0.0,
         "zero_optimization": zero,
     }))
-}
-
-/// An offload section for a device.
-fn offload(device: &str) -> Value {
-    match device {
-        "nvme" => json!({"device": device, "nvme_path": NVME_PATH}),
-        _ => json!({"device": device}),
-    }
-}
-
-/// The strategies, for messages.
-pub(crate) fn names() -> String {
-    STRATEGIES.map(|strategy| strategy.name).join(", ")
 }
 
 /// Whether `text` looks like a strategy, right or misspelt.
@@ -89,8 +64,8 @@ mod tests {
 
     #[test]
     fn every_strategy_resolves_without_a_warning_of_its_own() {
-        for strategy in &STRATEGIES {
-            let json = configuration(strategy.name).unwrap();
+        for (name, stage) in STRATEGIES.into_iter().zip([2, 1, 1, 2, 2, 3, 3, 3]) {
+            let json = configuration(name).unwrap();
             let facts = RunContext {
                 micro_batch_size: Some(1),
                 host_device: false,
@@ -98,7 +73,7 @@ mod tests {
             };
             let resolved = resolve(&RawConfig::from_value(&json).unwrap(), &facts);
             let resolved = resolved.unwrap_or_else(|report| panic!("{report}"));
-            assert_eq!(resolved.plan.zero.stage.number(), strategy.stage);
+            assert_eq!(resolved.plan.zero.stage.number(), stage);
             assert_eq!(resolved.plan.gradient_clipping, None);
             let warned = resolved.notes.iter().filter(|note| note.severity == Severity::Warning);
             assert!(warned.clone().all(|note| note.key == "optimizer"), "{:?}", resolved.notes);

@@ -6,6 +6,7 @@ use crate::check::suggestion;
 use crate::diagnosis::ConfigError;
 use crate::job_keys;
 use crate::key::KeyEntry;
+use crate::source::is_at_or_below;
 
 /// The key at `path` and the keys below it; failing that, the keys of this name in all sections.
 ///
@@ -25,34 +26,21 @@ use crate::key::KeyEntry;
 /// ```
 ///
 /// # Errors
-/// [`ConfigError::UnknownKey`] with what to write instead.
+/// [`ConfigError::Argument`] with what to write instead.
 pub fn find_keys(path: &str) -> Result<Vec<KeyEntry>, ConfigError> {
     let keys = job_keys();
-    for wanted in [path.to_owned(), format!("deepspeed.{path}")] {
-        let found = select(&keys, |entry| is_below(&entry.path, &wanted));
-        if !found.is_empty() {
-            return Ok(found);
-        }
-    }
-    let found = select(&keys, |entry| entry.key.is_called(path));
-    if !found.is_empty() {
-        return Ok(found);
-    }
-    Err(unknown(&keys, path))
-}
-
-/// The keys for which `wanted` holds.
-fn select(keys: &[KeyEntry], wanted: impl Fn(&KeyEntry) -> bool) -> Vec<KeyEntry> {
-    keys.iter().filter(|entry| wanted(entry)).cloned().collect()
+    let inside = format!("deepspeed.{path}");
+    let ways: [&dyn Fn(&KeyEntry) -> bool; 3] =
+        [&|entry| is_below(&entry.path, path), &|entry| is_below(&entry.path, &inside), &|entry| {
+            entry.key.is_called(path)
+        }];
+    let found = ways.map(|way| keys.iter().filter(|entry| way(entry)).cloned().collect::<Vec<_>>());
+    found.into_iter().find(|found| !found.is_empty()).ok_or_else(|| unknown(&keys, path))
 }
 
 /// Whether `path` is `wanted` or below it; `params[AdamW].lr` is `params.lr` too.
 fn is_below(path: &str, wanted: &str) -> bool {
-    let starts = |path: &str| {
-        let rest = path.strip_prefix(wanted);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-    };
-    starts(path) || starts(&without_variant(path))
+    is_at_or_below(path, wanted) || is_at_or_below(&without_variant(path), wanted)
 }
 
 /// A path without the type of a variant: `optimizer.params.lr` for `optimizer.params[AdamW].lr`.
@@ -74,7 +62,8 @@ fn unknown(keys: &[KeyEntry], path: &str) -> ConfigError {
     let near = suggestion(keys.iter().filter(beside).flat_map(|entry| entry.key.names()), name);
     let remedy = near.or_else(anywhere);
     let remedy = remedy.unwrap_or("run deepburn keys without a path to see all of them".into());
-    ConfigError::UnknownKey { given: crate::Node::text(path).to_string(), remedy }
+    let given = crate::Node::text(path).to_string();
+    ConfigError::Argument { given, reason: "unknown key".to_owned(), remedy }
 }
 
 #[cfg(test)]

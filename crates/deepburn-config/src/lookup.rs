@@ -21,16 +21,18 @@ use crate::diagnosis::ConfigError;
 /// # Errors
 /// [`ConfigError::NotFound`] with every place that was tried.
 pub fn find(path: &Path, folders: &[PathBuf], what: &'static str) -> Result<PathBuf, ConfigError> {
-    let mut tried: Vec<PathBuf> = Vec::new();
+    let mut tried = Vec::new();
     for folder in folders {
         let candidate = folder.join(path);
         if candidate.exists() {
             return Ok(candidate);
         }
-        if !tried.contains(&candidate) {
-            tried.push(candidate);
+        let shown = candidate.display().to_string();
+        if !tried.contains(&shown) {
+            tried.push(shown);
         }
     }
+    let tried = tried.join(", ");
     Err(ConfigError::NotFound { path: path.display().to_string(), what, tried })
 }
 

@@ -74,10 +74,14 @@ impl Node {
 
     /// The entries of a map; nothing for every other kind.
     pub fn entries(&self) -> &[(String, Self)] {
-        match &self.value {
-            Value::Map(entries) => entries,
-            _ => &[],
-        }
+        let Value::Map(entries) = &self.value else { return &[] };
+        entries
+    }
+
+    /// The elements, if this is a list.
+    pub(crate) fn as_list(&self) -> Option<&[Self]> {
+        let Value::List(nodes) = &self.value else { return None };
+        Some(nodes)
     }
 
     /// Whether this is `null`.
@@ -92,26 +96,20 @@ impl Node {
 
     /// The string, if this is one.
     pub fn as_text(&self) -> Option<&str> {
-        match &self.value {
-            Value::Text(text) => Some(text),
-            _ => None,
-        }
+        let Value::Text(text) = &self.value else { return None };
+        Some(text)
     }
 
     /// The flag, if this is one.
     pub fn as_flag(&self) -> Option<bool> {
-        match self.value {
-            Value::Flag(flag) => Some(flag),
-            _ => None,
-        }
+        let Value::Flag(flag) = self.value else { return None };
+        Some(flag)
     }
 
     /// The number as a double; infinite or NaN where it says so or does not fit.
     pub fn as_real(&self) -> Option<f64> {
-        match &self.value {
-            Value::Number(text) => Some(parse_real(text)),
-            _ => None,
-        }
+        let Value::Number(text) = &self.value else { return None };
+        Some(parse_real(text))
     }
 
     /// The number as an integer, when it is integral: `3`, `3.0` and `5e8` are.
@@ -175,10 +173,8 @@ impl Node {
 
     /// The entries of a map, to change them; nothing for every other kind.
     pub(crate) fn entries_mut(&mut self) -> Option<&mut Vec<(String, Self)>> {
-        match &mut self.value {
-            Value::Map(entries) => Some(entries),
-            _ => None,
-        }
+        let Value::Map(entries) = &mut self.value else { return None };
+        Some(entries)
     }
 }
 

@@ -8,7 +8,7 @@
 use crate::check::suggestion;
 use crate::diagnosis::{ConfigError, TypedKey};
 use crate::key::Key;
-use crate::kind::{Kind, Variant};
+use crate::kind::Kind;
 use crate::node::{Node, Value};
 use crate::source::{Origin, parse_json};
 
@@ -17,13 +17,14 @@ use crate::source::{Origin, parse_json};
 pub(crate) struct Override {
     given: String,
     path: Vec<String>,
-    value: Node,
+    /// The value that is set.
+    pub(crate) value: Node,
 }
 
 impl Override {
     /// Takes `path.to.key=VALUE` apart.
     pub(crate) fn parse(given: &str) -> Result<Self, ConfigError> {
-        let malformed = || ConfigError::Override {
+        let malformed = || ConfigError::Argument {
             given: format!("--set {}", Node::text(given)),
             reason: "is not of the form path.to.key=VALUE".into(),
             remedy: "write for example --set training.max_steps=100".into(),
@@ -34,8 +35,7 @@ impl Override {
             return Err(malformed());
         }
         let option = format!("--set {}", shortened(given));
-        let origin = Origin { document: "--set", name: &option };
-        let value = match parse_json(value, origin) {
+        let value = match parse_json(value, Origin { document: "--set", name: &option }) {
             Ok(node) => node,
             // A slip inside a list or a section is a slip, not a string.
             Err(error) if value.trim_start().starts_with(['{', '[']) => return Err(error),
@@ -54,17 +54,12 @@ impl Override {
     /// The key that it sets, under the name that findings have, of a document with these keys.
     pub(crate) fn typed(&self, keys: &'static [Key]) -> TypedKey {
         let mut known = keys;
-        let name = |name: &String| match known.iter().find(|key| key.is_called(name)) {
-            Some(key) => {
-                known = key.keys();
-                key.name.to_owned()
-            }
-            None => {
-                known = &[];
-                name.clone()
-            }
-        };
-        let path: Vec<_> = self.path.iter().map(name).collect();
+        let path = self.path.iter().map(|name| {
+            let key = Key::find(known, name);
+            known = key.map_or(&[], Key::keys);
+            key.map_or(name.as_str(), |key| key.name)
+        });
+        let path: Vec<_> = path.collect();
         TypedKey { path: path.join("."), given: self.given.clone() }
     }
 
@@ -79,56 +74,45 @@ impl Override {
         self.path.iter().zip(path).all(|(own, other)| own == other) && self.path.len() <= path.len()
     }
 
-    /// The value that is set.
-    pub(crate) fn value(&self) -> &Node {
-        &self.value
-    }
-
-    /// Whether it concerns a key inside the section `name`.
-    pub(crate) fn is_inside(&self, name: &str) -> bool {
-        self.path.len() > 1 && self.path[0] == name
-    }
-
-    /// The same relative to its first section.
-    pub(crate) fn inner(&self) -> Self {
-        Self { path: self.path[1..].to_vec(), ..self.clone() }
+    /// The same relative to the section `name`, if it concerns a key inside of that.
+    pub(crate) fn inside(&self, name: &str) -> Option<Self> {
+        let (first, path) = self.path.split_first()?;
+        let is_inside = first == name && !path.is_empty();
+        is_inside.then(|| Self { path: path.to_vec(), ..self.clone() })
     }
 
     /// Puts the value into the tree.
     pub(crate) fn apply(&self, keys: &'static [Key], root: &mut Node) -> Result<(), ConfigError> {
-        self.descend(Scope::Keys(keys), root, 0)
+        self.descend(Some(keys), root, 0)
     }
 
-    /// Walks from a section towards the key, and creates sections that are missing.
-    fn descend(&self, scope: Scope, node: &mut Node, depth: usize) -> Result<(), ConfigError> {
+    /// Walks from a section with these keys towards the key, and creates sections that are missing.
+    /// Without `keys` any name is allowed.
+    fn descend(
+        &self,
+        keys: Option<&'static [Key]>,
+        node: &mut Node,
+        depth: usize,
+    ) -> Result<(), ConfigError> {
         let name = &self.path[depth];
-        let key = match scope {
-            Scope::Keys(keys) => Some(
-                keys.iter()
-                    .find(|key| key.is_called(name))
-                    .ok_or_else(|| self.unknown(keys, depth))?,
-            ),
-            Scope::Anything => None,
-        };
-        let inner = key.map_or(Scope::Anything, |key| Scope::below(key, node));
+        let find = |keys| Key::find(keys, name).ok_or_else(|| self.unknown(keys, depth));
+        let key = keys.map(find).transpose()?;
+        let is_it = |old: &str| old == name || key.is_some_and(|key| key.is_called(old));
+        let inner = key.and_then(|key| key.keys_in(node));
         let found = node.noun();
         let Some(entries) = node.entries_mut() else { return Err(self.no_section(depth, found)) };
         if depth + 1 == self.path.len() {
             // Every spelling goes: the key must not be there under two names.
-            entries.retain(|(old, _)| old != name && !key.is_some_and(|key| key.is_called(old)));
-            entries
-                .push((key.map_or(name.as_str(), |key| key.name).to_owned(), self.value.clone()));
+            entries.retain(|(old, _)| !is_it(old));
+            let name = key.map_or(name.as_str(), |key| key.name);
+            entries.push((name.to_owned(), self.value.clone()));
             return Ok(());
         }
-        if key.is_some_and(|key| {
-            matches!(inner, Scope::Keys([])) && !matches!(key.kind, Kind::Section(_))
-        }) {
+        let is_section = key.is_none_or(|key| matches!(key.kind, Kind::Section(_)));
+        if inner.is_some_and(|keys| keys.is_empty()) && !is_section {
             return Err(self.no_section(depth + 1, "a single value"));
         }
-        let at = entries
-            .iter()
-            .position(|(old, _)| old == name || key.is_some_and(|key| key.is_called(old)));
-        let at = at.unwrap_or_else(|| {
+        let at = entries.iter().position(|(old, _)| is_it(old)).unwrap_or_else(|| {
             entries.push((name.clone(), Node::map(Vec::new())));
             entries.len() - 1
         });
@@ -141,24 +125,22 @@ impl Override {
 
     /// The error for a name that the section does not have.
     fn unknown(&self, keys: &'static [Key], depth: usize) -> ConfigError {
-        let name = &self.path[depth];
-        let remedy = suggestion(keys.iter().flat_map(Key::names), name).unwrap_or_else(|| {
+        let remedy = suggestion(keys.iter().flat_map(Key::names), &self.path[depth]);
+        let remedy = remedy.unwrap_or_else(|| {
             let known: Vec<_> = keys.iter().take(12).map(|key| key.name).collect();
             let rest = if keys.len() > 12 { ", ..." } else { "" };
             format!("known here are {}{rest}", known.join(", "))
         });
         let reason = format!("unknown key `{}`", self.path[..=depth].join("."));
-        ConfigError::Override { given: self.given.clone(), reason, remedy }
+        ConfigError::Argument { given: self.given.clone(), reason, remedy }
     }
 
     /// The error for a path that leads through a value.
     fn no_section(&self, depth: usize, found: &str) -> ConfigError {
         let above = if depth == 0 { "the file".into() } else { self.path[..depth].join(".") };
-        ConfigError::Override {
-            given: self.given.clone(),
-            reason: format!("{above} is {found}, not a section"),
-            remedy: "set a section of keys there first".into(),
-        }
+        let reason = format!("{above} is {found}, not a section");
+        let remedy = "set a section of keys there first".into();
+        ConfigError::Argument { given: self.given.clone(), reason, remedy }
     }
 }
 
@@ -168,32 +150,6 @@ fn shortened(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
-    }
-}
-
-/// What is known about the names below a node.
-#[derive(Debug, Clone, Copy)]
-enum Scope {
-    /// These and no others.
-    Keys(&'static [Key]),
-    /// Any name: a map that is handed on.
-    Anything,
-}
-
-impl Scope {
-    /// What is known below `key`, which stands in `section`.
-    fn below(key: &'static Key, section: &Node) -> Self {
-        match key.kind {
-            Kind::Free => Self::Anything,
-            Kind::Variants(variants) => {
-                let named = section.get("type").and_then(Node::as_text);
-                let variant: Option<&Variant> =
-                    named.and_then(|name| Variant::find(variants, name));
-                // Without a known type the check that follows has more to say.
-                variant.map_or(Self::Anything, |variant| Self::Keys(variant.keys))
-            }
-            _ => Self::Keys(key.keys()),
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::lookup::find;
 
@@ -14,7 +14,8 @@ use crate::lookup::find;
 /// | `openai-community/gpt2` | the folder of this name if there is one, else the repository |
 /// | `owner/name@v1.0` | the repository at a branch, tag or commit |
 /// | `corpus`, `owner/name/part` | nothing, unless it exists: a repository has one slash |
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
 pub enum Place {
     /// A file or folder that exists.
     Local(PathBuf),
@@ -38,10 +39,13 @@ impl Place {
 
     /// The file or folder, where it is one.
     pub fn local(&self) -> Option<&Path> {
-        match self {
-            Self::Local(path) => Some(path),
-            Self::Hub(_) => None,
-        }
+        let Self::Local(path) = self else { return None };
+        Some(path)
+    }
+
+    /// Whether it is one file.
+    pub(crate) fn is_file(&self) -> bool {
+        self.local().is_some_and(|path| !path.is_dir())
     }
 }
 
@@ -53,15 +57,6 @@ fn looks_like_a_repository(text: &str) -> bool {
     let parts = text.split_once('/');
     parts
         .is_some_and(|(owner, name)| starts_well(owner) && starts_well(name) && !name.contains('/'))
-}
-
-impl Serialize for Place {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Local(path) => path.serialize(serializer),
-            Self::Hub(text) => serializer.serialize_str(text),
-        }
-    }
 }
 
 #[cfg(test)]

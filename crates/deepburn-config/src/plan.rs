@@ -11,19 +11,13 @@ mod swap_file;
 
 use serde::Serialize;
 
-pub use activations::{ActivationOffload, ActivationPlan, RecomputePolicy};
-pub use matrices::{Matrices, MatrixLayout, ModelParameter};
-pub use optimizer::{
-    AdamPlan, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, OneBitAdamPlan, OneBitLambPlan,
-    OptimizerPlan, ZeroOneAdamPlan,
-};
-pub use param_groups::{
-    GroupRate, GroupUpdate, NoDecay, ParamGroup, ParamGroupError, ParamGroups, PathPattern,
-    UpdateSettings,
-};
+pub use activations::*;
+pub use matrices::*;
+pub use optimizer::*;
+pub use param_groups::*;
 pub use swap_file::SwapFilePlan;
 
-use crate::choice::choices;
+use crate::choice::{Choice, choices};
 use crate::curriculum::CurriculumPlan;
 use crate::dynamic_batching::DynamicBatchingPlan;
 use crate::monitor_plan::MonitorPlan;
@@ -462,11 +456,7 @@ choices!(Precision { "fp32" => Fp32, "fp16" => Fp16, "bf16" => Bf16, "bfp16" => 
 impl Precision {
     /// The name that configurations use.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Fp32 => "fp32",
-            Self::Fp16 => "fp16",
-            Self::Bf16 => "bf16",
-        }
+        self.first_name()
     }
 
     /// Bytes of an element.

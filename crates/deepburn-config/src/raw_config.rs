@@ -7,8 +7,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::accelerate::AccelerateFile;
-use crate::diagnosis::{ConfigError, TypedKey};
-use crate::lightning::{self, looks_like_a_strategy};
+use crate::diagnosis::{ConfigError, Diagnosis, Findings, Report, TypedKey};
+use crate::lightning::{self, STRATEGIES, looks_like_a_strategy};
 use crate::lookup::find;
 use crate::node::Node;
 use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
@@ -20,10 +20,14 @@ use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
 /// makes one plan of both.
 #[derive(Debug, Clone)]
 pub struct RawConfig {
-    root: Node,
+    /// The tree.
+    pub(crate) root: Node,
     source: String,
+    /// The key of the job file that it was written under; empty where it has a file of its own.
+    under: &'static str,
     processes: Option<usize>,
-    typed: Vec<TypedKey>,
+    /// Keys whose values came from the command line.
+    pub(crate) typed: Vec<TypedKey>,
 }
 
 /// What errors call the file.
@@ -58,9 +62,11 @@ impl RawConfig {
         let mut config = match &file.deepspeed_config_file {
             Some(path) => {
                 let folders = [PathBuf::new(), folder.into()];
-                Self::from_file(&find(Path::new(path), &folders, "file")?)?
+                let path = find(Path::new(path), &folders, "file")?;
+                // Never another Accelerate file, which could name this one.
+                Self::parse(&read_text(&path)?, &path.display().to_string())?
             }
-            None => Self::new(file.translated.clone(), name),
+            None => Self::of(&file.translated, name)?,
         };
         file.enable_precision(&mut config.root, name)?;
         config.processes = file.processes;
@@ -92,8 +98,7 @@ impl RawConfig {
     /// # Errors
     /// [`ConfigError::TooDeep`].
     pub fn from_value(value: &serde_json::Value) -> Result<Self, ConfigError> {
-        let root = from_value(value, Origin { document: DOCUMENT, name: INLINE })?;
-        Ok(Self::new(root, INLINE))
+        Self::of(value, INLINE)
     }
 
     /// Reads what DeepSpeed's own command line takes: the path of a file, or a base64 string; or
@@ -129,37 +134,42 @@ impl RawConfig {
         Self::parse(&text, "base64 configuration")
     }
 
-    /// An empty configuration: every default.
-    pub fn empty() -> Self {
-        Self::new(Node::map(Vec::new()), INLINE)
-    }
-
     /// A tree that came from `source`.
     pub(crate) fn new(root: Node, source: &str) -> Self {
-        Self { root, source: source.to_owned(), processes: None, typed: Vec::new() }
+        Self { root, source: source.to_owned(), under: "", processes: None, typed: Vec::new() }
     }
 
-    /// The same, where the command line gave the values of these keys.
-    pub(crate) fn with_typed(self, typed: Vec<TypedKey>) -> Self {
-        Self { typed, ..self }
+    /// The `deepspeed` section of the job file `name`, or an empty one where it has none.
+    pub(crate) fn section_of(name: &str, section: Option<Node>) -> Self {
+        let root = section.unwrap_or_else(|| Node::map(Vec::new()));
+        Self { under: "deepspeed", ..Self::new(root, &format!("deepspeed section of {name}")) }
     }
 
-    /// Keys whose values came from the command line.
-    pub(crate) fn typed(&self) -> &[TypedKey] {
-        &self.typed
+    /// The warnings and notes among the findings, or everything as a report when something is wrong.
+    /// Keys have the paths at which users write them.
+    pub(crate) fn verdict(&self, mut findings: Findings) -> Result<Vec<Diagnosis>, Report> {
+        findings.attribute(&self.typed);
+        findings.nest(self.under);
+        findings.verdict(&self.source)
     }
 
     /// The configuration of one of Lightning's strategies, `deepspeed_stage_2_offload` for example.
     ///
     /// # Errors
-    /// [`ConfigError::UnknownStrategy`] with those that are understood.
+    /// [`ConfigError::Argument`] with those that are understood.
     pub(crate) fn from_strategy(name: &str) -> Result<Self, ConfigError> {
-        let Some(value) = lightning::configuration(name) else {
-            let given = Node::text(name).to_string();
-            return Err(ConfigError::UnknownStrategy { given, known: lightning::names() });
+        let unknown = || ConfigError::Argument {
+            given: Node::text(name).to_string(),
+            reason: "no such file or strategy".to_owned(),
+            remedy: format!("use a file or one of {}", STRATEGIES.join(", ")),
         };
-        let source = format!("Lightning's strategy {name}");
-        Ok(Self::new(from_value(&value, Origin { document: DOCUMENT, name: &source })?, &source))
+        let value = lightning::configuration(name).ok_or_else(unknown)?;
+        Self::of(&value, &format!("Lightning's strategy {name}"))
+    }
+
+    /// Takes over a value that came from `name`.
+    fn of(value: &serde_json::Value, name: &str) -> Result<Self, ConfigError> {
+        Ok(Self::new(from_value(value, Origin { document: DOCUMENT, name })?, name))
     }
 
     /// Parses JSON that came from `name`.
@@ -180,11 +190,6 @@ impl RawConfig {
     /// The tree.
     pub fn node(&self) -> &Node {
         &self.root
-    }
-
-    /// The tree, to change it.
-    pub(crate) fn node_mut(&mut self) -> &mut Node {
-        &mut self.root
     }
 
     /// The same as plain JSON.

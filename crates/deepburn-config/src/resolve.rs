@@ -10,19 +10,19 @@ use serde::Serialize;
 
 use crate::check::check;
 use crate::context::{AutoAnswer, Context, RunContext};
-use crate::diagnosis::{Diagnosis, Findings, Report};
-use crate::dynamic_batching::DynamicBatchingPlan;
+use crate::diagnosis::{Diagnosis, Findings, Report, refuse};
 use crate::key::Key;
 use crate::keys::DeepSpeed;
-use crate::kind::{Kind, Variant};
 use crate::node::Node;
-use crate::plan::{BatchPlan, OptimizerOffload, ParamGroupError, Plan, ReportPlan};
+use crate::plan::{
+    OptimizerOffload, OptimizerPlan, ParamGroupError, Plan, ReportPlan, SchedulePlan,
+};
 use crate::raw_config::RawConfig;
 use crate::rules::{
     activations, batch, curriculum, data_efficiency, monitor, offload, one_bit, optimizer,
     precision, reduction, scheduler, zero,
 };
-use crate::section::{Entry, Read, Section};
+use crate::section::{Entry, Read, Section, filled};
 use crate::source::join;
 
 /// A configuration that was accepted.
@@ -46,102 +46,84 @@ pub struct Resolved {
 /// # Errors
 /// A [`Report`] with everything that is wrong, and the warnings and notes too.
 pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report> {
-    let (top, mut context) = open(config, run);
-    let batch = batch::resolve(&top, &mut context);
-    let precision = precision::resolve(&top, &mut context);
-    let optimizer = optimizer::resolve(&top, &mut context);
-    let schedule = scheduler::resolve(&top, &optimizer, &mut context);
-    one_bit::check_warmup(&optimizer, schedule.warmup_steps(), &mut context);
-    let zero = zero::resolve(&top, &optimizer, &mut context);
-    let activations = activations::resolve(&top, &mut context);
+    let mut findings = Findings::default();
+    check(DeepSpeed::KEYS, config.node(), &mut findings);
+    if run.world_size == 0 {
+        refuse!(findings, "" => "0 ranks cannot train: the world size must be 1 or more"; "use 1 rank or more");
+    }
+    let top = DeepSpeed::read(&Entry::document(config.node()));
+    let mut context = Context { top: &top, run, findings, autos: BTreeMap::new() };
+    let plan = plan(&mut context);
+    let Context { findings, mut autos, .. } = context;
+    default_autos(DeepSpeed::KEYS, config.node(), "", &mut autos);
+    Ok(Resolved { plan, notes: config.verdict(findings)?, autos })
+}
+
+/// Applies the rule of each section.
+fn plan(context: &mut Context<'_>) -> Plan {
+    let top = context.top;
+    let batch = batch::resolve(context);
+    let precision = precision::resolve(context);
+    let optimizer = optimizer::resolve(context);
+    let schedule = scheduler::resolve(&optimizer, context);
+    one_bit::check_warmup(&optimizer, schedule.warmup_steps(), context);
+    let zero = zero::resolve(&optimizer, context);
+    let activations = activations::resolve(context);
     let uses_nvme = matches!(zero.optimizer_states, OptimizerOffload::Nvme(_))
         || activations.offload.swap_file().is_some();
-    offload::check_aio(&top, uses_nvme, &mut context);
-    let dynamic_batching = data_efficiency::resolve(&top, &mut context);
-    let curriculum = curriculum::resolve(&top, &mut context);
-    check_rate(optimizer.lr(), &mut context);
-    let param_groups = context.run.param_groups.clone();
-    check_groups(param_groups.check(&optimizer, schedule.cycles_momentum()), &mut context);
-    let plan = Plan {
-        param_groups,
+    offload::check_aio(uses_nvme, context);
+    let dynamic_batching = data_efficiency::resolve(context);
+    let curriculum = curriculum::resolve(context);
+    check_optimizer(&optimizer, &schedule, context);
+    Plan {
+        param_groups: context.run.param_groups.clone(),
         batch,
         dynamic_batching,
         curriculum,
         schedule,
         precision,
         gradient_clipping: Some(top.gradient_clipping.value).filter(|clip| *clip > 0.0),
-        reduction: reduction::resolve(&top, &optimizer, zero.stage, &mut context),
+        reduction: reduction::resolve(&optimizer, zero.stage, context),
         optimizer,
         activations,
-        report: ReportPlan {
-            steps_per_print: top.steps_per_print.value,
-            wall_clock_breakdown: top.wall_clock_breakdown.value,
-        },
-        monitor: monitor::resolve(&top, &mut context),
+        report: filled!(ReportPlan, top { steps_per_print, wall_clock_breakdown }),
+        monitor: monitor::resolve(context),
         zero,
-    };
-    default_autos(DeepSpeed::KEYS, config.node(), "", &mut context.autos);
-    context.findings.attribute(config.typed());
-    let notes = context.findings.verdict(config.source())?;
-    Ok(Resolved { plan, notes, autos: context.autos })
-}
-
-/// Parameters are f32; a rate beyond what that holds would make all of them infinite.
-fn check_rate(lr: f64, context: &mut Context<'_>) {
-    if lr > f64::from(f32::MAX) {
-        let message = format!("{lr:e} is larger than an f32 can hold ({:e})", f32::MAX);
-        let remedy = "give a learning rate, 1e-4 for example";
-        context.error("optimizer.params.lr", message, remedy);
     }
 }
 
-/// Reports settings of groups that the optimizer lacks, and learning rates without a proportion.
-fn check_groups(checked: Result<(), ParamGroupError>, context: &mut Context<'_>) {
-    match checked {
+/// Reports a learning rate beyond f32, in which parameters would become infinite, settings of groups that the optimizer
+/// lacks, and learning rates without a proportion.
+fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: &mut Context<'_>) {
+    let lr = optimizer.lr();
+    if lr > f64::from(f32::MAX) {
+        refuse!(context, "optimizer.params.lr" => "{lr:e} is larger than an f32 can hold ({:e})", f32::MAX;
+            "give a learning rate, 1e-4 for example");
+    }
+    match context.run.param_groups.check(optimizer, schedule.cycles_momentum()) {
         Err(ParamGroupError::Unfit { group, reason }) => {
-            context.error(format!("training.param_groups[{group}]"), reason, "");
+            refuse!(context, format!("training.param_groups[{group}]") => "{reason}"; "");
         }
         Err(ParamGroupError::MuonRate { adam_lr }) => {
-            let message = format!("is 0 and Adam's {adam_lr:?}, in proportion to it");
-            let remedy = "give a muon_lr above 0, or freeze the matrices by training.param_groups";
-            context.error("optimizer.params.muon_lr", message, remedy);
+            refuse!(context, "optimizer.params.muon_lr" => "is 0 and Adam's {adam_lr:?}, in proportion to it";
+                "give a muon_lr above 0, or freeze the matrices by training.param_groups");
         }
         // The others are about a model.
         _ => {}
     }
 }
 
-/// Resolves the batches alone, from which the length of an epoch follows.
+/// Resolves a configuration before the number of steps is known, which follows from the data.
 ///
-/// The rest of the plan may need that length: a schedule with `"auto"` steps, for example. So a program
-/// resolves the batches first, opens its data, and then resolves everything with
-/// [`RunContext::total_steps`].
+/// A program needs the batches to open its data, and reports everything that is wrong with the
+/// configuration before it reads any. Then it resolves again with [`RunContext::total_steps`]. Until
+/// then `"auto"` lengths of schedules are as long as possible, which no rule refuses.
 ///
 /// # Errors
-/// A [`Report`] about the batch sizes and about single keys that are wrong.
-pub fn resolve_batch(
-    config: &RawConfig,
-    run: &RunContext,
-) -> Result<(BatchPlan, Option<DynamicBatchingPlan>), Report> {
-    let (top, mut context) = open(config, run);
-    let batch = batch::resolve(&top, &mut context);
-    let dynamic = data_efficiency::resolve(&top, &mut context);
-    context.findings.attribute(config.typed());
-    context.findings.verdict(config.source())?;
-    Ok((batch, dynamic))
-}
-
-/// Checks every key alone, and reads all sections.
-fn open<'a>(config: &'a RawConfig, run: &'a RunContext) -> (DeepSpeed<'a>, Context<'a>) {
-    let mut findings = Findings::default();
-    check(DeepSpeed::KEYS, config.node(), &mut findings);
-    if run.world_size == 0 {
-        let message = "0 ranks cannot train: the world size must be 1 or more";
-        findings.error("", message, "use 1 rank or more");
-    }
-    let top = DeepSpeed::read(&Entry::document(config.node()));
-    let stage = top.zero_optimization.value.stage.value as u8;
-    (top, Context { run, stage, findings, autos: BTreeMap::new() })
+/// As [`resolve`].
+pub fn resolve_preliminary(config: &RawConfig, run: &RunContext) -> Result<Plan, Report> {
+    let total_steps = run.total_steps.or(Some(usize::MAX));
+    Ok(resolve(config, &RunContext { total_steps, ..run.clone() })?.plan)
 }
 
 /// Every `"auto"` that no rule answered has become the table's default.
@@ -152,20 +134,13 @@ fn default_autos(
     autos: &mut BTreeMap<String, AutoAnswer>,
 ) {
     for (name, value) in section.entries() {
-        let Some(key) = keys.iter().find(|key| key.is_called(name)) else { continue };
+        let Some(key) = Key::find(keys, name) else { continue };
         let path = join(path, key.name);
         if value.is_auto() && key.auto && !autos.contains_key(&path) {
             let value = key.default.node().to_json();
             autos.insert(path.clone(), AutoAnswer { value, from: "the default".to_owned() });
         }
-        let inner = match key.kind {
-            Kind::Variants(variants) => section
-                .get("type")
-                .and_then(|node| Variant::find(variants, node.as_text()?))
-                .map_or(&[][..], |variant| variant.keys),
-            _ => key.keys(),
-        };
-        default_autos(inner, value, &path, autos);
+        default_autos(key.keys_in(section).unwrap_or_default(), value, &path, autos);
     }
 }
 

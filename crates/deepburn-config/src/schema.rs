@@ -11,15 +11,7 @@ use crate::keys::job::JobFile;
 use crate::kind::{Integers, Kind, Reals, Variant};
 use crate::section::Section;
 
-/// The JSON Schema (draft 7) of a document with these keys.
-pub(crate) fn document(keys: &'static [Key], title: &str) -> Value {
-    let mut schema = section(keys);
-    schema["$schema"] = json!("http://json-schema.org/draft-07/schema#");
-    schema["title"] = json!(title);
-    schema
-}
-
-/// The JSON Schema of a job file, or of a DeepSpeed configuration alone.
+/// The JSON Schema (draft 7) of a job file, or of a DeepSpeed configuration alone.
 ///
 /// `deepburn keys --schema` prints it. An editor that finds its path in `$schema` completes keys and
 /// marks unknown ones while they are typed:
@@ -32,10 +24,14 @@ pub(crate) fn document(keys: &'static [Key], title: &str) -> Value {
 /// assert_eq!(schema["additionalProperties"], false);
 /// ```
 pub fn schema(of_job: bool) -> Value {
-    match of_job {
-        true => document(JobFile::KEYS, "DeepBurn job file"),
-        false => document(DeepSpeed::KEYS, "DeepSpeed configuration, as DeepBurn reads it"),
-    }
+    let (keys, title) = match of_job {
+        true => (JobFile::KEYS, "DeepBurn job file"),
+        false => (DeepSpeed::KEYS, "DeepSpeed configuration, as DeepBurn reads it"),
+    };
+    let mut schema = section(keys);
+    schema["$schema"] = json!("http://json-schema.org/draft-07/schema#");
+    schema["title"] = json!(title);
+    schema
 }
 
 /// The schema of a section: its keys and no others.
@@ -104,17 +100,8 @@ fn kind(kind: &Kind) -> Value {
         Kind::Integer(range) => integer(*range),
         Kind::Integers(range) => json!({ "type": "array", "items": integer(*range) }),
         Kind::Real(range) => real(*range),
-        Kind::PerGroup(range) => {
-            let list =
-                json!({ "type": "array", "items": real(*range), "minItems": 1, "maxItems": 1 });
-            json!({ "anyOf": [real(*range), list] })
-        }
-        Kind::Pair(range) => {
-            json!({ "type": "array", "items": real(*range), "minItems": 2, "maxItems": 2 })
-        }
-        Kind::Triple(range) => {
-            json!({ "type": "array", "items": real(*range), "minItems": 3, "maxItems": 3 })
-        }
+        Kind::PerGroup(range) => json!({ "anyOf": [real(*range), tuple(1, *range)] }),
+        Kind::Tuple(len, range) => tuple(*len, *range),
         Kind::Text => json!({ "type": "string" }),
         // Names are compared without regard to case, which a schema cannot say.
         Kind::Choice(names) => {
@@ -156,6 +143,11 @@ fn integer(range: Integers) -> Value {
         schema["maximum"] = json!(range.max);
     }
     schema
+}
+
+/// The schema of a list of so many numbers.
+fn tuple(len: usize, range: Reals) -> Value {
+    json!({ "type": "array", "items": real(range), "minItems": len, "maxItems": len })
 }
 
 /// The schema of numbers in an interval.

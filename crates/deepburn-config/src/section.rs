@@ -32,7 +32,7 @@ use crate::choice::Choice;
 use crate::diagnosis::Site;
 use crate::key::{Key, Literal};
 use crate::kind::Kind;
-use crate::node::{Node, Value};
+use crate::node::Node;
 use crate::source::join;
 
 /// A section with a table of keys.
@@ -93,14 +93,6 @@ impl<'a> Entry<'a> {
     /// What was given, when it is of the key's kind.
     fn valid(&self) -> Option<&'a Node> {
         self.given().filter(|node| self.key.kind.accepts(node).is_ok())
-    }
-
-    /// The elements of a list of the key's kind.
-    fn list(&self) -> Option<&'a [Node]> {
-        match &self.valid()?.value {
-            Value::List(nodes) => Some(nodes),
-            _ => None,
-        }
     }
 }
 
@@ -173,10 +165,8 @@ macro_rules! scalars {
             }
 
             fn of(default: Literal) -> Option<Self> {
-                match default {
-                    $default => Some($of),
-                    _ => None,
-                }
+                let $default = default else { return None };
+                Some($of)
             }
         })+
     };
@@ -187,8 +177,18 @@ scalars! {
     i64: Node::as_integer, Literal::Integer(integer) => integer;
     usize: as_count, Literal::Integer(integer) => to_count(integer);
     f64: as_real, Literal::Real(real) => real;
-    [f64; 2]: as_reals, Literal::Pair(pair) => pair;
-    [f64; 3]: as_reals, Literal::Triple(triple) => triple;
+}
+
+impl<'a, const N: usize> Scalar<'a> for [f64; N] {
+    fn parse(node: &'a Node, _: &Kind) -> Option<Self> {
+        let numbers = node.as_list()?.iter().map(Node::as_real).collect::<Option<Vec<_>>>()?;
+        numbers.try_into().ok()
+    }
+
+    fn of(default: Literal) -> Option<Self> {
+        let Literal::Reals(reals) = default else { return None };
+        reals.try_into().ok()
+    }
 }
 
 impl<'a> Scalar<'a> for &'a str {
@@ -204,10 +204,8 @@ impl<'a> Scalar<'a> for &'a str {
     }
 
     fn of(default: Literal) -> Option<Self> {
-        match default {
-            Literal::Text(text) => Some(text),
-            _ => None,
-        }
+        let Literal::Text(text) = default else { return None };
+        Some(text)
     }
 }
 
@@ -217,10 +215,8 @@ impl<'a, T: Choice> Scalar<'a> for T {
     }
 
     fn of(default: Literal) -> Option<Self> {
-        match default {
-            Literal::Text(name) => T::named(name),
-            _ => None,
-        }
+        let Literal::Text(name) = default else { return None };
+        T::named(name)
     }
 }
 
@@ -232,18 +228,16 @@ impl Read<'_> for () {
 /// A list of integers that are never negative, by its kind.
 impl Read<'_> for Option<Vec<usize>> {
     fn read(entry: &Entry<'_>) -> Self {
-        entry.list()?.iter().map(as_count).collect()
+        entry.valid()?.as_list()?.iter().map(as_count).collect()
     }
 }
 
 /// A string or a list of strings.
 impl<'a> Read<'a> for Vec<&'a str> {
     fn read(entry: &Entry<'a>) -> Self {
-        match entry.valid().map(|node| &node.value) {
-            Some(Value::List(nodes)) => nodes.iter().filter_map(Node::as_text).collect(),
-            Some(Value::Text(text)) => vec![text],
-            _ => Vec::new(),
-        }
+        let Some(node) = entry.valid() else { return Vec::new() };
+        let nodes = node.as_list().unwrap_or(std::slice::from_ref(node));
+        nodes.iter().filter_map(Node::as_text).collect()
     }
 }
 
@@ -255,7 +249,7 @@ impl<'a, S: Section + Read<'a>> Read<'a> for Vec<S> {
             path: format!("{}[{place}]", entry.path),
             written: Some(node),
         };
-        let nodes = entry.list().unwrap_or_default().iter().enumerate();
+        let nodes = entry.valid().and_then(Node::as_list).unwrap_or_default().iter().enumerate();
         nodes.map(|item| S::read(&section(item))).collect()
     }
 }
@@ -272,17 +266,7 @@ fn to_count(integer: i64) -> usize {
 
 /// A number, or the only one of a list.
 fn as_real(node: &Node) -> Option<f64> {
-    match &node.value {
-        Value::List(nodes) => nodes.first()?.as_real(),
-        _ => node.as_real(),
-    }
-}
-
-/// A list of exactly `N` numbers.
-fn as_reals<const N: usize>(node: &Node) -> Option<[f64; N]> {
-    let Value::List(nodes) = &node.value else { return None };
-    let numbers = nodes.iter().map(Node::as_real).collect::<Option<Vec<_>>>()?;
-    numbers.try_into().ok()
+    node.as_list().map_or(Some(node), <[Node]>::first)?.as_real()
 }
 
 /// Declares sections: see [the module](self).
@@ -348,13 +332,20 @@ macro_rules! key {
     }};
 }
 
-pub(crate) use {key, section};
+/// Fills a plan: `filled!(Plan, section { a, b } c: 3)` has the values of the section's keys `a` and `b` in its fields
+/// of these names.
+macro_rules! filled {
+    ($($Plan:ident)::+, $section:ident { $($key:ident),+ $(,)? } $($field:ident $(: $value:expr)?),* $(,)?) => {
+        $($Plan)::+ { $($key: $section.$key.value,)+ $($field $(: $value)?,)* }
+    };
+}
+
+pub(crate) use {filled, key, section};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::choice::choices;
-    use crate::key::Spelling;
     use crate::kind::Reals;
     use crate::spec::{choice, count, opt_positive, per_group};
 
@@ -369,7 +360,7 @@ mod tests {
     section! {
         /// A section.
         struct Sizes<'a> {
-            size: usize = count(5).spelled(&[Spelling::Alias("old_size")]).auto(),
+            size: usize = count(5).alias("old_size").auto(),
             limit: Option<usize> = opt_positive(),
             lr: f64 = per_group(Reals::Any, 0.5),
             shape as "Shape": Shape = choice("log"),

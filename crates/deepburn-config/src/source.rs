@@ -13,6 +13,7 @@ use std::path::Path;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use jsonc_parser::common::Ranged;
+use jsonc_parser::errors::ParseErrorKind;
 use jsonc_parser::{CollectOptions, ParseOptions, ast, parse_to_ast};
 
 use crate::diagnosis::ConfigError;
@@ -51,17 +52,15 @@ pub(crate) struct Origin<'a> {
 /// Reads a file of at most [`MAX_BYTES`] as UTF-8, without its byte-order mark.
 pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
     let unreadable = |reason: String| ConfigError::Unreadable { path: path.to_path_buf(), reason };
-    let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
     let mut bytes = Vec::new();
-    let read = file.take(MAX_BYTES + 1).read_to_end(&mut bytes);
-    if read.map_err(|error| unreadable(error.to_string()))? as u64 > MAX_BYTES {
+    File::open(path)
+        .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes))
+        .map_err(|error| unreadable(error.to_string()))?;
+    if bytes.len() as u64 > MAX_BYTES {
         return Err(unreadable(format!("it is larger than {MAX_BYTES} bytes")));
     }
     let text = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
-    Ok(match text.strip_prefix('\u{feff}') {
-        Some(rest) => rest.to_owned(),
-        None => text,
-    })
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
 /// Parses JSON with comments.
@@ -69,98 +68,85 @@ pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
 /// # Errors
 /// Syntax, duplicate keys, too deep.
 pub(crate) fn parse_json(text: &str, origin: Origin<'_>) -> Result<Node, ConfigError> {
-    let syntax = |line, column, reason: String| ConfigError::Syntax {
-        source_name: origin.name.into(),
-        line,
-        column,
-        reason,
-        remedy: "write JSON; comments and trailing commas are allowed",
+    parse(text, origin, true)
+}
+
+/// Parses JSON with comments. `has_places`: whether users see this text, so that values know their
+/// places in it.
+fn parse(text: &str, origin: Origin<'_>, has_places: bool) -> Result<Node, ConfigError> {
+    let syntax = |line, column, reason: String| {
+        let remedy = "write JSON; comments and trailing commas are allowed";
+        ConfigError::Syntax { source_name: origin.name.into(), line, column, reason, remedy }
     };
-    let parsed =
-        parse_to_ast(text, &CollectOptions::default(), &JSON_WITH_COMMENTS).map_err(|e| match e
-            .kind()
-        {
-            jsonc_parser::errors::ParseErrorKind::NestingDepthExceeded => too_deep(origin),
-            kind => syntax(e.line_display(), e.column_display(), kind.to_string()),
-        })?;
+    let parsed = parse_to_ast(text, &CollectOptions::default(), &JSON_WITH_COMMENTS);
+    let parsed = parsed.map_err(|error| match error.kind() {
+        ParseErrorKind::NestingDepthExceeded => too_deep(origin),
+        kind => syntax(error.line_display(), error.column_display(), kind.to_string()),
+    })?;
     let root = parsed.value.ok_or_else(|| syntax(1, 1, "the text is empty".into()))?;
-    let mut builder = Builder { lines: LineStarts::of(text), repeated: Vec::new(), origin };
-    let node = builder.node(&root, "", 0)?;
-    builder.finish(node)
+    let lines = LineStarts::of(text);
+    let mut builder = Builder { lines, has_places, repeated: Vec::new(), origin, depth: 0 };
+    let node = builder.node(&root, "")?;
+    if builder.repeated.is_empty() {
+        return Ok(node);
+    }
+    let Origin { document, name } = origin;
+    let (keys, places): (Vec<_>, Vec<_>) = builder.repeated.into_iter().unzip();
+    let (keys, places) = (keys.join(", "), places.join(", "));
+    Err(ConfigError::DuplicateKeys { document, source_name: name.into(), keys, places })
 }
 
 /// The error for a text that is nested too deep.
 fn too_deep(origin: Origin<'_>) -> ConfigError {
-    ConfigError::TooDeep { source_name: origin.name.into(), limit: MAX_DEPTH }
+    ConfigError::TooDeep { source_name: origin.name.into() }
 }
 
 /// Turns the parser's tree into ours and notes every key that is there twice.
 struct Builder<'a> {
     lines: LineStarts<'a>,
-    repeated: Vec<(String, Position)>,
+    has_places: bool,
+    /// Path and place of each.
+    repeated: Vec<(String, String)>,
     origin: Origin<'a>,
+    /// Lists and sections around the present value.
+    depth: usize,
 }
 
 impl Builder<'_> {
     /// Converts a value, and everything inside of it.
-    fn node(
-        &mut self,
-        value: &ast::Value<'_>,
-        path: &str,
-        depth: usize,
-    ) -> Result<Node, ConfigError> {
-        if depth > MAX_DEPTH {
+    fn node(&mut self, value: &ast::Value<'_>, path: &str) -> Result<Node, ConfigError> {
+        if self.depth > MAX_DEPTH {
             return Err(too_deep(self.origin));
         }
+        self.depth += 1;
         let converted = match value {
             ast::Value::NullKeyword(_) => Value::Null,
             ast::Value::BooleanLit(flag) => Value::Flag(flag.value),
             ast::Value::NumberLit(number) => Value::Number(number.value.to_owned()),
             ast::Value::StringLit(text) => Value::Text(text.value.to_string()),
-            ast::Value::Array(list) => Value::List(
-                list.elements
-                    .iter()
-                    .enumerate()
-                    .map(|(i, element)| self.node(element, &format!("{path}[{i}]"), depth + 1))
-                    .collect::<Result<_, _>>()?,
-            ),
-            ast::Value::Object(map) => Value::Map(self.entries(map, path, depth)?),
-        };
-        Ok(Node { value: converted, at: Some(self.lines.position(value.start())) })
-    }
-
-    /// Converts the entries of an object and notes names that are there twice.
-    fn entries(
-        &mut self,
-        map: &ast::Object<'_>,
-        path: &str,
-        depth: usize,
-    ) -> Result<Vec<(String, Node)>, ConfigError> {
-        let mut seen = HashSet::new();
-        let mut entries = Vec::with_capacity(map.properties.len());
-        for property in &map.properties {
-            let name = property.name.as_str();
-            let full = join(path, name);
-            if !seen.insert(name) {
-                self.repeated.push((full.clone(), self.lines.position(property.start())));
+            ast::Value::Array(list) => {
+                let elements = list.elements.iter().enumerate();
+                let node = |(i, element)| self.node(element, &format!("{path}[{i}]"));
+                Value::List(elements.map(node).collect::<Result<_, _>>()?)
             }
-            entries.push((name.to_owned(), self.node(&property.value, &full, depth + 1)?));
-        }
-        Ok(entries)
-    }
-
-    /// The tree, unless a key was there twice.
-    fn finish(self, node: Node) -> Result<Node, ConfigError> {
-        if self.repeated.is_empty() {
-            return Ok(node);
-        }
-        let place = |at: &Position| format!("line {}, column {}", at.line, at.column);
-        Err(ConfigError::DuplicateKeys {
-            document: self.origin.document,
-            source_name: self.origin.name.into(),
-            keys: self.repeated.iter().map(|(key, _)| key.clone()).collect(),
-            places: self.repeated.iter().map(|(_, at)| place(at)).collect(),
-        })
+            ast::Value::Object(map) => {
+                let mut seen = HashSet::new();
+                let mut entries = Vec::with_capacity(map.properties.len());
+                for property in &map.properties {
+                    let name = property.name.as_str();
+                    let full = join(path, name);
+                    if !seen.insert(name) {
+                        let Position { line, column } = self.lines.position(property.start());
+                        self.repeated.push((full.clone(), format!("line {line}, column {column}")));
+                    }
+                    entries.push((name.to_owned(), self.node(&property.value, &full)?));
+                }
+                Value::Map(entries)
+            }
+        };
+        self.depth -= 1;
+        let at = self.has_places.then(|| self.lines.position(value.start()));
+        Ok(Node { value: converted, at })
     }
 }
 
@@ -209,29 +195,7 @@ pub(crate) fn from_value(
     value: &serde_json::Value,
     origin: Origin<'_>,
 ) -> Result<Node, ConfigError> {
-    convert(value, 0).ok_or_else(|| too_deep(origin))
-}
-
-/// `None` where it is nested too deep.
-fn convert(value: &serde_json::Value, depth: usize) -> Option<Node> {
-    use serde_json::Value as Json;
-    if depth > MAX_DEPTH {
-        return None;
-    }
-    Some(Node::new(match value {
-        Json::Null => Value::Null,
-        Json::Bool(flag) => Value::Flag(*flag),
-        Json::Number(number) => Value::Number(number.to_string()),
-        Json::String(text) => Value::Text(text.clone()),
-        Json::Array(list) => Value::List(
-            list.iter().map(|element| convert(element, depth + 1)).collect::<Option<_>>()?,
-        ),
-        Json::Object(map) => Value::Map(
-            map.iter()
-                .map(|(name, element)| Some((name.clone(), convert(element, depth + 1)?)))
-                .collect::<Option<_>>()?,
-        ),
-    }))
+    parse(&value.to_string(), origin, false)
 }
 
 /// The text that base64 (URL-safe or standard alphabet) stands for; the reason where it is none.
@@ -247,6 +211,12 @@ pub(crate) fn decode_base64(encoded: &str) -> Result<String, String> {
 /// `path.name`, or `name` at the top.
 pub(crate) fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+/// Whether `path` is `section` or a key inside of it.
+pub(crate) fn is_at_or_below(path: &str, section: &str) -> bool {
+    let rest = path.strip_prefix(section);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 #[cfg(test)]

@@ -13,9 +13,8 @@ use std::marker::PhantomData;
 
 use crate::choice::Choice;
 pub(crate) use crate::key::Literal;
-pub(crate) use crate::key::Spelling::{Alias, Outdated};
 pub(crate) use crate::key::Trigger::{AnyEnabled, Differs, Enabled, NotEmpty, NotOneOf, Present};
-use crate::key::{Key, Spelling, Status, Trigger};
+use crate::key::{Key, Status, Trigger};
 pub(crate) use crate::kind::Reals::{Any, Decay, NotNegative, Positive, Share};
 use crate::kind::{Integers, Reals};
 pub(crate) use crate::kind::{Kind, Variant};
@@ -85,11 +84,11 @@ constructors! {
     /// A number or a list of one, without a default.
     opt_per_group(range: Reals): Option<f64> = Kind::PerGroup(range), Literal::Null;
     /// Two numbers.
-    pair(range: Reals, default: [f64; 2]): [f64; 2] = Kind::Pair(range), Literal::Pair(default);
+    pair(range: Reals, default: &'static [f64; 2]): [f64; 2] = Kind::Tuple(2, range), Literal::Reals(default);
     /// Two numbers, without a default.
-    opt_pair(range: Reals): Option<[f64; 2]> = Kind::Pair(range), Literal::Null;
+    opt_pair(range: Reals): Option<[f64; 2]> = Kind::Tuple(2, range), Literal::Null;
     /// Three numbers.
-    triple(range: Reals, default: [f64; 3]): [f64; 3] = Kind::Triple(range), Literal::Triple(default);
+    triple(range: Reals, default: &'static [f64; 3]): [f64; 3] = Kind::Tuple(3, range), Literal::Reals(default);
     /// A string.
     text['a](default: &'static str): &'a str = Kind::Text, Literal::Text(default);
     /// A string without a default.
@@ -118,6 +117,39 @@ pub(crate) const fn section<S: Section>() -> Spec<S> {
     Spec::new(Kind::Section(S::KEYS), Literal::Null).doc(S::DOC)
 }
 
+/// A section of a feature that does not exist here, which its `enabled` asks for.
+pub(crate) const fn switched_off<S: Section>(
+    feature: &'static str,
+    remedy: &'static str,
+) -> Spec<S> {
+    section().unavailable(feature, Enabled, remedy)
+}
+
+/// A flag that must have its default, because the other value asks for a feature that does not
+/// exist here.
+pub(crate) const fn fixed(default: bool, feature: &'static str) -> Spec<bool> {
+    let remedy = if default { "set it to true" } else { "set it to false" };
+    flag(default).unavailable(feature, Differs, remedy)
+}
+
+/// A key of a feature that does not exist here, which any value but `null` and `false` asks for.
+pub(crate) const fn absent(feature: &'static str) -> Spec<()> {
+    free().unavailable(feature, Present, "remove it")
+}
+
+/// Declares keys that several sections have, each with its doc.
+macro_rules! shared {
+    ($($(#[doc = $doc:literal])+ $vis:vis $name:ident: $Type:ty = $spec:expr;)+) => {
+        $($(#[doc = $doc])+
+        $vis const $name: $crate::spec::Spec<$Type> = {
+            let spec: $crate::spec::Spec<$Type> = $spec;
+            spec.doc(concat!($($doc),+))
+        };)+
+    };
+}
+
+pub(crate) use shared;
+
 /// A list of sections.
 pub(crate) const fn sections<S: Section>() -> Spec<Vec<S>> {
     Spec::new(Kind::Sections(S::KEYS), Literal::Null).doc(S::DOC)
@@ -128,7 +160,8 @@ impl<T> Spec<T> {
     const fn new(kind: Kind, default: Literal) -> Self {
         let key = Key {
             name: "",
-            spellings: &[],
+            alias: "",
+            outdated: "",
             kind,
             default,
             unit: "",
@@ -154,13 +187,19 @@ impl<T> Spec<T> {
 
     /// Sets the doc of a key that several sections have.
     pub(crate) const fn doc(mut self, doc: &'static str) -> Self {
-        self.key.doc = doc;
+        self.key.doc = doc.trim_ascii_start();
         self
     }
 
-    /// Sets other names.
-    pub(crate) const fn spelled(mut self, spellings: &'static [Spelling]) -> Self {
-        self.key.spellings = spellings;
+    /// Sets a name that means the same.
+    pub(crate) const fn alias(mut self, name: &'static str) -> Self {
+        self.key.alias = name;
+        self
+    }
+
+    /// Sets a name that is understood and warned about.
+    pub(crate) const fn outdated(mut self, name: &'static str) -> Self {
+        self.key.outdated = name;
         self
     }
 

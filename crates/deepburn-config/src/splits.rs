@@ -66,8 +66,8 @@ impl SplitPlan {
     pub fn has_eval(&self) -> bool {
         match self {
             Self::Shares { eval, .. } => *eval > 0.0,
-            Self::Paths { eval, eval_share, .. } => eval.is_some() || *eval_share > 0.0,
-            Self::Named { eval, eval_share, .. } => eval.is_some() || *eval_share > 0.0,
+            Self::Paths { eval, .. } => eval.is_some() || self.holds_out(),
+            Self::Named { eval, .. } => eval.is_some() || self.holds_out(),
         }
     }
 

@@ -1,6 +1,8 @@
 //! `"auto"` is answered, and the answer is shown.
 
-use deepburn_config::{RawConfig, Resolved, RunContext, SchedulePlan, resolve};
+use deepburn_config::{
+    RawConfig, Resolved, RunContext, SchedulePlan, resolve, resolve_preliminary,
+};
 use serde_json::{Value, json};
 
 /// What the Hugging Face integration lets its users write.
@@ -128,8 +130,13 @@ fn auto_where_nobody_allows_it_is_an_error() {
 }
 
 #[test]
-fn the_batch_alone_can_be_had_before_the_steps_are_known() {
+fn batches_and_mistakes_are_known_before_the_steps() {
     let written = RawConfig::from_value(&all_auto()).unwrap();
     let early = RunContext { total_steps: None, ..facts() };
-    assert_eq!(deepburn_config::resolve_batch(&written, &early).unwrap().0.train_batch_size, 6);
+    assert_eq!(resolve_preliminary(&written, &early).unwrap().batch.train_batch_size, 6);
+    let mut wrong = all_auto();
+    wrong["optimizer"]["type"] = "AdamX".into();
+    let written = RawConfig::from_value(&wrong).unwrap();
+    let message = resolve_preliminary(&written, &early).unwrap_err().to_string();
+    assert!(message.contains("1 problem") && message.contains("optimizer.type"), "{message}");
 }

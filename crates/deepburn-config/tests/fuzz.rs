@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use deepburn_config::{Job, JobRequest, RawConfig, RunContext, resolve};
-use deepburn_fuzz::{JSON_TOKENS, Mutator, fuzz};
+use deepburn_fuzz::{Corpus, CorpusFile, JSON_TOKENS, Mutator, fuzz, replay, scratch_folder};
 
 /// Texts to start from: the published configurations, the guides and the job files.
 fn seeds() -> Vec<String> {
@@ -22,36 +22,62 @@ fn seeds() -> Vec<String> {
 }
 
 /// One of the texts with some places changed.
-fn mutated(seeds: &[String], mutator: &mut Mutator) -> String {
-    let mut bytes = mutator.pick(seeds).clone().into_bytes();
+fn mutated(seed: &[u8], mutator: &mut Mutator) -> Vec<u8> {
+    let mut bytes = seed.to_vec();
     if mutator.below(2) == 0 {
         mutator.mutate_json(&mut bytes);
     }
     let tokens = ["\"auto\"", "NaN", "//", "\u{1f525}"].into_iter().chain(JSON_TOKENS);
     mutator.mutate(&mut bytes, &tokens.collect::<Vec<_>>());
-    String::from_utf8_lossy(&bytes).into_owned()
+    bytes
+}
+
+/// Uses a text as a DeepSpeed configuration, as a job file and as a value of the command line.
+fn read(text: &str, facts: &RunContext) {
+    if let Ok(written) = RawConfig::from_json(text)
+        && let Err(report) = resolve(&written, facts)
+    {
+        assert!(report.errors().all(|error| !error.message.is_empty()));
+    }
+    let request = JobRequest { sets: vec![format!("deepspeed={text}")], ..JobRequest::default() };
+    let _ = Job::parse(text, "job", Path::new(""), &JobRequest::default());
+    let _ = Job::parse("{}", "job", Path::new(""), &request);
+}
+
+/// Uses a file as `--deepspeed` and as `--config`; a YAML file is an Accelerate configuration.
+fn read_file(path: &Path, facts: &RunContext) {
+    if let Ok(written) = RawConfig::from_file(path) {
+        let _ = resolve(&written, facts);
+    }
+    let _ = Job::load(&JobRequest { config: path.to_owned(), ..JobRequest::default() });
 }
 
 #[test]
 fn fuzzed_configurations_end_in_an_answer_or_a_message() {
-    let seeds = seeds();
+    let (seeds, corpus) = (seeds(), Corpus::of_crate(env!("CARGO_MANIFEST_DIR")));
+    let folder = scratch_folder();
+    let known = RunContext {
+        hidden_size: Some(768),
+        total_steps: Some(10),
+        micro_batch_size: Some(1),
+        ..RunContext::on_host(2)
+    };
+    let read_kept = |file: &CorpusFile, bytes: &[u8], facts: &RunContext| {
+        let path = folder.path().join(file.file_name());
+        fs::write(&path, bytes).unwrap();
+        read_file(&path, facts);
+        read(&String::from_utf8_lossy(bytes), facts);
+    };
+    replay(&corpus, |file| read_kept(file, &file.bytes, &known));
     fuzz(2000, |mutator| {
-        let text = mutated(&seeds, mutator);
         let facts = RunContext {
             host_device: mutator.below(2) == 0,
-            hidden_size: Some(768),
-            total_steps: Some(10),
-            micro_batch_size: Some(1),
-            ..RunContext::on_host(mutator.below(5))
+            ..RunContext { world_size: mutator.below(5), ..known.clone() }
         };
-        if let Ok(written) = RawConfig::from_json(&text)
-            && let Err(report) = resolve(&written, &facts)
-        {
-            assert!(report.errors().all(|error| !error.message.is_empty()));
+        if let Some(file) = corpus.sometimes(mutator) {
+            return read_kept(file, &mutated(&file.bytes, mutator), &facts);
         }
-        let request =
-            JobRequest { sets: vec![format!("deepspeed={text}")], ..JobRequest::default() };
-        let _ = Job::parse(&text, "job", Path::new(""), &JobRequest::default());
-        let _ = Job::parse("{}", "job", Path::new(""), &request);
+        let text = mutated(mutator.pick(&seeds).as_bytes(), mutator);
+        read(&String::from_utf8_lossy(&text), &facts);
     });
 }

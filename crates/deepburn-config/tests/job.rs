@@ -182,6 +182,31 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
     fs::write(folder.path().join("a.txt"), "text").unwrap();
     for (text, parts) in [
         (r#"{"modle": {}}"#, ["modle", "unknown key", "did you mean model?"]),
+        (r#"{"lr": 1e-4}"#, ["lr", "unknown key", "did you mean deepspeed.optimizer.params.lr?"]),
+        (
+            r#"{"training": {"frozen": true}}"#,
+            ["training.frozen", "unknown key", "did you mean training.param_groups.frozen?"],
+        ),
+        (
+            r#"{"train_batch_size": 8, "zero_optimization": {"stage": 3}}"#,
+            [
+                "job.json: 1 problem\n",
+                "error: this looks like a DeepSpeed configuration",
+                "pass it with --deepspeed beside a job file",
+            ],
+        ),
+        (
+            r#"{"deepspeed": {"train_batch_size": 8, "optimizer": {"type": "AdamW", "lr": 1}}}"#,
+            ["deepspeed section of job.json", "error: deepspeed.optimizer.lr (line 1,", "params"],
+        ),
+        (
+            r#"{"training": {"ranks": 2}}"#,
+            [
+                "deepspeed section of job.json",
+                "error: deepspeed.train_micro_batch_size_per_gpu",
+                "training.micro_batch_size",
+            ],
+        ),
         (
             r#"{"training": {"max_step": 3}}"#,
             ["training.max_step", "unknown key", "did you mean max_steps?"],

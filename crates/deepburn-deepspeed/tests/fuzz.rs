@@ -8,7 +8,7 @@ use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 
 use deepburn_deepspeed::{Array, DeepSpeedCheckpoint, DeepSpeedError};
-use deepburn_fuzz::{Mutator, fuzz, scratch_folder};
+use deepburn_fuzz::{Corpus, CorpusFile, Mutator, fuzz, replay, scratch_folder};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
@@ -88,6 +88,23 @@ impl FixtureArchive {
             (entry.name().unwrap().to_string(), contents)
         });
         let entries = entries.collect();
+        Self { path, bytes, entries }
+    }
+
+    /// The archive with a file of the corpus as its pickle or in its place.
+    fn with(&self, kept: &CorpusFile) -> Self {
+        let (path, mut entries) = (self.path.clone(), self.entries.clone());
+        let bytes = match kept.format() {
+            "pickle" => {
+                for (_, pickle) in entries.iter_mut().filter(|(name, _)| name.ends_with("data.pkl"))
+                {
+                    pickle.clone_from(&kept.bytes);
+                }
+                zipped(&entries)
+            }
+            "archive" => kept.bytes.clone(),
+            format => panic!("{}: unknown format {format}", kept.name),
+        };
         Self { path, bytes, entries }
     }
 
@@ -200,8 +217,23 @@ fn fuzzed_checkpoints_end_in_an_error_or_in_values() {
     for files in &fixtures {
         read(files[0].path.parent().unwrap()).unwrap();
     }
+    let corpus = Corpus::of_crate(env!("CARGO_MANIFEST_DIR"));
+    replay(&corpus, |kept| {
+        for file in fixtures.iter().flatten() {
+            fs::write(&file.path, file.with(kept).bytes).unwrap();
+            let _ = read(file.path.parent().unwrap());
+            fs::write(&file.path, &file.bytes).unwrap();
+        }
+    });
     fuzz(1000, |mutator| {
         let files = mutator.pick(&fixtures);
+        if let Some(kept) = corpus.sometimes(mutator) {
+            let file = mutator.pick(files);
+            fs::write(&file.path, file.with(kept).mutated(mutator)).unwrap();
+            let _ = read(file.path.parent().unwrap());
+            fs::write(&file.path, &file.bytes).unwrap();
+            return;
+        }
         let changed: Vec<_> =
             (0..1 + mutator.below(2)).map(|_| mutator.below(files.len())).collect();
         for at in &changed {

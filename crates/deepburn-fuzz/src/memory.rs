@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use crate::seed::current_seed;
+use crate::current::with_current;
 
 /// The largest number of bytes that an input may hold. Valid inputs need some
 /// kilobytes.
@@ -39,9 +39,10 @@ impl CountingAllocator {
     fn admit(bytes: usize) -> bool {
         if bytes > MEMORY_LIMIT && RUNNING.load(Relaxed) {
             // A null pointer ends the process unless the caller handles it, so
-            // the seed is printed first.
-            let seed = current_seed();
-            _ = writeln!(std::io::stderr(), "DEEPBURN_FUZZ_SEED={seed} asks for {bytes} bytes");
+            // the input is named first.
+            with_current(|input| {
+                _ = writeln!(std::io::stderr(), "{input} asks for {bytes} bytes");
+            });
             return false;
         }
         let live = LIVE.fetch_add(bytes, Relaxed) + bytes;

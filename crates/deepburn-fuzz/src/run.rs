@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::Mutator;
+use crate::current::{current, set_current};
 use crate::memory::{LimitGuard, MEMORY_LIMIT, peak_of};
-use crate::seed::{current_seed, set_current_seed};
+use crate::{Corpus, CorpusFile, Mutator};
 
 /// The longest time for an input. Most inputs take less than a millisecond; the
 /// rest is a margin for a busy machine.
@@ -32,34 +32,62 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 pub fn fuzz(default: u64, mut check: impl FnMut(&mut Mutator)) {
     let inputs = setting("DEEPBURN_FUZZ_INPUTS", default);
     let first = setting("DEEPBURN_FUZZ_SEED", 1);
-    let (mut slowest, mut largest) = ((Duration::ZERO, first), (0, first));
+    let seeds = (0..inputs).map(|input| first.wrapping_add(input));
+    let again = |seed: &u64| format!("DEEPBURN_FUZZ_SEED={seed} DEEPBURN_FUZZ_INPUTS=1");
+    limited(seeds, again, |seed| check(&mut Mutator::new(seed)));
+}
+
+/// Calls `check` for each file of `corpus`, unchanged and in the order of their
+/// names, under the limits of [`fuzz`].
+///
+/// # Panics
+///
+/// Panics with the name of the file if it panics or exceeds a limit.
+pub fn replay<'a>(corpus: &'a Corpus, check: impl FnMut(&'a CorpusFile)) {
+    limited(corpus.files().iter(), |file| format!("the file {} of the corpus", file.name), check);
+}
+
+/// Calls `check` for each of `inputs` under the limits of time and memory.
+/// `named` says what repeats an input.
+fn limited<I>(
+    inputs: impl Iterator<Item = I>,
+    named: impl Fn(&I) -> String,
+    mut check: impl FnMut(I),
+) {
+    let (mut slowest, mut largest) = (Duration::ZERO, 0);
+    let (mut slowest_name, mut largest_name, mut count) = (String::new(), String::new(), 0);
     thread::scope(|scope| {
         // Dropped at the end or by a panic, which ends the watchdog.
         let (_running, ended) = channel();
         scope.spawn(move || watch(&ended));
         let _limit = LimitGuard::new();
-        for seed in (0..inputs).map(|input| first.wrapping_add(input)) {
-            set_current_seed(seed);
+        for input in inputs {
+            let again = named(&input);
+            set_current(&again);
             let started = Instant::now();
             let mut outcome = Ok(());
             let memory = peak_of(|| {
-                outcome = catch_unwind(AssertUnwindSafe(|| check(&mut Mutator::new(seed))));
+                outcome = catch_unwind(AssertUnwindSafe(|| check(input)));
             });
             let time = started.elapsed();
-            let again = format!("repeat it with DEEPBURN_FUZZ_SEED={seed} DEEPBURN_FUZZ_INPUTS=1");
-            assert!(outcome.is_ok(), "an input panics; {again}");
-            assert!(time <= TIME_LIMIT, "an input takes {time:?}; {again}");
-            assert!(memory <= MEMORY_LIMIT, "an input holds {memory} bytes; {again}");
-            slowest = slowest.max((time, seed));
-            largest = largest.max((memory, seed));
+            assert!(outcome.is_ok(), "an input panics; repeat it with {again}");
+            assert!(time <= TIME_LIMIT, "an input takes {time:?}; repeat it with {again}");
+            assert!(
+                memory <= MEMORY_LIMIT,
+                "an input holds {memory} bytes; repeat it with {again}"
+            );
+            count += 1;
+            if time > slowest {
+                (slowest, slowest_name) = (time, again.clone());
+            }
+            if memory > largest {
+                (largest, largest_name) = (memory, again);
+            }
         }
     });
     println!(
-        "{inputs} inputs; the slowest took {:?} (seed {}), the largest held {} kB (seed {})",
-        slowest.0,
-        slowest.1,
-        largest.0 / 1000,
-        largest.1
+        "{count} inputs; the slowest took {slowest:?} ({slowest_name}), the largest held {} kB ({largest_name})",
+        largest / 1000,
     );
 }
 
@@ -94,12 +122,13 @@ fn setting(name: &str, default: u64) -> u64 {
 fn watch(ended: &Receiver<()>) {
     let mut last = None;
     while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(2 * TIME_LIMIT) {
-        let seed = current_seed();
-        if last.replace(seed) == Some(seed) {
+        let current = current();
+        if last.as_ref() == Some(&current) {
             // `eprintln` would be captured by the test harness and lost when
             // the process ends.
-            _ = writeln!(std::io::stderr(), "an input does not end; DEEPBURN_FUZZ_SEED={seed}");
+            _ = writeln!(std::io::stderr(), "an input does not end: {current}");
             std::process::abort();
         }
+        last = Some(current);
     }
 }

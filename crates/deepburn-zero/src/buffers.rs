@@ -50,6 +50,7 @@ use crate::flat::{in_shape, in_type};
 use crate::group::Group;
 use crate::leased::{FullTensor, Leased};
 use crate::ledger::{Category, Lease, Ledger};
+use crate::same_module::difference;
 use crate::training::Training;
 
 use walk::{FoundBuffers, Install, Live, NewValue};
@@ -395,18 +396,12 @@ impl<B: OptimizerOps> BufferTable<B> {
     /// differs from rank 0 is named in the error.
     fn compare_ranks(&self) -> Result<(), ZeroError> {
         let own: Vec<_> = self.buffers.iter().map(Buffer::description).collect();
-        let texts = self.group.gather_bytes(Tag::new("buffers", 0), own.join("\n").as_bytes())?;
-        let Some(rank) = texts.iter().position(|text| *text != texts[0]) else { return Ok(()) };
-        let [first, other] = [&texts[0], &texts[rank]].map(|text| String::from_utf8_lossy(text));
-        let (mut first, mut other) = (first.lines(), other.lines());
-        loop {
-            let pair = (first.next(), other.next());
-            if pair.0 != pair.1 {
-                let named = |line: Option<&str>| line.unwrap_or("nothing").to_owned();
-                let (first, other) = (named(pair.0), named(pair.1));
-                return Err(ZeroError::BuffersDiffer { rank, first, other });
-            }
-        }
+        let Some(found) = difference(&self.group, Tag::new("buffers", 0), &own)? else {
+            return Ok(());
+        };
+        let named = |line: Option<String>| line.unwrap_or("nothing".to_owned());
+        let (first, other) = (named(found.first), named(found.other));
+        Err(ZeroError::BuffersDiffer { rank: found.rank, first, other })
     }
 
     /// Broadcasts the values of rank 0, all in one message. The layout is the

@@ -170,6 +170,17 @@ pub enum ZeroError {
         /// Module path of the second one.
         other: String,
     },
+    /// The ranks' modules have different parameters: other layers, or another
+    /// number of them.
+    #[error("rank {rank} has {other} where rank 0 has {first}: build the same module on all ranks")]
+    ParametersDiffer {
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// The first parameter in which they differ, on rank 0.
+        first: String,
+        /// The parameter on the other rank.
+        other: String,
+    },
     /// The ranks' modules have different buffers.
     #[error("rank {rank} has {other} where rank 0 has {first}: build the same module on all ranks")]
     BuffersDiffer {

@@ -77,6 +77,7 @@ mod random;
 mod recompute;
 mod reduce;
 mod rows;
+mod same_module;
 mod session;
 mod shard;
 mod shard_spec;

@@ -90,7 +90,7 @@ impl ClassReader {
         let reason = match (&mut self.mapping, label) {
             (Mapping::Numbers { count }, Label::Number(number)) => match count {
                 Some(count) if number as usize >= *count => {
-                    format!("{number}, an unknown class; id2label names {count}")
+                    format!("{number}, an unknown class; id2label names the classes below {count}")
                 }
                 _ => return Ok(number),
             },

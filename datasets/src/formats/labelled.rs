@@ -268,7 +268,9 @@ mod tests {
         let given = names(&["bad", "good"]);
         let many = read_named(&path, Some(&given)).unwrap_err().to_string();
         assert!(
-            many.contains("row 2: field `label` is 2, an unknown class; id2label names 2"),
+            many.contains(
+                "row 2: field `label` is 2, an unknown class; id2label names the classes below 2"
+            ),
             "{many}"
         );
     }

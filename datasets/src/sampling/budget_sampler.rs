@@ -163,7 +163,7 @@ impl BatchSampler for BudgetSampler {
             position: format!(
                 "epoch: {epoch}, batches: {batches}, samples: {samples} of {num_samples}"
             ),
-            reason: "it is not between two batches of the epoch",
+            reason: "it must be between two batches of the epoch",
         };
         let counts = usize::try_from(samples).ok().zip(usize::try_from(batches).ok());
         let counts = counts.filter(|&(samples, _)| samples <= num_samples);

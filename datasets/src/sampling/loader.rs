@@ -179,7 +179,8 @@ fn prefetch<D: Collate, S: BatchSampler>(
             Ok((data.collate(&samples, rows)?, sampler.position()))
         }));
         let batch = batch.unwrap_or_else(|panic| {
-            let reason = format!("panicked: {}", panic_message(&*panic));
+            let panic = panic_message(&*panic);
+            let reason = format!("panicked: {panic}; this is a bug: report it with this message");
             Err(DataError::LoaderThread { reason })
         });
         let failed = batch.is_err();
@@ -304,7 +305,11 @@ mod tests {
         loader.next_batch().unwrap();
         loader.next_batch().unwrap();
         let message = loader.next_batch().unwrap_err().to_string();
-        assert!(message.ends_with("panicked: disk 7 is gone"), "{message}");
+        assert!(
+            message
+                .ends_with("panicked: disk 7 is gone; this is a bug: report it with this message"),
+            "{message}"
+        );
         assert!(matches!(loader.next_batch(), Err(DataError::LoaderStopped)));
     }
 

@@ -67,7 +67,7 @@ impl Shard {
         let Self { rank, num_ranks } = self;
         let rule = || {
             format!(
-                "a group of {num_ranks} has the ranks below {num_ranks}, from 0; lower the rank, or raise the group size"
+                "it must be below the number of ranks, {num_ranks}; lower the rank, or raise the number of ranks"
             )
         };
         if rank < num_ranks { Ok(self) } else { Err(DataError::setting("rank", rank, rule())) }
@@ -227,7 +227,7 @@ impl BatchSampler for DistributedSampler {
         };
         self.drawn = moved.ok_or_else(|| DataError::Position {
             position: format!("drawn: {drawn}, num_ranks: {num_ranks}"),
-            reason: "no sampler can have it",
+            reason: "num_ranks must be at least 1, and all drawn samples together below 2^64",
         })?;
         Ok(())
     }

@@ -68,6 +68,9 @@ pub(crate) fn open_texts(
     };
     // Warnings come before tokenization, which may take minutes.
     warn_of_classes(&train, &classes);
+    if let (Some(limit), Some(eval)) = (job.training.eval_max_samples, &eval) {
+        warn_of_first_texts(eval, limit, &classes);
+    }
     let tokenizer = match tokenizer(&job.data, places, pretrained)? {
         Some(path) => Tokenizer::load(&path)?,
         None => {
@@ -125,6 +128,21 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
             classes.len()
         );
     }
+}
+
+/// Warns if an evaluation of the first `limit` texts has one class only, as in a file that is sorted by label.
+fn warn_of_first_texts(eval: &[LabelledText], limit: usize, classes: &Classes) {
+    let Some(class) = eval.first().map(|text| text.label) else { return };
+    let Some(same) = eval.iter().position(|text| text.label != class) else { return };
+    if limit > same {
+        return;
+    }
+    let name = classes.names().and_then(|names| names.get(class as usize));
+    let class = name.map_or(class.to_string(), |name| format!("\"{name}\""));
+    tracing::warn!(
+        "training.eval_max_samples: {limit} takes the first texts of the eval split, of which {same} have the class \
+         {class}, so an evaluation sees no other; shuffle the file, give more than {same} or remove the limit"
+    );
 }
 
 /// The texts of train, eval and test.

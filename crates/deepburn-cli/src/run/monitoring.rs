@@ -6,9 +6,10 @@
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf, absolute};
 
+use deepburn_config::MonitorPlan;
+
 use crate::failure::Failure;
 use crate::job::made_folders::MadeFolders;
-use crate::run::preparation::Preparation;
 
 /// Files and folders that the run itself writes to its output folder.
 const OWN: [&str; 5] = ["metrics.jsonl", "job.json", "report.html", "test.json", "model"];
@@ -18,9 +19,11 @@ const OWN: [&str; 5] = ["metrics.jsonl", "job.json", "report.html", "test.json",
 ///
 /// # Errors
 /// Always a user's mistake.
-pub(crate) fn check_monitors(preparation: &Preparation, config: &Path) -> Result<(), Failure> {
-    let output = &preparation.job.training.output_dir;
-    let plan = &preparation.plan.monitor;
+pub(crate) fn check_monitors(
+    output: &Path,
+    plan: &MonitorPlan,
+    config: &Path,
+) -> Result<(), Failure> {
     let folders = [
         ("deepspeed.tensorboard", plan.tensorboard.as_ref().map(|it| it.under(output))),
         ("deepspeed.csv_monitor", plan.csv.as_ref().map(|it| it.under(output))),

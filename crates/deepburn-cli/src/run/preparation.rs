@@ -3,8 +3,8 @@
 //! Main function: [`prepare`]. It goes from a command line to a [`Preparation`], in which model, data and plan fit
 //! together. Every error up to there is a user's mistake, and nothing has been written.
 //!
-//! The checks run in the order of their cost. The job file and the backend come first, then the batch, then the
-//! data, whose download and tokenization may take minutes, and the plan last, because it needs the data.
+//! The checks run in the order of their cost. The job file, the backend and the configuration come first, then the
+//! data, whose download and tokenization may take minutes. The final plan comes last, because it needs the data.
 //!
 //! A mistake is reported with its key as the job file has it:
 //!
@@ -17,7 +17,7 @@ use burn::tensor::DType;
 use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{
     Backend, BatchPlan, BatchSchedule, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan,
-    Precision, RawConfig, ResolvedJob, RunContext, Severity, resolve, resolve_batch,
+    Precision, RawConfig, ResolvedJob, RunContext, Severity, resolve, resolve_preliminary,
 };
 use deepburn_datasets::{DataError, Order, Shard, StepShape};
 use serde_json::Value;
@@ -80,23 +80,24 @@ impl DataIdentity {
 
 /// Reads and checks everything that `request` names.
 ///
-/// The batch is resolved twice. The data loaders need its size, and the rest of the plan needs the data: schedules
-/// with `"auto"` depend on the number of steps, and buckets on the width of the model. So `resolve_batch` comes first,
-/// and `resolve` after the data is open.
+/// The plan is resolved twice. The data loaders need the size of its batches, and the rest of it needs the data:
+/// schedules with `"auto"` depend on the number of steps, and buckets on the width of the model.
 ///
-/// `check` sees the job before its data is read, which may take minutes.
+/// Reading the data may take minutes, so everything that is wrong with the configuration is reported before. `check`
+/// sees the job and the preliminary plan then.
 ///
 /// # Errors
 /// Always a user's mistake, also from `check`.
 pub(crate) fn prepare(
     request: &JobRequest,
-    check: impl FnOnce(&Job) -> Result<(), Failure>,
+    check: impl FnOnce(&Job, &Plan) -> Result<(), Failure>,
 ) -> Result<Preparation, Failure> {
     let (mut job, written) = Job::load(request).map_err(Failure::mistake)?;
-    check(&job)?;
     check_backend(job.training.backend)?;
     let mut facts = job.run_context();
-    let (batch, dynamic) = resolve_batch(&written, &facts).map_err(Failure::mistake)?;
+    let preliminary = resolve_preliminary(&written, &facts).map_err(Failure::mistake)?;
+    check(&job, &preliminary)?;
+    let (batch, dynamic) = (preliminary.batch, preliminary.dynamic_batching);
     let batch_sizes = batch_sizes(&job, batch, dynamic.as_ref())?;
     let order = match job.data.shuffle {
         true => Order::Shuffled { seed: job.training.seed },

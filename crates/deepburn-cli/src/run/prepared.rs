@@ -33,9 +33,10 @@ impl PreparedRun {
         resume: Option<&Option<String>>,
         ranks: &Ranks,
     ) -> Result<Self, Failure> {
-        // Reading the data may take minutes, so a wrong output folder is reported before.
-        let mut preparation = prepare(request, |job| resume::check_start(job, resume))?;
-        check_monitors(&preparation, &request.config)?;
+        let mut preparation = prepare(request, |job, plan| {
+            resume::check_start(job, resume)?;
+            check_monitors(&job.training.output_dir, &plan.monitor, &request.config)
+        })?;
         let origin = resume::origin(&preparation, resume)?;
         let forecast = RunForecast::new(&preparation, ranks);
         preparation.record["memory_forecast"] = forecast.record();

@@ -167,6 +167,37 @@ fn tables_are_read_and_a_part_of_one_evaluates() {
     assert_eq!(record["confusion"].as_array().unwrap().len(), 3);
 }
 
+/// A file that is sorted by label, as IMDB's are.
+#[test]
+fn a_limit_within_one_class_is_warned_of() {
+    let job = reviews()
+        .with(
+            "data",
+            json!({
+                "kind": "classification", "sequence_length": 16, "vocab_size": 300,
+                "splits": {"train": "train.csv", "eval": "eval.csv"},
+            }),
+        )
+        .with("training.max_steps", 1);
+    let table = |labels: [&str; 4]| {
+        let rows = (0..40).map(|i| format!("film number {i} was fine,{}\n", labels[i / 10]));
+        format!("text,label\n{}", rows.collect::<String>())
+    };
+    let folder = job.folder().to_owned();
+    fs::write(folder.join("train.csv"), table(["neg", "pos", "neg", "pos"])).unwrap();
+    fs::write(folder.join("eval.csv"), table(["pos", "pos", "neg", "neg"])).unwrap();
+    let warning = "training.eval_max_samples: 20 takes the first texts";
+    let ending = job.with("training.eval_max_samples", 20).run().succeeded();
+    assert!(ending.stderr.contains(warning), "{}", ending.stderr);
+    for part in ["20 have the class \"pos\"", "shuffle the file, give more than 20"] {
+        assert!(ending.stderr.contains(part), "{}", ending.stderr);
+    }
+    let more = ["--config", "job.json", "--set", "training.eval_max_samples=21"];
+    let arguments = [&more[..], &["--output-dir", "more"]].concat();
+    let ending = finetune(&folder, &arguments).succeeded();
+    assert!(!ending.stderr.contains("eval_max_samples"), "{}", ending.stderr);
+}
+
 /// GPT-2 with scores for classes, from a language model's weights: the same bits at every stage.
 #[test]
 fn gpt2_classifies_texts() {

@@ -12,13 +12,13 @@ use crate::spec::*;
 /// Smallest vocabulary of a byte-level tokenizer: 256 bytes and the end of text.
 const SMALLEST_VOCABULARY: i64 = 257;
 
-/// A key that only the command line has: a job file describes the job, not one run of it.
-const ON_THE_COMMAND_LINE: Spec<()> = free()
-    .refused(
-        "is a command-line option, not a key of the job file",
-        "give --resume or --resume TAG on the command line",
-    )
-    .doc("Checkpoint to resume from. Set it on the command line with --resume.");
+shared! {
+    // A key that only the command line has: a job file describes the job, not one run of it.
+    /// Checkpoint to resume from. Set it on the command line with --resume.
+    ON_THE_COMMAND_LINE: () = free().refused(
+        "is a command-line option, not a key of the job file", "give --resume or --resume TAG on the command line",
+    );
+}
 
 /// What to write instead of Hugging Face's name of the micro-batch.
 const MICRO_BATCH: &str =

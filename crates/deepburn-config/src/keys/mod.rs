@@ -23,10 +23,7 @@ use offload::Aio;
 use optimizer::Optimizer;
 use precision::{Bf16, DataTypes, Fp16, TorchAutocast};
 use scheduler::Scheduler;
-use unsupported::{
-    Amp, Autotuning, Checkpoint, Comet, CommsLogger, Compile, CompressionTraining, Elasticity,
-    ExpertParallel, HybridEngine, Pipeline, ProgressiveLayerDrop, TensorParallel, Timers, Wandb,
-};
+use unsupported::*;
 use zero::{CHECKPOINTS, Zero};
 
 use crate::plan::{GradientReduction, Precision};
@@ -35,10 +32,11 @@ use crate::spec::*;
 /// Why keys that only occur in DeepSpeed's own code are ignored.
 const UNREAD: &str = "DeepSpeed does not read this key either";
 
-/// Where an editor finds the schema of the file.
-const SCHEMA: Spec<Option<&str>> = opt_text()
-    .inert("only editors use it; deepburn keys --schema prints a schema")
-    .doc("JSON Schema of the file, for editors.");
+shared! {
+    // Where an editor finds the schema of the file.
+    /// JSON Schema of the file, for editors.
+    SCHEMA: Option<&str> = opt_text().inert("only editors use it; deepburn keys --schema prints a schema");
+}
 
 section! {
     /// DeepSpeed configuration.
@@ -73,7 +71,7 @@ section! {
         communication_data_type: Option<Precision> = opt_choice(),
         data_types: DataTypes<'a> = section(),
         fp16: Fp16<'a> = section(),
-        bf16: Bf16<'a> = section().spelled(&[Alias("bfloat16")]),
+        bf16: Bf16<'a> = section().alias("bfloat16"),
         /// Optimizer steps between log lines; training.logging_steps of a job file takes
         /// precedence. Unset: finetune shows a progress bar on a terminal and about 20 lines
         /// elsewhere.
@@ -90,22 +88,19 @@ section! {
         dump_state = flag(false).inert("job.json always contains the resolved configuration"),
         profiling: Profiling<'a> = section(),
         flops_profiler: FlopsProfiler<'a> = section(),
-        comms_logger = section::<CommsLogger>()
-            .unavailable("communication logging", Enabled, "set comms_logger.enabled to false"),
+        comms_logger = switched_off::<CommsLogger>("communication logging", "set comms_logger.enabled to false"),
         tensorboard: Tensorboard<'a> = section(),
-        wandb = section::<Wandb>()
-            .unavailable(
-                "the Weights & Biases monitor", Enabled,
-                "set it to false and tensorboard.enabled to true: no maintained Rust library writes W&B's run \
-                 folder, but `wandb sync` uploads a TensorBoard folder",
-            ),
+        wandb = switched_off::<Wandb>(
+            "the Weights & Biases monitor",
+            "set it to false and tensorboard.enabled to true: no maintained Rust library writes W&B's run \
+             folder, but `wandb sync` uploads a TensorBoard folder",
+        ),
         csv_monitor: CsvMonitor<'a> = section(),
-        comet = section::<Comet>()
-            .unavailable(
-                "the Comet monitor", Enabled,
-                "set it to false and tensorboard.enabled or csv_monitor.enabled to true: Comet has no library \
-                 for Rust",
-            ),
+        comet = switched_off::<Comet>(
+            "the Comet monitor",
+            "set it to false and tensorboard.enabled or csv_monitor.enabled to true: Comet has no library \
+             for Rust",
+        ),
         timers = section::<Timers>().inert("throughput is always measured"),
         /// Level of DeepSpeed's log.
         log_level = opt_text().inert("RUST_LOG sets the log level"),
@@ -120,33 +115,31 @@ section! {
         checkpoint = section::<Checkpoint>().inert(CHECKPOINTS),
         activation_checkpointing: Activations<'a> = section(),
         aio: Aio<'a> = section(),
-        amp = section::<Amp>()
-            .unavailable(
-                "Apex mixed precision", Enabled, "set amp.enabled to false, or use torch_autocast instead",
-            ),
+        amp = switched_off::<Amp>("Apex mixed precision", "set amp.enabled to false, or use torch_autocast instead"),
         torch_autocast: TorchAutocast<'a> = section(),
         pipeline = section::<Pipeline>().inert("pipeline parallelism is not available in this version"),
         tensor_parallel = section::<TensorParallel>()
             .inert("tensor parallelism is not available in this version"),
-        expert_parallel = section::<ExpertParallel>()
-            .unavailable("expert parallelism", Enabled, "set expert_parallel.enabled to false"),
+        expert_parallel = switched_off::<ExpertParallel>("expert parallelism", "set expert_parallel.enabled to false"),
         /// Number of ranks in a sequence-parallel group.
         sequence_parallel_size = positive(1).unavailable("sequence parallelism", Differs, "set it to 1"),
         /// Data type of sequence-parallel communication.
         seq_parallel_communication_data_type = text("fp32").inert("sequence parallelism is not supported"),
         /// Order ranks by data-parallel group before expert-parallel group.
         use_data_before_expert_parallelism = flag(false).inert("expert parallelism is not supported"),
-        hybrid_engine = section::<HybridEngine>()
-            .unavailable("the hybrid engine", Enabled, "set hybrid_engine.enabled to false"),
+        hybrid_engine = switched_off::<HybridEngine>("the hybrid engine", "set hybrid_engine.enabled to false"),
         compile = section::<Compile>().inert("compilation is not available in this version"),
-        elasticity = section::<Elasticity>()
-            .unavailable("elasticity", Enabled, "set elasticity.enabled to false and give the batch sizes"),
-        autotuning = section::<Autotuning>()
-            .unavailable("autotuning", Enabled, "set autotuning.enabled to false"),
+        elasticity = switched_off::<Elasticity>(
+            "elasticity",
+            "set elasticity.enabled to false and give the batch sizes",
+        ),
+        autotuning = switched_off::<Autotuning>("autotuning", "set autotuning.enabled to false"),
         data_efficiency: DataEfficiency<'a> = section(),
         curriculum_learning: Curriculum<'a> = section(),
-        progressive_layer_drop = section::<ProgressiveLayerDrop>()
-            .unavailable("progressive layer drop", Enabled, "set progressive_layer_drop.enabled to false"),
+        progressive_layer_drop = switched_off::<ProgressiveLayerDrop>(
+            "progressive layer drop",
+            "set progressive_layer_drop.enabled to false",
+        ),
         compression_training = section::<CompressionTraining>()
             .unavailable("compression", AnyEnabled, "remove compression_training"),
         schema as "$schema" = SCHEMA,
@@ -164,25 +157,24 @@ section! {
         /// Comment.
         comment as "_comment" = free().ignored(UNREAD),
         /// Mixture-of-quantization training (MoQ).
-        quantize_training = free().unavailable("mixture-of-quantization training", Present, "remove it"),
+        quantize_training = absent("mixture-of-quantization training"),
         /// Weight quantization for inference.
-        weight_quantization = free().unavailable("weight quantization", Present, "remove it"),
+        weight_quantization = absent("weight quantization"),
         /// Eigenvalue computation for mixture-of-quantization training (MoQ).
         eigenvalue = free().unavailable("mixture-of-quantization training", AnyEnabled, "remove it"),
         /// Sparse attention kernels.
-        sparse_attention = free().unavailable("sparse attention", Present, "remove it"),
+        sparse_attention = absent("sparse attention"),
         /// Communicate embedding gradients as sparse tensors.
         sparse_gradients = flag(false)
             .unavailable("sparse gradients", Differs, "set it to false; all gradients are reduced as dense tensors"),
         /// Checkpoints through Microsoft's Nebula service.
         nebula = free().unavailable("Nebula checkpoints", AnyEnabled, "remove it"),
         /// Asynchronous checkpoints with DataStates.
-        datastates_ckpt = free().unavailable("DataStates checkpoints", Present, "remove it"),
+        datastates_ckpt = absent("DataStates checkpoints"),
         /// Capture CUDA graphs.
-        graph_harvesting = flag(false).unavailable("CUDA graphs", Differs, "set it to false"),
+        graph_harvesting = fixed(false, "CUDA graphs"),
         /// Let the engine count the micro-batches of a step.
-        managed_gradient_accumulation = flag(true)
-            .unavailable("gradient accumulation managed by the caller", Differs, "set it to true"),
+        managed_gradient_accumulation = fixed(true, "gradient accumulation managed by the caller"),
         /// Use broadcasts instead of all-gathers.
         disable_allgather = flag(false).inert("updated parameters are always all-gathered"),
         /// Disable Python's garbage collector during training.

@@ -5,20 +5,23 @@
 
 use crate::spec::*;
 
-/// Where a section's tensors go.
-const DEVICE: Spec<&str> = one_of(&["none", "cpu", "nvme"], "none").auto().doc(
-    "Device to offload to: \"none\", \"cpu\" (host memory) or \"nvme\". Accumulated gradients are offloaded with the \
-     optimizer states, and parameters only if optimizer states are. On CPU backends, \"cpu\" changes nothing.",
-);
-/// Where the files are for the device `nvme`.
-const NVME_PATH: Spec<Option<&str>> = opt_text().auto().doc(
-    "Folder for offloaded data, on a local disk. Required by offload_optimizer with device \"nvme\"; offload_param \
-     uses the same folder.",
-);
-/// Page-locked memory, which only copies to a GPU use.
-const PIN_MEMORY: Spec<bool> = flag(true)
-    .inert("offloaded data is never page-locked")
-    .doc("Keep offloaded data in page-locked memory, which a GPU copies faster.");
+shared! {
+    // Where a section's tensors go.
+    /// Device to offload to: "none", "cpu" (host memory) or "nvme". Accumulated gradients are
+    /// offloaded with the optimizer states, and parameters only if optimizer states are. On CPU
+    /// backends, "cpu" changes nothing.
+    DEVICE: &str = one_of(&["none", "cpu", "nvme"], "none").auto();
+
+    // Where the files are for the device `nvme`.
+    /// Folder for offloaded data, on a local disk. Required by offload_optimizer with device
+    /// "nvme"; offload_param uses the same folder.
+    NVME_PATH: Option<&str> = opt_text().auto();
+
+    // Page-locked memory, which only copies to a GPU use.
+    /// Keep offloaded data in page-locked memory, which a GPU copies faster.
+    PIN_MEMORY: bool = flag(true).inert("offloaded data is never page-locked");
+}
+
 /// Why there are no buffers for parameters.
 const STRAIGHT: &str = "shards are read directly into the memory of operations; \
      stage3_prefetch_bucket_size limits how far ahead";

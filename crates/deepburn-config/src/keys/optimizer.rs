@@ -15,80 +15,84 @@ const FUSED: &str = "the update is always fused";
 /// Why settings of DeepSpeed's transport change nothing.
 const TRANSPORT: &str = "collectives run between threads or over MPI, from host memory";
 
-/// Of all optimizers but Muon and Adagrad, which have other defaults.
-const LR: Spec<f64> = real(NotNegative, DEFAULT_LR).auto().doc(
-    "Learning rate. Unset or \"auto\": training.learning_rate of a job file, if set. Schedules with their own rates \
-     override it.",
-);
-/// Of the Adam family and Lion.
-const BETAS: Spec<[f64; 2]> = pair(Decay, [0.9, 0.999])
-    .auto()
-    .doc("Decay rates of the first and second moment. Larger values average over more steps.");
-/// Of Adam. It may be 0, as in PyTorch and DeepSpeed.
-const EPS: Spec<f64> = real(NotNegative, 1e-8)
-    .auto()
-    .doc("Term added to the square root of the second moment for numerical stability.");
-/// LAMB, 1-bit Adam and 0/1 Adam need an eps: the update of an element without gradients would be 0
-/// / 0.
-const POSITIVE_EPS: Spec<f64> = real(Positive, 1e-8)
-    .auto()
-    .doc("Term added to the square root of the second moment for numerical stability.");
-/// Of all optimizers. Whether it is decoupled is the optimizer's choice.
-const WEIGHT_DECAY: Spec<f64> = real(NotNegative, 0.0)
-    .auto()
-    .doc("Weight decay. training.no_decay of a job file excludes biases and norms by default.");
-/// Upper bound of LAMB's trust ratio.
-const MAX_COEFF: Spec<f64> = real(Positive, 10.0).doc("Upper bound of the trust ratio.");
-/// Lower bound of LAMB's trust ratio.
-const MIN_COEFF: Spec<f64> = real(NotNegative, 0.01).doc("Lower bound of the trust ratio.");
-/// Length of the exact phase of 1-bit Adam and 1-bit LAMB. The range is checked by a rule, which
-/// says what a good value is.
-const FREEZE_STEP: Spec<i64> = integer(100_000).unit("steps").doc(
-    "Steps of uncompressed warm-up; at least 1, and 15 to 25 % of all steps is a good choice. Afterwards the second \
-     moment is frozen and momenta are compressed. If it is frozen too early, training diverges.",
-);
-/// Refused where it is on: its maximum is another state that nothing here keeps.
-const AMSGRAD: Spec<bool> = flag(false)
-    .unavailable("AMSGrad", Differs, "set it to false")
-    .doc("Use the maximum of all second moments so far (AMSGrad).");
-/// One of PyTorch's implementations of an update.
-const FUSED_FLAG: Spec<Option<bool>> =
-    opt_flag().inert(FUSED).doc("Use PyTorch's fused implementation.");
-/// Another of PyTorch's implementations of an update.
-const FOREACH: Spec<Option<bool>> =
-    opt_flag().inert(FUSED).doc("Use PyTorch's foreach implementation.");
-/// What DeepSpeed does with gradients after a step.
-const SET_GRAD_NONE: Spec<bool> =
-    flag(true).inert("gradients are always freed").doc("Free gradients after the step.");
-/// Refused where it is off: moments are kept in fp32.
-const FP32_STATES: Spec<bool> = flag(true)
-    .unavailable("16-bit optimizer states", Differs, "set it to true")
-    .doc("Keep optimizer states in fp32.");
-/// Refused where it is on.
-const MAXIMIZE: Spec<bool> = flag(false)
-    .unavailable("maximization of the objective", Differs, "set it to false")
-    .doc("Maximize the objective instead of minimizing it.");
-/// Of the optimizers with compressed momenta. LAMB itself honours its key of this name.
-const EPS_INSIDE_SQRT: Spec<bool> = flag(false)
-    .unavailable(
-        "an eps inside the square root, which DeepSpeed accepts and ignores",
-        Differs,
-        "set it to false",
-    )
-    .doc("Add eps to the second moment before the square root instead of after it.");
-/// A setting of DeepSpeed's MPI backend.
-const CUDA_AWARE: Spec<bool> = flag(false).inert(TRANSPORT).doc("Use CUDA-aware MPI.");
-/// A setting of DeepSpeed's compressed all-reduce.
-const COMM_BACKEND_NAME: Spec<&str> = one_of(&["nccl", "mpi", "hccl", "compressed"], "nccl")
-    .inert(TRANSPORT)
-    .doc("Communication backend of compressed all-reduces.");
-/// DeepSpeed refuses the key here too, in these words.
-const MAX_GRAD_NORM: Spec<()> = free()
-    .refused(
-        "'max_grad_norm' is not supported as an optimizer parameter",
-        "use the top-level key gradient_clipping",
-    )
-    .doc("Gradient clipping; not an optimizer parameter.");
+shared! {
+    // Of all optimizers but Muon and Adagrad, which have other defaults.
+    /// Learning rate. Unset or "auto": training.learning_rate of a job file, if set. Schedules with
+    /// their own rates override it.
+    LR: f64 = real(NotNegative, DEFAULT_LR).auto();
+
+    // Of the Adam family and Lion.
+    /// Decay rates of the first and second moment. Larger values average over more steps.
+    BETAS: [f64; 2] = pair(Decay, &[0.9, 0.999]).auto();
+
+    // Of Adam. It may be 0, as in PyTorch and DeepSpeed.
+    /// Term added to the square root of the second moment for numerical stability.
+    EPS: f64 = real(NotNegative, 1e-8).auto();
+
+    // LAMB, 1-bit Adam and 0/1 Adam need an eps: the update of an element without gradients would be
+    // 0 / 0.
+    /// Term added to the square root of the second moment for numerical stability.
+    POSITIVE_EPS: f64 = real(Positive, 1e-8).auto();
+
+    // Of all optimizers. Whether it is decoupled is the optimizer's choice.
+    /// Weight decay. training.no_decay of a job file excludes biases and norms by default.
+    WEIGHT_DECAY: f64 = real(NotNegative, 0.0).auto();
+
+    /// Upper bound of the trust ratio.
+    MAX_COEFF: f64 = real(Positive, 10.0);
+
+    /// Lower bound of the trust ratio.
+    MIN_COEFF: f64 = real(NotNegative, 0.01);
+
+    // Length of the exact phase of 1-bit Adam and 1-bit LAMB. The range is checked by a rule, which
+    // says what a good value is.
+    /// Steps of uncompressed warm-up; at least 1, and 15 to 25 % of all steps is a good choice.
+    /// Afterwards the second moment is frozen and momenta are compressed. If it is frozen too
+    /// early, training diverges.
+    FREEZE_STEP: i64 = integer(100_000).unit("steps");
+
+    // Refused where it is on: its maximum is another state that nothing here keeps.
+    /// Use the maximum of all second moments so far (AMSGrad).
+    AMSGRAD: bool = fixed(false, "AMSGrad");
+
+    // One of PyTorch's implementations of an update.
+    /// Use PyTorch's fused implementation.
+    FUSED_FLAG: Option<bool> = opt_flag().inert(FUSED);
+
+    // Another of PyTorch's implementations of an update.
+    /// Use PyTorch's foreach implementation.
+    FOREACH: Option<bool> = opt_flag().inert(FUSED);
+
+    // What DeepSpeed does with gradients after a step.
+    /// Free gradients after the step.
+    SET_GRAD_NONE: bool = flag(true).inert("gradients are always freed");
+
+    // Refused where it is off: moments are kept in fp32.
+    /// Keep optimizer states in fp32.
+    FP32_STATES: bool = fixed(true, "16-bit optimizer states");
+
+    /// Maximize the objective instead of minimizing it.
+    MAXIMIZE: bool = fixed(false, "maximization of the objective");
+
+    // Of the optimizers with compressed momenta. LAMB itself honours its key of this name.
+    /// Add eps to the second moment before the square root instead of after it.
+    EPS_INSIDE_SQRT: bool =
+        fixed(false, "an eps inside the square root, which DeepSpeed accepts and ignores");
+
+    // A setting of DeepSpeed's MPI backend.
+    /// Use CUDA-aware MPI.
+    CUDA_AWARE: bool = flag(false).inert(TRANSPORT);
+
+    // A setting of DeepSpeed's compressed all-reduce.
+    /// Communication backend of compressed all-reduces.
+    COMM_BACKEND_NAME: &str = one_of(&["nccl", "mpi", "hccl", "compressed"], "nccl").inert(TRANSPORT);
+
+    // DeepSpeed refuses the key here too, in these words.
+    /// Gradient clipping; not an optimizer parameter.
+    MAX_GRAD_NORM: () = free().refused(
+        "'max_grad_norm' is not supported as an optimizer parameter", "use the top-level key gradient_clipping",
+    );
+}
 
 /// An optimizer that does not exist here.
 const fn missing(name: &'static str, feature: &'static str) -> Variant {
@@ -133,11 +137,19 @@ section! {
         legacy_fusion = flag(false).inert("the update is always fused"),
     }
 
-    /// Parameters of Adam and AdamW.
-    pub(crate) struct Adam<'a> {
+    /// Parameters that the Adam family shares.
+    pub(crate) struct Moments<'a> {
         lr: f64 = LR,
         betas: [f64; 2] = BETAS,
         eps: f64 = EPS,
+        weight_decay: f64 = WEIGHT_DECAY,
+    }
+
+    /// Parameters of Adam and AdamW.
+    pub(crate) struct Adam<'a> {
+        lr = LR,
+        betas = BETAS,
+        eps = EPS,
         weight_decay: f64 = WEIGHT_DECAY,
         /// Correct the bias of the moments, which start at 0: divide them by 1 - beta^t.
         bias_correction: bool = flag(true),
@@ -205,10 +217,10 @@ section! {
 
     /// LAMB: Adam with a trust ratio for each tensor (You et al. 2020).
     pub(crate) struct Lamb<'a> {
-        lr: f64 = LR,
-        betas: [f64; 2] = BETAS,
-        eps: f64 = POSITIVE_EPS,
-        weight_decay: f64 = WEIGHT_DECAY,
+        lr = LR,
+        betas = BETAS,
+        eps = POSITIVE_EPS,
+        weight_decay = WEIGHT_DECAY,
         /// Correct the bias of the moments: scale the learning rate by sqrt(1 - beta2^t) / (1 -
         /// beta1^t).
         bias_correction: bool = flag(true),
@@ -243,13 +255,13 @@ section! {
         ns_steps: usize = count_in(1, 99, 5),
         /// Coefficients a, b and c of the Newton-Schulz iteration X <- a X + (b A + c A A) X with A
         /// = X X^T.
-        ns_coefficients: [f64; 3] = triple(Any, [3.4445, -4.775, 2.0315]),
+        ns_coefficients: [f64; 3] = triple(Any, &[3.4445, -4.775, 2.0315]),
         /// Scaling of the learning rate by a matrix's shape: "original", sqrt(max(1, outputs /
         /// inputs)), or "match_rms_adamw", 0.2 sqrt(max(outputs, inputs)), which suits learning
         /// rates tuned for AdamW.
         adjust_lr_fn: MuonScale = choice("original"),
         /// Betas of Adam, the decay rates of its moments.
-        betas: [f64; 2] = pair(Decay, [0.9, 0.95]).auto(),
+        betas: [f64; 2] = pair(Decay, &[0.9, 0.95]).auto(),
         /// Term added to Adam's denominator for numerical stability.
         eps: f64 = real(NotNegative, 1e-10).auto(),
         /// Use decoupled weight decay for Adam's parameters; false uses L2 regularization.
@@ -258,39 +270,49 @@ section! {
         ns_method = one_of(&["gram", "standard"], "gram")
             .inert("both forms compute the same iteration, which runs in fp32"),
         /// Orthogonalize each attention head separately.
-        per_head_muon = flag(false).unavailable("Muon per head", Differs, "set it to false"),
+        per_head_muon = fixed(false, "Muon per head"),
         /// Use PyTorch's class for Adam.
         torch_adam = flag(false).inert(FUSED),
         foreach = FOREACH,
         fp32_optimizer_states = FP32_STATES,
         max_grad_norm = MAX_GRAD_NORM,
     }
+}
 
+/// Declares the optimizers with compressed momenta: the keys of the moments, then their own.
+macro_rules! compressed {
+    ($($(#[doc = $about:literal])+ $Name:ident($called:literal) { $($own:tt)* })+) => {
+        section! {
+            $($(#[doc = $about])+
+            pub(crate) struct $Name<'a> {
+                lr = LR,
+                betas = BETAS,
+                eps = POSITIVE_EPS,
+                weight_decay = WEIGHT_DECAY,
+                $($own)*
+                /// Correct the bias of the moments.
+                bias_correction = flag(true)
+                    .inert(concat!($called, " never corrects its moments; DeepSpeed ignores the key too")),
+                eps_inside_sqrt = EPS_INSIDE_SQRT,
+                amsgrad = AMSGRAD,
+                cuda_aware = CUDA_AWARE,
+                comm_backend_name = COMM_BACKEND_NAME,
+                max_grad_norm = MAX_GRAD_NORM,
+            })+
+        }
+    };
+}
+
+compressed! {
     /// 1-bit Adam: after freeze_step, ranks exchange compressed momenta instead of gradients (Tang
     /// et al. 2021). Stages 0 and 1 only; nothing is sharded.
-    pub(crate) struct OneBitAdam<'a> {
-        lr: f64 = LR,
-        betas: [f64; 2] = BETAS,
-        eps: f64 = POSITIVE_EPS,
-        weight_decay: f64 = WEIGHT_DECAY,
+    OneBitAdam("1-bit Adam") {
         freeze_step: i64 = FREEZE_STEP,
-        /// Correct the bias of the moments.
-        bias_correction = flag(true)
-            .inert("1-bit Adam never corrects its moments; DeepSpeed ignores the key too"),
-        eps_inside_sqrt = EPS_INSIDE_SQRT,
-        amsgrad = AMSGRAD,
-        cuda_aware = CUDA_AWARE,
-        comm_backend_name = COMM_BACKEND_NAME,
-        max_grad_norm = MAX_GRAD_NORM,
     }
 
     /// 1-bit LAMB: after freeze_step, ranks exchange compressed momenta instead of gradients (Li et
     /// al. 2021). Stages 0 and 1 only; nothing is sharded.
-    pub(crate) struct OneBitLamb<'a> {
-        lr: f64 = LR,
-        betas: [f64; 2] = BETAS,
-        eps: f64 = POSITIVE_EPS,
-        weight_decay: f64 = WEIGHT_DECAY,
+    OneBitLamb("1-bit LAMB") {
         max_coeff: f64 = MAX_COEFF,
         min_coeff: f64 = MIN_COEFF,
         freeze_step: i64 = FREEZE_STEP,
@@ -303,23 +325,11 @@ section! {
         factor_min: f64 = real(NotNegative, 0.5),
         /// Maximum relative change of this factor per step.
         factor_threshold: f64 = real(NotNegative, 0.1),
-        /// Correct the bias of the moments.
-        bias_correction = flag(true)
-            .inert("1-bit LAMB never corrects its moments; DeepSpeed ignores the key too"),
-        eps_inside_sqrt = EPS_INSIDE_SQRT,
-        amsgrad = AMSGRAD,
-        cuda_aware = CUDA_AWARE,
-        comm_backend_name = COMM_BACKEND_NAME,
-        max_grad_norm = MAX_GRAD_NORM,
     }
 
     /// 0/1 Adam: compressed gradients, then local steps with compressed averages (Lu et al. 2022).
     /// Communicates less than 1-bit Adam. Stages 0 and 1 only; nothing is sharded.
-    pub(crate) struct ZeroOneAdam<'a> {
-        lr: f64 = LR,
-        betas: [f64; 2] = BETAS,
-        eps: f64 = POSITIVE_EPS,
-        weight_decay: f64 = WEIGHT_DECAY,
+    ZeroOneAdam("0/1 Adam") {
         /// Last step that may update the second moment, usually the end of the warm-up. Afterwards
         /// ranks take local steps between averages.
         var_freeze_step: usize = positive(100_000).unit("steps"),
@@ -332,13 +342,5 @@ section! {
         /// Maximum interval between averages. Larger values communicate less, but ranks drift
         /// further apart.
         local_step_clipper: usize = positive(16).unit("steps"),
-        /// Correct the bias of the moments.
-        bias_correction = flag(true)
-            .inert("0/1 Adam never corrects its moments; DeepSpeed ignores the key too"),
-        eps_inside_sqrt = EPS_INSIDE_SQRT,
-        amsgrad = AMSGRAD,
-        cuda_aware = CUDA_AWARE,
-        comm_backend_name = COMM_BACKEND_NAME,
-        max_grad_norm = MAX_GRAD_NORM,
     }
 }

@@ -48,8 +48,7 @@ section! {
         /// Minimum dynamic loss scale. The run fails if an overflow would lower the scale further.
         min_loss_scale: i64 = integer(1).auto(),
         /// Keep master weights and gradients in fp16.
-        fp16_master_weights_and_grads = flag(false)
-            .unavailable("fp16 master weights", Differs, "set it to false"),
+        fp16_master_weights_and_grads = fixed(false, "fp16 master weights"),
     }
 
     /// bf16 training with fp32 master weights.
@@ -61,10 +60,9 @@ section! {
         /// Skip steps with non-finite gradients. If false, such a gradient ends the run.
         check_grad_overflow: bool = flag(true),
         /// Keep master weights and gradients in bf16.
-        bf16_master_weights_and_grads = flag(false)
-            .unavailable("bf16 master weights", Differs, "set it to false"),
+        bf16_master_weights_and_grads = fixed(false, "bf16 master weights"),
         /// Keep optimizer states in bf16.
-        bf16_optimizer_states = flag(false).unavailable("bf16 optimizer states", Differs, "set it to false"),
+        bf16_optimizer_states = fixed(false, "bf16 optimizer states"),
     }
 
     /// Data types of accumulated gradients, parameters and buffers.

@@ -7,34 +7,36 @@
 use crate::plan::WarmupShape;
 use crate::spec::*;
 
-/// Start of the warm-up.
-const MIN_LR: Spec<f64> = per_group(NotNegative, 0.0)
-    .auto()
-    .doc("Learning rate at the start of the warm-up, used for the first two steps.");
-/// Of all of DeepSpeed's schedules with a warm-up.
-const WARMUP_STEPS: Spec<usize> = count(1000).unit("steps").auto().doc(
-    "Length of the warm-up; 0 and 1 mean 2. \"auto\": training.warmup_steps of the job file, or 2.",
-);
-/// The logarithm is DeepSpeed's default and rises fast at first.
-const SHAPE: Spec<WarmupShape> = choice("log").doc(
-    "Shape of the warm-up over N steps: \"log\", ln(i + 1) / ln(N), or \"linear\", i / N. \"log\" rises faster at \
-     the start.",
-);
-/// The one parameter that schedules with a decay require; `"auto"` is the length of the job.
-const TOTAL_STEPS: Spec<Option<usize>> = opt_positive().required().unit("steps").auto().doc(
-    "Length of the schedule, including the warm-up. \"auto\": the number of steps of the job.",
-);
-/// Of DeepSpeed's schedules.
-const LAST_ITERATION: Spec<i64> = integer_in(-1, i64::MAX, -1)
-    .doc("Index of the last completed step of the schedule; -1 starts at the beginning.");
-/// Of PyTorch's schedules.
-const LAST_EPOCH: Spec<i64> = integer(-1)
-    .unavailable("a PyTorch schedule with a start position", Differs, "set it to -1")
-    .doc("Index of the last completed step of the schedule; -1 starts at the beginning.");
-/// Of PyTorch's schedules.
-const VERBOSE: Spec<()> = free()
-    .inert("metrics.jsonl contains the learning rate of every step")
-    .doc("Print every change of the learning rate.");
+shared! {
+    // Start of the warm-up.
+    /// Learning rate at the start of the warm-up, used for the first two steps.
+    MIN_LR: f64 = per_group(NotNegative, 0.0).auto();
+
+    // Of all of DeepSpeed's schedules with a warm-up.
+    /// Length of the warm-up; 0 and 1 mean 2. "auto": training.warmup_steps of the job file, or 2.
+    WARMUP_STEPS: usize = count(1000).unit("steps").auto();
+
+    // The logarithm is DeepSpeed's default and rises fast at first.
+    /// Shape of the warm-up over N steps: "log", ln(i + 1) / ln(N), or "linear", i / N. "log" rises
+    /// faster at the start.
+    SHAPE: WarmupShape = choice("log");
+
+    // The one parameter that schedules with a decay require; `"auto"` is the length of the job.
+    /// Length of the schedule, including the warm-up. "auto": the number of steps of the job.
+    TOTAL_STEPS: Option<usize> = opt_positive().required().unit("steps").auto();
+
+    // Of DeepSpeed's schedules.
+    /// Index of the last completed step of the schedule; -1 starts at the beginning.
+    LAST_ITERATION: i64 = integer_in(-1, i64::MAX, -1);
+
+    // Of PyTorch's schedules.
+    /// Index of the last completed step of the schedule; -1 starts at the beginning.
+    LAST_EPOCH: i64 = integer(-1).unavailable("a PyTorch schedule with a start position", Differs, "set it to -1");
+
+    // Of PyTorch's schedules.
+    /// Print every change of the learning rate.
+    VERBOSE: () = free().inert("metrics.jsonl contains the learning rate of every step");
+}
 
 /// A schedule that does not exist here.
 const fn missing(name: &'static str, feature: &'static str) -> Variant {

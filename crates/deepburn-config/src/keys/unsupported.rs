@@ -11,7 +11,7 @@ section! {
         /// Reaction to different tags across ranks: "Ignore", "Warn" or "Fail".
         tag_validation = one_of(&["Ignore", "Warn", "Fail"], "Warn"),
         /// Load universal checkpoints.
-        load_universal = flag(false).unavailable("loading universal checkpoints", Differs, "set it to false"),
+        load_universal = fixed(false, "loading universal checkpoints"),
         /// Write checkpoints to the local storage of each node.
         use_node_local_storage = flag(false),
         parallel_write = section::<ParallelWrite>(),
@@ -68,9 +68,9 @@ section! {
         /// Number of ranks in a tensor-parallel group of AutoTP; 0 disables it.
         autotp_size = count(0).unavailable("tensor parallelism", Differs, "set it to 0"),
         /// Options of the tensor-parallel group.
-        tp = free().unavailable("tensor parallelism", Present, "remove it"),
+        tp = absent("tensor parallelism"),
         /// Options of the tensor-parallel group.
-        tensor_parallel = free().unavailable("tensor parallelism", Present, "remove it"),
+        tensor_parallel = absent("tensor parallelism"),
         /// Overlap communication and computation.
         tp_overlap_comm = flag(false),
         /// Model whose predefined partitioning is used.
@@ -138,7 +138,7 @@ section! {
     /// Model compilation.
     pub(crate) enum Compile {
         /// Enable DeepCompile, which also compiles communication.
-        deepcompile = flag(false).unavailable("DeepCompile", Differs, "set it to false"),
+        deepcompile = fixed(false, "DeepCompile"),
         /// Compile the model.
         enabled = free().unavailable("model compilation", Present, "set it to false"),
         /// Disable compilation in PyTorch.

@@ -21,6 +21,11 @@ const JOINED: &str = "parameters are gathered in the order of use, several in on
 /// is.
 pub(crate) const LARGEST_SUB_GROUP: i64 = 1_000_000_000;
 
+/// A number of elements that has an effect at stage 3, with the name it has without `stage3_`.
+const fn at_stage_3(default: i64, alias: &'static str) -> Spec<usize> {
+    count(default).alias(alias).unit(ELEMENTS).at_stages(3, 3).auto()
+}
+
 section! {
     /// ZeRO: sharding of optimizer states, gradients and parameters over the ranks.
     pub(crate) struct Zero<'a> {
@@ -33,7 +38,7 @@ section! {
         reduce_bucket_size: usize = count(500_000_000).unit(ELEMENTS).auto(),
         /// Overlap the gradient reduction with backward. Needs memory for a second bucket; results
         /// do not change. Unset: true at stage 3, otherwise false.
-        overlap_comm: Option<bool> = opt_flag().spelled(&[Outdated("overlap_reduce")]).auto(),
+        overlap_comm: Option<bool> = opt_flag().outdated("overlap_reduce").auto(),
         /// Copy gradients to contiguous memory when they enter a bucket, which avoids keeping
         /// larger blocks alive.
         contiguous_gradients: bool = flag(true).auto(),
@@ -59,41 +64,33 @@ section! {
         /// Number of elements to prefetch, that is to gather ahead of use. Larger values hide more
         /// communication and need more memory; the last parameter may exceed the value. 0 disables
         /// prefetching. "auto": 0.9 times hidden size squared.
-        stage3_prefetch_bucket_size: usize = count(50_000_000).spelled(&[Alias("prefetch_bucket_size")])
-            .unit(ELEMENTS).at_stages(3, 3).auto(),
+        stage3_prefetch_bucket_size: usize = at_stage_3(50_000_000, "prefetch_bucket_size"),
         /// Maximum number of elements of a persistent parameter, which stays gathered on every
         /// rank. Larger values need less communication and more memory. "auto": 10 times hidden
         /// size.
-        stage3_param_persistence_threshold: usize = count(100_000)
-            .spelled(&[Alias("param_persistence_threshold")]).unit(ELEMENTS).at_stages(3, 3).auto(),
+        stage3_param_persistence_threshold: usize = at_stage_3(100_000, "param_persistence_threshold"),
         /// Maximum number of elements of all persistent parameters together. A parameter that would
         /// exceed it is skipped; later, smaller ones may still fit.
-        stage3_model_persistence_threshold: usize = count(i64::MAX)
-            .spelled(&[Alias("model_persistence_threshold")]).unit(ELEMENTS).at_stages(3, 3).auto(),
+        stage3_model_persistence_threshold: usize = at_stage_3(i64::MAX, "model_persistence_threshold"),
         /// Maximum number of elements to keep gathered or prefetched at a time. Smaller values need
         /// less memory and more communication; a parameter in use may exceed the limit.
-        stage3_max_live_parameters: usize = count(1_000_000_000).spelled(&[Alias("max_live_parameters")])
-            .unit(ELEMENTS).at_stages(3, 3).auto(),
+        stage3_max_live_parameters: usize = at_stage_3(1_000_000_000, "max_live_parameters"),
         /// Keep a parameter gathered if it is used again within this many elements. Smaller values
         /// need less memory and more communication.
-        stage3_max_reuse_distance: usize = count(1_000_000_000).spelled(&[Alias("max_reuse_distance")])
-            .unit(ELEMENTS).at_stages(3, 3).auto(),
+        stage3_max_reuse_distance: usize = at_stage_3(1_000_000_000, "max_reuse_distance"),
         /// Allow save_16bit_model to gather a 16-bit copy of the model. finetune saves fp32 in any
         /// case.
         stage3_gather_16bit_weights_on_model_save: bool = flag(false)
-            .spelled(&[
-                Alias("gather_16bit_weights_on_model_save"),
-                Outdated("stage3_gather_fp16_weights_on_model_save"),
-            ])
+            .alias("gather_16bit_weights_on_model_save").outdated("stage3_gather_fp16_weights_on_model_save")
             .at_stages(3, 3).auto(),
         /// Gather modules below this granularity as a whole; 0 gathers parameters individually.
-        stage3_module_granularity_threshold = count(0).spelled(&[Alias("module_granularity_threshold")])
+        stage3_module_granularity_threshold = count(0).alias("module_granularity_threshold")
             .unit("elements per layer").inert(JOINED),
         /// Gather parameters by all-reduce.
         stage3_use_all_reduce_for_fetch_params = flag(false)
-            .spelled(&[Alias("use_all_reduce_for_fetch_params")]).inert("parameters are always all-gathered"),
+            .alias("use_all_reduce_for_fetch_params").inert("parameters are always all-gathered"),
         /// Gather parameters one at a time.
-        stage3_allgather_sequential = flag(false).spelled(&[Alias("allgather_sequential")])
+        stage3_allgather_sequential = flag(false).alias("allgather_sequential")
             .inert(JOINED),
         leaf_module = section::<LeafModule>().inert("each operation gathers the parameters that it needs"),
         /// Replace linear layers by DeepSpeed's memory-efficient implementation.
@@ -117,7 +114,7 @@ section! {
         /// I/O options of NVMe offload; DeepSpeed has this section at the top level.
         aio: Aio<'a> = section(),
         /// Update important gradients on the GPU at once and the others on the CPU later (ZenFlow).
-        zenflow = free().unavailable("ZenFlow", Present, "remove it"),
+        zenflow = absent("ZenFlow"),
         /// Load master weights from the fp32 copy in a checkpoint instead of the 16-bit weights.
         load_from_fp32_weights = flag(true).inert(CHECKPOINTS),
         /// Use the older elastic checkpoint layout.
@@ -127,29 +124,23 @@ section! {
         /// Use the older implementation of stage 1.
         legacy_stage1 = flag(false).inert("there is one implementation of stage 1"),
         /// Keep Muon's momentum buffer in memory if optimizer states are offloaded.
-        save_muon_momentum_buffer_in_memory = flag(false)
-            .unavailable("a momentum buffer kept in memory", Differs, "set it to false"),
+        save_muon_momentum_buffer_in_memory = fixed(false, "a momentum buffer kept in memory"),
         /// Number of ranks in a secondary shard group (ZeRO++).
         zero_hpz_partition_size = positive(1).unit("ranks")
             .unavailable(ZERO_PP, Differs, "set it to 1"),
         /// Quantize parameters for all-gathers (ZeRO++).
-        zero_quantized_weights = flag(false)
-            .unavailable(ZERO_PP, Differs, "set it to false"),
+        zero_quantized_weights = fixed(false, ZERO_PP),
         /// Quantize frozen parameters for all-gathers (ZeRO++).
-        zero_quantized_nontrainable_weights = flag(false)
-            .unavailable(ZERO_PP, Differs, "set it to false"),
+        zero_quantized_nontrainable_weights = fixed(false, ZERO_PP),
         /// Quantize gradients for reductions (ZeRO++).
-        zero_quantized_gradients = flag(false)
-            .unavailable(ZERO_PP, Differs, "set it to false"),
+        zero_quantized_gradients = fixed(false, ZERO_PP),
         /// Options of error feedback for quantized gradients (LoCo).
-        zeropp_loco_param = free()
-            .unavailable(ZERO_PP, Present, "remove it"),
+        zeropp_loco_param = absent(ZERO_PP),
         /// Number of ranks in a shard group (MiCS); -1 disables MiCS.
         mics_shard_size = integer(-1).unit("ranks")
             .unavailable(MICS, Differs, "set it to -1"),
         /// Gather parameters hierarchically, first within a node (MiCS).
-        mics_hierarchical_params_gather = flag(false)
-            .unavailable(MICS, Differs, "set it to false"),
+        mics_hierarchical_params_gather = fixed(false, MICS),
     }
 
     /// Modules that are gathered as a whole.

@@ -79,9 +79,7 @@ pub enum ActivationOffload {
 impl ActivationOffload {
     /// The file on NVMe, where there is one.
     pub fn swap_file(&self) -> Option<&SwapFilePlan> {
-        match self {
-            Self::Nvme { file, .. } => Some(file),
-            Self::Device | Self::Host { .. } => None,
-        }
+        let Self::Nvme { file, .. } = self else { return None };
+        Some(file)
     }
 }

@@ -218,11 +218,8 @@ impl MuonScale {
 impl MuonPlan {
     /// The optimizer of parameters that are no matrices of hidden layers.
     pub(crate) fn beside(&self) -> OptimizerPlan {
-        if self.decouples_decay {
-            OptimizerPlan::AdamW(self.adam)
-        } else {
-            OptimizerPlan::Adam(self.adam)
-        }
+        let variant = if self.decouples_decay { OptimizerPlan::AdamW } else { OptimizerPlan::Adam };
+        variant(self.adam)
     }
 
     /// Returns Adam's learning rate as a factor of the schedule's rate, which applies to matrices.
@@ -231,62 +228,59 @@ impl MuonPlan {
     }
 }
 
-/// What every optimizer has.
-struct Common {
-    name: &'static str,
-    lr: f64,
-    weight_decay: f64,
-    has_betas: bool,
+/// Name, learning rate, weight decay and betas of an optimizer, as far as it has them.
+type Settings<'a> = (&'static str, &'a mut f64, &'a mut f64, Option<&'a mut [f64; 2]>);
+
+impl AdamPlan {
+    /// Its settings, as the part of the optimizer `name`.
+    fn settings(&mut self, name: &'static str) -> Settings<'_> {
+        (name, &mut self.lr, &mut self.weight_decay, Some(&mut self.betas))
+    }
+}
+
+impl LambPlan {
+    /// Its settings, as the part of the optimizer `name`.
+    fn settings(&mut self, name: &'static str) -> Settings<'_> {
+        (name, &mut self.lr, &mut self.weight_decay, Some(&mut self.betas))
+    }
 }
 
 impl OptimizerPlan {
-    /// The settings that every optimizer has, whatever its variant.
-    fn common(&self) -> Common {
-        let of = |name, lr: &f64, weight_decay: &f64, has_betas| Common {
-            name,
-            lr: *lr,
-            weight_decay: *weight_decay,
-            has_betas,
-        };
+    /// The settings that optimizers share, whatever their variant.
+    fn settings(&mut self) -> Settings<'_> {
         match self {
-            Self::AdamW(adam) => of("AdamW", &adam.lr, &adam.weight_decay, true),
-            Self::Adam(adam) => of("Adam", &adam.lr, &adam.weight_decay, true),
-            Self::Sgd { lr, weight_decay, .. } => of("SGD", lr, weight_decay, false),
-            Self::Lion { lr, weight_decay, .. } => of("Lion", lr, weight_decay, true),
-            Self::Adagrad { lr, weight_decay, .. } => of("Adagrad", lr, weight_decay, false),
-            Self::Lamb(lamb) => of("Lamb", &lamb.lr, &lamb.weight_decay, true),
+            Self::AdamW(adam) => adam.settings("AdamW"),
+            Self::Adam(adam) => adam.settings("Adam"),
+            Self::Sgd { lr, weight_decay, .. } => ("SGD", lr, weight_decay, None),
+            Self::Lion { lr, weight_decay, betas } => ("Lion", lr, weight_decay, Some(betas)),
+            Self::Adagrad { lr, weight_decay, .. } => ("Adagrad", lr, weight_decay, None),
+            Self::Lamb(lamb) => lamb.settings("Lamb"),
             // The betas belong to the Adam beside it.
-            Self::Muon(muon) => of("Muon", &muon.lr, &muon.weight_decay, true),
-            Self::OneBitAdam(OneBitAdamPlan { adam, .. }) => {
-                of("OneBitAdam", &adam.lr, &adam.weight_decay, true)
-            }
-            Self::OneBitLamb(OneBitLambPlan { lamb, .. }) => {
-                of("OneBitLamb", &lamb.lr, &lamb.weight_decay, true)
-            }
-            Self::ZeroOneAdam(ZeroOneAdamPlan { adam, .. }) => {
-                of("ZeroOneAdam", &adam.lr, &adam.weight_decay, true)
-            }
+            Self::Muon(muon) => ("Muon", &mut muon.lr, &mut muon.weight_decay, None),
+            Self::OneBitAdam(plan) => plan.adam.settings("OneBitAdam"),
+            Self::OneBitLamb(plan) => plan.lamb.settings("OneBitLamb"),
+            Self::ZeroOneAdam(plan) => plan.adam.settings("ZeroOneAdam"),
         }
     }
 
     /// Returns the `optimizer.type` that selects it.
     pub fn name(&self) -> &'static str {
-        self.common().name
+        self.clone().settings().0
     }
 
     /// Returns the learning rate that the optimizer has when no schedule sets it.
     pub fn lr(&self) -> f64 {
-        self.common().lr
+        *self.clone().settings().1
     }
 
     /// Returns the decoupled weight decay or the L2 penalty, whichever it has.
     pub fn weight_decay(&self) -> f64 {
-        self.common().weight_decay
+        *self.clone().settings().2
     }
 
-    /// Whether it has betas.
+    /// Whether it has betas; Muon has them for the Adam beside it.
     pub fn has_betas(&self) -> bool {
-        self.common().has_betas
+        matches!(self, Self::Muon(_)) || self.clone().settings().3.is_some()
     }
 
     /// Whether ranks exchange compressed momenta instead of gradients, after some step at least.
@@ -300,24 +294,7 @@ impl OptimizerPlan {
     /// without betas has none after it either.
     pub fn with(&self, decay: Option<f64>, other_betas: Option<[f64; 2]>) -> Self {
         let mut plan = self.clone();
-        let (weight_decay, betas) = match &mut plan {
-            Self::AdamW(adam) | Self::Adam(adam) => (&mut adam.weight_decay, Some(&mut adam.betas)),
-            Self::Lion { weight_decay, betas, .. } => (weight_decay, Some(betas)),
-            Self::Lamb(lamb) => (&mut lamb.weight_decay, Some(&mut lamb.betas)),
-            Self::Muon(muon) => (&mut muon.weight_decay, None),
-            Self::OneBitAdam(one_bit) => {
-                (&mut one_bit.adam.weight_decay, Some(&mut one_bit.adam.betas))
-            }
-            Self::OneBitLamb(one_bit) => {
-                (&mut one_bit.lamb.weight_decay, Some(&mut one_bit.lamb.betas))
-            }
-            Self::ZeroOneAdam(zero_one) => {
-                (&mut zero_one.adam.weight_decay, Some(&mut zero_one.adam.betas))
-            }
-            Self::Sgd { weight_decay, .. } | Self::Adagrad { weight_decay, .. } => {
-                (weight_decay, None)
-            }
-        };
+        let (_, _, weight_decay, betas) = plan.settings();
         *weight_decay = decay.unwrap_or(*weight_decay);
         if let (Some(betas), Some(others)) = (betas, other_betas) {
             *betas = others;

@@ -3,8 +3,6 @@
 //! Main type: [`ParamGroups`], which says of each parameter of a model, by its module path and its
 //! number of dimensions, how it is updated.
 
-use std::fmt;
-
 use regex::Regex;
 use serde::{Serialize, Serializer};
 
@@ -151,12 +149,6 @@ impl PartialEq for PathPattern {
     }
 }
 
-impl fmt::Display for PathPattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self.0.as_str(), f)
-    }
-}
-
 impl Serialize for PathPattern {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.0.as_str())
@@ -231,13 +223,6 @@ pub enum ParamGroupError {
     },
 }
 
-impl ParamGroupError {
-    /// `group` cannot be had for this reason. A parameter in no group is never a reason.
-    fn unfit(group: Option<usize>, reason: String) -> Self {
-        Self::Unfit { group: group.unwrap_or_default(), reason }
-    }
-}
-
 impl ParamGroups {
     /// The settings of each of a model's parameters, `None` for a frozen one.
     ///
@@ -261,10 +246,8 @@ impl ParamGroups {
             let selection = self.groups[group].selection();
             return Err(ParamGroupError::Empty { group, selection, known: some_of(parameters) });
         }
-        let orthogonalised = |update: &UpdateSettings| update.matrices.is_some();
-        if matches!(optimizer, OptimizerPlan::Muon(_))
-            && !updates.iter().flatten().any(orthogonalised)
-        {
+        let has_matrix = updates.iter().flatten().any(|update| update.matrices.is_some());
+        if matches!(optimizer, OptimizerPlan::Muon(_)) && !has_matrix {
             return Err(Self::no_matrix(parameters));
         }
         self.check_betas(parameters, &updates)?;
@@ -284,12 +267,11 @@ impl ParamGroups {
     ) -> Result<(), ParamGroupError> {
         for (place, group) in self.groups.iter().enumerate() {
             let GroupUpdate::Trained { betas: Some(betas), .. } = group.update else { continue };
-            let has_betas =
-                |(parameter, update): (&ModelParameter<'_>, &Option<UpdateSettings>)| {
-                    group.selects(parameter.path, parameter.shape.len())
-                        && update.as_ref().is_some_and(|update| update.matrices.is_none())
-                };
-            if !parameters.iter().zip(updates).any(has_betas) {
+            let has_betas = parameters.iter().zip(updates).any(|(parameter, update)| {
+                let is_adams = update.as_ref().is_some_and(|update| update.matrices.is_none());
+                is_adams && group.selects(parameter)
+            });
+            if !has_betas {
                 let reason = format!(
                     "betas are {betas:?}, and Muon updates all parameters of the group, which has none; remove them"
                 );
@@ -326,22 +308,20 @@ impl ParamGroups {
         {
             return Err(ParamGroupError::MuonRate { adam_lr: adam.lr });
         }
-        let reason = |group: &ParamGroup| group.unfit(optimizer, cycles_momentum);
-        let mut reasons = self.groups.iter().map(reason).enumerate();
-        match reasons.find_map(|(group, reason)| Some((group, reason?))) {
-            Some((group, reason)) => Err(ParamGroupError::Unfit { group, reason }),
-            None => Ok(()),
+        for (group, settings) in self.groups.iter().enumerate() {
+            if let Some(reason) = settings.unfit(optimizer, cycles_momentum) {
+                return Err(ParamGroupError::Unfit { group, reason });
+            }
         }
+        Ok(())
     }
 
     /// The only group that a parameter is in.
     fn group_of(&self, parameter: &ModelParameter<'_>) -> Result<Option<usize>, ParamGroupError> {
-        let ModelParameter { path, shape, .. } = *parameter;
-        let selects = |(_, group): &(usize, &ParamGroup)| group.selects(path, shape.len());
-        let mut found = self.groups.iter().enumerate().filter(selects).map(|(place, _)| place);
+        let mut found = (0..self.groups.len()).filter(|&at| self.groups[at].selects(parameter));
         match (found.next(), found.next()) {
             (Some(first), Some(second)) => {
-                Err(ParamGroupError::Overlap { path: path.to_owned(), first, second })
+                Err(ParamGroupError::Overlap { path: parameter.path.to_owned(), first, second })
             }
             (found, _) => Ok(found),
         }
@@ -355,35 +335,30 @@ impl ParamGroups {
         parameter: &ModelParameter<'_>,
         optimizer: &OptimizerPlan,
     ) -> Result<Option<UpdateSettings>, ParamGroupError> {
-        let spared = self.no_decay == NoDecay::BiasesAndNorms && parameter.shape.len() == 1;
-        let spared = spared.then_some(0.0);
-        let update = group.map(|group| &self.groups[group].update);
-        let (factor, own_decay, betas, parts) = match update {
-            None => (1.0, None, None, None),
+        let (rate, own_decay, betas, parts) = match group.map(|group| self.groups[group].update) {
+            None => (GroupRate::Factor(1.0), None, None, None),
             Some(GroupUpdate::Frozen) => return Ok(None),
             Some(GroupUpdate::Trained { rate, weight_decay, betas, muon_matrices }) => {
-                let factor = match rate {
-                    GroupRate::Factor(factor) => *factor,
-                    GroupRate::Own(lr) => lr / optimizer.lr(),
-                };
-                (factor, *weight_decay, *betas, *muon_matrices)
+                (rate, weight_decay, betas, muon_matrices)
             }
         };
+        let factor = match rate {
+            GroupRate::Factor(factor) => factor,
+            GroupRate::Own(lr) => lr / optimizer.lr(),
+        };
+        // A parameter in no group is never a reason.
+        let unfit = |reason| ParamGroupError::Unfit { group: group.unwrap_or_default(), reason };
         let (chosen, lr_factor, matrices) = match optimizer {
-            OptimizerPlan::Muon(muon) => {
-                let matrices = Matrices::of(parameter, parts)
-                    .map_err(|reason| ParamGroupError::unfit(group, reason))?;
+            OptimizerPlan::Muon(muon) => match Matrices::of(parameter, parts).map_err(unfit)? {
                 // A learning rate of the group's own replaces either of Muon's two.
-                let has_own =
-                    matches!(update, Some(GroupUpdate::Trained { rate: GroupRate::Own(_), .. }));
-                match matrices {
-                    Some(matrices) => (OptimizerPlan::Muon(*muon), factor, Some(matrices)),
-                    None if has_own => (muon.beside(), factor, None),
-                    None => (muon.beside(), factor * muon.adam_lr_factor(), None),
-                }
-            }
+                None if matches!(rate, GroupRate::Own(_)) => (muon.beside(), factor, None),
+                None => (muon.beside(), factor * muon.adam_lr_factor(), None),
+                matrices => (optimizer.clone(), factor, matrices),
+            },
             other => (other.clone(), factor, None),
         };
+        let spared = self.no_decay == NoDecay::BiasesAndNorms && parameter.shape.len() == 1;
+        let spared = spared.then_some(0.0);
         let optimizer = chosen.with(own_decay.or(spared), betas);
         Ok(Some(UpdateSettings { optimizer, lr_factor, matrices }))
     }
@@ -397,19 +372,22 @@ fn some_of(parameters: &[ModelParameter<'_>]) -> String {
 }
 
 impl ParamGroup {
-    /// Whether a parameter of this path and number of dimensions is in the group.
-    fn selects(&self, path: &str, dims: usize) -> bool {
+    /// Whether a parameter is in the group.
+    fn selects(&self, parameter: &ModelParameter<'_>) -> bool {
+        let ModelParameter { path, shape, .. } = parameter;
         let by_path = self.params.is_empty() || self.params.iter().any(|it| it.occurs_in(path));
-        by_path && (self.dims.is_empty() || self.dims.contains(&dims))
+        by_path && (self.dims.is_empty() || self.dims.contains(&shape.len()))
     }
 
     /// What it selects, for an error.
     fn selection(&self) -> String {
-        let patterns: Vec<_> = self.params.iter().map(PathPattern::to_string).collect();
-        match (patterns.is_empty(), self.dims.is_empty()) {
-            (_, true) => format!("params {}", patterns.join(", ")),
+        let patterns: Vec<_> =
+            self.params.iter().map(|it| format!("{:?}", it.0.as_str())).collect();
+        let patterns = patterns.join(", ");
+        match (self.params.is_empty(), self.dims.is_empty()) {
+            (_, true) => format!("params {patterns}"),
             (true, false) => format!("dims {:?}", self.dims),
-            (false, false) => format!("params {} of dims {:?}", patterns.join(", "), self.dims),
+            (false, false) => format!("params {patterns} of dims {:?}", self.dims),
         }
     }
 
@@ -418,19 +396,17 @@ impl ParamGroup {
         if self.params.is_empty() && self.dims.is_empty() {
             return Some("it selects every parameter; give params or dims".to_owned());
         }
-        let GroupUpdate::Trained { rate, weight_decay, betas, muon_matrices } = &self.update else {
+        let GroupUpdate::Trained { rate, weight_decay, betas, muon_matrices } = self.update else {
             return None;
         };
-        let is_amount = |number: f64| number.is_finite() && number >= 0.0;
         let (name, number) = match rate {
-            GroupRate::Factor(factor) => ("lr_factor", *factor),
-            GroupRate::Own(lr) => ("lr", *lr),
+            GroupRate::Factor(factor) => ("lr_factor", factor),
+            GroupRate::Own(lr) => ("lr", lr),
         };
-        if !is_amount(number) {
-            return Some(format!("{name} is {number}; must be a finite number of at least 0"));
-        }
-        if let Some(decay) = weight_decay.filter(|decay| !is_amount(*decay)) {
-            return Some(format!("weight_decay is {decay}; must be a finite number of at least 0"));
+        for (name, number) in [(name, Some(number)), ("weight_decay", weight_decay)] {
+            if let Some(number) = number.filter(|number| !number.is_finite() || *number < 0.0) {
+                return Some(format!("{name} is {number}; must be a finite number of at least 0"));
+            }
         }
         if matches!(rate, GroupRate::Own(_)) && optimizer.lr() == 0.0 {
             let reason = "lr is in proportion to the optimizer's lr, which is 0; write lr_factor";
@@ -439,25 +415,22 @@ impl ParamGroup {
         if let Some(count) = muon_matrices
             && !matches!(optimizer, OptimizerPlan::Muon(_))
         {
-            return Some(format!(
-                "muon_matrices is {count}, and the optimizer is not Muon; remove it"
-            ));
+            let reason = "and the optimizer is not Muon; remove it";
+            return Some(format!("muon_matrices is {count}, {reason}"));
         }
-        let betas = (*betas)?;
-        if !betas.iter().all(|beta| (0.0..1.0).contains(beta)) {
-            return Some(format!("betas are {betas:?}, each must be from 0 to below 1"));
-        }
-        if !optimizer.has_betas() {
-            return Some(
+        let betas = betas?;
+        let reason = match betas.iter().all(|beta| (0.0..1.0).contains(beta)) {
+            false => return Some(format!("betas are {betas:?}, each must be from 0 to below 1")),
+            true if !optimizer.has_betas() => {
                 "betas are of Adam, LAMB and Lion, and the optimizer is another; remove them"
-                    .to_owned(),
-            );
-        }
-        cycles_momentum.then(|| {
-            "betas are set by the schedule in every step (cycle_momentum); remove them, or set cycle_momentum to \
-             false"
-                .to_owned()
-        })
+            }
+            true if cycles_momentum => {
+                "betas are set by the schedule in every step (cycle_momentum); remove them, or set cycle_momentum to \
+                 false"
+            }
+            true => return None,
+        };
+        Some(reason.to_owned())
     }
 }
 

@@ -8,23 +8,18 @@
 //! device, and to NVMe where `nvme_path` names a folder, which is the only offload of a backend
 //! whose device is the host.
 
-use super::offload;
-use crate::context::Context;
-use crate::keys::DeepSpeed;
+use super::*;
 use crate::keys::activations::Activations;
-use crate::keys::offload::Aio;
-use crate::plan::{ActivationOffload, ActivationPlan, RecomputePolicy};
-use crate::section::{Entry, Setting};
 
 /// What is recomputed, and where the rest is kept.
-pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> ActivationPlan {
-    let section = &top.activation_checkpointing.value;
-    note_flags(section, context);
-    let recompute = resolve_policy(section, context);
-    let offload = resolve_offload(section, offload::aio(top), context);
+pub(crate) fn resolve(context: &mut Context<'_>) -> ActivationPlan {
+    let section = &context.top.activation_checkpointing.value;
+    let asking = asking_key(section, context);
+    let recompute = resolve_policy(section, asking, context);
+    let offload = resolve_offload(section, context);
     let threshold = &section.offload_threshold;
     if offload == ActivationOffload::Device && threshold.is_given() {
-        context.note(threshold, "has no effect: activations are not offloaded");
+        note!(context, threshold => "has no effect: activations are not offloaded");
     }
     match recompute {
         // An error where offload was asked for.
@@ -33,53 +28,68 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Activat
     }
 }
 
-/// Flags of DeepSpeed that ask for checkpointing, and why they do nothing else here.
-fn flags<'a, 'b>(section: &'b Activations<'a>) -> [(&'b Setting<'a, bool>, &'static str); 3] {
-    [
+/// Returns the first key that asks for checkpointing. Notes which of DeepSpeed's keys do nothing
+/// else here.
+fn asking_key<'a>(
+    section: &'a Activations<'a>,
+    context: &mut Context<'_>,
+) -> Option<&'a Entry<'a>> {
+    let flags = [
         (
             &section.partition_activations,
             "there are no model-parallel ranks to shard activations over",
         ),
         (&section.contiguous_memory_optimization, "saved activations are not copied"),
         (&section.synchronize_checkpoint_boundary, "nothing has to wait at the boundaries"),
-    ]
+    ];
+    for (flag, reason) in flags.into_iter().filter(|(flag, _)| flag.value) {
+        note!(context, flag => "turns checkpointing on and nothing else: {reason}");
+    }
+    let number = &section.number_checkpoints;
+    let has_number = number.value.is_some_and(|count| count > 0);
+    if has_number {
+        note!(context, number => "turns checkpointing on: every block is a checkpoint, whatever their number");
+    }
+    let asking: [(&Entry<'_>, bool); 4] = [
+        (&section.cpu_checkpointing, section.cpu_checkpointing.value),
+        (&section.nvme_path, offload::folder(&section.nvme_path).is_some()),
+        (number, has_number),
+        (&section.every_nth_block, section.every_nth_block.value > 1),
+    ];
+    let flags = flags.into_iter().map(|(flag, _)| (&**flag, flag.value));
+    flags.chain(asking).find_map(|(entry, asks)| asks.then_some(entry))
 }
 
-/// The first key that asks for checkpointing.
-fn asking_key<'a, 'b>(section: &'b Activations<'a>) -> Option<&'b Entry<'a>> {
-    let Activations { cpu_checkpointing, nvme_path, number_checkpoints, every_nth_block, .. } =
-        section;
-    let flags = flags(section).into_iter().map(|(flag, _)| flag).chain([cpu_checkpointing]);
-    let mut asking: Vec<(&Entry<'_>, bool)> = flags.map(|flag| (&**flag, flag.value)).collect();
-    asking.push((nvme_path, offload::folder(nvme_path).is_some()));
-    asking.push((number_checkpoints, number_checkpoints.value.is_some_and(|count| count > 0)));
-    asking.push((every_nth_block, every_nth_block.value > 1));
-    asking.into_iter().find_map(|(entry, asks)| asks.then_some(entry))
-}
-
-/// Resolves what is recomputed. The section's own key comes first, then DeepSpeed's keys, then the
-/// job file.
-fn resolve_policy(section: &Activations<'_>, context: &mut Context<'_>) -> RecomputePolicy {
-    let (nth, asking) = (&section.every_nth_block, asking_key(section));
+/// Resolves what is recomputed. The section's own key comes first, then DeepSpeed's keys, of which one is `asking`,
+/// then the job file, which may say whether, and the section how.
+fn resolve_policy(
+    section: &Activations<'_>,
+    asking: Option<&Entry<'_>>,
+    context: &mut Context<'_>,
+) -> RecomputePolicy {
+    let nth = &section.every_nth_block;
+    let wanted = context.run.gradient_checkpointing;
     let policy = match (section.policy.value, asking) {
         (Some("selective"), _) => RecomputePolicy::Selective,
-        (Some("full"), _) => RecomputePolicy::Full,
+        (Some("full"), _) | (None, Some(_)) => RecomputePolicy::Full,
         (Some(_), Some(key)) => {
-            let message = "\"off\" contradicts this key, which turns checkpointing on";
-            context.error(key, message, "remove one of them");
+            refuse!(context, key =>
+                "\"off\" contradicts this key, which turns checkpointing on"; "remove one of them");
             RecomputePolicy::Off
         }
-        (None, Some(_)) => RecomputePolicy::Full,
-        (Some(_), None) => RecomputePolicy::Off,
-        (None, None) if context.run.gradient_checkpointing == Some(true) => RecomputePolicy::Full,
-        (None, None) => RecomputePolicy::Off,
+        (None, None) if wanted == Some(true) => RecomputePolicy::Full,
+        (_, None) => RecomputePolicy::Off,
     };
-    check_job(policy, asking.unwrap_or(&section.policy), context);
+    let is_on = policy != RecomputePolicy::Off;
+    if let Some(wanted) = wanted.filter(|wanted| *wanted != is_on) {
+        refuse!(context, asking.unwrap_or(&section.policy) =>
+            "contradicts training.gradient_checkpointing: {wanted}"; "remove one of them");
+    }
     match policy {
         RecomputePolicy::Full if nth.value > 1 => RecomputePolicy::EveryNth(nth.value),
         RecomputePolicy::Selective if nth.value > 1 => {
-            let message = format!("{} is only supported with policy \"full\"", nth.value);
-            context.error(nth, message, "remove one of them");
+            refuse!(context, nth =>
+                "{} is only supported with policy \"full\"", nth.value; "remove one of them");
             policy
         }
         _ => policy,
@@ -88,58 +98,27 @@ fn resolve_policy(section: &Activations<'_>, context: &mut Context<'_>) -> Recom
 
 /// Where saved activations are kept. A path comes before host memory, which on a host device they
 /// never leave.
-fn resolve_offload(
-    section: &Activations<'_>,
-    aio: &Aio<'_>,
-    context: &mut Context<'_>,
-) -> ActivationOffload {
+fn resolve_offload(section: &Activations<'_>, context: &mut Context<'_>) -> ActivationOffload {
     let threshold = section.offload_threshold.value;
     let (path, to_host) = (&section.nvme_path, &section.cpu_checkpointing);
     if path.value == Some("") {
-        let remedy = "name a folder on a local disk, or remove it";
-        context.error(path, "is empty", remedy);
+        refuse!(context, path => "is empty"; "name a folder on a local disk, or remove it");
     }
-    let wanted = to_host.is_given().then_some(to_host.value);
-    match (offload::folder(path), wanted) {
-        (Some(_), Some(false)) => {
-            let message = "contradicts cpu_checkpointing: false";
-            context.error(path, message, "remove one of them");
-            ActivationOffload::Device
+    match offload::folder(path) {
+        Some(_) if to_host.is_given() && !to_host.value => {
+            refuse!(context, path => "contradicts cpu_checkpointing: false"; "remove one of them");
         }
-        (Some(folder), _) => {
-            ActivationOffload::Nvme { file: offload::swap_file(folder, aio), threshold }
+        Some(folder) => {
+            let file = offload::swap_file(folder, context.top);
+            return ActivationOffload::Nvme { file, threshold };
         }
-        (None, Some(true)) if context.run.host_device => {
-            let message = "turns checkpointing on and nothing else: saved activations already live in host \
-                           memory; nvme_path offloads them to a folder on NVMe";
-            context.note(to_host, message);
-            ActivationOffload::Device
-        }
-        (None, Some(true)) => ActivationOffload::Host { threshold },
-        (None, _) => ActivationOffload::Device,
+        None if to_host.value && context.run.host_device => note!(context, to_host =>
+            "turns checkpointing on and nothing else: saved activations already live in host memory; nvme_path \
+             offloads them to a folder on NVMe"),
+        None if to_host.value => return ActivationOffload::Host { threshold },
+        None => {}
     }
-}
-
-/// The job file may say whether, and the section how.
-fn check_job(policy: RecomputePolicy, key: &Entry<'_>, context: &mut Context<'_>) {
-    let is_on = policy != RecomputePolicy::Off;
-    if let Some(wanted) = context.run.gradient_checkpointing.filter(|wanted| *wanted != is_on) {
-        let message = format!("contradicts training.gradient_checkpointing: {wanted}");
-        context.error(key, message, "remove one of them");
-    }
-}
-
-/// Notes what the flags of DeepSpeed mean here.
-fn note_flags(section: &Activations<'_>, context: &mut Context<'_>) {
-    for (flag, reason) in flags(section).into_iter().filter(|(flag, _)| flag.value) {
-        let message = format!("turns checkpointing on and nothing else: {reason}");
-        context.note(flag, message);
-    }
-    let number = &section.number_checkpoints;
-    if number.value.is_some_and(|count| count > 0) {
-        let message = "turns checkpointing on: every block is a checkpoint, whatever their number";
-        context.note(number, message);
-    }
+    ActivationOffload::Device
 }
 
 #[cfg(test)]

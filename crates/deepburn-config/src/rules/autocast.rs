@@ -7,11 +7,8 @@
 //! - An overflow halves the scale at every stage. DeepSpeed's stages 1 to 3 keep the scale and skip
 //!   every later step.
 
-use crate::context::Context;
-use crate::keys::DeepSpeed;
+use super::*;
 use crate::keys::precision::TorchAutocast;
-use crate::node::{Node, Value};
-use crate::plan::{DynamicScalePlan, Precision, ScaleGrowth};
 
 /// `torch.amp.GradScaler` with PyTorch's defaults, which DeepSpeed uses under `torch_autocast`. It
 /// has no minimum: the scale falls until its inverse leaves f32, and the run ends there.
@@ -25,29 +22,23 @@ pub(super) const GRAD_SCALER: DynamicScalePlan = DynamicScalePlan {
 };
 
 /// The type of `torch_autocast`, or of `fp16.auto_cast`.
-pub(super) fn resolve(
-    top: &DeepSpeed<'_>,
-    compute: Precision,
-    context: &mut Context<'_>,
-) -> Option<Precision> {
+pub(super) fn resolve(compute: Precision, context: &mut Context<'_>) -> Option<Precision> {
+    let top = context.top;
     let (section, auto_cast) = (&top.torch_autocast.value, &top.fp16.value.auto_cast);
     check_module_names(section, context);
     if auto_cast.value && compute != Precision::Fp16 {
-        context.note(auto_cast, "changes nothing: fp16.enabled is false");
+        note!(context, auto_cast => "changes nothing: fp16.enabled is false");
     }
     if !section.enabled.value {
         return (auto_cast.value && compute == Precision::Fp16).then_some(Precision::Fp16);
     }
     let dtype = dtype(section, context)?;
     if compute != Precision::Fp32 && compute != dtype {
-        let message = format!(
-            "autocast in {} on {} parameters mixes two 16-bit types, and the loss would be scaled for one of them only",
-            dtype.name(),
-            compute.name()
-        );
-        let remedy =
-            format!("set {}.enabled to false, which keeps parameters in fp32", compute.name());
-        context.error(&section.dtype, message, remedy);
+        let (own, other) = (dtype.name(), compute.name());
+        refuse!(context, &section.dtype =>
+            "autocast in {own} on {other} parameters mixes two 16-bit types, and the loss would be scaled for one of \
+             them only";
+            "set {other}.enabled to false, which keeps parameters in fp32");
     }
     Some(dtype)
 }
@@ -59,18 +50,17 @@ fn dtype(section: &TorchAutocast<'_>, context: &mut Context<'_>) -> Option<Preci
         Some("bfloat16" | "bf16" | "torch.bfloat16") => Some(Precision::Bf16),
         Some("float16" | "fp16" | "half" | "torch.float16") => Some(Precision::Fp16),
         Some(other) => {
-            let message = format!("autocast has no type \"{other}\": it is bfloat16 or float16");
-            let remedy =
-                "write \"bfloat16\", or set torch_autocast.enabled to false to train in fp32";
-            context.error(dtype, message, remedy);
+            refuse!(context, dtype => "autocast has no type \"{other}\": it is bfloat16 or float16";
+                "write \"bfloat16\", or set torch_autocast.enabled to false to train in fp32");
             None
         }
         // A value that is not of its kind has been reported.
         None if dtype.is_given() => None,
         None => {
-            let message = "is not given and taken as \"bfloat16\"; DeepSpeed leaves it to PyTorch, which takes bfloat16 \
-                           on CPUs and float16 without a loss scale on CUDA";
-            context.warning(dtype, message, "write \"bfloat16\" or \"float16\"");
+            warning!(context, dtype =>
+                "is not given and taken as \"bfloat16\"; DeepSpeed leaves it to PyTorch, which takes bfloat16 on CPUs \
+                 and float16 without a loss scale on CUDA";
+                "write \"bfloat16\" or \"float16\"");
             Some(Precision::Bf16)
         }
     }
@@ -79,10 +69,9 @@ fn dtype(section: &TorchAutocast<'_>, context: &mut Context<'_>) -> Option<Preci
 /// The list changes nothing, but DeepSpeed refuses one that does not hold names.
 fn check_module_names(section: &TorchAutocast<'_>, context: &mut Context<'_>) {
     let modules = &section.lower_precision_safe_modules;
-    let Some(Value::List(names)) = modules.given().map(|node| &node.value) else { return };
+    let Some(names) = modules.given().and_then(Node::as_list) else { return };
     if let Some(name) = names.iter().find(|name| Node::as_text(name).is_none()) {
-        let message = format!("{name} is not a module class");
-        let remedy = "write names such as \"torch.nn.modules.linear.Linear\"";
-        context.error(modules, message, remedy);
+        refuse!(context, modules => "{name} is not a module class";
+            "write names such as \"torch.nn.modules.linear.Linear\"");
     }
 }

@@ -3,22 +3,15 @@
 //! Follows DeepSpeed's order of resolution and its wording. It refuses triples that do not multiply
 //! to each other and names each single change that would mend them.
 
-use crate::context::Context;
-use crate::keys::DeepSpeed;
-use crate::plan::BatchPlan;
+use super::*;
 
-/// Names of the three numbers, as messages show them.
-const NAMES: [&str; 3] =
-    ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
+/// Names of the three numbers, as DeepSpeed's messages show them.
+const SHOWN: [&str; 3] =
+    ["Train batch size", "Micro batch size per gpu", "Gradient accumulation steps"];
 
-/// The three numbers as far as they are known; signed, since 0 and less are errors that name the
-/// number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Triple {
-    train: Option<i64>,
-    micro: Option<i64>,
-    steps: Option<i64>,
-}
+/// The three numbers in the order of [`SHOWN`], as far as they are known; signed, since 0 and less
+/// are errors that name the number.
+type Triple = [Option<i64>; 3];
 
 /// What is wrong with a triple.
 #[derive(Debug)]
@@ -30,45 +23,40 @@ struct Problem {
 }
 
 /// Resolves and checks the triple.
-pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> BatchPlan {
-    let world = i64::try_from(context.run.world_size).unwrap_or(i64::MAX);
-    let given = supply(top, context);
-    let Some(triple) = complete(given, world) else {
-        report_missing(top, context);
-        return BatchPlan {
-            train_batch_size: 0,
-            micro_batch_size: 0,
-            gradient_accumulation_steps: 0,
-            world_size: 0,
-        };
-    };
+pub(crate) fn resolve(context: &mut Context<'_>) -> BatchPlan {
+    let world_size = context.run.world_size;
+    let world = i64::try_from(world_size).unwrap_or(i64::MAX);
+    let top = context.top;
     let settings = [
         &top.train_batch_size,
         &top.train_micro_batch_size_per_gpu,
         &top.gradient_accumulation_steps,
     ];
-    if let Err(Problem { number, message, remedy }) = verify(triple, given, world) {
-        context.error(settings[number], message, remedy);
+    let given = supply(context);
+    let triple = complete(given, world);
+    match triple.map(|triple| verify(triple, given, world)) {
+        None => report_missing(context),
+        Some(Err(Problem { number, message, remedy })) => {
+            refuse!(context, settings[number] => "{message}"; "{remedy}");
+        }
+        Some(Ok(())) => {}
     }
-    for (setting, value) in settings.into_iter().zip(triple) {
+    for (setting, value) in settings.into_iter().zip(triple.into_iter().flatten()) {
         if setting.is_auto() {
             let from = "the other batch sizes and the world size";
             context.answer(&setting.path, value, from);
         }
     }
-    let [train, micro, steps] = triple.map(|value| usize::try_from(value).unwrap_or(0));
-    BatchPlan {
-        train_batch_size: train,
-        micro_batch_size: micro,
-        gradient_accumulation_steps: steps,
-        world_size: context.run.world_size,
-    }
+    let sizes = triple.unwrap_or_default().map(|value| usize::try_from(value).unwrap_or(0));
+    let [train_batch_size, micro_batch_size, gradient_accumulation_steps] = sizes;
+    BatchPlan { train_batch_size, micro_batch_size, gradient_accumulation_steps, world_size }
 }
 
 /// Reports that neither batch size is known. A key that is there and unreadable has been reported;
 /// it is not missing.
-fn report_missing(top: &DeepSpeed<'_>, context: &mut Context<'_>) {
-    let (train, micro) = (&top.train_batch_size, &top.train_micro_batch_size_per_gpu);
+fn report_missing(context: &mut Context<'_>) {
+    let (train, micro) =
+        (&context.top.train_batch_size, &context.top.train_micro_batch_size_per_gpu);
     if train.is_given() || micro.is_given() {
         return;
     }
@@ -76,21 +64,21 @@ fn report_missing(top: &DeepSpeed<'_>, context: &mut Context<'_>) {
         true => "\"auto\" needs the micro-batch, which is not known",
         false => "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
     };
-    let remedy = "add \"train_micro_batch_size_per_gpu\": 1, or training.micro_batch_size in the job file; \
-                  check-config and estimate take --micro-batch";
-    context.error(micro, message, remedy);
+    refuse!(context, micro => "{message}";
+        "add \"train_micro_batch_size_per_gpu\": 1, or training.micro_batch_size in the job file; check-config and \
+         estimate take --micro-batch");
 }
 
 /// What the file gives, and the job's micro-batch where the file leaves it open.
-fn supply(top: &DeepSpeed<'_>, context: &Context<'_>) -> Triple {
-    let micro = &top.train_micro_batch_size_per_gpu;
-    let (train, steps) = (top.train_batch_size.value, top.gradient_accumulation_steps.value);
-    let mut triple = Triple { train, micro: micro.value, steps };
-    if !micro.is_given() && (micro.is_auto() || train.is_none()) {
+fn supply(context: &Context<'_>) -> Triple {
+    let key = &context.top.train_micro_batch_size_per_gpu;
+    let train = context.top.train_batch_size.value;
+    let mut micro = key.value;
+    if !key.is_given() && (key.is_auto() || train.is_none()) {
         let size = context.run.micro_batch_size;
-        triple.micro = size.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
+        micro = size.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
     }
-    triple
+    [train, micro, context.top.gradient_accumulation_steps.value]
 }
 
 /// Completes a triple in DeepSpeed's order of resolution; `None` when neither batch size is known.
@@ -102,14 +90,14 @@ fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
     // What divides by zero becomes 0, which `verify` names; what overflows no longer multiplies.
     let over = |a: i64, b: i64| a.checked_div_euclid(b).unwrap_or(0);
     let times = |a: i64, b: i64| a.saturating_mul(b);
-    Some(match (given.train, given.micro, given.steps) {
-        (Some(train), Some(micro), Some(steps)) => [train, micro, steps],
-        (Some(train), Some(micro), None) => [train, micro, over(over(train, micro), world)],
-        (Some(train), None, Some(steps)) => [train, over(over(train, world), steps), steps],
-        (None, Some(micro), Some(steps)) => [times(times(micro, steps), world), micro, steps],
-        (Some(train), None, None) => [train, over(train, world), 1],
-        (None, Some(micro), None) => [times(micro, world), micro, 1],
-        (None, None, _) => return None,
+    Some(match given {
+        [Some(train), Some(micro), Some(steps)] => [train, micro, steps],
+        [Some(train), Some(micro), None] => [train, micro, over(over(train, micro), world)],
+        [Some(train), None, Some(steps)] => [train, over(over(train, world), steps), steps],
+        [None, Some(micro), Some(steps)] => [times(times(micro, steps), world), micro, steps],
+        [Some(train), None, None] => [train, over(train, world), 1],
+        [None, Some(micro), None] => [times(micro, world), micro, 1],
+        [None, None, _] => return None,
     })
 }
 
@@ -117,20 +105,19 @@ fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
 /// from a given one.
 fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Problem> {
     let [train, micro, steps] = triple;
-    let is_given = [given.train, given.micro, given.steps].map(|number| number.is_some());
     let too_small = |number: &usize| triple[*number] <= 0;
     // Numbers that the file gives come before those that follow from them.
-    if let Some(number) = (0..3).filter(too_small).min_by_key(|number| !is_given[*number]) {
-        let texts = ["Train batch size", "Micro batch size per gpu", "Gradient accumulation steps"];
-        let remedy = match is_given[number] {
-            true => "give 1 or more".to_owned(),
-            false => format!(
+    if let Some(number) = (0..3).filter(too_small).min_by_key(|number| given[*number].is_none()) {
+        let message = format!("{}: {} has to be greater than 0", SHOWN[number], triple[number]);
+        let names =
+            ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"];
+        let remedy = match given[number] {
+            Some(_) => "give 1 or more".to_owned(),
+            None => format!(
                 "raise train_batch_size, which is too small for {world} ranks, or give {}",
-                NAMES[number]
+                names[number]
             ),
         };
-        let size = triple[number];
-        let message = format!("{}: {size} has to be greater than 0", texts[number]);
         return Err(Problem { number, message, remedy });
     }
     // Saturates far above any i64, to which it is then unequal.
@@ -140,7 +127,7 @@ fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Problem> {
             "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * \
              gradient_acc_step * world_size {train} != {micro} * {steps} * {world}"
         );
-        let remedy = mend([train, micro, steps], world, product);
+        let remedy = mend(triple, world, product);
         return Err(Problem { number: 0, message, remedy });
     }
     Ok(())
@@ -148,15 +135,18 @@ fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Problem> {
 
 /// The single changes that make the triple agree.
 fn mend([train, micro, steps]: [i64; 3], world: i64, product: i128) -> String {
-    // A world of 0 ranks, reported elsewhere, must not divide.
-    let exact = |a: i64, b: i128| (b != 0 && i128::from(a) % b == 0).then(|| i128::from(a) / b);
-    let by_steps = exact(train, i128::from(micro) * i128::from(world)).filter(|fix| *fix > 0);
-    let by_micro = exact(train, i128::from(steps) * i128::from(world)).filter(|fix| *fix > 0);
-    let by_world = exact(train, i128::from(micro) * i128::from(steps)).filter(|fix| *fix > 0);
     let mut fixes = vec![format!("train_batch_size {product}")];
-    fixes.extend(by_steps.map(|fix| format!("gradient_accumulation_steps {fix}")));
-    fixes.extend(by_micro.map(|fix| format!("train_micro_batch_size_per_gpu {fix}")));
-    fixes.extend(by_world.map(|fix| format!("a world size of {fix}")));
+    for (name, one, other) in [
+        ("gradient_accumulation_steps", micro, world),
+        ("train_micro_batch_size_per_gpu", steps, world),
+        ("a world size of", micro, steps),
+    ] {
+        let (train, rest) = (i128::from(train), i128::from(one) * i128::from(other));
+        // A world of 0 ranks, reported elsewhere, must not divide.
+        if rest != 0 && train % rest == 0 && train / rest > 0 {
+            fixes.push(format!("{name} {}", train / rest));
+        }
+    }
     format!("set one of: {}", fixes.join(", "))
 }
 
@@ -201,8 +191,7 @@ mod tests {
         ([Some(0), Some(4), Some(8)], 1, Err("Train batch size: 0 has to be greater than 0")),
     ];
 
-    fn run([train, micro, steps]: [Option<i64>; 3], world: i64) -> Result<[i64; 3], String> {
-        let given = Triple { train, micro, steps };
+    fn run(given: Triple, world: i64) -> Result<[i64; 3], String> {
         let triple = complete(given, world).ok_or("neither")?;
         verify(triple, given, world).map_err(|problem| problem.message)?;
         Ok(triple)
@@ -223,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_mismatch_names_every_single_change_that_mends_it() {
-        let given = Triple { train: Some(32), micro: Some(4), steps: Some(8) };
+        let given = [Some(32), Some(4), Some(8)];
         let remedy = verify([32, 4, 8], given, 2).unwrap_err().remedy;
         assert_eq!(
             remedy,

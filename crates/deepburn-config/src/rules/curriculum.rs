@@ -3,18 +3,16 @@
 //! The section that DeepSpeed had at the top level before 0.19. It refuses schedules that fall,
 //! whose stages are out of order, or that leave their bounds.
 
-use crate::context::Context;
+use super::*;
 use crate::curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
-use crate::keys::DeepSpeed;
 use crate::keys::data::ScheduleConfig;
-use crate::section::{Entry, Setting};
 
 /// Tensor cores multiply 16-bit matrices whose sizes are multiples of it at full speed.
 const TENSOR_CORE_MULTIPLE: usize = 8;
 
 /// The section's part of the plan; `None` where it is off or wrong.
-pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Option<CurriculumPlan> {
-    let section = &top.curriculum_learning.value;
+pub(crate) fn resolve(context: &mut Context<'_>) -> Option<CurriculumPlan> {
+    let section = &context.top.curriculum_learning.value;
     if !section.enabled.value {
         return None;
     }
@@ -24,17 +22,15 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Option<
     let kind = require(&section.schedule_type, context);
     let (min_difficulty, max_difficulty, kind) = (min?, max?, kind?);
     if min_difficulty > max_difficulty {
-        let message = format!("{min_difficulty} is above max_difficulty {max_difficulty}");
-        let remedy = "lower it or raise max_difficulty";
-        context.error(&section.min_difficulty, message, remedy);
+        refuse!(context, &section.min_difficulty =>
+            "{min_difficulty} is above max_difficulty {max_difficulty}"; "lower it or raise max_difficulty");
         return None;
     }
     let config = &section.schedule_config.value;
     let schedule = match kind {
         "custom" => {
-            let message = "\"custom\" asks for a schedule written in Python";
-            let remedy = "use fixed_discrete, fixed_linear or fixed_root";
-            context.error(&section.schedule_type, message, remedy);
+            refuse!(context, &section.schedule_type =>
+                "\"custom\" asks for a schedule written in Python"; "use fixed_discrete, fixed_linear or fixed_root");
             return None;
         }
         "fixed_discrete" => discrete(config, [min_difficulty, max_difficulty], context)?,
@@ -50,26 +46,22 @@ fn root(
     degree: Option<f64>,
     context: &mut Context<'_>,
 ) -> Option<CurriculumSchedule> {
-    unused(&[&config.difficulty, &config.max_step], context);
+    warn_unused(&[&config.difficulty, &config.max_step], context);
     let total_steps = require(&config.total_curriculum_step, context);
     let difficulty_step = require(&config.difficulty_step, context);
     let root_degree = match degree {
-        Some(degree) => {
-            unused(&[&config.root_degree], context);
-            Some(degree)
+        Some(_) => {
+            warn_unused(&[&config.root_degree], context);
+            degree
         }
         None => require(&config.root_degree, context),
     };
     if difficulty_step.is_some_and(|step| step % TENSOR_CORE_MULTIPLE != 0) {
-        let message =
-            "is not a multiple of 8: 16-bit products of such lengths are slower on tensor cores";
-        context.note(&config.difficulty_step, message);
+        note!(context, &config.difficulty_step =>
+            "is not a multiple of 8: 16-bit products of such lengths are slower on tensor cores");
     }
-    Some(CurriculumSchedule::Root {
-        total_steps: total_steps?,
-        difficulty_step: difficulty_step?,
-        root_degree: root_degree?,
-    })
+    let (total_steps, difficulty_step) = (total_steps?, difficulty_step?);
+    Some(CurriculumSchedule::Root { total_steps, difficulty_step, root_degree: root_degree? })
 }
 
 /// A length for each stage, in the order of the steps at which stages end.
@@ -81,54 +73,43 @@ fn discrete(
     [min, max]: [usize; 2],
     context: &mut Context<'_>,
 ) -> Option<CurriculumSchedule> {
-    unused(&[&config.total_curriculum_step, &config.difficulty_step, &config.root_degree], context);
+    let ScheduleConfig { total_curriculum_step, difficulty_step, root_degree, .. } = config;
+    warn_unused(&[total_curriculum_step, difficulty_step, root_degree], context);
     let (difficulty, max_step) = (&config.difficulty, &config.max_step);
     let (lengths, ends) = (require(difficulty, context), require(max_step, context));
     let (lengths, ends) = (lengths?, ends?);
-    let mut refuse = |key, message: String, remedy: &str| {
-        context.error(key, message, remedy);
-        None
-    };
     if ends.is_empty() || lengths.len() != ends.len() + 1 {
-        let message =
-            format!("has {} stages, of which max_step ends {}", lengths.len(), ends.len());
-        return refuse(difficulty, message, "give one max_step for each stage but the last one");
+        refuse!(context, difficulty => "has {} stages, of which max_step ends {}", lengths.len(), ends.len();
+            "give one max_step for each stage but the last one");
+    } else if let Some(pair) = lengths.windows(2).find(|pair| pair[0] > pair[1]) {
+        refuse!(context, difficulty => "falls from {} to {}", pair[0], pair[1]; "give lengths that rise");
+    } else if let Some(pair) = ends.windows(2).find(|pair| pair[0] >= pair[1]) {
+        refuse!(context, max_step => "{} does not come after {}", pair[1], pair[0]; "give steps that rise");
+    } else if let Some(length) = lengths.iter().find(|length| !(min..=max).contains(*length)) {
+        refuse!(context, difficulty => "{length} is not from min_difficulty {min} to max_difficulty {max}";
+            "change the stage or the bounds");
+    } else {
+        let (&last, lengths) = lengths.split_last()?;
+        let stage = |(&difficulty, last_step)| CurriculumStage { difficulty, last_step };
+        let stages = lengths.iter().zip(ends).map(stage).collect();
+        return Some(CurriculumSchedule::Discrete { stages, last });
     }
-    if let Some(pair) = lengths.windows(2).find(|pair| pair[0] > pair[1]) {
-        let message = format!("falls from {} to {}", pair[0], pair[1]);
-        return refuse(difficulty, message, "give lengths that rise");
-    }
-    if let Some(pair) = ends.windows(2).find(|pair| pair[0] >= pair[1]) {
-        let message = format!("{} does not come after {}", pair[1], pair[0]);
-        return refuse(max_step, message, "give steps that rise");
-    }
-    if let Some(length) = lengths.iter().find(|length| !(min..=max).contains(*length)) {
-        let message = format!("{length} is not from min_difficulty {min} to max_difficulty {max}");
-        return refuse(difficulty, message, "change the stage or the bounds");
-    }
-    let (&last, lengths) = lengths.split_last()?;
-    let stage = |(&difficulty, last_step)| CurriculumStage { difficulty, last_step };
-    Some(CurriculumSchedule::Discrete {
-        stages: lengths.iter().zip(ends).map(stage).collect(),
-        last,
-    })
+    None
 }
 
 /// The value of a key without a default. Reports it where it is missing.
 fn require<T: Clone>(key: &Setting<'_, Option<T>>, context: &mut Context<'_>) -> Option<T> {
     if !key.is_given() {
-        let remedy =
-            format!("add it: {}, or set curriculum_learning.enabled to false", key.key.kind);
-        context.error(key, "is missing, and the curriculum needs it", remedy);
+        refuse!(context, key => "is missing, and the curriculum needs it";
+            "add it: {}, or set curriculum_learning.enabled to false", key.key.kind);
     }
     key.value.clone()
 }
 
 /// Warns of keys of another schedule.
-fn unused(keys: &[&Entry<'_>], context: &mut Context<'_>) {
+fn warn_unused(keys: &[&Entry<'_>], context: &mut Context<'_>) {
     for key in keys.iter().filter(|key| key.is_given()) {
-        let message = "changes nothing: it belongs to another schedule_type";
-        context.warning(*key, message, "remove it");
+        warning!(context, *key => "changes nothing: it belongs to another schedule_type"; "remove it");
     }
 }
 

@@ -3,66 +3,55 @@
 //! Dynamic batching is on if `enabled` is true in its section and in the two sections around it. An
 //! inner `enabled` in a section that is off is an error, because its meaning would be ambiguous.
 
-use crate::context::Context;
+use super::*;
 use crate::dynamic_batching::{DynamicBatchingPlan, PickingOrderPlan};
-use crate::keys::DeepSpeed;
-use crate::keys::data::DynamicBatching;
 
 /// The section's part of the plan; `None` where dynamic batching is off or wrong.
-pub(crate) fn resolve(
-    top: &DeepSpeed<'_>,
-    context: &mut Context<'_>,
-) -> Option<DynamicBatchingPlan> {
-    let efficiency = &top.data_efficiency.value;
+pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> {
+    let efficiency = &context.top.data_efficiency.value;
     let sampling = &efficiency.data_sampling.value;
     let batching = &sampling.dynamic_batching.value;
-    let (around, enabled) = ([&efficiency.enabled, &sampling.enabled], &batching.enabled);
-    if !enabled.value {
-        for outer in around.into_iter().filter(|outer| outer.value) {
-            let message = "true turns nothing on: dynamic_batching.enabled is false";
-            context.note(outer, message);
+    let enabled = &batching.enabled;
+    for outer in [&efficiency.enabled, &sampling.enabled] {
+        if outer.value && !enabled.value {
+            note!(context, outer => "true turns nothing on: dynamic_batching.enabled is false");
+        } else if enabled.value && !outer.value {
+            let path = &outer.path;
+            refuse!(context, enabled => "true asks for dynamic batching, but {path} is false";
+                "set {path} to true, or this to false");
         }
-        return None;
     }
-    for outer in around.into_iter().filter(|outer| !outer.value) {
-        let message = format!("true asks for dynamic batching, but {} is false", outer.path);
-        let remedy = format!("set {} to true, or this to false", outer.path);
-        context.error(enabled, message, remedy);
+    if !enabled.value {
+        return None;
     }
     let (min, max) = (batching.min_batch_size.value, &batching.max_batch_size);
     if let Some(size) = max.value.filter(|&size| size < min) {
-        let message = format!("{size} is below min_batch_size {min}");
-        context.error(max, message, "raise it or lower min_batch_size");
+        refuse!(context, max =>
+            "{size} is below min_batch_size {min}"; "raise it or lower min_batch_size");
     }
-    let seed = efficiency.seed.value as u64;
+    // The budget has no default and holds a token of each sample at least.
+    let key = &batching.max_tokens;
+    if !key.is_given() {
+        refuse!(context, key => "is missing, and dynamic batching needs it";
+            "add it: an integer of at least 1, the tokens of a micro-batch");
+    }
+    let max_tokens = key.value?;
+    if max_tokens < min {
+        refuse!(context, key => "{max_tokens} tokens do not hold min_batch_size {min} samples";
+            "raise it or lower min_batch_size");
+    }
     Some(DynamicBatchingPlan {
-        max_tokens: max_tokens(batching, context)?,
+        max_tokens,
         min_batch_size: min,
         max_batch_size: max.value,
         order: match batching.sequence_picking_order.value {
-            "random" => PickingOrderPlan::Random { seed },
+            "random" => PickingOrderPlan::Random { seed: efficiency.seed.value as u64 },
             "seqlen" => PickingOrderPlan::Seqlen,
             _ => PickingOrderPlan::Dataloader,
         },
         lr_scaling: batching.lr_scaling_method.value,
         verbose: batching.verbose.value,
     })
-}
-
-/// The budget, which has no default and holds a token of each sample at least.
-fn max_tokens(batching: &DynamicBatching<'_>, context: &mut Context<'_>) -> Option<usize> {
-    let (key, min) = (&batching.max_tokens, batching.min_batch_size.value);
-    if !key.is_given() {
-        let message = "is missing, and dynamic batching needs it";
-        let remedy = "add it: an integer of at least 1, the tokens of a micro-batch";
-        context.error(key, message, remedy);
-    }
-    let tokens = key.value?;
-    if tokens < min {
-        let message = format!("{tokens} tokens do not hold min_batch_size {min} samples");
-        context.error(key, message, "raise it or lower min_batch_size");
-    }
-    Some(tokens)
 }
 
 #[cfg(test)]

@@ -1,33 +1,42 @@
-//! Hyper-parameters that several optimizers have: learning rate, bounds and eps.
+//! Hyper-parameters that several optimizers have: learning rate, moments and bounds.
 
-use crate::context::Context;
-use crate::section::Setting;
+use super::*;
+use crate::keys::optimizer::Moments;
 
 /// Learning rate of transformers' trainer, which `"auto"` stands for.
 const TRANSFORMERS_LR: f64 = 5e-5;
 
 /// Returns the section's learning rate, or the job's where the section leaves it open.
 pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
-    let lr = key.value;
-    let Some(wanted) = context.run.learning_rate else {
-        if !key.is_auto() {
-            return lr;
-        }
-        context.answer(&key.path, TRANSFORMERS_LR, "transformers' default");
-        return TRANSFORMERS_LR;
-    };
-    if !key.is_given() {
-        if key.is_auto() {
-            context.answer(&key.path, wanted, "training.learning_rate");
-        }
-        return wanted;
+    let wanted = context.run.learning_rate;
+    if key.is_auto() {
+        let answer = wanted.map(|wanted| (wanted, "training.learning_rate"));
+        let (lr, from) = answer.unwrap_or((TRANSFORMERS_LR, "transformers' default"));
+        context.answer(&key.path, lr, from);
+        return lr;
     }
-    if wanted != lr {
-        let message = format!("{lr:?} is used, not training.learning_rate {wanted:?}");
-        let remedy = "give one of them, or write \"auto\" here";
-        context.warning(key, message, remedy);
+    let lr = key.value;
+    if !key.is_given() {
+        return wanted.unwrap_or(lr);
+    }
+    if let Some(wanted) = wanted.filter(|wanted| *wanted != lr) {
+        warning!(context, key => "{lr:?} is used, not training.learning_rate {wanted:?}";
+            "give one of them, or write \"auto\" here");
     }
     lr
+}
+
+/// Returns Adam of the keys that the Adam family shares, without bias correction. `divides`: whether
+/// eps divides elements whose second moment is 0, so that one that is 0 in f32 is refused.
+pub(super) fn moments(params: &Entry<'_>, divides: bool, context: &mut Context<'_>) -> AdamPlan {
+    let keys = Moments::read(params);
+    let lr = learning_rate(&keys.lr, context);
+    let eps = keys.eps.value;
+    if divides && eps > 0.0 && eps as f32 == 0.0 {
+        refuse!(context, &keys.eps =>
+            "{eps:e} is 0 in f32, in which updates are computed"; "give at least 1e-38, 1e-8 for example");
+    }
+    filled!(AdamPlan, keys { betas, weight_decay } lr, eps, bias_correction: false)
 }
 
 /// Returns a smallest and a largest value. Refuses a smallest that is above the largest.
@@ -36,22 +45,11 @@ pub(super) fn bounds(
     largest: &Setting<'_, f64>,
     context: &mut Context<'_>,
 ) -> [f64; 2] {
-    let bounds = [smallest.value, largest.value];
-    if bounds[0] > bounds[1] {
-        let names = [smallest.key.name, largest.key.name];
-        let message = format!("{:?} is above {} {:?}", bounds[0], names[1], bounds[1]);
-        let remedy = format!("give a {} of at most {}", names[0], names[1]);
-        context.error(smallest, message, remedy);
+    let (min, max) = (smallest.value, largest.value);
+    if min > max {
+        let (small, large) = (smallest.key.name, largest.key.name);
+        refuse!(context, smallest =>
+            "{min:?} is above {large} {max:?}"; "give a {small} of at most {large}");
     }
-    bounds
-}
-
-/// Returns eps, which divides elements whose second moment is 0. Refuses one that is 0 in f32.
-pub(super) fn positive_eps(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
-    let eps = key.value;
-    if eps > 0.0 && eps as f32 == 0.0 {
-        let message = format!("{eps:e} is 0 in f32, in which updates are computed");
-        context.error(key, message, "give at least 1e-38, 1e-8 for example");
-    }
-    eps
+    [min, max]
 }

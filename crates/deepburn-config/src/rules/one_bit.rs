@@ -1,51 +1,40 @@
 //! The optimizers that exchange compressed momenta: 1-bit Adam, 1-bit LAMB and 0/1 Adam.
 
-use super::hyperparameters::{bounds, learning_rate, positive_eps};
-use crate::context::Context;
+use super::*;
 use crate::keys::optimizer::{OneBitAdam, OneBitLamb, ZeroOneAdam};
-use crate::plan::{
-    AdamPlan, LambPlan, OneBitAdamPlan, OneBitLambPlan, OptimizerPlan, ZeroOneAdamPlan,
-};
-use crate::section::Setting;
 
 /// Resolves 1-bit Adam's part of the plan.
-pub(super) fn adam(params: &OneBitAdam<'_>, context: &mut Context<'_>) -> OptimizerPlan {
-    OptimizerPlan::OneBitAdam(OneBitAdamPlan {
-        adam: AdamPlan {
-            lr: learning_rate(&params.lr, context),
-            betas: params.betas.value,
-            eps: positive_eps(&params.eps, context),
-            weight_decay: params.weight_decay.value,
-            bias_correction: false,
-        },
-        freeze_step: freeze_step(&params.freeze_step, context),
-    })
+pub(super) fn adam(params: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+    let adam = moments(params, true, context);
+    let freeze_step = freeze_step(&OneBitAdam::read(params).freeze_step, context);
+    OptimizerPlan::OneBitAdam(OneBitAdamPlan { adam, freeze_step })
 }
 
 /// Resolves 1-bit LAMB's part of the plan.
-pub(super) fn lamb(params: &OneBitLamb<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+pub(super) fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+    let params = OneBitLamb::read(entry);
     let freeze_step = freeze_step(&params.freeze_step, context);
     let coeff_beta = params.coeff_beta.value;
     // The average starts at 0, and its missing part is a factor of all later updates.
     let missing = coeff_beta.powf(freeze_step as f64);
     if (freeze_step as f64) * (1.0 - coeff_beta) < 1.0 - 1e-9 {
-        let message = format!(
-            "{freeze_step} is below 1 / (1 - coeff_beta): the average of trust ratios, which starts at 0, is {:.0} % too \
-             small when it is frozen",
-            100.0 * missing
-        );
-        let remedy = "give more steps or a smaller coeff_beta";
-        context.warning(&params.freeze_step, message, remedy);
+        warning!(context, &params.freeze_step =>
+            "{freeze_step} is below 1 / (1 - coeff_beta): the average of trust ratios, which starts at 0, is {:.0} % \
+             too small when it is frozen", 100.0 * missing;
+            "give more steps or a smaller coeff_beta");
     }
+    let AdamPlan { lr, betas, eps, weight_decay, bias_correction } = moments(entry, true, context);
+    let trust_ratio = bounds(&params.min_coeff, &params.max_coeff, context);
+    let eps_inside_sqrt = false;
     OptimizerPlan::OneBitLamb(OneBitLambPlan {
         lamb: LambPlan {
-            lr: learning_rate(&params.lr, context),
-            betas: params.betas.value,
-            eps: positive_eps(&params.eps, context),
-            eps_inside_sqrt: false,
-            weight_decay: params.weight_decay.value,
-            bias_correction: false,
-            trust_ratio: bounds(&params.min_coeff, &params.max_coeff, context),
+            lr,
+            betas,
+            eps,
+            eps_inside_sqrt,
+            weight_decay,
+            bias_correction,
+            trust_ratio,
         },
         freeze_step,
         coeff_beta,
@@ -55,25 +44,18 @@ pub(super) fn lamb(params: &OneBitLamb<'_>, context: &mut Context<'_>) -> Optimi
 }
 
 /// Resolves 0/1 Adam's part of the plan.
-pub(super) fn zero_one_adam(params: &ZeroOneAdam<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+pub(super) fn zero_one_adam(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
+    let params = ZeroOneAdam::read(entry);
     let steps = |key: &Setting<'_, usize>| key.value.max(1) as u64;
     let var_freeze_step = steps(&params.var_freeze_step);
     let total = context.run.total_steps;
     if let Some(total) = total.filter(|total| var_freeze_step >= *total as u64) {
-        let message = format!(
-            "{var_freeze_step} is not below the {total} steps of the run: the second moment is never frozen, and every \
-             step exchanges gradients"
-        );
-        context.note(&params.var_freeze_step, message);
+        note!(context, &params.var_freeze_step =>
+            "{var_freeze_step} is not below the {total} steps of the run: the second moment is never frozen, and \
+             every step exchanges gradients");
     }
     OptimizerPlan::ZeroOneAdam(ZeroOneAdamPlan {
-        adam: AdamPlan {
-            lr: learning_rate(&params.lr, context),
-            betas: params.betas.value,
-            eps: positive_eps(&params.eps, context),
-            weight_decay: params.weight_decay.value,
-            bias_correction: false,
-        },
+        adam: moments(entry, true, context),
         var_freeze_step,
         var_update_scaler: steps(&params.var_update_scaler),
         local_step_scaler: steps(&params.local_step_scaler),
@@ -85,19 +67,15 @@ pub(super) fn zero_one_adam(params: &ZeroOneAdam<'_>, context: &mut Context<'_>)
 fn freeze_step(key: &Setting<'_, i64>, context: &mut Context<'_>) -> u64 {
     let step = key.value;
     if step < 1 {
-        let message = format!(
+        refuse!(context, key =>
             "{step} is out of range; must be at least 1: before the first step the second moment is 0, and updates \
-             are divided by its square root"
-        );
-        context.error(key, message, "give 15 to 25 % of the steps");
+             are divided by its square root";
+            "give 15 to 25 % of the steps");
     }
     let step = step.max(1) as u64;
     if let Some(total) = context.run.total_steps.filter(|total| step >= *total as u64) {
-        let message = format!(
-            "{step} is not below the {total} steps of the run: momenta are never compressed"
-        );
-        let remedy = format!("give 15 to 25 % of the steps, {} for example", (total / 5).max(1));
-        context.warning(key, message, remedy);
+        warning!(context, key => "{step} is not below the {total} steps of the run: momenta are never compressed";
+            "give 15 to 25 % of the steps, {} for example", (total / 5).max(1));
     }
     step
 }
@@ -105,18 +83,15 @@ fn freeze_step(key: &Setting<'_, i64>, context: &mut Context<'_>) -> u64 {
 /// Warns when the second moment is frozen while the learning rate still rises: it then follows
 /// gradients of weights that have hardly moved.
 pub(crate) fn check_warmup(optimizer: &OptimizerPlan, warmup: usize, context: &mut Context<'_>) {
-    let (key, freeze_step) = match optimizer {
-        OptimizerPlan::OneBitAdam(plan) => ("optimizer.params.freeze_step", plan.freeze_step),
-        OptimizerPlan::OneBitLamb(plan) => ("optimizer.params.freeze_step", plan.freeze_step),
-        OptimizerPlan::ZeroOneAdam(plan) => {
-            ("optimizer.params.var_freeze_step", plan.var_freeze_step)
-        }
+    let (name, step) = match optimizer {
+        OptimizerPlan::OneBitAdam(plan) => ("freeze_step", plan.freeze_step),
+        OptimizerPlan::OneBitLamb(plan) => ("freeze_step", plan.freeze_step),
+        OptimizerPlan::ZeroOneAdam(plan) => ("var_freeze_step", plan.var_freeze_step),
         _ => return,
     };
-    if freeze_step < warmup as u64 {
-        let message =
-            format!("{freeze_step} is below the {warmup} steps of the learning rate's warm-up");
-        let remedy = format!("freeze the second moment after it: give {warmup} or more");
-        context.warning(key, message, remedy);
+    if step < warmup as u64 {
+        warning!(context, format!("optimizer.params.{name}") =>
+            "{step} is below the {warmup} steps of the learning rate's warm-up";
+            "freeze the second moment after it: give {warmup} or more");
     }
 }

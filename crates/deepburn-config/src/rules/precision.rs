@@ -1,12 +1,7 @@
 //! Precision: `fp16`, `bf16`, `data_types` and the type in which gradients travel.
 
-use super::autocast;
-use crate::context::Context;
-use crate::keys::DeepSpeed;
+use super::*;
 use crate::keys::precision::Fp16;
-use crate::plan::{
-    DynamicScalePlan, LossScalePlan, OverflowPlan, Precision, PrecisionPlan, ScaleGrowth,
-};
 
 /// fp16 itself overflows at 2^16: a scale above it can only be on its way down.
 const USABLE_SCALE_POWER: i64 = 16;
@@ -17,21 +12,19 @@ const USABLE_SCALE_POWER: i64 = 16;
 /// type. From both follows whether the loss is scaled and what happens to a step that overflows:
 /// fp16 overflows in normal operation and skips the step, while in fp32 a gradient that is not
 /// finite is an error of the model or the data.
-pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> PrecisionPlan {
+pub(crate) fn resolve(context: &mut Context<'_>) -> PrecisionPlan {
+    let top = context.top;
     let (fp16, bf16) = (&top.fp16.value, &top.bf16.value);
     for enabled in [&fp16.enabled, &bf16.enabled] {
         if enabled.is_auto() {
             let why = "nothing but this file says in which type to train";
-            let message =
-                format!("\"auto\" is resolved to false: {why}; write true to train in it");
-            context.note(enabled, message);
+            note!(context, enabled => "\"auto\" is resolved to false: {why}; write true to train in it");
             context.answer(&enabled.path, false, why);
         }
     }
     if fp16.enabled.value && bf16.enabled.value {
-        let message = "bfloat16 and fp16 modes cannot be simultaneously enabled";
-        let remedy = "set one of fp16.enabled and bf16.enabled to false";
-        context.error(&bf16.enabled, message, remedy);
+        refuse!(context, &bf16.enabled => "bfloat16 and fp16 modes cannot be simultaneously enabled";
+            "set one of fp16.enabled and bf16.enabled to false");
     }
     check_scale(fp16, context);
     let compute = match (fp16.enabled.value, bf16.enabled.value) {
@@ -39,7 +32,7 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Precisi
         (false, true) => Precision::Bf16,
         (false, false) => Precision::Fp32,
     };
-    let autocast = autocast::resolve(top, compute, context);
+    let autocast = autocast::resolve(compute, context);
     let scaled = compute == Precision::Fp16 || autocast == Some(Precision::Fp16);
     // Autocast in bf16 has fp32 parameters and gradients: a value that is not finite ends the run
     // as in fp32.
@@ -49,12 +42,10 @@ pub(crate) fn resolve(top: &DeepSpeed<'_>, context: &mut Context<'_>) -> Precisi
     let accumulation = dtypes[1].value.unwrap_or(Precision::Fp32);
     for (key, gradients) in dtypes.into_iter().zip([communication, accumulation]) {
         if !scaled && gradients == Precision::Fp16 {
-            let message = format!(
+            warning!(context, key =>
                 "fp16 holds fewer magnitudes than {}, and nothing scales the loss: gradients below 6e-8 are lost, and \
-                 those beyond 65504 overflow",
-                compute.name()
-            );
-            context.warning(key, message, "write \"fp32\" or leave the key out");
+                 those beyond 65504 overflow", compute.name();
+                "write \"fp32\" or leave the key out");
         }
     }
     let loss_scale = match (scaled, compute) {
@@ -86,30 +77,21 @@ fn loss_scale(fp16: &Fp16<'_>) -> LossScalePlan {
 
 /// Checks the loss scale, fixed or dynamic.
 fn check_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
-    let (scale, findings) = (&fp16.loss_scale, &mut context.findings);
-    let remedy = "write 0 for a dynamic scale";
+    let scale = &fp16.loss_scale;
+    let (min, max) = (f32::MIN_POSITIVE, f32::MAX);
     match scale.value {
         0.0 => check_dynamic_scale(fp16, context),
-        fixed if fixed > f64::from(f32::MAX) => {
-            let max = f32::MAX;
-            let message =
-                format!("{fixed:e} is larger than an f32 can hold ({max:e}), and so is every loss");
-            findings.error(scale, message, remedy);
-        }
+        fixed if fixed > f64::from(max) => refuse!(context, scale =>
+            "{fixed:e} is larger than an f32 can hold ({max:e}), and so is every loss"; "write 0 for a dynamic scale"),
         // Its inverse, which unscales gradients, would be infinite.
-        fixed if fixed > 0.0 && fixed < f64::from(f32::MIN_POSITIVE) => {
-            let min = f32::MIN_POSITIVE;
-            let message = format!(
-                "{fixed:e} is smaller than a normal f32 ({min:e}), and gradients cannot be divided by it"
-            );
-            findings.error(scale, message, remedy);
-        }
+        fixed if fixed > 0.0 && fixed < f64::from(min) => refuse!(context, scale =>
+            "{fixed:e} is smaller than a normal f32 ({min:e}), and gradients cannot be divided by it";
+            "write 0 for a dynamic scale"),
         fixed if fp16.enabled.value && fixed > 2_f64.powi(USABLE_SCALE_POWER as i32) => {
-            let message = format!(
+            warning!(context, scale =>
                 "{fixed:e} never changes, and is beyond 2^{USABLE_SCALE_POWER}, where most gradients overflow: steps \
-                 may be skipped for ever"
-            );
-            findings.warning(scale, message, remedy);
+                 may be skipped for ever";
+                "write 0 for a dynamic scale");
         }
         _ => {}
     }
@@ -120,27 +102,22 @@ fn check_dynamic_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
     for setting in [&fp16.loss_scale_window, &fp16.min_loss_scale] {
         let value = setting.value;
         if value <= 0 {
-            let message = format!(
-                "{value} is out of range: a dynamic loss scale (loss_scale 0) needs more than 0"
-            );
-            let remedy = format!("write {} or leave the key out", setting.key.default);
-            context.error(setting, message, remedy);
+            refuse!(context, setting =>
+                "{value} is out of range: a dynamic loss scale (loss_scale 0) needs more than 0";
+                "write {} or leave the key out", setting.key.default);
         }
     }
     let (power, minimum) = (fp16.initial_scale_power.value, fp16.min_loss_scale.value);
     if fp16.enabled.value && minimum as f64 >= 2_f64.powi(power as i32) {
-        let message = format!(
-            "{minimum} is not below the scale at the start, 2^{power}: the run ends once an overflow should lower it"
-        );
-        context.warning(&fp16.min_loss_scale, message, "write 1");
+        warning!(context, &fp16.min_loss_scale =>
+            "{minimum} is not below the scale at the start, 2^{power}: the run ends once an overflow should lower it";
+            "write 1");
     } else if fp16.enabled.value && power > USABLE_SCALE_POWER {
         let skipped = predicted_skips(power, fp16.hysteresis.value);
-        let message = format!(
+        warning!(context, &fp16.initial_scale_power =>
             "{power} starts at a scale of 2^{power}: about {skipped} updates will be skipped until it is down at \
-             2^{USABLE_SCALE_POWER}"
-        );
-        let remedy = format!("write {USABLE_SCALE_POWER}");
-        context.warning(&fp16.initial_scale_power, message, remedy);
+             2^{USABLE_SCALE_POWER}";
+            "write {USABLE_SCALE_POWER}");
     }
 }
 

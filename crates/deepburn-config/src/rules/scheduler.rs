@@ -2,24 +2,13 @@
 //!
 //! Steps are applied optimizer steps; a skipped step does not advance a schedule.
 
-use super::variant::choose;
-use crate::context::Context;
-use crate::keys::DeepSpeed;
-use crate::keys::scheduler::{
-    CosineAnnealingLr, ExponentialLr, LinearLr, LrRangeTest, OneCycle, StepLr, VARIANTS,
-    WarmupCosineLr, WarmupDecayLr, WarmupLr,
-};
-use crate::kind::Variant;
-use crate::plan::{MomentumCycle, OneCyclePlan, OptimizerPlan, SchedulePlan};
-use crate::section::{Entry, Read, Setting};
+use super::*;
+use crate::keys::scheduler::*;
 
 /// The section's part of the plan.
-pub(crate) fn resolve(
-    top: &DeepSpeed<'_>,
-    optimizer: &OptimizerPlan,
-    context: &mut Context<'_>,
-) -> SchedulePlan {
+pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> SchedulePlan {
     let lr = optimizer.lr();
+    let top = context.top;
     let section = &top.scheduler.value;
     if top.scheduler.is_auto() {
         context.answer("scheduler", "constant", "no schedule is given");
@@ -38,13 +27,12 @@ pub(crate) fn resolve(
         "WarmupCosineLR" => warmup_cosine(&WarmupCosineLr::read(params), lr, context),
         "LRRangeTest" => {
             let params = LrRangeTest::read(params);
-            SchedulePlan::LrRangeTest {
+            filled!(SchedulePlan::LrRangeTest, params { last_batch_iteration }
                 min_lr: params.lr_range_test_min_lr.value,
                 step_size: params.lr_range_test_step_size.value,
                 step_rate: params.lr_range_test_step_rate.value,
                 staircase: params.lr_range_test_staircase.value,
-                last_batch_iteration: params.last_batch_iteration.value,
-            }
+            )
         }
         "OneCycle" => one_cycle(&OneCycle::read(params), optimizer, context),
         name => torch_schedule(name, params, lr),
@@ -53,12 +41,10 @@ pub(crate) fn resolve(
 
 /// A schedule whose `params` are missing altogether still lacks what it requires.
 fn require_params(params: &Entry<'_>, variant: &Variant, context: &mut Context<'_>) {
-    if params.is_given() {
-        return;
-    }
-    for key in variant.keys.iter().filter(|key| key.required) {
-        let message = format!("is missing, and {} needs it", variant.name);
-        context.error(&params.child(key), message, format!("add it: {}", key.kind));
+    let required = variant.keys.iter().filter(|key| key.required && !params.is_given());
+    for key in required {
+        refuse!(context, &params.child(key) =>
+            "is missing, and {} needs it", variant.name; "add it: {}", key.kind);
     }
 }
 
@@ -75,7 +61,7 @@ fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
         context.answer(&key.path, steps.max(2), "training.warmup_steps");
     }
     if steps < 2 {
-        context.note(key, format!("{steps} is taken as 2, as in DeepSpeed"));
+        note!(context, key => "{steps} is taken as 2, as in DeepSpeed");
     }
     steps.max(2)
 }
@@ -89,28 +75,17 @@ fn total_steps(
     warmup: usize,
     context: &mut Context<'_>,
 ) -> usize {
-    let total = match (key.value, context.run.total_steps) {
-        (None, Some(known)) if key.is_auto() => {
-            context.answer(&key.path, known, "the job's number of optimizer steps");
-            known
-        }
-        (Some(given), _) => given,
-        _ => {
-            if key.is_auto() {
-                let message = "\"auto\" needs the number of optimizer steps, which is not known";
-                let remedy = "give a number, or training.max_steps in the job file; check-config and estimate take \
-                              --max-steps";
-                context.error(key, message, remedy);
-            }
-            return warmup;
-        }
-    };
+    let known = context.run.total_steps.filter(|_| key.is_auto());
+    if let Some(known) = known {
+        context.answer(&key.path, known, "the job's number of optimizer steps");
+    } else if key.is_auto() {
+        refuse!(context, key => "\"auto\" needs the number of optimizer steps, which is not known";
+            "give a number, or training.max_steps in the job file; check-config and estimate take --max-steps");
+    }
+    let total = key.value.or(known).unwrap_or(warmup);
     if total < warmup {
-        let message = format!(
-            "{total} is less than warmup_num_steps {warmup}: the warm-up is never finished"
-        );
-        let remedy = "give more steps in total or a shorter warm-up";
-        context.warning(key, message, remedy);
+        warning!(context, key => "{total} is less than warmup_num_steps {warmup}: the warm-up is never finished";
+            "give more steps in total or a shorter warm-up");
     }
     total
 }
@@ -126,8 +101,8 @@ fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
     if let (Some(max), Some(wanted)) = (given, context.run.learning_rate)
         && max != wanted
     {
-        let message = format!("{max:?} is the peak, not training.learning_rate {wanted:?}");
-        context.warning(key, message, "write \"auto\" here");
+        warning!(context, key =>
+            "{max:?} is the peak, not training.learning_rate {wanted:?}"; "write \"auto\" here");
     }
     given
 }
@@ -136,50 +111,43 @@ fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
 fn min_lr(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
     if key.is_auto() {
         context.answer(&key.path, 0.0, "0");
-        return 0.0;
     }
     key.value
 }
 
 /// WarmupLR: the peak is the optimizer's learning rate unless the section gives one.
 fn warmup(params: &WarmupLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
-    let max_lr = max_lr(&params.warmup_max_lr, lr, context);
-    SchedulePlan::Warmup {
+    filled!(SchedulePlan::Warmup, params { last_batch_iteration }
+        max_lr: max_lr(&params.warmup_max_lr, lr, context).unwrap_or(lr),
         min_lr: min_lr(&params.warmup_min_lr, context),
-        max_lr: max_lr.unwrap_or(lr),
         warmup_steps: warmup_steps(&params.warmup_num_steps, context),
         shape: params.warmup_type.value,
-        last_batch_iteration: params.last_batch_iteration.value,
-    }
+    )
 }
 
 /// WarmupDecayLR: the peak has a default of its own, not the optimizer's learning rate.
 fn warmup_decay(params: &WarmupDecayLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
     let peak = &params.warmup_max_lr;
-    let max_lr = max_lr(peak, lr, context);
+    let max_lr = max_lr(peak, lr, context).unwrap_or(peak.value);
     let warmup_steps = warmup_steps(&params.warmup_num_steps, context);
-    SchedulePlan::WarmupDecay {
+    filled!(SchedulePlan::WarmupDecay, params { last_batch_iteration }
         min_lr: min_lr(&params.warmup_min_lr, context),
-        max_lr: max_lr.unwrap_or(peak.value),
+        max_lr,
         warmup_steps,
         total_steps: total_steps(&params.total_num_steps, warmup_steps, context),
         shape: params.warmup_type.value,
-        last_batch_iteration: params.last_batch_iteration.value,
-    }
+    )
 }
 
 /// WarmupCosineLR: ratios of the optimizer's learning rate, which is the peak.
 fn warmup_cosine(params: &WarmupCosineLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
     let warmup_steps = warmup_steps(&params.warmup_num_steps, context);
-    SchedulePlan::WarmupCosine {
+    filled!(SchedulePlan::WarmupCosine, params { warmup_min_ratio, cos_min_ratio, last_batch_iteration }
         lr,
-        warmup_min_ratio: params.warmup_min_ratio.value,
-        cos_min_ratio: params.cos_min_ratio.value,
         warmup_steps,
         total_steps: total_steps(&params.total_num_steps, warmup_steps, context),
         shape: params.warmup_type.value,
-        last_batch_iteration: params.last_batch_iteration.value,
-    }
+    )
 }
 
 /// OneCycle: the learning rate up and down once, the momentum against it, then decay.
@@ -188,42 +156,30 @@ fn one_cycle(
     optimizer: &OptimizerPlan,
     context: &mut Context<'_>,
 ) -> SchedulePlan {
+    let cycles = params.cycle_momentum.value;
+    // Only optimizers with betas have a momentum to cycle.
+    if cycles && !optimizer.has_betas() {
+        warning!(context, &params.cycle_momentum =>
+            "true is ignored: the optimizer has no betas to cycle"; "set it to false or use AdamW");
+    }
+    let momentum = MomentumCycle {
+        min: params.cycle_min_mom.value,
+        max: params.cycle_max_mom.value,
+        decay_rate: params.decay_mom_rate.value,
+    };
     let first_step_size = params.cycle_first_step_size.value;
     let first_stair_count = params.cycle_first_stair_count.value;
-    SchedulePlan::OneCycle(OneCyclePlan {
+    SchedulePlan::OneCycle(filled!(
+        OneCyclePlan, params { decay_lr_rate, decay_step_size, last_batch_iteration }
         // Both are required: a missing one has been reported.
         min_lr: params.cycle_min_lr.value.unwrap_or(0.0),
         max_lr: params.cycle_max_lr.value.unwrap_or(0.0),
-        decay_lr_rate: params.decay_lr_rate.value,
         first_step_size,
         second_step_size: params.cycle_second_step_size.value.unwrap_or(first_step_size),
         first_stair_count,
         second_stair_count: params.cycle_second_stair_count.value.unwrap_or(first_stair_count),
-        decay_step_size: params.decay_step_size.value,
-        momentum: momentum_cycle(params, optimizer, context),
-        last_batch_iteration: params.last_batch_iteration.value,
-    })
-}
-
-/// Only optimizers with betas have a momentum to cycle.
-fn momentum_cycle(
-    params: &OneCycle<'_>,
-    optimizer: &OptimizerPlan,
-    context: &mut Context<'_>,
-) -> Option<MomentumCycle> {
-    if !params.cycle_momentum.value {
-        return None;
-    }
-    if !optimizer.has_betas() {
-        let message = "true is ignored: the optimizer has no betas to cycle";
-        context.warning(&params.cycle_momentum, message, "set it to false or use AdamW");
-        return None;
-    }
-    Some(MomentumCycle {
-        min: params.cycle_min_mom.value,
-        max: params.cycle_max_mom.value,
-        decay_rate: params.decay_mom_rate.value,
-    })
+        momentum: (cycles && optimizer.has_betas()).then_some(momentum),
+    ))
 }
 
 /// The plan of one of PyTorch's schedules. A required key that is missing has been reported; it
@@ -231,27 +187,22 @@ fn momentum_cycle(
 fn torch_schedule(name: &str, params: &Entry<'_>, lr: f64) -> SchedulePlan {
     match name {
         "StepLR" => {
-            let StepLr { step_size, gamma } = StepLr::read(params);
-            let step_size = step_size.value.unwrap_or(1);
-            SchedulePlan::Step { lr, step_size, gamma: gamma.value }
+            let params = StepLr::read(params);
+            let step_size = params.step_size.value.unwrap_or(1);
+            filled!(SchedulePlan::Step, params { gamma } lr, step_size)
         }
         "CosineAnnealingLR" => {
-            let CosineAnnealingLr { t_max, eta_min } = CosineAnnealingLr::read(params);
-            let t_max = t_max.value.unwrap_or(1);
-            SchedulePlan::CosineAnnealing { lr, t_max, eta_min: eta_min.value }
+            let params = CosineAnnealingLr::read(params);
+            let t_max = params.t_max.value.unwrap_or(1);
+            filled!(SchedulePlan::CosineAnnealing, params { eta_min } lr, t_max)
         }
         "LinearLR" => {
-            let LinearLr { start_factor, end_factor, total_iters } = LinearLr::read(params);
-            SchedulePlan::Linear {
-                lr,
-                start_factor: start_factor.value,
-                end_factor: end_factor.value,
-                total_iters: total_iters.value,
-            }
+            let params = LinearLr::read(params);
+            filled!(SchedulePlan::Linear, params { start_factor, end_factor, total_iters } lr)
         }
         _ => {
-            let ExponentialLr { gamma } = ExponentialLr::read(params);
-            SchedulePlan::Exponential { lr, gamma: gamma.value.unwrap_or(1.0) }
+            let gamma = ExponentialLr::read(params).gamma.value.unwrap_or(1.0);
+            SchedulePlan::Exponential { lr, gamma }
         }
     }
 }

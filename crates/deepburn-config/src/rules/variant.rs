@@ -1,10 +1,7 @@
 //! Choosing among named variants: the optimizer, the schedule.
 
+use super::*;
 use crate::check::nearest;
-use crate::context::Context;
-use crate::key::Status;
-use crate::kind::Variant;
-use crate::section::Setting;
 
 /// The variant that `name`, the section's `type`, names. Reports an unknown name with the nearest
 /// known one, and a known one that does not exist in this version; a missing `type` has been
@@ -18,17 +15,15 @@ pub(super) fn choose(
     let given = name.value?;
     let Some(variant) = Variant::find(variants, given) else {
         let available = variants.iter().filter(|v| matches!(v.status, Status::Honoured));
+        let available: Vec<_> = available.map(|variant| variant.name).collect();
         let remedy = match nearest(variants.iter().map(|variant| variant.name), given) {
             Some(nearest) => format!("did you mean {nearest}?"),
-            None => {
-                format!("use one of {}", available.map(|v| v.name).collect::<Vec<_>>().join(", "))
-            }
+            None => format!("use one of {}", available.join(", ")),
         };
-        context.error(name, format!("unknown {noun} \"{given}\""), remedy);
+        refuse!(context, name => "unknown {noun} \"{given}\""; "{remedy}");
         return None;
     };
     let Status::Unavailable { feature, remedy, .. } = variant.status else { return Some(variant) };
-    let message = format!("\"{given}\" asks for {feature}, which is not available in this version");
-    context.error(name, message, remedy);
+    refuse!(context, name => "\"{given}\" asks for {feature}, which is not available in this version"; "{remedy}");
     None
 }

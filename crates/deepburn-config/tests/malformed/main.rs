@@ -312,7 +312,7 @@ fn unknown_keys_and_names() {
             "did you mean zero_optimization?",
         ),
         (r#""stage": 3"#, "stage", "did you mean zero_optimization.stage?"),
-        (r#""lr": 1e-4"#, "lr", "did you mean optimizer.params[AdamW].lr?"),
+        (r#""lr": 1e-4"#, "lr", "did you mean optimizer.params.lr?"),
         (
             r#""zero_optimization": {"overlap_com": true}"#,
             "zero_optimization.overlap_com",

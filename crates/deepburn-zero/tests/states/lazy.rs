@@ -250,3 +250,51 @@ fn a_parameter_frozen_on_one_rank_only_is_an_error() {
     });
     assert!(message.contains("first is frozen here and trained on rank 0"), "{message}");
 }
+
+/// A module with a list of layers, and perhaps something after it.
+#[derive(Module, Debug)]
+struct Deep<B: Backend> {
+    layers: Vec<Linear<B>>,
+    head: Option<Linear<B>>,
+}
+
+/// The message with which three ranks end that have so many layers, all of one shape.
+fn depth_difference(depths: [usize; 3], has_head: bool) -> String {
+    let failure = run_ranks(3, Duration::from_secs(60), |member| {
+        let layer = || LinearConfig::new(4, 4).init::<Trained>(&FlexDevice);
+        let layers = (0..depths[member.rank()]).map(|_| layer()).collect();
+        let net = Deep { layers, head: has_head.then(layer) };
+        ModelStates::shard(net, policy(Stage::Parameters), Group::<Flex>::new(member)).map(drop)
+    });
+    failure.unwrap_err().to_string()
+}
+
+#[test]
+fn depths_that_differ_between_ranks_are_an_error() {
+    let same = "build the same module on all ranks";
+    for (depths, has_head, expected) in [
+        (
+            [2, 2, 3],
+            true,
+            "rank 2 has parameter layers.2.weight where rank 0 has parameter head.weight",
+        ),
+        (
+            [2, 1, 2],
+            true,
+            "rank 1 has parameter head.weight where rank 0 has parameter layers.1.weight",
+        ),
+        (
+            [2, 3, 2],
+            false,
+            "rank 1 has parameter layers.2.weight where rank 0 has no further parameter",
+        ),
+        (
+            [2, 2, 1],
+            false,
+            "rank 2 has no further parameter where rank 0 has parameter layers.1.weight",
+        ),
+    ] {
+        let message = depth_difference(depths, has_head);
+        assert!(message.contains(expected) && message.contains(same), "{message}");
+    }
+}

@@ -251,8 +251,8 @@ fn a_sampler_needs_a_sample_for_each_rank() {
     };
     assert!(new(3, 0, 4).contains("3 training sequences cannot feed 4 ranks"));
     assert!(new(3, 0, 4).contains("use at most 3 ranks"));
-    assert!(new(3, 3, 3).contains("rank = 3: a group of 3"));
-    assert!(new(3, 0, 0).contains("rank = 0: a group of 0"));
+    assert!(new(3, 3, 3).contains("rank = 3: it must be below the number of ranks, 3"));
+    assert!(new(3, 0, 0).contains("rank = 0: it must be below the number of ranks, 0"));
     assert!(new(0, 0, 1).contains("0 training sequences"));
 }
 

@@ -1,0 +1,83 @@
+//! Files that are kept as inputs: sound ones that changes start from, and
+//! malformed ones that a reader once got wrong or might.
+//!
+//! Main type: [`Corpus`]. [`replay`](crate::replay) reads every file unchanged.
+//! Then [`fuzz`](crate::fuzz) changes files of the corpus among others.
+
+use std::fs;
+use std::path::Path;
+
+use crate::Mutator;
+
+/// A file of a corpus.
+#[derive(Debug, Clone)]
+pub struct CorpusFile {
+    /// The path below the corpus, with the folder that says the format:
+    /// `job/deep.json`.
+    pub name: String,
+    /// The contents.
+    pub bytes: Vec<u8>,
+}
+
+impl CorpusFile {
+    /// Returns the name of the folder, which says the format.
+    pub fn format(&self) -> &str {
+        self.name.split_once('/').map_or("", |(format, _)| format)
+    }
+
+    /// Returns the name of the file without its folder.
+    pub fn file_name(&self) -> &str {
+        self.name.rsplit('/').next().unwrap_or(&self.name)
+    }
+}
+
+/// The corpus of a crate, in the order of the names.
+#[derive(Debug, Clone)]
+pub struct Corpus(Vec<CorpusFile>);
+
+impl Corpus {
+    /// Reads `tests/corpus/FORMAT/FILE` in the folder of a crate, which a test
+    /// has in `CARGO_MANIFEST_DIR`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a folder or a file cannot be read, or if there is no file.
+    pub fn of_crate(folder: &str) -> Self {
+        let corpus = Path::new(folder).join("tests/corpus");
+        let mut files: Vec<_> = names(&corpus)
+            .iter()
+            .flat_map(|format| {
+                names(&corpus.join(format)).into_iter().map(move |file| format!("{format}/{file}"))
+            })
+            .map(|name| {
+                let bytes = fs::read(corpus.join(&name)).expect("a file of the corpus is readable");
+                CorpusFile { name, bytes }
+            })
+            .collect();
+        files.sort_by(|left, right| left.name.cmp(&right.name));
+        assert!(!files.is_empty(), "{} has no file", corpus.display());
+        Self(files)
+    }
+
+    /// Returns the files.
+    pub fn files(&self) -> &[CorpusFile] {
+        &self.0
+    }
+
+    /// Returns a random file for one of four inputs, and `None` for the others,
+    /// which start from files that the test makes.
+    pub fn sometimes(&self, mutator: &mut Mutator) -> Option<&CorpusFile> {
+        (mutator.below(4) == 0).then(|| mutator.pick(&self.0))
+    }
+}
+
+/// Returns the names in a folder.
+fn names(folder: &Path) -> Vec<String> {
+    let entries =
+        fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let name = |entry: std::io::Result<fs::DirEntry>| {
+        let name = entry.expect("the folder is readable").file_name();
+        name.into_string().expect("names in the corpus are UTF-8")
+    };
+    entries.map(name).collect()
+}

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn_fuzz::{Mutator, fuzz, scratch_folder};
+use deepburn_fuzz::{Corpus, CorpusFile, Mutator, fuzz, patched, replay, scratch_folder};
 use deepburn_models::encoder::{Encoder, EncoderConfig};
 use deepburn_models::gpt2::{Checkpoint, ClassifierConfig, Gpt2Classifier, Gpt2Config};
 use deepburn_models::hf::{
@@ -196,13 +196,53 @@ fn mutated((path, contents): &(PathBuf, Vec<u8>), mutator: &mut Mutator) -> Vec<
     contents
 }
 
+/// The file of a folder that a file of the corpus takes the place of, and its contents; `None` if the folder has no
+/// such file. Files of `config` and `index` are patches of the folder's own.
+fn kept_in(folder: &Folder, kept: &CorpusFile) -> Option<(PathBuf, Vec<u8>)> {
+    let name = match kept.format() {
+        "config" => "config.json",
+        "index" => "model.safetensors.index.json",
+        "weights" => "model.safetensors",
+        format => panic!("{}: unknown format {format}", kept.name),
+    };
+    let (path, sound) = folder.files.iter().find(|(path, _)| path.ends_with(name))?;
+    let contents = match kept.format() {
+        "weights" => kept.bytes.clone(),
+        _ => patched(sound, &kept.bytes),
+    };
+    Some((path.clone(), contents))
+}
+
+/// Restores the files of a folder.
+fn restore(folder: &Folder) {
+    for (file, contents) in &folder.files {
+        fs::write(file, contents).unwrap();
+    }
+}
+
 #[test]
 fn fuzzed_weights_end_in_an_error_or_in_a_model() {
     let root = scratch_folder();
     let folders = sound(root.path());
     folders.iter().for_each(|folder| load(&folder.path).unwrap());
+    let corpus = Corpus::of_crate(env!("CARGO_MANIFEST_DIR"));
+    replay(&corpus, |kept| {
+        for folder in &folders {
+            let Some((file, contents)) = kept_in(folder, kept) else { continue };
+            fs::write(file, contents).unwrap();
+            let _ = load(&folder.path);
+            restore(folder);
+        }
+    });
     fuzz(2000, |mutator| {
-        let Folder { path, files } = mutator.pick(&folders);
+        let folder = mutator.pick(&folders);
+        let kept = corpus.sometimes(mutator).and_then(|kept| kept_in(folder, kept));
+        if let Some(kept) = kept {
+            fs::write(&kept.0, mutated(&kept, mutator)).unwrap();
+            let _ = load(&folder.path);
+            return restore(folder);
+        }
+        let Folder { path, files } = folder;
         let changed: Vec<_> = (0..1 + mutator.below(2)).map(|_| mutator.pick(files)).collect();
         for file in &changed {
             fs::write(&file.0, mutated(file, mutator)).unwrap();

@@ -1,4 +1,5 @@
-//! The allocator of both programs: the system's, with large blocks in mappings of their own and in huge pages.
+//! The allocator of both programs: the system's, with huge pages for large blocks. In `finetune`, large blocks also have
+//! mappings of their own; `deepburn` keeps the system's thresholds.
 //!
 //! ```text
 //!  size of a block        comes from                  after it is freed
@@ -22,8 +23,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 /// threshold that glibc accepts.
 const LARGE_BLOCK: usize = if cfg!(feature = "tch") { 32 << 20 } else { 4 << 20 };
 
-/// Bytes of free memory at the end of a heap from which on glibc returns it to the system. A step frees and allocates
-/// less, so nothing is returned between two steps.
+/// glibc returns free memory at the end of a heap once it exceeds this many bytes. A step frees less, so that nothing
+/// is returned between two steps.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const TRIM_THRESHOLD: libc::c_int = 1 << 30;
 
@@ -58,8 +59,11 @@ unsafe impl GlobalAlloc for HugePageAllocator {
 /// Asks for huge pages for a block of `size` bytes if it is large, and returns the block. A block that could not be
 /// allocated is null.
 fn advised(block: *mut u8, size: usize) -> *mut u8 {
+    if size < LARGE_BLOCK || block.is_null() {
+        return block;
+    }
     #[cfg(target_os = "linux")]
-    if size >= LARGE_BLOCK && !block.is_null() {
+    {
         // A mapping starts with a few bytes of the C library before the block, so its first page is part of it.
         const PAGE: usize = 4096;
         let before = block.addr() % PAGE;
@@ -74,7 +78,7 @@ fn advised(block: *mut u8, size: usize) -> *mut u8 {
 
 /// Sets the size from which on blocks have mappings of their own, and keeps the memory of smaller ones.
 ///
-/// glibc's own variables, such as `MALLOC_MMAP_THRESHOLD_`, override it. To be called at the start of a program.
+/// The variables `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` override it; `GLIBC_TUNABLES` does not.
 pub fn set_block_thresholds() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (parameter, variable, value) in [
@@ -82,8 +86,8 @@ pub fn set_block_thresholds() {
         (libc::M_TRIM_THRESHOLD, "MALLOC_TRIM_THRESHOLD_", TRIM_THRESHOLD),
     ] {
         if std::env::var_os(variable).is_none() {
-            // SAFETY: it sets a number that the allocator reads, and no other thread runs yet. A refused value leaves
-            // glibc's default.
+            // SAFETY: it sets a number under the lock of the allocator, which reads it at the next allocation. A
+            // refused value leaves glibc's default.
             unsafe { libc::mallopt(parameter, value) };
         }
     }

@@ -9,9 +9,9 @@
 use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
 use crate::foreign::foreign_name;
 use crate::key::{Key, Literal, Status, Trigger};
+use crate::key_path::join;
 use crate::kind::{Kind, Variant};
 use crate::node::{Node, Value};
-use crate::source::join;
 
 /// Names less similar than this are no slips of each other.
 const SIMILAR: f64 = 0.7;

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 use serde::{Serialize, Serializer};
 
-use crate::node::{Node, Position};
-use crate::source::{MAX_DEPTH, is_at_or_below, join};
+use crate::key_path::{is_at_or_below, join};
+use crate::node::{MAX_DEPTH, Node, Position};
 
 /// How much a diagnosis matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

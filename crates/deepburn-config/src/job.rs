@@ -169,13 +169,15 @@ impl Job {
 /// Refuses a DeepSpeed configuration in the place of a job file with one finding, because each of its
 /// keys would be unknown.
 fn refuse_deepspeed(root: &Node, name: &str) -> Result<(), ConfigError> {
-    let has_any = |keys| root.entries().iter().any(|(name, _)| Key::find(keys, name).is_some());
+    // `$schema` is a key of both.
+    let is_known = |keys, name: &str| name != "$schema" && Key::find(keys, name).is_some();
+    let has_any = |keys| root.entries().iter().any(|(name, _)| is_known(keys, name));
     if has_any(JobFile::KEYS) || !has_any(DeepSpeed::KEYS) {
         return Ok(());
     }
     let mut findings = Findings::default();
     refuse!(findings, "" => "this looks like a DeepSpeed configuration; must be a job file";
-        "pass it with --deepspeed beside a job file, or write its path as \"deepspeed\" in one");
+        "pass it with --deepspeed together with a job file, or write its path as \"deepspeed\" in one");
     findings.verdict(name)?;
     Ok(())
 }

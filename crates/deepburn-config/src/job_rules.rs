@@ -213,10 +213,10 @@ impl JobReader<'_> {
         let settings: [&Entry<'_>; 5] = [lr, lr_factor, weight_decay, betas, muon_matrices];
         let given = settings.into_iter().find(|setting| setting.is_given());
         if let Some(setting) = given.filter(|_| frozen.value) {
-            refuse!(self.findings, setting => "is of no use to a group that is frozen"; "remove it, or frozen");
+            refuse!(self.findings, setting => "has no effect in a frozen group"; "remove it, or remove frozen");
         } else if lr.is_given() && lr_factor.is_given() {
-            refuse!(self.findings, lr => "stands beside lr_factor, and both say how fast the group learns";
-                "keep one of them");
+            refuse!(self.findings, lr => "is given together with lr_factor, and only one can set the group's learning rate";
+                "remove one of them");
         }
         let rate = lr.value.map_or(GroupRate::Factor(lr_factor.value), GroupRate::Own);
         let update = match frozen.value {
@@ -246,7 +246,7 @@ impl JobReader<'_> {
         given.or(launched).unwrap_or(1)
     }
 
-    /// What is kept can be said only of what is saved, and the best of what is evaluated.
+    /// Checks that limits on checkpoints have checkpoints and evaluations to apply to.
     pub(crate) fn check_saving(&mut self, training: &TrainingJob) {
         let saves = training.save_steps.is_some() || training.load_best_model_at_end;
         let limits = training.save_total_limit.is_some();

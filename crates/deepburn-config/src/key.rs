@@ -241,7 +241,7 @@ pub fn entries(keys: &'static [Key]) -> Vec<KeyEntry> {
 /// to its keys.
 fn list_section(keys: &'static [Key], path: &str, inherited: Status, list: &mut Vec<KeyEntry>) {
     for key in keys {
-        let path = crate::source::join(path, key.name);
+        let path = crate::key_path::join(path, key.name);
         let status = if matches!(key.status, Status::Honoured) { inherited } else { key.status };
         list.push(KeyEntry { path: path.clone(), key: *key, status });
         let inner = match key.kind {

@@ -43,6 +43,7 @@ mod job;
 mod job_plan;
 mod job_rules;
 mod key;
+mod key_path;
 mod keys;
 mod kind;
 mod lightning;
@@ -78,6 +79,7 @@ pub use kind::{Integers, Kind, Reals, Variant};
 pub use listing::find_keys;
 pub use lookup::find;
 pub use monitor_plan::*;
+pub use node::MAX_DEPTH;
 pub use node::{Node, Position, Value};
 pub use place::Place;
 pub use plan::*;
@@ -85,7 +87,7 @@ pub use raw_config::RawConfig;
 pub use resolve::{Resolved, resolve, resolve_preliminary};
 pub use schema::schema;
 use section::Section;
-pub use source::{MAX_BYTES, MAX_DEPTH};
+pub use source::MAX_BYTES;
 pub use splits::SplitPlan;
 
 /// Returns every key of a DeepSpeed configuration, depth first.

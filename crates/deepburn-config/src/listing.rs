@@ -6,7 +6,7 @@ use crate::check::suggestion;
 use crate::diagnosis::ConfigError;
 use crate::job_keys;
 use crate::key::KeyEntry;
-use crate::source::is_at_or_below;
+use crate::key_path::is_at_or_below;
 
 /// The key at `path` and the keys below it; failing that, the keys of this name in all sections.
 ///

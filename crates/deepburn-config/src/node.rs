@@ -6,6 +6,9 @@
 
 use std::fmt;
 
+/// Levels of sections and lists that are read. The deepest DeepSpeed section has seven.
+pub const MAX_DEPTH: usize = 64;
+
 /// Line and column of a value, both counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {

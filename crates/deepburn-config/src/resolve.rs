@@ -12,6 +12,7 @@ use crate::check::check;
 use crate::context::{AutoAnswer, Context, RunContext};
 use crate::diagnosis::{Diagnosis, Findings, Report, refuse};
 use crate::key::Key;
+use crate::key_path::join;
 use crate::keys::DeepSpeed;
 use crate::node::Node;
 use crate::plan::{
@@ -23,7 +24,6 @@ use crate::rules::{
     precision, reduction, scheduler, zero,
 };
 use crate::section::{Entry, Read, Section, filled};
-use crate::source::join;
 
 /// A configuration that was accepted.
 #[derive(Debug, Clone, PartialEq, Serialize)]

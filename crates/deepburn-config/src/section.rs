@@ -17,9 +17,9 @@
 //! }
 //! ```
 //!
-//! A key without a type is in the table only: it is inert, refused or unavailable. A key with a
-//! type that nothing reads is a warning of the compiler (`field is never read`), so every honoured
-//! key has an effect. Where the name of a key is no name in Rust, the declaration is `field as
+//! A key without a type is not read by this struct: it is inert, refused or unavailable, or it is
+//! read through another section, such as `Moments`. The compiler warns of a key with a type that
+//! nothing reads (`field is never read`). Where the name of a key is no name in Rust, the declaration is `field as
 //! "name": ...`. `pub(crate) enum Name { ... }` declares a section that nothing reads.
 //!
 //! Reading never complains. Values that break a rule have been reported by the check that runs
@@ -31,9 +31,9 @@ use std::ops::Deref;
 use crate::choice::Choice;
 use crate::diagnosis::Site;
 use crate::key::{Key, Literal};
+use crate::key_path::join;
 use crate::kind::Kind;
 use crate::node::Node;
-use crate::source::join;
 
 /// A section with a table of keys.
 pub(crate) trait Section {

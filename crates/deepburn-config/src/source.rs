@@ -17,10 +17,8 @@ use jsonc_parser::errors::ParseErrorKind;
 use jsonc_parser::{CollectOptions, ParseOptions, ast, parse_to_ast};
 
 use crate::diagnosis::ConfigError;
-use crate::node::{Node, Position, Value};
-
-/// Levels of sections and lists that are read. The deepest DeepSpeed section has seven.
-pub const MAX_DEPTH: usize = 64;
+use crate::key_path::join;
+use crate::node::{MAX_DEPTH, Node, Position, Value};
 
 /// Largest configuration file that is read, in bytes.
 pub const MAX_BYTES: u64 = 4 << 20;
@@ -195,7 +193,21 @@ pub(crate) fn from_value(
     value: &serde_json::Value,
     origin: Origin<'_>,
 ) -> Result<Node, ConfigError> {
+    // Printing recurses, so a value that is too deep must not get there.
+    if is_deeper_than(value, MAX_DEPTH + 1) {
+        return Err(too_deep(origin));
+    }
     parse(&value.to_string(), origin, false)
+}
+
+/// Returns whether a value has lists and sections in more than `levels` levels.
+fn is_deeper_than(value: &serde_json::Value, levels: usize) -> bool {
+    let Some(inside) = levels.checked_sub(1) else { return value.is_array() || value.is_object() };
+    match value {
+        serde_json::Value::Array(values) => values.iter().any(|it| is_deeper_than(it, inside)),
+        serde_json::Value::Object(map) => map.values().any(|it| is_deeper_than(it, inside)),
+        _ => false,
+    }
 }
 
 /// The text that base64 (URL-safe or standard alphabet) stands for; the reason where it is none.
@@ -206,17 +218,6 @@ pub(crate) fn decode_base64(encoded: &str) -> Result<String, String> {
         .or_else(|_| STANDARD.decode(encoded))
         .map_err(|error| error.to_string())?;
     String::from_utf8(bytes).map_err(|error| error.to_string())
-}
-
-/// `path.name`, or `name` at the top.
-pub(crate) fn join(path: &str, name: &str) -> String {
-    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
-}
-
-/// Whether `path` is `section` or a key inside of it.
-pub(crate) fn is_at_or_below(path: &str, section: &str) -> bool {
-    let rest = path.strip_prefix(section);
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ impl JobReader<'_> {
         SplitPlan::Shares { path, train, eval, test }
     }
 
-    /// The share that a split's text says, 0 without a text. What is none is reported, and reads as 0.
+    /// Returns the share of a split, and 0 without a text. Reports an invalid text, which counts as 0.
     fn share(&mut self, key: &Setting<'_, Option<&str>>, text: Option<&str>) -> f64 {
         let Some(text) = text else { return 0.0 };
         match text.trim_end_matches('%').trim_end().parse::<f64>() {

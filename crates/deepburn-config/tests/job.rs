@@ -192,8 +192,12 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             [
                 "job.json: 1 problem\n",
                 "error: this looks like a DeepSpeed configuration",
-                "pass it with --deepspeed beside a job file",
+                "pass it with --deepspeed together with a job file",
             ],
+        ),
+        (
+            r#"{"$schema": "x", "train_batch_size": 8}"#,
+            ["job.json: 1 problem\n", "this looks like a DeepSpeed configuration", "--deepspeed"],
         ),
         (
             r#"{"deepspeed": {"train_batch_size": 8, "optimizer": {"type": "AdamW", "lr": 1}}}"#,
@@ -468,8 +472,14 @@ fn parameter_groups_are_read_and_their_mistakes_named() {
         (r#"[{"params": "("}]"#, ["param_groups[0].params", "unclosed group"]),
         (r#"[{"params": [1]}]"#, ["param_groups[0].params", "a string or a list of strings"]),
         (r#"[{"params": "a", "lr": -1}]"#, ["param_groups[0].lr", "at least 0"]),
-        (r#"[{"params": "a", "lr": 1, "lr_factor": 1}]"#, ["param_groups[0].lr", "keep one"]),
-        (r#"[{"params": "a", "lr": 1, "frozen": true}]"#, ["param_groups[0].lr", "or frozen"]),
+        (
+            r#"[{"params": "a", "lr": 1, "lr_factor": 1}]"#,
+            ["param_groups[0].lr", "remove one of them"],
+        ),
+        (
+            r#"[{"params": "a", "lr": 1, "frozen": true}]"#,
+            ["param_groups[0].lr", "or remove frozen"],
+        ),
         (r#"[{"params": "a"}, {"dims": [0]}]"#, ["param_groups[1].dims", "at least 1"]),
     ] {
         let set = format!("training.param_groups={groups}");

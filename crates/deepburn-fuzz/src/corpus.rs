@@ -1,5 +1,5 @@
-//! Files that are kept as inputs: sound ones that changes start from, and
-//! malformed ones that a reader once got wrong or might.
+//! Stored inputs of fuzz tests: valid files to mutate, and malformed files that
+//! readers must reject.
 //!
 //! Main type: [`Corpus`]. [`replay`](crate::replay) reads every file unchanged.
 //! Then [`fuzz`](crate::fuzz) changes files of the corpus among others.
@@ -13,7 +13,7 @@ use crate::Mutator;
 #[derive(Debug, Clone)]
 pub struct CorpusFile {
     /// The path below the corpus, with the folder that says the format:
-    /// `job/deep.json`.
+    /// `configuration/deep_lists.json`.
     pub name: String,
     /// The contents.
     pub bytes: Vec<u8>,

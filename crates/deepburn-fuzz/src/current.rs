@@ -2,7 +2,7 @@
 
 use std::sync::RwLock;
 
-/// What repeats the current input: its seed, or its file in the corpus.
+/// How to repeat the current input: its seed or its corpus file.
 static CURRENT: RwLock<String> = RwLock::new(String::new());
 
 /// Sets what repeats the input that runs next.

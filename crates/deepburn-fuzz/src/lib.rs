@@ -5,8 +5,7 @@
 //! An error is an acceptable result. An input fails if it panics, takes longer
 //! than [`TIME_LIMIT`] or holds more than [`MEMORY_LIMIT`].
 //!
-//! Before, [`replay`] calls it for the files of the test's [`Corpus`] as they
-//! are.
+//! [`replay`] first calls it for every file of the test's [`Corpus`], unchanged.
 //!
 //! `DEEPBURN_FUZZ_INPUTS` sets the number of inputs, and `DEEPBURN_FUZZ_SEED`
 //! sets the first seed. Every input has its own seed, so the message of a

@@ -3,7 +3,8 @@
 //!
 //! Objects of a patch go through objects by name and through lists by index.
 //! `null` removes a field, and anything else replaces the value. A string
-//! between `<<` and `>>` stands for its text word for word, which need not be JSON:
+//! between `<<` and `>>` is written as it stands in the patch, quotes without their
+//! backslashes, and need not be JSON:
 //! `"<<1e999>>"`, or a key twice.
 
 use serde_json::Value;
@@ -13,7 +14,7 @@ use serde_json::Value;
 ///
 /// # Panics
 ///
-/// Panics if one of both is not JSON.
+/// Panics if either text is not JSON.
 pub fn patched(sound: &[u8], patch: &[u8]) -> Vec<u8> {
     let mut value = serde_json::from_slice(sound).expect("the sound text is JSON");
     apply(&mut value, serde_json::from_slice(patch).expect("a patch is JSON"));

@@ -13,7 +13,7 @@ use burn_flex::{Flex, FlexDevice};
 use deepburn_checkpoint::Checkpoint;
 use deepburn_comm::{FailureCause, run_ranks};
 use deepburn_config::{Plan, RawConfig, RunContext, resolve};
-use deepburn_fuzz::{fuzz, scratch_folder};
+use deepburn_fuzz::{Corpus, fuzz, patched, replay, scratch_folder};
 use deepburn_learner::{Engine, LoadPlan, SaveRequest, TrainingCheckpointError, initialize};
 use deepburn_zero::{Group, Training};
 use serde_json::json;
@@ -83,13 +83,10 @@ fn fuzzed_training_states_are_refused_or_trained_on() {
     let folder = root.path().join("step-00000001");
     // The state of the engine and the state of the rank. Each ends where the client's begins.
     let parts = ["\"progress\": {", "\"random\": {"].map(|start| fields.find(start).unwrap());
-    fuzz(500, |mutator| {
-        let start = *mutator.pick(&parts);
-        let len = fields[start..].find("\"client\"").unwrap();
-        let mut state = fields.as_bytes()[start..start + len].to_vec();
-        mutator.mutate_json(&mut state);
-        let mut text = fields.as_bytes().to_vec();
-        text.splice(start..start + len, state);
+    let corpus = Corpus::of_crate(env!("CARGO_MANIFEST_DIR"));
+    let with = |patch: &[u8]| patched(format!("{fields}\n}}").as_bytes(), patch);
+    let resume = |manifest: &[u8]| {
+        let mut text = manifest.strip_suffix(b"\n}").unwrap_or(manifest).to_vec();
         let checksum = blake3::hash(&text);
         text.extend(format!("{SEAL}{checksum}\"\n}}\n").into_bytes());
         fs::write(folder.join("manifest.json"), text).unwrap();
@@ -98,5 +95,20 @@ fn fuzzed_training_states_are_refused_or_trained_on() {
             engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
             train(engine, 3)
         });
+    };
+    replay(&corpus, |patch| resume(&with(&patch.bytes)));
+    fuzz(500, |mutator| {
+        if let Some(patch) = corpus.sometimes(mutator) {
+            let mut manifest = with(&patch.bytes);
+            mutator.mutate_json(&mut manifest);
+            return resume(&manifest);
+        }
+        let start = *mutator.pick(&parts);
+        let len = fields[start..].find("\"client\"").unwrap();
+        let mut state = fields.as_bytes()[start..start + len].to_vec();
+        mutator.mutate_json(&mut state);
+        let mut text = fields.as_bytes().to_vec();
+        text.splice(start..start + len, state);
+        resume(&text);
     });
 }

@@ -180,10 +180,11 @@ impl<B: OptimizerOps> BufferTable<B> {
             device,
             _constants,
         };
+        // A rank without buffers takes part, because others may have some.
+        table.compare_ranks()?;
         if table.buffers.is_empty() {
             return Ok((module, table));
         }
-        table.compare_ranks()?;
         let values = table.values_of_rank_0(&values)?;
         // Statistics that were just separated have no pending updates.
         let module = table.install_data(module, values.into_iter().map(Some).collect());

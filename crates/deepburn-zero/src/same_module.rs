@@ -1,7 +1,7 @@
 //! Checks that all ranks have built the same module, before they exchange its values.
 //!
 //! Collectives compare sizes alone: with one layer more on a rank, a parameter would be compared with the next one
-//! of another layer, or the ranks would go on with different collectives. So ranks exchange a line for each
+//! of another layer, or the ranks would continue with different collectives. So ranks exchange a line for each
 //! parameter or buffer, in module order, and the first line that differs is named. Main function: [`difference`].
 
 use deepburn_comm::{CommError, Tag};
@@ -36,6 +36,10 @@ pub(crate) fn difference<B: OptimizerOps>(
     let (mut first, mut other) = (first.lines(), other.lines());
     loop {
         let pair = (first.next(), other.next());
+        // Texts that differ in nothing but the end of their last line have the same lines.
+        if pair == (None, None) {
+            return Ok(None);
+        }
         if pair.0 != pair.1 {
             let (first, other) = (pair.0.map(str::to_owned), pair.1.map(str::to_owned));
             return Ok(Some(Difference { rank, first, other }));

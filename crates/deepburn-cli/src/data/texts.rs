@@ -140,8 +140,8 @@ fn warn_of_first_texts(eval: &[LabelledText], limit: usize, classes: &Classes) {
     let name = classes.names().and_then(|names| names.get(class as usize));
     let class = name.map_or(class.to_string(), |name| format!("\"{name}\""));
     tracing::warn!(
-        "training.eval_max_samples: {limit} takes the first texts of the eval split, of which {same} have the class \
-         {class}, so an evaluation sees no other; shuffle the file, give more than {same} or remove the limit"
+        "training.eval_max_samples: {limit}: the first {same} texts of the eval split all have the class {class}; shuffle \
+         the file, give more than {same} or remove the limit"
     );
 }
 

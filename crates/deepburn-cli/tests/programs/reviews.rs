@@ -186,10 +186,13 @@ fn a_limit_within_one_class_is_warned_of() {
     let folder = job.folder().to_owned();
     fs::write(folder.join("train.csv"), table(["neg", "pos", "neg", "pos"])).unwrap();
     fs::write(folder.join("eval.csv"), table(["pos", "pos", "neg", "neg"])).unwrap();
-    let warning = "training.eval_max_samples: 20 takes the first texts";
+    let warning = "training.eval_max_samples: 20: the first";
     let ending = job.with("training.eval_max_samples", 20).run().succeeded();
     assert!(ending.stderr.contains(warning), "{}", ending.stderr);
-    for part in ["20 have the class \"pos\"", "shuffle the file, give more than 20"] {
+    for part in [
+        "the first 20 texts of the eval split all have the class \"pos\"",
+        "shuffle the file, give more than 20",
+    ] {
         assert!(ending.stderr.contains(part), "{}", ending.stderr);
     }
     let more = ["--config", "job.json", "--set", "training.eval_max_samples=21"];

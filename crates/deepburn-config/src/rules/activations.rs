@@ -60,8 +60,8 @@ fn asking_key<'a>(
     flags.chain(asking).find_map(|(entry, asks)| asks.then_some(entry))
 }
 
-/// Resolves what is recomputed. The section's own key comes first, then DeepSpeed's keys, of which one is `asking`,
-/// then the job file, which may say whether, and the section how.
+/// Resolves the recomputation policy: the key `policy` first, then DeepSpeed's keys, of which one is `asking`, then
+/// `training.gradient_checkpointing`.
 fn resolve_policy(
     section: &Activations<'_>,
     asking: Option<&Entry<'_>>,

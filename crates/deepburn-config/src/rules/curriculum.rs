@@ -79,8 +79,8 @@ fn discrete(
     let (lengths, ends) = (require(difficulty, context), require(max_step, context));
     let (lengths, ends) = (lengths?, ends?);
     if ends.is_empty() || lengths.len() != ends.len() + 1 {
-        refuse!(context, difficulty => "has {} stages, of which max_step ends {}", lengths.len(), ends.len();
-            "give one max_step for each stage but the last one");
+        refuse!(context, difficulty => "has {} stages, but max_step has {} entries", lengths.len(), ends.len();
+            "give one max_step for each stage except the last");
     } else if let Some(pair) = lengths.windows(2).find(|pair| pair[0] > pair[1]) {
         refuse!(context, difficulty => "falls from {} to {}", pair[0], pair[1]; "give lengths that rise");
     } else if let Some(pair) = ends.windows(2).find(|pair| pair[0] >= pair[1]) {
@@ -197,7 +197,7 @@ mod tests {
             ),
             (section("fixed_root", json!({"root_degree": 0})), ["root_degree", "above 0"]),
             (section("fixed_discrete", json!({})), ["schedule_config.max_step", "is missing"]),
-            (stages(json!([8, 16]), json!([])), ["difficulty", "each stage but the last"]),
+            (stages(json!([8, 16]), json!([])), ["difficulty", "each stage except the last"]),
             (stages(json!([8, 16]), json!([1, 2])), ["difficulty", "has 2 stages"]),
             (stages(json!([16, 8]), json!([1])), ["difficulty", "falls from 16 to 8"]),
             (stages(json!([8, 9, 10]), json!([2, 2])), ["max_step", "2 does not come after 2"]),

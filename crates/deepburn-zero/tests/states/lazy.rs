@@ -269,6 +269,32 @@ fn depth_difference(depths: [usize; 3], has_head: bool) -> String {
     failure.unwrap_err().to_string()
 }
 
+#[derive(Module, Debug)]
+struct Normalized<B: Backend> {
+    layer: Linear<B>,
+    norms: Vec<BatchNorm<B>>,
+}
+
+#[test]
+fn a_norm_on_one_rank_only_is_an_error() {
+    for (norms, has, where_first_has) in
+        [([0, 1], "norms.0", "nothing"), ([1, 0], "nothing", "norms.0")]
+    {
+        let failure = run_ranks(2, Duration::from_secs(60), |member| {
+            let norm = |_| BatchNormConfig::new(4).init::<Trained>(&FlexDevice);
+            let norms = (0..norms[member.rank()]).map(norm).collect();
+            let layer = LinearConfig::new(4, 4).init(&FlexDevice);
+            let net = Normalized { layer, norms };
+            ModelStates::shard(net, policy(Stage::Parameters), Group::<Flex>::new(member)).map(drop)
+        });
+        let message = failure.unwrap_err().to_string();
+        let (other, first) =
+            message.split_once(" where rank 0 has ").expect("both ranks are named");
+        assert!(other.contains("rank 1 has") && other.contains(has), "{message}");
+        assert!(first.contains(where_first_has), "{message}");
+    }
+}
+
 #[test]
 fn depths_that_differ_between_ranks_are_an_error() {
     let same = "build the same module on all ranks";

@@ -50,7 +50,6 @@ use crate::flat::{in_shape, in_type};
 use crate::group::Group;
 use crate::leased::{FullTensor, Leased};
 use crate::ledger::{Category, Lease, Ledger};
-use crate::same_module::difference;
 use crate::training::Training;
 
 use walk::{FoundBuffers, Install, Live, NewValue};
@@ -146,21 +145,18 @@ pub(crate) struct BufferTable<B: Backend> {
 }
 
 impl<B: OptimizerOps> BufferTable<B> {
-    /// Finds the buffers of `module`, separates its running statistics from its
-    /// clones, and gives all ranks rank 0's values. Without buffers, the module
-    /// is returned unchanged and nothing is exchanged.
-    ///
-    /// All ranks call this together.
+    /// Finds the buffers of `module` and separates its running statistics from
+    /// its clones. Returns the values too, for
+    /// [`start_from_rank_0`](Self::start_from_rank_0). Nothing is exchanged.
     ///
     /// # Errors
     ///
-    /// Returns an error if two layers share a running statistic, if the ranks'
-    /// modules have different buffers, or if a collective fails.
-    pub(crate) fn prepare<M: AutodiffModule<Training<B>>>(
+    /// Returns an error if two layers share a running statistic.
+    pub(crate) fn find<M: AutodiffModule<Training<B>>>(
         module: M,
         group: &Group<B>,
         ledger: &Ledger,
-    ) -> Result<(M, Self), ZeroError> {
+    ) -> Result<(M, Self, Vec<TensorData>), ZeroError> {
         let (module, statistics) = sharing::take_apart::<B, M>(module)?;
         let mut found = FoundBuffers::<B>::new(statistics);
         module.visit(&mut found);
@@ -180,15 +176,34 @@ impl<B: OptimizerOps> BufferTable<B> {
             device,
             _constants,
         };
-        // A rank without buffers takes part, because others may have some.
-        table.compare_ranks()?;
-        if table.buffers.is_empty() {
-            return Ok((module, table));
+        Ok((module, table, values))
+    }
+
+    /// Gives all ranks rank 0's values. `own` are this rank's. Without buffers,
+    /// the module is returned unchanged and nothing is exchanged.
+    ///
+    /// All ranks call this together, after they have compared their modules
+    /// ([`check_module`](crate::same_module::check_module)).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective fails.
+    pub(crate) fn start_from_rank_0<M: AutodiffModule<Training<B>>>(
+        &self,
+        module: M,
+        own: &[TensorData],
+    ) -> Result<M, ZeroError> {
+        if self.buffers.is_empty() {
+            return Ok(module);
         }
-        let values = table.values_of_rank_0(&values)?;
+        let values = self.values_of_rank_0(own)?;
         // Statistics that were just separated have no pending updates.
-        let module = table.install_data(module, values.into_iter().map(Some).collect());
-        Ok((module, table))
+        Ok(self.install_data(module, values.into_iter().map(Some).collect()))
+    }
+
+    /// Returns a line for each buffer, by which ranks compare their modules.
+    pub(crate) fn descriptions(&self) -> Vec<String> {
+        self.buffers.iter().map(Buffer::description).collect()
     }
 
     /// Returns the buffers in module order.
@@ -389,20 +404,6 @@ impl<B: OptimizerOps> BufferTable<B> {
     fn entered(&self, index: usize, tensor: B::FloatTensorPrimitive) -> FullTensor<B> {
         let lease = self.ledger.hold(Category::Parameters, self.buffers[index].bytes());
         Leased { tensor, lease: Some(Arc::new(lease)) }
-    }
-
-    /// Checks that all ranks have the same buffers.
-    ///
-    /// Each rank sends one line per buffer. The first line in which a rank
-    /// differs from rank 0 is named in the error.
-    fn compare_ranks(&self) -> Result<(), ZeroError> {
-        let own: Vec<_> = self.buffers.iter().map(Buffer::description).collect();
-        let Some(found) = difference(&self.group, Tag::new("buffers", 0), &own)? else {
-            return Ok(());
-        };
-        let named = |line: Option<String>| line.unwrap_or("nothing".to_owned());
-        let (first, other) = (named(found.first), named(found.other));
-        Err(ZeroError::BuffersDiffer { rank: found.rank, first, other })
     }
 
     /// Broadcasts the values of rank 0, all in one message. The layout is the

@@ -2,66 +2,58 @@
 //!
 //! Collectives compare sizes alone: with one layer more on a rank, a parameter would be compared with the next one
 //! of another layer, or the ranks would continue with different collectives. So ranks exchange a line for each
-//! parameter or buffer, in module order, and the first line that differs is named. Main function: [`difference`].
+//! parameter and buffer, in module order, and the first line that differs is named. Main function: [`check_module`].
 
-use deepburn_comm::{CommError, Tag};
+use deepburn_comm::Tag;
 use deepburn_ops::OptimizerOps;
 
 use crate::error::ZeroError;
 use crate::group::Group;
 
-/// The first line in which a rank differs from rank 0.
-pub(crate) struct Difference {
-    /// The first rank that differs.
-    pub(crate) rank: usize,
-    /// The line of rank 0; `None` if it has fewer lines.
-    pub(crate) first: Option<String>,
-    /// The line of the other rank; `None` if it has fewer lines.
-    pub(crate) other: Option<String>,
-}
+/// What separates parameters from buffers in the exchanged text. No path has it.
+const LISTS: &str = "\u{1}";
 
-/// Compares `lines` between all ranks, which call this together and get the same answer.
+/// Checks that all ranks have these parameters and buffers, in this order. All ranks call it together and get the same
+/// answer; one exchange is made for both, whether there are buffers or not.
 ///
 /// # Errors
 ///
-/// Returns an error if a collective fails.
-pub(crate) fn difference<B: OptimizerOps>(
+/// Returns an error with the first parameter or buffer that differs, or if the collective fails.
+pub(crate) fn check_module<B: OptimizerOps>(
     group: &Group<B>,
-    tag: Tag,
-    lines: &[String],
-) -> Result<Option<Difference>, CommError> {
-    let texts = group.gather_bytes(tag, lines.join("\n").as_bytes())?;
-    let Some(rank) = texts.iter().position(|text| *text != texts[0]) else { return Ok(None) };
-    let [first, other] = [&texts[0], &texts[rank]].map(|text| String::from_utf8_lossy(text));
-    let (mut first, mut other) = (first.lines(), other.lines());
-    loop {
-        let pair = (first.next(), other.next());
-        // Texts that differ in nothing but the end of their last line have the same lines.
-        if pair == (None, None) {
-            return Ok(None);
+    parameters: &[String],
+    buffers: &[String],
+) -> Result<(), ZeroError> {
+    let own = [parameters, buffers].map(|lines| lines.join("\n")).join(LISTS);
+    let texts = group.gather_bytes(Tag::new("module", 0), own.as_bytes())?;
+    let texts: Vec<_> = texts.iter().map(|text| String::from_utf8_lossy(text)).collect();
+    let lists = |rank: usize| texts[rank].split_once(LISTS).unwrap_or((&texts[rank], ""));
+    let (parameters, buffers) = lists(0);
+    for rank in 1..texts.len() {
+        let (other_parameters, other_buffers) = lists(rank);
+        if let Some(lines) = difference(parameters, other_parameters) {
+            let named = |path: Option<&str>| {
+                path.map_or("no further parameter".to_owned(), |path| format!("parameter {path}"))
+            };
+            let [first, other] = lines.map(named);
+            return Err(ZeroError::ParametersDiffer { rank, first, other });
         }
-        if pair.0 != pair.1 {
-            let (first, other) = (pair.0.map(str::to_owned), pair.1.map(str::to_owned));
-            return Ok(Some(Difference { rank, first, other }));
+        if let Some(lines) = difference(buffers, other_buffers) {
+            let [first, other] = lines.map(|line| line.unwrap_or("nothing").to_owned());
+            return Err(ZeroError::BuffersDiffer { rank, first, other });
         }
     }
+    Ok(())
 }
 
-/// Checks that all ranks have parameters with these paths, in this order.
-///
-/// # Errors
-///
-/// Returns an error with the first path that differs, or if a collective fails.
-pub(crate) fn check_paths<B: OptimizerOps>(
-    group: &Group<B>,
-    paths: &[String],
-) -> Result<(), ZeroError> {
-    let Some(found) = difference(group, Tag::new("parameter paths", 0), paths)? else {
-        return Ok(());
-    };
-    let named = |path: Option<String>| {
-        path.map_or("no further parameter".to_owned(), |path| format!("parameter {path}"))
-    };
-    let (first, other) = (named(found.first), named(found.other));
-    Err(ZeroError::ParametersDiffer { rank: found.rank, first, other })
+/// Returns the first lines in which two texts differ; `None` in place of a line for a text that has ended.
+fn difference<'a>(first: &'a str, other: &'a str) -> Option<[Option<&'a str>; 2]> {
+    let (mut first, mut other) = (first.lines(), other.lines());
+    loop {
+        match [first.next(), other.next()] {
+            [None, None] => return None,
+            [first, other] if first != other => return Some([first, other]),
+            _ => {}
+        }
+    }
 }

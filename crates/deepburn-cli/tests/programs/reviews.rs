@@ -187,7 +187,9 @@ fn a_limit_within_one_class_is_warned_of() {
     fs::write(folder.join("train.csv"), table(["neg", "pos", "neg", "pos"])).unwrap();
     fs::write(folder.join("eval.csv"), table(["pos", "pos", "neg", "neg"])).unwrap();
     let warning = "training.eval_max_samples: 20: the first";
-    let ending = job.with("training.eval_max_samples", 20).run().succeeded();
+    // The job owns the folder.
+    let job = job.with("training.eval_max_samples", 20);
+    let ending = job.run().succeeded();
     assert!(ending.stderr.contains(warning), "{}", ending.stderr);
     for part in [
         "the first 20 texts of the eval split all have the class \"pos\"",

@@ -27,7 +27,7 @@ use crate::persistence::persistent_parameters;
 use crate::precision::element_type;
 use crate::recompute::BlockRecorder;
 use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
-use crate::same_module::check_paths;
+use crate::same_module::check_module;
 use crate::session::Binding;
 use crate::shard_spec::ShardSpec;
 use crate::sharding::{ModuleParameter, ShardHomes, Sharder, Table, Updates, parameters_of};
@@ -139,10 +139,12 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
 ) -> Result<(M, ShardedParameters<B>), ZeroError> {
     let (zero, precision) = (&policy.zero, &policy.precision);
     let gatherer = Arc::new(Gatherer::new(group.clone(), zero.parameters, ledger.clone()));
-    let (module, buffers) = BufferTable::prepare(module, group, ledger)?;
+    let (module, buffers, values) = BufferTable::find(module, group, ledger)?;
     let known = parameters_of(&module, &buffers);
     let paths: Vec<_> = known.iter().map(|parameter| parameter.path.clone()).collect();
-    check_paths(group, &paths)?;
+    check_module(group, &paths, &buffers.descriptions())?;
+    let module = buffers.start_from_rank_0(module, &values)?;
+    drop(values);
     let layers = known.iter().map(|it| (it.path.clone(), it.layer.clone())).collect();
     let updates =
         Updates { optimizer: &policy.optimizer, groups: &policy.param_groups, layers: &layers };

@@ -277,9 +277,8 @@ struct Normalized<B: Backend> {
 
 #[test]
 fn a_norm_on_one_rank_only_is_an_error() {
-    for (norms, has, where_first_has) in
-        [([0, 1], "norms.0", "nothing"), ([1, 0], "nothing", "norms.0")]
-    {
+    let (one, none) = ("parameter norms.0.", "no further parameter");
+    for (norms, has, where_first_has) in [([0, 1], one, none), ([1, 0], none, one)] {
         let failure = run_ranks(2, Duration::from_secs(60), |member| {
             let norm = |_| BatchNormConfig::new(4).init::<Trained>(&FlexDevice);
             let norms = (0..norms[member.rank()]).map(norm).collect();

@@ -7,11 +7,13 @@
 //!   executes the same multiply-add instruction on registers alone. A product's share of this limit says
 //!   how much of the processor it uses, independent of the machine.
 //! - `matmul.py` times `torch.matmul` on the same shapes and layouts.
-//! - A run of `finetune` gives the rate of whole training steps. All floating-point operations of the
-//!   step's products are divided by the seconds of forward and backward, which also contain everything else
-//!   (norms, softmax, GELU), so the rate is a lower bound of the products'. It is compared with the rate of
-//!   the f32 products alone, weighted by their share in a step: the quotient is the part of a pass that is
-//!   spent in products at full speed.
+//! - A run of `finetune` gives the rate of the products within training steps: the operations and seconds of
+//!   the spans of large products in its profile. Compared with the rate of the f32 products alone, weighted
+//!   by their share in a step, it says what cold caches and new memory for the results cost. The products of
+//!   attention, 2 % of the operations, have no spans: each belongs to one thread. A second row divides the
+//!   operations of all products by the seconds of forward and backward, which also contain everything else
+//!   (norms, softmax, GELU): compared in the same way, it is the part of a pass that is spent in products at
+//!   full speed.
 //!
 //! Rates are GFLOP/s, of which a product `[m, k] × [k, n]` has 2·m·k·n·1e-9.
 //!
@@ -20,9 +22,10 @@
 //! training step.
 
 use std::collections::BTreeMap;
+use std::fs;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Bench;
 use crate::Outcome;
@@ -32,16 +35,17 @@ use crate::quantity::{Observations, Quantity};
 use crate::results::Bound::AtLeast;
 use crate::results::{Plot, Results, Table};
 use crate::rounds::Recorder;
+use crate::statistics::median;
 use crate::suite::Suite;
 
 pub(super) const BENCH: Bench = Bench {
     name: "products",
     title: "Matrix products",
     about: "Products [m, k] × [k, n] of GPT-2's shapes. The limit is the rate of a register-blocked loop of the same \
-        instruction, measured beside each product by `cargo bench -p deepburn-kernels --bench gemm`. The rate of a \
-        training step divides the operations of all its products by the time of forward and backward, including all other work; it \
-        is compared with the rate of the f32 products together, weighted as in a step: 31 % of its \
-        operations belong to the loss head.",
+        instruction, measured beside each product by `cargo bench -p deepburn-kernels --bench gemm`. Two rates \
+        come from training steps: the rate of the products alone, from the spans of a profile, and the rate of forward and \
+        backward, whose time includes all other work. Both are compared with the rate of the f32 products together, \
+        weighted as in a step: 31 % of its operations belong to the loss head.",
     run,
 };
 
@@ -51,8 +55,10 @@ const GEMM: CargoBench = CargoBench {
     selection: &["-p", "deepburn-kernels", "--bench", "gemm"],
 };
 
-/// Row of the rate of whole training steps.
-const STEP: &str = "f32 training step";
+/// Row of the rate of the products within training steps.
+const IN_STEP: &str = "f32 products within a training step";
+/// Row of the operations of a training step's products over the time of forward and backward.
+const PASS: &str = "f32 forward and backward";
 /// Row of DeepBurn's f32 products, weighted as in a step.
 const ALL_F32: &str = "f32 products together";
 /// Row of `torch.matmul`'s f32 products, weighted as in a step.
@@ -154,7 +160,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
             && let Some(mut all_cores) = recorders.last_entry()
             && let Err(error) = record_step(suite, all_cores.get_mut())
         {
-            results.failures.push(format!("{STEP}: {error}"));
+            results.failures.push(format!("{IN_STEP}: {error}"));
             has_step = false;
         }
     }
@@ -199,8 +205,10 @@ fn compare<'a>(
         table.compare(Quantity::Arithmetic, &product.row(), &product.peer_row(), of(1.0));
     }
     if has_all_cores {
-        table.compare(Quantity::Arithmetic, STEP, ALL_F32, suite.bound(AtLeast(0.85)));
-        table.compare(Quantity::Arithmetic, STEP, PEER_ALL_F32, None);
+        table.compare(Quantity::Arithmetic, IN_STEP, ALL_F32, suite.bound(AtLeast(0.85)));
+        table.compare(Quantity::Arithmetic, IN_STEP, PEER_ALL_F32, suite.bound(AtLeast(0.85)));
+        table.compare(Quantity::Arithmetic, PASS, ALL_F32, None);
+        table.compare(Quantity::Arithmetic, PASS, PEER_ALL_F32, None);
         table.plot = Some(Plot::Bars(Quantity::OfLimit));
     }
 }
@@ -292,33 +300,69 @@ fn record_peer(
     Ok(())
 }
 
-/// Records one round of the training step.
-///
-/// # Errors
-/// When the run fails.
-fn record_step(suite: &Suite, recorder: &mut Recorder) -> Outcome<()> {
-    let rate = Observations::default().with(Quantity::Arithmetic, step_rate(suite)?);
-    recorder.record(STEP, false, &rate);
-    Ok(())
-}
-
-/// Returns GFLOP/s of the products of a GPT-2 124M step over the median seconds of its forward and backward
-/// passes.
+/// Records one round of a training run: the rate of its products and the rate of its passes.
 ///
 /// The first two of five steps do not count. Micro-batches have 4 sequences of 128 tokens, for which
 /// `LOSS_HEAD_SHARE` holds.
 ///
 /// # Errors
-/// When the run fails or makes too few steps.
-fn step_rate(suite: &Suite) -> Outcome<f64> {
+/// When the run fails, makes too few steps, or leaves a profile without products.
+fn record_step(suite: &Suite, recorder: &mut Recorder) -> Outcome<()> {
     let (sequences, length) = (4, 128);
     let workload = Workload::gpt2_small(sequences, length);
-    let job = Job::new(&workload, &suite.tokens(&workload)?, 5);
+    let job = Job::new(&workload, &suite.tokens(&workload)?, 5)
+        .set("deepspeed.profiling", json!({ "enabled": true, "profile_steps": [3, 5] }));
     let trained = suite.train(&job, suite.output()?, &[])?;
-    let counted = trained.rows.iter().skip(2).map(|row| row.seconds.forward + row.seconds.backward);
-    let seconds = crate::statistics::median(&counted.collect::<Vec<_>>())
-        .ok_or("the run made no step that counts")?;
-    Ok(step_gflop(sequences * length, length) / seconds)
+    let passes: Vec<_> =
+        trained.rows.iter().skip(2).map(|row| row.seconds.forward + row.seconds.backward).collect();
+    let seconds = median(&passes).ok_or("the run made no step that counts")?;
+    let profile = fs::read_to_string(trained.output.path().join("run/profile/trace.json"))?;
+    let rates = [
+        (IN_STEP, rate_of_spans(&serde_json::from_str(&profile)?)?),
+        (PASS, step_gflop(sequences * length, length) / seconds),
+    ];
+    for (row, rate) in rates {
+        recorder.record(row, false, &Observations::default().with(Quantity::Arithmetic, rate));
+    }
+    Ok(())
+}
+
+/// An event of a profile, as far as it describes a product `[rows, depth] × [depth, columns]`.
+#[derive(Debug, Deserialize)]
+struct ProductSpan {
+    /// Duration in microseconds.
+    dur: f64,
+    args: ProductShape,
+}
+
+/// The fields of the span of a product.
+#[derive(Debug, Deserialize)]
+struct ProductShape {
+    rows: f64,
+    depth: f64,
+    columns: f64,
+}
+
+/// Returns the operations of all products in a profile over their time, in GFLOP/s.
+///
+/// Spans of one thread do not overlap, and the run has one rank, so their durations add up.
+///
+/// # Errors
+/// When the profile has no products, or one without a shape.
+fn rate_of_spans(profile: &Value) -> Outcome<f64> {
+    let (mut operations, mut microseconds) = (0.0, 0.0);
+    let events = profile["traceEvents"].as_array().into_iter().flatten();
+    for event in events.filter(|event| event["name"] == "matrix product") {
+        let span: ProductSpan = serde_json::from_value(event.clone())?;
+        let ProductShape { rows, depth, columns } = span.args;
+        operations += 2.0 * rows * depth * columns;
+        microseconds += span.dur;
+    }
+    if microseconds == 0.0 {
+        return Err("the profile has no matrix products".into());
+    }
+    // Operations a microsecond, in units of 1e9 a second.
+    Ok(operations / microseconds * 1e-3)
 }
 
 /// Returns the operations of the products in forward and backward of GPT-2 124M, in units of 1e9.
@@ -339,7 +383,6 @@ fn step_gflop(tokens: usize, length: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn products_are_read_and_summed_up() {
@@ -369,6 +412,20 @@ mod tests {
         assert!((rate - 1.0 / time).abs() < 1e-9, "{rate}");
         assert_eq!(rate_of_all(&products[2..5]), None);
         assert!(parse(&[json!({ "name": "x" })]).is_err());
+    }
+
+    #[test]
+    fn the_rate_of_a_profile_is_its_products_rate() {
+        let product = |dur: f64| {
+            json!({ "name": "matrix product", "ph": "X", "ts": 0.0, "dur": dur,
+            "args": { "rows": 100, "depth": 200, "columns": 50 } })
+        };
+        let phase = json!({ "name": "forward", "ph": "X", "ts": 0.0, "dur": 5e3, "args": {} });
+        let profile = json!({ "traceEvents": [product(10.0), phase, product(30.0)] });
+        // Twice 2e6 operations in 40 microseconds are 1e11 a second.
+        let rate = rate_of_spans(&profile).expect("two products");
+        assert!((rate - 100.0).abs() < 1e-9, "{rate}");
+        assert!(rate_of_spans(&json!({ "traceEvents": [] })).is_err());
     }
 
     #[test]

@@ -38,6 +38,7 @@ pub use matrix::{Matrix, MatrixMut, Target};
 use detected::Detected;
 use kernel::Kernel;
 use result::{RowMut, Rule};
+use tracing::trace_span;
 
 /// In which numbers a product is computed. Sums are in `f32` in both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,12 +143,11 @@ impl<'a> Product<'a> {
         if rows == 0 || columns == 0 {
             return;
         }
-        let threads = match self.threads {
-            Threads::All if rows.saturating_mul(columns).saturating_mul(depth) >= WORTH_THREADS => {
-                rayon::current_num_threads()
-            }
-            _ => 1,
-        };
+        let is_large = self.threads == Threads::All
+            && rows.saturating_mul(columns).saturating_mul(depth) >= WORTH_THREADS;
+        // A profile shows large products. The others would be thousands a step.
+        let _span = is_large.then(|| trace_span!("matrix product", rows, depth, columns).entered());
+        let threads = if is_large { rayon::current_num_threads() } else { 1 };
         let rule = Rule { factor: self.factor, bias: self.bias, accumulate };
         match Detected::new(self.arithmetic) {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

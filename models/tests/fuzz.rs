@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn_fuzz::{Corpus, CorpusFile, Mutator, fuzz, patched, replay, scratch_folder};
+use deepburn_fuzz::{Mutator, SeedCorpus, SeedFile, fuzz, patched, replay, scratch_folder};
 use deepburn_models::encoder::{Encoder, EncoderConfig};
 use deepburn_models::gpt2::{Checkpoint, ClassifierConfig, Gpt2Classifier, Gpt2Config};
 use deepburn_models::hf::{
@@ -198,7 +198,7 @@ fn mutated((path, contents): &(PathBuf, Vec<u8>), mutator: &mut Mutator) -> Vec<
 
 /// The file of a folder that a file of the corpus takes the place of, and its contents; `None` if the folder has no
 /// such file. Files of `config` and `index` are patches of the folder's own.
-fn kept_in(folder: &Folder, kept: &CorpusFile) -> Option<(PathBuf, Vec<u8>)> {
+fn kept_in(folder: &Folder, kept: &SeedFile) -> Option<(PathBuf, Vec<u8>)> {
     let name = match kept.format() {
         "config" => "config.json",
         "index" => "model.safetensors.index.json",
@@ -225,7 +225,7 @@ fn fuzzed_weights_end_in_an_error_or_in_a_model() {
     let root = scratch_folder();
     let folders = sound(root.path());
     folders.iter().for_each(|folder| load(&folder.path).unwrap());
-    let corpus = Corpus::of_crate(env!("CARGO_MANIFEST_DIR"));
+    let corpus = SeedCorpus::of_crate(env!("CARGO_MANIFEST_DIR"));
     replay(&corpus, |kept| {
         for folder in &folders {
             let Some((file, contents)) = kept_in(folder, kept) else { continue };

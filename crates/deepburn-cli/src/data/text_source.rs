@@ -8,8 +8,8 @@ use std::sync::Arc;
 use deepburn::{Batch, BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
 use deepburn_config::{CurriculumPlan, DynamicBatchingPlan, LrScaling, PickingOrderPlan, Plan};
 use deepburn_datasets::{
-    BatchLoader, BudgetSampler, Collate, DataError, DistributedSampler, EpochPosition,
-    LabelledBatch, LabelledTexts, Order, PickingOrder, Position, Shard, StepShape, TokenBudget,
+    BatchLoader, BudgetSampler, Collate, DataError, DataShard, DistributedSampler, EpochPosition,
+    LabelledBatch, LabelledTexts, Order, PickingOrder, Position, StepShape, TokenBudget,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ pub(crate) struct TextSource {
     /// The texts of an evaluation.
     eval: Option<Arc<LabelledTexts>>,
     /// The rank and the number of ranks.
-    shard: Shard,
+    shard: DataShard,
     /// The budget of an evaluation batch.
     budget: TokenBudget,
     /// The most texts of an evaluation.
@@ -74,7 +74,7 @@ impl TextSource {
     pub(crate) fn new(
         train: Arc<LabelledTexts>,
         eval: Option<Arc<LabelledTexts>>,
-        shard: Shard,
+        shard: DataShard,
         order: Order,
         plan: &Plan,
     ) -> Result<Self, DataError> {
@@ -199,7 +199,7 @@ pub(crate) fn evaluation_budget(plan: &Plan) -> TokenBudget {
 /// A split without texts.
 pub(crate) fn evaluation(
     texts: &LabelledTexts,
-    shard: Shard,
+    shard: DataShard,
     budget: TokenBudget,
     limit: Option<usize>,
 ) -> Result<EvaluationStream<'_, Labelled>, DataError> {

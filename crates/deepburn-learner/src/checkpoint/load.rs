@@ -32,7 +32,7 @@ use super::save::{SERVER_ERROR, WORKER_ERROR, slot_of};
 use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
 use crate::best::LoopState;
-use crate::engine::Progress;
+use crate::engine::EngineCounters;
 use crate::{Engine, EngineError};
 
 /// The parts of a checkpoint to load. They correspond to DeepSpeed's
@@ -340,7 +340,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let LoadPlan::Training { optimizer_states, lr_scheduler_states } = plan else {
             return Ok(());
         };
-        self.progress = Progress { accumulated: 0, ..saved.engine.progress };
+        self.progress = EngineCounters { accumulated: 0, ..saved.engine.progress };
         if optimizer_states {
             self.adopt_optimizer_states(checkpoint, saved)?;
         }

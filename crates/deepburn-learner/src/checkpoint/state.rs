@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::best::LoopState;
-use crate::engine::Progress;
+use crate::engine::EngineCounters;
 use crate::loss_scale::ScalerState;
 use crate::source::StepSize;
 
@@ -18,7 +18,7 @@ use crate::source::StepSize;
 #[serde(deny_unknown_fields)]
 pub(super) struct EngineState {
     /// The counters of the engine.
-    pub(super) progress: Progress,
+    pub(super) progress: EngineCounters,
     /// Optimizer steps that were applied; bias correction of the moments
     /// depends on it.
     pub(super) optimizer_steps: u64,

@@ -1,7 +1,7 @@
 //! A file `*_model_states.pt`: the model, the training progress, and the
 //! contents of the flat groups.
 //!
-//! Main type: [`ModelStates`]. Files of model parallelism, experts or
+//! Main type: [`ModelStatesFile`]. Files of model parallelism, experts or
 //! hierarchical partitioning, and files that were saved without their frozen
 //! parameters, are rejected.
 //!
@@ -27,9 +27,9 @@ use crate::{DeepSpeedError, Tensor};
 /// The name and shape of a parameter.
 pub(crate) type Named = (String, Vec<usize>);
 
-/// The content of a file.
+/// The content of a file `*_model_states.pt`.
 #[derive(Debug)]
-pub(crate) struct ModelStates {
+pub(crate) struct ModelStatesFile {
     /// The open file.
     pub(crate) contents: Contents,
     /// The values that do not belong to parameters.
@@ -60,7 +60,7 @@ pub(crate) struct Summary {
     pub(crate) schedule: Option<i64>,
 }
 
-impl ModelStates {
+impl ModelStatesFile {
     /// Opens a file and reads everything except tensors.
     ///
     /// # Errors

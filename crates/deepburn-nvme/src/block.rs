@@ -65,7 +65,7 @@ impl Block {
     pub(crate) fn run(&mut self, file: &dyn RawFile, folder: &Path) -> Result<(), SwapError> {
         // SAFETY: `IoQueue` owns the buffer from before it hands out the first block until every block
         // was handed back, so the memory lives and nobody else refers to it. Each part of a buffer is
-        // handed out once, so blocks are disjoint. `Buffer::block` has checked the bounds, and the
+        // handed out once, so blocks are disjoint. `AlignedBuffer::block` has checked the bounds, and the
         // system has initialised the mapping.
         let memory = unsafe { slice::from_raw_parts_mut(self.memory.start, self.memory.length) };
         let mut done = 0;

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use crate::block::Block;
 use crate::policy::Direction;
-use crate::{Buffer, IoStatistics, SwapError};
+use crate::{AlignedBuffer, IoStatistics, SwapError};
 
 /// A read or write that a caller has started. It owns the buffer until it is complete.
 #[derive(Debug)]
@@ -36,9 +36,9 @@ pub(crate) struct IoRequest {
     /// The offset in the file in bytes, aligned.
     pub(crate) offset: u64,
     /// The data. Its padded length is transferred.
-    pub(crate) buffer: Buffer,
+    pub(crate) buffer: AlignedBuffer,
     /// The channel of the result, with space for one message, so sending never blocks.
-    pub(crate) outcome: SyncSender<Result<Buffer, SwapError>>,
+    pub(crate) outcome: SyncSender<Result<AlignedBuffer, SwapError>>,
 }
 
 impl IoRequest {

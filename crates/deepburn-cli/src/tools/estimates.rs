@@ -231,7 +231,7 @@ impl Scaling {
             .map_err(|error| Failure::mistake(format!("--network: {error}")))?;
         let row = |ranks| ScalingRow {
             memory: training_bytes(&subject.estimate(stage, ranks)),
-            cost: step.cost(ranks, self.speed.machine(ranks), self.speed.network()),
+            cost: step.cost(ranks, self.speed.rank_speed(ranks), self.speed.network()),
         };
         Ok(rank_counts(self.ranks).into_iter().map(row).collect())
     }

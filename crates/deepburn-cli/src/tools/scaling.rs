@@ -28,7 +28,7 @@ mod quantity;
 mod tests;
 
 use clap::Args;
-use deepburn::zero::cost::{Links, Machine, Network, StepCost};
+use deepburn::zero::cost::{Links, Network, RankSpeed, StepCost};
 use deepburn_config::{Precision, Stage};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
@@ -89,8 +89,8 @@ pub(crate) struct Workload {
 /// The machine and the network, with the source of each figure.
 #[derive(Debug)]
 pub(crate) struct Speed {
-    /// The machine of a rank, or the one that all rank threads share.
-    machine: Machine,
+    /// The speed of a rank, or of all rank threads together.
+    rank: RankSpeed,
     /// Links between machines, or threads.
     network: Network,
     /// Sources of FLOP/s, memory bandwidth and latency.
@@ -162,17 +162,17 @@ impl ScalingArguments {
                 local_bandwidth: self.local_bandwidth.unwrap_or(bandwidth),
             }),
         };
-        let machine = Machine { flops, memory_bandwidth };
-        Ok(Some(Speed { machine, network, sources: [flops_source, memory_source, latency_source] }))
+        let rank = RankSpeed { flops, memory_bandwidth };
+        Ok(Some(Speed { rank, network, sources: [flops_source, memory_source, latency_source] }))
     }
 }
 
 impl Speed {
-    /// Returns the machine of each of `ranks` ranks.
-    pub(crate) fn machine(&self, ranks: u64) -> Machine {
+    /// Returns the speed of each of `ranks` ranks.
+    pub(crate) fn rank_speed(&self, ranks: u64) -> RankSpeed {
         match self.network {
-            Network::Threads { .. } => self.machine.shared_by(ranks),
-            Network::Links(_) => self.machine,
+            Network::Threads { .. } => self.rank.shared_by(ranks),
+            Network::Links(_) => self.rank,
         }
     }
 
@@ -186,7 +186,7 @@ impl Speed {
     /// Two lines: the speed and the network.
     pub(crate) fn lines(&self, workload: &Workload) -> Vec<String> {
         let [flops, memory, latency] = self.sources;
-        let Machine { flops: rate, memory_bandwidth } = self.machine;
+        let RankSpeed { flops: rate, memory_bandwidth } = self.rank;
         let shared = match self.network {
             Network::Threads { .. } => "all ranks together",
             Network::Links(_) => "a rank",
@@ -223,8 +223,8 @@ impl Speed {
     pub(crate) fn record(&self) -> Value {
         let [flops, memory, latency] = self.sources;
         let mut record = json!({
-            "flops": { "value": self.machine.flops, "source": flops },
-            "memory_bandwidth": { "value": self.machine.memory_bandwidth, "source": memory },
+            "flops": { "value": self.rank.flops, "source": flops },
+            "memory_bandwidth": { "value": self.rank.memory_bandwidth, "source": memory },
         });
         let (kind, seconds) = match self.network {
             Network::Threads { latency } => ("threads", latency),

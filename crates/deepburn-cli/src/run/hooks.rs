@@ -12,7 +12,7 @@
 //! | [`MetricsHook`] | 0 | `metrics.jsonl` |
 //! | [`MonitorHook`] | 0 | TensorBoard events and CSV files |
 //! | [`FlopsHook`] | 0 | floating-point operations of one step |
-//! | [`Progress`] | 0 | bar or lines on standard error |
+//! | [`ProgressHook`] | 0 | bar or lines on standard error |
 //!
 //! A row of `metrics.jsonl`, and one of an evaluation after the same step:
 //!
@@ -44,7 +44,7 @@ use deepburn_monitor::{
 use crate::console;
 use crate::failure::BoxError;
 use crate::run::prepared::PreparedRun;
-use crate::run::progress::Progress;
+use crate::run::progress_hook::ProgressHook;
 use crate::run::results::write_whole;
 use crate::run::resume::Origin;
 
@@ -99,7 +99,7 @@ pub(super) fn hooks(
     let every = job.training.logging_steps.or(plan.report.steps_per_print);
     let every = every.map(|steps| steps as u64);
     let breakdown = plan.report.wall_clock_breakdown;
-    hooks.push(Box::new(Progress::new(preparation.max_steps, every, breakdown)));
+    hooks.push(Box::new(ProgressHook::new(preparation.max_steps, every, breakdown)));
     Ok(hooks)
 }
 

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
 use burn::tensor::ElementConversion;
-use deepburn_comm::Tag;
+use deepburn_comm::CollectiveTag;
 use deepburn_config::BatchSchedule;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Category, Ledger, ModuleOperations, Tier, Training};
@@ -519,7 +519,8 @@ where
     // The loss and the flags share one collective, because its latency does not
     // depend on the number of values.
     let message = vec![loss_sum, f64::from(mine.interrupted), f64::from(mine.written)];
-    let sums = engine.group().sum(Tag::new("loss", 0), message).map_err(EngineError::from)?;
+    let sums =
+        engine.group().sum(CollectiveTag::new("loss", 0), message).map_err(EngineError::from)?;
     let all = RankFlags { interrupted: sums[1] > 0.0, written: sums[2] == world_size };
 
     let step = taken.ok_or(EngineError::Order {
@@ -558,7 +559,7 @@ impl Totals {
         let tokens: usize = own.iter().map(Batch::num_tokens).sum();
         let targets: usize = own.iter().map(Batch::num_targets).sum();
         let mine = vec![tokens as f64, targets as f64, f64::from(batches.is_none())];
-        let sums = engine.group().sum(Tag::new("batch totals", 0), mine)?;
+        let sums = engine.group().sum(CollectiveTag::new("batch totals", 0), mine)?;
         // A step without any target has a loss and gradients of 0 instead of
         // 0/0.
         let totals = Self { tokens: sums[0], targets: sums[1].max(1.0) };

@@ -29,7 +29,7 @@ use burn_train::{
     LearnerEvent, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader,
     TrainStep, TrainingItem, ValidLoader,
 };
-use deepburn::comm::Tag;
+use deepburn::comm::CollectiveTag;
 use deepburn::config::Plan;
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::{Group, Training};
@@ -363,7 +363,8 @@ where
         let flag = |of: fn(&Decision) -> bool| f64::from(decision.as_ref().is_some_and(of));
         let flags = vec![flag(|decision| decision.save), flag(|decision| decision.stop)];
         // Only rank 0 has asked the strategies, so the maximum is its answer.
-        let flags = self.engine.group().max(Tag::new("end of epoch", epoch as u64), flags)?;
+        let flags =
+            self.engine.group().max(CollectiveTag::new("end of epoch", epoch as u64), flags)?;
         if let (Some(folder), true) = (self.run.folder, flags[0] > 0.0) {
             let state = LearnerState { epoch, scheduler_steps: self.scheduler_steps };
             match checkpoints::save(&self.engine, folder, state) {
@@ -432,7 +433,7 @@ where
     ) -> Result<Agreement, BoxError> {
         let flag = |set: bool| if set { 1.0 } else { 0.0 };
         let mine = vec![flag(self.run.interrupter.should_stop()), flag(has_batch), items as f64];
-        let sums = self.engine.group().sum(Tag::new("micro-batch", micro_batch), mine)?;
+        let sums = self.engine.group().sum(CollectiveTag::new("micro-batch", micro_batch), mine)?;
         let [stop, with_batch, items] = [sums[0], sums[1], sums[2]];
         Ok(Agreement { stop: stop > 0.0, with_batch: with_batch as usize, items: items as usize })
     }

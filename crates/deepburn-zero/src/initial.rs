@@ -23,7 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
 use burn::tensor::{Bool, Int, Tensor};
 use burn_backend::{Backend, FloatDType, Shape, TensorMetadata};
-use deepburn_comm::{CommError, Tag, panic_message};
+use deepburn_comm::{CollectiveTag, CommError, panic_message};
 use deepburn_ops::OptimizerOps;
 
 use crate::array::DeviceArray;
@@ -133,7 +133,7 @@ impl<B: OptimizerOps> InitialValue<B> {
         index: usize,
         path: &str,
     ) -> Result<Distributed<B>, ZeroError> {
-        let tag = |purpose| Tag::new(purpose, index as u64).naming([path.into()]);
+        let tag = |purpose| CollectiveTag::new(purpose, index as u64).naming([path.into()]);
         let own = self.description::<D>();
         let bytes = group.broadcast_bytes(tag("initial shape"), &own.bytes(), 0)?;
         let first = Description::read::<D>(&bytes);

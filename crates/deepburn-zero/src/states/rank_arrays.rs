@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use burn_backend::{Backend, TensorData};
 use bytemuck::{cast_slice, pod_collect_to_vec};
-use deepburn_comm::{Partition, Tag};
+use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
@@ -46,7 +46,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         // Padded so that the partition of bytes matches the partition of
         // elements.
         let sent = padded_bytes(values, ranks * partition.shard_len());
-        let tag = Tag::new(what, parameter.index() as u64).naming([parameter.shared_path()]);
+        let tag =
+            CollectiveTag::new(what, parameter.index() as u64).naming([parameter.shared_path()]);
         let received =
             self.group.bytes().all_to_all(tag, vec![sent.into()])?.wait()?.swap_remove(0);
         let owned = partition.owned(self.group.rank()).len() * size_of::<f32>();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
 use burn_flex::{Flex, FlexDevice};
-use deepburn::comm::{CommError, Host, Member, ProcessGroup, Tag, run_ranks};
+use deepburn::comm::{CollectiveTag, CommError, Host, Member, ProcessGroup, run_ranks};
 use deepburn::ops::MatmulOps;
 use deepburn_config::Precision;
 
@@ -98,7 +98,8 @@ fn median_seconds<T>(mut run: impl FnMut() -> T) -> f64 {
 pub(super) fn barrier_seconds(ranks: u64) -> Result<f64, Failure> {
     let ranks = ranks.clamp(2, MAX_THREADS);
     let times = run_ranks(ranks as usize, Duration::from_secs(60), |member: Member| {
-        let barrier = || ProcessGroup::<Host<f64>>::barrier(&member, Tag::new("measurement", 0));
+        let barrier =
+            || ProcessGroup::<Host<f64>>::barrier(&member, CollectiveTag::new("measurement", 0));
         barrier()?;
         let started = Instant::now();
         const BARRIERS: u32 = 50;

@@ -74,7 +74,7 @@ use crate::training::Training;
 use compression::ErrorFeedback;
 
 pub(crate) use compression::error_bytes;
-pub use pieces::{GradientSum, OwnedArray, RandomState, Segment, StateArray, StreamPosition};
+pub use pieces::{GradientSum, OwnedArray, RandomState, StateArray, StateSegment, StreamPosition};
 pub use rank_arrays::OwnedState;
 pub use step::StepOutcome;
 

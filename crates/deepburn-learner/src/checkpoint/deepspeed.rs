@@ -19,7 +19,7 @@ use burn::tensor::TensorData;
 use deepburn_config::OptimizerPlan;
 use deepburn_deepspeed::{Array, Counters, DeepSpeedCheckpoint, LossScale, SavedParameter};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Buffer, BufferKind, Segment, StateArray, Training, moments};
+use deepburn_zero::{Buffer, BufferKind, StateArray, StateSegment, Training, moments};
 
 use super::counters::check_deepspeed_counters;
 use super::load::{LoadPlan, listed};
@@ -66,7 +66,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         plan: LoadPlan,
     ) -> Result<(), TrainingCheckpointError> {
         self.check_settled("load_deepspeed_checkpoint")?;
-        let stored = Stored::new(checkpoint, model);
+        let stored = MappedCheckpoint::new(checkpoint, model);
         let own = self.parameters().iter().map(|parameter| Own {
             path: parameter.path(),
             shape: parameter.shape(),
@@ -114,10 +114,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// engine is then partly loaded.
     fn adopt_deepspeed(
         &mut self,
-        stored: &Stored<'_>,
+        stored: &MappedCheckpoint<'_>,
         plan: LoadPlan,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |piece: &Segment<'_>| stored.read(piece);
+        let read = |piece: &StateSegment<'_>| stored.read(piece);
         self.zero_grad();
         self.states.load_weights(read)?;
         let is_first = self.rank() == 0;
@@ -169,7 +169,7 @@ pub fn check_deepspeed_checkpoint<'a>(
     parameters: impl IntoIterator<Item = (&'a str, &'a [usize])>,
     optimizer: &OptimizerPlan,
 ) -> Result<(), TrainingCheckpointError> {
-    let stored = Stored::new(checkpoint, model);
+    let stored = MappedCheckpoint::new(checkpoint, model);
     let own = parameters.into_iter().map(|(path, shape)| Own { path, shape, trainable: true });
     stored.check(own, Some(moments(optimizer))).map_err(|reason| stored.unfit(reason))
 }
@@ -185,7 +185,7 @@ struct Own<'a> {
 }
 
 /// A DeepSpeed checkpoint, addressed by the module paths of a Burn model.
-struct Stored<'a> {
+struct MappedCheckpoint<'a> {
     /// The checkpoint.
     checkpoint: &'a DeepSpeedCheckpoint,
     /// The names and layouts of the PyTorch model.
@@ -194,7 +194,7 @@ struct Stored<'a> {
     by_name: HashMap<&'a str, &'a SavedParameter>,
 }
 
-impl<'a> Stored<'a> {
+impl<'a> MappedCheckpoint<'a> {
     /// Indexes the parameters by all their names.
     fn new(checkpoint: &'a DeepSpeedCheckpoint, model: &'a dyn TorchModel) -> Self {
         let names = |parameter: &'a SavedParameter| {
@@ -344,7 +344,7 @@ impl<'a> Stored<'a> {
     ///
     /// A transposed matrix is read whole, because a segment of it is not
     /// contiguous in the file.
-    fn read(&self, piece: &Segment<'_>) -> Result<TensorData, TrainingCheckpointError> {
+    fn read(&self, piece: &StateSegment<'_>) -> Result<TensorData, TrainingCheckpointError> {
         let (name, parameter) = self.find(piece.path).map_err(|reason| self.unfit(reason))?;
         let array = match piece.array {
             StateArray::Weights => Array::Weights,

@@ -21,7 +21,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
 use deepburn_checkpoint::{Checkpoint, EntryKind, ParamEntry, StateKind};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{GradientSum, RandomState, Segment, StreamPosition, Training, ZeroError};
+use deepburn_zero::{GradientSum, RandomState, StateSegment, StreamPosition, Training, ZeroError};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -327,7 +327,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         plan: LoadPlan,
         saved: &Saved,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |piece: &Segment<'_>| read(checkpoint, piece);
+        let read = |piece: &StateSegment<'_>| read(checkpoint, piece);
         // Gradients of the old weights must not enter the first step with the
         // new ones.
         self.states.zero_grad();
@@ -358,7 +358,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         checkpoint: &Checkpoint,
         saved: &Saved,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |piece: &Segment<'_>| read(checkpoint, piece);
+        let read = |piece: &StateSegment<'_>| read(checkpoint, piece);
         let EngineState { progress, optimizer_steps, loss_scale, next_size, .. } = &saved.engine;
         self.states.load_moments(*optimizer_steps, read)?;
         self.states.load_scalars(|path, name| {
@@ -497,7 +497,7 @@ pub(super) fn listed(names: &[&str]) -> String {
 /// Reads a segment of an array, converted to tensor data.
 fn read(
     checkpoint: &Checkpoint,
-    piece: &Segment<'_>,
+    piece: &StateSegment<'_>,
 ) -> Result<TensorData, TrainingCheckpointError> {
     Ok(data_of(checkpoint.read(piece.path, &slot_of(piece.array), piece.range.clone())?))
 }

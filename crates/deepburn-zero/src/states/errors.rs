@@ -12,7 +12,7 @@ use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
 use super::compression::{ErrorFeedback, SignPartition};
-use super::pieces::{Segment, StateArray, read_floats};
+use super::pieces::{StateArray, StateSegment, read_floats};
 use super::rank_arrays::{OwnedState, in_host_memory, padded_bytes, read_mean};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
@@ -89,7 +89,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn load_errors<E: From<ZeroError>>(
         &mut self,
         workers: impl Fn(&str) -> usize,
-        mut read: impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
+        mut read: impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
         let (ranks, rank) = (self.group.world_size(), self.group.rank());
         let has_errors = |parameter: &&Arc<Parameter<B>>| workers(parameter.path()) > 0;

@@ -18,7 +18,7 @@ use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
-use super::pieces::{Elements, OwnedArray, Segment, StateArray, read_floats};
+use super::pieces::{Elements, OwnedArray, StateArray, StateSegment, read_floats};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
 
@@ -62,7 +62,7 @@ pub(super) fn read_mean<B: Backend, E: From<ZeroError>>(
     parameter: &Parameter<B>,
     ranks: Range<usize>,
     array: impl Fn(usize) -> StateArray,
-    read: &mut impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
+    read: &mut impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
 ) -> Result<Vec<f32>, E> {
     let count = ranks.len() as f32;
     let mut mean = vec![0.0; parameter.numel()];

@@ -27,7 +27,7 @@ use serde_json::{Map, Value};
 
 use crate::forward_pass::{BatchShape, ForwardPass};
 use crate::hf::{
-    ClassNames, ClassNamesError, Documents, ExtraFields, HfExport, ModelConfigError,
+    ClassNames, ClassNamesError, ExtraFields, HfExport, JsonFiles, ModelConfigError,
     ModelFolderError, ModelFolderWriter, Names, ParameterShape,
 };
 use crate::texts::TextLimits;
@@ -55,7 +55,7 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     fn names(&self) -> Names;
 
     /// Returns the JSON files beside weights of type `float`: `config.json` and what else readers need.
-    fn documents(&self, float: FloatType) -> Documents;
+    fn documents(&self, float: FloatType) -> JsonFiles;
 
     /// Reads the weights in `folder` from which training starts once, and keeps none.
     ///

@@ -21,7 +21,7 @@ use super::parameters::parameters;
 use crate::architecture::{Architecture, BuildModel, TextClassifierConfig};
 use crate::forward_pass::{BatchShape, ForwardPass};
 use crate::hf::{
-    CONFIG, ClassNames, ClassNamesError, Documents, ModelConfigError, ModelFolderError, Names,
+    CONFIG, ClassNames, ClassNamesError, JsonFiles, ModelConfigError, ModelFolderError, Names,
     ParameterShape, Weights,
 };
 use crate::texts::TextLimits;
@@ -54,7 +54,7 @@ impl Architecture for EncoderConfig {
 
     /// Returns `config.json` alone. A class without a name gets a placeholder, because readers expect a name for
     /// each.
-    fn documents(&self, float: FloatType) -> Documents {
+    fn documents(&self, float: FloatType) -> JsonFiles {
         // Names that are not sound are refused before a model is made.
         let names = self.class_names().unwrap_or_default();
         let mut fields: Map<String, Value> = match serde_json::to_value(self) {

@@ -20,7 +20,7 @@ use super::positions::sinusoids;
 use crate::hf::ModelConfigError;
 use crate::projection::{conv1d, project};
 use crate::texts::{TextBatch, TextClassifier};
-use crate::weights::{Values, WeightInit};
+use crate::weights::{InitialValues, WeightInit};
 
 /// A transformer encoder and a classifier of the mean over a text's tokens.
 ///
@@ -72,7 +72,7 @@ impl<B: Backend> Encoder<B> {
     ) -> Result<Self, ModelConfigError> {
         config.validate()?;
         let EncoderConfig { vocab_size, embed_dim, hidden_dim, num_classes, .. } = *config;
-        let values = Values::Normal { std: config.initializer_range };
+        let values = InitialValues::Normal { std: config.initializer_range };
         let weight = init.param("embedding.weight", [vocab_size, embed_dim], values);
         let affine =
             |path: &str, shape: [usize; 2]| conv1d(init, path, shape, default_std(shape[0]));

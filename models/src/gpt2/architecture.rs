@@ -33,7 +33,7 @@ use crate::architecture::{
 };
 use crate::forward_pass::{BatchShape, ForwardPass};
 use crate::hf::{
-    CONFIG, ClassNames, ClassNamesError, Documents, ExtraFields, ModelConfigError,
+    CONFIG, ClassNames, ClassNamesError, ExtraFields, JsonFiles, ModelConfigError,
     ModelFolderError, Names, ParameterShape,
 };
 use crate::texts::TextLimits;
@@ -64,7 +64,7 @@ impl Architecture for Gpt2Config {
     }
 
     /// Returns `config.json`, and `generation_config.json` with the special tokens.
-    fn documents(&self, float: FloatType) -> Documents {
+    fn documents(&self, float: FloatType) -> JsonFiles {
         vec![
             (CONFIG, document(self, "GPT2LMHeadModel", float)),
             ("generation_config.json", self.extra.generation_config()),
@@ -194,7 +194,7 @@ impl Architecture for ClassifierConfig {
 
     /// Returns `config.json` with the class names. It has a padding token even if the tokenizer has none: then it
     /// is the end token.
-    fn documents(&self, float: FloatType) -> Documents {
+    fn documents(&self, float: FloatType) -> JsonFiles {
         let mut fields = document(&self.body, "GPT2ForSequenceClassification", float);
         fields.extend(self.labels());
         // `transformers` finds the end of a text by its padding.

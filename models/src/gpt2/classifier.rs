@@ -15,7 +15,7 @@ use super::parameters::{HEAD, SCORE};
 use super::pretrained::PretrainedGpt2;
 use crate::hf::{ClassNames, ClassNamesError, ModelConfigError, ModelFolderError};
 use crate::texts::{TextBatch, TextClassifier, TextLimits};
-use crate::weights::{Values, WeightInit};
+use crate::weights::{InitialValues, WeightInit};
 
 /// The size of a GPT-2 classifier.
 #[derive(Clone, Debug, PartialEq)]
@@ -193,7 +193,7 @@ impl<B: Backend> Score<B> {
 
     /// Scores that `init` makes.
     fn with(config: &ClassifierConfig, init: &WeightInit<B>) -> Self {
-        let values = Values::Normal { std: config.body.initializer_range };
+        let values = InitialValues::Normal { std: config.body.initializer_range };
         Self { weight: init.param(SCORE, config.score_shape(), values) }
     }
 }

@@ -16,7 +16,7 @@ use crate::architecture::{LanguageModelConfig, TokenLimits};
 use crate::causal_lm::{CausalBatch, CausalLoss, LanguageModel};
 use crate::hf::ModelConfigError;
 use crate::norm::LayerNorm;
-use crate::weights::{Values, WeightInit};
+use crate::weights::{InitialValues, WeightInit};
 
 /// GPT-2 with its language-model head.
 ///
@@ -78,7 +78,7 @@ impl<B: Backend> Gpt2<B> {
     ) -> Result<Self, ModelConfigError> {
         config.validate()?;
         let (vocab, width) = (config.vocab_size, config.n_embd);
-        let normal = Values::Normal { std: config.initializer_range };
+        let normal = InitialValues::Normal { std: config.initializer_range };
         let table = |path: &str, rows| init.param(path, [rows, width], normal);
         Ok(Self {
             wte: Embedding { weight: table("wte.weight", vocab) },

@@ -138,7 +138,7 @@ impl<B: Backend> Gpt2<B> {
     /// [`ModelFolderError::Io`].
     pub fn save(&self, folder: impl AsRef<Path>, float: FloatType) -> Result<(), ModelFolderError> {
         let writer = self.config().folder_writer(folder.as_ref(), float)?;
-        let mut saver = Saver { writer, path: Vec::new(), outcome: Ok(()) };
+        let mut saver = ParameterWriter { writer, path: Vec::new(), outcome: Ok(()) };
         self.visit(&mut saver);
         saver.outcome?;
         saver.writer.finish()
@@ -146,7 +146,7 @@ impl<B: Backend> Gpt2<B> {
 }
 
 /// Writes a module's parameters as it visits them.
-struct Saver {
+struct ParameterWriter {
     /// The folder that is written.
     writer: ModelFolderWriter,
     /// The names of the modules that the visit is in.
@@ -155,7 +155,7 @@ struct Saver {
     outcome: Result<(), ModelFolderError>,
 }
 
-impl<B: Backend> ModuleVisitor<B> for Saver {
+impl<B: Backend> ModuleVisitor<B> for ParameterWriter {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_owned());
     }

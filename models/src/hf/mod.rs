@@ -30,4 +30,4 @@ pub use error::{ModelFolderError, TensorProblem};
 pub use export::HfExport;
 pub use names::{Names, ParameterShape};
 pub use small_file::{read_fields, read_small_file};
-pub use writer::{Documents, ModelFolderWriter};
+pub use writer::{JsonFiles, ModelFolderWriter};

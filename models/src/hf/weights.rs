@@ -35,12 +35,12 @@ pub(crate) struct Weights {
     /// The open files.
     files: Vec<TensorFile>,
     /// Where each tensor is, by module path.
-    tensors: BTreeMap<String, Location>,
+    tensors: BTreeMap<String, TensorLocation>,
 }
 
 /// Where a tensor is: which file, and under which name.
 #[derive(Clone, Debug)]
-struct Location {
+struct TensorLocation {
     /// Index in `Weights::files`.
     file: usize,
     /// The tensor's name in this file.
@@ -65,8 +65,8 @@ impl Weights {
         for (file, content) in files.iter().enumerate() {
             for name in content.names() {
                 let Some(path) = (names.path)(&name) else { continue };
-                if let Some(Location { name: first, .. }) =
-                    tensors.insert(path, Location { file, name: name.clone() })
+                if let Some(TensorLocation { name: first, .. }) =
+                    tensors.insert(path, TensorLocation { file, name: name.clone() })
                 {
                     let reason = format!("`{name}` and `{first}` are the same tensor, given twice");
                     return Err(ModelFolderError::Format { path: content.path().into(), reason });
@@ -245,7 +245,7 @@ impl Weights {
     }
 
     /// Returns the type and shape of a tensor.
-    fn info(&self, location: &Location) -> Option<&TensorInfo> {
+    fn info(&self, location: &TensorLocation) -> Option<&TensorInfo> {
         self.files[location.file].info(&location.name)
     }
 

@@ -28,7 +28,7 @@ const CHUNK: usize = 1 << 18;
 
 /// JSON files beside the weights, each with its name and fields. They are written after the weights, because a reader
 /// looks for `config.json` first and should then find everything.
-pub type Documents = Vec<(&'static str, Map<String, Value>)>;
+pub type JsonFiles = Vec<(&'static str, Map<String, Value>)>;
 
 /// A model folder being written.
 ///
@@ -40,7 +40,7 @@ pub struct ModelFolderWriter {
     /// The type of the weights in the file.
     float: FloatType,
     /// JSON files to write at the end.
-    documents: Documents,
+    documents: JsonFiles,
     /// The weights; `None` once they have their name.
     file: Option<TensorFileWriter>,
     /// Tensors still to come, by module path.
@@ -68,7 +68,7 @@ impl ModelFolderWriter {
         parameters: Vec<ParameterShape>,
         names: Names,
         float: FloatType,
-        documents: Documents,
+        documents: JsonFiles,
     ) -> Result<Self, ModelFolderError> {
         let folder = folder.to_owned();
         fs::create_dir_all(&folder).map_err(|e| ModelFolderError::io("create", &folder, e))?;

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::folder::{Folder, ModelFiles};
-use crate::model_states_file::{ModelStatesFile, Summary};
+use crate::model_states_file::{CommonFields, ModelStatesFile};
 use crate::optim_states_file::OptimStatesFile;
 use crate::stored::{SavedState, tie};
 use crate::tensor::{Pieces, Tensor};
@@ -35,7 +35,7 @@ pub struct DeepSpeedCheckpoint {
     /// The folder of the tag.
     path: PathBuf,
     /// Counters and version, on which the files of all ranks agree.
-    summary: Summary,
+    summary: CommonFields,
     /// The positions of all values, in the order of `parameters`.
     state: SavedState,
     /// The metadata of the parameters: trained ones first, then frozen ones.
@@ -106,7 +106,7 @@ impl DeepSpeedCheckpoint {
 
     /// Returns the training progress.
     pub fn counters(&self) -> Counters {
-        let Summary { global_steps, skipped_steps, global_samples, .. } = self.summary;
+        let CommonFields { global_steps, skipped_steps, global_samples, .. } = self.summary;
         let applied = global_steps.saturating_sub(skipped_steps);
         let optimizer_steps = self.state.steps.unwrap_or(applied);
         Counters { global_steps, skipped_steps, global_samples, optimizer_steps }
@@ -215,7 +215,7 @@ impl DeepSpeedCheckpoint {
 }
 
 /// The content of a checkpoint; the last element has the float buffers.
-type Read = (Summary, SavedState, Vec<(String, Arc<Tensor>)>);
+type Read = (CommonFields, SavedState, Vec<(String, Arc<Tensor>)>);
 
 /// Assembles stages 0 to 2, whose model is in one file.
 ///

@@ -33,7 +33,7 @@ pub(crate) struct ModelStatesFile {
     /// The open file.
     pub(crate) contents: Contents,
     /// The values that do not belong to parameters.
-    pub(crate) summary: Summary,
+    pub(crate) summary: CommonFields,
     /// The parameters of each flat group in order; `None` at stage 0.
     pub(crate) groups: Option<Vec<Vec<Named>>>,
     /// The frozen parameters; `None` if the file does not list them separately.
@@ -44,7 +44,7 @@ pub(crate) struct ModelStatesFile {
 
 /// The values on which the files of all ranks must agree.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Summary {
+pub(crate) struct CommonFields {
     /// The version of DeepSpeed.
     pub(crate) version: String,
     /// The number of data-parallel ranks.
@@ -71,7 +71,7 @@ impl ModelStatesFile {
         let contents = Contents::open(path)?;
         let root = contents.root();
         refuse_foreign(path, &root)?;
-        let summary = Summary::read(&root)?;
+        let summary = CommonFields::read(&root)?;
         let groups = root.get("param_shapes").map(|groups| named_groups(&groups)).transpose()?;
         let frozen = root.get("frozen_param_shapes").map(|shapes| named(&shapes)).transpose()?;
         let tied = root.get("shared_params").map(|tied| {
@@ -138,7 +138,7 @@ impl ModelStatesFile {
     }
 }
 
-impl Summary {
+impl CommonFields {
     /// Reads the summary from the root dict.
     ///
     /// # Errors

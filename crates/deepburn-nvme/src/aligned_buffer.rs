@@ -11,8 +11,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use memmap2::MmapRaw;
 
-use crate::block::BlockMemory;
 use crate::shelf::Shelf;
+use crate::transfer_block::BlockMemory;
 
 /// Aligned host memory, which returns to its [`BufferPool`](crate::BufferPool) when it is dropped.
 ///

@@ -41,11 +41,10 @@
 //!
 //! Nothing here depends on tensors, backends or another crate of DeepBurn.
 
-// Allowed only in `aligned_buffer.rs` and `block.rs`, whose memory is shared with the workers.
+// Allowed only in `aligned_buffer.rs` and `transfer_block.rs`, whose memory is shared with the workers.
 #![deny(unsafe_code)]
 
 mod aligned_buffer;
-mod block;
 mod error;
 mod file;
 mod folder;
@@ -58,6 +57,7 @@ mod region;
 mod shelf;
 mod statistics;
 mod swap;
+mod transfer_block;
 mod worker;
 
 pub use aligned_buffer::AlignedBuffer;

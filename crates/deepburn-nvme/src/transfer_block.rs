@@ -38,7 +38,7 @@ impl BlockMemory {
 
 /// A part of a transfer, which one worker reads or writes.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct TransferBlock {
     /// The number of the transfer.
     pub(crate) transfer: u64,
     /// Read or write.
@@ -49,7 +49,7 @@ pub(crate) struct Block {
     pub(crate) memory: BlockMemory,
 }
 
-impl Block {
+impl TransferBlock {
     /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.memory.length

@@ -145,7 +145,7 @@ where
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
-    let mut run = Run {
+    let mut run = TrainLoop {
         plan,
         hooks,
         saver: Saver::new(plan.checkpoints.as_ref(), plan.best),
@@ -176,7 +176,7 @@ where
 }
 
 /// The state of a training loop.
-struct Run<'a, 'b> {
+struct TrainLoop<'a, 'b> {
     /// The settings of the run.
     plan: &'a TrainPlan,
     /// The observers of this rank.
@@ -190,7 +190,7 @@ struct Run<'a, 'b> {
     first_step: u64,
 }
 
-impl Run<'_, '_> {
+impl TrainLoop<'_, '_> {
     /// Returns true if all steps were taken or early stopping applies.
     fn is_over<B, M>(&self, engine: &Engine<B, M>) -> bool
     where

@@ -44,11 +44,11 @@ type TrainItem<LC> = <<LC as LearningComponentsTypes>::TrainingModel as TrainSte
 /// The output of a validation step, for metrics.
 type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Output;
 /// An early-stopping strategy of any type.
-pub(crate) type EarlyStopping = Box<dyn CloneEarlyStoppingStrategy>;
+pub(crate) type BoxEarlyStopping = Box<dyn CloneEarlyStoppingStrategy>;
 
 /// The state that all ranks of a run share. Only rank 0 uses the values behind
 /// a lock.
-pub(crate) struct Run<'a, LC: LearningComponentsTypes> {
+pub(crate) struct LearnerRun<'a, LC: LearningComponentsTypes> {
     /// The resolved configuration.
     pub(crate) plan: &'a Plan,
     /// The seed of the random streams; `None` for the default.
@@ -66,7 +66,7 @@ pub(crate) struct Run<'a, LC: LearningComponentsTypes> {
     /// The metrics so far, which strategies read.
     pub(crate) store: &'a EventStoreClient,
     /// The early-stopping strategy, if there is one.
-    pub(crate) early_stopping: Mutex<Option<EarlyStopping>>,
+    pub(crate) early_stopping: Mutex<Option<BoxEarlyStopping>>,
     /// The folder of checkpoints; `None` saves nothing.
     pub(crate) folder: Option<&'a Path>,
     /// The strategy that decides which checkpoints are saved and deleted.
@@ -115,7 +115,7 @@ struct Decision {
 /// The state of one rank.
 pub(crate) struct Worker<'a, B: OptimizerOps, LC: LearningComponentsTypes<Backend = Training<B>>> {
     /// The state that all ranks share.
-    run: &'a Run<'a, LC>,
+    run: &'a LearnerRun<'a, LC>,
     /// The sharded model with its optimizer.
     engine: Engine<B, LC::TrainingModel>,
     /// The Learner, for its scheduler.
@@ -140,7 +140,7 @@ where
 {
     /// Shards the model and, if requested, loads a checkpoint.
     pub(crate) fn new(
-        run: &'a Run<'a, LC>,
+        run: &'a LearnerRun<'a, LC>,
         parts: Parts<LC>,
         device: B::Device,
         group: Group<B>,
@@ -492,9 +492,9 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The initial states of all ranks; each rank takes its own.
-pub(crate) struct Places<T>(Vec<Mutex<Option<T>>>);
+pub(crate) struct InitialStates<T>(Vec<Mutex<Option<T>>>);
 
-impl<T> Places<T> {
+impl<T> InitialStates<T> {
     /// Stores one state per rank.
     pub(crate) fn new(parts: Vec<T>) -> Arc<Self> {
         Arc::new(Self(parts.into_iter().map(|part| Mutex::new(Some(part))).collect()))

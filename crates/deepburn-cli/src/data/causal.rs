@@ -14,7 +14,9 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, BatchSource, Evaluation, EvaluationStream, NextStep, StepBatches, Task};
+use deepburn::{
+    Batch, BatchSource, BoxError, Evaluation, EvaluationStream, NextStep, StepBatches, Task,
+};
 use deepburn_config::{BatchPlan, CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
     BatchLoader, BudgetSampler, Corpus, DataError, DataShard, DistributedSampler,
@@ -31,7 +33,7 @@ use crate::data::lengths::{PREFETCH, check_length, longest};
 use crate::data::places::Places;
 use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo, WeightOrigin};
 use crate::data::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
-use crate::failure::{BoxError, Failure};
+use crate::failure::Failure;
 use crate::job::known_model::warn_of_unknown;
 use crate::job::memory::check_step;
 

@@ -14,7 +14,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, ConfusionMatrix, Evaluation, EvaluationStream, Task};
+use deepburn::{Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
     BudgetSampler, DataError, DataShard, DistributedSampler, LabelledBatch, Order, StepShape,
@@ -35,7 +35,7 @@ use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo, WeightOrigin};
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{Texts, open_texts};
 use crate::data::vocabulary::{with_special_tokens, with_vocabulary};
-use crate::failure::{BoxError, Failure};
+use crate::failure::Failure;
 use crate::job::memory::check_step;
 
 /// A text classifier and its data.

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use deepburn::{Batch, BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
+use deepburn::{Batch, BatchSource, BoxError, EvaluationStream, NextStep, StepBatches, StepSize};
 use deepburn_config::{CurriculumPlan, DynamicBatchingPlan, LrScaling, PickingOrderPlan, Plan};
 use deepburn_datasets::{
     BatchLoader, BudgetSampler, Collate, DataError, DataShard, DistributedSampler, EpochPosition,
@@ -15,7 +15,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::data::lengths::{PREFETCH, longest};
-use crate::failure::BoxError;
 
 /// A micro-batch of texts.
 pub(crate) struct Labelled(pub(crate) LabelledBatch);

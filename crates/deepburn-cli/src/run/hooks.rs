@@ -31,10 +31,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use deepburn::Hook;
 use deepburn::comm::{FailureCause, RankFailure};
 use deepburn::metrics::{EvalRow, MetricsWriter, Row, StepRow};
 use deepburn::zero::{Category, Ledger, ModuleOperations, Tier};
+use deepburn::{BoxError, Hook};
 use deepburn_config::{FlopsPlan, MonitorFolder};
 use deepburn_models::hf::ParameterShape;
 use deepburn_monitor::{
@@ -42,7 +42,6 @@ use deepburn_monitor::{
 };
 
 use crate::console;
-use crate::failure::BoxError;
 use crate::run::prepared::PreparedRun;
 use crate::run::progress_hook::ProgressHook;
 use crate::run::results::write_whole;

@@ -14,12 +14,11 @@
 use std::time::{Duration, Instant};
 
 use deepburn::metrics::{EvalRow, PhaseSeconds, StepRow};
-use deepburn::{EvaluationProgress, EvaluationStream, Hook};
+use deepburn::{BoxError, EvaluationProgress, EvaluationStream, Hook};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::console;
 use crate::counted::counted;
-use crate::failure::BoxError;
 
 /// Shows steps on standard error.
 ///

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Group;
 use deepburn::{
-    BestEvaluation, BestMetric, BestPlan, EarlyStopping, Engine, EvaluationEnd, Hook, Interrupt,
-    LoopState, Outcome, TrainError, TrainPlan,
+    BestEvaluation, BestMetric, BestPlan, BoxError, EarlyStopping, Engine, EvaluationEnd, Hook,
+    Interrupt, LoopState, Outcome, TrainError, TrainPlan,
 };
 use deepburn_config::ModelMetric;
 use deepburn_datasets::DataShard;
@@ -21,7 +21,6 @@ use deepburn_datasets::DataShard;
 use crate::console;
 use crate::counted::counted;
 use crate::data::recipe::Recipe;
-use crate::failure::BoxError;
 use crate::run::preparation::Preparation;
 use crate::run::prepared::PreparedRun;
 use crate::run::progress_hook::with_progress;

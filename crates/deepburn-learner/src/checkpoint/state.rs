@@ -36,7 +36,7 @@ pub(super) struct EngineState {
     /// The position of the schedule.
     pub(super) schedule: i64,
     /// The batch sizes, which have to be the same to finish an accumulation.
-    pub(super) batch: Batch,
+    pub(super) batch: BatchSizes,
     /// The number of samples and the learning-rate factor of the step in
     /// progress, if they differ from the configuration.
     pub(super) next_size: Option<StepSize>,
@@ -54,7 +54,7 @@ pub(super) struct EngineState {
 /// The batch sizes of an accumulation in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Batch {
+pub(super) struct BatchSizes {
     /// The samples of a micro-batch on one rank.
     pub(super) micro_batch_size: usize,
     /// The micro-batches of an optimizer step.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use burn_flex::{Flex, FlexDevice};
+use deepburn::BoxError;
 use deepburn::comm::{Count, Member, Statistics, run_ranks};
 use deepburn::config::{Plan, RawConfig, RunContext, resolve};
 use deepburn::zero::cost::{Links, Network, RankSpeed, StepModel};
@@ -15,7 +16,6 @@ use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::failure::BoxError;
 use crate::job::activations::activations;
 
 /// Counts by purpose.
@@ -295,7 +295,7 @@ fn predicted_steps_beside_measured_ones() {
                 measured.entry(ranks).or_default().extend(step_seconds(&job, 3));
                 let precision = Precision::Fp32;
                 let workload =
-                    Workload { batch: job.batch, width: 256, precision, micro_batches: 1 };
+                    RankWorkload { batch: job.batch, width: 256, precision, micro_batches: 1 };
                 let speed = arguments.speed(&workload, ranks).unwrap().unwrap();
                 let cost = job.cost(speed.rank_speed(ranks), speed.network());
                 predicted.entry(ranks).or_default().push(cost.seconds);

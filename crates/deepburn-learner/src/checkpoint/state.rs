@@ -53,7 +53,8 @@ pub(super) struct EngineState {
 
 /// The batch sizes of an accumulation in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+// Errors about malformed checkpoints say `struct Batch`.
+#[serde(rename = "Batch", deny_unknown_fields)]
 pub(super) struct BatchSizes {
     /// The samples of a micro-batch on one rank.
     pub(super) micro_batch_size: usize,

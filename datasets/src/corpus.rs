@@ -307,7 +307,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::{BatchLoader, DistributedSampler, Order, Shard, TEXT_FIELD};
+    use crate::{BatchLoader, DataShard, DistributedSampler, Order, TEXT_FIELD};
 
     const SHARES: Fractions = Fractions { train: 0.8, eval: 0.1, test: 0.1 };
     const TRAIN: TokenizerChoice = TokenizerChoice::Train { vocab_size: 300 };
@@ -438,7 +438,7 @@ mod tests {
         let path = token_file(dir.path(), "t.bin", 0..4000);
         let splits = Splits::all(path.clone());
         let opened = open(&source(Content::Tokens { splits, tokenizer: None }, 1000)).unwrap();
-        let sampler = DistributedSampler::new(4, Shard::WHOLE, Order::Sequential).unwrap();
+        let sampler = DistributedSampler::new(4, DataShard::WHOLE, Order::Sequential).unwrap();
         fs::File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
         let mut loader = BatchLoader::start(opened.train, sampler, 1, 1).unwrap();
         let message = loader.next_batch().unwrap_err().to_string();

@@ -9,8 +9,8 @@
 pub(crate) mod client;
 pub(crate) mod content_hash;
 pub(crate) mod download;
+pub(crate) mod file_selection;
 pub(crate) mod location;
-pub(crate) mod selection;
 pub(crate) mod token;
 
 #[cfg(test)]

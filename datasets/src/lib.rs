@@ -57,7 +57,7 @@ pub use sampling::budget_sampler::{BudgetSampler, EpochPosition};
 pub use sampling::evaluation::EvaluationBatches;
 pub use sampling::labelled_texts::{LabelledBatch, LabelledTexts};
 pub use sampling::loader::BatchLoader;
-pub use sampling::sampler::{BatchSampler, DistributedSampler, Order, Position, Shard};
+pub use sampling::sampler::{BatchSampler, DataShard, DistributedSampler, Order, Position};
 pub use sampling::token_budget::{EpochPlan, PickingOrder, StepShape, TokenBudget};
 pub use splits::{Fractions, Splits};
 pub use synthetic::SyntheticCorpus;

@@ -10,7 +10,7 @@ use deepburn_datasets::{
     Content, DataSource, LABEL_FIELD, Splits, TEXT_FIELD, Tokenizer, open, read_documents,
     read_labelled,
 };
-use deepburn_fuzz::{Corpus, fuzz, replay, scratch_folder};
+use deepburn_fuzz::{SeedCorpus, fuzz, replay, scratch_folder};
 
 use fixture::{Column, write_table};
 
@@ -114,7 +114,7 @@ fn read(path: &Path) {
 
 #[test]
 fn fuzzed_files_end_in_an_error_or_in_data() {
-    let (dir, corpus) = (scratch_folder(), Corpus::of_crate(env!("CARGO_MANIFEST_DIR")));
+    let (dir, corpus) = (scratch_folder(), SeedCorpus::of_crate(env!("CARGO_MANIFEST_DIR")));
     let sound = sound(dir.path());
     let read_as = |name: &str, contents: &[u8]| {
         let path = dir.path().join(name);

@@ -27,8 +27,8 @@ use serde_json::{Map, Value};
 
 use crate::forward_pass::{BatchShape, ForwardPass};
 use crate::hf::{
-    CheckpointError, CheckpointWriter, ClassNames, ClassNamesError, ConfigError, Documents,
-    ExtraFields, HfExport, Names, ParameterShape,
+    ClassNames, ClassNamesError, ExtraFields, HfExport, JsonFiles, ModelConfigError,
+    ModelFolderError, ModelFolderWriter, Names, ParameterShape,
 };
 use crate::texts::TextLimits;
 
@@ -55,13 +55,13 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     fn names(&self) -> Names;
 
     /// Returns the JSON files beside weights of type `float`: `config.json` and what else readers need.
-    fn documents(&self, float: FloatType) -> Documents;
+    fn documents(&self, float: FloatType) -> JsonFiles;
 
     /// Reads the weights in `folder` from which training starts once, and keeps none.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
-    fn check_weights(&self, folder: &Path) -> Result<(), CheckpointError>;
+    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
+    fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError>;
 
     /// Repeats the forward pass and the loss of a micro-batch op by op, without values. Memory and step times are
     /// predicted from it.
@@ -82,14 +82,14 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// Starts writing the model to `folder`, which is created if need be.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] if the folder cannot be written to.
-    fn checkpoint_writer(
+    /// [`ModelFolderError::Io`] if the folder cannot be written to.
+    fn folder_writer(
         &self,
         folder: &Path,
         float: FloatType,
-    ) -> Result<CheckpointWriter, CheckpointError> {
+    ) -> Result<ModelFolderWriter, ModelFolderError> {
         let documents = self.documents(float);
-        CheckpointWriter::create(folder, self.parameters(), self.names(), float, documents)
+        ModelFolderWriter::create(folder, self.parameters(), self.names(), float, documents)
     }
 }
 
@@ -102,32 +102,32 @@ pub trait BuildModel<B: Backend>: Architecture {
     /// when first used.
     ///
     /// # Errors
-    /// [`ConfigError`] if the configuration is inconsistent.
-    fn init(&self, seed: u64, device: &B::Device) -> Result<Self::Model, ConfigError>;
+    /// [`ModelConfigError`] if the configuration is inconsistent.
+    fn init(&self, seed: u64, device: &B::Device) -> Result<Self::Model, ModelConfigError>;
 
     /// Returns a model with all weights 0, for callers that replace them.
     ///
     /// # Errors
-    /// [`ConfigError`] if the configuration is inconsistent.
-    fn zeros(&self, device: &B::Device) -> Result<Self::Model, ConfigError>;
+    /// [`ModelConfigError`] if the configuration is inconsistent.
+    fn zeros(&self, device: &B::Device) -> Result<Self::Model, ModelConfigError>;
 
     /// Returns a trained model, with the weights in `folder`.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
-    fn load(&self, folder: &Path, device: &B::Device) -> Result<Self::Model, CheckpointError>;
+    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
+    fn load(&self, folder: &Path, device: &B::Device) -> Result<Self::Model, ModelFolderError>;
 
     /// Returns a model to train further, with the weights in `folder`, which are read when first used. Weights that
     /// are not in the folder because they belong to a new task are drawn from `seed`.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     fn load_lazily(
         &self,
         folder: &Path,
         seed: u64,
         device: &B::Device,
-    ) -> Result<Self::Model, CheckpointError>;
+    ) -> Result<Self::Model, ModelFolderError>;
 }
 
 /// The limits of a language model on token sequences.
@@ -152,26 +152,26 @@ pub trait LanguageModelConfig: Architecture + Clone + Sized {
     /// Reads the fields of a `config.json`.
     ///
     /// # Errors
-    /// [`ConfigError`] for a field of another model, of another type or out of range.
-    fn from_fields(fields: Map<String, Value>) -> Result<Self, ConfigError>;
+    /// [`ModelConfigError`] for a field of another model, of another type or out of range.
+    fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError>;
 
     /// Reads the configuration of a folder and checks that its weight files have sound headers.
     ///
     /// # Errors
     /// A file that is missing, unreadable or malformed.
-    fn open(folder: &Path) -> Result<Self, CheckpointError>;
+    fn open(folder: &Path) -> Result<Self, ModelFolderError>;
 
     /// Returns the configuration with some fields of a `config.json` in place of its own.
     ///
     /// # Errors
     /// As [`from_fields`](Self::from_fields), and for an unknown field.
-    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ConfigError>;
+    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError>;
 
     /// Checks every value against its range and the values it has to agree with.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for the first field that is wrong.
-    fn validate(&self) -> Result<(), ConfigError>;
+    /// [`ModelConfigError::Value`] for the first field that is wrong.
+    fn validate(&self) -> Result<(), ModelConfigError>;
 
     /// Returns the limits on token sequences.
     fn limits(&self) -> TokenLimits;

@@ -8,7 +8,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{LayerNormOps, layer_norm};
 
-use crate::weights::{Values, WeightInit};
+use crate::weights::{InitialValues, WeightInit};
 
 /// `(x - mean) / sqrt(var + epsilon) * weight + bias` over the last axis, biased variance.
 #[derive(Module, Debug)]
@@ -25,8 +25,8 @@ impl<B: Backend> LayerNorm<B> {
     /// Returns the norm at module path `path`, over `width` elements. It starts with weight 1 and bias 0.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, width: usize, epsilon: f64) -> Self {
         Self {
-            weight: init.param(&format!("{path}.weight"), [width], Values::Ones),
-            bias: init.param(&format!("{path}.bias"), [width], Values::Zeros),
+            weight: init.param(&format!("{path}.weight"), [width], InitialValues::Ones),
+            bias: init.param(&format!("{path}.bias"), [width], InitialValues::Zeros),
             epsilon,
         }
     }

@@ -7,7 +7,7 @@ use burn::nn::Linear;
 use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{LinearOps, linear};
 
-use crate::weights::{Values, WeightInit};
+use crate::weights::{InitialValues, WeightInit};
 
 /// Applies a projection to `[rows, in]`; the result is `[rows, out]`.
 pub(crate) fn project<B: LinearOps>(projection: &Linear<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
@@ -23,7 +23,7 @@ pub(crate) fn conv1d<B: Backend>(
     std: f64,
 ) -> Linear<B> {
     Linear {
-        weight: init.param(&format!("{path}.weight"), shape, Values::Normal { std }),
-        bias: Some(init.param(&format!("{path}.bias"), [shape[1]], Values::Zeros)),
+        weight: init.param(&format!("{path}.weight"), shape, InitialValues::Normal { std }),
+        bias: Some(init.param(&format!("{path}.bias"), [shape[1]], InitialValues::Zeros)),
     }
 }

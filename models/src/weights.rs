@@ -16,7 +16,7 @@ use rand_distr::{Distribution, StandardNormal};
 
 /// The initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Values {
+pub(crate) enum InitialValues {
     /// All 0, such as biases.
     Zeros,
     /// All 1, such as the factors of norms.
@@ -74,7 +74,7 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         &self,
         path: &str,
         shape: [usize; D],
-        values: Values,
+        values: InitialValues,
     ) -> Param<Tensor<B, D>> {
         let (source, path) = (self.source.clone(), path.to_owned());
         Param::uninitialized(
@@ -93,7 +93,7 @@ impl<'a, B: Backend> WeightInit<'a, B> {
 
 impl WeightSource {
     /// Returns the `count` values of the parameter at `path`. Only drawn ones depend on `values`.
-    fn values(&self, path: &str, count: usize, values: Values) -> Vec<f32> {
+    fn values(&self, path: &str, count: usize, values: InitialValues) -> Vec<f32> {
         match self {
             Self::Seed(seed) => draw(*seed, path, count, values),
             Self::File(read) => read(path),
@@ -115,11 +115,11 @@ impl fmt::Debug for WeightSource {
 /// Draws `count` values for the parameter at `path`: one ChaCha stream a path.
 ///
 /// The stream number is the hash of the path. Values are drawn in f64 and rounded to f32 after scaling.
-fn draw(seed: u64, path: &str, count: usize, values: Values) -> Vec<f32> {
+fn draw(seed: u64, path: &str, count: usize, values: InitialValues) -> Vec<f32> {
     match values {
-        Values::Zeros => vec![0.0; count],
-        Values::Ones => vec![1.0; count],
-        Values::Normal { std } => {
+        InitialValues::Zeros => vec![0.0; count],
+        InitialValues::Ones => vec![1.0; count],
+        InitialValues::Normal { std } => {
             let mut generator = ChaCha8Rng::seed_from_u64(seed);
             // Streams of one seed are independent, so a parameter does not depend on which others exist.
             generator.set_stream(fnv1a(path));
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use burn_flex::Flex;
 
-    const NORMAL: Values = Values::Normal { std: 0.02 };
+    const NORMAL: InitialValues = InitialValues::Normal { std: 0.02 };
 
     #[test]
     fn values_depend_on_seed_and_path_alone() {

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn_fuzz::{Corpus, CorpusFile, Mutator, fuzz, patched, replay, scratch_folder};
+use deepburn_fuzz::{Mutator, SeedCorpus, SeedFile, fuzz, patched, replay, scratch_folder};
 use deepburn_models::encoder::{Encoder, EncoderConfig};
-use deepburn_models::gpt2::{Checkpoint, ClassifierConfig, Gpt2Classifier, Gpt2Config};
+use deepburn_models::gpt2::{ClassifierConfig, Gpt2Classifier, Gpt2Config, PretrainedGpt2};
 use deepburn_models::hf::{
-    CheckpointError, CheckpointWriter, ClassNames, ParameterShape, read_small_file,
+    ClassNames, ModelFolderError, ModelFolderWriter, ParameterShape, read_small_file,
 };
 use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier, TextLimits};
 use safetensors::SafeTensors;
@@ -50,7 +50,7 @@ fn encoder() -> EncoderConfig {
 }
 
 /// Fills a checkpoint with values.
-fn write(mut writer: CheckpointWriter, parameters: &[ParameterShape]) {
+fn write(mut writer: ModelFolderWriter, parameters: &[ParameterShape]) {
     for ParameterShape { path, shape } in parameters {
         let values: Vec<f32> = (0..shape.iter().product()).map(|at| (at as f32).sin()).collect();
         writer.write(path, TensorData::new(values, shape.clone())).unwrap();
@@ -100,7 +100,7 @@ fn sound(root: &Path) -> Vec<Folder> {
         [false, true].map(|sharded| {
             let path = root.join(format!("{name}_{sharded}"));
             let config = gpt2(tied);
-            let writer = config.checkpoint_writer(&path, precision).unwrap();
+            let writer = config.folder_writer(&path, precision).unwrap();
             write(writer, &config.parameters());
             if sharded {
                 shard(&path);
@@ -110,9 +110,9 @@ fn sound(root: &Path) -> Vec<Folder> {
     });
     let mut paths: Vec<_> = language_models.collect();
     let [classified, encoded] = ["classifier", "encoder"].map(|name| root.join(name));
-    let writer = classifier().checkpoint_writer(&classified, F32).unwrap();
+    let writer = classifier().folder_writer(&classified, F32).unwrap();
     write(writer, &classifier().parameters());
-    write(encoder().checkpoint_writer(&encoded, F16).unwrap(), &encoder().parameters());
+    write(encoder().folder_writer(&encoded, F16).unwrap(), &encoder().parameters());
     paths.extend([classified, encoded]);
     paths.into_iter().map(Folder::read).collect()
 }
@@ -131,13 +131,13 @@ fn load(folder: &Path) -> Result<(), String> {
 }
 
 /// Loads in both ways, which must agree.
-fn load_language_model(folder: &Path) -> Result<(), CheckpointError> {
+fn load_language_model(folder: &Path) -> Result<(), ModelFolderError> {
     let device = Default::default();
-    let checkpoint = Checkpoint::open(folder)?;
+    let checkpoint = PretrainedGpt2::open(folder)?;
     let config = checkpoint.config().clone();
     let ids = || Tensor::<Flex, 2, Int>::zeros([1, 1], &device);
     let at_once = checkpoint.load::<Flex>(&config, &device);
-    let lazily = Checkpoint::open(folder).and_then(|mut checkpoint| {
+    let lazily = PretrainedGpt2::open(folder).and_then(|mut checkpoint| {
         checkpoint.check_values(&config)?;
         checkpoint.load_lazily::<Flex>(&config, &device)
     });
@@ -157,9 +157,9 @@ fn load_language_model(folder: &Path) -> Result<(), CheckpointError> {
     }
 }
 
-fn load_classifier(folder: &Path) -> Result<(), CheckpointError> {
+fn load_classifier(folder: &Path) -> Result<(), ModelFolderError> {
     let device = Default::default();
-    let checkpoint = Checkpoint::open(folder)?;
+    let checkpoint = PretrainedGpt2::open(folder)?;
     let body = checkpoint.config().clone();
     let names = body.class_names();
     let num_classes = names.ok().flatten().map_or(2, |names| names.as_slice().len());
@@ -198,7 +198,7 @@ fn mutated((path, contents): &(PathBuf, Vec<u8>), mutator: &mut Mutator) -> Vec<
 
 /// The file of a folder that a file of the corpus takes the place of, and its contents; `None` if the folder has no
 /// such file. Files of `config` and `index` are patches of the folder's own.
-fn kept_in(folder: &Folder, kept: &CorpusFile) -> Option<(PathBuf, Vec<u8>)> {
+fn kept_in(folder: &Folder, kept: &SeedFile) -> Option<(PathBuf, Vec<u8>)> {
     let name = match kept.format() {
         "config" => "config.json",
         "index" => "model.safetensors.index.json",
@@ -225,7 +225,7 @@ fn fuzzed_weights_end_in_an_error_or_in_a_model() {
     let root = scratch_folder();
     let folders = sound(root.path());
     folders.iter().for_each(|folder| load(&folder.path).unwrap());
-    let corpus = Corpus::of_crate(env!("CARGO_MANIFEST_DIR"));
+    let corpus = SeedCorpus::of_crate(env!("CARGO_MANIFEST_DIR"));
     replay(&corpus, |kept| {
         for folder in &folders {
             let Some((file, contents)) = kept_in(folder, kept) else { continue };

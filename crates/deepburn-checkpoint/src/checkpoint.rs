@@ -17,8 +17,8 @@ use serde_json::Value;
 use crate::manifest::{MANIFEST, Manifest};
 use crate::rank_file::RankFile;
 use crate::{
-    CheckpointError, Element, ElementType, Layout, ParamEntry, Run, StateKind, Tag, Values, disk,
-    foreign, store,
+    CheckpointError, ElementType, Layout, ParamEntry, Run, StateKind, StoredElement, Tag, Values,
+    disk, foreign, store,
 };
 
 /// A checkpoint with a verified manifest. Threads can share it; every file is
@@ -226,7 +226,7 @@ impl Checkpoint {
     ///
     /// Returns the errors of [`Self::read`], and an error if the array has
     /// another type.
-    pub fn read_into<T: Element>(
+    pub fn read_into<T: StoredElement>(
         &self,
         path: &str,
         slot: &StateKind,

@@ -130,7 +130,7 @@ pub fn consolidate(
     for (index, shard) in shards.iter().enumerate() {
         let name = shard_name(index, shards.len());
         let path = unfinished.path().join(&name);
-        write_shard(&Shard { path, tensors: shard, aliases: &aliases }, checkpoint, export)?;
+        write_shard(&ShardFile { path, tensors: shard, aliases: &aliases }, checkpoint, export)?;
         names.push(name);
     }
     if shards.len() > 1 {
@@ -271,7 +271,7 @@ fn refuse_weights(out: &Path) -> Result<(), CheckpointError> {
 
 /// A file to be written: its path, its tensors, and the aliases of the whole
 /// export.
-struct Shard<'a> {
+struct ShardFile<'a> {
     path: PathBuf,
     tensors: &'a [Planned<'a>],
     aliases: &'a BTreeMap<String, String>,
@@ -286,7 +286,7 @@ struct Shard<'a> {
 /// `export` changes the number of elements, [`CheckpointError::Overflow`] for a
 /// value that f16 cannot represent, or a write error.
 fn write_shard(
-    shard: &Shard<'_>,
+    shard: &ShardFile<'_>,
     checkpoint: &Checkpoint,
     export: &dyn Export,
 ) -> Result<(), CheckpointError> {
@@ -326,7 +326,7 @@ fn write_shard(
 
 /// Returns the safetensors header of a file. Aliases are noted in the file that
 /// has their tensor.
-fn header(shard: &Shard<'_>) -> Header {
+fn header(shard: &ShardFile<'_>) -> Header {
     // `format` is what transformers asks for; the rest is how safetensors notes tied weights.
     let mut metadata = Map::from_iter([("format".to_owned(), json!("pt"))]);
     for (alias, name) in shard.aliases {

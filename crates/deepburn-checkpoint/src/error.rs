@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::TagError;
+
 /// A failure of this crate. Every message names the file, the rule and the
 /// remedy.
 #[derive(Debug, thiserror::Error)]
@@ -31,15 +33,8 @@ pub enum CheckpointError {
         free: u64,
     },
     /// A name is not a valid tag.
-    #[error(
-        "bad tag `{name}`: use 1 to {max} characters out of A-Z a-z 0-9 . _ - that start with a \
-         letter or a digit, and not `latest` or `manifest.json`",
-        max = crate::Tag::MAX_LEN
-    )]
-    BadTag {
-        /// The name.
-        name: String,
-    },
+    #[error(transparent)]
+    BadTag(#[from] TagError),
     /// An intact checkpoint of this name exists.
     #[error(
         "{}: a checkpoint already exists and is never overwritten; save under another tag \

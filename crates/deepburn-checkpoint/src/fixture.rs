@@ -14,8 +14,8 @@ use half::{bf16, f16};
 use serde_json::json;
 
 use crate::{
-    ElementType, EntryKind, Layout, ParamEntry, RankRecord, RankWriter, Run, Save, StateKind,
-    StoredState, Tag, Ticket,
+    ElementType, EntryKind, Layout, ParamEntry, RankRecord, RankWriter, Run, Save, SaveTicket,
+    StateKind, StoredState, Tag,
 };
 
 /// A folder for checkpoints that is removed when it is dropped.
@@ -107,7 +107,7 @@ pub(crate) fn values(path: &str, slot: &StateKind, step: u64, range: Range<usize
 /// Panics if the writer rejects a tensor, or for an element type that no test
 /// uses.
 pub(crate) fn write_rank(
-    ticket: &Ticket,
+    ticket: &SaveTicket,
     layout: &Arc<Layout>,
     rank: usize,
     step: u64,

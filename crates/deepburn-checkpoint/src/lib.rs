@@ -61,7 +61,6 @@
 mod checkpoint;
 mod consolidate;
 mod disk;
-mod element;
 mod error;
 #[cfg(test)]
 mod fixture;
@@ -77,18 +76,19 @@ mod rank_writer;
 mod retention;
 mod save;
 mod store;
+mod stored_element;
 mod tag;
 #[cfg(test)]
 mod tests;
 
 pub use checkpoint::Checkpoint;
 pub use consolidate::{AsTrained, Consolidation, Export, consolidate};
-pub use element::{Element, ElementType, Values};
 pub use error::CheckpointError;
 pub use layout::{Layout, Segment};
 pub use manifest::{RankRecord, Run};
 pub use param_entry::{EntryKind, ParamEntry, StateKind, StoredState};
 pub use rank_writer::RankWriter;
 pub use retention::{Retention, delete_checkpoint};
-pub use save::{Save, Ticket};
-pub use tag::Tag;
+pub use save::{Save, SaveTicket};
+pub use stored_element::{ElementType, StoredElement, Values};
+pub use tag::{Tag, TagError};

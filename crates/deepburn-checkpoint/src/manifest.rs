@@ -233,12 +233,12 @@ fn without_checksum(path: &Path, text: &str) -> CheckpointError {
 /// Returns an error for other formats and other versions of this one.
 fn check_version(path: &Path, text: &str) -> Result<(), CheckpointError> {
     #[derive(Deserialize)]
-    struct Kind {
+    struct FormatVersion {
         format: String,
         version: u64,
     }
     match serde_json::from_str(text) {
-        Ok(Kind { format, version }) if format == FORMAT => {
+        Ok(FormatVersion { format, version }) if format == FORMAT => {
             if version != VERSION {
                 let (path, supported) = (path.to_owned(), VERSION);
                 return Err(CheckpointError::Version { path, found: version, supported });

@@ -15,8 +15,10 @@ use serde_json::Value;
 use crate::flusher::Flusher;
 use crate::manifest::RankEntry;
 use crate::rank_file::rank_file_name;
-use crate::save::Ticket;
-use crate::{CheckpointError, Element, ElementType, Layout, RankRecord, Segment, StateKind, disk};
+use crate::save::SaveTicket;
+use crate::{
+    CheckpointError, ElementType, Layout, RankRecord, Segment, StateKind, StoredElement, disk,
+};
 
 /// The number of bytes that are hashed and then written at a time. They stay in
 /// the cache of the core in between.
@@ -62,7 +64,7 @@ impl RankWriter {
     /// layout; [`CheckpointError::DiskFull`] or an I/O error if the file cannot
     /// be created.
     pub fn create(
-        ticket: &Ticket,
+        ticket: &SaveTicket,
         layout: Arc<Layout>,
         rank: usize,
     ) -> Result<Self, CheckpointError> {
@@ -107,7 +109,7 @@ impl RankWriter {
     ///
     /// Returns [`CheckpointError::OutOfPlan`] for another tensor, another type
     /// or too many elements; [`CheckpointError::DiskFull`] or an I/O error.
-    pub fn write<T: Element>(
+    pub fn write<T: StoredElement>(
         &mut self,
         path: &str,
         slot: &StateKind,

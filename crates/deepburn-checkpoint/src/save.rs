@@ -4,7 +4,7 @@
 //! folder:
 //!
 //! 1. Rank 0: [`Save::begin`] creates the folder. The caller sends its
-//!    [`Ticket`] to the other ranks.
+//!    [`SaveTicket`] to the other ranks.
 //! 2. Every rank: [`RankWriter`](crate::RankWriter) writes its file and waits
 //!    until it is on the disk. The caller sends the [`RankRecord`]s to rank 0.
 //! 3. Rank 0: [`Save::commit`] writes the manifest, renames the folder, and
@@ -45,7 +45,7 @@ pub struct Save {
     /// The layout that every record has to have.
     layout: Arc<Layout>,
     /// The hidden folder and the identity of the save.
-    ticket: Ticket,
+    ticket: SaveTicket,
     /// The id of the latest checkpoint when this save was started.
     follows: Option<String>,
     /// Whether the hidden folder exists and has to be removed.
@@ -56,14 +56,14 @@ pub struct Save {
 
 /// The data of a save that every rank needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ticket {
+pub struct SaveTicket {
     /// The hidden folder.
     pub(crate) folder: PathBuf,
     /// The identity that all files of the save get.
     pub(crate) identity: Identity,
 }
 
-impl Ticket {
+impl SaveTicket {
     /// Returns the hidden folder into which ranks write.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -91,7 +91,7 @@ impl Save {
         disk::check_free(root, needed.saturating_add(MANIFEST_ROOM))?;
         let folder = store::partial_folder(root, &identity.tag);
         fs::create_dir(&folder).map_err(disk::write_error(&folder, needed))?;
-        let ticket = Ticket { folder, identity };
+        let ticket = SaveTicket { folder, identity };
         Ok(Self { root: root.to_owned(), layout, ticket, follows, unfinished: true, _lock: lock })
     }
 
@@ -117,7 +117,7 @@ impl Save {
 
     /// Returns the ticket from which every rank creates its
     /// [`RankWriter`](crate::RankWriter).
-    pub fn ticket(&self) -> &Ticket {
+    pub fn ticket(&self) -> &SaveTicket {
         &self.ticket
     }
 
@@ -352,7 +352,7 @@ mod tests {
         let layout = layout(1);
         let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
         let ticket = serde_json::to_string(save.ticket()).unwrap();
-        let ticket: Ticket = serde_json::from_str(&ticket).unwrap();
+        let ticket: SaveTicket = serde_json::from_str(&ticket).unwrap();
         assert_eq!(&ticket, save.ticket());
         let record = write_rank(&ticket, &layout, 0, 1);
         let text = serde_json::to_string(&record).unwrap();

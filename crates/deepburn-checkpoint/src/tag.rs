@@ -10,8 +10,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::CheckpointError;
-
 /// The names of files beside checkpoints.
 ///
 /// A tag must not be one of them.
@@ -59,26 +57,38 @@ impl Tag {
     }
 }
 
-impl FromStr for Tag {
-    type Err = CheckpointError;
+/// A name that is not a valid tag.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "bad tag `{name}`: use 1 to {max} characters out of A-Z a-z 0-9 . _ - that start with a letter \
+     or a digit, and not `latest` or `manifest.json`",
+    max = Tag::MAX_LEN
+)]
+pub struct TagError {
+    /// The name.
+    pub name: String,
+}
 
-    fn from_str(name: &str) -> Result<Self, CheckpointError> {
+impl FromStr for Tag {
+    type Err = TagError;
+
+    fn from_str(name: &str) -> Result<Self, TagError> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
         let is_tag = (1..=Self::MAX_LEN).contains(&name.len())
             && name.starts_with(|c: char| c.is_ascii_alphanumeric())
             && name.chars().all(allowed)
             && !RESERVED.contains(&name);
         if !is_tag {
-            return Err(CheckpointError::BadTag { name: name.to_owned() });
+            return Err(TagError { name: name.to_owned() });
         }
         Ok(Self(name.to_owned()))
     }
 }
 
 impl TryFrom<String> for Tag {
-    type Error = CheckpointError;
+    type Error = TagError;
 
-    fn try_from(name: String) -> Result<Self, CheckpointError> {
+    fn try_from(name: String) -> Result<Self, TagError> {
         name.parse()
     }
 }

@@ -13,7 +13,7 @@ use deepburn_checkpoint::{
     ParamEntry, RankWriter, Retention, Run, Save, StateKind, StoredState, Tag, consolidate,
 };
 use deepburn_fuzz::{
-    Corpus, CorpusFile, JSON_TOKENS, Mutator, fuzz, patched, replay, scratch_folder,
+    JSON_TOKENS, Mutator, SeedCorpus, SeedFile, fuzz, patched, replay, scratch_folder,
 };
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -116,7 +116,7 @@ impl Files {
     }
 
     /// Puts a file of the corpus in its place, sealed like the others.
-    fn put(&mut self, kept: &CorpusFile) {
+    fn put(&mut self, kept: &SeedFile) {
         match kept.format() {
             "latest" => *self.get("latest") = kept.bytes.clone(),
             "manifest" => self.change_manifest(|fields| {
@@ -226,7 +226,7 @@ fn export(checkpoint: &Checkpoint, out: &Path, mutator: &mut Mutator) {
 #[test]
 fn fuzzed_checkpoints_end_in_an_error_or_in_values() {
     let (sound, root) = (Files::sound(), scratch_folder());
-    let corpus = Corpus::of_crate(env!("CARGO_MANIFEST_DIR"));
+    let corpus = SeedCorpus::of_crate(env!("CARGO_MANIFEST_DIR"));
     replay(&corpus, |kept| {
         let mut files = sound.clone();
         files.put(kept);

@@ -10,14 +10,12 @@
 //! Functions choose the kind of a failure where they know it: [`Failure::mistake`] for everything that depends on the
 //! input alone, [`Failure::run`] for everything that can also happen to a correct job.
 
-use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
-use crate::console;
+use deepburn::BoxError;
 
-/// Any error.
-pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
+use crate::console;
 
 /// Why a command failed.
 ///

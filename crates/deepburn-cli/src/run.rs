@@ -25,7 +25,7 @@ pub(crate) mod monitoring;
 pub(crate) mod output_folder;
 pub(crate) mod preparation;
 pub(crate) mod prepared;
-pub(crate) mod progress;
+pub(crate) mod progress_hook;
 pub(crate) mod rank;
 pub(crate) mod results;
 pub(crate) mod resume;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use burn_flex::{Flex, FlexDevice};
 use deepburn::Ranks;
 use deepburn::zero::Training;
-use deepburn_models::gpt2::{Checkpoint, Gpt2, Gpt2Config};
+use deepburn_models::gpt2::{Gpt2, Gpt2Config, PretrainedGpt2};
 use deepburn_models::{Architecture, FloatType};
 use serde_json::json;
 
@@ -84,7 +84,7 @@ fn ranks_hold_their_shards_and_two_parameters() {
     drop(whole);
     let drawn = || Gpt2::new(&config, 5, &FlexDevice).unwrap();
     let read = || {
-        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let checkpoint = PretrainedGpt2::open(folder.path()).unwrap();
         checkpoint.load_lazily(&config, &FlexDevice).unwrap()
     };
     // Whatever is set up once.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Operation, Signature, Tag};
+use crate::{CollectiveTag, Operation, Signature};
 
 /// The reason why a collective was not completed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
@@ -82,7 +82,7 @@ pub enum CommError {
         /// The collective that it tried to start.
         operation: Operation,
         /// The tag of the exchange.
-        tag: Tag,
+        tag: CollectiveTag,
     },
 
     /// The arguments of a collective are invalid. Nothing was exchanged.
@@ -93,7 +93,7 @@ pub enum CommError {
         /// The collective.
         operation: Operation,
         /// The tag of the exchange.
-        tag: Tag,
+        tag: CollectiveTag,
         /// The argument, its value, the rule and the remedy.
         reason: String,
     },
@@ -187,7 +187,7 @@ pub struct Call {
     /// The kind of collective.
     pub operation: Operation,
     /// The tag of the exchange.
-    pub tag: Tag,
+    pub tag: CollectiveTag,
 }
 
 impl fmt::Display for Call {
@@ -240,7 +240,7 @@ pub struct Side {
     /// The kind of collective.
     pub operation: Operation,
     /// The tag of the exchange.
-    pub tag: Tag,
+    pub tag: CollectiveTag,
     /// The Rust type of the arrays; `()` for a barrier.
     pub payload: Cow<'static, str>,
     /// The sizes and element types of the arrays; `None` if the rank passed
@@ -342,7 +342,7 @@ mod tests {
         Side {
             rank,
             operation: Operation::AllReduce(ReduceOp::Sum),
-            tag: Tag::new("norm", 3),
+            tag: CollectiveTag::new("norm", 3),
             payload: "Host<f32>".into(),
             signature: Some(Signature {
                 numels: numels.to_vec(),
@@ -376,7 +376,8 @@ mod tests {
     #[test]
     fn a_mismatch_names_the_arrays_of_both_sides() {
         let named = |rank, id, numels: &[usize], names: &[&str]| {
-            let tag = Tag::new("gradients", id).naming(names.iter().map(|name| Arc::from(*name)));
+            let tag = CollectiveTag::new("gradients", id)
+                .naming(names.iter().map(|name| Arc::from(*name)));
             Side { tag, ..side(rank, numels, "f32") }
         };
         let left = named(0, 1, &[4, 5, 6], &["norm.weight", "a.bias", "b.bias"]);
@@ -400,13 +401,20 @@ mod tests {
     fn a_side_without_arrays_agrees_with_any_arrays() {
         let silent = Side { signature: None, ..side(1, &[], "f32") };
         assert!(silent.agrees_with(&side(0, &[3], "f32")));
-        assert!(!Side { tag: Tag::new("norm", 4), ..silent }.agrees_with(&side(0, &[3], "f32")));
+        assert!(!Side { tag: CollectiveTag::new("norm", 4), ..silent }.agrees_with(&side(
+            0,
+            &[3],
+            "f32"
+        )));
     }
 
     #[test]
     fn a_timeout_lists_the_absent_and_where_they_were() {
-        let call =
-            Call { sequence: 9, operation: Operation::Barrier, tag: Tag::new("end of step", 4) };
+        let call = Call {
+            sequence: 9,
+            operation: Operation::Barrier,
+            tag: CollectiveTag::new("end of step", 4),
+        };
         let absent = vec![
             Absence { rank: 1, host: None, last: Some(call.clone()) },
             Absence { rank: 3, host: Some("b".into()), last: None },

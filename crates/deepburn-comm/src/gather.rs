@@ -1,6 +1,6 @@
 //! Exchange of byte strings of different lengths between all ranks.
 
-use crate::{CommError, Host, ProcessGroup, Tag};
+use crate::{CollectiveTag, CommError, Host, ProcessGroup};
 
 /// Gathers the bytes of every rank, in rank order. A rank may pass none.
 ///
@@ -12,7 +12,7 @@ use crate::{CommError, Host, ProcessGroup, Tag};
 /// Returns an error if a collective fails.
 pub fn gather_bytes(
     group: &(impl ProcessGroup<Host<u8>> + ?Sized),
-    tag: Tag,
+    tag: CollectiveTag,
     bytes: &[u8],
 ) -> Result<Vec<Vec<u8>>, CommError> {
     let size = (bytes.len() as u64).to_ne_bytes();
@@ -30,7 +30,7 @@ pub fn gather_bytes(
 /// Gathers byte strings of equal length into one array.
 fn gather_equal(
     group: &(impl ProcessGroup<Host<u8>> + ?Sized),
-    tag: Tag,
+    tag: CollectiveTag,
     bytes: Vec<u8>,
 ) -> Result<Vec<u8>, CommError> {
     let numel = group.world_size() * bytes.len();
@@ -49,7 +49,7 @@ mod tests {
     fn ranks_hear_what_all_say() {
         let heard = run_ranks(3, Duration::from_secs(60), |member| {
             let said = ["", "a", "longest"][member.rank()];
-            gather_bytes(&member, Tag::new("words", 0), said.as_bytes())
+            gather_bytes(&member, CollectiveTag::new("words", 0), said.as_bytes())
         });
         let expected: Vec<_> = ["", "a", "longest"].map(|said| said.as_bytes().to_vec()).into();
         assert_eq!(heard.unwrap(), vec![expected; 3]);

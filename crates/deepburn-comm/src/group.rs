@@ -1,13 +1,13 @@
 //! The process group: the collectives of sharded training.
 
-use crate::{CommError, Payload, ReduceOp, Tag};
+use crate::{CollectiveTag, CommError, Payload, ReduceOp};
 
 /// A fixed set of ranks that exchange data.
 ///
 /// Every collective takes a list of arrays, so many small arrays are exchanged
 /// in one message. It returns a handle immediately, and [`Pending::wait`]
 /// returns the result. All ranks must start the same collectives in the same
-/// order. The [`Tag`] names the exchange, the group adds a sequence number, and
+/// order. The [`CollectiveTag`] names the exchange, the group adds a sequence number, and
 /// ranks whose calls differ all get an error that names both sides.
 ///
 /// Reductions add in rank order, so a result depends only on the number of
@@ -26,14 +26,19 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
 
     /// Reduces each array over all ranks. Every rank gets its own flat copy of
     /// the complete result.
-    fn all_reduce(&self, tag: Tag, arrays: Vec<T>, op: ReduceOp) -> Result<Pending<T>, CommError>;
+    fn all_reduce(
+        &self,
+        tag: CollectiveTag,
+        arrays: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<Pending<T>, CommError>;
 
     /// Reduces each array over all ranks. Rank r gets elements `[r * c, (r + 1)
     /// * c)` of the flat result with `c = ceil(numel / world_size)`, padded
     /// with zeros to `c` elements.
     fn reduce_scatter(
         &self,
-        tag: Tag,
+        tag: CollectiveTag,
         arrays: Vec<T>,
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError>;
@@ -43,7 +48,7 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// result.
     fn all_gather(
         &self,
-        tag: Tag,
+        tag: CollectiveTag,
         chunks: Vec<T>,
         numels: Vec<usize>,
     ) -> Result<Pending<T>, CommError>;
@@ -53,14 +58,19 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     ///
     /// Each rank gets one flat result per array with its parts of all ranks,
     /// concatenated in rank order and without padding.
-    fn all_to_all(&self, tag: Tag, arrays: Vec<T>) -> Result<Pending<T>, CommError>;
+    fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError>;
 
     /// Sends the arrays of `root` to every rank. The other ranks pass arrays of
     /// the same shape, which define the memory of the result.
-    fn broadcast(&self, tag: Tag, arrays: Vec<T>, root: usize) -> Result<Pending<T>, CommError>;
+    fn broadcast(
+        &self,
+        tag: CollectiveTag,
+        arrays: Vec<T>,
+        root: usize,
+    ) -> Result<Pending<T>, CommError>;
 
     /// Waits until every rank has called it.
-    fn barrier(&self, tag: Tag) -> Result<(), CommError>;
+    fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError>;
 
     /// Checks that the group has not ended, without an exchange. A rank that
     /// computes for a long time between two collectives calls this.
@@ -83,9 +93,9 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
-/// # use deepburn_comm::{CommError, Host, Member, ProcessGroup, ReduceOp, Tag};
+/// # use deepburn_comm::{CommError, Host, Member, ProcessGroup, ReduceOp, CollectiveTag};
 /// # fn f(member: Member, gradients: Vec<Host<f32>>) -> Result<(), CommError> {
-/// member.all_reduce(Tag::new("gradients", 0), gradients, ReduceOp::Mean)?;
+/// member.all_reduce(CollectiveTag::new("gradients", 0), gradients, ReduceOp::Mean)?;
 /// # Ok(()) }
 /// ```
 #[must_use = "a collective is complete only after `wait`"]

@@ -2,7 +2,7 @@
 //! counts and metadata, and also the complete model when it is trained on the
 //! CPU.
 //!
-//! [`Host`] is a shared, read-only array. [`Element`] defines the arithmetic of
+//! [`Host`] is a shared, read-only array. [`HostElement`] defines the arithmetic of
 //! its elements. Means of integers and sums of bytes are not supported, because
 //! they would lose information or overflow.
 
@@ -46,7 +46,7 @@ impl<E> From<Vec<E>> for Host<E> {
 /// The bytes of a shared array, which keep it alive.
 struct ArrayBytes<E>(Host<E>);
 
-impl<E: Element> AsRef<[u8]> for ArrayBytes<E> {
+impl<E: HostElement> AsRef<[u8]> for ArrayBytes<E> {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.0)
     }
@@ -61,7 +61,7 @@ impl<E> Deref for Host<E> {
 }
 
 /// An element type of [`Host`] arrays.
-pub trait Element: Pod + Debug + Default + PartialEq + Send + Sync {
+pub trait HostElement: Pod + Debug + Default + PartialEq + Send + Sync {
     /// The name of the type, as messages and signatures show it.
     const DTYPE: &'static str;
 
@@ -80,7 +80,7 @@ pub trait Element: Pod + Debug + Default + PartialEq + Send + Sync {
 
 macro_rules! float_elements {
     ($($float:ident),*) => {$(
-        impl Element for $float {
+        impl HostElement for $float {
             const DTYPE: &'static str = stringify!($float);
             const REDUCTIONS: &'static [ReduceOp] =
                 &[ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max];
@@ -104,7 +104,7 @@ macro_rules! float_elements {
 
 macro_rules! integer_elements {
     ($($integer:ident: $reductions:expr),*) => {$(
-        impl Element for $integer {
+        impl HostElement for $integer {
             const DTYPE: &'static str = stringify!($integer);
             const REDUCTIONS: &'static [ReduceOp] = $reductions;
 
@@ -131,7 +131,7 @@ integer_elements!(
     i64: &[ReduceOp::Sum, ReduceOp::Max]
 );
 
-impl<E: Element> Payload for Host<E> {
+impl<E: HostElement> Payload for Host<E> {
     fn numel(&self) -> usize {
         self.range.len()
     }
@@ -198,7 +198,7 @@ impl<E: Element> Payload for Host<E> {
     }
 }
 
-impl<E: Element> SharedPayload for Host<E> {
+impl<E: HostElement> SharedPayload for Host<E> {
     fn shares_home(&self, _other: &Self) -> bool {
         true
     }
@@ -223,7 +223,7 @@ impl<E: Element> SharedPayload for Host<E> {
 }
 
 /// Combines `input` with `result`, element by element.
-fn fold<E: Element>(result: &mut [E], input: &[E], join: impl Fn(E, E) -> E) {
+fn fold<E: HostElement>(result: &mut [E], input: &[E], join: impl Fn(E, E) -> E) {
     for (sum, value) in result.iter_mut().zip(input) {
         *sum = join(*sum, *value);
     }
@@ -233,11 +233,11 @@ fn fold<E: Element>(result: &mut [E], input: &[E], join: impl Fn(E, E) -> E) {
 mod tests {
     use super::*;
 
-    fn hosts<E: Element>(arrays: &[&[E]]) -> Vec<Host<E>> {
+    fn hosts<E: HostElement>(arrays: &[&[E]]) -> Vec<Host<E>> {
         arrays.iter().map(|array| Host::from(array.to_vec())).collect()
     }
 
-    fn reduce<E: Element>(
+    fn reduce<E: HostElement>(
         arrays: &[&[E]],
         range: Range<usize>,
         pad: usize,

@@ -19,8 +19,8 @@ use std::time::Duration;
 use tracing::trace_span;
 
 use crate::{
-    CommError, Failure, Pending, ProcessGroup, RankHandle, ReduceOp, SharedPayload, Side,
-    Statistics, Tag,
+    CollectiveTag, CommError, GroupFailure, Pending, ProcessGroup, RankHandle, ReduceOp,
+    SharedPayload, Side, Statistics,
 };
 use rendezvous::{Rendezvous, Ticket};
 
@@ -84,7 +84,7 @@ impl Member {
     ///
     /// Returns an error if a rank failed, started another collective or did not
     /// arrive in time.
-    pub fn barrier(&self, tag: Tag) -> Result<(), CommError> {
+    pub fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
         let ticket = self.start(Side::barrier(self.rank(), tag), Vec::<()>::new())?;
         trace_span!("barrier", tag = %ticket.tag()).in_scope(|| exchange::barrier(&ticket))
     }
@@ -129,7 +129,7 @@ impl RankHandle for Member {
         self.leave();
     }
 
-    fn failure(&self) -> Option<Failure> {
+    fn failure(&self) -> Option<GroupFailure> {
         self.membership.rendezvous.failure()
     }
 }
@@ -143,7 +143,12 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
         self.world_size()
     }
 
-    fn all_reduce(&self, tag: Tag, arrays: Vec<T>, op: ReduceOp) -> Result<Pending<T>, CommError> {
+    fn all_reduce(
+        &self,
+        tag: CollectiveTag,
+        arrays: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<Pending<T>, CommError> {
         let side = Side::all_reduce(self.rank(), tag, &arrays, op)?;
         let ticket = self.start(side, arrays)?;
         let span = trace_span!("all_reduce", tag = %ticket.tag());
@@ -152,7 +157,7 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
 
     fn reduce_scatter(
         &self,
-        tag: Tag,
+        tag: CollectiveTag,
         arrays: Vec<T>,
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError> {
@@ -164,7 +169,7 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
 
     fn all_gather(
         &self,
-        tag: Tag,
+        tag: CollectiveTag,
         chunks: Vec<T>,
         numels: Vec<usize>,
     ) -> Result<Pending<T>, CommError> {
@@ -174,20 +179,25 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
         Ok(Pending::new(move || span.in_scope(|| exchange::all_gather(&ticket, &numels))))
     }
 
-    fn all_to_all(&self, tag: Tag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
+    fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
         let ticket = self.start(Side::all_to_all(self.rank(), tag, &arrays)?, arrays)?;
         let span = trace_span!("all_to_all", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::all_to_all::<T>(&ticket))))
     }
 
-    fn broadcast(&self, tag: Tag, arrays: Vec<T>, root: usize) -> Result<Pending<T>, CommError> {
+    fn broadcast(
+        &self,
+        tag: CollectiveTag,
+        arrays: Vec<T>,
+        root: usize,
+    ) -> Result<Pending<T>, CommError> {
         let side = Side::broadcast(self.rank(), self.world_size(), tag, &arrays, root)?;
         let ticket = self.start(side, arrays)?;
         let span = trace_span!("broadcast", tag = %ticket.tag());
         Ok(Pending::new(move || span.in_scope(|| exchange::broadcast::<T>(&ticket, root))))
     }
 
-    fn barrier(&self, tag: Tag) -> Result<(), CommError> {
+    fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
         self.barrier(tag)
     }
 

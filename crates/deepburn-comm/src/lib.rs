@@ -15,11 +15,11 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use deepburn_comm::{CommError, Host, ProcessGroup, ReduceOp, Tag, run_ranks};
+//! use deepburn_comm::{CommError, Host, ProcessGroup, ReduceOp, CollectiveTag, run_ranks};
 //!
 //! let sums = run_ranks(3, Duration::from_secs(60), |member| {
 //!     let mine = Host::from(vec![member.rank() as f32, 1.0]);
-//!     let pending = member.all_reduce(Tag::new("sum", 0), vec![mine], ReduceOp::Sum)?;
+//!     let pending = member.all_reduce(CollectiveTag::new("sum", 0), vec![mine], ReduceOp::Sum)?;
 //!     Ok::<_, CommError>(pending.wait()?.remove(0).into_vec())
 //! })
 //! .unwrap();
@@ -36,6 +36,7 @@ compile_error!(
      workspace's Cargo.toml (or -Cpanic=abort from RUSTFLAGS)"
 );
 
+mod collective_tag;
 mod error;
 mod gather;
 mod group;
@@ -50,19 +51,18 @@ mod rank_handle;
 mod ranks;
 mod side;
 mod statistics;
-mod tag;
 
+pub use collective_tag::CollectiveTag;
 pub use error::{Absence, Call, CommError, Side};
 pub use gather::gather_bytes;
 pub use group::{Pending, ProcessGroup};
-pub use host::{Element, Host};
+pub use host::{Host, HostElement};
 pub use in_process::Member;
 pub use operation::Operation;
 pub use panic::message as panic_message;
 pub use partition::Partition;
 pub use payload::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload, Signature};
 pub use placement::{Launcher, Placement, PlacementError};
-pub use rank_handle::{Failure, RankHandle};
+pub use rank_handle::{GroupFailure, RankHandle};
 pub use ranks::{FailureCause, RankFailure, run_rank, run_ranks};
 pub use statistics::{Count, Statistics};
-pub use tag::Tag;

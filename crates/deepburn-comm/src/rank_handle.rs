@@ -21,12 +21,12 @@ pub trait RankHandle {
     fn leave(&self);
 
     /// Returns the failure that ended the group; `None` if it has not ended.
-    fn failure(&self) -> Option<Failure>;
+    fn failure(&self) -> Option<GroupFailure>;
 }
 
 /// The failure that ended a group.
 #[derive(Debug, Clone)]
-pub struct Failure {
+pub struct GroupFailure {
     /// The rank that detected the failure and reports it.
     pub reporter: usize,
     /// The time at which this process learnt of it.

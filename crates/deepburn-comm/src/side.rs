@@ -4,7 +4,7 @@
 //! [`CommError::InvalidArgument`]. All engines start their collectives with
 //! these.
 
-use crate::{CommError, Operation, Partition, Payload, ReduceOp, Side, Signature, Tag};
+use crate::{CollectiveTag, CommError, Operation, Partition, Payload, ReduceOp, Side, Signature};
 
 impl Side {
     /// Describes an all-reduce of `arrays`.
@@ -14,7 +14,7 @@ impl Side {
     /// Returns an error if `op` is not defined for an element type.
     pub fn all_reduce<T: Payload>(
         rank: usize,
-        tag: Tag,
+        tag: CollectiveTag,
         arrays: &[T],
         op: ReduceOp,
     ) -> Result<Self, CommError> {
@@ -29,7 +29,7 @@ impl Side {
     /// Returns an error if `op` is not defined for an element type.
     pub fn reduce_scatter<T: Payload>(
         rank: usize,
-        tag: Tag,
+        tag: CollectiveTag,
         arrays: &[T],
         op: ReduceOp,
     ) -> Result<Self, CommError> {
@@ -46,7 +46,7 @@ impl Side {
     pub fn all_gather<T: Payload>(
         rank: usize,
         world_size: usize,
-        tag: Tag,
+        tag: CollectiveTag,
         chunks: &[T],
         numels: &[usize],
     ) -> Result<Self, CommError> {
@@ -60,7 +60,11 @@ impl Side {
     /// # Errors
     ///
     /// Never fails; returns a `Result` like the other constructors.
-    pub fn all_to_all<T: Payload>(rank: usize, tag: Tag, arrays: &[T]) -> Result<Self, CommError> {
+    pub fn all_to_all<T: Payload>(
+        rank: usize,
+        tag: CollectiveTag,
+        arrays: &[T],
+    ) -> Result<Self, CommError> {
         Self::checked::<T>(rank, Operation::AllToAll, tag, Ok(Signature::of(arrays)))
     }
 
@@ -73,7 +77,7 @@ impl Side {
     pub fn broadcast<T: Payload>(
         rank: usize,
         world_size: usize,
-        tag: Tag,
+        tag: CollectiveTag,
         arrays: &[T],
         root: usize,
     ) -> Result<Self, CommError> {
@@ -83,7 +87,7 @@ impl Side {
 
     /// Describes a barrier. It has no payload, so it can be shared by ranks
     /// that exchange different ones.
-    pub fn barrier(rank: usize, tag: Tag) -> Self {
+    pub fn barrier(rank: usize, tag: CollectiveTag) -> Self {
         let payload = std::any::type_name::<()>().into();
         Self { rank, operation: Operation::Barrier, tag, payload, signature: None }
     }
@@ -92,7 +96,7 @@ impl Side {
     fn checked<T>(
         rank: usize,
         operation: Operation,
-        tag: Tag,
+        tag: CollectiveTag,
         signature: Result<Signature, String>,
     ) -> Result<Self, CommError> {
         let payload = std::any::type_name::<T>().into();

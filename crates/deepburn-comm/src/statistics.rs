@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::iter::Sum;
 
-use crate::{Operation, Signature, Tag};
+use crate::{CollectiveTag, Operation, Signature};
 
 /// A number of collectives and of exchanged elements.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -61,7 +61,12 @@ impl Statistics {
 
     /// Counts a collective. All arrays of a collective have the same element
     /// type; a barrier has none.
-    pub fn record(&mut self, operation: Operation, tag: &Tag, arrays: Option<&Signature>) {
+    pub fn record(
+        &mut self,
+        operation: Operation,
+        tag: &CollectiveTag,
+        arrays: Option<&Signature>,
+    ) {
         let dtype = arrays.and_then(|arrays| arrays.dtypes.first()).cloned().unwrap_or_default();
         let count = self.counts.entry((operation, tag.shared_purpose(), dtype)).or_default();
         count.calls += 1;
@@ -81,10 +86,10 @@ mod tests {
             let arrays = Signature { numels: vec![elements], dtypes: vec![Cow::Borrowed(dtype)] };
             statistics.record(operation, &tag, Some(&arrays));
         };
-        record(Operation::AllGather, Tag::new("gather", 0), 10, "f32");
-        record(Operation::AllGather, Tag::new("gather", 1), 5, "bf16");
-        record(Operation::AllReduce(ReduceOp::Sum), Tag::new("norm", 0), 1, "f64");
-        record(Operation::AllReduce(ReduceOp::Sum), Tag::new("gather", 0), 2, "f32");
+        record(Operation::AllGather, CollectiveTag::new("gather", 0), 10, "f32");
+        record(Operation::AllGather, CollectiveTag::new("gather", 1), 5, "bf16");
+        record(Operation::AllReduce(ReduceOp::Sum), CollectiveTag::new("norm", 0), 1, "f64");
+        record(Operation::AllReduce(ReduceOp::Sum), CollectiveTag::new("gather", 0), 2, "f32");
         assert_eq!(statistics.element_types("gather"), ["bf16", "f32"]);
         assert_eq!(statistics.element_types("norm"), ["f64"]);
         assert_eq!(statistics.purpose("gather"), Count { calls: 3, elements: 17 });

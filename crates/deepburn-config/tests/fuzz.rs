@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use deepburn_config::{Job, JobRequest, RawConfig, RunContext, resolve};
-use deepburn_fuzz::{Corpus, CorpusFile, JSON_TOKENS, Mutator, fuzz, replay, scratch_folder};
+use deepburn_fuzz::{JSON_TOKENS, Mutator, SeedCorpus, SeedFile, fuzz, replay, scratch_folder};
 
 /// Texts to start from: the published configurations, the guides and the job files.
 fn seeds() -> Vec<String> {
@@ -54,7 +54,7 @@ fn read_file(path: &Path, facts: &RunContext) {
 
 #[test]
 fn fuzzed_configurations_end_in_an_answer_or_a_message() {
-    let (seeds, corpus) = (seeds(), Corpus::of_crate(env!("CARGO_MANIFEST_DIR")));
+    let (seeds, corpus) = (seeds(), SeedCorpus::of_crate(env!("CARGO_MANIFEST_DIR")));
     let folder = scratch_folder();
     let known = RunContext {
         hidden_size: Some(768),
@@ -62,7 +62,7 @@ fn fuzzed_configurations_end_in_an_answer_or_a_message() {
         micro_batch_size: Some(1),
         ..RunContext::on_host(2)
     };
-    let read_kept = |file: &CorpusFile, bytes: &[u8], facts: &RunContext| {
+    let read_kept = |file: &SeedFile, bytes: &[u8], facts: &RunContext| {
         let path = folder.path().join(file.file_name());
         fs::write(&path, bytes).unwrap();
         read_file(&path, facts);

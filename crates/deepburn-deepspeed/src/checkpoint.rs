@@ -7,7 +7,7 @@
 //! ```text
 //! folder.rs         which files there are, by rank
 //!   contents.rs     a file: archive.rs (zip) and pickle.rs (walker.rs executes the opcodes)
-//!   model_states.rs, optim_states.rs    what DeepSpeed stores in the two kinds of files
+//!   model_states_file.rs, optim_states_file.rs  what DeepSpeed stores in the two kinds of files
 //!     replicated.rs, partitioned.rs, sharded.rs    stage 0; 1 and 2; 3: where each value is
 //!       stored.rs   the common form of all stages, which reads are answered from
 //! ```
@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::folder::{Folder, ModelFiles};
-use crate::model_states::{ModelStates, Summary};
-use crate::optim_states::OptimStates;
-use crate::stored::{State, tie};
+use crate::model_states_file::{CommonFields, ModelStatesFile};
+use crate::optim_states_file::OptimStatesFile;
+use crate::stored::{SavedState, tie};
 use crate::tensor::{Pieces, Tensor};
-use crate::{Array, Counters, DeepSpeedError, LossScale, Parameter};
+use crate::{Array, Counters, DeepSpeedError, LossScale, SavedParameter};
 use crate::{partitioned, replicated, sharded};
 
 /// An open DeepSpeed checkpoint, which several threads can read at once.
@@ -35,11 +35,11 @@ pub struct DeepSpeedCheckpoint {
     /// The folder of the tag.
     path: PathBuf,
     /// Counters and version, on which the files of all ranks agree.
-    summary: Summary,
+    summary: CommonFields,
     /// The positions of all values, in the order of `parameters`.
-    state: State,
+    state: SavedState,
     /// The metadata of the parameters: trained ones first, then frozen ones.
-    parameters: Vec<Parameter>,
+    parameters: Vec<SavedParameter>,
     /// The float buffers of rank 0's model file.
     buffers: Vec<(String, Arc<Tensor>)>,
     /// The indices in `parameters`, by name and tied name.
@@ -106,7 +106,7 @@ impl DeepSpeedCheckpoint {
 
     /// Returns the training progress.
     pub fn counters(&self) -> Counters {
-        let Summary { global_steps, skipped_steps, global_samples, .. } = self.summary;
+        let CommonFields { global_steps, skipped_steps, global_samples, .. } = self.summary;
         let applied = global_steps.saturating_sub(skipped_steps);
         let optimizer_steps = self.state.steps.unwrap_or(applied);
         Counters { global_steps, skipped_steps, global_samples, optimizer_steps }
@@ -126,7 +126,7 @@ impl DeepSpeedCheckpoint {
 
     /// Returns the parameters, without buffers: first trained ones in the order
     /// of the flat groups (of the model at stage 0), then frozen ones.
-    pub fn parameters(&self) -> &[Parameter] {
+    pub fn parameters(&self) -> &[SavedParameter] {
         &self.parameters
     }
 
@@ -192,7 +192,7 @@ impl DeepSpeedCheckpoint {
             return Err(not_inside(format!("it has no parameter {name}")));
         };
         let stored = &self.state.stored[*place];
-        let Parameter { shape, trainable, .. } = &stored.parameter;
+        let SavedParameter { shape, trainable, .. } = &stored.parameter;
         if range.start > range.end || range.end > stored.parameter.numel() {
             let reason = format!("parameter {name} of shape {shape:?} has no elements {range:?}");
             return Err(not_inside(reason));
@@ -215,7 +215,7 @@ impl DeepSpeedCheckpoint {
 }
 
 /// The content of a checkpoint; the last element has the float buffers.
-type Read = (Summary, State, Vec<(String, Arc<Tensor>)>);
+type Read = (CommonFields, SavedState, Vec<(String, Arc<Tensor>)>);
 
 /// Assembles stages 0 to 2, whose model is in one file.
 ///
@@ -225,7 +225,7 @@ type Read = (Summary, State, Vec<(String, Arc<Tensor>)>);
 /// kind. A model file without flat groups beside optimizer files is a mixture
 /// of two saves.
 fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> {
-    let model = ModelStates::open(path)?;
+    let model = ModelStatesFile::open(path)?;
     let buffers = model.buffers()?;
     // Only partitioned optimizers store the order of flat groups, so its presence tells stage 0 from stages 1
     // and 2.
@@ -250,7 +250,7 @@ fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> 
 /// those that rank 0 stored.
 fn of_sharded_model(folder: &Folder, paths: &[PathBuf]) -> Result<Read, DeepSpeedError> {
     let models: Vec<_> =
-        paths.iter().map(|path| ModelStates::open(path)).collect::<Result<_, _>>()?;
+        paths.iter().map(|path| ModelStatesFile::open(path)).collect::<Result<_, _>>()?;
     let world_size = models[0].summary.world_size;
     if models.len() != world_size {
         return Err(wrong_number(folder, &models[0], models.len(), "model"));
@@ -267,13 +267,13 @@ fn of_sharded_model(folder: &Folder, paths: &[PathBuf]) -> Result<Read, DeepSpee
 }
 
 /// Opens the optimizer files of all ranks and checks that they belong together.
-fn ranks(folder: &Folder, model: &ModelStates) -> Result<Vec<OptimStates>, DeepSpeedError> {
+fn ranks(folder: &Folder, model: &ModelStatesFile) -> Result<Vec<OptimStatesFile>, DeepSpeedError> {
     let found = folder.optim.len();
     if found != model.summary.world_size || found == 0 {
         return Err(wrong_number(folder, model, found, "optim"));
     }
     let ranks: Vec<_> =
-        folder.optim.iter().map(|path| OptimStates::open(path)).collect::<Result<_, _>>()?;
+        folder.optim.iter().map(|path| OptimStatesFile::open(path)).collect::<Result<_, _>>()?;
     let sharded = matches!(folder.model, ModelFiles::Sharded(_));
     for rank in &ranks {
         if (rank.stage == Some(3)) != sharded {
@@ -296,7 +296,12 @@ fn ranks(folder: &Folder, model: &ModelStates) -> Result<Vec<OptimStates>, DeepS
 
 /// Returns the error for a number of files that differs from the number of
 /// ranks.
-fn wrong_number(folder: &Folder, model: &ModelStates, found: usize, kind: &str) -> DeepSpeedError {
+fn wrong_number(
+    folder: &Folder,
+    model: &ModelStatesFile,
+    found: usize,
+    kind: &str,
+) -> DeepSpeedError {
     let reason = format!(
         "there are {found} files *_{kind}_states.pt, and {} says that there were {} ranks; copy the \
          files of all ranks of one save into one folder",

@@ -14,8 +14,8 @@ use deepburn_safetensors::FloatType;
 use pytorch_reader::{DType, PytorchReader};
 
 use crate::archive::Archive;
-use crate::node::{Node, NodeId};
 use crate::pickle::Pickle;
+use crate::pickle_node::{NodeId, PickleNode};
 use crate::{DeepSpeedError, Tensor};
 
 /// An open file.
@@ -95,7 +95,7 @@ pub(crate) struct Value<'a> {
 
 impl<'a> Value<'a> {
     /// Returns the node of the value.
-    fn node(&self) -> &'a Node {
+    fn node(&self) -> &'a PickleNode {
         self.contents.pickle.node(self.id)
     }
 
@@ -108,16 +108,16 @@ impl<'a> Value<'a> {
     /// Returns the error that this value violates `rule`.
     pub(crate) fn refuse(&self, rule: impl Into<String>) -> DeepSpeedError {
         let found = match self.node() {
-            Node::None => "None".to_owned(),
-            Node::Bool(value) => value.to_string(),
-            Node::Int(value) => value.to_string(),
-            Node::Float(value) => value.to_string(),
-            Node::Text(text) => format!("`{}`", text.chars().take(80).collect::<String>()),
-            Node::List(list) => format!("a list of {}", list.len()),
-            Node::Dict(dict) => format!("a dict of {}", dict.len()),
-            Node::Tensor(tensor) => format!("a tensor of shape {:?}", tensor.shape),
-            Node::Object { .. } | Node::Class(..) => "an object".to_owned(),
-            Node::Opaque | Node::Storage { .. } => "something else".to_owned(),
+            PickleNode::None => "None".to_owned(),
+            PickleNode::Bool(value) => value.to_string(),
+            PickleNode::Int(value) => value.to_string(),
+            PickleNode::Float(value) => value.to_string(),
+            PickleNode::Text(text) => format!("`{}`", text.chars().take(80).collect::<String>()),
+            PickleNode::List(list) => format!("a list of {}", list.len()),
+            PickleNode::Dict(dict) => format!("a dict of {}", dict.len()),
+            PickleNode::Tensor(tensor) => format!("a tensor of shape {:?}", tensor.shape),
+            PickleNode::Object { .. } | PickleNode::Class(..) => "an object".to_owned(),
+            PickleNode::Opaque | PickleNode::Storage { .. } => "something else".to_owned(),
         };
         DeepSpeedError::Layout {
             path: self.contents.path().to_owned(),
@@ -130,11 +130,13 @@ impl<'a> Value<'a> {
     /// Returns the entries of a dict or the attributes of an object.
     fn pairs(&self) -> Option<&'a [(NodeId, NodeId)]> {
         match self.node() {
-            Node::Dict(pairs) => Some(pairs),
-            Node::Object { attributes, .. } => match self.contents.pickle.node((*attributes)?) {
-                Node::Dict(pairs) => Some(pairs),
-                _ => None,
-            },
+            PickleNode::Dict(pairs) => Some(pairs),
+            PickleNode::Object { attributes, .. } => {
+                match self.contents.pickle.node((*attributes)?) {
+                    PickleNode::Dict(pairs) => Some(pairs),
+                    _ => None,
+                }
+            }
             _ => None,
         }
     }
@@ -146,8 +148,8 @@ impl<'a> Value<'a> {
         // As in Python, the last of several equal keys is valid.
         let mut pairs = self.pairs()?.iter().rev();
         let (_, id) = pairs.find(|(found, _)| match self.contents.pickle.node(*found) {
-            Node::Text(text) => text == key,
-            Node::Int(found) => Some(*found) == number,
+            PickleNode::Text(text) => text == key,
+            PickleNode::Int(found) => Some(*found) == number,
             _ => false,
         })?;
         let value = self.below(*id, key);
@@ -166,12 +168,12 @@ impl<'a> Value<'a> {
 
     /// Returns true for Python's `None`.
     pub(crate) fn is_none(&self) -> bool {
-        matches!(self.node(), Node::None)
+        matches!(self.node(), PickleNode::None)
     }
 
     /// Returns true for a tensor.
     pub(crate) fn is_tensor(&self) -> bool {
-        matches!(self.node(), Node::Tensor(_))
+        matches!(self.node(), PickleNode::Tensor(_))
     }
 
     /// Returns the entries of a dict in order, with integer keys as digits.
@@ -182,11 +184,11 @@ impl<'a> Value<'a> {
     /// order of the entries decides where parameters are in flat groups, so it
     /// has to be unambiguous.
     pub(crate) fn entries(&self) -> Result<Vec<(String, Self)>, DeepSpeedError> {
-        let Node::Dict(pairs) = self.node() else { return Err(self.refuse("a dict")) };
+        let PickleNode::Dict(pairs) = self.node() else { return Err(self.refuse("a dict")) };
         let entries = pairs.iter().map(|(key, id)| {
             let key = match self.contents.pickle.node(*key) {
-                Node::Text(text) => text.clone(),
-                Node::Int(number) => number.to_string(),
+                PickleNode::Text(text) => text.clone(),
+                PickleNode::Int(number) => number.to_string(),
                 _ => return Err(self.refuse("a dict with names or numbers as keys")),
             };
             let value = self.below(*id, &key);
@@ -202,13 +204,13 @@ impl<'a> Value<'a> {
 
     /// Returns the elements of a list.
     pub(crate) fn list(&self) -> Result<Vec<Self>, DeepSpeedError> {
-        let Node::List(list) = self.node() else { return Err(self.refuse("a list")) };
+        let PickleNode::List(list) = self.node() else { return Err(self.refuse("a list")) };
         Ok(list.iter().enumerate().map(|(at, id)| self.below(*id, &at.to_string())).collect())
     }
 
     /// Returns true for a list, tuple, set or size.
     pub(crate) fn is_list(&self) -> bool {
-        matches!(self.node(), Node::List(_))
+        matches!(self.node(), PickleNode::List(_))
     }
 
     /// Returns an integer, or the integer value of an enum member.
@@ -217,14 +219,14 @@ impl<'a> Value<'a> {
     pub(crate) fn int(&self) -> Result<i64, DeepSpeedError> {
         // An enum member is pickled as a call of its class with the value as the only argument.
         let inner = match self.node() {
-            Node::Object { arguments, .. } => match self.contents.pickle.node(*arguments) {
-                Node::List(list) if list.len() == 1 => self.contents.pickle.node(list[0]),
+            PickleNode::Object { arguments, .. } => match self.contents.pickle.node(*arguments) {
+                PickleNode::List(list) if list.len() == 1 => self.contents.pickle.node(list[0]),
                 node => node,
             },
             node => node,
         };
         match inner {
-            Node::Int(value) => Ok(*value),
+            PickleNode::Int(value) => Ok(*value),
             _ => Err(self.refuse("an integer")),
         }
     }
@@ -242,8 +244,8 @@ impl<'a> Value<'a> {
     /// Returns a number as a float.
     pub(crate) fn float(&self) -> Result<f64, DeepSpeedError> {
         match self.node() {
-            Node::Float(value) => Ok(*value),
-            Node::Int(value) => Ok(*value as f64),
+            PickleNode::Float(value) => Ok(*value),
+            PickleNode::Int(value) => Ok(*value as f64),
             _ => Err(self.refuse("a number")),
         }
     }
@@ -251,7 +253,7 @@ impl<'a> Value<'a> {
     /// Returns a bool.
     pub(crate) fn bool(&self) -> Result<bool, DeepSpeedError> {
         match self.node() {
-            Node::Bool(value) => Ok(*value),
+            PickleNode::Bool(value) => Ok(*value),
             _ => Err(self.refuse("True or False")),
         }
     }
@@ -280,8 +282,9 @@ impl<'a> Value<'a> {
     /// contiguous, or one whose type or shape `pytorch-reader` reads
     /// differently.
     pub(crate) fn tensor(&self) -> Result<Arc<Tensor>, DeepSpeedError> {
-        let Node::Tensor(node) = self.node() else { return Err(self.refuse("a tensor")) };
-        let Node::Storage { key, element, .. } = self.contents.pickle.node(node.storage) else {
+        let PickleNode::Tensor(node) = self.node() else { return Err(self.refuse("a tensor")) };
+        let PickleNode::Storage { key, element, .. } = self.contents.pickle.node(node.storage)
+        else {
             return Err(self.refuse("a tensor with a storage"));
         };
         let (Some(element), true) = (*element, node.contiguous) else {
@@ -364,11 +367,11 @@ mod tests {
             return Some(value.clone());
         }
         let entries = match value.node() {
-            Node::List(_) => {
+            PickleNode::List(_) => {
                 let numbered = value.list().unwrap().into_iter().enumerate();
                 numbered.map(|(at, value)| (at.to_string(), value)).collect()
             }
-            Node::Dict(_) => value.entries().unwrap_or_default(),
+            PickleNode::Dict(_) => value.entries().unwrap_or_default(),
             _ => vec![],
         };
         let mut fitting = entries.into_iter().filter_map(|(key, below)| {

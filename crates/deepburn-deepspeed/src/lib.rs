@@ -17,7 +17,7 @@
 //! stage 3     | wte 1/3 | wpe 1/3 | ln_1 1/3 | c_attn 1/3 |    rank 0: a third of each parameter
 //! ```
 //!
-//! [`DeepSpeedCheckpoint`] reads any range of any [`Parameter`] and of the
+//! [`DeepSpeedCheckpoint`] reads any range of any [`SavedParameter`] and of the
 //! optimizer's arrays, regardless of how the ranks that wrote it were
 //! partitioned. Pickles are read twice: the library `pytorch-reader` lists the
 //! tensors, and a walker of opcodes adds the order of parameters in flat groups
@@ -53,12 +53,12 @@ mod checkpoint;
 mod contents;
 mod error;
 mod folder;
-mod model_states;
-mod node;
-mod optim_states;
-mod parameter;
+mod metadata;
+mod model_states_file;
+mod optim_states_file;
 mod partitioned;
 mod pickle;
+mod pickle_node;
 mod replicated;
 mod sharded;
 mod stored;
@@ -67,6 +67,6 @@ mod walker;
 
 pub use checkpoint::DeepSpeedCheckpoint;
 pub use error::DeepSpeedError;
-pub use parameter::{Array, Counters, LossScale, Parameter};
+pub use metadata::{Array, Counters, LossScale, SavedParameter};
 
 pub(crate) use tensor::Tensor;

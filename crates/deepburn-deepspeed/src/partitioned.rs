@@ -15,9 +15,9 @@
 
 use crate::DeepSpeedError;
 use crate::contents::Value;
-use crate::model_states::{ModelStates, Named};
-use crate::optim_states::{OptimStates, RankGroup};
-use crate::stored::{State, Stored};
+use crate::model_states_file::{ModelStatesFile, Named};
+use crate::optim_states_file::{OptimStatesFile, RankGroup};
+use crate::stored::{SavedState, Stored};
 use crate::tensor::{Joined, Pieces};
 
 /// The offsets of a group's parameters, and the end of the last one.
@@ -37,9 +37,9 @@ struct Offsets {
 /// files of one save do not, [`DeepSpeedError::Unsupported`] without frozen
 /// parameters at stage 2, or an error for a missing value.
 pub(crate) fn assemble(
-    model: &ModelStates,
-    ranks: &[OptimStates],
-) -> Result<State, DeepSpeedError> {
+    model: &ModelStatesFile,
+    ranks: &[OptimStatesFile],
+) -> Result<SavedState, DeepSpeedError> {
     let first = &ranks[0];
     let stage = first.stage.unwrap_or(1);
     if stage == 2 {
@@ -61,7 +61,7 @@ pub(crate) fn assemble(
         stored.extend(of_group(model, ranks, group, shapes)?);
     }
     stored.extend(frozen(model, &stored)?);
-    Ok(State { stage, stored, moments, steps: first.steps(), loss_scale: first.loss_scale })
+    Ok(SavedState { stage, stored, moments, steps: first.steps(), loss_scale: first.loss_scale })
 }
 
 /// Returns the names of the optimizer's arrays, which must be the same for all
@@ -70,7 +70,7 @@ pub(crate) fn assemble(
 /// # Errors
 ///
 /// Returns [`DeepSpeedError::Layout`] if groups have different arrays.
-pub(crate) fn moment_names(rank: &OptimStates) -> Result<Vec<String>, DeepSpeedError> {
+pub(crate) fn moment_names(rank: &OptimStatesFile) -> Result<Vec<String>, DeepSpeedError> {
     let names = rank.groups.first().map(|group| group.state.names()).unwrap_or_default();
     if rank.groups.iter().any(|group| group.state.names() != names) {
         return Err(rank.root()?.refuse("of one optimizer with the same arrays for all groups"));
@@ -85,8 +85,8 @@ pub(crate) fn moment_names(rank: &OptimStates) -> Result<Vec<String>, DeepSpeedE
 /// one's. The model's own copy is attached, so that reads can check the masters
 /// against it.
 fn of_group(
-    model: &ModelStates,
-    ranks: &[OptimStates],
+    model: &ModelStatesFile,
+    ranks: &[OptimStatesFile],
     group: usize,
     shapes: &[Named],
 ) -> Result<Vec<Stored>, DeepSpeedError> {
@@ -125,7 +125,7 @@ fn of_group(
 /// Returns [`DeepSpeedError::Mixed`] if the parts of the ranks do not have
 /// equal sizes, or one but the last is not full.
 fn join(
-    ranks: &[OptimStates],
+    ranks: &[OptimStatesFile],
     group: usize,
     end: usize,
 ) -> Result<(Joined, Vec<Joined>), DeepSpeedError> {
@@ -165,7 +165,7 @@ impl Offsets {
     ///
     /// Returns [`DeepSpeedError::Layout`] if the paddings do not match the
     /// parameters.
-    fn new(rank: &OptimStates, group: usize, shapes: &[Named]) -> Result<Self, DeepSpeedError> {
+    fn new(rank: &OptimStatesFile, group: usize, shapes: &[Named]) -> Result<Self, DeepSpeedError> {
         let root = rank.root()?;
         let paddings = match root.get("param_alignment_paddings") {
             None => vec![0; shapes.len()],
@@ -204,7 +204,7 @@ impl Part {
     ///
     /// Returns an error for a padding that is larger than the part, or an array
     /// whose length is neither the used nor the whole one.
-    fn new(rank: &OptimStates, group: usize) -> Result<Self, DeepSpeedError> {
+    fn new(rank: &OptimStatesFile, group: usize) -> Result<Self, DeepSpeedError> {
         let root = rank.root()?;
         let paddings = root.need("group_paddings")?;
         let list = paddings.list()?;
@@ -241,7 +241,7 @@ impl Part {
 /// # Errors
 ///
 /// Returns an error if a listed parameter has no fragment.
-fn frozen(model: &ModelStates, trained: &[Stored]) -> Result<Vec<Stored>, DeepSpeedError> {
+fn frozen(model: &ModelStatesFile, trained: &[Stored]) -> Result<Vec<Stored>, DeepSpeedError> {
     if let Some(frozen) = &model.frozen {
         let frozen = frozen.iter().map(|named| {
             let weights = Pieces::whole(model.fragment(&named.0)?);

@@ -9,13 +9,13 @@
 
 use deepburn_safetensors::FloatType;
 
-use crate::node::{Node, NodeId};
+use crate::pickle_node::{NodeId, PickleNode};
 use crate::walker::Walker;
 
 /// A parsed pickle.
 #[derive(Debug)]
 pub(crate) struct Pickle {
-    nodes: Vec<Node>,
+    nodes: Vec<PickleNode>,
     root: NodeId,
 }
 
@@ -32,14 +32,14 @@ impl Pickle {
     }
 
     /// Returns the node with this index.
-    pub(crate) fn node(&self, id: NodeId) -> &Node {
+    pub(crate) fn node(&self, id: NodeId) -> &PickleNode {
         &self.nodes[id as usize]
     }
 
     /// Returns key, element type and number of elements of every storage.
     pub(crate) fn storages(&self) -> impl Iterator<Item = (&str, Option<FloatType>, usize)> {
         self.nodes.iter().filter_map(|node| match node {
-            Node::Storage { key, element, len } => Some((self.text(*key)?, *element, *len)),
+            PickleNode::Storage { key, element, len } => Some((self.text(*key)?, *element, *len)),
             _ => None,
         })
     }
@@ -47,7 +47,7 @@ impl Pickle {
     /// Returns the string of a text node; `None` for other nodes.
     pub(crate) fn text(&self, id: NodeId) -> Option<&str> {
         match self.node(id) {
-            Node::Text(text) => Some(text),
+            PickleNode::Text(text) => Some(text),
             _ => None,
         }
     }

@@ -24,9 +24,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::contents::Value;
-use crate::model_states::ModelStates;
-use crate::optim_states::{OptimizerState, counted_in_groups, group_numbers};
-use crate::stored::{State, Stored};
+use crate::model_states_file::ModelStatesFile;
+use crate::optim_states_file::{OptimizerState, counted_in_groups, group_numbers};
+use crate::stored::{SavedState, Stored};
 use crate::tensor::{Joined, Pieces};
 use crate::{DeepSpeedError, LossScale, Tensor};
 
@@ -48,11 +48,11 @@ struct Item {
 ///
 /// Returns [`DeepSpeedError::Layout`] if arrays cannot be assigned to
 /// parameters or differ between parameters.
-pub(crate) fn assemble(model: &ModelStates) -> Result<State, DeepSpeedError> {
+pub(crate) fn assemble(model: &ModelStatesFile) -> Result<SavedState, DeepSpeedError> {
     let mut stored = parameters(model)?;
     let root = model.contents.root();
     let Some(optimizer) = root.get("optimizer") else {
-        return Ok(State { stage: 0, stored, moments: vec![], steps: None, loss_scale: None });
+        return Ok(SavedState { stage: 0, stored, moments: vec![], steps: None, loss_scale: None });
     };
     let loss_scale = loss_scale(&optimizer)?;
     let wrapped = optimizer.get("optimizer_state_dict");
@@ -72,13 +72,13 @@ pub(crate) fn assemble(model: &ModelStates) -> Result<State, DeepSpeedError> {
     } else {
         by_parameter(base, items, &mut stored)?;
     }
-    Ok(State { stage: 0, stored, moments, steps, loss_scale })
+    Ok(SavedState { stage: 0, stored, moments, steps, loss_scale })
 }
 
 /// Returns the model's parameters. Several names of one tensor are tied. Tied
 /// tensors have the same storage, offset and shape; the first name in the model
 /// is the parameter's.
-fn parameters(model: &ModelStates) -> Result<Vec<Stored>, DeepSpeedError> {
+fn parameters(model: &ModelStatesFile) -> Result<Vec<Stored>, DeepSpeedError> {
     let mut stored = vec![];
     let mut seen = HashMap::new();
     for (name, tensor) in model.module()? {

@@ -15,10 +15,10 @@
 //! stored in sub-groups, whose concatenation is the same.
 
 use crate::DeepSpeedError;
-use crate::model_states::{ModelStates, Named};
-use crate::optim_states::OptimStates;
+use crate::model_states_file::{ModelStatesFile, Named};
+use crate::optim_states_file::OptimStatesFile;
 use crate::partitioned::moment_names;
-use crate::stored::{State, Stored};
+use crate::stored::{SavedState, Stored};
 use crate::tensor::{Joined, Pieces};
 
 /// Assembles the parameters of a checkpoint. `models` and `ranks` have the
@@ -30,9 +30,9 @@ use crate::tensor::{Joined, Pieces};
 /// files of one save do not, or [`DeepSpeedError::Unsupported`] without frozen
 /// parameters.
 pub(crate) fn assemble(
-    models: &[ModelStates],
-    ranks: &[OptimStates],
-) -> Result<State, DeepSpeedError> {
+    models: &[ModelStatesFile],
+    ranks: &[OptimStatesFile],
+) -> Result<SavedState, DeepSpeedError> {
     let (model, first) = (&models[0], &ranks[0]);
     for other in models {
         other.refuse_excluded()?;
@@ -46,7 +46,7 @@ pub(crate) fn assemble(
     for named in model.frozen.iter().flatten() {
         stored.push(frozen(models, named)?);
     }
-    Ok(State { stage: 3, stored, moments, steps: first.steps(), loss_scale: first.loss_scale })
+    Ok(SavedState { stage: 3, stored, moments, steps: first.steps(), loss_scale: first.loss_scale })
 }
 
 /// Checks that two ranks' model files agree.
@@ -55,7 +55,7 @@ pub(crate) fn assemble(
 ///
 /// Returns [`DeepSpeedError::Mixed`] if counters, groups or frozen parameters
 /// differ.
-fn check_alike(model: &ModelStates, other: &ModelStates) -> Result<(), DeepSpeedError> {
+fn check_alike(model: &ModelStatesFile, other: &ModelStatesFile) -> Result<(), DeepSpeedError> {
     let alike = model.summary == other.summary
         && (&model.groups, &model.frozen) == (&other.groups, &other.frozen);
     if alike {
@@ -77,7 +77,10 @@ fn check_alike(model: &ModelStates, other: &ModelStates) -> Result<(), DeepSpeed
 ///
 /// Returns [`DeepSpeedError::Mixed`] if a rank has another number of elements
 /// than the shapes require.
-fn trained(model: &ModelStates, ranks: &[OptimStates]) -> Result<Vec<Stored>, DeepSpeedError> {
+fn trained(
+    model: &ModelStatesFile,
+    ranks: &[OptimStatesFile],
+) -> Result<Vec<Stored>, DeepSpeedError> {
     let shapes: Vec<_> = model.groups.iter().flatten().flatten().collect();
     let chunk = |named: &Named| named.1.iter().product::<usize>().div_ceil(ranks.len());
     let sum: usize = shapes.iter().map(|named| chunk(named)).sum();
@@ -105,7 +108,7 @@ fn trained(model: &ModelStates, ranks: &[OptimStates]) -> Result<Vec<Stored>, De
 /// Concatenates a rank's flat groups: the masters and every array of the
 /// optimizer. The result has the masters first and then the arrays, all of
 /// `expected` elements.
-fn join(rank: &OptimStates, expected: usize) -> Result<Vec<Joined>, DeepSpeedError> {
+fn join(rank: &OptimStatesFile, expected: usize) -> Result<Vec<Joined>, DeepSpeedError> {
     let moments = rank.groups.first().map_or(0, |group| group.state.moments.len());
     let mut joined: Vec<_> = (0..=moments).map(|_| Joined::default()).collect();
     for (number, group) in rank.groups.iter().enumerate() {
@@ -139,7 +142,7 @@ fn join(rank: &OptimStates, expected: usize) -> Result<Vec<Joined>, DeepSpeedErr
 ///
 /// Returns [`DeepSpeedError::Mixed`] if a part has another length than its
 /// share of the shape.
-fn frozen(models: &[ModelStates], named: &Named) -> Result<Stored, DeepSpeedError> {
+fn frozen(models: &[ModelStatesFile], named: &Named) -> Result<Stored, DeepSpeedError> {
     let numel: usize = named.1.iter().product();
     let chunk = numel.div_ceil(models.len());
     let mut pieces = Pieces::default();

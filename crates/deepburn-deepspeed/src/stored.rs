@@ -1,6 +1,6 @@
 //! Parameters with the positions of their stored values.
 //!
-//! Main types: [`Stored`], one parameter, and [`State`], the common form of all
+//! Main types: [`Stored`], one parameter, and [`SavedState`], the common form of all
 //! stages. Each stage has a module that finds the positions. After that, stages
 //! do not differ: a read collects ranges of tensors in files.
 
@@ -10,18 +10,18 @@ use std::path::Path;
 use deepburn_safetensors::FloatType;
 use half::{bf16, f16};
 
-use crate::model_states::{ModelStates, Named};
+use crate::model_states_file::{ModelStatesFile, Named};
 use crate::tensor::Pieces;
-use crate::{DeepSpeedError, LossScale, Parameter};
+use crate::{DeepSpeedError, LossScale, SavedParameter};
 
 /// A parameter with the positions of its values.
 #[derive(Debug)]
 pub(crate) struct Stored {
     /// Name, shape and tied names.
-    pub(crate) parameter: Parameter,
+    pub(crate) parameter: SavedParameter,
     /// The f32 masters if there are any, or else the model's weights.
     pub(crate) weights: Pieces,
-    /// The arrays in the order of [`State::moments`]; empty for a frozen
+    /// The arrays in the order of [`SavedState::moments`]; empty for a frozen
     /// parameter.
     pub(crate) moments: Vec<Pieces>,
     /// The model's own copy. The weights, rounded to its type, must equal it.
@@ -30,7 +30,7 @@ pub(crate) struct Stored {
 
 /// The common form of a checkpoint of any stage.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct SavedState {
     /// The ZeRO stage, 0 to 3.
     pub(crate) stage: u8,
     /// The parameters: trained ones first, then frozen ones.
@@ -47,7 +47,7 @@ pub(crate) struct State {
 impl Stored {
     /// Returns a parameter without moments and without a copy of the model.
     pub(crate) fn new((name, shape): Named, trainable: bool, weights: Pieces) -> Self {
-        let parameter = Parameter { name, shape, aliases: vec![], trainable };
+        let parameter = SavedParameter { name, shape, aliases: vec![], trainable };
         Self { parameter, weights, moments: vec![], working: None }
     }
 
@@ -125,7 +125,7 @@ impl Stored {
 ///
 /// Returns [`DeepSpeedError::Layout`] for a name that occurs twice, or a tied
 /// name whose parameter is not listed.
-pub(crate) fn tie(model: &ModelStates, stored: &mut [Stored]) -> Result<(), DeepSpeedError> {
+pub(crate) fn tie(model: &ModelStatesFile, stored: &mut [Stored]) -> Result<(), DeepSpeedError> {
     let path = model.path();
     let Some(tied) = &model.tied else {
         return Err(model.contents.root().refuse("a dict with `shared_params`"));

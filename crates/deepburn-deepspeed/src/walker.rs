@@ -25,7 +25,7 @@
 
 use std::collections::HashMap;
 
-use crate::node::{Node, NodeId, TensorNode, float_of_storage};
+use crate::pickle_node::{NodeId, PickleNode, TensorNode, float_of_storage};
 
 /// The largest number of dimensions, which is also PyTorch's limit.
 const MAX_DIMS: usize = 64;
@@ -46,7 +46,7 @@ pub(crate) struct Walker<'a> {
     /// The position of the next byte to read.
     at: usize,
     /// All nodes so far. Nodes are never removed, so an index stays valid.
-    nodes: Vec<Node>,
+    nodes: Vec<PickleNode>,
     /// The machine's stack.
     stack: Vec<Item>,
     /// Values that the pickle refers to again, by the number that it gave them.
@@ -59,7 +59,7 @@ impl<'a> Walker<'a> {
     ///
     /// Identical values that the pickle shares have one node, so the nodes form
     /// a graph and not a tree.
-    pub(crate) fn run(bytes: &'a [u8]) -> Result<(Vec<Node>, NodeId), String> {
+    pub(crate) fn run(bytes: &'a [u8]) -> Result<(Vec<PickleNode>, NodeId), String> {
         let mut walker = Self { bytes, at: 0, nodes: vec![], stack: vec![], memo: HashMap::new() };
         let root = walker.walk().map_err(|reason| format!("{reason} at byte {}", walker.at))?;
         Ok((walker.nodes, root))
@@ -156,7 +156,7 @@ impl<'a> Walker<'a> {
     // Stack operations.
 
     /// Adds a node and pushes it.
-    fn push(&mut self, node: Node) -> Result<(), String> {
+    fn push(&mut self, node: PickleNode) -> Result<(), String> {
         let id = NodeId::try_from(self.nodes.len()).map_err(|_| "there are too many values")?;
         self.nodes.push(node);
         self.stack.push(Item::Value(id));
@@ -223,15 +223,15 @@ impl<'a> Walker<'a> {
     /// Pushes a scalar. Floats are big-endian, integers little-endian.
     fn scalar(&mut self, opcode: u8) -> Result<(), String> {
         let node = match opcode {
-            b'N' => Node::None,
-            0x88 => Node::Bool(true),
-            0x89 => Node::Bool(false),
-            b'J' => Node::Int(i64::from(self.number(4)? as u32 as i32)),
-            b'K' => Node::Int(self.number(1)? as i64),
-            b'M' => Node::Int(self.number(2)? as i64),
+            b'N' => PickleNode::None,
+            0x88 => PickleNode::Bool(true),
+            0x89 => PickleNode::Bool(false),
+            b'J' => PickleNode::Int(i64::from(self.number(4)? as u32 as i32)),
+            b'K' => PickleNode::Int(self.number(1)? as i64),
+            b'M' => PickleNode::Int(self.number(2)? as i64),
             0x8a => long(self.counted(1)?),
             0x8b => long(self.counted(4)?),
-            _ => Node::Float(f64::from_bits(self.number(8)?.swap_bytes())),
+            _ => PickleNode::Float(f64::from_bits(self.number(8)?.swap_bytes())),
         };
         self.push(node)
     }
@@ -245,22 +245,26 @@ impl<'a> Walker<'a> {
         })?;
         // Names and keys are UTF-8. Other strings are never read, so they need not be decoded.
         let is_text = matches!(opcode, b'U' | 0x8c | b'X' | b'T' | 0x8d);
-        self.push(if is_text { utf8(bytes).map_or(Node::Opaque, Node::Text) } else { Node::Opaque })
+        self.push(if is_text {
+            utf8(bytes).map_or(PickleNode::Opaque, PickleNode::Text)
+        } else {
+            PickleNode::Opaque
+        })
     }
 
     /// Pushes a list, tuple, dict or set.
     fn container(&mut self, opcode: u8) -> Result<(), String> {
         let node = match opcode {
-            b']' | b')' | 0x8f => Node::List(vec![]),
-            b'}' => Node::Dict(vec![]),
-            b'd' => Node::Dict(pairs(&self.pop_to_mark()?)?),
+            b']' | b')' | 0x8f => PickleNode::List(vec![]),
+            b'}' => PickleNode::Dict(vec![]),
+            b'd' => PickleNode::Dict(pairs(&self.pop_to_mark()?)?),
             0x85..=0x87 => {
                 let len = usize::from(opcode - 0x84);
                 let mut items = (0..len).map(|_| self.pop()).collect::<Result<Vec<_>, _>>()?;
                 items.reverse();
-                Node::List(items)
+                PickleNode::List(items)
             }
-            _ => Node::List(self.pop_to_mark()?),
+            _ => PickleNode::List(self.pop_to_mark()?),
         };
         self.push(node)
     }
@@ -282,11 +286,11 @@ impl<'a> Walker<'a> {
         };
         let top = self.top()? as usize;
         match (&mut self.nodes[top], opcode) {
-            (Node::List(list), b'a' | b'e' | 0x90) => list.extend(items),
-            (Node::Dict(dict), b's' | b'u') => dict.extend(pairs(&items)?),
+            (PickleNode::List(list), b'a' | b'e' | 0x90) => list.extend(items),
+            (PickleNode::Dict(dict), b's' | b'u') => dict.extend(pairs(&items)?),
             // Items of a class that is derived from list or dict are never
             // used.
-            (Node::Object { .. }, _) => {}
+            (PickleNode::Object { .. }, _) => {}
             _ => return Err("items are added to what has none".to_owned()),
         }
         Ok(())
@@ -298,16 +302,16 @@ impl<'a> Walker<'a> {
         if opcode == b'c' {
             for _ in 0..2 {
                 let line = self.line()?;
-                self.push(Node::Text(line))?;
+                self.push(PickleNode::Text(line))?;
             }
         }
         let name = self.pop()?;
         let module = self.pop()?;
         let texts = (&self.nodes[module as usize], &self.nodes[name as usize]);
-        let (Node::Text(_), Node::Text(_)) = texts else {
+        let (PickleNode::Text(_), PickleNode::Text(_)) = texts else {
             return Err("a class has no name".to_owned());
         };
-        self.push(Node::Class(module, name))
+        self.push(PickleNode::Class(module, name))
     }
 
     /// Calls a class or function with arguments: REDUCE, NEWOBJ and NEWOBJ_EX.
@@ -326,7 +330,7 @@ impl<'a> Walker<'a> {
         if self.class_name(callee) == Some(("torch._tensor", "_rebuild_from_type_v2")) {
             // A tensor with attributes: its arguments are the constructor, the
             // type, the constructor's arguments and the state.
-            let Node::List(list) = &self.nodes[arguments as usize] else {
+            let PickleNode::List(list) = &self.nodes[arguments as usize] else {
                 return Err("a tensor has no arguments".to_owned());
             };
             let &[function, _, inner, _] = &list[..] else {
@@ -337,12 +341,12 @@ impl<'a> Walker<'a> {
         let Some(class) = self.class_name(callee) else {
             return Err("something is called that is no class".to_owned());
         };
-        let Node::List(list) = &self.nodes[arguments as usize] else {
+        let PickleNode::List(list) = &self.nodes[arguments as usize] else {
             return Err(format!("{}.{} is called without arguments", class.0, class.1));
         };
         let node = match class {
-            ("collections", "OrderedDict") if list.is_empty() => Node::Dict(vec![]),
-            ("collections", "defaultdict") => Node::Dict(vec![]),
+            ("collections", "OrderedDict") if list.is_empty() => PickleNode::Dict(vec![]),
+            ("collections", "defaultdict") => PickleNode::Dict(vec![]),
             ("torch", "Size") | ("torch._utils", "_rebuild_parameter") => {
                 // A size is represented by its tuple, a parameter by its
                 // tensor.
@@ -351,18 +355,18 @@ impl<'a> Walker<'a> {
                 return Ok(());
             }
             ("torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2") => {
-                Node::Tensor(Box::new(self.tensor(list)?))
+                PickleNode::Tensor(Box::new(self.tensor(list)?))
             }
-            _ => Node::Object { class: callee, arguments, attributes: None },
+            _ => PickleNode::Object { class: callee, arguments, attributes: None },
         };
         self.push(node)
     }
 
     /// Returns module and name of a class.
     fn class_name(&self, id: NodeId) -> Option<(&str, &str)> {
-        let Node::Class(module, name) = self.nodes[id as usize] else { return None };
+        let PickleNode::Class(module, name) = self.nodes[id as usize] else { return None };
         match (&self.nodes[module as usize], &self.nodes[name as usize]) {
-            (Node::Text(module), Node::Text(name)) => Some((module, name)),
+            (PickleNode::Text(module), PickleNode::Text(name)) => Some((module, name)),
             _ => None,
         }
     }
@@ -373,7 +377,7 @@ impl<'a> Walker<'a> {
         let top = self.top()? as usize;
         // Attributes of dicts, such as the versions of a state dict, are never
         // used.
-        if let Node::Object { attributes, .. } = &mut self.nodes[top] {
+        if let PickleNode::Object { attributes, .. } = &mut self.nodes[top] {
             *attributes = Some(state);
         }
         Ok(())
@@ -390,7 +394,7 @@ impl<'a> Walker<'a> {
     /// no other.
     fn persistent(&mut self) -> Result<(), String> {
         let id = self.pop()?;
-        let Node::List(parts) = &self.nodes[id as usize] else {
+        let PickleNode::List(parts) = &self.nodes[id as usize] else {
             return Err("a persistent identifier is no tuple".to_owned());
         };
         let &[kind, class, key, _, len] = &parts[..] else {
@@ -400,7 +404,7 @@ impl<'a> Walker<'a> {
         // matter.
         let class = self.class_name(class);
         let node = |id: NodeId| &self.nodes[id as usize];
-        let (Node::Text(kind), Some(class), Node::Text(_), Node::Int(len)) =
+        let (PickleNode::Text(kind), Some(class), PickleNode::Text(_), PickleNode::Int(len)) =
             (node(kind), class, node(key), node(len))
         else {
             return Err("a persistent identifier names no storage".to_owned());
@@ -410,7 +414,7 @@ impl<'a> Walker<'a> {
             return Err("a persistent identifier is not of a storage".to_owned());
         }
         let element = float_of_storage(class);
-        self.push(Node::Storage { key, element, len })
+        self.push(PickleNode::Storage { key, element, len })
     }
 
     /// Returns the tensor of a call of PyTorch's constructor, after checking
@@ -429,10 +433,10 @@ impl<'a> Walker<'a> {
         let [storage, offset, shape, strides, ..] = arguments else {
             return Err("a tensor has too few arguments".to_owned());
         };
-        let Node::Storage { len, .. } = &self.nodes[*storage as usize] else {
+        let PickleNode::Storage { len, .. } = &self.nodes[*storage as usize] else {
             return Err("a tensor has no storage".to_owned());
         };
-        let Node::Int(offset) = self.nodes[*offset as usize] else {
+        let PickleNode::Int(offset) = self.nodes[*offset as usize] else {
             return Err("a tensor has no offset".to_owned());
         };
         let offset = usize::try_from(offset).map_err(|_| "a tensor's offset is negative")?;
@@ -464,14 +468,14 @@ impl<'a> Walker<'a> {
     ///
     /// Returns an error for other values than sizes, or for too many of them.
     fn dims(&self, id: NodeId) -> Result<Vec<usize>, String> {
-        let Node::List(dims) = &self.nodes[id as usize] else {
+        let PickleNode::List(dims) = &self.nodes[id as usize] else {
             return Err("a shape is no tuple".to_owned());
         };
         if dims.len() > MAX_DIMS {
             return Err(format!("a shape has {} dimensions", dims.len()));
         }
         let dims = dims.iter().map(|dim| match self.nodes[*dim as usize] {
-            Node::Int(dim) => usize::try_from(dim).ok(),
+            PickleNode::Int(dim) => usize::try_from(dim).ok(),
             _ => None,
         });
         dims.collect::<Option<_>>().ok_or_else(|| "a shape has other parts than sizes".to_owned())
@@ -493,14 +497,14 @@ fn pairs(items: &[NodeId]) -> Result<Vec<(NodeId, NodeId)>, String> {
 
 /// Converts a little-endian two's complement integer of any length. Integers of
 /// more than 64 bits become opaque: no value that is read is that large.
-fn long(bytes: &[u8]) -> Node {
+fn long(bytes: &[u8]) -> PickleNode {
     if bytes.len() > 8 {
-        return Node::Opaque;
+        return PickleNode::Opaque;
     }
     let sign = bytes.last().is_some_and(|last| last & 0x80 != 0);
     // All bits of -1 are set, so that shifting bytes in from the right keeps the sign.
     let start = if sign { -1 } else { 0 };
-    Node::Int(bytes.iter().rev().fold(start, |all: i64, byte| all << 8 | i64::from(*byte)))
+    PickleNode::Int(bytes.iter().rev().fold(start, |all: i64, byte| all << 8 | i64::from(*byte)))
 }
 
 /// Converts bytes to a string.
@@ -555,51 +559,53 @@ mod tests {
     #[test]
     fn scalars_have_their_values() {
         let scalar = |bytes: &[u8]| parse(bytes).node(parse(bytes).root()).clone();
-        assert_eq!(scalar(b"\x80\x02N."), Node::None);
-        assert_eq!(scalar(b"\x88."), Node::Bool(true));
-        assert_eq!(scalar(b"K\xff."), Node::Int(255));
-        assert_eq!(scalar(b"M\x00\x01."), Node::Int(256));
-        assert_eq!(scalar(b"J\xff\xff\xff\xff."), Node::Int(-1));
-        assert_eq!(scalar(b"\x8a\x00."), Node::Int(0));
-        assert_eq!(scalar(b"\x8a\x01\xff."), Node::Int(-1));
-        assert_eq!(scalar(b"\x8a\x05\x00\x00\x00\x00\x01."), Node::Int(1 << 32));
-        assert_eq!(scalar(b"\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\x01."), Node::Opaque);
-        assert_eq!(scalar(b"G\x3f\xf8\x00\x00\x00\x00\x00\x00."), Node::Float(1.5));
-        assert_eq!(scalar(b"X\x02\x00\x00\x00ab."), Node::Text("ab".to_owned()));
-        assert_eq!(scalar(b"\x8c\x02ab."), Node::Text("ab".to_owned()));
-        assert_eq!(scalar(b"C\x02ab."), Node::Opaque);
-        assert_eq!(scalar(b"\x95\x01\x00\x00\x00\x00\x00\x00\x00N."), Node::None);
+        assert_eq!(scalar(b"\x80\x02N."), PickleNode::None);
+        assert_eq!(scalar(b"\x88."), PickleNode::Bool(true));
+        assert_eq!(scalar(b"K\xff."), PickleNode::Int(255));
+        assert_eq!(scalar(b"M\x00\x01."), PickleNode::Int(256));
+        assert_eq!(scalar(b"J\xff\xff\xff\xff."), PickleNode::Int(-1));
+        assert_eq!(scalar(b"\x8a\x00."), PickleNode::Int(0));
+        assert_eq!(scalar(b"\x8a\x01\xff."), PickleNode::Int(-1));
+        assert_eq!(scalar(b"\x8a\x05\x00\x00\x00\x00\x01."), PickleNode::Int(1 << 32));
+        assert_eq!(scalar(b"\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\x01."), PickleNode::Opaque);
+        assert_eq!(scalar(b"G\x3f\xf8\x00\x00\x00\x00\x00\x00."), PickleNode::Float(1.5));
+        assert_eq!(scalar(b"X\x02\x00\x00\x00ab."), PickleNode::Text("ab".to_owned()));
+        assert_eq!(scalar(b"\x8c\x02ab."), PickleNode::Text("ab".to_owned()));
+        assert_eq!(scalar(b"C\x02ab."), PickleNode::Opaque);
+        assert_eq!(scalar(b"\x95\x01\x00\x00\x00\x00\x00\x00\x00N."), PickleNode::None);
     }
 
     #[test]
     fn dicts_keep_their_order_and_shared_lists_their_items() {
         // {"b": list, "a": list} with one list [1], which is filled after it was remembered.
         let pickle = parse(b"}q\x00(U\x01b]q\x01K\x01aU\x01ah\x01u.");
-        let Node::Dict(pairs) = pickle.node(pickle.root()) else { panic!() };
+        let PickleNode::Dict(pairs) = pickle.node(pickle.root()) else { panic!() };
         let keys: Vec<_> = pairs.iter().map(|(key, _)| pickle.text(*key).unwrap()).collect();
         assert_eq!(keys, ["b", "a"]);
         assert_eq!(pairs[0].1, pairs[1].1);
-        let Node::List(items) = pickle.node(pairs[1].1) else { panic!() };
-        assert_eq!(pickle.node(items[0]), &Node::Int(1));
+        let PickleNode::List(items) = pickle.node(pairs[1].1) else { panic!() };
+        assert_eq!(pickle.node(items[0]), &PickleNode::Int(1));
     }
 
     #[test]
     fn objects_keep_class_arguments_and_attributes() {
         // cls.__new__(cls) with {"cur_scale": 8}; then an enumeration's member of the value 2.
         let pickle = parse(b"cdeepspeed\nLossScaler\n)\x81}U\x09cur_scaleK\x08sb.");
-        let Node::Object { attributes, class, .. } = pickle.node(pickle.root()) else { panic!() };
-        assert!(matches!(pickle.node(*class), Node::Class(..)));
-        let Node::Dict(pairs) = pickle.node(attributes.unwrap()) else { panic!() };
+        let PickleNode::Object { attributes, class, .. } = pickle.node(pickle.root()) else {
+            panic!()
+        };
+        assert!(matches!(pickle.node(*class), PickleNode::Class(..)));
+        let PickleNode::Dict(pairs) = pickle.node(attributes.unwrap()) else { panic!() };
         assert_eq!(pickle.text(pairs[0].0), Some("cur_scale"));
         let pickle = parse(b"\x8c\x04zero\x8c\x05Stage\x93K\x02\x85R.");
-        let Node::Object { arguments, .. } = pickle.node(pickle.root()) else { panic!() };
-        assert!(matches!(pickle.node(*arguments), Node::List(list) if list.len() == 1));
+        let PickleNode::Object { arguments, .. } = pickle.node(pickle.root()) else { panic!() };
+        assert!(matches!(pickle.node(*arguments), PickleNode::List(list) if list.len() == 1));
     }
 
     #[test]
     fn tensors_know_their_storage() {
         let pickle = parse(&tensor(2, &[2, 2], &[2, 1]));
-        let Node::Tensor(tensor) = pickle.node(pickle.root()) else { panic!() };
+        let PickleNode::Tensor(tensor) = pickle.node(pickle.root()) else { panic!() };
         assert_eq!((tensor.offset, &tensor.shape[..], tensor.contiguous), (2, &[2, 2][..], true));
         let storages: Vec<_> = pickle.storages().collect();
         assert_eq!(storages, [("7", Some(FloatType::F32), 6)]);
@@ -609,7 +615,7 @@ mod tests {
     fn strides_tell_whether_a_tensor_is_contiguous() {
         let contiguous = |shape: &[u8], strides: &[u8]| {
             let pickle = parse(&tensor(0, shape, strides));
-            let Node::Tensor(tensor) = pickle.node(pickle.root()) else { panic!() };
+            let PickleNode::Tensor(tensor) = pickle.node(pickle.root()) else { panic!() };
             tensor.contiguous
         };
         assert!(contiguous(&[], &[]));
@@ -649,7 +655,7 @@ mod tests {
     #[test]
     fn values_within_themselves_do_no_harm() {
         let pickle = parse(b"]q\x00h\x00a.");
-        assert!(matches!(pickle.node(pickle.root()), Node::List(items) if *items == [0]));
+        assert!(matches!(pickle.node(pickle.root()), PickleNode::List(items) if *items == [0]));
         // A tensor with attributes whose arguments are itself.
         let own = b"ctorch._tensor\n_rebuild_from_type_v2\nq\x00(h\x00N]q\x01Nl.";
         assert!(Pickle::parse(own).is_ok());
@@ -681,7 +687,7 @@ mod tests {
             pickle.extend(&bytes[..len]);
             pickle.push(b'.');
             let parsed = parse(&pickle);
-            prop_assert_eq!(parsed.node(0), &Node::Int(value << shift >> shift));
+            prop_assert_eq!(parsed.node(0), &PickleNode::Int(value << shift >> shift));
         }
     }
 }

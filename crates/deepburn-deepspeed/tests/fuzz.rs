@@ -8,7 +8,7 @@ use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 
 use deepburn_deepspeed::{Array, DeepSpeedCheckpoint, DeepSpeedError};
-use deepburn_fuzz::{Corpus, CorpusFile, Mutator, fuzz, replay, scratch_folder};
+use deepburn_fuzz::{Mutator, SeedCorpus, SeedFile, fuzz, replay, scratch_folder};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
@@ -92,7 +92,7 @@ impl FixtureArchive {
     }
 
     /// The archive with a file of the corpus as its pickle or in its place.
-    fn with(&self, kept: &CorpusFile) -> Self {
+    fn with(&self, kept: &SeedFile) -> Self {
         let (path, mut entries) = (self.path.clone(), self.entries.clone());
         let bytes = match kept.format() {
             "pickle" => {
@@ -217,7 +217,7 @@ fn fuzzed_checkpoints_end_in_an_error_or_in_values() {
     for files in &fixtures {
         read(files[0].path.parent().unwrap()).unwrap();
     }
-    let corpus = Corpus::of_crate(env!("CARGO_MANIFEST_DIR"));
+    let corpus = SeedCorpus::of_crate(env!("CARGO_MANIFEST_DIR"));
     replay(&corpus, |kept| {
         for file in fixtures.iter().flatten() {
             fs::write(&file.path, file.with(kept).bytes).unwrap();

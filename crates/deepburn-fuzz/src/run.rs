@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::current::{current, set_current};
 use crate::memory::{LimitGuard, MEMORY_LIMIT, peak_of};
-use crate::{Corpus, CorpusFile, Mutator};
+use crate::{Mutator, SeedCorpus, SeedFile};
 
 /// The longest time for an input. Most inputs take less than a millisecond; the
 /// rest is a margin for a busy machine.
@@ -43,7 +43,7 @@ pub fn fuzz(default: u64, mut check: impl FnMut(&mut Mutator)) {
 /// # Panics
 ///
 /// Panics with the name of the file if it panics or exceeds a limit.
-pub fn replay<'a>(corpus: &'a Corpus, check: impl FnMut(&'a CorpusFile)) {
+pub fn replay<'a>(corpus: &'a SeedCorpus, check: impl FnMut(&'a SeedFile)) {
     limited(corpus.files().iter(), |file| format!("the file {} of the corpus", file.name), check);
 }
 

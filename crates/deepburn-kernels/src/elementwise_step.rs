@@ -49,7 +49,7 @@ macro_rules! elementwise_steps {
                 &self,
                 client: &cubecl::client::ComputeClient<R>,
                 grad_scale: f32,
-                grad: &crate::cube::Buffer,
+                grad: &crate::cube::DeviceBuffer,
                 buffers: crate::cube::OwnedBuffers<'_>,
             ) {
                 match *self {

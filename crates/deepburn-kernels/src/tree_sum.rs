@@ -38,12 +38,12 @@ pub struct TreeSum {
     /// The end of the range.
     end: usize,
     /// The largest nodes of the elements so far, in the order of their elements.
-    nodes: Vec<Node>,
+    nodes: Vec<SumNode>,
 }
 
 /// A node of the tree.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Node {
+struct SumNode {
     /// Its level: it covers `2^level` elements.
     level: u32,
     /// Its index among the nodes of its level.
@@ -130,14 +130,15 @@ impl TreeSum {
     /// Adds the node of the next elements, and joins it with its left sibling as long as there is
     /// one.
     fn push_node(&mut self, level: u32, sum: f64) {
-        let mut node = Node { level, place: self.next >> level, sum };
+        let mut node = SumNode { level, place: self.next >> level, sum };
         self.next += 1 << level;
         while let Some(left) = self.nodes.last()
             && left.level == node.level
             && left.place + 1 == node.place
             && node.place % 2 == 1
         {
-            node = Node { level: node.level + 1, place: node.place / 2, sum: left.sum + node.sum };
+            node =
+                SumNode { level: node.level + 1, place: node.place / 2, sum: left.sum + node.sum };
             self.nodes.pop();
         }
         self.nodes.push(node);

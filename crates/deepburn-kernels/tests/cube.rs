@@ -7,7 +7,7 @@
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;
 use cubecl::prelude::*;
-use deepburn_kernels::cube::{self, Buffer, ElementType, OwnedBuffers};
+use deepburn_kernels::cube::{self, DeviceBuffer, DeviceDType, OwnedBuffers};
 use deepburn_kernels::{
     Adagrad, AdagradStep, Adam, AdamStep, AgreedMovementStep, DescentStep, ElementwiseStep,
     FloatSlice, FrozenAdam, FrozenAdamStep, FrozenLamb, FrozenLambStep, Lamb, LambStep, Lion,
@@ -31,13 +31,13 @@ fn client() -> Client {
 const SIZES: [usize; 8] = [0, 1, 7, 255, 257, 65_537, 1_000_007, 10_000_000];
 
 /// Types that the device can store and convert; f32 always.
-fn types(client: &Client) -> Vec<ElementType> {
-    let supports = |dtype: &ElementType| match dtype {
-        ElementType::F32 => true,
-        ElementType::F16 => client.properties().supports_type(f16::as_type_native_unchecked()),
-        ElementType::Bf16 => client.properties().supports_type(bf16::as_type_native_unchecked()),
+fn types(client: &Client) -> Vec<DeviceDType> {
+    let supports = |dtype: &DeviceDType| match dtype {
+        DeviceDType::F32 => true,
+        DeviceDType::F16 => client.properties().supports_type(f16::as_type_native_unchecked()),
+        DeviceDType::Bf16 => client.properties().supports_type(bf16::as_type_native_unchecked()),
     };
-    let all = [ElementType::F32, ElementType::F16, ElementType::Bf16];
+    let all = [DeviceDType::F32, DeviceDType::F16, DeviceDType::Bf16];
     let types: Vec<_> = all.into_iter().filter(supports).collect();
     println!("types of this device: {types:?}");
     types
@@ -55,41 +55,41 @@ fn noise(len: usize, seed: u64) -> Vec<f32> {
 }
 
 /// The numbers as a type holds them.
-fn held(values: &[f32], dtype: ElementType) -> Vec<f32> {
+fn held(values: &[f32], dtype: DeviceDType) -> Vec<f32> {
     values
         .iter()
         .map(|x| match dtype {
-            ElementType::F32 => *x,
-            ElementType::F16 => f16::from_f32(*x).to_f32(),
-            ElementType::Bf16 => bf16::from_f32(*x).to_f32(),
+            DeviceDType::F32 => *x,
+            DeviceDType::F16 => f16::from_f32(*x).to_f32(),
+            DeviceDType::Bf16 => bf16::from_f32(*x).to_f32(),
         })
         .collect()
 }
 
-fn upload(client: &Client, values: &[f32], dtype: ElementType) -> Buffer {
+fn upload(client: &Client, values: &[f32], dtype: DeviceDType) -> DeviceBuffer {
     let bytes: Vec<u8> = match dtype {
-        ElementType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        ElementType::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
-        ElementType::Bf16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        DeviceDType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        DeviceDType::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+        DeviceDType::Bf16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
     };
     if values.is_empty() {
-        return Buffer::empty(client, 0, dtype);
+        return DeviceBuffer::empty(client, 0, dtype);
     }
-    Buffer::new(client.create_from_slice(&bytes), values.len(), dtype)
+    DeviceBuffer::new(client.create_from_slice(&bytes), values.len(), dtype)
 }
 
-fn download(client: &Client, buffer: Buffer) -> Vec<f32> {
+fn download(client: &Client, buffer: DeviceBuffer) -> Vec<f32> {
     let (len, dtype) = (buffer.len(), buffer.dtype());
     let bytes = client.read_one(buffer.into_handle()).unwrap();
     let bytes = &bytes[..len * dtype.size()];
     match dtype {
-        ElementType::F32 => f32::from_bytes(bytes).to_vec(),
+        DeviceDType::F32 => f32::from_bytes(bytes).to_vec(),
         _ => bytes
             .chunks_exact(2)
             .map(|it| {
                 let bits = u16::from_le_bytes([it[0], it[1]]);
                 match dtype {
-                    ElementType::F16 => f16::from_bits(bits).to_f32(),
+                    DeviceDType::F16 => f16::from_bits(bits).to_f32(),
                     _ => bf16::from_bits(bits).to_f32(),
                 }
             })
@@ -143,24 +143,24 @@ fn on_the_cpu(
     step: &ElementwiseStep,
     before: &[Vec<f32>],
     grad: &[f32],
-    dtype: ElementType,
+    dtype: DeviceDType,
 ) -> Vec<Vec<f32>> {
     let mut arrays = before.to_vec();
     let (halves, brains): (Vec<_>, Vec<_>) =
         grad.iter().map(|g| (f16::from_f32(*g), bf16::from_f32(*g))).unzip();
     let (mut half_copy, mut brain_copy) = (halves.clone(), brains.clone());
     let (grad, working) = match dtype {
-        ElementType::F32 => (FloatSlice::F32(grad), None),
-        ElementType::F16 => (FloatSlice::F16(&halves), Some(WorkingCopy::F16(&mut half_copy))),
-        ElementType::Bf16 => (FloatSlice::Bf16(&brains), Some(WorkingCopy::Bf16(&mut brain_copy))),
+        DeviceDType::F32 => (FloatSlice::F32(grad), None),
+        DeviceDType::F16 => (FloatSlice::F16(&halves), Some(WorkingCopy::F16(&mut half_copy))),
+        DeviceDType::Bf16 => (FloatSlice::Bf16(&brains), Some(WorkingCopy::Bf16(&mut brain_copy))),
     };
     let mut slices: Vec<_> = arrays.iter_mut().map(Vec::as_mut_slice).collect();
     let (param, states) = slices.split_first_mut().unwrap();
     step.update(0.25, grad, OwnedSlice { param, states, working });
     match dtype {
-        ElementType::F32 => {}
-        ElementType::F16 => arrays.push(half_copy.iter().map(|x| x.to_f32()).collect()),
-        ElementType::Bf16 => arrays.push(brain_copy.iter().map(|x| x.to_f32()).collect()),
+        DeviceDType::F32 => {}
+        DeviceDType::F16 => arrays.push(half_copy.iter().map(|x| x.to_f32()).collect()),
+        DeviceDType::Bf16 => arrays.push(brain_copy.iter().map(|x| x.to_f32()).collect()),
     }
     arrays
 }
@@ -171,12 +171,13 @@ fn on_the_device(
     step: &ElementwiseStep,
     before: &[Vec<f32>],
     grad: &[f32],
-    dtype: ElementType,
+    dtype: DeviceDType,
 ) -> Vec<Vec<f32>> {
     let arrays: Vec<_> =
-        before.iter().map(|array| upload(client, array, ElementType::F32)).collect();
+        before.iter().map(|array| upload(client, array, DeviceDType::F32)).collect();
     let states: Vec<_> = arrays[1..].iter().collect();
-    let working = (dtype != ElementType::F32).then(|| Buffer::empty(client, grad.len(), dtype));
+    let working =
+        (dtype != DeviceDType::F32).then(|| DeviceBuffer::empty(client, grad.len(), dtype));
     let buffers = OwnedBuffers { param: &arrays[0], states: &states, working: working.as_ref() };
     cube::update(client, step, 0.25, &upload(client, grad, dtype), buffers);
     arrays.into_iter().chain(working).map(|array| download(client, array)).collect()
@@ -198,7 +199,7 @@ fn device_kernels_steps_follow_the_cpu() {
                 let expected = on_the_cpu(&step, &before, &grad, dtype);
                 let found = on_the_device(&client, &step, &before, &grad, dtype);
                 assert_eq!(found.len(), expected.len());
-                if dtype != ElementType::F32 {
+                if dtype != DeviceDType::F32 {
                     // The copy is the parameter, rounded: to the bit.
                     assert_eq!(found[before.len()], held(&found[0], dtype), "{len} {step:?}");
                 }
@@ -251,13 +252,14 @@ fn device_kernels_adam_follows_the_f64_reference() {
             let strong = |seed| noise(len, seed).iter().map(|x| x + 0.5_f32.copysign(*x)).collect();
             let mut p64: Vec<f64> = start.iter().map(|x| f64::from(*x)).collect();
             let (mut m64, mut v64) = (vec![0.0; len], vec![0.0; len]);
-            let param = upload(&client, &start, ElementType::F32);
+            let param = upload(&client, &start, DeviceDType::F32);
             let zeros = vec![0.0; len];
             let (m, v) = (
-                upload(&client, &zeros, ElementType::F32),
-                upload(&client, &zeros, ElementType::F32),
+                upload(&client, &zeros, DeviceDType::F32),
+                upload(&client, &zeros, DeviceDType::F32),
             );
-            let working = (dtype != ElementType::F32).then(|| Buffer::empty(&client, len, dtype));
+            let working =
+                (dtype != DeviceDType::F32).then(|| DeviceBuffer::empty(&client, len, dtype));
             for t in 1..=3 {
                 let grad: Vec<f32> = strong(10 + t);
                 let g64: Vec<f64> =
@@ -304,12 +306,12 @@ fn padding_stays_zero_and_a_bad_gradient_alone(client: &Client, step: &Elementwi
     for (place, bad) in [(0, f32::NAN), (7, f32::INFINITY), (289, f32::NEG_INFINITY)] {
         grad[place] = bad;
     }
-    let param = upload(client, &values, ElementType::F32);
-    let zeros = || upload(client, &[0.0; 300], ElementType::F32);
+    let param = upload(client, &values, DeviceDType::F32);
+    let zeros = || upload(client, &[0.0; 300], DeviceDType::F32);
     let states: Vec<_> = (0..step.states()).map(|_| zeros()).collect();
     let buffers =
         OwnedBuffers { param: &param, states: &states.iter().collect::<Vec<_>>(), working: None };
-    cube::update(client, step, 1.0, &upload(client, &grad, ElementType::F32), buffers);
+    cube::update(client, step, 1.0, &upload(client, &grad, DeviceDType::F32), buffers);
     for updated in states.into_iter().chain([param]) {
         for (i, x) in download(client, updated).into_iter().enumerate() {
             if i >= 290 {
@@ -364,7 +366,7 @@ fn device_kernels_stats_see_every_bad_element() {
 fn device_kernels_squares_beyond_f32_are_no_overflow() {
     let client = client();
     let stats =
-        cube::gradient_stats(&client, &upload(&client, &[f32::MAX; 1000], ElementType::F32));
+        cube::gradient_stats(&client, &upload(&client, &[f32::MAX; 1000], DeviceDType::F32));
     assert!(stats.finite);
     assert!((stats.sum_of_squares / (f64::from(f32::MAX).powi(2) * 1e3) - 1.0).abs() < 1e-12);
 }
@@ -394,12 +396,12 @@ fn device_kernels_casts_round_to_nearest_even_and_overflow_to_infinity() {
             let mut values: Vec<f32> = noise(len, 5).iter().map(|x| x * 1000.0).collect();
             let count = edges.len().min(len);
             values[..count].copy_from_slice(&edges[..count]);
-            let cast = cube::cast(&client, &upload(&client, &values, ElementType::F32), dtype);
+            let cast = cube::cast(&client, &upload(&client, &values, DeviceDType::F32), dtype);
             assert_eq!(download(&client, cast.clone()), held(&values, dtype), "{dtype:?} {len}");
-            let back = cube::cast(&client, &cast, ElementType::F32);
+            let back = cube::cast(&client, &cast, DeviceDType::F32);
             assert_eq!(download(&client, back), held(&values, dtype), "{dtype:?} {len}");
         }
-        let nan = cube::cast(&client, &upload(&client, &[f32::NAN], ElementType::F32), dtype);
+        let nan = cube::cast(&client, &upload(&client, &[f32::NAN], DeviceDType::F32), dtype);
         assert!(download(&client, nan)[0].is_nan(), "{dtype:?}");
     }
 }
@@ -427,7 +429,7 @@ fn device_kernels_flat_arrays_are_their_parts_and_zeros() {
 #[should_panic(expected = "adam: `v` has 3 elements and `param` has 2")]
 fn device_kernels_buffers_of_different_lengths_are_refused() {
     let client = client();
-    let [a, b] = [2, 3].map(|len| Buffer::empty(&client, len, ElementType::F32));
+    let [a, b] = [2, 3].map(|len| DeviceBuffer::empty(&client, len, DeviceDType::F32));
     let buffers = OwnedBuffers { param: &a, states: &[&a, &b], working: None };
     let step = AdamStep::new(&rule(WeightDecay::L2(0.0)), 1).into();
     cube::update(&client, &step, 1.0, &a, buffers);

@@ -71,7 +71,7 @@ struct Lines<W, F> {
 }
 
 /// The text at a position where a tag may begin.
-enum Tag {
+enum OutputTag {
     /// A complete tag of `length` bytes.
     Rank { length: usize, rank: usize },
     /// No tag.
@@ -89,16 +89,16 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
         let mut position = 0;
         while position < text.len() {
             match tag(&text[position..]) {
-                Tag::Rank { length, rank } => {
+                OutputTag::Rank { length, rank } => {
                     self.rank = Some(rank);
                     position += length;
                 }
                 // The rest of the tag comes with the next read, so these bytes are kept until then.
-                Tag::Partial if !last => {
+                OutputTag::Partial if !last => {
                     self.unread = text[position..].to_vec();
                     return;
                 }
-                Tag::Partial | Tag::None => {
+                OutputTag::Partial | OutputTag::None => {
                     self.push(text[position]);
                     position += 1;
                 }
@@ -154,11 +154,11 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
 
 /// Parses `[1,RANK]<stdout>:` at the beginning of `text`. The job number of the
 /// ranks is always 1.
-fn tag(text: &[u8]) -> Tag {
+fn tag(text: &[u8]) -> OutputTag {
     const OPENING: &[u8] = b"[1,";
     let shared = text.len().min(OPENING.len());
     if text[..shared] != OPENING[..shared] {
-        return Tag::None;
+        return OutputTag::None;
     }
     let digits = text[shared..].iter().take_while(|b| b.is_ascii_digit()).count();
     let rest = &text[shared + digits..];
@@ -168,15 +168,15 @@ fn tag(text: &[u8]) -> Tag {
             continue;
         }
         if same < closing.len() {
-            return Tag::Partial;
+            return OutputTag::Partial;
         }
         let number = std::str::from_utf8(&text[shared..shared + digits]).ok();
         return match number.and_then(|number| number.parse().ok()) {
-            Some(rank) => Tag::Rank { length: shared + digits + closing.len(), rank },
-            None => Tag::None,
+            Some(rank) => OutputTag::Rank { length: shared + digits + closing.len(), rank },
+            None => OutputTag::None,
         };
     }
-    Tag::None
+    OutputTag::None
 }
 
 /// Returns the rank in mpirun's message about the first failure: `process rank

@@ -76,7 +76,7 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// Whether stage 3 may gather all parameters to save them in 16 bits.
     gathers_for_saving: bool,
     /// The counters of the run, which checkpoints store.
-    pub(crate) progress: Progress,
+    pub(crate) progress: EngineCounters,
     /// The time per phase since it was last taken.
     pub(crate) times: PhaseTimes,
     /// Overrides whether the current micro-batch is the last one of an
@@ -103,8 +103,9 @@ const MAX_SKIPS_IN_A_ROW: u64 = 100;
 
 /// The counters of an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Progress {
+// Errors about malformed checkpoints say `struct Progress`.
+#[serde(rename = "Progress", deny_unknown_fields)]
+pub(crate) struct EngineCounters {
     /// Micro-batches since the start of the run.
     pub(crate) micro_steps: u64,
     /// Micro-batches since the last optimizer step.
@@ -181,7 +182,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             batch: plan.batch,
             clip: plan.gradient_clipping,
             gathers_for_saving: plan.zero.parameters.gather_16bit_weights_on_model_save,
-            progress: Progress::default(),
+            progress: EngineCounters::default(),
             times: PhaseTimes::default(),
             boundary: None,
             next_size: None,

@@ -146,5 +146,5 @@ fn saved_before(checkpoint: Option<&Path>) -> String {
     checkpoint.map_or_else(String::new, describe)
 }
 
-/// An error of a data source, a task or a hook.
+/// Any error, such as of a data source, a task or a hook.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use burn::module::AutodiffModule;
-use deepburn_comm::Tag;
+use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
@@ -91,7 +91,7 @@ where
     if let Some(cause) = cause {
         return Cause::Data { cause, checkpoint };
     }
-    match engine.group().sum(Tag::new("data of another rank", 0), vec![0.0]) {
+    match engine.group().sum(CollectiveTag::new("data of another rank", 0), vec![0.0]) {
         Err(error) => EngineError::from(error).into(),
         Ok(_) => Cause::Data { cause: "another rank cannot read its data".into(), checkpoint },
     }
@@ -128,7 +128,7 @@ where
         };
         // Both flags share one collective.
         let mine = vec![f64::from(interrupt.is_asked()), f64::from(failure.is_some())];
-        let tag = Tag::new("evaluation continues", 0);
+        let tag = CollectiveTag::new("evaluation continues", 0);
         let all = engine.group().sum(tag, mine).map_err(EngineError::from)?;
         if all[1] > 0.0 {
             return Ok(EvaluationEnd::Unreadable(failure));
@@ -195,7 +195,7 @@ impl Sums {
         B: OptimizerOps,
         M: AutodiffModule<Training<B>>,
     {
-        let tag = Tag::new("evaluation", 0);
+        let tag = CollectiveTag::new("evaluation", 0);
         let sums = engine.group().sum(tag, self.0).map_err(EngineError::from)?;
         // The loss and the number of targets come first, then the counts, if
         // there are any.

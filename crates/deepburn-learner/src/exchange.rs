@@ -6,7 +6,7 @@
 
 use std::fmt::Display;
 
-use deepburn_comm::Tag;
+use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Group;
 use serde::de::DeserializeOwned;
@@ -51,7 +51,8 @@ pub(crate) fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned, E: Shar
         Some(Err(error)) => (Some(Said::Failed(error.to_string())), Some(error)),
     };
     let bytes = serde_json::to_vec(&said).unwrap_or_default();
-    let all = group.gather_bytes(Tag::new(purpose, 0), &bytes).map_err(EngineError::from)?;
+    let all =
+        group.gather_bytes(CollectiveTag::new(purpose, 0), &bytes).map_err(EngineError::from)?;
     if let Some(error) = own_failure {
         return Err(error);
     }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
 use burn::tensor::ElementConversion;
-use deepburn_comm::Tag;
+use deepburn_comm::CollectiveTag;
 use deepburn_config::BatchSchedule;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Category, Ledger, ModuleOperations, Tier, Training};
@@ -145,7 +145,7 @@ where
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
-    let mut run = Run {
+    let mut run = TrainLoop {
         plan,
         hooks,
         saver: Saver::new(plan.checkpoints.as_ref(), plan.best),
@@ -176,7 +176,7 @@ where
 }
 
 /// The state of a training loop.
-struct Run<'a, 'b> {
+struct TrainLoop<'a, 'b> {
     /// The settings of the run.
     plan: &'a TrainPlan,
     /// The observers of this rank.
@@ -190,7 +190,7 @@ struct Run<'a, 'b> {
     first_step: u64,
 }
 
-impl Run<'_, '_> {
+impl TrainLoop<'_, '_> {
     /// Returns true if all steps were taken or early stopping applies.
     fn is_over<B, M>(&self, engine: &Engine<B, M>) -> bool
     where
@@ -519,7 +519,8 @@ where
     // The loss and the flags share one collective, because its latency does not
     // depend on the number of values.
     let message = vec![loss_sum, f64::from(mine.interrupted), f64::from(mine.written)];
-    let sums = engine.group().sum(Tag::new("loss", 0), message).map_err(EngineError::from)?;
+    let sums =
+        engine.group().sum(CollectiveTag::new("loss", 0), message).map_err(EngineError::from)?;
     let all = RankFlags { interrupted: sums[1] > 0.0, written: sums[2] == world_size };
 
     let step = taken.ok_or(EngineError::Order {
@@ -558,7 +559,7 @@ impl Totals {
         let tokens: usize = own.iter().map(Batch::num_tokens).sum();
         let targets: usize = own.iter().map(Batch::num_targets).sum();
         let mine = vec![tokens as f64, targets as f64, f64::from(batches.is_none())];
-        let sums = engine.group().sum(Tag::new("batch totals", 0), mine)?;
+        let sums = engine.group().sum(CollectiveTag::new("batch totals", 0), mine)?;
         // A step without any target has a loss and gradients of 0 instead of
         // 0/0.
         let totals = Self { tokens: sums[0], targets: sums[1].max(1.0) };

@@ -13,7 +13,7 @@ use burn_flex::{Flex, FlexDevice};
 use deepburn_checkpoint::Checkpoint;
 use deepburn_comm::{FailureCause, run_ranks};
 use deepburn_config::{Plan, RawConfig, RunContext, resolve};
-use deepburn_fuzz::{Corpus, fuzz, patched, replay, scratch_folder};
+use deepburn_fuzz::{SeedCorpus, fuzz, patched, replay, scratch_folder};
 use deepburn_learner::{Engine, LoadPlan, SaveRequest, TrainingCheckpointError, initialize};
 use deepburn_zero::{Group, Training};
 use serde_json::json;
@@ -83,7 +83,7 @@ fn fuzzed_training_states_are_refused_or_trained_on() {
     let folder = root.path().join("step-00000001");
     // The state of the engine and the state of the rank. Each ends where the client's begins.
     let parts = ["\"progress\": {", "\"random\": {"].map(|start| fields.find(start).unwrap());
-    let corpus = Corpus::of_crate(env!("CARGO_MANIFEST_DIR"));
+    let corpus = SeedCorpus::of_crate(env!("CARGO_MANIFEST_DIR"));
     let with = |patch: &[u8]| patched(format!("{fields}\n}}").as_bytes(), patch);
     let resume = |manifest: &[u8]| {
         let mut text = manifest.strip_suffix(b"\n}").unwrap_or(manifest).to_vec();

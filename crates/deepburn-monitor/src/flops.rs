@@ -11,7 +11,7 @@ mod tree;
 
 use std::fmt::{self, Write};
 
-use tree::Node;
+use tree::ModuleNode;
 
 /// The counts of one module, on one rank in one step. Operations of submodules
 /// are separate entries.
@@ -65,17 +65,17 @@ pub struct FlopsTotals {
 #[derive(Debug, Clone)]
 pub struct FlopsProfile {
     /// The model, with its modules as children.
-    root: Node,
+    root: ModuleNode,
 }
 
 impl FlopsProfile {
     /// Builds the profile of the model `name`. Entries with the same path are
     /// added; an entry with an empty path belongs to the model itself.
     pub fn new(name: &str, entries: &[ModuleFlops]) -> Self {
-        let mut root = Node::new(name);
+        let mut root = ModuleNode::new(name);
         for entry in entries {
             let parts = entry.path.split('.').filter(|part| !part.is_empty());
-            parts.fold(&mut root, Node::child).add(entry);
+            parts.fold(&mut root, ModuleNode::child).add(entry);
         }
         Self { root }
     }

@@ -45,7 +45,7 @@ pub enum PlotError {
 
 /// A run.
 #[derive(Debug, Clone)]
-struct Run {
+struct PlottedRun {
     /// The name in keys and tables.
     name: String,
     /// Its optimizer steps, in order.
@@ -59,7 +59,7 @@ struct Run {
 pub struct Comparison {
     /// The runs, in the order in which they were given; the place decides the
     /// colour.
-    runs: Vec<Run>,
+    runs: Vec<PlottedRun>,
 }
 
 impl Comparison {
@@ -88,7 +88,7 @@ impl Comparison {
             if steps.is_empty() && evals.is_empty() {
                 return Err(PlotError::Empty(file.clone()));
             }
-            runs.push(Run { name, steps, evals });
+            runs.push(PlottedRun { name, steps, evals });
         }
         Ok(Self { runs })
     }
@@ -128,7 +128,7 @@ impl Comparison {
         }
         body.push_str("</p>\n");
         let head = HEAD.map(str::to_owned);
-        let rows: Vec<_> = self.runs.iter().map(Run::results).collect();
+        let rows: Vec<_> = self.runs.iter().map(PlottedRun::results).collect();
         html::grid(&mut body, "Results", &head, &rows);
         html::push(
             &mut body,
@@ -146,11 +146,11 @@ impl Comparison {
     fn charts(&self) -> Vec<Chart> {
         const MIB: f64 = (1 << 20) as f64;
         let steps = |title, value: fn(&StepRow) -> f64| {
-            let points = |run: &Run| points(&run.steps, |row| row.step, value);
+            let points = |run: &PlottedRun| points(&run.steps, |row| row.step, value);
             Chart::new(title, self.series(points))
         };
         let evals = |title, value: fn(&EvalRow) -> f64| {
-            let points = |run: &Run| points(&run.evals, |row| row.step, value);
+            let points = |run: &PlottedRun| points(&run.evals, |row| row.step, value);
             Chart::new(title, self.series(points))
         };
         let mut charts = vec![steps("Loss", |row| row.loss)];
@@ -179,7 +179,7 @@ impl Comparison {
 
     /// Returns a series for every run. Runs without values get an empty one, so
     /// that each run keeps its colour.
-    fn series(&self, points: impl Fn(&Run) -> Vec<(f64, f64)>) -> Vec<Series> {
+    fn series(&self, points: impl Fn(&PlottedRun) -> Vec<(f64, f64)>) -> Vec<Series> {
         self.runs.iter().map(|run| Series::new(&*run.name, points(run).into_iter())).collect()
     }
 }
@@ -193,7 +193,7 @@ fn points<R>(rows: &[R], step: fn(&R) -> u64, value: fn(&R) -> f64) -> Vec<(f64,
 const HEAD: [&str; 7] =
     ["Run", "steps", "last loss", "best eval loss", "best accuracy", "tokens/s", "memory, peak"];
 
-impl Run {
+impl PlottedRun {
     /// Returns the row under [`HEAD`]; unknown values are dashes.
     fn results(&self) -> Vec<String> {
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use burn_backend::{DType, TensorData, TensorMetadata};
 use burn_flex::{Flex, FlexTensor};
-use deepburn_comm::{ProcessGroup, ReduceOp, Tag, run_rank};
+use deepburn_comm::{CollectiveTag, ProcessGroup, ReduceOp, run_rank};
 use deepburn_mpi::{MpiGroup, Process, Settings};
 use deepburn_zero::DeviceArray;
 use mpi_sys as ffi;
@@ -134,7 +134,7 @@ fn engine() {
     let ended = run_rank(&group, || -> Result<(), deepburn_comm::CommError> {
         let (rank, world_size) = (group.rank(), group.world_size());
         let barrier = || {
-            let tag = Tag::new("barrier", 0);
+            let tag = CollectiveTag::new("barrier", 0);
             ProcessGroup::<DeviceArray<Flex>>::barrier(&group, tag).expect("all ranks are there");
         };
         let whole = array(NUMEL);
@@ -144,7 +144,7 @@ fn engine() {
             &timed(barrier, || {
                 let arrays = vec![whole.clone()];
                 finish(&group, |group| {
-                    group.reduce_scatter(Tag::new("a", 0), arrays, ReduceOp::Sum)
+                    group.reduce_scatter(CollectiveTag::new("a", 0), arrays, ReduceOp::Sum)
                 });
             }),
         );
@@ -154,7 +154,9 @@ fn engine() {
             rank,
             &timed(barrier, || {
                 let chunks = vec![chunk.clone()];
-                finish(&group, |group| group.all_gather(Tag::new("b", 0), chunks, vec![NUMEL]));
+                finish(&group, |group| {
+                    group.all_gather(CollectiveTag::new("b", 0), chunks, vec![NUMEL])
+                });
             }),
         );
         Ok(())

@@ -35,7 +35,7 @@
 use bytes::Bytes;
 use deepburn_comm::{CommError, Encoded, Form, Partition, Payload, Received, ReduceOp, Side};
 
-use crate::control::Header;
+use crate::control::CallHeader;
 use crate::link::Link;
 use crate::transfer::Incoming;
 
@@ -262,7 +262,7 @@ fn described(encoded: &[Encoded]) -> Vec<(Form, u64)> {
 fn decode<T: Payload>(
     home: &T,
     numel: usize,
-    header: &Header,
+    header: &CallHeader,
     index: usize,
     received: Option<Received>,
 ) -> Result<T, String> {

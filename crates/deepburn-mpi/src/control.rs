@@ -20,7 +20,7 @@ pub(crate) enum Message {
     /// The identity of the rank. Sent once, before anything else.
     Hello(Hello),
     /// The sender's side of the next collective.
-    Header(Header),
+    Header(CallHeader),
     /// The names of the sender's arrays, if headers disagree.
     Names(Vec<String>),
     /// The run has failed.
@@ -52,7 +52,7 @@ pub(crate) struct Hello {
 
 /// A rank's side of a collective.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Header {
+pub(crate) struct CallHeader {
     /// The number of the collective in the common order.
     pub(crate) sequence: u64,
     /// The arguments of the collective, which must agree on all ranks.
@@ -78,9 +78,9 @@ impl Envelope {
 ///
 /// All calls are compared with the first one that has arrays, or else with the
 /// first one, as for rank threads.
-pub(crate) fn disagreement(headers: &[Header]) -> Option<(usize, usize)> {
+pub(crate) fn disagreement(headers: &[CallHeader]) -> Option<(usize, usize)> {
     let reference = headers.iter().position(|header| header.side.signature.is_some()).unwrap_or(0);
-    let differs = |header: &Header| !headers[reference].side.agrees_with(&header.side);
+    let differs = |header: &CallHeader| !headers[reference].side.agrees_with(&header.side);
     let other = headers.iter().position(differs)?;
     Some((reference.min(other), reference.max(other)))
 }

@@ -18,7 +18,8 @@ use std::thread;
 use std::time::Duration;
 
 use deepburn_comm::{
-    CommError, Failure, Payload, Pending, ProcessGroup, RankHandle, ReduceOp, Side, Statistics, Tag,
+    CollectiveTag, CommError, GroupFailure, Payload, Pending, ProcessGroup, RankHandle, ReduceOp,
+    Side, Statistics,
 };
 use tracing::{Span, trace_span};
 
@@ -214,7 +215,7 @@ impl RankHandle for MpiGroup {
     }
 
     /// Returns the first failure of the run.
-    fn failure(&self) -> Option<Failure> {
+    fn failure(&self) -> Option<GroupFailure> {
         self.membership.process.status().failure()
     }
 }
@@ -230,7 +231,12 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
         self.world_size()
     }
 
-    fn all_reduce(&self, tag: Tag, arrays: Vec<T>, op: ReduceOp) -> Result<Pending<T>, CommError> {
+    fn all_reduce(
+        &self,
+        tag: CollectiveTag,
+        arrays: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<Pending<T>, CommError> {
         let side = Side::all_reduce(self.rank(), tag, &arrays, op)?;
         let span = trace_span!("all_reduce", tag = %side.tag);
         self.start(side, span, move |link, side| collectives::all_reduce(link, side, &arrays, op))
@@ -238,7 +244,7 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
 
     fn reduce_scatter(
         &self,
-        tag: Tag,
+        tag: CollectiveTag,
         arrays: Vec<T>,
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError> {
@@ -251,7 +257,7 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
 
     fn all_gather(
         &self,
-        tag: Tag,
+        tag: CollectiveTag,
         chunks: Vec<T>,
         numels: Vec<usize>,
     ) -> Result<Pending<T>, CommError> {
@@ -262,20 +268,25 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
         })
     }
 
-    fn all_to_all(&self, tag: Tag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
+    fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
         let side = Side::all_to_all(self.rank(), tag, &arrays)?;
         let span = trace_span!("all_to_all", tag = %side.tag);
         self.start(side, span, move |link, side| collectives::all_to_all(link, side, &arrays))
     }
 
-    fn broadcast(&self, tag: Tag, arrays: Vec<T>, root: usize) -> Result<Pending<T>, CommError> {
+    fn broadcast(
+        &self,
+        tag: CollectiveTag,
+        arrays: Vec<T>,
+        root: usize,
+    ) -> Result<Pending<T>, CommError> {
         let side = Side::broadcast(self.rank(), self.world_size(), tag, &arrays, root)?;
         let span = trace_span!("broadcast", tag = %side.tag);
         self.start(side, span, move |link, side| collectives::broadcast(link, side, arrays, root))
     }
 
     /// Waits on the calling thread, unlike the other collectives.
-    fn barrier(&self, tag: Tag) -> Result<(), CommError> {
+    fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
         let side = Side::barrier(self.rank(), tag);
         let span = trace_span!("barrier", tag = %side.tag);
         let pending: Pending<T> = self.start(side, span, |link, side| {

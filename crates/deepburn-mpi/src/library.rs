@@ -62,7 +62,7 @@ pub(crate) struct Mpi {
 /// The kind of a message. Messages of one kind between two ranks arrive in the
 /// order in which they were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MessageKind {
     /// A control message, of a size that the receiver does not know.
     Control = 1,
     /// A piece of an array, which the receiver expects.
@@ -148,7 +148,7 @@ impl Mpi {
         &self,
         bytes: &[u8],
         to: usize,
-        kind: Kind,
+        kind: MessageKind,
     ) -> Result<MpiRequest, MpiError> {
         let mut request = MaybeUninit::uninit();
         // SAFETY: the buffer is valid for `len` bytes, for as long as the caller promises.
@@ -183,7 +183,7 @@ impl Mpi {
         target: *mut u8,
         len: usize,
         from: usize,
-        kind: Kind,
+        kind: MessageKind,
     ) -> Result<MpiRequest, MpiError> {
         let mut request = MaybeUninit::uninit();
         // SAFETY: as the caller promises.
@@ -231,7 +231,7 @@ impl Mpi {
         let code = unsafe {
             ffi::MPI_Iprobe(
                 ffi::MPI_ANY_SOURCE as c_int,
-                Kind::Control as c_int,
+                MessageKind::Control as c_int,
                 self.communicator,
                 &mut flag,
                 status.as_mut_ptr(),
@@ -263,7 +263,7 @@ impl Mpi {
                 message.len as c_int,
                 ffi::RSMPI_UINT8_T,
                 message.from as c_int,
-                Kind::Control as c_int,
+                MessageKind::Control as c_int,
                 self.communicator,
                 ffi::RSMPI_STATUS_IGNORE,
             )
@@ -317,7 +317,7 @@ impl Posted {
     pub(crate) fn send(mpi: &Mpi, bytes: Bytes, to: usize) -> Result<Self, MpiError> {
         // SAFETY: the bytes are kept beside the request; `Posted` is dropped when it is complete, or
         // forgotten with the process (`Link`).
-        let request = unsafe { mpi.send(&bytes, to, Kind::Control)? };
+        let request = unsafe { mpi.send(&bytes, to, MessageKind::Control)? };
         Ok(Self { request, _bytes: bytes })
     }
 

@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use deepburn_comm::{Absence, Call, CommError, Form, Received, Side};
 
 use crate::backoff::Backoff;
-use crate::control::{Envelope, Header, Hello, Message, disagreement};
+use crate::control::{CallHeader, Envelope, Hello, Message, disagreement};
 use crate::library::{Mpi, MpiError, Posted};
 use crate::neighbours::Neighbours;
 use crate::settings::Settings;
@@ -119,7 +119,7 @@ struct Peer {
     /// Its greeting.
     hello: Option<Hello>,
     /// Its headers that this rank has not reached yet, in the common order.
-    headers: VecDeque<Header>,
+    headers: VecDeque<CallHeader>,
     /// The names of its arrays, if headers disagree.
     names: Option<Vec<String>>,
     /// The last collective that it has reached.
@@ -236,7 +236,7 @@ impl Link {
         &mut self,
         side: &Side,
         parts: impl Fn(usize) -> Vec<(Form, u64)>,
-    ) -> Result<Vec<Header>, CommError> {
+    ) -> Result<Vec<CallHeader>, CommError> {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         let (operation, tag) = (side.operation, side.tag.clone());
@@ -247,9 +247,9 @@ impl Link {
         self.note_wait(&self.remote_ranks(|peer| peer.headers.is_empty()));
         self.listen()?;
         self.post_all(|rank| {
-            Message::Header(Header { sequence, side: side.clone(), parts: parts(rank) })
+            Message::Header(CallHeader { sequence, side: side.clone(), parts: parts(rank) })
         })?;
-        let own = Header { sequence, side: side.clone(), parts: parts(self.rank()) };
+        let own = CallHeader { sequence, side: side.clone(), parts: parts(self.rank()) };
         let rank = self.rank();
         self.wait_until(|link| {
             let missing = |peer: &Peer| peer.headers.is_empty();
@@ -447,8 +447,8 @@ impl Link {
     ///
     /// Headers have no names, because they would make up most of a header. They are exchanged only
     /// here, within [`NAMES_TIMEOUT`]; without them the error shows the numbers of the exchanges.
-    fn mismatch(&mut self, headers: &[Header], left: usize, right: usize) -> CommError {
-        let names = |header: &Header| -> Vec<String> {
+    fn mismatch(&mut self, headers: &[CallHeader], left: usize, right: usize) -> CommError {
+        let names = |header: &CallHeader| -> Vec<String> {
             header.side.tag.names().iter().map(ToString::to_string).collect()
         };
         let (rank, sequence) = (self.rank(), headers[left].sequence);

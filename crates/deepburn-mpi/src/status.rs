@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use deepburn_comm::{Absence, Call, CommError, Failure};
+use deepburn_comm::{Absence, Call, CommError, GroupFailure};
 
 /// The time that a rank may continue to compute after its run has failed,
 /// before its process is ended. A rank detects a failure at its next op;
@@ -19,15 +19,15 @@ pub(crate) const FAILED: i32 = 1;
 /// The state of a run that both threads of a process share.
 #[derive(Debug, Default)]
 pub(crate) struct RunStatus {
-    state: Mutex<State>,
+    state: Mutex<LockedStatus>,
     changed: Condvar,
 }
 
 /// The state behind the lock.
 #[derive(Debug, Default)]
-struct State {
+struct LockedStatus {
     /// The first failure of the run; later ones are ignored.
-    failure: Option<Failure>,
+    failure: Option<GroupFailure>,
     /// Whether the other ranks know of the failure.
     announced: bool,
     /// Whether the rank's own code is running.
@@ -42,7 +42,7 @@ struct State {
     last_call: Option<Call>,
 }
 
-impl State {
+impl LockedStatus {
     /// Returns the rank's current step as the beginning of a message.
     fn step(&self) -> String {
         let step = self.steps.as_ref().map(|steps| steps.load(Ordering::Relaxed));
@@ -88,7 +88,7 @@ impl RunStatus {
     /// Ends the run, unless it has already failed. This process then exchanges
     /// nothing more.
     pub(crate) fn fail(&self, reporter: usize, cause: CommError) {
-        let failure = Failure { reporter, at: Instant::now(), cause };
+        let failure = GroupFailure { reporter, at: Instant::now(), cause };
         let mut state = self.lock();
         if state.failure.is_none() {
             tracing::debug!(reporter, cause = %failure.cause, "the process group has ended");
@@ -139,7 +139,7 @@ impl RunStatus {
     }
 
     /// Returns the first failure of the run with its reporter and time.
-    pub(crate) fn failure(&self) -> Option<Failure> {
+    pub(crate) fn failure(&self) -> Option<GroupFailure> {
         self.lock().failure.clone()
     }
 
@@ -162,7 +162,7 @@ impl RunStatus {
 
     /// Waits for a short time until the other ranks know of the failure.
     pub(crate) fn wait_announced(&self) {
-        let waiting = |state: &mut State| !state.announced;
+        let waiting = |state: &mut LockedStatus| !state.announced;
         drop(self.changed.wait_timeout_while(self.lock(), ANNOUNCE_TIMEOUT, waiting));
     }
 
@@ -182,7 +182,7 @@ impl RunStatus {
     }
 
     /// Locks the state. A panic of another holder leaves it valid.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LockedStatus> {
         // Each change is complete before anything that could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -25,7 +25,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use deepburn_comm::{Form, Received};
 
-use crate::library::{Kind, Mpi, MpiError, MpiRequest};
+use crate::library::{MessageKind, Mpi, MpiError, MpiRequest};
 
 /// An array that is received in segments from several ranks.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl Transfer {
         for (to, bytes) in outgoing {
             for message in bytes.chunks(piece) {
                 // SAFETY: `sent` keeps the bytes until the transfer is complete, or forever.
-                let request = unsafe { mpi.send(message, to, Kind::Data)? };
+                let request = unsafe { mpi.send(message, to, MessageKind::Data)? };
                 transfer.requests.push((to, request));
             }
             transfer.sent.push(bytes);
@@ -165,7 +165,7 @@ impl Transfer {
                 let len = piece.min(range.end - at);
                 // SAFETY: within the allocation; segments are disjoint, and `received` keeps the
                 // memory until the transfer is complete, or forever.
-                let request = unsafe { mpi.receive(start.add(at), len, from, Kind::Data)? };
+                let request = unsafe { mpi.receive(start.add(at), len, from, MessageKind::Data)? };
                 self.requests.push((from, request));
                 at += len;
             }

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use deepburn_nvme::{Buffer, IoPolicy, PendingIo, Region, SwapError, SwapFile};
+use deepburn_nvme::{AlignedBuffer, IoPolicy, PendingIo, Region, SwapError, SwapFile};
 
 /// The bytes of a measurement.
 const TOTAL: usize = 1 << 30;
@@ -152,7 +152,7 @@ fn swap_rate(
 }
 
 /// Returns a piece of data that a disk cannot compress, like fio's.
-fn noise(swap: &SwapFile, seed: u64) -> Result<Buffer, SwapError> {
+fn noise(swap: &SwapFile, seed: u64) -> Result<AlignedBuffer, SwapError> {
     let mut buffer = swap.pool().unfilled(PIECE)?;
     let mut state = seed + 0x9e37_79b9_7f4a_7c15;
     for word in buffer.as_mut_slice::<u64>() {

@@ -5,7 +5,7 @@
 //! - [`SwapFile`]: the swap file of one rank. It is preallocated and has no name, so a full disk is
 //!   known at the start and a killed process leaves nothing behind.
 //! - [`Region`]: a part of the file, reserved for one array.
-//! - [`Buffer`]: host memory that direct I/O can use, allocated from a [`BufferPool`].
+//! - [`AlignedBuffer`]: host memory that direct I/O can use, allocated from a [`BufferPool`].
 //! - [`PendingIo`]: a read or write in progress; waiting for it returns the buffer.
 //! - [`IoPolicy`]: block size and queue depth, as in DeepSpeed's `aio` section.
 //!
@@ -41,11 +41,10 @@
 //!
 //! Nothing here depends on tensors, backends or another crate of DeepBurn.
 
-// Allowed only in `buffer.rs` and `block.rs`, whose memory is shared with the workers.
+// Allowed only in `aligned_buffer.rs` and `transfer_block.rs`, whose memory is shared with the workers.
 #![deny(unsafe_code)]
 
-mod block;
-mod buffer;
+mod aligned_buffer;
 mod error;
 mod file;
 mod folder;
@@ -58,9 +57,10 @@ mod region;
 mod shelf;
 mod statistics;
 mod swap;
+mod transfer_block;
 mod worker;
 
-pub use buffer::Buffer;
+pub use aligned_buffer::AlignedBuffer;
 pub use error::{SwapError, SwapOperation};
 pub use folder::check_folder;
 pub use pending::PendingIo;

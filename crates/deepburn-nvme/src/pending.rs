@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
 use crate::statistics::WaitClock;
-use crate::{Buffer, SwapError};
+use crate::{AlignedBuffer, SwapError};
 
 /// A read or write in progress, which owns its buffer until it is complete.
 ///
@@ -15,13 +15,16 @@ use crate::{Buffer, SwapError};
 #[must_use = "only `wait` returns the buffer and the outcome"]
 pub struct PendingIo {
     /// The channel on which the queue sends the result.
-    outcome: Receiver<Result<Buffer, SwapError>>,
+    outcome: Receiver<Result<AlignedBuffer, SwapError>>,
     /// Counts the time that callers are blocked.
     clock: Arc<WaitClock>,
 }
 
 impl PendingIo {
-    pub(crate) fn new(outcome: Receiver<Result<Buffer, SwapError>>, clock: Arc<WaitClock>) -> Self {
+    pub(crate) fn new(
+        outcome: Receiver<Result<AlignedBuffer, SwapError>>,
+        clock: Arc<WaitClock>,
+    ) -> Self {
         Self { outcome, clock }
     }
 
@@ -32,7 +35,7 @@ impl PendingIo {
     ///
     /// Returns an error if the transfer failed, or a write before it. The buffer has then returned
     /// to the pool.
-    pub fn wait(self) -> Result<Buffer, SwapError> {
+    pub fn wait(self) -> Result<AlignedBuffer, SwapError> {
         // A transfer that is complete costs no clock reads and counts no waiting time.
         match self.outcome.try_recv() {
             Ok(outcome) => return outcome,

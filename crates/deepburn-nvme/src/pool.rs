@@ -14,7 +14,7 @@ use std::sync::{Arc, MutexGuard};
 use memmap2::{Advice, MmapMut, MmapRaw};
 
 use crate::shelf::{IdleMemory, Shelf};
-use crate::{ALIGNMENT, Buffer, SwapError};
+use crate::{ALIGNMENT, AlignedBuffer, SwapError};
 
 /// The size in bytes from which on buffers are requested in huge pages.
 const HUGE_PAGE: usize = 2 << 20;
@@ -46,7 +46,7 @@ impl BufferPool {
     /// # Errors
     ///
     /// Returns an error if the system has no memory left.
-    pub fn zeroed(&self, length: usize) -> Result<Buffer, SwapError> {
+    pub fn zeroed(&self, length: usize) -> Result<AlignedBuffer, SwapError> {
         let (mut buffer, is_new) = self.take(length)?;
         if !is_new {
             buffer.as_mut_bytes().fill(0);
@@ -60,7 +60,7 @@ impl BufferPool {
     /// # Errors
     ///
     /// Returns an error if the system has no memory left.
-    pub fn unfilled(&self, length: usize) -> Result<Buffer, SwapError> {
+    pub fn unfilled(&self, length: usize) -> Result<AlignedBuffer, SwapError> {
         self.take(length).map(|(buffer, _)| buffer)
     }
 
@@ -87,7 +87,7 @@ impl BufferPool {
     /// # Errors
     ///
     /// Returns an error if the system has no memory left.
-    fn take(&self, length: usize) -> Result<(Buffer, bool), SwapError> {
+    fn take(&self, length: usize) -> Result<(AlignedBuffer, bool), SwapError> {
         let mut shelf = self.lock();
         let out_of_memory = |held| SwapError::OutOfMemory { bytes: length, held };
         let size = size_class(length).ok_or_else(|| out_of_memory(shelf.held_bytes))?;
@@ -100,7 +100,7 @@ impl BufferPool {
             }
         };
         drop(shelf);
-        Ok((Buffer::new(memory, length, self.shelf.clone()), is_new))
+        Ok((AlignedBuffer::new(memory, length, self.shelf.clone()), is_new))
     }
 
     fn lock(&self) -> MutexGuard<'_, IdleMemory> {
@@ -145,7 +145,8 @@ mod tests {
         let pool = BufferPool::new();
         let sizes = [1, 4096, 100_000, 120_000, 5_000_000, 0, 3];
         let round = || {
-            let held: Vec<Buffer> = sizes.iter().map(|&size| pool.zeroed(size).unwrap()).collect();
+            let held: Vec<AlignedBuffer> =
+                sizes.iter().map(|&size| pool.zeroed(size).unwrap()).collect();
             drop(held);
             pool.held_bytes()
         };

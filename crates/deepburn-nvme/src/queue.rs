@@ -24,9 +24,9 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::block::Block;
 use crate::policy::Direction;
-use crate::{Buffer, IoStatistics, SwapError};
+use crate::transfer_block::TransferBlock;
+use crate::{AlignedBuffer, IoStatistics, SwapError};
 
 /// A read or write that a caller has started. It owns the buffer until it is complete.
 #[derive(Debug)]
@@ -36,9 +36,9 @@ pub(crate) struct IoRequest {
     /// The offset in the file in bytes, aligned.
     pub(crate) offset: u64,
     /// The data. Its padded length is transferred.
-    pub(crate) buffer: Buffer,
+    pub(crate) buffer: AlignedBuffer,
     /// The channel of the result, with space for one message, so sending never blocks.
-    pub(crate) outcome: SyncSender<Result<Buffer, SwapError>>,
+    pub(crate) outcome: SyncSender<Result<AlignedBuffer, SwapError>>,
 }
 
 impl IoRequest {
@@ -58,7 +58,7 @@ impl IoRequest {
 #[derive(Debug)]
 pub(crate) struct Finished {
     /// The block.
-    pub(crate) block: Block,
+    pub(crate) block: TransferBlock,
     /// Its result.
     pub(crate) outcome: Result<(), SwapError>,
     /// The time that it took.
@@ -143,7 +143,7 @@ impl IoQueue {
 
     /// Takes back the block that a worker has run and returns the next one. Waits while there is
     /// none; returns `None` when the queue is closed and empty.
-    pub(crate) fn next(&self, finished: Option<Finished>) -> Option<Block> {
+    pub(crate) fn next(&self, finished: Option<Finished>) -> Option<TransferBlock> {
         let mut state = self.lock();
         if let Some(finished) = finished {
             // The transfers that waited for this one are work for all workers.
@@ -244,7 +244,7 @@ impl QueueState {
 
     /// Returns the next block of the first ready transfer; `None` if there is none. After a failed
     /// write, ready transfers are completed with the failure instead.
-    fn take_block(&mut self, block_size: usize) -> Option<Block> {
+    fn take_block(&mut self, block_size: usize) -> Option<TransferBlock> {
         while let Some(&id) = self.ready.front() {
             let active = self.active.get_mut(&id).expect("ready transfers are active");
             if let Some(failure) = &self.failure {
@@ -256,7 +256,7 @@ impl QueueState {
             // Blocks are taken front to back, so a transfer's requests to the disk are sequential.
             let left = active.transfer.buffer.padded_len() - active.taken;
             let length = left.min(block_size);
-            let block = Block {
+            let block = TransferBlock {
                 transfer: id,
                 direction: active.transfer.direction,
                 offset: active.transfer.offset + active.taken as u64,

@@ -28,7 +28,7 @@ use crate::region::{self, RegionAllocator, Shortage};
 use crate::statistics::WaitClock;
 use crate::worker::start_worker;
 use crate::{
-    ALIGNMENT, Buffer, BufferPool, IoPolicy, IoStatistics, PendingIo, Region, SwapError,
+    ALIGNMENT, AlignedBuffer, BufferPool, IoPolicy, IoStatistics, PendingIo, Region, SwapError,
     SwapOperation,
 };
 
@@ -232,7 +232,7 @@ impl SwapFile {
         &self,
         region: &Region,
         offset: usize,
-        buffer: Buffer,
+        buffer: AlignedBuffer,
     ) -> Result<PendingIo, SwapError> {
         self.check(Direction::Read, region, offset, buffer.len())?;
         self.start(Direction::Read, region, offset, buffer)
@@ -251,7 +251,7 @@ impl SwapFile {
         &self,
         region: &Region,
         offset: usize,
-        buffer: Buffer,
+        buffer: AlignedBuffer,
     ) -> Result<PendingIo, SwapError> {
         let end = offset.saturating_add(buffer.len());
         self.check(Direction::Write, region, offset, buffer.len())?;
@@ -332,7 +332,7 @@ impl SwapFile {
         direction: Direction,
         region: &Region,
         offset: usize,
-        buffer: Buffer,
+        buffer: AlignedBuffer,
     ) -> Result<PendingIo, SwapError> {
         let (sender, receiver) = sync_channel(1);
         if buffer.is_empty() {

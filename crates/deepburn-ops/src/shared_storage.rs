@@ -85,7 +85,7 @@ pub fn shard_of_whole<B: Backend>(
     let storage = SharedStorage::at(bytes.as_ptr())?;
     let dtype = whole.dtype();
     let elements = storage.shard_bytes / dtype.size();
-    let shard = Shard::take(storage, index, dtype)?;
+    let shard = StorageShard::take(storage, index, dtype)?;
     let data = TensorData::from_bytes(shard, [elements], dtype);
     Some(float_from_host::<B>(data, &B::float_device(whole)))
 }
@@ -221,7 +221,7 @@ impl Drop for Whole {
 }
 
 /// The bytes of a shard, as the controller of an allocation of flex.
-struct Shard {
+struct StorageShard {
     /// The memory of the shard.
     memory: ShardMemory,
     /// The length in bytes.
@@ -239,7 +239,7 @@ enum ShardMemory {
     Own(Vec<u64>),
 }
 
-impl Shard {
+impl StorageShard {
     /// Takes ownership of shard `index` and returns its bytes; `None` if the shard is owned already
     /// or does not exist.
     fn take(storage: Arc<SharedStorage>, index: usize, dtype: DType) -> Option<Bytes> {
@@ -278,7 +278,7 @@ impl Shard {
 }
 
 /// flex calls these methods. It asks for mutable memory only through the only handle on the bytes.
-impl AllocationController for Shard {
+impl AllocationController for StorageShard {
     fn alloc_align(&self) -> usize {
         self.align
     }
@@ -310,7 +310,7 @@ impl AllocationController for Shard {
 }
 
 /// Gives the shard back to its storage, which frees the memory if nobody else uses it.
-impl Drop for Shard {
+impl Drop for StorageShard {
     fn drop(&mut self) {
         self.leave(ShardMemory::Own(Vec::new()));
     }

@@ -26,7 +26,7 @@ pub(crate) struct LearnerState {
 
 /// Returns the name of the checkpoint of an epoch.
 fn tag(epoch: usize) -> Result<Tag, CheckpointError> {
-    format!("epoch-{epoch}").parse()
+    Ok(format!("epoch-{epoch}").parse()?)
 }
 
 /// Saves the checkpoint of an epoch and replaces an earlier one of the same

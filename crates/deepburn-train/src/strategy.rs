@@ -44,7 +44,7 @@ use crate::loaders::{training_slices, validation_slices};
 use crate::optimizer::check_optimizer;
 use crate::outputs::Outputs;
 use crate::refusal::{Refusal, check_plan, check_settings};
-use crate::worker::{Parts, Places, Run, Worker};
+use crate::worker::{InitialStates, LearnerRun, Parts, Worker};
 
 /// A strategy that trains a `Learner` sharded over the ranks of a plan. See the
 /// [crate's documentation](crate).
@@ -208,11 +208,11 @@ where
         let parts = split(&mut learner, &train, &valid, &devices);
         // Every rank has its own part, so these would only keep memory.
         drop((learner, train, valid));
-        let places = Places::new(parts);
+        let places = InitialStates::new(parts);
         // All ranks borrow the processor, and the caller gets it back after the
         // run.
         let processor = Mutex::new(settings.event_processor);
-        let run = Run {
+        let run = LearnerRun {
             plan,
             seed: *seed,
             num_epochs: settings.num_epochs,

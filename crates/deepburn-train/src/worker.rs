@@ -29,7 +29,7 @@ use burn_train::{
     LearnerEvent, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader,
     TrainStep, TrainingItem, ValidLoader,
 };
-use deepburn::comm::Tag;
+use deepburn::comm::CollectiveTag;
 use deepburn::config::Plan;
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::{Group, Training};
@@ -44,11 +44,11 @@ type TrainItem<LC> = <<LC as LearningComponentsTypes>::TrainingModel as TrainSte
 /// The output of a validation step, for metrics.
 type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Output;
 /// An early-stopping strategy of any type.
-pub(crate) type EarlyStopping = Box<dyn CloneEarlyStoppingStrategy>;
+pub(crate) type BoxEarlyStopping = Box<dyn CloneEarlyStoppingStrategy>;
 
 /// The state that all ranks of a run share. Only rank 0 uses the values behind
 /// a lock.
-pub(crate) struct Run<'a, LC: LearningComponentsTypes> {
+pub(crate) struct LearnerRun<'a, LC: LearningComponentsTypes> {
     /// The resolved configuration.
     pub(crate) plan: &'a Plan,
     /// The seed of the random streams; `None` for the default.
@@ -66,7 +66,7 @@ pub(crate) struct Run<'a, LC: LearningComponentsTypes> {
     /// The metrics so far, which strategies read.
     pub(crate) store: &'a EventStoreClient,
     /// The early-stopping strategy, if there is one.
-    pub(crate) early_stopping: Mutex<Option<EarlyStopping>>,
+    pub(crate) early_stopping: Mutex<Option<BoxEarlyStopping>>,
     /// The folder of checkpoints; `None` saves nothing.
     pub(crate) folder: Option<&'a Path>,
     /// The strategy that decides which checkpoints are saved and deleted.
@@ -115,7 +115,7 @@ struct Decision {
 /// The state of one rank.
 pub(crate) struct Worker<'a, B: OptimizerOps, LC: LearningComponentsTypes<Backend = Training<B>>> {
     /// The state that all ranks share.
-    run: &'a Run<'a, LC>,
+    run: &'a LearnerRun<'a, LC>,
     /// The sharded model with its optimizer.
     engine: Engine<B, LC::TrainingModel>,
     /// The Learner, for its scheduler.
@@ -140,7 +140,7 @@ where
 {
     /// Shards the model and, if requested, loads a checkpoint.
     pub(crate) fn new(
-        run: &'a Run<'a, LC>,
+        run: &'a LearnerRun<'a, LC>,
         parts: Parts<LC>,
         device: B::Device,
         group: Group<B>,
@@ -363,7 +363,8 @@ where
         let flag = |of: fn(&Decision) -> bool| f64::from(decision.as_ref().is_some_and(of));
         let flags = vec![flag(|decision| decision.save), flag(|decision| decision.stop)];
         // Only rank 0 has asked the strategies, so the maximum is its answer.
-        let flags = self.engine.group().max(Tag::new("end of epoch", epoch as u64), flags)?;
+        let flags =
+            self.engine.group().max(CollectiveTag::new("end of epoch", epoch as u64), flags)?;
         if let (Some(folder), true) = (self.run.folder, flags[0] > 0.0) {
             let state = LearnerState { epoch, scheduler_steps: self.scheduler_steps };
             match checkpoints::save(&self.engine, folder, state) {
@@ -432,7 +433,7 @@ where
     ) -> Result<Agreement, BoxError> {
         let flag = |set: bool| if set { 1.0 } else { 0.0 };
         let mine = vec![flag(self.run.interrupter.should_stop()), flag(has_batch), items as f64];
-        let sums = self.engine.group().sum(Tag::new("micro-batch", micro_batch), mine)?;
+        let sums = self.engine.group().sum(CollectiveTag::new("micro-batch", micro_batch), mine)?;
         let [stop, with_batch, items] = [sums[0], sums[1], sums[2]];
         Ok(Agreement { stop: stop > 0.0, with_batch: with_batch as usize, items: items as usize })
     }
@@ -491,9 +492,9 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The initial states of all ranks; each rank takes its own.
-pub(crate) struct Places<T>(Vec<Mutex<Option<T>>>);
+pub(crate) struct InitialStates<T>(Vec<Mutex<Option<T>>>);
 
-impl<T> Places<T> {
+impl<T> InitialStates<T> {
     /// Stores one state per rank.
     pub(crate) fn new(parts: Vec<T>) -> Arc<Self> {
         Arc::new(Self(parts.into_iter().map(|part| Mutex::new(Some(part))).collect()))

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use burn_backend::TensorData;
 use burn_flex::{Flex, FlexTensor};
 use deepburn_comm::{
-    CommError, Member, Partition, Pending, ProcessGroup, ReduceOp, Tag, run_ranks,
+    CollectiveTag, CommError, Member, Partition, Pending, ProcessGroup, ReduceOp, run_ranks,
 };
 use deepburn_zero::DeviceArray;
 
@@ -86,12 +86,16 @@ fn collectives(ranks: usize, numel: usize) -> Result<[f64; 2], Box<dyn Error>> {
     let measured = run_ranks(ranks, Duration::from_secs(600), |member| {
         let whole = array(numel, member.rank() as f32);
         let reduce = timed(&member, || {
-            member.reduce_scatter(Tag::new("reduce", 0), vec![whole.clone()], ReduceOp::Sum)
+            member.reduce_scatter(
+                CollectiveTag::new("reduce", 0),
+                vec![whole.clone()],
+                ReduceOp::Sum,
+            )
         })?;
         drop(whole);
         let chunk = array(Partition::new(numel, ranks).shard_len(), 1.0);
         let gather = timed(&member, || {
-            member.all_gather(Tag::new("gather", 0), vec![chunk.clone()], vec![numel])
+            member.all_gather(CollectiveTag::new("gather", 0), vec![chunk.clone()], vec![numel])
         })?;
         Ok::<_, CommError>([reduce, gather])
     });
@@ -104,10 +108,10 @@ fn timed(
     start: impl Fn() -> Result<Pending<Array>, CommError>,
 ) -> Result<f64, CommError> {
     drop(start()?.wait()?);
-    member.barrier(Tag::new("start", 0))?;
+    member.barrier(CollectiveTag::new("start", 0))?;
     let began = Instant::now();
     let result = start()?.wait()?;
-    member.barrier(Tag::new("end", 0))?;
+    member.barrier(CollectiveTag::new("end", 0))?;
     let seconds = began.elapsed().as_secs_f64();
     drop(black_box(result));
     Ok(seconds)

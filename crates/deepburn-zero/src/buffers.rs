@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use burn::module::{AutodiffModule, ParamId};
 use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
-use deepburn_comm::{ReduceOp, Tag};
+use deepburn_comm::{CollectiveTag, ReduceOp};
 use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
 
 use crate::array::DeviceArray;
@@ -296,7 +296,7 @@ impl<B: OptimizerOps> BufferTable<B> {
         let mut arrays: Vec<_> =
             updates.iter().map(|update| DeviceArray::Dense(update.tensor.clone())).collect();
         arrays.push(DeviceArray::Dense(flags));
-        let tag = Tag::new("running statistics", updates.len() as u64);
+        let tag = CollectiveTag::new("running statistics", updates.len() as u64);
         let mut means = self.group.arrays().all_reduce(tag, arrays, ReduceOp::Mean)?.wait()?;
         let flags = means.pop().filter(|_| !all_changed);
         let flags = flags.map(|flags| float_into_host::<B>(flags.into_flat()));
@@ -410,7 +410,7 @@ impl<B: OptimizerOps> BufferTable<B> {
     /// same on all ranks, because they have compared their buffers before.
     fn values_of_rank_0(&self, own: &[TensorData]) -> Result<Vec<TensorData>, ZeroError> {
         let bytes: Vec<u8> = own.iter().flat_map(|data| data.as_bytes()).copied().collect();
-        let bytes = self.group.broadcast_bytes(Tag::new("buffers", 1), &bytes, 0)?;
+        let bytes = self.group.broadcast_bytes(CollectiveTag::new("buffers", 1), &bytes, 0)?;
         let mut rest = &bytes[..];
         let values = own.iter().map(|data| {
             let (bytes, after) = rest.split_at(data.as_bytes().len());

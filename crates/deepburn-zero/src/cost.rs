@@ -29,12 +29,12 @@ mod clock;
 mod collective;
 mod gathering;
 mod group;
-mod machine;
 mod network;
+mod rank_speed;
 mod step;
 #[cfg(test)]
 mod tests;
 
-pub use machine::Machine;
 pub use network::{Links, Network};
+pub use rank_speed::RankSpeed;
 pub use step::{StepCost, StepModel, UnsupportedPlan};

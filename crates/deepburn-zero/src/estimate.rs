@@ -58,7 +58,7 @@ pub use crate::recompute::SHORT_SUM;
 /// Only bytes on the device count. Offloaded states are in [`Estimate::host`]
 /// and [`Estimate::disk`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ModelStates {
+pub struct ModelStateBytes {
     /// Parameters or their shards, and the persistent copies at stage 3.
     pub parameters: u64,
     /// Accumulated gradients on the device.
@@ -67,7 +67,7 @@ pub struct ModelStates {
     pub optimizer: u64,
 }
 
-impl ModelStates {
+impl ModelStateBytes {
     /// Returns the sum.
     pub fn total(&self) -> u64 {
         self.parameters.saturating_add(self.gradients).saturating_add(self.optimizer)
@@ -98,7 +98,7 @@ pub struct Estimate {
     /// The number of ranks.
     pub ranks: u64,
     /// Permanent model states.
-    pub states: ModelStates,
+    pub states: ModelStateBytes,
     /// The bytes of the module's buffers ([`Buffer`](crate::Buffer)), of which
     /// every rank keeps a complete copy. 0 unless
     /// [`with_module_buffers`](Self::with_module_buffers) was called. The
@@ -170,7 +170,7 @@ pub fn estimate(
 
     // A persistent copy exists beside the shard, so both count.
     let on_device = shards.on(Tier::Device).saturating_add(gathering.persistent);
-    let states = ModelStates {
+    let states = ModelStateBytes {
         parameters: parameter_bytes(on_device),
         gradients: gradients.device,
         optimizer: optimizer.device,
@@ -207,7 +207,7 @@ pub fn estimate(
 
 /// Returns the peak bytes while a model is sharded: its largest parameter is whole in fp32, and there are no gradients
 /// yet.
-fn starting_bytes(parameters: &[ParameterSize], states: ModelStates) -> u64 {
+fn starting_bytes(parameters: &[ParameterSize], states: ModelStateBytes) -> u64 {
     let largest = parameters.iter().map(|parameter| parameter.numel).max().unwrap_or(0);
     let kept = states.parameters.saturating_add(states.optimizer);
     kept.saturating_add(largest.saturating_mul(FP32))

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_backend::Backend;
-use deepburn_comm::{CommError, Pending, Tag};
+use deepburn_comm::{CollectiveTag, CommError, Pending};
 
 use crate::array::DeviceArray;
 use crate::ledger::Lease;
@@ -40,7 +40,7 @@ pub(crate) enum FetchProgress<B: Backend> {
     /// Offloaded shards are being read. Their all-gather starts when the
     /// parameters are needed, so that all ranks start it at the same position,
     /// regardless of the speed of their disks. Holds a buffer for each shard.
-    Reading { tag: Tag, shards: Vec<ShardRead<B>>, _lease: Lease },
+    Reading { tag: CollectiveTag, shards: Vec<ShardRead<B>>, _lease: Lease },
     /// The all-gather is pending.
     Gathering(Pending<DeviceArray<B>>),
 }

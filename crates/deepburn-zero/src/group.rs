@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use burn_backend::Backend;
-use deepburn_comm::{CommError, Host, Pending, ProcessGroup, ReduceOp, Tag};
+use deepburn_comm::{CollectiveTag, CommError, Host, Pending, ProcessGroup, ReduceOp};
 
 use crate::DeviceArray;
 
@@ -76,7 +76,7 @@ impl<B: Backend> Group<B> {
     /// # Errors
     ///
     /// Returns an error if the collective fails.
-    pub fn sum(&self, tag: Tag, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
+    pub fn sum(&self, tag: CollectiveTag, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
         self.reduce(tag, values, ReduceOp::Sum)
     }
 
@@ -85,7 +85,7 @@ impl<B: Backend> Group<B> {
     /// # Errors
     ///
     /// Returns an error if the collective fails.
-    pub fn max(&self, tag: Tag, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
+    pub fn max(&self, tag: CollectiveTag, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
         self.reduce(tag, values, ReduceOp::Max)
     }
 
@@ -94,7 +94,11 @@ impl<B: Backend> Group<B> {
     /// # Errors
     ///
     /// Returns an error if the collective fails.
-    pub fn gather_bytes(&self, tag: Tag, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+    pub fn gather_bytes(
+        &self,
+        tag: CollectiveTag,
+        bytes: &[u8],
+    ) -> Result<Vec<Vec<u8>>, CommError> {
         deepburn_comm::gather_bytes(self.bytes(), tag, bytes)
     }
 
@@ -102,7 +106,7 @@ impl<B: Backend> Group<B> {
     /// of bytes.
     pub(crate) fn broadcast_bytes(
         &self,
-        tag: Tag,
+        tag: CollectiveTag,
         bytes: &[u8],
         root: usize,
     ) -> Result<Vec<u8>, CommError> {
@@ -130,11 +134,16 @@ impl<B: Backend> Group<B> {
     /// # Errors
     ///
     /// Returns an error if the collective fails.
-    pub fn barrier(&self, tag: Tag) -> Result<(), CommError> {
+    pub fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
         self.arrays().barrier(tag)
     }
 
-    fn reduce(&self, tag: Tag, values: Vec<f64>, op: ReduceOp) -> Result<Vec<f64>, CommError> {
+    fn reduce(
+        &self,
+        tag: CollectiveTag,
+        values: Vec<f64>,
+        op: ReduceOp,
+    ) -> Result<Vec<f64>, CommError> {
         let numbers: &dyn ProcessGroup<Host<f64>> = &*self.engine;
         let pending: Pending<Host<f64>> = numbers.all_reduce(tag, vec![values.into()], op)?;
         Ok(pending.wait()?.swap_remove(0).to_vec())

@@ -23,7 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
 use burn::tensor::{Bool, Int, Tensor};
 use burn_backend::{Backend, FloatDType, Shape, TensorMetadata};
-use deepburn_comm::{CommError, Tag, panic_message};
+use deepburn_comm::{CollectiveTag, CommError, panic_message};
 use deepburn_ops::OptimizerOps;
 
 use crate::array::DeviceArray;
@@ -133,10 +133,10 @@ impl<B: OptimizerOps> InitialValue<B> {
         index: usize,
         path: &str,
     ) -> Result<Distributed<B>, ZeroError> {
-        let tag = |purpose| Tag::new(purpose, index as u64).naming([path.into()]);
+        let tag = |purpose| CollectiveTag::new(purpose, index as u64).naming([path.into()]);
         let own = self.description::<D>();
         let bytes = group.broadcast_bytes(tag("initial shape"), &own.bytes(), 0)?;
-        let first = Description::read::<D>(&bytes);
+        let first = BroadcastHeader::read::<D>(&bytes);
         let array = match self {
             Self::Present { tensor, trainable, .. } => {
                 same_shape(path, &own.shape, &first.shape)?;
@@ -166,14 +166,14 @@ impl<B: OptimizerOps> InitialValue<B> {
 
     /// Describes this value of `D` dimensions. An absent one has zeros, which
     /// nobody reads, because rank 0 has every value.
-    fn description<const D: usize>(&self) -> Description {
+    fn description<const D: usize>(&self) -> BroadcastHeader {
         match self {
-            Self::Present { tensor, trainable, declared } => Description {
+            Self::Present { tensor, trainable, declared } => BroadcastHeader {
                 shape: tensor.shape(),
                 trainable: *trainable,
                 declared: declared.clone(),
             },
-            Self::Absent { declared, .. } => Description {
+            Self::Absent { declared, .. } => BroadcastHeader {
                 shape: Shape::from([0; D]),
                 trainable: false,
                 declared: Some(declared.clone()),
@@ -193,7 +193,7 @@ fn same_shape(path: &str, here: &Shape, first: &Shape) -> Result<(), ZeroError> 
 
 /// A parameter without its elements, as rank 0 broadcasts it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Description {
+struct BroadcastHeader {
     /// The lengths of the axes of the value.
     shape: Shape,
     /// Whether the value is trained.
@@ -202,7 +202,7 @@ struct Description {
     declared: Option<Shape>,
 }
 
-impl Description {
+impl BroadcastHeader {
     /// Encodes it as little-endian words: the axes of the value, 1 if it is
     /// trained and 0 otherwise, and the declared axes if there are any. A
     /// missing declared shape is padded with `u64::MAX`, because the messages

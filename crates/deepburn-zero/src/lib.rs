@@ -109,8 +109,8 @@ pub use recompute::tape::RecordedTensor;
 pub use rows::RowGradient;
 pub use session::ContextGuard;
 pub use states::{
-    GradientSum, ModelStates, OwnedArray, OwnedState, Policy, RandomState, Segment, StateArray,
-    StepOutcome, StreamPosition,
+    GradientSum, ModelStates, OwnedArray, OwnedState, Policy, RandomState, StateArray,
+    StateSegment, StepOutcome, StreamPosition,
 };
 pub use tensor::{ReducedGradient, ZeroTensor};
 pub use tiers::swap_bytes;

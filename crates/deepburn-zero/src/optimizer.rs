@@ -34,8 +34,8 @@ mod newton_schulz;
 mod parked;
 mod rounds;
 mod rule;
-mod state;
 mod step;
+mod tiered_state;
 mod zero_one;
 
 use std::collections::VecDeque;
@@ -57,7 +57,7 @@ use frozen_lamb::LambScalars;
 use moments::SECOND_MOMENT;
 use rounds::{PlannedUpdate, UpdateScope};
 use rule::UpdateStep;
-use state::{DeviceState, ParkedState, State, tensor};
+use tiered_state::{DeviceState, ParkedState, TieredState, tensor};
 
 pub use moments::moments;
 pub(crate) use newton_schulz::WORKSPACE;
@@ -81,7 +81,7 @@ pub(crate) struct Optimizer<B: Backend> {
     /// it is set, every trainable parameter has a master.
     working: Option<FloatDType>,
     /// The states by parameter index; `None` for a frozen parameter.
-    states: Vec<Option<State<B>>>,
+    states: Vec<Option<TieredState<B>>>,
     /// The index in `settings` of each parameter; `None` for a frozen one.
     settings_of: Vec<Option<usize>>,
     /// The scalars of 1-bit LAMB, by parameter index. With other optimizers
@@ -205,9 +205,11 @@ impl<B: OptimizerOps> Optimizer<B> {
         let arrays = moments + usize::from(self.working.is_some());
         self.states.push(match (owned, parking) {
             (None, _) => None,
-            (Some(owned), None) => Some(State::Device(DeviceState::zeros(owned, moments, ledger))),
+            (Some(owned), None) => {
+                Some(TieredState::Device(DeviceState::zeros(owned, moments, ledger)))
+            }
             (Some(owned), Some(parking)) => {
-                Some(State::Parked(ParkedState::zeros(parking, owned, arrays, ledger)?))
+                Some(TieredState::Parked(ParkedState::zeros(parking, owned, arrays, ledger)?))
             }
         });
         Ok(())
@@ -229,7 +231,7 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// Returns true if the states of a parameter are offloaded.
     pub(crate) fn is_parked(&self, index: usize) -> bool {
-        matches!(self.states[index], Some(State::Parked(_)))
+        matches!(self.states[index], Some(TieredState::Parked(_)))
     }
 
     /// Returns true if the optimizer has a master of the parameter.
@@ -250,12 +252,12 @@ impl<B: OptimizerOps> Optimizer<B> {
         index: usize,
     ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
         Ok(match &self.states[index] {
-            Some(State::Device(state)) => state.master.clone(),
-            Some(State::Parked(state)) if self.working.is_some() => {
+            Some(TieredState::Device(state)) => state.master.clone(),
+            Some(TieredState::Parked(state)) if self.working.is_some() => {
                 let master = ParkedTensor { array: &state.arrays[0], dtype: DType::F32 };
                 Some(master.read::<B>(&state.device)?)
             }
-            Some(State::Parked(_)) | None => None,
+            Some(TieredState::Parked(_)) | None => None,
         })
     }
 
@@ -267,8 +269,8 @@ impl<B: OptimizerOps> Optimizer<B> {
     pub(crate) fn kept_master(&self, index: usize, range: Range<usize>) -> Option<KeptArray<B>> {
         let has_master = self.working.is_some();
         match self.states[index].as_ref()? {
-            State::Device(state) => state.master.clone().map(KeptArray::Device),
-            State::Parked(state) => {
+            TieredState::Device(state) => state.master.clone().map(KeptArray::Device),
+            TieredState::Parked(state) => {
                 has_master.then(|| KeptArray::Parked(state.arrays[0].copy(range, DType::F32)))
             }
         }
@@ -393,7 +395,7 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// Both are excluded when the model is sharded.
     pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
         let place = self.moments(index).iter().position(|name| *name == SECOND_MOMENT);
-        let (Some(place), Some(State::Device(state))) = (place, &self.states[index]) else {
+        let (Some(place), Some(TieredState::Device(state))) = (place, &self.states[index]) else {
             unreachable!(
                 "an optimizer whose ranks agree on momenta keeps second moments on the device"
             )
@@ -415,8 +417,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         let place = self.state_arrays(index).iter().position(|array| *array == name)?;
         let masters = usize::from(self.working.is_some());
         match self.states[index].as_ref()? {
-            State::Device(state) => state.moments.get(place).cloned().map(KeptArray::Device),
-            State::Parked(state) => {
+            TieredState::Device(state) => state.moments.get(place).cloned().map(KeptArray::Device),
+            TieredState::Parked(state) => {
                 Some(KeptArray::Parked(state.arrays[masters + place].copy(range, DType::F32)))
             }
         }
@@ -447,8 +449,8 @@ impl<B: OptimizerOps> Optimizer<B> {
     ) -> Result<(), SwapError> {
         let has_master = self.working.is_some();
         match &mut self.states[index] {
-            Some(State::Device(DeviceState { master: Some(master), .. })) => *master = values,
-            Some(State::Parked(state)) if has_master => state.set(0, values)?,
+            Some(TieredState::Device(DeviceState { master: Some(master), .. })) => *master = values,
+            Some(TieredState::Parked(state)) if has_master => state.set(0, values)?,
             _ => {}
         }
         Ok(())
@@ -467,12 +469,12 @@ impl<B: OptimizerOps> Optimizer<B> {
     ) -> Result<(), SwapError> {
         let masters = usize::from(self.working.is_some());
         match &mut self.states[index] {
-            Some(State::Device(state)) => {
+            Some(TieredState::Device(state)) => {
                 for (moment, values) in state.moments.iter_mut().zip(values) {
                     *moment = values;
                 }
             }
-            Some(State::Parked(state)) => {
+            Some(TieredState::Parked(state)) => {
                 for (place, values) in values.into_iter().enumerate() {
                     state.set(masters + place, values)?;
                 }
@@ -486,7 +488,7 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// same length.
     pub(crate) fn set_moment(&mut self, index: usize, name: &str, values: B::FloatTensorPrimitive) {
         let place = self.state_arrays(index).iter().position(|array| *array == name);
-        if let (Some(place), Some(State::Device(state))) = (place, &mut self.states[index]) {
+        if let (Some(place), Some(TieredState::Device(state))) = (place, &mut self.states[index]) {
             state.moments[place] = values;
         }
     }
@@ -500,7 +502,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         if !self.state_arrays(index).contains(&COMMON) {
             return;
         }
-        if let Some(State::Device(state)) = &self.states[index] {
+        if let Some(TieredState::Device(state)) = &self.states[index] {
             // A rank that has not moved has a movement of 0.
             let still = tensor::<B>(vec![0.0; state.len], &state.device);
             self.set_moment(index, zero_one::MOVED, still);
@@ -569,7 +571,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         let mut pass =
             |index: usize, arrays: Range<usize>, has_values: bool, has_gradient: bool| {
                 let operands = operands.iter().find(|operands| operands.index == index);
-                let (Some(State::Parked(state)), Some(operands)) = (&self.states[index], operands)
+                let (Some(TieredState::Parked(state)), Some(operands)) =
+                    (&self.states[index], operands)
                 else {
                     return;
                 };

@@ -34,7 +34,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::DType;
 use deepburn_config::SwapFilePlan;
-use deepburn_nvme::{ALIGNMENT, Buffer, IoPolicy, IoStatistics, Region, SwapError, SwapFile};
+use deepburn_nvme::{
+    ALIGNMENT, AlignedBuffer, IoPolicy, IoStatistics, Region, SwapError, SwapFile,
+};
 
 use crate::ledger::{Category, Lease, Ledger, Tier};
 
@@ -360,7 +362,7 @@ pub(crate) enum PieceInMemory<'a> {
     /// Bytes of an array in host memory, locked.
     Host(MutexGuard<'a, Vec<u32>>, Range<usize>),
     /// A buffer, how many of its bytes are elements, and where it was read.
-    Disk(Buffer, usize, PieceRead),
+    Disk(AlignedBuffer, usize, PieceRead),
 }
 
 impl PieceInMemory<'_> {

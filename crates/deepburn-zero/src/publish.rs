@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use burn_backend::Backend;
-use deepburn_comm::{CommError, Tag};
+use deepburn_comm::{CollectiveTag, CommError};
 use deepburn_config::Stage;
 
 use crate::array::DeviceArray;
@@ -89,7 +89,7 @@ impl<'a, B: Backend> Publisher<'a, B> {
         };
         // The tag names the parameters, so that ranks with different buckets
         // fail with a message.
-        let tag = Tag::new("updated parameters", first.index() as u64)
+        let tag = CollectiveTag::new("updated parameters", first.index() as u64)
             .naming(self.bucket.iter().map(|(parameter, _)| parameter.shared_path()));
         let numels = self.bucket.iter().map(|(parameter, _)| parameter.numel()).collect();
         let (parameters, shards): (Vec<_>, Vec<_>) = self

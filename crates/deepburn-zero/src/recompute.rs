@@ -111,7 +111,7 @@ struct RecordedPass<B: Backend> {
     /// The number of named blocks that have not ended.
     named: usize,
     /// The block that ops belong to now; `None` outside of all blocks.
-    block: Option<Block<B>>,
+    block: Option<CurrentBlock<B>>,
     /// The tapes of completed blocks. The next op frees them, because it may
     /// still read some of their values.
     over: Vec<Arc<Tape<B>>>,
@@ -133,7 +133,7 @@ struct RecordedPass<B: Backend> {
 }
 
 /// The current block.
-struct Block<B: Backend> {
+struct CurrentBlock<B: Backend> {
     /// Its number in the model; `None` for a named block.
     number: Option<usize>,
     /// The parameter that started it.
@@ -288,7 +288,8 @@ impl<B: Backend> BlockRecorder<B> {
         let Some(number) = number else { return };
         let tape = self.policy.recomputes(number).then(|| pass.new_tape());
         let first_parameter = Some(index);
-        pass.block = Some(Block { number: Some(number), first_parameter, tape, products: 0 });
+        pass.block =
+            Some(CurrentBlock { number: Some(number), first_parameter, tape, products: 0 });
     }
 
     /// Records an operand of an op. A value of an earlier block is kept for
@@ -357,7 +358,8 @@ impl<B: Backend> AnyRecorder for BlockRecorder<B> {
         if pass.named == 1 {
             pass.end_block();
             let tape = Some(pass.new_tape());
-            pass.block = Some(Block { number: None, first_parameter: None, tape, products: 0 });
+            pass.block =
+                Some(CurrentBlock { number: None, first_parameter: None, tape, products: 0 });
         }
     }
 

@@ -41,7 +41,7 @@ use std::time::Instant;
 
 use burn_backend::distributed::DistributedParamId;
 use burn_backend::{Backend, TensorMetadata};
-use deepburn_comm::{CommError, Payload, Pending, ReduceOp, Tag};
+use deepburn_comm::{CollectiveTag, CommError, Payload, Pending, ReduceOp};
 use deepburn_config::{GradientPlan, ReductionPlan};
 
 use crate::array::{DeviceArray, own};
@@ -260,7 +260,7 @@ impl<B: Backend> GradientReducer<B> {
     pub(crate) fn finish_backward(&mut self) -> Result<(), CommError> {
         self.drain()?;
         self.watch.end();
-        self.group.barrier(Tag::new("end of backward", 0))
+        self.group.barrier(CollectiveTag::new("end of backward", 0))
     }
 
     /// Calls `announce` when the next backward pass begins.
@@ -376,7 +376,7 @@ impl<B: Backend> GradientReducer<B> {
             return Ok(());
         }
         let indices = std::mem::take(&mut self.bucket);
-        let tag = Tag::new("gradients", fingerprint(indices.iter().copied()))
+        let tag = CollectiveTag::new("gradients", fingerprint(indices.iter().copied()))
             .naming(indices.iter().map(|index| self.parameters[*index].shared_path()));
         let before = self.scaling.before;
         let leave =

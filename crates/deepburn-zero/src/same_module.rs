@@ -4,7 +4,7 @@
 //! of another layer, or the ranks would continue with different collectives. So ranks exchange a line for each
 //! parameter and buffer, in module order, and the first line that differs is named. Main function: [`check_module`].
 
-use deepburn_comm::Tag;
+use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
 
 use crate::error::ZeroError;
@@ -25,7 +25,7 @@ pub(crate) fn check_module<B: OptimizerOps>(
     buffers: &[String],
 ) -> Result<(), ZeroError> {
     let own = [parameters, buffers].map(|lines| lines.join("\n")).join(LISTS);
-    let texts = group.gather_bytes(Tag::new("module", 0), own.as_bytes())?;
+    let texts = group.gather_bytes(CollectiveTag::new("module", 0), own.as_bytes())?;
     let texts: Vec<_> = texts.iter().map(|text| String::from_utf8_lossy(text)).collect();
     let lists = |rank: usize| texts[rank].split_once(LISTS).unwrap_or((&texts[rank], ""));
     let (parameters, buffers) = lists(0);

@@ -154,7 +154,7 @@ pub(crate) struct ShardHomes<'a, B: Backend> {
 }
 
 /// The result of sharding besides the module.
-pub(crate) struct Table<B: Backend> {
+pub(crate) struct ParameterTable<B: Backend> {
     /// The parameters in module order.
     pub(crate) parameters: Arc<[Arc<Parameter<B>>]>,
     /// The index of each id. All occurrences of a tied parameter have the same
@@ -211,7 +211,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
     pub(crate) fn shard<M: Module<Training<B>>>(
         mut self,
         module: M,
-    ) -> Result<(M, Table<B>), ZeroError> {
+    ) -> Result<(M, ParameterTable<B>), ZeroError> {
         let module = module.map(&mut self);
         if let Some(failure) = self.failure {
             return Err(failure);
@@ -221,7 +221,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         }
         let indices = self.seen.into_iter().map(|(id, (index, _))| (id, index)).collect();
         let Self { parameters, optimizer, aliases, .. } = self;
-        Ok((module, Table { parameters: parameters.into(), indices, optimizer, aliases }))
+        Ok((module, ParameterTable { parameters: parameters.into(), indices, optimizer, aliases }))
     }
 
     /// Broadcasts the value of rank 0 and keeps the slices that this rank

@@ -45,7 +45,7 @@ use std::time::Instant;
 
 use burn::module::{Module, ParamId};
 use burn_backend::{Backend, FloatDType, TensorData};
-use deepburn_comm::Tag;
+use deepburn_comm::CollectiveTag;
 use deepburn_config::{
     ActivationPlan, OptimizerPlan, ParamGroups, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
 };
@@ -74,7 +74,7 @@ use crate::training::Training;
 use compression::ErrorFeedback;
 
 pub(crate) use compression::error_bytes;
-pub use pieces::{GradientSum, OwnedArray, RandomState, Segment, StateArray, StreamPosition};
+pub use pieces::{GradientSum, OwnedArray, RandomState, StateArray, StateSegment, StreamPosition};
 pub use rank_arrays::OwnedState;
 pub use step::StepOutcome;
 
@@ -439,7 +439,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let parameter = &self.parameters[index];
         let flat = if self.share.stage.shards_optimizer() {
             let shard = vec![DeviceArray::Dense(master.clone())];
-            let tag = Tag::new("masters", index as u64).naming([parameter.shared_path()]);
+            let tag = CollectiveTag::new("masters", index as u64).naming([parameter.shared_path()]);
             let group = self.group.arrays();
             group
                 .all_gather(tag, shard, vec![parameter.numel()])?
@@ -472,7 +472,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let Some(sum) = reducer.accumulated(parameter.index()) else { return Ok(None) };
         let sum = sum.tensor(parameter.device())?;
         let flat = if self.share.cuts_gradients {
-            let tag = Tag::new("gradient data", parameter.index() as u64)
+            let tag = CollectiveTag::new("gradient data", parameter.index() as u64)
                 .naming([parameter.shared_path()]);
             let chunks = vec![DeviceArray::Dense(sum)];
             let group = self.group.arrays();

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use burn_flex::Flex;
-use deepburn_comm::{Tag, run_ranks};
+use deepburn_comm::{CollectiveTag, run_ranks};
 use deepburn_config::{NvmePlan, OptimizerOffload, Stage, SwapFilePlan};
 use deepburn_zero::{Group, ModelStates, Policy, Rates, StepOutcome, ZeroError};
 use model::{Net, Trained, policy, rows};
@@ -56,11 +56,11 @@ fn trains_until_writes_fail() {
                 ModelStates::shard(Net::<Trained>::new(), policy.clone(), group)?;
             for pass in 0.. {
                 // No rank still writes what comes before.
-                states.group().barrier(Tag::new("pass", pass))?;
+                states.group().barrier(CollectiveTag::new("pass", pass))?;
                 if pass == fails_at && states.group().rank() == 0 {
                     refuse_writes();
                 }
-                states.group().barrier(Tag::new("refused", pass))?;
+                states.group().barrier(CollectiveTag::new("refused", pass))?;
                 net = states.start_training_pass(net)?;
                 let loss = net.loss(&rows(2, pass));
                 states.start_backward();

@@ -18,7 +18,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_flex::{Flex, FlexDevice};
-use deepburn::comm::Tag;
+use deepburn::comm::CollectiveTag;
 use deepburn::prelude::*;
 use deepburn::{BoxError, run_ranks};
 
@@ -49,10 +49,10 @@ fn measure(
     run: impl FnOnce(&mut Net) -> Result<(), BoxError>,
 ) -> Result<f64, BoxError> {
     let (ranks, cores) = (engine.group().world_size(), available_parallelism()?.get());
-    engine.group().barrier(Tag::new("start", 0))?;
+    engine.group().barrier(CollectiveTag::new("start", 0))?;
     let start = Instant::now();
     run(engine)?;
-    engine.group().barrier(Tag::new("end", 0))?;
+    engine.group().barrier(CollectiveTag::new("end", 0))?;
     let rounds = ranks.div_ceil(cores) as f64;
     Ok(start.elapsed().as_secs_f64() * 1e9 / (OPS as f64 * rounds))
 }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-use deepburn_comm::{CommError, FailureCause, Placement, PlacementError, RankFailure};
 #[cfg(feature = "mpi")]
-use deepburn_comm::{Tag, run_rank};
+use deepburn_comm::{CollectiveTag, run_rank};
+use deepburn_comm::{CommError, FailureCause, Placement, PlacementError, RankFailure};
 use deepburn_learner::BoxError;
 #[cfg(feature = "mpi")]
 use deepburn_mpi::{MpiGroup, Process, Settings};
@@ -260,7 +260,7 @@ impl Ranks {
             Execution::Process { process, .. } => {
                 let settings = Settings { timeout: Duration::MAX, ..Settings::default() };
                 let group: MpiGroup = process.group(settings, |work| work());
-                let tag = Tag::new(purpose, 0);
+                let tag = CollectiveTag::new(purpose, 0);
                 self.named(run_rank(&group, || deepburn_comm::gather_bytes(&group, tag, bytes)))
             }
         }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use crate::Result;
-use crate::formats::table::{Label, Row, quoted};
+use crate::formats::table::{Label, TableRow, quoted};
 
 /// The largest number of class names. A column with more of them probably
 /// contains ids.
@@ -77,7 +77,7 @@ impl ClassReader {
 
     /// Returns the class of the label in column `at`. Classes of collected
     /// names are preliminary until [`Self::finish`].
-    pub(crate) fn class(&mut self, row: &Row<'_>, at: usize) -> Result<u32> {
+    pub(crate) fn class(&mut self, row: &TableRow<'_>, at: usize) -> Result<u32> {
         let label = row.label(at)?;
         if let Mapping::Undecided { names } = &mut self.mapping {
             self.mapping = match (&label, names.take()) {

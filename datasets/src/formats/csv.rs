@@ -6,7 +6,7 @@ use std::path::Path;
 use ::csv::{ReaderBuilder, StringRecord};
 
 use crate::formats::folder::open_file;
-use crate::formats::table::{Cell, Row, RowVisitor, no_column};
+use crate::formats::table::{Cell, RowVisitor, TableRow, no_column};
 use crate::{DataError, Result};
 
 /// Reads rows as [`crate::formats::format::read_rows`] does. Row 1 is the one
@@ -42,7 +42,7 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
         // The reader refuses records with more or fewer fields than there are
         // names.
         let cells = places.iter().map(|&at| Cell::Text(record[at].to_owned())).collect();
-        visit(Row { path, place: ("row", number), columns, cells })?;
+        visit(TableRow { path, place: ("row", number), columns, cells })?;
     }
     Ok(())
 }

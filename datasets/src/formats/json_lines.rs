@@ -8,7 +8,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::formats::folder::{not_utf8, open_file, strip_byte_order_mark};
-use crate::formats::table::{Cell, Row, RowVisitor, listed};
+use crate::formats::table::{Cell, RowVisitor, TableRow, listed};
 use crate::{DataError, Result};
 
 /// Reads rows as [`crate::formats::format::read_rows`] does. Places are line
@@ -36,7 +36,7 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
                 ),
             )
         })?;
-        visit(Row { path, place: ("line", number), columns, cells })?;
+        visit(TableRow { path, place: ("line", number), columns, cells })?;
     }
     Ok(())
 }

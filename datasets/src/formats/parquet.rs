@@ -16,7 +16,7 @@ use ::parquet::record::reader::RowIter;
 use ::parquet::schema::types::Type;
 
 use crate::formats::folder::open_file;
-use crate::formats::table::{Cell, Row, RowVisitor, no_column};
+use crate::formats::table::{Cell, RowVisitor, TableRow, no_column};
 use crate::guard::guarded;
 use crate::{DataError, Result};
 
@@ -32,7 +32,7 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
         let Some(record) = guarded(|| records.next()).map_err(contradiction)? else { break };
         let fields = record.map_err(|error| invalid(path, &error.to_string()))?.into_columns();
         let cells = fields.into_iter().map(|(_, field)| cell(field)).collect();
-        visit(Row { path, place: ("row", number), columns, cells })?;
+        visit(TableRow { path, place: ("row", number), columns, cells })?;
     }
     Ok(())
 }

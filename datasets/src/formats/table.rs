@@ -1,6 +1,6 @@
 //! Rows of a table, independent of the format of its file.
 //!
-//! Main type: [`Row`]. [`Row::text`] and [`Row::label`] check that a cell has
+//! Main type: [`TableRow`]. [`TableRow::text`] and [`TableRow::label`] check that a cell has
 //! the required kind, and refuse other cells with the file, the place and the
 //! column.
 
@@ -57,7 +57,7 @@ pub(crate) fn quoted(text: &str) -> String {
 
 /// The cells of one row, in the order of the requested columns.
 #[derive(Debug)]
-pub(crate) struct Row<'a> {
+pub(crate) struct TableRow<'a> {
     /// The file of the table.
     pub(crate) path: &'a Path,
     /// Unit and number of the row in the file, from 1: "line 3" or "row 3".
@@ -68,7 +68,7 @@ pub(crate) struct Row<'a> {
     pub(crate) cells: Vec<Cell>,
 }
 
-impl Row<'_> {
+impl TableRow<'_> {
     /// Takes the text out of column `at`.
     pub(crate) fn text(&mut self, at: usize) -> Result<String> {
         match std::mem::replace(&mut self.cells[at], Cell::Other("taken")) {
@@ -157,7 +157,7 @@ impl Row<'_> {
 }
 
 /// A callback for each row.
-pub(crate) type RowVisitor<'a> = &'a mut dyn FnMut(Row<'_>) -> Result<()>;
+pub(crate) type RowVisitor<'a> = &'a mut dyn FnMut(TableRow<'_>) -> Result<()>;
 
 /// Formats the first few of `names` for an error.
 pub(crate) fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
@@ -184,8 +184,13 @@ pub(crate) fn no_column<'a>(
 mod tests {
     use super::*;
 
-    fn row(cell: Cell) -> Row<'static> {
-        Row { path: Path::new("t.csv"), place: ("row", 7), columns: &["label"], cells: vec![cell] }
+    fn row(cell: Cell) -> TableRow<'static> {
+        TableRow {
+            path: Path::new("t.csv"),
+            place: ("row", 7),
+            columns: &["label"],
+            cells: vec![cell],
+        }
     }
 
     #[test]

@@ -16,22 +16,22 @@ use crate::formats::format::{Format, read_rows};
 use crate::{DataError, Result};
 
 /// Bytes of a file that are in memory at a time.
-const PIECE_BYTES: usize = 1 << 20;
+const READ_BYTES: usize = 1 << 20;
 
 /// The default field of a row that holds the text.
 pub const TEXT_FIELD: &str = "text";
 
-/// A piece of a stream of documents.
+/// An event of a stream of documents: a part of a text, or its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Piece<'a> {
+pub(crate) enum DocumentEvent<'a> {
     /// Text of the current document, which may continue.
     Text(&'a str),
     /// The end of the current document.
     End,
 }
 
-/// A callback for each piece.
-pub(crate) type PieceSink<'a> = &'a mut dyn FnMut(Piece<'_>) -> Result<()>;
+/// A callback for each event.
+pub(crate) type EventSink<'a> = &'a mut dyn FnMut(DocumentEvent<'_>) -> Result<()>;
 
 /// Reads the documents of a file or folder in a fixed order, including empty
 /// ones. `field` names the text column of tables, usually [`TEXT_FIELD`].
@@ -41,35 +41,35 @@ pub(crate) type PieceSink<'a> = &'a mut dyn FnMut(Piece<'_>) -> Result<()>;
 /// see [`DataError`].
 pub fn read_documents(path: &Path, field: &str) -> Result<Vec<String>> {
     let (mut documents, mut document) = (Vec::new(), String::new());
-    visit_documents(path, field, &mut |piece| {
-        match piece {
-            Piece::Text(text) => document.push_str(text),
-            Piece::End => documents.push(std::mem::take(&mut document)),
+    visit_documents(path, field, &mut |event| {
+        match event {
+            DocumentEvent::Text(text) => document.push_str(text),
+            DocumentEvent::End => documents.push(std::mem::take(&mut document)),
         }
         Ok(())
     })?;
     Ok(documents)
 }
 
-/// Streams the documents of [`read_documents`] to `sink`, piece by piece.
+/// Streams the documents of [`read_documents`] to `sink`, part by part.
 ///
 /// # Errors
 /// The errors of [`read_documents`] and of `sink`.
-pub(crate) fn visit_documents(path: &Path, field: &str, sink: PieceSink<'_>) -> Result<()> {
+pub(crate) fn visit_documents(path: &Path, field: &str, sink: EventSink<'_>) -> Result<()> {
     let mut is_empty = true;
-    let mut noted = |piece: Piece<'_>| {
-        is_empty &= matches!(piece, Piece::Text("") | Piece::End);
-        sink(piece)
+    let mut noted = |event: DocumentEvent<'_>| {
+        is_empty &= matches!(event, DocumentEvent::Text("") | DocumentEvent::End);
+        sink(event)
     };
     for file in text_files(path)? {
         if Format::of(&file) == Some(Format::Plain) {
-            visit_utf8(&file, &mut |text| noted(Piece::Text(text)))?;
-            noted(Piece::End)?;
+            visit_utf8(&file, &mut |text| noted(DocumentEvent::Text(text)))?;
+            noted(DocumentEvent::End)?;
             continue;
         }
         read_rows(&file, &[field], &mut |mut row| {
-            noted(Piece::Text(&row.text(0)?))?;
-            noted(Piece::End)
+            noted(DocumentEvent::Text(&row.text(0)?))?;
+            noted(DocumentEvent::End)
         })?;
     }
     match is_empty {
@@ -101,14 +101,14 @@ pub fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Streams the text of a file to `sink`, in pieces, without its byte-order
+/// Streams the text of a file to `sink`, in parts, without its byte-order
 /// mark.
 fn visit_utf8(path: &Path, sink: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
     let mut file = open_file(path)?;
-    let (mut bytes, mut offset) = (Vec::with_capacity(PIECE_BYTES + 4), 0);
+    let (mut bytes, mut offset) = (Vec::with_capacity(READ_BYTES + 4), 0);
     loop {
         let kept = bytes.len();
-        let read = (&mut file).take(PIECE_BYTES as u64).read_to_end(&mut bytes);
+        let read = (&mut file).take(READ_BYTES as u64).read_to_end(&mut bytes);
         read.map_err(DataError::unreadable(path))?;
         if bytes.len() == kept {
             // At the end of the file, kept bytes are an unfinished character.
@@ -119,7 +119,7 @@ fn visit_utf8(path: &Path, sink: &mut dyn FnMut(&str) -> Result<()>) -> Result<(
             Err(error) if error.error_len().is_some() => {
                 return Err(not_utf8(path, offset + error.valid_up_to()));
             }
-            // The rest of the character comes with the next piece.
+            // The rest of the character comes with the next read.
             Err(error) => error.valid_up_to(),
         };
         let text = std::str::from_utf8(&bytes[..valid]).unwrap_or_default();
@@ -190,12 +190,12 @@ mod tests {
 
     #[test]
     fn a_character_between_two_pieces_stays_whole() {
-        let text = "x".repeat(PIECE_BYTES - 1) + "\u{1f600}" + &"y".repeat(PIECE_BYTES);
+        let text = "x".repeat(READ_BYTES - 1) + "\u{1f600}" + &"y".repeat(READ_BYTES);
         let dir = folder(&[("a.txt", text.as_bytes())]);
         assert!(read_documents(dir.path(), TEXT_FIELD).unwrap() == [text.as_str()]);
-        fs::write(dir.path().join("a.txt"), &text.as_bytes()[..PIECE_BYTES + 1]).unwrap();
+        fs::write(dir.path().join("a.txt"), &text.as_bytes()[..READ_BYTES + 1]).unwrap();
         let error = read_documents(dir.path(), TEXT_FIELD).unwrap_err();
-        let expected = PIECE_BYTES - 1;
+        let expected = READ_BYTES - 1;
         let expected = format!("invalid byte at offset {expected};");
         assert!(error.to_string().contains(&expected), "{error}");
     }

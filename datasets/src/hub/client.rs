@@ -22,7 +22,7 @@ use serde::Deserialize;
 
 use crate::formats::folder;
 use crate::hub::download::{Downloader, RetryPolicy};
-use crate::hub::selection::Selection;
+use crate::hub::file_selection::FileSelection;
 use crate::{DataError, HubToken, Result};
 
 /// What a repository holds.
@@ -228,7 +228,7 @@ impl Hub {
     /// sends damaged files, files that are not in the cache while offline, a
     /// cache that cannot be written: see [`DataError`].
     pub fn split(&self, repo: &HubRepo, name: Option<&str>, split: &str) -> Result<Vec<PathBuf>> {
-        Ok(self.snapshot(repo, Selection::Split { name, split })?.files)
+        Ok(self.snapshot(repo, FileSelection::Split { name, split })?.files)
     }
 
     /// Returns a folder with the configuration and the weights, and the
@@ -237,7 +237,7 @@ impl Hub {
     /// # Errors
     /// The errors of [`Hub::split`].
     pub fn model(&self, repo: &HubRepo) -> Result<PathBuf> {
-        Ok(self.snapshot(repo, Selection::Model)?.folder)
+        Ok(self.snapshot(repo, FileSelection::Model)?.folder)
     }
 
     /// Returns a folder with the tokenizer of a model.
@@ -245,11 +245,11 @@ impl Hub {
     /// # Errors
     /// The errors of [`Hub::split`].
     pub fn tokenizer(&self, repo: &HubRepo) -> Result<PathBuf> {
-        Ok(self.snapshot(repo, Selection::Tokenizer)?.folder)
+        Ok(self.snapshot(repo, FileSelection::Tokenizer)?.folder)
     }
 
     /// Returns the selected files of `repo`, from the cache if they are there.
-    fn snapshot(&self, repo: &HubRepo, selection: Selection<'_>) -> Result<Snapshot> {
+    fn snapshot(&self, repo: &HubRepo, selection: FileSelection<'_>) -> Result<Snapshot> {
         if self.settings.offline {
             return self.cached(repo, selection);
         }
@@ -340,7 +340,7 @@ impl Hub {
     }
 
     /// Returns the selected files of `repo` from the cache alone.
-    fn cached(&self, repo: &HubRepo, selection: Selection<'_>) -> Result<Snapshot> {
+    fn cached(&self, repo: &HubRepo, selection: FileSelection<'_>) -> Result<Snapshot> {
         let missing = |looked: PathBuf, reason: String| DataError::Offline {
             id: repo.id.clone(),
             wanted: selection.described(),

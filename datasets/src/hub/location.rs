@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::formats::folder;
-use crate::hub::selection::Selection;
+use crate::hub::file_selection::FileSelection;
 use crate::{DataError, Hub, HubRepo, RepoKind, Result};
 
 /// A place with files.
@@ -63,7 +63,7 @@ impl Location {
             Self::Folder(path) => {
                 let listing = folder::listing(path)?;
                 let place = path.display().to_string();
-                let selected = Selection::Split { name, split }.select_in(&place, &listing)?;
+                let selected = FileSelection::Split { name, split }.select_in(&place, &listing)?;
                 Ok(selected.into_iter().map(|name| path.join(name)).collect())
             }
             Self::File(path) => Err(DataError::invalid(

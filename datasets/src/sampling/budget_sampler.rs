@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BatchSampler, DataError, EpochPlan, Result, Shard, StepShape, TokenBudget};
+use crate::{BatchSampler, DataError, DataShard, EpochPlan, Result, StepShape, TokenBudget};
 
 /// The progress of the ranks in an epoch. It is the same on all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ pub struct EpochPosition {
 /// let lengths = [5, 3, 8, 2, 7, 4, 6, 1, 9, 3];
 /// let mut ranks = Vec::new();
 /// for rank in 0..2 {
-///     let shard = Shard { rank, num_ranks: 2 };
+///     let shard = DataShard { rank, num_ranks: 2 };
 ///     ranks.push(BudgetSampler::new(lengths, TokenBudget::new(16), shard, 1)?);
 /// }
 /// assert_eq!(ranks[0].next_batch(), [0, 1]);
@@ -72,10 +72,10 @@ impl BudgetSampler {
     pub fn new(
         lengths: impl Into<Arc<[usize]>>,
         budget: TokenBudget,
-        shard: Shard,
+        shard: DataShard,
         accumulation: usize,
     ) -> Result<Self> {
-        let Shard { rank, num_ranks } = shard.validate()?;
+        let DataShard { rank, num_ranks } = shard.validate()?;
         let lengths = lengths.into();
         let shape = StepShape { num_ranks, accumulation };
         let plan = Arc::new(budget.plan(&lengths, shape, 0)?);
@@ -201,7 +201,7 @@ mod tests {
         let order = PickingOrder::Random { seed };
         let budget = TokenBudget { order, ..TokenBudget::new(64) };
         let (num_ranks, accumulation) = shape;
-        BudgetSampler::new(lengths, budget, Shard { rank, num_ranks }, accumulation).unwrap()
+        BudgetSampler::new(lengths, budget, DataShard { rank, num_ranks }, accumulation).unwrap()
     }
 
     #[test]
@@ -253,9 +253,9 @@ mod tests {
         let budget = TokenBudget::new(4);
         let new = |shard, accumulation| BudgetSampler::new([1, 2], budget, shard, accumulation);
         let message = |outcome: Result<BudgetSampler>| outcome.unwrap_err().to_string();
-        assert!(message(new(Shard { rank: 2, num_ranks: 2 }, 1)).contains("rank = 2"));
-        assert!(message(new(Shard::WHOLE, 0)).contains("accumulation_steps = 0"));
-        let long = BudgetSampler::new([1, 5], budget, Shard::WHOLE, 1);
+        assert!(message(new(DataShard { rank: 2, num_ranks: 2 }, 1)).contains("rank = 2"));
+        assert!(message(new(DataShard::WHOLE, 0)).contains("accumulation_steps = 0"));
+        let long = BudgetSampler::new([1, 5], budget, DataShard::WHOLE, 1);
         assert!(message(long).contains("sample 1 has 5 tokens"));
     }
 

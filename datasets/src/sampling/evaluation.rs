@@ -7,7 +7,7 @@
 //! rows that are samples.
 
 use crate::error::check_positive;
-use crate::{Collate, Result, Shard};
+use crate::{Collate, DataShard, Result};
 
 /// One rank's part of an evaluation, in order: samples `r, r + W, ...`.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub struct EvaluationBatches<'a, D> {
     /// The data set.
     data: &'a D,
     /// This rank and the number of ranks.
-    shard: Shard,
+    shard: DataShard,
     /// Rows of a batch.
     rows: usize,
     /// The first samples are evaluated, so many.
@@ -31,7 +31,7 @@ impl<'a, D: Collate> EvaluationBatches<'a, D> {
     /// # Errors
     /// [`DataError::Setting`](crate::DataError::Setting) for an invalid shard
     /// or 0 rows.
-    pub fn new(data: &'a D, shard: Shard, rows: usize) -> Result<Self> {
+    pub fn new(data: &'a D, shard: DataShard, rows: usize) -> Result<Self> {
         check_positive("evaluation batch size", rows)?;
         Ok(Self { data, shard: shard.validate()?, rows, samples: data.num_samples(), next: 0 })
     }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::{MicroBatch, Sequences, TokenStream};
 
-    fn evaluate(num_samples: usize, shard: Shard, rows: usize) -> Vec<MicroBatch> {
+    fn evaluate(num_samples: usize, shard: DataShard, rows: usize) -> Vec<MicroBatch> {
         let stream = TokenStream::Owned((0..2 * num_samples as u32).collect());
         let data = Sequences::pack(stream, 2, "stream").unwrap();
         let batches = EvaluationBatches::new(&data, shard, rows).unwrap();
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn ranks_without_samples_take_part_with_padding() {
-        let batches = evaluate(1, Shard { rank: 2, num_ranks: 3 }, 4);
+        let batches = evaluate(1, DataShard { rank: 2, num_ranks: 3 }, 4);
         assert_eq!(batches.len(), 1);
         assert_eq!((batches[0].samples, batches[0].num_targets()), (0, 0));
         assert_eq!(batches[0].shape, [4, 2]);
@@ -104,7 +104,7 @@ mod tests {
             let mut seen = Vec::new();
             let mut lengths = Vec::new();
             for rank in 0..3 {
-                let shard = Shard { rank, num_ranks: 3 };
+                let shard = DataShard { rank, num_ranks: 3 };
                 let batches = EvaluationBatches::new(&data, shard, 2).unwrap().take_samples(limit);
                 lengths.push(batches.len());
                 for batch in batches.map(Result::unwrap) {
@@ -122,8 +122,8 @@ mod tests {
     fn no_rows_and_no_such_rank_are_refused() {
         let stream = TokenStream::Owned(vec![1, 2]);
         let data = Sequences::pack(stream, 2, "stream").unwrap();
-        assert!(EvaluationBatches::new(&data, Shard::WHOLE, 0).is_err());
-        assert!(EvaluationBatches::new(&data, Shard { rank: 1, num_ranks: 1 }, 1).is_err());
+        assert!(EvaluationBatches::new(&data, DataShard::WHOLE, 0).is_err());
+        assert!(EvaluationBatches::new(&data, DataShard { rank: 1, num_ranks: 1 }, 1).is_err());
     }
 
     proptest! {
@@ -132,7 +132,7 @@ mod tests {
             let mut seen = Vec::new();
             let mut lengths = Vec::new();
             for rank in 0..world {
-                let batches = evaluate(n, Shard { rank, num_ranks: world }, rows);
+                let batches = evaluate(n, DataShard { rank, num_ranks: world }, rows);
                 lengths.push(batches.len());
                 for batch in batches {
                     prop_assert_eq!(batch.shape, [rows, 2]);

@@ -23,7 +23,7 @@ use crate::{BatchSampler, Collate, DataError, DistributedSampler, Result};
 ///
 /// let stream = TokenStream::Owned((0..64).collect());
 /// let sequences = Sequences::pack(stream, 8, "counting")?;
-/// let sampler = DistributedSampler::new(sequences.len(), Shard::WHOLE, Order::Sequential)?;
+/// let sampler = DistributedSampler::new(sequences.len(), DataShard::WHOLE, Order::Sequential)?;
 /// let mut loader = BatchLoader::start(sequences, sampler, 2, 4)?;
 /// let batch = loader.next_batch()?;
 /// assert_eq!(batch.shape, [2, 8]);
@@ -195,7 +195,9 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::{BudgetSampler, Order, PickingOrder, Sequences, Shard, TokenBudget, TokenStream};
+    use crate::{
+        BudgetSampler, DataShard, Order, PickingOrder, Sequences, TokenBudget, TokenStream,
+    };
 
     fn sequences() -> Sequences {
         let stream = TokenStream::Owned((0..84).collect());
@@ -203,7 +205,7 @@ mod tests {
     }
 
     fn sampler(order: Order) -> DistributedSampler {
-        DistributedSampler::new(21, Shard { rank: 1, num_ranks: 2 }, order).unwrap()
+        DistributedSampler::new(21, DataShard { rank: 1, num_ranks: 2 }, order).unwrap()
     }
 
     fn loader(order: Order) -> BatchLoader<Sequences> {
@@ -317,7 +319,7 @@ mod tests {
     fn batches_under_a_budget_are_those_of_their_sampler() {
         let budget =
             TokenBudget { order: PickingOrder::Random { seed: 2 }, ..TokenBudget::new(12) };
-        let shard = Shard { rank: 3, num_ranks: 4 };
+        let shard = DataShard { rank: 3, num_ranks: 4 };
         let sampler = || BudgetSampler::new([4; 21], budget, shard, 2).unwrap();
         let mut loader = BatchLoader::drawing(sequences(), sampler(), 2).unwrap();
         let mut expected = sampler();

@@ -48,14 +48,14 @@ pub trait BatchSampler: Clone + Send + 'static {
 
 /// A rank's place among the ranks that share the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shard {
+pub struct DataShard {
     /// This rank, from 0.
     pub rank: usize,
     /// The number of ranks.
     pub num_ranks: usize,
 }
 
-impl Shard {
+impl DataShard {
     /// The shard of a group of one rank.
     pub const WHOLE: Self = Self { rank: 0, num_ranks: 1 };
 
@@ -103,12 +103,12 @@ pub struct Position {
 /// permutation from the seed:
 ///
 /// ```
-/// use deepburn_datasets::{DistributedSampler, Order, Shard};
+/// use deepburn_datasets::{DataShard, DistributedSampler, Order};
 ///
 /// let order = Order::Shuffled { seed: 7 };
 /// let mut drawn = Vec::new();
 /// for rank in 0..2 {
-///     let shard = Shard { rank, num_ranks: 2 };
+///     let shard = DataShard { rank, num_ranks: 2 };
 ///     let mut sampler = DistributedSampler::new(6, shard, order)?;
 ///     drawn.extend(sampler.take_samples(3));
 /// }
@@ -121,7 +121,7 @@ pub struct DistributedSampler {
     /// The number of samples in the data.
     num_samples: usize,
     /// This rank and the number of ranks.
-    shard: Shard,
+    shard: DataShard,
     /// The order of the samples.
     order: Order,
     /// Samples in a micro-batch.
@@ -138,7 +138,7 @@ impl DistributedSampler {
     /// # Errors
     /// [`DataError::Setting`] for an invalid shard, or for more ranks than
     /// samples.
-    pub fn new(num_samples: usize, shard: Shard, order: Order) -> Result<Self> {
+    pub fn new(num_samples: usize, shard: DataShard, order: Order) -> Result<Self> {
         let num_ranks = shard.validate()?.num_ranks;
         if num_samples < num_ranks {
             let rule = format!(
@@ -175,7 +175,7 @@ impl DistributedSampler {
         // Wraps only after more samples than any training draws; a damaged
         // position must not panic.
         self.drawn = drawn.wrapping_add(1);
-        let Shard { rank, num_ranks } = self.shard;
+        let DataShard { rank, num_ranks } = self.shard;
         match self.order {
             Order::Sequential => {
                 // The number of places rank, rank + W, ... below n.
@@ -194,7 +194,7 @@ impl DistributedSampler {
     fn permuted(&mut self, seed: u64, epoch: u64) -> &[usize] {
         if self.shuffled.as_ref().is_none_or(|&(cached, _)| cached != epoch) {
             let order = StableRng::new(seed, epoch).permutation(self.num_samples);
-            let Shard { rank, num_ranks } = self.shard;
+            let DataShard { rank, num_ranks } = self.shard;
             let own = order.into_iter().skip(rank).step_by(num_ranks);
             self.shuffled = Some((epoch, own.take(self.samples_per_epoch()).collect()));
         }
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     fn sampler(n: usize, rank: usize, num_ranks: usize, order: Order) -> DistributedSampler {
-        DistributedSampler::new(n, Shard { rank, num_ranks }, order).unwrap()
+        DistributedSampler::new(n, DataShard { rank, num_ranks }, order).unwrap()
     }
 
     /// The order of the reference runs, written by:

@@ -17,7 +17,7 @@ use std::time::SystemTime;
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
-use crate::formats::text::Piece;
+use crate::formats::text::DocumentEvent;
 use crate::hash::{digest, hexadecimal};
 use crate::tokens::cache_entries::{SOURCE, entries, evict, remove};
 use crate::tokens::documents::{Documents, DocumentsHasher, TextScan};
@@ -129,8 +129,8 @@ impl TokenCache {
     ) -> Result<Vec<Vec<u32>>> {
         let mut hasher = DocumentsHasher::default();
         for document in documents {
-            hasher.add(Piece::Text(document.as_ref()));
-            hasher.add(Piece::End);
+            hasher.add(DocumentEvent::Text(document.as_ref()));
+            hasher.add(DocumentEvent::End);
         }
         let (key, count) = (key(tokenizer, &hasher.finish(), "each")?, documents.len());
         // The stream is the number of documents, the length of each, then the

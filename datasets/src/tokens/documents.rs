@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-use crate::formats::text::{Piece, PieceSink, visit_documents};
+use crate::formats::text::{DocumentEvent, EventSink, visit_documents};
 use crate::hash::hexadecimal;
 use crate::{DataError, Join, Result};
 
@@ -46,14 +46,14 @@ pub(crate) struct DocumentsHasher {
 }
 
 impl DocumentsHasher {
-    /// Adds a piece.
-    pub(crate) fn add(&mut self, piece: Piece<'_>) {
-        match piece {
-            Piece::Text(text) => {
+    /// Adds an event.
+    pub(crate) fn add(&mut self, event: DocumentEvent<'_>) {
+        match event {
+            DocumentEvent::Text(text) => {
                 self.hasher.update(text);
                 self.bytes += text.len() as u64;
             }
-            Piece::End => self.hasher.update(take(&mut self.bytes).to_le_bytes()),
+            DocumentEvent::End => self.hasher.update(take(&mut self.bytes).to_le_bytes()),
         }
     }
 
@@ -82,28 +82,28 @@ impl Documents<'_> {
         }
     }
 
-    /// Streams every piece to `sink`. Empty documents are left out. With
+    /// Streams every event to `sink`. Empty documents are left out. With
     /// [`Join::BlankLine`] all documents, including empty ones, form one
     /// document with blank lines in between.
     ///
     /// # Errors
     /// Text that cannot be read, and the errors of `sink`.
-    pub(crate) fn visit(&self, sink: PieceSink<'_>) -> Result<()> {
+    pub(crate) fn visit(&self, sink: EventSink<'_>) -> Result<()> {
         let is_one = self.join() == Join::BlankLine;
         let (mut begins, mut is_first, mut has_text) = (true, true, false);
-        let mut joined = |piece: Piece<'_>| {
+        let mut joined = |event: DocumentEvent<'_>| {
             if is_one && take(&mut begins) && !take(&mut is_first) {
-                sink(Piece::Text("\n\n"))?;
+                sink(DocumentEvent::Text("\n\n"))?;
             }
-            match piece {
-                Piece::Text("") => Ok(()),
-                Piece::Text(_) => {
+            match event {
+                DocumentEvent::Text("") => Ok(()),
+                DocumentEvent::Text(_) => {
                     has_text = true;
-                    sink(piece)
+                    sink(event)
                 }
-                Piece::End => {
+                DocumentEvent::End => {
                     begins = true;
-                    if take(&mut has_text) && !is_one { sink(piece) } else { Ok(()) }
+                    if take(&mut has_text) && !is_one { sink(event) } else { Ok(()) }
                 }
             }
         };
@@ -115,12 +115,12 @@ impl Documents<'_> {
             }
             Self::Memory { documents, .. } => {
                 for document in *documents {
-                    joined(Piece::Text(document))?;
-                    joined(Piece::End)?;
+                    joined(DocumentEvent::Text(document))?;
+                    joined(DocumentEvent::End)?;
                 }
             }
         }
-        if is_one && !is_first { sink(Piece::End) } else { Ok(()) }
+        if is_one && !is_first { sink(DocumentEvent::End) } else { Ok(()) }
     }
 
     /// Reads the text once and keeps a sample of `sample_bytes`.
@@ -130,10 +130,10 @@ impl Documents<'_> {
     pub(crate) fn scan(&self, sample_bytes: usize) -> Result<TextScan> {
         let mut hasher = DocumentsHasher::default();
         let (mut num_chars, mut sample, mut kept) = (0, vec![String::new()], 0);
-        self.visit(&mut |piece| {
-            hasher.add(piece);
-            match piece {
-                Piece::Text(text) => {
+        self.visit(&mut |event| {
+            hasher.add(event);
+            match event {
+                DocumentEvent::Text(text) => {
                     num_chars += text.chars().count();
                     let room = text.floor_char_boundary(text.len().min(sample_bytes - kept));
                     // The sample ends at the first cut, even if a shorter text
@@ -143,8 +143,8 @@ impl Documents<'_> {
                         last.push_str(&text[..room]);
                     }
                 }
-                Piece::End if kept < sample_bytes => sample.push(String::new()),
-                Piece::End => {}
+                DocumentEvent::End if kept < sample_bytes => sample.push(String::new()),
+                DocumentEvent::End => {}
             }
             Ok(())
         })?;
@@ -163,14 +163,14 @@ impl Documents<'_> {
         &self,
         scan: &TextScan,
         range: Range<usize>,
-        sink: PieceSink<'_>,
+        sink: EventSink<'_>,
     ) -> Result<()> {
         let mut hasher = DocumentsHasher::default();
         let (mut at, mut has_text) = (0, false);
-        self.visit(&mut |piece| {
-            hasher.add(piece);
-            let Piece::Text(text) = piece else {
-                return if take(&mut has_text) { sink(Piece::End) } else { Ok(()) };
+        self.visit(&mut |event| {
+            hasher.add(event);
+            let DocumentEvent::Text(text) = event else {
+                return if take(&mut has_text) { sink(DocumentEvent::End) } else { Ok(()) };
             };
             let start = at;
             at += text.chars().count();
@@ -179,7 +179,7 @@ impl Documents<'_> {
                 return Ok(());
             }
             has_text = true;
-            sink(Piece::Text(within))
+            sink(DocumentEvent::Text(within))
         })?;
         let (what, reason) = (self.described(), "changed while it was read".to_owned());
         match hasher.finish() == scan.hash {
@@ -213,10 +213,10 @@ mod tests {
         let source = Documents::Memory { documents, join };
         let scan = source.scan(0).unwrap();
         let mut found = vec![String::new()];
-        let mut sink = |piece: Piece<'_>| {
-            match piece {
-                Piece::Text(text) => found.last_mut().unwrap().push_str(text),
-                Piece::End => found.push(String::new()),
+        let mut sink = |event: DocumentEvent<'_>| {
+            match event {
+                DocumentEvent::Text(text) => found.last_mut().unwrap().push_str(text),
+                DocumentEvent::End => found.push(String::new()),
             }
             Ok(())
         };

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::formats::text::Piece;
+use crate::formats::text::DocumentEvent;
 use crate::tokens::chunks::{CHUNK_BYTES, safe_cut};
 use crate::tokens::documents::{Documents, TextScan};
 use crate::{Result, Tokenizer};
@@ -57,9 +57,9 @@ pub(crate) fn encode_range(
         separator: None,
     };
     let separator = documents.join().separator(tokenizer);
-    documents.visit_range(scan, range, &mut |piece| match piece {
-        Piece::Text(text) => encoder.push(text),
-        Piece::End => encoder.end(separator),
+    documents.visit_range(scan, range, &mut |event| match event {
+        DocumentEvent::Text(text) => encoder.push(text),
+        DocumentEvent::End => encoder.end(separator),
     })?;
     encoder.flush()
 }

@@ -21,7 +21,7 @@ use super::parameters::parameters;
 use crate::architecture::{Architecture, BuildModel, TextClassifierConfig};
 use crate::forward_pass::{BatchShape, ForwardPass};
 use crate::hf::{
-    CONFIG, CheckpointError, ClassNames, ClassNamesError, ConfigError, Documents, Names,
+    CONFIG, ClassNames, ClassNamesError, JsonFiles, ModelConfigError, ModelFolderError, Names,
     ParameterShape, Weights,
 };
 use crate::texts::TextLimits;
@@ -54,7 +54,7 @@ impl Architecture for EncoderConfig {
 
     /// Returns `config.json` alone. A class without a name gets a placeholder, because readers expect a name for
     /// each.
-    fn documents(&self, float: FloatType) -> Documents {
+    fn documents(&self, float: FloatType) -> JsonFiles {
         // Names that are not sound are refused before a model is made.
         let names = self.class_names().unwrap_or_default();
         let mut fields: Map<String, Value> = match serde_json::to_value(self) {
@@ -69,7 +69,7 @@ impl Architecture for EncoderConfig {
     }
 
     /// Reads every tensor, 8 MiB at a time.
-    fn check_weights(&self, folder: &Path) -> Result<(), CheckpointError> {
+    fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
         open(self, folder)?.check_values(&parameters(self))
     }
 
@@ -124,15 +124,15 @@ impl TextClassifierConfig for EncoderConfig {
 impl<B: Backend> BuildModel<B> for EncoderConfig {
     type Model = Encoder<B>;
 
-    fn init(&self, seed: u64, device: &B::Device) -> Result<Encoder<B>, ConfigError> {
+    fn init(&self, seed: u64, device: &B::Device) -> Result<Encoder<B>, ModelConfigError> {
         Encoder::new(self, seed, device)
     }
 
-    fn zeros(&self, device: &B::Device) -> Result<Encoder<B>, ConfigError> {
+    fn zeros(&self, device: &B::Device) -> Result<Encoder<B>, ModelConfigError> {
         Encoder::zeros(self, device)
     }
 
-    fn load(&self, folder: &Path, device: &B::Device) -> Result<Encoder<B>, CheckpointError> {
+    fn load(&self, folder: &Path, device: &B::Device) -> Result<Encoder<B>, ModelFolderError> {
         Encoder::load(folder, self, device)
     }
 
@@ -142,7 +142,7 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
         folder: &Path,
         _seed: u64,
         device: &B::Device,
-    ) -> Result<Encoder<B>, CheckpointError> {
+    ) -> Result<Encoder<B>, ModelFolderError> {
         let reader = open(self, folder)?.into_reader();
         Encoder::with(self, &WeightInit::reading(reader, device))
             .map_err(|source| misconfigured(folder, source))
@@ -153,13 +153,13 @@ impl<B: Backend> Encoder<B> {
     /// Returns the encoder of `config` with the weights in `folder`, as f32. Memory beyond the model: one tensor.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every tensor that does not fit or is not finite; a file that
+    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite; a file that
     /// is missing, unreadable or malformed.
     pub fn load(
         folder: &Path,
         config: &EncoderConfig,
         device: &B::Device,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self, ModelFolderError> {
         let model = Self::zeros(config, device).map_err(|source| misconfigured(folder, source))?;
         open(config, folder)?.fill(model)
     }
@@ -168,15 +168,15 @@ impl<B: Backend> Encoder<B> {
 /// Opens the weights in `folder` and checks their names, shapes and types.
 ///
 /// # Errors
-/// [`CheckpointError::Tensors`] naming every tensor that does not fit; a file that is missing, unreadable or
+/// [`ModelFolderError::Tensors`] naming every tensor that does not fit; a file that is missing, unreadable or
 /// malformed.
-fn open(config: &EncoderConfig, folder: &Path) -> Result<Weights, CheckpointError> {
+fn open(config: &EncoderConfig, folder: &Path) -> Result<Weights, ModelFolderError> {
     let weights = Weights::open(folder, Names::SAME)?;
     weights.check_shapes(&parameters(config))?;
     Ok(weights)
 }
 
 /// Returns the error of a configuration that is inconsistent.
-fn misconfigured(folder: &Path, source: ConfigError) -> CheckpointError {
-    CheckpointError::Config { path: folder.join(CONFIG), source }
+fn misconfigured(folder: &Path, source: ModelConfigError) -> ModelFolderError {
+    ModelFolderError::Config { path: folder.join(CONFIG), source }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::hf::{
-    ClassNames, ClassNamesError, ConfigError, ID2LABEL, LABEL2ID, MAX_LAYERS, MAX_SIZE,
+    ClassNames, ClassNamesError, ID2LABEL, LABEL2ID, MAX_LAYERS, MAX_SIZE, ModelConfigError,
 };
 use crate::texts::TextLimits;
 
@@ -89,9 +89,9 @@ impl EncoderConfig {
     /// The result is not validated: [`validate`](Self::validate) does that once all fields are set.
     ///
     /// # Errors
-    /// [`ConfigError::Field`] for one that is unknown or of another type.
-    pub fn with_overrides(&self, fields: &Map<String, Value>) -> Result<Self, ConfigError> {
-        let wrong = |error: serde_json::Error| ConfigError::Field(error.to_string());
+    /// [`ModelConfigError::Field`] for one that is unknown or of another type.
+    pub fn with_overrides(&self, fields: &Map<String, Value>) -> Result<Self, ModelConfigError> {
+        let wrong = |error: serde_json::Error| ModelConfigError::Field(error.to_string());
         let Value::Object(mut all) = serde_json::to_value(self).map_err(wrong)? else {
             unreachable!("a struct with named fields is an object");
         };
@@ -102,19 +102,19 @@ impl EncoderConfig {
     /// Reads the fields of a saved `config.json`.
     ///
     /// # Errors
-    /// [`ConfigError`] for a field that is unknown, of another type or out of range.
-    pub fn from_saved(mut fields: Map<String, Value>) -> Result<Self, ConfigError> {
+    /// [`ModelConfigError`] for a field that is unknown, of another type or out of range.
+    pub fn from_saved(mut fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
         // These fields describe the file rather than the model: other programs read them.
         for name in ["architectures", "dtype"] {
             fields.remove(name);
         }
         let config = Self::guide().with_overrides(&fields)?;
         config.validate()?;
-        let wrong = |error: ClassNamesError| ConfigError::Field(error.to_string());
+        let wrong = |error: ClassNamesError| ModelConfigError::Field(error.to_string());
         let names = config.class_names().map_err(wrong)?;
         let count = names.map_or(0, |names| names.as_slice().len());
         match count > config.num_classes {
-            true => Err(ConfigError::Value {
+            true => Err(ModelConfigError::Value {
                 name: "num_classes",
                 value: config.num_classes.to_string(),
                 rule: format!("at least {count}, for the names in `id2label`"),
@@ -155,10 +155,10 @@ impl EncoderConfig {
     /// Sizes have upper limits, so that their products cannot overflow.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] naming the first that does not.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+    /// [`ModelConfigError::Value`] naming the first that does not.
+    pub fn validate(&self) -> Result<(), ModelConfigError> {
         let wrong =
-            |name, value: String, rule: String| Err(ConfigError::Value { name, value, rule });
+            |name, value: String, rule: String| Err(ModelConfigError::Value { name, value, rule });
         for (name, value, range) in [
             ("vocab_size", self.vocab_size, 1..=MAX_SIZE),
             ("embed_dim", self.embed_dim, 1..=MAX_SIZE),
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn overridden(fields: Value) -> Result<EncoderConfig, ConfigError> {
+    fn overridden(fields: Value) -> Result<EncoderConfig, ModelConfigError> {
         let Value::Object(fields) = fields else { panic!("not an object") };
         EncoderConfig::guide().with_overrides(&fields)
     }

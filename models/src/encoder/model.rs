@@ -17,10 +17,10 @@ use super::config::EncoderConfig;
 use super::layer::EncoderLayer;
 use super::parameters::default_std;
 use super::positions::sinusoids;
-use crate::hf::ConfigError;
+use crate::hf::ModelConfigError;
 use crate::projection::{conv1d, project};
 use crate::texts::{TextBatch, TextClassifier};
-use crate::weights::{Values, WeightInit};
+use crate::weights::{InitialValues, WeightInit};
 
 /// A transformer encoder and a classifier of the mean over a text's tokens.
 ///
@@ -48,24 +48,31 @@ impl<B: Backend> Encoder<B> {
     /// They are drawn when first used.
     ///
     /// # Errors
-    /// [`ConfigError`] if `config` is inconsistent.
-    pub fn new(config: &EncoderConfig, seed: u64, device: &B::Device) -> Result<Self, ConfigError> {
+    /// [`ModelConfigError`] if `config` is inconsistent.
+    pub fn new(
+        config: &EncoderConfig,
+        seed: u64,
+        device: &B::Device,
+    ) -> Result<Self, ModelConfigError> {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
     /// Returns a model with all weights 0, for callers that replace them.
     ///
     /// # Errors
-    /// [`ConfigError`] if `config` is inconsistent.
-    pub fn zeros(config: &EncoderConfig, device: &B::Device) -> Result<Self, ConfigError> {
+    /// [`ModelConfigError`] if `config` is inconsistent.
+    pub fn zeros(config: &EncoderConfig, device: &B::Device) -> Result<Self, ModelConfigError> {
         Self::with(config, &WeightInit::zeros(device))
     }
 
     /// Returns a model with the weights that `init` makes.
-    pub(crate) fn with(config: &EncoderConfig, init: &WeightInit<B>) -> Result<Self, ConfigError> {
+    pub(crate) fn with(
+        config: &EncoderConfig,
+        init: &WeightInit<B>,
+    ) -> Result<Self, ModelConfigError> {
         config.validate()?;
         let EncoderConfig { vocab_size, embed_dim, hidden_dim, num_classes, .. } = *config;
-        let values = Values::Normal { std: config.initializer_range };
+        let values = InitialValues::Normal { std: config.initializer_range };
         let weight = init.param("embedding.weight", [vocab_size, embed_dim], values);
         let affine =
             |path: &str, shape: [usize; 2]| conv1d(init, path, shape, default_std(shape[0]));

@@ -22,19 +22,19 @@ use burn::tensor::backend::Backend;
 use deepburn_safetensors::FloatType;
 use serde_json::{Map, Value, json};
 
-use super::checkpoint::Checkpoint;
 use super::classifier::{ClassifierConfig, Gpt2Classifier};
 use super::config::Gpt2Config;
 use super::model::Gpt2;
 use super::parameters::{NAMES, SCORE, parameters};
 use super::pass::{describe_body, describe_head};
+use super::pretrained::PretrainedGpt2;
 use crate::architecture::{
     Architecture, BuildModel, LanguageModelConfig, TextClassifierConfig, TokenLimits,
 };
 use crate::forward_pass::{BatchShape, ForwardPass};
 use crate::hf::{
-    CONFIG, CheckpointError, ClassNames, ClassNamesError, ConfigError, Documents, ExtraFields,
-    Names, ParameterShape,
+    CONFIG, ClassNames, ClassNamesError, ExtraFields, JsonFiles, ModelConfigError,
+    ModelFolderError, Names, ParameterShape,
 };
 use crate::texts::TextLimits;
 
@@ -64,7 +64,7 @@ impl Architecture for Gpt2Config {
     }
 
     /// Returns `config.json`, and `generation_config.json` with the special tokens.
-    fn documents(&self, float: FloatType) -> Documents {
+    fn documents(&self, float: FloatType) -> JsonFiles {
         vec![
             (CONFIG, document(self, "GPT2LMHeadModel", float)),
             ("generation_config.json", self.extra.generation_config()),
@@ -72,8 +72,8 @@ impl Architecture for Gpt2Config {
     }
 
     /// Reads every tensor, 8 MiB at a time.
-    fn check_weights(&self, folder: &Path) -> Result<(), CheckpointError> {
-        Checkpoint::open(folder)?.check_values(self)
+    fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
+        PretrainedGpt2::open(folder)?.check_values(self)
     }
 
     /// Describes the pass of the language model, with the loss of all positions that predict something.
@@ -98,20 +98,20 @@ impl LanguageModelConfig for Gpt2Config {
         Self::small()
     }
 
-    fn from_fields(fields: Map<String, Value>) -> Result<Self, ConfigError> {
+    fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
         Self::try_from(fields)
     }
 
     /// Reads `config.json` and the headers of the weight files. Weights are not kept.
-    fn open(folder: &Path) -> Result<Self, CheckpointError> {
-        Ok(Checkpoint::open(folder)?.config().clone())
+    fn open(folder: &Path) -> Result<Self, ModelFolderError> {
+        Ok(PretrainedGpt2::open(folder)?.config().clone())
     }
 
-    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ConfigError> {
+    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
         Self::with_overrides(self, overrides)
     }
 
-    fn validate(&self) -> Result<(), ConfigError> {
+    fn validate(&self) -> Result<(), ModelConfigError> {
         Self::validate(self)
     }
 
@@ -139,16 +139,16 @@ impl LanguageModelConfig for Gpt2Config {
 impl<B: Backend> BuildModel<B> for Gpt2Config {
     type Model = Gpt2<B>;
 
-    fn init(&self, seed: u64, device: &B::Device) -> Result<Gpt2<B>, ConfigError> {
+    fn init(&self, seed: u64, device: &B::Device) -> Result<Gpt2<B>, ModelConfigError> {
         Gpt2::new(self, seed, device)
     }
 
-    fn zeros(&self, device: &B::Device) -> Result<Gpt2<B>, ConfigError> {
+    fn zeros(&self, device: &B::Device) -> Result<Gpt2<B>, ModelConfigError> {
         Gpt2::zeros(self, device)
     }
 
-    fn load(&self, folder: &Path, device: &B::Device) -> Result<Gpt2<B>, CheckpointError> {
-        Checkpoint::open(folder)?.load(self, device)
+    fn load(&self, folder: &Path, device: &B::Device) -> Result<Gpt2<B>, ModelFolderError> {
+        PretrainedGpt2::open(folder)?.load(self, device)
     }
 
     /// Reads weights when they are first used. A language model has no weights of a new task, so nothing is drawn
@@ -158,8 +158,8 @@ impl<B: Backend> BuildModel<B> for Gpt2Config {
         folder: &Path,
         _seed: u64,
         device: &B::Device,
-    ) -> Result<Gpt2<B>, CheckpointError> {
-        Checkpoint::open(folder)?.load_lazily(self, device)
+    ) -> Result<Gpt2<B>, ModelFolderError> {
+        PretrainedGpt2::open(folder)?.load_lazily(self, device)
     }
 }
 
@@ -194,7 +194,7 @@ impl Architecture for ClassifierConfig {
 
     /// Returns `config.json` with the class names. It has a padding token even if the tokenizer has none: then it
     /// is the end token.
-    fn documents(&self, float: FloatType) -> Documents {
+    fn documents(&self, float: FloatType) -> JsonFiles {
         let mut fields = document(&self.body, "GPT2ForSequenceClassification", float);
         fields.extend(self.labels());
         // `transformers` finds the end of a text by its padding.
@@ -206,8 +206,8 @@ impl Architecture for ClassifierConfig {
         vec![(CONFIG, fields)]
     }
 
-    fn check_weights(&self, folder: &Path) -> Result<(), CheckpointError> {
-        self.check_values(Checkpoint::open(folder)?)
+    fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
+        self.check_values(PretrainedGpt2::open(folder)?)
     }
 
     /// Describes the body and the scores of the last token of each text. The final norm is computed of these tokens
@@ -241,11 +241,11 @@ impl TextClassifierConfig for ClassifierConfig {
 impl<B: Backend> BuildModel<B> for ClassifierConfig {
     type Model = Gpt2Classifier<B>;
 
-    fn init(&self, seed: u64, device: &B::Device) -> Result<Gpt2Classifier<B>, ConfigError> {
+    fn init(&self, seed: u64, device: &B::Device) -> Result<Gpt2Classifier<B>, ModelConfigError> {
         Gpt2Classifier::new(self, seed, device)
     }
 
-    fn zeros(&self, device: &B::Device) -> Result<Gpt2Classifier<B>, ConfigError> {
+    fn zeros(&self, device: &B::Device) -> Result<Gpt2Classifier<B>, ModelConfigError> {
         Gpt2Classifier::zeros(self, device)
     }
 
@@ -253,8 +253,8 @@ impl<B: Backend> BuildModel<B> for ClassifierConfig {
         &self,
         folder: &Path,
         device: &B::Device,
-    ) -> Result<Gpt2Classifier<B>, CheckpointError> {
-        Gpt2Classifier::load_trained(Checkpoint::open(folder)?, self, device)
+    ) -> Result<Gpt2Classifier<B>, ModelFolderError> {
+        Gpt2Classifier::load_trained(PretrainedGpt2::open(folder)?, self, device)
     }
 
     fn load_lazily(
@@ -262,8 +262,8 @@ impl<B: Backend> BuildModel<B> for ClassifierConfig {
         folder: &Path,
         seed: u64,
         device: &B::Device,
-    ) -> Result<Gpt2Classifier<B>, CheckpointError> {
-        Gpt2Classifier::load_lazily(Checkpoint::open(folder)?, self, seed, device)
+    ) -> Result<Gpt2Classifier<B>, ModelFolderError> {
+        Gpt2Classifier::load_lazily(PretrainedGpt2::open(folder)?, self, seed, device)
     }
 }
 

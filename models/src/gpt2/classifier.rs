@@ -9,13 +9,13 @@ use deepburn_ops::FusedOps;
 use serde_json::{Map, Value};
 
 use super::attention::SeqDims;
-use super::checkpoint::Checkpoint;
 use super::config::Gpt2Config;
 use super::model::Gpt2;
 use super::parameters::{HEAD, SCORE};
-use crate::hf::{CheckpointError, ClassNames, ClassNamesError, ConfigError};
+use super::pretrained::PretrainedGpt2;
+use crate::hf::{ClassNames, ClassNamesError, ModelConfigError, ModelFolderError};
 use crate::texts::{TextBatch, TextClassifier, TextLimits};
-use crate::weights::{Values, WeightInit};
+use crate::weights::{InitialValues, WeightInit};
 
 /// The size of a GPT-2 classifier.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,8 +55,8 @@ impl ClassifierConfig {
     /// Reads all weights that [`Gpt2Classifier::load_lazily`] will read, and keeps none.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
-    pub fn check_values(&self, mut checkpoint: Checkpoint) -> Result<(), CheckpointError> {
+    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    pub fn check_values(&self, mut checkpoint: PretrainedGpt2) -> Result<(), ModelFolderError> {
         checkpoint.weights.take(SCORE, &self.score_shape())?;
         checkpoint.weights.remove(HEAD);
         checkpoint.check_values(&self.headless())
@@ -101,12 +101,12 @@ impl<B: Backend> Gpt2Classifier<B> {
     /// Returns a model with initial weights that depend on `seed` and each parameter's path alone.
     ///
     /// # Errors
-    /// [`ConfigError`] if the config is inconsistent.
+    /// [`ModelConfigError`] if the config is inconsistent.
     pub fn new(
         config: &ClassifierConfig,
         seed: u64,
         device: &B::Device,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, ModelConfigError> {
         let transformer = Gpt2::new(&config.headless(), seed, device)?;
         Ok(Self { transformer, score: Score::new(config, seed, device) })
     }
@@ -114,8 +114,8 @@ impl<B: Backend> Gpt2Classifier<B> {
     /// Returns a model with all weights 0, for callers that replace them.
     ///
     /// # Errors
-    /// [`ConfigError`] if the config is inconsistent.
-    pub fn zeros(config: &ClassifierConfig, device: &B::Device) -> Result<Self, ConfigError> {
+    /// [`ModelConfigError`] if the config is inconsistent.
+    pub fn zeros(config: &ClassifierConfig, device: &B::Device) -> Result<Self, ModelConfigError> {
         let transformer = Gpt2::zeros(&config.headless(), device)?;
         Ok(Self { transformer, score: Score::with(config, &WeightInit::zeros(device)) })
     }
@@ -124,13 +124,13 @@ impl<B: Backend> Gpt2Classifier<B> {
     /// scores are drawn from `seed`, or of a classifier.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     pub fn load(
-        mut checkpoint: Checkpoint,
+        mut checkpoint: PretrainedGpt2,
         config: &ClassifierConfig,
         seed: u64,
         device: &B::Device,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self, ModelFolderError> {
         let score = Score::taken_from(&mut checkpoint, config, seed, device)?;
         Ok(Self { transformer: checkpoint.load(&config.headless(), device)?, score })
     }
@@ -138,27 +138,27 @@ impl<B: Backend> Gpt2Classifier<B> {
     /// Returns a trained classifier; unlike [`load`](Self::load) it draws nothing.
     ///
     /// # Errors
-    /// As [`load`](Self::load), and [`CheckpointError::Tensors`] for a checkpoint without scores.
+    /// As [`load`](Self::load), and [`ModelFolderError::Tensors`] for a checkpoint without scores.
     pub fn load_trained(
-        checkpoint: Checkpoint,
+        checkpoint: PretrainedGpt2,
         config: &ClassifierConfig,
         device: &B::Device,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self, ModelFolderError> {
         checkpoint.weights.require(SCORE, &config.score_shape())?;
         Self::load(checkpoint, config, 0, device)
     }
 
     /// Returns the model that [`load`](Self::load) makes, except that weights of the language model are read when
-    /// first used, as by [`Checkpoint::load_lazily`].
+    /// first used, as by [`PretrainedGpt2::load_lazily`].
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     pub fn load_lazily(
-        mut checkpoint: Checkpoint,
+        mut checkpoint: PretrainedGpt2,
         config: &ClassifierConfig,
         seed: u64,
         device: &B::Device,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self, ModelFolderError> {
         let score = Score::taken_from(&mut checkpoint, config, seed, device)?;
         Ok(Self { transformer: checkpoint.load_lazily(&config.headless(), device)?, score })
     }
@@ -167,11 +167,11 @@ impl<B: Backend> Gpt2Classifier<B> {
 impl<B: Backend> Score<B> {
     /// Returns the scores of a classifier's checkpoint, or new ones. Leaves what the language model needs.
     fn taken_from(
-        checkpoint: &mut Checkpoint,
+        checkpoint: &mut PretrainedGpt2,
         config: &ClassifierConfig,
         seed: u64,
         device: &B::Device,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self, ModelFolderError> {
         let shape = config.score_shape();
         let score = match checkpoint.weights.take(SCORE, &shape)? {
             Some(values) => {
@@ -193,7 +193,7 @@ impl<B: Backend> Score<B> {
 
     /// Scores that `init` makes.
     fn with(config: &ClassifierConfig, init: &WeightInit<B>) -> Self {
-        let values = Values::Normal { std: config.body.initializer_range };
+        let values = InitialValues::Normal { std: config.body.initializer_range };
         Self { weight: init.param(SCORE, config.score_shape(), values) }
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::activation::Activation;
 use crate::hf::{
-    ClassNames, ClassNamesError, ConfigError, ExtraFields, MAX_LAYERS, MAX_SIZE, check_size,
+    ClassNames, ClassNamesError, ExtraFields, MAX_LAYERS, MAX_SIZE, ModelConfigError, check_size,
 };
 
 /// A GPT-2 architecture and its dropout and initialisation, named as in `config.json`.
@@ -103,8 +103,8 @@ impl Gpt2Config {
     /// Checks every value against its range and the values it has to agree with.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for the first field that is wrong.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+    /// [`ModelConfigError::Value`] for the first field that is wrong.
+    pub fn validate(&self) -> Result<(), ModelConfigError> {
         check_size("vocab_size", self.vocab_size, MAX_SIZE)?;
         check_size("n_positions", self.n_positions, MAX_SIZE)?;
         check_size("n_embd", self.n_embd, MAX_SIZE)?;
@@ -115,7 +115,7 @@ impl Gpt2Config {
         }
         if !self.n_embd.is_multiple_of(self.n_head) {
             let rule = format!("a divisor of `n_embd` = {}", self.n_embd);
-            return Err(ConfigError::value("n_head", self.n_head, rule));
+            return Err(ModelConfigError::value("n_head", self.n_head, rule));
         }
         for (name, value) in [
             ("resid_pdrop", self.resid_pdrop),
@@ -123,16 +123,20 @@ impl Gpt2Config {
             ("attn_pdrop", self.attn_pdrop),
         ] {
             if !(0.0..1.0).contains(&value) {
-                return Err(ConfigError::value(name, value, "a probability in [0, 1)"));
+                return Err(ModelConfigError::value(name, value, "a probability in [0, 1)"));
             }
         }
         // As f32, in which it is used, it must not vanish or overflow.
         if !(self.layer_norm_epsilon as f32).is_normal() || self.layer_norm_epsilon < 0.0 {
             let rule = "a positive number that f32 can hold";
-            return Err(ConfigError::value("layer_norm_epsilon", self.layer_norm_epsilon, rule));
+            return Err(ModelConfigError::value(
+                "layer_norm_epsilon",
+                self.layer_norm_epsilon,
+                rule,
+            ));
         }
         if !(0.0..1e3).contains(&self.initializer_range) {
-            return Err(ConfigError::value(
+            return Err(ModelConfigError::value(
                 "initializer_range",
                 self.initializer_range,
                 "in [0, 1000)",

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::activation::Activation;
 use super::config::Gpt2Config;
-use crate::hf::{ConfigError, ConfigFields, FieldNames, read_fields};
+use crate::hf::{ConfigFields, FieldNames, ModelConfigError, read_fields};
 
 /// The names under which GPT-2 reads fields.
 const NAMES: FieldNames = FieldNames { read: &READ, aliases: &ALIASES };
@@ -52,34 +52,34 @@ impl Gpt2Config {
     /// # Errors
     /// As for reading: an unknown name (with the nearest known one), a wrong type or range, a
     /// feature that does not exist.
-    pub fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ConfigError> {
+    pub fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
         Self::try_from(NAMES.overridden(Map::from(self.clone()), overrides)?)
     }
 }
 
 impl FromStr for Gpt2Config {
     /// The first thing that is wrong.
-    type Err = ConfigError;
+    type Err = ModelConfigError;
 
     /// Reads the text of a `config.json`. Absent fields have the defaults of `transformers`.
     ///
     /// # Errors
-    /// [`ConfigError::Syntax`] for a text that is not a JSON object, and the errors of reading its fields.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
+    /// [`ModelConfigError::Syntax`] for a text that is not a JSON object, and the errors of reading its fields.
+    fn from_str(text: &str) -> Result<Self, ModelConfigError> {
         Self::try_from(read_fields(text)?)
     }
 }
 
 impl TryFrom<Map<String, Value>> for Gpt2Config {
     /// The first field that is wrong.
-    type Error = ConfigError;
+    type Error = ModelConfigError;
 
     /// Reads the fields of a `config.json` and validates them together.
     ///
     /// # Errors
-    /// [`ConfigError`] for another model, a field of another type or out of range, a feature that does not
+    /// [`ModelConfigError`] for another model, a field of another type or out of range, a feature that does not
     /// exist, or a misspelt name.
-    fn try_from(fields: Map<String, Value>) -> Result<Self, ConfigError> {
+    fn try_from(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
         let mut fields = ConfigFields::new(fields, NAMES, "gpt2")?;
         let default = Self::small();
         let functions = format!("one of {}", Activation::ALL.map(Activation::name).join(", "));
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use crate::hf::ExtraFields;
 
-    fn read(text: &str) -> Result<Gpt2Config, ConfigError> {
+    fn read(text: &str) -> Result<Gpt2Config, ModelConfigError> {
         text.parse()
     }
 

@@ -4,7 +4,7 @@
 //!   name; others are kept.
 //! - [`Gpt2`] is the model: [`Gpt2::forward`] gives logits, and as a [`LanguageModel`](crate::causal_lm::LanguageModel)
 //!   it has a loss and continues prompts.
-//! - [`Checkpoint`] reads a folder in the layout of `transformers`, [`Gpt2::save`] writes one.
+//! - [`PretrainedGpt2`] reads a folder in the layout of `transformers`, [`Gpt2::save`] writes one.
 //! - [`Gpt2Classifier`] classifies texts, from a language model's weights or its own.
 //!
 //! A parameter's module path is its `transformers` name without the `transformer.` prefix, for
@@ -28,7 +28,6 @@ mod activation;
 mod architecture;
 mod attention;
 mod block;
-mod checkpoint;
 mod classifier;
 mod config;
 mod config_json;
@@ -36,11 +35,12 @@ mod mlp;
 mod model;
 mod parameters;
 mod pass;
+mod pretrained;
 
 pub use activation::Activation;
 pub use attention::KeyValues;
-pub use checkpoint::Checkpoint;
 pub use classifier::{ClassifierConfig, Gpt2Classifier};
 pub use config::Gpt2Config;
 pub use model::Gpt2;
 pub use parameters::{hf_name, module_path};
+pub use pretrained::PretrainedGpt2;

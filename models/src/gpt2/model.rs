@@ -14,9 +14,9 @@ use super::config::Gpt2Config;
 use super::parameters::HEAD;
 use crate::architecture::{LanguageModelConfig, TokenLimits};
 use crate::causal_lm::{CausalBatch, CausalLoss, LanguageModel};
-use crate::hf::ConfigError;
+use crate::hf::ModelConfigError;
 use crate::norm::LayerNorm;
-use crate::weights::{Values, WeightInit};
+use crate::weights::{InitialValues, WeightInit};
 
 /// GPT-2 with its language-model head.
 ///
@@ -53,8 +53,12 @@ impl<B: Backend> Gpt2<B> {
     /// biases 0, norms 1. They are drawn when first used.
     ///
     /// # Errors
-    /// [`ConfigError`] if `config` is inconsistent.
-    pub fn new(config: &Gpt2Config, seed: u64, device: &B::Device) -> Result<Self, ConfigError> {
+    /// [`ModelConfigError`] if `config` is inconsistent.
+    pub fn new(
+        config: &Gpt2Config,
+        seed: u64,
+        device: &B::Device,
+    ) -> Result<Self, ModelConfigError> {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
@@ -62,16 +66,19 @@ impl<B: Backend> Gpt2<B> {
     /// checkpoint. Like drawn weights, the zeros are allocated when first used.
     ///
     /// # Errors
-    /// [`ConfigError`] if `config` is inconsistent.
-    pub fn zeros(config: &Gpt2Config, device: &B::Device) -> Result<Self, ConfigError> {
+    /// [`ModelConfigError`] if `config` is inconsistent.
+    pub fn zeros(config: &Gpt2Config, device: &B::Device) -> Result<Self, ModelConfigError> {
         Self::with(config, &WeightInit::zeros(device))
     }
 
     /// Returns a model with the weights that `init` makes.
-    pub(crate) fn with(config: &Gpt2Config, init: &WeightInit<B>) -> Result<Self, ConfigError> {
+    pub(crate) fn with(
+        config: &Gpt2Config,
+        init: &WeightInit<B>,
+    ) -> Result<Self, ModelConfigError> {
         config.validate()?;
         let (vocab, width) = (config.vocab_size, config.n_embd);
-        let normal = Values::Normal { std: config.initializer_range };
+        let normal = InitialValues::Normal { std: config.initializer_range };
         let table = |path: &str, rows| init.param(path, [rows, width], normal);
         Ok(Self {
             wte: Embedding { weight: table("wte.weight", vocab) },

@@ -17,7 +17,7 @@ pub(crate) const MAX_LAYERS: usize = 1 << 12;
 
 /// The reason why a configuration is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ConfigError {
+pub enum ModelConfigError {
     /// The text is not a JSON object.
     #[error("the config is not a JSON object: {0}")]
     Syntax(String),
@@ -71,7 +71,7 @@ pub enum ConfigError {
 }
 
 /// Constructors that several models use.
-impl ConfigError {
+impl ModelConfigError {
     /// Returns the error of a value that breaks `rule`, which completes "it must be".
     pub(crate) fn value(name: &'static str, value: impl ToString, rule: impl Into<String>) -> Self {
         Self::Value { name, value: value.to_string(), rule: rule.into() }
@@ -197,9 +197,9 @@ impl ExtraFields {
     /// Checks the special tokens, because generation uses them.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for a special token that is not an id, null or, for `eos_token_id` alone, a list
+    /// [`ModelConfigError::Value`] for a special token that is not an id, null or, for `eos_token_id` alone, a list
     /// of ids.
-    fn check_token_ids(&self) -> Result<(), ConfigError> {
+    fn check_token_ids(&self) -> Result<(), ModelConfigError> {
         let is_id = |value: &Value| value.as_u64().is_some_and(|id| u32::try_from(id).is_ok());
         for name in ["bos_token_id", "eos_token_id", "pad_token_id"] {
             let fits = self.0.get(name).is_none_or(|value| match value {
@@ -208,7 +208,7 @@ impl ExtraFields {
                 id => is_id(id),
             });
             if !fits {
-                return Err(ConfigError::value(name, &self.0[name], "a token id or null"));
+                return Err(ModelConfigError::value(name, &self.0[name], "a token id or null"));
             }
         }
         Ok(())
@@ -228,14 +228,17 @@ impl FieldNames {
     /// Renames aliases to the fields they stand for; both names are allowed if their values agree.
     ///
     /// # Errors
-    /// [`ConfigError::Conflict`] if both names have values that differ.
-    fn canonical(self, mut fields: Map<String, Value>) -> Result<Map<String, Value>, ConfigError> {
+    /// [`ModelConfigError::Conflict`] if both names have values that differ.
+    fn canonical(
+        self,
+        mut fields: Map<String, Value>,
+    ) -> Result<Map<String, Value>, ModelConfigError> {
         for &(alias, name) in self.aliases {
             let Some(alias_value) = fields.remove(alias) else { continue };
             match fields.get(name) {
                 Some(value) if *value != alias_value => {
                     let (value, alias_value) = (value.to_string(), alias_value.to_string());
-                    return Err(ConfigError::Conflict { alias, alias_value, name, value });
+                    return Err(ModelConfigError::Conflict { alias, alias_value, name, value });
                 }
                 _ => _ = fields.insert(name.to_owned(), alias_value),
             }
@@ -251,7 +254,7 @@ impl FieldNames {
         self,
         mut fields: Map<String, Value>,
         overrides: &Map<String, Value>,
-    ) -> Result<Map<String, Value>, ConfigError> {
+    ) -> Result<Map<String, Value>, ModelConfigError> {
         for (name, value) in self.canonical(overrides.clone())? {
             if !self.has(&name) && !fields.contains_key(&name) {
                 return Err(self.refusal(&name, &value));
@@ -279,9 +282,9 @@ impl FieldNames {
     }
 
     /// Returns the error of a name that the model does not have.
-    fn refusal(self, name: &str, value: &Value) -> ConfigError {
+    fn refusal(self, name: &str, value: &Value) -> ModelConfigError {
         let (name, value) = (name.to_owned(), value.to_string());
-        ConfigError::Unknown { hint: self.nearest(&name), name, value }
+        ModelConfigError::Unknown { hint: self.nearest(&name), name, value }
     }
 
     /// Returns "; did you mean `x`?" for the known name nearest to `name`, if one is near.
@@ -321,20 +324,24 @@ impl ConfigFields {
         fields: Map<String, Value>,
         names: FieldNames,
         model_type: &str,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, ModelConfigError> {
         let mut fields = names.canonical(fields)?;
         // Old files have no type. Another type means another model, whose fields would be misread.
         match fields.get("model_type") {
             None => {}
             Some(Value::String(kind)) if kind == model_type => {}
             Some(other) => {
-                return Err(ConfigError::value("model_type", other, format!("\"{model_type}\"")));
+                return Err(ModelConfigError::value(
+                    "model_type",
+                    other,
+                    format!("\"{model_type}\""),
+                ));
             }
         }
         for (name, remedy) in FIXED {
             if let Some(value) = fields.remove(name).filter(|value| !is_off(value)) {
                 let value = value.to_string();
-                return Err(ConfigError::Unsupported { name, value, remedy });
+                return Err(ModelConfigError::Unsupported { name, value, remedy });
             }
         }
         Ok(Self { fields, names })
@@ -350,33 +357,33 @@ impl ConfigFields {
         default: T,
         rule: &str,
         read: impl FnOnce(&Value) -> Option<T>,
-    ) -> Result<T, ConfigError> {
+    ) -> Result<T, ModelConfigError> {
         match self.fields.remove(name) {
             None => Ok(default),
-            Some(value) => read(&value).ok_or_else(|| ConfigError::value(name, value, rule)),
+            Some(value) => read(&value).ok_or_else(|| ModelConfigError::value(name, value, rule)),
         }
     }
 
     /// Takes a number of something. [`check_size`] checks its range.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for another value than an integer of at least 0.
+    /// [`ModelConfigError::Value`] for another value than an integer of at least 0.
     pub(crate) fn count(
         &mut self,
         name: &'static str,
         default: usize,
-    ) -> Result<usize, ConfigError> {
+    ) -> Result<usize, ModelConfigError> {
         self.take(name, default, "a positive integer", as_count)
     }
 
     /// Takes a number of something that may be null.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for another value than such an integer or null.
+    /// [`ModelConfigError::Value`] for another value than such an integer or null.
     pub(crate) fn optional_count(
         &mut self,
         name: &'static str,
-    ) -> Result<Option<usize>, ConfigError> {
+    ) -> Result<Option<usize>, ModelConfigError> {
         self.take(name, None, "a positive integer or null", |value| match value {
             Value::Null => Some(None),
             value => as_count(value).map(Some),
@@ -386,16 +393,24 @@ impl ConfigFields {
     /// Takes a number.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for another value than a JSON number.
-    pub(crate) fn number(&mut self, name: &'static str, default: f64) -> Result<f64, ConfigError> {
+    /// [`ModelConfigError::Value`] for another value than a JSON number.
+    pub(crate) fn number(
+        &mut self,
+        name: &'static str,
+        default: f64,
+    ) -> Result<f64, ModelConfigError> {
         self.take(name, default, "a number", Value::as_f64)
     }
 
     /// Takes a truth value. 0 and 1 are refused, as `transformers` writes `false` and `true`.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for another value than `true` or `false`.
-    pub(crate) fn flag(&mut self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
+    /// [`ModelConfigError::Value`] for another value than `true` or `false`.
+    pub(crate) fn flag(
+        &mut self,
+        name: &'static str,
+        default: bool,
+    ) -> Result<bool, ModelConfigError> {
         self.take(name, default, "true or false", Value::as_bool)
     }
 
@@ -403,7 +418,7 @@ impl ConfigFields {
     ///
     /// # Errors
     /// A misspelt field of the model, or a special token that is not a token id.
-    pub(crate) fn into_extra(self) -> Result<ExtraFields, ConfigError> {
+    pub(crate) fn into_extra(self) -> Result<ExtraFields, ModelConfigError> {
         let Self { fields, names } = self;
         let mut unknown = fields.iter().filter(|(name, _)| !is_known(name));
         // An unknown field is kept, but a misspelt one of the model would silently have its default.
@@ -436,12 +451,16 @@ fn is_off(value: &Value) -> bool {
 /// Checks a width, a length or a number of layers.
 ///
 /// # Errors
-/// [`ConfigError::Value`] if it is 0 or above `max`.
-pub(crate) fn check_size(name: &'static str, value: usize, max: usize) -> Result<(), ConfigError> {
+/// [`ModelConfigError::Value`] if it is 0 or above `max`.
+pub(crate) fn check_size(
+    name: &'static str,
+    value: usize,
+    max: usize,
+) -> Result<(), ModelConfigError> {
     if (1..=max).contains(&value) {
         return Ok(());
     }
-    Err(ConfigError::value(name, value, format!("an integer from 1 to {max}")))
+    Err(ModelConfigError::value(name, value, format!("an integer from 1 to {max}")))
 }
 
 #[cfg(test)]
@@ -452,7 +471,7 @@ mod tests {
     const NAMES: FieldNames =
         FieldNames { read: &["n_head", "n_positions"], aliases: &[("n_ctx", "n_positions")] };
 
-    fn extra(fields: Value) -> Result<ExtraFields, ConfigError> {
+    fn extra(fields: Value) -> Result<ExtraFields, ModelConfigError> {
         ConfigFields::new(fields.as_object().unwrap().clone(), NAMES, "test")?.into_extra()
     }
 

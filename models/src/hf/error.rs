@@ -1,6 +1,6 @@
 //! Errors of reading and writing model folders.
 //!
-//! Main type: [`CheckpointError`].
+//! Main type: [`ModelFolderError`].
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::config::ConfigError;
+use super::config::ModelConfigError;
 
 /// The file of weights that are not sharded.
 pub(crate) const WEIGHTS: &str = "model.safetensors";
@@ -34,7 +34,7 @@ impl fmt::Display for TensorProblem {
 
 /// The reason why a model folder cannot be read or written.
 #[derive(Debug, Error)]
-pub enum CheckpointError {
+pub enum ModelFolderError {
     /// The operating system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
@@ -51,7 +51,7 @@ pub enum CheckpointError {
         /// The file.
         path: PathBuf,
         /// The reason.
-        source: ConfigError,
+        source: ModelConfigError,
     },
     /// The folder has no weights.
     #[error("{} has neither {WEIGHTS} nor {INDEX}{hint}", folder.display())]
@@ -84,7 +84,7 @@ fn listed(problems: &[TensorProblem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-impl CheckpointError {
+impl ModelFolderError {
     /// Returns the error of a failed `action` on `path`.
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), source }

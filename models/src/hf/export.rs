@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::names::{Names, ParameterShape};
-use super::writer::Documents;
+use super::writer::JsonFiles;
 use deepburn_safetensors::FloatType;
 
 /// Everything but the weights that a Hugging Face folder of a model contains. A training checkpoint keeps it, so that
@@ -23,7 +23,7 @@ pub struct HfExport {
 
 impl HfExport {
     /// Keeps the names that differ from the module paths: for most models none, or a prefix.
-    pub(crate) fn new(parameters: &[ParameterShape], names: Names, documents: Documents) -> Self {
+    pub(crate) fn new(parameters: &[ParameterShape], names: Names, documents: JsonFiles) -> Self {
         let names = parameters.iter().map(|it| (it.path.clone(), (names.in_file)(&it.path)));
         let documents = documents.into_iter().map(|(name, fields)| (name.to_owned(), fields));
         Self {

@@ -1,10 +1,10 @@
 //! Model folders in the layout of Hugging Face: `config.json`, weights as safetensors, names.
 //!
-//! - [`CheckpointWriter`] writes a folder tensor by tensor; a [`CheckpointError`] says why a folder cannot be read or
+//! - [`ModelFolderWriter`] writes a folder tensor by tensor; a [`ModelFolderError`] says why a folder cannot be read or
 //!   written.
 //! - [`HfExport`] is everything but the weights: a training checkpoint keeps it.
 //! - [`ParameterShape`] and [`Names`] describe parameters, [`ClassNames`] the classes of a classifier.
-//! - [`ExtraFields`] are the fields of a `config.json` that a model does not read; a [`ConfigError`] says why a field
+//! - [`ExtraFields`] are the fields of a `config.json` that a model does not read; a [`ModelConfigError`] says why a field
 //!   is refused.
 
 mod class_names;
@@ -25,9 +25,9 @@ pub(crate) use config::{ConfigFields, FieldNames, MAX_LAYERS, MAX_SIZE, check_si
 pub(crate) use weights::Weights;
 
 pub use class_names::{ClassNames, ClassNamesError};
-pub use config::{ConfigError, ExtraFields};
-pub use error::{CheckpointError, TensorProblem};
+pub use config::{ExtraFields, ModelConfigError};
+pub use error::{ModelFolderError, TensorProblem};
 pub use export::HfExport;
 pub use names::{Names, ParameterShape};
 pub use small_file::{read_fields, read_small_file};
-pub use writer::{CheckpointWriter, Documents};
+pub use writer::{JsonFiles, ModelFolderWriter};

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::config::ConfigError;
+use super::config::ModelConfigError;
 
 /// Bytes of such a file, at most. The index of a model of a thousand layers has a tenth of that.
 const MAX_BYTES: u64 = 16 << 20;
@@ -34,9 +34,9 @@ pub fn read_small_file(path: &Path) -> io::Result<String> {
 /// Reads the fields of a JSON object.
 ///
 /// # Errors
-/// [`ConfigError::Syntax`] for anything else.
-pub fn read_fields(text: &str) -> Result<Map<String, Value>, ConfigError> {
-    serde_json::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))
+/// [`ModelConfigError::Syntax`] for anything else.
+pub fn read_fields(text: &str) -> Result<Map<String, Value>, ModelConfigError> {
+    serde_json::from_str(text).map_err(|error| ModelConfigError::Syntax(error.to_string()))
 }
 
 #[cfg(test)]

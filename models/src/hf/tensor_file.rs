@@ -19,7 +19,7 @@ use deepburn_safetensors::FloatType;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::error::CheckpointError;
+use super::error::ModelFolderError;
 
 /// The largest header safetensors allows, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
@@ -43,10 +43,10 @@ impl TensorFile {
     /// Opens the file and checks its header against its size.
     ///
     /// # Errors
-    /// [`CheckpointError::Format`] for another format or a truncated file, or an I/O error.
-    pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let io = |source| CheckpointError::io("open", path, source);
-        let format = |reason: String| CheckpointError::Format { path: path.to_owned(), reason };
+    /// [`ModelFolderError::Format`] for another format or a truncated file, or an I/O error.
+    pub(crate) fn open(path: &Path) -> Result<Self, ModelFolderError> {
+        let io = |source| ModelFolderError::io("open", path, source);
+        let format = |reason: String| ModelFolderError::Format { path: path.to_owned(), reason };
         // The type is checked before the file is opened, because opening a pipe waits for its writer.
         if !fs::metadata(path).map_err(io)?.is_file() {
             return Err(format("it is not a regular file".into()));
@@ -99,8 +99,8 @@ impl TensorFile {
     /// Reads a tensor that [`Self::info`] knows, of a type that [`float_type`] knows, as f32.
     ///
     /// # Errors
-    /// [`CheckpointError::Format`] without such a tensor, or an I/O error.
-    pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>, CheckpointError> {
+    /// [`ModelFolderError::Format`] without such a tensor, or an I/O error.
+    pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>, ModelFolderError> {
         let numel = self.info(name).map_or(0, |info| info.shape.iter().product());
         self.read_range(name, 0..numel)
     }
@@ -110,19 +110,19 @@ impl TensorFile {
     /// Memory: the values, and a buffer of 1 MiB.
     ///
     /// # Errors
-    /// [`CheckpointError::Format`] without such a tensor, or an I/O error.
+    /// [`ModelFolderError::Format`] without such a tensor, or an I/O error.
     pub(crate) fn read_range(
         &mut self,
         name: &str,
         range: Range<usize>,
-    ) -> Result<Vec<f32>, CheckpointError> {
+    ) -> Result<Vec<f32>, ModelFolderError> {
         let path = &self.path;
         let info = self.header.info(name).and_then(|info| Some((info, float_type(info.dtype)?)));
         let Some((info, float)) = info else {
             let reason = format!("it has no tensor `{name}` of f32, f16 or bf16");
-            return Err(CheckpointError::Format { path: path.clone(), reason });
+            return Err(ModelFolderError::Format { path: path.clone(), reason });
         };
-        let io = |source| CheckpointError::io("read", path, source);
+        let io = |source| ModelFolderError::io("read", path, source);
         let start = self.data_start + (info.data_offsets.0 + range.start * float.size()) as u64;
         self.file.seek(SeekFrom::Start(start)).map_err(io)?;
         let mut left = range.len() * float.size();

@@ -19,7 +19,7 @@ use burn::tensor::{Tensor, TensorData, backend::Backend};
 use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 
-use super::error::{CheckpointError, INDEX, TensorProblem, WEIGHTS};
+use super::error::{INDEX, ModelFolderError, TensorProblem, WEIGHTS};
 use super::names::{Names, ParameterShape};
 use super::small_file::read_small_file;
 use super::tensor_file::{TensorFile, float_type};
@@ -35,12 +35,12 @@ pub(crate) struct Weights {
     /// The open files.
     files: Vec<TensorFile>,
     /// Where each tensor is, by module path.
-    tensors: BTreeMap<String, Location>,
+    tensors: BTreeMap<String, TensorLocation>,
 }
 
 /// Where a tensor is: which file, and under which name.
 #[derive(Clone, Debug)]
-struct Location {
+struct TensorLocation {
     /// Index in `Weights::files`.
     file: usize,
     /// The tensor's name in this file.
@@ -59,17 +59,17 @@ impl Weights {
     ///
     /// # Errors
     /// A file is missing, unreadable or malformed, or a tensor occurs twice.
-    pub(crate) fn open(folder: &Path, names: Names) -> Result<Self, CheckpointError> {
+    pub(crate) fn open(folder: &Path, names: Names) -> Result<Self, ModelFolderError> {
         let files = open_files(folder)?;
         let mut tensors = BTreeMap::new();
         for (file, content) in files.iter().enumerate() {
             for name in content.names() {
                 let Some(path) = (names.path)(&name) else { continue };
-                if let Some(Location { name: first, .. }) =
-                    tensors.insert(path, Location { file, name: name.clone() })
+                if let Some(TensorLocation { name: first, .. }) =
+                    tensors.insert(path, TensorLocation { file, name: name.clone() })
                 {
                     let reason = format!("`{name}` and `{first}` are the same tensor, given twice");
-                    return Err(CheckpointError::Format { path: content.path().into(), reason });
+                    return Err(ModelFolderError::Format { path: content.path().into(), reason });
                 }
             }
         }
@@ -94,12 +94,12 @@ impl Weights {
     /// Reads the tensor at a module path, if there is one, and removes it from the list.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] for one that is not a finite float tensor of `shape`, or an I/O error.
+    /// [`ModelFolderError::Tensors`] for one that is not a finite float tensor of `shape`, or an I/O error.
     pub(crate) fn take(
         &mut self,
         path: &str,
         shape: &[usize],
-    ) -> Result<Option<Vec<f32>>, CheckpointError> {
+    ) -> Result<Option<Vec<f32>>, ModelFolderError> {
         if !self.contains(path) {
             return Ok(None);
         }
@@ -112,8 +112,8 @@ impl Weights {
     /// Refuses weights without a tensor at a module path.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming the tensor.
-    pub(crate) fn require(&self, path: &str, shape: &[usize]) -> Result<(), CheckpointError> {
+    /// [`ModelFolderError::Tensors`] naming the tensor.
+    pub(crate) fn require(&self, path: &str, shape: &[usize]) -> Result<(), ModelFolderError> {
         match self.contains(path) {
             true => Ok(()),
             false => self.refuse(self.misfit(path, shape).into_iter().collect()),
@@ -123,11 +123,11 @@ impl Weights {
     /// Refuses tensors that are missing, left over, or of another shape or type than `parameters`.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming all of them.
+    /// [`ModelFolderError::Tensors`] naming all of them.
     pub(crate) fn check_shapes(
         &self,
         parameters: &[ParameterShape],
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<(), ModelFolderError> {
         let expected: BTreeMap<_, _> =
             parameters.iter().map(|it| (it.path.as_str(), it.shape.as_slice())).collect();
         let misfits = expected.iter().filter_map(|(path, shape)| self.misfit(path, shape));
@@ -146,11 +146,11 @@ impl Weights {
     /// Reads all `parameters`, which fit, and keeps none. Memory: 8 MiB.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every tensor that is not finite, or an I/O error.
+    /// [`ModelFolderError::Tensors`] naming every tensor that is not finite, or an I/O error.
     pub(crate) fn check_values(
         &mut self,
         parameters: &[ParameterShape],
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<(), ModelFolderError> {
         let mut problems = Vec::new();
         for parameter in parameters {
             let (mut count, numel) = (0, parameter.num_elements());
@@ -165,11 +165,11 @@ impl Weights {
     /// Puts the weights, which fit, into a module. Memory beyond the module: one tensor.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every tensor that is not finite, or an I/O error.
+    /// [`ModelFolderError::Tensors`] naming every tensor that is not finite, or an I/O error.
     pub(crate) fn fill<B: Backend, M: Module<B>>(
         &mut self,
         module: M,
-    ) -> Result<M, CheckpointError> {
+    ) -> Result<M, ModelFolderError> {
         let mut filler =
             Filler { weights: self, path: Vec::new(), problems: Vec::new(), error: None };
         let module = module.map(&mut filler);
@@ -204,7 +204,7 @@ impl Weights {
         &mut self,
         [left, right]: [&str; 2],
         numel: usize,
-    ) -> Result<usize, CheckpointError> {
+    ) -> Result<usize, ModelFolderError> {
         let mut count = 0;
         for part in parts(numel) {
             let (a, b) = (self.read_part(left, part.clone())?, self.read_part(right, part)?);
@@ -216,12 +216,12 @@ impl Weights {
     /// Fails where there are problems.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] with all problems.
-    pub(crate) fn refuse(&self, problems: Vec<TensorProblem>) -> Result<(), CheckpointError> {
+    /// [`ModelFolderError::Tensors`] with all problems.
+    pub(crate) fn refuse(&self, problems: Vec<TensorProblem>) -> Result<(), ModelFolderError> {
         if problems.is_empty() {
             return Ok(());
         }
-        Err(CheckpointError::Tensors { folder: self.folder.clone(), problems })
+        Err(ModelFolderError::Tensors { folder: self.folder.clone(), problems })
     }
 
     /// Returns what is wrong with the tensor at a module path, if it is missing or of another shape or type.
@@ -245,7 +245,7 @@ impl Weights {
     }
 
     /// Returns the type and shape of a tensor.
-    fn info(&self, location: &Location) -> Option<&TensorInfo> {
+    fn info(&self, location: &TensorLocation) -> Option<&TensorInfo> {
         self.files[location.file].info(&location.name)
     }
 
@@ -256,7 +256,7 @@ impl Weights {
     ///
     /// # Panics
     /// If there is no such tensor: the shapes were not checked.
-    fn read(&mut self, path: &str) -> Result<Vec<f32>, CheckpointError> {
+    fn read(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
         let location = &self.tensors[path];
         self.files[location.file].read(&location.name)
     }
@@ -264,8 +264,8 @@ impl Weights {
     /// Reads such a tensor and refuses values that are infinite or NaN.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] for such values, or an I/O error.
-    fn read_finite(&mut self, path: &str) -> Result<Vec<f32>, CheckpointError> {
+    /// [`ModelFolderError::Tensors`] for such values, or an I/O error.
+    fn read_finite(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
         let values = self.read(path)?;
         let problem = self.not_finite_problem(path, not_finite(&values), values.len());
         self.refuse(problem.into_iter().collect())?;
@@ -276,7 +276,7 @@ impl Weights {
     ///
     /// # Errors
     /// An I/O error.
-    fn read_part(&mut self, path: &str, part: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+    fn read_part(&mut self, path: &str, part: Range<usize>) -> Result<Vec<f32>, ModelFolderError> {
         let location = &self.tensors[path];
         self.files[location.file].read_range(&location.name, part)
     }
@@ -300,8 +300,8 @@ fn not_finite(values: &[f32]) -> usize {
 /// Opens the checkpoint's one file, or the shards that its index lists.
 ///
 /// # Errors
-/// [`CheckpointError::NoWeights`] if there are none, and the errors of opening a file.
-fn open_files(folder: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
+/// [`ModelFolderError::NoWeights`] if there are none, and the errors of opening a file.
+fn open_files(folder: &Path) -> Result<Vec<TensorFile>, ModelFolderError> {
     let (single, index) = (folder.join(WEIGHTS), folder.join(INDEX));
     if single.exists() {
         return Ok(vec![TensorFile::open(&single)?]);
@@ -314,7 +314,7 @@ fn open_files(folder: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
         } else {
             ""
         };
-        return Err(CheckpointError::NoWeights { folder: folder.to_owned(), hint });
+        return Err(ModelFolderError::NoWeights { folder: folder.to_owned(), hint });
     }
     open_shards(folder, &index)
 }
@@ -323,11 +323,11 @@ fn open_files(folder: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
 /// an index from elsewhere must not open other files.
 ///
 /// # Errors
-/// [`CheckpointError::Format`] for an index that is not JSON, names a file outside of the folder, or a tensor
+/// [`ModelFolderError::Format`] for an index that is not JSON, names a file outside of the folder, or a tensor
 /// that its shard lacks; the errors of opening a file.
-fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, CheckpointError> {
-    let format = |reason| CheckpointError::Format { path: index.to_owned(), reason };
-    let text = read_small_file(index).map_err(|e| CheckpointError::io("read", index, e))?;
+fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, ModelFolderError> {
+    let format = |reason| ModelFolderError::Format { path: index.to_owned(), reason };
+    let text = read_small_file(index).map_err(|e| ModelFolderError::io("read", index, e))?;
     let Index { weight_map } =
         serde_json::from_str(&text).map_err(|error| format(error.to_string()))?;
     let mut shards: BTreeMap<&str, TensorFile> = BTreeMap::new();
@@ -355,7 +355,7 @@ struct Filler<'a> {
     /// Tensors whose values are not finite.
     problems: Vec<TensorProblem>,
     /// The first failure to read; nothing is read after it.
-    error: Option<CheckpointError>,
+    error: Option<ModelFolderError>,
 }
 
 impl Filler<'_> {

@@ -1,6 +1,6 @@
 //! Writing a model folder.
 //!
-//! Main type: [`CheckpointWriter`]. It takes one tensor at a time, in any order, because the tensors of a
+//! Main type: [`ModelFolderWriter`]. It takes one tensor at a time, in any order, because the tensors of a
 //! sharded model are gathered one at a time; it holds none of them. The weights get their name when they are
 //! complete: until then nothing in the folder changes that a reader would look at.
 //!
@@ -20,7 +20,7 @@ use deepburn_files::PartialFile;
 use deepburn_safetensors::{FloatType, Header, TensorFileWriter};
 use serde_json::{Map, Value};
 
-use super::error::{CheckpointError, TensorProblem, WEIGHTS};
+use super::error::{ModelFolderError, TensorProblem, WEIGHTS};
 use super::names::{Names, ParameterShape};
 
 /// Values converted and written at a time.
@@ -28,19 +28,19 @@ const CHUNK: usize = 1 << 18;
 
 /// JSON files beside the weights, each with its name and fields. They are written after the weights, because a reader
 /// looks for `config.json` first and should then find everything.
-pub type Documents = Vec<(&'static str, Map<String, Value>)>;
+pub type JsonFiles = Vec<(&'static str, Map<String, Value>)>;
 
 /// A model folder being written.
 ///
-/// Dropped before [`CheckpointWriter::finish`], it leaves nothing behind.
+/// Dropped before [`ModelFolderWriter::finish`], it leaves nothing behind.
 #[derive(Debug)]
-pub struct CheckpointWriter {
+pub struct ModelFolderWriter {
     /// The folder that is written.
     folder: PathBuf,
     /// The type of the weights in the file.
     float: FloatType,
     /// JSON files to write at the end.
-    documents: Documents,
+    documents: JsonFiles,
     /// The weights; `None` once they have their name.
     file: Option<TensorFileWriter>,
     /// Tensors still to come, by module path.
@@ -58,24 +58,24 @@ struct PendingTensor {
     start: u64,
 }
 
-impl CheckpointWriter {
+impl ModelFolderWriter {
     /// Starts a folder, which is created if need be, for these parameters and documents.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] if the folder cannot be written to.
+    /// [`ModelFolderError::Io`] if the folder cannot be written to.
     pub fn create(
         folder: &Path,
         parameters: Vec<ParameterShape>,
         names: Names,
         float: FloatType,
-        documents: Documents,
-    ) -> Result<Self, CheckpointError> {
+        documents: JsonFiles,
+    ) -> Result<Self, ModelFolderError> {
         let folder = folder.to_owned();
-        fs::create_dir_all(&folder).map_err(|e| CheckpointError::io("create", &folder, e))?;
+        fs::create_dir_all(&folder).map_err(|e| ModelFolderError::io("create", &folder, e))?;
         let (header, pending) = lay_out(parameters, names, float);
         let weights = folder.join(WEIGHTS);
         let partial = unfinished(&weights);
-        let io = |source| CheckpointError::io("write", &partial, source);
+        let io = |source| ModelFolderError::io("write", &partial, source);
         let file = TensorFileWriter::create(&weights, partial.clone(), &header).map_err(io)?;
         Ok(Self { folder, float, documents, file: Some(file), pending })
     }
@@ -83,9 +83,9 @@ impl CheckpointWriter {
     /// Writes the parameter at a module path; float data of any width.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] if the model has no such parameter, it was written before or its
+    /// [`ModelFolderError::Tensors`] if the model has no such parameter, it was written before or its
     /// shape is another; an I/O error.
-    pub fn write(&mut self, path: &str, data: TensorData) -> Result<(), CheckpointError> {
+    pub fn write(&mut self, path: &str, data: TensorData) -> Result<(), ModelFolderError> {
         let found = format!("{:?} of {:?}", data.shape.to_vec(), data.dtype);
         let Some(PendingTensor { name, shape, start }) = self.pending.get(path) else {
             let expected = "a parameter of the model that was not written yet".to_owned();
@@ -97,7 +97,7 @@ impl CheckpointWriter {
             return Err(self.problem(name.clone(), format!("{shape:?} of a float type"), found));
         };
         self.write_values(start, values)
-            .map_err(|source| CheckpointError::io("write", &self.folder.join(WEIGHTS), source))?;
+            .map_err(|source| ModelFolderError::io("write", &self.folder.join(WEIGHTS), source))?;
         self.pending.remove(path);
         Ok(())
     }
@@ -120,8 +120,8 @@ impl CheckpointWriter {
     /// Gives the weights their name, then writes `config.json` and what else goes beside them.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every parameter that was not written; an I/O error.
-    pub fn finish(mut self) -> Result<(), CheckpointError> {
+    /// [`ModelFolderError::Tensors`] naming every parameter that was not written; an I/O error.
+    pub fn finish(mut self) -> Result<(), ModelFolderError> {
         if !self.pending.is_empty() {
             let missing = |PendingTensor { name, shape, .. }: &PendingTensor| TensorProblem {
                 name: name.clone(),
@@ -129,11 +129,11 @@ impl CheckpointWriter {
                 found: "nothing: it was not written".to_owned(),
             };
             let problems = self.pending.values().map(missing).collect();
-            return Err(CheckpointError::Tensors { folder: self.folder.clone(), problems });
+            return Err(ModelFolderError::Tensors { folder: self.folder.clone(), problems });
         }
         if let Some(file) = self.file.take() {
             let finished = file.finish();
-            finished.map_err(|e| CheckpointError::io("write", &self.folder.join(WEIGHTS), e))?;
+            finished.map_err(|e| ModelFolderError::io("write", &self.folder.join(WEIGHTS), e))?;
         }
         for (name, fields) in &self.documents {
             write_json(&self.folder.join(name), fields)?;
@@ -144,13 +144,13 @@ impl CheckpointWriter {
     /// Returns the error of one tensor.
     ///
     /// `name` is the tensor's name in the file, or the module path of a parameter that the model does not have.
-    fn problem(&self, name: String, expected: String, found: String) -> CheckpointError {
+    fn problem(&self, name: String, expected: String, found: String) -> ModelFolderError {
         let problems = vec![TensorProblem { name, expected, found }];
-        CheckpointError::Tensors { folder: self.folder.clone(), problems }
+        ModelFolderError::Tensors { folder: self.folder.clone(), problems }
     }
 }
 
-impl Drop for CheckpointWriter {
+impl Drop for ModelFolderWriter {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
             drop(file);
@@ -182,11 +182,11 @@ fn lay_out(
 /// Writes a JSON file whole or not at all.
 ///
 /// # Errors
-/// [`CheckpointError::Io`].
-fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), CheckpointError> {
+/// [`ModelFolderError::Io`].
+fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), ModelFolderError> {
     let text = serde_json::to_string_pretty(fields).expect("a JSON object always is JSON") + "\n";
     PartialFile::replace(path, unfinished(path), text)
-        .map_err(|source| CheckpointError::io("write", path, source))
+        .map_err(|source| ModelFolderError::io("write", path, source))
 }
 
 /// Returns the name a file has until it is complete: hidden, beside it, of this process alone.

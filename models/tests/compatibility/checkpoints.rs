@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn_models::gpt2::{Checkpoint, Gpt2, Gpt2Config, hf_name};
-use deepburn_models::hf::CheckpointError;
+use deepburn_models::gpt2::{Gpt2, Gpt2Config, PretrainedGpt2, hf_name};
+use deepburn_models::hf::ModelFolderError;
 use deepburn_models::{Architecture, FloatType};
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView, serialize};
@@ -70,8 +70,8 @@ fn folder_of(config: &Gpt2Config, entries: &[Entry]) -> TempDir {
 }
 
 /// Loads a checkpoint in both ways, which must agree.
-fn load(folder: &Path) -> Result<Gpt2<Flex>, CheckpointError> {
-    let checkpoint = Checkpoint::open(folder)?;
+fn load(folder: &Path) -> Result<Gpt2<Flex>, ModelFolderError> {
+    let checkpoint = PretrainedGpt2::open(folder)?;
     let config = checkpoint.config().clone();
     let model = checkpoint.load(&config, &Default::default());
     match (&model, load_lazily(folder)) {
@@ -82,8 +82,8 @@ fn load(folder: &Path) -> Result<Gpt2<Flex>, CheckpointError> {
     model
 }
 
-fn load_lazily(folder: &Path) -> Result<Gpt2<Flex>, CheckpointError> {
-    let mut checkpoint = Checkpoint::open(folder)?;
+fn load_lazily(folder: &Path) -> Result<Gpt2<Flex>, ModelFolderError> {
+    let mut checkpoint = PretrainedGpt2::open(folder)?;
     let config = checkpoint.config().clone();
     checkpoint.check_values(&config)?;
     checkpoint.load_lazily(&config, &Default::default())
@@ -309,7 +309,7 @@ fn tensors_that_do_not_fit_are_all_named() {
         let mut entries = entries(&config);
         edit(&mut entries);
         let error = load(folder_of(&config, &entries).path()).unwrap_err();
-        assert!(matches!(error, CheckpointError::Tensors { .. }));
+        assert!(matches!(error, ModelFolderError::Tensors { .. }));
         for part in expected {
             assert!(error.to_string().contains(part), "{part:?} is not in: {error}");
         }
@@ -452,7 +452,7 @@ fn folders_that_are_no_checkpoints_are_refused() {
 fn overriding_a_size_names_the_tensors_it_changes() {
     let own = config(true);
     let folder = folder_of(&own, &entries(&own));
-    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let checkpoint = PretrainedGpt2::open(folder.path()).unwrap();
     let longer = Gpt2Config { n_positions: 7, ..own };
     let error = checkpoint.load::<Flex>(&longer, &Default::default()).unwrap_err().to_string();
     assert!(error.contains("in 1 tensors: `transformer.wpe.weight`: expected [7, 4]"), "{error}");
@@ -465,7 +465,7 @@ fn an_unfinished_checkpoint_leaves_the_old_one() {
     model.save(folder.path(), FloatType::F32).unwrap();
     let before = fs::read(folder.path().join("model.safetensors")).unwrap();
 
-    let create = || config.checkpoint_writer(folder.path(), FloatType::F32).unwrap();
+    let create = || config.folder_writer(folder.path(), FloatType::F32).unwrap();
     let zeros = |shape: &[usize]| TensorData::zeros::<f32, _>(shape.to_vec());
     let mut writer = create();
     writer.write("wte.weight", zeros(&[11, 4])).unwrap();
@@ -495,7 +495,7 @@ fn tensors_may_come_in_any_order_and_width() {
     let source = entries(&config);
     let expected = folder_of(&config, &source);
     let folder = tempfile::tempdir().unwrap();
-    let mut writer = config.checkpoint_writer(folder.path(), FloatType::F32).unwrap();
+    let mut writer = config.folder_writer(folder.path(), FloatType::F32).unwrap();
     for (parameter, entry) in config.parameters().iter().zip(&source).rev() {
         let values: Vec<f32> =
             entry.bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn_models::gpt2::{Checkpoint, ClassifierConfig, Gpt2Classifier};
+use deepburn_models::gpt2::{ClassifierConfig, Gpt2Classifier, PretrainedGpt2};
 use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier};
 use serde::Deserialize;
 use serde_json::Value;
@@ -25,9 +25,9 @@ fn recorded() -> Recorded {
     serde_json::from_str(include_str!("../data/classifier.json")).unwrap()
 }
 
-fn tiny() -> Checkpoint {
+fn tiny() -> PretrainedGpt2 {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny");
-    Checkpoint::open(folder).unwrap()
+    PretrainedGpt2::open(folder).unwrap()
 }
 
 fn config() -> ClassifierConfig {
@@ -50,7 +50,7 @@ fn save(model: &Gpt2Classifier<Flex>, folder: &Path) {
     }
     let mut parameters = Parameters(Vec::new(), Vec::new());
     model.visit(&mut parameters);
-    let mut writer = config().checkpoint_writer(folder, FloatType::F32).unwrap();
+    let mut writer = config().folder_writer(folder, FloatType::F32).unwrap();
     for (path, data) in parameters.0 {
         let data = match path.as_str() {
             "score.weight" => TensorData::new(recorded().score, data.shape.clone()),
@@ -68,7 +68,7 @@ fn logits_are_those_of_transformers() {
     let model = Gpt2Classifier::<Flex>::load(tiny(), &config(), 7, &device).unwrap();
     save(&model, folder.path());
 
-    let saved = Checkpoint::open(folder.path()).unwrap();
+    let saved = PretrainedGpt2::open(folder.path()).unwrap();
     let model = Gpt2Classifier::<Flex>::load(saved, &config(), 7, &device).unwrap();
     let Recorded { texts, logits, .. } = recorded();
     let longest = texts.iter().map(Vec::len).max().unwrap();
@@ -104,7 +104,7 @@ fn scores_for_other_classes_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let device = Default::default();
     save(&Gpt2Classifier::<Flex>::load(tiny(), &config(), 7, &device).unwrap(), folder.path());
-    let saved = Checkpoint::open(folder.path()).unwrap();
+    let saved = PretrainedGpt2::open(folder.path()).unwrap();
     let other = ClassifierConfig { num_classes: 5, ..config() };
     let error = Gpt2Classifier::<Flex>::load(saved, &other, 7, &device).unwrap_err().to_string();
     assert!(error.contains("score.weight") && error.contains("[5, 48]"), "{error}");

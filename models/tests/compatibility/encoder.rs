@@ -108,7 +108,7 @@ fn padding_changes_nothing() {
 
 /// Saves the recorded weights with `config` as their configuration.
 fn save(config: &EncoderConfig, folder: &std::path::Path) {
-    let mut writer = config.checkpoint_writer(folder, FloatType::F32).unwrap();
+    let mut writer = config.folder_writer(folder, FloatType::F32).unwrap();
     let weights = recorded().weights;
     for ParameterShape { path, shape } in config.parameters() {
         writer.write(&path, TensorData::new(weights[&path].clone(), shape)).unwrap();

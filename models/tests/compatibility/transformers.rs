@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::Flex;
 use deepburn_models::causal_lm::{CausalBatch, GenerateOptions, LanguageModel, Sampling};
-use deepburn_models::gpt2::{Checkpoint, Gpt2, Gpt2Config};
+use deepburn_models::gpt2::{Gpt2, Gpt2Config, PretrainedGpt2};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ impl Reference {
 }
 
 fn load(folder: &str, overrides: &Value) -> (Gpt2Config, Gpt2<Flex>) {
-    let checkpoint = Checkpoint::open(data(folder)).unwrap();
+    let checkpoint = PretrainedGpt2::open(data(folder)).unwrap();
     let config = checkpoint.config().with_overrides(overrides.as_object().unwrap()).unwrap();
     let model = checkpoint.load(&config, &Default::default()).unwrap();
     (config, model)

@@ -14,14 +14,16 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, BatchSource, Evaluation, EvaluationStream, NextStep, StepBatches, Task};
+use deepburn::{
+    Batch, BatchSource, BoxError, Evaluation, EvaluationStream, NextStep, StepBatches, Task,
+};
 use deepburn_config::{BatchPlan, CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
-    BatchLoader, BudgetSampler, Corpus, DataError, DistributedSampler, EvaluationBatches,
-    IGNORE_INDEX, MicroBatch, Order, Position, Sequences, Shard, StepShape, Tokenizer,
+    BatchLoader, BudgetSampler, Corpus, DataError, DataShard, DistributedSampler,
+    EvaluationBatches, IGNORE_INDEX, MicroBatch, Order, Position, Sequences, StepShape, Tokenizer,
 };
 use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError, LanguageModel};
-use deepburn_models::hf::{CheckpointError, CheckpointWriter};
+use deepburn_models::hf::{ModelFolderError, ModelFolderWriter};
 use deepburn_models::{Architecture, BuildModel, FloatType, LanguageModelConfig};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -31,7 +33,7 @@ use crate::data::lengths::{PREFETCH, check_length, longest};
 use crate::data::places::Places;
 use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo, WeightOrigin};
 use crate::data::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
-use crate::failure::{BoxError, Failure};
+use crate::failure::Failure;
 use crate::job::known_model::warn_of_unknown;
 use crate::job::memory::check_step;
 
@@ -99,7 +101,7 @@ impl<C: LanguageModelConfig> SubjectInfo for Causal<C> {
     }
 
     /// Returns the number of sequences of a rank in an epoch, which is the same on all ranks.
-    fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
+    fn samples_per_epoch(&self, shard: DataShard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;
         Ok(sampler.samples_per_epoch())
     }
@@ -159,7 +161,7 @@ where
     }
 
     /// Starts the data loader, with the evaluation limit of the job.
-    fn source(&self, shard: Shard, plan: &Plan) -> Result<TokenSource, DataError> {
+    fn source(&self, shard: DataShard, plan: &Plan) -> Result<TokenSource, DataError> {
         let Corpus { train, eval, .. } = self.corpus.clone();
         let source = TokenSource::new(train, eval, shard, self.order, plan)?;
         Ok(TokenSource { eval_max_samples: self.eval_max_samples, ..source })
@@ -168,7 +170,7 @@ where
     /// Returns the batches of the whole test split, whatever `eval_max_samples` is.
     fn test(
         &self,
-        shard: Shard,
+        shard: DataShard,
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, TokenBatch>>, DataError> {
         let test = self.corpus.test.as_ref();
@@ -176,8 +178,8 @@ where
     }
 
     /// Starts the export, with weights in f32.
-    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
-        self.config.checkpoint_writer(folder, FloatType::F32)
+    fn writer(&self, folder: &Path) -> Result<ModelFolderWriter, ModelFolderError> {
+        self.config.folder_writer(folder, FloatType::F32)
     }
 
     /// Returns the tokenizer; `None` for token files without one.
@@ -288,7 +290,7 @@ pub(crate) struct TokenSource {
     /// The sequences of an evaluation.
     eval: Option<Sequences>,
     /// The rank and the number of ranks.
-    shard: Shard,
+    shard: DataShard,
     /// Sequences of a micro-batch.
     rows: usize,
     /// The most sequences of an evaluation.
@@ -305,7 +307,7 @@ impl TokenSource {
     pub(crate) fn new(
         train: Sequences,
         eval: Option<Sequences>,
-        shard: Shard,
+        shard: DataShard,
         order: Order,
         plan: &Plan,
     ) -> Result<Self, DataError> {
@@ -354,7 +356,7 @@ impl BatchSource<TokenBatch> for TokenSource {
 /// A split without sequences.
 fn evaluation(
     data: &Sequences,
-    shard: Shard,
+    shard: DataShard,
     rows: usize,
     limit: Option<usize>,
 ) -> Result<EvaluationStream<'_, TokenBatch>, DataError> {

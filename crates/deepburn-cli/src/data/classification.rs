@@ -14,14 +14,15 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, ConfusionMatrix, Evaluation, EvaluationStream, Task};
+use deepburn::{Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
-    BudgetSampler, DataError, DistributedSampler, LabelledBatch, Order, Shard, StepShape, Tokenizer,
+    BudgetSampler, DataError, DataShard, DistributedSampler, LabelledBatch, Order, StepShape,
+    Tokenizer,
 };
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
-use deepburn_models::hf::{CheckpointError, CheckpointWriter, ClassNames};
+use deepburn_models::hf::{ClassNames, ModelFolderError, ModelFolderWriter};
 use deepburn_models::{
     Architecture, BuildModel, FloatType, TextBatch, TextBatchError, TextClassifier,
     TextClassifierConfig, TextLimits,
@@ -34,7 +35,7 @@ use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo, WeightOrigin};
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{Texts, open_texts};
 use crate::data::vocabulary::{with_special_tokens, with_vocabulary};
-use crate::failure::{BoxError, Failure};
+use crate::failure::Failure;
 use crate::job::memory::check_step;
 
 /// A text classifier and its data.
@@ -190,7 +191,7 @@ impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
     }
 
     /// Returns the number of texts of a rank in an epoch, which is the same on all ranks.
-    fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError> {
+    fn samples_per_epoch(&self, shard: DataShard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.texts.train.len(), shard, self.order)?;
         Ok(sampler.samples_per_epoch())
     }
@@ -211,7 +212,7 @@ impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
         shape: StepShape,
         dynamic: &DynamicBatchingPlan,
     ) -> Result<BudgetSampler, Failure> {
-        let shard = Shard { rank: 0, num_ranks: shape.num_ranks };
+        let shard = DataShard { rank: 0, num_ranks: shape.num_ranks };
         let lengths = self.texts.train.lengths();
         BudgetSampler::new(lengths, budget(dynamic), shard, shape.accumulation)
             .map_err(Failure::mistake)
@@ -272,7 +273,7 @@ where
     }
 
     /// Starts the data loader, with the evaluation limit of the job.
-    fn source(&self, shard: Shard, plan: &Plan) -> Result<TextSource, DataError> {
+    fn source(&self, shard: DataShard, plan: &Plan) -> Result<TextSource, DataError> {
         let Texts { train, eval, .. } = self.texts.clone();
         let mut source = TextSource::new(train, eval, shard, self.order, plan)?;
         source.eval_max_samples = self.eval_max_samples;
@@ -282,7 +283,7 @@ where
     /// Returns the batches of the whole test split, whatever `eval_max_samples` is.
     fn test(
         &self,
-        shard: Shard,
+        shard: DataShard,
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, Labelled>>, DataError> {
         let test = self.texts.test.as_ref();
@@ -290,8 +291,8 @@ where
     }
 
     /// Starts the export, with weights in f32.
-    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError> {
-        self.config.checkpoint_writer(folder, FloatType::F32)
+    fn writer(&self, folder: &Path) -> Result<ModelFolderWriter, ModelFolderError> {
+        self.config.folder_writer(folder, FloatType::F32)
     }
 
     fn tokenizer(&self) -> Option<&Tokenizer> {

@@ -11,8 +11,8 @@ use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
 use deepburn::{BatchSource, EvaluationStream, Task};
 use deepburn_config::{DynamicBatchingPlan, Plan};
-use deepburn_datasets::{BudgetSampler, DataError, Shard, StepShape, Tokenizer};
-use deepburn_models::hf::{CheckpointError, CheckpointWriter};
+use deepburn_datasets::{BudgetSampler, DataError, DataShard, StepShape, Tokenizer};
+use deepburn_models::hf::{ModelFolderError, ModelFolderWriter};
 use deepburn_models::{Architecture, BuildModel};
 
 use crate::failure::Failure;
@@ -54,17 +54,17 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
     fn task(&self, device: B::Device) -> Self::Task;
 
     /// Starts the data loader of `shard` with the batches of `plan`.
-    fn source(&self, shard: Shard, plan: &Plan) -> Result<Self::Source, DataError>;
+    fn source(&self, shard: DataShard, plan: &Plan) -> Result<Self::Source, DataError>;
 
     /// Returns the batches of `shard` in the test split; `None` without one.
     fn test(
         &self,
-        shard: Shard,
+        shard: DataShard,
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, BatchOf<B, Self>>>, DataError>;
 
     /// Starts to export the model to `folder`.
-    fn writer(&self, folder: &Path) -> Result<CheckpointWriter, CheckpointError>;
+    fn writer(&self, folder: &Path) -> Result<ModelFolderWriter, ModelFolderError>;
 
     /// Returns the tokenizer to export with the model.
     fn tokenizer(&self) -> Option<&Tokenizer>;
@@ -79,7 +79,7 @@ pub(crate) trait SubjectInfo {
     fn longest(&self, limit: usize) -> usize;
 
     /// Returns the number of samples of a rank in an epoch.
-    fn samples_per_epoch(&self, shard: Shard) -> Result<usize, DataError>;
+    fn samples_per_epoch(&self, shard: DataShard) -> Result<usize, DataError>;
 
     /// Returns a hash of the tokenized training data.
     fn data_fingerprint(&self) -> Result<String, DataError>;

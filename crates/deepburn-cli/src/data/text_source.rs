@@ -5,17 +5,16 @@
 
 use std::sync::Arc;
 
-use deepburn::{Batch, BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
+use deepburn::{Batch, BatchSource, BoxError, EvaluationStream, NextStep, StepBatches, StepSize};
 use deepburn_config::{CurriculumPlan, DynamicBatchingPlan, LrScaling, PickingOrderPlan, Plan};
 use deepburn_datasets::{
-    BatchLoader, BudgetSampler, Collate, DataError, DistributedSampler, EpochPosition,
-    LabelledBatch, LabelledTexts, Order, PickingOrder, Position, Shard, StepShape, TokenBudget,
+    BatchLoader, BudgetSampler, Collate, DataError, DataShard, DistributedSampler, EpochPosition,
+    LabelledBatch, LabelledTexts, Order, PickingOrder, Position, StepShape, TokenBudget,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::data::lengths::{PREFETCH, longest};
-use crate::failure::BoxError;
 
 /// A micro-batch of texts.
 pub(crate) struct Labelled(pub(crate) LabelledBatch);
@@ -42,7 +41,7 @@ pub(crate) struct TextSource {
     /// The texts of an evaluation.
     eval: Option<Arc<LabelledTexts>>,
     /// The rank and the number of ranks.
-    shard: Shard,
+    shard: DataShard,
     /// The budget of an evaluation batch.
     budget: TokenBudget,
     /// The most texts of an evaluation.
@@ -74,7 +73,7 @@ impl TextSource {
     pub(crate) fn new(
         train: Arc<LabelledTexts>,
         eval: Option<Arc<LabelledTexts>>,
-        shard: Shard,
+        shard: DataShard,
         order: Order,
         plan: &Plan,
     ) -> Result<Self, DataError> {
@@ -199,7 +198,7 @@ pub(crate) fn evaluation_budget(plan: &Plan) -> TokenBudget {
 /// A split without texts.
 pub(crate) fn evaluation(
     texts: &LabelledTexts,
-    shard: Shard,
+    shard: DataShard,
     budget: TokenBudget,
     limit: Option<usize>,
 ) -> Result<EvaluationStream<'_, Labelled>, DataError> {

@@ -9,7 +9,7 @@ use burn_flex::{Flex, FlexDevice};
 use deepburn_models::causal_lm::{GenerateOptions, LanguageModel};
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
-use deepburn_models::hf::{ConfigError, ExtraFields, read_fields, read_small_file};
+use deepburn_models::hf::{ExtraFields, ModelConfigError, read_fields, read_small_file};
 use deepburn_models::{
     Architecture, BuildModel, LanguageModelConfig, TextBatch, TextClassifier, TextClassifierConfig,
 };
@@ -151,10 +151,10 @@ macro_rules! define_reader {
         /// model that is not listed.
         ///
         /// # Errors
-        /// [`ConfigError`] for a field that is unknown, of another type or out of range.
+        /// [`ModelConfigError`] for a field that is unknown, of another type or out of range.
         fn read_language_model(
             fields: Map<String, Value>,
-        ) -> Result<Box<dyn KnownLanguageModel>, ConfigError> {
+        ) -> Result<Box<dyn KnownLanguageModel>, ModelConfigError> {
             let model_type = fields.get("model_type").and_then(Value::as_str);
             let readers = [$((<$config>::MODEL_TYPE, read::<$config> as ReadConfig),)+];
             let own = readers.iter().find(|(name, _)| Some(*name) == model_type);
@@ -167,15 +167,15 @@ macro_rules! define_reader {
 with_language_models!(define_reader);
 
 /// The reader of one language model's configuration.
-type ReadConfig = fn(Map<String, Value>) -> Result<Box<dyn KnownLanguageModel>, ConfigError>;
+type ReadConfig = fn(Map<String, Value>) -> Result<Box<dyn KnownLanguageModel>, ModelConfigError>;
 
 /// Reads a configuration of type `C`.
 ///
 /// # Errors
-/// [`ConfigError`] for a field that is unknown, of another type or out of range.
+/// [`ModelConfigError`] for a field that is unknown, of another type or out of range.
 fn read<C: LanguageModelConfig + KnownLanguageModel + 'static>(
     fields: Map<String, Value>,
-) -> Result<Box<dyn KnownLanguageModel>, ConfigError> {
+) -> Result<Box<dyn KnownLanguageModel>, ModelConfigError> {
     Ok(Box::new(C::from_fields(fields)?))
 }
 

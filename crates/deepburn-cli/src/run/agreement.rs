@@ -10,10 +10,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use deepburn::Ranks;
 use deepburn::comm::RankFailure;
+use deepburn::{BoxError, Ranks};
 
-use crate::failure::{BoxError, Failure};
+use crate::failure::Failure;
 
 /// Waits for the outcome of all processes. A failure of one is a failure of all, and the first of them prints why.
 ///

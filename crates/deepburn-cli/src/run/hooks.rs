@@ -12,7 +12,7 @@
 //! | [`MetricsHook`] | 0 | `metrics.jsonl` |
 //! | [`MonitorHook`] | 0 | TensorBoard events and CSV files |
 //! | [`FlopsHook`] | 0 | floating-point operations of one step |
-//! | [`Progress`] | 0 | bar or lines on standard error |
+//! | [`ProgressHook`] | 0 | bar or lines on standard error |
 //!
 //! A row of `metrics.jsonl`, and one of an evaluation after the same step:
 //!
@@ -31,10 +31,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use deepburn::Hook;
 use deepburn::comm::{FailureCause, RankFailure};
 use deepburn::metrics::{EvalRow, MetricsWriter, Row, StepRow};
 use deepburn::zero::{Category, Ledger, ModuleOperations, Tier};
+use deepburn::{BoxError, Hook};
 use deepburn_config::{FlopsPlan, MonitorFolder};
 use deepburn_models::hf::ParameterShape;
 use deepburn_monitor::{
@@ -42,9 +42,8 @@ use deepburn_monitor::{
 };
 
 use crate::console;
-use crate::failure::BoxError;
 use crate::run::prepared::PreparedRun;
-use crate::run::progress::Progress;
+use crate::run::progress_hook::ProgressHook;
 use crate::run::results::write_whole;
 use crate::run::resume::Origin;
 
@@ -99,7 +98,7 @@ pub(super) fn hooks(
     let every = job.training.logging_steps.or(plan.report.steps_per_print);
     let every = every.map(|steps| steps as u64);
     let breakdown = plan.report.wall_clock_breakdown;
-    hooks.push(Box::new(Progress::new(preparation.max_steps, every, breakdown)));
+    hooks.push(Box::new(ProgressHook::new(preparation.max_steps, every, breakdown)));
     Ok(hooks)
 }
 

@@ -19,7 +19,7 @@ use deepburn_config::{
     Backend, BatchPlan, BatchSchedule, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan,
     Precision, RawConfig, ResolvedJob, RunContext, Severity, resolve, resolve_preliminary,
 };
-use deepburn_datasets::{DataError, Order, Shard, StepShape};
+use deepburn_datasets::{DataError, DataShard, Order, StepShape};
 use serde_json::Value;
 
 use crate::counted::counted;
@@ -71,7 +71,7 @@ impl DataIdentity {
         let digits = subject.evaluation_fingerprint()?.unwrap_or_default();
         let hash = digits.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
         Ok(Self {
-            samples: subject.samples_per_epoch(Shard::WHOLE)?,
+            samples: subject.samples_per_epoch(DataShard::WHOLE)?,
             training: subject.data_fingerprint()?,
             evaluation: hash.unwrap_or(0).wrapping_add(eval_max_samples.unwrap_or(0) as u64),
         })
@@ -288,7 +288,7 @@ fn num_steps(
     batches: &BatchSchedule,
 ) -> Result<usize, Failure> {
     let num_ranks = job.training.ranks;
-    let shard = Shard { rank: 0, num_ranks };
+    let shard = DataShard { rank: 0, num_ranks };
     let per_rank = subject.samples_per_epoch(shard).map_err(Failure::mistake)?;
     let per_step = batches.at(0).train_batch_size / num_ranks;
     let by_epochs = job.training.epochs.map(|epochs| {

@@ -12,19 +12,18 @@ use std::path::PathBuf;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Group;
 use deepburn::{
-    BestEvaluation, BestMetric, BestPlan, EarlyStopping, Engine, EvaluationEnd, Hook, Interrupt,
-    LoopState, Outcome, TrainError, TrainPlan,
+    BestEvaluation, BestMetric, BestPlan, BoxError, EarlyStopping, Engine, EvaluationEnd, Hook,
+    Interrupt, LoopState, Outcome, TrainError, TrainPlan,
 };
 use deepburn_config::ModelMetric;
-use deepburn_datasets::Shard;
+use deepburn_datasets::DataShard;
 
 use crate::console;
 use crate::counted::counted;
 use crate::data::recipe::Recipe;
-use crate::failure::BoxError;
 use crate::run::preparation::Preparation;
 use crate::run::prepared::PreparedRun;
-use crate::run::progress::with_progress;
+use crate::run::progress_hook::with_progress;
 use crate::run::results::{record_test, save_model};
 use crate::run::resume;
 use crate::run::signals::Signals;
@@ -72,7 +71,7 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 ) -> Result<RankOutcome, BoxError> {
     let Preparation { job, plan, .. } = &run.preparation;
     let RankRun { recipe, model, group, device, mut hooks, signals } = rank;
-    let shard = Shard { rank: group.rank(), num_ranks: group.world_size() };
+    let shard = DataShard { rank: group.rank(), num_ranks: group.world_size() };
     let mut source = recipe.source(shard, plan)?;
     let mut engine = deepburn::initialize(model, plan, group)?;
     engine.seed(job.training.seed);
@@ -118,7 +117,7 @@ fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     (step, interrupt): (u64, &Interrupt),
 ) -> Result<RankOutcome, BoxError> {
     let Preparation { job, plan, .. } = preparation;
-    let shard = Shard { rank: engine.rank(), num_ranks: engine.group().world_size() };
+    let shard = DataShard { rank: engine.rank(), num_ranks: engine.group().world_size() };
     let Some(mut batches) = recipe.test(shard, plan)? else { return Ok(RankOutcome::Finished) };
     let is_first = engine.rank() == 0;
     if is_first {

@@ -25,7 +25,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use deepburn::metrics::{Row, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps};
-use deepburn::{Engine, Measured};
+use deepburn::{BoxError, Engine, Measured};
 use deepburn_config::JobRequest;
 use deepburn_files::PartialFile;
 use deepburn_monitor::{Environment, Report};
@@ -34,7 +34,7 @@ use serde_json::json;
 use crate::console;
 use crate::counted::counted;
 use crate::data::recipe::Recipe;
-use crate::failure::{BoxError, Failure};
+use crate::failure::Failure;
 use crate::run::launcher_env::{launch_seconds, restarts};
 use crate::run::preparation::Preparation;
 

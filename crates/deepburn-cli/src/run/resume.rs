@@ -26,13 +26,13 @@ use deepburn::metrics::{Row, read_metrics};
 use deepburn::ops::OptimizerOps;
 use deepburn::zero::Training;
 use deepburn::{
-    BatchSource, CheckpointPlan, ClientStates, Engine, LoadPlan, LoopState, NextStep,
+    BatchSource, BoxError, CheckpointPlan, ClientStates, Engine, LoadPlan, LoopState, NextStep,
     check_deepspeed_checkpoint,
 };
 use deepburn_config::Job;
 use serde_json::json;
 
-use crate::failure::{BoxError, Failure};
+use crate::failure::Failure;
 use crate::run::job_state::{HfNames, JobState};
 use crate::run::launcher_env::restarts;
 use crate::run::output_folder::refuse_running;

@@ -35,7 +35,7 @@ use crate::job::activations::activations;
 use crate::job::known_model::KnownModel;
 use crate::job::param_groups::grouped_sizes;
 use crate::tools::check_config::{OpenValues, read};
-use crate::tools::scaling::{self, ScalingArguments, ScalingRow, Speed, Workload, rank_counts};
+use crate::tools::scaling::{self, RankWorkload, ScalingArguments, ScalingRow, Speed, rank_counts};
 
 /// Options of `deepburn estimate`.
 #[derive(Debug, Args)]
@@ -85,7 +85,7 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     let batch = batch_shape(length, model, plan.batch.micro_batch_size)?;
     let graph = batch.map(|batch| activations(model, batch, &plan.precision));
     let sizes = grouped_sizes(model, &plan)?;
-    let subject = Subject { plan: &plan, sizes: &sizes, graph: graph.as_ref() };
+    let subject = EstimateInput { plan: &plan, sizes: &sizes, graph: graph.as_ref() };
     let estimates: Vec<_> = stages.iter().map(|stage| subject.estimate(*stage, ranks)).collect();
     let scaling = match batch {
         Some(batch) => Scaling::new(arguments, &subject, batch, model.width() as u64)?,
@@ -154,7 +154,7 @@ fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>
 /// The model and the plan to estimate.
 ///
 /// Sizes and activations do not depend on the ZeRO stage, so all stages share them.
-struct Subject<'a> {
+struct EstimateInput<'a> {
     /// The resolved configuration.
     plan: &'a Plan,
     /// Sizes of all parameters.
@@ -163,7 +163,7 @@ struct Subject<'a> {
     graph: Option<&'a ActivationGraph>,
 }
 
-impl Subject<'_> {
+impl EstimateInput<'_> {
     /// Returns the ZeRO plan at `stage`.
     fn zero(&self, stage: Stage) -> ZeroPlan {
         ZeroPlan { stage, ..self.plan.zero.clone() }
@@ -190,7 +190,7 @@ struct Scaling {
     /// The most ranks of the tables.
     ranks: u64,
     /// The step of a rank.
-    workload: Workload,
+    workload: RankWorkload,
     /// Machine and network.
     speed: Speed,
 }
@@ -202,12 +202,12 @@ impl Scaling {
     /// A user's mistake in the options, or threads that cannot be started to measure them.
     fn new(
         arguments: &EstimateArguments,
-        subject: &Subject<'_>,
+        subject: &EstimateInput<'_>,
         batch: BatchShape,
         width: u64,
     ) -> Result<Option<Self>, Failure> {
         let Plan { precision, batch: plan, .. } = subject.plan;
-        let workload = Workload {
+        let workload = RankWorkload {
             batch,
             width,
             precision: precision.autocast.unwrap_or(precision.compute),
@@ -223,7 +223,7 @@ impl Scaling {
     ///
     /// # Errors
     /// A user's mistake: a plan that the cost model does not support.
-    fn rows(&self, subject: &Subject<'_>, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
+    fn rows(&self, subject: &EstimateInput<'_>, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
         let Some(graph) = subject.graph else { return Ok(Vec::new()) };
         let zero = subject.zero(stage);
         let estimate = subject.estimate(stage, self.ranks);
@@ -231,7 +231,7 @@ impl Scaling {
             .map_err(|error| Failure::mistake(format!("--network: {error}")))?;
         let row = |ranks| ScalingRow {
             memory: training_bytes(&subject.estimate(stage, ranks)),
-            cost: step.cost(ranks, self.speed.machine(ranks), self.speed.network()),
+            cost: step.cost(ranks, self.speed.rank_speed(ranks), self.speed.network()),
         };
         Ok(rank_counts(self.ranks).into_iter().map(row).collect())
     }
@@ -240,7 +240,7 @@ impl Scaling {
     ///
     /// # Errors
     /// A user's mistake: a plan that the cost model does not support.
-    fn lines(&self, subject: &Subject<'_>, stages: &[Stage]) -> Result<Vec<String>, Failure> {
+    fn lines(&self, subject: &EstimateInput<'_>, stages: &[Stage]) -> Result<Vec<String>, Failure> {
         let Self { workload, speed, .. } = self;
         let mut lines = vec![workload.line(subject.graph.map_or(0, ActivationGraph::flops))];
         lines.extend(speed.lines(workload));
@@ -257,7 +257,7 @@ impl Scaling {
     fn enter(
         &self,
         record: &mut Value,
-        subject: &Subject<'_>,
+        subject: &EstimateInput<'_>,
         stage: Stage,
     ) -> Result<(), Failure> {
         let rows = self.rows(subject, stage)?;
@@ -317,13 +317,13 @@ fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
 }
 
 /// A row of an estimate: its name in the table, its name in JSON, and bytes.
-type Row = (&'static str, &'static str, u64);
+type EstimateRow = (&'static str, &'static str, u64);
 
 /// Returns the rows of an estimate.
 ///
 /// "At most" marks sizes that a run may stay below: buckets that are not full, and parameters that are
 /// gathered.
-fn rows(estimate: &Estimate) -> Vec<Row> {
+fn rows(estimate: &Estimate) -> Vec<EstimateRow> {
     let Estimate { states, buffers, .. } = estimate;
     let mut rows = vec![
         ("parameters", "parameters", states.parameters),

@@ -28,14 +28,14 @@ mod quantity;
 mod tests;
 
 use clap::Args;
-use deepburn::zero::cost::{Links, Machine, Network, StepCost};
+use deepburn::zero::cost::{Links, Network, RankSpeed, StepCost};
 use deepburn_config::{Precision, Stage};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
 
 use crate::counted::counted;
 use crate::failure::Failure;
-use measured::{Measured, barrier_seconds};
+use measured::{MeasuredSpeed, barrier_seconds};
 use quantity::{NetworkKind, bandwidth, flops, network, seconds};
 
 /// Default latency in seconds: small MPI messages take 1 to 2 µs on InfiniBand and 10 to 30 µs over TCP.
@@ -75,7 +75,7 @@ pub(crate) struct ScalingArguments {
 
 /// The workload of a rank. Its sizes decide how much of its peak a machine reaches.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Workload {
+pub(crate) struct RankWorkload {
     /// Micro-batch of a rank.
     pub(crate) batch: BatchShape,
     /// Width of the residual stream.
@@ -89,8 +89,8 @@ pub(crate) struct Workload {
 /// The machine and the network, with the source of each figure.
 #[derive(Debug)]
 pub(crate) struct Speed {
-    /// The machine of a rank, or the one that all rank threads share.
-    machine: Machine,
+    /// The speed of a rank, or of all rank threads together.
+    rank: RankSpeed,
     /// Links between machines, or threads.
     network: Network,
     /// Sources of FLOP/s, memory bandwidth and latency.
@@ -116,7 +116,11 @@ impl ScalingArguments {
     ///
     /// # Errors
     /// Conflicting options, or threads that cannot be started for a measurement.
-    pub(crate) fn speed(&self, workload: &Workload, ranks: u64) -> Result<Option<Speed>, Failure> {
+    pub(crate) fn speed(
+        &self,
+        workload: &RankWorkload,
+        ranks: u64,
+    ) -> Result<Option<Speed>, Failure> {
         let Some(kind) = self.network else { return Ok(None) };
         let is_threads = kind == NetworkKind::Threads;
         if ranks > MAX_RANKS {
@@ -138,13 +142,13 @@ impl ScalingArguments {
         let measured = match (self.flops, self.memory_bandwidth) {
             (Some(_), Some(_)) => None,
             // The arrays of all threads share the caches.
-            _ => Some(Measured::new(workload, if is_threads { ranks } else { 1 })),
+            _ => Some(MeasuredSpeed::new(workload, if is_threads { ranks } else { 1 })),
         };
-        let figure = |given: Option<f64>, option, of: fn(&Measured) -> f64| match (given, &measured)
-        {
-            (None, Some(measured)) => (of(measured), MEASURED),
-            (given, _) => (given.unwrap_or_default(), option),
-        };
+        let figure =
+            |given: Option<f64>, option, of: fn(&MeasuredSpeed) -> f64| match (given, &measured) {
+                (None, Some(measured)) => (of(measured), MEASURED),
+                (given, _) => (given.unwrap_or_default(), option),
+            };
         let (flops, flops_source) = figure(self.flops, "--flops", |it| it.flops);
         let (memory_bandwidth, memory_source) =
             figure(self.memory_bandwidth, "--memory-bandwidth", |it| it.memory_bandwidth);
@@ -162,17 +166,17 @@ impl ScalingArguments {
                 local_bandwidth: self.local_bandwidth.unwrap_or(bandwidth),
             }),
         };
-        let machine = Machine { flops, memory_bandwidth };
-        Ok(Some(Speed { machine, network, sources: [flops_source, memory_source, latency_source] }))
+        let rank = RankSpeed { flops, memory_bandwidth };
+        Ok(Some(Speed { rank, network, sources: [flops_source, memory_source, latency_source] }))
     }
 }
 
 impl Speed {
-    /// Returns the machine of each of `ranks` ranks.
-    pub(crate) fn machine(&self, ranks: u64) -> Machine {
+    /// Returns the speed of each of `ranks` ranks.
+    pub(crate) fn rank_speed(&self, ranks: u64) -> RankSpeed {
         match self.network {
-            Network::Threads { .. } => self.machine.shared_by(ranks),
-            Network::Links(_) => self.machine,
+            Network::Threads { .. } => self.rank.shared_by(ranks),
+            Network::Links(_) => self.rank,
         }
     }
 
@@ -184,9 +188,9 @@ impl Speed {
     /// Returns the figures behind the predictions, each with its source.
     ///
     /// Two lines: the speed and the network.
-    pub(crate) fn lines(&self, workload: &Workload) -> Vec<String> {
+    pub(crate) fn lines(&self, workload: &RankWorkload) -> Vec<String> {
         let [flops, memory, latency] = self.sources;
-        let Machine { flops: rate, memory_bandwidth } = self.machine;
+        let RankSpeed { flops: rate, memory_bandwidth } = self.rank;
         let shared = match self.network {
             Network::Threads { .. } => "all ranks together",
             Network::Links(_) => "a rank",
@@ -223,8 +227,8 @@ impl Speed {
     pub(crate) fn record(&self) -> Value {
         let [flops, memory, latency] = self.sources;
         let mut record = json!({
-            "flops": { "value": self.machine.flops, "source": flops },
-            "memory_bandwidth": { "value": self.machine.memory_bandwidth, "source": memory },
+            "flops": { "value": self.rank.flops, "source": flops },
+            "memory_bandwidth": { "value": self.rank.memory_bandwidth, "source": memory },
         });
         let (kind, seconds) = match self.network {
             Network::Threads { latency } => ("threads", latency),
@@ -271,7 +275,7 @@ pub(crate) fn table(
     stage: Stage,
     rows: &[ScalingRow],
     speed: &Speed,
-    workload: &Workload,
+    workload: &RankWorkload,
 ) -> Vec<String> {
     let mut lines = vec![
         format!("step time, stage {}", stage.number()),
@@ -304,7 +308,7 @@ pub(crate) fn table(
 }
 
 /// Returns the rows of a stage as JSON, in bytes and seconds.
-pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &Workload) -> Value {
+pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &RankWorkload) -> Value {
     let record = |ScalingRow { memory, cost }: &ScalingRow| {
         let collectives = cost.collectives.iter().map(|(purpose, count)| {
             ((*purpose).to_owned(), json!({ "calls": count.calls, "elements": count.elements }))
@@ -326,11 +330,11 @@ pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &Workload) -
 }
 
 /// Returns the throughput of all ranks.
-fn tokens_per_second(cost: &StepCost, workload: &Workload) -> f64 {
+fn tokens_per_second(cost: &StepCost, workload: &RankWorkload) -> f64 {
     (cost.ranks * workload.tokens()) as f64 / cost.seconds
 }
 
-impl Workload {
+impl RankWorkload {
     /// Returns the tokens of a step on one rank.
     fn tokens(&self) -> u64 {
         self.micro_batches * self.batch.sequences * self.batch.length

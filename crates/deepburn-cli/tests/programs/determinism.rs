@@ -10,7 +10,7 @@ pub(crate) fn dropout() -> Value {
 }
 
 /// A kind of job. It is a function, because every job has its own folder.
-type Kind = fn() -> Job;
+type NewJob = fn() -> Job;
 
 /// fp16 whose first steps overflow, so that skipped steps are among those compared.
 pub(crate) fn fp16() -> Job {
@@ -18,7 +18,7 @@ pub(crate) fn fp16() -> Job {
     Job::uneven().with("deepspeed.fp16", fp16).with("training.max_steps", 9)
 }
 
-const KINDS: [(&str, Kind); 7] = [
+const KINDS: [(&str, NewJob); 7] = [
     ("bf16", || Job::uneven().with("deepspeed.bf16.enabled", true)),
     ("bf16, accumulated in bf16 with dropout", || {
         Job::tiny()

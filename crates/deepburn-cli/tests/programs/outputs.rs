@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use burn_flex::{Flex, FlexDevice};
-use deepburn_models::gpt2::{Checkpoint, Gpt2};
+use deepburn_models::gpt2::{Gpt2, PretrainedGpt2};
 use serde_json::{Value, json};
 
 use crate::job::{Job, OUTPUTS, STAGES, left, tensors, tiny_model};
@@ -161,7 +161,7 @@ fn the_model_loads_and_training_continues_from_it() {
     let job = Job::tiny();
     let before = job.train();
     let folder = job.folder().join("output/model");
-    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let checkpoint = PretrainedGpt2::open(&folder).unwrap();
     let config = checkpoint.config().clone();
     let _: Gpt2<Flex> = checkpoint.load(&config, &FlexDevice).unwrap();
     let given = read_json(&tiny_model().join("config.json"));

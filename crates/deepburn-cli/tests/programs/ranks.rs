@@ -9,10 +9,10 @@ use serde_json::json;
 use crate::job::{Job, STAGES, Trained};
 
 /// Creates a job. It is a function, because every job has its own folder.
-type Kind = fn() -> Job;
+type NewJob = fn() -> Job;
 
 /// Trains one step on `ranks` ranks with 12 sequences in each of two micro-batches over all ranks.
-fn step(kind: Kind, stage: u8, ranks: usize) -> Trained {
+fn step(kind: NewJob, stage: u8, ranks: usize) -> Trained {
     kind()
         .sharded(stage, ranks)
         .with("training.max_steps", 1)
@@ -24,7 +24,7 @@ fn step(kind: Kind, stage: u8, ranks: usize) -> Trained {
 
 #[test]
 fn gradients_equal_those_of_one_rank_on_the_whole_batch() {
-    let kinds: [(&str, Kind); 3] = [
+    let kinds: [(&str, NewJob); 3] = [
         ("tied", Job::uneven),
         ("untied", || Job::uneven().with("model.config.tie_word_embeddings", false)),
         ("tiny", Job::tiny),

@@ -23,15 +23,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::round::{Deposit, Progress, Round};
-use crate::{Absence, Call, CommError, Failure, Side, Statistics, Tag, panic};
+use super::round::{Completion, Deposit, Round};
+use crate::{Absence, Call, CollectiveTag, CommError, GroupFailure, Side, Statistics, panic};
 
 /// The meeting point of the ranks of one group.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     world_size: usize,
     timeout: Duration,
-    state: Mutex<State>,
+    state: Mutex<RendezvousState>,
     /// Whether `state.failure` is set. Every tensor op of every rank checks it,
     /// and would otherwise lock the mutex.
     has_failed: AtomicBool,
@@ -42,10 +42,10 @@ pub(crate) struct Rendezvous {
 }
 
 #[derive(Debug)]
-struct State {
+struct RendezvousState {
     ranks: Vec<RankProgress>,
     rounds: BTreeMap<u64, Round>,
-    failure: Option<Failure>,
+    failure: Option<GroupFailure>,
 }
 
 /// The progress of one rank.
@@ -60,7 +60,7 @@ struct RankProgress {
 impl Rendezvous {
     pub(crate) fn new(world_size: usize, timeout: Duration) -> Self {
         let ranks = (0..world_size).map(|_| RankProgress::default()).collect();
-        let state = State { ranks, rounds: BTreeMap::new(), failure: None };
+        let state = RendezvousState { ranks, rounds: BTreeMap::new(), failure: None };
         Self {
             world_size,
             timeout,
@@ -78,7 +78,7 @@ impl Rendezvous {
         self.lock().ranks[rank].statistics.clone()
     }
 
-    pub(crate) fn failure(&self) -> Option<Failure> {
+    pub(crate) fn failure(&self) -> Option<GroupFailure> {
         // The mutex orders the failure itself. A rank that reads an outdated
         // `false` here computes one more op.
         if !self.has_failed.load(Ordering::Relaxed) {
@@ -114,7 +114,7 @@ impl Rendezvous {
                 CommError::Mismatch { sequence: call.sequence, left, right: Box::new(side) };
             return Err(this.fail(guard, rank, cause));
         }
-        if round.deposit(side, deposit) == Progress::Complete {
+        if round.deposit(side, deposit) == Completion::Complete {
             this.changed.notify_all();
         }
         Ok(Ticket { rendezvous: this.clone(), rank, call })
@@ -133,12 +133,12 @@ impl Rendezvous {
     /// failure.
     fn fail(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, RendezvousState>,
         reporter: usize,
         cause: CommError,
     ) -> CommError {
-        let failure = Failure { reporter, at: Instant::now(), cause };
-        let Failure { reporter, cause, .. } = state.failure.get_or_insert(failure).clone();
+        let failure = GroupFailure { reporter, at: Instant::now(), cause };
+        let GroupFailure { reporter, cause, .. } = state.failure.get_or_insert(failure).clone();
         self.has_failed.store(true, Ordering::Relaxed);
         let abandoned = std::mem::take(&mut state.rounds);
         drop(state);
@@ -148,7 +148,7 @@ impl Rendezvous {
         cause
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RendezvousState> {
         // A poisoned state is still consistent: no payload code runs under the
         // lock, and each change is complete before anything could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -157,9 +157,9 @@ impl Rendezvous {
     /// Sleeps until the state changes or the deadline passes.
     fn sleep<'a>(
         &self,
-        state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, RendezvousState>,
         deadline: Option<Instant>,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, RendezvousState> {
         match deadline {
             None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(deadline) => {
@@ -201,7 +201,7 @@ impl Ticket {
     }
 
     /// Returns the tag of the exchange.
-    pub(crate) fn tag(&self) -> &Tag {
+    pub(crate) fn tag(&self) -> &CollectiveTag {
         &self.call.tag
     }
 
@@ -276,7 +276,7 @@ impl Ticket {
     /// if they may still arrive.
     fn wait_failure(
         &self,
-        state: &State,
+        state: &RendezvousState,
         absent: Vec<usize>,
         deadline: Option<Instant>,
     ) -> Option<CommError> {
@@ -299,7 +299,7 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let mut state = self.rendezvous.lock();
         let finished = match state.rounds.get_mut(&self.call.sequence).map(Round::release) {
-            Some(Progress::Complete) => state.rounds.remove(&self.call.sequence),
+            Some(Completion::Complete) => state.rounds.remove(&self.call.sequence),
             _ => None,
         };
         drop(state);

@@ -10,7 +10,7 @@ pub(crate) type Deposit = Arc<dyn Any + Send + Sync>;
 
 /// Whether all ranks have completed a phase of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum Completion {
     /// Some ranks are missing.
     Open,
     /// All ranks have completed the phase.
@@ -62,12 +62,12 @@ impl Round {
     }
 
     /// Adds the deposit of a rank.
-    pub(crate) fn deposit(&mut self, side: Side, deposit: Deposit) -> Progress {
+    pub(crate) fn deposit(&mut self, side: Side, deposit: Deposit) -> Completion {
         self.deposits[side.rank] = Some(deposit);
         if self.reference.as_ref().is_none_or(|reference| reference.signature.is_none()) {
             self.reference = Some(side);
         }
-        progress(self.deposits.iter().all(Option::is_some))
+        completion(self.deposits.iter().all(Option::is_some))
     }
 
     /// Returns the ranks that have not deposited yet.
@@ -118,14 +118,14 @@ impl Round {
     }
 
     /// Records that a rank no longer needs the round.
-    pub(crate) fn release(&mut self) -> Progress {
+    pub(crate) fn release(&mut self) -> Completion {
         self.num_released += 1;
-        progress(self.num_released == self.deposits.len())
+        completion(self.num_released == self.deposits.len())
     }
 }
 
-fn progress(complete: bool) -> Progress {
-    if complete { Progress::Complete } else { Progress::Open }
+fn completion(complete: bool) -> Completion {
+    if complete { Completion::Complete } else { Completion::Open }
 }
 
 #[cfg(test)]
@@ -133,7 +133,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Operation, Signature, Tag};
+    use crate::{CollectiveTag, Operation, Signature};
 
     fn side(rank: usize, numels: Option<&[usize]>) -> Side {
         let signature = numels.map(|numels| Signature {
@@ -141,19 +141,25 @@ mod tests {
             dtypes: vec!["f32".into(); numels.len()],
         });
         let operation = Operation::Broadcast { root: 1 };
-        Side { rank, operation, tag: Tag::new("weights", 0), payload: "Host".into(), signature }
+        Side {
+            rank,
+            operation,
+            tag: CollectiveTag::new("weights", 0),
+            payload: "Host".into(),
+            signature,
+        }
     }
 
     #[test]
     fn a_round_is_complete_with_the_last_deposit_and_ends_with_the_last_release() {
         let mut round = Round::new(2);
-        assert_eq!(round.deposit(side(1, None), Arc::new(1)), Progress::Open);
+        assert_eq!(round.deposit(side(1, None), Arc::new(1)), Completion::Open);
         assert_eq!(round.deposits().unwrap_err(), [0]);
-        assert_eq!(round.deposit(side(0, None), Arc::new(0)), Progress::Complete);
+        assert_eq!(round.deposit(side(0, None), Arc::new(0)), Completion::Complete);
         let deposits = round.deposits().unwrap();
         assert_eq!(deposits[1].downcast_ref(), Some(&1));
-        assert_eq!(round.release(), Progress::Open);
-        assert_eq!(round.release(), Progress::Complete);
+        assert_eq!(round.release(), Completion::Open);
+        assert_eq!(round.release(), Completion::Complete);
     }
 
     #[test]

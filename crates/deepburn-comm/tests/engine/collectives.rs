@@ -1,6 +1,6 @@
 //! Every collective against a serial reference, and the order of additions.
 
-use deepburn_comm::{Count, Host, Operation, ProcessGroup, ReduceOp, Tag};
+use deepburn_comm::{CollectiveTag, Count, Host, Operation, ProcessGroup, ReduceOp};
 use proptest::prelude::*;
 
 use super::{Floats, TAG, array, on_ranks, sum};
@@ -175,10 +175,10 @@ fn payload_types_follow_each_other_in_one_order() {
     let results = on_ranks(3, |member| {
         let rank = member.rank();
         let norm = vec![Host::from(vec![rank as f64])];
-        let norm = member.all_reduce(Tag::new("norm", 0), norm, ReduceOp::Sum)?;
+        let norm = member.all_reduce(CollectiveTag::new("norm", 0), norm, ReduceOp::Sum)?;
         let name = vec![Host::from(vec![b'a' + rank as u8])];
-        let names = member.all_gather(Tag::new("names", 0), name, vec![3])?;
-        member.barrier(Tag::new("end", 0))?;
+        let names = member.all_gather(CollectiveTag::new("names", 0), name, vec![3])?;
+        member.barrier(CollectiveTag::new("end", 0))?;
         Ok((norm.wait()?[0].to_vec(), names.wait()?[0].to_vec()))
     });
     assert_eq!(results, vec![(vec![3.0], b"abc".to_vec()); 3]);
@@ -214,9 +214,9 @@ fn collectives_are_counted_by_operation_and_purpose() {
     let statistics = on_ranks(2, |member| {
         for id in 0..3 {
             let chunk = array(vec![0.0; 5]);
-            let _given_up = member.all_gather(Tag::new("gather", id), chunk, vec![9])?;
+            let _given_up = member.all_gather(CollectiveTag::new("gather", id), chunk, vec![9])?;
         }
-        sum(member, Tag::new("norm", 0), vec![1.0; 4])?;
+        sum(member, CollectiveTag::new("norm", 0), vec![1.0; 4])?;
         member.barrier(TAG)?;
         Ok(member.statistics())
     });

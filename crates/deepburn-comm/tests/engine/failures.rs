@@ -4,7 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use deepburn_comm::{
-    Absence, Call, CommError, Host, Member, Operation, ProcessGroup, ReduceOp, SharedPayload, Tag,
+    Absence, Call, CollectiveTag, CommError, Host, Member, Operation, ProcessGroup, ReduceOp,
+    SharedPayload,
 };
 
 use super::{Floats, LONG, TAG, array};
@@ -32,7 +33,7 @@ fn disagree(
 
 fn reduce<T: SharedPayload>(
     member: &Member,
-    tag: Tag,
+    tag: CollectiveTag,
     own: T,
     op: ReduceOp,
 ) -> Result<(), CommError> {
@@ -49,19 +50,21 @@ fn assert_names(message: &str, parts: &[&str]) {
 fn a_mismatch_names_both_sides() {
     let floats = |numel| Floats::from(vec![0.0; numel]);
     let sum = ReduceOp::Sum;
-    let reference = |member: &Member| reduce(member, Tag::new("norm", 1), floats(4), sum);
-    let other_tag = |member: &Member| reduce(member, Tag::new("loss", 1), floats(4), sum);
+    let reference = |member: &Member| reduce(member, CollectiveTag::new("norm", 1), floats(4), sum);
+    let other_tag = |member: &Member| reduce(member, CollectiveTag::new("loss", 1), floats(4), sum);
     assert_names(&disagree(reference, other_tag), &["rank 0", "rank 1", "norm#1", "loss#1"]);
-    let other_op = |m: &Member| reduce(m, Tag::new("norm", 1), floats(4), ReduceOp::Max);
+    let other_op = |m: &Member| reduce(m, CollectiveTag::new("norm", 1), floats(4), ReduceOp::Max);
     assert_names(&disagree(reference, other_op), &["all_reduce(sum)", "all_reduce(max)"]);
-    let barrier = |member: &Member| member.barrier(Tag::new("norm", 1));
+    let barrier = |member: &Member| member.barrier(CollectiveTag::new("norm", 1));
     assert_names(
         &disagree(reference, barrier),
         &["rank 0 called all_reduce", "rank 1 called barrier"],
     );
-    let other_numel = |member: &Member| reduce(member, Tag::new("norm", 1), floats(5), sum);
+    let other_numel =
+        |member: &Member| reduce(member, CollectiveTag::new("norm", 1), floats(5), sum);
     assert_names(&disagree(reference, other_numel), &["4 elements", "5 elements", "array 0"]);
-    let doubles = |m: &Member| reduce(m, Tag::new("norm", 1), Host::from(vec![0f64; 4]), sum);
+    let doubles =
+        |m: &Member| reduce(m, CollectiveTag::new("norm", 1), Host::from(vec![0f64; 4]), sum);
     assert_names(&disagree(reference, doubles), &["Host<f32>", "Host<f64>"]);
     let root =
         |root: usize| move |m: &Member| m.broadcast(TAG, array(vec![0.0]), root)?.wait().map(drop);
@@ -71,19 +74,19 @@ fn a_mismatch_names_both_sides() {
 #[test]
 fn a_timeout_names_the_missing_ranks_and_where_they_were() {
     let members = Member::group(3, Duration::from_millis(30)).unwrap();
-    let norm = Tag::new("norm", 4);
+    let norm = CollectiveTag::new("norm", 4);
     let handle = |rank: usize| {
         members[rank].all_reduce(norm.clone(), array(vec![1.0]), ReduceOp::Sum).unwrap()
     };
     let _first = [handle(0), handle(1)];
     let last = Call { sequence: 0, operation: Operation::AllReduce(ReduceOp::Sum), tag: norm };
-    let error = members[0].barrier(Tag::new("end", 5)).unwrap_err();
+    let error = members[0].barrier(CollectiveTag::new("end", 5)).unwrap_err();
     let expected = CommError::Timeout {
         rank: 0,
         call: Box::new(Call {
             sequence: 1,
             operation: Operation::Barrier,
-            tag: Tag::new("end", 5),
+            tag: CollectiveTag::new("end", 5),
         }),
         waited: Duration::from_millis(30),
         absent: vec![
@@ -103,20 +106,20 @@ fn waiting_for_a_rank_that_has_left_fails_at_once() {
         let leaving = members.pop().unwrap();
         let error = thread::scope(|scope| {
             let leave = || {
-                leaving.barrier(Tag::new("step", 0)).unwrap();
+                leaving.barrier(CollectiveTag::new("step", 0)).unwrap();
                 if !leaves_first {
                     thread::sleep(Duration::from_millis(20));
                 }
                 drop(leaving);
             };
             let other = scope.spawn(leave);
-            members[0].barrier(Tag::new("step", 0)).unwrap();
+            members[0].barrier(CollectiveTag::new("step", 0)).unwrap();
             if leaves_first {
                 other.join().unwrap();
             }
-            members[0].barrier(Tag::new("step", 1)).unwrap_err()
+            members[0].barrier(CollectiveTag::new("step", 1)).unwrap_err()
         });
-        let tag = Tag::new("step", 1);
+        let tag = CollectiveTag::new("step", 1);
         let call = Call { sequence: 1, operation: Operation::Barrier, tag };
         assert_eq!(error, CommError::Left { rank: 1, waiting: 0, call: Box::new(call) });
         assert_names(&error.to_string(), &["rank 0 waits", "rank 1, which has ended", "step#1"]);

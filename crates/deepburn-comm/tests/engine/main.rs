@@ -9,12 +9,12 @@ mod stress;
 
 use std::time::Duration;
 
-use deepburn_comm::{CommError, Host, Member, ProcessGroup, ReduceOp, Tag, run_ranks};
+use deepburn_comm::{CollectiveTag, CommError, Host, Member, ProcessGroup, ReduceOp, run_ranks};
 
 /// Long enough that no test reaches it unless something hangs.
 const LONG: Duration = Duration::from_secs(60);
 
-const TAG: Tag = Tag::new("test", 0);
+const TAG: CollectiveTag = CollectiveTag::new("test", 0);
 
 type Floats = Host<f32>;
 
@@ -33,6 +33,6 @@ fn array(values: Vec<f32>) -> Vec<Floats> {
 }
 
 /// All-reduce of one array, waited for.
-fn sum(member: &Member, tag: Tag, values: Vec<f32>) -> Result<Vec<f32>, CommError> {
+fn sum(member: &Member, tag: CollectiveTag, values: Vec<f32>) -> Result<Vec<f32>, CommError> {
     Ok(member.all_reduce(tag, array(values), ReduceOp::Sum)?.wait()?.remove(0).into_vec())
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use deepburn_comm::{
-    Encoded, Form, Member, Payload, ProcessGroup, Received, ReduceOp, SharedPayload, Tag,
+    CollectiveTag, Encoded, Form, Member, Payload, ProcessGroup, Received, ReduceOp, SharedPayload,
 };
 
 use super::{LONG, TAG};
@@ -174,7 +174,9 @@ fn handles_dropped_before_the_others_arrive_leave_nothing_behind() {
     let group = Fixture::new(2);
     let post = |rank: usize, id| {
         let arrays = group.array(4, 0);
-        group.members[rank].all_reduce(Tag::new("given up", id), arrays, ReduceOp::Sum).unwrap()
+        group.members[rank]
+            .all_reduce(CollectiveTag::new("given up", id), arrays, ReduceOp::Sum)
+            .unwrap()
     };
     for id in 0..10 {
         drop(post(0, id));

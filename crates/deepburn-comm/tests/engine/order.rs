@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use deepburn_comm::{ProcessGroup, ReduceOp, Tag};
+use deepburn_comm::{CollectiveTag, ProcessGroup, ReduceOp};
 
 use super::{Floats, array, on_ranks, sum};
 
@@ -12,7 +12,7 @@ fn handles_may_be_waited_for_in_different_orders() {
     let results = on_ranks(4, |member| {
         let start = |id| {
             let own = array(vec![member.rank() as f32 + id as f32; 6]);
-            member.all_reduce(Tag::new("bucket", id), own, ReduceOp::Sum)
+            member.all_reduce(CollectiveTag::new("bucket", id), own, ReduceOp::Sum)
         };
         let mut handles: Vec<Option<_>> =
             (0..8).map(|id| start(id).map(Some)).collect::<Result<_, _>>()?;
@@ -36,10 +36,11 @@ fn a_dropped_handle_holds_nobody_up() {
         let results = on_ranks(3, |member| {
             let rank = member.rank();
             let own = || array(vec![rank as f32; 5]);
-            let reduced = member.all_reduce(Tag::new("a", 0), own(), ReduceOp::Sum)?;
-            let scattered = member.reduce_scatter(Tag::new("b", 0), own(), ReduceOp::Sum)?;
-            let gathered = member.all_gather(Tag::new("c", 0), own(), vec![15])?;
-            let copied = member.broadcast(Tag::new("d", 0), own(), dropping)?;
+            let reduced = member.all_reduce(CollectiveTag::new("a", 0), own(), ReduceOp::Sum)?;
+            let scattered =
+                member.reduce_scatter(CollectiveTag::new("b", 0), own(), ReduceOp::Sum)?;
+            let gathered = member.all_gather(CollectiveTag::new("c", 0), own(), vec![15])?;
+            let copied = member.broadcast(CollectiveTag::new("d", 0), own(), dropping)?;
             if rank == dropping {
                 return Ok(None);
             }
@@ -64,7 +65,7 @@ fn a_dropped_handle_holds_nobody_up() {
 fn a_handle_outlives_its_member() {
     let results = on_ranks(2, |member| {
         let own = array(vec![member.rank() as f32 + 1.0]);
-        member.all_reduce(Tag::new("late", 0), own, ReduceOp::Sum)
+        member.all_reduce(CollectiveTag::new("late", 0), own, ReduceOp::Sum)
     });
     let waits = results.into_iter().map(|handle| handle.wait().unwrap()[0][0]);
     assert_eq!(waits.collect::<Vec<_>>(), [3.0, 3.0]);
@@ -79,11 +80,11 @@ fn a_rank_may_run_ahead() {
                 thread::sleep(Duration::from_millis(10));
             }
             let own = array(vec![id as f32]);
-            handles.push(member.all_reduce(Tag::new("ahead", id), own, ReduceOp::Max)?);
+            handles.push(member.all_reduce(CollectiveTag::new("ahead", id), own, ReduceOp::Max)?);
         }
         for (id, handle) in handles.into_iter().enumerate() {
             assert_eq!(*handle.wait()?[0], [id as f32]);
         }
-        sum(member, Tag::new("end", 0), vec![])
+        sum(member, CollectiveTag::new("end", 0), vec![])
     });
 }

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use deepburn_comm::{
-    CommError, Encoded, FailureCause, Form, Member, Payload, ProcessGroup, RankFailure, Received,
-    ReduceOp, SharedPayload, Tag, run_ranks,
+    CollectiveTag, CommError, Encoded, FailureCause, Form, Member, Payload, ProcessGroup,
+    RankFailure, Received, ReduceOp, SharedPayload, run_ranks,
 };
 
 use super::{LONG, TAG, sum};
@@ -28,7 +28,8 @@ fn failure_of<R: Send, E: std::fmt::Display + Send>(
 /// Steps for ever; only a failure ends it. Raises errors the way tensor ops do.
 fn step_for_ever(member: &Member) -> Result<(), String> {
     for id in 0.. {
-        sum(member, Tag::new("step", id), vec![1.0; 3]).unwrap_or_else(|error| panic_any(error));
+        sum(member, CollectiveTag::new("step", id), vec![1.0; 3])
+            .unwrap_or_else(|error| panic_any(error));
     }
     Ok(())
 }
@@ -47,7 +48,8 @@ fn results_come_by_rank_from_named_threads() {
 fn the_error_of_one_rank_ends_all() {
     let failure = failure_of(4, |member| {
         if member.rank() == 2 {
-            sum(&member, Tag::new("step", 0), vec![1.0; 3]).map_err(|error| error.to_string())?;
+            sum(&member, CollectiveTag::new("step", 0), vec![1.0; 3])
+                .map_err(|error| error.to_string())?;
             return Err("no space left".to_owned());
         }
         step_for_ever(&member)
@@ -133,7 +135,7 @@ fn a_panic_comes_before_those_it_causes_through_a_poisoned_lock() {
 #[test]
 fn a_mismatch_is_the_cause_not_what_follows_from_it() {
     let failure = failure_of(3, |member| {
-        let tag = Tag::new("bucket", u64::from(member.rank() == 1));
+        let tag = CollectiveTag::new("bucket", u64::from(member.rank() == 1));
         sum(&member, tag, vec![1.0]).map(drop).map_err(|error| format!("wrapped: {error}"))
     });
     assert!(matches!(failure.cause, FailureCause::Comm(CommError::Mismatch { .. })), "{failure}");

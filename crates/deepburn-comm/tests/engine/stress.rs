@@ -5,7 +5,7 @@
 use std::thread;
 use std::time::Duration;
 
-use deepburn_comm::{CommError, Host, Member, Pending, ProcessGroup, ReduceOp, Tag};
+use deepburn_comm::{CollectiveTag, CommError, Host, Member, Pending, ProcessGroup, ReduceOp};
 
 use super::{Floats, on_ranks};
 
@@ -29,7 +29,7 @@ type Flight = (Pending<Floats>, f32);
 
 fn start(member: &Member, id: u64, kind: u64, numel: usize) -> Result<Option<Flight>, CommError> {
     let (rank, world_size) = (member.rank(), member.world_size());
-    let tag = Tag::new("stress", id);
+    let tag = CollectiveTag::new("stress", id);
     let own = || vec![Host::from(vec![rank as f32 + 1.0; numel])];
     let total = (world_size * (world_size + 1) / 2) as f32;
     Ok(Some(match kind {

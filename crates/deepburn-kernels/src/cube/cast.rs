@@ -4,14 +4,18 @@
 
 use cubecl::prelude::*;
 
-use super::buffer::{Buffer, ElementType, cubes, with_element};
+use super::device_buffer::{DeviceBuffer, DeviceDType, cubes, with_element};
 
 /// Returns the elements in another type, rounded to nearest even. Numbers beyond the range become
 /// infinite.
 ///
 /// Allocates the result and queues one kernel; an empty buffer needs no launch.
-pub fn cast<R: Runtime>(client: &ComputeClient<R>, from: &Buffer, to: ElementType) -> Buffer {
-    let result = Buffer::empty(client, from.len(), to);
+pub fn cast<R: Runtime>(
+    client: &ComputeClient<R>,
+    from: &DeviceBuffer,
+    to: DeviceDType,
+) -> DeviceBuffer {
+    let result = DeviceBuffer::empty(client, from.len(), to);
     if from.is_empty() {
         return result;
     }

@@ -15,7 +15,7 @@
 
 use cubecl::prelude::*;
 
-use super::buffer::{Buffer, ElementType, cubes, with_element};
+use super::device_buffer::{DeviceBuffer, DeviceDType, cubes, with_element};
 use crate::elementwise::Elementwise;
 
 /// The buffers that one step updates, all of equal length. Each must have memory that no other
@@ -23,12 +23,12 @@ use crate::elementwise::Elementwise;
 #[derive(Debug)]
 pub struct OwnedBuffers<'a> {
     /// The master parameter, f32.
-    pub param: &'a Buffer,
+    pub param: &'a DeviceBuffer,
     /// The optimizer's arrays, f32. A step uses the first [`ElementwiseStep::states`](crate::ElementwiseStep::states) of them and
     /// does not touch the others.
-    pub states: &'a [&'a Buffer],
+    pub states: &'a [&'a DeviceBuffer],
     /// The 16-bit copy, to which the rounded new parameter is written.
-    pub working: Option<&'a Buffer>,
+    pub working: Option<&'a DeviceBuffer>,
 }
 
 /// A step's function for one element, with the arithmetic of its CPU version.
@@ -76,7 +76,7 @@ pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usi
     client: &ComputeClient<R>,
     step: S,
     grad_scale: f32,
-    grad: &Buffer,
+    grad: &DeviceBuffer,
     buffers: OwnedBuffers<'_>,
 ) {
     let OwnedBuffers { param, states, working } = buffers;
@@ -90,15 +90,15 @@ pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usi
     }
     let mut scalars = step.scalars();
     scalars.push(grad_scale);
-    let scalars = Buffer::new(
+    let scalars = DeviceBuffer::new(
         client.create_from_slice(f32::as_bytes(&scalars)),
         scalars.len(),
-        ElementType::F32,
+        DeviceDType::F32,
     );
     let (count, dim) = cubes(client, param.len());
     let written = working.unwrap_or(param).dtype();
     // Without a working copy, the last argument is a buffer that the kernel does not use.
-    let unused = Buffer::empty(client, 1, written);
+    let unused = DeviceBuffer::empty(client, 1, written);
     // SAFETY: every unit checks that its element exists.
     unsafe {
         with_element!(grad.dtype(), G => with_element!(written, W => {
@@ -119,10 +119,10 @@ pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usi
 
 /// Panics unless all buffers have one length and those that are updated are f32.
 fn check<S: Elementwise<N>, const N: usize>(
-    grad: &Buffer,
-    param: &Buffer,
-    states: &[&Buffer; N],
-    working: Option<&Buffer>,
+    grad: &DeviceBuffer,
+    param: &DeviceBuffer,
+    states: &[&DeviceBuffer; N],
+    working: Option<&DeviceBuffer>,
 ) {
     let len = param.len();
     let states = S::ARRAYS.into_iter().zip(states.iter().copied());
@@ -137,7 +137,7 @@ fn check<S: Elementwise<N>, const N: usize>(
     }
     for (name, buffer) in updated() {
         let dtype = buffer.dtype();
-        assert!(dtype == ElementType::F32, "{}: `{name}` is {dtype:?}, must be F32", S::NAME);
+        assert!(dtype == DeviceDType::F32, "{}: `{name}` is {dtype:?}, must be F32", S::NAME);
     }
 }
 

@@ -10,7 +10,7 @@
 
 use cubecl::prelude::*;
 
-use super::buffer::{Buffer, cubes, with_element};
+use super::device_buffer::{DeviceBuffer, cubes, with_element};
 
 /// Returns a new buffer of `len` elements: the parts one after the other, then zeros.
 ///
@@ -20,11 +20,15 @@ use super::buffer::{Buffer, cubes, with_element};
 ///
 /// Panics if the parts have more than `len` elements together, if they differ in type, or if there
 /// is no part.
-pub fn flatten<R: Runtime>(client: &ComputeClient<R>, parts: &[Buffer], len: usize) -> Buffer {
+pub fn flatten<R: Runtime>(
+    client: &ComputeClient<R>,
+    parts: &[DeviceBuffer],
+    len: usize,
+) -> DeviceBuffer {
     let dtype = parts[0].dtype();
-    let used: usize = parts.iter().map(Buffer::len).sum();
+    let used: usize = parts.iter().map(DeviceBuffer::len).sum();
     assert!(used <= len, "flatten: the parts have {used} elements and the whole has {len}");
-    let flat = Buffer::empty(client, len, dtype);
+    let flat = DeviceBuffer::empty(client, len, dtype);
     let mut start = 0;
     for part in parts {
         assert!(part.dtype() == dtype, "flatten: {:?} among {dtype:?}", part.dtype());
@@ -33,7 +37,7 @@ pub fn flatten<R: Runtime>(client: &ComputeClient<R>, parts: &[Buffer], len: usi
     }
     if start < len {
         // A part without elements, so that everything from here on is padding.
-        copy(client, &Buffer::empty(client, 0, dtype), &flat, start, len - start);
+        copy(client, &DeviceBuffer::empty(client, 0, dtype), &flat, start, len - start);
     }
     flat
 }
@@ -41,8 +45,8 @@ pub fn flatten<R: Runtime>(client: &ComputeClient<R>, parts: &[Buffer], len: usi
 /// Writes `count` elements of `flat` from `start` on: the elements of `part`, then zeros.
 fn copy<R: Runtime>(
     client: &ComputeClient<R>,
-    part: &Buffer,
-    flat: &Buffer,
+    part: &DeviceBuffer,
+    flat: &DeviceBuffer,
     start: usize,
     count: usize,
 ) {

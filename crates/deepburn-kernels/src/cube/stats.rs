@@ -12,7 +12,7 @@
 
 use cubecl::prelude::*;
 
-use super::buffer::{Buffer, CUBE_DIM, ElementType, with_element};
+use super::device_buffer::{CUBE_DIM, DeviceBuffer, DeviceDType, with_element};
 use crate::GradientStats;
 
 /// The largest number of cubes in a launch, each of which leaves one sum for the host.
@@ -31,12 +31,12 @@ const PER_UNIT: usize = 16;
 /// # Panics
 ///
 /// Panics if the device fails.
-pub fn gradient_stats<R: Runtime>(client: &ComputeClient<R>, grad: &Buffer) -> GradientStats {
+pub fn gradient_stats<R: Runtime>(client: &ComputeClient<R>, grad: &DeviceBuffer) -> GradientStats {
     if grad.is_empty() {
         return GradientStats { sum_of_squares: 0.0, finite: true };
     }
     let cubes = grad.len().div_ceil(CUBE_DIM as usize * PER_UNIT).min(MAX_CUBES);
-    let sums = Buffer::empty(client, cubes, ElementType::F32);
+    let sums = DeviceBuffer::empty(client, cubes, DeviceDType::F32);
     let bad = client.empty(cubes * size_of::<u32>());
     let (count, dim) = (CubeCount::Static(cubes as u32, 1, 1), CubeDim::new_1d(CUBE_DIM));
     // SAFETY: every unit checks that its elements exist, and there is a place for each cube.

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::buffer::Buffer;
+use super::device_buffer::DeviceBuffer;
 use super::elementwise::OwnedBuffers;
 use crate::ElementwiseStep;
 
@@ -17,7 +17,7 @@ pub fn update<R: Runtime>(
     client: &ComputeClient<R>,
     step: &ElementwiseStep,
     grad_scale: f32,
-    grad: &Buffer,
+    grad: &DeviceBuffer,
     buffers: OwnedBuffers<'_>,
 ) {
     step.launch(client, grad_scale, grad, buffers);

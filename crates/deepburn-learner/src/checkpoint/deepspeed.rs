@@ -17,14 +17,14 @@ use std::collections::HashMap;
 use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
 use deepburn_config::OptimizerPlan;
-use deepburn_deepspeed::{Array, Counters, DeepSpeedCheckpoint, LossScale, Parameter};
+use deepburn_deepspeed::{Array, Counters, DeepSpeedCheckpoint, LossScale, SavedParameter};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{Buffer, BufferKind, Segment, StateArray, Training, moments};
+use deepburn_zero::{Buffer, BufferKind, StateArray, StateSegment, Training, moments};
 
 use super::counters::check_deepspeed_counters;
 use super::load::{LoadPlan, listed};
 use super::{TrainingCheckpointError, exchange};
-use crate::engine::Progress;
+use crate::engine::EngineCounters;
 use crate::{Engine, ScalerState};
 
 /// Maps the parameters of a Burn model to the PyTorch model that DeepSpeed
@@ -66,7 +66,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         plan: LoadPlan,
     ) -> Result<(), TrainingCheckpointError> {
         self.check_settled("load_deepspeed_checkpoint")?;
-        let stored = Stored::new(checkpoint, model);
+        let stored = MappedCheckpoint::new(checkpoint, model);
         let own = self.parameters().iter().map(|parameter| Own {
             path: parameter.path(),
             shape: parameter.shape(),
@@ -114,10 +114,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// engine is then partly loaded.
     fn adopt_deepspeed(
         &mut self,
-        stored: &Stored<'_>,
+        stored: &MappedCheckpoint<'_>,
         plan: LoadPlan,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |piece: &Segment<'_>| stored.read(piece);
+        let read = |piece: &StateSegment<'_>| stored.read(piece);
         self.zero_grad();
         self.states.load_weights(read)?;
         let is_first = self.rank() == 0;
@@ -127,12 +127,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         };
         let Counters { global_steps, skipped_steps, global_samples, optimizer_steps } =
             stored.checkpoint.counters();
-        self.progress = Progress {
+        self.progress = EngineCounters {
             micro_steps: global_steps * self.batch().gradient_accumulation_steps as u64,
             global_steps,
             skipped_steps,
             global_samples,
-            ..Progress::default()
+            ..EngineCounters::default()
         };
         if optimizer_states {
             self.states.load_moments(optimizer_steps, read)?;
@@ -169,7 +169,7 @@ pub fn check_deepspeed_checkpoint<'a>(
     parameters: impl IntoIterator<Item = (&'a str, &'a [usize])>,
     optimizer: &OptimizerPlan,
 ) -> Result<(), TrainingCheckpointError> {
-    let stored = Stored::new(checkpoint, model);
+    let stored = MappedCheckpoint::new(checkpoint, model);
     let own = parameters.into_iter().map(|(path, shape)| Own { path, shape, trainable: true });
     stored.check(own, Some(moments(optimizer))).map_err(|reason| stored.unfit(reason))
 }
@@ -185,19 +185,19 @@ struct Own<'a> {
 }
 
 /// A DeepSpeed checkpoint, addressed by the module paths of a Burn model.
-struct Stored<'a> {
+struct MappedCheckpoint<'a> {
     /// The checkpoint.
     checkpoint: &'a DeepSpeedCheckpoint,
     /// The names and layouts of the PyTorch model.
     model: &'a dyn TorchModel,
     /// The entries by PyTorch name. A tied parameter has several names.
-    by_name: HashMap<&'a str, &'a Parameter>,
+    by_name: HashMap<&'a str, &'a SavedParameter>,
 }
 
-impl<'a> Stored<'a> {
+impl<'a> MappedCheckpoint<'a> {
     /// Indexes the parameters by all their names.
     fn new(checkpoint: &'a DeepSpeedCheckpoint, model: &'a dyn TorchModel) -> Self {
-        let names = |parameter: &'a Parameter| {
+        let names = |parameter: &'a SavedParameter| {
             let names = [&parameter.name].into_iter().chain(&parameter.aliases);
             names.map(move |name| (name.as_str(), parameter))
         };
@@ -212,12 +212,12 @@ impl<'a> Stored<'a> {
         parameters: impl Iterator<Item = Own<'p>>,
         moments: Option<&[&str]>,
     ) -> Result<(), String> {
-        let mut missed: Vec<&Parameter> = self.checkpoint.parameters().iter().collect();
+        let mut missed: Vec<&SavedParameter> = self.checkpoint.parameters().iter().collect();
         for own in parameters {
             let parameter = self.check_parameter(&own)?;
             missed.retain(|missed| missed.name != parameter.name);
         }
-        if let Some(Parameter { name, .. }) = missed.first() {
+        if let Some(SavedParameter { name, .. }) = missed.first() {
             return Err(format!(
                 "it has a parameter {name}, which this model does not have: use the model \
                  that it was saved from"
@@ -245,7 +245,7 @@ impl<'a> Stored<'a> {
 
     /// Checks name, shape and trainability of one parameter and returns its
     /// entry.
-    fn check_parameter(&self, own: &Own<'_>) -> Result<&'a Parameter, String> {
+    fn check_parameter(&self, own: &Own<'_>) -> Result<&'a SavedParameter, String> {
         let &Own { path, shape: own_shape, trainable } = own;
         let (name, parameter) = self.find(path)?;
         let mut shape = parameter.shape.clone();
@@ -329,7 +329,7 @@ impl<'a> Stored<'a> {
     ///
     /// Returns the reason in an error message if the checkpoint has no such
     /// parameter.
-    fn find(&self, path: &str) -> Result<(String, &'a Parameter), String> {
+    fn find(&self, path: &str) -> Result<(String, &'a SavedParameter), String> {
         let name = self.model.name(path);
         match self.by_name.get(name.as_str()) {
             Some(parameter) => Ok((name, parameter)),
@@ -344,7 +344,7 @@ impl<'a> Stored<'a> {
     ///
     /// A transposed matrix is read whole, because a segment of it is not
     /// contiguous in the file.
-    fn read(&self, piece: &Segment<'_>) -> Result<TensorData, TrainingCheckpointError> {
+    fn read(&self, piece: &StateSegment<'_>) -> Result<TensorData, TrainingCheckpointError> {
         let (name, parameter) = self.find(piece.path).map_err(|reason| self.unfit(reason))?;
         let array = match piece.array {
             StateArray::Weights => Array::Weights,

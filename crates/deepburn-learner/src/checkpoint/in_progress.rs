@@ -18,7 +18,7 @@ use std::thread::{self, JoinHandle};
 use burn::tensor::TensorData;
 use burn::tensor::backend::Backend;
 use deepburn_checkpoint::{
-    CheckpointError, Layout, RankRecord, RankWriter, Run, Save, Segment, Ticket,
+    CheckpointError, Layout, RankRecord, RankWriter, Run, Save, SaveTicket, Segment,
 };
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Group, OwnedArray, ZeroError};
@@ -54,7 +54,7 @@ pub struct SaveInProgress {
 impl SaveInProgress {
     /// Starts the thread that writes this rank's owned slices.
     pub(super) fn start<B: OptimizerOps>(
-        ticket: Ticket,
+        ticket: SaveTicket,
         snapshot: Snapshot<B>,
         step: u64,
         commit: Option<(Save, Run)>,
@@ -108,7 +108,11 @@ pub(super) struct Snapshot<B: Backend> {
 impl<B: OptimizerOps> Snapshot<B> {
     /// Writes the file of the rank. The memory of each array is released as
     /// soon as the array is written.
-    fn write(self, ticket: &Ticket, unwanted: &AtomicBool) -> Result<RankRecord, CheckpointError> {
+    fn write(
+        self,
+        ticket: &SaveTicket,
+        unwanted: &AtomicBool,
+    ) -> Result<RankRecord, CheckpointError> {
         let Self { layout, rank, arrays, state } = self;
         let mut writer = RankWriter::create(ticket, layout.clone(), rank)?;
         for (piece, array) in layout.pieces(rank).iter().zip(arrays) {
@@ -128,7 +132,7 @@ impl<B: OptimizerOps> Snapshot<B> {
 }
 
 /// Wraps the error of a state that cannot be read from NVMe.
-fn unread(ticket: &Ticket, error: ZeroError) -> CheckpointError {
+fn unread(ticket: &SaveTicket, error: ZeroError) -> CheckpointError {
     let path = ticket.folder().to_owned();
     CheckpointError::Io { action: "read the states for", path, source: io::Error::other(error) }
 }
@@ -148,7 +152,7 @@ struct Writing {
 impl Writing {
     /// Starts the thread. If the system refuses one, `wait` returns the error,
     /// so that all ranks learn of it in the exchange of `finish`.
-    fn start<B: OptimizerOps>(ticket: Ticket, snapshot: Snapshot<B>) -> Self {
+    fn start<B: OptimizerOps>(ticket: SaveTicket, snapshot: Snapshot<B>) -> Self {
         let unwanted = Arc::new(AtomicBool::new(false));
         let name = format!("rank {} checkpoint", snapshot.rank);
         let (folder, asked) = (ticket.folder().to_owned(), unwanted.clone());
@@ -190,7 +194,7 @@ impl Drop for Writing {
 }
 
 /// Returns the error of a save that was dropped before it was complete.
-fn undone(ticket: &Ticket) -> CheckpointError {
+fn undone(ticket: &SaveTicket) -> CheckpointError {
     let source = io::Error::from(io::ErrorKind::Interrupted);
     CheckpointError::Io { action: "continue to write", path: ticket.folder().to_owned(), source }
 }

@@ -21,7 +21,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
 use deepburn_checkpoint::{Checkpoint, EntryKind, ParamEntry, StateKind};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{GradientSum, RandomState, Segment, StreamPosition, Training, ZeroError};
+use deepburn_zero::{GradientSum, RandomState, StateSegment, StreamPosition, Training, ZeroError};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -32,7 +32,7 @@ use super::save::{SERVER_ERROR, WORKER_ERROR, slot_of};
 use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
 use crate::best::LoopState;
-use crate::engine::Progress;
+use crate::engine::EngineCounters;
 use crate::{Engine, EngineError};
 
 /// The parts of a checkpoint to load. They correspond to DeepSpeed's
@@ -327,7 +327,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         plan: LoadPlan,
         saved: &Saved,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |piece: &Segment<'_>| read(checkpoint, piece);
+        let read = |piece: &StateSegment<'_>| read(checkpoint, piece);
         // Gradients of the old weights must not enter the first step with the
         // new ones.
         self.states.zero_grad();
@@ -340,7 +340,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let LoadPlan::Training { optimizer_states, lr_scheduler_states } = plan else {
             return Ok(());
         };
-        self.progress = Progress { accumulated: 0, ..saved.engine.progress };
+        self.progress = EngineCounters { accumulated: 0, ..saved.engine.progress };
         if optimizer_states {
             self.adopt_optimizer_states(checkpoint, saved)?;
         }
@@ -358,7 +358,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         checkpoint: &Checkpoint,
         saved: &Saved,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |piece: &Segment<'_>| read(checkpoint, piece);
+        let read = |piece: &StateSegment<'_>| read(checkpoint, piece);
         let EngineState { progress, optimizer_steps, loss_scale, next_size, .. } = &saved.engine;
         self.states.load_moments(*optimizer_steps, read)?;
         self.states.load_scalars(|path, name| {
@@ -497,7 +497,7 @@ pub(super) fn listed(names: &[&str]) -> String {
 /// Reads a segment of an array, converted to tensor data.
 fn read(
     checkpoint: &Checkpoint,
-    piece: &Segment<'_>,
+    piece: &StateSegment<'_>,
 ) -> Result<TensorData, TrainingCheckpointError> {
     Ok(data_of(checkpoint.read(piece.path, &slot_of(piece.array), piece.range.clone())?))
 }

@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use super::buffers::buffer_atom;
 use super::element::element_type;
 use super::in_progress::{SaveInProgress, Snapshot};
-use super::state::{Batch, EngineState, GradientRecord, Random, RankState, Stream};
+use super::state::{BatchSizes, EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
 use crate::best::LoopState;
 use crate::{Engine, EngineError};
@@ -240,9 +240,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     /// Returns the batch sizes, which must match if an accumulation is resumed.
-    pub(super) fn batch_state(&self) -> Batch {
+    pub(super) fn batch_state(&self) -> BatchSizes {
         let batch = self.batch();
-        Batch {
+        BatchSizes {
             micro_batch_size: batch.micro_batch_size,
             gradient_accumulation_steps: batch.gradient_accumulation_steps,
             world_size: batch.world_size,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::best::LoopState;
-use crate::engine::Progress;
+use crate::engine::EngineCounters;
 use crate::loss_scale::ScalerState;
 use crate::source::StepSize;
 
@@ -18,7 +18,7 @@ use crate::source::StepSize;
 #[serde(deny_unknown_fields)]
 pub(super) struct EngineState {
     /// The counters of the engine.
-    pub(super) progress: Progress,
+    pub(super) progress: EngineCounters,
     /// Optimizer steps that were applied; bias correction of the moments
     /// depends on it.
     pub(super) optimizer_steps: u64,
@@ -36,7 +36,7 @@ pub(super) struct EngineState {
     /// The position of the schedule.
     pub(super) schedule: i64,
     /// The batch sizes, which have to be the same to finish an accumulation.
-    pub(super) batch: Batch,
+    pub(super) batch: BatchSizes,
     /// The number of samples and the learning-rate factor of the step in
     /// progress, if they differ from the configuration.
     pub(super) next_size: Option<StepSize>,
@@ -53,8 +53,9 @@ pub(super) struct EngineState {
 
 /// The batch sizes of an accumulation in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Batch {
+// Errors about malformed checkpoints say `struct Batch`.
+#[serde(rename = "Batch", deny_unknown_fields)]
+pub(super) struct BatchSizes {
     /// The samples of a micro-batch on one rank.
     pub(super) micro_batch_size: usize,
     /// The micro-batches of an optimizer step.

@@ -21,11 +21,11 @@ pub(super) struct SavedTensor<B: OptimizerOps> {
     /// Shape, in Burn's order of dimensions.
     pub(super) shape: Vec<usize>,
     /// Access to the values, which may be a collective.
-    values: Values<B>,
+    values: TensorSource<B>,
 }
 
 /// The source of a tensor's bytes.
-enum Values<B: OptimizerOps> {
+enum TensorSource<B: OptimizerOps> {
     /// A float parameter, sharded or replicated, saved in 16 bits.
     Half(ZeroTensor<B>, HalfPrecision),
     /// A tensor that every rank holds, saved in its own type.
@@ -59,7 +59,7 @@ impl<B: OptimizerOps> SavedTensor<B> {
     /// Takes part in gathering the values and drops them. Ranks that write no
     /// file call it. Copies nothing if the tensor is not sharded.
     pub(super) fn gather(&self) {
-        if let Values::Half(tensor, _) = &self.values {
+        if let TensorSource::Half(tensor, _) = &self.values {
             drop(tensor.clone().into_full());
         }
     }
@@ -72,8 +72,8 @@ impl<B: OptimizerOps> SavedTensor<B> {
     /// Returns an error if a value exceeds the range of the type.
     pub(super) fn read(&self) -> Result<Vec<u8>, SaveError> {
         match &self.values {
-            Values::Half(tensor, precision) => self.rounded(&floats(tensor), *precision),
-            Values::Exact(read) => {
+            TensorSource::Half(tensor, precision) => self.rounded(&floats(tensor), *precision),
+            TensorSource::Exact(read) => {
                 let data = read();
                 // Devices store bools in words of different sizes; the file has
                 // one byte each.
@@ -131,7 +131,7 @@ struct Visitor<'a, B: OptimizerOps> {
 
 impl<B: OptimizerOps> Visitor<'_, B> {
     /// Adds a tensor at the current path.
-    fn enter(&mut self, element: ElementType, shape: Vec<usize>, values: Values<B>) {
+    fn enter(&mut self, element: ElementType, shape: Vec<usize>, values: TensorSource<B>) {
         if let Ok(found) = &mut self.found {
             found.push(SavedTensor { path: self.path.join("."), element, shape, values });
         }
@@ -146,7 +146,7 @@ impl<B: OptimizerOps> Visitor<'_, B> {
         read: impl Fn() -> TensorData + 'static,
     ) {
         match element_type(dtype) {
-            Ok(element) => self.enter(element, shape, Values::Exact(Box::new(read))),
+            Ok(element) => self.enter(element, shape, TensorSource::Exact(Box::new(read))),
             Err(_) => {
                 let path = self.path.join(".");
                 self.found = Err(SaveError::ElementType { path, dtype: dtype.name() });
@@ -176,7 +176,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Visitor<'_, B> {
             HalfPrecision::Bf16 => ElementType::Bf16,
         };
         let tensor = value.into_primitive().tensor();
-        self.enter(element, shape, Values::Half(tensor, self.precision));
+        self.enter(element, shape, TensorSource::Half(tensor, self.precision));
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Int>>) {

@@ -18,8 +18,8 @@ pub(super) const HIGHEST_GROWN_BETA1: f64 = 0.999;
 /// Returns the learning rate of the step after position `i`.
 pub(super) fn learning_rate(plan: &OneCyclePlan, i: i64) -> f64 {
     match phase(plan, i) {
-        Phase::Cycle { height } => plan.min_lr + (plan.max_lr - plan.min_lr) * height,
-        Phase::Decay { intervals } => plan.min_lr / (1.0 + plan.decay_lr_rate * intervals),
+        CyclePhase::Cycle { height } => plan.min_lr + (plan.max_lr - plan.min_lr) * height,
+        CyclePhase::Decay { intervals } => plan.min_lr / (1.0 + plan.decay_lr_rate * intervals),
     }
 }
 
@@ -28,8 +28,8 @@ pub(super) fn learning_rate(plan: &OneCyclePlan, i: i64) -> f64 {
 pub(super) fn beta1(plan: &OneCyclePlan, i: i64) -> Option<f64> {
     let cycle = plan.momentum.as_ref()?;
     Some(match phase(plan, i) {
-        Phase::Cycle { height } => cycle.max - (cycle.max - cycle.min) * height,
-        Phase::Decay { intervals } => {
+        CyclePhase::Cycle { height } => cycle.max - (cycle.max - cycle.min) * height,
+        CyclePhase::Decay { intervals } => {
             let grown = cycle.max * (1.0 + cycle.decay_rate * intervals);
             grown.min(HIGHEST_GROWN_BETA1.max(cycle.max))
         }
@@ -37,7 +37,7 @@ pub(super) fn beta1(plan: &OneCyclePlan, i: i64) -> Option<f64> {
 }
 
 /// The part of the schedule that a step belongs to.
-enum Phase {
+enum CyclePhase {
     /// In the cycle, at a height from 0 (its ends) to 1 (its top).
     Cycle { height: f64 },
     /// After the cycle. `intervals` counts decay intervals; it is 0 without
@@ -46,7 +46,7 @@ enum Phase {
 }
 
 /// Returns the phase of the step after position `i`.
-fn phase(plan: &OneCyclePlan, i: i64) -> Phase {
+fn phase(plan: &OneCyclePlan, i: i64) -> CyclePhase {
     let step = usize::try_from(i.saturating_add(1)).unwrap_or(0);
     let (first, second) = (plan.first_step_size, plan.second_step_size);
     let total = first.saturating_add(second);
@@ -55,14 +55,14 @@ fn phase(plan: &OneCyclePlan, i: i64) -> Phase {
             0 => 0.0,
             size => (step - total) as f64 / size as f64,
         };
-        return Phase::Decay { intervals };
+        return CyclePhase::Decay { intervals };
     }
     let height = if step <= first {
         stair(step, first, plan.first_stair_count)
     } else {
         stair(total - step, second, plan.second_stair_count)
     };
-    Phase::Cycle { height }
+    CyclePhase::Cycle { height }
 }
 
 /// Returns `step / size`, rounded down to a multiple of `1 / stairs` if there

@@ -18,7 +18,7 @@ use deepburn_zero::{BufferKind, Category, Group, ZeroError};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 
-use crate::common::{self, Failure, Net, Statistics, Trained, Trainer, on_ranks, plan};
+use crate::common::{self, Net, Statistics, Trained, Trainer, on_ranks, plan};
 
 /// What is compared to the bit: losses by micro-batch, and the buffers after all of them.
 #[derive(Debug, Clone, PartialEq)]
@@ -419,7 +419,7 @@ fn statistics_stay_f32_in_16_bits() {
                 }
                 engine.save_checkpoint(root.path(), SaveRequest::default())?;
                 assert_eq!(engine.buffers()[0].dtype(), DType::F32);
-                Ok::<_, Failure>(engine.buffer_data("mean")?)
+                Ok::<_, TrainingCheckpointError>(engine.buffer_data("mean")?)
             },
         );
         assert_eq!(seen[0], seen[1]);
@@ -505,7 +505,7 @@ fn integers_of_all_types_are_those_of_rank_0() {
         let values: Vec<(String, TensorData)> = values.collect::<Result<_, EngineError>>()?;
         engine.save_checkpoint(root.path(), SaveRequest::default())?;
         let sum = engine.evaluate(|net| net.sum().into_scalar())?;
-        Ok::<_, Failure>((values, sum))
+        Ok::<_, TrainingCheckpointError>((values, sum))
     };
     let seen = common::on_ranks_with(&plan, common::IntTypes::new, save);
     assert!(seen.iter().all(|other| *other == seen[0]), "{seen:?}");
@@ -520,7 +520,7 @@ fn integers_of_all_types_are_those_of_rank_0() {
         |engine| {
             engine.load_checkpoint(&checkpoint, LoadPlan::ModuleOnly)?;
             let sum = engine.evaluate(|net| net.sum().into_scalar())?;
-            Ok::<_, Failure>((engine.buffer_data("bool")?, sum))
+            Ok::<_, TrainingCheckpointError>((engine.buffer_data("bool")?, sum))
         },
     );
     assert_eq!(loaded[0], (seen[0].0[8].1.clone(), seen[0].1));

@@ -32,7 +32,6 @@ struct Net<B: Backend> {
 
 type Trained = Training<Flex>;
 type Trainer = Engine<Flex, Net<Trained>>;
-type Failure = TrainingCheckpointError;
 
 /// Sizes that no rank count from 2 to 4 divides.
 fn net(width: usize) -> Net<Trained> {
@@ -132,7 +131,7 @@ fn plan(kind: &str, stage: u8, ranks: usize) -> Plan {
 /// Runs `body` with an engine on each rank.
 fn with_engine<R: Send>(
     plan: &Plan,
-    body: impl Fn(&mut Trainer) -> Result<R, Failure> + Sync,
+    body: impl Fn(&mut Trainer) -> Result<R, TrainingCheckpointError> + Sync,
 ) -> Vec<R> {
     let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
         let mut engine = initialize(net(5), plan, Group::new(member))?;
@@ -188,7 +187,7 @@ struct End {
     optimizer_steps: u64,
 }
 
-fn end(engine: &Trainer) -> Result<End, Failure> {
+fn end(engine: &Trainer) -> Result<End, TrainingCheckpointError> {
     let states = engine.states();
     let used = (0..engine.parameters().len()).map(|index| states.parameter_data(index));
     Ok(End {
@@ -205,7 +204,7 @@ fn end(engine: &Trainer) -> Result<End, Failure> {
     })
 }
 
-fn save(engine: &Trainer, root: &Path) -> Result<(), Failure> {
+fn save(engine: &Trainer, root: &Path) -> Result<(), TrainingCheckpointError> {
     let rank_state = json!({ "rank": engine.rank() });
     let client_state = json!({"note": 0.1});
     engine.save_checkpoint(root, SaveRequest { client_state, rank_state, ..Default::default() })?;
@@ -440,16 +439,17 @@ fn working_copies_are_rounded_as_the_optimizer_rounds() {
     for stage in 0..4 {
         let root = tempfile::tempdir().unwrap();
         let plan = plan("bf16", stage, 2);
-        let ends = run_ranks(2, Duration::from_secs(60), |member| -> Result<_, Failure> {
-            let module = net(5).map(&mut AboveTheMiddle);
-            let mut engine = initialize(module, &plan, Group::new(member))?;
-            save(&engine, root.path())?;
-            let saved = end(&engine)?;
-            assert!(saved.used[0].iter::<f32>().all(|value| value == 1.007_812_5));
-            let checkpoint = Checkpoint::open_intact(root.path(), None)?;
-            engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
-            Ok((saved, end(&engine)?))
-        });
+        let ends =
+            run_ranks(2, Duration::from_secs(60), |member| -> Result<_, TrainingCheckpointError> {
+                let module = net(5).map(&mut AboveTheMiddle);
+                let mut engine = initialize(module, &plan, Group::new(member))?;
+                save(&engine, root.path())?;
+                let saved = end(&engine)?;
+                assert!(saved.used[0].iter::<f32>().all(|value| value == 1.007_812_5));
+                let checkpoint = Checkpoint::open_intact(root.path(), None)?;
+                engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
+                Ok((saved, end(&engine)?))
+            });
         for (saved, loaded) in ends.unwrap_or_else(|failure| panic!("{failure}")) {
             assert_eq!(saved, loaded, "stage {stage}");
         }

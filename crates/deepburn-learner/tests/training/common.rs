@@ -23,7 +23,6 @@ use serde_json::json;
 pub(crate) type Trained = Training<Flex>;
 pub(crate) type Trainer = Engine<Flex, Net<Trained>>;
 pub(crate) type Numbers = Engine<Flex, IntTypes<Trained>>;
-pub(crate) type Failure = TrainingCheckpointError;
 pub(crate) use deepburn_comm::Statistics;
 
 /// Images that are normalised, whose features are put in another order, masked and normalised
@@ -267,7 +266,7 @@ pub(crate) fn plan_in(precision: &str, stage: u8, ranks: usize) -> Plan {
 pub(crate) fn on_ranks<R: Send>(
     plan: &Plan,
     build: impl Fn(usize) -> Net<Trained> + Sync,
-    body: impl Fn(&mut Trainer) -> Result<R, Failure> + Sync,
+    body: impl Fn(&mut Trainer) -> Result<R, TrainingCheckpointError> + Sync,
 ) -> Vec<R> {
     on_ranks_with(plan, build, body)
 }
@@ -275,7 +274,7 @@ pub(crate) fn on_ranks<R: Send>(
 pub(crate) fn on_ranks_with<M: AutodiffModule<Trained>, R: Send>(
     plan: &Plan,
     build: impl Fn(usize) -> M + Sync,
-    body: impl Fn(&mut Engine<Flex, M>) -> Result<R, Failure> + Sync,
+    body: impl Fn(&mut Engine<Flex, M>) -> Result<R, TrainingCheckpointError> + Sync,
 ) -> Vec<R> {
     let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
         let group = Group::new(member);

@@ -15,8 +15,6 @@ use serde_json::{Value, json};
 
 use crate::mlp::{Net, losses, step};
 
-type Failure = TrainingCheckpointError;
-
 fn group(params: &[&str], dims: &[usize], update: GroupUpdate) -> ParamGroup {
     let params = params.iter().map(|pattern| PathPattern::new(pattern).unwrap()).collect();
     ParamGroup { params, dims: dims.to_vec(), update }
@@ -120,7 +118,7 @@ fn a_resumed_run_takes_the_same_steps() {
             for number in 9..20 {
                 losses.push(step(&mut engine, number)?);
             }
-            Ok::<_, Failure>(losses)
+            Ok::<_, TrainingCheckpointError>(losses)
         });
         let halves = halves.unwrap_or_else(|failure| panic!("{failure}"));
         assert_eq!(halves[0], whole, "stage {stage}");

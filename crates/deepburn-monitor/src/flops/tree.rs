@@ -8,16 +8,16 @@ use std::fmt;
 
 /// A module with its own counts and its submodules in order of their entries.
 #[derive(Debug, Clone)]
-pub(super) struct Node {
+pub(super) struct ModuleNode {
     /// The last part of the path; the model's name for the root.
     name: String,
     /// The counts of the module without its submodules.
     own: FlopsTotals,
     /// The submodules, in the order of their first entries.
-    children: Vec<Node>,
+    children: Vec<ModuleNode>,
 }
 
-impl Node {
+impl ModuleNode {
     /// Returns a module without counts and submodules.
     pub(super) fn new(name: &str) -> Self {
         Self { name: name.to_owned(), own: FlopsTotals::default(), children: Vec::new() }

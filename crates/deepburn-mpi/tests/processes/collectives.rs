@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use deepburn_comm::{Host, Member, Payload, ProcessGroup, ReduceOp, Tag};
+use deepburn_comm::{CollectiveTag, Host, Member, Payload, ProcessGroup, ReduceOp};
 
 use crate::job::{as_rank, succeeds};
 
@@ -31,7 +31,7 @@ where
         seen.extend(arrays.iter().map(|array| array.iter().map(|x| x.to_bits()).collect()));
     };
     for (id, op) in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max].into_iter().enumerate() {
-        let tag = |purpose| Tag::new(purpose, id as u64);
+        let tag = |purpose| CollectiveTag::new(purpose, id as u64);
         // Started together, so that several are under way.
         let all = group.all_reduce(tag("all"), arrays(rank), op).unwrap();
         let own = group.reduce_scatter(tag("own"), arrays(rank), op).unwrap();
@@ -42,16 +42,23 @@ where
     let chunks: Vec<Host<f32>> =
         NUMELS.iter().map(|numel| values(rank, 1, numel.div_ceil(world_size)).into()).collect();
     record(
-        group.all_gather(Tag::new("gather", 0), chunks, NUMELS.to_vec()).unwrap().wait().unwrap(),
+        group
+            .all_gather(CollectiveTag::new("gather", 0), chunks, NUMELS.to_vec())
+            .unwrap()
+            .wait()
+            .unwrap(),
     );
-    record(group.all_to_all(Tag::new("exchange", 0), arrays(rank)).unwrap().wait().unwrap());
+    record(
+        group.all_to_all(CollectiveTag::new("exchange", 0), arrays(rank)).unwrap().wait().unwrap(),
+    );
     for root in 0..world_size {
-        let tag = Tag::new("broadcast", root as u64);
+        let tag = CollectiveTag::new("broadcast", root as u64);
         record(group.broadcast(tag, arrays(rank), root).unwrap().wait().unwrap());
     }
-    ProcessGroup::<Host<u8>>::barrier(group, Tag::new("barrier", 0)).unwrap();
+    ProcessGroup::<Host<u8>>::barrier(group, CollectiveTag::new("barrier", 0)).unwrap();
     let bytes: Vec<Host<u8>> = vec![vec![rank as u8; 3].into()];
-    let gathered = group.all_gather(Tag::new("bytes", 0), bytes, vec![3 * world_size]).unwrap();
+    let gathered =
+        group.all_gather(CollectiveTag::new("bytes", 0), bytes, vec![3 * world_size]).unwrap();
     let gathered = gathered.wait().unwrap().remove(0);
     assert_eq!(gathered.numel(), 3 * world_size);
     seen.push(gathered.iter().map(|byte| u32::from(*byte)).collect());

@@ -3,7 +3,7 @@
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use deepburn_comm::{CommError, Host, ProcessGroup, ReduceOp, Tag};
+use deepburn_comm::{CollectiveTag, CommError, Host, ProcessGroup, ReduceOp};
 
 use crate::job::{as_rank, mpirun, text_of};
 
@@ -27,12 +27,12 @@ fn report(timeout: Duration, run: impl FnOnce(usize) -> Result<(), CommError>, s
     let ended = as_rank(timeout, 1 << 20, |group| {
         for id in 0..sums {
             let own = vec![Host::from(vec![rank as f32; 1000])];
-            group.all_reduce(Tag::new("sum", id as u64), own, ReduceOp::Sum)?.wait()?;
+            group.all_reduce(CollectiveTag::new("sum", id as u64), own, ReduceOp::Sum)?.wait()?;
         }
         run(rank)?;
         loop {
             let own = vec![Host::from(vec![1.0_f32; 1000])];
-            group.all_reduce(Tag::new("after", 0), own, ReduceOp::Sum)?.wait()?;
+            group.all_reduce(CollectiveTag::new("after", 0), own, ReduceOp::Sum)?.wait()?;
         }
         #[allow(unreachable_code)]
         Ok(())
@@ -98,9 +98,9 @@ fn ranks_disagree() {
     let rank = deepburn_mpi::Process::connect().unwrap().rank();
     let ended = as_rank(LONG, 1 << 20, |group| {
         let odd = rank == 2;
-        let named = |name: &str| Tag::new("sum", 7).naming([name.into()]);
+        let named = |name: &str| CollectiveTag::new("sum", 7).naming([name.into()]);
         let tag = match (how.as_str(), odd) {
-            ("tag", true) => Tag::new("other", 7),
+            ("tag", true) => CollectiveTag::new("other", 7),
             (_, true) => named("b.weight"),
             (_, false) => named("a.weight"),
         };

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::SwapFile;
 use crate::raw_file::RawFile;
-use crate::{ALIGNMENT, Buffer, IoPolicy, PendingIo, SwapError, SwapOperation};
+use crate::{ALIGNMENT, AlignedBuffer, IoPolicy, PendingIo, SwapError, SwapOperation};
 
 const FOLDER: &str = "/in/memory";
 
@@ -99,7 +99,7 @@ fn swap(file: FakeFile, blocks: usize, queue_depth: usize) -> SwapFile {
     SwapFile::with_file(Arc::new(file), Path::new(FOLDER), bytes, &policy, true).unwrap()
 }
 
-fn filled(swap: &SwapFile, length: usize, seed: u8) -> Buffer {
+fn filled(swap: &SwapFile, length: usize, seed: u8) -> AlignedBuffer {
     let mut buffer = swap.pool().unfilled(length).unwrap();
     for (index, byte) in buffer.as_mut_bytes().iter_mut().enumerate() {
         *byte = (index / 7) as u8 ^ seed;

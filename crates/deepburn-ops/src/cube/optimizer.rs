@@ -13,7 +13,7 @@ use burn_backend::{DType, FloatDType, Shape, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-use deepburn_kernels::cube::{self, Buffer, ElementType, OwnedBuffers};
+use deepburn_kernels::cube::{self, DeviceBuffer, DeviceDType, OwnedBuffers};
 use deepburn_kernels::{ElementwiseStep, GradientStats};
 
 use crate::optimizer::{OptimizerOps, UpdateArrays};
@@ -45,8 +45,9 @@ where
         let mut states: Vec<_> = states.into_iter().map(exclusive).collect();
         let gradient = known::<Self, R>(gradient);
         let len = master.shape().num_elements();
-        let copy =
-            working.and_then(element_type).map(|dtype| Buffer::empty(&master.client, len, dtype));
+        let copy = working
+            .and_then(element_type)
+            .map(|dtype| DeviceBuffer::empty(&master.client, len, dtype));
         let buffers: Vec<_> = states.iter().map(buffer).collect();
         let owned = OwnedBuffers {
             param: &buffer(&master),
@@ -94,11 +95,11 @@ where
 }
 
 /// Returns the kernels' name of a float type; `None` for f64 and other types that they do not know.
-fn element_type(dtype: FloatDType) -> Option<ElementType> {
+fn element_type(dtype: FloatDType) -> Option<DeviceDType> {
     match dtype {
-        FloatDType::F32 => Some(ElementType::F32),
-        FloatDType::F16 => Some(ElementType::F16),
-        FloatDType::BF16 => Some(ElementType::Bf16),
+        FloatDType::F32 => Some(DeviceDType::F32),
+        FloatDType::F16 => Some(DeviceDType::F16),
+        FloatDType::BF16 => Some(DeviceDType::Bf16),
         _ => None,
     }
 }
@@ -130,20 +131,20 @@ fn exclusive<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
 /// # Panics
 ///
 /// Panics if the kernels do not know the type.
-fn buffer<R: CubeRuntime>(tensor: &CubeTensor<R>) -> Buffer {
+fn buffer<R: CubeRuntime>(tensor: &CubeTensor<R>) -> DeviceBuffer {
     let dtype = element_type(tensor.dtype().into());
     let dtype = dtype.expect("masters are f32, and gradients were made of a known type");
-    Buffer::new(tensor.handle.clone(), tensor.shape().num_elements(), dtype)
+    DeviceBuffer::new(tensor.handle.clone(), tensor.shape().num_elements(), dtype)
 }
 
 /// Returns a buffer as a flat tensor on the device of `like`.
 ///
 /// The buffer's memory belongs to the tensor from then on.
-fn tensor<R: CubeRuntime>(buffer: Buffer, like: &CubeTensor<R>) -> CubeTensor<R> {
+fn tensor<R: CubeRuntime>(buffer: DeviceBuffer, like: &CubeTensor<R>) -> CubeTensor<R> {
     let dtype = match buffer.dtype() {
-        ElementType::F32 => DType::F32,
-        ElementType::F16 => DType::F16,
-        ElementType::Bf16 => DType::BF16,
+        DeviceDType::F32 => DType::F32,
+        DeviceDType::F16 => DType::F16,
+        DeviceDType::Bf16 => DType::BF16,
     };
     let shape = Shape::from(vec![buffer.len()]);
     let (client, device) = (like.client.clone(), like.device.clone());

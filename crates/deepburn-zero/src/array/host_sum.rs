@@ -135,7 +135,7 @@ pub(super) struct SparseRows {
     /// that reaches into it.
     longest: usize,
     /// The values of each block of rows that has a row in the part.
-    values: Vec<HostValues>,
+    values: Vec<F32Values>,
 }
 
 /// A row, cut to the part of the flat order that is being summed.
@@ -174,7 +174,7 @@ impl SparseRows {
                 }
                 // Most parts have few rows or none of a block, whose values are then not read.
                 if places.len() > known {
-                    values.push(HostValues::read::<B>(block.values.clone()));
+                    values.push(F32Values::read::<B>(block.values.clone()));
                 }
             }
         }
@@ -221,14 +221,14 @@ impl SparseRows {
 }
 
 /// The elements of a tensor in host memory as f32.
-enum HostValues {
+enum F32Values {
     /// The tensor's own memory, already in f32 and aligned.
     Shared(Bytes),
     /// A converted copy.
     Own(Vec<f32>),
 }
 
-impl HostValues {
+impl F32Values {
     /// Reads the values, without a copy if the backend keeps f32 elements in host memory.
     fn read<B: Backend>(tensor: B::FloatTensorPrimitive) -> Self {
         if tensor.dtype() != DType::F32 {
@@ -243,7 +243,7 @@ impl HostValues {
     }
 }
 
-impl Deref for HostValues {
+impl Deref for F32Values {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {

@@ -10,14 +10,14 @@ use deepburn_comm::Count;
 
 use super::clock::{Clock, Started};
 use super::collective::Collective;
-use super::{Machine, Network};
+use super::{Network, RankSpeed};
 
 /// The group as one of its ranks sees it.
 pub(super) struct SimulatedGroup<'a> {
     /// The number of ranks.
     pub(super) ranks: u64,
     /// The speed of this rank.
-    pub(super) machine: Machine,
+    pub(super) speed: RankSpeed,
     /// What connects the ranks.
     pub(super) network: &'a Network,
     /// The times of this rank and of its link.
@@ -30,9 +30,9 @@ pub(super) struct SimulatedGroup<'a> {
 
 impl<'a> SimulatedGroup<'a> {
     /// Creates a group at time 0.
-    pub(super) fn new(ranks: u64, machine: Machine, network: &'a Network) -> Self {
+    pub(super) fn new(ranks: u64, speed: RankSpeed, network: &'a Network) -> Self {
         let clock = Clock::new(network.overlaps());
-        Self { ranks, machine, network, clock, counts: BTreeMap::new(), bytes_sent: 0 }
+        Self { ranks, speed, network, clock, counts: BTreeMap::new(), bytes_sent: 0 }
     }
 
     /// Counts a collective and starts it on the link.
@@ -42,7 +42,7 @@ impl<'a> SimulatedGroup<'a> {
         count.elements += collective.elements;
         let sent = collective.bytes_sent(self.ranks);
         self.bytes_sent = self.bytes_sent.saturating_add(sent);
-        self.clock.start(self.network.seconds(collective, self.ranks, &self.machine))
+        self.clock.start(self.network.seconds(collective, self.ranks, &self.speed))
     }
 
     /// Starts a collective and waits for it.
@@ -54,6 +54,6 @@ impl<'a> SimulatedGroup<'a> {
     /// Runs an op with `flops` floating-point operations that moves `bytes`
     /// bytes.
     pub(super) fn compute(&mut self, flops: u64, bytes: u64) {
-        self.clock.compute(self.machine.seconds(flops, bytes));
+        self.clock.compute(self.speed.seconds(flops, bytes));
     }
 }

@@ -18,7 +18,7 @@
 
 use deepburn_comm::Operation;
 
-use super::Machine;
+use super::RankSpeed;
 use super::collective::Collective;
 
 /// The connection of the ranks.
@@ -53,29 +53,29 @@ impl Network {
         matches!(self, Self::Links(_))
     }
 
-    /// Returns the seconds of a collective of `ranks` ranks, each as fast as `machine`. One rank
+    /// Returns the seconds of a collective of `ranks` ranks, each of this `speed`. One rank
     /// exchanges nothing.
-    pub(super) fn seconds(&self, collective: &Collective, ranks: u64, machine: &Machine) -> f64 {
+    pub(super) fn seconds(&self, collective: &Collective, ranks: u64, speed: &RankSpeed) -> f64 {
         match self {
             _ if ranks < 2 => 0.0,
-            Self::Links(links) => links.seconds(collective, ranks, machine),
+            Self::Links(links) => links.seconds(collective, ranks, speed),
             Self::Threads { latency } => {
                 let moved = bytes_by_threads(collective, ranks);
-                (ranks - 1) as f64 * latency + machine.transfer_seconds(moved)
+                (ranks - 1) as f64 * latency + speed.transfer_seconds(moved)
             }
         }
     }
 }
 
 impl Links {
-    /// Returns the seconds of a collective between processes. `machine` is the speed of the rank
+    /// Returns the seconds of a collective between processes. `speed` is the speed of the rank
     /// that adds up contributions.
-    fn seconds(&self, collective: &Collective, ranks: u64, machine: &Machine) -> f64 {
+    fn seconds(&self, collective: &Collective, ranks: u64, speed: &RankSpeed) -> f64 {
         let Collective { operation, arrays, sent, result, .. } = *collective;
         // Every rank tells every other what it is about to send.
         let meeting = (ranks - 1) as f64 * self.latency;
         // The owner of a part reads the contributions of all ranks.
-        let reduction = || self.exchange(arrays, sent, ranks) + machine.transfer_seconds(sent);
+        let reduction = || self.exchange(arrays, sent, ranks) + speed.transfer_seconds(sent);
         meeting
             + match operation {
                 Operation::ReduceScatter(_) => reduction(),

@@ -27,7 +27,7 @@ use super::clock::Started;
 use super::collective::Collective;
 use super::gathering::SimulatedGatherer;
 use super::group::SimulatedGroup;
-use super::{Machine, Network};
+use super::{Network, RankSpeed};
 use crate::estimate::{
     ActivationGraph, BackwardOp, BucketedNumel, DirectionMemory, ElementBytes, Estimate, GraphOp,
     ParameterSize, PassEvent, PassPlan,
@@ -145,12 +145,12 @@ impl<'a> StepModel<'a> {
         })
     }
 
-    /// Returns the cost of a step on `ranks` ranks, each as fast as `machine`.
+    /// Returns the cost of a step on `ranks` ranks, each of this `speed`.
     ///
     /// # Panics
     ///
     /// Panics if `ranks` is 0.
-    pub fn cost(&self, ranks: u64, machine: Machine, network: &Network) -> StepCost {
+    pub fn cost(&self, ranks: u64, speed: RankSpeed, network: &Network) -> StepCost {
         assert!(ranks > 0, "0 ranks cannot run anything");
         let persistent = self.persistent(ranks);
         let mut gatherer = SimulatedGatherer::new(
@@ -160,11 +160,11 @@ impl<'a> StepModel<'a> {
             &persistent,
         );
         // The first pass records the order of reads; the second follows it, as all later ones do.
-        let mut recording = SimulatedGroup::new(ranks, machine, network);
+        let mut recording = SimulatedGroup::new(ranks, speed, network);
         self.micro_batch(&mut recording, &mut gatherer);
-        let mut pass = SimulatedGroup::new(ranks, machine, network);
+        let mut pass = SimulatedGroup::new(ranks, speed, network);
         self.micro_batch(&mut pass, &mut gatherer);
-        let mut step = SimulatedGroup::new(ranks, machine, network);
+        let mut step = SimulatedGroup::new(ranks, speed, network);
         self.update(&mut step, &persistent);
         self.sum_up(&pass, &step)
     }

@@ -12,7 +12,7 @@ use crate::estimate::{
     ParameterSize, ReadParameter, estimate,
 };
 
-const MACHINE: Machine = Machine { flops: 1e12, memory_bandwidth: 1e11 };
+const SPEED: RankSpeed = RankSpeed { flops: 1e12, memory_bandwidth: 1e11 };
 
 const LINKS: Links =
     Links { bandwidth: 1e9, latency: 1e-6, ranks_per_machine: 1, local_bandwidth: 1e9 };
@@ -58,7 +58,7 @@ fn cost_of([width, rows]: [u64; 2], stage: Stage, ranks: u64, network: &Network)
     let memory = estimate(&sizes, &zero, ranks, bytes);
     let graph = layers(width, rows, 20);
     let step = StepModel::new(&plan, &zero, &sizes, &graph, &memory).unwrap();
-    step.cost(ranks, MACHINE, network)
+    step.cost(ranks, SPEED, network)
 }
 
 fn dense(operation: Operation, arrays: u64, elements: u64) -> Collective {
@@ -69,9 +69,9 @@ fn dense(operation: Operation, arrays: u64, elements: u64) -> Collective {
 /// headers with which ranks meet.
 #[test]
 fn collectives_take_the_time_of_the_formula() {
-    let machine = Machine { flops: 1.0, memory_bandwidth: f64::INFINITY };
+    let speed = RankSpeed { flops: 1.0, memory_bandwidth: f64::INFINITY };
     let seconds = |operation, arrays| {
-        Network::Links(LINKS).seconds(&dense(operation, arrays, 1_000_000), 4, &machine)
+        Network::Links(LINKS).seconds(&dense(operation, arrays, 1_000_000), 4, &speed)
     };
     let half = 3.0 * (1e-6 + 4e6 / 4.0 / 1e9);
     let meeting = 3.0 * 1e-6;
@@ -81,19 +81,19 @@ fn collectives_take_the_time_of_the_formula() {
     close(seconds(Operation::ReduceScatter(ReduceOp::Mean), 1), meeting + half);
     close(seconds(Operation::AllReduce(ReduceOp::Mean), 1), meeting + 2.0 * half);
     close(seconds(Operation::AllGather, 5), meeting + half + 4.0 * 3.0 * 1e-6);
-    close(Network::Links(LINKS).seconds(&dense(Operation::Barrier, 0, 0), 4, &machine), meeting);
+    close(Network::Links(LINKS).seconds(&dense(Operation::Barrier, 0, 0), 4, &speed), meeting);
 }
 
 #[test]
 fn ranks_of_a_machine_share_its_link() {
     let gather = dense(Operation::AllGather, 1, 1 << 20);
     let links = Links { latency: 0.0, ..LINKS };
-    let alone = Network::Links(links).seconds(&gather, 16, &MACHINE);
+    let alone = Network::Links(links).seconds(&gather, 16, &SPEED);
     let fast = Links { ranks_per_machine: 8, local_bandwidth: 1e12, ..links };
-    let shared = Network::Links(fast).seconds(&gather, 16, &MACHINE);
+    let shared = Network::Links(fast).seconds(&gather, 16, &SPEED);
     // 8 ranks send to 8 others over the link in place of one to 15.
     assert!((shared / alone - 64.0 / 15.0).abs() < 1e-9, "{shared} {alone}");
-    let inside = Network::Links(fast).seconds(&gather, 8, &MACHINE);
+    let inside = Network::Links(fast).seconds(&gather, 8, &SPEED);
     assert!((inside - 7.0 / 8.0 * 4.0 * f64::from(1 << 20) / 1e12).abs() < 1e-15, "{inside}");
 }
 

@@ -4,7 +4,7 @@
 
 use deepburn_config::{OptimizerPlan, Precision, PrecisionPlan, Stage};
 
-use super::ModelStates;
+use super::ModelStateBytes;
 use crate::optimizer::state_arrays;
 
 /// The size of an fp32 element in bytes.
@@ -51,11 +51,11 @@ impl ElementBytes {
 /// # Panics
 ///
 /// Panics if `ranks` is 0.
-pub fn formula(psi: u64, stage: Stage, ranks: u64, bytes: ElementBytes) -> ModelStates {
+pub fn formula(psi: u64, stage: Stage, ranks: u64, bytes: ElementBytes) -> ModelStateBytes {
     let share = |per_element, sharded| {
         psi.saturating_mul(per_element).div_ceil(if sharded { ranks } else { 1 })
     };
-    ModelStates {
+    ModelStateBytes {
         parameters: share(bytes.parameter, stage.shards_parameters()),
         gradients: share(bytes.gradient, stage.shards_gradients()),
         optimizer: share(bytes.optimizer, stage.shards_optimizer()),

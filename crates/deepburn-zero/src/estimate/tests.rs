@@ -58,7 +58,7 @@ fn offloaded_states_leave_the_device() {
     let offloaded = ZeroPlan { optimizer_states: host, ..plan(Stage::Gradients) };
     let [kept, left] =
         [plan(Stage::Gradients), offloaded].map(|zero| estimate(&sizes(&[10, 7]), &zero, 2, bytes));
-    let ModelStates { gradients, optimizer, .. } = kept.states;
+    let ModelStateBytes { gradients, optimizer, .. } = kept.states;
     assert_eq!((kept.host, left.host), (0, gradients + optimizer));
     assert_eq!((left.states.optimizer, left.states.gradients), (0, 0));
     assert_eq!(left.peak(), kept.peak() - gradients - optimizer);
@@ -75,7 +75,7 @@ fn a_part_of_the_states_leaves_the_device() {
         let host = OptimizerOffload::Host { sub_group_size: 1, ratio };
         let zero = ZeroPlan { optimizer_states: host, ..plan(Stage::Parameters) };
         let estimate = estimate(&sizes(&[10, 7, 5]), &zero, 2, bytes);
-        let ModelStates { gradients, optimizer, .. } = estimate.states;
+        let ModelStateBytes { gradients, optimizer, .. } = estimate.states;
         assert_eq!((gradients, optimizer), (4 * kept, 8 * kept), "{ratio}");
         assert_eq!((estimate.host, estimate.disk), (12 * (12 - kept), 0), "{ratio}");
     }
@@ -163,9 +163,9 @@ fn estimated(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> Estim
 fn padding_is_counted_per_parameter() {
     let states = estimated(&sizes(&[1, 5, 8]), &plan(Stage::Parameters), 4).states;
     // Shards of 1, 2 and 2 elements.
-    assert_eq!(states, ModelStates { parameters: 20, gradients: 20, optimizer: 40 });
+    assert_eq!(states, ModelStateBytes { parameters: 20, gradients: 20, optimizer: 40 });
     let states = estimated(&sizes(&[1, 5, 8]), &plan(Stage::OptimizerStates), 4).states;
-    assert_eq!(states, ModelStates { parameters: 56, gradients: 56, optimizer: 40 });
+    assert_eq!(states, ModelStateBytes { parameters: 56, gradients: 56, optimizer: 40 });
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn frozen_parameters_are_sharded_but_have_no_other_state() {
     let frozen = ParameterSize::new(8, None);
     for (stage, parameters) in [(Stage::Gradients, 32), (Stage::Parameters, 16)] {
         let estimate = estimated(&[frozen], &plan(stage), 2);
-        assert_eq!(estimate.states, ModelStates { parameters, gradients: 0, optimizer: 0 });
+        assert_eq!(estimate.states, ModelStateBytes { parameters, gradients: 0, optimizer: 0 });
         assert_eq!(estimate.buffers.buckets, 0);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use burn_backend::Backend;
-use deepburn_comm::{CommError, Pending, Tag};
+use deepburn_comm::{CollectiveTag, CommError, Pending};
 
 use super::Gatherer;
 use crate::array::DeviceArray;
@@ -24,7 +24,7 @@ impl<B: Backend> Gatherer<B> {
         purpose: &'static str,
         indices: Vec<usize>,
     ) -> Result<Fetch<B>, CommError> {
-        let tag = Tag::new(purpose, indices[0] as u64)
+        let tag = CollectiveTag::new(purpose, indices[0] as u64)
             .naming(indices.iter().map(|index| self.parameter(*index).shared_path()));
         let mut bytes = 0;
         let mut start = |index: &usize| {
@@ -81,7 +81,7 @@ impl<B: Backend> Gatherer<B> {
     /// Starts the all-gather of shards after all reads are complete.
     fn all_gather(
         &self,
-        tag: Tag,
+        tag: CollectiveTag,
         indices: &[usize],
         shards: Vec<ShardRead<B>>,
     ) -> Result<Pending<DeviceArray<B>>, CommError> {

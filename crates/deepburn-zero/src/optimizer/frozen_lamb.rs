@@ -33,8 +33,8 @@ use deepburn_ops::{OptimizerOps, float_bytes};
 
 use super::moments::{FRESH_SECOND_MOMENT, SECOND_MOMENT};
 use super::rule::UpdateStep;
-use super::state::{DeviceState, State, tensor};
 use super::step::{StepInProgress, UpdateDirection};
+use super::tiered_state::{DeviceState, TieredState, tensor};
 use super::{Optimizer, UpdateValues};
 
 /// The scalars of one tensor, the same on all ranks.
@@ -233,8 +233,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     /// optimizer with a compressed exchange.
     fn device_state(&mut self, index: usize) -> &mut DeviceState<B> {
         match &mut self.optimizer.states[index] {
-            Some(State::Device(state)) => state,
-            Some(State::Parked(_)) | None => {
+            Some(TieredState::Device(state)) => state,
+            Some(TieredState::Parked(_)) | None => {
                 unreachable!("an optimizer whose ranks agree on momenta keeps states on the device")
             }
         }

@@ -26,7 +26,7 @@ use deepburn_ops::{OptimizerOps, float_bytes};
 
 use super::parked::HostUpdate;
 use super::rule::{self, UpdateStep};
-use super::state::{DeviceState, ReadValues, State, tensor};
+use super::tiered_state::{DeviceState, ReadValues, TieredState, tensor};
 use super::{Optimizer, Squares, UpdateGradient, UpdateValues, newton_schulz};
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parked::{ParkedArray, WriteBehind};
@@ -123,7 +123,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         let is_first_local = self.is_first_local(index);
         let Optimizer { states, pipeline, .. } = &mut *self.optimizer;
         let (elements, values) = match &mut states[index] {
-            Some(State::Device(state)) => {
+            Some(TieredState::Device(state)) => {
                 let gradient = on_device(gradient, state);
                 let ReadValues { values: mut own, parked } = state.read(values)?;
                 if is_first_local {
@@ -133,7 +133,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                     state.direct(&step, self.scale, &mut own, gradient, squares.as_mut());
                 (elements, parked.map_or(UpdateValues::Device(own), UpdateValues::Parked))
             }
-            Some(State::Parked(state)) => {
+            Some(TieredState::Parked(state)) => {
                 // A direction without norms does not read the master, so the pass begins with the
                 // moments.
                 let first = usize::from(has_master && squares.is_none());
@@ -270,7 +270,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         let is_first_local = self.is_first_local(index);
         let Optimizer { states, working, pipeline, .. } = &mut *self.optimizer;
         match &mut states[index] {
-            Some(State::Device(state)) => {
+            Some(TieredState::Device(state)) => {
                 let ReadValues { values, parked } = state.read(values)?;
                 if is_first_local {
                     state.keep_common(values.as_ref());
@@ -281,7 +281,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                 store::<B>(&array, updated)?;
                 Ok(None)
             }
-            Some(State::Parked(state)) => {
+            Some(TieredState::Parked(state)) => {
                 // Moments that the step does not use are neither read nor written.
                 let used = usize::from(has_master) + step.states();
                 let mut update = HostUpdate {

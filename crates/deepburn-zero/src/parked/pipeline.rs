@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use deepburn_nvme::{Buffer, PendingIo, Region, SwapError, SwapFile};
+use deepburn_nvme::{AlignedBuffer, PendingIo, Region, SwapError, SwapFile};
 
 /// Which transfers overlap with updates (`pipeline_read` and `pipeline_write`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +87,11 @@ impl WriteBehind {
     /// # Errors
     ///
     /// Returns an error if the disk fails, in this write or in an earlier one.
-    pub(crate) fn write(&mut self, piece: &PieceRead, buffer: Buffer) -> Result<(), SwapError> {
+    pub(crate) fn write(
+        &mut self,
+        piece: &PieceRead,
+        buffer: AlignedBuffer,
+    ) -> Result<(), SwapError> {
         let (bytes, start) = (buffer.len(), piece.bytes.start);
         self.writes.push_back((bytes, piece.file.write(&piece.region, start, buffer)?));
         while self.writes.iter().map(|(bytes, _)| bytes).sum::<usize>() > self.limit {
@@ -150,7 +154,7 @@ impl Pipeline {
     /// # Panics
     ///
     /// Panics if `piece` is not the next one that the step announced.
-    pub(crate) fn read(&mut self, piece: &PieceRead) -> Result<Buffer, SwapError> {
+    pub(crate) fn read(&mut self, piece: &PieceRead) -> Result<AlignedBuffer, SwapError> {
         let read = self.read_in_order(piece);
         self.note(read)
     }
@@ -160,7 +164,11 @@ impl Pipeline {
     /// # Errors
     ///
     /// Returns an error if the disk fails.
-    pub(crate) fn write(&mut self, piece: &PieceRead, buffer: Buffer) -> Result<(), SwapError> {
+    pub(crate) fn write(
+        &mut self,
+        piece: &PieceRead,
+        buffer: AlignedBuffer,
+    ) -> Result<(), SwapError> {
         let written = self.writes.write(piece, buffer);
         self.note(written)
     }
@@ -175,7 +183,7 @@ impl Pipeline {
 
     /// Waits for the next piece and reads ahead within the limit. At least one piece is read ahead,
     /// even if it is larger than the limit.
-    fn read_in_order(&mut self, piece: &PieceRead) -> Result<Buffer, SwapError> {
+    fn read_in_order(&mut self, piece: &PieceRead) -> Result<AlignedBuffer, SwapError> {
         // Without reading ahead, and at the first piece of a step, nothing is in progress yet.
         if self.reads.is_empty() {
             self.read_next()?;

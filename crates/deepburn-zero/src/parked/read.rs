@@ -6,7 +6,7 @@
 //! dropped.
 
 use burn_backend::{AllocationProperty, Backend, Bytes, DType, TensorData};
-use deepburn_nvme::{Buffer, PendingIo, SwapError};
+use deepburn_nvme::{AlignedBuffer, PendingIo, SwapError};
 use deepburn_ops::float_from_host;
 
 use super::{ParkedArray, ParkedData, PieceLayout, copied, lock};
@@ -99,7 +99,7 @@ impl ParkedRead {
 
 /// Moves the pieces of an array together, in place. There are gaps only if a piece does not end at
 /// a multiple of the alignment.
-fn close_gaps(buffer: &mut Buffer, layout: PieceLayout, size: usize) {
+fn close_gaps(buffer: &mut AlignedBuffer, layout: PieceLayout, size: usize) {
     for piece in layout.pieces() {
         // Pieces move towards the start in ascending order, so none overwrites one that has yet to
         // move.
@@ -112,7 +112,7 @@ fn close_gaps(buffer: &mut Buffer, layout: PieceLayout, size: usize) {
 
 /// A buffer whose memory a tensor uses. It returns to its pool with the tensor.
 struct TensorBytes {
-    buffer: Buffer,
+    buffer: AlignedBuffer,
     /// The number of bytes of the elements, without padding.
     bytes: usize,
 }

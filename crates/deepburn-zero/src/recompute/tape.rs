@@ -45,11 +45,11 @@ pub(crate) struct Tape<B: Backend> {
     number: usize,
     /// Numbers of the values that later blocks are expected to read, from the previous pass.
     expected: BTreeSet<usize>,
-    state: Mutex<State<B>>,
+    state: Mutex<TapeState<B>>,
 }
 
 /// The part of a tape that changes.
-struct State<B: Backend> {
+struct TapeState<B: Backend> {
     /// The number of computations of freed values in progress, also on other threads. Until they
     /// are over, nothing is dropped that one of them may read.
     replays: usize,
@@ -321,7 +321,7 @@ impl<B: Backend> OpRecord<B> {
 impl<B: Backend> Tape<B> {
     /// Creates an empty tape.
     pub(crate) fn new(number: usize, expected: BTreeSet<usize>) -> Arc<Self> {
-        let state = Mutex::new(State { replays: 0, ops: Vec::new(), values: Vec::new() });
+        let state = Mutex::new(TapeState { replays: 0, ops: Vec::new(), values: Vec::new() });
         Arc::new(Self { number, expected, state })
     }
 
@@ -429,7 +429,7 @@ impl<B: Backend> Tape<B> {
         drop(unheld);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<B>> {
+    fn lock(&self) -> MutexGuard<'_, TapeState<B>> {
         // Mostly the rank's own thread; a program may hand activations to others. A poisoned lock means that a
         // thread is already unwinding.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -446,7 +446,7 @@ struct Replay<B: Backend> {
     stays: Vec<bool>,
 }
 
-impl<B: Backend> State<B> {
+impl<B: Backend> TapeState<B> {
     /// Takes the data of values without a handle. Returns nothing while a computation may need
     /// them. The caller drops the result without the lock.
     fn take_unheld(&mut self) -> Vec<ValueData<B>> {

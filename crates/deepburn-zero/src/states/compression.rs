@@ -28,7 +28,7 @@ use std::ops::Range;
 
 use burn_backend::Backend;
 use bytemuck::{cast_slice, pod_read_unaligned};
-use deepburn_comm::{Host, Partition, Tag};
+use deepburn_comm::{CollectiveTag, Host, Partition};
 use deepburn_kernels::{LiveSquares, add_error, add_signs, decompress, take_signs};
 
 use crate::error::ZeroError;
@@ -162,7 +162,7 @@ impl ErrorFeedback {
 /// and an all-gather, each for all tensors at once.
 pub(super) fn compressed_means<B: Backend>(
     group: &Group<B>,
-    tag: &Tag,
+    tag: &CollectiveTag,
     ledger: &Ledger,
     momenta: &mut [Momentum],
     scales: Scales,

@@ -30,7 +30,9 @@ use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Ty
 use crate::same_module::check_module;
 use crate::session::Binding;
 use crate::shard_spec::ShardSpec;
-use crate::sharding::{ModuleParameter, ShardHomes, Sharder, Table, Updates, parameters_of};
+use crate::sharding::{
+    ModuleParameter, ParameterTable, ShardHomes, Sharder, Updates, parameters_of,
+};
 use crate::tiers::{ShardTiers, StateTiers, swap_bytes};
 use crate::training::Training;
 
@@ -67,7 +69,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let reducer = gradient_reducer(&policy, types, share, &sharded, &group, &ledger)?;
         let reducer = Rc::new(RefCell::new(reducer));
         let ShardedParameters { gatherer, table, buffers, parking } = sharded;
-        let Table { parameters, indices, optimizer, aliases } = table;
+        let ParameterTable { parameters, indices, optimizer, aliases } = table;
         let recorder = block_recorder(&policy.activations, &parameters, &group, &ledger)?;
         let binding = Binding::new(
             reducer.clone(),
@@ -123,7 +125,7 @@ fn check_whole_states(zero: &ZeroPlan) -> Result<(), ZeroError> {
 /// The sharded parameters of a module, and what serves them.
 struct ShardedParameters<B: Backend> {
     gatherer: Arc<Gatherer<B>>,
-    table: Table<B>,
+    table: ParameterTable<B>,
     buffers: BufferTable<B>,
     parking: Option<Parking>,
 }
@@ -183,7 +185,7 @@ fn gradient_reducer<B: OptimizerOps>(
     group: &Group<B>,
     ledger: &Ledger,
 ) -> Result<GradientReducer<B>, ZeroError> {
-    let Table { parameters, optimizer, .. } = &sharded.table;
+    let ParameterTable { parameters, optimizer, .. } = &sharded.table;
     let reducer_policy = ReducerPolicy {
         plan: policy.zero.gradients,
         reduction: policy.reduction,

@@ -24,7 +24,7 @@
 use std::sync::Arc;
 
 use burn_backend::{Backend, FloatDType, Shape, TensorData};
-use deepburn_comm::{Partition, Tag};
+use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_kernels::{ElementwiseStep, TreeSum};
 use deepburn_ops::{OptimizerOps, float_from_host, float_into_host};
 
@@ -125,7 +125,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         }
         let paths = indices.iter().map(|index| self.parameters[*index].shared_path());
         let first = indices.first().map_or(0, |index| *index as u64);
-        let tag = Tag::new("momenta", first).naming(paths);
+        let tag = CollectiveTag::new("momenta", first).naming(paths);
         compressed_means(self.group, &tag, self.ledger, &mut momenta, scales)?;
         let agreed = directions.into_iter().zip(momenta).map(|(mut direction, momentum)| {
             let Momentum { mut values, feedback } = momentum;
@@ -167,7 +167,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         // All sums of a round travel in one message, in the order of the directions.
         let own: Vec<u8> =
             squares.iter().flat_map(|sum| sum.sums()).flat_map(f64::to_le_bytes).collect();
-        let tag = Tag::new("norms", directions.first().map_or(0, |it| it.index as u64));
+        let tag = CollectiveTag::new("norms", directions.first().map_or(0, |it| it.index as u64));
         let all = self.group.gather_bytes(tag, &own)?;
         let mut all: Vec<_> = all
             .iter()
@@ -251,7 +251,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             let shape = Shape::from(vec![parameter.numel()]);
             B::float_zeros(shape, parameter.device(), FloatDType::F32)
         });
-        let tag = Tag::new("orthogonalised", parameter.index() as u64);
+        let tag = CollectiveTag::new("orthogonalised", parameter.index() as u64);
         let tag = tag.naming([parameter.shared_path()]);
         let array = vec![DeviceArray::Dense(array)];
         let mut result = self.group.arrays().broadcast(tag, array, owner)?.wait()?;
@@ -274,7 +274,8 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         }
         let parameters = || directions.iter().map(|it| &self.parameters[it.index]);
         let first = directions.first().map_or(0, |it| it.index as u64);
-        let tag = Tag::new("directions", first).naming(parameters().map(|it| it.shared_path()));
+        let tag =
+            CollectiveTag::new("directions", first).naming(parameters().map(|it| it.shared_path()));
         let numels = parameters().map(|parameter| parameter.numel()).collect();
         Ok(self.group.arrays().all_gather(tag, elements, numels)?.wait()?)
     }

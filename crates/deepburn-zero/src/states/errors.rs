@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use burn_backend::TensorData;
 use bytemuck::pod_collect_to_vec;
-use deepburn_comm::{Partition, Tag};
+use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
 use super::compression::{ErrorFeedback, SignPartition};
-use super::pieces::{Segment, StateArray, read_floats};
+use super::pieces::{StateArray, StateSegment, read_floats};
 use super::rank_arrays::{OwnedState, in_host_memory, padded_bytes, read_mean};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
@@ -61,7 +61,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let cut = SignPartition::new(parameter.numel(), ranks);
         let served = padded_bytes(&feedback.server, cut.part_len());
         let numels = vec![ranks * served.len()];
-        let tag = Tag::new("server errors", parameter.index() as u64);
+        let tag = CollectiveTag::new("server errors", parameter.index() as u64);
         let tag = tag.naming([parameter.shared_path()]);
         let server = self.group.bytes().all_gather(tag, vec![served.into()], numels)?;
         let server: Vec<f32> = pod_collect_to_vec(&server.wait()?.swap_remove(0)[..]);
@@ -89,7 +89,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn load_errors<E: From<ZeroError>>(
         &mut self,
         workers: impl Fn(&str) -> usize,
-        mut read: impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
+        mut read: impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
         let (ranks, rank) = (self.group.world_size(), self.group.rank());
         let has_errors = |parameter: &&Arc<Parameter<B>>| workers(parameter.path()) > 0;

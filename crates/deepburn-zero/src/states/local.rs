@@ -16,7 +16,7 @@ use bytemuck::cast_slice;
 use deepburn_ops::{OptimizerOps, float_bytes, float_from_host};
 
 use super::ModelStates;
-use super::pieces::{Segment, StateArray};
+use super::pieces::{StateArray, StateSegment};
 use super::rank_arrays::{OwnedState, read_mean};
 use crate::error::ZeroError;
 use crate::optimizer::{KeptArray, LOCAL_ARRAYS};
@@ -88,7 +88,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         &mut self,
         rates: Option<f64>,
         ranks: usize,
-        mut read: impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
+        mut read: impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
         if rates.is_none() || ranks == 0 || !self.optimizer.takes_local_steps() {
             return Ok(());

@@ -73,7 +73,7 @@ impl StateArray {
 
 /// A segment of an array that this rank reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Segment<'a> {
+pub struct StateSegment<'a> {
     /// The module path of the parameter.
     pub path: &'a str,
     /// The array.
@@ -332,7 +332,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// slice only, and all-gathers make the complete parameters.
     pub fn load_weights<E: From<ZeroError>>(
         &mut self,
-        mut read: impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
+        mut read: impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
         session::close_recordings(&self.ledger).map_err(ZeroError::from)?;
         // Gathered copies are of the old values.
@@ -387,7 +387,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn load_moments<E: From<ZeroError>>(
         &mut self,
         steps: u64,
-        mut read: impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
+        mut read: impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
         let cut = self.share.stage.shards_optimizer();
         for index in 0..self.parameters.len() {
@@ -420,7 +420,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn load_gradients<E: From<ZeroError>>(
         &mut self,
         sums: &[Option<GradientSum>],
-        mut read: impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
+        mut read: impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
         self.zero_grad();
         for (parameter, sum) in self.parameters.iter().zip(sums) {
@@ -449,7 +449,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         parameter: &Parameter<B>,
         array: StateArray,
         cut: bool,
-        read: &mut impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
+        read: &mut impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<B::FloatTensorPrimitive, E> {
         let partition = parameter.partition();
         let (range, len) = match cut {
@@ -478,13 +478,13 @@ pub(super) fn read_floats<B: Backend, E: From<ZeroError>>(
     parameter: &Parameter<B>,
     array: StateArray,
     range: Range<usize>,
-    read: &mut impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
+    read: &mut impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
 ) -> Result<Vec<f32>, E> {
     let expected = range.len();
     if expected == 0 {
         return Ok(Vec::new());
     }
-    let values = into_f32(read(&Segment { path: parameter.path(), array, range })?);
+    let values = into_f32(read(&StateSegment { path: parameter.path(), array, range })?);
     if values.len() != expected {
         let (path, found) = (parameter.path().to_owned(), values.len());
         return Err(ZeroError::SegmentLength { path, array: array.name(), found, expected }.into());

@@ -14,11 +14,11 @@ use std::ops::Range;
 
 use burn_backend::{Backend, TensorData};
 use bytemuck::{cast_slice, pod_collect_to_vec};
-use deepburn_comm::{Partition, Tag};
+use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
-use super::pieces::{Elements, OwnedArray, Segment, StateArray, read_floats};
+use super::pieces::{Elements, OwnedArray, StateArray, StateSegment, read_floats};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
 
@@ -46,7 +46,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         // Padded so that the partition of bytes matches the partition of
         // elements.
         let sent = padded_bytes(values, ranks * partition.shard_len());
-        let tag = Tag::new(what, parameter.index() as u64).naming([parameter.shared_path()]);
+        let tag =
+            CollectiveTag::new(what, parameter.index() as u64).naming([parameter.shared_path()]);
         let received =
             self.group.bytes().all_to_all(tag, vec![sent.into()])?.wait()?.swap_remove(0);
         let owned = partition.owned(self.group.rank()).len() * size_of::<f32>();
@@ -61,7 +62,7 @@ pub(super) fn read_mean<B: Backend, E: From<ZeroError>>(
     parameter: &Parameter<B>,
     ranks: Range<usize>,
     array: impl Fn(usize) -> StateArray,
-    read: &mut impl FnMut(&Segment<'_>) -> Result<TensorData, E>,
+    read: &mut impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
 ) -> Result<Vec<f32>, E> {
     let count = ranks.len() as f32;
     let mut mean = vec![0.0; parameter.numel()];

@@ -18,7 +18,7 @@
 use std::sync::Arc;
 
 use burn_backend::Backend;
-use deepburn_comm::{Partition, Tag};
+use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_kernels::unscale_and_clip;
 use deepburn_ops::OptimizerOps;
 
@@ -182,7 +182,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         // Both values share one collective. A rank whose own gradients are
         // finite must not continue alone.
         let bad = if first_bad.is_some() { 1.0 } else { 0.0 };
-        let sums = self.group.sum(Tag::new("gradient norm", 0), vec![squares, bad])?;
+        let sums = self.group.sum(CollectiveTag::new("gradient norm", 0), vec![squares, bad])?;
         if sums[1] == 0.0 {
             // Own gradients: the mean over ranks of their squared norms.
             let gradients = if reducer.takes_mean() { 1 } else { self.group.world_size() };
@@ -190,7 +190,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
         // The smallest index over the ranks is the largest negated index.
         let mine = first_bad.map_or(f64::NEG_INFINITY, |index| -(index as f64));
-        let first = -self.group.max(Tag::new("gradient norm", 1), vec![mine])?[0];
+        let first = -self.group.max(CollectiveTag::new("gradient norm", 1), vec![mine])?[0];
         Ok(Norm::NotFinite { first: first as usize })
     }
 

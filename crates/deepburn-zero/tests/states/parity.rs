@@ -508,11 +508,11 @@ fn a_disk_that_fails_ends_all_ranks() {
                 drop(loss.backward());
                 states.finish_pass()?;
                 // Both ranks have read all they need by now.
-                states.group().barrier(deepburn_comm::Tag::new("pass", micro_batch))?;
+                states.group().barrier(deepburn_comm::CollectiveTag::new("pass", micro_batch))?;
                 if states.group().rank() == 1 {
                     cut_files(&folder);
                 }
-                states.group().barrier(deepburn_comm::Tag::new("cut", micro_batch))?;
+                states.group().barrier(deepburn_comm::CollectiveTag::new("cut", micro_batch))?;
             }
             Ok::<_, ZeroError>(())
         });

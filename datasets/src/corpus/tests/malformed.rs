@@ -246,7 +246,7 @@ fn panics_of_libraries_are_not_printed() {
 #[test]
 fn a_sampler_needs_a_sample_for_each_rank() {
     let new = |n, rank, num_ranks| {
-        let shard = Shard { rank, num_ranks };
+        let shard = DataShard { rank, num_ranks };
         DistributedSampler::new(n, shard, Order::Sequential).map(drop).unwrap_err().to_string()
     };
     assert!(new(3, 0, 4).contains("3 training sequences cannot feed 4 ranks"));

@@ -46,7 +46,7 @@ pub(crate) enum Fault {
 /// What a repository is listed with, by its address: `datasets/owner/name` or `models/owner/name`.
 pub(crate) type Repos = BTreeMap<String, BTreeMap<String, Vec<u8>>>;
 
-struct State {
+struct HubState {
     repos: Repos,
     fault: Fault,
     token: Option<String>,
@@ -60,7 +60,7 @@ struct State {
 /// The server; it ends with the process.
 pub(crate) struct Loopback {
     pub(crate) endpoint: String,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<HubState>>,
 }
 
 struct Request {
@@ -73,8 +73,14 @@ impl Loopback {
     pub(crate) fn serve(repos: Repos, fault: Fault) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let state =
-            State { repos, fault, token: None, storage: None, transfers: 0, requests: Vec::new() };
+        let state = HubState {
+            repos,
+            fault,
+            token: None,
+            storage: None,
+            transfers: 0,
+            requests: Vec::new(),
+        };
         let state = Arc::new(Mutex::new(state));
         let shared = Arc::clone(&state);
         thread::spawn(move || {
@@ -130,7 +136,7 @@ fn read_request(stream: &TcpStream) -> Option<Request> {
     Some(request)
 }
 
-fn answer(mut stream: TcpStream, state: &Mutex<State>) -> Option<()> {
+fn answer(mut stream: TcpStream, state: &Mutex<HubState>) -> Option<()> {
     let request = read_request(&stream)?;
     let mut state = state.lock().unwrap();
     state.requests.push(request.path.clone());

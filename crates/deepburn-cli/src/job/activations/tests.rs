@@ -1,6 +1,7 @@
 //! The forecast of a pass against the ledger of a training step.
 
 use burn_flex::{Flex, FlexDevice};
+use deepburn::BoxError;
 use deepburn::config::{Plan, RawConfig, RunContext, resolve};
 use deepburn::run_ranks;
 use deepburn::zero::estimate::{ElementBytes, ParameterSize, PassPeak, PassPlan, estimate};
@@ -12,7 +13,6 @@ use deepburn_models::{TextBatch, TextClassifier};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::failure::BoxError;
 
 /// A training step of one of the models.
 struct Run<'a> {

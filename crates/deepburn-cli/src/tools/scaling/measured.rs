@@ -1,6 +1,6 @@
 //! Measurements of this machine, in under a second.
 //!
-//! Main type: [`Measured`]. It times a matrix product and an element-wise op of the backend `flex` on arrays as large
+//! Main type: [`MeasuredSpeed`]. It times a matrix product and an element-wise op of the backend `flex` on arrays as large
 //! as the model's, because rates depend on the size.
 //!
 //! Each figure is a median after one warm-up, so that a single interruption does not change it. With rank threads the
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
 use burn_flex::{Flex, FlexDevice};
-use deepburn::comm::{CommError, Host, Member, ProcessGroup, Tag, run_ranks};
+use deepburn::comm::{CollectiveTag, CommError, Host, Member, ProcessGroup, run_ranks};
 use deepburn::ops::MatmulOps;
 use deepburn_config::Precision;
 
-use super::Workload;
+use super::RankWorkload;
 use crate::failure::Failure;
 
 /// Time of one measurement.
@@ -31,19 +31,19 @@ const MAX_THREADS: u64 = 256;
 
 /// The speed of this machine on all cores.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Measured {
+pub(super) struct MeasuredSpeed {
     /// FLOP/s of a matrix product.
     pub(super) flops: f64,
     /// Bytes per second that an element-wise op reads and writes.
     pub(super) memory_bandwidth: f64,
 }
 
-impl Measured {
+impl MeasuredSpeed {
     /// Measures a product and an addition of the size of `workload` on `ranks` ranks together.
     ///
     /// Arrays have at most 4096 rows and columns, so that a measurement takes less than a second. Memory: two
     /// factors, one result, and an array for the addition.
-    pub(super) fn new(workload: &Workload, ranks: u64) -> Self {
+    pub(super) fn new(workload: &RankWorkload, ranks: u64) -> Self {
         let clamped = |size: u64| (size as usize).clamp(1, LARGEST);
         let tokens = workload.batch.sequences.saturating_mul(workload.batch.length);
         let rows = clamped(tokens.saturating_mul(ranks));
@@ -98,7 +98,8 @@ fn median_seconds<T>(mut run: impl FnMut() -> T) -> f64 {
 pub(super) fn barrier_seconds(ranks: u64) -> Result<f64, Failure> {
     let ranks = ranks.clamp(2, MAX_THREADS);
     let times = run_ranks(ranks as usize, Duration::from_secs(60), |member: Member| {
-        let barrier = || ProcessGroup::<Host<f64>>::barrier(&member, Tag::new("measurement", 0));
+        let barrier =
+            || ProcessGroup::<Host<f64>>::barrier(&member, CollectiveTag::new("measurement", 0));
         barrier()?;
         let started = Instant::now();
         const BARRIERS: u32 = 50;

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use burn_flex::{Flex, FlexDevice};
+use deepburn::BoxError;
 use deepburn::comm::{Count, Member, Statistics, run_ranks};
 use deepburn::config::{Plan, RawConfig, RunContext, resolve};
-use deepburn::zero::cost::{Links, Machine, Network, StepModel};
+use deepburn::zero::cost::{Links, Network, RankSpeed, StepModel};
 use deepburn::zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn::zero::{Group, Training};
 use deepburn_models::Architecture;
@@ -15,7 +16,6 @@ use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::failure::BoxError;
 use crate::job::activations::activations;
 
 /// Counts by purpose.
@@ -40,7 +40,7 @@ const NETWORK: Network = Network::Links(Links {
     local_bandwidth: 1e9,
 });
 
-const MACHINE: Machine = Machine { flops: 1e11, memory_bandwidth: 1e10 };
+const SPEED: RankSpeed = RankSpeed { flops: 1e11, memory_bandwidth: 1e10 };
 
 /// A job of a small GPT-2.
 struct Job {
@@ -81,7 +81,7 @@ impl Job {
     }
 
     /// The predicted cost of a step.
-    fn cost(&self, machine: Machine, network: &Network) -> StepCost {
+    fn cost(&self, speed: RankSpeed, network: &Network) -> StepCost {
         let plan = self.plan();
         let model = &self.config;
         let graph = activations(model, self.batch, &plan.precision);
@@ -96,12 +96,12 @@ impl Job {
         let ranks = self.ranks as u64;
         let estimate = estimate(&sizes, &plan.zero, ranks, bytes);
         let step = StepModel::new(&plan, &plan.zero, &sizes, &graph, &estimate).unwrap();
-        step.cost(ranks, machine, network)
+        step.cost(ranks, speed, network)
     }
 
     /// Collectives and operations of a micro-batch that are predicted.
     fn predicted(&self) -> (BTreeMap<String, Count>, u64) {
-        let counts = self.cost(MACHINE, &NETWORK).collectives.into_iter();
+        let counts = self.cost(SPEED, &NETWORK).collectives.into_iter();
         let counts = counts.filter(|(purpose, _)| !OF_THE_LOOP.contains(purpose));
         let flops = activations(&self.config, self.batch, &self.plan().precision).flops();
         (counts.map(|(purpose, count)| (purpose.to_owned(), count)).collect(), flops)
@@ -295,9 +295,9 @@ fn predicted_steps_beside_measured_ones() {
                 measured.entry(ranks).or_default().extend(step_seconds(&job, 3));
                 let precision = Precision::Fp32;
                 let workload =
-                    Workload { batch: job.batch, width: 256, precision, micro_batches: 1 };
+                    RankWorkload { batch: job.batch, width: 256, precision, micro_batches: 1 };
                 let speed = arguments.speed(&workload, ranks).unwrap().unwrap();
-                let cost = job.cost(speed.machine(ranks), speed.network());
+                let cost = job.cost(speed.rank_speed(ranks), speed.network());
                 predicted.entry(ranks).or_default().push(cost.seconds);
             }
         }

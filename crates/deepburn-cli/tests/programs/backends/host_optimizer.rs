@@ -10,8 +10,8 @@ use burn_wgpu::Wgpu;
 use deepburn::ops::OptimizerOps;
 use deepburn::run_ranks;
 use deepburn::zero::{
-    Category, GradientSum, ModelStates, Partition, Policy, Rates, Segment, StateArray, StepOutcome,
-    Tier, Training, ZeroError, moments,
+    Category, GradientSum, ModelStates, Partition, Policy, Rates, StateArray, StateSegment,
+    StepOutcome, Tier, Training, ZeroError, moments,
 };
 use deepburn_config::{
     ActivationPlan, AdamPlan, GatherPlan, GradientPlan, GradientReduction, OptimizerOffload,
@@ -222,7 +222,7 @@ fn assert_flex_agrees(records: &[StepRecord], policy: &Policy, what: &str) {
     let checked = run_ranks::<Flex, _>(1, |group| {
         let net = Net::<Training<Flex>>::new();
         let (_net, mut states) = ModelStates::shard(net, policy.clone(), group)?;
-        let read = |arrays: &[Array], piece: &Segment<'_>| {
+        let read = |arrays: &[Array], piece: &StateSegment<'_>| {
             let found = arrays.iter().find(|it| it.path == piece.path && it.array == piece.array);
             Ok::<_, ZeroError>(found.unwrap().values[piece.range.clone()].into())
         };

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use deepburn_checkpoint::{Checkpoint, Tag};
+use deepburn_checkpoint::{Checkpoint, CheckpointError, Tag};
 use deepburn_comm::run_ranks;
-use deepburn_learner::{LoadPlan, SaveRequest, initialize};
+use deepburn_learner::{LoadPlan, SaveRequest, TrainingCheckpointError, initialize};
 use deepburn_zero::Group;
 
-use super::{Failure, MICRO_BATCHES, net, owned, plan, run, save, with_engine};
+use super::{MICRO_BATCHES, net, owned, plan, run, save, with_engine};
 
 /// The message with which loading is refused on every rank.
 fn refused(checkpoint: &Checkpoint, kind: &str, ranks: usize, load: LoadPlan) -> String {
@@ -32,7 +32,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         run(engine, MICRO_BATCHES)?;
         save(engine, root.path())?;
         run(engine, MICRO_BATCHES + 1)?;
-        let tag = Some("middle".parse::<Tag>()?);
+        let tag = Some("middle".parse::<Tag>().map_err(CheckpointError::from)?);
         engine.save_checkpoint(root.path(), SaveRequest { tag, ..Default::default() })?;
         Ok(())
     });
@@ -57,10 +57,14 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     }
 
     // Another model.
-    let message = run_ranks(1, Duration::from_secs(60), |member| -> Result<String, Failure> {
-        let mut engine = initialize(net(6), &plan("fp32", 2, 1), Group::new(member))?;
-        Ok(engine.load_checkpoint(&whole, LoadPlan::ModuleOnly).unwrap_err().to_string())
-    });
+    let message = run_ranks(
+        1,
+        Duration::from_secs(60),
+        |member| -> Result<String, TrainingCheckpointError> {
+            let mut engine = initialize(net(6), &plan("fp32", 2, 1), Group::new(member))?;
+            Ok(engine.load_checkpoint(&whole, LoadPlan::ModuleOnly).unwrap_err().to_string())
+        },
+    );
     let message = message.unwrap().swap_remove(0);
     assert!(
         message.contains("up.weight has shape [3, 5], but this model's has [3, 6]"),

@@ -1,7 +1,7 @@
 //! Saves that fail, that run beside training, and that come at the wrong moment.
 
 use deepburn_checkpoint::{Checkpoint, Tag};
-use deepburn_comm::Tag as CommTag;
+use deepburn_comm::CollectiveTag as CommTag;
 use deepburn_learner::{EngineError, LoadPlan, SaveRequest};
 
 use super::{LAST, MICRO_BATCHES, ON_HOST, end, micro_batch, owned, plan, run, save, with_engine};

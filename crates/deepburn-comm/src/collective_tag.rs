@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// out of step and to say where. Purpose and number are compared; array names
 /// are only shown in messages.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Tag {
+pub struct CollectiveTag {
     purpose: Cow<'static, str>,
     id: u64,
     /// Behind a thin pointer, because every error contains a tag. Names are not
@@ -23,7 +23,7 @@ pub struct Tag {
     names: Option<Arc<Vec<Arc<str>>>>,
 }
 
-impl Tag {
+impl CollectiveTag {
     /// Returns a tag. `id` distinguishes the exchanges of a purpose: the index
     /// of a parameter, the number of a bucket, or a hash of a list of
     /// parameters.
@@ -58,15 +58,15 @@ impl Tag {
     }
 }
 
-impl PartialEq for Tag {
+impl PartialEq for CollectiveTag {
     fn eq(&self, other: &Self) -> bool {
         (&self.purpose, self.id) == (&other.purpose, other.id)
     }
 }
 
-impl Eq for Tag {}
+impl Eq for CollectiveTag {}
 
-impl fmt::Display for Tag {
+impl fmt::Display for CollectiveTag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.names() {
             [] => write!(f, "{}#{}", self.purpose, self.id),
@@ -82,16 +82,16 @@ mod tests {
 
     #[test]
     fn a_tag_reads_as_purpose_and_number() {
-        let tag = Tag::new("gather", 12);
+        let tag = CollectiveTag::new("gather", 12);
         assert_eq!(tag.to_string(), "gather#12");
         assert_eq!((tag.purpose(), tag.id()), ("gather", 12));
-        assert_ne!(tag, Tag::new("gather", 13));
+        assert_ne!(tag, CollectiveTag::new("gather", 13));
     }
 
     #[test]
     fn names_take_the_place_of_the_number_and_are_not_compared() {
         let named = |names: &[&str]| {
-            Tag::new("gather", 12).naming(names.iter().map(|name| Arc::from(*name)))
+            CollectiveTag::new("gather", 12).naming(names.iter().map(|name| Arc::from(*name)))
         };
         assert_eq!(named(&["a.weight"]).to_string(), "gather (a.weight)");
         assert_eq!(named(&["a", "b", "c"]).to_string(), "gather (a and 2 more)");

@@ -19,7 +19,7 @@ pub(crate) fn float_of_storage(class: (&str, &str)) -> Option<FloatType> {
 /// A tensor: a view of a storage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TensorNode {
-    /// The [`Node::Storage`].
+    /// The [`PickleNode::Storage`].
     pub(crate) storage: NodeId,
     /// The offset of the first element in the storage.
     pub(crate) offset: usize,
@@ -32,7 +32,7 @@ pub(crate) struct TensorNode {
 
 /// A value of a pickle.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Node {
+pub(crate) enum PickleNode {
     None,
     Bool(bool),
     Int(i64),

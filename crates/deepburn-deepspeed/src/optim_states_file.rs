@@ -1,7 +1,7 @@
 //! A file `*_optim_states.pt`: one rank's part of the flat groups of stages 1
 //! to 3.
 //!
-//! Main types: [`OptimStates`], the file of one rank, and [`OptimizerState`],
+//! Main types: [`OptimStatesFile`], the file of one rank, and [`OptimizerState`],
 //! the arrays of one tensor of an optimizer. A group is a flat tensor of
 //! masters, with an array of the same length for each of the optimizer's
 //! moments.
@@ -27,9 +27,9 @@ use std::sync::Arc;
 use crate::contents::{Contents, Value};
 use crate::{DeepSpeedError, LossScale, Tensor};
 
-/// The file of one rank.
+/// The content of a file `*_optim_states.pt`.
 #[derive(Debug)]
-pub(crate) struct OptimStates {
+pub(crate) struct OptimStatesFile {
     /// The open file.
     pub(crate) contents: Contents,
     /// The ZeRO stage; `None` if the file does not contain it (stage 1 of bf16
@@ -62,7 +62,7 @@ pub(crate) struct OptimizerState {
     pub(crate) steps: Option<u64>,
 }
 
-impl OptimStates {
+impl OptimStatesFile {
     /// Opens a file and reads everything except tensors.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! What the optimizer keeps of one parameter, on its device or parked.
 //!
-//! Main type: `State`. All arrays of a parameter are f32, flat and equally long: the elements that
+//! Main type: `TieredState`. All arrays of a parameter are f32, flat and equally long: the elements that
 //! the rank owns, and zeros up to the shard length. The order of the arrays is fixed:
 //!
 //! ```text
@@ -32,7 +32,7 @@ use crate::parking::Parking;
 
 /// What the optimizer keeps of one parameter's owned elements, padding included.
 #[derive(Debug)]
-pub(super) enum State<B: Backend> {
+pub(super) enum TieredState<B: Backend> {
     /// On the device of the parameter.
     Device(DeviceState<B>),
     /// In host memory beside a device, or in the rank's file on NVMe.

@@ -1,6 +1,6 @@
 //! Flat arrays in device memory.
 //!
-//! A [`Buffer`] is a handle of CubeCL with a length and an element type. Clones
+//! A [`DeviceBuffer`] is a handle of CubeCL with a length and an element type. Clones
 //! share the memory. The macro `with_element` turns the type, which is known at
 //! run time, into a type parameter of a kernel, so each kernel is compiled once
 //! for each combination of types that is used.
@@ -13,9 +13,9 @@ use half::{bf16, f16};
 /// terms. All kernels use it.
 pub(crate) const CUBE_DIM: u32 = 256;
 
-/// The type of the elements of a [`Buffer`].
+/// The type of the elements of a [`DeviceBuffer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ElementType {
+pub enum DeviceDType {
     /// Single precision.
     F32,
     /// Half precision.
@@ -24,7 +24,7 @@ pub enum ElementType {
     Bf16,
 }
 
-impl ElementType {
+impl DeviceDType {
     /// Returns the size of an element in bytes.
     pub fn size(self) -> usize {
         match self {
@@ -37,20 +37,20 @@ impl ElementType {
 
 /// A flat array in the memory of a device.
 #[derive(Debug, Clone)]
-pub struct Buffer {
+pub struct DeviceBuffer {
     handle: Handle,
     len: usize,
-    dtype: ElementType,
+    dtype: DeviceDType,
 }
 
-impl Buffer {
+impl DeviceBuffer {
     /// Returns a buffer of the first `len` elements behind a handle. The memory
     /// is shared, not copied.
     ///
     /// # Panics
     ///
     /// Panics if the handle's memory is smaller.
-    pub fn new(handle: Handle, len: usize, dtype: ElementType) -> Self {
+    pub fn new(handle: Handle, len: usize, dtype: DeviceDType) -> Self {
         let bytes = handle.size_in_used();
         assert!(
             (len * dtype.size()) as u64 <= bytes,
@@ -60,7 +60,7 @@ impl Buffer {
     }
 
     /// Allocates a buffer whose elements are undefined.
-    pub fn empty<R: Runtime>(client: &ComputeClient<R>, len: usize, dtype: ElementType) -> Self {
+    pub fn empty<R: Runtime>(client: &ComputeClient<R>, len: usize, dtype: DeviceDType) -> Self {
         // Devices have no arrays of 0 bytes, so an empty buffer has memory for
         // one element.
         Self { handle: client.empty(len.max(1) * dtype.size()), len, dtype }
@@ -77,7 +77,7 @@ impl Buffer {
     }
 
     /// Returns the type of the elements.
-    pub fn dtype(&self) -> ElementType {
+    pub fn dtype(&self) -> DeviceDType {
         self.dtype
     }
 
@@ -98,15 +98,15 @@ impl Buffer {
 macro_rules! with_element {
     ($dtype:expr, $element:ident => $launch:expr) => {
         match $dtype {
-            crate::cube::ElementType::F32 => {
+            crate::cube::DeviceDType::F32 => {
                 type $element = f32;
                 $launch
             }
-            crate::cube::ElementType::F16 => {
+            crate::cube::DeviceDType::F16 => {
                 type $element = half::f16;
                 $launch
             }
-            crate::cube::ElementType::Bf16 => {
+            crate::cube::DeviceDType::Bf16 => {
                 type $element = half::bf16;
                 $launch
             }

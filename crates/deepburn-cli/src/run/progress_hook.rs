@@ -14,17 +14,16 @@
 use std::time::{Duration, Instant};
 
 use deepburn::metrics::{EvalRow, PhaseSeconds, StepRow};
-use deepburn::{EvaluationProgress, EvaluationStream, Hook};
+use deepburn::{BoxError, EvaluationProgress, EvaluationStream, Hook};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::console;
 use crate::counted::counted;
-use crate::failure::BoxError;
 
 /// Shows steps on standard error.
 ///
 /// The bar belongs to a terminal. Elsewhere it is hidden, and lines take its place.
-pub(crate) struct Progress {
+pub(crate) struct ProgressHook {
     /// Hidden without a terminal.
     bar: ProgressBar,
     /// Steps of the run.
@@ -84,7 +83,7 @@ pub(crate) fn with_progress<'a, T: 'a>(
     }))
 }
 
-impl Progress {
+impl ProgressHook {
     /// Returns the progress of `total` steps, with a line every `every` steps. Without `every` there are about twenty
     /// lines, and none on a terminal. `breakdown` adds the time of each phase.
     pub(crate) fn new(total: u64, every: Option<u64>, breakdown: bool) -> Self {
@@ -112,7 +111,7 @@ impl Progress {
     }
 }
 
-impl Hook for Progress {
+impl Hook for ProgressHook {
     /// Updates the bar, and prints a line if one is due. The last step ends the bar and warns of skipped
     /// steps.
     fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), BoxError> {

@@ -1,7 +1,7 @@
 //! A file `*_model_states.pt`: the model, the training progress, and the
 //! contents of the flat groups.
 //!
-//! Main type: [`ModelStates`]. Files of model parallelism, experts or
+//! Main type: [`ModelStatesFile`]. Files of model parallelism, experts or
 //! hierarchical partitioning, and files that were saved without their frozen
 //! parameters, are rejected.
 //!
@@ -27,13 +27,13 @@ use crate::{DeepSpeedError, Tensor};
 /// The name and shape of a parameter.
 pub(crate) type Named = (String, Vec<usize>);
 
-/// The content of a file.
+/// The content of a file `*_model_states.pt`.
 #[derive(Debug)]
-pub(crate) struct ModelStates {
+pub(crate) struct ModelStatesFile {
     /// The open file.
     pub(crate) contents: Contents,
     /// The values that do not belong to parameters.
-    pub(crate) summary: Summary,
+    pub(crate) summary: CommonFields,
     /// The parameters of each flat group in order; `None` at stage 0.
     pub(crate) groups: Option<Vec<Vec<Named>>>,
     /// The frozen parameters; `None` if the file does not list them separately.
@@ -44,7 +44,7 @@ pub(crate) struct ModelStates {
 
 /// The values on which the files of all ranks must agree.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Summary {
+pub(crate) struct CommonFields {
     /// The version of DeepSpeed.
     pub(crate) version: String,
     /// The number of data-parallel ranks.
@@ -60,7 +60,7 @@ pub(crate) struct Summary {
     pub(crate) schedule: Option<i64>,
 }
 
-impl ModelStates {
+impl ModelStatesFile {
     /// Opens a file and reads everything except tensors.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl ModelStates {
         let contents = Contents::open(path)?;
         let root = contents.root();
         refuse_foreign(path, &root)?;
-        let summary = Summary::read(&root)?;
+        let summary = CommonFields::read(&root)?;
         let groups = root.get("param_shapes").map(|groups| named_groups(&groups)).transpose()?;
         let frozen = root.get("frozen_param_shapes").map(|shapes| named(&shapes)).transpose()?;
         let tied = root.get("shared_params").map(|tied| {
@@ -138,7 +138,7 @@ impl ModelStates {
     }
 }
 
-impl Summary {
+impl CommonFields {
     /// Reads the summary from the root dict.
     ///
     /// # Errors

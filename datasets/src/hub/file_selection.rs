@@ -16,7 +16,7 @@ use crate::{DataError, Result};
 
 /// What is needed of a list of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Selection<'a> {
+pub(crate) enum FileSelection<'a> {
     /// The files of a split. `name` is the configuration, if there are several.
     Split { name: Option<&'a str>, split: &'a str },
     /// Configuration and weights of a model, and its tokenizer if it has one.
@@ -33,7 +33,7 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Formats in the order of preference, for a split in several formats.
 const FORMATS: [Format; 4] = [Format::Parquet, Format::JsonLines, Format::Csv, Format::Plain];
 
-impl Selection<'_> {
+impl FileSelection<'_> {
     /// Returns the files in words, for an error.
     pub(crate) fn described(&self) -> String {
         match self {
@@ -191,13 +191,13 @@ fn check_shards(files: &[&str]) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn select(files: &[&str], selection: Selection<'_>) -> Result<Vec<String>, String> {
+    fn select(files: &[&str], selection: FileSelection<'_>) -> Result<Vec<String>, String> {
         let files: Vec<String> = files.iter().map(|&file| file.to_owned()).collect();
         selection.select(&files).map(|found| found.into_iter().map(str::to_owned).collect())
     }
 
-    fn split<'a>(name: Option<&'a str>, split: &'a str) -> Selection<'a> {
-        Selection::Split { name, split }
+    fn split<'a>(name: Option<&'a str>, split: &'a str) -> FileSelection<'a> {
+        FileSelection::Split { name, split }
     }
 
     #[test]
@@ -238,7 +238,10 @@ mod tests {
     #[test]
     fn a_model_is_its_weights_and_what_reads_them() {
         let whole = ["config.json", "model.safetensors", "pytorch_model.bin", "vocab.json"];
-        assert_eq!(select(&whole, Selection::Model).unwrap(), ["config.json", "model.safetensors"]);
+        assert_eq!(
+            select(&whole, FileSelection::Model).unwrap(),
+            ["config.json", "model.safetensors"]
+        );
         let shards = [
             "config.json",
             "model.safetensors.index.json",
@@ -246,15 +249,15 @@ mod tests {
             "model-00002-of-00002.safetensors",
             "tokenizer.json",
         ];
-        assert_eq!(select(&shards, Selection::Model).unwrap().len(), 5);
-        let reason = select(&shards[..3], Selection::Model).unwrap_err();
+        assert_eq!(select(&shards, FileSelection::Model).unwrap().len(), 5);
+        let reason = select(&shards[..3], FileSelection::Model).unwrap_err();
         assert!(reason.contains("only 1 of the 00002 shards"), "{reason}");
-        assert!(select(&["config.json", "pytorch_model.bin"], Selection::Model).is_err());
+        assert!(select(&["config.json", "pytorch_model.bin"], FileSelection::Model).is_err());
     }
 
     #[test]
     fn a_tokenizer_is_complete_or_none() {
-        let wanted = Selection::Tokenizer;
+        let wanted = FileSelection::Tokenizer;
         assert_eq!(select(&["merges.txt", "vocab.json"], wanted).unwrap().len(), 2);
         assert_eq!(select(&["x.py", "tokenizer.json"], wanted).unwrap(), ["tokenizer.json"]);
         assert!(select(&["vocab.json"], wanted).is_err());

@@ -2,15 +2,15 @@
 
 /// The speed of one rank. The figures are what kernels reach, not the peaks of a data sheet.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Machine {
+pub struct RankSpeed {
     /// Floating-point operations per second of matrix products, in the element type of the run.
     pub flops: f64,
     /// Bytes per second that ops read and write in memory, both counted.
     pub memory_bandwidth: f64,
 }
 
-impl Machine {
-    /// Returns the speed of each of `ranks` ranks that share this machine evenly.
+impl RankSpeed {
+    /// Returns the speed of each of `ranks` ranks that share this speed evenly.
     pub fn shared_by(self, ranks: u64) -> Self {
         let ranks = ranks as f64;
         Self { flops: self.flops / ranks, memory_bandwidth: self.memory_bandwidth / ranks }

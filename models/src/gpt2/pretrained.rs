@@ -1,6 +1,6 @@
 //! Reading and writing a GPT-2 in the layout of `transformers`.
 //!
-//! Main type: [`Checkpoint`].
+//! Main type: [`PretrainedGpt2`].
 
 use std::path::Path;
 
@@ -13,30 +13,30 @@ use super::model::Gpt2;
 use super::parameters::{EMBEDDING, HEAD, NAMES, hf_name};
 use crate::Architecture;
 use crate::hf::{
-    CONFIG, CheckpointError, CheckpointWriter, ConfigError, ParameterShape, TensorProblem, Weights,
-    read_small_file,
+    CONFIG, ModelConfigError, ModelFolderError, ModelFolderWriter, ParameterShape, TensorProblem,
+    Weights, read_small_file,
 };
 use crate::weights::WeightInit;
 
 /// A folder with the `config.json` of a GPT-2, which has been read, and weights, whose files have sound headers.
 #[derive(Debug)]
-pub struct Checkpoint {
+pub struct PretrainedGpt2 {
     /// The configuration of the folder.
     config: Gpt2Config,
     /// The tensors of the folder, of which only headers have been read.
     pub(super) weights: Weights,
 }
 
-impl Checkpoint {
+impl PretrainedGpt2 {
     /// Reads the config and the headers of a checkpoint; no weights yet.
     ///
     /// # Errors
-    /// [`CheckpointError`] if a file is missing, unreadable or malformed, or a tensor occurs twice.
-    pub fn open(folder: impl AsRef<Path>) -> Result<Self, CheckpointError> {
+    /// [`ModelFolderError`] if a file is missing, unreadable or malformed, or a tensor occurs twice.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Self, ModelFolderError> {
         let folder = folder.as_ref();
         let path = folder.join(CONFIG);
-        let text = read_small_file(&path).map_err(|e| CheckpointError::io("read", &path, e))?;
-        let config = text.parse().map_err(|source| CheckpointError::Config { path, source })?;
+        let text = read_small_file(&path).map_err(|e| ModelFolderError::io("read", &path, e))?;
+        let config = text.parse().map_err(|source| ModelFolderError::Config { path, source })?;
         Ok(Self { config, weights: Weights::open(folder, NAMES)? })
     }
 
@@ -50,12 +50,12 @@ impl Checkpoint {
     /// weights as f32. Memory beyond the model: one tensor.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     pub fn load<B: Backend>(
         mut self,
         config: &Gpt2Config,
         device: &B::Device,
-    ) -> Result<Gpt2<B>, CheckpointError> {
+    ) -> Result<Gpt2<B>, ModelFolderError> {
         let model = Gpt2::zeros(config, device).map_err(|source| self.misconfigured(source))?;
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;
@@ -69,16 +69,16 @@ impl Checkpoint {
     /// lazy parameters cannot return errors. Sharded training turns the panic into an error.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`] naming every tensor that does not fit.
+    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit.
     pub fn load_lazily<B: Backend>(
         self,
         config: &Gpt2Config,
         device: &B::Device,
-    ) -> Result<Gpt2<B>, CheckpointError> {
+    ) -> Result<Gpt2<B>, ModelFolderError> {
         self.check_shapes(config)?;
         let path = self.weights.folder().join(CONFIG);
         Gpt2::with(config, &WeightInit::reading(self.weights.into_reader(), device))
-            .map_err(|source| CheckpointError::Config { path, source })
+            .map_err(|source| ModelFolderError::Config { path, source })
     }
 
     /// Reads all weights of the model of `config` once and keeps none. Afterwards only a disk error can
@@ -86,20 +86,20 @@ impl Checkpoint {
     ///
     /// # Errors
     /// The errors of [`load`](Self::load).
-    pub fn check_values(&mut self, config: &Gpt2Config) -> Result<(), CheckpointError> {
+    pub fn check_values(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;
         self.weights.check_values(&config.parameters())
     }
 
     /// Returns the error of an inconsistent configuration.
-    fn misconfigured(&self, source: ConfigError) -> CheckpointError {
-        CheckpointError::Config { path: self.weights.folder().join(CONFIG), source }
+    fn misconfigured(&self, source: ModelConfigError) -> ModelFolderError {
+        ModelFolderError::Config { path: self.weights.folder().join(CONFIG), source }
     }
 
     /// Refuses tensors that are missing, left over or of the wrong shape or type. A tied model's file may have the
     /// head all the same.
-    fn check_shapes(&self, config: &Gpt2Config) -> Result<(), CheckpointError> {
+    fn check_shapes(&self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
         let mut expected = config.parameters();
         if self.repeats_head(config) {
             expected.push(ParameterShape::new(HEAD, &[config.vocab_size, config.n_embd]));
@@ -113,7 +113,7 @@ impl Checkpoint {
     }
 
     /// Checks that a file with both matrices of a tied model has the same values in both.
-    fn check_repeated_head(&mut self, config: &Gpt2Config) -> Result<(), CheckpointError> {
+    fn check_repeated_head(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
         if !self.repeats_head(config) {
             return Ok(());
         }
@@ -132,13 +132,13 @@ impl Checkpoint {
 }
 
 impl<B: Backend> Gpt2<B> {
-    /// Writes the model as a checkpoint that [`Checkpoint`] and `transformers` load.
+    /// Writes the model as a checkpoint that [`PretrainedGpt2`] and `transformers` load.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`].
-    pub fn save(&self, folder: impl AsRef<Path>, float: FloatType) -> Result<(), CheckpointError> {
-        let writer = self.config().checkpoint_writer(folder.as_ref(), float)?;
-        let mut saver = Saver { writer, path: Vec::new(), outcome: Ok(()) };
+    /// [`ModelFolderError::Io`].
+    pub fn save(&self, folder: impl AsRef<Path>, float: FloatType) -> Result<(), ModelFolderError> {
+        let writer = self.config().folder_writer(folder.as_ref(), float)?;
+        let mut saver = ParameterWriter { writer, path: Vec::new(), outcome: Ok(()) };
         self.visit(&mut saver);
         saver.outcome?;
         saver.writer.finish()
@@ -146,16 +146,16 @@ impl<B: Backend> Gpt2<B> {
 }
 
 /// Writes a module's parameters as it visits them.
-struct Saver {
+struct ParameterWriter {
     /// The folder that is written.
-    writer: CheckpointWriter,
+    writer: ModelFolderWriter,
     /// The names of the modules that the visit is in.
     path: Vec<String>,
     /// The first error. Nothing is written after it, because a visitor cannot stop.
-    outcome: Result<(), CheckpointError>,
+    outcome: Result<(), ModelFolderError>,
 }
 
-impl<B: Backend> ModuleVisitor<B> for Saver {
+impl<B: Backend> ModuleVisitor<B> for ParameterWriter {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.push(name.to_owned());
     }

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use memmap2::MmapRaw;
 
-use crate::block::BlockMemory;
 use crate::shelf::Shelf;
+use crate::transfer_block::BlockMemory;
 
 /// Aligned host memory, which returns to its [`BufferPool`](crate::BufferPool) when it is dropped.
 ///
 /// It is aligned to pages, which suffices for direct I/O and for every element type.
-pub struct Buffer {
+pub struct AlignedBuffer {
     /// The mapping; `None` only while the buffer is dropped.
     memory: Option<MmapRaw>,
     /// The length in bytes, at most the length of the mapping.
@@ -26,7 +26,7 @@ pub struct Buffer {
     shelf: Arc<Shelf>,
 }
 
-impl Buffer {
+impl AlignedBuffer {
     /// Returns a buffer of the first `length` bytes of `memory`.
     pub(crate) fn new(memory: MmapRaw, length: usize, shelf: Arc<Shelf>) -> Self {
         debug_assert!(length <= memory.len());
@@ -94,7 +94,7 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
+impl Drop for AlignedBuffer {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
             self.shelf.put_back(memory);
@@ -102,8 +102,8 @@ impl Drop for Buffer {
     }
 }
 
-impl fmt::Debug for Buffer {
+impl fmt::Debug for AlignedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer").field("length", &self.length).finish_non_exhaustive()
+        f.debug_struct("AlignedBuffer").field("length", &self.length).finish_non_exhaustive()
     }
 }

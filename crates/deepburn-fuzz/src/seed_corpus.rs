@@ -1,7 +1,7 @@
 //! Stored inputs of fuzz tests: valid files to mutate, and malformed files that
 //! readers must reject.
 //!
-//! Main type: [`Corpus`]. [`replay`](crate::replay) reads every file unchanged.
+//! Main type: [`SeedCorpus`]. [`replay`](crate::replay) reads every file unchanged.
 //! Then [`fuzz`](crate::fuzz) changes files of the corpus among others.
 
 use std::fs;
@@ -9,9 +9,9 @@ use std::path::Path;
 
 use crate::Mutator;
 
-/// A file of a corpus.
+/// A file of a seed corpus.
 #[derive(Debug, Clone)]
-pub struct CorpusFile {
+pub struct SeedFile {
     /// The path below the corpus, with the folder that says the format:
     /// `configuration/deep_lists.json`.
     pub name: String,
@@ -19,7 +19,7 @@ pub struct CorpusFile {
     pub bytes: Vec<u8>,
 }
 
-impl CorpusFile {
+impl SeedFile {
     /// Returns the name of the folder, which says the format.
     pub fn format(&self) -> &str {
         self.name.split_once('/').map_or("", |(format, _)| format)
@@ -31,11 +31,11 @@ impl CorpusFile {
     }
 }
 
-/// The corpus of a crate, in the order of the names.
+/// The seed corpus of a crate: its files in the order of the names.
 #[derive(Debug, Clone)]
-pub struct Corpus(Vec<CorpusFile>);
+pub struct SeedCorpus(Vec<SeedFile>);
 
-impl Corpus {
+impl SeedCorpus {
     /// Reads `tests/corpus/FORMAT/FILE` in the folder of a crate, which a test
     /// has in `CARGO_MANIFEST_DIR`.
     ///
@@ -51,7 +51,7 @@ impl Corpus {
             })
             .map(|name| {
                 let bytes = fs::read(corpus.join(&name)).expect("a file of the corpus is readable");
-                CorpusFile { name, bytes }
+                SeedFile { name, bytes }
             })
             .collect();
         files.sort_by(|left, right| left.name.cmp(&right.name));
@@ -60,13 +60,13 @@ impl Corpus {
     }
 
     /// Returns the files.
-    pub fn files(&self) -> &[CorpusFile] {
+    pub fn files(&self) -> &[SeedFile] {
         &self.0
     }
 
     /// Returns a random file for one of four inputs, and `None` for the others,
     /// which start from files that the test makes.
-    pub fn sometimes(&self, mutator: &mut Mutator) -> Option<&CorpusFile> {
+    pub fn sometimes(&self, mutator: &mut Mutator) -> Option<&SeedFile> {
         (mutator.below(4) == 0).then(|| mutator.pick(&self.0))
     }
 }

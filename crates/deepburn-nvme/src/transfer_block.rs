@@ -38,7 +38,7 @@ impl BlockMemory {
 
 /// A part of a transfer, which one worker reads or writes.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct TransferBlock {
     /// The number of the transfer.
     pub(crate) transfer: u64,
     /// Read or write.
@@ -49,7 +49,7 @@ pub(crate) struct Block {
     pub(crate) memory: BlockMemory,
 }
 
-impl Block {
+impl TransferBlock {
     /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.memory.length
@@ -65,7 +65,7 @@ impl Block {
     pub(crate) fn run(&mut self, file: &dyn RawFile, folder: &Path) -> Result<(), SwapError> {
         // SAFETY: `IoQueue` owns the buffer from before it hands out the first block until every block
         // was handed back, so the memory lives and nobody else refers to it. Each part of a buffer is
-        // handed out once, so blocks are disjoint. `Buffer::block` has checked the bounds, and the
+        // handed out once, so blocks are disjoint. `AlignedBuffer::block` has checked the bounds, and the
         // system has initialised the mapping.
         let memory = unsafe { slice::from_raw_parts_mut(self.memory.start, self.memory.length) };
         let mut done = 0;

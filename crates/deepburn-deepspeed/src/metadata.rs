@@ -1,11 +1,11 @@
 //! The metadata of a checkpoint: parameters, counters, loss scale.
 //!
-//! Main types: [`Parameter`], [`Counters`], [`LossScale`] and [`Array`], all
+//! Main types: [`SavedParameter`], [`Counters`], [`LossScale`] and [`Array`], all
 //! plain values.
 
 /// A parameter of the saved model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parameter {
+pub struct SavedParameter {
     /// Its name in PyTorch, such as `transformer.wte.weight`.
     pub name: String,
     /// Its shape in PyTorch, outermost dimension first.
@@ -16,7 +16,7 @@ pub struct Parameter {
     pub trainable: bool,
 }
 
-impl Parameter {
+impl SavedParameter {
     /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()

@@ -1,6 +1,6 @@
 //! Values of one element type.
 //!
-//! Main types: [`Element`], for slices whose type is known at compile time, and
+//! Main types: [`StoredElement`], for slices whose type is known at compile time, and
 //! [`Values`], for arrays whose type is in a file. Both are views of the
 //! little-endian bytes that a file contains, so nothing is converted when
 //! values are written or read.
@@ -16,12 +16,12 @@ compile_error!("checkpoints are read and written on little-endian machines only"
 
 /// A Rust type that tensors are stored in: floats of 16 ([`half::f16`], [`half::bf16`]) to 64 bits
 /// and integers. Bools are written as bytes, by [`RankWriter::write_bytes`](crate::RankWriter).
-pub trait Element: Pod + Zeroable + Send + Sync + sealed::Sealed {
+pub trait StoredElement: Pod + Zeroable + Send + Sync + sealed::Sealed {
     /// The element type.
     const TYPE: ElementType;
 }
 
-/// Keeps [`Element`] from being implemented for types that files cannot store.
+/// Keeps [`StoredElement`] from being implemented for types that files cannot store.
 mod sealed {
     pub trait Sealed {}
 }
@@ -57,7 +57,7 @@ pub enum Values {
     Bool(Vec<u8>),
 }
 
-/// Implements [`Element`] for each type, and the methods of [`Values`] that
+/// Implements [`StoredElement`] for each type, and the methods of [`Values`] that
 /// have an arm for each of them. Bools are stored as bytes and have arms of
 /// their own.
 macro_rules! elements {
@@ -65,7 +65,7 @@ macro_rules! elements {
         $(
             impl sealed::Sealed for $type {}
 
-            impl Element for $type {
+            impl StoredElement for $type {
                 const TYPE: ElementType = ElementType::$variant;
             }
         )*

@@ -8,9 +8,8 @@
 
 use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
 use crate::foreign::foreign_name;
-use crate::key::{Key, Literal, Status, Trigger};
+use crate::key::{Key, Kind, Literal, Status, Trigger, Variant};
 use crate::key_path::join;
-use crate::kind::{Kind, Variant};
 use crate::node::{Node, Value};
 
 /// Names less similar than this are no slips of each other.

@@ -7,8 +7,7 @@
 
 use crate::check::suggestion;
 use crate::diagnosis::{ConfigError, TypedKey};
-use crate::key::Key;
-use crate::kind::Kind;
+use crate::key::{Key, Kind};
 use crate::node::{Node, Value};
 use crate::source::{Origin, parse_json};
 

@@ -30,9 +30,8 @@ use std::ops::Deref;
 
 use crate::choice::Choice;
 use crate::diagnosis::Site;
-use crate::key::{Key, Literal};
+use crate::key::{Key, Kind, Literal};
 use crate::key_path::join;
-use crate::kind::Kind;
 use crate::node::Node;
 
 /// A section with a table of keys.
@@ -346,7 +345,7 @@ pub(crate) use {filled, key, section};
 mod tests {
     use super::*;
     use crate::choice::choices;
-    use crate::kind::Reals;
+    use crate::range::Reals;
     use crate::spec::{choice, count, opt_positive, per_group};
 
     #[derive(Debug, Clone, Copy, PartialEq)]

@@ -28,8 +28,7 @@ use variant::choose;
 
 use crate::context::Context;
 use crate::diagnosis::{Severity, note, refuse, report, warning};
-use crate::key::{Status, Trigger};
-use crate::kind::Variant;
+use crate::key::{Status, Trigger, Variant};
 use crate::node::Node;
 use crate::plan::*;
 use crate::section::{Entry, Read, Section, Setting, filled};

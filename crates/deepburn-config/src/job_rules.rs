@@ -1,14 +1,19 @@
 //! The sections of a job file, read and checked: what must exist exists, what excludes each other
 //! is reported.
 
+mod devices;
+mod splits;
+
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
 use crate::diagnosis::{Findings, note, refuse, warning};
-use crate::job_plan::{Architecture, DataJob, DataKind, ModelJob, ModelMetric, TrainingJob};
+use crate::job_plan::{
+    Architecture, Backend, DataJob, DataKind, ModelJob, ModelMetric, TrainingJob,
+};
 use crate::keys::DeepSpeed;
-use crate::keys::job::{Data, Model, ParamGroup as Group, Training};
+use crate::keys::job::{Data, Model, ParamGroup as Group, Splits, Training};
 use crate::lookup::find;
 use crate::place::Place;
 use crate::plan::{GroupRate, GroupUpdate, ParamGroup, PathPattern};

@@ -4,7 +4,7 @@
 //! themselves, so that keys about a separate analysis of the data set change nothing or are
 //! refused.
 
-use crate::dynamic_batching::LrScaling;
+use crate::plan::LrScaling;
 use crate::spec::*;
 
 /// DeepSpeed's schedules; `custom` is known and refused.

@@ -100,7 +100,7 @@ const fn missing(name: &'static str, feature: &'static str) -> Variant {
 }
 
 /// The optimizers.
-pub(crate) const VARIANTS: &[Variant] = &[
+pub(crate) const OPTIMIZERS: &[Variant] = &[
     Variant::of("AdamW", "Adam with decoupled weight decay.", Adam::KEYS),
     Variant::of(
         "Adam",
@@ -132,7 +132,7 @@ section! {
         /// Optimizer type, such as "AdamW"; case is ignored.
         name as "type": Option<&'a str> = opt_text().required(),
         /// Hyper-parameters of the optimizer; they depend on type.
-        params: () = variants(VARIANTS),
+        params: () = variants(OPTIMIZERS),
         /// Use an older fused implementation.
         legacy_fusion = flag(false).inert("the update is always fused"),
     }
@@ -259,13 +259,13 @@ section! {
         /// Scaling of the learning rate by a matrix's shape: "original", sqrt(max(1, outputs /
         /// inputs)), or "match_rms_adamw", 0.2 sqrt(max(outputs, inputs)), which suits learning
         /// rates tuned for AdamW.
-        adjust_lr_fn: MuonScale = choice("original"),
+        scale as "adjust_lr_fn": MuonScale = choice("original"),
         /// Betas of Adam, the decay rates of its moments.
         betas: [f64; 2] = pair(Decay, &[0.9, 0.95]).auto(),
         /// Term added to Adam's denominator for numerical stability.
         eps: f64 = real(NotNegative, 1e-10).auto(),
         /// Use decoupled weight decay for Adam's parameters; false uses L2 regularization.
-        adam_w_mode: bool = flag(true),
+        decouples_decay as "adam_w_mode": bool = flag(true),
         /// Form of the Newton-Schulz iteration.
         ns_method = one_of(&["gram", "standard"], "gram")
             .inert("both forms compute the same iteration, which runs in fp32"),

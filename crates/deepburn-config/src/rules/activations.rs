@@ -9,7 +9,6 @@
 //! whose device is the host.
 
 use super::*;
-use crate::keys::activations::Activations;
 
 /// What is recomputed, and where the rest is kept.
 pub(crate) fn resolve(context: &mut Context<'_>) -> ActivationPlan {

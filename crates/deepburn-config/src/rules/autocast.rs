@@ -8,7 +8,6 @@
 //!   every later step.
 
 use super::*;
-use crate::keys::precision::TorchAutocast;
 
 /// `torch.amp.GradScaler` with PyTorch's defaults, which DeepSpeed uses under `torch_autocast`. It
 /// has no minimum: the scale falls until its inverse leaves f32, and the run ends there.

@@ -4,8 +4,6 @@
 //! whose stages are out of order, or that leave their bounds.
 
 use super::*;
-use crate::curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
-use crate::keys::data::ScheduleConfig;
 
 /// Tensor cores multiply 16-bit matrices whose sizes are multiples of it at full speed.
 const TENSOR_CORE_MULTIPLE: usize = 8;

@@ -4,7 +4,6 @@
 //! inner `enabled` in a section that is off is an error, because its meaning would be ambiguous.
 
 use super::*;
-use crate::dynamic_batching::{DynamicBatchingPlan, PickingOrderPlan};
 
 /// The section's part of the plan; `None` where dynamic batching is off or wrong.
 pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> {

@@ -1,7 +1,6 @@
 //! Hyper-parameters that several optimizers have: learning rate, moments and bounds.
 
 use super::*;
-use crate::keys::optimizer::Moments;
 
 /// Learning rate of transformers' trainer, which `"auto"` stands for.
 const TRANSFORMERS_LR: f64 = 5e-5;

@@ -7,8 +7,6 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use super::*;
-use crate::keys::monitor::{DEFAULT_JOB_NAME, FlopsProfiler, Profiling};
-use crate::monitor_plan::{FlopsPlan, MonitorFolder, MonitorPlan, ProfilePlan};
 
 /// The part of the plan about what is written for other programs.
 pub(crate) fn resolve(context: &mut Context<'_>) -> MonitorPlan {

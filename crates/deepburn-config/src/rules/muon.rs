@@ -1,7 +1,6 @@
 //! Muon: keys of DeepSpeed and of `torch.optim.Muon`, with DeepSpeed's defaults.
 
 use super::*;
-use crate::keys::optimizer::Muon;
 
 /// Learning rate of the Adam beside DeepSpeed's Muon when none is given.
 const MUON_ADAM_LR: f64 = 3e-4;
@@ -12,17 +11,17 @@ const NEWTON_SCHULZ_EPS: f64 = 1e-7;
 /// Resolves Muon's part of the plan.
 pub(super) fn resolve(params: &Muon<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let (lr, adam_lr) = rates(params, context);
-    OptimizerPlan::Muon(filled!(MuonPlan, params { momentum, nesterov, weight_decay }
-        lr,
-        newton_schulz: NewtonSchulzPlan {
-            steps: params.ns_steps.value,
-            coefficients: params.ns_coefficients.value,
-            eps: NEWTON_SCHULZ_EPS,
-        },
-        scale: params.adjust_lr_fn.value,
-        adam: filled!(AdamPlan, params { betas, eps, weight_decay } lr: adam_lr, bias_correction: true),
-        decouples_decay: params.adam_w_mode.value,
-    ))
+    OptimizerPlan::Muon(
+        filled!(MuonPlan, params { momentum, nesterov, weight_decay, scale, decouples_decay }
+            lr,
+            newton_schulz: NewtonSchulzPlan {
+                steps: params.ns_steps.value,
+                coefficients: params.ns_coefficients.value,
+                eps: NEWTON_SCHULZ_EPS,
+            },
+            adam: filled!(AdamPlan, params { betas, eps, weight_decay } lr: adam_lr, bias_correction: true),
+        ),
+    )
 }
 
 /// The learning rates of matrices and of all other parameters.

@@ -7,9 +7,6 @@
 //! optimizer that exchanges momenta excludes both.
 
 use super::*;
-use crate::keys::DeepSpeed;
-use crate::keys::offload::{Aio, OffloadOptimizer, OffloadParam};
-use crate::keys::zero::{LARGEST_SUB_GROUP, Zero};
 
 /// Checks where optimizer states and parameters are to be kept, and returns both.
 ///

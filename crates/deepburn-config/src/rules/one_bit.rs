@@ -1,7 +1,6 @@
 //! The optimizers that exchange compressed momenta: 1-bit Adam, 1-bit LAMB and 0/1 Adam.
 
 use super::*;
-use crate::keys::optimizer::{OneBitAdam, OneBitLamb, ZeroOneAdam};
 
 /// Resolves 1-bit Adam's part of the plan.
 pub(super) fn adam(params: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {

@@ -5,7 +5,6 @@
 //! here are refused by name.
 
 use super::*;
-use crate::keys::optimizer::{Adagrad, Adam, DEFAULT_LR, Lamb, Lion, Muon, Sgd, VARIANTS};
 
 /// Weight decay of PyTorch's AdamW when none is given.
 const TORCH_ADAMW_DECAY: f64 = 0.01;
@@ -34,7 +33,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> OptimizerPlan {
         }
         return OptimizerPlan::AdamW(AdamPlan { lr, ..DEFAULT });
     }
-    let Some(variant) = choose(&section.name, VARIANTS, "optimizer", context) else {
+    let Some(variant) = choose(&section.name, OPTIMIZERS, "optimizer", context) else {
         return OptimizerPlan::AdamW(DEFAULT);
     };
     let entry = &*section.params;

@@ -1,7 +1,6 @@
 //! Precision: `fp16`, `bf16`, `data_types` and the type in which gradients travel.
 
 use super::*;
-use crate::keys::precision::Fp16;
 
 /// fp16 itself overflows at 2^16: a scale above it can only be on its way down.
 const USABLE_SCALE_POWER: i64 = 16;

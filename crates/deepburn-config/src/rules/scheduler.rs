@@ -3,7 +3,6 @@
 //! Steps are applied optimizer steps; a skipped step does not advance a schedule.
 
 use super::*;
-use crate::keys::scheduler::*;
 
 /// The section's part of the plan.
 pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> SchedulePlan {
@@ -17,7 +16,7 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> S
         return SchedulePlan::Constant { lr };
     }
     let params = &section.params;
-    let Some(variant) = choose(&section.name, VARIANTS, "schedule", context) else {
+    let Some(variant) = choose(&section.name, SCHEDULES, "schedule", context) else {
         return SchedulePlan::Constant { lr };
     };
     require_params(params, variant, context);
@@ -27,11 +26,9 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> S
         "WarmupCosineLR" => warmup_cosine(&WarmupCosineLr::read(params), lr, context),
         "LRRangeTest" => {
             let params = LrRangeTest::read(params);
-            filled!(SchedulePlan::LrRangeTest, params { last_batch_iteration }
-                min_lr: params.lr_range_test_min_lr.value,
-                step_size: params.lr_range_test_step_size.value,
-                step_rate: params.lr_range_test_step_rate.value,
-                staircase: params.lr_range_test_staircase.value,
+            filled!(
+                SchedulePlan::LrRangeTest,
+                params { min_lr, step_size, step_rate, staircase, last_batch_iteration }
             )
         }
         "OneCycle" => one_cycle(&OneCycle::read(params), optimizer, context),
@@ -117,11 +114,10 @@ fn min_lr(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
 
 /// WarmupLR: the peak is the optimizer's learning rate unless the section gives one.
 fn warmup(params: &WarmupLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
-    filled!(SchedulePlan::Warmup, params { last_batch_iteration }
+    filled!(SchedulePlan::Warmup, params { shape, last_batch_iteration }
         max_lr: max_lr(&params.warmup_max_lr, lr, context).unwrap_or(lr),
         min_lr: min_lr(&params.warmup_min_lr, context),
         warmup_steps: warmup_steps(&params.warmup_num_steps, context),
-        shape: params.warmup_type.value,
     )
 }
 
@@ -130,23 +126,21 @@ fn warmup_decay(params: &WarmupDecayLr<'_>, lr: f64, context: &mut Context<'_>) 
     let peak = &params.warmup_max_lr;
     let max_lr = max_lr(peak, lr, context).unwrap_or(peak.value);
     let warmup_steps = warmup_steps(&params.warmup_num_steps, context);
-    filled!(SchedulePlan::WarmupDecay, params { last_batch_iteration }
+    filled!(SchedulePlan::WarmupDecay, params { shape, last_batch_iteration }
         min_lr: min_lr(&params.warmup_min_lr, context),
         max_lr,
         warmup_steps,
         total_steps: total_steps(&params.total_num_steps, warmup_steps, context),
-        shape: params.warmup_type.value,
     )
 }
 
 /// WarmupCosineLR: ratios of the optimizer's learning rate, which is the peak.
 fn warmup_cosine(params: &WarmupCosineLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
     let warmup_steps = warmup_steps(&params.warmup_num_steps, context);
-    filled!(SchedulePlan::WarmupCosine, params { warmup_min_ratio, cos_min_ratio, last_batch_iteration }
+    filled!(SchedulePlan::WarmupCosine, params { warmup_min_ratio, cos_min_ratio, shape, last_batch_iteration }
         lr,
         warmup_steps,
         total_steps: total_steps(&params.total_num_steps, warmup_steps, context),
-        shape: params.warmup_type.value,
     )
 }
 
@@ -167,17 +161,15 @@ fn one_cycle(
         max: params.cycle_max_mom.value,
         decay_rate: params.decay_mom_rate.value,
     };
-    let first_step_size = params.cycle_first_step_size.value;
-    let first_stair_count = params.cycle_first_stair_count.value;
-    SchedulePlan::OneCycle(filled!(
-        OneCyclePlan, params { decay_lr_rate, decay_step_size, last_batch_iteration }
+    let (steps, stairs) = (params.first_step_size.value, params.first_stair_count.value);
+    SchedulePlan::OneCycle(filled!(OneCyclePlan, params {
+        decay_lr_rate, first_step_size, first_stair_count, decay_step_size, last_batch_iteration,
+    }
         // Both are required: a missing one has been reported.
         min_lr: params.cycle_min_lr.value.unwrap_or(0.0),
         max_lr: params.cycle_max_lr.value.unwrap_or(0.0),
-        first_step_size,
-        second_step_size: params.cycle_second_step_size.value.unwrap_or(first_step_size),
-        first_stair_count,
-        second_stair_count: params.cycle_second_stair_count.value.unwrap_or(first_stair_count),
+        second_step_size: params.cycle_second_step_size.value.unwrap_or(steps),
+        second_stair_count: params.cycle_second_stair_count.value.unwrap_or(stairs),
         momentum: (cycles && optimizer.has_betas()).then_some(momentum),
     ))
 }

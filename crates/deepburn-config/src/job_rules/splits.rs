@@ -3,12 +3,7 @@
 //! Which of the plan's variants a section means follows from its values alone: all of them shares, all of them names
 //! of splits, or all of them paths. Only `eval` may be a share beside names or paths.
 
-use crate::diagnosis::refuse;
-use crate::job_rules::JobReader;
-use crate::keys::job::Splits;
-use crate::place::Place;
-use crate::section::Setting;
-use crate::splits::SplitPlan;
+use super::*;
 
 /// Shares are typed by people: 33.3 + 33.3 + 33.4 may be a little over 100.
 const TOLERANCE: f64 = 1e-9;

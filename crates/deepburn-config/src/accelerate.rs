@@ -39,10 +39,9 @@ impl AccelerateFile {
         check(Accelerate::KEYS, &root, &mut findings);
         let top = Accelerate::read(&Entry::document(&root));
         let kind = top.distributed_type.value;
-        if !kind.eq_ignore_ascii_case("deepspeed") {
-            refuse!(findings, "distributed_type" => "\"{kind}\" is not a DeepSpeed configuration";
-                "run `accelerate config` for DeepSpeed");
-        }
+        refuse!(if !kind.eq_ignore_ascii_case("deepspeed");
+            findings, "distributed_type" => "\"{kind}\" is not a DeepSpeed configuration";
+            "run `accelerate config` for DeepSpeed");
         let config = &top.deepspeed_config.value;
         let precision = precision(&top, &mut findings);
         let file = config.deepspeed_config_file.value;

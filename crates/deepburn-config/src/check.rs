@@ -59,9 +59,8 @@ impl Check<'_> {
                     "{value} and {second}: {other} are two names of one key";
                     "keep {} and remove the other", key.name);
             }
-            if key.required && given.iter().all(|(_, value)| value.is_null()) {
-                refuse!(self.findings, join(path, key.name) => "is missing and has no default"; "add it: {}", key.kind);
-            }
+            refuse!(if key.required && given.iter().all(|(_, value)| value.is_null());
+                self.findings, join(path, key.name) => "is missing and has no default"; "add it: {}", key.kind);
         }
     }
 

@@ -155,11 +155,9 @@ impl Job {
         // A split that was given and is wrong has an error of its own.
         let asks_for_eval = top.data.value.splits.value.eval.is_given();
         let has_eval = asks_for_eval || job.data.splits.has_eval();
-        if job.training.eval_steps.is_some() && !has_eval {
-            refuse!(reader.findings, "training.eval_steps" =>
-                "there is nothing to evaluate: data.splits.eval is missing";
-                "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
-        }
+        refuse!(if job.training.eval_steps.is_some() && !has_eval; reader.findings, "training.eval_steps" =>
+            "there is nothing to evaluate: data.splits.eval is missing";
+            "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         reader.check_saving(&job.training);
         reader.check_best(&job.training, &job.data);
         job

@@ -43,9 +43,8 @@ pub struct Resolved {
 pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report> {
     let mut findings = Findings::default();
     check(DeepSpeed::KEYS, config.node(), &mut findings);
-    if run.world_size == 0 {
-        refuse!(findings, "" => "0 ranks cannot train: the world size must be 1 or more"; "use 1 rank or more");
-    }
+    refuse!(if run.world_size == 0;
+        findings, "" => "0 ranks cannot train: the world size must be 1 or more"; "use 1 rank or more");
     let top = DeepSpeed::read(&Entry::document(config.node()));
     let mut context = Context { top: &top, run, findings, autos: BTreeMap::new() };
     let plan = plan(&mut context);

@@ -17,9 +17,8 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> ActivationPlan {
     let recompute = resolve_policy(section, asking, context);
     let offload = resolve_offload(section, context);
     let threshold = &section.offload_threshold;
-    if offload == ActivationOffload::Device && threshold.is_given() {
-        note!(context, threshold => "has no effect: activations are not offloaded");
-    }
+    note!(if offload == ActivationOffload::Device && threshold.is_given();
+        context, threshold => "has no effect: activations are not offloaded");
     match recompute {
         // An error where offload was asked for.
         RecomputePolicy::Off => ActivationPlan::default(),
@@ -46,9 +45,8 @@ fn asking_key<'a>(
     }
     let number = &section.number_checkpoints;
     let has_number = number.value.is_some_and(|count| count > 0);
-    if has_number {
-        note!(context, number => "turns checkpointing on: every block is a checkpoint, whatever their number");
-    }
+    note!(if has_number;
+        context, number => "turns checkpointing on: every block is a checkpoint, whatever their number");
     let asking: [(&Entry<'_>, bool); 4] = [
         (&section.cpu_checkpointing, section.cpu_checkpointing.value),
         (&section.nvme_path, offload::folder(&section.nvme_path).is_some()),
@@ -100,9 +98,7 @@ fn resolve_policy(
 fn resolve_offload(section: &Activations<'_>, context: &mut Context<'_>) -> ActivationOffload {
     let threshold = section.offload_threshold.value;
     let (path, to_host) = (&section.nvme_path, &section.cpu_checkpointing);
-    if path.value == Some("") {
-        refuse!(context, path => "is empty"; "name a folder on a local disk, or remove it");
-    }
+    refuse!(if path.value == Some(""); context, path => "is empty"; "name a folder on a local disk, or remove it");
     match offload::folder(path) {
         Some(_) if to_host.is_given() && !to_host.value => {
             refuse!(context, path => "contradicts cpu_checkpointing: false"; "remove one of them");

@@ -54,10 +54,8 @@ fn root(
         }
         None => require(&config.root_degree, context),
     };
-    if difficulty_step.is_some_and(|step| step % TENSOR_CORE_MULTIPLE != 0) {
-        note!(context, &config.difficulty_step =>
-            "is not a multiple of 8: 16-bit products of such lengths are slower on tensor cores");
-    }
+    note!(if difficulty_step.is_some_and(|step| step % TENSOR_CORE_MULTIPLE != 0); context, &config.difficulty_step =>
+        "is not a multiple of 8: 16-bit products of such lengths are slower on tensor cores");
     let (total_steps, difficulty_step) = (total_steps?, difficulty_step?);
     Some(CurriculumSchedule::Root { total_steps, difficulty_step, root_degree: root_degree? })
 }
@@ -97,10 +95,8 @@ fn discrete(
 
 /// The value of a key without a default. Reports it where it is missing.
 fn require<T: Clone>(key: &Setting<'_, Option<T>>, context: &mut Context<'_>) -> Option<T> {
-    if !key.is_given() {
-        refuse!(context, key => "is missing, and the curriculum needs it";
-            "add it: {}, or set curriculum_learning.enabled to false", key.key.kind);
-    }
+    refuse!(if !key.is_given(); context, key => "is missing, and the curriculum needs it";
+        "add it: {}, or set curriculum_learning.enabled to false", key.key.kind);
     key.value.clone()
 }
 

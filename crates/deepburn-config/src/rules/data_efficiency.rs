@@ -30,15 +30,11 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> 
     }
     // The budget has no default and holds a token of each sample at least.
     let key = &batching.max_tokens;
-    if !key.is_given() {
-        refuse!(context, key => "is missing, and dynamic batching needs it";
-            "add it: an integer of at least 1, the tokens of a micro-batch");
-    }
+    refuse!(if !key.is_given(); context, key => "is missing, and dynamic batching needs it";
+        "add it: an integer of at least 1, the tokens of a micro-batch");
     let max_tokens = key.value?;
-    if max_tokens < min {
-        refuse!(context, key => "{max_tokens} tokens do not hold min_batch_size {min} samples";
-            "raise it or lower min_batch_size");
-    }
+    refuse!(if max_tokens < min; context, key => "{max_tokens} tokens do not hold min_batch_size {min} samples";
+        "raise it or lower min_batch_size");
     Some(DynamicBatchingPlan {
         max_tokens,
         min_batch_size: min,

@@ -31,10 +31,8 @@ pub(super) fn moments(params: &Entry<'_>, divides: bool, context: &mut Context<'
     let keys = Moments::read(params);
     let lr = learning_rate(&keys.lr, context);
     let eps = keys.eps.value;
-    if divides && eps > 0.0 && eps as f32 == 0.0 {
-        refuse!(context, &keys.eps =>
-            "{eps:e} is 0 in f32, in which updates are computed"; "give at least 1e-38, 1e-8 for example");
-    }
+    refuse!(if divides && eps > 0.0 && eps as f32 == 0.0; context, &keys.eps =>
+        "{eps:e} is 0 in f32, in which updates are computed"; "give at least 1e-38, 1e-8 for example");
     filled!(AdamPlan, keys { betas, weight_decay } lr, eps, bias_correction: false)
 }
 

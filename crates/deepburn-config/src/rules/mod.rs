@@ -69,10 +69,9 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
 /// lacks, and learning rates without a proportion.
 fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: &mut Context<'_>) {
     let lr = optimizer.lr();
-    if lr > f64::from(f32::MAX) {
-        refuse!(context, "optimizer.params.lr" => "{lr:e} is larger than an f32 can hold ({:e})", f32::MAX;
-            "give a learning rate, 1e-4 for example");
-    }
+    refuse!(if lr > f64::from(f32::MAX);
+        context, "optimizer.params.lr" => "{lr:e} is larger than an f32 can hold ({:e})", f32::MAX;
+        "give a learning rate, 1e-4 for example");
     match context.run.param_groups.check(optimizer, schedule.cycles_momentum()) {
         Err(ParamGroupError::Unfit { group, reason }) => {
             refuse!(context, format!("training.param_groups[{group}]") => "{reason}"; "");

@@ -98,11 +98,10 @@ fn resolve_parameters(
     let device_is_host = context.run.host_device;
     let example = match (device, states) {
         ("nvme", OptimizerOffload::Nvme(NvmePlan { file, .. })) => {
-            if folder(&section.nvme_path).is_some_and(|folder| file.folder != *folder) {
-                refuse!(context, &section.nvme_path =>
-                    "is not offload_optimizer.nvme_path, {}: one file a rank holds both", file.folder.display();
-                    "name the same folder, or leave it out");
-            }
+            refuse!(if folder(&section.nvme_path).is_some_and(|folder| file.folder != *folder);
+                context, &section.nvme_path =>
+                "is not offload_optimizer.nvme_path, {}: one file a rank holds both", file.folder.display();
+                "name the same folder, or leave it out");
             return ParameterOffload::Nvme { max_in_cpu: section.max_in_cpu.value, device_is_host };
         }
         ("nvme", _) => "{\"device\": \"nvme\", \"nvme_path\": ...}",
@@ -151,13 +150,9 @@ pub(crate) fn check_aio(is_used: bool, context: &mut Context<'_>) {
         let size = block_size.value;
         refuse!(context, block_size => "{size} is not a multiple of 4096"; "write 1048576");
     }
-    if queue_depth.value > 1024 {
-        refuse!(context, queue_depth => "{} is more than 1024", queue_depth.value; "write 8");
-    }
-    if use_gds.value {
-        refuse!(context, use_gds =>
-            "asks for GPUDirect Storage, which is not available"; "set it to false");
-    }
+    refuse!(if queue_depth.value > 1024; context, queue_depth => "{} is more than 1024", queue_depth.value; "write 8");
+    refuse!(if use_gds.value; context, use_gds =>
+        "asks for GPUDirect Storage, which is not available"; "set it to false");
 }
 
 /// Files of optimizer states. Unlike DeepSpeed's, transfers overlap the update unless the file says
@@ -168,10 +163,8 @@ fn nvme(
     context: &mut Context<'_>,
 ) -> NvmePlan {
     let folder = folder(&section.nvme_path);
-    if folder.is_none() {
-        refuse!(context, &section.device =>
-            "\"nvme\" needs a folder"; "give nvme_path, a folder on a local disk");
-    }
+    refuse!(if folder.is_none(); context, &section.device =>
+        "\"nvme\" needs a folder"; "give nvme_path, a folder on a local disk");
     let both = section.pipeline.value.unwrap_or(true);
     NvmePlan {
         file: swap_file(folder.unwrap_or_default(), context.top),

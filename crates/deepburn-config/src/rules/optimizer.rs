@@ -72,10 +72,8 @@ fn adam_family(name: &str, entry: &Entry<'_>, context: &mut Context<'_>) -> Opti
         }
         note!(context, decay => "is 0.01, PyTorch's default for AdamW, because of torch_adam");
     }
-    if name == "Adam" && decoupled {
-        note!(context, "optimizer.type" =>
-            "Adam decouples weight decay, as in DeepSpeed; adam_w_mode false gives L2 regularisation");
-    }
+    note!(if name == "Adam" && decoupled; context, "optimizer.type" =>
+        "Adam decouples weight decay, as in DeepSpeed; adam_w_mode false gives L2 regularisation");
     if decoupled { OptimizerPlan::AdamW(plan) } else { OptimizerPlan::Adam(plan) }
 }
 
@@ -91,11 +89,9 @@ fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
 /// SGD. Nesterov's variant needs a momentum, as in PyTorch.
 fn sgd(params: &Sgd<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let (momentum, dampening) = (params.momentum.value, params.dampening.value);
-    if params.nesterov.value && (momentum == 0.0 || dampening != 0.0) {
-        refuse!(context, &params.nesterov =>
-            "true needs a momentum above 0 and no dampening, but they are {momentum:?} and {dampening:?}";
-            "set momentum to 0.9 for example and dampening to 0, or nesterov to false");
-    }
+    refuse!(if params.nesterov.value && (momentum == 0.0 || dampening != 0.0); context, &params.nesterov =>
+        "true needs a momentum above 0 and no dampening, but they are {momentum:?} and {dampening:?}";
+        "set momentum to 0.9 for example and dampening to 0, or nesterov to false");
     let lr = learning_rate(&params.lr, context);
     filled!(OptimizerPlan::Sgd, params { momentum, dampening, weight_decay, nesterov } lr)
 }

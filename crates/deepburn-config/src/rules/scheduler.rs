@@ -57,9 +57,7 @@ fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
         steps = wanted;
         context.answer(&key.path, steps.max(2), "training.warmup_steps");
     }
-    if steps < 2 {
-        note!(context, key => "{steps} is taken as 2, as in DeepSpeed");
-    }
+    note!(if steps < 2; context, key => "{steps} is taken as 2, as in DeepSpeed");
     steps.max(2)
 }
 
@@ -80,10 +78,9 @@ fn total_steps(
             "give a number, or training.max_steps in the job file; check-config and estimate take --max-steps");
     }
     let total = key.value.or(known).unwrap_or(warmup);
-    if total < warmup {
-        warning!(context, key => "{total} is less than warmup_num_steps {warmup}: the warm-up is never finished";
-            "give more steps in total or a shorter warm-up");
-    }
+    warning!(if total < warmup;
+        context, key => "{total} is less than warmup_num_steps {warmup}: the warm-up is never finished";
+        "give more steps in total or a shorter warm-up");
     total
 }
 
@@ -152,10 +149,8 @@ fn one_cycle(
 ) -> SchedulePlan {
     let cycles = params.cycle_momentum.value;
     // Only optimizers with betas have a momentum to cycle.
-    if cycles && !optimizer.has_betas() {
-        warning!(context, &params.cycle_momentum =>
-            "true is ignored: the optimizer has no betas to cycle"; "set it to false or use AdamW");
-    }
+    warning!(if cycles && !optimizer.has_betas(); context, &params.cycle_momentum =>
+        "true is ignored: the optimizer has no betas to cycle"; "set it to false or use AdamW");
     let momentum = MomentumCycle {
         min: params.cycle_min_mom.value,
         max: params.cycle_max_mom.value,

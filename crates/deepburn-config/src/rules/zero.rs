@@ -106,11 +106,10 @@ fn check_effects(stage: u8, context: &mut Context<'_>) {
 /// DeepSpeed refuses an odd size where it all-gathers in halves: stages 1 and 2.
 fn check_allgather_bucket(zero: &Zero<'_>, stage: Stage, context: &mut Context<'_>) {
     let size = zero.allgather_bucket_size.value;
-    if matches!(stage, Stage::OptimizerStates | Stage::Gradients) && size % 2 == 1 {
-        refuse!(context, &zero.allgather_bucket_size =>
-            "{size} is odd; must be even at stages 1 and 2, as DeepSpeed requires";
-            "write {}", size.saturating_add(1));
-    }
+    refuse!(if matches!(stage, Stage::OptimizerStates | Stage::Gradients) && size % 2 == 1;
+        context, &zero.allgather_bucket_size =>
+        "{size} is odd; must be even at stages 1 and 2, as DeepSpeed requires";
+        "write {}", size.saturating_add(1));
 }
 
 /// A size that is given, derived from the hidden size for `"auto"` as the Hugging Face integration

@@ -146,10 +146,12 @@ impl BatchSchedule {
 
     /// The largest batch.
     pub fn largest(&self) -> BatchPlan {
-        let changes = self.changes.iter().map(|&(_, batch)| batch);
-        changes.fold(self.initial, |largest, batch| {
-            if batch.train_batch_size > largest.train_batch_size { batch } else { largest }
-        })
+        self.batches().max_by_key(|batch| batch.train_batch_size).unwrap_or(self.initial)
+    }
+
+    /// Every batch, in order.
+    fn batches(&self) -> impl Iterator<Item = BatchPlan> {
+        [self.initial].into_iter().chain(self.changes.iter().map(|&(_, batch)| batch))
     }
 
     /// Most optimizer steps that together have at most so many samples.
@@ -169,9 +171,7 @@ impl BatchSchedule {
     pub fn samples_before(&self, step: usize) -> usize {
         let starts = self.changes.iter().map(|&(from_step, _)| from_step);
         let ends = starts.clone().chain([step]).map(|end| end.min(step));
-        let batches =
-            [self.initial].into_iter().chain(self.changes.iter().map(|&(_, batch)| batch));
-        let spans = [0].into_iter().chain(starts).zip(ends).zip(batches);
+        let spans = [0].into_iter().chain(starts).zip(ends).zip(self.batches());
         spans.fold(0, |samples: usize, ((start, end), batch)| {
             let steps = end.saturating_sub(start);
             samples.saturating_add(steps.saturating_mul(batch.train_batch_size))

@@ -479,10 +479,7 @@ impl Precision {
 
     /// Bytes of an element.
     pub fn bytes(self) -> usize {
-        match self {
-            Self::Fp32 => 4,
-            Self::Fp16 | Self::Bf16 => 2,
-        }
+        if self == Self::Fp32 { 4 } else { 2 }
     }
 }
 

@@ -42,10 +42,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> BatchPlan {
         Some(Ok(())) => {}
     }
     for (setting, value) in settings.into_iter().zip(triple.into_iter().flatten()) {
-        if setting.is_auto() {
-            let from = "the other batch sizes and the world size";
-            context.answer(&setting.path, value, from);
-        }
+        context.answer(setting, value, "the other batch sizes and the world size");
     }
     let sizes = triple.unwrap_or_default().map(|value| usize::try_from(value).unwrap_or(0));
     let [train_batch_size, micro_batch_size, gradient_accumulation_steps] = sizes;

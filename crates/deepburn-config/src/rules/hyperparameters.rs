@@ -11,7 +11,7 @@ pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -
     if key.is_auto() {
         let answer = wanted.map(|wanted| (wanted, "training.learning_rate"));
         let (lr, from) = answer.unwrap_or((TRANSFORMERS_LR, "transformers' default"));
-        context.answer(&key.path, lr, from);
+        context.answer(key, lr, from);
         return lr;
     }
     let lr = key.value;

@@ -15,10 +15,9 @@ pub(super) fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPla
     let freeze_step = freeze_step(&params.freeze_step, context);
     let coeff_beta = params.coeff_beta.value;
     // The average starts at 0, and its missing part is a factor of all later updates.
-    let missing = coeff_beta.powf(freeze_step as f64);
     warning!(if (freeze_step as f64) * (1.0 - coeff_beta) < 1.0 - 1e-9; context, &params.freeze_step =>
         "{freeze_step} is below 1 / (1 - coeff_beta): the average of trust ratios, which starts at 0, is {:.0} % \
-         too small when it is frozen", 100.0 * missing;
+         too small when it is frozen", 100.0 * coeff_beta.powf(freeze_step as f64);
         "give more steps or a smaller coeff_beta");
     let AdamPlan { lr, betas, eps, weight_decay, bias_correction } = moments(entry, true, context);
     let trust_ratio = bounds(&params.min_coeff, &params.max_coeff, context);

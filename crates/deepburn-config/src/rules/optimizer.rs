@@ -28,9 +28,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> OptimizerPlan {
         warning!(context, "optimizer" =>
             "there is no optimizer: AdamW with lr {lr:?}, betas [0.9, 0.999], eps 1e-8, weight_decay 0 is used";
             "add an optimizer section");
-        if top.optimizer.is_auto() {
-            context.answer("optimizer", "AdamW", "no optimizer is given");
-        }
+        context.answer(&top.optimizer, "AdamW", "no optimizer is given");
         return OptimizerPlan::AdamW(AdamPlan { lr, ..DEFAULT });
     }
     let Some(variant) = choose(&section.name, OPTIMIZERS, "optimizer", context) else {
@@ -67,9 +65,7 @@ fn adam_family(name: &str, entry: &Entry<'_>, context: &mut Context<'_>) -> Opti
     let decay = &params.weight_decay;
     if decoupled && params.torch_adam.value && !decay.is_given() {
         plan.weight_decay = TORCH_ADAMW_DECAY;
-        if decay.is_auto() {
-            context.answer(&decay.path, TORCH_ADAMW_DECAY, "PyTorch's default for AdamW");
-        }
+        context.answer(decay, TORCH_ADAMW_DECAY, "PyTorch's default for AdamW");
         note!(context, decay => "is 0.01, PyTorch's default for AdamW, because of torch_adam");
     }
     note!(if name == "Adam" && decoupled; context, "optimizer.type" =>

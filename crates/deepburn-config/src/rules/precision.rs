@@ -18,7 +18,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> PrecisionPlan {
         if enabled.is_auto() {
             let why = "nothing but this file says in which type to train";
             note!(context, enabled => "\"auto\" is resolved to false: {why}; write true to train in it");
-            context.answer(&enabled.path, false, why);
+            context.answer(enabled, false, why);
         }
     }
     refuse!(if fp16.enabled.value && bf16.enabled.value;

@@ -9,9 +9,7 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> S
     let lr = optimizer.lr();
     let top = context.top;
     let section = &top.scheduler.value;
-    if top.scheduler.is_auto() {
-        context.answer("scheduler", "constant", "no schedule is given");
-    }
+    context.answer(&top.scheduler, "constant", "no schedule is given");
     if !top.scheduler.is_given() {
         return SchedulePlan::Constant { lr };
     }
@@ -50,12 +48,11 @@ fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
     let mut steps = key.value;
     if key.is_auto() {
         let Some(wanted) = context.run.warmup_steps else {
-            let rule = "transformers' default of 0, taken as 2 as in DeepSpeed";
-            context.answer(&key.path, 2, rule);
+            context.answer(key, 2, "transformers' default of 0, taken as 2 as in DeepSpeed");
             return 2;
         };
         steps = wanted;
-        context.answer(&key.path, steps.max(2), "training.warmup_steps");
+        context.answer(key, steps.max(2), "training.warmup_steps");
     }
     note!(if steps < 2; context, key => "{steps} is taken as 2, as in DeepSpeed");
     steps.max(2)
@@ -72,7 +69,7 @@ fn total_steps(
 ) -> usize {
     let known = context.run.total_steps.filter(|_| key.is_auto());
     if let Some(known) = known {
-        context.answer(&key.path, known, "the job's number of optimizer steps");
+        context.answer(key, known, "the job's number of optimizer steps");
     } else if key.is_auto() {
         refuse!(context, key => "\"auto\" needs the number of optimizer steps, which is not known";
             "give a number, or training.max_steps in the job file; check-config and estimate take --max-steps");
@@ -88,7 +85,7 @@ fn total_steps(
 /// learning rate. Warns where the job asks for another learning rate.
 fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
     if key.is_auto() {
-        context.answer(&key.path, lr, "the optimizer's lr");
+        context.answer(key, lr, "the optimizer's lr");
         return Some(lr);
     }
     let given = Option::<f64>::read(key);
@@ -103,9 +100,7 @@ fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
 
 /// The learning rate before the warm-up; `"auto"` is 0, as in transformers.
 fn min_lr(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
-    if key.is_auto() {
-        context.answer(&key.path, 0.0, "0");
-    }
+    context.answer(key, 0.0, "0");
     key.value
 }
 

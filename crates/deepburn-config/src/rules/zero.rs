@@ -127,6 +127,6 @@ fn size(
         Some(hidden) => (rule(hidden), from),
         None => (setting.value, "DeepSpeed's default; the hidden size is not known"),
     };
-    context.answer(&setting.path, size, from);
+    context.answer(setting, size, from);
     size
 }

@@ -11,8 +11,8 @@ use crate::check::check;
 use crate::diagnosis::{ConfigError, Findings, refuse};
 use crate::key::{Key, Status};
 use crate::keys::accelerate::{Accelerate, DeepSpeedConfig};
-use crate::lookup::find;
 use crate::node::{Node, Value};
+use crate::place::find;
 use crate::raw_config::RawConfig;
 use crate::section::{Entry, Read, Section, Setting};
 use crate::source::{parse_yaml, read_text};
@@ -66,19 +66,13 @@ impl RawConfig {
 ///
 /// # Errors
 /// It switches the other one on.
-fn enable_precision(
-    name: &'static str,
-    deepspeed: &mut Node,
-    source: &str,
-) -> Result<(), ConfigError> {
+fn enable_precision(name: &str, deepspeed: &mut Node, source: &str) -> Result<(), ConfigError> {
     let other = if name == "fp16" { "bf16" } else { "fp16" };
     let enabled = deepspeed.get(other).and_then(|section| section.get("enabled"));
-    if enabled.and_then(Node::as_flag) == Some(true) {
-        let mut findings = Findings::default();
-        refuse!(findings, "mixed_precision" =>
-            "\"{name}\" contradicts {other}.enabled of the DeepSpeed configuration"; "switch on one type");
-        findings.verdict(source)?;
-    }
+    let mut findings = Findings::default();
+    refuse!(if enabled.and_then(Node::as_flag) == Some(true); findings, "mixed_precision" =>
+        "\"{name}\" contradicts {other}.enabled of the DeepSpeed configuration"; "switch on one type");
+    findings.verdict(source)?;
     let on = |key: &str| (key.to_owned(), Node::new(Value::Flag(true)));
     if let Some(section) = deepspeed.get_mut(name) {
         if let Some(enabled) = section.get_mut("enabled").filter(|enabled| enabled.is_auto()) {

@@ -211,16 +211,12 @@ pub(crate) fn suggestion(known: impl Iterator<Item = &'static str>, name: &str) 
 }
 
 /// The known name nearest to `name`, if it is near enough for a slip.
-pub(crate) fn nearest(
-    known: impl Iterator<Item = &'static str>,
-    name: &str,
-) -> Option<&'static str> {
+pub(crate) fn nearest(all: impl Iterator<Item = &'static str>, name: &str) -> Option<&'static str> {
     // The distance costs the product of the lengths: no key is this long.
     if name.len() > 100 {
         return None;
     }
-    known
-        .map(|known| (strsim::normalized_damerau_levenshtein(known, name), known))
+    all.map(|known| (strsim::normalized_damerau_levenshtein(known, name), known))
         .filter(|(similarity, _)| *similarity >= SIMILAR)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, known)| known)

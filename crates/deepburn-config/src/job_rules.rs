@@ -14,8 +14,7 @@ use crate::job_plan::{
 };
 use crate::keys::DeepSpeed;
 use crate::keys::job::{Data, Model, ParamGroup as Group, Splits, Training};
-use crate::lookup::find;
-use crate::place::Place;
+use crate::place::{Place, find};
 use crate::plan::{GroupRate, GroupUpdate, ParamGroup, PathPattern};
 use crate::section::{Entry, Setting, filled};
 use crate::splits::SplitPlan;
@@ -26,6 +25,8 @@ pub(crate) struct JobReader<'a> {
     pub(crate) folder: &'a Path,
     /// The configuration beside the job, which has the defaults of some keys.
     pub(crate) deepspeed: &'a DeepSpeed<'a>,
+    /// The numbers of ranks of an Accelerate file and of a launcher.
+    pub(crate) ranks: [Option<usize>; 2],
     /// What was found so far.
     pub(crate) findings: Findings,
 }
@@ -158,13 +159,8 @@ impl JobReader<'_> {
         }
     }
 
-    /// Reads how long training runs and on how many ranks. `ranks` come from an Accelerate file and from a
-    /// launcher.
-    pub(crate) fn training(
-        &mut self,
-        training: &Training<'_>,
-        ranks: [Option<usize>; 2],
-    ) -> TrainingJob {
+    /// Reads how long training runs and on how many ranks.
+    pub(crate) fn training(&mut self, training: &Training<'_>) -> TrainingJob {
         let (epochs, max_steps) = (&training.epochs, &training.max_steps);
         note!(if !epochs.is_given() && !max_steps.is_given();
             self.findings, "training.epochs" => "is 1: neither epochs nor max_steps is given");
@@ -179,7 +175,7 @@ impl JobReader<'_> {
         }
             epochs: epochs.value.or(if max_steps.value.is_none() { Some(1) } else { None }),
             seed: training.seed.value as u64,
-            ranks: self.ranks(training.ranks.value, ranks),
+            ranks: self.ranks(training.ranks.value),
             devices: self.devices(&training.devices, training.backend.value),
             output_dir: PathBuf::from(output_dir),
             batch_size_schedule: self.batch_size_schedule(training),
@@ -212,22 +208,16 @@ impl JobReader<'_> {
                 "remove one of them");
         }
         let rate = lr.value.map_or(GroupRate::Factor(lr_factor.value), GroupRate::Own);
-        let update = match frozen.value {
-            true => GroupUpdate::Frozen,
-            false => {
-                filled!(GroupUpdate::Trained, section { weight_decay, betas, muon_matrices } rate)
-            }
-        };
-        ParamGroup {
-            params: patterns,
-            dims: section.dims.value.clone().unwrap_or_default(),
-            update,
-        }
+        let trained =
+            filled!(GroupUpdate::Trained, section { weight_decay, betas, muon_matrices } rate);
+        let update = if frozen.value { GroupUpdate::Frozen } else { trained };
+        let dims = section.dims.value.clone().unwrap_or_default();
+        ParamGroup { params: patterns, dims, update }
     }
 
     /// Ranks: as given, or as many as a launcher started; both must agree.
-    fn ranks(&mut self, given: Option<usize>, others: [Option<usize>; 2]) -> usize {
-        let [processes, launched] = others;
+    fn ranks(&mut self, given: Option<usize>) -> usize {
+        let [processes, launched] = self.ranks;
         let given = given.or(processes);
         if let (Some(ranks), Some(launched)) = (given, launched)
             && ranks != launched

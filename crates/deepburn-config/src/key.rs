@@ -86,7 +86,6 @@ fn real_node(real: f64) -> Value {
 impl fmt::Display for Literal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Real(real) => write!(f, "{real:?}"),
             Self::Reals(reals) => write!(f, "{reals:?}"),
             _ => self.node().fmt(f),
         }

@@ -47,8 +47,8 @@ impl Override {
     }
 
     /// An override by the option `option` of the program.
-    pub(crate) fn of(option: &str, path: &[&str], value: Node) -> Self {
-        let path: Vec<_> = path.iter().map(|&name| name.to_owned()).collect();
+    pub(crate) fn of(option: &str, path: &str, value: Node) -> Self {
+        let path = path.split('.').map(str::to_owned).collect();
         let shown =
             value.as_text().map_or_else(|| value.to_string(), |text| shortened(text, SHOWN));
         Self { given: format!("{option} {shown}"), path, value }

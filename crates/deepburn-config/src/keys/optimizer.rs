@@ -7,9 +7,6 @@
 use crate::plan::MuonScale;
 use crate::spec::*;
 
-/// Learning rate of DeepSpeed's own optimizers when none is given.
-pub(crate) const DEFAULT_LR: f64 = 1e-3;
-
 /// Why there is no choice of PyTorch's implementations.
 const FUSED: &str = "the update is always fused";
 /// Why settings of DeepSpeed's transport change nothing.
@@ -19,7 +16,7 @@ shared! {
     // Of all optimizers but Muon and Adagrad, which have other defaults.
     /// Learning rate. Unset or "auto": training.learning_rate of a job file, if set. Schedules with
     /// their own rates override it.
-    LR: f64 = real(NotNegative, DEFAULT_LR).auto();
+    LR: f64 = real(NotNegative, 1e-3).auto();
 
     // Of the Adam family and Lion.
     /// Decay rates of the first and second moment. Larger values average over more steps.

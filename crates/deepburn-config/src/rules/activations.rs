@@ -13,8 +13,8 @@ use super::*;
 /// What is recomputed, and where the rest is kept.
 pub(crate) fn resolve(context: &mut Context<'_>) -> ActivationPlan {
     let section = &context.top.activation_checkpointing.value;
-    let asking = asking_key(section, context);
-    let recompute = resolve_policy(section, asking, context);
+    let asking = asking_key(context);
+    let recompute = resolve_policy(asking, context);
     let offload = resolve_offload(section, context);
     let threshold = &section.offload_threshold;
     note!(if offload == ActivationOffload::Device && threshold.is_given();
@@ -28,10 +28,8 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> ActivationPlan {
 
 /// Returns the first key that asks for checkpointing. Notes which of DeepSpeed's keys do nothing
 /// else here.
-fn asking_key<'a>(
-    section: &'a Activations<'a>,
-    context: &mut Context<'_>,
-) -> Option<&'a Entry<'a>> {
+fn asking_key<'a>(context: &mut Context<'a>) -> Option<&'a Entry<'a>> {
+    let section = &context.top.activation_checkpointing.value;
     let flags = [
         (
             &section.partition_activations,
@@ -59,11 +57,8 @@ fn asking_key<'a>(
 
 /// Resolves the recomputation policy: the key `policy` first, then DeepSpeed's keys, of which one is `asking`, then
 /// `training.gradient_checkpointing`.
-fn resolve_policy(
-    section: &Activations<'_>,
-    asking: Option<&Entry<'_>>,
-    context: &mut Context<'_>,
-) -> RecomputePolicy {
+fn resolve_policy(asking: Option<&Entry<'_>>, context: &mut Context<'_>) -> RecomputePolicy {
+    let section = &context.top.activation_checkpointing.value;
     let nth = &section.every_nth_block;
     let wanted = context.run.gradient_checkpointing;
     let policy = match (section.policy.value, asking) {

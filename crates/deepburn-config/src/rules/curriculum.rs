@@ -24,26 +24,22 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<CurriculumPlan> {
             "{min_difficulty} is above max_difficulty {max_difficulty}"; "lower it or raise max_difficulty");
         return None;
     }
-    let config = &section.schedule_config.value;
     let schedule = match kind {
         "custom" => {
             refuse!(context, &section.schedule_type =>
                 "\"custom\" asks for a schedule written in Python"; "use fixed_discrete, fixed_linear or fixed_root");
             return None;
         }
-        "fixed_discrete" => discrete(config, [min_difficulty, max_difficulty], context)?,
-        "fixed_linear" => root(config, Some(1.0), context)?,
-        _ => root(config, None, context)?,
+        "fixed_discrete" => discrete([min_difficulty, max_difficulty], context)?,
+        "fixed_linear" => root(Some(1.0), context)?,
+        _ => root(None, context)?,
     };
     Some(CurriculumPlan { min_difficulty, max_difficulty, schedule })
 }
 
 /// `fixed_linear` is the root of degree 1; `fixed_root` gives its own.
-fn root(
-    config: &ScheduleConfig<'_>,
-    degree: Option<f64>,
-    context: &mut Context<'_>,
-) -> Option<CurriculumSchedule> {
+fn root(degree: Option<f64>, context: &mut Context<'_>) -> Option<CurriculumSchedule> {
+    let config = &context.top.curriculum_learning.value.schedule_config.value;
     warn_unused(&[&config.difficulty, &config.max_step], context);
     let total_steps = require(&config.total_curriculum_step, context);
     let difficulty_step = require(&config.difficulty_step, context);
@@ -64,11 +60,8 @@ fn root(
 ///
 /// The first fault ends it: the checks that follow need lists of matching lengths in ascending
 /// order.
-fn discrete(
-    config: &ScheduleConfig<'_>,
-    [min, max]: [usize; 2],
-    context: &mut Context<'_>,
-) -> Option<CurriculumSchedule> {
+fn discrete([min, max]: [usize; 2], context: &mut Context<'_>) -> Option<CurriculumSchedule> {
+    let config = &context.top.curriculum_learning.value.schedule_config.value;
     let ScheduleConfig { total_curriculum_step, difficulty_step, root_degree, .. } = config;
     warn_unused(&[total_curriculum_step, difficulty_step, root_degree], context);
     let (difficulty, max_step) = (&config.difficulty, &config.max_step);

@@ -39,19 +39,15 @@ pub(super) fn resolve(
     // A device that is excluded has been reported.
     let is_excluded = optimizer.exchanges_momentum();
     let states = if is_excluded { "none" } else { states };
-    let states = resolve_states(zero, states, stage, context);
+    let states = resolve_states(states, stage, context);
     let parameters = if is_excluded || stage < 3 { "none" } else { parameters };
     let shards = resolve_parameters(&zero.offload_param.value, parameters, &states, context);
     (states, shards)
 }
 
 /// Where optimizer states and accumulated gradients are kept.
-fn resolve_states(
-    zero: &Zero<'_>,
-    device: &str,
-    stage: u8,
-    context: &mut Context<'_>,
-) -> OptimizerOffload {
+fn resolve_states(device: &str, stage: u8, context: &mut Context<'_>) -> OptimizerOffload {
+    let zero = &context.top.zero_optimization.value;
     let section = &zero.offload_optimizer.value;
     let sub_group_size = match zero.sub_group_size.value {
         0 => LARGEST_SUB_GROUP as usize,
@@ -61,7 +57,7 @@ fn resolve_states(
         "cpu" if stage >= 1 && !context.run.host_device => {
             OptimizerOffload::Host { sub_group_size, ratio: section.ratio.value }
         }
-        "nvme" if stage >= 1 => OptimizerOffload::Nvme(nvme(section, sub_group_size, context)),
+        "nvme" if stage >= 1 => OptimizerOffload::Nvme(nvme(sub_group_size, context)),
         _ => {
             note_unused(&[&zero.sub_group_size], context);
             OptimizerOffload::Device
@@ -157,11 +153,8 @@ pub(crate) fn check_aio(is_used: bool, context: &mut Context<'_>) {
 
 /// Files of optimizer states. Unlike DeepSpeed's, transfers overlap the update unless the file says
 /// no.
-fn nvme(
-    section: &OffloadOptimizer<'_>,
-    sub_group_size: usize,
-    context: &mut Context<'_>,
-) -> NvmePlan {
+fn nvme(sub_group_size: usize, context: &mut Context<'_>) -> NvmePlan {
+    let section = &context.top.zero_optimization.value.offload_optimizer.value;
     let folder = folder(&section.nvme_path);
     refuse!(if folder.is_none(); context, &section.device =>
         "\"nvme\" needs a folder"; "give nvme_path, a folder on a local disk");

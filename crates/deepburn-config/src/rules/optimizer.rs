@@ -10,13 +10,11 @@ use super::*;
 const TORCH_ADAMW_DECAY: f64 = 0.01;
 
 /// AdamW with the default of every key.
-const DEFAULT: AdamPlan = AdamPlan {
-    lr: DEFAULT_LR,
-    betas: [0.9, 0.999],
-    eps: 1e-8,
-    weight_decay: 0.0,
-    bias_correction: true,
-};
+fn default() -> AdamPlan {
+    let nothing = Node::map(Vec::new());
+    let keys = Moments::read(&Entry::document(&nothing));
+    filled!(AdamPlan, keys { lr, betas, eps, weight_decay } bias_correction: true)
+}
 
 /// The section's part of the plan. Without the section it is AdamW, and a warning says so:
 /// DeepSpeed expects the program to bring an optimizer of its own then.
@@ -24,15 +22,15 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> OptimizerPlan {
     let top = context.top;
     let section = &top.optimizer.value;
     if !top.optimizer.is_given() {
-        let lr = context.run.learning_rate.unwrap_or(DEFAULT_LR);
+        let lr = context.run.learning_rate.unwrap_or(default().lr);
         warning!(context, "optimizer" =>
             "there is no optimizer: AdamW with lr {lr:?}, betas [0.9, 0.999], eps 1e-8, weight_decay 0 is used";
             "add an optimizer section");
         context.answer(&top.optimizer, "AdamW", "no optimizer is given");
-        return OptimizerPlan::AdamW(AdamPlan { lr, ..DEFAULT });
+        return OptimizerPlan::AdamW(AdamPlan { lr, ..default() });
     }
     let Some(variant) = choose(&section.name, OPTIMIZERS, "optimizer", context) else {
-        return OptimizerPlan::AdamW(DEFAULT);
+        return OptimizerPlan::AdamW(default());
     };
     let entry = &*section.params;
     match variant.name {

@@ -29,7 +29,7 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> S
                 params { min_lr, step_size, step_rate, staircase, last_batch_iteration }
             )
         }
-        "OneCycle" => one_cycle(&OneCycle::read(params), optimizer, context),
+        "OneCycle" => one_cycle(&OneCycle::read(params), optimizer.has_betas(), context),
         name => torch_schedule(name, params, lr),
     }
 }
@@ -62,11 +62,7 @@ fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
 ///
 /// A length that is missing altogether was reported with the required keys. The warm-up's length
 /// then takes its place, so that the rules that follow have nothing more to report.
-fn total_steps(
-    key: &Setting<'_, Option<usize>>,
-    warmup: usize,
-    context: &mut Context<'_>,
-) -> usize {
+fn length(key: &Setting<'_, Option<usize>>, warmup: usize, context: &mut Context<'_>) -> usize {
     let known = context.run.total_steps.filter(|_| key.is_auto());
     if let Some(known) = known {
         context.answer(key, known, "the job's number of optimizer steps");
@@ -122,7 +118,7 @@ fn warmup_decay(params: &WarmupDecayLr<'_>, lr: f64, context: &mut Context<'_>) 
         min_lr: min_lr(&params.warmup_min_lr, context),
         max_lr,
         warmup_steps,
-        total_steps: total_steps(&params.total_num_steps, warmup_steps, context),
+        total_steps: length(&params.total_num_steps, warmup_steps, context),
     )
 }
 
@@ -132,19 +128,15 @@ fn warmup_cosine(params: &WarmupCosineLr<'_>, lr: f64, context: &mut Context<'_>
     filled!(SchedulePlan::WarmupCosine, params { warmup_min_ratio, cos_min_ratio, shape, last_batch_iteration }
         lr,
         warmup_steps,
-        total_steps: total_steps(&params.total_num_steps, warmup_steps, context),
+        total_steps: length(&params.total_num_steps, warmup_steps, context),
     )
 }
 
 /// OneCycle: the learning rate up and down once, the momentum against it, then decay.
-fn one_cycle(
-    params: &OneCycle<'_>,
-    optimizer: &OptimizerPlan,
-    context: &mut Context<'_>,
-) -> SchedulePlan {
+fn one_cycle(params: &OneCycle<'_>, has_betas: bool, context: &mut Context<'_>) -> SchedulePlan {
     let cycles = params.cycle_momentum.value;
     // Only optimizers with betas have a momentum to cycle.
-    warning!(if cycles && !optimizer.has_betas(); context, &params.cycle_momentum =>
+    warning!(if cycles && !has_betas; context, &params.cycle_momentum =>
         "true is ignored: the optimizer has no betas to cycle"; "set it to false or use AdamW");
     let momentum = MomentumCycle {
         min: params.cycle_min_mom.value,
@@ -160,7 +152,7 @@ fn one_cycle(
         max_lr: params.cycle_max_lr.value.unwrap_or(0.0),
         second_step_size: params.cycle_second_step_size.value.unwrap_or(steps),
         second_stair_count: params.cycle_second_stair_count.value.unwrap_or(stairs),
-        momentum: (cycles && optimizer.has_betas()).then_some(momentum),
+        momentum: (cycles && has_betas).then_some(momentum),
     ))
 }
 

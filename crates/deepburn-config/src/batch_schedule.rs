@@ -127,13 +127,12 @@ impl BatchSchedule {
         changes: impl IntoIterator<Item = (usize, usize)>,
     ) -> Result<Self, BatchSizeError> {
         let mut schedule = Self { initial, changes: Vec::new() };
-        let mut previous = None;
         for (from_step, size) in changes {
+            let previous = schedule.changes.last().map(|&(previous, _)| previous);
             if let Some(previous) = previous.filter(|&previous| from_step <= previous) {
                 return Err(BatchSizeError::OutOfOrder { size, from_step, previous });
             }
             schedule.changes.push((from_step, initial.with_train_batch_size(size)?));
-            previous = Some(from_step);
         }
         Ok(schedule)
     }

@@ -43,10 +43,8 @@ impl Check<'_> {
                 self.unknown(keys, name, value, &full);
                 continue;
             };
-            if key.outdated == name {
-                let name = key.name;
-                warning!(self.findings, Site::at(&full, value) => "is taken as {name}"; "rename it to {name}");
-            }
+            warning!(if key.outdated == name; self.findings, Site::at(&full, value) =>
+                "is taken as {}", key.name; "rename it to {}", key.name);
             self.value(key, value, node, &full);
         }
         for key in keys {

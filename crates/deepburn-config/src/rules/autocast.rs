@@ -31,13 +31,11 @@ pub(super) fn resolve(compute: Precision, context: &mut Context<'_>) -> Option<P
         return (auto_cast.value && compute == Precision::Fp16).then_some(Precision::Fp16);
     }
     let dtype = dtype(section, context)?;
-    if compute != Precision::Fp32 && compute != dtype {
-        let (own, other) = (dtype.name(), compute.name());
-        refuse!(context, &section.dtype =>
-            "autocast in {own} on {other} parameters mixes two 16-bit types, and the loss would be scaled for one of \
-             them only";
-            "set {other}.enabled to false, which keeps parameters in fp32");
-    }
+    let (own, other) = (dtype.name(), compute.name());
+    refuse!(if compute != Precision::Fp32 && compute != dtype; context, &section.dtype =>
+        "autocast in {own} on {other} parameters mixes two 16-bit types, and the loss would be scaled for one of \
+         them only";
+        "set {other}.enabled to false, which keeps parameters in fp32");
     Some(dtype)
 }
 

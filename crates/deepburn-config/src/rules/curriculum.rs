@@ -31,25 +31,20 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<CurriculumPlan> {
             return None;
         }
         "fixed_discrete" => discrete([min_difficulty, max_difficulty], context)?,
-        "fixed_linear" => root(Some(1.0), context)?,
-        _ => root(None, context)?,
+        _ => root(kind == "fixed_linear", context)?,
     };
     Some(CurriculumPlan { min_difficulty, max_difficulty, schedule })
 }
 
 /// `fixed_linear` is the root of degree 1; `fixed_root` gives its own.
-fn root(degree: Option<f64>, context: &mut Context<'_>) -> Option<CurriculumSchedule> {
+fn root(is_linear: bool, context: &mut Context<'_>) -> Option<CurriculumSchedule> {
     let config = &context.top.curriculum_learning.value.schedule_config.value;
-    warn_unused(&[&config.difficulty, &config.max_step], context);
+    let degree = &config.root_degree;
+    let unused: [&Entry<'_>; 3] = [&config.difficulty, &config.max_step, degree];
+    warn_unused(&unused[..if is_linear { 3 } else { 2 }], context);
     let total_steps = require(&config.total_curriculum_step, context);
     let difficulty_step = require(&config.difficulty_step, context);
-    let root_degree = match degree {
-        Some(_) => {
-            warn_unused(&[&config.root_degree], context);
-            degree
-        }
-        None => require(&config.root_degree, context),
-    };
+    let root_degree = if is_linear { Some(1.0) } else { require(degree, context) };
     note!(if difficulty_step.is_some_and(|step| step % TENSOR_CORE_MULTIPLE != 0); context, &config.difficulty_step =>
         "is not a multiple of 8: 16-bit products of such lengths are slower on tensor cores");
     let (total_steps, difficulty_step) = (total_steps?, difficulty_step?);

@@ -12,13 +12,12 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> 
     let batching = &sampling.dynamic_batching.value;
     let enabled = &batching.enabled;
     for outer in [&efficiency.enabled, &sampling.enabled] {
-        if outer.value && !enabled.value {
-            note!(context, outer => "true turns nothing on: dynamic_batching.enabled is false");
-        } else if enabled.value && !outer.value {
-            let path = &outer.path;
-            refuse!(context, enabled => "true asks for dynamic batching, but {path} is false";
-                "set {path} to true, or this to false");
-        }
+        let path = &outer.path;
+        note!(if outer.value && !enabled.value;
+            context, outer => "true turns nothing on: dynamic_batching.enabled is false");
+        refuse!(if enabled.value && !outer.value;
+            context, enabled => "true asks for dynamic batching, but {path} is false";
+            "set {path} to true, or this to false");
     }
     if !enabled.value {
         return None;
@@ -35,18 +34,16 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> 
     let max_tokens = key.value?;
     refuse!(if max_tokens < min; context, key => "{max_tokens} tokens do not hold min_batch_size {min} samples";
         "raise it or lower min_batch_size");
-    Some(DynamicBatchingPlan {
-        max_tokens,
-        min_batch_size: min,
-        max_batch_size: max.value,
-        order: match batching.sequence_picking_order.value {
-            "random" => PickingOrderPlan::Random { seed: efficiency.seed.value as u64 },
-            "seqlen" => PickingOrderPlan::Seqlen,
-            _ => PickingOrderPlan::Dataloader,
-        },
-        lr_scaling: batching.lr_scaling_method.value,
-        verbose: batching.verbose.value,
-    })
+    Some(
+        filled!(DynamicBatchingPlan, batching { min_batch_size, max_batch_size, lr_scaling, verbose }
+            max_tokens,
+            order: match batching.sequence_picking_order.value {
+                "random" => PickingOrderPlan::Random { seed: efficiency.seed.value as u64 },
+                "seqlen" => PickingOrderPlan::Seqlen,
+                _ => PickingOrderPlan::Dataloader,
+            },
+        ),
+    )
 }
 
 #[cfg(test)]

@@ -43,10 +43,8 @@ pub(super) fn bounds(
     context: &mut Context<'_>,
 ) -> [f64; 2] {
     let (min, max) = (smallest.value, largest.value);
-    if min > max {
-        let (small, large) = (smallest.key.name, largest.key.name);
-        refuse!(context, smallest =>
-            "{min:?} is above {large} {max:?}"; "give a {small} of at most {large}");
-    }
+    let (small, large) = (smallest.key.name, largest.key.name);
+    refuse!(if min > max; context, smallest =>
+        "{min:?} is above {large} {max:?}"; "give a {small} of at most {large}");
     [min, max]
 }

@@ -29,20 +29,18 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> MonitorPlan {
 /// A name that is a folder of its own, on every system. Reports one that is not.
 fn folder_name(key: &Setting<'_, &str>, context: &mut Context<'_>) -> String {
     let name = key.value;
-    let fault = if name.trim().is_empty() {
-        Some("is empty, but a folder is named after it")
-    } else if name == "." || name == ".." {
-        Some("cannot name a new folder")
-    } else if name.contains(['/', '\\']) {
-        Some("has a path separator, but names one folder inside output_path")
-    } else if name.chars().any(char::is_control) {
-        Some("has a control character, which a folder's name cannot have")
-    } else {
-        None
+    let fault = match name {
+        _ if name.trim().is_empty() => "is empty, but a folder is named after it",
+        "." | ".." => "cannot name a new folder",
+        _ if name.contains(['/', '\\']) => {
+            "has a path separator, but names one folder inside output_path"
+        }
+        _ if name.contains(char::is_control) => {
+            "has a control character, which a folder's name cannot have"
+        }
+        _ => return name.to_owned(),
     };
-    if let Some(fault) = fault {
-        refuse!(context, key => "{name:?} {fault}"; "write a plain name such as {DEFAULT_JOB_NAME:?}");
-    }
+    refuse!(context, key => "{name:?} {fault}"; "write a plain name such as {DEFAULT_JOB_NAME:?}");
     name.to_owned()
 }
 

@@ -130,22 +130,18 @@ fn aio<'a>(top: &'a DeepSpeed<'a>) -> &'a Aio<'a> {
 pub(crate) fn check_aio(is_used: bool, context: &mut Context<'_>) {
     let top = context.top;
     let inner = &top.zero_optimization.value.aio;
-    if inner.is_given() && top.aio.is_given() {
-        refuse!(context, inner => "is there twice: aio is given too"; "remove one of them");
-    } else if inner.is_given() {
-        warning!(context, inner =>
-            "is taken as aio, a section of the top level in DeepSpeed"; "move it out of zero_optimization");
-    }
+    let is_twice = inner.is_given() && top.aio.is_given();
+    refuse!(if is_twice; context, inner => "is there twice: aio is given too"; "remove one of them");
+    warning!(if inner.is_given() && !is_twice; context, inner =>
+        "is taken as aio, a section of the top level in DeepSpeed"; "move it out of zero_optimization");
     let Aio { block_size, queue_depth, use_gds } = aio(top);
     if !is_used {
         return note_unused(&[block_size, queue_depth, use_gds], context);
     }
     // Direct I/O needs whole pages; each request has a thread, of which a process may well have
     // 1024.
-    if !block_size.value.is_multiple_of(4096) {
-        let size = block_size.value;
-        refuse!(context, block_size => "{size} is not a multiple of 4096"; "write 1048576");
-    }
+    refuse!(if !block_size.value.is_multiple_of(4096);
+        context, block_size => "{} is not a multiple of 4096", block_size.value; "write 1048576");
     refuse!(if queue_depth.value > 1024; context, queue_depth => "{} is more than 1024", queue_depth.value; "write 8");
     refuse!(if use_gds.value; context, use_gds =>
         "asks for GPUDirect Storage, which is not available"; "set it to false");

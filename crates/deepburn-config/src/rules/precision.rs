@@ -15,11 +15,10 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> PrecisionPlan {
     let top = context.top;
     let (fp16, bf16) = (&top.fp16.value, &top.bf16.value);
     for enabled in [&fp16.enabled, &bf16.enabled] {
-        if enabled.is_auto() {
-            let why = "nothing but this file says in which type to train";
-            note!(context, enabled => "\"auto\" is resolved to false: {why}; write true to train in it");
-            context.answer(enabled, false, why);
-        }
+        let why = "nothing but this file says in which type to train";
+        note!(if enabled.is_auto();
+            context, enabled => "\"auto\" is resolved to false: {why}; write true to train in it");
+        context.answer(enabled, false, why);
     }
     refuse!(if fp16.enabled.value && bf16.enabled.value;
         context, &bf16.enabled => "bfloat16 and fp16 modes cannot be simultaneously enabled";

@@ -73,10 +73,9 @@ fn resolve_policy(asking: Option<&Entry<'_>>, context: &mut Context<'_>) -> Reco
         (_, None) => RecomputePolicy::Off,
     };
     let is_on = policy != RecomputePolicy::Off;
-    if let Some(wanted) = wanted.filter(|wanted| *wanted != is_on) {
-        refuse!(context, asking.unwrap_or(&section.policy) =>
-            "contradicts training.gradient_checkpointing: {wanted}"; "remove one of them");
-    }
+    let wanted = wanted.unwrap_or(is_on);
+    refuse!(if wanted != is_on; context, asking.unwrap_or(&section.policy) =>
+        "contradicts training.gradient_checkpointing: {wanted}"; "remove one of them");
     match policy {
         RecomputePolicy::Full if nth.value > 1 => RecomputePolicy::EveryNth(nth.value),
         RecomputePolicy::Selective if nth.value > 1 => {

@@ -23,10 +23,9 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> 
         return None;
     }
     let (min, max) = (batching.min_batch_size.value, &batching.max_batch_size);
-    if let Some(size) = max.value.filter(|&size| size < min) {
-        refuse!(context, max =>
-            "{size} is below min_batch_size {min}"; "raise it or lower min_batch_size");
-    }
+    let size = max.value.unwrap_or(usize::MAX);
+    refuse!(if size < min; context, max =>
+        "{size} is below min_batch_size {min}"; "raise it or lower min_batch_size");
     // The budget has no default and holds a token of each sample at least.
     let key = &batching.max_tokens;
     refuse!(if !key.is_given(); context, key => "is missing, and dynamic batching needs it";

@@ -15,13 +15,12 @@ pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -
         return lr;
     }
     let lr = key.value;
+    let wanted = wanted.unwrap_or(lr);
     if !key.is_given() {
-        return wanted.unwrap_or(lr);
+        return wanted;
     }
-    if let Some(wanted) = wanted.filter(|wanted| *wanted != lr) {
-        warning!(context, key => "{lr:?} is used, not training.learning_rate {wanted:?}";
-            "give one of them, or write \"auto\" here");
-    }
+    warning!(if wanted != lr; context, key => "{lr:?} is used, not training.learning_rate {wanted:?}";
+        "give one of them, or write \"auto\" here");
     lr
 }
 

@@ -112,8 +112,7 @@ fn flops(section: &FlopsProfiler<'_>, context: &mut Context<'_>) -> Option<Flops
 
 /// A run of known length may end before the step that was asked for.
 fn warn_if_never(key: &Entry<'_>, step: u64, context: &mut Context<'_>) {
-    if let Some(total) = context.run.total_steps.filter(|total| step > *total as u64) {
-        warning!(context, key => "step {step} is never reached: the run has {total} steps";
-            "name steps from 1 to {total}");
-    }
+    let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
+    warning!(if step > total; context, key => "step {step} is never reached: the run has {total} steps";
+        "name steps from 1 to {total}");
 }

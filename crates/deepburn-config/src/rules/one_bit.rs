@@ -44,12 +44,10 @@ pub(super) fn zero_one_adam(entry: &Entry<'_>, context: &mut Context<'_>) -> Opt
     let params = ZeroOneAdam::read(entry);
     let steps = |key: &Setting<'_, usize>| key.value.max(1) as u64;
     let var_freeze_step = steps(&params.var_freeze_step);
-    let total = context.run.total_steps;
-    if let Some(total) = total.filter(|total| var_freeze_step >= *total as u64) {
-        note!(context, &params.var_freeze_step =>
-            "{var_freeze_step} is not below the {total} steps of the run: the second moment is never frozen, and \
-             every step exchanges gradients");
-    }
+    let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
+    note!(if var_freeze_step >= total; context, &params.var_freeze_step =>
+        "{var_freeze_step} is not below the {total} steps of the run: the second moment is never frozen, and \
+         every step exchanges gradients");
     OptimizerPlan::ZeroOneAdam(ZeroOneAdamPlan {
         adam: moments(entry, true, context),
         var_freeze_step,
@@ -67,10 +65,10 @@ fn freeze_step(key: &Setting<'_, i64>, context: &mut Context<'_>) -> u64 {
          are divided by its square root";
         "give 15 to 25 % of the steps");
     let step = step.max(1) as u64;
-    if let Some(total) = context.run.total_steps.filter(|total| step >= *total as u64) {
-        warning!(context, key => "{step} is not below the {total} steps of the run: momenta are never compressed";
-            "give 15 to 25 % of the steps, {} for example", (total / 5).max(1));
-    }
+    let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
+    warning!(if step >= total;
+        context, key => "{step} is not below the {total} steps of the run: momenta are never compressed";
+        "give 15 to 25 % of the steps, {} for example", (total / 5).max(1));
     step
 }
 

@@ -218,15 +218,12 @@ impl JobReader<'_> {
     /// Ranks: as given, or as many as a launcher started; both must agree.
     fn ranks(&mut self, given: Option<usize>) -> usize {
         let [processes, launched] = self.ranks;
-        let given = given.or(processes);
-        if let (Some(ranks), Some(launched)) = (given, launched)
-            && ranks != launched
-        {
-            refuse!(self.findings, "training.ranks" =>
-                "is {ranks}, but the launcher started {launched} processes, one for each rank";
-                "give --ranks {launched}, or start {ranks} processes");
-        }
-        given.or(launched).unwrap_or(1)
+        let ranks = given.or(processes).or(launched).unwrap_or(1);
+        let launched = launched.unwrap_or(ranks);
+        refuse!(if ranks != launched; self.findings, "training.ranks" =>
+            "is {ranks}, but the launcher started {launched} processes, one for each rank";
+            "give --ranks {launched}, or start {ranks} processes");
+        ranks
     }
 
     /// Checks that limits on checkpoints have checkpoints and evaluations to apply to.

@@ -54,14 +54,11 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> BatchPlan {
 fn report_missing(context: &mut Context<'_>) {
     let (train, micro) =
         (&context.top.train_batch_size, &context.top.train_micro_batch_size_per_gpu);
-    if train.is_given() || micro.is_given() {
-        return;
-    }
     let message = match micro.is_auto() || train.is_auto() {
         true => "\"auto\" needs the micro-batch, which is not known",
         false => "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
     };
-    refuse!(context, micro => "{message}";
+    refuse!(if !train.is_given() && !micro.is_given(); context, micro => "{message}";
         "add \"train_micro_batch_size_per_gpu\": 1, or training.micro_batch_size in the job file; check-config and \
          estimate take --micro-batch");
 }

@@ -63,11 +63,8 @@ fn profile(section: &Profiling<'_>, context: &mut Context<'_>) -> Option<Profile
     let report =
         |message| refuse!(context, key => "{message}"; "write [1, 10] for the first ten steps");
     let steps = steps.map_err(report).ok()?;
-    if let [one] = &steps[..]
-        && one.start() < one.end()
-    {
-        note!(context, key => "profiles steps {} to {}", one.start(), one.end());
-    }
+    note!(if matches!(&steps[..], [one] if one.start() < one.end());
+        context, key => "profiles steps {} to {}", steps[0].start(), steps[0].end());
     let first = steps.iter().map(|window| *window.start()).min().unwrap_or(1);
     warn_if_never(key, first, context);
     Some(ProfilePlan { steps, output_folder: path(section.output_folder.value) })

@@ -84,14 +84,11 @@ fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
         context.answer(key, lr, "the optimizer's lr");
         return Some(lr);
     }
-    let given = Option::<f64>::read(key);
-    if let (Some(max), Some(wanted)) = (given, context.run.learning_rate)
-        && max != wanted
-    {
-        warning!(context, key =>
-            "{max:?} is the peak, not training.learning_rate {wanted:?}"; "write \"auto\" here");
-    }
-    given
+    let max = Option::<f64>::read(key)?;
+    let wanted = context.run.learning_rate.unwrap_or(max);
+    warning!(if max != wanted; context, key =>
+        "{max:?} is the peak, not training.learning_rate {wanted:?}"; "write \"auto\" here");
+    Some(max)
 }
 
 /// The learning rate before the warm-up; `"auto"` is 0, as in transformers.

@@ -3,6 +3,8 @@
 //! Accelerate fills in what the file leaves out: stage 2, no offload, accumulation and clipping
 //! `"auto"`, both batch sizes `"auto"`. Unknown keys are errors here too.
 
+use std::path::{Path, PathBuf};
+
 use serde_json::{Value as Json, json};
 
 use crate::check::check;
@@ -10,84 +12,77 @@ use crate::diagnosis::{ConfigError, Findings, refuse};
 use crate::key::{Key, Status};
 use crate::keys::accelerate::{Accelerate, DeepSpeedConfig};
 use crate::node::{Node, Value};
+use crate::place::find;
+use crate::raw_config::RawConfig;
 use crate::section::{Entry, Read, Section, Setting};
-use crate::source::parse_yaml;
+use crate::source::{parse_yaml, read_text};
 
 /// The key of a DeepSpeed configuration in a file of its own.
 const FILE: &str = "deepspeed_config_file";
 
-/// What an Accelerate file says, checked.
-pub(crate) struct AccelerateFile {
-    /// The DeepSpeed configuration in a file of its own, which the keys of this one would contradict.
-    pub(crate) deepspeed_config_file: Option<String>,
-    /// Ranks.
-    pub(crate) processes: Option<usize>,
-    /// The keys in DeepSpeed's own words, for a file that names no other.
-    pub(crate) translated: Json,
-    /// The section of `mixed_precision`, which DeepSpeed's configuration gets too.
-    precision: Option<&'static str>,
-}
-
-impl AccelerateFile {
-    /// Reads the YAML of the file `name`.
+impl RawConfig {
+    /// Reads Accelerate's YAML, the file `name`. `folder` is where `deepspeed_config_file` is looked for.
     ///
     /// # Errors
     /// Syntax, and everything that is wrong with its keys in one [`crate::Report`].
-    pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigError> {
+    pub(crate) fn from_accelerate(
+        text: &str,
+        name: &str,
+        folder: &Path,
+    ) -> Result<Self, ConfigError> {
         let root = parse_yaml(text, name)?;
         let mut findings = Findings::default();
         check(Accelerate::KEYS, &root, &mut findings);
         let top = Accelerate::read(&Entry::document(&root));
         let kind = top.distributed_type.value;
-        if !kind.eq_ignore_ascii_case("deepspeed") {
-            refuse!(findings, "distributed_type" => "\"{kind}\" is not a DeepSpeed configuration";
-                "run `accelerate config` for DeepSpeed");
-        }
-        let config = &top.deepspeed_config.value;
+        refuse!(if !kind.eq_ignore_ascii_case("deepspeed");
+            findings, "distributed_type" => "\"{kind}\" is not a DeepSpeed configuration";
+            "run `accelerate config` for DeepSpeed");
+        let translated = &top.deepspeed_config.value;
         let precision = precision(&top, &mut findings);
-        let file = config.deepspeed_config_file.value;
+        let file = translated.deepspeed_config_file.value;
         if file.is_some() {
             check_alone(&top.deepspeed_config, &mut findings);
         }
         findings.verdict(name)?;
-        Ok(Self {
-            deepspeed_config_file: file.map(str::to_owned),
-            processes: top.num_processes.value,
-            translated: deepspeed(config),
-            precision,
-        })
-    }
-
-    /// Switches on the precision of the file `source`, as Accelerate does, where the DeepSpeed configuration leaves it
-    /// out or open (`"auto"`).
-    ///
-    /// # Errors
-    /// It switches the other one on.
-    pub(crate) fn enable_precision(
-        &self,
-        deepspeed: &mut Node,
-        source: &str,
-    ) -> Result<(), ConfigError> {
-        let Some(name) = self.precision else { return Ok(()) };
-        let other = if name == "fp16" { "bf16" } else { "fp16" };
-        let enabled = deepspeed.get(other).and_then(|section| section.get("enabled"));
-        if enabled.and_then(Node::as_flag) == Some(true) {
-            let mut findings = Findings::default();
-            refuse!(findings, "mixed_precision" =>
-                "\"{name}\" contradicts {other}.enabled of the DeepSpeed configuration"; "switch on one type");
-            findings.verdict(source)?;
-        }
-        let on = |key: &str| (key.to_owned(), Node::new(Value::Flag(true)));
-        if let Some(section) = deepspeed.get_mut(name) {
-            if let Some(enabled) = section.get_mut("enabled").filter(|enabled| enabled.is_auto()) {
-                *enabled = on("enabled").1;
+        let mut config = match file {
+            Some(path) => {
+                let path = find(Path::new(path), &[PathBuf::new(), folder.into()], "file")?;
+                // Never another Accelerate file, which could name this one.
+                Self::parse(&read_text(&path)?, &path.display().to_string())?
             }
-        } else if let Some(top) = deepspeed.entries_mut() {
-            let keys = if name == "fp16" { &["enabled", "auto_cast"][..] } else { &["enabled"] };
-            top.push((name.to_owned(), Node::map(keys.iter().copied().map(on).collect())));
+            None => Self::of(&deepspeed(translated), name)?,
+        };
+        if let Some(precision) = precision {
+            enable_precision(precision, &mut config.root, name)?;
         }
-        Ok(())
+        config.processes = top.num_processes.value;
+        Ok(config)
     }
+}
+
+/// Switches on the precision `name` of the file `source`, as Accelerate does, where the DeepSpeed configuration leaves
+/// it out or open (`"auto"`).
+///
+/// # Errors
+/// It switches the other one on.
+fn enable_precision(name: &str, deepspeed: &mut Node, source: &str) -> Result<(), ConfigError> {
+    let other = if name == "fp16" { "bf16" } else { "fp16" };
+    let enabled = deepspeed.get(other).and_then(|section| section.get("enabled"));
+    let mut findings = Findings::default();
+    refuse!(if enabled.and_then(Node::as_flag) == Some(true); findings, "mixed_precision" =>
+        "\"{name}\" contradicts {other}.enabled of the DeepSpeed configuration"; "switch on one type");
+    findings.verdict(source)?;
+    let on = |key: &str| (key.to_owned(), Node::new(Value::Flag(true)));
+    if let Some(section) = deepspeed.get_mut(name) {
+        if let Some(enabled) = section.get_mut("enabled").filter(|enabled| enabled.is_auto()) {
+            *enabled = on("enabled").1;
+        }
+    } else if let Some(top) = deepspeed.entries_mut() {
+        let keys = if name == "fp16" { &["enabled", "auto_cast"][..] } else { &["enabled"] };
+        top.push((name.to_owned(), Node::map(keys.iter().copied().map(on).collect())));
+    }
+    Ok(())
 }
 
 /// The DeepSpeed section that `mixed_precision` switches on.

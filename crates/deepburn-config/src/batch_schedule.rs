@@ -127,13 +127,12 @@ impl BatchSchedule {
         changes: impl IntoIterator<Item = (usize, usize)>,
     ) -> Result<Self, BatchSizeError> {
         let mut schedule = Self { initial, changes: Vec::new() };
-        let mut previous = None;
         for (from_step, size) in changes {
+            let previous = schedule.changes.last().map(|&(previous, _)| previous);
             if let Some(previous) = previous.filter(|&previous| from_step <= previous) {
                 return Err(BatchSizeError::OutOfOrder { size, from_step, previous });
             }
             schedule.changes.push((from_step, initial.with_train_batch_size(size)?));
-            previous = Some(from_step);
         }
         Ok(schedule)
     }
@@ -146,10 +145,12 @@ impl BatchSchedule {
 
     /// The largest batch.
     pub fn largest(&self) -> BatchPlan {
-        let changes = self.changes.iter().map(|&(_, batch)| batch);
-        changes.fold(self.initial, |largest, batch| {
-            if batch.train_batch_size > largest.train_batch_size { batch } else { largest }
-        })
+        self.batches().max_by_key(|batch| batch.train_batch_size).unwrap_or(self.initial)
+    }
+
+    /// Every batch, in order.
+    fn batches(&self) -> impl Iterator<Item = BatchPlan> {
+        [self.initial].into_iter().chain(self.changes.iter().map(|&(_, batch)| batch))
     }
 
     /// Most optimizer steps that together have at most so many samples.
@@ -169,9 +170,7 @@ impl BatchSchedule {
     pub fn samples_before(&self, step: usize) -> usize {
         let starts = self.changes.iter().map(|&(from_step, _)| from_step);
         let ends = starts.clone().chain([step]).map(|end| end.min(step));
-        let batches =
-            [self.initial].into_iter().chain(self.changes.iter().map(|&(_, batch)| batch));
-        let spans = [0].into_iter().chain(starts).zip(ends).zip(batches);
+        let spans = [0].into_iter().chain(starts).zip(ends).zip(self.batches());
         spans.fold(0, |samples: usize, ((start, end), batch)| {
             let steps = end.saturating_sub(start);
             samples.saturating_add(steps.saturating_mul(batch.train_batch_size))

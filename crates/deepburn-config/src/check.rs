@@ -8,9 +8,8 @@
 
 use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
 use crate::foreign::foreign_name;
-use crate::key::{Key, Literal, Status, Trigger};
-use crate::key_path::join;
-use crate::kind::{Kind, Variant};
+use crate::key::{Key, KeyEntry, Kind, Literal, Status, Trigger, Variant, entries};
+use crate::key_path::{join, without_brackets};
 use crate::node::{Node, Value};
 
 /// Names less similar than this are no slips of each other.
@@ -22,7 +21,7 @@ const LISTED: usize = 16;
 /// Checks a whole file against the table of its top level.
 pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) {
     if let Value::Map(_) = node.value {
-        Check { top: keys, findings }.section(keys, node, "");
+        Check { known: entries(keys), findings }.section(keys, node, "");
     } else {
         refuse!(findings, "" => "the file holds {}; must be a section", node.noun(); "wrap the keys in {{ ... }}");
     }
@@ -30,8 +29,8 @@ pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) 
 
 /// A walk over a file beside its tables.
 struct Check<'a> {
-    /// Where to look for a key that stands in the wrong section.
-    top: &'static [Key],
+    /// Every key of the file, to look for one that stands in the wrong section.
+    known: Vec<KeyEntry>,
     findings: &'a mut Findings,
 }
 
@@ -44,10 +43,8 @@ impl Check<'_> {
                 self.unknown(keys, name, value, &full);
                 continue;
             };
-            if key.outdated == name {
-                let name = key.name;
-                warning!(self.findings, Site::at(&full, value) => "is taken as {name}"; "rename it to {name}");
-            }
+            warning!(if key.outdated == name; self.findings, Site::at(&full, value) =>
+                "is taken as {}", key.name; "rename it to {}", key.name);
             self.value(key, value, node, &full);
         }
         for key in keys {
@@ -60,9 +57,8 @@ impl Check<'_> {
                     "{value} and {second}: {other} are two names of one key";
                     "keep {} and remove the other", key.name);
             }
-            if key.required && given.iter().all(|(_, value)| value.is_null()) {
-                refuse!(self.findings, join(path, key.name) => "is missing and has no default"; "add it: {}", key.kind);
-            }
+            refuse!(if key.required && given.iter().all(|(_, value)| value.is_null());
+                self.findings, join(path, key.name) => "is missing and has no default"; "add it: {}", key.kind);
         }
     }
 
@@ -138,8 +134,7 @@ impl Check<'_> {
     /// another section.
     fn unknown(&mut self, keys: &'static [Key], name: &str, value: &Node, path: &str) {
         // What single parameters of a group are set to comes last: few files have groups.
-        let in_groups = || honoured(self.top, name, true);
-        let elsewhere = honoured(self.top, name, false).or_else(in_groups);
+        let elsewhere = self.honoured(name, false).or_else(|| self.honoured(name, true));
         let is_at = |path: &String| format!("did you mean {path}?");
         // The main sections of a job file have no section inside that another program could mean.
         let of_job = elsewhere
@@ -158,23 +153,17 @@ impl Check<'_> {
         });
         refuse!(self.findings, Site::at(path, value) => "unknown key"; "{remedy}");
     }
-}
 
-/// Path of the first key below `keys` that has this name and does something, as it is written in a
-/// file. `in_lists`: also in sections of which there is a list.
-fn honoured(keys: &'static [Key], name: &str, in_lists: bool) -> Option<String> {
-    keys.iter().filter(|key| matches!(key.status, Status::Honoured)).find_map(|key| {
-        let below = |keys| honoured(keys, name, in_lists).map(|path| join(key.name, &path));
-        match key.kind {
-            _ if key.is_called(name) => Some(key.name.to_owned()),
-            Kind::Sections(_) if !in_lists => None,
-            Kind::Variants(variants) => variants
-                .iter()
-                .filter(|variant| matches!(variant.status, Status::Honoured))
-                .find_map(|variant| below(variant.keys)),
-            _ => below(key.keys()),
-        }
-    })
+    /// Path of the first key of the file that has this name and does something, as it is written.
+    /// `in_lists`: also in sections of which there is a list.
+    fn honoured(&self, name: &str, in_lists: bool) -> Option<String> {
+        let mut does_something = self.known.iter().filter(|entry| {
+            matches!(entry.status, Status::Honoured) && (in_lists || !entry.path.contains("[]"))
+        });
+        does_something
+            .find(|entry| entry.key.is_called(name))
+            .map(|entry| without_brackets(&entry.path))
+    }
 }
 
 /// What is wrong with a value of the wrong kind.
@@ -220,16 +209,12 @@ pub(crate) fn suggestion(known: impl Iterator<Item = &'static str>, name: &str) 
 }
 
 /// The known name nearest to `name`, if it is near enough for a slip.
-pub(crate) fn nearest(
-    known: impl Iterator<Item = &'static str>,
-    name: &str,
-) -> Option<&'static str> {
+pub(crate) fn nearest(all: impl Iterator<Item = &'static str>, name: &str) -> Option<&'static str> {
     // The distance costs the product of the lengths: no key is this long.
     if name.len() > 100 {
         return None;
     }
-    known
-        .map(|known| (strsim::normalized_damerau_levenshtein(known, name), known))
+    all.map(|known| (strsim::normalized_damerau_levenshtein(known, name), known))
         .filter(|(similarity, _)| *similarity >= SIMILAR)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, known)| known)

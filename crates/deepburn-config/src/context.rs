@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use serde_json::Value as Json;
 
 use crate::diagnosis::{Findings, Severity, Site};
 use crate::keys::DeepSpeed;
 use crate::plan::ParamGroups;
+use crate::section::Entry;
 
 /// What a configuration is resolved for.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -59,7 +61,7 @@ impl RunContext {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AutoAnswer {
     /// The value.
-    pub value: serde_json::Value,
+    pub value: Json,
     /// Where it comes from.
     pub from: String,
 }
@@ -77,10 +79,12 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Records what the `"auto"` of a key became.
-    pub(crate) fn answer(&mut self, path: &str, value: impl Into<serde_json::Value>, from: &str) {
-        let answer = AutoAnswer { value: value.into(), from: from.to_owned() };
-        self.autos.insert(path.to_owned(), answer);
+    /// Records what the `"auto"` of a key became, where the key says so.
+    pub(crate) fn answer(&mut self, key: &Entry<'_>, value: impl Into<Json>, from: &str) {
+        if key.is_auto() {
+            let answer = AutoAnswer { value: value.into(), from: from.to_owned() };
+            self.autos.insert(key.path.clone(), answer);
+        }
     }
 
     /// Adds a finding.

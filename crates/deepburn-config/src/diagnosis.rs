@@ -219,8 +219,14 @@ impl Findings {
 
 /// Adds a finding: `report!(severity, findings, site => "message"; "remedy")`.
 ///
-/// Message and remedy are format strings. Arguments that they do not name follow them.
+/// Message and remedy are format strings. Arguments that they do not name follow them. A rule that a
+/// condition breaks starts with it: `report!(severity, if a > b; findings, ...)`.
 macro_rules! report {
+    ($severity:expr, if $is_broken:expr; $($finding:tt)+) => {
+        if $is_broken {
+            $crate::diagnosis::report!($severity, $($finding)+);
+        }
+    };
     ($severity:expr, $findings:expr, $site:expr => $message:literal $(, $arg:expr)*;
         $remedy:literal $(, $part:expr)*) => {{
         let site = $crate::diagnosis::Site::from($site);
@@ -229,7 +235,8 @@ macro_rules! report {
     }};
 }
 
-/// Reports what refuses the configuration: `refuse!(findings, site => "message"; "remedy")`.
+/// Reports what refuses the configuration: `refuse!(findings, site => "message"; "remedy")`, or
+/// `refuse!(if a > b; findings, site => "message"; "remedy")`.
 macro_rules! refuse {
     ($($finding:tt)+) => {
         $crate::diagnosis::report!($crate::diagnosis::Severity::Error, $($finding)+)

@@ -22,9 +22,9 @@ use crate::key::Key;
 use crate::keys::DeepSpeed;
 use crate::keys::job::JobFile;
 use crate::lightning::looks_like_a_strategy;
-use crate::lookup::find;
 use crate::node::{Node, Value};
 use crate::overrides::Override;
+use crate::place::find;
 use crate::raw_config::RawConfig;
 use crate::section::{Entry, Read, Section};
 use crate::source::{Origin, parse_json, read_text};
@@ -133,33 +133,31 @@ impl Job {
         use_typed_rate(&overrides, &mut written.root);
         let deepspeed = DeepSpeed::read(&Entry::document(&written.root));
         let findings = Findings::default();
-        let mut reader = JobReader { folder, deepspeed: &deepspeed, findings };
-        let mut job = Self::read(&root, [written.processes(), request.launched], &mut reader);
+        let ranks = [written.processes(), request.launched];
+        let mut reader = JobReader { folder, deepspeed: &deepspeed, ranks, findings };
+        let mut job = Self::read(&root, &mut reader);
         reader.findings.attribute(&typed);
         job.notes = reader.findings.verdict(name)?;
         Ok((job, written))
     }
 
-    /// Reads and checks all sections, then the rules that concern several of them. `ranks` come from
-    /// an Accelerate file and from a launcher.
-    fn read(root: &Node, ranks: [Option<usize>; 2], reader: &mut JobReader<'_>) -> Self {
+    /// Reads and checks all sections, then the rules that concern several of them.
+    fn read(root: &Node, reader: &mut JobReader<'_>) -> Self {
         check(JobFile::KEYS, root, &mut reader.findings);
         let top = JobFile::read(&Entry::document(root));
         let job = Self {
             model: reader.model(&top.model.value),
             data: reader.data(&top.data.value),
-            training: reader.training(&top.training.value, ranks),
+            training: reader.training(&top.training.value),
             notes: Vec::new(),
         };
         reader.check_pair(&job.model, &job.data);
         // A split that was given and is wrong has an error of its own.
         let asks_for_eval = top.data.value.splits.value.eval.is_given();
         let has_eval = asks_for_eval || job.data.splits.has_eval();
-        if job.training.eval_steps.is_some() && !has_eval {
-            refuse!(reader.findings, "training.eval_steps" =>
-                "there is nothing to evaluate: data.splits.eval is missing";
-                "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
-        }
+        refuse!(if job.training.eval_steps.is_some() && !has_eval; reader.findings, "training.eval_steps" =>
+            "there is nothing to evaluate: data.splits.eval is missing";
+            "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         reader.check_saving(&job.training);
         reader.check_best(&job.training, &job.data);
         job
@@ -172,11 +170,9 @@ fn refuse_deepspeed(root: &Node, name: &str) -> Result<(), ConfigError> {
     // `$schema` is a key of both.
     let is_known = |keys, name: &str| name != "$schema" && Key::find(keys, name).is_some();
     let has_any = |keys| root.entries().iter().any(|(name, _)| is_known(keys, name));
-    if has_any(JobFile::KEYS) || !has_any(DeepSpeed::KEYS) {
-        return Ok(());
-    }
     let mut findings = Findings::default();
-    refuse!(findings, "" => "this looks like a DeepSpeed configuration; must be a job file";
+    refuse!(if !has_any(JobFile::KEYS) && has_any(DeepSpeed::KEYS);
+        findings, "" => "this looks like a DeepSpeed configuration; must be a job file";
         "pass it with --deepspeed together with a job file, or write its path as \"deepspeed\" in one");
     findings.verdict(name)?;
     Ok(())
@@ -190,15 +186,14 @@ fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
         request.sets.iter().map(|set| Override::parse(set)).collect::<Result<_, _>>()?;
     let number = |ranks: usize| Node::new(Value::Number(ranks.to_string()));
     let options = [
-        ("--ranks", "ranks", request.ranks.map(number)),
-        ("--backend", "backend", request.backend.as_deref().map(Node::text)),
-        ("--output-dir", "output_dir", request.output_dir.as_deref().map(text)),
+        ("--ranks", "training.ranks", request.ranks.map(number)),
+        ("--backend", "training.backend", request.backend.as_deref().map(Node::text)),
+        ("--output-dir", "training.output_dir", request.output_dir.as_deref().map(text)),
+        ("--deepspeed", "deepspeed", request.deepspeed.as_deref().map(text)),
     ];
-    for (option, name, value) in options {
-        overrides.extend(value.map(|value| Override::of(option, &["training", name], value)));
+    for (option, path, value) in options {
+        overrides.extend(value.map(|value| Override::of(option, path, value)));
     }
-    let deepspeed = request.deepspeed.as_deref().map(text);
-    overrides.extend(deepspeed.map(|path| Override::of("--deepspeed", &["deepspeed"], path)));
     Ok(overrides)
 }
 
@@ -234,14 +229,13 @@ fn take_deepspeed(
     let part = root.entries_mut().and_then(|entries| {
         entries.iter().position(|(key, _)| key == "deepspeed").map(|at| entries.remove(at).1)
     });
-    match part {
-        None | Some(Node { value: Value::Null, .. }) => Ok(RawConfig::section_of(name, None)),
+    match part.filter(|part| !part.is_null()) {
         Some(Node { value: Value::Text(path), .. }) => {
             match find(Path::new(&path), folders, "file") {
                 Err(_) if looks_like_a_strategy(&path) => RawConfig::from_strategy(&path),
                 found => RawConfig::from_file(&found?),
             }
         }
-        Some(section) => Ok(RawConfig::section_of(name, Some(section))),
+        section => Ok(RawConfig::section_of(name, section)),
     }
 }

@@ -1,16 +1,20 @@
 //! The sections of a job file, read and checked: what must exist exists, what excludes each other
 //! is reported.
 
+mod devices;
+mod splits;
+
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
 use crate::diagnosis::{Findings, note, refuse, warning};
-use crate::job_plan::{Architecture, DataJob, DataKind, ModelJob, ModelMetric, TrainingJob};
+use crate::job_plan::{
+    Architecture, Backend, DataJob, DataKind, ModelJob, ModelMetric, TrainingJob,
+};
 use crate::keys::DeepSpeed;
-use crate::keys::job::{Data, Model, ParamGroup as Group, Training};
-use crate::lookup::find;
-use crate::place::Place;
+use crate::keys::job::{Data, Model, ParamGroup as Group, Splits, Training};
+use crate::place::{Place, find};
 use crate::plan::{GroupRate, GroupUpdate, ParamGroup, PathPattern};
 use crate::section::{Entry, Setting, filled};
 use crate::splits::SplitPlan;
@@ -21,6 +25,8 @@ pub(crate) struct JobReader<'a> {
     pub(crate) folder: &'a Path,
     /// The configuration beside the job, which has the defaults of some keys.
     pub(crate) deepspeed: &'a DeepSpeed<'a>,
+    /// The numbers of ranks of an Accelerate file and of a launcher.
+    pub(crate) ranks: [Option<usize>; 2],
     /// What was found so far.
     pub(crate) findings: Findings,
 }
@@ -30,11 +36,9 @@ impl JobReader<'_> {
     fn place(&mut self, key: &Setting<'_, Option<&str>>, remedy: &str) -> Option<Place> {
         let given = key.value?;
         let place = Place::find(given, &self.folders());
-        if place.is_none() {
-            refuse!(self.findings, &*key.path =>
-                "\"{given}\": no such file or folder, from the current folder or beside the job file, and it is not a \
-                 repository on the Hub (owner/name)"; "{remedy}");
-        }
+        refuse!(if place.is_none(); self.findings, &*key.path =>
+            "\"{given}\": no such file or folder, from the current folder or beside the job file, and it is not a \
+             repository on the Hub (owner/name)"; "{remedy}");
         place
     }
 
@@ -47,11 +51,9 @@ impl JobReader<'_> {
     pub(crate) fn existing(&mut self, given: &str, key: &Entry<'_>) -> Option<PathBuf> {
         let found = find(Path::new(given), &self.folders(), "file or folder");
         let found = found.ok().filter(|_| !given.is_empty());
-        if found.is_none() {
-            refuse!(self.findings, &*key.path =>
-                "\"{given}\": no such file or folder, from the current folder or beside the job file";
-                "give an existing file or folder");
-        }
+        refuse!(if found.is_none(); self.findings, &*key.path =>
+            "\"{given}\": no such file or folder, from the current folder or beside the job file";
+            "give an existing file or folder");
         found
     }
 
@@ -74,10 +76,9 @@ impl JobReader<'_> {
             }
         };
         let architecture = model.architecture.value;
-        if architecture == Architecture::ImdbEncoder && pretrained.is_some() {
-            refuse!(self.findings, "model.pretrained" =>
-                "imdb_encoder starts from weights of its own in this version"; "remove it");
-        }
+        refuse!(if architecture == Architecture::ImdbEncoder && pretrained.is_some();
+            self.findings, "model.pretrained" =>
+            "imdb_encoder starts from weights of its own in this version"; "remove it");
         ModelJob { architecture, pretrained, config }
     }
 
@@ -88,10 +89,9 @@ impl JobReader<'_> {
         // One message is enough where the path is wrong.
         let is_wrong = path.is_none() && data.path.value.is_some();
         let is_set = path.as_ref().is_some_and(|path| !path.is_file());
-        if data.name.is_given() && !is_set && !is_wrong {
-            refuse!(self.findings, "data.name" => "is a configuration of a data set, and data.path is not a data set";
-                "give the data set's folder or repository as data.path, or remove data.name");
-        }
+        refuse!(if data.name.is_given() && !is_set && !is_wrong;
+            self.findings, "data.name" => "is a configuration of a data set, and data.path is not a data set";
+            "give the data set's folder or repository as data.path, or remove data.name");
         let splits = match is_wrong {
             true => SplitPlan::everything(None),
             false => self.splits(&data.splits.value, path),
@@ -143,41 +143,30 @@ impl JobReader<'_> {
             (&data.vocab_size, !is_tokens, "tokens need no tokenizer"),
         ];
         for (key, is_read, why) in readers {
-            if key.is_given() && !is_read {
-                warning!(self.findings, &*key.path => "is ignored: {why}"; "remove it");
-            }
+            warning!(if key.is_given() && !is_read; self.findings, &*key.path => "is ignored: {why}"; "remove it");
         }
     }
 
     /// A model and the data it can learn from.
     pub(crate) fn check_pair(&mut self, model: &ModelJob, data: &DataJob) {
         if let DataKind::Classification { text_field, label_field } = &data.kind {
-            if text_field == label_field {
-                refuse!(self.findings, "data.label_field" => "{label_field:?} is the column of the texts too";
-                    "name the column of the labels");
-            }
+            refuse!(if text_field == label_field;
+                self.findings, "data.label_field" => "{label_field:?} is the column of the texts too";
+                "name the column of the labels");
         } else if model.architecture == Architecture::ImdbEncoder {
             refuse!(self.findings, "data.kind" =>
                 "model.architecture \"imdb_encoder\" learns from texts with a class each"; "write \"classification\"");
         }
     }
 
-    /// Reads how long training runs and on how many ranks. `ranks` come from an Accelerate file and from a
-    /// launcher.
-    pub(crate) fn training(
-        &mut self,
-        training: &Training<'_>,
-        ranks: [Option<usize>; 2],
-    ) -> TrainingJob {
+    /// Reads how long training runs and on how many ranks.
+    pub(crate) fn training(&mut self, training: &Training<'_>) -> TrainingJob {
         let (epochs, max_steps) = (&training.epochs, &training.max_steps);
-        if !epochs.is_given() && !max_steps.is_given() {
-            note!(self.findings, "training.epochs" => "is 1: neither epochs nor max_steps is given");
-        }
+        note!(if !epochs.is_given() && !max_steps.is_given();
+            self.findings, "training.epochs" => "is 1: neither epochs nor max_steps is given");
         let output_dir = training.output_dir.value;
-        if output_dir.trim().is_empty() {
-            refuse!(self.findings, "training.output_dir" =>
-                "\"\" names no folder"; "give a folder, output for example");
-        }
+        refuse!(if output_dir.trim().is_empty(); self.findings, "training.output_dir" =>
+            "\"\" names no folder"; "give a folder, output for example");
         filled!(TrainingJob, training {
             max_steps, backend, collective_timeout, eval_steps, eval_max_samples, load_best_model_at_end,
             metric_for_best_model, early_stopping_patience, early_stopping_threshold, save_steps, async_save,
@@ -186,7 +175,7 @@ impl JobReader<'_> {
         }
             epochs: epochs.value.or(if max_steps.value.is_none() { Some(1) } else { None }),
             seed: training.seed.value as u64,
-            ranks: self.ranks(training.ranks.value, ranks),
+            ranks: self.ranks(training.ranks.value),
             devices: self.devices(&training.devices, training.backend.value),
             output_dir: PathBuf::from(output_dir),
             batch_size_schedule: self.batch_size_schedule(training),
@@ -219,31 +208,22 @@ impl JobReader<'_> {
                 "remove one of them");
         }
         let rate = lr.value.map_or(GroupRate::Factor(lr_factor.value), GroupRate::Own);
-        let update = match frozen.value {
-            true => GroupUpdate::Frozen,
-            false => {
-                filled!(GroupUpdate::Trained, section { weight_decay, betas, muon_matrices } rate)
-            }
-        };
-        ParamGroup {
-            params: patterns,
-            dims: section.dims.value.clone().unwrap_or_default(),
-            update,
-        }
+        let trained =
+            filled!(GroupUpdate::Trained, section { weight_decay, betas, muon_matrices } rate);
+        let update = if frozen.value { GroupUpdate::Frozen } else { trained };
+        let dims = section.dims.value.clone().unwrap_or_default();
+        ParamGroup { params: patterns, dims, update }
     }
 
     /// Ranks: as given, or as many as a launcher started; both must agree.
-    fn ranks(&mut self, given: Option<usize>, others: [Option<usize>; 2]) -> usize {
-        let [processes, launched] = others;
-        let given = given.or(processes);
-        if let (Some(ranks), Some(launched)) = (given, launched)
-            && ranks != launched
-        {
-            refuse!(self.findings, "training.ranks" =>
-                "is {ranks}, but the launcher started {launched} processes, one for each rank";
-                "give --ranks {launched}, or start {ranks} processes");
-        }
-        given.or(launched).unwrap_or(1)
+    fn ranks(&mut self, given: Option<usize>) -> usize {
+        let [processes, launched] = self.ranks;
+        let ranks = given.or(processes).or(launched).unwrap_or(1);
+        let launched = launched.unwrap_or(ranks);
+        refuse!(if ranks != launched; self.findings, "training.ranks" =>
+            "is {ranks}, but the launcher started {launched} processes, one for each rank";
+            "give --ranks {launched}, or start {ranks} processes");
+        ranks
     }
 
     /// Checks that limits on checkpoints have checkpoints and evaluations to apply to.
@@ -252,21 +232,16 @@ impl JobReader<'_> {
         let limits = training.save_total_limit.is_some();
         let best = training.save_best_limit.is_some();
         for (key, is_given) in [("save_total_limit", limits), ("async_save", training.async_save)] {
-            if is_given && !saves {
-                refuse!(self.findings, format!("training.{key}") =>
-                    "no checkpoints are saved"; "add training.save_steps, or remove it");
-            }
+            refuse!(if is_given && !saves; self.findings, format!("training.{key}") =>
+                "no checkpoints are saved"; "add training.save_steps, or remove it");
         }
-        if best && !limits {
-            refuse!(self.findings, "training.save_best_limit" =>
-                "all checkpoints are kept"; "add training.save_total_limit, or remove it");
-        }
+        refuse!(if best && !limits; self.findings, "training.save_best_limit" =>
+            "all checkpoints are kept"; "add training.save_total_limit, or remove it");
         let evaluated = training.save_steps.zip(training.eval_steps);
-        if best && !evaluated.is_some_and(|(save, eval)| save.is_multiple_of(eval)) {
-            refuse!(self.findings, "training.save_best_limit" =>
-                "checkpoints are judged by an evaluation in the step that they are saved in";
-                "add training.eval_steps, and training.save_steps as a multiple of it");
-        }
+        refuse!(if best && !evaluated.is_some_and(|(save, eval)| save.is_multiple_of(eval));
+            self.findings, "training.save_best_limit" =>
+            "checkpoints are judged by an evaluation in the step that they are saved in";
+            "add training.eval_steps, and training.save_steps as a multiple of it");
     }
 
     /// The best model is known where models are evaluated while they train.
@@ -283,15 +258,13 @@ impl JobReader<'_> {
                 "add training.eval_steps and data.splits.eval, or remove it");
         }
         let classifies = matches!(data.kind, DataKind::Classification { .. });
-        if training.metric_for_best_model == ModelMetric::Accuracy && !classifies {
-            refuse!(self.findings, "training.metric_for_best_model" =>
-                "is \"accuracy\", which only a classifier has"; "write \"loss\"");
-        }
-        if training.early_stopping_threshold > 0.0 && training.early_stopping_patience.is_none() {
-            warning!(self.findings, "training.early_stopping_threshold" =>
-                "has no effect without training.early_stopping_patience";
-                "add training.early_stopping_patience, or remove it");
-        }
+        refuse!(if training.metric_for_best_model == ModelMetric::Accuracy && !classifies;
+            self.findings, "training.metric_for_best_model" =>
+            "is \"accuracy\", which only a classifier has"; "write \"loss\"");
+        warning!(if training.early_stopping_threshold > 0.0 && training.early_stopping_patience.is_none();
+            self.findings, "training.early_stopping_threshold" =>
+            "has no effect without training.early_stopping_patience";
+            "add training.early_stopping_patience, or remove it");
     }
 
     /// The changes of the batch size: two lists of one length.
@@ -303,10 +276,9 @@ impl JobReader<'_> {
             return Vec::new();
         }
         let [steps, sizes] = [from_step, sizes].map(|list| list.value.clone().unwrap_or_default());
-        if steps.len() != sizes.len() {
-            refuse!(self.findings, from_step => "has {} steps for {} batch sizes", steps.len(), sizes.len();
-                "give one step, from 1, for each size");
-        }
+        refuse!(if steps.len() != sizes.len();
+            self.findings, from_step => "has {} steps for {} batch sizes", steps.len(), sizes.len();
+            "give one step, from 1, for each size");
         if let Some(pair) = steps.windows(2).find(|pair| pair[1] <= pair[0]) {
             refuse!(self.findings, from_step => "{} does not come after {}", pair[1], pair[0];
                 "give the changes in the order of their steps");

@@ -2,13 +2,20 @@
 //!
 //! A configuration format is a table of [`Key`]s, one table a section. The same table checks what
 //! was written, supplies the default, finds the nearest known name, decides whether a value asks
-//! for a feature that does not exist, and is listed for users ([`entries`]): a key is declared
-//! once.
+//! for a feature that does not exist, and is listed for users ([`entries`]): a key
+//! is declared once.
+//!
+//! Keys and kinds are declared together because each holds the other: a section is a kind of value
+//! that has keys. A [`Kind`] checks a value ([`Kind::accepts`]), names itself in listings
+//! ([`Display`](fmt::Display)) and becomes a type of the JSON schema. Integers may be written with
+//! a point or an exponent where they are integral, as `5e8` in many of DeepSpeed's examples;
+//! numbers and flags in quotes are refused.
 
 use std::fmt;
 
-use crate::kind::{Kind, Variant};
+use crate::key_path::join;
 use crate::node::{Node, Value};
+use crate::range::{Integers, Reals};
 
 /// A key of a section.
 #[derive(Debug, Clone, Copy)]
@@ -79,7 +86,6 @@ fn real_node(real: f64) -> Value {
 impl fmt::Display for Literal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Real(real) => write!(f, "{real:?}"),
             Self::Reals(reals) => write!(f, "{reals:?}"),
             _ => self.node().fmt(f),
         }
@@ -140,6 +146,82 @@ pub enum Trigger {
     Present,
     /// Every value but `null`, `false` and an empty section.
     NotEmpty,
+}
+
+/// The values that a key takes.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    /// `true` or `false`.
+    Flag,
+    /// An integer in a range; `5e8` is one.
+    Integer(Integers),
+    /// A list of integers in a range.
+    Integers(Integers),
+    /// A finite number in a range.
+    Real(Reals),
+    /// A finite number, or a list of one: DeepSpeed allows a list over parameter groups, of which
+    /// there is one.
+    PerGroup(Reals),
+    /// A list of so many finite numbers, two or three.
+    Tuple(usize, Reals),
+    /// Any string.
+    Text,
+    /// One of some strings, in any case.
+    Choice(&'static [&'static str]),
+    /// A list of anything.
+    List,
+    /// A string, or a list of strings.
+    Texts,
+    /// A section with keys of its own.
+    Section(&'static [Key]),
+    /// A list of sections, each with these keys.
+    Sections(&'static [Key]),
+    /// A section whose keys depend on the `type` beside it.
+    Variants(&'static [Variant]),
+    /// A section, or the path of a file that holds it.
+    SectionOrPath(&'static [Key]),
+    /// Anything: handed on as it is.
+    Free,
+}
+
+/// A named choice with parameters of its own: an optimizer, a schedule.
+#[derive(Debug, Clone, Copy)]
+pub struct Variant {
+    /// Value of `type`; compared without regard to case.
+    pub name: &'static str,
+    /// What it is.
+    pub doc: &'static str,
+    /// Whether it exists here.
+    pub status: Status,
+    /// Its parameters.
+    pub keys: &'static [Key],
+}
+
+impl Variant {
+    /// A variant that exists here.
+    pub(crate) const fn of(name: &'static str, doc: &'static str, keys: &'static [Key]) -> Self {
+        Self { name, doc, status: Status::Honoured, keys }
+    }
+
+    /// A variant that DeepSpeed or PyTorch has and this version does not.
+    pub(crate) const fn missing(
+        name: &'static str,
+        feature: &'static str,
+        remedy: &'static str,
+    ) -> Self {
+        let status = Status::Unavailable { feature, trigger: Trigger::Present, remedy };
+        Self { name, doc: feature, status, keys: &[] }
+    }
+
+    /// The variant that the `type` of a section names.
+    pub(crate) fn named_in(section: &Node, variants: &'static [Self]) -> Option<&'static Self> {
+        Self::find(variants, section.get("type")?.as_text()?)
+    }
+
+    /// The variant of this name.
+    pub(crate) fn find(variants: &'static [Self], name: &str) -> Option<&'static Self> {
+        variants.iter().find(|variant| variant.name.eq_ignore_ascii_case(name))
+    }
 }
 
 impl Key {
@@ -210,6 +292,93 @@ fn any_enabled(node: &Node) -> bool {
     })
 }
 
+impl Kind {
+    /// Whether a value is of this kind; sections are looked into elsewhere.
+    ///
+    /// # Errors
+    /// The rule that it breaks, for a sentence that starts with "must be".
+    pub(crate) fn accepts(&self, node: &Node) -> Result<(), String> {
+        if self.matches(node) { Ok(()) } else { Err(self.words().1) }
+    }
+
+    /// Whether a value is of this kind.
+    fn matches(&self, node: &Node) -> bool {
+        let list = node.as_list();
+        let integer_in = |node: &Node, range: &Integers| {
+            node.as_integer().is_some_and(|i| (range.min..=range.max).contains(&i))
+        };
+        let real_in = |node: &Node, range: Reals| node.as_real().is_some_and(|r| range.contain(r));
+        // A list of so many numbers.
+        let reals_in = |len: usize, range: Reals| {
+            list.is_some_and(|l| l.len() == len && l.iter().all(|node| real_in(node, range)))
+        };
+        let is_map = matches!(node.value, Value::Map(_));
+        let text = node.as_text();
+        match self {
+            Self::Flag => node.as_flag().is_some(),
+            Self::Integer(range) => integer_in(node, range),
+            Self::Integers(range) => list.is_some_and(|l| l.iter().all(|i| integer_in(i, range))),
+            Self::Real(range) => real_in(node, *range),
+            Self::PerGroup(range) => real_in(node, *range) || reals_in(1, *range),
+            Self::Tuple(len, range) => reals_in(*len, *range),
+            Self::Text => text.is_some(),
+            Self::Choice(names) => {
+                text.is_some_and(|text| names.iter().any(|name| name.eq_ignore_ascii_case(text)))
+            }
+            Self::List => list.is_some(),
+            Self::Texts => match list {
+                Some(nodes) => nodes.iter().all(|node| node.as_text().is_some()),
+                None => text.is_some(),
+            },
+            Self::Sections(_) => {
+                list.is_some_and(|l| l.iter().all(|node| matches!(node.value, Value::Map(_))))
+            }
+            Self::Section(_) | Self::Variants(_) => is_map,
+            Self::SectionOrPath(_) => is_map || text.is_some(),
+            Self::Free => true,
+        }
+    }
+
+    /// The noun of the kind, for listings, and its rule, for a sentence that starts with "must be".
+    fn words(&self) -> (String, String) {
+        let words = |noun: &str, rule: &str| (noun.to_owned(), rule.to_owned());
+        let one_for_both = |words: String| (words.clone(), words);
+        match self {
+            Self::Flag => words("flag", "true or false"),
+            Self::Integer(range) => one_for_both(range.to_string()),
+            Self::Integers(range) => {
+                (format!("list, each {range}"), format!("a list of integers, each {range}"))
+            }
+            Self::Real(range) => one_for_both(range.to_string()),
+            Self::PerGroup(range) => {
+                let list = "or a list of one such number (there is one parameter group)";
+                (range.to_string(), format!("{range}, {list}"))
+            }
+            Self::Tuple(len, range) => {
+                let len = if *len == 2 { "two" } else { "three" };
+                (format!("{len} of {range}"), format!("a list of {len} numbers, each {range}"))
+            }
+            Self::Text => words("string", "a string"),
+            Self::Choice(names) => one_for_both(format!("one of {}", names.join(", "))),
+            Self::List => words("list", "a list"),
+            Self::Texts => words("string or list of strings", "a string or a list of strings"),
+            Self::Sections(_) => words("list of sections", "a list of sections, [{ ... }]"),
+            Self::Section(_) | Self::Variants(_) => words("section", "a section, { ... }"),
+            Self::SectionOrPath(_) => {
+                words("section or path", "a section, { ... }, or the path of a file")
+            }
+            Self::Free => words("any value", ""),
+        }
+    }
+}
+
+/// The noun of the kind.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words().0)
+    }
+}
+
 /// One line of a listing of keys.
 #[derive(Debug, Clone)]
 pub struct KeyEntry {
@@ -241,7 +410,7 @@ pub fn entries(keys: &'static [Key]) -> Vec<KeyEntry> {
 /// to its keys.
 fn list_section(keys: &'static [Key], path: &str, inherited: Status, list: &mut Vec<KeyEntry>) {
     for key in keys {
-        let path = crate::key_path::join(path, key.name);
+        let path = join(path, key.name);
         let status = if matches!(key.status, Status::Honoured) { inherited } else { key.status };
         list.push(KeyEntry { path: path.clone(), key: *key, status });
         let inner = match key.kind {
@@ -265,6 +434,44 @@ mod tests {
     fn node(json: &str) -> Node {
         let origin = crate::source::Origin { document: "test", name: "test" };
         crate::source::parse_json(json, origin).unwrap()
+    }
+
+    #[test]
+    fn kinds_accept_what_they_say() {
+        let integer_range = Integers { min: 0, max: 3 };
+        let integer = Kind::Integer(integer_range);
+        for (kind, good, bad) in [
+            (Kind::Flag, &["true", "false"][..], &["1", "\"true\"", "null"][..]),
+            (
+                integer,
+                &["0", "3", "3.0", "3e0"],
+                &["4", "-1", "1.5", "true", "\"2\"", "NaN", "[1]"],
+            ),
+            (Kind::Integers(integer_range), &["[]", "[0, 3]"], &["[4]", "3", "[1.5]", "[null]"]),
+            (Kind::Real(Reals::Decay), &["0", "0.999"], &["1", "-0.1", "NaN", "Infinity", "true"]),
+            (Kind::Real(Reals::Share), &["0", "1", "1e-9"], &["1.001", "-1e-9"]),
+            (Kind::Real(Reals::Positive), &["1e-300", "5"], &["0", "-5", "1e999"]),
+            (
+                Kind::PerGroup(Reals::NotNegative),
+                &["0.1", "[0.1]"],
+                &["[0.1, 0.2]", "[]", "[true]"],
+            ),
+            (
+                Kind::Tuple(2, Reals::Decay),
+                &["[0.9, 0.999]"],
+                &["0.9", "[0.9]", "[0.9, 1.0]", "[0, \"\"]"],
+            ),
+            (Kind::Texts, &["\"a\"", "[]", "[\"a\", \"b\"]"], &["1", "[1]", "[\"a\", null]"]),
+            (Kind::Sections(&[]), &["[]", "[{}, {\"a\": 1}]"], &["{}", "[1]", "null"]),
+            (Kind::Choice(&["Log", "linear"]), &["\"log\"", "\"LINEAR\""], &["\"cos\"", "3"]),
+        ] {
+            for good in good {
+                assert!(kind.accepts(&node(good)).is_ok(), "{kind}: {good}");
+            }
+            for bad in bad {
+                assert!(kind.accepts(&node(bad)).is_err(), "{kind}: {bad}");
+            }
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::check::suggestion;
 use crate::diagnosis::ConfigError;
 use crate::job_keys;
 use crate::key::KeyEntry;
-use crate::key_path::is_at_or_below;
+use crate::key_path::{is_at_or_below, without_brackets};
 
 /// The key at `path` and the keys below it; failing that, the keys of this name in all sections.
 ///
@@ -40,17 +40,7 @@ pub fn find_keys(path: &str) -> Result<Vec<KeyEntry>, ConfigError> {
 
 /// Whether `path` is `wanted` or below it; `params[AdamW].lr` is `params.lr` too.
 fn is_below(path: &str, wanted: &str) -> bool {
-    is_at_or_below(path, wanted) || is_at_or_below(&without_variant(path), wanted)
-}
-
-/// A path without the type of a variant: `optimizer.params.lr` for `optimizer.params[AdamW].lr`.
-fn without_variant(path: &str) -> String {
-    match (path.find('['), path.find(']')) {
-        (Some(start), Some(end)) if start < end => {
-            format!("{}{}", &path[..start], &path[end + 1..])
-        }
-        _ => path.to_owned(),
-    }
+    is_at_or_below(path, wanted) || is_at_or_below(&without_brackets(path), wanted)
 }
 
 /// The error for a path that names no key, with the nearest name in its section or anywhere.

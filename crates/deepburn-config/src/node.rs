@@ -203,10 +203,15 @@ impl fmt::Display for Node {
             Value::Map(entries) => format!("a section of {} keys", entries.len()),
             _ => self.to_json().to_string(),
         };
-        match full.char_indices().nth(SHOWN) {
-            Some((end, _)) => write!(f, "{}...", &full[..end]),
-            None => f.write_str(&full),
-        }
+        f.write_str(&shortened(&full, SHOWN))
+    }
+}
+
+/// A text, cut after so many characters where it is too long for a message.
+pub(crate) fn shortened(text: &str, shown: usize) -> String {
+    match text.char_indices().nth(shown) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
     }
 }
 

@@ -7,10 +7,12 @@
 
 use crate::check::suggestion;
 use crate::diagnosis::{ConfigError, TypedKey};
-use crate::key::Key;
-use crate::kind::Kind;
-use crate::node::{Node, Value};
+use crate::key::{Key, Kind};
+use crate::node::{Node, Value, shortened};
 use crate::source::{Origin, parse_json};
+
+/// Longest option that a message shows in full.
+const SHOWN: usize = 80;
 
 /// One override, as given and taken apart.
 #[derive(Debug, Clone)]
@@ -34,7 +36,7 @@ impl Override {
         if path.iter().any(String::is_empty) {
             return Err(malformed());
         }
-        let option = format!("--set {}", shortened(given));
+        let option = format!("--set {}", shortened(given, SHOWN));
         let value = match parse_json(value, Origin { document: "--set", name: &option }) {
             Ok(node) => node,
             // A slip inside a list or a section is a slip, not a string.
@@ -45,9 +47,10 @@ impl Override {
     }
 
     /// An override by the option `option` of the program.
-    pub(crate) fn of(option: &str, path: &[&str], value: Node) -> Self {
-        let path: Vec<_> = path.iter().map(|&name| name.to_owned()).collect();
-        let shown = value.as_text().map_or_else(|| value.to_string(), shortened);
+    pub(crate) fn of(option: &str, path: &str, value: Node) -> Self {
+        let path = path.split('.').map(str::to_owned).collect();
+        let shown =
+            value.as_text().map_or_else(|| value.to_string(), |text| shortened(text, SHOWN));
         Self { given: format!("{option} {shown}"), path, value }
     }
 
@@ -141,15 +144,6 @@ impl Override {
         let reason = format!("{above} is {found}, not a section");
         let remedy = "set a section of keys there first".into();
         ConfigError::Argument { given: self.given.clone(), reason, remedy }
-    }
-}
-
-/// `text`, cut where it is too long for a message.
-fn shortened(text: &str) -> String {
-    const SHOWN: usize = 80;
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
     }
 }
 

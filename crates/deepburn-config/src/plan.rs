@@ -4,23 +4,26 @@
 //! derived number is derived, and the rest of DeepBurn reads only these small policy values.
 
 mod activations;
+mod curriculum;
+mod dynamic_batching;
 mod matrices;
+mod monitor;
 mod optimizer;
 mod param_groups;
-mod swap_file;
+
+use std::path::PathBuf;
 
 use serde::Serialize;
 
 pub use activations::*;
+pub use curriculum::*;
+pub use dynamic_batching::*;
 pub use matrices::*;
+pub use monitor::*;
 pub use optimizer::*;
 pub use param_groups::*;
-pub use swap_file::SwapFilePlan;
 
 use crate::choice::{Choice, choices};
-use crate::curriculum::CurriculumPlan;
-use crate::dynamic_batching::DynamicBatchingPlan;
-use crate::monitor_plan::MonitorPlan;
 
 /// Everything a training run needs to know, resolved for one world size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -295,6 +298,10 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// Every stage, at the place of its number.
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Disabled, Self::OptimizerStates, Self::Gradients, Self::Parameters];
+
     /// The number users know: 0 to 3.
     pub fn number(self) -> u8 {
         self as u8
@@ -398,6 +405,17 @@ pub struct NvmePlan {
     pub pipeline_write: bool,
 }
 
+/// A file of each rank on NVMe, and how it is read and written (`aio`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SwapFilePlan {
+    /// Folder in which ranks create their files.
+    pub folder: PathBuf,
+    /// Bytes of one request.
+    pub block_size: usize,
+    /// Requests in flight.
+    pub queue_depth: usize,
+}
+
 /// How gradients are collected and reduced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct GradientPlan {
@@ -461,10 +479,7 @@ impl Precision {
 
     /// Bytes of an element.
     pub fn bytes(self) -> usize {
-        match self {
-            Self::Fp32 => 4,
-            Self::Fp16 | Self::Bf16 => 2,
-        }
+        if self == Self::Fp32 { 4 } else { 2 }
     }
 }
 

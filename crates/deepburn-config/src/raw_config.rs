@@ -4,12 +4,10 @@
 //! that says the same. It has been parsed and nothing more: what it means, and whether it is right,
 //! is for [`crate::resolve`] to say.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::accelerate::AccelerateFile;
 use crate::diagnosis::{ConfigError, Diagnosis, Findings, Report, TypedKey};
 use crate::lightning::{self, STRATEGIES, looks_like_a_strategy};
-use crate::lookup::find;
 use crate::node::Node;
 use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
 
@@ -25,7 +23,8 @@ pub struct RawConfig {
     source: String,
     /// The key of the job file that it was written under; empty where it has a file of its own.
     under: &'static str,
-    processes: Option<usize>,
+    /// Ranks that the file itself asks for.
+    pub(crate) processes: Option<usize>,
     /// Keys whose values came from the command line.
     pub(crate) typed: Vec<TypedKey>,
 }
@@ -50,27 +49,6 @@ impl RawConfig {
             return Self::from_accelerate(&text, &name, folder);
         }
         Self::parse(&text, &name)
-    }
-
-    /// Reads Accelerate's YAML. `folder` is where `deepspeed_config_file` is looked for.
-    pub(crate) fn from_accelerate(
-        text: &str,
-        name: &str,
-        folder: &Path,
-    ) -> Result<Self, ConfigError> {
-        let file = AccelerateFile::parse(text, name)?;
-        let mut config = match &file.deepspeed_config_file {
-            Some(path) => {
-                let folders = [PathBuf::new(), folder.into()];
-                let path = find(Path::new(path), &folders, "file")?;
-                // Never another Accelerate file, which could name this one.
-                Self::parse(&read_text(&path)?, &path.display().to_string())?
-            }
-            None => Self::of(&file.translated, name)?,
-        };
-        file.enable_precision(&mut config.root, name)?;
-        config.processes = file.processes;
-        Ok(config)
     }
 
     /// Parses JSON with comments.
@@ -168,12 +146,12 @@ impl RawConfig {
     }
 
     /// Takes over a value that came from `name`.
-    fn of(value: &serde_json::Value, name: &str) -> Result<Self, ConfigError> {
+    pub(crate) fn of(value: &serde_json::Value, name: &str) -> Result<Self, ConfigError> {
         Ok(Self::new(from_value(value, Origin { document: DOCUMENT, name })?, name))
     }
 
     /// Parses JSON that came from `name`.
-    fn parse(text: &str, name: &str) -> Result<Self, ConfigError> {
+    pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigError> {
         Ok(Self::new(parse_json(text, Origin { document: DOCUMENT, name })?, name))
     }
 

@@ -15,15 +15,10 @@ use crate::key::Key;
 use crate::key_path::join;
 use crate::keys::DeepSpeed;
 use crate::node::Node;
-use crate::plan::{
-    OptimizerOffload, OptimizerPlan, ParamGroupError, Plan, ReportPlan, SchedulePlan,
-};
+use crate::plan::Plan;
 use crate::raw_config::RawConfig;
-use crate::rules::{
-    activations, batch, curriculum, data_efficiency, monitor, offload, one_bit, optimizer,
-    precision, reduction, scheduler, zero,
-};
-use crate::section::{Entry, Read, Section, filled};
+use crate::rules::plan;
+use crate::section::{Entry, Read, Section};
 
 /// A configuration that was accepted.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -48,69 +43,14 @@ pub struct Resolved {
 pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report> {
     let mut findings = Findings::default();
     check(DeepSpeed::KEYS, config.node(), &mut findings);
-    if run.world_size == 0 {
-        refuse!(findings, "" => "0 ranks cannot train: the world size must be 1 or more"; "use 1 rank or more");
-    }
+    refuse!(if run.world_size == 0;
+        findings, "" => "0 ranks cannot train: the world size must be 1 or more"; "use 1 rank or more");
     let top = DeepSpeed::read(&Entry::document(config.node()));
     let mut context = Context { top: &top, run, findings, autos: BTreeMap::new() };
     let plan = plan(&mut context);
     let Context { findings, mut autos, .. } = context;
     default_autos(DeepSpeed::KEYS, config.node(), "", &mut autos);
     Ok(Resolved { plan, notes: config.verdict(findings)?, autos })
-}
-
-/// Applies the rule of each section.
-fn plan(context: &mut Context<'_>) -> Plan {
-    let top = context.top;
-    let batch = batch::resolve(context);
-    let precision = precision::resolve(context);
-    let optimizer = optimizer::resolve(context);
-    let schedule = scheduler::resolve(&optimizer, context);
-    one_bit::check_warmup(&optimizer, schedule.warmup_steps(), context);
-    let zero = zero::resolve(&optimizer, context);
-    let activations = activations::resolve(context);
-    let uses_nvme = matches!(zero.optimizer_states, OptimizerOffload::Nvme(_))
-        || activations.offload.swap_file().is_some();
-    offload::check_aio(uses_nvme, context);
-    let dynamic_batching = data_efficiency::resolve(context);
-    let curriculum = curriculum::resolve(context);
-    check_optimizer(&optimizer, &schedule, context);
-    Plan {
-        param_groups: context.run.param_groups.clone(),
-        batch,
-        dynamic_batching,
-        curriculum,
-        schedule,
-        precision,
-        gradient_clipping: Some(top.gradient_clipping.value).filter(|clip| *clip > 0.0),
-        reduction: reduction::resolve(&optimizer, zero.stage, context),
-        optimizer,
-        activations,
-        report: filled!(ReportPlan, top { steps_per_print, wall_clock_breakdown }),
-        monitor: monitor::resolve(context),
-        zero,
-    }
-}
-
-/// Reports a learning rate beyond f32, in which parameters would become infinite, settings of groups that the optimizer
-/// lacks, and learning rates without a proportion.
-fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: &mut Context<'_>) {
-    let lr = optimizer.lr();
-    if lr > f64::from(f32::MAX) {
-        refuse!(context, "optimizer.params.lr" => "{lr:e} is larger than an f32 can hold ({:e})", f32::MAX;
-            "give a learning rate, 1e-4 for example");
-    }
-    match context.run.param_groups.check(optimizer, schedule.cycles_momentum()) {
-        Err(ParamGroupError::Unfit { group, reason }) => {
-            refuse!(context, format!("training.param_groups[{group}]") => "{reason}"; "");
-        }
-        Err(ParamGroupError::MuonRate { adam_lr }) => {
-            refuse!(context, "optimizer.params.muon_lr" => "is 0 and Adam's {adam_lr:?}, in proportion to it";
-                "give a muon_lr above 0, or freeze the matrices by training.param_groups");
-        }
-        // The others are about a model.
-        _ => {}
-    }
 }
 
 /// Resolves a configuration before the number of steps is known, which follows from the data.

@@ -5,10 +5,10 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::key::{Key, Literal, Status};
+use crate::key::{Key, Kind, Literal, Status, Variant};
 use crate::keys::DeepSpeed;
 use crate::keys::job::JobFile;
-use crate::kind::{Integers, Kind, Reals, Variant};
+use crate::range::{Integers, Reals};
 use crate::section::Section;
 
 /// The JSON Schema (draft 7) of a job file, or of a DeepSpeed configuration alone.

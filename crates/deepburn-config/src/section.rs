@@ -30,9 +30,8 @@ use std::ops::Deref;
 
 use crate::choice::Choice;
 use crate::diagnosis::Site;
-use crate::key::{Key, Literal};
+use crate::key::{Key, Kind, Literal};
 use crate::key_path::join;
-use crate::kind::Kind;
 use crate::node::Node;
 
 /// A section with a table of keys.
@@ -155,69 +154,39 @@ impl<'a, T: Scalar<'a>> Read<'a> for T {
     }
 }
 
-/// Values that [`Node`] and [`Literal`] hold alike.
+/// Implements [`Scalar`]: `[generics] Type: parse, default => value;`.
 macro_rules! scalars {
-    ($($Scalar:ty: $parse:expr, $default:pat => $of:expr;)+) => {
-        $(impl<'a> Scalar<'a> for $Scalar {
-            fn parse(node: &'a Node, _: &Kind) -> Option<Self> {
-                let parse: fn(&'a Node) -> Option<Self> = $parse;
-                parse(node)
+    ($([$($generics:tt)*] $Scalar:ty: $parse:expr, $default:pat => $of:expr;)+) => {
+        $(impl<'a, $($generics)*> Scalar<'a> for $Scalar {
+            fn parse(node: &'a Node, kind: &Kind) -> Option<Self> {
+                let parse: fn(&'a Node, &Kind) -> Option<Self> = $parse;
+                parse(node, kind)
             }
 
             fn of(default: Literal) -> Option<Self> {
                 let $default = default else { return None };
-                Some($of)
+                $of
             }
         })+
     };
 }
 
 scalars! {
-    bool: Node::as_flag, Literal::Flag(flag) => flag;
-    i64: Node::as_integer, Literal::Integer(integer) => integer;
-    usize: as_count, Literal::Integer(integer) => to_count(integer);
-    f64: as_real, Literal::Real(real) => real;
-}
-
-impl<'a, const N: usize> Scalar<'a> for [f64; N] {
-    fn parse(node: &'a Node, _: &Kind) -> Option<Self> {
-        let numbers = node.as_list()?.iter().map(Node::as_real).collect::<Option<Vec<_>>>()?;
-        numbers.try_into().ok()
-    }
-
-    fn of(default: Literal) -> Option<Self> {
-        let Literal::Reals(reals) = default else { return None };
-        reals.try_into().ok()
-    }
-}
-
-impl<'a> Scalar<'a> for &'a str {
-    /// One of a choice's names is returned in the table's spelling.
-    fn parse(node: &'a Node, kind: &Kind) -> Option<Self> {
+    [] bool: |node, _| node.as_flag(), Literal::Flag(flag) => Some(flag);
+    [] i64: |node, _| node.as_integer(), Literal::Integer(integer) => Some(integer);
+    [] usize: |node, _| as_count(node), Literal::Integer(integer) => Some(to_count(integer));
+    [] f64: |node, _| as_real(node), Literal::Real(real) => Some(real);
+    [const N: usize] [f64; N]: |node, _| {
+        let numbers: Option<Vec<_>> = node.as_list()?.iter().map(Node::as_real).collect();
+        numbers?.try_into().ok()
+    }, Literal::Reals(reals) => reals.try_into().ok();
+    // One of a choice's names is returned in the table's spelling.
+    [] &'a str: |node, kind| {
         let text = node.as_text()?;
-        match kind {
-            Kind::Choice(names) => {
-                names.iter().find(|name| name.eq_ignore_ascii_case(text)).copied()
-            }
-            _ => Some(text),
-        }
-    }
-
-    fn of(default: Literal) -> Option<Self> {
-        let Literal::Text(text) = default else { return None };
-        Some(text)
-    }
-}
-
-impl<'a, T: Choice> Scalar<'a> for T {
-    fn parse(node: &'a Node, _: &Kind) -> Option<Self> {
-        T::named(node.as_text()?)
-    }
-
-    fn of(default: Literal) -> Option<Self> {
-        let Literal::Text(name) = default else { return None };
-        T::named(name)
-    }
+        let Kind::Choice(names) = kind else { return Some(text) };
+        names.iter().find(|name| name.eq_ignore_ascii_case(text)).copied()
+    }, Literal::Text(text) => Some(text);
+    [T: Choice] T: |node, _| T::named(node.as_text()?), Literal::Text(name) => T::named(name);
 }
 
 /// What only a rule can read, from [`Entry::given`].
@@ -346,7 +315,7 @@ pub(crate) use {filled, key, section};
 mod tests {
     use super::*;
     use crate::choice::choices;
-    use crate::kind::Reals;
+    use crate::range::Reals;
     use crate::spec::{choice, count, opt_positive, per_group};
 
     #[derive(Debug, Clone, Copy, PartialEq)]

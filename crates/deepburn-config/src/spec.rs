@@ -12,12 +12,11 @@
 use std::marker::PhantomData;
 
 use crate::choice::Choice;
-pub(crate) use crate::key::Literal;
 pub(crate) use crate::key::Trigger::{AnyEnabled, Differs, Enabled, NotEmpty, NotOneOf, Present};
 use crate::key::{Key, Status, Trigger};
-pub(crate) use crate::kind::Reals::{Any, Decay, NotNegative, Positive, Share};
-use crate::kind::{Integers, Reals};
-pub(crate) use crate::kind::{Kind, Variant};
+pub(crate) use crate::key::{Kind, Literal, Variant};
+pub(crate) use crate::range::Reals::{Any, Decay, NotNegative, Positive, Share};
+use crate::range::{Integers, Reals};
 pub(crate) use crate::section::{Section, section};
 
 /// A key that has no name yet, whose values read as `T`.
@@ -179,74 +178,9 @@ impl<T> Spec<T> {
         Self::new(kind, Literal::Null)
     }
 
-    /// Sets the default, of a key that no section reads.
-    pub(crate) const fn or(mut self, default: Literal) -> Self {
-        self.key.default = default;
-        self
-    }
-
     /// Sets the doc of a key that several sections have.
     pub(crate) const fn doc(mut self, doc: &'static str) -> Self {
         self.key.doc = doc.trim_ascii_start();
-        self
-    }
-
-    /// Sets a name that means the same.
-    pub(crate) const fn alias(mut self, name: &'static str) -> Self {
-        self.key.alias = name;
-        self
-    }
-
-    /// Sets a name that is understood and warned about.
-    pub(crate) const fn outdated(mut self, name: &'static str) -> Self {
-        self.key.outdated = name;
-        self
-    }
-
-    /// Sets the unit.
-    pub(crate) const fn unit(mut self, unit: &'static str) -> Self {
-        self.key.unit = unit;
-        self
-    }
-
-    /// Allows `"auto"`.
-    pub(crate) const fn auto(mut self) -> Self {
-        self.key.auto = true;
-        self
-    }
-
-    /// Sets the ZeRO stages at which the key has an effect.
-    pub(crate) const fn at_stages(mut self, first: u8, last: u8) -> Self {
-        self.key.stages = (first, last);
-        self
-    }
-
-    /// Accepted, and changes nothing.
-    pub(crate) const fn inert(mut self, why: &'static str) -> Self {
-        self.key.status = Status::Inert(why);
-        self
-    }
-
-    /// Ignored, as DeepSpeed ignores it.
-    pub(crate) const fn ignored(mut self, why: &'static str) -> Self {
-        self.key.status = Status::Ignored(why);
-        self
-    }
-
-    /// Refused where a value asks for a feature that does not exist.
-    pub(crate) const fn unavailable(
-        mut self,
-        feature: &'static str,
-        trigger: Trigger,
-        remedy: &'static str,
-    ) -> Self {
-        self.key.status = Status::Unavailable { feature, trigger, remedy };
-        self
-    }
-
-    /// Never allowed.
-    pub(crate) const fn refused(mut self, why: &'static str, remedy: &'static str) -> Self {
-        self.key.status = Status::Refused { why, remedy };
         self
     }
 
@@ -263,4 +197,41 @@ impl<T> Spec<Option<T>> {
         self.key.required = true;
         self
     }
+}
+
+/// Declares methods that set one field of the key: `name(arguments) field = value;`.
+macro_rules! setters {
+    ($(#[doc = $doc:literal] $name:ident($($arg:ident: $Arg:ty),*) $field:ident = $value:expr;)+) => {
+        impl<T> Spec<T> {
+            $(#[doc = $doc]
+            pub(crate) const fn $name(mut self $(, $arg: $Arg)*) -> Self {
+                self.key.$field = $value;
+                self
+            })+
+        }
+    };
+}
+
+setters! {
+    /// Sets the default, of a key that no section reads.
+    or(literal: Literal) default = literal;
+    /// Sets a name that means the same.
+    alias(name: &'static str) alias = name;
+    /// Sets a name that is understood and warned about.
+    outdated(name: &'static str) outdated = name;
+    /// Sets the unit.
+    unit(unit: &'static str) unit = unit;
+    /// Allows `"auto"`.
+    auto() auto = true;
+    /// Sets the ZeRO stages at which the key has an effect.
+    at_stages(first: u8, last: u8) stages = (first, last);
+    /// Accepted, and changes nothing.
+    inert(why: &'static str) status = Status::Inert(why);
+    /// Ignored, as DeepSpeed ignores it.
+    ignored(why: &'static str) status = Status::Ignored(why);
+    /// Refused where a value asks for a feature that does not exist.
+    unavailable(feature: &'static str, trigger: Trigger, remedy: &'static str)
+        status = Status::Unavailable { feature, trigger, remedy };
+    /// Never allowed.
+    refused(why: &'static str, remedy: &'static str) status = Status::Refused { why, remedy };
 }

@@ -4,7 +4,7 @@
 //! themselves, so that keys about a separate analysis of the data set change nothing or are
 //! refused.
 
-use crate::dynamic_batching::LrScaling;
+use crate::plan::LrScaling;
 use crate::spec::*;
 
 /// DeepSpeed's schedules; `custom` is known and refused.
@@ -50,7 +50,7 @@ section! {
         metrics_path = opt_text().inert("lengths are read from the samples"),
         /// Scaling of the learning rate with the number of samples in a step: "linear", "sqrt" or
         /// "none". The scheduled rate applies to train_batch_size samples.
-        lr_scaling_method: LrScaling = choice("linear"),
+        lr_scaling as "lr_scaling_method": LrScaling = choice("linear"),
         /// Minimum number of samples in a micro-batch. The last micro-batches of an epoch may have
         /// fewer.
         min_batch_size: usize = positive(1).unit("samples"),

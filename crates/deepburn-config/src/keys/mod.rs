@@ -5,26 +5,26 @@
 //! [`crate::rules`] turns them into the plan.
 
 pub(crate) mod accelerate;
-pub(crate) mod activations;
-pub(crate) mod data;
+mod activations;
+mod data;
 pub(crate) mod job;
-pub(crate) mod monitor;
-pub(crate) mod offload;
-pub(crate) mod optimizer;
-pub(crate) mod precision;
-pub(crate) mod scheduler;
-pub(crate) mod unsupported;
-pub(crate) mod zero;
+mod monitor;
+mod offload;
+mod optimizer;
+mod precision;
+mod scheduler;
+mod unsupported;
+mod zero;
 
-use activations::Activations;
-use data::{Curriculum, DataEfficiency};
-use monitor::{CsvMonitor, FlopsProfiler, Profiling, Tensorboard};
-use offload::Aio;
-use optimizer::Optimizer;
-use precision::{Bf16, DataTypes, Fp16, TorchAutocast};
-use scheduler::Scheduler;
+pub(crate) use activations::*;
+pub(crate) use data::*;
+pub(crate) use monitor::*;
+pub(crate) use offload::*;
+pub(crate) use optimizer::*;
+pub(crate) use precision::*;
+pub(crate) use scheduler::*;
 use unsupported::*;
-use zero::{CHECKPOINTS, Zero};
+pub(crate) use zero::*;
 
 use crate::plan::{GradientReduction, Precision};
 use crate::spec::*;

@@ -7,9 +7,6 @@
 use crate::plan::MuonScale;
 use crate::spec::*;
 
-/// Learning rate of DeepSpeed's own optimizers when none is given.
-pub(crate) const DEFAULT_LR: f64 = 1e-3;
-
 /// Why there is no choice of PyTorch's implementations.
 const FUSED: &str = "the update is always fused";
 /// Why settings of DeepSpeed's transport change nothing.
@@ -19,7 +16,7 @@ shared! {
     // Of all optimizers but Muon and Adagrad, which have other defaults.
     /// Learning rate. Unset or "auto": training.learning_rate of a job file, if set. Schedules with
     /// their own rates override it.
-    LR: f64 = real(NotNegative, DEFAULT_LR).auto();
+    LR: f64 = real(NotNegative, 1e-3).auto();
 
     // Of the Adam family and Lion.
     /// Decay rates of the first and second moment. Larger values average over more steps.
@@ -100,7 +97,7 @@ const fn missing(name: &'static str, feature: &'static str) -> Variant {
 }
 
 /// The optimizers.
-pub(crate) const VARIANTS: &[Variant] = &[
+pub(crate) const OPTIMIZERS: &[Variant] = &[
     Variant::of("AdamW", "Adam with decoupled weight decay.", Adam::KEYS),
     Variant::of(
         "Adam",
@@ -132,7 +129,7 @@ section! {
         /// Optimizer type, such as "AdamW"; case is ignored.
         name as "type": Option<&'a str> = opt_text().required(),
         /// Hyper-parameters of the optimizer; they depend on type.
-        params: () = variants(VARIANTS),
+        params: () = variants(OPTIMIZERS),
         /// Use an older fused implementation.
         legacy_fusion = flag(false).inert("the update is always fused"),
     }
@@ -259,13 +256,13 @@ section! {
         /// Scaling of the learning rate by a matrix's shape: "original", sqrt(max(1, outputs /
         /// inputs)), or "match_rms_adamw", 0.2 sqrt(max(outputs, inputs)), which suits learning
         /// rates tuned for AdamW.
-        adjust_lr_fn: MuonScale = choice("original"),
+        scale as "adjust_lr_fn": MuonScale = choice("original"),
         /// Betas of Adam, the decay rates of its moments.
         betas: [f64; 2] = pair(Decay, &[0.9, 0.95]).auto(),
         /// Term added to Adam's denominator for numerical stability.
         eps: f64 = real(NotNegative, 1e-10).auto(),
         /// Use decoupled weight decay for Adam's parameters; false uses L2 regularization.
-        adam_w_mode: bool = flag(true),
+        decouples_decay as "adam_w_mode": bool = flag(true),
         /// Form of the Newton-Schulz iteration.
         ns_method = one_of(&["gram", "standard"], "gram")
             .inert("both forms compute the same iteration, which runs in fp32"),

@@ -45,7 +45,7 @@ const fn missing(name: &'static str, feature: &'static str) -> Variant {
 }
 
 /// The schedules.
-pub(crate) const VARIANTS: &[Variant] = &[
+pub(crate) const SCHEDULES: &[Variant] = &[
     Variant::of("WarmupLR", WarmupLr::DOC, WarmupLr::KEYS),
     Variant::of("WarmupDecayLR", WarmupDecayLr::DOC, WarmupDecayLr::KEYS),
     Variant::of("WarmupCosineLR", WarmupCosineLr::DOC, WarmupCosineLr::KEYS),
@@ -71,7 +71,7 @@ section! {
         /// Schedule type, such as "WarmupLR"; case is ignored.
         name as "type": Option<&'a str> = opt_text().required(),
         /// Parameters of the schedule; they depend on type.
-        params: () = variants(VARIANTS),
+        params: () = variants(SCHEDULES),
     }
 
     /// Warm-up, then a constant learning rate.
@@ -80,7 +80,7 @@ section! {
         /// Learning rate after the warm-up. Unset or "auto": the optimizer's lr.
         warmup_max_lr: Option<f64> = opt_per_group(NotNegative).auto(),
         warmup_num_steps: usize = WARMUP_STEPS,
-        warmup_type: WarmupShape = SHAPE,
+        shape as "warmup_type": WarmupShape = SHAPE,
         last_batch_iteration: i64 = LAST_ITERATION,
         /// Length of the schedule. WarmupLR does not decay and has no such parameter.
         total_num_steps = opt_positive()
@@ -95,7 +95,7 @@ section! {
         /// optimizer's lr. "auto": the optimizer's lr.
         warmup_max_lr: f64 = per_group(NotNegative, 0.001).auto(),
         warmup_num_steps: usize = WARMUP_STEPS,
-        warmup_type: WarmupShape = SHAPE,
+        shape as "warmup_type": WarmupShape = SHAPE,
         last_batch_iteration: i64 = LAST_ITERATION,
     }
 
@@ -108,7 +108,7 @@ section! {
         warmup_num_steps: usize = WARMUP_STEPS,
         /// Learning rate at the end of the schedule, as a fraction of the optimizer's lr.
         cos_min_ratio: f64 = real(NotNegative, 0.0001),
-        warmup_type: WarmupShape = SHAPE,
+        shape as "warmup_type": WarmupShape = SHAPE,
         last_batch_iteration: i64 = LAST_ITERATION,
     }
 
@@ -116,13 +116,13 @@ section! {
     /// (Smith 2017).
     pub(crate) struct LrRangeTest<'a> {
         /// Learning rate at the start.
-        lr_range_test_min_lr: f64 = per_group(NotNegative, 0.001),
+        min_lr as "lr_range_test_min_lr": f64 = per_group(NotNegative, 0.001),
         /// Length of an interval, in which the learning rate increases by lr_range_test_step_rate.
-        lr_range_test_step_size: usize = positive(2000).unit("steps"),
+        step_size as "lr_range_test_step_size": usize = positive(2000).unit("steps"),
         /// Increase per interval, as a fraction of lr_range_test_min_lr.
-        lr_range_test_step_rate: f64 = real(Any, 1.0),
+        step_rate as "lr_range_test_step_rate": f64 = real(Any, 1.0),
         /// Increase the learning rate once per interval instead of continuously.
-        lr_range_test_staircase: bool = flag(false),
+        staircase as "lr_range_test_staircase": bool = flag(false),
         last_batch_iteration: i64 = LAST_ITERATION,
     }
 
@@ -136,13 +136,13 @@ section! {
         /// cycle_min_lr / (1 + n times the rate).
         decay_lr_rate: f64 = real(NotNegative, 0.0),
         /// Length of the first half of the cycle, in which the learning rate rises.
-        cycle_first_step_size: usize = positive(2000).unit("steps"),
+        first_step_size as "cycle_first_step_size": usize = positive(2000).unit("steps"),
         /// Length of the second half of the cycle, in which the learning rate falls. Unset:
         /// cycle_first_step_size.
         cycle_second_step_size: Option<usize> = opt_count().unit("steps"),
         /// Number of stairs in the first half of the cycle; 0 changes the learning rate
         /// continuously.
-        cycle_first_stair_count: usize = count(0).unit("stairs"),
+        first_stair_count as "cycle_first_stair_count": usize = count(0).unit("stairs"),
         /// Number of stairs in the second half of the cycle; 0 changes the learning rate
         /// continuously. Unset: cycle_first_stair_count.
         cycle_second_stair_count: Option<usize> = opt_count().unit("stairs"),

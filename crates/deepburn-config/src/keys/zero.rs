@@ -3,7 +3,7 @@
 //! Sizes are counted in elements. Keys that only choose DeepSpeed's algorithm are accepted and
 //! noted; ZeRO++ and MiCS are refused.
 
-use crate::keys::offload::{Aio, OffloadOptimizer, OffloadParam};
+use crate::keys::{Aio, OffloadOptimizer, OffloadParam};
 use crate::spec::*;
 
 /// DeepSpeed counts sizes in elements, whatever their type.
@@ -13,7 +13,7 @@ const ZERO_PP: &str = "ZeRO++ (quantized or hierarchical communication)";
 /// Feature of the keys `mics_*`.
 const MICS: &str = "MiCS (sharding inside groups of ranks)";
 /// Why keys about checkpoints change nothing.
-pub(super) const CHECKPOINTS: &str = "training checkpoints have a layout of their own";
+pub(crate) const CHECKPOINTS: &str = "training checkpoints have a layout of their own";
 /// Why the granularity of gathers cannot be chosen.
 const JOINED: &str = "parameters are gathered in the order of use, several in one all-gather";
 
@@ -74,13 +74,13 @@ section! {
         stage3_model_persistence_threshold: usize = at_stage_3(i64::MAX, "model_persistence_threshold"),
         /// Maximum number of elements to keep gathered or prefetched at a time. Smaller values need
         /// less memory and more communication; a parameter in use may exceed the limit.
-        stage3_max_live_parameters: usize = at_stage_3(1_000_000_000, "max_live_parameters"),
+        max_live_parameters as "stage3_max_live_parameters": usize = at_stage_3(1_000_000_000, "max_live_parameters"),
         /// Keep a parameter gathered if it is used again within this many elements. Smaller values
         /// need less memory and more communication.
-        stage3_max_reuse_distance: usize = at_stage_3(1_000_000_000, "max_reuse_distance"),
+        max_reuse_distance as "stage3_max_reuse_distance": usize = at_stage_3(1_000_000_000, "max_reuse_distance"),
         /// Allow save_16bit_model to gather a 16-bit copy of the model. finetune saves fp32 in any
         /// case.
-        stage3_gather_16bit_weights_on_model_save: bool = flag(false)
+        gather_16bit_weights_on_model_save as "stage3_gather_16bit_weights_on_model_save": bool = flag(false)
             .alias("gather_16bit_weights_on_model_save").outdated("stage3_gather_fp16_weights_on_model_save")
             .at_stages(3, 3).auto(),
         /// Gather modules below this granularity as a whole; 0 gathers parameters individually.

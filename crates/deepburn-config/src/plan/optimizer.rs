@@ -231,35 +231,29 @@ impl MuonPlan {
 /// Name, learning rate, weight decay and betas of an optimizer, as far as it has them.
 type Settings<'a> = (&'static str, &'a mut f64, &'a mut f64, Option<&'a mut [f64; 2]>);
 
-impl AdamPlan {
-    /// Its settings, as the part of the optimizer `name`.
-    fn settings(&mut self, name: &'static str) -> Settings<'_> {
-        (name, &mut self.lr, &mut self.weight_decay, Some(&mut self.betas))
-    }
-}
-
-impl LambPlan {
-    /// Its settings, as the part of the optimizer `name`.
-    fn settings(&mut self, name: &'static str) -> Settings<'_> {
-        (name, &mut self.lr, &mut self.weight_decay, Some(&mut self.betas))
-    }
+/// The settings of the optimizer `name` in a part of it that has betas.
+macro_rules! settings {
+    ($name:literal, $part:expr) => {{
+        let part = $part;
+        ($name, &mut part.lr, &mut part.weight_decay, Some(&mut part.betas))
+    }};
 }
 
 impl OptimizerPlan {
     /// The settings that optimizers share, whatever their variant.
     fn settings(&mut self) -> Settings<'_> {
         match self {
-            Self::AdamW(adam) => adam.settings("AdamW"),
-            Self::Adam(adam) => adam.settings("Adam"),
+            Self::AdamW(adam) => settings!("AdamW", adam),
+            Self::Adam(adam) => settings!("Adam", adam),
             Self::Sgd { lr, weight_decay, .. } => ("SGD", lr, weight_decay, None),
             Self::Lion { lr, weight_decay, betas } => ("Lion", lr, weight_decay, Some(betas)),
             Self::Adagrad { lr, weight_decay, .. } => ("Adagrad", lr, weight_decay, None),
-            Self::Lamb(lamb) => lamb.settings("Lamb"),
+            Self::Lamb(lamb) => settings!("Lamb", lamb),
             // The betas belong to the Adam beside it.
             Self::Muon(muon) => ("Muon", &mut muon.lr, &mut muon.weight_decay, None),
-            Self::OneBitAdam(plan) => plan.adam.settings("OneBitAdam"),
-            Self::OneBitLamb(plan) => plan.lamb.settings("OneBitLamb"),
-            Self::ZeroOneAdam(plan) => plan.adam.settings("ZeroOneAdam"),
+            Self::OneBitAdam(plan) => settings!("OneBitAdam", &mut plan.adam),
+            Self::OneBitLamb(plan) => settings!("OneBitLamb", &mut plan.lamb),
+            Self::ZeroOneAdam(plan) => settings!("ZeroOneAdam", &mut plan.adam),
         }
     }
 

@@ -9,18 +9,16 @@
 //! whose device is the host.
 
 use super::*;
-use crate::keys::activations::Activations;
 
 /// What is recomputed, and where the rest is kept.
 pub(crate) fn resolve(context: &mut Context<'_>) -> ActivationPlan {
     let section = &context.top.activation_checkpointing.value;
-    let asking = asking_key(section, context);
-    let recompute = resolve_policy(section, asking, context);
+    let asking = asking_key(context);
+    let recompute = resolve_policy(asking, context);
     let offload = resolve_offload(section, context);
     let threshold = &section.offload_threshold;
-    if offload == ActivationOffload::Device && threshold.is_given() {
-        note!(context, threshold => "has no effect: activations are not offloaded");
-    }
+    note!(if offload == ActivationOffload::Device && threshold.is_given();
+        context, threshold => "has no effect: activations are not offloaded");
     match recompute {
         // An error where offload was asked for.
         RecomputePolicy::Off => ActivationPlan::default(),
@@ -30,10 +28,8 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> ActivationPlan {
 
 /// Returns the first key that asks for checkpointing. Notes which of DeepSpeed's keys do nothing
 /// else here.
-fn asking_key<'a>(
-    section: &'a Activations<'a>,
-    context: &mut Context<'_>,
-) -> Option<&'a Entry<'a>> {
+fn asking_key<'a>(context: &mut Context<'a>) -> Option<&'a Entry<'a>> {
+    let section = &context.top.activation_checkpointing.value;
     let flags = [
         (
             &section.partition_activations,
@@ -47,9 +43,8 @@ fn asking_key<'a>(
     }
     let number = &section.number_checkpoints;
     let has_number = number.value.is_some_and(|count| count > 0);
-    if has_number {
-        note!(context, number => "turns checkpointing on: every block is a checkpoint, whatever their number");
-    }
+    note!(if has_number;
+        context, number => "turns checkpointing on: every block is a checkpoint, whatever their number");
     let asking: [(&Entry<'_>, bool); 4] = [
         (&section.cpu_checkpointing, section.cpu_checkpointing.value),
         (&section.nvme_path, offload::folder(&section.nvme_path).is_some()),
@@ -62,11 +57,8 @@ fn asking_key<'a>(
 
 /// Resolves the recomputation policy: the key `policy` first, then DeepSpeed's keys, of which one is `asking`, then
 /// `training.gradient_checkpointing`.
-fn resolve_policy(
-    section: &Activations<'_>,
-    asking: Option<&Entry<'_>>,
-    context: &mut Context<'_>,
-) -> RecomputePolicy {
+fn resolve_policy(asking: Option<&Entry<'_>>, context: &mut Context<'_>) -> RecomputePolicy {
+    let section = &context.top.activation_checkpointing.value;
     let nth = &section.every_nth_block;
     let wanted = context.run.gradient_checkpointing;
     let policy = match (section.policy.value, asking) {
@@ -81,10 +73,9 @@ fn resolve_policy(
         (_, None) => RecomputePolicy::Off,
     };
     let is_on = policy != RecomputePolicy::Off;
-    if let Some(wanted) = wanted.filter(|wanted| *wanted != is_on) {
-        refuse!(context, asking.unwrap_or(&section.policy) =>
-            "contradicts training.gradient_checkpointing: {wanted}"; "remove one of them");
-    }
+    let wanted = wanted.unwrap_or(is_on);
+    refuse!(if wanted != is_on; context, asking.unwrap_or(&section.policy) =>
+        "contradicts training.gradient_checkpointing: {wanted}"; "remove one of them");
     match policy {
         RecomputePolicy::Full if nth.value > 1 => RecomputePolicy::EveryNth(nth.value),
         RecomputePolicy::Selective if nth.value > 1 => {
@@ -101,9 +92,7 @@ fn resolve_policy(
 fn resolve_offload(section: &Activations<'_>, context: &mut Context<'_>) -> ActivationOffload {
     let threshold = section.offload_threshold.value;
     let (path, to_host) = (&section.nvme_path, &section.cpu_checkpointing);
-    if path.value == Some("") {
-        refuse!(context, path => "is empty"; "name a folder on a local disk, or remove it");
-    }
+    refuse!(if path.value == Some(""); context, path => "is empty"; "name a folder on a local disk, or remove it");
     match offload::folder(path) {
         Some(_) if to_host.is_given() && !to_host.value => {
             refuse!(context, path => "contradicts cpu_checkpointing: false"; "remove one of them");

@@ -8,7 +8,6 @@
 //!   every later step.
 
 use super::*;
-use crate::keys::precision::TorchAutocast;
 
 /// `torch.amp.GradScaler` with PyTorch's defaults, which DeepSpeed uses under `torch_autocast`. It
 /// has no minimum: the scale falls until its inverse leaves f32, and the run ends there.
@@ -26,20 +25,17 @@ pub(super) fn resolve(compute: Precision, context: &mut Context<'_>) -> Option<P
     let top = context.top;
     let (section, auto_cast) = (&top.torch_autocast.value, &top.fp16.value.auto_cast);
     check_module_names(section, context);
-    if auto_cast.value && compute != Precision::Fp16 {
-        note!(context, auto_cast => "changes nothing: fp16.enabled is false");
-    }
+    note!(if auto_cast.value && compute != Precision::Fp16;
+        context, auto_cast => "changes nothing: fp16.enabled is false");
     if !section.enabled.value {
         return (auto_cast.value && compute == Precision::Fp16).then_some(Precision::Fp16);
     }
     let dtype = dtype(section, context)?;
-    if compute != Precision::Fp32 && compute != dtype {
-        let (own, other) = (dtype.name(), compute.name());
-        refuse!(context, &section.dtype =>
-            "autocast in {own} on {other} parameters mixes two 16-bit types, and the loss would be scaled for one of \
-             them only";
-            "set {other}.enabled to false, which keeps parameters in fp32");
-    }
+    let (own, other) = (dtype.name(), compute.name());
+    refuse!(if compute != Precision::Fp32 && compute != dtype; context, &section.dtype =>
+        "autocast in {own} on {other} parameters mixes two 16-bit types, and the loss would be scaled for one of \
+         them only";
+        "set {other}.enabled to false, which keeps parameters in fp32");
     Some(dtype)
 }
 

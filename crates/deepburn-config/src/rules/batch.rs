@@ -42,10 +42,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> BatchPlan {
         Some(Ok(())) => {}
     }
     for (setting, value) in settings.into_iter().zip(triple.into_iter().flatten()) {
-        if setting.is_auto() {
-            let from = "the other batch sizes and the world size";
-            context.answer(&setting.path, value, from);
-        }
+        context.answer(setting, value, "the other batch sizes and the world size");
     }
     let sizes = triple.unwrap_or_default().map(|value| usize::try_from(value).unwrap_or(0));
     let [train_batch_size, micro_batch_size, gradient_accumulation_steps] = sizes;
@@ -57,14 +54,11 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> BatchPlan {
 fn report_missing(context: &mut Context<'_>) {
     let (train, micro) =
         (&context.top.train_batch_size, &context.top.train_micro_batch_size_per_gpu);
-    if train.is_given() || micro.is_given() {
-        return;
-    }
     let message = match micro.is_auto() || train.is_auto() {
         true => "\"auto\" needs the micro-batch, which is not known",
         false => "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
     };
-    refuse!(context, micro => "{message}";
+    refuse!(if !train.is_given() && !micro.is_given(); context, micro => "{message}";
         "add \"train_micro_batch_size_per_gpu\": 1, or training.micro_batch_size in the job file; check-config and \
          estimate take --micro-batch");
 }

@@ -4,8 +4,6 @@
 //! whose stages are out of order, or that leave their bounds.
 
 use super::*;
-use crate::curriculum::{CurriculumPlan, CurriculumSchedule, CurriculumStage};
-use crate::keys::data::ScheduleConfig;
 
 /// Tensor cores multiply 16-bit matrices whose sizes are multiples of it at full speed.
 const TENSOR_CORE_MULTIPLE: usize = 8;
@@ -26,40 +24,29 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<CurriculumPlan> {
             "{min_difficulty} is above max_difficulty {max_difficulty}"; "lower it or raise max_difficulty");
         return None;
     }
-    let config = &section.schedule_config.value;
     let schedule = match kind {
         "custom" => {
             refuse!(context, &section.schedule_type =>
                 "\"custom\" asks for a schedule written in Python"; "use fixed_discrete, fixed_linear or fixed_root");
             return None;
         }
-        "fixed_discrete" => discrete(config, [min_difficulty, max_difficulty], context)?,
-        "fixed_linear" => root(config, Some(1.0), context)?,
-        _ => root(config, None, context)?,
+        "fixed_discrete" => discrete([min_difficulty, max_difficulty], context)?,
+        _ => root(kind == "fixed_linear", context)?,
     };
     Some(CurriculumPlan { min_difficulty, max_difficulty, schedule })
 }
 
 /// `fixed_linear` is the root of degree 1; `fixed_root` gives its own.
-fn root(
-    config: &ScheduleConfig<'_>,
-    degree: Option<f64>,
-    context: &mut Context<'_>,
-) -> Option<CurriculumSchedule> {
-    warn_unused(&[&config.difficulty, &config.max_step], context);
+fn root(is_linear: bool, context: &mut Context<'_>) -> Option<CurriculumSchedule> {
+    let config = &context.top.curriculum_learning.value.schedule_config.value;
+    let degree = &config.root_degree;
+    let unused: [&Entry<'_>; 3] = [&config.difficulty, &config.max_step, degree];
+    warn_unused(&unused[..if is_linear { 3 } else { 2 }], context);
     let total_steps = require(&config.total_curriculum_step, context);
     let difficulty_step = require(&config.difficulty_step, context);
-    let root_degree = match degree {
-        Some(_) => {
-            warn_unused(&[&config.root_degree], context);
-            degree
-        }
-        None => require(&config.root_degree, context),
-    };
-    if difficulty_step.is_some_and(|step| step % TENSOR_CORE_MULTIPLE != 0) {
-        note!(context, &config.difficulty_step =>
-            "is not a multiple of 8: 16-bit products of such lengths are slower on tensor cores");
-    }
+    let root_degree = if is_linear { Some(1.0) } else { require(degree, context) };
+    note!(if difficulty_step.is_some_and(|step| step % TENSOR_CORE_MULTIPLE != 0); context, &config.difficulty_step =>
+        "is not a multiple of 8: 16-bit products of such lengths are slower on tensor cores");
     let (total_steps, difficulty_step) = (total_steps?, difficulty_step?);
     Some(CurriculumSchedule::Root { total_steps, difficulty_step, root_degree: root_degree? })
 }
@@ -68,11 +55,8 @@ fn root(
 ///
 /// The first fault ends it: the checks that follow need lists of matching lengths in ascending
 /// order.
-fn discrete(
-    config: &ScheduleConfig<'_>,
-    [min, max]: [usize; 2],
-    context: &mut Context<'_>,
-) -> Option<CurriculumSchedule> {
+fn discrete([min, max]: [usize; 2], context: &mut Context<'_>) -> Option<CurriculumSchedule> {
+    let config = &context.top.curriculum_learning.value.schedule_config.value;
     let ScheduleConfig { total_curriculum_step, difficulty_step, root_degree, .. } = config;
     warn_unused(&[total_curriculum_step, difficulty_step, root_degree], context);
     let (difficulty, max_step) = (&config.difficulty, &config.max_step);
@@ -99,10 +83,8 @@ fn discrete(
 
 /// The value of a key without a default. Reports it where it is missing.
 fn require<T: Clone>(key: &Setting<'_, Option<T>>, context: &mut Context<'_>) -> Option<T> {
-    if !key.is_given() {
-        refuse!(context, key => "is missing, and the curriculum needs it";
-            "add it: {}, or set curriculum_learning.enabled to false", key.key.kind);
-    }
+    refuse!(if !key.is_given(); context, key => "is missing, and the curriculum needs it";
+        "add it: {}, or set curriculum_learning.enabled to false", key.key.kind);
     key.value.clone()
 }
 

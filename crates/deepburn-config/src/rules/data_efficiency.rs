@@ -4,7 +4,6 @@
 //! inner `enabled` in a section that is off is an error, because its meaning would be ambiguous.
 
 use super::*;
-use crate::dynamic_batching::{DynamicBatchingPlan, PickingOrderPlan};
 
 /// The section's part of the plan; `None` where dynamic batching is off or wrong.
 pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> {
@@ -13,45 +12,37 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> 
     let batching = &sampling.dynamic_batching.value;
     let enabled = &batching.enabled;
     for outer in [&efficiency.enabled, &sampling.enabled] {
-        if outer.value && !enabled.value {
-            note!(context, outer => "true turns nothing on: dynamic_batching.enabled is false");
-        } else if enabled.value && !outer.value {
-            let path = &outer.path;
-            refuse!(context, enabled => "true asks for dynamic batching, but {path} is false";
-                "set {path} to true, or this to false");
-        }
+        let path = &outer.path;
+        note!(if outer.value && !enabled.value;
+            context, outer => "true turns nothing on: dynamic_batching.enabled is false");
+        refuse!(if enabled.value && !outer.value;
+            context, enabled => "true asks for dynamic batching, but {path} is false";
+            "set {path} to true, or this to false");
     }
     if !enabled.value {
         return None;
     }
     let (min, max) = (batching.min_batch_size.value, &batching.max_batch_size);
-    if let Some(size) = max.value.filter(|&size| size < min) {
-        refuse!(context, max =>
-            "{size} is below min_batch_size {min}"; "raise it or lower min_batch_size");
-    }
+    let size = max.value.unwrap_or(usize::MAX);
+    refuse!(if size < min; context, max =>
+        "{size} is below min_batch_size {min}"; "raise it or lower min_batch_size");
     // The budget has no default and holds a token of each sample at least.
     let key = &batching.max_tokens;
-    if !key.is_given() {
-        refuse!(context, key => "is missing, and dynamic batching needs it";
-            "add it: an integer of at least 1, the tokens of a micro-batch");
-    }
+    refuse!(if !key.is_given(); context, key => "is missing, and dynamic batching needs it";
+        "add it: an integer of at least 1, the tokens of a micro-batch");
     let max_tokens = key.value?;
-    if max_tokens < min {
-        refuse!(context, key => "{max_tokens} tokens do not hold min_batch_size {min} samples";
-            "raise it or lower min_batch_size");
-    }
-    Some(DynamicBatchingPlan {
-        max_tokens,
-        min_batch_size: min,
-        max_batch_size: max.value,
-        order: match batching.sequence_picking_order.value {
-            "random" => PickingOrderPlan::Random { seed: efficiency.seed.value as u64 },
-            "seqlen" => PickingOrderPlan::Seqlen,
-            _ => PickingOrderPlan::Dataloader,
-        },
-        lr_scaling: batching.lr_scaling_method.value,
-        verbose: batching.verbose.value,
-    })
+    refuse!(if max_tokens < min; context, key => "{max_tokens} tokens do not hold min_batch_size {min} samples";
+        "raise it or lower min_batch_size");
+    Some(
+        filled!(DynamicBatchingPlan, batching { min_batch_size, max_batch_size, lr_scaling, verbose }
+            max_tokens,
+            order: match batching.sequence_picking_order.value {
+                "random" => PickingOrderPlan::Random { seed: efficiency.seed.value as u64 },
+                "seqlen" => PickingOrderPlan::Seqlen,
+                _ => PickingOrderPlan::Dataloader,
+            },
+        ),
+    )
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Hyper-parameters that several optimizers have: learning rate, moments and bounds.
 
 use super::*;
-use crate::keys::optimizer::Moments;
 
 /// Learning rate of transformers' trainer, which `"auto"` stands for.
 const TRANSFORMERS_LR: f64 = 5e-5;
@@ -12,17 +11,16 @@ pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -
     if key.is_auto() {
         let answer = wanted.map(|wanted| (wanted, "training.learning_rate"));
         let (lr, from) = answer.unwrap_or((TRANSFORMERS_LR, "transformers' default"));
-        context.answer(&key.path, lr, from);
+        context.answer(key, lr, from);
         return lr;
     }
     let lr = key.value;
+    let wanted = wanted.unwrap_or(lr);
     if !key.is_given() {
-        return wanted.unwrap_or(lr);
+        return wanted;
     }
-    if let Some(wanted) = wanted.filter(|wanted| *wanted != lr) {
-        warning!(context, key => "{lr:?} is used, not training.learning_rate {wanted:?}";
-            "give one of them, or write \"auto\" here");
-    }
+    warning!(if wanted != lr; context, key => "{lr:?} is used, not training.learning_rate {wanted:?}";
+        "give one of them, or write \"auto\" here");
     lr
 }
 
@@ -32,10 +30,8 @@ pub(super) fn moments(params: &Entry<'_>, divides: bool, context: &mut Context<'
     let keys = Moments::read(params);
     let lr = learning_rate(&keys.lr, context);
     let eps = keys.eps.value;
-    if divides && eps > 0.0 && eps as f32 == 0.0 {
-        refuse!(context, &keys.eps =>
-            "{eps:e} is 0 in f32, in which updates are computed"; "give at least 1e-38, 1e-8 for example");
-    }
+    refuse!(if divides && eps > 0.0 && eps as f32 == 0.0; context, &keys.eps =>
+        "{eps:e} is 0 in f32, in which updates are computed"; "give at least 1e-38, 1e-8 for example");
     filled!(AdamPlan, keys { betas, weight_decay } lr, eps, bias_correction: false)
 }
 
@@ -46,10 +42,8 @@ pub(super) fn bounds(
     context: &mut Context<'_>,
 ) -> [f64; 2] {
     let (min, max) = (smallest.value, largest.value);
-    if min > max {
-        let (small, large) = (smallest.key.name, largest.key.name);
-        refuse!(context, smallest =>
-            "{min:?} is above {large} {max:?}"; "give a {small} of at most {large}");
-    }
+    let (small, large) = (smallest.key.name, largest.key.name);
+    refuse!(if min > max; context, smallest =>
+        "{min:?} is above {large} {max:?}"; "give a {small} of at most {large}");
     [min, max]
 }

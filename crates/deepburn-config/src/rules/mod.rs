@@ -3,33 +3,109 @@
 //! A rule that reports an error still returns a value; the verdict discards it together with the
 //! rest of the plan. Sections are checked in full also where they are switched off.
 //!
-//! What most rules use is imported here, so that a rule imports this module and the keys of its
-//! section.
+//! What most rules use is imported here, so that a rule imports this module alone.
 
-pub(crate) mod activations;
+mod activations;
 mod autocast;
-pub(crate) mod batch;
-pub(crate) mod curriculum;
-pub(crate) mod data_efficiency;
+mod batch;
+mod curriculum;
+mod data_efficiency;
 mod hyperparameters;
-pub(crate) mod monitor;
+mod monitor;
 mod muon;
-pub(crate) mod offload;
-pub(crate) mod one_bit;
-pub(crate) mod optimizer;
-pub(crate) mod precision;
-pub(crate) mod reduction;
-pub(crate) mod scheduler;
-mod variant;
-pub(crate) mod zero;
+mod offload;
+mod one_bit;
+mod optimizer;
+mod precision;
+mod reduction;
+mod scheduler;
+mod zero;
 
 use hyperparameters::{bounds, learning_rate, moments};
-use variant::choose;
 
+use crate::check::nearest;
 use crate::context::Context;
 use crate::diagnosis::{Severity, note, refuse, report, warning};
-use crate::key::{Status, Trigger};
-use crate::kind::Variant;
+use crate::key::{Status, Trigger, Variant};
+use crate::keys::*;
 use crate::node::Node;
 use crate::plan::*;
 use crate::section::{Entry, Read, Section, Setting, filled};
+
+/// Applies the rule of each section.
+pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
+    let top = context.top;
+    let batch = batch::resolve(context);
+    let precision = precision::resolve(context);
+    let optimizer = optimizer::resolve(context);
+    let schedule = scheduler::resolve(&optimizer, context);
+    one_bit::check_warmup(&optimizer, schedule.warmup_steps(), context);
+    let zero = zero::resolve(&optimizer, context);
+    let activations = activations::resolve(context);
+    let uses_nvme = matches!(zero.optimizer_states, OptimizerOffload::Nvme(_))
+        || activations.offload.swap_file().is_some();
+    offload::check_aio(uses_nvme, context);
+    let dynamic_batching = data_efficiency::resolve(context);
+    let curriculum = curriculum::resolve(context);
+    check_optimizer(&optimizer, &schedule, context);
+    Plan {
+        param_groups: context.run.param_groups.clone(),
+        batch,
+        dynamic_batching,
+        curriculum,
+        schedule,
+        precision,
+        gradient_clipping: Some(top.gradient_clipping.value).filter(|clip| *clip > 0.0),
+        reduction: reduction::resolve(&optimizer, zero.stage, context),
+        optimizer,
+        activations,
+        report: filled!(ReportPlan, top { steps_per_print, wall_clock_breakdown }),
+        monitor: monitor::resolve(context),
+        zero,
+    }
+}
+
+/// Reports a learning rate beyond f32, in which parameters would become infinite, settings of groups that the optimizer
+/// lacks, and learning rates without a proportion.
+fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: &mut Context<'_>) {
+    let lr = optimizer.lr();
+    refuse!(if lr > f64::from(f32::MAX);
+        context, "optimizer.params.lr" => "{lr:e} is larger than an f32 can hold ({:e})", f32::MAX;
+        "give a learning rate, 1e-4 for example");
+    match context.run.param_groups.check(optimizer, schedule.cycles_momentum()) {
+        Err(ParamGroupError::Unfit { group, reason }) => {
+            refuse!(context, format!("training.param_groups[{group}]") => "{reason}"; "");
+        }
+        Err(ParamGroupError::MuonRate { adam_lr }) => {
+            refuse!(context, "optimizer.params.muon_lr" => "is 0 and Adam's {adam_lr:?}, in proportion to it";
+                "give a muon_lr above 0, or freeze the matrices by training.param_groups");
+        }
+        // The others are about a model.
+        _ => {}
+    }
+}
+
+/// The variant that `name`, the section's `type`, names. Reports an unknown name with the nearest
+/// known one, and a known one that does not exist in this version; a missing `type` has been
+/// reported.
+fn choose(
+    name: &Setting<'_, Option<&str>>,
+    variants: &'static [Variant],
+    noun: &str,
+    context: &mut Context<'_>,
+) -> Option<&'static Variant> {
+    let given = name.value?;
+    let Some(variant) = Variant::find(variants, given) else {
+        let available = variants.iter().filter(|v| matches!(v.status, Status::Honoured));
+        let available: Vec<_> = available.map(|variant| variant.name).collect();
+        let remedy = match nearest(variants.iter().map(|variant| variant.name), given) {
+            Some(nearest) => format!("did you mean {nearest}?"),
+            None => format!("use one of {}", available.join(", ")),
+        };
+        refuse!(context, name => "unknown {noun} \"{given}\""; "{remedy}");
+        return None;
+    };
+    let Status::Unavailable { feature, remedy, .. } = variant.status else { return Some(variant) };
+    refuse!(context, name => "\"{given}\" asks for {feature}, which is not available in this version"; "{remedy}");
+    None
+}

@@ -7,8 +7,6 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use super::*;
-use crate::keys::monitor::{DEFAULT_JOB_NAME, FlopsProfiler, Profiling};
-use crate::monitor_plan::{FlopsPlan, MonitorFolder, MonitorPlan, ProfilePlan};
 
 /// The part of the plan about what is written for other programs.
 pub(crate) fn resolve(context: &mut Context<'_>) -> MonitorPlan {
@@ -31,20 +29,18 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> MonitorPlan {
 /// A name that is a folder of its own, on every system. Reports one that is not.
 fn folder_name(key: &Setting<'_, &str>, context: &mut Context<'_>) -> String {
     let name = key.value;
-    let fault = if name.trim().is_empty() {
-        Some("is empty, but a folder is named after it")
-    } else if name == "." || name == ".." {
-        Some("cannot name a new folder")
-    } else if name.contains(['/', '\\']) {
-        Some("has a path separator, but names one folder inside output_path")
-    } else if name.chars().any(char::is_control) {
-        Some("has a control character, which a folder's name cannot have")
-    } else {
-        None
+    let fault = match name {
+        _ if name.trim().is_empty() => "is empty, but a folder is named after it",
+        "." | ".." => "cannot name a new folder",
+        _ if name.contains(['/', '\\']) => {
+            "has a path separator, but names one folder inside output_path"
+        }
+        _ if name.contains(char::is_control) => {
+            "has a control character, which a folder's name cannot have"
+        }
+        _ => return name.to_owned(),
     };
-    if let Some(fault) = fault {
-        refuse!(context, key => "{name:?} {fault}"; "write a plain name such as {DEFAULT_JOB_NAME:?}");
-    }
+    refuse!(context, key => "{name:?} {fault}"; "write a plain name such as {DEFAULT_JOB_NAME:?}");
     name.to_owned()
 }
 
@@ -67,11 +63,8 @@ fn profile(section: &Profiling<'_>, context: &mut Context<'_>) -> Option<Profile
     let report =
         |message| refuse!(context, key => "{message}"; "write [1, 10] for the first ten steps");
     let steps = steps.map_err(report).ok()?;
-    if let [one] = &steps[..]
-        && one.start() < one.end()
-    {
-        note!(context, key => "profiles steps {} to {}", one.start(), one.end());
-    }
+    note!(if matches!(&steps[..], [one] if one.start() < one.end());
+        context, key => "profiles steps {} to {}", steps[0].start(), steps[0].end());
     let first = steps.iter().map(|window| *window.start()).min().unwrap_or(1);
     warn_if_never(key, first, context);
     Some(ProfilePlan { steps, output_folder: path(section.output_folder.value) })
@@ -116,8 +109,7 @@ fn flops(section: &FlopsProfiler<'_>, context: &mut Context<'_>) -> Option<Flops
 
 /// A run of known length may end before the step that was asked for.
 fn warn_if_never(key: &Entry<'_>, step: u64, context: &mut Context<'_>) {
-    if let Some(total) = context.run.total_steps.filter(|total| step > *total as u64) {
-        warning!(context, key => "step {step} is never reached: the run has {total} steps";
-            "name steps from 1 to {total}");
-    }
+    let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
+    warning!(if step > total; context, key => "step {step} is never reached: the run has {total} steps";
+        "name steps from 1 to {total}");
 }

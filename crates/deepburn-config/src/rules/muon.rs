@@ -1,7 +1,6 @@
 //! Muon: keys of DeepSpeed and of `torch.optim.Muon`, with DeepSpeed's defaults.
 
 use super::*;
-use crate::keys::optimizer::Muon;
 
 /// Learning rate of the Adam beside DeepSpeed's Muon when none is given.
 const MUON_ADAM_LR: f64 = 3e-4;
@@ -12,17 +11,17 @@ const NEWTON_SCHULZ_EPS: f64 = 1e-7;
 /// Resolves Muon's part of the plan.
 pub(super) fn resolve(params: &Muon<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let (lr, adam_lr) = rates(params, context);
-    OptimizerPlan::Muon(filled!(MuonPlan, params { momentum, nesterov, weight_decay }
-        lr,
-        newton_schulz: NewtonSchulzPlan {
-            steps: params.ns_steps.value,
-            coefficients: params.ns_coefficients.value,
-            eps: NEWTON_SCHULZ_EPS,
-        },
-        scale: params.adjust_lr_fn.value,
-        adam: filled!(AdamPlan, params { betas, eps, weight_decay } lr: adam_lr, bias_correction: true),
-        decouples_decay: params.adam_w_mode.value,
-    ))
+    OptimizerPlan::Muon(
+        filled!(MuonPlan, params { momentum, nesterov, weight_decay, scale, decouples_decay }
+            lr,
+            newton_schulz: NewtonSchulzPlan {
+                steps: params.ns_steps.value,
+                coefficients: params.ns_coefficients.value,
+                eps: NEWTON_SCHULZ_EPS,
+            },
+            adam: filled!(AdamPlan, params { betas, eps, weight_decay } lr: adam_lr, bias_correction: true),
+        ),
+    )
 }
 
 /// The learning rates of matrices and of all other parameters.
@@ -33,18 +32,14 @@ fn rates(params: &Muon<'_>, context: &mut Context<'_>) -> (f64, f64) {
     let adam_default = if is_given { shared } else { MUON_ADAM_LR };
     let lr = params.muon_lr.value.unwrap_or(shared);
     let adam_lr = params.adam_lr.value.unwrap_or(adam_default);
-    if asks && params.muon_lr.is_given() && params.adam_lr.is_given() {
-        warning!(context, &params.lr => "{shared:?} is not used: muon_lr is {lr:?} and adam_lr {adam_lr:?}";
-            "remove it, or one of the two");
-    }
-    if adam_lr > f64::from(f32::MAX) {
-        refuse!(context, &params.adam_lr => "{adam_lr:e} is larger than an f32 can hold ({:e})", f32::MAX;
-            "give a learning rate, 1e-3 for example");
-    }
-    if adam_lr != lr && lr != 0.0 {
-        note!(context, &params.adam_lr =>
-            "in every step of a schedule, Adam's learning rate is {:?} times the matrices' learning rate; a DeepSpeed \
-             schedule with a rate of its own gives both the same rate", adam_lr / lr);
-    }
+    warning!(if asks && params.muon_lr.is_given() && params.adam_lr.is_given();
+        context, &params.lr => "{shared:?} is not used: muon_lr is {lr:?} and adam_lr {adam_lr:?}";
+        "remove it, or one of the two");
+    refuse!(if adam_lr > f64::from(f32::MAX);
+        context, &params.adam_lr => "{adam_lr:e} is larger than an f32 can hold ({:e})", f32::MAX;
+        "give a learning rate, 1e-3 for example");
+    note!(if adam_lr != lr && lr != 0.0; context, &params.adam_lr =>
+        "in every step of a schedule, Adam's learning rate is {:?} times the matrices' learning rate; a DeepSpeed \
+         schedule with a rate of its own gives both the same rate", adam_lr / lr);
     (lr, adam_lr)
 }

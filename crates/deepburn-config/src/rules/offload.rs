@@ -7,9 +7,6 @@
 //! optimizer that exchanges momenta excludes both.
 
 use super::*;
-use crate::keys::DeepSpeed;
-use crate::keys::offload::{Aio, OffloadOptimizer, OffloadParam};
-use crate::keys::zero::{LARGEST_SUB_GROUP, Zero};
 
 /// Checks where optimizer states and parameters are to be kept, and returns both.
 ///
@@ -42,19 +39,15 @@ pub(super) fn resolve(
     // A device that is excluded has been reported.
     let is_excluded = optimizer.exchanges_momentum();
     let states = if is_excluded { "none" } else { states };
-    let states = resolve_states(zero, states, stage, context);
+    let states = resolve_states(states, stage, context);
     let parameters = if is_excluded || stage < 3 { "none" } else { parameters };
     let shards = resolve_parameters(&zero.offload_param.value, parameters, &states, context);
     (states, shards)
 }
 
 /// Where optimizer states and accumulated gradients are kept.
-fn resolve_states(
-    zero: &Zero<'_>,
-    device: &str,
-    stage: u8,
-    context: &mut Context<'_>,
-) -> OptimizerOffload {
+fn resolve_states(device: &str, stage: u8, context: &mut Context<'_>) -> OptimizerOffload {
+    let zero = &context.top.zero_optimization.value;
     let section = &zero.offload_optimizer.value;
     let sub_group_size = match zero.sub_group_size.value {
         0 => LARGEST_SUB_GROUP as usize,
@@ -64,7 +57,7 @@ fn resolve_states(
         "cpu" if stage >= 1 && !context.run.host_device => {
             OptimizerOffload::Host { sub_group_size, ratio: section.ratio.value }
         }
-        "nvme" if stage >= 1 => OptimizerOffload::Nvme(nvme(section, sub_group_size, context)),
+        "nvme" if stage >= 1 => OptimizerOffload::Nvme(nvme(sub_group_size, context)),
         _ => {
             note_unused(&[&zero.sub_group_size], context);
             OptimizerOffload::Device
@@ -101,11 +94,10 @@ fn resolve_parameters(
     let device_is_host = context.run.host_device;
     let example = match (device, states) {
         ("nvme", OptimizerOffload::Nvme(NvmePlan { file, .. })) => {
-            if folder(&section.nvme_path).is_some_and(|folder| file.folder != *folder) {
-                refuse!(context, &section.nvme_path =>
-                    "is not offload_optimizer.nvme_path, {}: one file a rank holds both", file.folder.display();
-                    "name the same folder, or leave it out");
-            }
+            refuse!(if folder(&section.nvme_path).is_some_and(|folder| file.folder != *folder);
+                context, &section.nvme_path =>
+                "is not offload_optimizer.nvme_path, {}: one file a rank holds both", file.folder.display();
+                "name the same folder, or leave it out");
             return ParameterOffload::Nvme { max_in_cpu: section.max_in_cpu.value, device_is_host };
         }
         ("nvme", _) => "{\"device\": \"nvme\", \"nvme_path\": ...}",
@@ -138,43 +130,30 @@ fn aio<'a>(top: &'a DeepSpeed<'a>) -> &'a Aio<'a> {
 pub(crate) fn check_aio(is_used: bool, context: &mut Context<'_>) {
     let top = context.top;
     let inner = &top.zero_optimization.value.aio;
-    if inner.is_given() && top.aio.is_given() {
-        refuse!(context, inner => "is there twice: aio is given too"; "remove one of them");
-    } else if inner.is_given() {
-        warning!(context, inner =>
-            "is taken as aio, a section of the top level in DeepSpeed"; "move it out of zero_optimization");
-    }
+    let is_twice = inner.is_given() && top.aio.is_given();
+    refuse!(if is_twice; context, inner => "is there twice: aio is given too"; "remove one of them");
+    warning!(if inner.is_given() && !is_twice; context, inner =>
+        "is taken as aio, a section of the top level in DeepSpeed"; "move it out of zero_optimization");
     let Aio { block_size, queue_depth, use_gds } = aio(top);
     if !is_used {
         return note_unused(&[block_size, queue_depth, use_gds], context);
     }
     // Direct I/O needs whole pages; each request has a thread, of which a process may well have
     // 1024.
-    if !block_size.value.is_multiple_of(4096) {
-        let size = block_size.value;
-        refuse!(context, block_size => "{size} is not a multiple of 4096"; "write 1048576");
-    }
-    if queue_depth.value > 1024 {
-        refuse!(context, queue_depth => "{} is more than 1024", queue_depth.value; "write 8");
-    }
-    if use_gds.value {
-        refuse!(context, use_gds =>
-            "asks for GPUDirect Storage, which is not available"; "set it to false");
-    }
+    refuse!(if !block_size.value.is_multiple_of(4096);
+        context, block_size => "{} is not a multiple of 4096", block_size.value; "write 1048576");
+    refuse!(if queue_depth.value > 1024; context, queue_depth => "{} is more than 1024", queue_depth.value; "write 8");
+    refuse!(if use_gds.value; context, use_gds =>
+        "asks for GPUDirect Storage, which is not available"; "set it to false");
 }
 
 /// Files of optimizer states. Unlike DeepSpeed's, transfers overlap the update unless the file says
 /// no.
-fn nvme(
-    section: &OffloadOptimizer<'_>,
-    sub_group_size: usize,
-    context: &mut Context<'_>,
-) -> NvmePlan {
+fn nvme(sub_group_size: usize, context: &mut Context<'_>) -> NvmePlan {
+    let section = &context.top.zero_optimization.value.offload_optimizer.value;
     let folder = folder(&section.nvme_path);
-    if folder.is_none() {
-        refuse!(context, &section.device =>
-            "\"nvme\" needs a folder"; "give nvme_path, a folder on a local disk");
-    }
+    refuse!(if folder.is_none(); context, &section.device =>
+        "\"nvme\" needs a folder"; "give nvme_path, a folder on a local disk");
     let both = section.pipeline.value.unwrap_or(true);
     NvmePlan {
         file: swap_file(folder.unwrap_or_default(), context.top),

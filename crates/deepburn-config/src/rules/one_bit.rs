@@ -1,7 +1,6 @@
 //! The optimizers that exchange compressed momenta: 1-bit Adam, 1-bit LAMB and 0/1 Adam.
 
 use super::*;
-use crate::keys::optimizer::{OneBitAdam, OneBitLamb, ZeroOneAdam};
 
 /// Resolves 1-bit Adam's part of the plan.
 pub(super) fn adam(params: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
@@ -16,13 +15,10 @@ pub(super) fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPla
     let freeze_step = freeze_step(&params.freeze_step, context);
     let coeff_beta = params.coeff_beta.value;
     // The average starts at 0, and its missing part is a factor of all later updates.
-    let missing = coeff_beta.powf(freeze_step as f64);
-    if (freeze_step as f64) * (1.0 - coeff_beta) < 1.0 - 1e-9 {
-        warning!(context, &params.freeze_step =>
-            "{freeze_step} is below 1 / (1 - coeff_beta): the average of trust ratios, which starts at 0, is {:.0} % \
-             too small when it is frozen", 100.0 * missing;
-            "give more steps or a smaller coeff_beta");
-    }
+    warning!(if (freeze_step as f64) * (1.0 - coeff_beta) < 1.0 - 1e-9; context, &params.freeze_step =>
+        "{freeze_step} is below 1 / (1 - coeff_beta): the average of trust ratios, which starts at 0, is {:.0} % \
+         too small when it is frozen", 100.0 * coeff_beta.powf(freeze_step as f64);
+        "give more steps or a smaller coeff_beta");
     let AdamPlan { lr, betas, eps, weight_decay, bias_correction } = moments(entry, true, context);
     let trust_ratio = bounds(&params.min_coeff, &params.max_coeff, context);
     let eps_inside_sqrt = false;
@@ -48,12 +44,10 @@ pub(super) fn zero_one_adam(entry: &Entry<'_>, context: &mut Context<'_>) -> Opt
     let params = ZeroOneAdam::read(entry);
     let steps = |key: &Setting<'_, usize>| key.value.max(1) as u64;
     let var_freeze_step = steps(&params.var_freeze_step);
-    let total = context.run.total_steps;
-    if let Some(total) = total.filter(|total| var_freeze_step >= *total as u64) {
-        note!(context, &params.var_freeze_step =>
-            "{var_freeze_step} is not below the {total} steps of the run: the second moment is never frozen, and \
-             every step exchanges gradients");
-    }
+    let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
+    note!(if var_freeze_step >= total; context, &params.var_freeze_step =>
+        "{var_freeze_step} is not below the {total} steps of the run: the second moment is never frozen, and \
+         every step exchanges gradients");
     OptimizerPlan::ZeroOneAdam(ZeroOneAdamPlan {
         adam: moments(entry, true, context),
         var_freeze_step,
@@ -66,17 +60,15 @@ pub(super) fn zero_one_adam(entry: &Entry<'_>, context: &mut Context<'_>) -> Opt
 /// Returns the number of exact steps. Refuses 0 and warns when the run ends before the freeze.
 fn freeze_step(key: &Setting<'_, i64>, context: &mut Context<'_>) -> u64 {
     let step = key.value;
-    if step < 1 {
-        refuse!(context, key =>
-            "{step} is out of range; must be at least 1: before the first step the second moment is 0, and updates \
-             are divided by its square root";
-            "give 15 to 25 % of the steps");
-    }
+    refuse!(if step < 1; context, key =>
+        "{step} is out of range; must be at least 1: before the first step the second moment is 0, and updates \
+         are divided by its square root";
+        "give 15 to 25 % of the steps");
     let step = step.max(1) as u64;
-    if let Some(total) = context.run.total_steps.filter(|total| step >= *total as u64) {
-        warning!(context, key => "{step} is not below the {total} steps of the run: momenta are never compressed";
-            "give 15 to 25 % of the steps, {} for example", (total / 5).max(1));
-    }
+    let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
+    warning!(if step >= total;
+        context, key => "{step} is not below the {total} steps of the run: momenta are never compressed";
+        "give 15 to 25 % of the steps, {} for example", (total / 5).max(1));
     step
 }
 
@@ -89,9 +81,7 @@ pub(crate) fn check_warmup(optimizer: &OptimizerPlan, warmup: usize, context: &m
         OptimizerPlan::ZeroOneAdam(plan) => ("var_freeze_step", plan.var_freeze_step),
         _ => return,
     };
-    if step < warmup as u64 {
-        warning!(context, format!("optimizer.params.{name}") =>
-            "{step} is below the {warmup} steps of the learning rate's warm-up";
-            "freeze the second moment after it: give {warmup} or more");
-    }
+    warning!(if step < warmup as u64; context, format!("optimizer.params.{name}") =>
+        "{step} is below the {warmup} steps of the learning rate's warm-up";
+        "freeze the second moment after it: give {warmup} or more");
 }

@@ -5,19 +5,16 @@
 //! here are refused by name.
 
 use super::*;
-use crate::keys::optimizer::{Adagrad, Adam, DEFAULT_LR, Lamb, Lion, Muon, Sgd, VARIANTS};
 
 /// Weight decay of PyTorch's AdamW when none is given.
 const TORCH_ADAMW_DECAY: f64 = 0.01;
 
 /// AdamW with the default of every key.
-const DEFAULT: AdamPlan = AdamPlan {
-    lr: DEFAULT_LR,
-    betas: [0.9, 0.999],
-    eps: 1e-8,
-    weight_decay: 0.0,
-    bias_correction: true,
-};
+fn default() -> AdamPlan {
+    let nothing = Node::map(Vec::new());
+    let keys = Moments::read(&Entry::document(&nothing));
+    filled!(AdamPlan, keys { lr, betas, eps, weight_decay } bias_correction: true)
+}
 
 /// The section's part of the plan. Without the section it is AdamW, and a warning says so:
 /// DeepSpeed expects the program to bring an optimizer of its own then.
@@ -25,17 +22,15 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> OptimizerPlan {
     let top = context.top;
     let section = &top.optimizer.value;
     if !top.optimizer.is_given() {
-        let lr = context.run.learning_rate.unwrap_or(DEFAULT_LR);
+        let lr = context.run.learning_rate.unwrap_or(default().lr);
         warning!(context, "optimizer" =>
             "there is no optimizer: AdamW with lr {lr:?}, betas [0.9, 0.999], eps 1e-8, weight_decay 0 is used";
             "add an optimizer section");
-        if top.optimizer.is_auto() {
-            context.answer("optimizer", "AdamW", "no optimizer is given");
-        }
-        return OptimizerPlan::AdamW(AdamPlan { lr, ..DEFAULT });
+        context.answer(&top.optimizer, "AdamW", "no optimizer is given");
+        return OptimizerPlan::AdamW(AdamPlan { lr, ..default() });
     }
-    let Some(variant) = choose(&section.name, VARIANTS, "optimizer", context) else {
-        return OptimizerPlan::AdamW(DEFAULT);
+    let Some(variant) = choose(&section.name, OPTIMIZERS, "optimizer", context) else {
+        return OptimizerPlan::AdamW(default());
     };
     let entry = &*section.params;
     match variant.name {
@@ -68,15 +63,11 @@ fn adam_family(name: &str, entry: &Entry<'_>, context: &mut Context<'_>) -> Opti
     let decay = &params.weight_decay;
     if decoupled && params.torch_adam.value && !decay.is_given() {
         plan.weight_decay = TORCH_ADAMW_DECAY;
-        if decay.is_auto() {
-            context.answer(&decay.path, TORCH_ADAMW_DECAY, "PyTorch's default for AdamW");
-        }
+        context.answer(decay, TORCH_ADAMW_DECAY, "PyTorch's default for AdamW");
         note!(context, decay => "is 0.01, PyTorch's default for AdamW, because of torch_adam");
     }
-    if name == "Adam" && decoupled {
-        note!(context, "optimizer.type" =>
-            "Adam decouples weight decay, as in DeepSpeed; adam_w_mode false gives L2 regularisation");
-    }
+    note!(if name == "Adam" && decoupled; context, "optimizer.type" =>
+        "Adam decouples weight decay, as in DeepSpeed; adam_w_mode false gives L2 regularisation");
     if decoupled { OptimizerPlan::AdamW(plan) } else { OptimizerPlan::Adam(plan) }
 }
 
@@ -92,11 +83,9 @@ fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
 /// SGD. Nesterov's variant needs a momentum, as in PyTorch.
 fn sgd(params: &Sgd<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let (momentum, dampening) = (params.momentum.value, params.dampening.value);
-    if params.nesterov.value && (momentum == 0.0 || dampening != 0.0) {
-        refuse!(context, &params.nesterov =>
-            "true needs a momentum above 0 and no dampening, but they are {momentum:?} and {dampening:?}";
-            "set momentum to 0.9 for example and dampening to 0, or nesterov to false");
-    }
+    refuse!(if params.nesterov.value && (momentum == 0.0 || dampening != 0.0); context, &params.nesterov =>
+        "true needs a momentum above 0 and no dampening, but they are {momentum:?} and {dampening:?}";
+        "set momentum to 0.9 for example and dampening to 0, or nesterov to false");
     let lr = learning_rate(&params.lr, context);
     filled!(OptimizerPlan::Sgd, params { momentum, dampening, weight_decay, nesterov } lr)
 }

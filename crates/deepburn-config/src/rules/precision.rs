@@ -1,7 +1,6 @@
 //! Precision: `fp16`, `bf16`, `data_types` and the type in which gradients travel.
 
 use super::*;
-use crate::keys::precision::Fp16;
 
 /// fp16 itself overflows at 2^16: a scale above it can only be on its way down.
 const USABLE_SCALE_POWER: i64 = 16;
@@ -16,16 +15,14 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> PrecisionPlan {
     let top = context.top;
     let (fp16, bf16) = (&top.fp16.value, &top.bf16.value);
     for enabled in [&fp16.enabled, &bf16.enabled] {
-        if enabled.is_auto() {
-            let why = "nothing but this file says in which type to train";
-            note!(context, enabled => "\"auto\" is resolved to false: {why}; write true to train in it");
-            context.answer(&enabled.path, false, why);
-        }
+        let why = "nothing but this file says in which type to train";
+        note!(if enabled.is_auto();
+            context, enabled => "\"auto\" is resolved to false: {why}; write true to train in it");
+        context.answer(enabled, false, why);
     }
-    if fp16.enabled.value && bf16.enabled.value {
-        refuse!(context, &bf16.enabled => "bfloat16 and fp16 modes cannot be simultaneously enabled";
-            "set one of fp16.enabled and bf16.enabled to false");
-    }
+    refuse!(if fp16.enabled.value && bf16.enabled.value;
+        context, &bf16.enabled => "bfloat16 and fp16 modes cannot be simultaneously enabled";
+        "set one of fp16.enabled and bf16.enabled to false");
     check_scale(fp16, context);
     let compute = match (fp16.enabled.value, bf16.enabled.value) {
         (true, _) => Precision::Fp16,
@@ -41,12 +38,10 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> PrecisionPlan {
     let communication = dtypes[0].value.unwrap_or(compute);
     let accumulation = dtypes[1].value.unwrap_or(Precision::Fp32);
     for (key, gradients) in dtypes.into_iter().zip([communication, accumulation]) {
-        if !scaled && gradients == Precision::Fp16 {
-            warning!(context, key =>
-                "fp16 holds fewer magnitudes than {}, and nothing scales the loss: gradients below 6e-8 are lost, and \
-                 those beyond 65504 overflow", compute.name();
-                "write \"fp32\" or leave the key out");
-        }
+        warning!(if !scaled && gradients == Precision::Fp16; context, key =>
+            "fp16 holds fewer magnitudes than {}, and nothing scales the loss: gradients below 6e-8 are lost, and \
+             those beyond 65504 overflow", compute.name();
+            "write \"fp32\" or leave the key out");
     }
     let loss_scale = match (scaled, compute) {
         (false, _) => LossScalePlan::Static { scale: 1.0 },
@@ -101,11 +96,9 @@ fn check_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
 fn check_dynamic_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
     for setting in [&fp16.loss_scale_window, &fp16.min_loss_scale] {
         let value = setting.value;
-        if value <= 0 {
-            refuse!(context, setting =>
-                "{value} is out of range: a dynamic loss scale (loss_scale 0) needs more than 0";
-                "write {} or leave the key out", setting.key.default);
-        }
+        refuse!(if value <= 0; context, setting =>
+            "{value} is out of range: a dynamic loss scale (loss_scale 0) needs more than 0";
+            "write {} or leave the key out", setting.key.default);
     }
     let (power, minimum) = (fp16.initial_scale_power.value, fp16.min_loss_scale.value);
     if fp16.enabled.value && minimum as f64 >= 2_f64.powi(power as i32) {

@@ -11,10 +11,8 @@ pub(crate) fn resolve(
     let top = context.top;
     let (op, prescale) = (&top.gradient_allreduce_op, &top.prescale_gradients);
     let predivide = &top.gradient_predivide_factor;
-    if op.value == GradientReduction::Sum && stage == Stage::Parameters {
-        refuse!(context, op =>
-            "\"sum\" is not supported with ZeRO stage 3"; "write \"mean\", or use stage 0, 1 or 2");
-    }
+    refuse!(if op.value == GradientReduction::Sum && stage == Stage::Parameters; context, op =>
+        "\"sum\" is not supported with ZeRO stage 3"; "write \"mean\", or use stage 0, 1 or 2");
     // An optimizer that exchanges momenta stops reducing gradients.
     let steps = match optimizer {
         OptimizerPlan::ZeroOneAdam(_) => "that update ZeroOneAdam's second moment: other",

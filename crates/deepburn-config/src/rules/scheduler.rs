@@ -3,21 +3,18 @@
 //! Steps are applied optimizer steps; a skipped step does not advance a schedule.
 
 use super::*;
-use crate::keys::scheduler::*;
 
 /// The section's part of the plan.
 pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> SchedulePlan {
     let lr = optimizer.lr();
     let top = context.top;
     let section = &top.scheduler.value;
-    if top.scheduler.is_auto() {
-        context.answer("scheduler", "constant", "no schedule is given");
-    }
+    context.answer(&top.scheduler, "constant", "no schedule is given");
     if !top.scheduler.is_given() {
         return SchedulePlan::Constant { lr };
     }
     let params = &section.params;
-    let Some(variant) = choose(&section.name, VARIANTS, "schedule", context) else {
+    let Some(variant) = choose(&section.name, SCHEDULES, "schedule", context) else {
         return SchedulePlan::Constant { lr };
     };
     require_params(params, variant, context);
@@ -27,14 +24,12 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> S
         "WarmupCosineLR" => warmup_cosine(&WarmupCosineLr::read(params), lr, context),
         "LRRangeTest" => {
             let params = LrRangeTest::read(params);
-            filled!(SchedulePlan::LrRangeTest, params { last_batch_iteration }
-                min_lr: params.lr_range_test_min_lr.value,
-                step_size: params.lr_range_test_step_size.value,
-                step_rate: params.lr_range_test_step_rate.value,
-                staircase: params.lr_range_test_staircase.value,
+            filled!(
+                SchedulePlan::LrRangeTest,
+                params { min_lr, step_size, step_rate, staircase, last_batch_iteration }
             )
         }
-        "OneCycle" => one_cycle(&OneCycle::read(params), optimizer, context),
+        "OneCycle" => one_cycle(&OneCycle::read(params), optimizer.has_betas(), context),
         name => torch_schedule(name, params, lr),
     }
 }
@@ -53,16 +48,13 @@ fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
     let mut steps = key.value;
     if key.is_auto() {
         let Some(wanted) = context.run.warmup_steps else {
-            let rule = "transformers' default of 0, taken as 2 as in DeepSpeed";
-            context.answer(&key.path, 2, rule);
+            context.answer(key, 2, "transformers' default of 0, taken as 2 as in DeepSpeed");
             return 2;
         };
         steps = wanted;
-        context.answer(&key.path, steps.max(2), "training.warmup_steps");
+        context.answer(key, steps.max(2), "training.warmup_steps");
     }
-    if steps < 2 {
-        note!(context, key => "{steps} is taken as 2, as in DeepSpeed");
-    }
+    note!(if steps < 2; context, key => "{steps} is taken as 2, as in DeepSpeed");
     steps.max(2)
 }
 
@@ -70,23 +62,18 @@ fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
 ///
 /// A length that is missing altogether was reported with the required keys. The warm-up's length
 /// then takes its place, so that the rules that follow have nothing more to report.
-fn total_steps(
-    key: &Setting<'_, Option<usize>>,
-    warmup: usize,
-    context: &mut Context<'_>,
-) -> usize {
+fn length(key: &Setting<'_, Option<usize>>, warmup: usize, context: &mut Context<'_>) -> usize {
     let known = context.run.total_steps.filter(|_| key.is_auto());
     if let Some(known) = known {
-        context.answer(&key.path, known, "the job's number of optimizer steps");
+        context.answer(key, known, "the job's number of optimizer steps");
     } else if key.is_auto() {
         refuse!(context, key => "\"auto\" needs the number of optimizer steps, which is not known";
             "give a number, or training.max_steps in the job file; check-config and estimate take --max-steps");
     }
     let total = key.value.or(known).unwrap_or(warmup);
-    if total < warmup {
-        warning!(context, key => "{total} is less than warmup_num_steps {warmup}: the warm-up is never finished";
-            "give more steps in total or a shorter warm-up");
-    }
+    warning!(if total < warmup;
+        context, key => "{total} is less than warmup_num_steps {warmup}: the warm-up is never finished";
+        "give more steps in total or a shorter warm-up");
     total
 }
 
@@ -94,34 +81,28 @@ fn total_steps(
 /// learning rate. Warns where the job asks for another learning rate.
 fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
     if key.is_auto() {
-        context.answer(&key.path, lr, "the optimizer's lr");
+        context.answer(key, lr, "the optimizer's lr");
         return Some(lr);
     }
-    let given = Option::<f64>::read(key);
-    if let (Some(max), Some(wanted)) = (given, context.run.learning_rate)
-        && max != wanted
-    {
-        warning!(context, key =>
-            "{max:?} is the peak, not training.learning_rate {wanted:?}"; "write \"auto\" here");
-    }
-    given
+    let max = Option::<f64>::read(key)?;
+    let wanted = context.run.learning_rate.unwrap_or(max);
+    warning!(if max != wanted; context, key =>
+        "{max:?} is the peak, not training.learning_rate {wanted:?}"; "write \"auto\" here");
+    Some(max)
 }
 
 /// The learning rate before the warm-up; `"auto"` is 0, as in transformers.
 fn min_lr(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
-    if key.is_auto() {
-        context.answer(&key.path, 0.0, "0");
-    }
+    context.answer(key, 0.0, "0");
     key.value
 }
 
 /// WarmupLR: the peak is the optimizer's learning rate unless the section gives one.
 fn warmup(params: &WarmupLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
-    filled!(SchedulePlan::Warmup, params { last_batch_iteration }
+    filled!(SchedulePlan::Warmup, params { shape, last_batch_iteration }
         max_lr: max_lr(&params.warmup_max_lr, lr, context).unwrap_or(lr),
         min_lr: min_lr(&params.warmup_min_lr, context),
         warmup_steps: warmup_steps(&params.warmup_num_steps, context),
-        shape: params.warmup_type.value,
     )
 }
 
@@ -130,55 +111,45 @@ fn warmup_decay(params: &WarmupDecayLr<'_>, lr: f64, context: &mut Context<'_>) 
     let peak = &params.warmup_max_lr;
     let max_lr = max_lr(peak, lr, context).unwrap_or(peak.value);
     let warmup_steps = warmup_steps(&params.warmup_num_steps, context);
-    filled!(SchedulePlan::WarmupDecay, params { last_batch_iteration }
+    filled!(SchedulePlan::WarmupDecay, params { shape, last_batch_iteration }
         min_lr: min_lr(&params.warmup_min_lr, context),
         max_lr,
         warmup_steps,
-        total_steps: total_steps(&params.total_num_steps, warmup_steps, context),
-        shape: params.warmup_type.value,
+        total_steps: length(&params.total_num_steps, warmup_steps, context),
     )
 }
 
 /// WarmupCosineLR: ratios of the optimizer's learning rate, which is the peak.
 fn warmup_cosine(params: &WarmupCosineLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
     let warmup_steps = warmup_steps(&params.warmup_num_steps, context);
-    filled!(SchedulePlan::WarmupCosine, params { warmup_min_ratio, cos_min_ratio, last_batch_iteration }
+    filled!(SchedulePlan::WarmupCosine, params { warmup_min_ratio, cos_min_ratio, shape, last_batch_iteration }
         lr,
         warmup_steps,
-        total_steps: total_steps(&params.total_num_steps, warmup_steps, context),
-        shape: params.warmup_type.value,
+        total_steps: length(&params.total_num_steps, warmup_steps, context),
     )
 }
 
 /// OneCycle: the learning rate up and down once, the momentum against it, then decay.
-fn one_cycle(
-    params: &OneCycle<'_>,
-    optimizer: &OptimizerPlan,
-    context: &mut Context<'_>,
-) -> SchedulePlan {
+fn one_cycle(params: &OneCycle<'_>, has_betas: bool, context: &mut Context<'_>) -> SchedulePlan {
     let cycles = params.cycle_momentum.value;
     // Only optimizers with betas have a momentum to cycle.
-    if cycles && !optimizer.has_betas() {
-        warning!(context, &params.cycle_momentum =>
-            "true is ignored: the optimizer has no betas to cycle"; "set it to false or use AdamW");
-    }
+    warning!(if cycles && !has_betas; context, &params.cycle_momentum =>
+        "true is ignored: the optimizer has no betas to cycle"; "set it to false or use AdamW");
     let momentum = MomentumCycle {
         min: params.cycle_min_mom.value,
         max: params.cycle_max_mom.value,
         decay_rate: params.decay_mom_rate.value,
     };
-    let first_step_size = params.cycle_first_step_size.value;
-    let first_stair_count = params.cycle_first_stair_count.value;
-    SchedulePlan::OneCycle(filled!(
-        OneCyclePlan, params { decay_lr_rate, decay_step_size, last_batch_iteration }
+    let (steps, stairs) = (params.first_step_size.value, params.first_stair_count.value);
+    SchedulePlan::OneCycle(filled!(OneCyclePlan, params {
+        decay_lr_rate, first_step_size, first_stair_count, decay_step_size, last_batch_iteration,
+    }
         // Both are required: a missing one has been reported.
         min_lr: params.cycle_min_lr.value.unwrap_or(0.0),
         max_lr: params.cycle_max_lr.value.unwrap_or(0.0),
-        first_step_size,
-        second_step_size: params.cycle_second_step_size.value.unwrap_or(first_step_size),
-        first_stair_count,
-        second_stair_count: params.cycle_second_stair_count.value.unwrap_or(first_stair_count),
-        momentum: (cycles && optimizer.has_betas()).then_some(momentum),
+        second_step_size: params.cycle_second_step_size.value.unwrap_or(steps),
+        second_stair_count: params.cycle_second_stair_count.value.unwrap_or(stairs),
+        momentum: (cycles && has_betas).then_some(momentum),
     ))
 }
 

@@ -4,7 +4,6 @@
 //! none is a warning; one that stands there with its default, as in most files, is a note.
 
 use super::*;
-use crate::keys::zero::Zero;
 
 /// The section's part of the plan.
 pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> ZeroPlan {
@@ -23,8 +22,7 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Z
     let several = |hidden: usize| hidden.saturating_mul(10);
     let persistent = &zero.stage3_param_persistence_threshold;
     let persistent = size(persistent, several, "10 times the hidden size", context);
-    // Python's largest size means no limit.
-    let of_model = Some(zero.stage3_model_persistence_threshold.value);
+    let of_model = zero.stage3_model_persistence_threshold.value;
     ZeroPlan {
         stage,
         gradients: filled!(GradientPlan, zero {
@@ -35,18 +33,14 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Z
             overlap_comm: zero.overlap_comm.value.unwrap_or(stage == Stage::Parameters),
         ),
         allgather_bucket_size: zero.allgather_bucket_size.value,
-        parameters: GatherPlan {
+        parameters: filled!(GatherPlan, zero {
+            max_live_parameters, max_reuse_distance, gather_16bit_weights_on_model_save,
+        }
             prefetch_bucket_size: prefetch,
             persistence_threshold: persistent,
-            model_persistence_threshold: of_model
-                .filter(|size| *size < i64::MAX as usize)
-                .unwrap_or(usize::MAX),
-            max_live_parameters: zero.stage3_max_live_parameters.value,
-            max_reuse_distance: zero.stage3_max_reuse_distance.value,
-            gather_16bit_weights_on_model_save: zero
-                .stage3_gather_16bit_weights_on_model_save
-                .value,
-        },
+            // Python's largest size means no limit.
+            model_persistence_threshold: if of_model < i64::MAX as usize { of_model } else { usize::MAX },
+        ),
         optimizer_states,
         parameter_shards,
     }
@@ -60,12 +54,7 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Z
 fn resolve_stage(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Stage {
     let top = context.top;
     let setting = &top.zero_optimization.value.stage;
-    let stage = match setting.value {
-        0 => Stage::Disabled,
-        1 => Stage::OptimizerStates,
-        2 => Stage::Gradients,
-        _ => Stage::Parameters,
-    };
+    let stage = Stage::ALL[setting.value];
     if !optimizer.exchanges_momentum() || stage == Stage::Disabled {
         return stage;
     }
@@ -117,11 +106,10 @@ fn check_effects(stage: u8, context: &mut Context<'_>) {
 /// DeepSpeed refuses an odd size where it all-gathers in halves: stages 1 and 2.
 fn check_allgather_bucket(zero: &Zero<'_>, stage: Stage, context: &mut Context<'_>) {
     let size = zero.allgather_bucket_size.value;
-    if matches!(stage, Stage::OptimizerStates | Stage::Gradients) && size % 2 == 1 {
-        refuse!(context, &zero.allgather_bucket_size =>
-            "{size} is odd; must be even at stages 1 and 2, as DeepSpeed requires";
-            "write {}", size.saturating_add(1));
-    }
+    refuse!(if matches!(stage, Stage::OptimizerStates | Stage::Gradients) && size % 2 == 1;
+        context, &zero.allgather_bucket_size =>
+        "{size} is odd; must be even at stages 1 and 2, as DeepSpeed requires";
+        "write {}", size.saturating_add(1));
 }
 
 /// A size that is given, derived from the hidden size for `"auto"` as the Hugging Face integration
@@ -139,6 +127,6 @@ fn size(
         Some(hidden) => (rule(hidden), from),
         None => (setting.value, "DeepSpeed's default; the hidden size is not known"),
     };
-    context.answer(&setting.path, size, from);
+    context.answer(setting, size, from);
     size
 }

@@ -3,12 +3,7 @@
 //! Which of the plan's variants a section means follows from its values alone: all of them shares, all of them names
 //! of splits, or all of them paths. Only `eval` may be a share beside names or paths.
 
-use crate::diagnosis::refuse;
-use crate::job_rules::JobReader;
-use crate::keys::job::Splits;
-use crate::place::Place;
-use crate::section::Setting;
-use crate::splits::SplitPlan;
+use super::*;
 
 /// Shares are typed by people: 33.3 + 33.3 + 33.4 may be a little over 100.
 const TOLERANCE: f64 = 1e-9;
@@ -57,9 +52,7 @@ impl JobReader<'_> {
         let mut find = |name: Option<&str>, at: usize| self.existing(name?, keys[at]);
         let (train_path, test, eval) = (find(train, 0), find(test, 2), find(eval, 1));
         let eval_share = self.share(&section.eval, held_out);
-        if train.is_none() {
-            refuse!(self.findings, &section.train => "is missing: nothing would train"; "{EXAMPLE}");
-        }
+        refuse!(if train.is_none(); self.findings, &section.train => "is missing: nothing would train"; "{EXAMPLE}");
         match train_path {
             Some(train) => SplitPlan::Paths { train, eval, eval_share, test },
             None => SplitPlan::everything(None),
@@ -70,14 +63,11 @@ impl JobReader<'_> {
     fn shares(&mut self, section: &Splits<'_>, path: Option<Place>) -> SplitPlan {
         let keys = [&section.train, &section.eval, &section.test];
         let [train, eval, test] = keys.map(|key| self.share(key, key.value.map(str::trim)));
-        if train == 0.0 {
-            refuse!(self.findings, &section.train => "is missing or 0%: nothing would train"; "{EXAMPLE}");
-        }
+        refuse!(if train == 0.0; self.findings, &section.train => "is missing or 0%: nothing would train"; "{EXAMPLE}");
         let sum = train + eval + test;
-        if sum > 1.0 + TOLERANCE {
-            refuse!(self.findings, "data.splits" => "the shares add up to {:.4}%, must not exceed 100%", sum * 100.0;
-                "{EXAMPLE}");
-        }
+        refuse!(if sum > 1.0 + TOLERANCE;
+            self.findings, "data.splits" => "the shares add up to {:.4}%, must not exceed 100%", sum * 100.0;
+            "{EXAMPLE}");
         SplitPlan::Shares { path, train, eval, test }
     }
 

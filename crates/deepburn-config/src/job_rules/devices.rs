@@ -1,9 +1,6 @@
 //! `training.devices`: the devices of a host that ranks are placed on.
 
-use crate::diagnosis::refuse;
-use crate::job_plan::Backend;
-use crate::job_rules::JobReader;
-use crate::section::Entry;
+use super::*;
 
 /// The largest index that backends can address.
 const LARGEST_INDEX: i64 = u16::MAX as i64;

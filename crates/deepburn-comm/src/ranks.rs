@@ -18,7 +18,10 @@ use crate::{CommError, Member, RankHandle, panic};
 const STACK_SIZE: usize = 64 << 20;
 
 /// The first failure in a group of ranks.
-#[derive(Debug, Clone, PartialEq)]
+///
+/// Its `Debug` text is its `Display` text, because Rust prints the error of
+/// `main` with `Debug`.
+#[derive(Clone, PartialEq)]
 pub struct RankFailure<E> {
     /// The failed rank. If a collective failed, the rank that detected it.
     pub rank: usize,
@@ -55,6 +58,12 @@ impl<E: Display> Display for RankFailure<E> {
     }
 }
 
+impl<E: Display> Debug for RankFailure<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
 impl<E: Display> Display for FailureCause<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -68,7 +77,7 @@ impl<E: Display> Display for FailureCause<E> {
     }
 }
 
-impl<E: Debug + Display> std::error::Error for RankFailure<E> {}
+impl<E: Display> std::error::Error for RankFailure<E> {}
 
 /// Runs `body` on `world_size` threads, each with a [`Member`] of a new group,
 /// and returns the results by rank.

@@ -31,7 +31,7 @@ use deepburn_zero::{
     ZeroError,
 };
 use serde::{Deserialize, Serialize};
-use tracing::trace_span;
+use tracing::{trace_span, warn};
 
 use crate::EngineError;
 use crate::loss_scale::LossScaler;
@@ -91,6 +91,8 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// Whether the accumulated gradients come from losses that were not divided
     /// by the number of micro-batches (`train_pass`).
     pub(crate) undivided: bool,
+    /// Whether the warning about too many backward passes was given.
+    warned_of_excess: bool,
     /// The record of the last optimizer step of this run.
     last_step: Option<Step>,
     /// The first failed collective. Every later call returns it.
@@ -188,6 +190,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             next_size: None,
             next_rate: None,
             undivided: false,
+            warned_of_excess: false,
             last_step: None,
             failure: OnceCell::new(),
         })
@@ -288,8 +291,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// # Errors
     ///
     /// Returns the same errors as [`forward`](Self::forward), and an error if
-    /// the loss has more than one element or was not computed by it: gradients
-    /// are only reported for parameters that `forward` prepared.
+    /// the loss has more than one element, is detached from the parameters, or
+    /// was not computed by `forward`: gradients are only reported for
+    /// parameters that it prepared.
     pub fn backward(&mut self, loss: Tensor<Training<B>, 1>) -> Result<(), EngineError> {
         let weight = 1.0 / self.batch.gradient_accumulation_steps as f64;
         self.backward_weighted(loss, weight)
@@ -315,6 +319,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let numel = loss.shape().num_elements();
         if numel != 1 {
             return Err(EngineError::LossElements { numel });
+        }
+        if !loss.clone().into_primitive().tensor().is_tracked() {
+            return Err(EngineError::DetachedLoss);
         }
         if !self.states.close_training_pass() {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
@@ -342,8 +349,26 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // here. This is another reason for `guard`.
         self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
         self.times.backward += started.elapsed();
-        self.progress.accumulated += 1;
+        self.count_micro_batch();
         Ok(())
+    }
+
+    /// Counts a backward pass since the last optimizer step.
+    ///
+    /// More of them than micro-batches are correct if a micro-batch has several
+    /// losses. They also come from a loop that forgets `step` and therefore
+    /// never changes a parameter, so the first excess is a warning.
+    pub(crate) fn count_micro_batch(&mut self) {
+        self.progress.accumulated += 1;
+        let steps = self.batch.gradient_accumulation_steps;
+        if self.progress.accumulated > steps && self.boundary.is_none() && !self.warned_of_excess {
+            self.warned_of_excess = true;
+            warn!(
+                "{} backward passes since the last optimizer step, but gradient_accumulation_steps is {steps}: call \
+                 Engine::step after the backward pass of every micro-batch",
+                self.progress.accumulated
+            );
+        }
     }
 
     /// Ends a micro-batch. At an accumulation boundary, updates the parameters

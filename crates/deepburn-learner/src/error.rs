@@ -102,6 +102,12 @@ pub enum EngineError {
         /// The number of elements.
         numel: usize,
     },
+    /// A loss without a gradient. Autodiff would panic.
+    #[error(
+        "the loss depends on no trainable parameter, so it has no gradient: compute it from the \
+         output of the module that `Engine::forward` passes, without `detach` or `inner`"
+    )]
+    DetachedLoss,
 }
 
 impl From<CommError> for EngineError {

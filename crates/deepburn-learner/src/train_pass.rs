@@ -65,7 +65,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let backward = self.states.backward_began().map_or(started, |began| began.max(started));
         self.times.forward += backward - started;
         self.times.backward += backward.elapsed();
-        self.progress.accumulated += 1;
+        self.count_micro_batch();
         Ok(result)
     }
 
@@ -81,7 +81,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// # Errors
     ///
     /// Returns an error if `rate` is negative or not finite.
-    /// When `rate` is negative or not finite.
     pub fn set_learning_rate(&mut self, rate: f64) -> Result<(), EngineError> {
         if !rate.is_finite() || rate < 0.0 {
             return Err(EngineError::LearningRate { rate });

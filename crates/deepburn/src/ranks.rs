@@ -61,7 +61,7 @@ pub enum RanksError {
     /// MPI.
     #[error(
         "{launcher} started {world_size} processes, but this program was built without MPI and would \
-         run the job {world_size} times; build it with `--features mpi`, or set \
+         run the job {world_size} times; build it with DeepBurn's feature `mpi`, or set \
          DEEPBURN_LAUNCHER=none to run it so"
     )]
     WithoutMpi {

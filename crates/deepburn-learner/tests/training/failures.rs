@@ -206,6 +206,20 @@ fn a_loss_with_several_elements_is_refused_and_training_goes_on() {
     assert!(ranks.unwrap().iter().all(Option::is_some));
 }
 
+#[test]
+fn a_detached_loss_is_refused_and_training_goes_on() {
+    let plan = plan(3, 2);
+    let ranks = run_ranks(2, Duration::from_secs(60), |member| {
+        let mut engine: Net = initialize(TwoHeads::new(), &plan, Group::new(member))?;
+        let loss = engine.forward(|net| net.features().mean())?;
+        let refused = engine.backward(loss.clone().detach()).unwrap_err();
+        assert!(matches!(refused, EngineError::DetachedLoss), "{refused}");
+        engine.backward(loss)?;
+        engine.step()
+    });
+    assert!(ranks.unwrap().iter().all(Option::is_some));
+}
+
 /// The mismatch error of ranks that run different parts of the model.
 fn disagreement(
     stage: u8,

@@ -320,13 +320,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if numel != 1 {
             return Err(EngineError::LossElements { numel });
         }
-        if !loss.clone().into_primitive().tensor().is_tracked() {
-            return Err(EngineError::DetachedLoss);
-        }
-        if !self.states.close_training_pass() {
+        if !self.states.has_open_pass() {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
             return Err(EngineError::Order { call, when });
         }
+        // The pass stays open, so that the caller can pass its real loss.
+        if !loss.clone().into_primitive().tensor().is_tracked() {
+            return Err(EngineError::DetachedLoss);
+        }
+        self.states.close_training_pass();
         self.accumulate_as("backward", false)?;
         let _context = self.states.enter(None);
         // The loss is multiplied in f32, because the loss scale alone may

@@ -394,32 +394,32 @@ mod limit {
         }
     }
 
-    /// Multiplies a 4 x 24 tile with AVX2, one depth per step. AVX2 has 16 registers, so the tile
+    /// Multiplies a 6 x 16 tile with AVX2, one depth per step. AVX2 has 16 registers, so the tile
     /// is smaller.
     ///
     /// # Safety
     ///
     /// The processor must support AVX2 and FMA. The operands must have [`STEPS`] steps, and `tile`
-    /// 4 rows of 24 numbers.
+    /// 6 rows of 16 numbers.
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2_tile(left: *const u32, right: *const u32, tile: *mut f32) {
-        let mut sums = [[_mm256_setzero_ps(); 3]; 4];
+        let mut sums = [[_mm256_setzero_ps(); 2]; 6];
         for step in 0..STEPS {
             // SAFETY: both operands have all steps.
             unsafe {
-                let right = [0, 8, 16].map(|at| _mm256_loadu_ps(right.add(step * 48 + at).cast()));
-                for row in 0..4 {
-                    let number = _mm256_set1_ps(*left.add(step * 8 + row).cast());
-                    for v in 0..3 {
+                let right = [0, 8].map(|at| _mm256_loadu_ps(right.add(step * 16 + at).cast()));
+                for row in 0..6 {
+                    let number = _mm256_set1_ps(*left.add(step * 6 + row).cast());
+                    for v in 0..2 {
                         sums[row][v] = _mm256_fmadd_ps(number, right[v], sums[row][v]);
                     }
                 }
             }
         }
-        for row in 0..4 {
-            for v in 0..3 {
-                // SAFETY: the tile has four rows of 24.
-                unsafe { _mm256_storeu_ps(tile.add(row * 24 + v * 8), sums[row][v]) };
+        for row in 0..6 {
+            for v in 0..2 {
+                // SAFETY: the tile has six rows of 16.
+                unsafe { _mm256_storeu_ps(tile.add(row * 16 + v * 8), sums[row][v]) };
             }
         }
     }

@@ -7,8 +7,8 @@ use super::portable::Portable;
 
 #[cfg(target_arch = "x86_64")]
 use super::{
+    avx2::Avx2,
     avx512::{Avx512, Avx512Bf16},
-    portable::Avx2,
 };
 
 /// The fastest kernel of an arithmetic that this processor can run.

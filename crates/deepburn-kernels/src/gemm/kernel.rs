@@ -20,7 +20,8 @@ pub(super) trait Kernel: Copy + Send + Sync {
     /// Depths multiplied at a time, so that a right panel of them stays in a cache of the core. A multiple of
     /// `DEPTH_STEP`.
     const DEPTH_BLOCK: usize;
-    /// Rows of a left panel. Tiles do not cross panels, unless `left_at` says that panels are rows one after the other.
+    /// Rows of a left panel. Tiles do not cross panels, unless `left_at` says that panels are rows, or the rows of tiles,
+    /// one after the other.
     const LEFT_LANES: usize;
     /// Rows of a tile.
     const ROWS: usize;

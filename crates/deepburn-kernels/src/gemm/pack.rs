@@ -35,6 +35,12 @@ impl<'a> Strip<'a> {
         }
     }
 
+    /// Lanes `lane..lane + lanes` of the strip.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn lanes_from(self, lane: usize, lanes: usize) -> Self {
+        Self { elements: self.elements.starting_at(lane * self.lane_stride), lanes, ..self }
+    }
+
     /// Asks the processor to bring part `part` of `parts` of the elements near. Rows that lie a page apart are not
     /// recognised as a sequence, so each would cost a wait for memory.
     #[inline(always)]
@@ -59,9 +65,12 @@ impl<'a> Strip<'a> {
         };
         for sequence in part * count / parts..(part + 1) * count / parts {
             let first = elements.as_ptr().wrapping_add(sequence * stride).cast::<u8>();
-            for byte in (0..len * size_of::<E>()).step_by(LINE) {
+            let bytes = len * size_of::<E>();
+            for byte in (0..bytes).step_by(LINE) {
                 prefetch(first.wrapping_add(byte));
             }
+            // Elements rarely begin with a line, so there is one more.
+            prefetch(first.wrapping_add(bytes.saturating_sub(1)));
         }
     }
 

@@ -384,7 +384,7 @@ fn all_kernels_agree() {
     run(&|out, rule| blocking::multiply(Portable, &product, out, rule, 2));
     #[cfg(target_arch = "x86_64")]
     {
-        if let Some(kernel) = portable::Avx2::detect() {
+        if let Some(kernel) = avx2::Avx2::detect() {
             run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
         }
         if let Some(kernel) = avx512::Avx512::detect() {

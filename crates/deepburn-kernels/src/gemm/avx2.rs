@@ -1,0 +1,126 @@
+//! Products in single precision with AVX2 and fused multiply-add.
+
+use std::arch::x86_64::*;
+
+use super::kernel::{Kernel, Left, LeftRows, Tile};
+use super::pack::Strip;
+use super::result::RowMut;
+
+mod pack;
+
+use pack::pack_singles;
+
+/// 32-bit lanes of a register.
+const LANES: usize = 8;
+
+/// Rows and columns of a tile. Of sixteen registers twelve hold sums, two a row of the right panel, and two numbers of
+/// the left panel in turn. A tile of 4 x 24 has as many sums and needs all registers, so the compiler keeps one sum in
+/// memory, which halves the speed.
+const ROWS: usize = 6;
+const VECTORS: usize = 2;
+const COLUMNS: usize = VECTORS * LANES;
+
+/// Panels of the right operand that are packed together, from two cache lines of each depth. They and six rows of the
+/// left operand fit into a first-level cache of 32 KiB.
+const RIGHT_PANELS: usize = 2;
+
+/// Panels of the left operand that are packed together. Where rows lie side by side, as in a weight gradient, a depth
+/// of them is three cache lines, each of which is then read once.
+const LEFT_PANELS: usize = 8;
+
+/// x86 with AVX2, fused multiply-add and conversions of fp16. Made only where the processor has them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Avx2(());
+
+impl Avx2 {
+    pub(super) fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c"))
+        .then_some(Self(()))
+    }
+}
+
+impl Kernel for Avx2 {
+    type Packed = f32;
+
+    const DEPTH: usize = 1;
+    const DEPTH_STEP: usize = 1;
+    /// Two right panels of 12 KiB each.
+    const DEPTH_BLOCK: usize = 192;
+    const LEFT_LANES: usize = LEFT_PANELS * ROWS;
+    const ROWS: usize = ROWS;
+    const COLUMNS: usize = RIGHT_PANELS * COLUMNS;
+
+    /// A left panel consists of panels of `ROWS` lanes, one after the other.
+    fn left_at(left: Left<f32>, row: usize, depth: usize) -> *const f32 {
+        left.row(row).wrapping_add(depth * ROWS)
+    }
+
+    unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut f32) {
+        // SAFETY: the kernel exists only where the processor can run it; the rest as the caller promises.
+        unsafe { pack_singles::<ROWS>(strip, panel) }
+    }
+
+    unsafe fn pack_right(self, strip: Strip<'_>, panel: *mut f32) {
+        // SAFETY: as above.
+        unsafe {
+            pack_singles::<COLUMNS>(strip, panel);
+            let packed = strip.lanes.div_ceil(COLUMNS);
+            // Tiles read all panels.
+            let missing = (RIGHT_PANELS - packed) * COLUMNS * strip.depth;
+            panel.add(packed * COLUMNS * strip.depth).write_bytes(0, missing);
+        }
+    }
+
+    unsafe fn tile(self, depth: usize, left: LeftRows<f32>, right: *const f32, tile: Tile) {
+        // SAFETY: as above.
+        unsafe {
+            for panel in 0..RIGHT_PANELS {
+                let values = tile.values.add(panel * COLUMNS);
+                let right = right.add(panel * COLUMNS * depth);
+                tile_f32(depth, left.first, right, Tile { values, ..tile });
+            }
+        }
+    }
+
+    fn finish(self, sums: &[f32], row: RowMut<'_>) {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn compiled(sums: &[f32], row: RowMut<'_>) {
+            row.write(sums);
+        }
+        // SAFETY: the kernel exists only where the processor can run it.
+        unsafe { compiled(sums, row) }
+    }
+}
+
+/// Multiplies rows of the left operand with one panel of the right one. The sums are added to the sums of earlier depths
+/// at the end.
+#[target_feature(enable = "avx2,fma")]
+#[allow(clippy::needless_range_loop)]
+unsafe fn tile_f32(depth: usize, mut left: *const f32, mut right: *const f32, tile: Tile) {
+    // Loops over numbers, which the compiler unrolls: through iterators it keeps the sums in memory.
+    let mut sums = [[_mm256_setzero_ps(); VECTORS]; ROWS];
+    // SAFETY: the panels have these depths and the tile these rows, as the caller promises.
+    unsafe {
+        for _ in 0..depth {
+            let vectors = [0, 1].map(|v| _mm256_loadu_ps(right.add(v * LANES)));
+            for row in 0..ROWS {
+                let number = _mm256_broadcast_ss(&*left.add(row));
+                for v in 0..VECTORS {
+                    sums[row][v] = _mm256_fmadd_ps(number, vectors[v], sums[row][v]);
+                }
+            }
+            left = left.add(ROWS);
+            right = right.add(COLUMNS);
+        }
+        for row in 0..ROWS {
+            for v in 0..VECTORS {
+                let out = tile.values.add(row * RIGHT_PANELS * COLUMNS + v * LANES);
+                let before =
+                    if tile.accumulate { _mm256_loadu_ps(out) } else { _mm256_setzero_ps() };
+                _mm256_storeu_ps(out, _mm256_add_ps(before, sums[row][v]));
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Packing with AVX2: eight numbers at a time, widened to single precision.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::LANES;
+use crate::FloatSlice;
+use crate::element::Element;
+use crate::gemm::pack::{Strip, pack};
+
+/// Reads a register of numbers.
+trait Load: Element {
+    /// Eight numbers, widened.
+    ///
+    /// # Safety
+    /// The processor has AVX2 and F16C.
+    unsafe fn load(numbers: &[Self; LANES]) -> __m256;
+}
+
+macro_rules! load {
+    ($Element:ty, $read:expr) => {
+        impl Load for $Element {
+            #[inline]
+            #[target_feature(enable = "avx2,f16c")]
+            unsafe fn load(numbers: &[Self; LANES]) -> __m256 {
+                // SAFETY: the reference is to eight numbers.
+                unsafe { $read(numbers.as_ptr()) }
+            }
+        }
+    };
+}
+load!(f32, |at: *const f32| _mm256_loadu_ps(at));
+load!(f16, |at: *const f16| _mm256_cvtph_ps(_mm_loadu_si128(at.cast())));
+load!(bf16, |at: *const bf16| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(
+    _mm_loadu_si128(at.cast())
+))));
+
+/// Packs a strip as panels `[depth][WIDTH]`, one after the other.
+///
+/// # Safety
+/// The processor has AVX2 and F16C, and there is room for as many whole panels as the strip has lanes.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn pack_singles<const WIDTH: usize>(strip: Strip<'_>, panels: *mut f32) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match strip.elements {
+            FloatSlice::F32(elements) => pack_strip::<_, WIDTH>(elements, strip, panels),
+            FloatSlice::F16(elements) => pack_strip::<_, WIDTH>(elements, strip, panels),
+            FloatSlice::Bf16(elements) => pack_strip::<_, WIDTH>(elements, strip, panels),
+        }
+    }
+}
+
+/// Packs a strip by the way in which its elements lie. Lanes that do not fill a panel, and elements that lie apart in
+/// both directions, are packed one by one.
+#[inline(always)]
+unsafe fn pack_strip<E: Load, const WIDTH: usize>(
+    elements: &[E],
+    strip: Strip<'_>,
+    panels: *mut f32,
+) {
+    let Strip { lanes, depth, lane_stride, depth_stride, .. } = strip;
+    let is_dense = lane_stride == 1 || depth_stride == 1;
+    let whole = if is_dense { lanes / WIDTH } else { 0 };
+    // SAFETY: as the caller promises.
+    unsafe {
+        if lane_stride == 1 {
+            pack_across::<E, WIDTH>(elements, whole, [depth, depth_stride], panels);
+        } else {
+            for panel in 0..whole {
+                let elements = &elements[panel * WIDTH * lane_stride..];
+                let panel = panels.add(panel * WIDTH * depth);
+                pack_along::<E, WIDTH>(elements, [depth, lane_stride], panel);
+            }
+        }
+        for lane in (whole * WIDTH..lanes).step_by(WIDTH) {
+            let part = strip.lanes_from(lane, (lanes - lane).min(WIDTH));
+            pack(part, WIDTH, depth, panels.add(lane * depth));
+        }
+    }
+}
+
+/// Packs panels of lanes that lie side by side.
+#[inline(always)]
+unsafe fn pack_across<E: Load, const WIDTH: usize>(
+    elements: &[E],
+    count: usize,
+    [depth, depth_stride]: [usize; 2],
+    panels: *mut f32,
+) {
+    for at in 0..depth {
+        for panel in 0..count {
+            for lane in (0..WIDTH).step_by(LANES) {
+                // SAFETY: as the caller promises; these lanes are in the panel.
+                unsafe {
+                    let from = at * depth_stride + panel * WIDTH + lane;
+                    let numbers = E::load(&eight(elements, from));
+                    let out = panels.add((panel * depth + at) * WIDTH + lane);
+                    store(out, numbers, WIDTH - lane);
+                }
+            }
+        }
+    }
+}
+
+/// Packs lanes whose depths lie side by side: blocks of eight lanes and depths are transposed.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+unsafe fn pack_along<E: Load, const WIDTH: usize>(
+    elements: &[E],
+    [depth, lane_stride]: [usize; 2],
+    panel: *mut f32,
+) {
+    let whole = depth / LANES * LANES;
+    for first in (0..WIDTH).step_by(LANES) {
+        let lanes = (WIDTH - first).min(LANES);
+        for start in (0..whole).step_by(LANES) {
+            // SAFETY: as the caller promises; these lanes and depths are in the panel.
+            unsafe {
+                let mut rows = [_mm256_setzero_ps(); LANES];
+                for lane in 0..lanes {
+                    let from = (first + lane) * lane_stride + start;
+                    rows[lane] = E::load(&eight(elements, from));
+                }
+                let rows = transposed(rows);
+                for row in 0..LANES {
+                    store(panel.add((start + row) * WIDTH + first), rows[row], lanes);
+                }
+            }
+        }
+    }
+    for at in whole..depth {
+        for lane in 0..WIDTH {
+            let number = elements[lane * lane_stride + at].widen();
+            // SAFETY: as above.
+            unsafe { panel.add(at * WIDTH + lane).write(number) };
+        }
+    }
+}
+
+/// The eight elements from `from` on. Those behind the end are zero.
+#[inline(always)]
+fn eight<E: Load>(elements: &[E], from: usize) -> [E; LANES] {
+    let rest = elements.get(from..).unwrap_or_default();
+    match rest.first_chunk() {
+        Some(numbers) => *numbers,
+        None => std::array::from_fn(|i| rest.get(i).copied().unwrap_or(E::narrow(0.0))),
+    }
+}
+
+/// Stores the first `count` of eight numbers, six or eight.
+///
+/// # Safety
+/// There is room for them, and the processor has AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store(out: *mut f32, numbers: __m256, count: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if count >= LANES {
+            return _mm256_storeu_ps(out, numbers);
+        }
+        _mm_storeu_ps(out, _mm256_castps256_ps128(numbers));
+        let high = _mm_castps_pd(_mm256_extractf128_ps::<1>(numbers));
+        _mm_storel_pd(out.add(4).cast(), high);
+    }
+}
+
+/// Transposes a matrix of 8 x 8 numbers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transposed(rows: [__m256; LANES]) -> [__m256; LANES] {
+    let [r0, r1, r2, r3, r4, r5, r6, r7] = rows;
+    // Pairs of rows are interleaved, then pairs of these, then halves are exchanged.
+    let halves = |a, b, c, d| {
+        let [ab_low, ab_high] = [_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)];
+        let [cd_low, cd_high] = [_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d)];
+        [
+            _mm256_shuffle_ps::<0b01_00_01_00>(ab_low, cd_low),
+            _mm256_shuffle_ps::<0b11_10_11_10>(ab_low, cd_low),
+            _mm256_shuffle_ps::<0b01_00_01_00>(ab_high, cd_high),
+            _mm256_shuffle_ps::<0b11_10_11_10>(ab_high, cd_high),
+        ]
+    };
+    let (upper, lower) = (halves(r0, r1, r2, r3), halves(r4, r5, r6, r7));
+    std::array::from_fn(|i| match i < 4 {
+        true => _mm256_permute2f128_ps::<0x20>(upper[i], lower[i]),
+        false => _mm256_permute2f128_ps::<0x31>(upper[i - 4], lower[i - 4]),
+    })
+}

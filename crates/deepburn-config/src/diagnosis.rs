@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::{Serialize, Serializer};
 
 use crate::key_path::{is_at_or_below, join};
-use crate::node::{MAX_DEPTH, Node, Position};
+use crate::node::{Node, Position};
 
 /// How much a diagnosis matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -308,31 +308,11 @@ pub enum ConfigError {
         /// Line and column of each repetition.
         places: String,
     },
-    /// Nested deeper than any configuration is.
-    #[error(
-        "{source_name}: sections are nested deeper than {} levels; flatten the file",
-        MAX_DEPTH
-    )]
-    TooDeep {
-        /// What was read.
-        source_name: String,
-    },
-    /// The text is neither a path nor base64 of a configuration.
-    #[error(
-        "{given}: neither an existing file nor a base64-encoded configuration ({reason}); give \
-            the path of a DeepSpeed JSON"
-    )]
-    NeitherPathNorBase64 {
-        /// What was given, shortened.
-        given: String,
-        /// Why base64 does not fit.
-        reason: String,
-    },
-    /// An argument that cannot be used: a path that is no key, an unknown strategy of Lightning's, an override that
-    /// cannot be applied.
+    /// Text that cannot be a configuration or an argument: nested too deep, neither a path nor base64, a path that is
+    /// no key, an unknown strategy of Lightning's, an override that cannot be applied.
     #[error("{given}: {reason}; {remedy}")]
     Argument {
-        /// As given.
+        /// The argument as given, or the name of the text.
         given: String,
         /// What is wrong.
         reason: String,

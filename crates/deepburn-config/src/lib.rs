@@ -30,7 +30,6 @@
 //! ```
 
 mod accelerate;
-mod batch_schedule;
 mod check;
 mod choice;
 mod context;
@@ -58,7 +57,6 @@ mod source;
 mod spec;
 mod splits;
 
-pub use batch_schedule::{BatchSchedule, BatchSizeError};
 pub use context::{AutoAnswer, RunContext};
 pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
 pub use foreign::foreign_name;

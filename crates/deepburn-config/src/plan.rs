@@ -6,7 +6,6 @@
 mod activations;
 mod curriculum;
 mod dynamic_batching;
-mod matrices;
 mod monitor;
 mod optimizer;
 mod param_groups;
@@ -18,7 +17,6 @@ use serde::Serialize;
 pub use activations::*;
 pub use curriculum::*;
 pub use dynamic_batching::*;
-pub use matrices::*;
 pub use monitor::*;
 pub use optimizer::*;
 pub use param_groups::*;
@@ -379,17 +377,6 @@ pub enum OptimizerOffload {
     },
     /// In a file, which the CPU updates piece by piece.
     Nvme(NvmePlan),
-}
-
-impl OptimizerOffload {
-    /// Most elements that are updated at a time.
-    pub fn sub_group_size(&self) -> usize {
-        match self {
-            Self::Device => usize::MAX,
-            Self::Host { sub_group_size, .. } => *sub_group_size,
-            Self::Nvme(nvme) => nvme.sub_group_size,
-        }
-    }
 }
 
 /// Optimizer states in a file of each rank on NVMe.

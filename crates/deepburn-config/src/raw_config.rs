@@ -74,7 +74,7 @@ impl RawConfig {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError::TooDeep`].
+    /// Too deep nesting.
     pub fn from_value(value: &serde_json::Value) -> Result<Self, ConfigError> {
         Self::of(value, INLINE)
     }
@@ -105,9 +105,12 @@ impl RawConfig {
         if looks_like_a_strategy(argument) {
             return Self::from_strategy(argument);
         }
-        let text = decode_base64(argument).map_err(|reason| ConfigError::NeitherPathNorBase64 {
+        let text = decode_base64(argument).map_err(|reason| ConfigError::Argument {
             given: Node::text(argument).to_string(),
-            reason,
+            reason: format!(
+                "neither an existing file nor a base64-encoded configuration ({reason})"
+            ),
+            remedy: "give the path of a DeepSpeed JSON".to_owned(),
         })?;
         Self::parse(&text, "base64 configuration")
     }

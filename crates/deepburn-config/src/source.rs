@@ -96,7 +96,8 @@ fn parse(text: &str, origin: Origin<'_>, has_places: bool) -> Result<Node, Confi
 
 /// The error for a text that is nested too deep.
 fn too_deep(origin: Origin<'_>) -> ConfigError {
-    ConfigError::TooDeep { source_name: origin.name.into() }
+    let reason = format!("sections are nested deeper than {MAX_DEPTH} levels");
+    ConfigError::Argument { given: origin.name.into(), reason, remedy: "flatten the file".into() }
 }
 
 /// Turns the parser's tree into ours and notes every key that is there twice.
@@ -188,7 +189,7 @@ pub(crate) fn parse_yaml(text: &str, name: &str) -> Result<Node, ConfigError> {
 /// Takes over a value that is in memory already.
 ///
 /// # Errors
-/// [`ConfigError::TooDeep`].
+/// Too deep nesting.
 pub(crate) fn from_value(
     value: &serde_json::Value,
     origin: Origin<'_>,
@@ -270,13 +271,17 @@ mod tests {
         }
     }
 
+    fn is_too_deep(parsed: Result<Node, ConfigError>) -> bool {
+        parsed.is_err_and(|error| error.to_string().contains("nested deeper than 64 levels"))
+    }
+
     #[test]
     fn deep_nesting_is_refused_before_the_stack_is_gone() {
         for depth in [MAX_DEPTH + 2, 600, 200_000] {
             let lists = "[".repeat(depth) + &"]".repeat(depth);
-            assert!(matches!(json(&lists), Err(ConfigError::TooDeep { .. })), "{depth}");
+            assert!(is_too_deep(json(&lists)), "{depth}");
             let maps = "{\"a\":".repeat(depth) + "1" + &"}".repeat(depth);
-            assert!(matches!(json(&maps), Err(ConfigError::TooDeep { .. })), "{depth}");
+            assert!(is_too_deep(json(&maps)), "{depth}");
             assert!(json(&"[".repeat(depth)).is_err());
             assert!(parse_yaml(&lists, "x.yaml").is_err());
         }

@@ -28,7 +28,8 @@ fn every_source_gives_the_same_plan() {
 #[test]
 fn an_argument_that_is_neither_names_both() {
     let error = RawConfig::from_argument("ds_confg.json").unwrap_err();
-    assert!(matches!(error, ConfigError::NeitherPathNorBase64 { .. }), "{error}");
+    assert!(matches!(error, ConfigError::Argument { .. }), "{error}");
+    assert!(error.to_string().contains("neither an existing file nor a base64"), "{error}");
     assert!(
         RawConfig::from_argument(&URL_SAFE.encode("{")).unwrap_err().to_string().contains("line 1")
     );

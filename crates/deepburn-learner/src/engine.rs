@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{trace_span, warn};
 
 use crate::EngineError;
+use crate::batch_schedule::with_train_batch_size;
 use crate::loss_scale::LossScaler;
 use crate::schedule::Schedule;
 use crate::source::StepSize;
@@ -497,7 +498,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let (call, when) = ("set_train_batch_size", "in the middle of an accumulation");
             return Err(EngineError::Order { call, when });
         }
-        self.batch = self.batch.with_train_batch_size(train_batch_size)?;
+        self.batch = with_train_batch_size(self.batch, train_batch_size)?;
         self.states.set_micro_batches(self.batch.gradient_accumulation_steps);
         Ok(())
     }

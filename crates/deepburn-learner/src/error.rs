@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use deepburn_comm::CommError;
-use deepburn_config::BatchSizeError;
 use deepburn_zero::ZeroError;
 
+use crate::batch_schedule::BatchSizeError;
 use crate::loss_scale::ScaleExhausted;
 
 /// A failure of the engine. Each of them ends the run, because the other ranks

@@ -18,6 +18,7 @@
 //! ranks make the same calls in the same order. A failure of one rank ends all
 //! of them.
 
+mod batch_schedule;
 mod best;
 mod checkpoint;
 mod engine;
@@ -34,6 +35,7 @@ mod train;
 mod train_pass;
 mod whole_module;
 
+pub use batch_schedule::{BatchSchedule, BatchSizeError};
 pub use best::{BestEvaluation, BestMetric, BestPlan, EarlyStopping, LoopState};
 pub use checkpoint::{
     ClientStates, LoadPlan, SaveInProgress, SaveRequest, TorchModel, TrainingCheckpointError,

@@ -14,13 +14,21 @@
 //! because positions -1 and 0 give the same rate. The cosine warm-up starts
 //! with a learning rate of exactly 0, even if its minimal ratio is positive.
 //! PyTorch's schedules count the same steps, starting at time 0.
+//!
+//! The length of sequences follows a schedule too ([`sequence_length`]), and dynamic batching
+//! scales learning rates by the number of samples ([`lr_factor`]).
 
+mod curriculum;
+mod lr_scaling;
 mod one_cycle;
 mod warmup;
 
 use deepburn_config::SchedulePlan;
 use std::f64::consts::PI;
 use warmup::Warmup;
+
+pub use curriculum::sequence_length;
+pub use lr_scaling::lr_factor;
 
 /// A schedule and the number of steps that were applied.
 #[derive(Debug, Clone, PartialEq)]

@@ -24,12 +24,12 @@ use std::time::{Duration, Instant};
 use burn::module::AutodiffModule;
 use burn::tensor::ElementConversion;
 use deepburn_comm::CollectiveTag;
-use deepburn_config::BatchSchedule;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Category, Ledger, ModuleOperations, Tier, Training};
 use serde_json::Value;
 use tracing::{trace_span, warn};
 
+use crate::batch_schedule::BatchSchedule;
 use crate::best::{BestPlan, LoopState};
 use crate::checkpoint::{LoadPlan, TrainingCheckpointError};
 use crate::engine::{PhaseTimes, Step};

@@ -4,6 +4,8 @@ use deepburn_comm::CommError;
 use deepburn_config::ParamGroupError;
 use deepburn_nvme::SwapError;
 
+use crate::assignment::AssignmentError;
+
 /// A failure of sharded training.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ZeroError {
@@ -13,9 +15,12 @@ pub enum ZeroError {
     /// The NVMe file of offloaded states cannot be created, read or written.
     #[error("offload to NVMe: {0}")]
     Swap(#[from] SwapError),
-    /// A parameter group matches no parameter, or does not fit the optimizer.
+    /// A parameter group does not fit the optimizer.
     #[error(transparent)]
     ParamGroups(#[from] ParamGroupError),
+    /// The optimizer or a parameter group does not fit the model.
+    #[error(transparent)]
+    Assignment(#[from] AssignmentError),
     /// This plan cannot offload parameters.
     #[error(
         "parameter_shards: offloaded parameters need {needed}; offload these too, or keep parameters on the \

@@ -48,6 +48,7 @@
 #![recursion_limit = "256"]
 
 mod array;
+pub mod assignment;
 mod autocast;
 mod backend;
 mod backward_watch;

@@ -43,11 +43,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
-use deepburn_config::{OptimizerPlan, UpdateSettings};
+use deepburn_config::OptimizerPlan;
 use deepburn_kernels::TreeSum;
 use deepburn_nvme::SwapError;
 use deepburn_ops::{OptimizerOps, float_bytes};
 
+use crate::assignment::UpdateSettings;
 use crate::ledger::Ledger;
 use crate::parameter::Parameter;
 use crate::parked::{ParkedArray, ParkedCopy, ParkedTensor, PieceRead, Pipeline, PipelinePolicy};

@@ -52,18 +52,20 @@ impl Parking {
         if let Some(needed) = needed {
             return Err(ZeroError::ParameterOffload { needed });
         }
-        let (store, reads_ahead, writes_behind) = match offload {
+        let (store, sub_group_size, reads_ahead, writes_behind) = match offload {
             OptimizerOffload::Device => return Ok(None),
-            OptimizerOffload::Host { .. } => (Store::Host, false, false),
+            OptimizerOffload::Host { sub_group_size, .. } => {
+                (Store::Host, *sub_group_size, false, false)
+            }
             OptimizerOffload::Nvme(nvme) => {
                 let store = Store::Disk(Arc::new(create_file(nvme, bytes)?));
-                (store, nvme.pipeline_read, nvme.pipeline_write)
+                (store, nvme.sub_group_size, nvme.pipeline_read, nvme.pipeline_write)
             }
         };
         Ok(Some(Self {
             store,
             policy: PipelinePolicy { reads_ahead, writes_behind },
-            piece: PIECE.min(offload.sub_group_size()),
+            piece: PIECE.min(sub_group_size),
             gradient_bytes: gradient_bytes(precision),
         }))
     }

@@ -170,6 +170,16 @@ pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
     run()
 }
 
+/// Whether a policy frees activations of block number `block` of a model. Every n-th block starts
+/// with the first.
+pub(crate) fn recomputes(policy: RecomputePolicy, block: usize) -> bool {
+    match policy {
+        RecomputePolicy::Off => false,
+        RecomputePolicy::Full | RecomputePolicy::Selective => true,
+        RecomputePolicy::EveryNth(n) => block.is_multiple_of(n),
+    }
+}
+
 /// Returns the recorder of the active training forward pass while ops are recorded, if its model is
 /// on backend `B`.
 pub(crate) fn recorder<B: Backend>() -> Option<Rc<BlockRecorder<B>>> {
@@ -286,7 +296,7 @@ impl<B: Backend> BlockRecorder<B> {
         }
         pass.end_block();
         let Some(number) = number else { return };
-        let tape = self.policy.recomputes(number).then(|| pass.new_tape());
+        let tape = recomputes(self.policy, number).then(|| pass.new_tape());
         let first_parameter = Some(index);
         pass.block =
             Some(CurrentBlock { number: Some(number), first_parameter, tape, products: 0 });

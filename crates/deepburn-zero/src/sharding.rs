@@ -30,6 +30,7 @@ use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_ops::{OptimizerOps, float_bytes};
 
 use crate::ZeroTensor;
+use crate::assignment::{Assignment, ModelParameter};
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
 use crate::flat::in_shape;
@@ -47,7 +48,6 @@ use crate::shard_spec::{ShardSpec, chunk};
 use crate::tiers::{ShardTiers, StateTiers};
 use crate::training::{Training, Zero};
 use deepburn_comm::Partition;
-use deepburn_config::{ModelParameter, OptimizerPlan, ParamGroups};
 
 /// Replaces each parameter of a module with a handle.
 ///
@@ -99,10 +99,8 @@ pub(crate) struct Sharder<'a, B: Backend> {
 /// The optimizer settings of all parameters.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Updates<'a> {
-    /// The optimizer of parameters without a group of their own.
-    pub(crate) optimizer: &'a OptimizerPlan,
-    /// The parameter groups.
-    pub(crate) groups: &'a ParamGroups,
+    /// The optimizer and the parameter groups.
+    pub(crate) assignment: Assignment<'a>,
     /// The type name of the layer that holds each parameter, by its first path.
     pub(crate) layers: &'a HashMap<String, String>,
 }
@@ -246,14 +244,14 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
             value.distribute::<D>(&self.group, index, &path)?;
         // The shape of the value is used, because Burn announces a column-major
         // `Linear` transposed.
-        let Updates { optimizer, groups, layers } = self.updates;
+        let Updates { assignment, layers } = self.updates;
         let Some(layer) = layers.get(&path) else {
             return Err(ZeroError::UnvisitedParameter { path });
         };
         let described = ModelParameter { path: &path, shape: &shape, layer, is_announced: false };
         // A parameter that the module has frozen stays frozen, whatever its
         // group says.
-        let settings = groups.settings_of(optimizer, &described)?.filter(|_| trainable);
+        let settings = assignment.of_parameter(&described)?.filter(|_| trainable);
         let trainable = settings.is_some();
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
         // At the other stages the value itself becomes the parameter.

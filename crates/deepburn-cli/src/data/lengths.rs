@@ -4,6 +4,7 @@
 //! samples and their number in a step stay the same.
 
 use deepburn::NextStep;
+use deepburn::schedule::sequence_length;
 use deepburn_config::{CurriculumPlan, Job};
 
 use crate::failure::Failure;
@@ -30,5 +31,5 @@ pub(crate) fn check_length(job: &Job, allowed: usize, field: &str) -> Result<(),
 /// The difficulty follows applied steps, so that skipped ones do not advance the curriculum.
 pub(crate) fn longest(curriculum: Option<&CurriculumPlan>, next: NextStep) -> usize {
     // Steps of a curriculum count from 1.
-    curriculum.map_or(usize::MAX, |plan| plan.difficulty(next.applied_steps as usize + 1))
+    curriculum.map_or(usize::MAX, |plan| sequence_length(plan, next.applied_steps as usize + 1))
 }

@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use deepburn::{Batch, BatchSource, BoxError, EvaluationStream, NextStep, StepBatches, StepSize};
+use deepburn::{
+    Batch, BatchSource, BoxError, EvaluationStream, NextStep, StepBatches, StepSize, schedule,
+};
 use deepburn_config::{CurriculumPlan, DynamicBatchingPlan, LrScaling, PickingOrderPlan, Plan};
 use deepburn_datasets::{
     BatchLoader, BudgetSampler, Collate, DataError, DataShard, DistributedSampler, EpochPosition,
@@ -127,7 +129,7 @@ impl BatchSource<Labelled> for TextSource {
             Loader::Fixed(_) => None,
             Loader::Budget { loader, lr_scaling, reference } => {
                 let samples = loader.sampler().step_samples();
-                let lr_factor = lr_scaling.factor(samples, *reference);
+                let lr_factor = schedule::lr_factor(*lr_scaling, samples, *reference);
                 Some(StepSize { samples: samples as u64, lr_factor })
             }
         };

@@ -3,10 +3,9 @@
 //! The sizes of all parameters with their optimizers are what memory forecasts start from: a frozen parameter has no
 //! gradient and no state, and optimizers differ in the states that they keep.
 
+use deepburn::zero::assignment::{Assignment, AssignmentError, ModelParameter, UpdateSettings};
 use deepburn::zero::estimate::ParameterSize;
-use deepburn_config::{
-    ModelParameter, NoDecay, OptimizerPlan, ParamGroupError, ParamGroups, Plan, UpdateSettings,
-};
+use deepburn_config::{NoDecay, OptimizerPlan, ParamGroupError, ParamGroups, Plan};
 use deepburn_models::Architecture;
 use deepburn_models::hf::ParameterShape;
 
@@ -34,10 +33,11 @@ pub(crate) fn grouped_sizes(
             is_announced: false,
         })
         .collect();
-    let updates = plan.param_groups.assign(&plan.optimizer, &known);
+    let assignment = Assignment { optimizer: &plan.optimizer, groups: &plan.param_groups };
     // Groups are a key of `training`, but Muon's requirements belong to the optimizer.
-    let updates = updates.map_err(|error| match error {
-        ParamGroupError::NoMatrix { .. } | ParamGroupError::MuonRate { .. } => {
+    let updates = assignment.of_model(&known).map_err(|error| match error {
+        AssignmentError::NoMatrix { .. }
+        | AssignmentError::Group(ParamGroupError::MuonRate { .. }) => {
             Failure::mistake(format!("deepspeed.{error}"))
         }
         _ => Failure::mistake(format!("training.{error}")),

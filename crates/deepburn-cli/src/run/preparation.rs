@@ -14,10 +14,11 @@
 //! ```
 
 use burn::tensor::DType;
+use deepburn::BatchSchedule;
 use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{
-    Backend, BatchPlan, BatchSchedule, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan,
-    Precision, RawConfig, ResolvedJob, RunContext, Severity, resolve, resolve_preliminary,
+    Backend, BatchPlan, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan, Precision,
+    RawConfig, ResolvedJob, RunContext, Severity, resolve, resolve_preliminary,
 };
 use deepburn_datasets::{DataError, DataShard, Order, StepShape};
 use serde_json::Value;

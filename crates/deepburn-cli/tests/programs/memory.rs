@@ -1,7 +1,8 @@
 //! The ledger of a run against the published formulae and against `deepburn estimate`.
 
-use deepburn::config::{ModelParameter, RawConfig, RunContext, UpdateSettings, resolve};
+use deepburn::config::{RawConfig, RunContext, resolve};
 use deepburn::metrics::MemoryRow;
+use deepburn::zero::assignment::{Assignment, ModelParameter, UpdateSettings};
 use deepburn::zero::estimate::{ElementBytes, Estimate, ParameterSize, estimate};
 use deepburn_models::Architecture;
 use deepburn_models::gpt2::Gpt2Config;
@@ -70,7 +71,8 @@ fn predicted(job: &Job, stage: u8) -> Estimate {
             is_announced: false,
         })
         .collect();
-    let updates = plan.param_groups.assign(&plan.optimizer, &known).unwrap();
+    let assignment = Assignment { optimizer: &plan.optimizer, groups: &plan.param_groups };
+    let updates = assignment.of_model(&known).unwrap();
     let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {
         let numel = parameter.shape.iter().product::<usize>() as u64;
         ParameterSize::new(numel, update.as_ref().map(|update| &update.optimizer))

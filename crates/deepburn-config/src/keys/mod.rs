@@ -80,10 +80,8 @@ section! {
         wall_clock_breakdown: bool = flag(false),
         /// Print memory usage in every phase.
         memory_breakdown = flag(false)
-            .unavailable(
-                "the printed memory breakdown", Differs,
-                "set it to false; metrics.jsonl contains the memory of every step by category",
-            ),
+            .unavailable("the printed memory breakdown", Differs,
+                "set it to false; metrics.jsonl contains the memory of every step by category"),
         /// Print the resolved configuration.
         dump_state = flag(false).inert("job.json always contains the resolved configuration"),
         profiling: Profiling<'a> = section(),
@@ -129,17 +127,12 @@ section! {
         use_data_before_expert_parallelism = flag(false).inert("expert parallelism is not supported"),
         hybrid_engine = switched_off::<HybridEngine>("the hybrid engine", "set hybrid_engine.enabled to false"),
         compile = section::<Compile>().inert("compilation is not available in this version"),
-        elasticity = switched_off::<Elasticity>(
-            "elasticity",
-            "set elasticity.enabled to false and give the batch sizes",
-        ),
+        elasticity = switched_off::<Elasticity>("elasticity", "set elasticity.enabled to false and give the batch sizes"),
         autotuning = switched_off::<Autotuning>("autotuning", "set autotuning.enabled to false"),
         data_efficiency: DataEfficiency<'a> = section(),
         curriculum_learning: Curriculum<'a> = section(),
         progressive_layer_drop = switched_off::<ProgressiveLayerDrop>(
-            "progressive layer drop",
-            "set progressive_layer_drop.enabled to false",
-        ),
+            "progressive layer drop", "set progressive_layer_drop.enabled to false"),
         compression_training = section::<CompressionTraining>()
             .unavailable("compression", AnyEnabled, "remove compression_training"),
         schema as "$schema" = SCHEMA,

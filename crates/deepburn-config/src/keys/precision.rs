@@ -73,10 +73,8 @@ section! {
         grad_accum_dtype: Option<Precision> = opt_choice(),
         /// Data type of the parameters.
         param_dtype = opt_choice::<Precision>()
-            .unavailable(
-                "a separate parameter data type", NotOneOf(&["fp32"]),
-                "remove it and set fp16.enabled or bf16.enabled",
-            ),
+            .unavailable("a separate parameter data type", NotOneOf(&["fp32"]),
+                "remove it and set fp16.enabled or bf16.enabled"),
         /// Data type of the buffers.
         buffer_dtype = opt_choice::<Precision>()
             .unavailable("16-bit buffers", NotOneOf(&["fp32"]), "remove it or set it to \"fp32\""),

@@ -17,10 +17,8 @@ section! {
         parallel_write = section::<ParallelWrite>(),
         /// Checkpoint writer.
         writer = free()
-            .unavailable(
-                "the checkpoint writer", Present,
-                "remove it; training.async_save in the job file saves checkpoints in the background",
-            ),
+            .unavailable("the checkpoint writer", Present,
+                "remove it; training.async_save in the job file saves checkpoints in the background"),
     }
 
     /// Parallel checkpoint writing.

@@ -36,25 +36,6 @@ pub enum RecomputePolicy {
     EveryNth(usize),
 }
 
-impl RecomputePolicy {
-    /// Whether activations of block number `block` of the model are freed.
-    ///
-    /// ```
-    /// use deepburn_config::RecomputePolicy;
-    ///
-    /// let every_second = RecomputePolicy::EveryNth(2);
-    /// let freed: Vec<_> = (0..4).filter(|block| every_second.recomputes(*block)).collect();
-    /// assert_eq!(freed, [0, 2]);
-    /// ```
-    pub fn recomputes(self, block: usize) -> bool {
-        match self {
-            Self::Off => false,
-            Self::Full | Self::Selective => true,
-            Self::EveryNth(n) => block.is_multiple_of(n),
-        }
-    }
-}
-
 /// Where the activations of recomputed blocks are kept that are not recomputed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(tag = "device", rename_all = "snake_case")]

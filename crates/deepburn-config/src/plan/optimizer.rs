@@ -196,38 +196,6 @@ pub struct ZeroOneAdamPlan {
 
 choices!(MuonScale { "original" => Original, "match_rms_adamw" => MatchRmsAdamw });
 
-impl MuonScale {
-    /// The factor of the learning rate.
-    ///
-    /// ```
-    /// use deepburn_config::MuonScale;
-    ///
-    /// // The matrix of a layer from 256 to 1024 values.
-    /// assert_eq!(MuonScale::Original.factor(1024, 256), 2.0);
-    /// assert_eq!(MuonScale::MatchRmsAdamw.factor(1024, 256), 0.2 * 32.0);
-    /// ```
-    pub fn factor(self, outputs: usize, inputs: usize) -> f64 {
-        let (outputs, inputs) = (outputs as f64, inputs as f64);
-        match self {
-            Self::Original => (outputs / inputs).max(1.0).sqrt(),
-            Self::MatchRmsAdamw => 0.2 * outputs.max(inputs).sqrt(),
-        }
-    }
-}
-
-impl MuonPlan {
-    /// The optimizer of parameters that are no matrices of hidden layers.
-    pub(crate) fn beside(&self) -> OptimizerPlan {
-        let variant = if self.decouples_decay { OptimizerPlan::AdamW } else { OptimizerPlan::Adam };
-        variant(self.adam)
-    }
-
-    /// Returns Adam's learning rate as a factor of the schedule's rate, which applies to matrices.
-    pub(crate) fn adam_lr_factor(&self) -> f64 {
-        if self.adam.lr == self.lr { 1.0 } else { self.adam.lr / self.lr }
-    }
-}
-
 /// Name, learning rate, weight decay and betas of an optimizer, as far as it has them.
 type Settings<'a> = (&'static str, &'a mut f64, &'a mut f64, Option<&'a mut [f64; 2]>);
 

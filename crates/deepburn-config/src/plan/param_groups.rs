@@ -1,30 +1,19 @@
 //! Parameter groups: parameters that are updated otherwise than the optimizer says of all.
 //!
-//! Main type: [`ParamGroups`], which says of each parameter of a model, by its module path and its
-//! number of dimensions, how it is updated.
+//! Main type: [`ParamGroups`], which selects parameters of a model by their module paths and numbers
+//! of dimensions. Which parameters a model has is known to the engine alone, so it assigns them.
 
 use regex::Regex;
 use serde::{Serialize, Serializer};
 
-use super::matrices::{Matrices, ModelParameter};
 use super::{MuonPlan, OptimizerPlan};
 use crate::choice::choices;
 
 /// How the parameters of a model are updated where the optimizer's own settings do not apply.
 ///
 /// ```
-/// use deepburn_config::{
-///     AdamPlan, GroupUpdate, ModelParameter, NoDecay, OptimizerPlan, ParamGroup, ParamGroups,
-///     PathPattern,
-/// };
+/// use deepburn_config::{GroupUpdate, NoDecay, ParamGroup, ParamGroups, PathPattern};
 ///
-/// let optimizer = OptimizerPlan::AdamW(AdamPlan {
-///     lr: 1e-3,
-///     betas: [0.9, 0.999],
-///     eps: 1e-8,
-///     weight_decay: 0.1,
-///     bias_correction: true,
-/// });
 /// // Embeddings are frozen, and biases and norms do not decay.
 /// let embeddings = ParamGroup {
 ///     params: vec![PathPattern::new(r"^wte\.")?],
@@ -32,12 +21,6 @@ use crate::choice::choices;
 ///     update: GroupUpdate::Frozen,
 /// };
 /// let groups = ParamGroups { groups: vec![embeddings], no_decay: NoDecay::BiasesAndNorms };
-/// let parameter = |path, shape| ModelParameter { path, shape, layer: "", is_announced: false };
-/// let parameters =
-///     [parameter("wte.weight", &[50257, 768]), parameter("ln_f.bias", &[768])];
-/// let updates = groups.assign(&optimizer, &parameters).map_err(|error| error.to_string())?;
-/// assert_eq!(updates[0], None);
-/// assert_eq!(updates[1].as_ref().unwrap().optimizer.weight_decay(), 0.0);
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -137,6 +120,11 @@ impl PathPattern {
         Regex::new(pattern).map(Self).map_err(reason)
     }
 
+    /// The regular expression as it was written.
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+
     /// Whether it occurs in `path`.
     pub fn occurs_in(&self, path: &str) -> bool {
         self.0.is_match(path)
@@ -145,65 +133,19 @@ impl PathPattern {
 
 impl PartialEq for PathPattern {
     fn eq(&self, other: &Self) -> bool {
-        self.0.as_str() == other.0.as_str()
+        self.as_str() == other.as_str()
     }
 }
 
 impl Serialize for PathPattern {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0.as_str())
+        serializer.serialize_str(self.as_str())
     }
 }
 
-/// With what a parameter is updated.
-#[derive(Debug, Clone, PartialEq)]
-pub struct UpdateSettings {
-    /// The optimizer, with the weight decay and betas of the parameter. A parameter that Muon
-    /// leaves alone has the Adam beside it.
-    pub optimizer: OptimizerPlan,
-    /// Factor of the schedule's learning rate, at least 0.
-    pub lr_factor: f64,
-    /// What Muon orthogonalises; `None` with another optimizer.
-    pub matrices: Option<Matrices>,
-}
-
-/// Groups that do not fit the model or the optimizer.
+/// Groups that do not fit the optimizer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ParamGroupError {
-    /// No parameter is in a group.
-    #[error(
-        "param_groups[{group}]: no parameter of the model is in it ({selection}); the model has {known}; correct it \
-         or remove the group"
-    )]
-    Empty {
-        /// Its place in the list.
-        group: usize,
-        /// What it selects.
-        selection: String,
-        /// Some of the model's parameters.
-        known: String,
-    },
-    /// A parameter is in two groups.
-    #[error(
-        "param_groups[{first}] and param_groups[{second}]: parameter {path} is in both; make one of them narrower"
-    )]
-    Overlap {
-        /// Module path of the parameter.
-        path: String,
-        /// The place of a group in the list.
-        first: usize,
-        /// The place of another.
-        second: usize,
-    },
-    /// Muon has nothing to orthogonalise.
-    #[error(
-        "optimizer.type: Muon updates matrices of hidden layers and the model has none ({known}); use AdamW, or set \
-         muon_matrices in a parameter group"
-    )]
-    NoMatrix {
-        /// Some of the model's parameters.
-        known: String,
-    },
     /// Adam's learning rate is in proportion to the rate of Muon's matrices, which is 0.
     #[error(
         "optimizer.params.muon_lr is 0 and Adam's {adam_lr:?}, in proportion to it; give a muon_lr above 0, or freeze \
@@ -213,7 +155,7 @@ pub enum ParamGroupError {
         /// Adam's.
         adam_lr: f64,
     },
-    /// A setting that the optimizer lacks, or a value out of range.
+    /// A setting that the optimizer or the group's parameters lack, or a value out of range.
     #[error("param_groups[{group}]: {reason}")]
     Unfit {
         /// Its place in the list.
@@ -224,75 +166,6 @@ pub enum ParamGroupError {
 }
 
 impl ParamGroups {
-    /// The settings of each of a model's parameters, `None` for a frozen one.
-    ///
-    /// # Errors
-    /// A group without a parameter, a parameter in two groups, Muon without a matrix, and what
-    /// [`ParamGroups::check`] refuses.
-    pub fn assign(
-        &self,
-        optimizer: &OptimizerPlan,
-        parameters: &[ModelParameter<'_>],
-    ) -> Result<Vec<Option<UpdateSettings>>, ParamGroupError> {
-        self.check(optimizer, false)?;
-        let mut sizes = vec![0; self.groups.len()];
-        let mut updates = Vec::with_capacity(parameters.len());
-        for parameter in parameters {
-            let group = self.group_of(parameter)?;
-            group.into_iter().for_each(|group| sizes[group] += 1);
-            updates.push(self.settings(group, parameter, optimizer)?);
-        }
-        if let Some(group) = sizes.iter().position(|size| *size == 0) {
-            let selection = self.groups[group].selection();
-            return Err(ParamGroupError::Empty { group, selection, known: some_of(parameters) });
-        }
-        let has_matrix = updates.iter().flatten().any(|update| update.matrices.is_some());
-        if matches!(optimizer, OptimizerPlan::Muon(_)) && !has_matrix {
-            return Err(Self::no_matrix(parameters));
-        }
-        self.check_betas(parameters, &updates)?;
-        Ok(updates)
-    }
-
-    /// The error for a model whose parameters are none that Muon can orthogonalise.
-    pub fn no_matrix(parameters: &[ModelParameter<'_>]) -> ParamGroupError {
-        ParamGroupError::NoMatrix { known: some_of(parameters) }
-    }
-
-    /// Refuses betas of a group whose parameters all are Muon's: those have none.
-    fn check_betas(
-        &self,
-        parameters: &[ModelParameter<'_>],
-        updates: &[Option<UpdateSettings>],
-    ) -> Result<(), ParamGroupError> {
-        for (place, group) in self.groups.iter().enumerate() {
-            let GroupUpdate::Trained { betas: Some(betas), .. } = group.update else { continue };
-            let has_betas = parameters.iter().zip(updates).any(|(parameter, update)| {
-                let is_adams = update.as_ref().is_some_and(|update| update.matrices.is_none());
-                is_adams && group.selects(parameter)
-            });
-            if !has_betas {
-                let reason = format!(
-                    "betas are {betas:?}, and Muon updates all parameters of the group, which has none; remove them"
-                );
-                return Err(ParamGroupError::Unfit { group: place, reason });
-            }
-        }
-        Ok(())
-    }
-
-    /// The settings of one parameter, `None` if it is frozen.
-    ///
-    /// # Errors
-    /// A parameter in two groups, or one that is not as many matrices as its group says.
-    pub fn settings_of(
-        &self,
-        optimizer: &OptimizerPlan,
-        parameter: &ModelParameter<'_>,
-    ) -> Result<Option<UpdateSettings>, ParamGroupError> {
-        self.settings(self.group_of(parameter)?, parameter, optimizer)
-    }
-
     /// Refuses settings that `optimizer` has not. `cycles_momentum`: whether the schedule sets the
     /// betas of every step.
     ///
@@ -315,82 +188,9 @@ impl ParamGroups {
         }
         Ok(())
     }
-
-    /// The only group that a parameter is in.
-    fn group_of(&self, parameter: &ModelParameter<'_>) -> Result<Option<usize>, ParamGroupError> {
-        let mut found = (0..self.groups.len()).filter(|&at| self.groups[at].selects(parameter));
-        match (found.next(), found.next()) {
-            (Some(first), Some(second)) => {
-                Err(ParamGroupError::Overlap { path: parameter.path.to_owned(), first, second })
-            }
-            (found, _) => Ok(found),
-        }
-    }
-
-    /// Returns the settings of a parameter of `group`. The group's own settings replace the
-    /// optimizer's.
-    fn settings(
-        &self,
-        group: Option<usize>,
-        parameter: &ModelParameter<'_>,
-        optimizer: &OptimizerPlan,
-    ) -> Result<Option<UpdateSettings>, ParamGroupError> {
-        let (rate, own_decay, betas, parts) = match group.map(|group| self.groups[group].update) {
-            None => (GroupRate::Factor(1.0), None, None, None),
-            Some(GroupUpdate::Frozen) => return Ok(None),
-            Some(GroupUpdate::Trained { rate, weight_decay, betas, muon_matrices }) => {
-                (rate, weight_decay, betas, muon_matrices)
-            }
-        };
-        let factor = match rate {
-            GroupRate::Factor(factor) => factor,
-            GroupRate::Own(lr) => lr / optimizer.lr(),
-        };
-        // A parameter in no group is never a reason.
-        let unfit = |reason| ParamGroupError::Unfit { group: group.unwrap_or_default(), reason };
-        let (chosen, lr_factor, matrices) = match optimizer {
-            OptimizerPlan::Muon(muon) => match Matrices::of(parameter, parts).map_err(unfit)? {
-                // A learning rate of the group's own replaces either of Muon's two.
-                None if matches!(rate, GroupRate::Own(_)) => (muon.beside(), factor, None),
-                None => (muon.beside(), factor * muon.adam_lr_factor(), None),
-                matrices => (optimizer.clone(), factor, matrices),
-            },
-            other => (other.clone(), factor, None),
-        };
-        let spared = self.no_decay == NoDecay::BiasesAndNorms && parameter.shape.len() == 1;
-        let spared = spared.then_some(0.0);
-        let optimizer = chosen.with(own_decay.or(spared), betas);
-        Ok(Some(UpdateSettings { optimizer, lr_factor, matrices }))
-    }
-}
-
-/// The first paths of a model, for an error.
-fn some_of(parameters: &[ModelParameter<'_>]) -> String {
-    let known: Vec<_> = parameters.iter().take(6).map(|parameter| parameter.path).collect();
-    let rest = if parameters.len() > known.len() { ", ..." } else { "" };
-    format!("{}{rest}", known.join(", "))
 }
 
 impl ParamGroup {
-    /// Whether a parameter is in the group.
-    fn selects(&self, parameter: &ModelParameter<'_>) -> bool {
-        let ModelParameter { path, shape, .. } = parameter;
-        let by_path = self.params.is_empty() || self.params.iter().any(|it| it.occurs_in(path));
-        by_path && (self.dims.is_empty() || self.dims.contains(&shape.len()))
-    }
-
-    /// What it selects, for an error.
-    fn selection(&self) -> String {
-        let patterns: Vec<_> =
-            self.params.iter().map(|it| format!("{:?}", it.0.as_str())).collect();
-        let patterns = patterns.join(", ");
-        match (self.params.is_empty(), self.dims.is_empty()) {
-            (_, true) => format!("params {patterns}"),
-            (true, false) => format!("dims {:?}", self.dims),
-            (false, false) => format!("params {patterns} of dims {:?}", self.dims),
-        }
-    }
-
     /// Why it cannot be used with `optimizer`.
     fn unfit(&self, optimizer: &OptimizerPlan, cycles_momentum: bool) -> Option<String> {
         if self.params.is_empty() && self.dims.is_empty() {

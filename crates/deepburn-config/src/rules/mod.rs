@@ -80,8 +80,7 @@ fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: 
             refuse!(context, "optimizer.params.muon_lr" => "is 0 and Adam's {adam_lr:?}, in proportion to it";
                 "give a muon_lr above 0, or freeze the matrices by training.param_groups");
         }
-        // The others are about a model.
-        _ => {}
+        Ok(()) => {}
     }
 }
 

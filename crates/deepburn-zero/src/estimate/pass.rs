@@ -32,6 +32,7 @@ use deepburn_config::{
 use super::Estimate;
 use super::activations::{ActivationGraph, BackwardOp, GraphOp};
 use crate::ledger::{Category, Lease, Ledger, Tier};
+use crate::recompute::recomputes;
 use crate::reduce::BUCKETS_PER_MODEL;
 
 mod blocks;
@@ -430,7 +431,7 @@ impl SimulatedPass<'_> {
     fn bytes_read_again(&self, op: &GraphOp) -> u64 {
         let GatheringMemory { bytes, persistence_threshold, .. } = self.plan.gathering;
         let count = match op.backward {
-            _ if op.block.is_some_and(|block| self.plan.policy.recomputes(block)) => usize::MAX,
+            _ if op.block.is_some_and(|block| recomputes(self.plan.policy, block)) => usize::MAX,
             BackwardOp::Product | BackwardOp::Unary if !op.saved.is_empty() => 1,
             _ => 0,
         };

@@ -17,8 +17,10 @@
 //! projections. Each of them is orthogonalised separately.
 
 use burn_backend::{Shape, Slice, TensorMetadata};
-use deepburn_config::{Matrices, MatrixLayout, NewtonSchulzPlan};
+use deepburn_config::{MuonScale, NewtonSchulzPlan};
 use deepburn_ops::OptimizerOps;
+
+use crate::assignment::{Matrices, MatrixLayout};
 
 /// The peak number of elements that `orthogonalize` holds besides its operand, as a multiple of the
 /// parameter's elements: the results, their concatenation, a matrix before and after an iteration,
@@ -59,6 +61,16 @@ pub(crate) fn orthogonalize<B: OptimizerOps>(
         Err(parts) => B::float_cat(parts, axis),
     };
     B::float_reshape(whole, Shape::from(vec![numel]))
+}
+
+/// Returns the factor of the learning rate for a matrix that maps `inputs` values to `outputs`
+/// values, by the formulae of [`MuonScale`].
+pub(crate) fn lr_factor(scale: MuonScale, outputs: usize, inputs: usize) -> f64 {
+    let (outputs, inputs) = (outputs as f64, inputs as f64);
+    match scale {
+        MuonScale::Original => (outputs / inputs).max(1.0).sqrt(),
+        MuonScale::MatchRmsAdamw => 0.2 * outputs.max(inputs).sqrt(),
+    }
 }
 
 /// Runs the iteration on one matrix of shape `[rows, columns]` and returns one of the same shape.

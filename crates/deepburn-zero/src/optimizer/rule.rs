@@ -22,8 +22,7 @@
 //! further state to answer them.
 
 use deepburn_config::{
-    AdamPlan, LambPlan, Matrices, MuonPlan, OneBitAdamPlan, OneBitLambPlan, OptimizerPlan,
-    UpdateSettings, ZeroOneAdamPlan,
+    AdamPlan, LambPlan, MuonPlan, OneBitAdamPlan, OneBitLambPlan, OptimizerPlan, ZeroOneAdamPlan,
 };
 use deepburn_kernels as kernels;
 use deepburn_kernels::ElementwiseStep;
@@ -32,6 +31,7 @@ use super::Rates;
 use super::moments::moments;
 use super::rounds::UpdateScope;
 use super::zero_one::{self, StepKind};
+use crate::assignment::{Matrices, UpdateSettings};
 
 /// The scalars of one step, the same for all parameters with the same settings. The variant fixes
 /// the number of passes and what lies between them.

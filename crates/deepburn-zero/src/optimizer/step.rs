@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::{Backend, TensorMetadata};
-use deepburn_config::{Matrices, MuonPlan};
+use deepburn_config::MuonPlan;
 use deepburn_kernels::{DescentStep, ElementwiseStep, TreeSum, trust_ratio};
 use deepburn_nvme::SwapError;
 use deepburn_ops::{OptimizerOps, float_bytes};
@@ -28,6 +28,7 @@ use super::parked::HostUpdate;
 use super::rule::{self, UpdateStep};
 use super::tiered_state::{DeviceState, ReadValues, TieredState, tensor};
 use super::{Optimizer, Squares, UpdateGradient, UpdateValues, newton_schulz};
+use crate::assignment::Matrices;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parked::{ParkedArray, WriteBehind};
 
@@ -197,7 +198,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     pub(crate) fn descent_by_shape(&self, index: usize, shape: &[usize]) -> ElementwiseStep {
         let (lr, plan, matrices) = self.matrix(index);
         let (outputs, inputs) = matrices.dimensions(shape);
-        let rate = lr * plan.scale.factor(outputs, inputs);
+        let rate = lr * newton_schulz::lr_factor(plan.scale, outputs, inputs);
         DescentStep::new(1.0 - lr * plan.weight_decay, rate).into()
     }
 

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use burn::module::AutodiffModule;
 use burn_backend::Backend;
 use deepburn_config::{
-    ActivationPlan, OptimizerOffload, OptimizerPlan, ParamGroups, Precision, PrecisionPlan, Stage,
-    UpdateSettings, ZeroPlan,
+    ActivationPlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan,
 };
 use deepburn_ops::OptimizerOps;
 
 use super::{ModelStates, Policy};
+use crate::assignment::{Assignment, AssignmentError, UpdateSettings};
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
 use crate::gather::Gatherer;
@@ -148,9 +148,9 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let module = buffers.start_from_rank_0(module, &values)?;
     drop(values);
     let layers = known.iter().map(|it| (it.path.clone(), it.layer.clone())).collect();
-    let updates =
-        Updates { optimizer: &policy.optimizer, groups: &policy.param_groups, layers: &layers };
-    let sizes = updated_sizes(&known, updates)?;
+    let assignment = Assignment { optimizer: &policy.optimizer, groups: &policy.param_groups };
+    let updates = Updates { assignment, layers: &layers };
+    let sizes = updated_sizes(&known, assignment)?;
     let bytes = swap_bytes(&sizes, zero, group.world_size(), precision);
     let parking = Parking::new(zero, precision, bytes)?;
     let homes = ShardHomes {
@@ -226,18 +226,18 @@ fn block_recorder<B: OptimizerOps>(
 /// optimizer is Muon and no trained parameter is a matrix.
 fn updated_sizes(
     parameters: &[ModuleParameter],
-    Updates { optimizer, groups, .. }: Updates<'_>,
+    assignment: Assignment<'_>,
 ) -> Result<Vec<ParameterSize>, ZeroError> {
     let known: Vec<_> = parameters.iter().map(ModuleParameter::described).collect();
-    let trained: Vec<_> = groups
-        .assign(optimizer, &known)?
+    let trained: Vec<_> = assignment
+        .of_model(&known)?
         .into_iter()
         .zip(parameters)
         .map(|(settings, parameter)| settings.filter(|_| parameter.is_trainable))
         .collect();
-    let is_muon = matches!(optimizer, OptimizerPlan::Muon(_));
+    let is_muon = matches!(assignment.optimizer, OptimizerPlan::Muon(_));
     if is_muon && !trained.iter().flatten().any(|settings| settings.matrices.is_some()) {
-        return Err(ParamGroups::no_matrix(&known).into());
+        return Err(AssignmentError::no_matrix(&known).into());
     }
     let size = |(parameter, settings): (&ModuleParameter, &Option<UpdateSettings>)| {
         let numel = parameter.shape.iter().product::<usize>() as u64;

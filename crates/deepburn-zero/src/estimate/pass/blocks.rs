@@ -22,6 +22,7 @@ use deepburn_nvme::SwapFile;
 
 use crate::estimate::activations::{ActivationGraph, GraphOp};
 use crate::ledger::{Category, Lease, Ledger, Tier};
+use crate::recompute::recomputes;
 use crate::recompute::tape::Keep;
 
 /// The activations of a pass. All lists are by index of the activation unless they say otherwise.
@@ -108,7 +109,7 @@ impl<'a> ActivationMemory<'a> {
 
     /// Returns true if the tensors of a block are freed and computed again.
     fn recomputes(&self, block: Option<usize>) -> bool {
-        block.is_some_and(|block| self.policy.recomputes(block))
+        block.is_some_and(|block| recomputes(self.policy, block))
     }
 
     /// Runs an op of forward: brings its inputs back, frees the block before if the op begins

@@ -4,19 +4,7 @@
 //! output layer are matrices too, but Adam trains them better (Jordan et al. 2024), and a fused
 //! projection is several maps.
 
-/// A parameter of a model, as far as its update depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ModelParameter<'a> {
-    /// Module path; the first one of a tied parameter.
-    pub path: &'a str,
-    /// Lengths of its dimensions.
-    pub shape: &'a [usize],
-    /// Name of the type of the layer that holds it, `Embedding` for example; empty where it is not
-    /// known.
-    pub layer: &'a str,
-    /// Whether its value is still to be made, and may have its dimensions in another order.
-    pub is_announced: bool,
-}
+use super::ModelParameter;
 
 /// The linear maps that a parameter holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +43,7 @@ impl Matrices {
     ///
     /// # Errors
     /// `count` does not fit the shape; the reason and the remedy.
-    pub(crate) fn of(
+    pub(super) fn of(
         parameter: &ModelParameter<'_>,
         count: Option<usize>,
     ) -> Result<Option<Self>, String> {
@@ -89,7 +77,7 @@ impl Matrices {
     /// Outputs and inputs of each map in a parameter of this shape.
     ///
     /// ```
-    /// use deepburn_config::{Matrices, MatrixLayout};
+    /// use deepburn_zero::assignment::{Matrices, MatrixLayout};
     ///
     /// // GPT-2's fused projection holds query, key and value side by side.
     /// let fused = Matrices { count: 3, layout: MatrixLayout::InputsFirst };

@@ -1,12 +1,10 @@
 //! Batch sizes that change while training, through the number of accumulated micro-batches.
 //!
 //! The micro-batch and the ranks stay as they are, so only multiples of their product are possible.
-//! [`BatchPlan::with_train_batch_size`] makes one such change and [`BatchSchedule`] a list of them.
-//! Every other size is refused with the nearest possible ones.
+//! [`with_train_batch_size`] makes one such change and [`BatchSchedule`] a list of them. Every other
+//! size is refused with the nearest possible ones.
 
-use serde::Serialize;
-
-use crate::plan::BatchPlan;
+use deepburn_config::BatchPlan;
 
 /// A batch size that cannot be trained with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -49,43 +47,29 @@ fn nearest(below: Option<usize>, above: Option<usize>) -> String {
     sizes.join(" and ")
 }
 
-impl BatchPlan {
-    /// The same micro-batches on the same ranks, accumulated until a step has so many samples.
-    ///
-    /// A micro-batch takes a fixed amount of memory, so the batch grows by accumulation alone:
-    ///
-    /// ```
-    /// use deepburn_config::BatchPlan;
-    ///
-    /// let batch = BatchPlan {
-    ///     train_batch_size: 8,
-    ///     micro_batch_size: 4,
-    ///     gradient_accumulation_steps: 1,
-    ///     world_size: 2,
-    /// };
-    /// assert_eq!(batch.with_train_batch_size(24)?.gradient_accumulation_steps, 3);
-    /// let error = batch.with_train_batch_size(20).unwrap_err().to_string();
-    /// assert!(error.ends_with("the nearest are 16 and 24"));
-    /// # Ok::<(), deepburn_config::BatchSizeError>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`BatchSizeError::NoMultiple`] names the nearest possible sizes.
-    pub fn with_train_batch_size(self, train_batch_size: usize) -> Result<Self, BatchSizeError> {
-        let Self { micro_batch_size, world_size, .. } = self;
-        let size = train_batch_size;
-        let error = |below, above| {
-            Err(BatchSizeError::NoMultiple { size, micro_batch_size, world_size, below, above })
-        };
-        let pass = micro_batch_size.checked_mul(world_size).filter(|&pass| pass > 0);
-        let Some(pass) = pass else { return error(None, None) };
-        let (steps, rest) = (size / pass, size % pass);
-        if steps == 0 || rest > 0 {
-            let above = (steps + 1).checked_mul(pass);
-            return error((steps > 0).then_some(steps * pass), above);
-        }
-        Ok(Self { train_batch_size, gradient_accumulation_steps: steps, ..self })
+/// The same micro-batches on the same ranks, accumulated until a step has so many samples.
+///
+/// A micro-batch takes a fixed amount of memory, so the batch grows by accumulation alone.
+///
+/// # Errors
+/// [`BatchSizeError::NoMultiple`] names the nearest possible sizes.
+pub(crate) fn with_train_batch_size(
+    batch: BatchPlan,
+    train_batch_size: usize,
+) -> Result<BatchPlan, BatchSizeError> {
+    let BatchPlan { micro_batch_size, world_size, .. } = batch;
+    let size = train_batch_size;
+    let error = |below, above| {
+        Err(BatchSizeError::NoMultiple { size, micro_batch_size, world_size, below, above })
+    };
+    let pass = micro_batch_size.checked_mul(world_size).filter(|&pass| pass > 0);
+    let Some(pass) = pass else { return error(None, None) };
+    let (steps, rest) = (size / pass, size % pass);
+    if steps == 0 || rest > 0 {
+        let above = (steps + 1).checked_mul(pass);
+        return error((steps > 0).then_some(steps * pass), above);
     }
+    Ok(BatchPlan { train_batch_size, gradient_accumulation_steps: steps, ..batch })
 }
 
 /// Batch sizes over a run: another from certain steps on.
@@ -94,7 +78,8 @@ impl BatchPlan {
 /// noise in its gradients, and costs more samples for each step (Smith et al. 2018).
 ///
 /// ```
-/// use deepburn_config::{BatchPlan, BatchSchedule};
+/// use deepburn_config::BatchPlan;
+/// use deepburn_learner::BatchSchedule;
 ///
 /// let initial = BatchPlan {
 ///     train_batch_size: 8,
@@ -107,9 +92,9 @@ impl BatchPlan {
 /// assert_eq!(schedule.at(2).train_batch_size, 8);
 /// assert_eq!(schedule.at(3).train_batch_size, 16);
 /// assert_eq!(schedule.samples_before(5), 3 * 8 + 2 * 16);
-/// # Ok::<(), deepburn_config::BatchSizeError>(())
+/// # Ok::<(), deepburn_learner::BatchSizeError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchSchedule {
     /// Until the first change.
     initial: BatchPlan,
@@ -132,7 +117,7 @@ impl BatchSchedule {
             if let Some(previous) = previous.filter(|&previous| from_step <= previous) {
                 return Err(BatchSizeError::OutOfOrder { size, from_step, previous });
             }
-            schedule.changes.push((from_step, initial.with_train_batch_size(size)?));
+            schedule.changes.push((from_step, with_train_batch_size(initial, size)?));
         }
         Ok(schedule)
     }
@@ -195,12 +180,12 @@ mod tests {
 
     #[test]
     fn accumulation_realises_a_size() {
-        assert_eq!(batch(4, 2, 1).with_train_batch_size(24), Ok(batch(4, 2, 3)));
+        assert_eq!(with_train_batch_size(batch(4, 2, 1), 24), Ok(batch(4, 2, 3)));
     }
 
     #[test]
     fn impossible_sizes_name_the_nearest() {
-        let message = |size| batch(4, 2, 1).with_train_batch_size(size).unwrap_err().to_string();
+        let message = |size| with_train_batch_size(batch(4, 2, 1), size).unwrap_err().to_string();
         assert_eq!(
             message(20),
             "train_batch_size 20 is not a positive multiple of micro-batch * ranks = 4 * 2; the \
@@ -209,7 +194,7 @@ mod tests {
         assert!(message(0).ends_with("the nearest are 8"), "{}", message(0));
         assert!(message(7).ends_with("the nearest are 8"), "{}", message(7));
         assert!(!message(usize::MAX).ends_with("and "), "{}", message(usize::MAX));
-        assert!(batch(0, 2, 1).with_train_batch_size(4).is_err());
+        assert!(with_train_batch_size(batch(0, 2, 1), 4).is_err());
     }
 
     #[test]
@@ -235,7 +220,7 @@ mod tests {
         #[test]
         fn a_size_is_met_or_the_nearest_named(micro in 1usize..100, ranks in 1usize..20, size: u32) {
             let size = size as usize;
-            match batch(micro, ranks, 1).with_train_batch_size(size) {
+            match with_train_batch_size(batch(micro, ranks, 1), size) {
                 Ok(plan) => {
                     let product = plan.micro_batch_size * plan.gradient_accumulation_steps * plan.world_size;
                     prop_assert_eq!((product, plan.train_batch_size), (size, size));
@@ -243,10 +228,10 @@ mod tests {
                 Err(BatchSizeError::NoMultiple { below, above, .. }) => {
                     let plan = batch(micro, ranks, 1);
                     let above = above.unwrap();
-                    prop_assert!(plan.with_train_batch_size(above).is_ok());
+                    prop_assert!(with_train_batch_size(plan, above).is_ok());
                     prop_assert!(size < above && above - size <= micro * ranks);
                     if let Some(below) = below {
-                        prop_assert!(plan.with_train_batch_size(below).is_ok());
+                        prop_assert!(with_train_batch_size(plan, below).is_ok());
                         prop_assert_eq!(above - below, micro * ranks);
                     }
                 }

@@ -26,6 +26,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use deepburn_comm::CommError;
 use deepburn_config::{BatchPlan, OverflowPlan, Plan};
 use deepburn_ops::OptimizerOps;
+use deepburn_zero::assignment::AssignmentError;
 use deepburn_zero::{
     Buffer, Group, Ledger, ModelStates, Parameter, Pass, Policy, Rates, StepOutcome, Training,
     ZeroError,
@@ -164,8 +165,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if planned != actual {
             return Err(EngineError::WorldSize { planned, actual });
         }
-        let cycles_momentum = plan.schedule.cycles_momentum();
-        plan.param_groups.check(&plan.optimizer, cycles_momentum).map_err(ZeroError::from)?;
+        let checked = plan.param_groups.check(&plan.optimizer, plan.schedule.cycles_momentum());
+        checked.map_err(|error| ZeroError::from(AssignmentError::from(error)))?;
         let policy = Policy {
             zero: plan.zero.clone(),
             reduction: plan.reduction,

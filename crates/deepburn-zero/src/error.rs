@@ -1,7 +1,6 @@
 //! Errors of sharded training.
 
 use deepburn_comm::CommError;
-use deepburn_config::ParamGroupError;
 use deepburn_nvme::SwapError;
 
 use crate::assignment::AssignmentError;
@@ -15,10 +14,7 @@ pub enum ZeroError {
     /// The NVMe file of offloaded states cannot be created, read or written.
     #[error("offload to NVMe: {0}")]
     Swap(#[from] SwapError),
-    /// A parameter group does not fit the optimizer.
-    #[error(transparent)]
-    ParamGroups(#[from] ParamGroupError),
-    /// The optimizer or a parameter group does not fit the model.
+    /// A parameter group does not fit the optimizer, or either of them does not fit the model.
     #[error(transparent)]
     Assignment(#[from] AssignmentError),
     /// This plan cannot offload parameters.

@@ -431,3 +431,17 @@ pub(crate) fn note_read<B: Backend>(recorded: &RecordedTensor<B>) {
         recorder.note_value(recorded);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_frees_its_blocks() {
+        let freed = |policy| (0..5).filter(|block| recomputes(policy, *block)).collect::<Vec<_>>();
+        assert!(freed(RecomputePolicy::Off).is_empty());
+        assert_eq!(freed(RecomputePolicy::Full), [0, 1, 2, 3, 4]);
+        assert_eq!(freed(RecomputePolicy::Selective), [0, 1, 2, 3, 4]);
+        assert_eq!(freed(RecomputePolicy::EveryNth(2)), [0, 2, 4]);
+    }
+}

@@ -21,6 +21,7 @@ use crate::choice::choices;
 ///     update: GroupUpdate::Frozen,
 /// };
 /// let groups = ParamGroups { groups: vec![embeddings], no_decay: NoDecay::BiasesAndNorms };
+/// assert!(groups.groups[0].params[0].occurs_in("wte.weight"));
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

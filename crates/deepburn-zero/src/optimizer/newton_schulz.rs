@@ -63,9 +63,9 @@ pub(crate) fn orthogonalize<B: OptimizerOps>(
     B::float_reshape(whole, Shape::from(vec![numel]))
 }
 
-/// Returns the factor of the learning rate for a matrix that maps `inputs` values to `outputs`
+/// Returns the factor of Muon's learning rate for a matrix that maps `inputs` values to `outputs`
 /// values, by the formulae of [`MuonScale`].
-pub(crate) fn lr_factor(scale: MuonScale, outputs: usize, inputs: usize) -> f64 {
+pub(crate) fn shape_factor(scale: MuonScale, outputs: usize, inputs: usize) -> f64 {
     let (outputs, inputs) = (outputs as f64, inputs as f64);
     match scale {
         MuonScale::Original => (outputs / inputs).max(1.0).sqrt(),
@@ -102,4 +102,18 @@ fn of_matrix<B: OptimizerOps>(
         x = B::float_add(B::float_mul_scalar(x, a.into()), change);
     }
     if is_tall { B::float_transpose(x) } else { x }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_learning_rate_follows_the_shape() {
+        // From 256 to 1024 values, and back.
+        assert_eq!(shape_factor(MuonScale::Original, 1024, 256), 2.0);
+        assert_eq!(shape_factor(MuonScale::Original, 256, 1024), 1.0);
+        assert_eq!(shape_factor(MuonScale::MatchRmsAdamw, 1024, 256), 0.2 * 32.0);
+        assert_eq!(shape_factor(MuonScale::MatchRmsAdamw, 256, 1024), 0.2 * 32.0);
+    }
 }

@@ -198,7 +198,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     pub(crate) fn descent_by_shape(&self, index: usize, shape: &[usize]) -> ElementwiseStep {
         let (lr, plan, matrices) = self.matrix(index);
         let (outputs, inputs) = matrices.dimensions(shape);
-        let rate = lr * newton_schulz::lr_factor(plan.scale, outputs, inputs);
+        let rate = lr * newton_schulz::shape_factor(plan.scale, outputs, inputs);
         DescentStep::new(1.0 - lr * plan.weight_decay, rate).into()
     }
 

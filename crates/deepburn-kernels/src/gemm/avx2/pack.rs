@@ -63,6 +63,11 @@ unsafe fn pack_strip<E: Load, const WIDTH: usize>(
     let Strip { lanes, depth, lane_stride, depth_stride, .. } = strip;
     let is_dense = lane_stride == 1 || depth_stride == 1;
     let whole = if is_dense { lanes / WIDTH } else { 0 };
+    // What lies behind the end would be packed as zero.
+    assert!(
+        whole == 0 || (lanes - 1) * lane_stride + (depth - 1) * depth_stride < elements.len(),
+        "a strip is inside of its operand"
+    );
     // SAFETY: as the caller promises.
     unsafe {
         if lane_stride == 1 {

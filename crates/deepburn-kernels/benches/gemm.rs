@@ -14,6 +14,8 @@
 //! input gradient  [tokens, out]      [in, out]^T        dx = dy W^T
 //! weight gradient [tokens, in]^T     [tokens, out]      dW = x^T dy
 //! loss head       [tokens, width]    [vocab, width]^T   logits
+//!                 [tokens, vocab]    [vocab, width]     its input gradient
+//!                 [tokens, vocab]^T  [tokens, width]    its weight gradient
 //! ```
 //!
 //! A product is timed with warm caches: the same product runs once before it, as in the PyTorch
@@ -26,29 +28,37 @@ use deepburn_kernels::FloatSlice;
 use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product, Threads};
 use half::bf16;
 
-/// A chunk of 256 tokens times GPT-2's vocabulary.
-const LOSS_HEAD: [usize; 3] = [256, 768, 50_257];
-
-/// The shapes of the products as `[rows, depth, columns]`: a GPT-2 MLP on 512 tokens, its
-/// transpose, and the loss head.
-const SHAPES: [[usize; 3]; 4] = [[512, 768, 3072], [768, 3072, 512], [512, 3072, 768], LOSS_HEAD];
-
-/// A name, and whether the left and the right operand are transposed in memory.
-type Order = (&'static str, bool, bool);
-
-/// The operands as they are stored in a training step: a transposed weight for input gradients,
-/// transposed activations for weight gradients.
-const ORDERS: [Order; 3] =
-    [("forward", false, false), ("input gradient", false, true), ("weight gradient", true, false)];
-
-/// The loss head multiplies by the transposed embeddings. Only its forward product is timed,
-/// because the shapes of its gradients differ.
-const LOSS_HEAD_ORDERS: [Order; 1] = [("loss head", false, true)];
-
-/// Returns the orders that are timed for a shape.
-fn orders(shape: [usize; 3]) -> &'static [Order] {
-    if shape == LOSS_HEAD { &LOSS_HEAD_ORDERS } else { &ORDERS }
+/// A kind of product.
+struct Kind {
+    /// What it computes.
+    name: &'static str,
+    /// Whether the left and the right operand are transposed in memory.
+    transposed: [bool; 2],
+    /// `[rows, depth, columns]` of each product of the kind.
+    shapes: &'static [[usize; 3]],
 }
+
+/// A GPT-2 MLP on 512 tokens, and its transpose.
+const MLP: &[[usize; 3]] = &[[512, 768, 3072], [768, 3072, 512], [512, 3072, 768]];
+
+/// All kinds, with the operands as they are stored in a training step. The loss head has a chunk of
+/// 256 tokens and GPT-2's vocabulary.
+const KINDS: [Kind; 6] = [
+    Kind { name: "forward", transposed: [false, false], shapes: MLP },
+    Kind { name: "input gradient", transposed: [false, true], shapes: MLP },
+    Kind { name: "weight gradient", transposed: [true, false], shapes: MLP },
+    Kind { name: "loss head", transposed: [false, true], shapes: &[[256, 768, 50_257]] },
+    Kind {
+        name: "loss head, input gradient",
+        transposed: [false, false],
+        shapes: &[[256, 50_257, 768]],
+    },
+    Kind {
+        name: "loss head, weight gradient",
+        transposed: [true, false],
+        shapes: &[[50_257, 256, 768]],
+    },
+];
 
 /// One product with its measurements.
 struct Case {
@@ -67,23 +77,20 @@ struct Case {
 }
 
 impl Case {
-    /// Returns all cases: both arithmetics, one thread and all, each shape in each order.
+    /// Returns all cases: both arithmetics, one thread and all, each shape of each kind.
     fn all() -> Vec<Self> {
         let mut cases = Vec::new();
         for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
             for threads in [Threads::One, Threads::All] {
-                for shape in SHAPES {
-                    for &(name, left, right) in orders(shape) {
-                        let transposed = [left, right];
-                        cases.push(Self {
-                            name,
-                            shape,
-                            arithmetic,
-                            threads,
-                            transposed,
-                            seconds: Vec::new(),
-                        });
-                    }
+                for Kind { name, transposed, shapes } in KINDS {
+                    cases.extend(shapes.iter().map(|&shape| Self {
+                        name,
+                        shape,
+                        arithmetic,
+                        threads,
+                        transposed,
+                        seconds: Vec::new(),
+                    }));
                 }
             }
         }
@@ -133,7 +140,9 @@ struct Numbers {
 impl Numbers {
     /// Allocates and fills the arrays.
     fn new() -> Self {
-        let len = |pick: fn([usize; 3]) -> usize| SHAPES.into_iter().map(pick).max().unwrap_or(0);
+        let len = |pick: fn([usize; 3]) -> usize| {
+            KINDS.iter().flat_map(|kind| kind.shapes).copied().map(pick).max().unwrap_or(0)
+        };
         let lens = [len(|[m, k, _]| m * k), len(|[_, k, n]| k * n)];
         let f32 = lens.map(|len| {
             (0..len).map(|i| ((i * 7919) % 1000) as f32 / 1000.0 - 0.5).collect::<Vec<_>>()

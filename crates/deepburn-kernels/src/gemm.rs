@@ -5,7 +5,7 @@
 //! instructions for them, which are two to eight times as fast.
 //!
 //! The instruction set is chosen when the program runs: for pairs AMX-BF16 on Linux, else AVX512-BF16; for the rest
-//! AVX-512, else AVX2 with fused multiply-add, else code that the compiler vectorises (NEON, for example). AMX has been
+//! AVX-512, else AVX2 with fused multiply-add and conversions of fp16, else code that the compiler vectorises (NEON, for example). AMX has been
 //! executed in an emulator (Bochs), not timed on a processor; a small product is checked before it is used. Operands are
 //! packed panel by panel, except rows of bf16 pairs on the left. Packing widens 16-bit operands where the instructions
 //! need single precision.
@@ -124,7 +124,7 @@ impl<'a> Product<'a> {
     /// # Panics
     /// If `out` has another shape.
     pub fn write_to(&self, out: MatrixMut<'_>) {
-        self.compute(&out, false);
+        self.compute(Detected::new(self.arithmetic), &out, false);
     }
 
     /// Adds the product to `out`. Each element is rounded once.
@@ -132,10 +132,10 @@ impl<'a> Product<'a> {
     /// # Panics
     /// If `out` has another shape.
     pub fn add_to(&self, out: MatrixMut<'_>) {
-        self.compute(&out, true);
+        self.compute(Detected::new(self.arithmetic), &out, true);
     }
 
-    fn compute(&self, out: &MatrixMut<'_>, accumulate: bool) {
+    fn compute(&self, kernel: Detected, out: &MatrixMut<'_>, accumulate: bool) {
         let (rows, columns, depth) = (self.left.rows, self.right.columns, self.left.columns);
         assert_eq!(
             [out.rows, out.columns],
@@ -151,7 +151,7 @@ impl<'a> Product<'a> {
         let _span = is_large.then(|| trace_span!("matrix product", rows, depth, columns).entered());
         let threads = if is_large { rayon::current_num_threads() } else { 1 };
         let rule = Rule { factor: self.factor, bias: self.bias, accumulate };
-        match Detected::new(self.arithmetic) {
+        match kernel {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Detected::Amx(kernel) => self.multiply(kernel, out, rule, threads),
             #[cfg(target_arch = "x86_64")]

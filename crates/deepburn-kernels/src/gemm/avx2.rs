@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::kernel::{Kernel, Left, LeftRows, Tile};
-use super::pack::Strip;
+use super::pack::{Strip, lines};
 use super::result::RowMut;
 
 mod pack;
@@ -52,6 +52,12 @@ impl Kernel for Avx2 {
     const ROWS: usize = ROWS;
     const COLUMNS: usize = RIGHT_PANELS * COLUMNS;
 
+    /// With one thread, 512 rows of one depth block, which stay in a second-level cache of 512 KiB. More threads wait for
+    /// each other as rarely with larger blocks.
+    fn left_bytes(threads: usize) -> usize {
+        (512 << 10) * threads.min(16)
+    }
+
     /// A left panel consists of panels of `ROWS` lanes, one after the other.
     fn left_at(left: Left<f32>, row: usize, depth: usize) -> *const f32 {
         left.row(row).wrapping_add(depth * ROWS)
@@ -64,23 +70,25 @@ impl Kernel for Avx2 {
 
     unsafe fn pack_right(self, strip: Strip<'_>, panel: *mut f32) {
         // SAFETY: as above.
-        unsafe {
-            pack_singles::<COLUMNS>(strip, panel);
-            let packed = strip.lanes.div_ceil(COLUMNS);
-            // Tiles read all panels.
-            let missing = (RIGHT_PANELS - packed) * COLUMNS * strip.depth;
-            panel.add(packed * COLUMNS * strip.depth).write_bytes(0, missing);
-        }
+        unsafe { pack_singles::<COLUMNS>(strip, panel) }
     }
 
     unsafe fn tile(self, depth: usize, left: LeftRows<f32>, right: *const f32, tile: Tile) {
         // SAFETY: as above.
         unsafe {
-            for panel in 0..RIGHT_PANELS {
+            for panel in 0..tile.columns.div_ceil(COLUMNS) {
                 let values = tile.values.add(panel * COLUMNS);
                 let right = right.add(panel * COLUMNS * depth);
                 tile_f32(depth, left.first, right, Tile { values, ..tile });
             }
+        }
+    }
+
+    /// A row of a tile is two or three cache lines, as far from the next row as the result is wide.
+    fn prefetch_result(self, row: RowMut<'_>, columns: usize) {
+        for line in lines(row.addresses(columns)) {
+            // SAFETY: a hint, which reads nothing. Processors without this one do nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.cast()) };
         }
     }
 

@@ -1,15 +1,17 @@
 //! How a product is cut into tiles, and who computes which.
 //!
-//! The left operand is read where it lies if the kernel can multiply its rows from there. Otherwise it is packed once
-//! for a block of rows, by all threads. Then each task packs a panel of the right operand and multiplies it with all of
-//! its rows while the panel is in a cache of the core. So the right operand is never stored packed as a whole.
+//! A product is divided into blocks whose part of the left operand stays in a cache. The left operand is read where it
+//! lies if the kernel can multiply its rows from there. Otherwise all threads pack its part of a block. Then each task packs a panel of the right operand and multiplies it with all of its rows while the panel is
+//! in a cache of the core. So neither operand is ever stored packed as a whole.
 //!
 //! A kernel says how many depths a panel may have. If they are all depths of the product, a finished tile goes to the
-//! result at once. If not, the sums of a task stay in scratch memory, in single precision, until all depths are in.
+//! result at once. If not, the sums of a task stay in scratch memory, in single precision, until all depths are in; if
+//! the depths are divided into blocks, so do the sums of all tasks.
 //!
-//! Each element is a sum over depths in their order, in blocks of `DEPTH_BLOCK`. The cut into tasks does not change
-//! that, so neither does the number of threads.
+//! Each element is a sum over depths in their order, in panels of `DEPTH_BLOCK`, of which a block has whole ones. The cut
+//! into blocks and tasks does not change that, so neither does the number of threads.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Product;
@@ -19,11 +21,14 @@ use super::pack::Strip;
 use super::result::{RowMut, Rule};
 use super::scratch::Scratch;
 
-/// Bytes of the left operand that are packed at a time, which all threads read while they multiply: part of the cache
-/// that they share.
-const LEFT_BYTES: usize = 8 << 20;
+/// Bytes of the sums that a product keeps from one block of depths to the next.
+const SUM_BYTES: usize = 8 << 20;
 
-/// Rows of a task with several blocks of depths: their sums, 64 columns wide, are 128 KiB of the second-level cache.
+/// Rows that a block has before it has all depths. A panel of the right operand is packed once a block, which is little
+/// work beside its products with so many rows.
+const BLOCK_ROWS: usize = 512;
+
+/// Rows of a task with several panels of depths: their sums, 64 columns wide, are 128 KiB of the second-level cache.
 const TASK_ROWS: usize = 512;
 
 /// Tasks a thread that a product is cut into, so that a thread that comes late does not hold up all others.
@@ -37,59 +42,129 @@ pub(super) fn multiply<K: Kernel>(
     rule: Rule<'_>,
     threads: usize,
 ) {
-    let row_bytes = K::left_row_bytes(product.left.columns());
-    let panel_bytes =
-        row_bytes.checked_mul(K::LEFT_LANES).expect("a panel of the left operand fits into memory");
-    let panels = (LEFT_BYTES / panel_bytes).clamp(1, out.rows.div_ceil(K::LEFT_LANES));
-    let block_rows = panels * K::LEFT_LANES;
-    let blocks =
-        (0..out.rows).step_by(block_rows).map(|first| [first, block_rows.min(out.rows - first)]);
-    let block = |[first, rows]: [usize; 2], left| RowBlock {
-        kernel,
-        product,
-        out,
-        rule,
-        first,
-        rows,
-        left,
-    };
-    if let Some(left) = kernel.in_place(product.left) {
-        for [first, rows] in blocks {
-            block([first, rows], Left { first: left.row(first), ..left }).multiply(threads);
-        }
-        return;
-    }
-    Scratch::with(panels * panel_bytes, |scratch| {
-        let left = Left { first: scratch.as_ptr().cast::<K::Packed>().cast_const(), row_bytes };
-        for part in blocks {
-            let block = block(part, left);
-            block.pack_left(threads);
-            block.multiply(threads);
+    let shape = [out.rows, product.left.columns(), out.columns];
+    let sizes = BlockSizes::new::<K>(shape, threads);
+    multiply_in_blocks(kernel, product, out, rule, threads, sizes);
+}
+
+/// As [`multiply`], in blocks of some sizes.
+pub(super) fn multiply_in_blocks<K: Kernel>(
+    kernel: K,
+    product: &Product<'_>,
+    out: &MatrixMut<'_>,
+    rule: Rule<'_>,
+    threads: usize,
+    sizes: BlockSizes,
+) {
+    let shape = [out.rows, product.left.columns(), out.columns];
+    let in_place = kernel.in_place(product.left);
+    let left_bytes = if in_place.is_some() { 0 } else { sizes.left_bytes::<K>() };
+    let left_bytes = left_bytes.next_multiple_of(64);
+    Scratch::with(left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
+        let packed = scratch.as_ptr().cast::<K::Packed>().cast_const();
+        let sums = scratch.as_ptr().wrapping_add(left_bytes).cast();
+        // Depths come last: all of them are in before other rows and columns use the sums.
+        for rows in cut(shape[0], sizes.rows) {
+            for columns in cut(shape[2], sizes.columns) {
+                for depths in cut(shape[1], sizes.depths) {
+                    let (rows, columns) = (rows.clone(), columns.clone());
+                    let left = match in_place {
+                        Some(left) => {
+                            Left { first: K::left_at(left, rows.start, depths.start), ..left }
+                        }
+                        None => Left { first: packed, row_bytes: K::left_row_bytes(depths.len()) },
+                    };
+                    let sums = (sizes.depths < shape[1]).then_some(sums);
+                    let block =
+                        Block { kernel, product, out, rule, rows, columns, depths, left, sums };
+                    if in_place.is_none() {
+                        block.pack_left(threads);
+                    }
+                    block.multiply(threads);
+                }
+            }
         }
     });
 }
 
-/// A block of rows of the result.
-struct RowBlock<'a, K: Kernel> {
+/// Parts of `0..count`, each of `size` numbers but the last.
+fn cut(count: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..count).step_by(size).map(move |start| start..count.min(start.saturating_add(size)))
+}
+
+/// How many rows, columns and depths of a product belong to a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct BlockSizes {
+    /// A multiple of the kernel's left lanes, or all.
+    pub(super) rows: usize,
+    /// A multiple of the kernel's columns, or all.
+    pub(super) columns: usize,
+    /// A multiple of the kernel's depth block, or all.
+    pub(super) depths: usize,
+}
+
+impl BlockSizes {
+    /// Sizes for a product of `[rows, depth, columns]`: all depths, if the left operand then has `BLOCK_ROWS` rows in a
+    /// block, or all of its rows. Otherwise the depths are divided evenly.
+    pub(super) fn new<K: Kernel>([rows, depth, columns]: [usize; 3], threads: usize) -> Self {
+        let left_bytes = K::left_bytes(threads);
+        let least_rows = rows.min(BLOCK_ROWS).next_multiple_of(K::LEFT_LANES);
+        let most_panels = left_bytes / (least_rows * K::left_row_bytes(K::DEPTH_BLOCK));
+        let panels = depth.div_ceil(K::DEPTH_BLOCK);
+        let blocks = panels.div_ceil(most_panels.max(1));
+        if blocks == 1 {
+            let rows_in_cache = left_bytes / K::left_row_bytes(depth) / K::LEFT_LANES;
+            let most_rows = (rows_in_cache * K::LEFT_LANES).max(least_rows);
+            return Self { rows: rows.min(most_rows), columns, depths: depth };
+        }
+        let columns_of_sums = SUM_BYTES / size_of::<f32>() / least_rows / K::COLUMNS;
+        let most_columns = columns_of_sums.max(1) * K::COLUMNS;
+        let depths = panels.div_ceil(blocks) * K::DEPTH_BLOCK;
+        Self { rows: rows.min(least_rows), columns: columns.min(most_columns), depths }
+    }
+
+    /// Bytes of the packed left operand of a block.
+    pub(super) fn left_bytes<K: Kernel>(self) -> usize {
+        self.rows.next_multiple_of(K::LEFT_LANES) * K::left_row_bytes(self.depths)
+    }
+
+    /// Bytes of the sums that one block of depths leaves to the next; none if a block has all depths of `shape`.
+    pub(super) fn sum_bytes<K: Kernel>(self, [_, depth, _]: [usize; 3]) -> usize {
+        if self.depths >= depth {
+            return 0;
+        }
+        let rows = self.rows.next_multiple_of(K::ROWS);
+        rows * self.columns.next_multiple_of(K::COLUMNS) * size_of::<f32>()
+    }
+}
+
+/// A part of the result over a part of the depths.
+struct Block<'a, K: Kernel> {
     kernel: K,
     product: &'a Product<'a>,
     out: &'a MatrixMut<'a>,
     rule: Rule<'a>,
-    first: usize,
-    rows: usize,
-    /// These rows of the left operand. Those that are packed are in scratch memory.
+    rows: Range<usize>,
+    columns: Range<usize>,
+    depths: Range<usize>,
+    /// These rows and depths of the left operand, from the first of both on. Those that are packed are in scratch
+    /// memory.
     left: Left<K::Packed>,
+    /// The sums over the depths before, if this block does not have all depths: `[panel of columns][row][column]`.
+    sums: Option<*mut f32>,
 }
 
-// SAFETY: while `left` is packed, each panel belongs to one thread; afterwards all threads only read.
-unsafe impl<K: Kernel> Sync for RowBlock<'_, K> {}
+// SAFETY: while `left` is packed, each panel belongs to one thread; afterwards all threads only read. The sums of a task
+// belong to the thread that runs it.
+unsafe impl<K: Kernel> Sync for Block<'_, K> {}
 
-/// Rows and columns of the result that one task computes.
+/// Rows and columns of a block that one task computes.
 #[derive(Clone, Copy)]
 struct Task {
     /// In the block, a multiple of the kernel's rows.
     row: usize,
     rows: usize,
+    /// In the block, a multiple of the kernel's columns.
     column: usize,
     columns: usize,
 }
@@ -98,11 +173,12 @@ struct Task {
 #[derive(Clone, Copy)]
 struct Panel<P> {
     right: *mut P,
-    /// Of every tile, or of one at a time if there is one block of depths.
+    /// Of every tile, or of one at a time if the product has one panel of depths.
     sums: *mut f32,
 }
 
-impl<K: Kernel> RowBlock<'_, K> {
+impl<K: Kernel> Block<'_, K> {
+    /// Depths of the product.
     fn depth(&self) -> usize {
         self.product.left.columns()
     }
@@ -113,33 +189,36 @@ impl<K: Kernel> RowBlock<'_, K> {
     }
 
     fn pack_left(&self, threads: usize) {
-        let panels = self.rows.div_ceil(K::LEFT_LANES);
+        let panels = self.rows.len().div_ceil(K::LEFT_LANES);
         each(panels, threads, |panel, _| {
             let lane = panel * K::LEFT_LANES;
-            let lanes = [self.first + lane, (self.rows - lane).min(K::LEFT_LANES)];
-            let strip = Strip::rows(self.product.left, lanes, [0, self.depth()]);
-            // SAFETY: the scratch memory has room for all panels of the block, and each is written once.
+            let lanes = [self.rows.start + lane, (self.rows.len() - lane).min(K::LEFT_LANES)];
+            let depths = [self.depths.start, self.depths.len()];
+            let strip = Strip::rows(self.product.left, lanes, depths);
+            // SAFETY: the scratch memory has room for all panels of the block, and each is written once. A block with
+            // fewer depths than the first leaves room.
             unsafe { self.kernel.pack_left(strip, self.left.row(lane).cast_mut()) };
         });
     }
 
     fn multiply(&self, threads: usize) {
-        let panels = self.out.columns.div_ceil(K::COLUMNS);
-        let most = if self.has_one_panel() { self.rows } else { TASK_ROWS };
+        let (all_rows, all_columns) = (self.rows.len(), self.columns.len());
+        let panels = all_columns.div_ceil(K::COLUMNS);
+        let most = if self.has_one_panel() { all_rows } else { TASK_ROWS };
         let parts = match threads {
             1 => 1,
             _ => (TASKS_PER_THREAD * threads).div_ceil(panels),
         };
-        let rows = self.rows.div_ceil(parts.max(self.rows.div_ceil(most)));
+        let rows = all_rows.div_ceil(parts.max(all_rows.div_ceil(most)));
         let rows = rows.next_multiple_of(K::ROWS);
-        let parts = self.rows.div_ceil(rows);
+        let parts = all_rows.div_ceil(rows);
         let task = |number: usize| {
             let (row, column) = (number % parts * rows, number / parts * K::COLUMNS);
             Task {
                 row,
-                rows: rows.min(self.rows - row),
+                rows: rows.min(all_rows - row),
                 column,
-                columns: K::COLUMNS.min(self.out.columns - column),
+                columns: K::COLUMNS.min(all_columns - column),
             }
         };
         each(parts * panels, threads, |number, next| self.run(task(number), next.map(task)));
@@ -148,17 +227,28 @@ impl<K: Kernel> RowBlock<'_, K> {
     fn run(&self, task: Task, next: Option<Task>) {
         let panel_depth = self.depth().next_multiple_of(K::DEPTH_STEP).min(K::DEPTH_BLOCK);
         let panel_bytes = panel_depth / K::DEPTH * K::COLUMNS * size_of::<K::Packed>();
-        let tiles = if self.has_one_panel() { 1 } else { task.rows.div_ceil(K::ROWS) };
+        let panel_bytes = panel_bytes.next_multiple_of(64);
+        let tiles = match (self.sums, self.has_one_panel()) {
+            (Some(_), _) => 0,
+            (None, true) => 1,
+            (None, false) => task.rows.div_ceil(K::ROWS),
+        };
         let sum_bytes = tiles * K::ROWS * K::COLUMNS * size_of::<f32>();
-        Scratch::with(panel_bytes.next_multiple_of(64) + sum_bytes, |scratch| {
-            let sums = scratch.as_ptr().wrapping_add(panel_bytes.next_multiple_of(64)).cast();
+        Scratch::with(panel_bytes + sum_bytes, |scratch| {
+            let sums = match self.sums {
+                Some(sums) => {
+                    let rows = self.rows.len().next_multiple_of(K::ROWS);
+                    sums.wrapping_add(task.column * rows + task.row * K::COLUMNS)
+                }
+                None => scratch.as_ptr().wrapping_add(panel_bytes).cast(),
+            };
             let panel = Panel { right: scratch.as_ptr().cast(), sums };
             self.kernel.run(|| {
-                for depth in (0..self.depth()).step_by(K::DEPTH_BLOCK) {
+                for depth in self.depths.clone().step_by(K::DEPTH_BLOCK) {
                     let next_depth = depth + K::DEPTH_BLOCK;
-                    let next = match next_depth < self.depth() {
+                    let next = match next_depth < self.depths.end {
                         true => Some(self.right(task, next_depth)),
-                        false => next.map(|next| self.right(next, 0)),
+                        false => next.map(|next| self.right(next, self.depths.start)),
                     };
                     self.add_depths(task, depth, panel, next);
                 }
@@ -166,7 +256,7 @@ impl<K: Kernel> RowBlock<'_, K> {
         });
     }
 
-    /// Adds the products of one block of depths to the sums of a task; of the first block it writes them. After the
+    /// Adds the products of one panel of depths to the sums of a task; of the first panel it writes them. After the
     /// last one each tile goes to the result. Meanwhile `next`, which this thread packs afterwards, comes near.
     fn add_depths(
         &self,
@@ -186,39 +276,50 @@ impl<K: Kernel> RowBlock<'_, K> {
             }
             let row = tile * K::ROWS;
             let left = LeftRows {
-                first: K::left_at(self.left, task.row + row, depth),
+                first: K::left_at(self.left, task.row + row, depth - self.depths.start),
                 row_bytes: self.left.row_bytes,
                 count: (task.rows - row).min(K::ROWS),
             };
             let place = if self.has_one_panel() { 0 } else { row * K::COLUMNS };
             let values = panel.sums.wrapping_add(place);
-            let tile = Tile { values, accumulate: depth > 0 };
+            let is_last = depth + depths == self.depth();
+            if is_last {
+                self.each_row(task, row, left.count, |_, row| {
+                    self.kernel.prefetch_result(row, task.columns);
+                });
+            }
+            let tile = Tile { values, accumulate: depth > 0, columns: task.columns };
             let padded = depths.next_multiple_of(K::DEPTH_STEP);
             // SAFETY: both operands have these depths and the scratch memory this tile. The caller is in `run`.
             unsafe { self.kernel.tile(padded, left, panel.right, tile) };
-            if depth + depths == self.depth() {
-                self.finish(task, row, left.count, values);
+            if is_last {
+                self.each_row(task, row, left.count, |index, row| {
+                    // SAFETY: these are the sums of a row of the tile.
+                    let sums = unsafe {
+                        std::slice::from_raw_parts(values.add(index * K::COLUMNS), task.columns)
+                    };
+                    self.kernel.finish(sums, row);
+                });
             }
         }
     }
 
-    /// Writes some rows of a task to the result.
-    fn finish(&self, task: Task, first: usize, rows: usize, sums: *const f32) {
-        for row in 0..rows {
-            // SAFETY: these are the sums of a tile, and this thread alone writes these elements.
-            unsafe {
-                let sums = std::slice::from_raw_parts(sums.add(row * K::COLUMNS), task.columns);
-                let rule = self.rule.columns(task.column, task.columns);
-                let row = self.first + task.row + first + row;
-                self.kernel.finish(sums, RowMut::new(self.out, row, task.column, rule));
-            }
+    /// Calls `work` with the elements of the result that belong to some rows of a task, and the index of each row.
+    fn each_row(&self, task: Task, first: usize, rows: usize, work: impl Fn(usize, RowMut<'_>)) {
+        let column = self.columns.start + task.column;
+        let rule = self.rule.columns(column, task.columns);
+        for index in 0..rows {
+            let row = self.rows.start + task.row + first + index;
+            // SAFETY: the elements are in the result, and this thread alone uses them.
+            work(index, unsafe { RowMut::new(self.out, row, column, rule) });
         }
     }
 
-    /// A block of depths of the right operand's columns.
+    /// The depths of a panel from `depth` on, in the right operand's columns.
     fn right(&self, task: Task, depth: usize) -> Strip<'_> {
-        let depths = (self.depth() - depth).min(K::DEPTH_BLOCK);
-        Strip::columns(self.product.right, [task.column, task.columns], [depth, depths])
+        let depths = (self.depths.end - depth).min(K::DEPTH_BLOCK);
+        let columns = [self.columns.start + task.column, task.columns];
+        Strip::columns(self.product.right, columns, [depth, depths])
     }
 }
 

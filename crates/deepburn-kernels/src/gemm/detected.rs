@@ -56,6 +56,25 @@ impl Detected {
         Self::Portable(Portable)
     }
 
+    /// All kernels of an arithmetic that this processor can run, the fastest one first.
+    #[cfg(all(test, target_arch = "x86_64"))]
+    pub(super) fn all(arithmetic: Arithmetic) -> Vec<Self> {
+        let pairs = match arithmetic {
+            Arithmetic::F32 => [None, None],
+            Arithmetic::Bf16 => [Self::of_tiles(), Avx512Bf16::detect().map(Self::Avx512Bf16)],
+        };
+        if pairs.iter().any(Option::is_some) {
+            return pairs.into_iter().flatten().collect();
+        }
+        let singles = [Avx512::detect().map(Self::Avx512), Avx2::detect().map(Self::Avx2)];
+        singles.into_iter().flatten().chain([Self::Portable(Portable)]).collect()
+    }
+
+    #[cfg(all(test, not(target_arch = "x86_64")))]
+    pub(super) fn all(_: Arithmetic) -> Vec<Self> {
+        vec![Self::Portable(Portable)]
+    }
+
     /// The name of the instruction set.
     pub(super) fn name(self) -> &'static str {
         match self {

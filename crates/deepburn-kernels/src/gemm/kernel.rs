@@ -6,9 +6,10 @@ use super::result::RowMut;
 
 /// An instruction set that multiplies packed panels.
 ///
-/// A left panel holds `LEFT_LANES` rows and a right panel `COLUMNS` columns, each for every depth of the product:
-/// packed element `[depth][lane]`, or another order that `pack_left`, `left_at` and `tile` agree on. What is missing in
-/// a panel is zero. A kernel that reads the rows of the left operand where they lie needs no left panels.
+/// A left panel holds `LEFT_LANES` rows and a right panel `COLUMNS` columns, each for some depths of the product:
+/// packed element `[depth][lane]`, or another order that `pack_left`, `left_at` and `tile` agree on. Lanes that the
+/// operand lacks are zero, as far as a tile reads them. A kernel that reads the rows of the left operand where they lie
+/// needs no left panels.
 pub(super) trait Kernel: Copy + Send + Sync {
     /// What a panel consists of: `DEPTH` numbers of one lane, of successive depths.
     type Packed: Copy + Send + Sync;
@@ -27,6 +28,11 @@ pub(super) trait Kernel: Copy + Send + Sync {
     const ROWS: usize;
     /// Columns of a tile and of a right panel.
     const COLUMNS: usize;
+
+    /// Bytes of the left operand in a block, which `threads` threads pack, and then read together from a cache.
+    fn left_bytes(_threads: usize) -> usize {
+        8 << 20
+    }
 
     /// The left operand where it lies, if tiles can be multiplied from there.
     fn in_place(self, _left: Matrix<'_>) -> Option<Left<Self::Packed>> {
@@ -77,6 +83,9 @@ pub(super) trait Kernel: Copy + Send + Sync {
         tile: Tile,
     );
 
+    /// Asks the processor to bring elements of the result near, before the tile that is written there is multiplied.
+    fn prefetch_result(self, _row: RowMut<'_>, _columns: usize) {}
+
     /// Writes finished sums to a row of the result.
     fn finish(self, sums: &[f32], row: RowMut<'_>);
 
@@ -106,7 +115,7 @@ pub(super) struct LeftRows<P> {
     pub(super) first: *const P,
     /// From a row to the next, for kernels whose panels are rows one after the other.
     pub(super) row_bytes: usize,
-    /// How many there are. Panels of other kernels are filled up with zeros instead.
+    /// How many there are. Tiles of other kernels are filled up with zeros instead.
     pub(super) count: usize,
 }
 
@@ -117,4 +126,6 @@ pub(super) struct Tile {
     pub(super) values: *mut f32,
     /// Whether the product is added to what is there. Otherwise that is not read.
     pub(super) accumulate: bool,
+    /// How many columns are needed. What the others become does not matter.
+    pub(super) columns: usize,
 }

@@ -1,5 +1,7 @@
 //! Packing: some rows or columns of an operand, in the order in which a kernel reads them.
 
+use std::ops::Range;
+
 #[cfg(target_arch = "x86_64")]
 use half::bf16;
 
@@ -54,7 +56,6 @@ impl<'a> Strip<'a> {
 
     #[inline(always)]
     fn prefetch_elements<E>(&self, elements: &[E], part: usize, parts: usize) {
-        const LINE: usize = 64;
         // Sequences of elements that lie side by side, and how far these are apart.
         let (count, stride, len) = if self.lane_stride == 1 {
             (self.depth, self.depth_stride, self.lanes)
@@ -65,12 +66,7 @@ impl<'a> Strip<'a> {
         };
         for sequence in part * count / parts..(part + 1) * count / parts {
             let first = elements.as_ptr().wrapping_add(sequence * stride).cast::<u8>();
-            let bytes = len * size_of::<E>();
-            for byte in (0..bytes).step_by(LINE) {
-                prefetch(first.wrapping_add(byte));
-            }
-            // Elements rarely begin with a line, so there is one more.
-            prefetch(first.wrapping_add(bytes.saturating_sub(1)));
+            lines(first..first.wrapping_add(len * size_of::<E>())).for_each(prefetch);
         }
     }
 
@@ -78,6 +74,16 @@ impl<'a> Strip<'a> {
     pub(super) fn columns(matrix: Matrix<'a>, lanes: [usize; 2], depths: [usize; 2]) -> Self {
         Self::rows(matrix.transposed(), lanes, depths)
     }
+}
+
+/// An address in each cache line that has some of the bytes.
+#[inline(always)]
+pub(super) fn lines(bytes: Range<*const u8>) -> impl Iterator<Item = *const u8> {
+    const LINE: usize = 64;
+    // The first byte may be anywhere in its line.
+    let before = bytes.start.addr() % LINE;
+    let count = (before + (bytes.end.addr() - bytes.start.addr())).div_ceil(LINE);
+    (0..count).map(move |line| bytes.start.wrapping_byte_sub(before).wrapping_byte_add(line * LINE))
 }
 
 #[inline(always)]

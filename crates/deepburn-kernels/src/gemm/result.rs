@@ -44,6 +44,17 @@ impl<'a> RowMut<'a> {
         Self { target, rule }
     }
 
+    /// The addresses of its first `columns` elements.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn addresses(self, columns: usize) -> std::ops::Range<*const u8> {
+        let (first, size) = match self.target {
+            Target::F32(row) => (row.cast_const().cast::<u8>(), size_of::<f32>()),
+            Target::F16(row) => (row.cast_const().cast(), size_of::<f16>()),
+            Target::Bf16(row) => (row.cast_const().cast(), size_of::<bf16>()),
+        };
+        first..first.wrapping_add(columns * size)
+    }
+
     #[inline(always)]
     pub(super) fn write(self, sums: &[f32]) {
         // SAFETY: the constructor's caller promised the elements.

@@ -10,8 +10,8 @@ const ALIGNMENT: usize = 64;
 /// Pieces that a thread keeps: while it has the packed left operand, it multiplies with panels of the right one.
 const PIECES: usize = 2;
 
-/// A piece of memory that a thread keeps for its next product. All of a thread are as large as the largest left operand
-/// and right panel so far, at most about 8 MiB and 512 KiB. Without them the system would hand out, and clear, the
+/// A piece of memory that a thread keeps for its next product. All of a thread are as large as the largest block of the
+/// left operand with sums, and right panel, so far: at most about 16 MiB and 512 KiB. Without them the system would hand out, and clear, the
 /// pages of every product anew.
 pub(super) struct Scratch {
     start: NonNull<u8>,

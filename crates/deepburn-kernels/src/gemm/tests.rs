@@ -1,6 +1,7 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 
+use super::blocking::BlockSizes;
 use super::portable::Portable;
 use super::*;
 use crate::FloatSlice;
@@ -128,20 +129,28 @@ impl Case {
         all
     }
 
+    /// Computes the product with every kernel that this processor can run, not only the fastest one.
     fn check(&self) {
         let operands = self.operands();
+        let expected = self.expected(&operands);
+        for kernel in Detected::all(self.arithmetic) {
+            self.check_kernel(kernel, &operands, &expected);
+        }
+    }
+
+    fn check_kernel(&self, kernel: Detected, operands: &[Numbers; 2], expected: &[(f64, f64)]) {
         let [m, k, n] = self.shape;
         let mut out = vec![f32::NAN; m * n];
-        self.product(&operands).write_to(MatrixMut::new(&mut out, m, n, n));
-        for (index, (out, (expected, size))) in out.iter().zip(self.expected(&operands)).enumerate()
-        {
+        self.product(operands).compute(kernel, &MatrixMut::new(&mut out, m, n, n), false);
+        for (index, (out, (expected, size))) in out.iter().zip(expected).enumerate() {
             // The products are exact or fused; each of `k` additions rounds by half a unit of at most the sum of all
             // magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and once more a block.
             let bound = (k + 2) as f64 * f64::from(f32::EPSILON) * size + 1e-38;
             let error = (f64::from(*out) - expected).abs();
             assert!(
                 error <= bound,
-                "{self:?}, element {index}: {out} instead of {expected}, bound {bound}"
+                "{self:?}, {}, element {index}: {out} instead of {expected}, bound {bound}",
+                kernel.name()
             );
         }
     }
@@ -204,14 +213,17 @@ proptest! {
         let case = Case::dense(shape, [2, 2], transposed, arithmetic);
         let operands = case.operands();
         let [m, _, n] = shape;
-        let run = || {
-            let mut out = vec![0.0_f32; m * n];
-            case.product(&operands).write_to(MatrixMut::new(&mut out, m, n, n));
-            out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-        };
-        let expected = in_pool(1, run);
-        for threads in [2, 3, 8] {
-            prop_assert_eq!(&in_pool(threads, run), &expected);
+        for kernel in Detected::all(arithmetic) {
+            let run = || {
+                let mut out = vec![0.0_f32; m * n];
+                let result = MatrixMut::new(&mut out, m, n, n);
+                case.product(&operands).compute(kernel, &result, false);
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let expected = in_pool(1, run);
+            for threads in [2, 3, 8] {
+                prop_assert!(in_pool(threads, run) == expected, "{} {threads}", kernel.name());
+            }
         }
     }
 }
@@ -237,25 +249,28 @@ fn layouts_do_not_change_a_bit() {
                     let strides = if transposed { [1, stride] } else { [stride, 1] };
                     (Numbers::new(kind, all.into_iter()), strides)
                 };
-            let run = |transposed: [bool; 2], offset: usize| {
+            let run = |kernel: Detected, transposed: [bool; 2], offset: usize| {
                 let (left, left_strides) = stored(m, k, 5, transposed[0], offset);
                 let (right, right_strides) = stored(k, n, 6, transposed[1], offset);
                 let [left, right] = [&left, &right].map(|all| all.elements().starting_at(offset));
                 let left = Matrix::strided(left, [m, k], left_strides);
                 let right = Matrix::strided(right, [k, n], right_strides);
                 let mut out = vec![0.0_f32; m * n];
-                Product::new(left, right, arithmetic).write_to(MatrixMut::new(&mut out, m, n, n));
+                let product = Product::new(left, right, arithmetic);
+                product.compute(kernel, &MatrixMut::new(&mut out, m, n, n), false);
                 out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
-            let expected = run([false, false], 0);
-            for transposed in [[false, false], [true, false], [false, true], [true, true]] {
-                for offset in [0, 1, 7, 32] {
-                    let case = [m, k, n, kind, offset];
-                    assert_eq!(
-                        run(transposed, offset),
-                        expected,
-                        "{case:?} {arithmetic:?} {transposed:?}"
-                    );
+            for kernel in Detected::all(arithmetic) {
+                let expected = run(kernel, [false, false], 0);
+                for transposed in [[false, false], [true, false], [false, true], [true, true]] {
+                    for offset in [0, 1, 7, 32] {
+                        let case = [m, k, n, kind, offset];
+                        assert!(
+                            run(kernel, transposed, offset) == expected,
+                            "{case:?} {} {transposed:?}",
+                            kernel.name()
+                        );
+                    }
                 }
             }
         }
@@ -269,29 +284,31 @@ fn results_are_scaled_shifted_and_added() {
     let bias: Vec<f32> = numbers(9).take(53).collect();
     let expected = case.expected(&operands);
     let product = case.product(&operands).scaled(0.5).plus(&bias);
-    // Rows lie apart; what is between them stays.
-    let mut out = vec![7.0_f32; 19 * 60];
-    product.write_to(MatrixMut::new(&mut out, 19, 53, 60));
-    let mut narrow = vec![bf16::from_f32(7.0); 19 * 53];
-    product.write_to(MatrixMut::new(&mut narrow, 19, 53, 53));
-    for (i, row) in out.chunks(60).enumerate() {
-        assert!(row[53..].iter().all(|untouched| *untouched == 7.0));
-        for (j, value) in row[..53].iter().enumerate() {
-            let expected = expected[i * 53 + j].0 * 0.5 + f64::from(bias[j]);
-            // Thirty additions of numbers below 1.
-            assert!((f64::from(*value) - expected).abs() < 4e-6, "{i} {j}: {value} {expected}");
-            assert_eq!(
-                narrow[i * 53 + j].to_bits(),
-                bf16::narrow(*value).to_bits(),
-                "rounded once"
-            );
+    for kernel in Detected::all(Arithmetic::Bf16) {
+        // Rows lie apart; what is between them stays.
+        let mut out = vec![7.0_f32; 19 * 60];
+        product.compute(kernel, &MatrixMut::new(&mut out, 19, 53, 60), false);
+        let mut narrow = vec![bf16::from_f32(7.0); 19 * 53];
+        product.compute(kernel, &MatrixMut::new(&mut narrow, 19, 53, 53), false);
+        for (i, row) in out.chunks(60).enumerate() {
+            assert!(row[53..].iter().all(|untouched| *untouched == 7.0));
+            for (j, value) in row[..53].iter().enumerate() {
+                let expected = expected[i * 53 + j].0 * 0.5 + f64::from(bias[j]);
+                // Thirty additions of numbers below 1.
+                assert!((f64::from(*value) - expected).abs() < 4e-6, "{i} {j}: {value} {expected}");
+                assert_eq!(
+                    narrow[i * 53 + j].to_bits(),
+                    bf16::narrow(*value).to_bits(),
+                    "rounded once"
+                );
+            }
         }
-    }
-    let before = out.clone();
-    product.add_to(MatrixMut::new(&mut out, 19, 53, 60));
-    for (i, (after, before)) in out.iter().zip(&before).enumerate() {
-        let expected = if i % 60 < 53 { before + before } else { *before };
-        assert_eq!(*after, expected);
+        let before = out.clone();
+        product.compute(kernel, &MatrixMut::new(&mut out, 19, 53, 60), true);
+        for (i, (after, before)) in out.iter().zip(&before).enumerate() {
+            let expected = if i % 60 < 53 { before + before } else { *before };
+            assert_eq!(*after, expected);
+        }
     }
 }
 
@@ -321,18 +338,19 @@ fn infinity_and_nan_stay_in_their_rows_and_columns() {
                 ),
                 (&Numbers::new(kind, ones(m * k)), &right, |_, j| j == 100),
             ] {
-                let mut out = vec![0.0_f32; m * n];
                 let left = Matrix::new(left.elements(), m, k, k);
                 let right = Matrix::new(right.elements(), k, n, n);
-                Product::new(left, right, arithmetic).write_to(MatrixMut::new(&mut out, m, n, n));
-                for (index, value) in out.into_iter().enumerate() {
-                    if is_reached(index / n, index % n) {
-                        let same = if special.is_nan() { value.is_nan() } else { value == special };
-                        assert!(same, "{arithmetic:?} {special} {kind}: {value}");
-                    } else {
-                        assert_eq!(
-                            value, k as f32,
-                            "{arithmetic:?} {special} {kind}: element {index}"
+                for kernel in Detected::all(arithmetic) {
+                    let mut out = vec![0.0_f32; m * n];
+                    let product = Product::new(left, right, arithmetic);
+                    product.compute(kernel, &MatrixMut::new(&mut out, m, n, n), false);
+                    let name = kernel.name();
+                    for (index, value) in out.into_iter().enumerate() {
+                        let expected =
+                            if is_reached(index / n, index % n) { special } else { k as f32 };
+                        assert!(
+                            value == expected || value.is_nan() && expected.is_nan(),
+                            "{name} {special} {kind}: {value} instead of {expected} at {index}"
                         );
                     }
                 }
@@ -344,11 +362,14 @@ fn infinity_and_nan_stay_in_their_rows_and_columns() {
 #[test]
 fn zero_times_infinity_is_nan() {
     for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
-        let mut out = [0.0_f32];
         let [zero, infinity] = [[0.0_f32], [f32::INFINITY]];
         let [left, right] = [&zero[..], &infinity[..]].map(|one| Matrix::new(one, 1, 1, 1));
-        Product::new(left, right, arithmetic).write_to(MatrixMut::new(&mut out, 1, 1, 1));
-        assert!(out[0].is_nan());
+        for kernel in Detected::all(arithmetic) {
+            let mut out = [0.0_f32];
+            let product = Product::new(left, right, arithmetic);
+            product.compute(kernel, &MatrixMut::new(&mut out, 1, 1, 1), false);
+            assert!(out[0].is_nan(), "{}", kernel.name());
+        }
     }
 }
 
@@ -365,39 +386,84 @@ fn a_product_without_depth_is_its_bias() {
     assert_eq!(out, [2.0, 4.0, 2.0, 4.0]);
 }
 
-/// Every kernel that this processor can run, not only the best one.
+/// The smallest blocks, and thus the most of them.
 #[test]
-fn all_kernels_agree() {
-    let case = Case::dense([70, 300, 110], [2, 2], [false, true], Arithmetic::F32);
-    let operands = case.operands();
-    let product = case.product(&operands);
-    let expected = case.expected(&operands);
-    let run = |multiply: &dyn Fn(&MatrixMut<'_>, Rule<'_>)| {
-        let mut out = vec![f32::NAN; 70 * 110];
-        let rule = Rule { factor: 1.0, bias: None, accumulate: false };
-        multiply(&MatrixMut::new(&mut out, 70, 110, 110), rule);
-        for (value, (expected, size)) in out.iter().zip(&expected) {
-            // As in `Case::check`.
-            assert!((f64::from(*value) - expected).abs() <= 302.0 * f64::from(f32::EPSILON) * size);
-        }
-    };
-    run(&|out, rule| blocking::multiply(Portable, &product, out, rule, 2));
-    #[cfg(target_arch = "x86_64")]
-    {
-        if let Some(kernel) = avx2::Avx2::detect() {
-            run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
-        }
-        if let Some(kernel) = avx512::Avx512::detect() {
-            run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
-        }
-        if let Some(kernel) = avx512::Avx512Bf16::detect() {
-            run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
-        }
-        #[cfg(target_os = "linux")]
-        if let Some(kernel) = super::amx::Amx::detect() {
-            run(&|out, rule| blocking::multiply(kernel, &product, out, rule, 2));
+fn blocks_do_not_change_a_bit() {
+    for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
+        for kernel in Detected::all(arithmetic) {
+            match kernel {
+                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                Detected::Amx(kernel) => check_blocks(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Detected::Avx512Bf16(kernel) => check_blocks(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Detected::Avx512(kernel) => check_blocks(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Detected::Avx2(kernel) => check_blocks(kernel),
+                Detected::Portable(kernel) => check_blocks(kernel),
+            }
         }
     }
+}
+
+fn check_blocks<K: Kernel>(kernel: K) {
+    let shape @ [m, k, n] = [130, 1100, 200];
+    for transposed in [[false, false], [true, true]] {
+        // The second operands are read where they lie, if a kernel does that.
+        for kind in [0, 2] {
+            let case = Case::dense(shape, [kind, kind], transposed, Arithmetic::Bf16);
+            let (operands, bias) = (case.operands(), numbers(3).take(n).collect::<Vec<_>>());
+            let product = case.product(&operands);
+            let run = |sizes: BlockSizes, accumulate: bool, threads: usize| {
+                let mut out: Vec<f32> = numbers(4).take(m * n).collect();
+                let rule = Rule { factor: 0.5, bias: Some(&bias), accumulate };
+                let result = MatrixMut::new(&mut out, m, n, n);
+                blocking::multiply_in_blocks(kernel, &product, &result, rule, threads, sizes);
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let whole = BlockSizes { rows: m, columns: n, depths: k };
+            let smallest =
+                BlockSizes { rows: K::LEFT_LANES, columns: K::COLUMNS, depths: K::DEPTH_BLOCK };
+            for accumulate in [false, true] {
+                let expected = run(whole, accumulate, 1);
+                for sizes in [
+                    smallest,
+                    BlockSizes { rows: m, ..smallest },
+                    BlockSizes { depths: k, ..smallest },
+                    BlockSizes { columns: n, depths: 2 * K::DEPTH_BLOCK, ..smallest },
+                ] {
+                    for threads in [1, 2] {
+                        assert!(run(sizes, accumulate, threads) == expected, "{sizes:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_are_as_large_as_the_caches() {
+    const KIB: usize = 1 << 10;
+    let sizes = |shape| BlockSizes::new::<Portable>(shape, 1);
+    // All of a product whose left operand has 1.5 MiB.
+    let shape = [512, 768, 50_257];
+    assert_eq!(sizes(shape), BlockSizes { rows: 512, columns: 50_257, depths: 768 });
+    assert_eq!(sizes(shape).sum_bytes::<Portable>(shape), 0);
+    // Many rows are divided, but not below 512.
+    assert_eq!(sizes([50_257, 768, 100]).rows, 8192 * KIB / (768 * 4) / 4 * 4);
+    // Then depths are, into equal blocks.
+    let shape = [256, 50_257, 768];
+    assert_eq!(sizes(shape), BlockSizes { rows: 256, columns: 768, depths: 29 * 256 });
+    assert_eq!(sizes(shape).left_bytes::<Portable>(), 256 * 29 * KIB);
+    assert_eq!(sizes(shape).sum_bytes::<Portable>(shape), 256 * 768 * 4);
+    // Sums of all columns would be 100 MiB.
+    let shape = [4096, 16_384, 50_257];
+    let found = sizes(shape);
+    assert_eq!([found.rows, found.depths], [512, 4096]);
+    assert!(found.sum_bytes::<Portable>(shape) <= 8192 * KIB, "{found:?}");
+    assert_eq!(found.columns, 4080);
+    // A depth that no memory has: strides may be 0.
+    assert_eq!(sizes([1, usize::MAX, 1]).depths % 256, 0);
 }
 
 #[test]

@@ -94,7 +94,7 @@ pub(super) unsafe fn multiply(
     blocks: usize,
     left: *const Pair,
     right: *const Pair,
-    Tile { values, accumulate }: Tile,
+    Tile { values, accumulate, .. }: Tile,
 ) {
     // One piece of assembly, because the compiler does not know that tiles keep their contents between two of them.
     //

@@ -184,7 +184,7 @@ fn tiles_outlive_those_of_a_product_inside_of_another() {
         let case = Case::dense([5, 6, 7], [2, 2], [false, false], Arithmetic::Bf16);
         check(&case, &case.operands());
         let left = LeftRows { first: ones.as_ptr(), row_bytes: 64, count: 32 };
-        let tile = Tile { values: sums.as_mut_ptr(), accumulate: true };
+        let tile = Tile { values: sums.as_mut_ptr(), accumulate: true, columns: 32 };
         // SAFETY: one block of 32 depths of each panel, and one tile, which AMX does not need aligned.
         unsafe { kernel.tile(32, left, ones.as_ptr(), tile) };
     });

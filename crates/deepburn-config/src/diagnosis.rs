@@ -35,8 +35,8 @@ impl fmt::Display for Severity {
 /// [`Display`](fmt::Display) is one line: severity, key, place, what is wrong, and the remedy.
 ///
 /// ```text
-/// error: zero_optimization.stage (line 3, column 14): 4 is out of range, must be an integer from 0
-/// to 3, without quotes; write 0 or leave the key out, which means 0
+/// error: zero_optimization.stage (line 3, column 14): 4 is out of range; must be an integer from 0
+/// to 3; give such a value or leave the key out, which means 0
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Diagnosis {
@@ -308,8 +308,8 @@ pub enum ConfigError {
         /// Line and column of each repetition.
         places: String,
     },
-    /// Text that cannot be a configuration or an argument: nested too deep, neither a path nor base64, a path that is
-    /// no key, an unknown strategy of Lightning's, an override that cannot be applied.
+    /// Text that cannot be a configuration or an argument: nested too deep, neither a path nor base64, an unknown key,
+    /// an unknown strategy of Lightning's, an override that cannot be applied.
     #[error("{given}: {reason}; {remedy}")]
     Argument {
         /// The argument as given, or the name of the text.

@@ -336,7 +336,7 @@ fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> 
 }
 
 /// Formats a size in bytes.
-fn readable(bytes: u64) -> String {
+pub(crate) fn readable(bytes: u64) -> String {
     match bytes {
         0..10_000_000 => format!("{:.2} MB", bytes as f64 / 1e6),
         10_000_000..1_000_000_000 => format!("{:.0} MB", bytes as f64 / 1e6),

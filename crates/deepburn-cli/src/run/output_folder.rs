@@ -12,6 +12,7 @@ use std::path::Path;
 
 use crate::failure::Failure;
 use crate::job::made_folders::MadeFolders;
+use crate::run::forecast::readable;
 use crate::run::preparation::Preparation;
 use crate::run::results::write_whole;
 
@@ -33,6 +34,7 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
             _ => {}
         }
     }
+    warn_of_full_disk(preparation);
     if output.join("model").exists() {
         tracing::info!(
             "{}/model is from an earlier run until this run saves its own",
@@ -42,14 +44,41 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
     Ok(lock)
 }
 
+/// Warns if the model does not fit beside what is on the disk now.
+///
+/// It is only a warning, because a run can take days, in which space can be made. An earlier model does not make room:
+/// it is replaced after the new one has been written.
+fn warn_of_full_disk(preparation: &Preparation) {
+    let output = &preparation.job.training.output_dir;
+    let parameters = preparation.subject.info().architecture().num_parameters();
+    let needed = parameters as u64 * size_of::<f32>() as u64;
+    // File systems that do not know their free space are not reported.
+    let free = fs4::available_space(output).unwrap_or(u64::MAX);
+    if free < needed {
+        tracing::warn!(
+            "training.output_dir: {} are free in {}, and the trained model takes {}; make room before the run ends, or \
+             save checkpoints on another disk",
+            readable(free),
+            output.display(),
+            readable(needed)
+        );
+    }
+}
+
 /// Checks that results can be written, and locks the folder. A folder that is refused is not created.
 ///
 /// # Errors
 /// A user's mistake: an unwritable folder, something in the way of the results, or another run.
 fn claim(folder: &Path) -> Result<Option<File>, Failure> {
     let refused = |error: io::Error| {
+        let reason = match error.kind() {
+            ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
+                "it, or what it should be in, is a file".to_owned()
+            }
+            _ => error.to_string(),
+        };
         Failure::mistake(format!(
-            "training.output_dir: {} cannot be written to ({error}); give a writable folder",
+            "training.output_dir: {} cannot be written to ({reason}); give a writable folder",
             folder.display()
         ))
     };

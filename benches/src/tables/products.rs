@@ -64,7 +64,8 @@ const ALL_F32: &str = "f32 products together";
 /// Row of `torch.matmul`'s f32 products, weighted as in a step.
 const PEER_ALL_F32: &str = "f32 products together, torch.matmul";
 
-/// Name of the product of the loss head, hidden states by the transposed embedding, in the bench `gemm`.
+/// Name of the product of the loss head, hidden states by the transposed embedding, in the bench `gemm`. The names of its
+/// gradients begin with it.
 const LOSS_HEAD: &str = "loss head";
 
 /// Share of the loss head in the operations of a step of GPT-2 124M on sequences of 128 tokens.
@@ -73,8 +74,14 @@ const LOSS_HEAD: &str = "loss head";
 const LOSS_HEAD_SHARE: f64 = 0.31;
 
 /// Operands that are stored as their transposes, in the words of `matmul.py`: the left one, then the right one.
-const TRANSPOSED: [(&str, &str); 4] =
-    [("forward", "nn"), ("input gradient", "nt"), ("weight gradient", "tn"), (LOSS_HEAD, "nt")];
+const TRANSPOSED: [(&str, &str); 6] = [
+    ("forward", "nn"),
+    ("input gradient", "nt"),
+    ("weight gradient", "tn"),
+    (LOSS_HEAD, "nt"),
+    ("loss head, input gradient", "nn"),
+    ("loss head, weight gradient", "tn"),
+];
 
 /// A line of the bench, and of `matmul.py`, whose lines have no name and no limit.
 #[derive(Debug, Clone, Deserialize)]
@@ -115,6 +122,11 @@ impl Product {
             .find(|(name, _)| *name == self.name)
             .map_or("nn", |(_, letters)| letters);
         format!("{}:{m}x{k}x{n}:{transposed}", self.dtype)
+    }
+
+    /// Returns whether it belongs to the loss head.
+    fn is_of_loss_head(&self) -> bool {
+        self.name.starts_with(LOSS_HEAD)
     }
 
     /// Returns whether it has a bound: a product of the MLP, and the loss head's.
@@ -253,14 +265,16 @@ fn record(recorder: &mut Recorder, products: &[Product]) {
 /// without any.
 ///
 /// It is the weighted harmonic mean of the rates, Σ share / Σ (share / rate): the time for a unit of work
-/// is the sum of the times of its parts. The loss head has `LOSS_HEAD_SHARE` of the operations, and the
-/// others are spread evenly over the remaining products.
+/// is the sum of the times of its parts. The products of the loss head have `LOSS_HEAD_SHARE` of the
+/// operations, spread evenly over them, and the other operations are spread evenly over the other
+/// products.
 fn rate_of_all(products: &[Product]) -> Option<f64> {
     let f32 = || products.iter().filter(|product| product.dtype == "f32");
-    let others = f32().filter(|product| product.name != LOSS_HEAD).count() as f64;
-    let share = |product: &Product| match product.name.as_str() {
-        LOSS_HEAD => LOSS_HEAD_SHARE,
-        _ => (1.0 - LOSS_HEAD_SHARE) / others,
+    let of_head = f32().filter(|product| product.is_of_loss_head()).count() as f64;
+    let others = f32().count() as f64 - of_head;
+    let share = |product: &Product| match product.is_of_loss_head() {
+        true => LOSS_HEAD_SHARE / of_head,
+        false => (1.0 - LOSS_HEAD_SHARE) / others,
     };
     let time: f64 = f32().map(|product| share(product) / product.gflops_median).sum();
     (time > 0.0).then(|| f32().map(share).sum::<f64>() / time)
@@ -397,18 +411,20 @@ mod tests {
             line("weight gradient", "bf16", [768, 3072, 512], 300.0),
             line(LOSS_HEAD, "bf16", [256, 768, 50257], 300.0),
             line(LOSS_HEAD, "f32", [256, 768, 50257], 40.0),
+            line("loss head, weight gradient", "f32", [50257, 256, 768], 80.0),
         ];
-        let products = parse(&lines).expect("six products");
+        let products = parse(&lines).expect("seven products");
         assert_eq!(products[2].row(), "bf16 forward, 768 × 3072 × 512");
         assert_eq!(products[2].argument(), "bf16:768x3072x512:nn");
         assert_eq!(products[4].argument(), "bf16:256x768x50257:nt");
+        assert_eq!(products[6].argument(), "f32:50257x256x768:tn");
         let bound = products.iter().map(Product::is_bound).collect::<Vec<_>>();
-        assert_eq!(bound, [false, false, true, false, true, false]);
+        assert_eq!(bound, [false, false, true, false, true, false, false]);
         // The mean rate of the same work at 100 and at 50 GFLOP/s.
         let rate = rate_of_all(&products[..2]).expect("two in f32");
         assert!((rate - 200.0 / 3.0).abs() < 1e-9, "{rate}");
-        let rate = rate_of_all(&products).expect("three in f32");
-        let time = 0.345 / 100.0 + 0.345 / 50.0 + 0.31 / 40.0;
+        let rate = rate_of_all(&products).expect("four in f32");
+        let time = 0.345 / 100.0 + 0.345 / 50.0 + 0.155 / 40.0 + 0.155 / 80.0;
         assert!((rate - 1.0 / time).abs() < 1e-9, "{rate}");
         assert_eq!(rate_of_all(&products[2..5]), None);
         assert!(parse(&[json!({ "name": "x" })]).is_err());

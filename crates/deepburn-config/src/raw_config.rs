@@ -74,7 +74,7 @@ impl RawConfig {
     /// ```
     ///
     /// # Errors
-    /// Too deep nesting.
+    /// [`ConfigError::Argument`] if sections or lists are nested too deep.
     pub fn from_value(value: &serde_json::Value) -> Result<Self, ConfigError> {
         Self::of(value, INLINE)
     }

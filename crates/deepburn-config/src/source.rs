@@ -189,7 +189,7 @@ pub(crate) fn parse_yaml(text: &str, name: &str) -> Result<Node, ConfigError> {
 /// Takes over a value that is in memory already.
 ///
 /// # Errors
-/// Too deep nesting.
+/// [`ConfigError::Argument`] if sections or lists are nested too deep.
 pub(crate) fn from_value(
     value: &serde_json::Value,
     origin: Origin<'_>,

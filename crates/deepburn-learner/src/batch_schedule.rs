@@ -10,7 +10,7 @@ use deepburn_config::BatchPlan;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchSizeError {
-    /// A size that is no positive multiple of a micro-batch on every rank.
+    /// A size that is not a positive multiple of a micro-batch on every rank.
     #[error(
         "train_batch_size {size} is not a positive multiple of micro-batch * ranks = {micro_batch_size} * {world_size}; the nearest are {}",
         nearest(*below, *above)
@@ -41,13 +41,14 @@ pub enum BatchSizeError {
     },
 }
 
-/// The possible sizes on both sides of one that is not possible, for an error.
+/// Returns the possible sizes on both sides of one that is not possible, for an error.
 fn nearest(below: Option<usize>, above: Option<usize>) -> String {
     let sizes: Vec<String> = [below, above].into_iter().flatten().map(|s| s.to_string()).collect();
     sizes.join(" and ")
 }
 
-/// The same micro-batches on the same ranks, accumulated until a step has so many samples.
+/// Returns a batch of the same micro-batches on the same ranks, accumulated until a step has
+/// `train_batch_size` samples.
 ///
 /// A micro-batch takes a fixed amount of memory, so the batch grows by accumulation alone.
 ///
@@ -103,7 +104,8 @@ pub struct BatchSchedule {
 }
 
 impl BatchSchedule {
-    /// `initial`, then from each `from_step` on (optimizer steps, from 0) its `train_batch_size`.
+    /// Creates a schedule that starts with `initial`. Each change is a first optimizer step, counted
+    /// from 0, and the `train_batch_size` from it on.
     ///
     /// # Errors
     /// [`BatchSizeError`] for the first change that cannot be made.
@@ -122,23 +124,23 @@ impl BatchSchedule {
         Ok(schedule)
     }
 
-    /// The batch of optimizer step `step`, from 0.
+    /// Returns the batch of optimizer step `step`, counted from 0.
     pub fn at(&self, step: usize) -> BatchPlan {
         let past = self.changes.partition_point(|&(from_step, _)| from_step <= step);
         self.changes[..past].last().map_or(self.initial, |&(_, batch)| batch)
     }
 
-    /// The largest batch.
+    /// Returns the largest batch.
     pub fn largest(&self) -> BatchPlan {
         self.batches().max_by_key(|batch| batch.train_batch_size).unwrap_or(self.initial)
     }
 
-    /// Every batch, in order.
+    /// Returns every batch, in order.
     fn batches(&self) -> impl Iterator<Item = BatchPlan> {
         [self.initial].into_iter().chain(self.changes.iter().map(|&(_, batch)| batch))
     }
 
-    /// Most optimizer steps that together have at most so many samples.
+    /// Returns the largest number of optimizer steps that together have at most `samples` samples.
     ///
     /// The samples before a step grow with the step, so the largest such step is found by bisection. It
     /// is at most `samples`, because each step has a sample.

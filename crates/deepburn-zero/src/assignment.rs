@@ -4,8 +4,9 @@
 //! updated with the optimizer's settings, except those that its group replaces. Muon updates
 //! matrices of hidden layers, and the Adam beside it updates everything else.
 //!
-//! Only a model's parameters can show whether groups fit: [`ParamGroups::check`] has checked the
-//! groups against the optimizer alone, when the configuration was resolved.
+//! Only a model's parameters can show whether groups fit. [`ParamGroups::check`] checks them against
+//! the optimizer alone, when a configuration is resolved, and is called again for a model, because
+//! a program can also make a plan of its own.
 
 mod matrices;
 mod model_parameter;
@@ -61,7 +62,7 @@ pub struct Assignment<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpdateSettings {
     /// The optimizer, with the weight decay and betas of the parameter. With Muon, a parameter that
-    /// is not a matrix has the Adam beside it.
+    /// Muon does not update has the Adam beside it.
     pub optimizer: OptimizerPlan,
     /// Factor of the schedule's learning rate, at least 0.
     pub lr_factor: f64,
@@ -72,7 +73,8 @@ pub struct UpdateSettings {
 /// Groups or an optimizer that do not fit a model.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AssignmentError {
-    /// A group that does not fit the optimizer, or one of its parameters.
+    /// A group or a learning rate that does not fit the optimizer, or a group that does not fit one
+    /// of its parameters.
     #[error(transparent)]
     Group(#[from] ParamGroupError),
     /// No parameter is in a group.
@@ -112,7 +114,7 @@ pub enum AssignmentError {
 }
 
 impl AssignmentError {
-    /// Returns the error for a model of which Muon can orthogonalize nothing.
+    /// Returns the error for a model without a matrix that Muon can orthogonalize.
     pub(crate) fn no_matrix(parameters: &[ModelParameter<'_>]) -> Self {
         Self::NoMatrix { known: some_of(parameters) }
     }
@@ -123,8 +125,12 @@ impl Assignment<'_> {
     ///
     /// # Errors
     ///
-    /// Returns an error if a group has no parameter, if a parameter is in two groups, if Muon has
-    /// no matrix, or if [`ParamGroups::check`] does.
+    /// Returns an error if [`ParamGroups::check`] does, or in these cases:
+    ///
+    /// - A group has no parameter, or a parameter is in two groups.
+    /// - Muon has no matrix.
+    /// - A parameter does not consist of as many matrices as its group says.
+    /// - A group has betas, and Muon updates all of its parameters.
     pub fn of_model(
         self,
         parameters: &[ModelParameter<'_>],

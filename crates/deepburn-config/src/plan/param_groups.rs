@@ -1,7 +1,7 @@
 //! Parameter groups: parameters that are updated otherwise than the optimizer says of all.
 //!
 //! Main type: [`ParamGroups`], which selects parameters of a model by their module paths and numbers
-//! of dimensions. Which parameters a model has is known to the engine alone, so it assigns them.
+//! of dimensions. `deepburn_zero::assignment` assigns the updates, because that needs a model's parameters.
 
 use regex::Regex;
 use serde::{Serialize, Serializer};

@@ -13,7 +13,7 @@ const COLUMNS: usize = 24;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Portable;
 
-/// Multiplies a tile, whose sums stay in registers.
+/// Multiplies a tile, whose sums stay in registers where there are 32 of them.
 unsafe fn tile(depth: usize, left: *const f32, right: *const f32, tile: Tile) {
     let mut sums = [[0.0_f32; COLUMNS]; ROWS];
     for at in 0..depth {

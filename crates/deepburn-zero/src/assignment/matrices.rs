@@ -74,19 +74,8 @@ impl Matrices {
         }
     }
 
-    /// Outputs and inputs of each map in a parameter of this shape.
-    ///
-    /// ```
-    /// use deepburn_zero::assignment::{Matrices, MatrixLayout};
-    ///
-    /// // GPT-2's fused projection holds query, key and value side by side.
-    /// let fused = Matrices { count: 3, layout: MatrixLayout::InputsFirst };
-    /// assert_eq!(fused.dimensions(&[768, 2304]), (768, 768));
-    /// // A convolution of 3 x 3 with 64 channels in and 128 out.
-    /// let filters = Matrices { count: 1, layout: MatrixLayout::OutputsFirst };
-    /// assert_eq!(filters.dimensions(&[128, 64, 3, 3]), (128, 576));
-    /// ```
-    pub fn dimensions(self, shape: &[usize]) -> (usize, usize) {
+    /// Returns the number of outputs and of inputs of each map in a parameter of this shape.
+    pub(crate) fn dimensions(self, shape: &[usize]) -> (usize, usize) {
         let (first, rest) =
             (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product::<usize>());
         match self.layout {

@@ -39,7 +39,7 @@ load!(bf16, |at: *const bf16| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256
 /// Packs a strip as panels `[depth][WIDTH]`, one after the other.
 ///
 /// # Safety
-/// The processor has AVX2 and F16C, and there is room for as many whole panels as the strip has lanes.
+/// The processor has AVX2 and F16C, and there is room for `lanes.div_ceil(WIDTH)` whole panels of the strip's depth.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn pack_singles<const WIDTH: usize>(strip: Strip<'_>, panels: *mut f32) {
     // SAFETY: as the caller promises.
@@ -54,16 +54,20 @@ pub(super) unsafe fn pack_singles<const WIDTH: usize>(strip: Strip<'_>, panels: 
 
 /// Packs a strip by the way in which its elements lie. Lanes that do not fill a panel, and elements that lie apart in
 /// both directions, are packed one by one.
+///
+/// # Safety
+/// As [`pack_singles`].
 #[inline(always)]
 unsafe fn pack_strip<E: Load, const WIDTH: usize>(
     elements: &[E],
     strip: Strip<'_>,
     panels: *mut f32,
 ) {
+    const { assert!(WIDTH == 6 || WIDTH.is_multiple_of(LANES), "`store` has no other width") };
     let Strip { lanes, depth, lane_stride, depth_stride, .. } = strip;
     let is_dense = lane_stride == 1 || depth_stride == 1;
     let whole = if is_dense { lanes / WIDTH } else { 0 };
-    // What lies behind the end would be packed as zero.
+    // `eight` would read zeros behind the end.
     assert!(
         whole == 0 || (lanes - 1) * lane_stride + (depth - 1) * depth_stride < elements.len(),
         "a strip is inside of its operand"
@@ -87,6 +91,9 @@ unsafe fn pack_strip<E: Load, const WIDTH: usize>(
 }
 
 /// Packs panels of lanes that lie side by side.
+///
+/// # Safety
+/// The processor has AVX2 and F16C, and there is room for `count` panels of this depth.
 #[inline(always)]
 unsafe fn pack_across<E: Load, const WIDTH: usize>(
     elements: &[E],
@@ -102,7 +109,7 @@ unsafe fn pack_across<E: Load, const WIDTH: usize>(
                     let from = at * depth_stride + panel * WIDTH + lane;
                     let numbers = E::load(&eight(elements, from));
                     let out = panels.add((panel * depth + at) * WIDTH + lane);
-                    store(out, numbers, WIDTH - lane);
+                    store(out, numbers, (WIDTH - lane).min(LANES));
                 }
             }
         }
@@ -110,6 +117,9 @@ unsafe fn pack_across<E: Load, const WIDTH: usize>(
 }
 
 /// Packs lanes whose depths lie side by side: blocks of eight lanes and depths are transposed.
+///
+/// # Safety
+/// The processor has AVX2 and F16C, and there is room for a panel of this depth.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn pack_along<E: Load, const WIDTH: usize>(
@@ -144,7 +154,7 @@ unsafe fn pack_along<E: Load, const WIDTH: usize>(
     }
 }
 
-/// The eight elements from `from` on. Those behind the end are zero.
+/// Returns the eight elements from `from` on. Those behind the end are zero.
 #[inline(always)]
 fn eight<E: Load>(elements: &[E], from: usize) -> [E; LANES] {
     let rest = elements.get(from..).unwrap_or_default();
@@ -154,7 +164,7 @@ fn eight<E: Load>(elements: &[E], from: usize) -> [E; LANES] {
     }
 }
 
-/// Stores the first `count` of eight numbers, six or eight.
+/// Stores the first `count` of eight numbers: all, or six.
 ///
 /// # Safety
 /// There is room for them, and the processor has AVX2.
@@ -163,12 +173,13 @@ fn eight<E: Load>(elements: &[E], from: usize) -> [E; LANES] {
 unsafe fn store(out: *mut f32, numbers: __m256, count: usize) {
     // SAFETY: as the caller promises.
     unsafe {
-        if count >= LANES {
+        if count == LANES {
             return _mm256_storeu_ps(out, numbers);
         }
+        debug_assert_eq!(count, 6);
         _mm_storeu_ps(out, _mm256_castps256_ps128(numbers));
-        let high = _mm_castps_pd(_mm256_extractf128_ps::<1>(numbers));
-        _mm_storel_pd(out.add(4).cast(), high);
+        let high = _mm_castps_si128(_mm256_extractf128_ps::<1>(numbers));
+        _mm_storel_epi64(out.add(4).cast(), high);
     }
 }
 

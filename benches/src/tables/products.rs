@@ -129,7 +129,7 @@ impl Product {
         self.name.starts_with(LOSS_HEAD)
     }
 
-    /// Returns whether it has a bound: a product of the MLP, and the loss head's.
+    /// Returns whether it has a bound: a product of the MLP, and the loss head's logits.
     fn is_bound(&self) -> bool {
         let is_mlp = self.name == "forward" && self.shape == [768, 3072, 512];
         self.dtype == "bf16" && (self.name == LOSS_HEAD || is_mlp)

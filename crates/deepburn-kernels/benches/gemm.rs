@@ -28,32 +28,32 @@ use deepburn_kernels::FloatSlice;
 use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product, Threads};
 use half::bf16;
 
-/// A kind of product.
-struct Kind {
+/// A product of a layer, forward or backward.
+struct LayerProduct {
     /// What it computes.
     name: &'static str,
     /// Whether the left and the right operand are transposed in memory.
     transposed: [bool; 2],
-    /// `[rows, depth, columns]` of each product of the kind.
+    /// `[rows, depth, columns]`, each of which is timed.
     shapes: &'static [[usize; 3]],
 }
 
 /// A GPT-2 MLP on 512 tokens, and its transpose.
 const MLP: &[[usize; 3]] = &[[512, 768, 3072], [768, 3072, 512], [512, 3072, 768]];
 
-/// All kinds, with the operands as they are stored in a training step. The loss head has a chunk of
+/// All products, with the operands as they are stored in a training step. The loss head has a chunk of
 /// 256 tokens and GPT-2's vocabulary.
-const KINDS: [Kind; 6] = [
-    Kind { name: "forward", transposed: [false, false], shapes: MLP },
-    Kind { name: "input gradient", transposed: [false, true], shapes: MLP },
-    Kind { name: "weight gradient", transposed: [true, false], shapes: MLP },
-    Kind { name: "loss head", transposed: [false, true], shapes: &[[256, 768, 50_257]] },
-    Kind {
+const PRODUCTS: [LayerProduct; 6] = [
+    LayerProduct { name: "forward", transposed: [false, false], shapes: MLP },
+    LayerProduct { name: "input gradient", transposed: [false, true], shapes: MLP },
+    LayerProduct { name: "weight gradient", transposed: [true, false], shapes: MLP },
+    LayerProduct { name: "loss head", transposed: [false, true], shapes: &[[256, 768, 50_257]] },
+    LayerProduct {
         name: "loss head, input gradient",
         transposed: [false, false],
         shapes: &[[256, 50_257, 768]],
     },
-    Kind {
+    LayerProduct {
         name: "loss head, weight gradient",
         transposed: [true, false],
         shapes: &[[50_257, 256, 768]],
@@ -77,12 +77,12 @@ struct Case {
 }
 
 impl Case {
-    /// Returns all cases: both arithmetics, one thread and all, each shape of each kind.
+    /// Returns all cases: both arithmetics, one thread and all, each shape of each product.
     fn all() -> Vec<Self> {
         let mut cases = Vec::new();
         for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
             for threads in [Threads::One, Threads::All] {
-                for Kind { name, transposed, shapes } in KINDS {
+                for LayerProduct { name, transposed, shapes } in PRODUCTS {
                     cases.extend(shapes.iter().map(|&shape| Self {
                         name,
                         shape,
@@ -141,7 +141,7 @@ impl Numbers {
     /// Allocates and fills the arrays.
     fn new() -> Self {
         let len = |pick: fn([usize; 3]) -> usize| {
-            KINDS.iter().flat_map(|kind| kind.shapes).copied().map(pick).max().unwrap_or(0)
+            PRODUCTS.iter().flat_map(|product| product.shapes).copied().map(pick).max().unwrap_or(0)
         };
         let lens = [len(|[m, k, _]| m * k), len(|[_, k, n]| k * n)];
         let f32 = lens.map(|len| {

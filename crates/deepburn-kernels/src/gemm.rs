@@ -5,10 +5,10 @@
 //! instructions for them, which are two to eight times as fast.
 //!
 //! The instruction set is chosen when the program runs: for pairs AMX-BF16 on Linux, else AVX512-BF16; for the rest
-//! AVX-512, else AVX2 with fused multiply-add and conversions of fp16, else code that the compiler vectorises (NEON, for example). AMX has been
-//! executed in an emulator (Bochs), not timed on a processor; a small product is checked before it is used. Operands are
-//! packed panel by panel, except rows of bf16 pairs on the left. Packing widens 16-bit operands where the instructions
-//! need single precision.
+//! AVX-512, else AVX2 with fused multiply-add and conversions of fp16, else code that the compiler vectorises (NEON, for
+//! example). AMX has been executed in an emulator (Bochs), not timed on a processor; a small product is checked before
+//! it is used. Operands are packed panel by panel, except rows of bf16 pairs on the left. Packing widens 16-bit operands
+//! where the instructions need single precision.
 //!
 //! # Promises
 //! - The same bits at every thread count: an element is a sum over depths in their order. Other instruction sets may

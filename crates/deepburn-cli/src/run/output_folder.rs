@@ -56,8 +56,8 @@ fn warn_of_full_disk(preparation: &Preparation) {
     let free = fs4::available_space(output).unwrap_or(u64::MAX);
     if free < needed {
         tracing::warn!(
-            "training.output_dir: {} are free in {}, and the trained model takes {}; make room before the run ends, or \
-             save checkpoints on another disk",
+            "training.output_dir: {} are free in {}, and the trained model takes {}; make room before the run \
+             ends, or give another folder",
             readable(free),
             output.display(),
             readable(needed)
@@ -73,7 +73,7 @@ fn claim(folder: &Path) -> Result<Option<File>, Failure> {
     let refused = |error: io::Error| {
         let reason = match error.kind() {
             ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
-                "it, or what it should be in, is a file".to_owned()
+                format!("it or one of its parents is not a folder: {error}")
             }
             _ => error.to_string(),
         };

@@ -55,7 +55,7 @@ impl Amx {
 /// Whether two kernels give the same product. Its numbers are integers whose sums stay below 2^24, so that they are
 /// exact in any order.
 pub(super) fn agree(kernel: impl Kernel, other: impl Kernel) -> bool {
-    // Parts of tiles, and two blocks of depths of which the second is not full.
+    // Parts of tiles, and two panels of depths of which the second is not full.
     let (rows, depth, columns) = (40, 545, 50);
     let numbers = |len: usize| {
         (0..len).map(|i| bf16::from_f32((i * 7919 % 257) as f32 - 128.0)).collect::<Vec<_>>()
@@ -79,7 +79,7 @@ impl Kernel for Amx {
     const DEPTH: usize = 2;
     const DEPTH_STEP: usize = DEPTH_STEP;
     /// A right panel of 32 KiB, which leaves a third of the first-level cache to left panels and sums.
-    const DEPTH_BLOCK: usize = 512;
+    const PANEL_DEPTH: usize = 512;
     const LEFT_LANES: usize = ROWS;
     const ROWS: usize = ROWS;
     const COLUMNS: usize = COLUMNS;

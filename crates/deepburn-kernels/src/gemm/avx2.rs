@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::kernel::{Kernel, Left, LeftRows, Tile};
-use super::pack::{Strip, lines};
+use super::pack::{Strip, lines, prefetch};
 use super::result::RowMut;
 
 mod pack;
@@ -47,13 +47,13 @@ impl Kernel for Avx2 {
     const DEPTH: usize = 1;
     const DEPTH_STEP: usize = 1;
     /// Two right panels of 12 KiB each.
-    const DEPTH_BLOCK: usize = 192;
+    const PANEL_DEPTH: usize = 192;
     const LEFT_LANES: usize = LEFT_PANELS * ROWS;
     const ROWS: usize = ROWS;
     const COLUMNS: usize = RIGHT_PANELS * COLUMNS;
 
-    /// With one thread, 512 rows of one depth block, which stay in a second-level cache of 512 KiB. More threads wait for
-    /// each other as rarely with larger blocks.
+    /// With one thread, 512 rows as deep as a panel, which stay in a second-level cache of 512 KiB. Two threads are as
+    /// fast with twice as much, and the more threads there are, the more work a block needs for each wait at its end.
     fn left_bytes(threads: usize) -> usize {
         (512 << 10) * threads.min(16)
     }
@@ -84,12 +84,10 @@ impl Kernel for Avx2 {
         }
     }
 
-    /// A row of a tile is two or three cache lines, as far from the next row as the result is wide.
+    /// Rows of a tile are few cache lines each, and as far apart as the result is wide, so that the processor does not
+    /// recognise them as a sequence.
     fn prefetch_result(self, row: RowMut<'_>, columns: usize) {
-        for line in lines(row.addresses(columns)) {
-            // SAFETY: a hint, which reads nothing. Processors without this one do nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_ET0>(line.cast()) };
-        }
+        lines(row.addresses(columns)).for_each(prefetch);
     }
 
     fn finish(self, sums: &[f32], row: RowMut<'_>) {

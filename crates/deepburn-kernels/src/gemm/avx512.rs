@@ -56,7 +56,7 @@ impl Kernel for Avx512Bf16 {
     const DEPTH_STEP: usize = 2;
     /// A right panel of 512 KiB, half of the second-level cache. From there it comes fast enough: a step of a tile
     /// reads 256 bytes of it in twelve cycles. More depths at a time mean fewer sums that go to memory and back.
-    const DEPTH_BLOCK: usize = 4096;
+    const PANEL_DEPTH: usize = 4096;
     const LEFT_LANES: usize = 32;
     const ROWS: usize = PAIR_ROWS;
     const COLUMNS: usize = PAIR_COLUMNS;
@@ -179,7 +179,7 @@ impl Kernel for Avx512 {
 
     const DEPTH: usize = 1;
     const DEPTH_STEP: usize = 1;
-    const DEPTH_BLOCK: usize = 192;
+    const PANEL_DEPTH: usize = 192;
     const LEFT_LANES: usize = LANES;
     const ROWS: usize = ROWS;
     const COLUMNS: usize = COLUMNS;

@@ -1,15 +1,15 @@
 //! How a product is cut into tiles, and who computes which.
 //!
 //! A product is divided into blocks whose part of the left operand stays in a cache. The left operand is read where it
-//! lies if the kernel can multiply its rows from there. Otherwise all threads pack its part of a block. Then each task packs a panel of the right operand and multiplies it with all of its rows while the panel is
-//! in a cache of the core. So neither operand is ever stored packed as a whole.
+//! lies if the kernel can multiply its rows from there. Otherwise all threads pack its part of a block. Then each task
+//! packs a panel of the right operand and multiplies it with all of its rows while the panel is in a cache of the core.
 //!
 //! A kernel says how many depths a panel may have. If they are all depths of the product, a finished tile goes to the
 //! result at once. If not, the sums of a task stay in scratch memory, in single precision, until all depths are in; if
 //! the depths are divided into blocks, so do the sums of all tasks.
 //!
-//! Each element is a sum over depths in their order, in panels of `DEPTH_BLOCK`, of which a block has whole ones. The cut
-//! into blocks and tasks does not change that, so neither does the number of threads.
+//! Each element is a sum over depths in their order, in panels of `PANEL_DEPTH`, of which a block has whole ones. The
+//! cut into blocks and tasks does not change that, so neither does the number of threads.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,17 +19,22 @@ use super::kernel::{Kernel, Left, LeftRows, Tile};
 use super::matrix::MatrixMut;
 use super::pack::Strip;
 use super::result::{RowMut, Rule};
-use super::scratch::Scratch;
+use super::scratch::{Scratch, Use};
 
-/// Bytes of the sums that a product keeps from one block of depths to the next.
-const SUM_BYTES: usize = 8 << 20;
+/// Bytes a thread of the sums that a product keeps from one block of depths to the next. Each thread then has more
+/// panels of columns than `TASKS_PER_THREAD`, so that no panel is packed for a part of the rows only.
+const SUM_BYTES: usize = 4 << 20;
 
-/// Rows that a block has before it has all depths. A panel of the right operand is packed once a block, which is little
-/// work beside its products with so many rows.
+/// Bytes of the left operand in a block that few panels of columns read, for which a nearer cache gains nothing.
+const MOST_LEFT_BYTES: usize = 8 << 20;
+
+/// Panels of columns that are few.
+const FEW_PANELS: usize = 4;
+
+/// Rows, rounded up to left panels, that a block has before it has all depths. A panel of the right operand is packed
+/// once a block, which is little work beside its products with so many rows. A task has as many at most if it keeps
+/// sums: 64 columns wide, they are 128 KiB of the second-level cache.
 const BLOCK_ROWS: usize = 512;
-
-/// Rows of a task with several panels of depths: their sums, 64 columns wide, are 128 KiB of the second-level cache.
-const TASK_ROWS: usize = 512;
 
 /// Tasks a thread that a product is cut into, so that a thread that comes late does not hold up all others.
 const TASKS_PER_THREAD: usize = 4;
@@ -60,7 +65,7 @@ pub(super) fn multiply_in_blocks<K: Kernel>(
     let in_place = kernel.in_place(product.left);
     let left_bytes = if in_place.is_some() { 0 } else { sizes.left_bytes::<K>() };
     let left_bytes = left_bytes.next_multiple_of(64);
-    Scratch::with(left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
+    Scratch::with(Use::Block, left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
         let packed = scratch.as_ptr().cast::<K::Packed>().cast_const();
         let sums = scratch.as_ptr().wrapping_add(left_bytes).cast();
         // Depths come last: all of them are in before other rows and columns use the sums.
@@ -107,19 +112,23 @@ impl BlockSizes {
     /// Sizes for a product of `[rows, depth, columns]`: all depths, if the left operand then has `BLOCK_ROWS` rows in a
     /// block, or all of its rows. Otherwise the depths are divided evenly.
     pub(super) fn new<K: Kernel>([rows, depth, columns]: [usize; 3], threads: usize) -> Self {
-        let left_bytes = K::left_bytes(threads);
+        let left_bytes = match columns.div_ceil(K::COLUMNS) <= FEW_PANELS {
+            true => MOST_LEFT_BYTES,
+            false => K::left_bytes(threads),
+        };
         let least_rows = rows.min(BLOCK_ROWS).next_multiple_of(K::LEFT_LANES);
-        let most_panels = left_bytes / (least_rows * K::left_row_bytes(K::DEPTH_BLOCK));
-        let panels = depth.div_ceil(K::DEPTH_BLOCK);
+        let most_panels = left_bytes / (least_rows * K::left_row_bytes(K::PANEL_DEPTH));
+        let panels = depth.div_ceil(K::PANEL_DEPTH);
         let blocks = panels.div_ceil(most_panels.max(1));
         if blocks == 1 {
             let rows_in_cache = left_bytes / K::left_row_bytes(depth) / K::LEFT_LANES;
             let most_rows = (rows_in_cache * K::LEFT_LANES).max(least_rows);
             return Self { rows: rows.min(most_rows), columns, depths: depth };
         }
-        let columns_of_sums = SUM_BYTES / size_of::<f32>() / least_rows / K::COLUMNS;
-        let most_columns = columns_of_sums.max(1) * K::COLUMNS;
-        let depths = panels.div_ceil(blocks) * K::DEPTH_BLOCK;
+        let sum_bytes = SUM_BYTES.saturating_mul(threads);
+        let panels_of_sums = sum_bytes / size_of::<f32>() / least_rows / K::COLUMNS;
+        let most_columns = panels_of_sums.max(1).saturating_mul(K::COLUMNS);
+        let depths = panels.div_ceil(blocks) * K::PANEL_DEPTH;
         Self { rows: rows.min(least_rows), columns: columns.min(most_columns), depths }
     }
 
@@ -185,7 +194,7 @@ impl<K: Kernel> Block<'_, K> {
 
     /// Whether a right panel has all depths, so that a tile is finished at once.
     fn has_one_panel(&self) -> bool {
-        self.depth() <= K::DEPTH_BLOCK
+        self.depth() <= K::PANEL_DEPTH
     }
 
     fn pack_left(&self, threads: usize) {
@@ -204,7 +213,10 @@ impl<K: Kernel> Block<'_, K> {
     fn multiply(&self, threads: usize) {
         let (all_rows, all_columns) = (self.rows.len(), self.columns.len());
         let panels = all_columns.div_ceil(K::COLUMNS);
-        let most = if self.has_one_panel() { all_rows } else { TASK_ROWS };
+        let most = match self.has_one_panel() {
+            true => all_rows,
+            false => BLOCK_ROWS.next_multiple_of(K::LEFT_LANES),
+        };
         let parts = match threads {
             1 => 1,
             _ => (TASKS_PER_THREAD * threads).div_ceil(panels),
@@ -225,7 +237,7 @@ impl<K: Kernel> Block<'_, K> {
     }
 
     fn run(&self, task: Task, next: Option<Task>) {
-        let panel_depth = self.depth().next_multiple_of(K::DEPTH_STEP).min(K::DEPTH_BLOCK);
+        let panel_depth = self.depth().min(K::PANEL_DEPTH).next_multiple_of(K::DEPTH_STEP);
         let panel_bytes = panel_depth / K::DEPTH * K::COLUMNS * size_of::<K::Packed>();
         let panel_bytes = panel_bytes.next_multiple_of(64);
         let tiles = match (self.sums, self.has_one_panel()) {
@@ -234,7 +246,7 @@ impl<K: Kernel> Block<'_, K> {
             (None, false) => task.rows.div_ceil(K::ROWS),
         };
         let sum_bytes = tiles * K::ROWS * K::COLUMNS * size_of::<f32>();
-        Scratch::with(panel_bytes + sum_bytes, |scratch| {
+        Scratch::with(Use::Panel, panel_bytes + sum_bytes, |scratch| {
             let sums = match self.sums {
                 Some(sums) => {
                     let rows = self.rows.len().next_multiple_of(K::ROWS);
@@ -244,8 +256,8 @@ impl<K: Kernel> Block<'_, K> {
             };
             let panel = Panel { right: scratch.as_ptr().cast(), sums };
             self.kernel.run(|| {
-                for depth in self.depths.clone().step_by(K::DEPTH_BLOCK) {
-                    let next_depth = depth + K::DEPTH_BLOCK;
+                for depth in self.depths.clone().step_by(K::PANEL_DEPTH) {
+                    let next_depth = depth + K::PANEL_DEPTH;
                     let next = match next_depth < self.depths.end {
                         true => Some(self.right(task, next_depth)),
                         false => next.map(|next| self.right(next, self.depths.start)),
@@ -317,7 +329,7 @@ impl<K: Kernel> Block<'_, K> {
 
     /// The depths of a panel from `depth` on, in the right operand's columns.
     fn right(&self, task: Task, depth: usize) -> Strip<'_> {
-        let depths = (self.depths.end - depth).min(K::DEPTH_BLOCK);
+        let depths = (self.depths.end - depth).min(K::PANEL_DEPTH);
         let columns = [self.columns.start + task.column, task.columns];
         Strip::columns(self.product.right, columns, [depth, depths])
     }

@@ -18,11 +18,10 @@ pub(super) trait Kernel: Copy + Send + Sync {
     const DEPTH: usize;
     /// Depths that panels are filled up to a multiple of.
     const DEPTH_STEP: usize;
-    /// Depths multiplied at a time, so that a right panel of them stays in a cache of the core. A multiple of
-    /// `DEPTH_STEP`.
-    const DEPTH_BLOCK: usize;
-    /// Rows of a left panel. Tiles do not cross panels, unless `left_at` says that panels are rows, or the rows of tiles,
-    /// one after the other.
+    /// Most depths of a right panel, so that it stays in a cache of the core. A multiple of `DEPTH_STEP`.
+    const PANEL_DEPTH: usize;
+    /// Rows of a left panel. Tiles do not cross panels, unless `left_at` says that panels are rows, or the rows of
+    /// tiles, one after the other.
     const LEFT_LANES: usize;
     /// Rows of a tile.
     const ROWS: usize;

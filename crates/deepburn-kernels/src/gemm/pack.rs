@@ -86,8 +86,9 @@ pub(super) fn lines(bytes: Range<*const u8>) -> impl Iterator<Item = *const u8> 
     (0..count).map(move |line| bytes.start.wrapping_byte_sub(before).wrapping_byte_add(line * LINE))
 }
 
+/// Asks the processor to bring a cache line near.
 #[inline(always)]
-fn prefetch(address: *const u8) {
+pub(super) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

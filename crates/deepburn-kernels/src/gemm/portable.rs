@@ -53,7 +53,7 @@ impl Kernel for Portable {
 
     const DEPTH: usize = 1;
     const DEPTH_STEP: usize = 1;
-    const DEPTH_BLOCK: usize = 256;
+    const PANEL_DEPTH: usize = 256;
     const LEFT_LANES: usize = ROWS;
     const ROWS: usize = ROWS;
     const COLUMNS: usize = COLUMNS;

@@ -180,7 +180,7 @@ fn all_shapes_up_to_130_agree_with_f64() {
 
 #[test]
 fn blocks_of_depth_and_rows_agree_with_f64() {
-    // Several blocks of depth, of rows and tasks on several threads.
+    // Several panels and blocks of depth, several blocks of rows, and tasks on several threads.
     for shape in [[530, 400, 70], [33, 2000, 100], [3, 5000, 3], [700, 3, 200], [1, 1, 1000]] {
         for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
             for transposed in [[false, false], [true, false], [false, true], [true, true]] {
@@ -386,7 +386,7 @@ fn a_product_without_depth_is_its_bias() {
     assert_eq!(out, [2.0, 4.0, 2.0, 4.0]);
 }
 
-/// The smallest blocks, and thus the most of them.
+/// The smallest blocks, and thus the most of them, on every kernel.
 #[test]
 fn blocks_do_not_change_a_bit() {
     for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
@@ -407,7 +407,7 @@ fn blocks_do_not_change_a_bit() {
 }
 
 fn check_blocks<K: Kernel>(kernel: K) {
-    let shape @ [m, k, n] = [130, 1100, 200];
+    let shape @ [m, k, n] = [70, 2 * K::PANEL_DEPTH + 76, 150];
     for transposed in [[false, false], [true, true]] {
         // The second operands are read where they lie, if a kernel does that.
         for kind in [0, 2] {
@@ -423,16 +423,16 @@ fn check_blocks<K: Kernel>(kernel: K) {
             };
             let whole = BlockSizes { rows: m, columns: n, depths: k };
             let smallest =
-                BlockSizes { rows: K::LEFT_LANES, columns: K::COLUMNS, depths: K::DEPTH_BLOCK };
+                BlockSizes { rows: K::LEFT_LANES, columns: K::COLUMNS, depths: K::PANEL_DEPTH };
             for accumulate in [false, true] {
                 let expected = run(whole, accumulate, 1);
                 for sizes in [
                     smallest,
                     BlockSizes { rows: m, ..smallest },
                     BlockSizes { depths: k, ..smallest },
-                    BlockSizes { columns: n, depths: 2 * K::DEPTH_BLOCK, ..smallest },
+                    BlockSizes { rows: m, columns: n, depths: 2 * K::PANEL_DEPTH },
                 ] {
-                    for threads in [1, 2] {
+                    for threads in [1, 2, 8] {
                         assert!(run(sizes, accumulate, threads) == expected, "{sizes:?}");
                     }
                 }
@@ -460,10 +460,25 @@ fn blocks_are_as_large_as_the_caches() {
     let shape = [4096, 16_384, 50_257];
     let found = sizes(shape);
     assert_eq!([found.rows, found.depths], [512, 4096]);
-    assert!(found.sum_bytes::<Portable>(shape) <= 8192 * KIB, "{found:?}");
-    assert_eq!(found.columns, 4080);
+    assert!(found.sum_bytes::<Portable>(shape) <= 4096 * KIB, "{found:?}");
+    assert_eq!(found.columns, 4096 * KIB / (512 * 4) / 24 * 24);
     // A depth that no memory has: strides may be 0.
     assert_eq!(sizes([1, usize::MAX, 1]).depths % 256, 0);
+}
+
+/// Blocks of this kernel grow with the threads.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn blocks_are_as_large_as_the_caches_of_avx2() {
+    let sizes = |shape, threads| BlockSizes::new::<avx2::Avx2>(shape, threads);
+    // 512 rows are rounded up to eleven left panels of 48.
+    let shape = [768, 3072, 512];
+    assert_eq!(sizes(shape, 1), BlockSizes { rows: 528, columns: 512, depths: 192 });
+    assert_eq!(sizes(shape, 2), BlockSizes { rows: 528, columns: 512, depths: 384 });
+    assert_eq!(sizes(shape, 16), BlockSizes { rows: 672, columns: 512, depths: 3072 });
+    assert_eq!(sizes(shape, 64), sizes(shape, 16));
+    // The left operand is read for one panel of columns only.
+    assert_eq!(sizes([50_257, 768, 1], 2), sizes([50_257, 768, 1], 16));
 }
 
 #[test]

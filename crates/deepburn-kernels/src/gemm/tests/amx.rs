@@ -32,7 +32,7 @@ impl Kernel for Emulated {
 
     const DEPTH: usize = Amx::DEPTH;
     const DEPTH_STEP: usize = Amx::DEPTH_STEP;
-    const DEPTH_BLOCK: usize = Amx::DEPTH_BLOCK;
+    const PANEL_DEPTH: usize = Amx::PANEL_DEPTH;
     const LEFT_LANES: usize = Amx::LEFT_LANES;
     const ROWS: usize = Amx::ROWS;
     const COLUMNS: usize = Amx::COLUMNS;
@@ -200,7 +200,7 @@ impl Kernel for Mistaken {
 
     const DEPTH: usize = 1;
     const DEPTH_STEP: usize = 1;
-    const DEPTH_BLOCK: usize = Portable::DEPTH_BLOCK;
+    const PANEL_DEPTH: usize = Portable::PANEL_DEPTH;
     const LEFT_LANES: usize = Portable::LEFT_LANES;
     const ROWS: usize = Portable::ROWS;
     const COLUMNS: usize = Portable::COLUMNS;

@@ -45,24 +45,31 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
 }
 
 /// Warns if the model does not fit beside what is on the disk now.
-///
-/// It is only a warning, because a run can take days, in which space can be made. An earlier model does not make room:
-/// it is replaced after the new one has been written.
 fn warn_of_full_disk(preparation: &Preparation) {
     let output = &preparation.job.training.output_dir;
     let parameters = preparation.subject.info().architecture().num_parameters();
     let needed = parameters as u64 * size_of::<f32>() as u64;
     // File systems that do not know their free space are not reported.
     let free = fs4::available_space(output).unwrap_or(u64::MAX);
-    if free < needed {
-        tracing::warn!(
-            "training.output_dir: {} are free in {}, and the trained model takes {}; make room before the run \
-             ends, or give another folder",
+    if let Some(warning) = disk_warning(output, needed, free) {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// Returns what to say about a disk with less free space than the model takes.
+///
+/// It is only a warning, because a run can take days, in which space can be made. An earlier model does not make room:
+/// it is replaced after the new one has been written.
+fn disk_warning(output: &Path, needed: u64, free: u64) -> Option<String> {
+    (free < needed).then(|| {
+        format!(
+            "training.output_dir: {} are free in {}, and the trained model takes {}; make room before the run ends, or \
+             give another folder",
             readable(free),
             output.display(),
             readable(needed)
-        );
-    }
+        )
+    })
 }
 
 /// Checks that results can be written, and locks the folder. A folder that is refused is not created.
@@ -122,5 +129,34 @@ fn locked(folder: &Path, outcome: Result<(), TryLockError>) -> Result<bool, Fail
             folder.display()
         ))),
         outcome => Ok(outcome.is_ok()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_without_room_for_the_model_is_reported() {
+        let output = Path::new("output/gpt2");
+        assert_eq!(disk_warning(output, 498_000_000, 498_000_000), None);
+        assert_eq!(
+            disk_warning(output, 498_000_000, 3_000_000).unwrap(),
+            "training.output_dir: 3.00 MB are free in output/gpt2, and the trained model takes 498 MB; make room before \
+             the run ends, or give another folder"
+        );
+    }
+
+    #[test]
+    fn a_file_in_the_place_of_the_folder_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("notes.txt");
+        fs::write(&file, "kept").unwrap();
+        for output in [file.clone(), file.join("run")] {
+            let message = claim(&output).unwrap_err().to_string();
+            assert!(message.contains("is not a folder"), "{message}");
+            assert!(message.contains(&format!("{}", output.display())), "{message}");
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
     }
 }

@@ -21,15 +21,15 @@ use super::pack::Strip;
 use super::result::{RowMut, Rule};
 use super::scratch::{Scratch, Use};
 
-/// Bytes a thread of the sums that a product keeps from one block of depths to the next. Each thread then has more
-/// panels of columns than `TASKS_PER_THREAD`, so that no panel is packed for a part of the rows only.
+/// Bytes, for each thread, of the sums that a product keeps from one block of depths to the next. A block then has more
+/// panels of columns than tasks are wanted, so that no panel is packed for a part of the rows only.
 const SUM_BYTES: usize = 4 << 20;
 
-/// Bytes of the left operand in a block that few panels of columns read, for which a nearer cache gains nothing.
-const MOST_LEFT_BYTES: usize = 8 << 20;
-
-/// Panels of columns that are few.
+/// Panels of columns that are too few for a nearer cache: a block of the left operand is read once for each.
 const FEW_PANELS: usize = 4;
+
+/// Bytes of the left operand in a block of a product with so few panels.
+const MOST_LEFT_BYTES: usize = 8 << 20;
 
 /// Rows, rounded up to left panels, that a block has before it has all depths. A panel of the right operand is packed
 /// once a block, which is little work beside its products with so many rows. A task has as many at most if it keeps
@@ -104,7 +104,7 @@ pub(super) struct BlockSizes {
     pub(super) rows: usize,
     /// A multiple of the kernel's columns, or all.
     pub(super) columns: usize,
-    /// A multiple of the kernel's depth block, or all.
+    /// A multiple of the kernel's panel depth, or all.
     pub(super) depths: usize,
 }
 

@@ -189,8 +189,7 @@ fn quoted(key: &Key, value: &Node) -> bool {
     unquoted && value.as_text().is_some()
 }
 
-/// A remedy that fits every value: what to write, or to leave the key out. It proposes no value, because the default
-/// is rarely what a wrong number was meant to be.
+/// A remedy that fits every value: what to write, or to leave the key out.
 fn example(key: &Key) -> String {
     match key.default {
         Literal::Text(default) if matches!(key.kind, Kind::Choice(_)) => {
@@ -198,7 +197,7 @@ fn example(key: &Key) -> String {
         }
         Literal::Null if key.required => format!("give {}", key.kind),
         Literal::Null => "give such a value or leave the key out".to_owned(),
-        default => format!("give such a value or leave the key out, which means {default}"),
+        default => format!("write {default} or leave the key out, which means {default}"),
     }
 }
 

@@ -19,7 +19,7 @@ use super::kernel::{Kernel, Left, LeftRows, Tile};
 use super::matrix::MatrixMut;
 use super::pack::Strip;
 use super::result::{RowMut, Rule};
-use super::scratch::{Scratch, Use};
+use super::scratch::Scratch;
 
 /// Bytes, for each thread, of the sums that a product keeps from one block of depths to the next. A block then has more
 /// panels of columns than tasks are wanted, so that no panel is packed for a part of the rows only.
@@ -65,7 +65,7 @@ pub(super) fn multiply_in_blocks<K: Kernel>(
     let in_place = kernel.in_place(product.left);
     let left_bytes = if in_place.is_some() { 0 } else { sizes.left_bytes::<K>() };
     let left_bytes = left_bytes.next_multiple_of(64);
-    Scratch::with(Use::Block, left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
+    Scratch::with(left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
         let packed = scratch.as_ptr().cast::<K::Packed>().cast_const();
         let sums = scratch.as_ptr().wrapping_add(left_bytes).cast();
         // Depths come last: all of them are in before other rows and columns use the sums.
@@ -246,7 +246,7 @@ impl<K: Kernel> Block<'_, K> {
             (None, false) => task.rows.div_ceil(K::ROWS),
         };
         let sum_bytes = tiles * K::ROWS * K::COLUMNS * size_of::<f32>();
-        Scratch::with(Use::Panel, panel_bytes + sum_bytes, |scratch| {
+        Scratch::with(panel_bytes + sum_bytes, |scratch| {
             let sums = match self.sums {
                 Some(sums) => {
                     let rows = self.rows.len().next_multiple_of(K::ROWS);

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{Kernel, Left, LeftRows, Tile};
+use super::kernel::{Kernel, LEFT_BYTES, Left, LeftRows, Tile};
 use super::pack::{Strip, lines, prefetch};
 use super::result::RowMut;
 
@@ -55,7 +55,7 @@ impl Kernel for Avx2 {
     /// With one thread, 512 rows as deep as a panel, which stay in a second-level cache of 512 KiB. Two threads are as
     /// fast with twice as much, and the more threads there are, the more work a block needs for each wait at its end.
     fn left_bytes(threads: usize) -> usize {
-        (512 << 10) * threads.min(16)
+        (512_usize << 10).saturating_mul(threads).min(LEFT_BYTES)
     }
 
     /// A left panel consists of panels of `ROWS` lanes, one after the other.

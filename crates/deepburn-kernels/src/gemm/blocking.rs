@@ -15,21 +15,18 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Product;
-use super::kernel::{Kernel, Left, LeftRows, Tile};
+use super::kernel::{Kernel, LEFT_BYTES, Left, LeftRows, Tile};
 use super::matrix::MatrixMut;
 use super::pack::Strip;
 use super::result::{RowMut, Rule};
-use super::scratch::Scratch;
+use super::scratch::{Scratch, Use};
 
 /// Bytes, for each thread, of the sums that a product keeps from one block of depths to the next. A block then has more
 /// panels of columns than tasks are wanted, so that no panel is packed for a part of the rows only.
 const SUM_BYTES: usize = 4 << 20;
 
-/// Panels of columns that are too few for a nearer cache: a block of the left operand is read once for each.
+/// Panels of columns that are too few for a near cache: a block of the left operand is read once for each.
 const FEW_PANELS: usize = 4;
-
-/// Bytes of the left operand in a block of a product with so few panels.
-const MOST_LEFT_BYTES: usize = 8 << 20;
 
 /// Rows, rounded up to left panels, that a block has before it has all depths. A panel of the right operand is packed
 /// once a block, which is little work beside its products with so many rows. A task has as many at most if it keeps
@@ -65,7 +62,7 @@ pub(super) fn multiply_in_blocks<K: Kernel>(
     let in_place = kernel.in_place(product.left);
     let left_bytes = if in_place.is_some() { 0 } else { sizes.left_bytes::<K>() };
     let left_bytes = left_bytes.next_multiple_of(64);
-    Scratch::with(left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
+    Scratch::with(Use::Block, left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
         let packed = scratch.as_ptr().cast::<K::Packed>().cast_const();
         let sums = scratch.as_ptr().wrapping_add(left_bytes).cast();
         // Depths come last: all of them are in before other rows and columns use the sums.
@@ -113,7 +110,7 @@ impl BlockSizes {
     /// block, or all of its rows. Otherwise the depths are divided evenly.
     pub(super) fn new<K: Kernel>([rows, depth, columns]: [usize; 3], threads: usize) -> Self {
         let left_bytes = match columns.div_ceil(K::COLUMNS) <= FEW_PANELS {
-            true => MOST_LEFT_BYTES,
+            true => LEFT_BYTES,
             false => K::left_bytes(threads),
         };
         let least_rows = rows.min(BLOCK_ROWS).next_multiple_of(K::LEFT_LANES);
@@ -246,7 +243,7 @@ impl<K: Kernel> Block<'_, K> {
             (None, false) => task.rows.div_ceil(K::ROWS),
         };
         let sum_bytes = tiles * K::ROWS * K::COLUMNS * size_of::<f32>();
-        Scratch::with(panel_bytes + sum_bytes, |scratch| {
+        Scratch::with(Use::Panel, panel_bytes + sum_bytes, |scratch| {
             let sums = match self.sums {
                 Some(sums) => {
                     let rows = self.rows.len().next_multiple_of(K::ROWS);

@@ -4,6 +4,9 @@ use super::matrix::Matrix;
 use super::pack::Strip;
 use super::result::RowMut;
 
+/// Most bytes of the left operand in a block: part of a cache that all threads share.
+pub(super) const LEFT_BYTES: usize = 8 << 20;
+
 /// An instruction set that multiplies packed panels.
 ///
 /// A left panel holds `LEFT_LANES` rows and a right panel `COLUMNS` columns, each for some depths of the product:
@@ -28,9 +31,10 @@ pub(super) trait Kernel: Copy + Send + Sync {
     /// Columns of a tile and of a right panel.
     const COLUMNS: usize;
 
-    /// Bytes of the left operand in a block, which `threads` threads pack, and then read together from a cache.
+    /// Bytes of the left operand in a block, which `threads` threads pack, and then read together from a cache. At most
+    /// `LEFT_BYTES`.
     fn left_bytes(_threads: usize) -> usize {
-        8 << 20
+        LEFT_BYTES
     }
 
     /// The left operand where it lies, if tiles can be multiplied from there.

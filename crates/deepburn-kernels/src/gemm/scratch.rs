@@ -7,58 +7,55 @@ use std::ptr::NonNull;
 /// Cache lines and the widest registers start at multiples of it.
 const ALIGNMENT: usize = 64;
 
-/// Pieces that a thread keeps: while it has the packed left operand, it multiplies with panels of the right one.
-const PIECES: usize = 2;
+/// What scratch memory is for. A thread keeps one piece for each use.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Use {
+    /// The left operand of a block, and sums from one block of depths to the next: at most 8 MiB, and 4 MiB for each
+    /// thread of the product. The calling thread has it.
+    Block,
+    /// A panel of the right operand and the sums of a task: at most 1 MiB.
+    Panel,
+}
 
-/// A piece of memory that a thread keeps for its next product. All of a thread are as large as the largest block of the
-/// left operand with sums, and right panel, so far: at most about 16 MiB each. Without them the system would hand out, and clear, the
-/// pages of every product anew.
+/// A piece of memory that a thread keeps for its next product, as large as the largest of its use so far. Without it the
+/// system would hand out, and clear, the pages of every product anew.
 pub(super) struct Scratch {
     start: NonNull<u8>,
     layout: Layout,
 }
 
 thread_local! {
-    static KEPT: Cell<[Option<Scratch>; PIECES]> = const { Cell::new([const { None }; PIECES]) };
+    static KEPT: Cell<[Option<Scratch>; 2]> = const { Cell::new([const { None }; 2]) };
 }
 
 impl Scratch {
     /// Calls `work` with at least `bytes` bytes of scratch memory with any content, aligned to 64.
     ///
-    /// A thread that waits for others may compute another product meanwhile. If all of its pieces are in use, the other
-    /// product gets its own.
-    pub(super) fn with<R>(bytes: usize, work: impl FnOnce(NonNull<u8>) -> R) -> R {
-        let scratch = Self::take(bytes).unwrap_or_else(|| Self::new(bytes));
+    /// A thread that waits for others may compute another product meanwhile, which gets a piece of its own.
+    pub(super) fn with<R>(usage: Use, bytes: usize, work: impl FnOnce(NonNull<u8>) -> R) -> R {
+        // A piece that is too small is freed before a larger one is allocated.
+        let kept = Self::take(usage).filter(|kept| kept.layout.size() >= bytes);
+        let scratch = kept.unwrap_or_else(|| Self::new(bytes));
         let result = work(scratch.start);
-        scratch.keep();
+        scratch.keep(usage);
         result
     }
 
-    /// The smallest piece that is large enough.
-    fn take(bytes: usize) -> Option<Self> {
+    fn take(usage: Use) -> Option<Self> {
         let mut kept = KEPT.take();
-        let fits =
-            |piece: &&mut Option<Self>| piece.as_ref().is_some_and(|piece| piece.size() >= bytes);
-        let piece = kept.iter_mut().filter(fits).min_by_key(|piece| piece.as_ref().map(Self::size));
-        let piece = piece.and_then(Option::take);
+        let scratch = kept[usage as usize].take();
         KEPT.set(kept);
-        piece
+        scratch
     }
 
-    /// Keeps the piece in the place of the smallest one, unless that is larger.
-    fn keep(self) {
+    /// Keeps the piece, unless a product inside of this one has left a larger one.
+    fn keep(self, usage: Use) {
         let mut kept = KEPT.take();
-        let smallest = kept.iter_mut().min_by_key(|piece| piece.as_ref().map_or(0, Self::size));
-        if let Some(place) =
-            smallest.filter(|place| place.as_ref().map_or(0, Self::size) < self.size())
-        {
+        let place = &mut kept[usage as usize];
+        if place.as_ref().is_none_or(|other| other.layout.size() < self.layout.size()) {
             *place = Some(self);
         }
         KEPT.set(kept);
-    }
-
-    fn size(&self) -> usize {
-        self.layout.size()
     }
 
     fn new(bytes: usize) -> Self {

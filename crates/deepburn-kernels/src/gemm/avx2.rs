@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{Kernel, LEFT_BYTES, Left, LeftRows, Tile};
+use super::kernel::{Kernel, LEFT_LIMIT, Left, LeftRows, Tile};
 use super::pack::{Strip, lines, prefetch};
 use super::result::RowMut;
 
@@ -18,15 +18,15 @@ const LANES: usize = 8;
 /// memory, which halves the speed.
 const ROWS: usize = 6;
 const VECTORS: usize = 2;
-const COLUMNS: usize = VECTORS * LANES;
+const TILE_COLUMNS: usize = VECTORS * LANES;
 
-/// Panels of the right operand that are packed together, from two cache lines of each depth. They and six rows of the
-/// left operand fit into a first-level cache of 32 KiB.
-const RIGHT_PANELS: usize = 2;
+/// Micro-panels of `TILE_COLUMNS` lanes in a right panel, packed together from two cache lines of each depth. They and
+/// six rows of the left operand fit into a first-level cache of 32 KiB.
+const RIGHT_MICRO_PANELS: usize = 2;
 
-/// Panels of the left operand that are packed together. Where rows lie side by side, as in a weight gradient, a depth
-/// of them is three cache lines, each of which is then read once.
-const LEFT_PANELS: usize = 8;
+/// Micro-panels of `ROWS` lanes in a left panel. Where rows lie side by side, as in a weight gradient, a depth of them is
+/// three cache lines, each of which is then read once.
+const LEFT_MICRO_PANELS: usize = 8;
 
 /// x86 with AVX2, fused multiply-add and conversions of fp16. Made only where the processor has them.
 #[derive(Debug, Clone, Copy)]
@@ -46,19 +46,19 @@ impl Kernel for Avx2 {
 
     const DEPTH: usize = 1;
     const DEPTH_STEP: usize = 1;
-    /// Two right panels of 12 KiB each.
+    /// The two micro-panels of a right panel have 12 KiB each.
     const PANEL_DEPTH: usize = 192;
-    const LEFT_LANES: usize = LEFT_PANELS * ROWS;
+    const LEFT_LANES: usize = LEFT_MICRO_PANELS * ROWS;
     const ROWS: usize = ROWS;
-    const COLUMNS: usize = RIGHT_PANELS * COLUMNS;
+    const COLUMNS: usize = RIGHT_MICRO_PANELS * TILE_COLUMNS;
 
     /// With one thread, 512 rows as deep as a panel, which stay in a second-level cache of 512 KiB. Two threads are as
     /// fast with twice as much, and the more threads there are, the more work a block needs for each wait at its end.
-    fn left_bytes(threads: usize) -> usize {
-        (512_usize << 10).saturating_mul(threads).min(LEFT_BYTES)
+    fn left_limit(threads: usize) -> usize {
+        (512_usize << 10).saturating_mul(threads).min(LEFT_LIMIT)
     }
 
-    /// A left panel consists of panels of `ROWS` lanes, one after the other.
+    /// A left panel consists of micro-panels of `ROWS` lanes, one after the other.
     fn left_at(left: Left<f32>, row: usize, depth: usize) -> *const f32 {
         left.row(row).wrapping_add(depth * ROWS)
     }
@@ -70,15 +70,15 @@ impl Kernel for Avx2 {
 
     unsafe fn pack_right(self, strip: Strip<'_>, panel: *mut f32) {
         // SAFETY: as above.
-        unsafe { pack_singles::<COLUMNS>(strip, panel) }
+        unsafe { pack_singles::<TILE_COLUMNS>(strip, panel) }
     }
 
     unsafe fn tile(self, depth: usize, left: LeftRows<f32>, right: *const f32, tile: Tile) {
         // SAFETY: as above.
         unsafe {
-            for panel in 0..tile.columns.div_ceil(COLUMNS) {
-                let values = tile.values.add(panel * COLUMNS);
-                let right = right.add(panel * COLUMNS * depth);
+            for panel in 0..tile.columns.div_ceil(TILE_COLUMNS) {
+                let values = tile.values.add(panel * TILE_COLUMNS);
+                let right = right.add(panel * TILE_COLUMNS * depth);
                 tile_f32(depth, left.first, right, Tile { values, ..tile });
             }
         }
@@ -100,7 +100,7 @@ impl Kernel for Avx2 {
     }
 }
 
-/// Multiplies rows of the left operand with one panel of the right one. The sums are added to the sums of earlier depths
+/// Multiplies rows of the left operand with one micro-panel of the right one. The sums are added to the sums of earlier depths
 /// at the end.
 #[target_feature(enable = "avx2,fma")]
 #[allow(clippy::needless_range_loop)]
@@ -118,11 +118,11 @@ unsafe fn tile_f32(depth: usize, mut left: *const f32, mut right: *const f32, ti
                 }
             }
             left = left.add(ROWS);
-            right = right.add(COLUMNS);
+            right = right.add(TILE_COLUMNS);
         }
         for row in 0..ROWS {
             for v in 0..VECTORS {
-                let out = tile.values.add(row * RIGHT_PANELS * COLUMNS + v * LANES);
+                let out = tile.values.add(row * RIGHT_MICRO_PANELS * TILE_COLUMNS + v * LANES);
                 let before =
                     if tile.accumulate { _mm256_loadu_ps(out) } else { _mm256_setzero_ps() };
                 _mm256_storeu_ps(out, _mm256_add_ps(before, sums[row][v]));

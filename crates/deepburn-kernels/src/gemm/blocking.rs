@@ -15,22 +15,22 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Product;
-use super::kernel::{Kernel, LEFT_BYTES, Left, LeftRows, Tile};
+use super::kernel::{Kernel, LEFT_LIMIT, Left, LeftRows, Tile};
 use super::matrix::MatrixMut;
 use super::pack::Strip;
 use super::result::{RowMut, Rule};
-use super::scratch::{Scratch, Use};
+use super::scratch::{Scratch, ScratchKind};
 
-/// Bytes, for each thread, of the sums that a product keeps from one block of depths to the next. A block then has more
-/// panels of columns than tasks are wanted, so that no panel is packed for a part of the rows only.
+/// Bytes, for each thread, of the sums that a product keeps from one block of depths to the next. With few threads, a
+/// block then has more panels of columns than tasks are wanted, so that no panel is packed for a part of the rows only.
 const SUM_BYTES: usize = 4 << 20;
 
 /// Panels of columns that are too few for a near cache: a block of the left operand is read once for each.
 const FEW_PANELS: usize = 4;
 
-/// Rows, rounded up to left panels, that a block has before it has all depths. A panel of the right operand is packed
-/// once a block, which is little work beside its products with so many rows. A task has as many at most if it keeps
-/// sums: 64 columns wide, they are 128 KiB of the second-level cache.
+/// Rows, in whole left panels, that a block has before it has all depths. A task packs its panels of the right operand,
+/// which is little work beside their products with so many rows. A task has as many at most if it keeps sums: 64 columns
+/// wide, they are 128 KiB of the second-level cache.
 const BLOCK_ROWS: usize = 512;
 
 /// Tasks a thread that a product is cut into, so that a thread that comes late does not hold up all others.
@@ -49,7 +49,7 @@ pub(super) fn multiply<K: Kernel>(
     multiply_in_blocks(kernel, product, out, rule, threads, sizes);
 }
 
-/// As [`multiply`], in blocks of some sizes.
+/// Computes a product in blocks of the given sizes.
 pub(super) fn multiply_in_blocks<K: Kernel>(
     kernel: K,
     product: &Product<'_>,
@@ -59,10 +59,19 @@ pub(super) fn multiply_in_blocks<K: Kernel>(
     sizes: BlockSizes,
 ) {
     let shape = [out.rows, product.left.columns(), out.columns];
+    debug_assert!(sizes.rows >= shape[0] || sizes.rows.is_multiple_of(K::LEFT_LANES), "{sizes:?}");
+    debug_assert!(
+        sizes.depths >= shape[1] || sizes.depths.is_multiple_of(K::PANEL_DEPTH),
+        "{sizes:?}"
+    );
+    debug_assert!(
+        sizes.columns >= shape[2] || sizes.columns.is_multiple_of(K::COLUMNS),
+        "{sizes:?}"
+    );
     let in_place = kernel.in_place(product.left);
     let left_bytes = if in_place.is_some() { 0 } else { sizes.left_bytes::<K>() };
     let left_bytes = left_bytes.next_multiple_of(64);
-    Scratch::with(Use::Block, left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
+    Scratch::with(ScratchKind::Block, left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
         let packed = scratch.as_ptr().cast::<K::Packed>().cast_const();
         let sums = scratch.as_ptr().wrapping_add(left_bytes).cast();
         // Depths come last: all of them are in before other rows and columns use the sums.
@@ -94,6 +103,12 @@ fn cut(count: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).step_by(size).map(move |start| start..count.min(start.saturating_add(size)))
 }
 
+/// The size of parts of `count` numbers that have at most `most` each and differ little: a multiple of `step`, as `most`
+/// is, or all.
+fn evenly(count: usize, most: usize, step: usize) -> usize {
+    count.min(count.div_ceil(count.div_ceil(most)).next_multiple_of(step))
+}
+
 /// How many rows, columns and depths of a product belong to a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BlockSizes {
@@ -106,27 +121,31 @@ pub(super) struct BlockSizes {
 }
 
 impl BlockSizes {
-    /// Sizes for a product of `[rows, depth, columns]`: all depths, if the left operand then has `BLOCK_ROWS` rows in a
-    /// block, or all of its rows. Otherwise the depths are divided evenly.
+    /// Sizes for a product of `[rows, depth, columns]`: all depths, if a block then has `BLOCK_ROWS` rows, or all of
+    /// them. Otherwise depths are divided too. Rows, columns and depths are each divided evenly.
     pub(super) fn new<K: Kernel>([rows, depth, columns]: [usize; 3], threads: usize) -> Self {
-        let left_bytes = match columns.div_ceil(K::COLUMNS) <= FEW_PANELS {
-            true => LEFT_BYTES,
-            false => K::left_bytes(threads),
+        let left_limit = match columns.div_ceil(K::COLUMNS) <= FEW_PANELS {
+            true => LEFT_LIMIT,
+            false => K::left_limit(threads),
         };
-        let least_rows = rows.min(BLOCK_ROWS).next_multiple_of(K::LEFT_LANES);
-        let most_panels = left_bytes / (least_rows * K::left_row_bytes(K::PANEL_DEPTH));
+        // A depth above the limit may be one that no memory has, with strides of 0.
+        let most_rows = match depth <= left_limit {
+            true => left_limit / K::left_row_bytes(depth) / K::LEFT_LANES * K::LEFT_LANES,
+            false => 0,
+        };
+        if most_rows >= rows.min(BLOCK_ROWS / K::LEFT_LANES * K::LEFT_LANES) {
+            return Self { rows: evenly(rows, most_rows, K::LEFT_LANES), columns, depths: depth };
+        }
+        let most_rows = BLOCK_ROWS.next_multiple_of(K::LEFT_LANES);
+        let rows = evenly(rows, most_rows, K::LEFT_LANES);
+        let padded_rows = rows.next_multiple_of(K::LEFT_LANES);
+        let most_panels = left_limit / (padded_rows * K::left_row_bytes(K::PANEL_DEPTH));
         let panels = depth.div_ceil(K::PANEL_DEPTH);
         let blocks = panels.div_ceil(most_panels.max(1));
-        if blocks == 1 {
-            let rows_in_cache = left_bytes / K::left_row_bytes(depth) / K::LEFT_LANES;
-            let most_rows = (rows_in_cache * K::LEFT_LANES).max(least_rows);
-            return Self { rows: rows.min(most_rows), columns, depths: depth };
-        }
-        let sum_bytes = SUM_BYTES.saturating_mul(threads);
-        let panels_of_sums = sum_bytes / size_of::<f32>() / least_rows / K::COLUMNS;
-        let most_columns = panels_of_sums.max(1).saturating_mul(K::COLUMNS);
         let depths = panels.div_ceil(blocks) * K::PANEL_DEPTH;
-        Self { rows: rows.min(least_rows), columns: columns.min(most_columns), depths }
+        let most_sums = SUM_BYTES.saturating_mul(threads) / size_of::<f32>();
+        let most_columns = (most_sums / padded_rows / K::COLUMNS).max(1) * K::COLUMNS;
+        Self { rows, columns: evenly(columns, most_columns, K::COLUMNS), depths }
     }
 
     /// Bytes of the packed left operand of a block.
@@ -177,7 +196,8 @@ struct Task {
 
 /// Scratch memory of a task.
 #[derive(Clone, Copy)]
-struct Panel<P> {
+struct TaskScratch<P> {
+    /// A panel of the right operand.
     right: *mut P,
     /// Of every tile, or of one at a time if the product has one panel of depths.
     sums: *mut f32,
@@ -243,7 +263,7 @@ impl<K: Kernel> Block<'_, K> {
             (None, false) => task.rows.div_ceil(K::ROWS),
         };
         let sum_bytes = tiles * K::ROWS * K::COLUMNS * size_of::<f32>();
-        Scratch::with(Use::Panel, panel_bytes + sum_bytes, |scratch| {
+        Scratch::with(ScratchKind::Panel, panel_bytes + sum_bytes, |scratch| {
             let sums = match self.sums {
                 Some(sums) => {
                     let rows = self.rows.len().next_multiple_of(K::ROWS);
@@ -251,7 +271,7 @@ impl<K: Kernel> Block<'_, K> {
                 }
                 None => scratch.as_ptr().wrapping_add(panel_bytes).cast(),
             };
-            let panel = Panel { right: scratch.as_ptr().cast(), sums };
+            let task_scratch = TaskScratch { right: scratch.as_ptr().cast(), sums };
             self.kernel.run(|| {
                 for depth in self.depths.clone().step_by(K::PANEL_DEPTH) {
                     let next_depth = depth + K::PANEL_DEPTH;
@@ -259,7 +279,7 @@ impl<K: Kernel> Block<'_, K> {
                         true => Some(self.right(task, next_depth)),
                         false => next.map(|next| self.right(next, self.depths.start)),
                     };
-                    self.add_depths(task, depth, panel, next);
+                    self.add_depths(task, depth, task_scratch, next);
                 }
             });
         });
@@ -271,43 +291,43 @@ impl<K: Kernel> Block<'_, K> {
         &self,
         task: Task,
         depth: usize,
-        panel: Panel<K::Packed>,
+        scratch: TaskScratch<K::Packed>,
         next: Option<Strip<'_>>,
     ) {
         let strip = self.right(task, depth);
         let depths = strip.depth;
         // SAFETY: the scratch memory has room for a panel of this depth.
-        unsafe { self.kernel.pack_right(strip, panel.right) };
+        unsafe { self.kernel.pack_right(strip, scratch.right) };
         let tiles = task.rows.div_ceil(K::ROWS);
-        for tile in 0..tiles {
+        for number in 0..tiles {
             if let Some(next) = &next {
-                next.prefetch(tile, tiles);
+                next.prefetch(number, tiles);
             }
-            let row = tile * K::ROWS;
+            let row = number * K::ROWS;
             let left = LeftRows {
                 first: K::left_at(self.left, task.row + row, depth - self.depths.start),
                 row_bytes: self.left.row_bytes,
                 count: (task.rows - row).min(K::ROWS),
             };
             let place = if self.has_one_panel() { 0 } else { row * K::COLUMNS };
-            let values = panel.sums.wrapping_add(place);
+            let values = scratch.sums.wrapping_add(place);
             let is_last = depth + depths == self.depth();
             if is_last {
-                self.each_row(task, row, left.count, |_, row| {
-                    self.kernel.prefetch_result(row, task.columns);
+                self.each_row(task, row, left.count, |_, result| {
+                    self.kernel.prefetch_result(result, task.columns);
                 });
             }
             let tile = Tile { values, accumulate: depth > 0, columns: task.columns };
             let padded = depths.next_multiple_of(K::DEPTH_STEP);
             // SAFETY: both operands have these depths and the scratch memory this tile. The caller is in `run`.
-            unsafe { self.kernel.tile(padded, left, panel.right, tile) };
+            unsafe { self.kernel.tile(padded, left, scratch.right, tile) };
             if is_last {
-                self.each_row(task, row, left.count, |index, row| {
+                self.each_row(task, row, left.count, |index, result| {
                     // SAFETY: these are the sums of a row of the tile.
                     let sums = unsafe {
                         std::slice::from_raw_parts(values.add(index * K::COLUMNS), task.columns)
                     };
-                    self.kernel.finish(sums, row);
+                    self.kernel.finish(sums, result);
                 });
             }
         }

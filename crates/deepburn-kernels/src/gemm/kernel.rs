@@ -4,8 +4,8 @@ use super::matrix::Matrix;
 use super::pack::Strip;
 use super::result::RowMut;
 
-/// Most bytes of the left operand in a block: part of a cache that all threads share.
-pub(super) const LEFT_BYTES: usize = 8 << 20;
+/// Most bytes that the left operand of any kernel has in a block: part of a cache that all threads share.
+pub(super) const LEFT_LIMIT: usize = 8 << 20;
 
 /// An instruction set that multiplies packed panels.
 ///
@@ -31,10 +31,10 @@ pub(super) trait Kernel: Copy + Send + Sync {
     /// Columns of a tile and of a right panel.
     const COLUMNS: usize;
 
-    /// Bytes of the left operand in a block, which `threads` threads pack, and then read together from a cache. At most
-    /// `LEFT_BYTES`.
-    fn left_bytes(_threads: usize) -> usize {
-        LEFT_BYTES
+    /// Most bytes of the left operand in a block, which `threads` threads pack, and then read together from a cache. At
+    /// most `LEFT_LIMIT`.
+    fn left_limit(_threads: usize) -> usize {
+        LEFT_LIMIT
     }
 
     /// The left operand where it lies, if tiles can be multiplied from there.
@@ -42,7 +42,7 @@ pub(super) trait Kernel: Copy + Send + Sync {
         None
     }
 
-    /// Where row `row` of the left operand has depth `depth`, a multiple of `DEPTH`.
+    /// Where row `row` of the left operand has depth `depth`, a multiple of `DEPTH_STEP`.
     fn left_at(left: Left<Self::Packed>, row: usize, depth: usize) -> *const Self::Packed {
         let (panel, lane) = (row / Self::LEFT_LANES, row % Self::LEFT_LANES);
         let panel = left.row(panel * Self::LEFT_LANES);
@@ -76,8 +76,9 @@ pub(super) trait Kernel: Copy + Send + Sync {
     /// row-major tile `[ROWS, COLUMNS]`: over what is there, or added to it.
     ///
     /// # Safety
-    /// `left` starts at the first of these depths, and both operands have them all. `tile` has `ROWS * COLUMNS`
-    /// elements, aligned to 64 bytes. The call is part of the work of `run`.
+    /// `left` starts at the first of these depths, and both operands have them all. The right panel was packed from at
+    /// least `tile.columns` lanes. `tile` has `ROWS * COLUMNS` elements, aligned to 64 bytes; if it accumulates, a call
+    /// with the same rows and columns wrote them. The call is part of the work of `run`.
     unsafe fn tile(
         self,
         depth: usize,

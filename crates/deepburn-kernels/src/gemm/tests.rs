@@ -179,8 +179,8 @@ fn all_shapes_up_to_130_agree_with_f64() {
 }
 
 #[test]
-fn blocks_of_depth_and_rows_agree_with_f64() {
-    // Several panels and blocks of depth, several blocks of rows, and tasks on several threads.
+fn panels_of_depth_and_rows_agree_with_f64() {
+    // Several panels of depths on each kernel but AVX512-BF16, several left panels, and tasks on several threads.
     for shape in [[530, 400, 70], [33, 2000, 100], [3, 5000, 3], [700, 3, 200], [1, 1, 1000]] {
         for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
             for transposed in [[false, false], [true, false], [false, true], [true, true]] {
@@ -407,35 +407,42 @@ fn blocks_do_not_change_a_bit() {
 }
 
 fn check_blocks<K: Kernel>(kernel: K) {
-    let shape @ [m, k, n] = [70, 2 * K::PANEL_DEPTH + 76, 150];
-    for transposed in [[false, false], [true, true]] {
-        // The second operands are read where they lie, if a kernel does that.
-        for kind in [0, 2] {
-            let case = Case::dense(shape, [kind, kind], transposed, Arithmetic::Bf16);
-            let (operands, bias) = (case.operands(), numbers(3).take(n).collect::<Vec<_>>());
-            let product = case.product(&operands);
-            let run = |sizes: BlockSizes, accumulate: bool, threads: usize| {
-                let mut out: Vec<f32> = numbers(4).take(m * n).collect();
-                let rule = Rule { factor: 0.5, bias: Some(&bias), accumulate };
-                let result = MatrixMut::new(&mut out, m, n, n);
-                blocking::multiply_in_blocks(kernel, &product, &result, rule, threads, sizes);
-                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-            };
-            let whole = BlockSizes { rows: m, columns: n, depths: k };
-            let smallest =
-                BlockSizes { rows: K::LEFT_LANES, columns: K::COLUMNS, depths: K::PANEL_DEPTH };
-            for accumulate in [false, true] {
-                let expected = run(whole, accumulate, 1);
-                for sizes in [
-                    smallest,
-                    BlockSizes { rows: m, ..smallest },
-                    BlockSizes { depths: k, ..smallest },
-                    BlockSizes { rows: m, columns: n, depths: 2 * K::PANEL_DEPTH },
-                ] {
-                    for threads in [1, 2, 8] {
-                        assert!(run(sizes, accumulate, threads) == expected, "{sizes:?}");
-                    }
-                }
+    // The last block is shorter. An odd number of depths leaves half a pair there.
+    for rest in [76, 75] {
+        let shape = [70, 2 * K::PANEL_DEPTH + rest, 150];
+        for transposed in [[false, false], [true, true]] {
+            // The second operands are read where they lie, if a kernel does that with this depth.
+            for kind in [0, 2] {
+                let case = Case::dense(shape, [kind, kind], transposed, Arithmetic::Bf16);
+                check_blocks_of(kernel, &case);
+            }
+        }
+    }
+}
+
+fn check_blocks_of<K: Kernel>(kernel: K, case: &Case) {
+    let [m, k, n] = case.shape;
+    let (operands, bias) = (case.operands(), numbers(3).take(n).collect::<Vec<_>>());
+    let product = case.product(&operands);
+    let run = |sizes: BlockSizes, accumulate: bool, threads: usize| {
+        let mut out: Vec<f32> = numbers(4).take(m * n).collect();
+        let rule = Rule { factor: 0.5, bias: Some(&bias), accumulate };
+        let result = MatrixMut::new(&mut out, m, n, n);
+        blocking::multiply_in_blocks(kernel, &product, &result, rule, threads, sizes);
+        out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+    };
+    let whole = BlockSizes { rows: m, columns: n, depths: k };
+    let smallest = BlockSizes { rows: K::LEFT_LANES, columns: K::COLUMNS, depths: K::PANEL_DEPTH };
+    for accumulate in [false, true] {
+        let expected = run(whole, accumulate, 1);
+        for sizes in [
+            smallest,
+            BlockSizes { rows: m, ..smallest },
+            BlockSizes { depths: k, ..smallest },
+            BlockSizes { rows: m, columns: n, depths: 2 * K::PANEL_DEPTH },
+        ] {
+            for threads in [1, 2, 8] {
+                assert!(run(sizes, accumulate, threads) == expected, "{sizes:?}, {case:?}");
             }
         }
     }
@@ -449,9 +456,11 @@ fn blocks_are_as_large_as_the_caches() {
     let shape = [512, 768, 50_257];
     assert_eq!(sizes(shape), BlockSizes { rows: 512, columns: 50_257, depths: 768 });
     assert_eq!(sizes(shape).sum_bytes::<Portable>(shape), 0);
-    // Many rows are divided, but not below 512.
-    assert_eq!(sizes([50_257, 768, 100]).rows, 8192 * KIB / (768 * 4) / 4 * 4);
-    // Then depths are, into equal blocks.
+    // Many rows are divided evenly. 2,730 would fit.
+    let rows = sizes([50_257, 768, 100]).rows;
+    assert_eq!(rows, 50_257_usize.div_ceil(19).next_multiple_of(4));
+    assert!(rows * 768 * 4 <= 8192 * KIB);
+    // If less than 512 rows would fit, depths are divided, too.
     let shape = [256, 50_257, 768];
     assert_eq!(sizes(shape), BlockSizes { rows: 256, columns: 768, depths: 29 * 256 });
     assert_eq!(sizes(shape).left_bytes::<Portable>(), 256 * 29 * KIB);
@@ -461,9 +470,25 @@ fn blocks_are_as_large_as_the_caches() {
     let found = sizes(shape);
     assert_eq!([found.rows, found.depths], [512, 4096]);
     assert!(found.sum_bytes::<Portable>(shape) <= 4096 * KIB, "{found:?}");
-    assert_eq!(found.columns, 4096 * KIB / (512 * 4) / 24 * 24);
+    assert_eq!(found.columns, 50_257_usize.div_ceil(25).next_multiple_of(24));
     // A depth that no memory has: strides may be 0.
     assert_eq!(sizes([1, usize::MAX, 1]).depths % 256, 0);
+}
+
+/// Panels of depths that would not fit whole do not divide depths that do.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn depths_that_fit_are_not_divided() {
+    fn check<K: Kernel>(shape: [usize; 3], threads: usize) {
+        let sizes = BlockSizes::new::<K>(shape, threads);
+        assert_eq!(sizes.depths, shape[1], "{shape:?}, {threads} threads: {sizes:?}");
+    }
+    check::<avx2::Avx2>([512, 200, 768], 1);
+    check::<avx2::Avx2>([50_257, 256, 768], 1);
+    check::<avx2::Avx2>([512, 490, 768], 2);
+    check::<avx512::Avx512>([512, 4096, 768], 2);
+    check::<avx512::Avx512Bf16>([512, 5120, 768], 2);
+    check::<avx512::Avx512Bf16>([4096, 6144, 768], 2);
 }
 
 /// Blocks of this kernel grow with the threads.
@@ -471,12 +496,14 @@ fn blocks_are_as_large_as_the_caches() {
 #[test]
 fn blocks_are_as_large_as_the_caches_of_avx2() {
     let sizes = |shape, threads| BlockSizes::new::<avx2::Avx2>(shape, threads);
-    // 512 rows are rounded up to eleven left panels of 48.
+    // At most 528 rows, which are eleven left panels of 48: two blocks of eight panels.
     let shape = [768, 3072, 512];
-    assert_eq!(sizes(shape, 1), BlockSizes { rows: 528, columns: 512, depths: 192 });
-    assert_eq!(sizes(shape, 2), BlockSizes { rows: 528, columns: 512, depths: 384 });
-    assert_eq!(sizes(shape, 16), BlockSizes { rows: 672, columns: 512, depths: 3072 });
+    assert_eq!(sizes(shape, 1), BlockSizes { rows: 384, columns: 512, depths: 192 });
+    assert_eq!(sizes(shape, 2), BlockSizes { rows: 384, columns: 512, depths: 3 * 192 });
+    assert_eq!(sizes(shape, 16), BlockSizes { rows: 384, columns: 512, depths: 3072 });
     assert_eq!(sizes(shape, 64), sizes(shape, 16));
+    // No block of one row is left over.
+    assert_eq!(sizes([529, 3072, 512], 1).rows, 288);
     // The left operand is read for one panel of columns only.
     assert_eq!(sizes([50_257, 768, 1], 2), sizes([50_257, 768, 1], 16));
 }

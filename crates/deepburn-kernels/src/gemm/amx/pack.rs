@@ -51,6 +51,10 @@ pub(in crate::gemm) unsafe fn pack_left(strip: Strip<'_>, panel: *mut Pair) {
 }
 
 /// Packs a block of the left panel whose depths lie side by side: a row is one load.
+///
+/// # Safety
+/// The processor has the features of [`pack_pairs`]. The strip has at most `ROWS` lanes and `2 * PAIRS` depths, and
+/// there is room for `ROWS * PAIRS` pairs.
 #[inline(always)]
 unsafe fn pack_along<L: Load>(elements: &[L::Element], strip: Strip<'_>, out: *mut Pair) {
     let Strip { lanes, depth, lane_stride, .. } = strip;
@@ -66,6 +70,9 @@ unsafe fn pack_along<L: Load>(elements: &[L::Element], strip: Strip<'_>, out: *m
 }
 
 /// Packs a block of the left panel whose elements lie in another way: as a right panel first, then transposed.
+///
+/// # Safety
+/// As [`pack_along`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn pack_transposed(strip: Strip<'_>, out: *mut Pair) {
     let mut pairs = [Pair(0); PAIRS * ROWS];

@@ -36,10 +36,10 @@ load!(bf16, |at: *const bf16| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256
     _mm_loadu_si128(at.cast())
 ))));
 
-/// Packs a strip as panels `[depth][WIDTH]`, one after the other.
+/// Packs a strip as micro-panels `[depth][WIDTH]`, one after the other.
 ///
 /// # Safety
-/// The processor has AVX2 and F16C, and there is room for `lanes.div_ceil(WIDTH)` whole panels of the strip's depth.
+/// The processor has AVX2 and F16C, and there is room for `lanes.div_ceil(WIDTH)` whole micro-panels of the strip's depth.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn pack_singles<const WIDTH: usize>(strip: Strip<'_>, panels: *mut f32) {
     // SAFETY: as the caller promises.
@@ -52,7 +52,7 @@ pub(super) unsafe fn pack_singles<const WIDTH: usize>(strip: Strip<'_>, panels: 
     }
 }
 
-/// Packs a strip by the way in which its elements lie. Lanes that do not fill a panel, and elements that lie apart in
+/// Packs a strip by the way in which its elements lie. Lanes that do not fill a micro-panel, and elements that lie apart in
 /// both directions, are packed one by one.
 ///
 /// # Safety
@@ -90,10 +90,10 @@ unsafe fn pack_strip<E: Load, const WIDTH: usize>(
     }
 }
 
-/// Packs panels of lanes that lie side by side.
+/// Packs micro-panels of lanes that lie side by side.
 ///
 /// # Safety
-/// The processor has AVX2 and F16C, and there is room for `count` panels of this depth.
+/// The processor has AVX2 and F16C, and there is room for `count` micro-panels of this depth.
 #[inline(always)]
 unsafe fn pack_across<E: Load, const WIDTH: usize>(
     elements: &[E],
@@ -119,7 +119,7 @@ unsafe fn pack_across<E: Load, const WIDTH: usize>(
 /// Packs lanes whose depths lie side by side: blocks of eight lanes and depths are transposed.
 ///
 /// # Safety
-/// The processor has AVX2 and F16C, and there is room for a panel of this depth.
+/// The processor has AVX2 and F16C, and there is room for a micro-panel of this depth.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn pack_along<E: Load, const WIDTH: usize>(

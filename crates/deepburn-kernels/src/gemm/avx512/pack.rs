@@ -18,7 +18,7 @@ pub(in crate::gemm) trait Load: Copy {
     /// The first `count` numbers, which lie side by side; the rest is zero.
     ///
     /// # Safety
-    /// They are readable. `count` is at most `16 * DEPTH`.
+    /// They are readable, `count` is at most `16 * DEPTH`, and the processor has the features of the implementation.
     unsafe fn load(first: *const Self::Element, count: usize) -> __m512i;
 }
 
@@ -100,6 +100,11 @@ singles!(F16Singles, f16, |at: *const f16, mask| _mm512_castps_si512(_mm512_cvtp
     _mm256_maskz_loadu_epi16(mask, at.cast())
 )));
 
+/// Packs a strip as pairs, `[pair of depths][width]`. Lanes that it lacks are zero.
+///
+/// # Safety
+/// The processor has these features. `width` is a multiple of 32 and at least the strip's lanes, and the panel has room
+/// for `depth.div_ceil(2)` rows of that many pairs.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(in crate::gemm) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: *mut Pair) {
     // SAFETY: as the caller promises.
@@ -113,6 +118,10 @@ pub(in crate::gemm) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: 
 }
 
 /// Packs a strip as rows of pairs, a lane every `row_bytes` bytes.
+///
+/// # Safety
+/// The processor has these features. `row_bytes` is a multiple of 4 and holds all depths of a lane, and there is room
+/// for a row for each lane of the strip.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn pack_pair_rows(strip: Strip<'_>, rows: *mut Pair, row_bytes: usize) {
     let row_pairs = row_bytes / size_of::<Pair>();
@@ -130,6 +139,9 @@ pub(super) unsafe fn pack_pair_rows(strip: Strip<'_>, rows: *mut Pair, row_bytes
 ///
 /// Full blocks have a copy of the code with constant counts, here and in the other functions. The compiler then drops
 /// the masks and keeps the block in registers, instead of in an array on the stack.
+///
+/// # Safety
+/// As [`pack_pair_rows`], with a lane every `row_pairs` pairs.
 #[inline(always)]
 unsafe fn pack_rows<L: Load>(
     elements: &[L::Element],
@@ -165,6 +177,9 @@ unsafe fn pack_rows<L: Load>(
 }
 
 /// Packs rows one number at a time.
+///
+/// # Safety
+/// There is room for a row of `row_pairs` pairs for each lane, which holds all depths.
 unsafe fn pack_each_row(strip: Strip<'_>, rows: *mut Pair, row_pairs: usize) {
     for lane in 0..strip.lanes {
         let elements = strip.elements.starting_at(lane * strip.lane_stride);
@@ -177,6 +192,11 @@ unsafe fn pack_each_row(strip: Strip<'_>, rows: *mut Pair, row_pairs: usize) {
 }
 
 /// Packs a block of lanes whose depths lie side by side as rows of pairs.
+///
+/// # Safety
+/// The caller has the features of [`pack_pairs`]. A block has at most 32 depths. From `first` on, `depth` elements can be
+/// read every `lane_stride` elements, and from `rows` on, `depth.div_ceil(2)` pairs written every `row_pairs` pairs, for
+/// each lane.
 #[inline(always)]
 unsafe fn copy_rows<L: Load>(
     first: *const L::Element,
@@ -196,6 +216,9 @@ unsafe fn copy_rows<L: Load>(
 
 /// Packs a block of lanes that lie side by side as rows of pairs.
 /// Its loops are over numbers, because the compiler does not unroll the iterators.
+///
+/// # Safety
+/// As [`copy_rows`], but `lanes` elements, at most 32, can be read every `depth_stride` elements, for each depth.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn transpose_rows<L: Load>(
@@ -225,6 +248,10 @@ unsafe fn transpose_rows<L: Load>(
 }
 
 /// Depths `at` and `at + 1` of at most 32 lanes that lie side by side, in pairs. A depth that does not exist is zero.
+///
+/// # Safety
+/// The caller has the features of [`pack_pairs`]. From `first` on, `lanes` elements can be read every `depth_stride`
+/// elements, for each depth.
 #[inline(always)]
 unsafe fn load_pairs<L: Load>(
     first: *const L::Element,
@@ -260,6 +287,11 @@ fn interleaved(even: __m512i, odd: __m512i) -> [__m512i; 2] {
     order.map(|order| _mm512_permutex2var_epi16(even, order, odd))
 }
 
+/// Packs a strip in single precision, `[depth][width]`. Lanes that it lacks are zero.
+///
+/// # Safety
+/// The processor has these features. `width` is a multiple of 16 and at least the strip's lanes, and the panel has room
+/// for that many numbers of each depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_singles(strip: Strip<'_>, width: usize, panel: *mut f32) {
     // SAFETY: as the caller promises.
@@ -275,6 +307,9 @@ pub(super) unsafe fn pack_singles(strip: Strip<'_>, width: usize, panel: *mut f3
 }
 
 /// Packs a strip as `[depth][width]` by the way in which its elements lie.
+///
+/// # Safety
+/// As [`pack_pairs`] for pairs, as [`pack_singles`] for single precision.
 #[inline(always)]
 unsafe fn pack_strip<L: Load, P: crate::gemm::pack::Packed>(
     elements: &[L::Element],
@@ -308,6 +343,10 @@ unsafe fn pack_strip<L: Load, P: crate::gemm::pack::Packed>(
 }
 
 /// Packs lanes that lie side by side, in single precision.
+///
+/// # Safety
+/// The caller has the features of [`pack_singles`]. From `first` on, `lanes` elements can be read every `depth_stride`
+/// elements, for each depth. `width` is a multiple of 16, and the panel has room for that many numbers of each depth.
 #[inline(always)]
 unsafe fn pack_across<L: Load>(
     first: *const L::Element,
@@ -329,7 +368,11 @@ unsafe fn pack_across<L: Load>(
 }
 
 /// Packs lanes that lie side by side, in pairs: a row of the panel at a time, from as many cache lines as it needs.
-/// `width` is a multiple of 32.
+///
+/// # Safety
+/// The caller has the features of [`pack_pairs`]. From `first` on, `lanes` elements can be read every `depth_stride`
+/// elements, for each depth. `width` is a multiple of 32, and the panel has room for `depth.div_ceil(2)` rows of that
+/// many pairs.
 #[inline(always)]
 unsafe fn pack_pairs_across<L: Load>(
     first: *const L::Element,
@@ -357,7 +400,12 @@ unsafe fn pack_pairs_across<L: Load>(
     }
 }
 
-/// Packs sixteen lanes whose depths lie side by side.
+/// Packs sixteen lanes whose depths lie side by side. Lanes from `lanes` on are zero.
+///
+/// # Safety
+/// The caller has the features of the packing. From `first` on, `depth` elements can be read every `lane_stride`
+/// elements, for each of at most sixteen `lanes`. The panel has room for sixteen packed elements every `width`, for each
+/// packed depth.
 #[inline(always)]
 unsafe fn pack_along<L: Load>(
     first: *const L::Element,
@@ -383,6 +431,9 @@ unsafe fn pack_along<L: Load>(
 }
 
 /// Packs a block of at most sixteen lanes and sixteen packed elements of each, whose depths lie side by side.
+///
+/// # Safety
+/// As [`pack_along`].
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn transpose_panel<L: Load>(

@@ -144,7 +144,7 @@ fn shapes_up_to_70_have_the_bits_of_the_pseudo_code() {
 }
 
 #[test]
-fn blocks_of_depth_and_rows_have_the_bits_of_the_pseudo_code() {
+fn panels_of_depth_and_rows_have_the_bits_of_the_pseudo_code() {
     for shape in [[3, 1100, 5], [33, 513, 40], [70, 1024, 33], [545, 40, 3]] {
         for transposed in [[false, false], [true, true]] {
             let case = Case::dense(shape, [2, 2], transposed, Arithmetic::Bf16);

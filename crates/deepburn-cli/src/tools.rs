@@ -166,7 +166,7 @@ fn plot(runs: &[PathBuf], output: &Path) -> Result<String, Failure> {
     // A run's metrics.jsonl as output is most likely a forgotten option, and would be lost.
     if output.extension().is_none_or(|ending| ending != "html") {
         return Err(Failure::mistake(format!(
-            "--output: {} has another ending than .html; give a name that ends in .html",
+            "--output: {} does not end in .html; give a name that does",
             output.display()
         )));
     }

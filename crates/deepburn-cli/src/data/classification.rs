@@ -113,8 +113,8 @@ impl Classification<ClassifierConfig> {
         let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
         if texts.tokenizer.vocab_size() > body.vocab_size {
             return Err(Failure::mistake(format!(
-                "data.tokenizer: has {} tokens, but the model {} (model.config.vocab_size); use the tokenizer of the \
-                 model",
+                "data.tokenizer: it has {} tokens, and the model has embeddings for {} (model.config.vocab_size); use \
+                 the tokenizer of the model",
                 texts.tokenizer.vocab_size(),
                 body.vocab_size
             )));

@@ -26,11 +26,20 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     let path = output.join("job.json");
     write_whole(&path, &record).map_err(|error| {
-        Failure::run(format!("{} cannot be written: {error}; make room there", path.display()))
+        Failure::run(format!(
+            "{} cannot be written: {error}; check its permissions and the free space there",
+            path.display()
+        ))
     })?;
     for name in ["report.html", "test.json"] {
-        match fs::remove_file(output.join(name)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(Failure::run(error)),
+        let path = output.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(Failure::run(format!(
+                    "{} is from an earlier run and cannot be removed: {error}; remove it, or give another folder",
+                    path.display()
+                )));
+            }
             _ => {}
         }
     }
@@ -49,22 +58,24 @@ fn warn_of_full_disk(preparation: &Preparation) {
     let output = &preparation.job.training.output_dir;
     let parameters = preparation.subject.info().architecture().num_parameters();
     let needed = parameters as u64 * size_of::<f32>() as u64;
-    // File systems that do not know their free space are not reported.
-    let free = fs4::available_space(output).unwrap_or(u64::MAX);
-    if let Some(warning) = disk_warning(output, needed, free) {
+    // A file system that does not know its size says that it has none.
+    let space = fs4::statvfs(output).ok().filter(|space| space.total_space() > 0);
+    let free = space.map(|space| space.available_space());
+    if let Some(warning) = free.and_then(|free| disk_warning(output, needed, free)) {
         tracing::warn!("{warning}");
     }
 }
 
-/// Returns what to say about a disk with less free space than the model takes.
+/// Returns what to say about a disk with less free space than the model takes. Checkpoints are not counted: a run without
+/// room for one continues without it.
 ///
 /// It is only a warning, because a run can take days, in which space can be made. An earlier model does not make room:
 /// it is replaced after the new one has been written.
 fn disk_warning(output: &Path, needed: u64, free: u64) -> Option<String> {
     (free < needed).then(|| {
         format!(
-            "training.output_dir: {} are free in {}, and the trained model takes {}; make room before the run ends, or \
-             give another folder",
+            "training.output_dir: {} are free in {}, and the trained model takes {} without checkpoints; make room \
+             before the run ends, or give another folder",
             readable(free),
             output.display(),
             readable(needed)
@@ -78,20 +89,24 @@ fn disk_warning(output: &Path, needed: u64, free: u64) -> Option<String> {
 /// A user's mistake: an unwritable folder, something in the way of the results, or another run.
 fn claim(folder: &Path) -> Result<Option<File>, Failure> {
     let refused = |error: io::Error| {
-        let reason = match error.kind() {
-            ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
-                format!("it or one of its parents is not a folder: {error}")
+        let no_folder = folder.ancestors().find(|path| path.exists() && !path.is_dir());
+        Failure::mistake(match no_folder {
+            Some(path) => {
+                format!(
+                    "training.output_dir: {} is not a folder; give another folder",
+                    path.display()
+                )
             }
-            _ => error.to_string(),
-        };
-        Failure::mistake(format!(
-            "training.output_dir: {} cannot be written to ({reason}); give a writable folder",
-            folder.display()
-        ))
+            None => format!(
+                "training.output_dir: {} cannot be written to ({error}); give a writable folder",
+                folder.display()
+            ),
+        })
     };
     let made = MadeFolders::make_writable(folder).map_err(refused)?;
     // A folder with the name of a result would fail only at the end of the run.
-    let in_the_way = ["metrics.jsonl", "job.json", "report.html"].map(|it| folder.join(it));
+    let in_the_way =
+        ["metrics.jsonl", "job.json", "report.html", "test.json"].map(|it| folder.join(it));
     let in_the_way = in_the_way.iter().find(|it| it.is_dir());
     let model = folder.join("model");
     if let Some(path) = in_the_way.or((model.exists() && !model.is_dir()).then_some(&model)) {
@@ -142,8 +157,8 @@ mod tests {
         assert_eq!(disk_warning(output, 498_000_000, 498_000_000), None);
         assert_eq!(
             disk_warning(output, 498_000_000, 3_000_000).unwrap(),
-            "training.output_dir: 3.00 MB are free in output/gpt2, and the trained model takes 498 MB; make room before \
-             the run ends, or give another folder"
+            "training.output_dir: 3.00 MB are free in output/gpt2, and the trained model takes 498 MB without \
+             checkpoints; make room before the run ends, or give another folder"
         );
     }
 
@@ -154,8 +169,7 @@ mod tests {
         fs::write(&file, "kept").unwrap();
         for output in [file.clone(), file.join("run")] {
             let message = claim(&output).unwrap_err().to_string();
-            assert!(message.contains("is not a folder"), "{message}");
-            assert!(message.contains(&format!("{}", output.display())), "{message}");
+            assert!(message.contains("notes.txt is not a folder"), "{message}");
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
     }

@@ -97,7 +97,7 @@ fn check_dynamic_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
     for setting in [&fp16.loss_scale_window, &fp16.min_loss_scale] {
         let value = setting.value;
         refuse!(if value <= 0; context, setting =>
-            "{value} is out of range: a dynamic loss scale (loss_scale 0) needs more than 0";
+            "{value} is out of range; with a dynamic loss scale (loss_scale 0) it must be above 0";
             "write {} or leave the key out", setting.key.default);
     }
     let (power, minimum) = (fp16.initial_scale_power.value, fp16.min_loss_scale.value);

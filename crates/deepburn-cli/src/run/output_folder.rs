@@ -90,18 +90,15 @@ fn disk_warning(output: &Path, needed: u64, free: u64) -> Option<String> {
 fn claim(folder: &Path) -> Result<Option<File>, Failure> {
     let refused = |error: io::Error| {
         let no_folder = folder.ancestors().find(|path| path.exists() && !path.is_dir());
-        Failure::mistake(match no_folder {
-            Some(path) => {
-                format!(
-                    "training.output_dir: {} is not a folder; give another folder",
-                    path.display()
-                )
-            }
-            None => format!(
-                "training.output_dir: {} cannot be written to ({error}); give a writable folder",
-                folder.display()
-            ),
-        })
+        let reason = match no_folder {
+            Some(path) if path == folder => "is not a folder".to_owned(),
+            Some(path) => format!("cannot be made, because {} is not a folder", path.display()),
+            None => format!("cannot be written to ({error})"),
+        };
+        Failure::mistake(format!(
+            "training.output_dir: {} {reason}; give a writable folder",
+            folder.display()
+        ))
     };
     let made = MadeFolders::make_writable(folder).map_err(refused)?;
     // A folder with the name of a result would fail only at the end of the run.

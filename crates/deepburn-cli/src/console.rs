@@ -1,14 +1,25 @@
 //! Output to the terminal: results on standard output, messages on standard error.
 //!
-//! Both functions ignore write errors, because a closed pipe (`| head`) must not fail a run.
+//! A closed pipe (`| head`) is no error, and messages that cannot be written are lost.
 //!
 //! Standard output has only results, so that it can be piped. Progress, messages and logs are on standard error.
 
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
+
+use crate::failure::Failure;
 
 /// Prints a result and a newline to standard output.
-pub(crate) fn print(text: &str) {
-    let _ = writeln!(io::stdout(), "{text}");
+///
+/// # Errors
+/// Standard output cannot be written, for example because it is a file on a full disk.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut output = io::stdout();
+    match output.write_all(format!("{text}\n").as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::run(format!(
+            "standard output cannot be written: {error}; check the free space where it goes"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Prints a message and a newline to standard error.

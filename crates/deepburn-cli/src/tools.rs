@@ -157,8 +157,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
         Command::Cache { action } => cache(action)?,
         Command::Env => Environment::detect(env!("CARGO_PKG_VERSION")).to_string(),
     };
-    console::print(&text);
-    Ok(())
+    console::print(&text)
 }
 
 /// Plots the curves of `runs` in the page `output`.

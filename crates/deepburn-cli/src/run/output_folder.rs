@@ -16,6 +16,20 @@ use crate::run::forecast::readable;
 use crate::run::preparation::Preparation;
 use crate::run::results::write_whole;
 
+/// Files that a run writes.
+const FILES: [&str; 7] = [
+    "metrics.jsonl",
+    "job.json",
+    "report.html",
+    "test.json",
+    "model/config.json",
+    "model/model.safetensors",
+    "checkpoints/latest",
+];
+
+/// Folders that a run makes.
+const FOLDERS: [&str; 2] = ["model", "checkpoints"];
+
 /// Locks the output folder and writes `job.json`.
 ///
 /// Results of an earlier run that would pass for this one's are removed, in case this run fails. The lock is held as
@@ -101,12 +115,11 @@ fn claim(folder: &Path) -> Result<Option<File>, Failure> {
         ))
     };
     let made = MadeFolders::make_writable(folder).map_err(refused)?;
-    // A folder with the name of a result would fail only at the end of the run.
-    let in_the_way =
-        ["metrics.jsonl", "job.json", "report.html", "test.json"].map(|it| folder.join(it));
-    let in_the_way = in_the_way.iter().find(|it| it.is_dir());
-    let model = folder.join("model");
-    if let Some(path) = in_the_way.or((model.exists() && !model.is_dir()).then_some(&model)) {
+    // A folder with the name of a file, or a file with the name of a folder, would fail only when a result is saved.
+    let folders = FILES.map(|it| folder.join(it)).into_iter().filter(|it| it.is_dir());
+    let files = FOLDERS.map(|it| folder.join(it)).into_iter();
+    let files = files.filter(|it| it.exists() && !it.is_dir());
+    if let Some(path) = folders.chain(files).next() {
         return Err(Failure::mistake(format!(
             "training.output_dir: {} is in the way of the results; move it or give another folder",
             path.display()
@@ -157,6 +170,23 @@ mod tests {
             "training.output_dir: 3.00 MB are free in output/gpt2, and the trained model takes 498 MB without \
              checkpoints; make room before the run ends, or give another folder"
         );
+    }
+
+    #[test]
+    fn what_is_in_the_way_of_a_result_is_named() {
+        let message = |make: &dyn Fn(&Path)| {
+            let folder = tempfile::tempdir().unwrap();
+            make(folder.path());
+            claim(folder.path()).unwrap_err().to_string()
+        };
+        for name in FILES {
+            let message = message(&|folder| fs::create_dir_all(folder.join(name)).unwrap());
+            assert!(message.contains(&format!("{name} is in the way")), "{message}");
+        }
+        for name in FOLDERS {
+            let message = message(&|folder| fs::write(folder.join(name), "").unwrap());
+            assert!(message.contains(&format!("{name} is in the way")), "{message}");
+        }
     }
 
     #[test]

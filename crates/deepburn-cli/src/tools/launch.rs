@@ -131,8 +131,7 @@ pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
     // The line is printed in any case, so that users can start mpirun themselves.
     let line = quoted(&launch.words());
     if dry_run {
-        console::print(&line);
-        return Ok(());
+        return console::print(&line);
     }
     console::eprint(&line);
     let end = launch.run().map_err(|error| match error {

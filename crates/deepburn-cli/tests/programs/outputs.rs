@@ -330,3 +330,16 @@ fn a_closed_pipe_does_not_stop_training() {
     assert!(program.status().unwrap().success());
     assert_eq!(left(&job.folder().join("output")), OUTPUTS);
 }
+
+/// A table in a file on a full disk is not taken for a whole one.
+#[test]
+fn a_result_that_cannot_be_written_is_a_failure() {
+    for arguments in [&["keys", "--schema"][..], &["env"], &["estimate", "--ranks", "4"]] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_deepburn"));
+        let output = program.args(arguments).stdout(full).output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {message}");
+        assert!(message.contains("standard output cannot be written"), "{message}");
+    }
+}

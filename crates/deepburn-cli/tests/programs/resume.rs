@@ -256,6 +256,10 @@ fn another_job_is_refused_and_another_rate_is_logged() {
     let rate = "deepspeed.optimizer.params.weight_decay=0.2";
     let ending = resume(&job, &["--set", rate]).succeeded();
     assert!(ending.stderr.contains("weight_decay changes from 0.1"), "{}", ending.stderr);
+    // A section that the job of the checkpoint does not have.
+    let ending = resume(&job, &["--set", "deepspeed.bf16.enabled=true"]).succeeded();
+    let warning = "deepspeed.bf16 changes from null in the checkpoint to {\"enabled\":true}";
+    assert!(ending.stderr.contains(warning), "{}", ending.stderr);
 }
 
 #[test]

@@ -17,18 +17,7 @@ use crate::run::preparation::Preparation;
 use crate::run::results::write_whole;
 
 /// Files that a run writes.
-const FILES: [&str; 7] = [
-    "metrics.jsonl",
-    "job.json",
-    "report.html",
-    "test.json",
-    "model/config.json",
-    "model/model.safetensors",
-    "checkpoints/latest",
-];
-
-/// Folders that a run makes.
-const FOLDERS: [&str; 2] = ["model", "checkpoints"];
+const FILES: [&str; 4] = ["metrics.jsonl", "job.json", "report.html", "test.json"];
 
 /// Locks the output folder and writes `job.json`.
 ///
@@ -115,11 +104,10 @@ fn claim(folder: &Path) -> Result<Option<File>, Failure> {
         ))
     };
     let made = MadeFolders::make_writable(folder).map_err(refused)?;
-    // A folder with the name of a file, or a file with the name of a folder, would fail only when a result is saved.
+    // A folder with the name of a result would fail only at the end of the run.
     let folders = FILES.map(|it| folder.join(it)).into_iter().filter(|it| it.is_dir());
-    let files = FOLDERS.map(|it| folder.join(it)).into_iter();
-    let files = files.filter(|it| it.exists() && !it.is_dir());
-    if let Some(path) = folders.chain(files).next() {
+    let model = Some(folder.join("model")).filter(|it| it.exists() && !it.is_dir());
+    if let Some(path) = folders.chain(model).next() {
         return Err(Failure::mistake(format!(
             "training.output_dir: {} is in the way of the results; move it or give another folder",
             path.display()
@@ -183,10 +171,8 @@ mod tests {
             let message = message(&|folder| fs::create_dir_all(folder.join(name)).unwrap());
             assert!(message.contains(&format!("{name} is in the way")), "{message}");
         }
-        for name in FOLDERS {
-            let message = message(&|folder| fs::write(folder.join(name), "").unwrap());
-            assert!(message.contains(&format!("{name} is in the way")), "{message}");
-        }
+        let message = message(&|folder| fs::write(folder.join("model"), "").unwrap());
+        assert!(message.contains("model is in the way"), "{message}");
     }
 
     #[test]

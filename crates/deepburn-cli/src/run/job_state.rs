@@ -157,15 +157,16 @@ impl JobState {
                     let now = now.unwrap_or(Value::Null);
                     tracing::warn!("{path} changes from {then} in the checkpoint to {now}");
                 }
-                // The section is stored as it was written, so a key that is new in it turns something on.
-                (None, Some(now))
-                    if affects_numbers && path.starts_with("deepspeed.") && !now.is_null() =>
-                {
-                    tracing::warn!("{path} changes from null in the checkpoint to {now}");
-                }
-                // The program that saved the checkpoint did not have this key, or had it in another place.
                 (None, Some(now)) if affects_numbers && !now.is_null() => {
-                    tracing::debug!("{path} is {now}; the checkpoint was saved without this key");
+                    // This section is stored as its user wrote it. A key that other sections lack is one that the
+                    // program that saved the checkpoint did not have, or had in another place.
+                    if path.starts_with("deepspeed") {
+                        tracing::warn!("{path} changes from null in the checkpoint to {now}");
+                    } else {
+                        tracing::debug!(
+                            "{path} is {now}; the checkpoint was saved without this key"
+                        );
+                    }
                 }
                 _ => {}
             }

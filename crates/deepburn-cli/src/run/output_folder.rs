@@ -182,7 +182,9 @@ mod tests {
         fs::write(&file, "kept").unwrap();
         for output in [file.clone(), file.join("run")] {
             let message = claim(&output).unwrap_err().to_string();
-            assert!(message.contains("notes.txt is not a folder"), "{message}");
+            assert!(message.contains("notes.txt"), "{message}");
+            assert!(message.contains("is not a folder"), "{message}");
+            assert!(message.contains(&format!("{}", output.display())), "{message}");
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
     }

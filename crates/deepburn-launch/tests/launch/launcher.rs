@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use deepburn_launch::{HostSlots, Launch, Mpirun, forwarded_variables};
 use rustix::process::{Pid, Signal, kill_process};
@@ -180,6 +180,17 @@ impl Running {
 pub(crate) fn is_running(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// Waits for the end of a process that has been sent a signal.
+///
+/// A signal takes effect after the call that sends it has returned.
+pub(crate) fn wait_for_end(pid: &str) {
+    let since = Instant::now();
+    while is_running(pid) {
+        assert!(since.elapsed() < Duration::from_secs(60), "process {pid} was left");
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Writes an executable script.

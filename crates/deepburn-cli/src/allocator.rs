@@ -1,164 +1,284 @@
-//! The allocator of both programs: the system's, with huge pages for large blocks, which are kept for the next step. In
-//! `finetune`, large blocks also have mappings of their own; `deepburn` keeps the system's thresholds.
+//! The allocator of both programs: the system's for small blocks, and a heap of huge pages for large
+//! ones.
 //!
 //! ```text
-//!  size of a block        comes from                  after it is freed
-//!  below LARGE_BLOCK      a heap of the C library     its memory stays with the process
-//!  LARGE_BLOCK or more    a mapping in huge pages     kept for the next block of its size, if it has room
+//!  size of a block        comes from                 after it is freed
+//!  below LARGE_BLOCK      a heap of the C library    its memory stays with the process
+//!  LARGE_BLOCK or more    the page heap              its pages serve other large blocks, of any
+//!                                                    size, or are returned to the system
 //! ```
 //!
-//! Every training step allocates and frees the same arrays, in an order that leaves gaps. A heap that keeps all freed
-//! blocks for the next step keeps the gaps too: one fifth of the peak of GPT-2 124M. Returning large blocks to the system
-//! costs time instead: a sixth of the step of GPT-2 124M at stage 3 was clearing pages. A large block is therefore kept,
-//! whole, for a block of the same size. Kept blocks have only memory that blocks in use had before, so the peak stays;
-//! see [`KeptBlocks`]. Huge pages make the mappings that remain cheap: the kernel clears 2 MiB for each page fault
-//! instead of 4 KiB.
+//! Every training step allocates and frees the same arrays, in an order that leaves gaps. A heap
+//! that keeps all freed memory for the next step keeps the gaps too: one fifth of the peak of GPT-2
+//! 124M. Returning all large blocks to the system costs time instead: a sixth of the step of GPT-2
+//! 124M at stage 3 was clearing pages. The page heap keeps pages only as far as the peak of its used
+//! blocks; see [`page_heap`].
 //!
-//! Thresholds are glibc's, so on other C libraries blocks of all sizes come from the system's allocator as it is.
-//! Huge pages are Linux's transparent ones. Where they are off, large blocks have ordinary pages.
+//! The page heap needs Linux. Elsewhere, and where its addresses cannot be reserved, blocks of all
+//! sizes come from the system's allocator. Huge pages are Linux's transparent ones; where they are
+//! off, the heap has ordinary pages. Thresholds for smaller blocks are glibc's.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-mod kept_blocks;
+#[cfg(target_os = "linux")]
+mod address_range;
+#[cfg(target_os = "linux")]
+mod large_blocks;
+#[cfg(target_os = "linux")]
+mod page_heap;
 
-use kept_blocks::{KeptBlock, KeptBlocks};
+#[cfg(target_os = "linux")]
+use large_blocks::LargeBlocks;
 
-/// Bytes of the smallest large block.
-///
-/// LibTorch allocates without this module and so without huge pages. Its blocks are therefore kept up to the largest
-/// threshold that glibc accepts.
-const LARGE_BLOCK: usize = if cfg!(feature = "tch") { 32 << 20 } else { 4 << 20 };
+/// Other systems have no page heap.
+#[cfg(not(target_os = "linux"))]
+enum LargeBlocks {}
 
-/// glibc returns free memory at the end of a heap once it exceeds this many bytes. A step frees less, so that nothing
-/// is returned between two steps.
+#[cfg(not(target_os = "linux"))]
+impl LargeBlocks {
+    fn get() -> Option<&'static Self> {
+        None
+    }
+
+    fn allocate(&self, _: Layout) -> Option<(*mut u8, bool)> {
+        match *self {}
+    }
+
+    unsafe fn free(&self, _: *mut u8, _: usize) -> bool {
+        match *self {}
+    }
+
+    unsafe fn resize(&self, _: *mut u8, _: usize, _: usize) -> bool {
+        match *self {}
+    }
+}
+
+/// Bytes of the smallest large block: a few pages of the heap, so that less than a tenth of them is
+/// lost in the last page on average.
+const LARGE_BLOCK: usize = 512 << 10;
+
+/// glibc gives blocks of this size or more a mapping of their own. Only LibTorch has some, which
+/// allocates without this module; its blocks are kept up to the largest threshold that glibc
+/// accepts.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const MMAP_THRESHOLD: libc::c_int = if cfg!(feature = "tch") { 32 << 20 } else { 4 << 20 };
+
+/// glibc returns free memory at the end of a heap once it exceeds this many bytes. A step frees
+/// less, so that nothing is returned between two steps.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const TRIM_THRESHOLD: libc::c_int = 1 << 30;
 
-/// The system's allocator, which asks for huge pages for large blocks and keeps them for the next block of their size.
+/// The system's allocator for small blocks, and a heap of huge pages for large ones.
 #[derive(Debug, Clone, Copy)]
 pub struct HugePageAllocator;
 
-static KEPT_BLOCKS: Mutex<KeptBlocks> = Mutex::new(KeptBlocks::new());
-
-/// The lock is held for a search in few slots. Nothing panics or allocates meanwhile.
-fn kept_blocks() -> MutexGuard<'static, KeptBlocks> {
-    KEPT_BLOCKS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Frees kept blocks that have more than their share of the peak.
-fn free_excess() {
-    loop {
-        // The lock is not held while the system unmaps a block.
-        let Some(KeptBlock { start, layout }) = kept_blocks().excess() else { return };
-        // SAFETY: the block was allocated with this layout, and nobody uses it.
-        unsafe { System.dealloc(start, layout) };
-    }
-}
-
-/// Returns a kept block of a large layout, or else a new one by `allocate`, which is counted if the system has it.
-fn kept_or_new(layout: Layout, allocate: impl FnOnce() -> *mut u8) -> (*mut u8, bool) {
-    if let Some(block) = kept_blocks().allocate(layout) {
-        return (block, true);
-    }
-    free_excess();
-    let block = advised(allocate(), layout.size());
-    if block.is_null() {
-        kept_blocks().count_freed(layout.size());
-    }
-    (block, false)
-}
-
-// SAFETY: blocks are the system allocator's. A kept block has the layout that is asked for, and was freed by its last
-// user. Advice on blocks changes how the kernel maps them, not what they hold.
+// SAFETY: a block is the system allocator's or has pages of the heap that no other block has. Which
+// of both is decided by its address, so it is freed where it was allocated.
 unsafe impl GlobalAlloc for HugePageAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are those that `System` needs.
-        let allocate = || unsafe { System.alloc(layout) };
-        if layout.size() < LARGE_BLOCK {
-            return allocate();
+        if layout.size() >= LARGE_BLOCK
+            && let Some((block, _)) = LargeBlocks::get().and_then(|heap| heap.allocate(layout))
+        {
+            return block;
         }
-        kept_or_new(layout, allocate).0
+        // SAFETY: the caller's promises are those that `System` needs.
+        unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if layout.size() >= LARGE_BLOCK
+            && let Some((block, is_zero)) =
+                LargeBlocks::get().and_then(|heap| heap.allocate(layout))
+        {
+            if !is_zero {
+                // SAFETY: the block has this size and is new.
+                unsafe { block.write_bytes(0, layout.size()) };
+            }
+            return block;
+        }
         // SAFETY: the caller's promises are those that `System` needs.
-        let allocate = || unsafe { System.alloc_zeroed(layout) };
-        if layout.size() < LARGE_BLOCK {
-            return allocate();
-        }
-        let (block, was_kept) = kept_or_new(layout, allocate);
-        if was_kept {
-            // SAFETY: a kept block has this size.
-            unsafe { block.write_bytes(0, layout.size()) };
-        }
-        block
-    }
-
-    /// Large blocks grow and shrink where they are, or by moving their pages, which copies nothing.
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        let large = |size: usize| if size < LARGE_BLOCK { 0 } else { size };
-        let (old, new) = (large(layout.size()), large(new_size));
-        let grown = new.saturating_sub(old);
-        if grown > 0 {
-            kept_blocks().count_used(grown);
-            free_excess();
-        }
-        // SAFETY: the caller's promises are those that `System` needs, which has allocated the block.
-        let moved = unsafe { System.realloc(block, layout, new_size) };
-        let freed = if moved.is_null() { grown } else { old.saturating_sub(new) };
-        if freed > 0 {
-            kept_blocks().count_freed(freed);
-        }
-        if new > 0 { advised(moved, new_size) } else { moved }
+        unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        if layout.size() < LARGE_BLOCK {
-            // SAFETY: the caller's promises are those that `System` needs, which has allocated the block.
-            return unsafe { System.dealloc(block, layout) };
+        // SAFETY: by the caller's promise, the block has this size and nobody uses it any more.
+        let free = |heap: &LargeBlocks| unsafe { heap.free(block, layout.size()) };
+        if layout.size() < LARGE_BLOCK || !LargeBlocks::get().is_some_and(free) {
+            // SAFETY: the block is not of the page heap, so `System` has allocated it.
+            unsafe { System.dealloc(block, layout) };
         }
-        if let Some(oldest) = kept_blocks().keep(KeptBlock { start: block, layout }) {
-            // SAFETY: the block was allocated with this layout, and nobody uses it.
-            unsafe { System.dealloc(oldest.start, oldest.layout) };
+    }
+
+    /// A large block grows where it is if the pages after it are free.
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        let (old, new) = (layout.size(), new_size);
+        if old < LARGE_BLOCK && new < LARGE_BLOCK {
+            // SAFETY: the caller's promises are those that `System` needs, whose block it is.
+            return unsafe { System.realloc(block, layout, new) };
         }
-        free_excess();
+        // SAFETY: by the caller's promise, the block has `old` bytes and is the caller's.
+        let resize = |heap: &LargeBlocks| unsafe { heap.resize(block, old, new) };
+        if old.min(new) >= LARGE_BLOCK && LargeBlocks::get().is_some_and(resize) {
+            return block;
+        }
+        // SAFETY: the caller promises that the alignment is valid and the size fits.
+        let moved = unsafe { self.alloc(Layout::from_size_align_unchecked(new, layout.align())) };
+        if !moved.is_null() {
+            // SAFETY: both blocks have this many bytes, and the new one is nobody else's. The old
+            // one has its layout and is not used after this.
+            unsafe {
+                moved.copy_from_nonoverlapping(block, old.min(new));
+                self.dealloc(block, layout);
+            }
+        }
+        moved
     }
 }
 
-/// Asks for huge pages for a large block of `size` bytes, and returns the block. A block that could not be allocated is
-/// null.
-fn advised(block: *mut u8, size: usize) -> *mut u8 {
-    if block.is_null() {
-        return block;
-    }
-    #[cfg(target_os = "linux")]
-    {
-        // A mapping starts with a few bytes of the C library before the block, so its first page is part of it.
-        const PAGE: usize = 4096;
-        let before = block.addr() % PAGE;
-        // SAFETY: the advice changes the size of pages only, and the range is mapped: the block and the beginning of
-        // its first page. Refused advice, as without support for huge pages, changes nothing.
-        unsafe {
-            libc::madvise(block.wrapping_sub(before).cast(), before + size, libc::MADV_HUGEPAGE)
-        };
-    }
-    block
-}
-
-/// Sets the size from which on blocks have mappings of their own, and keeps the memory of smaller ones.
+/// Sets the size from which on glibc gives blocks mappings of their own, and keeps the memory of
+/// smaller ones.
 ///
-/// The variables `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` override it; `GLIBC_TUNABLES` does not.
+/// The variables `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` override it; `GLIBC_TUNABLES`
+/// does not.
 pub fn set_block_thresholds() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (parameter, variable, value) in [
-        (libc::M_MMAP_THRESHOLD, "MALLOC_MMAP_THRESHOLD_", LARGE_BLOCK as libc::c_int),
+        (libc::M_MMAP_THRESHOLD, "MALLOC_MMAP_THRESHOLD_", MMAP_THRESHOLD),
         (libc::M_TRIM_THRESHOLD, "MALLOC_TRIM_THRESHOLD_", TRIM_THRESHOLD),
     ] {
         if std::env::var_os(variable).is_none() {
-            // SAFETY: it sets a number under the lock of the allocator, which reads it at the next allocation. A
-            // refused value leaves glibc's default.
+            // SAFETY: it sets a number under the lock of the allocator, which reads it at the next
+            // allocation. A refused value leaves glibc's default.
             unsafe { libc::mallopt(parameter, value) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A block of the allocator, filled with one byte.
+    struct Filled {
+        start: *mut u8,
+        layout: Layout,
+        byte: u8,
+    }
+
+    impl Filled {
+        fn new(size: usize, byte: u8, zeroed: bool) -> Self {
+            let layout = Layout::from_size_align(size, 64).unwrap();
+            // SAFETY: the size is not zero.
+            let start = unsafe {
+                match zeroed {
+                    true => HugePageAllocator.alloc_zeroed(layout),
+                    false => HugePageAllocator.alloc(layout),
+                }
+            };
+            assert!(!start.is_null() && start.addr().is_multiple_of(64));
+            let mut filled = Self { start, layout, byte: 0 };
+            if zeroed {
+                filled.check(size);
+            }
+            filled.fill(byte);
+            filled
+        }
+
+        fn bytes(&mut self) -> &mut [u8] {
+            // SAFETY: the block has this size, is this value's alone, and was written to the end.
+            unsafe { std::slice::from_raw_parts_mut(self.start, self.layout.size()) }
+        }
+
+        fn fill(&mut self, byte: u8) {
+            // SAFETY: the block has this size.
+            unsafe { self.start.write_bytes(byte, self.layout.size()) };
+            self.byte = byte;
+        }
+
+        /// Checks that the first `count` bytes are what they were filled with.
+        fn check(&mut self, count: usize) {
+            let byte = self.byte;
+            assert!(
+                self.bytes()[..count].iter().all(|held| *held == byte),
+                "a block was overwritten"
+            );
+        }
+
+        fn resize(&mut self, size: usize) {
+            let kept = self.layout.size().min(size);
+            // SAFETY: the block has this layout, and the size is not zero.
+            self.start = unsafe { HugePageAllocator.realloc(self.start, self.layout, size) };
+            assert!(!self.start.is_null());
+            self.layout = Layout::from_size_align(size, 64).unwrap();
+            self.check(kept);
+            self.fill(self.byte);
+        }
+    }
+
+    impl Drop for Filled {
+        fn drop(&mut self) {
+            self.check(self.layout.size());
+            // SAFETY: the block has this layout and ends here.
+            unsafe { HugePageAllocator.dealloc(self.start, self.layout) };
+        }
+    }
+
+    /// Sizes on both sides of the threshold and of a page.
+    fn size() -> impl Strategy<Value = usize> {
+        prop_oneof![
+            1 => 1..LARGE_BLOCK,
+            1 => LARGE_BLOCK - 2..LARGE_BLOCK + 3,
+            3 => LARGE_BLOCK..5 * LARGE_BLOCK,
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        /// Blocks of four threads keep their content through allocations, frees and changes of size
+        /// of all others, and zeroed blocks are zero.
+        #[test]
+        fn blocks_keep_their_content(
+            steps in prop::collection::vec((size(), any::<usize>(), any::<bool>(), 0..4), 1..40),
+        ) {
+            thread::scope(|scope| {
+                for thread in 1..5_u8 {
+                    let steps = &steps;
+                    scope.spawn(move || {
+                        let mut blocks: Vec<Filled> = Vec::new();
+                        for (round, (size, which, zeroed, action)) in steps.iter().enumerate() {
+                            let index = which % blocks.len().max(1);
+                            match action {
+                                0 if !blocks.is_empty() => drop(blocks.swap_remove(index)),
+                                1 if !blocks.is_empty() => blocks[index].resize(*size),
+                                _ => {
+                                    let byte = thread * 50 + round as u8;
+                                    blocks.push(Filled::new(*size, byte, *zeroed));
+                                }
+                            }
+                        }
+                    });
+                }
+            });
+        }
+    }
+
+    /// An alignment that pages do not have is left to the system.
+    #[test]
+    fn blocks_may_be_aligned_to_more_than_a_page() {
+        let layout = Layout::from_size_align(LARGE_BLOCK, 1 << 20).unwrap();
+        // SAFETY: the size is not zero, and the block is freed with its layout.
+        unsafe {
+            let block = HugePageAllocator.alloc(layout);
+            assert!(block.addr().is_multiple_of(1 << 20) && !block.is_null());
+            let block = HugePageAllocator.realloc(block, layout, 3 * LARGE_BLOCK);
+            assert!(block.addr().is_multiple_of(1 << 20) && !block.is_null());
+            let layout = Layout::from_size_align(3 * LARGE_BLOCK, 1 << 20).unwrap();
+            HugePageAllocator.dealloc(block, layout);
         }
     }
 }

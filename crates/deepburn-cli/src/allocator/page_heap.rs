@@ -1,0 +1,395 @@
+//! Which pages of a range of addresses are free, and which of those still have memory.
+//!
+//! Main type: [`PageHeap`]. It touches no memory itself: it hands out page numbers, and says which
+//! free pages are to be returned to the system.
+//!
+//! ```text
+//!  pages   | used | dirty | used |  dirty  | clean | used |        clean ...
+//!                   `gap'          `----- gap -----'         `---- gap ---- ...
+//!
+//!  clean   has no memory, and is zero when it is used
+//!  dirty   was used and has kept its memory for the next block
+//! ```
+//!
+//! Dirty pages have only memory that used pages had before:
+//!
+//! ```text
+//! used + dirty <= peak of used
+//! ```
+//!
+//! So the heap never has more memory than its blocks had at their peak, and a block of any size can
+//! use the memory of blocks of other sizes. This is where it differs from a cache of freed
+//! blocks: the activations that forward leaves are the memory of the gradients of backward.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::process::abort;
+
+/// Whether free pages have memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// None: they were never used, or were returned to the system.
+    Clean,
+    /// The memory of their last user.
+    Dirty,
+}
+
+/// Consecutive free pages of one kind.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    count: usize,
+    memory: Memory,
+}
+
+/// Consecutive free pages of both kinds, between two used ones.
+#[derive(Debug, Clone, Copy, Default)]
+struct Gap {
+    start: usize,
+    count: usize,
+    dirty: usize,
+}
+
+/// The pages that a block gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Allocated {
+    /// The number of the first page.
+    pub(super) start: usize,
+    /// Whether all of them were clean, so that the block is zero.
+    pub(super) is_zero: bool,
+}
+
+/// The free pages of a range of addresses, and the numbers of used and dirty ones.
+///
+/// The map allocates small nodes only, so an allocator may use it for large blocks. No function
+/// panics, because an allocator must not; a free page that was never handed out ends the process.
+#[derive(Debug)]
+pub(super) struct PageHeap {
+    /// By the number of their first page. Runs that touch differ in kind.
+    free: BTreeMap<usize, Run>,
+    used: usize,
+    dirty: usize,
+    /// The most that `used` has been.
+    peak: usize,
+    /// The most that `used` may be.
+    limit: usize,
+}
+
+impl PageHeap {
+    /// Creates a heap of `count` clean pages, of which at most `limit` are used at a time.
+    pub(super) fn new(count: usize, limit: usize) -> Self {
+        let mut heap = Self { free: BTreeMap::new(), used: 0, dirty: 0, peak: 0, limit };
+        heap.add(0..count, Memory::Clean);
+        heap
+    }
+
+    /// Allocates `count` consecutive pages. The caller then returns what
+    /// [`take_excess`](Self::take_excess) names.
+    ///
+    /// Returns `None` if no gap has as many, or if more than the limit would be used.
+    pub(super) fn allocate(&mut self, count: usize) -> Option<Allocated> {
+        if count > self.limit - self.used {
+            return None;
+        }
+        let gap = self.best_gap(count)?;
+        let dirty = self.take(gap.start, count);
+        Some(Allocated { start: gap.start, is_zero: dirty == 0 })
+    }
+
+    /// Allocates `count` pages from page `start` on, if all of them are free and the limit allows
+    /// it.
+    pub(super) fn allocate_at(&mut self, start: usize, count: usize) -> bool {
+        if count > self.limit - self.used {
+            return false;
+        }
+        let mut end = start;
+        while end < start + count {
+            let Some(run) = self.free.get(&end) else { return false };
+            end += run.count;
+        }
+        self.take(start, count);
+        true
+    }
+
+    /// Frees used pages, which stay dirty. The caller then returns what
+    /// [`take_excess`](Self::take_excess) names.
+    pub(super) fn free(&mut self, pages: Range<usize>) {
+        self.used -= pages.len();
+        self.add(pages, Memory::Dirty);
+    }
+
+    /// Takes out dirty pages that are too many, at the highest addresses, where the fewest blocks
+    /// are. The caller returns their memory and puts them back with [`add`](Self::add).
+    pub(super) fn take_excess(&mut self) -> Option<Range<usize>> {
+        let excess = (self.used + self.dirty).saturating_sub(self.peak);
+        let (&start, run) = match excess {
+            0 => None,
+            _ => self.free.iter().rev().find(|(_, run)| run.memory == Memory::Dirty),
+        }?;
+        let end = start + run.count;
+        let first = end - excess.min(run.count);
+        match first - start {
+            0 => self.free.remove(&start),
+            kept => self.free.insert(start, Run { count: kept, memory: Memory::Dirty }),
+        };
+        self.dirty -= end - first;
+        Some(first..end)
+    }
+
+    /// Adds free pages: new ones, or those that were taken out.
+    pub(super) fn add(&mut self, pages: Range<usize>, memory: Memory) {
+        if memory == Memory::Dirty {
+            self.dirty += pages.len();
+        }
+        let (mut start, mut end) = (pages.start, pages.end);
+        if let Some((&before, run)) = self.free.range(..start).next_back()
+            && before + run.count == start
+            && run.memory == memory
+        {
+            start = before;
+        }
+        if let Some(run) = self.free.get(&end)
+            && run.memory == memory
+        {
+            let after = run.count;
+            self.free.remove(&end);
+            end += after;
+        }
+        self.free.insert(start, Run { count: end - start, memory });
+    }
+
+    /// Returns the gap of at least `count` pages for a block: the one that saves most clean pages,
+    /// and of those the smallest, so that large gaps stay for large blocks.
+    fn best_gap(&self, count: usize) -> Option<Gap> {
+        let cost = |gap: &Gap| (count - gap.dirty.min(count), gap.count);
+        self.gaps().filter(|gap| gap.count >= count).min_by_key(cost)
+    }
+
+    /// Returns the gaps in the order of their addresses.
+    fn gaps(&self) -> impl Iterator<Item = Gap> {
+        let mut runs = self.free.iter().peekable();
+        std::iter::from_fn(move || {
+            let mut gap = Gap { start: *runs.peek()?.0, ..Gap::default() };
+            while let Some((_, run)) = runs.next_if(|(start, _)| **start == gap.start + gap.count) {
+                gap.count += run.count;
+                gap.dirty += if run.memory == Memory::Dirty { run.count } else { 0 };
+            }
+            Some(gap)
+        })
+    }
+
+    /// Turns free pages into used ones. `start` is the start of a run, and the pages after it are
+    /// free. Returns how many were dirty.
+    fn take(&mut self, start: usize, count: usize) -> usize {
+        let (mut next, end, mut dirty) = (start, start + count, 0);
+        while next < end {
+            // A page that is not free would get two users.
+            let Some(run) = self.free.remove(&next) else { abort() };
+            let taken = run.count.min(end - next);
+            dirty += if run.memory == Memory::Dirty { taken } else { 0 };
+            next += taken;
+            if taken < run.count {
+                self.free.insert(next, Run { count: run.count - taken, ..run });
+            }
+        }
+        self.dirty -= dirty;
+        self.used += count;
+        self.peak = self.peak.max(self.used);
+        dirty
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Returns a heap with clean pages 0 to `count`.
+    fn heap(count: usize) -> PageHeap {
+        PageHeap::new(count, count)
+    }
+
+    /// Allocates pages and returns their range.
+    fn allocate(heap: &mut PageHeap, count: usize) -> Range<usize> {
+        let start = heap.allocate(count).unwrap().start;
+        start..start + count
+    }
+
+    /// Returns excess pages to a system that takes them.
+    fn return_excess(heap: &mut PageHeap) -> Vec<usize> {
+        let mut returned = Vec::new();
+        while let Some(pages) = heap.take_excess() {
+            returned.extend(pages.clone());
+            heap.add(pages, Memory::Clean);
+        }
+        returned
+    }
+
+    #[test]
+    fn a_block_uses_the_memory_of_blocks_of_other_sizes() {
+        let mut heap = heap(100);
+        let blocks = [2, 3, 5].map(|count| allocate(&mut heap, count));
+        for block in blocks {
+            heap.free(block);
+        }
+        assert_eq!(return_excess(&mut heap), [0; 0]);
+        assert_eq!(heap.allocate(10), Some(Allocated { start: 0, is_zero: false }));
+        assert_eq!(heap.dirty, 0);
+    }
+
+    #[test]
+    fn the_gap_with_most_memory_is_used_and_of_those_the_smallest() {
+        let mut heap = heap(100);
+        let large = allocate(&mut heap, 8);
+        allocate(&mut heap, 1);
+        let small = allocate(&mut heap, 4);
+        allocate(&mut heap, 1);
+        heap.free(large.clone());
+        heap.free(small.clone());
+        assert_eq!(heap.allocate(3), Some(Allocated { start: small.start, is_zero: false }));
+        // The last page of the small gap is not enough for two.
+        assert_eq!(heap.allocate(2), Some(Allocated { start: large.start, is_zero: false }));
+        assert_eq!(heap.allocate(1), Some(Allocated { start: small.end - 1, is_zero: false }));
+    }
+
+    #[test]
+    fn pages_beyond_the_peak_are_returned_from_the_top() {
+        let mut heap = heap(100);
+        let first = allocate(&mut heap, 4);
+        allocate(&mut heap, 1);
+        let last = allocate(&mut heap, 4);
+        heap.free(first);
+        heap.free(last);
+        // One page is used and eight are dirty, the peak is nine. No gap has six dirty pages, so the
+        // block needs two clean ones, and two dirty ones must go.
+        assert_eq!(heap.allocate(6), Some(Allocated { start: 5, is_zero: false }));
+        assert_eq!(return_excess(&mut heap), [2, 3]);
+        assert_eq!((heap.used, heap.dirty, heap.peak), (7, 2, 9));
+    }
+
+    #[test]
+    fn pages_that_the_system_does_not_take_stay_dirty() {
+        let mut heap = heap(10);
+        let block = allocate(&mut heap, 4);
+        allocate(&mut heap, 1);
+        heap.free(block);
+        assert_eq!(heap.allocate(5), Some(Allocated { start: 5, is_zero: true }));
+        let excess = heap.take_excess().unwrap();
+        assert_eq!((excess.clone(), heap.dirty), (0..4, 0));
+        heap.add(excess, Memory::Dirty);
+        assert_eq!(heap.allocate(4), Some(Allocated { start: 0, is_zero: false }));
+    }
+
+    #[test]
+    fn used_pages_stay_within_the_limit() {
+        let mut heap = PageHeap::new(100, 10);
+        assert_eq!(heap.allocate(11), None);
+        let block = allocate(&mut heap, 6);
+        assert_eq!(heap.allocate(5), None);
+        assert!(!heap.allocate_at(block.end, 5));
+        assert!(heap.allocate_at(block.end, 4));
+        heap.free(0..10);
+        assert!(heap.allocate(10).is_some());
+    }
+
+    #[test]
+    fn a_block_grows_only_over_free_pages() {
+        let mut heap = heap(10);
+        let block = allocate(&mut heap, 4);
+        allocate(&mut heap, 2);
+        assert!(!heap.allocate_at(block.end, 1));
+        assert!(!heap.allocate_at(6, 5), "the range has ten pages");
+        assert!(heap.allocate_at(6, 4));
+        assert_eq!(heap.allocate(1), None);
+    }
+
+    /// A step of the property test.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Allocate(usize),
+        /// Frees the block of this index, modulo their number.
+        Free(usize),
+        /// Changes the size of the block of this index.
+        Resize(usize, usize),
+        /// Pages are to be returned, but the system takes them only if this is true.
+        Return(bool),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (1_usize..9).prop_map(Step::Allocate),
+            3 => any::<usize>().prop_map(Step::Free),
+            2 => (any::<usize>(), 1_usize..9).prop_map(|(which, count)| Step::Resize(which, count)),
+            3 => prop::bool::weighted(0.9).prop_map(Step::Return),
+        ]
+    }
+
+    const PAGES: usize = 64;
+
+    proptest! {
+        /// In any order of steps, no page has two users or is lost, memory stays within the peak,
+        /// and a block that is said to be zero has no page that somebody has written.
+        #[test]
+        fn pages_have_one_user_and_memory_stays_within_the_peak(
+            steps in prop::collection::vec(step(), 1..300),
+        ) {
+            let mut heap = heap(PAGES);
+            let mut blocks: Vec<Range<usize>> = Vec::new();
+            let (mut written, mut peak) = ([false; PAGES], 0);
+            for step in steps {
+                match step {
+                    Step::Allocate(count) => match heap.allocate(count) {
+                        Some(Allocated { start, is_zero }) => {
+                            let block = start..start + count;
+                            prop_assert!(blocks.iter().all(|b| b.end <= start || block.end <= b.start));
+                            prop_assert_eq!(is_zero, !written[block.clone()].contains(&true));
+                            written[block.clone()].fill(true);
+                            blocks.push(block);
+                        }
+                        None => prop_assert!(heap.gaps().all(|gap| gap.count < count)),
+                    },
+                    Step::Free(which) if !blocks.is_empty() => {
+                        heap.free(blocks.swap_remove(which % blocks.len()));
+                    }
+                    Step::Resize(which, count) if !blocks.is_empty() => {
+                        let index = which % blocks.len();
+                        let block = blocks[index].clone();
+                        let end = block.start + count;
+                        if end < block.end {
+                            heap.free(end..block.end);
+                            blocks[index].end = end;
+                        } else if end > block.end {
+                            let grows = end <= PAGES
+                                && blocks.iter().all(|b| b.end <= block.end || end <= b.start);
+                            prop_assert_eq!(heap.allocate_at(block.end, end - block.end), grows);
+                            if grows {
+                                written[block.end..end].fill(true);
+                                blocks[index].end = end;
+                            }
+                        }
+                    }
+                    Step::Return(succeeds) => {
+                        while let Some(pages) = heap.take_excess() {
+                            if !succeeds {
+                                heap.add(pages, Memory::Dirty);
+                                break;
+                            }
+                            written[pages.clone()].fill(false);
+                            heap.add(pages, Memory::Clean);
+                        }
+                        let used: usize = blocks.iter().map(Range::len).sum();
+                        prop_assert!(!succeeds || heap.dirty == 0 || used + heap.dirty <= peak);
+                    }
+                    Step::Free(_) | Step::Resize(..) => {}
+                }
+                let used: usize = blocks.iter().map(Range::len).sum();
+                peak = peak.max(used);
+                prop_assert_eq!((heap.used, heap.peak), (used, peak));
+                let free: usize = heap.free.values().map(|run| run.count).sum();
+                prop_assert_eq!(used + free, PAGES);
+                let dirty = heap.free.values().filter(|run| run.memory == Memory::Dirty);
+                prop_assert_eq!(dirty.map(|run| run.count).sum::<usize>(), heap.dirty);
+            }
+        }
+    }
+}

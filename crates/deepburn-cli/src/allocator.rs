@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  size of a block        comes from                 after it is freed
-//!  below LARGE_BLOCK      a heap of the C library    its memory stays with the process
+//!  below LARGE_BLOCK      a heap of the C library    `finetune` keeps its memory
 //!  LARGE_BLOCK or more    the page heap              its pages serve other large blocks, of any
 //!                                                    size, or are returned to the system
 //! ```
@@ -48,6 +48,10 @@ impl LargeBlocks {
         match *self {}
     }
 
+    fn owns(&self, _: *mut u8) -> bool {
+        match *self {}
+    }
+
     unsafe fn resize(&self, _: *mut u8, _: usize, _: usize) -> bool {
         match *self {}
     }
@@ -57,9 +61,9 @@ impl LargeBlocks {
 /// lost in the last page on average.
 const LARGE_BLOCK: usize = 512 << 10;
 
-/// glibc gives blocks of this size or more a mapping of their own. Only LibTorch has some, which
-/// allocates without this module; its blocks are kept up to the largest threshold that glibc
-/// accepts.
+/// glibc gives blocks of this size or more a mapping of their own, which ends with the block: those
+/// that the page heap cannot have, and C libraries' own. LibTorch's are kept up to the largest
+/// threshold that glibc accepts.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const MMAP_THRESHOLD: libc::c_int = if cfg!(feature = "tch") { 32 << 20 } else { 4 << 20 };
 
@@ -72,8 +76,8 @@ const TRIM_THRESHOLD: libc::c_int = 1 << 30;
 #[derive(Debug, Clone, Copy)]
 pub struct HugePageAllocator;
 
-// SAFETY: a block is the system allocator's or has pages of the heap that no other block has. Which
-// of both is decided by its address, so it is freed where it was allocated.
+// SAFETY: a block is the system allocator's or has pages of the heap that no other block has. Blocks
+// below LARGE_BLOCK are never of the heap; of others, the address decides where they are freed.
 unsafe impl GlobalAlloc for HugePageAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() >= LARGE_BLOCK
@@ -112,13 +116,16 @@ unsafe impl GlobalAlloc for HugePageAllocator {
     /// A large block grows where it is if the pages after it are free.
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         let (old, new) = (layout.size(), new_size);
-        if old < LARGE_BLOCK && new < LARGE_BLOCK {
+        let is_of_heap =
+            old >= LARGE_BLOCK && LargeBlocks::get().is_some_and(|heap| heap.owns(block));
+        // A large block that the heap could not have may grow without a copy.
+        if !is_of_heap && (old >= LARGE_BLOCK || new < LARGE_BLOCK) {
             // SAFETY: the caller's promises are those that `System` needs, whose block it is.
             return unsafe { System.realloc(block, layout, new) };
         }
         // SAFETY: by the caller's promise, the block has `old` bytes and is the caller's.
         let resize = |heap: &LargeBlocks| unsafe { heap.resize(block, old, new) };
-        if old.min(new) >= LARGE_BLOCK && LargeBlocks::get().is_some_and(resize) {
+        if is_of_heap && new >= LARGE_BLOCK && LargeBlocks::get().is_some_and(resize) {
             return block;
         }
         // SAFETY: the caller promises that the alignment is valid and the size fits.
@@ -265,6 +272,16 @@ mod tests {
                 }
             });
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn large_blocks_are_of_the_heap() {
+        // The heap is absent under `ulimit -v` and `vm.overcommit_memory=2`.
+        let Some(heap) = LargeBlocks::get() else { return };
+        let large = Filled::new(LARGE_BLOCK, 1, false);
+        let small = Filled::new(LARGE_BLOCK - 1, 2, false);
+        assert_eq!((heap.owns(large.start), heap.owns(small.start)), (true, false));
     }
 
     /// An alignment that pages do not have is left to the system.

@@ -1,13 +1,13 @@
 //! A range of addresses for large blocks, whose pages get memory when they are first written.
 //!
-//! Main type: [`AddressRange`]. Its addresses are reserved once and stay. Memory comes in huge
-//! pages (2 MiB), for which the kernel needs one page fault instead of 512.
+//! Main type: [`AddressRange`]. Its addresses are reserved once and stay. Where the kernel's pages
+//! have 4 KiB, memory comes in huge pages of 2 MiB, for which it needs one page fault instead of 512.
 
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 
-/// Bytes of a page of the heap: a multiple of the pages of all Linux kernels (4, 16 or 64 KiB), so
-/// that a page can be returned alone.
+/// Bytes of a page of the heap: a multiple of the pages that kernels usually have (4, 16 or 64 KiB),
+/// so that a page can be returned alone.
 pub(super) const PAGE: usize = 64 << 10;
 
 /// Reserved addresses, divided into pages of [`PAGE`] bytes.
@@ -25,28 +25,51 @@ unsafe impl Sync for AddressRange {}
 /// Returns the number of pages that the memory of the machine has.
 pub(super) fn memory_pages() -> Option<usize> {
     // SAFETY: it returns a number.
-    let read = |name| usize::try_from(unsafe { libc::sysconf(name) }).ok();
-    Some(read(libc::_SC_PHYS_PAGES)?.checked_mul(read(libc::_SC_PAGESIZE)?)? / PAGE)
+    let pages = usize::try_from(unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) }).ok()?;
+    Some(pages.checked_mul(kernel_page()?)? / PAGE)
+}
+
+/// Returns the bytes of a page of the kernel.
+fn kernel_page() -> Option<usize> {
+    // SAFETY: it returns a number.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok().filter(|bytes| *bytes > 0)
+}
+
+/// Returns whether `ulimit -v` limits the addresses of the process.
+fn address_space_is_limited() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: it writes the limit.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } == 0;
+    known && limit.rlim_cur != libc::RLIM_INFINITY
 }
 
 impl AddressRange {
     /// Reserves the addresses of `pages` pages.
     ///
-    /// Returns `None` where the system does not grant so many: under `ulimit -v`, or if it promises
-    /// no more memory than it has (`vm.overcommit_memory=2`).
+    /// Returns `None` under `ulimit -v`, where unused addresses would count, where the system
+    /// promises no more memory than it has (`vm.overcommit_memory=2`), and if the kernel's pages are
+    /// larger than the heap's.
     pub(super) fn reserve(pages: usize) -> Option<Self> {
+        let kernel_page = kernel_page()?;
+        if address_space_is_limited() || !PAGE.is_multiple_of(kernel_page) {
+            return None;
+        }
+        let bytes = pages.checked_add(1)?.checked_mul(PAGE)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
-        let start = unsafe { libc::mmap(null_mut(), (pages + 1) * PAGE, access, flags, -1, 0) };
+        let start = unsafe { libc::mmap(null_mut(), bytes, access, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return None;
         }
         let start = start.cast::<u8>();
         let start = start.wrapping_add(start.align_offset(PAGE));
-        // SAFETY: the range lies within the mapping, which has room for one page more. The advice
-        // changes the size of pages only; where it is refused, they stay small.
-        unsafe { libc::madvise(start.cast(), pages * PAGE, libc::MADV_HUGEPAGE) };
+        // Beside larger pages, huge ones have up to 512 MiB, which one byte would fill.
+        if kernel_page == 4096 {
+            // SAFETY: the range lies within the mapping, which has room for one page more. The advice
+            // changes the size of pages only; where it is refused, they stay small.
+            unsafe { libc::madvise(start.cast(), pages * PAGE, libc::MADV_HUGEPAGE) };
+        }
         Some(Self { start: NonNull::new(start)?, pages })
     }
 
@@ -60,7 +83,7 @@ impl AddressRange {
         self.start.as_ptr().wrapping_add(index * PAGE)
     }
 
-    /// Returns the page that begins at `address`, or `None` for an address outside of the range.
+    /// Returns the page that contains `address`, or `None` for an address outside of the range.
     pub(super) fn page(&self, address: *mut u8) -> Option<usize> {
         let offset = address.addr().checked_sub(self.start.addr().get())?;
         (offset < self.pages * PAGE).then_some(offset / PAGE)

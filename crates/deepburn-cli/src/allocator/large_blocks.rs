@@ -61,6 +61,11 @@ impl LargeBlocks {
         true
     }
 
+    /// Returns whether a block is of this heap.
+    pub(super) fn owns(&self, block: *mut u8) -> bool {
+        self.addresses.page(block).is_some()
+    }
+
     /// Changes the size of a block of this heap where it is, and says whether that was possible.
     ///
     /// # Safety

@@ -2,7 +2,7 @@
 //!
 //! Main type: [`Resident`]. The bytes of tensors are computed. The program, the data and the temporary memory of
 //! kernels are measured with the backend `flex` and the allocator of the programs (`benches/src/tables/forecast.rs`).
-//! That bench compares forecasts with runs, and its largest differences are the margin of [`DOUBT`].
+//! That bench compares forecasts with runs.
 
 use super::{Forecast, LocalRanks, TrainedModel};
 use crate::job::memory::MemoryLimit;
@@ -22,8 +22,9 @@ const GRADIENT_COPIES: u64 = 2;
 /// on their way to the disk.
 const SWAP_BUFFERS: u64 = 80 << 20;
 
-/// Margin of the forecast, as a divisor: it may be too low by a seventh (15 %), the second largest difference in the
-/// bench `forecast`.
+/// Margin of the forecast, as a divisor: it may be too low by a seventh (15 %), the part that gaps of the system's heap
+/// have taken where large blocks have no heap of their own. With one, it is too low by 3 % at most in the bench
+/// `forecast`.
 const DOUBT: u64 = 7;
 
 /// Address space that a process reserves without using it: thread stacks and arenas of the allocator.

@@ -167,10 +167,7 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     /// The operating system returned an error.
-    #[error(
-        "cannot {action} metrics file `{}`: {source}; check that the folder exists, and its permissions",
-        path.display()
-    )]
+    #[error("cannot {action} metrics file `{}`: {source}; {}", path.display(), remedy(source))]
     File {
         /// The failed action.
         action: &'static str,
@@ -328,6 +325,14 @@ fn read_lines(path: &Path) -> Result<Vec<(String, Row)>, MetricsError> {
         rows.push((line.to_owned(), row));
     }
     Ok(rows)
+}
+
+/// Returns what the user can do about an error of the operating system.
+fn remedy(error: &io::Error) -> &'static str {
+    match is_full(error) {
+        true => "make room on its disk, or raise `ulimit -f`",
+        false => "check that the folder exists, and its permissions",
+    }
 }
 
 fn file_error(action: &'static str, path: &Path, source: io::Error) -> MetricsError {

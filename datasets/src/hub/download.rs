@@ -154,6 +154,21 @@ const MAX_REDIRECTS: usize = 5;
 /// A range of bytes, with or without an end.
 type ByteRange = (u64, Option<u64>);
 
+/// Which redirects a request follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Redirects {
+    /// All of them, to the contents.
+    ToContents,
+    /// Redirects of the Hub itself, as to a renamed repository, up to the
+    /// response that announces the contents. A storage server does not know
+    /// what the Hub announces, and a mirror may be its own storage server.
+    ToAnnouncement,
+}
+
+/// The headers with hash and size of contents that are stored elsewhere.
+const LINKED_ETAG: &str = "x-linked-etag";
+const LINKED_SIZE: &str = "x-linked-size";
+
 impl Downloader {
     /// A client that has not connected yet.
     pub(crate) fn new(token: Option<HubToken>, policy: RetryPolicy, shows_progress: bool) -> Self {
@@ -181,7 +196,8 @@ impl Downloader {
         self.retry(url, || {
             let refused = |reason: &str| RequestError::refused(url, reason);
             let (mut document, started) = (Vec::new(), Instant::now());
-            read_body(self.get(url, None, true)?.into_body().into_reader(), |bytes| {
+            let body = self.get(url, None, Redirects::ToContents)?.into_body().into_reader();
+            read_body(body, |bytes| {
                 document.extend_from_slice(bytes);
                 if document.len() as u64 > LISTING_BYTES {
                     return Err(refused(&format!("the listing exceeds {LISTING_BYTES} bytes")));
@@ -202,11 +218,10 @@ impl Downloader {
     /// The errors of [`Downloader::document`]; also a server that announces no
     /// hash or size.
     pub(crate) fn announced(&self, url: &str) -> Result<RemoteFile> {
-        // The answer of the Hub itself: a storage server does not know what the
-        // Hub announces.
-        let response = self.retry(url, || self.get(url, Some((0, Some(0))), false))?;
+        let first_byte = Some((0, Some(0)));
+        let response = self.retry(url, || self.get(url, first_byte, Redirects::ToAnnouncement))?;
         let refused = |reason: String| DataError::Hub { url: url.to_owned(), reason };
-        let etag = header(&response, "x-linked-etag").or_else(|| header(&response, "etag"));
+        let etag = header(&response, LINKED_ETAG).or_else(|| header(&response, "etag"));
         let hash = etag.and_then(ContentHash::parse).ok_or_else(|| {
             refused(format!("it announces no hash of the contents (etag {etag:?})"))
         })?;
@@ -214,7 +229,7 @@ impl Downloader {
         let total = range.and_then(|range| range.split('/').next_back());
         // A server without ranges answers with the whole file.
         let whole = header(&response, "content-length").filter(|_| response.status() == 200);
-        let bytes = header(&response, "x-linked-size").or(total).or(whole);
+        let bytes = header(&response, LINKED_SIZE).or(total).or(whole);
         let bytes = bytes.and_then(|bytes| bytes.parse().ok());
         let bytes =
             bytes.ok_or_else(|| refused("it announces no size of the contents".to_owned()))?;
@@ -301,7 +316,7 @@ impl Downloader {
             return Ok(());
         }
         let from = (start > 0).then_some((start, None));
-        let mut response = self.get(&file.url, from, true)?;
+        let mut response = self.get(&file.url, from, Redirects::ToContents)?;
         let range = header(&response, "content-range").unwrap_or_default();
         let continues = response.status() == 206 && range.starts_with(&format!("bytes {start}-"));
         if start > 0 && !continues {
@@ -353,13 +368,12 @@ impl Downloader {
         }
     }
 
-    /// Requests `url` and follows redirects, to other servers only if
-    /// `leaves_origin`. Returns the last response.
+    /// Requests `url` and follows `redirects`. Returns the last response.
     fn get(
         &self,
         url: &str,
         range: Option<ByteRange>,
-        leaves_origin: bool,
+        redirects: Redirects,
     ) -> Result<Response<Body>, RequestError> {
         let mut at = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
@@ -367,7 +381,13 @@ impl Downloader {
             let token = self.token.as_ref().filter(|_| origin(&at) == origin(url));
             let response = self.send(&at, token, range)?;
             let to = redirect(&response, &at)?;
-            match to.filter(|to| leaves_origin || origin(to) == origin(url)) {
+            let has = |name| header(&response, name).is_some();
+            let announces = has(LINKED_ETAG) && has(LINKED_SIZE);
+            let follows = |to: &String| match redirects {
+                Redirects::ToContents => true,
+                Redirects::ToAnnouncement => !announces && origin(to) == origin(url),
+            };
+            match to.filter(follows) {
                 Some(to) => at = to,
                 None => return Ok(response),
             }

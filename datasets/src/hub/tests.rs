@@ -193,6 +193,16 @@ fn the_token_stays_at_the_port_it_was_given_for() {
 }
 
 #[test]
+fn a_mirror_may_store_large_files_itself() {
+    let large = contents(2000);
+    let (server, client) = serve(&large, Fault::None);
+    server.store_at(&server.endpoint);
+    assert!(fs::read(&client.train().unwrap()[0]).unwrap() == large);
+    // Hash and size are from the redirect, so the contents are requested once.
+    assert_eq!(server.transfers(), 1);
+}
+
+#[test]
 fn listings_are_bounded() {
     let long = "x".repeat(2000) + ".csv";
     let many: Vec<String> = (0..100_001).map(|at| format!("{at}.csv")).collect();

@@ -31,7 +31,7 @@ pub enum ModelConfigError {
         name: String,
         /// Its value, as JSON.
         value: String,
-        /// "; did you mean ..?" with the nearest known name, or empty.
+        /// "; did you mean ..?" with the nearest known name, or the names that are read.
         hint: String,
     },
     /// A value that is out of range or of the wrong type.
@@ -287,7 +287,7 @@ impl FieldNames {
         ModelConfigError::Unknown { hint: self.nearest(&name), name, value }
     }
 
-    /// Returns "; did you mean `x`?" for the known name nearest to `name`, if one is near.
+    /// Returns "; did you mean `x`?" for the known name nearest to `name`. If none is near, returns all that are read.
     ///
     /// Names are compared by Jaro-Winkler similarity, which favours a common beginning; it has to exceed 0.8.
     fn nearest(self, name: &str) -> String {
@@ -298,7 +298,7 @@ impl FieldNames {
             .filter(|(similarity, _)| *similarity > 0.8)
             .max_by(|(a, _), (b, _)| a.total_cmp(b))
             .map(|(_, candidate)| format!("; did you mean `{candidate}`?"))
-            .unwrap_or_default()
+            .unwrap_or_else(|| format!("; remove it, or use one of {}", self.read.join(", ")))
     }
 }
 

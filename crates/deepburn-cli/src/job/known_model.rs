@@ -115,6 +115,11 @@ impl KnownModel {
         let named = |error: &dyn std::fmt::Display| {
             Failure::mistake(format!("--model: {}: {error}", file.display()))
         };
+        if !file.exists() {
+            return Err(named(
+                &"no such file; give a config.json, or the folder of a model or of a completed run",
+            ));
+        }
         let text = read_small_file(&file).map_err(|error| named(&error))?;
         let fields = read_fields(&text).map_err(|error| named(&error))?;
         if fields.get("model_type") == Some(&Value::from("deepburn_encoder")) {

@@ -297,11 +297,11 @@ impl Run<'_> {
     ) -> Result<Vec<RankOutcome>, Failure> {
         let Self { ranks, signals, .. } = self;
         // Until here SIGTERM and SIGINT end the process, because there is nothing to save.
-        agree(ranks, "signals", signals.listen().map_err(Failure::run))?;
+        let first = ranks.placement().map_or(0, |placement| placement.rank);
+        agree(ranks, "signals", signals.listen(first == 0).map_err(Failure::run))?;
         let steps = StepCounter::default();
         ranks.count_steps(steps.0.clone());
         ranks.watch_termination(signals.terminated());
-        let first = ranks.placement().map_or(0, |placement| placement.rank);
         let timeout = Duration::from_secs(self.training().collective_timeout as u64);
         let outcomes = ranks.run(self.training().ranks, timeout, |group: Group<B>| {
             // Ranks of this process are counted from its first one.

@@ -17,6 +17,7 @@
 //! | restart by `deepburn launch` | the newest intact one of this launch, else as the command says |
 
 use std::fmt::Display;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
@@ -196,7 +197,11 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
             path.display()
         )));
     }
-    if path.join("manifest.json").exists() || folder(path).is_dir() {
+    let is_own = |folder: &Path| folder.join("manifest.json").exists();
+    // The file `latest` of both programs has the name of a checkpoint.
+    let latest = fs::read_to_string(path.join("latest")).unwrap_or_default();
+    let holds_own = !latest.trim().is_empty() && is_own(&path.join(latest.trim()));
+    if is_own(path) || folder(path).is_dir() || holds_own {
         return Err(mistake(format!(
             "{} is no checkpoint of DeepSpeed but of this program; give its output folder as --output-dir, and \
              --resume alone or with the name of the checkpoint",

@@ -18,6 +18,19 @@ use signal_hook::flag;
 
 use crate::run::launcher_env::launch_id;
 
+/// The messages about a first and a second signal.
+type Messages = [&'static str; 2];
+
+const OF_SIGINT: Messages = [
+    "\nSIGINT: the run ends at its next safe point; a second signal ends it immediately\n",
+    "\nSIGINT: the run ends immediately\n",
+];
+
+const OF_SIGTERM: Messages = [
+    "\nSIGTERM: the run ends at its next safe point; a second signal ends it immediately\n",
+    "\nSIGTERM: the run ends immediately\n",
+];
+
 /// The signals that this process has received.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
@@ -46,13 +59,18 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Starts to listen to SIGTERM and SIGINT too.
+    /// Starts to listen to SIGTERM and SIGINT too. With `prints`, each says what it does.
     ///
     /// Ctrl-C twice always ends the process, even if it hangs in a collective. The shutdown is part of the signal
     /// handler, so that it does not depend on the training loop.
-    pub(crate) fn listen(&self) -> io::Result<()> {
+    pub(crate) fn listen(&self, prints: bool) -> io::Result<()> {
         let is_launched = launch_id().is_some();
-        // Handlers run in order of registration. The shutdown checks its flag first, before this signal sets it.
+        // Handlers run in order of registration. Messages and the shutdown check the flag first, before this signal sets
+        // it. In a launched job, the launcher says what happens.
+        if prints && !is_launched {
+            self.tell(SIGINT, OF_SIGINT)?;
+            self.tell(SIGTERM, OF_SIGTERM)?;
+        }
         flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, self.ends_process.clone())?;
         self.note(SIGINT)?;
         if is_launched {
@@ -63,6 +81,25 @@ impl Signals {
         }
         flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, self.ends_process.clone())?;
         self.note(SIGTERM)
+    }
+
+    /// Says on standard error what a signal does, as soon as it arrives: a step may take minutes.
+    fn tell(&self, signal: i32, messages: Messages) -> io::Result<()> {
+        let ends_process = self.ends_process.clone();
+        let tell = move || {
+            let text = messages[usize::from(ends_process.load(Relaxed))];
+            let mut stderr =
+                libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
+            // A pipe that nobody reads would block the handler, and with it the shutdown.
+            // SAFETY: it is one descriptor, and it does not wait.
+            if unsafe { libc::poll(&raw mut stderr, 1, 0) } == 1 {
+                // SAFETY: the text has this length. There is no remedy for a message that cannot be written.
+                let _ =
+                    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+            }
+        };
+        // SAFETY: the action loads a flag and calls `poll` and `write`, which a signal handler may do.
+        unsafe { signal_hook::low_level::register(signal, tell) }.map(drop)
     }
 
     /// Registers a signal as a request to end the run.

@@ -35,9 +35,9 @@ pub(crate) struct GenerateArguments {
     /// Divide logits by T before sampling. Lower values favour likely tokens.
     #[arg(long, allow_negative_numbers = true)]
     temperature: Option<f64>,
-    /// Seed of the sampling.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    /// Seed of the sampling [default: 0]
+    #[arg(long)]
+    seed: Option<u64>,
 }
 
 /// Returns the prompt with its continuation.
@@ -62,9 +62,16 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     }
     let context = last_tokens(&tokens, *max_new_tokens, model.max_len())?;
     let sampling = match (top_k, top_p, temperature) {
-        (None, None, None) => Sampling::Greedy,
+        (None, None, None) => {
+            if seed.is_some() {
+                console::eprint(
+                    "--seed has no effect: without --top-k, --top-p and --temperature, decoding is greedy",
+                );
+            }
+            Sampling::Greedy
+        }
         _ => Sampling::Random {
-            seed: *seed,
+            seed: seed.unwrap_or(0),
             temperature: temperature.unwrap_or(1.0),
             top_k: *top_k,
             top_p: top_p.unwrap_or(1.0),

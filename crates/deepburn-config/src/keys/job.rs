@@ -92,9 +92,11 @@ section! {
         vocab_size: usize = count_in(SMALLEST_VOCABULARY, 1 << 24, 512).unit("tokens"),
         /// Sequence length of a sample. Classification truncates longer texts.
         sequence_length: usize = positive(128).unit("tokens"),
-        /// Shuffle the samples in every epoch.
+        /// Shuffle the samples in every epoch. All ranks draw equally many, so each epoch leaves
+        /// out the remainder of the number of samples divided by the ranks, different ones each time.
         shuffle: bool = flag(true),
-        /// Drop the last samples of an epoch if they do not fill a global batch. Unset:
+        /// Leave out the last step if training.epochs ends before its global batch is full. Batches
+        /// may take samples of two epochs, so only the end of training is affected. Unset:
         /// dataloader_drop_last of the deepspeed section.
         drop_last: Option<bool> = opt_flag(),
     }

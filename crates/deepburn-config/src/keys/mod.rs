@@ -107,8 +107,8 @@ section! {
             .inert("all optimizers are tested at the stages that they support"),
         /// Require DeepSpeed's CPU optimizer for offload.
         zero_force_ds_cpu_optimizer = flag(true).inert("the optimizer is always created from this configuration"),
-        /// Drop the last samples of an epoch if they do not fill a global batch. data.drop_last of
-        /// a job file takes precedence.
+        /// Leave out the last step if training.epochs ends before its global batch is full.
+        /// data.drop_last of a job file takes precedence.
         dataloader_drop_last: bool = flag(false),
         checkpoint = section::<Checkpoint>().inert(CHECKPOINTS),
         activation_checkpointing: Activations<'a> = section(),

@@ -51,16 +51,6 @@ struct Gap {
     start: usize,
     count: usize,
     dirty: usize,
-    /// The first dirty page, if there is one.
-    first_dirty: Option<usize>,
-}
-
-impl Gap {
-    /// Returns where a block of `count` pages begins: at the first dirty page if it fits there.
-    fn place(&self, count: usize) -> usize {
-        let end = self.start + self.count;
-        self.first_dirty.filter(|first| end - first >= count).unwrap_or(self.start)
-    }
 }
 
 /// The pages that a block gets.
@@ -104,7 +94,7 @@ impl PageHeap {
         if count > self.limit - self.used {
             return None;
         }
-        let start = self.best_gap(count)?.place(count);
+        let start = self.best_gap(count)?.start;
         let dirty = self.take(start, count);
         Some(Allocated { start, is_zero: dirty == 0 })
     }
@@ -175,6 +165,10 @@ impl PageHeap {
     /// Returns the gap of at least `count` pages for a block: the one with most dirty pages, up to
     /// `count`, and of those the smallest, so that large gaps stay for large blocks.
     ///
+    /// The block is at the beginning of the gap, even if its dirty pages are at the end. Blocks that
+    /// begin at the first dirty page have fewer page faults, but more of them have to be zeroed: with
+    /// them, a step of GPT-2 124M at stage 3 on two ranks takes 2 to 4 % longer.
+    ///
     /// Looks at all gaps until one fits exactly. There are some hundred in a training step of two
     /// ranks.
     fn best_gap(&self, count: usize) -> Option<Gap> {
@@ -196,14 +190,9 @@ impl PageHeap {
         let mut runs = self.free.iter().peekable();
         std::iter::from_fn(move || {
             let mut gap = Gap { start: *runs.peek()?.0, ..Gap::default() };
-            while let Some((start, run)) =
-                runs.next_if(|(start, _)| **start == gap.start + gap.count)
-            {
+            while let Some((_, run)) = runs.next_if(|(start, _)| **start == gap.start + gap.count) {
                 gap.count += run.count;
-                if run.memory == Memory::Dirty {
-                    gap.dirty += run.count;
-                    gap.first_dirty.get_or_insert(*start);
-                }
+                gap.dirty += if run.memory == Memory::Dirty { run.count } else { 0 };
             }
             Some(gap)
         })
@@ -281,23 +270,6 @@ mod tests {
         // The last page of the small gap is not enough for two.
         assert_eq!(heap.allocate(2), Some(Allocated { start: large.start, is_zero: false }));
         assert_eq!(heap.allocate(1), Some(Allocated { start: small.end - 1, is_zero: false }));
-    }
-
-    #[test]
-    fn a_block_begins_at_the_dirty_pages_of_a_gap() {
-        let mut heap = heap(20);
-        let [low, high] = [5, 5].map(|count| allocate(&mut heap, count));
-        allocate(&mut heap, 10);
-        heap.free(low.clone());
-        heap.free(high.clone());
-        // The system takes the lower half of the gap back.
-        heap.take(low.start, 5);
-        heap.used -= 5;
-        heap.add(low, Memory::Clean);
-        assert_eq!(heap.allocate(5), Some(Allocated { start: high.start, is_zero: false }));
-        heap.free(high);
-        // It does not fit there, so it takes all.
-        assert_eq!(heap.allocate(7), Some(Allocated { start: 0, is_zero: false }));
     }
 
     #[test]

@@ -10,6 +10,20 @@ use std::ptr::{NonNull, null_mut};
 /// so that a page can be returned alone.
 pub(super) const PAGE: usize = 64 << 10;
 
+/// Bytes of a huge page beside kernel pages of 4 KiB.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Returns how many pages of the heap a huge page has, and 1 without huge pages.
+pub(super) fn pages_per_huge_page() -> usize {
+    if has_huge_pages() { HUGE_PAGE / PAGE } else { 1 }
+}
+
+/// Returns whether the heap uses huge pages. Beside larger kernel pages they have up to 512 MiB, which one byte would
+/// fill.
+fn has_huge_pages() -> bool {
+    kernel_page() == Some(4096)
+}
+
 /// Reserved addresses, divided into pages of [`PAGE`] bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AddressRange {
@@ -50,11 +64,10 @@ impl AddressRange {
     /// promises no more memory than it has (`vm.overcommit_memory=2`), and if the kernel's pages are
     /// larger than the heap's.
     pub(super) fn reserve(pages: usize) -> Option<Self> {
-        let kernel_page = kernel_page()?;
-        if address_space_is_limited() || !PAGE.is_multiple_of(kernel_page) {
+        if address_space_is_limited() || !PAGE.is_multiple_of(kernel_page()?) {
             return None;
         }
-        let bytes = pages.checked_add(1)?.checked_mul(PAGE)?;
+        let bytes = pages.checked_mul(PAGE)?.checked_add(HUGE_PAGE)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
@@ -63,11 +76,10 @@ impl AddressRange {
             return None;
         }
         let start = start.cast::<u8>();
-        let start = start.wrapping_add(start.align_offset(PAGE));
-        // Beside larger pages, huge ones have up to 512 MiB, which one byte would fill.
-        if kernel_page == 4096 {
-            // SAFETY: the range lies within the mapping, which has room for one page more. The advice
-            // changes the size of pages only; where it is refused, they stay small.
+        let start = start.wrapping_add(start.align_offset(HUGE_PAGE));
+        if has_huge_pages() {
+            // SAFETY: the range lies within the mapping, which has room for one huge page more. The
+            // advice changes the size of pages only; where it is refused, they stay small.
             unsafe { libc::madvise(start.cast(), pages * PAGE, libc::MADV_HUGEPAGE) };
         }
         Some(Self { start: NonNull::new(start)?, pages })

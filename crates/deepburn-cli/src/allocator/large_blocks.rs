@@ -4,7 +4,7 @@ use std::alloc::Layout;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::address_range::{AddressRange, PAGE, memory_pages};
+use super::address_range::{AddressRange, PAGE, memory_pages, pages_per_huge_page};
 use super::page_heap::{Allocated, Memory, PageHeap};
 
 /// Addresses are reserved for this many times the memory of the machine. Gaps between blocks need
@@ -30,7 +30,7 @@ impl LargeBlocks {
         // reserved range would accept it, and the kernel would end the process when it is written.
         let limit = memory_pages()?;
         let addresses = AddressRange::reserve(limit.checked_mul(RANGE_PER_MEMORY)?)?;
-        let pages = PageHeap::new(addresses.pages(), limit);
+        let pages = PageHeap::new(addresses.pages(), limit, pages_per_huge_page());
         Some(Self { addresses, pages: Mutex::new(pages) })
     }
 

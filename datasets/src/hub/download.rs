@@ -165,9 +165,8 @@ enum Redirects {
     ToAnnouncement,
 }
 
-/// The headers with hash and size of contents that are stored elsewhere.
+/// The header with the hash of contents that are stored elsewhere.
 const LINKED_ETAG: &str = "x-linked-etag";
-const LINKED_SIZE: &str = "x-linked-size";
 
 impl Downloader {
     /// A client that has not connected yet.
@@ -229,7 +228,7 @@ impl Downloader {
         let total = range.and_then(|range| range.split('/').next_back());
         // A server without ranges answers with the whole file.
         let whole = header(&response, "content-length").filter(|_| response.status() == 200);
-        let bytes = header(&response, LINKED_SIZE).or(total).or(whole);
+        let bytes = header(&response, "x-linked-size").or(total).or(whole);
         let bytes = bytes.and_then(|bytes| bytes.parse().ok());
         let bytes =
             bytes.ok_or_else(|| refused("it announces no size of the contents".to_owned()))?;
@@ -381,8 +380,7 @@ impl Downloader {
             let token = self.token.as_ref().filter(|_| origin(&at) == origin(url));
             let response = self.send(&at, token, range)?;
             let to = redirect(&response, &at)?;
-            let has = |name| header(&response, name).is_some();
-            let announces = has(LINKED_ETAG) && has(LINKED_SIZE);
+            let announces = header(&response, LINKED_ETAG).is_some();
             let follows = |to: &String| match redirects {
                 Redirects::ToContents => true,
                 Redirects::ToAnnouncement => !announces && origin(to) == origin(url),

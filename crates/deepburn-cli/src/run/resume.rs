@@ -198,9 +198,9 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
         )));
     }
     let is_own = |folder: &Path| folder.join("manifest.json").exists();
-    // The file `latest` of both programs has the name of a checkpoint.
+    // The file `latest` of both programs begins with the name of a checkpoint.
     let latest = fs::read_to_string(path.join("latest")).unwrap_or_default();
-    let holds_own = !latest.trim().is_empty() && is_own(&path.join(latest.trim()));
+    let holds_own = latest.lines().next().is_some_and(|name| is_own(&path.join(name.trim())));
     if is_own(path) || folder(path).is_dir() || holds_own {
         return Err(mistake(format!(
             "{} is no checkpoint of DeepSpeed but of this program; give its output folder as --output-dir, and \

@@ -93,7 +93,8 @@ section! {
         /// Sequence length of a sample. Classification truncates longer texts.
         sequence_length: usize = positive(128).unit("tokens"),
         /// Shuffle the samples in every epoch. All ranks draw equally many, so each epoch leaves
-        /// out the remainder of the number of samples divided by the ranks, different ones each time.
+        /// out the remainder of the number of samples divided by the ranks, different ones each
+        /// time. Without shuffling, ranks with one sample less repeat one.
         shuffle: bool = flag(true),
         /// Leave out the last step if training.epochs ends before its global batch is full. Batches
         /// may take samples of two epochs, so only the end of training is affected. Unset:

@@ -18,8 +18,8 @@ pub(super) fn pages_per_huge_page() -> usize {
     if has_huge_pages() { HUGE_PAGE / PAGE } else { 1 }
 }
 
-/// Returns whether the heap uses huge pages. Beside larger kernel pages they have up to 512 MiB, which one byte would
-/// fill.
+/// Returns whether the heap uses huge pages. Beside larger kernel pages they have up to 512 MiB,
+/// which one byte would fill.
 fn has_huge_pages() -> bool {
     kernel_page() == Some(4096)
 }
@@ -95,10 +95,15 @@ impl AddressRange {
         self.start.as_ptr().wrapping_add(index * PAGE)
     }
 
-    /// Returns the page that contains `address`, or `None` for an address outside of the range.
-    pub(super) fn page(&self, address: *mut u8) -> Option<usize> {
-        let offset = address.addr().checked_sub(self.start.addr().get())?;
-        (offset < self.pages * PAGE).then_some(offset / PAGE)
+    /// Returns whether `address` lies in the range.
+    pub(super) fn contains(&self, address: *mut u8) -> bool {
+        let start = self.start.addr().get();
+        (start..start + self.pages * PAGE).contains(&address.addr())
+    }
+
+    /// Returns the page that has `address`, which lies in the range.
+    pub(super) fn page(&self, address: *mut u8) -> usize {
+        (address.addr() - self.start.addr().get()) / PAGE
     }
 
     /// Returns the memory of pages to the system. Returns whether they have none any more; then they
@@ -122,9 +127,11 @@ mod tests {
     fn pages_begin_at_their_addresses_and_discarded_ones_are_zero() {
         let range = AddressRange::reserve(16).expect("a machine that grants addresses");
         assert!(range.address(0).addr().is_multiple_of(PAGE));
-        assert_eq!(range.page(range.address(3)), Some(3));
-        assert_eq!(range.page(range.address(range.pages())), None);
-        assert_eq!(range.page(range.address(0).wrapping_sub(1)), None);
+        assert_eq!(range.page(range.address(3)), 3);
+        let ends = [range.address(0), range.address(range.pages()).wrapping_sub(1)];
+        assert!(ends.iter().all(|address| range.contains(*address)));
+        let outside = [ends[0].wrapping_sub(1), ends[1].wrapping_add(1)];
+        assert!(!outside.iter().any(|address| range.contains(*address)));
         // SAFETY: the range was reserved here, so nobody else uses its pages.
         unsafe {
             range.address(1).write_bytes(7, 3 * PAGE);

@@ -49,30 +49,29 @@ impl LargeBlocks {
         Some((self.addresses.address(start), is_zero))
     }
 
-    /// Frees a block of `size` bytes if it is of this heap, and says whether it was.
-    ///
-    /// # Safety
-    ///
-    /// The block has this size, and nobody uses it.
-    pub(super) unsafe fn free(&self, block: *mut u8, size: usize) -> bool {
-        let Some(freed) = self.pages_of(block, size) else { return false };
-        self.pages().free(freed);
-        self.discard_excess();
-        true
-    }
-
     /// Returns whether a block is of this heap.
     pub(super) fn owns(&self, block: *mut u8) -> bool {
-        self.addresses.page(block).is_some()
+        self.addresses.contains(block)
     }
 
-    /// Changes the size of a block of this heap where it is, and says whether that was possible.
+    /// Frees a block of `size` bytes.
     ///
     /// # Safety
     ///
-    /// The block has `old` bytes. If it shrinks, nobody uses what is cut off.
+    /// The block is of this heap and has this size, and nobody uses it.
+    pub(super) unsafe fn free(&self, block: *mut u8, size: usize) {
+        let freed = self.pages_of(block, size);
+        self.pages().free(freed);
+        self.discard_excess();
+    }
+
+    /// Changes the size of a block where it is, and says whether that was possible.
+    ///
+    /// # Safety
+    ///
+    /// The block is of this heap and has `old` bytes. If it shrinks, nobody uses what is cut off.
     pub(super) unsafe fn resize(&self, block: *mut u8, old: usize, new: usize) -> bool {
-        let Some(held) = self.pages_of(block, old) else { return false };
+        let held = self.pages_of(block, old);
         let end = held.start + new.div_ceil(PAGE);
         if end > held.end && !self.pages().allocate_at(held.end, end - held.end) {
             return false;
@@ -84,10 +83,10 @@ impl LargeBlocks {
         true
     }
 
-    /// Returns the pages of a block of `size` bytes; `None` if it is not of this heap.
-    fn pages_of(&self, block: *mut u8, size: usize) -> Option<Range<usize>> {
-        let start = self.addresses.page(block)?;
-        Some(start..start + size.div_ceil(PAGE))
+    /// Returns the pages of a block of this heap that has `size` bytes.
+    fn pages_of(&self, block: *mut u8, size: usize) -> Range<usize> {
+        let start = self.addresses.page(block);
+        start..start + size.div_ceil(PAGE)
     }
 
     /// Returns pages to the system that exceed the peak of used ones.

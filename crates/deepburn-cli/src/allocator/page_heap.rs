@@ -176,7 +176,7 @@ impl PageHeap {
     ///
     /// The block is at the beginning of the gap, even if its dirty pages are at the end. Blocks that
     /// begin at the first dirty page have fewer page faults, but more of them have to be zeroed: with
-    /// them, a step of GPT-2 124M at stage 3 on two ranks takes 2 to 4 % longer.
+    /// them, a step of GPT-2 124M at stage 3 on two ranks takes 2 to 5 % longer.
     ///
     /// Looks at all gaps until one fits exactly. There are some hundred in a training step of two
     /// ranks.

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{Kernel, Left, LeftRows, Tile};
+use super::kernel::{Kernel, LEFT_LIMIT, Left, LeftRows, Tile};
 use super::matrix::Matrix;
 use super::pack::{Pair, Strip, lines, prefetch};
 use super::result::RowMut;
@@ -186,6 +186,12 @@ impl Kernel for Avx512 {
     const LEFT_LANES: usize = LANES;
     const ROWS: usize = ROWS;
     const COLUMNS: usize = COLUMNS;
+
+    /// A MiB a thread, the second-level cache of most cores with AVX-512: the rows of tiles come from there for every
+    /// right panel. Half as much has more waits at the ends of blocks, and is slower on two threads.
+    fn left_limit(threads: usize) -> usize {
+        (1_usize << 20).saturating_mul(threads).min(LEFT_LIMIT)
+    }
 
     unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut f32) {
         // SAFETY: the kernel exists only where the processor can run it; the rest as the caller promises.

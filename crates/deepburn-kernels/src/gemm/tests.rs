@@ -486,7 +486,9 @@ fn depths_that_fit_are_not_divided() {
     check::<avx2::Avx2>([512, 200, 768], 1);
     check::<avx2::Avx2>([50_257, 256, 768], 1);
     check::<avx2::Avx2>([512, 490, 768], 2);
-    check::<avx512::Avx512>([512, 4096, 768], 2);
+    check::<avx512::Avx512>([512, 500, 768], 1);
+    check::<avx512::Avx512>([512, 1000, 768], 2);
+    check::<avx512::Avx512>([512, 4096, 768], 8);
     check::<avx512::Avx512Bf16>([512, 5120, 768], 2);
     check::<avx512::Avx512Bf16>([4096, 6144, 768], 2);
 }
@@ -506,6 +508,21 @@ fn blocks_are_as_large_as_the_caches_of_avx2() {
     assert_eq!(sizes([529, 3072, 512], 1).rows, 288);
     // The left operand is read for one panel of columns only.
     assert_eq!(sizes([50_257, 768, 1], 2), sizes([50_257, 768, 1], 16));
+}
+
+/// So do these, which are twice as large.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn blocks_are_as_large_as_the_caches_of_avx512() {
+    let sizes = |shape, threads| BlockSizes::new::<avx512::Avx512>(shape, threads);
+    // The loss head's gradient of the hidden states: 262 panels of depths, 5 or 10 of which fit with 256 rows.
+    let shape = [256, 50_257, 768];
+    assert_eq!(sizes(shape, 1), BlockSizes { rows: 256, columns: 768, depths: 5 * 192 });
+    assert_eq!(sizes(shape, 2), BlockSizes { rows: 256, columns: 768, depths: 10 * 192 });
+    assert_eq!(sizes(shape, 8).depths, sizes(shape, 64).depths);
+    // Its gradient of the embedding: at most 1,024 rows of 256 depths.
+    let shape = [50_257, 256, 768];
+    assert_eq!(sizes(shape, 1), BlockSizes { rows: 1008, columns: 768, depths: 256 });
 }
 
 #[test]

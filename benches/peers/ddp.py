@@ -1,4 +1,7 @@
-"""Trains GPT-2 with PyTorch's DistributedDataParallel over gloo. In bf16, weights and states are bf16 too."""
+"""Trains GPT-2 with PyTorch's DistributedDataParallel over gloo.
+
+With bf16, weights and optimizer states are in bf16, too.
+"""
 
 import torch
 import torch.distributed as dist

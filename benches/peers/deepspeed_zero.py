@@ -1,6 +1,6 @@
-"""Trains GPT-2 with DeepSpeed on the CPU, at a ZeRO stage, with DeepSpeed's defaults and PyTorch's AdamW.
+"""Trains GPT-2 with DeepSpeed on the CPU at a ZeRO stage, with DeepSpeed's defaults and PyTorch's AdamW.
 
-The file is not called `deepspeed.py`, because `import deepspeed` would find it.
+The file is not called `deepspeed.py`, because `import deepspeed` would import it instead of the package.
 """
 
 import os
@@ -12,11 +12,11 @@ import training  # noqa: E402
 
 
 def configuration(options):
-    """DeepSpeed's configuration. With `--nvme`, model states are on disk, as `offload_param` asks for."""
+    """Returns DeepSpeed's configuration. With `--nvme`, optimizer states and parameters are offloaded to NVMe."""
     zero = {"stage": options.stage}
     if options.nvme:
         nvme = {"device": "nvme", "nvme_path": options.nvme, "pin_memory": False}
-        # A buffer holds the largest parameter, the table of tokens.
+        # A buffer has to hold the largest parameter, the token embedding.
         zero |= {"offload_optimizer": nvme, "offload_param": {**nvme, "max_in_cpu": 0, "buffer_size": 100_000_000}}
     plan = {
         "train_micro_batch_size_per_gpu": options.sequences,

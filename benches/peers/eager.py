@@ -1,4 +1,7 @@
-"""Trains GPT-2 in one process with eager PyTorch. In bf16, weights and optimizer states are bf16 too."""
+"""Trains GPT-2 in one process with eager PyTorch.
+
+With bf16, weights and optimizer states are in bf16, too.
+"""
 
 import time
 

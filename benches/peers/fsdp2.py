@@ -1,6 +1,7 @@
-"""Trains GPT-2 with PyTorch's FSDP2 (`fully_shard`) over gloo: each block and the rest of the model are units.
+"""Trains GPT-2 with PyTorch's FSDP2 (`fully_shard`) over gloo.
 
-In bf16, parameters are gathered in bf16, gradients are reduced in fp32, and shards and states stay fp32.
+`fully_shard` is applied to each block and to the model. With bf16, parameters are all-gathered in bf16, gradients are
+reduce-scattered in fp32, and sharded parameters and optimizer states are in fp32.
 """
 
 import torch

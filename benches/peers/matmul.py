@@ -1,6 +1,8 @@
-"""GFLOP/s of torch.matmul for products of [m, k] and [k, n], one JSON object a line. `tn` transposes the left operand.
+"""Measures torch.matmul for products of [m, k] and [k, n] and prints a line of JSON with the GFLOP/s of each.
 
-The fields are the same as in `cargo bench -p deepburn-kernels --bench gemm -- --json`.
+An argument such as `f32:768x3072x512:tn` has the type, M, K and N, and the layouts of both operands. `t` means that
+the transpose of an operand is stored. The output has the same fields as the output of
+`cargo bench -p deepburn-kernels --bench gemm -- --json`.
 """
 
 import argparse
@@ -14,14 +16,14 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def operand(rows, columns, order, dtype, generator):
-    """A matrix of random numbers, stored row by row (`n`) or column by column (`t`)."""
+    """Returns a matrix of random numbers, stored in row-major order (`n`) or column-major order (`t`)."""
     sizes = (rows, columns) if order == "n" else (columns, rows)
     stored = torch.randn(*sizes, generator=generator).to(DTYPES[dtype])
     return stored if order == "n" else stored.t()
 
 
 def measure(shape, dtype, orders, options):
-    """Rates of single products, after as many that are not counted."""
+    """Returns the rates of `repeats` products, after the same number of uncounted products."""
     rows, inner, columns = shape
     generator = torch.Generator().manual_seed(42)
     left = operand(rows, inner, orders[0], dtype, generator)

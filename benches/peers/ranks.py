@@ -1,7 +1,7 @@
 """Starts a peer in N processes on this machine: `python ranks.py N SCRIPT ARGUMENTS...`.
 
-torchrun does the same, and takes the memory of another process that has imported PyTorch. Rank 0 writes to the
-standard output. When a rank fails, the others are ended. The caller sets `OMP_NUM_THREADS`, the threads of a rank.
+It replaces torchrun, which needs the memory of another process with PyTorch. Only rank 0 writes to standard output. If
+a rank fails, the other ranks are killed. The caller sets `OMP_NUM_THREADS`, the number of threads of a rank.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What the peers share: options, model, random tokens, the timed loop and its output.
+"""Common code of the peers: options, model, random tokens, the timed training loop and its output.
 
-A peer prints one JSON object a line: `{"ready": true}` before its first step, then one object for each step with
-`step`, `seconds`, `tokens` of all ranks and `loss`. Rank 0 alone prints.
+Rank 0 prints JSON objects, one per line: `{"ready": true}` before the first step, then an object for each step with
+`step`, `seconds`, `tokens` of all ranks and `loss`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def parser(description):
-    """The options that every peer has."""
+    """Returns a parser with the options of every peer."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument("--model", default="{}", metavar="JSON", help="fields of GPT2Config")
     options.add_argument("--sequences", type=int, default=4, help="sequences of a micro-batch, on each rank")
@@ -30,24 +30,24 @@ def parser(description):
 
 
 def gpt2_config(options):
-    # Keys and values of earlier tokens are of no use in training.
+    # The cache of keys and values is not used in training.
     return GPT2Config(**{**NO_DROPOUT, "use_cache": False, **json.loads(options.model)})
 
 
 def gpt2(options):
-    """A GPT-2 with seeded weights and without dropout, in fp32."""
+    """Returns a randomly initialized GPT-2 in fp32, without dropout."""
     torch.manual_seed(SEED)
     return GPT2LMHeadModel(gpt2_config(options)).train()
 
 
 def report(**fields):
-    """Prints one line; what reads it takes its time of arrival."""
+    """Prints a line on rank 0. It is flushed, because the reader records its arrival time."""
     if int(os.environ.get("RANK", "0")) == 0:
         print(json.dumps(fields), flush=True)
 
 
 def timed_steps(options, step):
-    """Runs `step(tokens)` on random tokens. It returns the loss and a dictionary of seconds by phase."""
+    """Calls `step(tokens)` with random tokens for each step. `step` returns the loss and the seconds of each phase."""
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     generator = torch.Generator().manual_seed(SEED + rank)
     vocabulary = gpt2_config(options).vocab_size

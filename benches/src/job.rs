@@ -1,9 +1,9 @@
-//! A training job of the suite: a job file for `finetune`, and how its ranks are started.
+//! The training jobs of the suite.
 //!
-//! Main type: [`Job`]. A [`Workload`] says what is trained, and DeepBurn and its peers get the same one:
-//! `finetune` in the job file, a peer's script in its arguments. A bench starts from [`Job::new`], which
-//! trains as the peers do, and changes single keys by their dotted path. The file is checked by `finetune`
-//! alone, as a user's is.
+//! Main type: [`Job`], a job file for `finetune` and the way in which its ranks are started. A [`Workload`] is the
+//! model and the batch, which are the same for DeepBurn and its peers: `finetune` gets them in the job file, and the
+//! script of a peer in its arguments. A benchmark starts from [`Job::new`], whose settings match the peers', and
+//! changes single keys by their dotted path. Only `finetune` checks the file.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ impl Precision {
     /// Both precisions, in the order of the rows.
     pub(crate) const ALL: [Self; 2] = [Self::Fp32, Self::Bf16];
 
-    /// Returns the name in rows, which is also the value of the peers' option `--dtype`.
+    /// Returns the name in rows of tables, which is also the value of the peers' option `--dtype`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Fp32 => "fp32",
@@ -31,23 +31,23 @@ impl Precision {
     }
 }
 
-/// Cargo features that a program is built with. They are also the names of folders.
+/// A set of cargo features that the programs are built with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub(crate) enum Features {
     #[value(skip)]
     Default,
-    /// The backend of LibTorch.
+    /// With the LibTorch backend.
     Tch,
-    /// Ranks as processes.
+    /// With rank processes.
     Mpi,
 }
 
 /// A GPT-2 and the size of its micro-batches.
 #[derive(Debug, Clone)]
 pub(crate) struct Workload {
-    /// Fields of `config.json`, which peers take too.
+    /// Fields of the model's `config.json`, for DeepBurn and the peers.
     pub(crate) model: Value,
-    /// Its name in tables.
+    /// Name of the model in tables.
     pub(crate) name: &'static str,
     /// Sequences of a micro-batch on each rank.
     pub(crate) sequences: usize,
@@ -56,17 +56,19 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// Returns GPT-2 small, 124 million parameters.
+    /// Returns GPT-2 small, which has 124 million parameters.
     ///
-    /// `sequences` sequences of `length` tokens form a micro-batch of a rank. All other fields of the model
-    /// have GPT-2's defaults: 12 layers of width 768 with 12 heads.
+    /// A micro-batch of a rank has `sequences` sequences of `length` tokens. All other fields of the model have the
+    /// defaults of GPT-2: 12 layers of width 768 with 12 heads.
     pub(crate) fn gpt2_small(sequences: usize, length: usize) -> Self {
         Self { model: json!({ "vocab_size": 50257 }), name: "GPT-2 124M", sequences, length }
     }
 
-    /// Returns a GPT-2 of `width` and `layers` with heads of 32 and 4,096 tokens. `width` has to be a multiple of
-    /// 32. Models of this kind train in seconds and serve quick runs and runs of many ranks, where the 50,257
-    /// tokens of GPT-2 would dominate.
+    /// Returns a small GPT-2 with heads of width 32 and a vocabulary of 4,096 tokens. `width` has to be a multiple of
+    /// 32.
+    ///
+    /// These models train in seconds. They are used for quick runs and runs of many ranks, in which a vocabulary of
+    /// 50,257 tokens would take most of the time.
     pub(crate) fn gpt2(
         name: &'static str,
         width: usize,
@@ -86,37 +88,36 @@ impl Workload {
 
     /// Returns the vocabulary size, which bounds the tokens of the data.
     ///
-    /// Falls back on the largest u16 if the model has no size that fits, because token files store u16.
+    /// If the model has no size, or one that does not fit u16, returns the largest u16, because token files store u16.
     pub(crate) fn vocabulary(&self) -> u16 {
         self.model["vocab_size"].as_u64().and_then(|size| size.try_into().ok()).unwrap_or(u16::MAX)
     }
 
-    /// Returns the title of a table, such as `GPT-2 124M, 2 ranks × 2 × 128 tokens`: name, ranks, sequences
-    /// of a rank's micro-batch, tokens of a sequence.
+    /// Returns the title of a table, such as `GPT-2 124M, 2 ranks × 2 × 128 tokens`: the model, the number of ranks,
+    /// the sequences of a micro-batch, and the tokens of a sequence.
     pub(crate) fn title(&self, ranks: usize) -> String {
         let plural = if ranks == 1 { "" } else { "s" };
         format!("{}, {ranks} rank{plural} × {} × {} tokens", self.name, self.sequences, self.length)
     }
 }
 
-/// A job file, the cargo features of the program that runs it, and how its ranks are started.
+/// A job file, the cargo features of the program that runs it, and the way in which its ranks are started.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
     /// The job file as JSON, with the model, data, training and DeepSpeed sections.
     pub(crate) file: Value,
-    /// Which build of `finetune` runs the job.
+    /// The cargo features of the `finetune` that runs the job.
     pub(crate) features: Features,
     /// Whether ranks are processes, started by `mpirun`, instead of threads of one process.
     pub(crate) processes: bool,
 }
 
 impl Job {
-    /// Returns a job that trains `steps` optimizer steps as the peers do.
+    /// Returns a job of `steps` optimizer steps with the same settings as the peers.
     ///
-    /// It runs on one rank at stage 0 in f32, with AdamW at a constant learning rate of 1e-4 and gradients
-    /// clipped to a norm of 1. Dropout is off, because masks differ between programs and their cost is not
-    /// what is compared. The model is drawn from seed 42, and `tokens` is a file of
-    /// [`crate::data::write_tokens`].
+    /// It runs on one rank at stage 0 in f32, with AdamW at a constant learning rate of 1e-4, and clips gradients to a
+    /// norm of 1. Dropout is disabled, because its cost is not compared. The model is randomly initialized with seed
+    /// 42, and `tokens` is a file of [`crate::data::write_tokens`].
     pub(crate) fn new(workload: &Workload, tokens: &Path, steps: usize) -> Self {
         let mut model = json!({ "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0 });
         if let (Value::Object(all), Value::Object(given)) = (&mut model, &workload.model) {
@@ -137,12 +138,12 @@ impl Job {
         Self { file, features: Features::Default, processes: false }
     }
 
-    /// Returns the job with a value set by its dotted path, such as `deepspeed.bf16.enabled`.
+    /// Returns the job with another value of the key `path`, such as `deepspeed.bf16.enabled`.
     ///
-    /// Missing sections are created. A value on the way that is not an object is replaced by one.
+    /// Missing sections are created. If the value of a section is not an object, it is replaced.
     pub(crate) fn set(mut self, path: &str, value: impl Into<Value>) -> Self {
         let mut place = &mut self.file;
-        // Indexing by a name creates the field, so a section that is missing grows on the way.
+        // Indexing by a name creates a missing field.
         for name in path.split('.') {
             if !place.is_object() {
                 *place = Value::Object(Map::new());
@@ -153,7 +154,8 @@ impl Job {
         self
     }
 
-    /// Returns the job on `ranks` ranks. The micro-batch is a rank's, so the global batch grows with them.
+    /// Returns the job on `ranks` ranks. The micro-batch size is per rank, so the global batch size grows with the
+    /// number of ranks.
     pub(crate) fn ranks(self, ranks: usize) -> Self {
         self.set("training.ranks", ranks)
     }
@@ -163,7 +165,7 @@ impl Job {
         self.set("deepspeed.zero_optimization.stage", stage)
     }
 
-    /// Returns the job in a precision; f32 is the default of the file.
+    /// Returns the job in a precision. The default is f32.
     pub(crate) fn precision(self, precision: Precision) -> Self {
         match precision {
             Precision::Fp32 => self,
@@ -171,12 +173,12 @@ impl Job {
         }
     }
 
-    /// Returns the job on LibTorch's kernels, which need the program that is built with the feature `tch`.
+    /// Returns the job with LibTorch's kernels, which need a program with the feature `tch`.
     pub(crate) fn on_tch(self) -> Self {
         Self { features: Features::Tch, ..self.set("training.backend", "tch") }
     }
 
-    /// Returns the job with processes as ranks, which needs the feature `mpi` and `mpirun`.
+    /// Returns the job with rank processes, which need the feature `mpi` and `mpirun`.
     pub(crate) fn with_processes(self) -> Self {
         Self { features: Features::Mpi, processes: true, ..self }
     }

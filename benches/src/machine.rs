@@ -1,8 +1,8 @@
-//! What results depend on: the machine, the commit, versions and the time.
+//! Records the machine, the commit and the time of a measurement.
 //!
-//! Main types: [`Machine`] and [`Commit`]. Both are stored in each file of results and printed below each
-//! bench of the report, so that a number is never seen without the machine and the source that it belongs
-//! to. Linux is assumed: the machine is read from `/proc`.
+//! Main types: [`Machine`] and [`Commit`]. Both are stored in each file of results and printed below each benchmark in
+//! the report, so that every figure has its machine and its source. The machine is read from `/proc`, which needs
+//! Linux.
 
 use std::fs;
 use std::path::Path;
@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
 
-/// Instruction sets that matrix products and casts depend on, as `/proc/cpuinfo` names them. Others are not
-/// recorded.
+/// The recorded instruction sets, with their names in `/proc/cpuinfo`. The speed of matrix products and casts depends
+/// on them.
 const INSTRUCTIONS: [&str; 9] = [
     "avx2",
     "fma",
@@ -28,7 +28,7 @@ const INSTRUCTIONS: [&str; 9] = [
     "asimd",
 ];
 
-/// The machine that measured.
+/// The machine on which the results were measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Machine {
@@ -36,9 +36,9 @@ pub(crate) struct Machine {
     pub(crate) cpu: String,
     /// Logical processors that this process may use, after affinity and cgroup limits.
     pub(crate) cores: usize,
-    /// Physical memory in bytes, as `MemTotal` has it. A lower limit of a container is not considered.
+    /// Physical memory in bytes, from `MemTotal`. The limit of a container may be lower.
     pub(crate) memory_bytes: u64,
-    /// The entries of `INSTRUCTIONS` that the processor has, in that order.
+    /// The entries of `INSTRUCTIONS` that the processor supports, in the same order.
     pub(crate) instructions: Vec<String>,
     /// Name and release of the operating system, such as `Linux 6.1.0`.
     pub(crate) kernel: String,
@@ -50,13 +50,12 @@ pub(crate) struct Machine {
 pub(crate) struct Commit {
     /// The full hash of `HEAD`.
     pub(crate) hash: String,
-    /// Whether tracked files differ from the commit, other than results and what is generated from them.
+    /// Whether tracked files differ from the commit, except for results and files that are generated from them.
     pub(crate) dirty: bool,
 }
 
 impl Machine {
-    /// Reads `/proc` and `uname`. What they do not say is `unknown`, 0 or empty, because a missing detail
-    /// must not end a measurement.
+    /// Reads `/proc` and `uname`. Missing values are `unknown`, 0 or empty, so that they do not end a measurement.
     pub(crate) fn new() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let system = rustix::system::uname();
@@ -69,10 +68,10 @@ impl Machine {
         }
     }
 
-    /// Returns model and instruction sets of the first processor in `/proc/cpuinfo`; the other fields are
+    /// Returns the model and the instruction sets of the first processor in `/proc/cpuinfo`. The other fields are
     /// empty.
     ///
-    /// x86 lists instruction sets as `flags`, ARM as `Features`.
+    /// Instruction sets are in the field `flags` on x86 and `Features` on ARM.
     fn of(cpuinfo: &str) -> Self {
         let field = |name: &str| {
             let line = cpuinfo
@@ -103,19 +102,18 @@ fn memory_bytes(meminfo: &str) -> Option<u64> {
 }
 
 impl Commit {
-    /// Asks git for the commit of the work tree `root`, and whether tracked files differ from it.
+    /// Gets the commit of the work tree `root` from git, and whether tracked files differ from it.
     ///
-    /// Untracked files, the results and the files that are generated from them may differ: the suite itself
-    /// writes them.
+    /// Untracked files, results, and files that are generated from results are ignored, because the suite writes them.
     ///
     /// # Errors
-    /// When git cannot be started or the folder is no repository.
+    /// Returns an error if git cannot be started, or if the folder is not a repository.
     pub(crate) fn of(root: &Path) -> Outcome<Self> {
         let hash = output_of(Command::new("git").current_dir(root).args(["rev-parse", "HEAD"]))?;
         let arguments =
             ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!benches/results"];
-        // The suite writes these files after each bench. Without the exclusion, the second bench would always
-        // be measured on a changed tree.
+        // The suite writes these files after each benchmark. If they were not excluded, the tree would always be dirty
+        // in the second benchmark.
         let generated = [":!benches/README.md", ":!README.md"];
         let changes =
             output_of(Command::new("git").current_dir(root).args(arguments).args(generated))?;
@@ -123,10 +121,10 @@ impl Commit {
     }
 }
 
-/// Returns the standard output of a short command, without white space around it.
+/// Returns the standard output of a short command, without surrounding white space.
 ///
 /// # Errors
-/// When it cannot be started or fails.
+/// Returns an error if the command cannot be started or fails.
 pub(crate) fn output_of(command: &mut Command) -> Outcome<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| format!("cannot start {program}: {error}"))?;
@@ -137,7 +135,7 @@ pub(crate) fn output_of(command: &mut Command) -> Outcome<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Returns the time, UTC, RFC 3339.
+/// Returns the current time in UTC, in the format of RFC 3339.
 pub(crate) fn now() -> String {
     DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Secs, true)
 }

@@ -1,4 +1,4 @@
-//! The benchmark suite: measures DeepBurn's programs beside PyTorch and DeepSpeed, and writes the report.
+//! The benchmark suite. It compares DeepBurn's programs with PyTorch and DeepSpeed and writes the report.
 //!
 //! ```sh
 //! cargo run --release -p deepburn-benches -- all --peers VENV
@@ -6,14 +6,15 @@
 //! cargo run --release -p deepburn-benches -- report
 //! ```
 //!
-//! Results go to `benches/results/`, and `benches/README.md` and five lines of the README are generated
-//! from them. Results of `--quick` go to `target/benches/quick/`. See `benches/README.md` for the method.
+//! Results are written to `benches/results/`. `benches/README.md` and five lines of the README are generated
+//! from them. Results of `--quick` are written to `target/benches/quick/`. See `benches/README.md` for the
+//! method.
 //!
 //! # Flow of data
 //!
 //! ```text
-//! tables/*.rs      a bench: jobs for finetune and runs of peers, as variants
-//!   rounds.rs      every variant once a round, A B A B
+//! tables/*.rs      a benchmark: finetune jobs and runs of peers, as variants
+//!   rounds.rs      runs every variant once per round, A B A B
 //!     suite.rs     builds and starts the programs, with data in a scratch folder
 //!       process.rs  watches a program: output, memory (memory.rs), lines of metrics.jsonl
 //!       metrics.rs  rows of a run → Observations
@@ -21,20 +22,20 @@
 //! report.rs        all results → Markdown and SVG
 //! ```
 //!
-//! The suite depends on no crate of the workspace: it starts programs as a user does, so a bench cannot
-//! measure something that users do not run.
+//! The suite starts the programs as a user does and does not call the training libraries, so a benchmark cannot
+//! measure anything that users do not run.
 //!
-//! # Errors of the measurements
+//! # Measurement errors
 //!
-//! Runs are timed on a machine that should do nothing else. Load that remains affects all variants of a
-//! round alike, because they run one after the other; the spread over rounds shows what is left of it. Each
-//! quantity's own error is described where it is measured: arrival times in `process`, memory in `memory`,
-//! differences of runs in `tables/checkpoints.rs`.
+//! The machine should be idle apart from the suite. The variants of a round run one after the other, so that
+//! other load affects all of them in the same way. The spread over rounds shows the remaining effect. The error
+//! of each quantity is described in the module that measures it: arrival times in `process`, memory in
+//! `memory`, differences of runs in `tables/checkpoints.rs`.
 //!
 //! # Exit status
 //!
 //! 0 if everything ran, 1 if a run failed, and 2 if the suite could not start or the report could not be
-//! written. What is missing on the machine (peers, `mpirun`) is reported and is not a failure.
+//! written. Missing peers or a missing `mpirun` are reported and are not a failure.
 
 mod data;
 mod job;
@@ -68,14 +69,14 @@ use crate::results::{Results, SCHEMA};
 use crate::suite::Suite;
 use crate::tables::{BENCHES, Bench};
 
-/// A result, or what is wrong in a sentence for the terminal.
+/// A result, or an error whose message is printed to the terminal.
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Measures DeepBurn beside its peers.
+/// Compares DeepBurn with PyTorch and DeepSpeed.
 #[derive(Debug, Parser)]
 #[command(name = "deepburn-benches")]
 struct Options {
-    /// Benches to run, `all` for all of them, or `report` to write the report from the results alone.
+    /// Benchmarks to run, `all` for all of them, or `report` to only write the report from existing results.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
     /// Python virtual environment with the packages of benches/peers/requirements.txt.
@@ -84,10 +85,10 @@ struct Options {
     /// Measure small models, to try the suite. Results go to target/benches/quick.
     #[arg(long)]
     quick: bool,
-    /// Number of rounds; overrides each bench's default.
+    /// Number of rounds [default: each benchmark has its own].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
-    /// Programs to leave out. They take minutes to build.
+    /// Feature sets whose programs are not built and measured. Building one takes minutes.
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     without: Vec<Features>,
 }
@@ -107,12 +108,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the benches that were asked for and writes the report after each of them. Returns the runs that
-/// failed.
+/// Runs the benchmarks in `options` and writes the report after each of them. Returns the runs that failed.
 ///
 /// # Errors
-/// When a name is unknown, the workspace does not build, git is missing, or results or the report cannot be
-/// read or written.
+/// Returns an error if a name is unknown, if the workspace does not build, if git is missing, or if results or
+/// the report cannot be read or written.
 fn run(options: &Options) -> Outcome<Vec<String>> {
     let root =
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("benches/ lies in no workspace")?;
@@ -127,26 +127,25 @@ fn run(options: &Options) -> Outcome<Vec<String>> {
         write_report(&suite, &folder)?;
         return Ok(failures);
     }
-    // Before the build: what is committed later is not what is measured.
+    // Read the commit before the build, because a later commit would not be the measured one.
     let commit = Commit::of(&suite.root)?;
     suite.build(Features::Default)?;
     for bench in benches {
         let results = run_bench(&suite, bench, &commit, options.peers.as_deref())?;
-        // What was measured before is better than nothing.
+        // If nothing was measured, earlier results are kept.
         if results.tables.iter().any(|table| !table.rows.is_empty()) {
             results.write(&folder.join(format!("{}.json", bench.name)))?;
         }
         failures
             .extend(results.failures.iter().map(|failure| format!("{}: {failure}", bench.name)));
-        // After each bench: what was measured is kept when a later one is interrupted.
+        // The report is written after each benchmark, in case a later one is interrupted.
         write_report(&suite, &folder)?;
     }
     Ok(failures)
 }
 
-/// Writes the report: beside the results for quick runs, and into the repository otherwise.
-///
-/// A quick report never touches the README, because its figures say nothing about performance.
+/// Writes the report to the repository. For quick runs it is written to the folder of results instead, and the
+/// README is not changed, because the figures of quick runs are not meaningful.
 fn write_report(suite: &Suite, folder: &Path) -> Outcome<()> {
     if suite.quick {
         return report::write(folder, &folder.join("README.md"), None);
@@ -158,8 +157,8 @@ fn write_report(suite: &Suite, folder: &Path) -> Outcome<()> {
     )
 }
 
-/// Returns the folder of results: `benches/results`, or `quick` in the suite's part of cargo's target
-/// folder.
+/// Returns the folder of results: `benches/results`, or `benches/quick` in cargo's target folder for quick
+/// runs.
 fn results_folder(suite: &Suite) -> PathBuf {
     if suite.quick {
         suite.programs.folder().join("quick")
@@ -168,10 +167,11 @@ fn results_folder(suite: &Suite) -> PathBuf {
     }
 }
 
-/// Returns the benches with these names, each once and in the order of the suite; none for `report` alone.
+/// Returns the benchmarks with these names, without duplicates and in the order of the suite. The list is empty
+/// if `report` is the only name.
 ///
 /// # Errors
-/// When a name is unknown. Nothing is built or run then.
+/// Returns an error if a name is unknown.
 fn selected(names: &[String]) -> Outcome<Vec<&'static Bench>> {
     let is_known = |name: &String| {
         name == "all" || name == "report" || BENCHES.iter().any(|bench| bench.name == name)
@@ -186,12 +186,12 @@ fn selected(names: &[String]) -> Outcome<Vec<&'static Bench>> {
     Ok(BENCHES.iter().filter(is_asked).collect())
 }
 
-/// Measures one bench and returns its results, with machine, commit and versions.
+/// Runs one benchmark and returns its results, with machine, commit and versions.
 ///
-/// A failed run is in the results, so a bench that fails halfway keeps the tables that it finished.
+/// Failed runs are recorded in the results, so that the completed tables of a benchmark are kept if it fails.
 ///
 /// # Errors
-/// When `rustc --version` cannot be run.
+/// Returns an error if `rustc --version` cannot be run.
 fn run_bench(
     suite: &Suite,
     bench: &Bench,
@@ -228,8 +228,7 @@ fn run_bench(
     Ok(results)
 }
 
-/// Returns the command as it can be typed again on any machine, with `VENV` in place of the peers'
-/// environment.
+/// Returns the command line for the report, in which the path of the peers' environment is replaced by `VENV`.
 fn command_line(peers: Option<&Path>) -> String {
     let peers = peers.map(Path::to_string_lossy);
     let arguments = env::args().skip(1).map(|argument| match &peers {

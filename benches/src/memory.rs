@@ -1,53 +1,50 @@
-//! Memory of a program and of all processes that it has started.
+//! Measures the peak memory of a program and of all processes that it has started.
 //!
-//! Main type: [`PeakMemory`]. It is the largest sum of proportional set sizes (PSS), in which a page that
-//! several processes share counts once. Summing them up walks page tables, which would disturb what is
-//! measured, so it is done only when the sum of resident sets, which the kernel keeps ready, is a new
-//! maximum.
+//! Main type: [`PeakMemory`]. It is the maximum of the sum of proportional set sizes (PSS), in which a page that is
+//! shared by several processes is counted once. To compute a PSS, the kernel walks page tables, which would slow the
+//! program down. So it is only read if the sum of resident sets, which is cheap to read, has a new maximum.
 //!
-//! # Errors of the measurement
+//! # Measurement errors
 //!
-//! - A peak between two samples is missed. Samples are 50 ms apart, so this concerns memory that is held
-//!   shorter.
-//! - A new process is seen at the next look for processes, at most 0.4 s after its start.
-//! - The resident set counts shared pages once for each process. If processes begin to share less while
+//! - A peak between two samples is missed. Samples are 50 ms apart.
+//! - A new process is only included after the next search for processes, at most 0.4 s after its start.
+//! - The resident set counts shared pages once for each process. If processes share fewer pages than before and the
 //!   resident sets stay below their maximum, a larger PSS is missed.
-//! - Page cache that no process maps, memory of the kernel and swapped-out pages do not count.
+//! - Page cache that no process maps, memory of the kernel and swapped-out pages are not counted.
 
 use std::fs;
 
-/// Factor by which resident sets have to exceed their maximum before page tables are walked again.
+/// Factor by which resident sets have to exceed their maximum before the PSS is read again.
 ///
-/// A peak that exceeds the last one by less than 0.5 % is not looked at; this is the price of walking
-/// rarely.
+/// A peak that exceeds the last one by less than 0.5 % is missed, so that the PSS is read rarely.
 const GROWTH: f64 = 1.005;
 
-/// Samples between two looks for new processes. A look goes through all threads of all processes.
+/// Number of samples between two searches for new processes. A search reads all threads of all processes.
 const SAMPLES_A_LOOK: u64 = 8;
 
-/// The peak of the memory of a process tree so far.
+/// The peak memory of a process tree so far.
 #[derive(Debug, Default)]
 pub(crate) struct PeakMemory {
-    /// Samples so far; selects those that look for processes.
+    /// Number of samples so far. Every [`SAMPLES_A_LOOK`]th sample searches for processes.
     samples: u64,
-    /// The process tree of the last look.
+    /// The process tree of the last search.
     processes: Vec<u32>,
-    /// Largest sum of resident sets at which page tables were walked, in pages.
+    /// The sum of resident sets at which the PSS was last read, in pages.
     resident_pages: u64,
-    /// Largest sum of proportional set sizes, in bytes.
+    /// Maximum of the sum of proportional set sizes, in bytes.
     bytes: u64,
 }
 
 impl PeakMemory {
     /// Takes a sample of the process `root` and its descendants.
     ///
-    /// Processes that have ended since the last look contribute nothing.
+    /// Processes that have ended since the last search are counted as 0.
     pub(crate) fn sample(&mut self, root: u32) {
         if self.samples.is_multiple_of(SAMPLES_A_LOOK) {
             self.processes = descendants(root);
         }
         self.samples += 1;
-        // The kernel keeps this number, so the usual sample reads one small file for each process.
+        // This only reads a small file for each process.
         let resident: u64 = self.processes.iter().filter_map(|id| resident_pages(*id)).sum();
         if resident as f64 > self.resident_pages as f64 * GROWTH {
             self.resident_pages = resident;
@@ -62,13 +59,13 @@ impl PeakMemory {
     }
 }
 
-/// Returns the process `root` and all that it has started, directly or not, in breadth-first order.
+/// Returns the process `root` and all its descendants in breadth-first order.
 pub(crate) fn descendants(root: u32) -> Vec<u32> {
     let mut found = vec![root];
     let mut next = 0;
     while let Some(&id) = found.get(next) {
         next += 1;
-        // Each thread has children of its own. A process that has ended meanwhile has none.
+        // Each thread has its own list of children. A process that has ended has none.
         let Ok(threads) = fs::read_dir(format!("/proc/{id}/task")) else { continue };
         for thread in threads.flatten() {
             let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
@@ -78,13 +75,13 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
     found
 }
 
-/// Returns the resident set of a process in pages, from the second number of `/proc/<id>/statm`; `None`
-/// after its end.
+/// Returns the resident set of a process in pages, from the second number in `/proc/<id>/statm`. Returns `None` if the
+/// process has ended.
 fn resident_pages(id: u32) -> Option<u64> {
     fs::read_to_string(format!("/proc/{id}/statm")).ok()?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Returns the proportional set size of a process in bytes; `None` after its end, or if it belongs to
+/// Returns the proportional set size of a process in bytes. Returns `None` if the process has ended or belongs to
 /// another user.
 fn proportional_bytes(id: u32) -> Option<u64> {
     proportional_set_size(&fs::read_to_string(format!("/proc/{id}/smaps_rollup")).ok()?)

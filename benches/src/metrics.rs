@@ -1,22 +1,22 @@
-//! What runs print and write: `metrics.jsonl` of `finetune`, and the lines of peers.
+//! Parses the output of runs: `metrics.jsonl` of `finetune`, and the lines that peers print.
 //!
 //! Main types: [`StepRow`] and [`PeerLine`]. Only the fields that the suite needs are read.
 //!
 //! ```text
-//! metrics.jsonl   {"loss": …, "tokens": …, "step_seconds": …, "memory": {…}, "seconds": {…}, …}   a step
-//!                 {…, "eval_loss": …}                                                          an evaluation
+//! metrics.jsonl   {"loss": …, "tokens": …, "step_seconds": …, "memory": {…}, "seconds": {…}, …}   for each step
+//!                 {…, "eval_loss": …}                                                      for each evaluation
 //! a peer          {"ready": true}                                          once, before the first step
-//!                 {"seconds": …, "tokens": …, "optimizer": …}              a step
+//!                 {"seconds": …, "tokens": …, "optimizer": …}              for each step
 //! ```
 //!
-//! Other fields of `metrics.jsonl` are ignored, and so is everything else that a peer prints.
+//! Other fields of `metrics.jsonl` and other lines of a peer are ignored.
 
 use serde::Deserialize;
 
 use crate::Outcome;
 use crate::quantity::{Observations, Quantity};
 
-/// An optimizer step in `metrics.jsonl`.
+/// The row of an optimizer step in `metrics.jsonl`.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct StepRow {
     /// Mean loss of the step over all ranks and micro-batches.
@@ -27,27 +27,27 @@ pub(crate) struct StepRow {
     pub(crate) step_seconds: f64,
     /// The memory ledger of rank 0.
     pub(crate) memory: MemoryRow,
-    /// Parts of `step_seconds`.
+    /// The time of each phase of the step.
     pub(crate) seconds: PhaseSeconds,
 }
 
-/// Bytes of rank 0, by category of its memory ledger. A field with `_peak` is the maximum during the step,
-/// the others are the state after it.
+/// Bytes of rank 0, by category of its memory ledger. A field with `_peak` is the maximum during the step. The other
+/// fields are the values after the step.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct MemoryRow {
-    /// Parameters that the rank keeps: shards, persistent copies, or whole ones.
+    /// Parameters that the rank keeps: shards, persistent parameters, or full parameters.
     pub(crate) parameters: f64,
     /// Accumulated gradients.
     pub(crate) gradients: f64,
     /// Optimizer states and master weights.
     pub(crate) optimizer: f64,
-    /// Sharded parameters that were gathered for ops.
+    /// Sharded parameters that are gathered for ops.
     pub(crate) gathered_peak: f64,
-    /// Results of ops that were alive at the same time.
+    /// Activations.
     pub(crate) activations_peak: f64,
-    /// All categories on the device together.
+    /// Sum of all categories on the device.
     pub(crate) device_peak: f64,
-    /// All categories on NVMe together.
+    /// Sum of all categories on NVMe.
     pub(crate) disk_peak: f64,
 }
 
@@ -56,18 +56,18 @@ pub(crate) struct MemoryRow {
 pub(crate) struct PhaseSeconds {
     /// Waiting for the next batch.
     pub(crate) data: f64,
-    /// Forward passes, with the gathers that they wait for.
+    /// Forward passes, including the time that they wait for all-gathers.
     pub(crate) forward: f64,
-    /// Backward passes, with gathers and reductions.
+    /// Backward passes, including all-gathers and reductions.
     pub(crate) backward: f64,
-    /// Norm, clipping, update, and the communication that belongs to them.
+    /// Norm, clipping and update, including their communication.
     pub(crate) optimizer: f64,
 }
 
 /// Reads the steps of `metrics.jsonl`, in the order of the file. Evaluations are omitted.
 ///
 /// # Errors
-/// When a line is not a row.
+/// Returns an error if a line is not a row.
 pub(crate) fn parse_steps(text: &str) -> Outcome<Vec<StepRow>> {
     let steps = text.lines().enumerate().filter(|(_, line)| !line.contains("\"eval_loss\""));
     steps
@@ -78,12 +78,14 @@ pub(crate) fn parse_steps(text: &str) -> Outcome<Vec<StepRow>> {
         .collect()
 }
 
-/// Observations of the steps after the first `uncounted` ones. Memory is the largest of all steps. Times
-/// are observed for each counted step; the median is taken later. Memory is one observation, because it is
-/// a limit that a machine has to provide: the uncounted steps belong to it.
+/// Returns the observations of the steps after the first `uncounted` ones.
+///
+/// There is an observation of each time for every counted step, of which the median is computed later. Memory has a
+/// single observation, the maximum over all steps. It includes uncounted steps, because the machine has to have enough
+/// memory for them, too.
 ///
 /// # Errors
-/// When no step remains.
+/// Returns an error if there are at most `uncounted` steps.
 pub(crate) fn observe(rows: &[StepRow], uncounted: usize) -> Outcome<Observations> {
     let counted = rows.get(uncounted..).filter(|rows| !rows.is_empty());
     let counted = counted.ok_or_else(|| {
@@ -96,7 +98,7 @@ pub(crate) fn observe(rows: &[StepRow], uncounted: usize) -> Outcome<Observation
         found.push(Quantity::OptimizerStep, row.seconds.optimizer);
         found.push(Quantity::DataWait, row.seconds.data / row.step_seconds);
     }
-    // Uncounted steps are included here: a machine has to have the memory of the first step, too.
+    // The maximum includes uncounted steps.
     let most =
         |of: fn(&MemoryRow) -> f64| rows.iter().map(|row| of(&row.memory)).fold(0.0, f64::max);
     found.push(Quantity::Parameters, most(|memory| memory.parameters));
@@ -112,12 +114,13 @@ pub(crate) fn observe(rows: &[StepRow], uncounted: usize) -> Outcome<Observation
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum PeerLine {
-    /// An optimizer step. Fields are wall-clock seconds of the step, tokens of all ranks, and seconds of
-    /// the optimizer.
+    /// An optimizer step.
     Step {
+        /// Wall-clock seconds of the step.
         seconds: f64,
+        /// Tokens of all ranks.
         tokens: f64,
-        /// Seconds of clipping and the update, where they were measured.
+        /// Seconds of clipping and the update, if they were measured.
         optimizer: Option<f64>,
     },
     /// The model is ready and steps begin.
@@ -128,18 +131,17 @@ pub(crate) enum PeerLine {
 }
 
 impl PeerLine {
-    /// Reads a line; `None` of what libraries print between the lines. A line with the fields of neither
-    /// variant is ignored too.
+    /// Parses a line. Returns `None` for other lines, such as messages of libraries.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         line.starts_with('{').then(|| serde_json::from_str(line).ok()).flatten()
     }
 }
 
-/// Observations of a peer's steps after the first `uncounted` ones. Only rank 0 prints steps. `output` is
-/// the whole standard output of the script.
+/// Returns the observations of a peer's steps after the first `uncounted` ones. `output` is the standard output of the
+/// script, in which only rank 0 prints steps.
 ///
 /// # Errors
-/// When no step remains; the error quotes the output.
+/// Returns an error that quotes the output if there are at most `uncounted` steps.
 pub(crate) fn observe_peer(output: &str, uncounted: usize) -> Outcome<Observations> {
     let mut found = Observations::default();
     let steps = output.lines().filter_map(PeerLine::parse).filter_map(|line| match line {
@@ -183,13 +185,13 @@ mod tests {
         assert_eq!(found.median(Quantity::Step), Some(0.5));
         assert_eq!(found.median(Quantity::Throughput), Some(256.0));
         assert_eq!(found.median(Quantity::DataWait), Some(0.01));
-        // Memory of the step that is not timed counts.
+        // The uncounted step is included in the memory.
         assert_eq!(found.median(Quantity::Parameters), Some(11.0));
         assert!(observe(&rows, 2).is_err());
     }
 
     #[test]
-    fn a_line_that_is_no_row_is_an_error() {
+    fn a_line_that_is_not_a_row_is_an_error() {
         let error = parse_steps("{\"step\": 1}\n").expect_err("fields are missing").to_string();
         assert!(error.contains("line 1") && error.contains("loss"), "{error}");
     }

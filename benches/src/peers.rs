@@ -1,9 +1,8 @@
-//! The peers: PyTorch and DeepSpeed in a Python environment, run by the scripts of `benches/peers`.
+//! Runs the peers, PyTorch and DeepSpeed, with the scripts in `benches/peers` in a Python environment.
 //!
-//! Main type: [`Peers`]. A script gets the workload in its arguments, builds the same GPT-2 with
-//! `transformers`, and prints one JSON line a step (see [`PeerLine`]). `ranks.py` starts a distributed
-//! script once for each rank on this machine. Each rank has an equal share of the cores, so that a peer on
-//! two ranks uses as many cores as DeepBurn does.
+//! Main type: [`Peers`]. A script gets the workload in its arguments, builds the same GPT-2 with `transformers`, and
+//! prints a JSON line for each step (see [`PeerLine`]). `ranks.py` starts a process of a distributed script for each
+//! rank. The cores are divided equally among the ranks, so that a peer uses as many cores as DeepBurn.
 //!
 //! Versions are read without importing the packages, because importing PyTorch takes seconds.
 
@@ -22,8 +21,8 @@ use crate::metrics::{PeerLine, observe_peer};
 use crate::process::{Run, Watched};
 use crate::quantity::{Observations, Quantity};
 
-/// Prints versions and where PyTorch is, without importing it. It prints one JSON object with the fields of
-/// `Found`.
+/// A script that prints the versions of packages and the folder of PyTorch's libraries as a JSON object with the fields
+/// of `Found`. It does not import the packages.
 const PROBE: &str = "
 import importlib.metadata, importlib.util, json, os
 versions = {}
@@ -36,17 +35,16 @@ torch = importlib.util.find_spec('torch')
 library = os.path.join(os.path.dirname(torch.origin), 'lib') if torch else None
 print(json.dumps({'versions': versions, 'library': library}))";
 
-/// What the probe found in the environment.
+/// The output of the probe.
 #[derive(Debug, Deserialize)]
 struct Found {
-    /// Versions of the installed packages among torch, transformers and deepspeed. A peer needs some of
-    /// them.
+    /// Versions of torch, transformers and deepspeed, as far as they are installed.
     versions: BTreeMap<String, String>,
     /// The folder of LibTorch's shared libraries, if PyTorch is installed.
     library: Option<PathBuf>,
 }
 
-/// A Python environment with the packages of peers.
+/// A Python environment with the packages of the peers.
 #[derive(Debug)]
 pub(crate) struct Peers {
     /// Absolute path of the virtual environment.
@@ -62,13 +60,13 @@ pub(crate) struct Peers {
 pub(crate) struct PeerRun<'a> {
     /// File in `benches/peers`, without `.py`.
     pub(crate) script: &'a str,
-    /// Processes; `None` for a script that is not distributed.
+    /// Number of processes; `None` for a script that is not distributed.
     pub(crate) ranks: Option<usize>,
     /// Model and micro-batch of each rank.
     pub(crate) workload: &'a Workload,
-    /// Element type of the run. What it covers differs between peers; the bench's text says how.
+    /// Element type of the run. The text of a benchmark describes which tensors of a peer have this type.
     pub(crate) precision: Precision,
-    /// Optimizer steps, including those that do not count.
+    /// Number of optimizer steps, including uncounted steps.
     pub(crate) steps: usize,
     /// Further options of the script.
     pub(crate) options: &'a [&'a str],
@@ -78,7 +76,7 @@ impl Peers {
     /// Probes the virtual environment `environment` of the workspace `root`.
     ///
     /// # Errors
-    /// When it has no Python.
+    /// Returns an error if the environment has no Python.
     pub(crate) fn new(environment: &Path, root: &Path) -> Outcome<Self> {
         let environment = std::path::absolute(environment)?;
         let mut probe = Command::new(environment.join("bin/python"));
@@ -104,11 +102,11 @@ impl Peers {
         self.found.library.as_deref()
     }
 
-    /// Returns `PATH` with the environment's programs first: its Python, and the ninja that DeepSpeed
-    /// builds with.
+    /// Returns `PATH` with the folder of the environment's programs first, such as its Python, and ninja, with which
+    /// DeepSpeed builds its operators.
     ///
     /// # Errors
-    /// When `PATH` cannot be extended.
+    /// Returns an error if `PATH` cannot be extended.
     pub(crate) fn search_path(&self) -> Outcome<OsString> {
         let path = env::var_os("PATH").unwrap_or_default();
         Ok(env::join_paths(
@@ -116,13 +114,12 @@ impl Peers {
         )?)
     }
 
-    /// Runs a script with arguments. Each of its `ranks` has an equal share of the cores, at least one, as
-    /// `OMP_NUM_THREADS`.
+    /// Runs a script with arguments. `OMP_NUM_THREADS` is the number of cores divided by `ranks`, and at least 1.
     ///
-    /// The Hub is offline and DeepSpeed uses its CPU accelerator.
+    /// The Hub is offline, and DeepSpeed uses its CPU accelerator.
     ///
     /// # Errors
-    /// When it fails.
+    /// Returns an error if the script fails.
     pub(crate) fn run(&self, script: &str, ranks: usize, arguments: &[String]) -> Outcome<Run> {
         let mut command = Command::new(self.environment.join("bin/python"));
         command.arg(self.scripts.join(format!("{script}.py"))).args(arguments);
@@ -130,21 +127,20 @@ impl Peers {
         // PyTorch would start a thread for each core in every rank, and the ranks would slow each other down.
         let threads = std::thread::available_parallelism().map_or(1, usize::from) / ranks;
         command.env("OMP_NUM_THREADS", threads.max(1).to_string());
-        // Compiled scripts would be left in the repository.
+        // Python must not write compiled scripts to the repository.
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("HF_HUB_OFFLINE", "1");
         Watched::from(command).run()
     }
 
-    /// Trains with a peer and returns its observations; the first `uncounted` steps do not count.
+    /// Trains with a peer and returns its observations without the first `uncounted` steps.
     ///
-    /// Start-up is the arrival of the line `ready`, which the script prints when its model is wrapped,
-    /// right before the first step. The error of this time is the delay of a pipe. Peak memory covers all
-    /// processes of the run.
+    /// The start-up time is the arrival of the line `ready`, which the script prints right before the first step, when
+    /// its model has been wrapped. Peak memory includes all processes of the run.
     ///
     /// # Errors
-    /// When the script fails or prints no step.
+    /// Returns an error if the script fails or prints no step.
     pub(crate) fn train(&self, run: &PeerRun<'_>, uncounted: usize) -> Outcome<Observations> {
-        // `ranks.py` takes the number of ranks and the script, then the script's own arguments.
+        // The arguments of `ranks.py` are the number of ranks, the script, and the arguments of the script.
         let (script, mut arguments) = match run.ranks {
             Some(ranks) => {
                 let script = self.scripts.join(format!("{}.py", run.script));

@@ -1,19 +1,17 @@
-//! Runs a program and watches it: its lines, its memory, and the lines of a file that it writes.
+//! Runs a program and records its output, its peak memory, and the times at which it writes lines to a file.
 //!
-//! Main types: [`Watched`] and [`Run`]. A program that fails or takes too long is an error with the end of
-//! what it printed.
+//! Main types: [`Watched`] and [`Run`]. If a program fails or takes too long, the error quotes the end of its output.
 //!
-//! The calling thread polls every 10 ms: whether the program has ended, how many lines the file has, and
-//! every fifth time the memory. Two more threads read standard output and standard error to their ends,
-//! because a program blocks on a full pipe.
+//! The calling thread polls every 10 ms whether the program has ended and how many lines the file has. It samples the
+//! memory at every fifth poll. Two other threads read standard output and standard error, because a program blocks on a
+//! full pipe.
 //!
-//! # Errors of the measurement
+//! # Measurement errors
 //!
-//! - An arrival in the file is late by up to one tick, 10 ms, and by the time that the program takes to
-//!   write it.
-//! - Lines of standard output have the time at which they were read. A program that buffers its output
-//!   prints late; the scripts of peers flush each line.
-//! - The seconds of a run include the start of the process and up to one tick after its end.
+//! - The arrival time of a line in the file is late by up to 10 ms, the time between two polls.
+//! - The arrival time of a line on standard output is the time at which it was read. If a program buffers its output,
+//!   it is too late. The scripts of peers flush each line.
+//! - The time of a run includes the start of the process and up to 10 ms after its end.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -24,37 +22,37 @@ use std::time::{Duration, Instant};
 use crate::Outcome;
 use crate::memory::{PeakMemory, descendants};
 
-/// Time between two polls of the program and the file; the largest error of an arrival.
+/// Time between two polls of the program and the file.
 const TICK: Duration = Duration::from_millis(10);
-/// Polls from one sample of memory to the next: 50 ms.
+/// Number of polls between two samples of memory, which are 50 ms apart.
 const TICKS_A_SAMPLE: u32 = 5;
-/// Bytes of the standard error that an error quotes, at most.
+/// Maximum number of bytes of the standard error that an error quotes.
 const QUOTED: usize = 2_000;
-/// Longest run. The slowest takes a few minutes; a program that hangs must not hold the suite up.
+/// Time limit of a run. The slowest run takes a few minutes. If a program hangs, the suite continues after this time.
 const LIMIT: Duration = Duration::from_secs(1_800);
-/// Longest build, which compiles all dependencies.
+/// Time limit of a build, which may compile all dependencies.
 const BUILD_LIMIT: Duration = Duration::from_secs(3 * 3_600);
 
-/// A program to run, and what is watched beside its output and its memory.
+/// A program to run and watch.
 pub(crate) struct Watched {
     /// The program with its arguments and environment.
     command: Command,
-    /// A file that the program appends lines to; the time at which each one arrives is recorded.
+    /// A file that the program appends lines to. The arrival time of each line is recorded.
     file: Option<PathBuf>,
-    /// After this time it is killed.
+    /// Time after which the program is killed.
     limit: Duration,
 }
 
-/// What was seen of a program that ran and succeeded.
+/// The output and the measurements of a program that succeeded.
 #[derive(Debug)]
 pub(crate) struct Run {
     /// Wall-clock seconds from the start to the end of the program.
     pub(crate) seconds: f64,
     /// Peak memory of all its processes together, in bytes.
     pub(crate) peak_bytes: u64,
-    /// Lines of standard output, each with the seconds since the start at which it was read.
+    /// Lines of standard output, each with its arrival time in seconds since the start.
     pub(crate) lines: Vec<(f64, String)>,
-    /// Seconds since the start at which each line of the file was first seen, in the order of the lines.
+    /// Arrival times of the lines of the file, in seconds since the start.
     pub(crate) arrivals: Vec<f64>,
 }
 
@@ -72,23 +70,23 @@ impl From<Command> for Watched {
 }
 
 impl Watched {
-    /// Watches a cargo command, which may have to compile and gets a longer limit.
+    /// Returns a cargo command to run. Its time limit is longer, because it may have to compile.
     pub(crate) fn build(command: Command) -> Self {
         Self { limit: BUILD_LIMIT, ..Self::from(command) }
     }
 
-    /// Watches also the lines of `file`, which need not exist yet.
+    /// Also records the arrival times of lines in `file`, which does not have to exist yet.
     pub(crate) fn with_file(self, file: PathBuf) -> Self {
         Self { file: Some(file), ..self }
     }
 
-    /// Runs the program to its end and returns what was seen.
+    /// Runs the program to its end and returns its output and measurements.
     ///
-    /// Standard input is empty. Output is kept in memory, which is small for programs of this suite.
+    /// Standard input is empty. The output is kept in memory.
     ///
     /// # Errors
-    /// When it cannot be started, ends with another status than 0, or takes longer than the limit. The
-    /// error quotes the end of its standard error.
+    /// Returns an error if the program cannot be started, if its exit status is not 0, or if it takes longer than the
+    /// time limit. The error quotes the end of its standard error.
     pub(crate) fn run(mut self) -> Outcome<Run> {
         let start = Instant::now();
         let program = self.command.get_program().to_string_lossy().into_owned();
@@ -101,7 +99,7 @@ impl Watched {
             .map_err(|error| {
                 format!("cannot start {program}: {error}; check that it is installed")
             })?;
-        // Both pipes are read while the program runs: a full pipe would block it, and the time would be wrong.
+        // Both pipes are read while the program runs. A full pipe would block it and change its time.
         let lines = collect_lines(&mut child, start);
         let errors = collect_errors(&mut child);
         let mut peak = PeakMemory::default();
@@ -124,10 +122,10 @@ impl Watched {
         }
     }
 
-    /// Polls the program until its end. `None` when the limit was reached and the program was killed.
+    /// Polls the program until its end. Returns `None` if the time limit was reached and the program was killed.
     ///
-    /// The arrivals of all lines that appeared since the last poll get the same time. A file that shrinks
-    /// keeps its arrivals.
+    /// All lines that were added since the last poll get the same arrival time. If the file shrinks, the arrival times
+    /// are kept.
     fn wait(
         &self,
         child: &mut Child,
@@ -137,7 +135,7 @@ impl Watched {
     ) -> Outcome<Option<ExitStatus>> {
         let mut seen = 0;
         for tick in 0_u32.. {
-            // Before the look at the file, which then sees the last lines too.
+            // Check for the end before reading the file, so that the last lines are seen.
             let status = child.try_wait()?;
             if let Some(file) = &self.file
                 && let Ok(metadata) = file.metadata()
@@ -163,13 +161,13 @@ impl Watched {
     }
 }
 
-/// Kills a program and what it has started, and waits for its end.
+/// Kills a program and all its descendants, and waits for its end.
 ///
-/// A launcher such as `mpirun` would leave its ranks behind if only the launcher were killed.
+/// If only a launcher such as `mpirun` were killed, its ranks would continue to run.
 fn kill(child: &mut Child) -> Outcome<()> {
     for id in descendants(child.id()) {
         if let Some(id) = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw) {
-            // One that has ended meanwhile is no problem.
+            // A process that has already ended is not an error.
             let _ = rustix::process::kill_process(id, rustix::process::Signal::KILL);
         }
     }
@@ -177,9 +175,9 @@ fn kill(child: &mut Child) -> Outcome<()> {
     Ok(())
 }
 
-/// Starts a thread that reads standard output to its end and notes the time of each line.
+/// Starts a thread that reads standard output to its end and records the arrival time of each line.
 ///
-/// A line that is not UTF-8 ends the list, but never the program.
+/// Lines after one that is not UTF-8 are ignored.
 fn collect_lines(child: &mut Child, start: Instant) -> JoinHandle<Vec<(f64, String)>> {
     let output = child.stdout.take();
     thread::spawn(move || {
@@ -188,23 +186,23 @@ fn collect_lines(child: &mut Child, start: Instant) -> JoinHandle<Vec<(f64, Stri
     })
 }
 
-/// Starts a thread that reads standard error to its end, which is what an error message quotes.
+/// Starts a thread that reads standard error to its end, for error messages.
 fn collect_errors(child: &mut Child) -> JoinHandle<String> {
     let errors = child.stderr.take();
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut errors) = errors {
-            // What was read until the pipe broke is worth quoting.
+            // If reading fails, the text that was read before is still returned.
             let _ = errors.read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// Returns the last `QUOTED` bytes of a text, cut at a character, without white space around them.
+/// Returns about the last `QUOTED` bytes of a text, from a character boundary on, without surrounding white space.
 fn end_of(text: &str) -> &str {
     let start = text.len().saturating_sub(QUOTED);
-    // A cut in the middle of a character would panic.
+    // Slicing in the middle of a character would panic.
     let start = (start..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
     text[start..].trim()
 }

@@ -1,18 +1,18 @@
-//! Builds the programs that are measured, once for each set of cargo features.
+//! Builds the measured programs, once for each set of cargo features.
 //!
-//! Main type: [`Programs`]. Builds share cargo's target folder, where the last one replaces the others, so
-//! each is copied to `target/benches/<features>/`:
+//! Main type: [`Programs`]. In cargo's target folder, each build replaces the programs of the previous one, so they are
+//! copied to `target/benches/<features>/`:
 //!
 //! ```text
-//! target/release/finetune            the last build, of any features
-//! target/benches/default/finetune    ranks are threads; the backend is flex
-//! target/benches/tch/finetune        with the backend of LibTorch
-//! target/benches/mpi/finetune        with ranks as processes
+//! target/release/finetune            the last build, with any features
+//! target/benches/default/finetune    with rank threads and the backend flex
+//! target/benches/tch/finetune        with the LibTorch backend
+//! target/benches/mpi/finetune        with rank processes
 //! target/benches/work-<pid>-*/       scratch folders of running suites (see `suite`)
 //! ```
 //!
-//! The feature set `tch` links against the LibTorch of the peers' environment: both sides then use the same
-//! kernels, and the difference between them is DeepBurn's.
+//! The feature set `tch` is linked against the LibTorch of the peers' environment, so that DeepBurn and PyTorch use the
+//! same kernels.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ use crate::machine::output_of;
 use crate::peers::Peers;
 use crate::process::Watched;
 
-/// The programs of `deepburn-cli` that benches run.
+/// The programs of `deepburn-cli` that benchmarks run.
 const NAMES: [&str; 2] = ["finetune", "deepburn"];
 
 impl Features {
@@ -58,18 +58,18 @@ impl Features {
 pub(crate) struct Programs {
     /// The workspace.
     root: PathBuf,
-    /// Cargo's target folder, which an environment variable or a configuration may have moved.
+    /// Cargo's target folder, which an environment variable or a configuration may change.
     target: PathBuf,
-    /// The folder of each feature set that was asked for, or why its build failed. A failure is kept too:
-    /// it would take minutes to fail again.
+    /// The folder of each feature set that was built, or the error of its build. Errors are stored too, because a
+    /// second build would take minutes to fail again.
     built: RefCell<HashMap<Features, Result<PathBuf, String>>>,
 }
 
 impl Programs {
-    /// Asks cargo for the target folder of the workspace `root`. Nothing is built yet.
+    /// Gets the target folder of the workspace `root` from cargo. Nothing is built yet.
     ///
     /// # Errors
-    /// When cargo does not say where its target folder is.
+    /// Returns an error if `cargo metadata` fails or its output has no target folder.
     pub(crate) fn new(root: &Path) -> Outcome<Self> {
         let mut metadata = Command::new(cargo());
         metadata.current_dir(root).args([
@@ -85,18 +85,17 @@ impl Programs {
         Ok(Self { root: root.into(), target: target.into(), built: RefCell::default() })
     }
 
-    /// Returns the suite's own part of cargo's target folder.
+    /// Returns the suite's folder in cargo's target folder.
     pub(crate) fn folder(&self) -> PathBuf {
         self.target.join("benches")
     }
 
-    /// Returns the path of a program with these features. Builds both programs of the feature set on first
-    /// use.
+    /// Returns the path of a program with these features. The first call for a feature set builds its programs.
     ///
-    /// `peers` provides LibTorch for the feature `tch`; other feature sets do not need it.
+    /// `peers` provides LibTorch for the feature `tch`. Other feature sets do not need it.
     ///
     /// # Errors
-    /// When it does not build; a second call gives the same error without another build.
+    /// Returns an error if the build fails. A second call returns the same error without another build.
     pub(crate) fn path(
         &self,
         name: &str,
@@ -113,11 +112,10 @@ impl Programs {
 
     /// Builds the programs and returns the folder that they are copied to.
     ///
-    /// Cargo reports the paths of executables in its JSON messages. A program that is built later in the
-    /// shared target folder does not change the copies.
+    /// The paths of executables are in cargo's JSON messages. A later build does not change the copies.
     ///
     /// # Errors
-    /// When cargo fails, or reports no such program.
+    /// Returns an error if cargo fails, or reports no such program.
     fn build(&self, features: Features, peers: Option<&Peers>) -> Outcome<PathBuf> {
         eprintln!("building finetune and deepburn, {} features", features.folder());
         let mut build = Command::new(cargo());
@@ -136,7 +134,7 @@ impl Programs {
         for name in NAMES {
             let executable =
                 executable(&output, name).ok_or_else(|| format!("cargo built no {name}"))?;
-            // A copy beside and a rename, because a program that runs cannot be written to.
+            // The copy is renamed, because the file of a running program cannot be overwritten.
             let partial = folder.join(format!("{name}.partial"));
             fs::copy(executable, &partial)?;
             fs::rename(partial, folder.join(name))?;
@@ -144,12 +142,11 @@ impl Programs {
         Ok(folder)
     }
 
-    /// Runs a bench of a crate and returns its lines that are JSON; `None` if the crate has no such bench.
-    ///
-    /// Everything else that cargo and the bench print is ignored.
+    /// Runs a cargo benchmark of a crate and returns its lines of JSON. Other output is ignored. Returns `None` if the
+    /// crate has no such benchmark.
     ///
     /// # Errors
-    /// When the bench does not build or fails.
+    /// Returns an error if the benchmark does not build or fails.
     pub(crate) fn cargo_bench(
         &self,
         bench: &CargoBench,
@@ -166,20 +163,20 @@ impl Programs {
     }
 }
 
-/// A bench of a crate that prints JSON lines with `--json`.
+/// A cargo benchmark that prints JSON lines with `--json`.
 pub(crate) struct CargoBench {
-    /// Its file, relative to the workspace. The bench is missing if the file does not exist.
+    /// Source file, relative to the workspace. If it does not exist, the benchmark is missing.
     pub(crate) source: &'static str,
     /// Arguments of `cargo bench` that select it.
     pub(crate) selection: &'static [&'static str],
 }
 
-/// Returns the cargo that runs the suite, or the one in `PATH` if the suite was started without cargo.
+/// Returns the path of the cargo that runs the suite, or `cargo` if the suite was started without cargo.
 fn cargo() -> OsString {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Returns the path of a program in cargo's JSON messages, in which each artifact has a line.
+/// Returns the path of a program from cargo's JSON messages, which have a line for each artifact.
 fn executable(messages: &str, name: &str) -> Option<PathBuf> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut paths =

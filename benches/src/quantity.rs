@@ -1,8 +1,8 @@
-//! What is measured, and how it is printed.
+//! The measured quantities and their formatting.
 //!
-//! Main types: [`Quantity`], [`Unit`] and [`Observations`]. A quantity is a column of a table. Its name in
-//! snake case is its key in the files of results, so a variant that is renamed makes older results
-//! unreadable. Values are stored in SI units and scaled only when they are printed.
+//! Main types: [`Quantity`], [`Unit`] and [`Observations`]. A quantity is a column of a table. Its name in snake case
+//! is its key in the files of results, so older results cannot be read after a variant has been renamed. Values are
+//! stored in SI units and scaled only when they are printed.
 
 use std::collections::BTreeMap;
 
@@ -10,31 +10,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::statistics::median;
 
-/// One measured quantity. Their order is the column order of the tables.
+/// A measured quantity. [`Observations`] are in the order of the variants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Quantity {
-    /// Seconds of an optimizer step.
+    /// Time of a training step.
     Step,
-    /// Seconds of the optimizer's part of a step.
+    /// Time of the optimizer within a step.
     OptimizerStep,
-    /// Seconds from the start of the program to its first step.
+    /// Time from the start of the program to its first step.
     Startup,
-    /// Seconds by which saving a checkpoint lengthens a step.
+    /// Time by which saving a checkpoint lengthens a run.
     Save,
-    /// Seconds of a whole program.
+    /// Run time of a program.
     Program,
-    /// Tokens a second, over all ranks.
+    /// Tokens per second, over all ranks.
     Throughput,
-    /// Share of the step spent waiting for data.
+    /// Fraction of the step spent waiting for data.
     DataWait,
-    /// Share of additional time.
+    /// Additional time, as a fraction of the time without it.
     Overhead,
-    /// Arithmetic rate in GFLOP/s.
+    /// Rate of floating-point operations.
     Arithmetic,
-    /// Arithmetic rate relative to a register-blocked loop of the same instruction.
+    /// Measured rate, as a fraction of the limit of the machine.
     OfLimit,
-    /// Most memory of all processes of a run.
+    /// Peak memory of all processes of a run.
     Peak,
     /// Parameters on rank 0.
     Parameters,
@@ -42,35 +42,35 @@ pub(crate) enum Quantity {
     Gradients,
     /// Optimizer states on rank 0.
     Optimizer,
-    /// Most that gathered parameters took on rank 0.
+    /// Peak of gathered parameters on rank 0.
     Gathered,
-    /// Most that activations took on rank 0.
+    /// Peak of activations on rank 0.
     Activations,
-    /// Most that was offloaded to NVMe on rank 0.
+    /// Peak of offloaded bytes on NVMe on rank 0.
     Disk,
-    /// Forecast of activations over what was measured.
+    /// Forecast of activations divided by the measured peak.
     ActivationsForecast,
-    /// Forecast of the device's memory over what was measured.
+    /// Forecast of device memory divided by the measured peak.
     DeviceForecast,
-    /// Forecast of memory on NVMe over what was measured.
+    /// Forecast of bytes on NVMe divided by the measured peak.
     DiskForecast,
-    /// Forecast of the resident set over what was measured.
+    /// Forecast of the resident set divided by the measured peak.
     ResidentForecast,
 }
 
-/// Unit of a quantity, as its values are stored. [`Quantity::format`] chooses a readable multiple of it.
+/// Unit of the stored values of a quantity. [`Quantity::format`] prints a readable multiple of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     Seconds,
     /// Tokens without padding, over all ranks.
     TokensPerSecond,
     /// A fraction of 1, printed in per cent.
-    Share,
-    /// 1e9 floating-point operations a second; a multiplication and an addition are two.
+    Fraction,
+    /// 1e9 floating-point operations per second. A multiplication and an addition are two operations.
     Gflops,
     /// Bytes, printed in decimal MB or GB.
     Bytes,
-    /// A plain number, such as forecast over measurement.
+    /// A number without a unit, such as a forecast divided by the measurement.
     Ratio,
 }
 
@@ -109,7 +109,7 @@ impl Quantity {
                 Unit::Seconds
             }
             Self::Throughput => Unit::TokensPerSecond,
-            Self::DataWait | Self::Overhead | Self::OfLimit => Unit::Share,
+            Self::DataWait | Self::Overhead | Self::OfLimit => Unit::Fraction,
             Self::Arithmetic => Unit::Gflops,
             Self::Peak
             | Self::Parameters
@@ -125,14 +125,14 @@ impl Quantity {
         }
     }
 
-    /// Returns a value with its unit, as in a table.
+    /// Formats a value with its unit.
     pub(crate) fn format(self, value: f64) -> String {
         match self.unit() {
             Unit::Seconds if value != 0.0 && value < 0.1 => format!("{:.2} ms", value * 1e3),
             Unit::Seconds => format!("{value:.2} s"),
             Unit::TokensPerSecond | Unit::Gflops => format!("{value:.0}"),
-            Unit::Share if value.abs() < 0.01 => format!("{:.3} %", value * 100.0),
-            Unit::Share => format!("{:.1} %", value * 100.0),
+            Unit::Fraction if value.abs() < 0.01 => format!("{:.3} %", value * 100.0),
+            Unit::Fraction => format!("{:.1} %", value * 100.0),
             Unit::Bytes if value < 1e9 => format!("{:.0} MB", value / 1e6),
             Unit::Bytes => format!("{:.2} GB", value / 1e9),
             Unit::Ratio => format!("{value:.2}"),
@@ -140,19 +140,19 @@ impl Quantity {
     }
 }
 
-/// What one run observed: for each quantity one value, or several, one a step.
+/// The observations of one run. A quantity has a single value, or a value for each step.
 ///
-/// A round is the median of these values, so a single slow step does not change it.
+/// The result of a round is the median of these values, so that a slow step does not change it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Observations(BTreeMap<Quantity, Vec<f64>>);
 
 impl Observations {
-    /// Adds an observation, in the unit of the quantity.
+    /// Adds an observed value in the unit of the quantity.
     pub(crate) fn push(&mut self, quantity: Quantity, value: f64) {
         self.0.entry(quantity).or_default().push(value);
     }
 
-    /// Returns the same with one more observation.
+    /// Returns these observations with another value.
     pub(crate) fn with(mut self, quantity: Quantity, value: f64) -> Self {
         self.push(quantity, value);
         self
@@ -163,7 +163,7 @@ impl Observations {
         self.0.iter().filter_map(|(quantity, values)| Some((*quantity, median(values)?)))
     }
 
-    /// Returns the median of one quantity; `None` if it was not observed.
+    /// Returns the median of a quantity, or `None` if it was not observed.
     pub(crate) fn median(&self, quantity: Quantity) -> Option<f64> {
         median(self.0.get(&quantity)?)
     }

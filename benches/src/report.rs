@@ -1,14 +1,13 @@
-//! The report: `benches/README.md` with its plots, and the lines of the README, generated from results.
+//! Generates the report from results: `benches/README.md` with its plots, and some lines of the README.
 //!
-//! Nothing is measured here. The same results give the same files, so a test sees when a file was edited by
-//! hand.
+//! The same results always give the same files, and a test checks that the committed files are up to date.
 //!
 //! ```text
-//! benches/results/step.json              results of the bench `step`             (`results`)
+//! benches/results/step.json              results of the benchmark `step`         (`results`)
 //! benches/results/step-1-light.svg       plot of its first table                 (`plot`)
-//! benches/results/step-1-dark.svg        the same for a dark background
+//! benches/results/step-1-dark.svg        the same plot for a dark background
 //! benches/README.md                      all results, with links to the plots    (`markdown`)
-//! README.md                              lines between two markers               (`highlights`)
+//! README.md                              the lines between two markers           (`highlights`)
 //! ```
 
 mod highlights;
@@ -26,11 +25,11 @@ use highlights::{highlights, replace_highlights};
 use markdown::{Picture, report};
 use plot::{Theme, draw};
 
-/// Writes the report of the results in `folder` to `report_file`, plots beside the results, and the lines of
-/// `readme` where there is one.
+/// Writes the report of the results in `folder` to `report_file`, the plots to `folder`, and the generated lines to
+/// `readme`, if it is given.
 ///
 /// # Errors
-/// When results cannot be read or a file cannot be written.
+/// Returns an error if results cannot be read or a file cannot be written.
 pub(crate) fn write(folder: &Path, report_file: &Path, readme: Option<&Path>) -> Outcome<()> {
     let results = read_all(folder)?;
     let mut pictures = Vec::new();
@@ -47,22 +46,23 @@ pub(crate) fn write(folder: &Path, report_file: &Path, readme: Option<&Path>) ->
     Ok(())
 }
 
-/// Reads the results of all benches that have any, in the order of the suite.
+/// Reads the results of all benchmarks that have results, in the order of the suite.
 ///
 /// # Errors
-/// When a file cannot be read or has another schema. A report of some of the results would look complete.
+/// Returns an error if a file cannot be read or has another schema, because a report without its results would look
+/// complete.
 fn read_all(folder: &Path) -> Outcome<Vec<Results>> {
     let read = |name: &str| Results::read(&folder.join(format!("{name}.json"))).transpose();
     BENCHES.iter().filter_map(|bench| read(bench.name)).collect()
 }
 
-/// Draws a table's plot for both backgrounds beside the results. `index` is the table's place in the bench,
-/// from 0.
+/// Draws the plot of a table for both backgrounds and writes the files to `folder`. `index` is the index of the table
+/// in the benchmark.
 ///
-/// Returns the links for the report, or `None` if the table has no plot or nothing to draw.
+/// Returns the links for the report, or `None` if the table has no plot or no values.
 ///
 /// # Errors
-/// When plotters cannot draw it or a file cannot be written.
+/// Returns an error if the plot cannot be drawn or a file cannot be written.
 fn write_plots(
     folder: &Path,
     report_file: &Path,
@@ -87,8 +87,8 @@ fn write_plots(
     }))
 }
 
-/// Returns a link from the report to a file in the report's folder or below. Other paths are returned as
-/// they are.
+/// Returns the path of a file relative to the folder of the report. If the file is not in this folder, the path is
+/// returned unchanged.
 fn relative(path: &Path, report_file: &Path) -> String {
     let folder = report_file.parent().map(Path::to_path_buf).unwrap_or_default();
     path.strip_prefix(folder).unwrap_or(path).display().to_string()
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn committed_reports_are_those_of_the_committed_results() {
+    fn committed_reports_are_up_to_date() {
         let scratch = tempfile::tempdir().expect("a folder");
         let folder = scratch.path().join("results");
         fs::create_dir(&folder).expect("made");

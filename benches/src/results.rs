@@ -1,7 +1,7 @@
-//! Results of a bench: tables of rows and comparisons, with machine, versions, commit and command.
+//! The results of a benchmark: tables with rows and comparisons, and the machine, versions, commit and command.
 //!
-//! Main type: [`Results`], which is written to `benches/results/<bench>.json`. Values are in SI units:
-//! seconds, bytes, tokens a second, GFLOP/s; shares and ratios are plain numbers.
+//! Main type: [`Results`], which is written to `benches/results/<bench>.json`. Values are in seconds, bytes, tokens per
+//! second and GFLOP/s. Fractions and ratios are numbers without a unit.
 //!
 //! ```text
 //! { "schema": 1, "bench": "step", "quick": false, "date": …, "command": …, "commit": {…}, "machine": {…},
@@ -14,9 +14,8 @@
 //!   "missing": [ … ], "failures": [ … ] }
 //! ```
 //!
-//! Rounds are stored, so the report can be generated again with another presentation without measuring. A
-//! file replaces the earlier results of its bench as a whole; results of different runs are never mixed
-//! within a bench.
+//! All rounds are stored, so that the report can be changed without measuring again. A file replaces all earlier
+//! results of its benchmark, so that results of different runs are never mixed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,33 +32,33 @@ use crate::statistics::Summary;
 /// Version of the files' layout. A file with another version is an error.
 pub(crate) const SCHEMA: u32 = 1;
 
-/// Everything that one bench measured.
+/// The results of one benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Results {
     /// The value of [`SCHEMA`] when the file was written.
     pub(crate) schema: u32,
-    /// Name of the bench.
+    /// Name of the benchmark.
     pub(crate) bench: String,
-    /// Whether small models and few rounds were measured, to try the suite.
+    /// Whether this is a quick run with small models and few rounds.
     pub(crate) quick: bool,
-    /// UTC, RFC 3339.
+    /// Date and time in UTC, in the format of RFC 3339.
     pub(crate) date: String,
-    /// The command that was typed.
+    /// The command line of the suite.
     pub(crate) command: String,
-    /// The source that was built and measured.
+    /// The commit that was built and measured.
     pub(crate) commit: Commit,
-    /// The machine that everything in this file ran on.
+    /// The machine of the measurement.
     pub(crate) machine: Machine,
     /// Versions of rustc and of the peers, by name.
     pub(crate) versions: BTreeMap<String, String>,
-    /// How long the bench took, in seconds, with the builds that it started.
+    /// Duration of the benchmark in seconds, including builds.
     pub(crate) seconds: f64,
     /// The tables, in the order in which they were measured.
     pub(crate) tables: Vec<Table>,
-    /// What could not be measured because the machine lacks a program or a package, one sentence each.
+    /// Messages about rows that were not measured because a program or a package is not installed.
     pub(crate) missing: Vec<String>,
-    /// Runs that failed, with the end of what they printed.
+    /// Errors of runs that failed, with the end of their output.
     pub(crate) failures: Vec<String>,
 }
 
@@ -67,7 +66,7 @@ pub(crate) struct Results {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Table {
-    /// Heading in the report, with the workload that all rows share.
+    /// Heading in the report, with the workload of all rows.
     pub(crate) title: String,
     /// Quantities of the rows, in the order in which they are shown.
     pub(crate) columns: Vec<Quantity>,
@@ -75,7 +74,7 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Row>,
     /// Ratios of rows and checks of bounds.
     pub(crate) comparisons: Vec<Comparison>,
-    /// The plot that is drawn of the rows.
+    /// The plot of the rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) plot: Option<Plot>,
 }
@@ -86,46 +85,45 @@ pub(crate) struct Table {
 pub(crate) enum Plot {
     /// A bar for each row.
     Bars(Quantity),
-    /// A line over the ranks for each group of rows called `GROUP, N ranks`.
+    /// A line over the number of ranks for each group of rows called `GROUP, N ranks`.
     Ranks(Quantity),
 }
 
-/// What one variant measured.
+/// The results of one variant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
-    /// The row's name, which comparisons refer to. It is unique in the table.
+    /// Name of the row, which is unique in the table. Comparisons refer to it.
     pub(crate) name: String,
-    /// Whether it is another program than DeepBurn.
+    /// Whether the row is a peer and not DeepBurn.
     #[serde(default)]
     pub(crate) is_peer: bool,
     /// The measured quantities that are columns of the table.
     pub(crate) measures: BTreeMap<Quantity, Summary>,
 }
 
-/// A row's quantity, alone or divided by another row's, and a bound on it.
+/// A quantity of a row, or its ratio to the same quantity of another row, with an optional bound.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Comparison {
     /// The quantity that is compared.
     pub(crate) quantity: Quantity,
-    /// The row that is compared, by name.
+    /// Name of the row.
     pub(crate) row: String,
-    /// The row that it is divided by; without it, the bound is on the quantity itself.
+    /// Name of the other row. Without it, the bound applies to the quantity of `row`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) against: Option<String>,
-    /// The quantity itself, or the ratio to `against`; `None` if a row was not measured.
+    /// The quantity, or the ratio to `against`; `None` if a row was not measured.
     pub(crate) value: Option<Summary>,
-    /// The promise about the median of `value`; `None` for figures that are only reported, and in quick
-    /// runs.
+    /// The bound on the median of `value`; `None` if there is no bound, and in quick runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bound: Option<Bound>,
-    /// Whether the median keeps the bound.
+    /// Whether the median is within the bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reached: Option<bool>,
 }
 
-/// A promise about a number.
+/// A bound on a median.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Bound {
@@ -136,7 +134,7 @@ pub(crate) enum Bound {
 }
 
 impl Bound {
-    /// Returns whether a median keeps the bound. The spread is not considered.
+    /// Returns whether a median is within the bound. The range over rounds is not considered.
     fn holds(self, value: f64) -> bool {
         match self {
             Self::AtMost(bound) => value <= bound,
@@ -151,9 +149,9 @@ impl Table {
         self.rows.iter().find(|row| row.name == name)
     }
 
-    /// Adds the ratio of `row` to `against`, both rows of this table, with an optional bound.
+    /// Adds the ratio of `row` to `against` with an optional bound. Both are rows of this table.
     ///
-    /// The ratio is [`Summary::over`], of medians over the same rounds.
+    /// The ratio is computed by [`Summary::over`], with medians over the same rounds.
     pub(crate) fn compare(
         &mut self,
         quantity: Quantity,
@@ -166,9 +164,9 @@ impl Table {
         self.add(quantity, row, Some(against), value, bound);
     }
 
-    /// Adds a bound on a row's quantity itself. Nothing is added without a bound, as in quick runs.
+    /// Adds a bound on a quantity of a row. In quick runs there is no bound, and nothing is added.
     pub(crate) fn check(&mut self, quantity: Quantity, row: &str, bound: Option<Bound>) {
-        // Without a bound the row itself says it.
+        // Without a bound, the comparison would only repeat the value in the row.
         if bound.is_some() {
             let value = self.row(row).and_then(|row| row.measures.get(&quantity)).cloned();
             self.add(quantity, row, None, value, bound);
@@ -195,10 +193,10 @@ impl Table {
 }
 
 impl Results {
-    /// Reads a file of this schema; `None` where there is no file.
+    /// Reads a file of results. Returns `None` if the file does not exist.
     ///
     /// # Errors
-    /// When it cannot be read, or was written by another version of the suite.
+    /// Returns an error if the file cannot be read, or has another schema.
     pub(crate) fn read(path: &Path) -> Outcome<Option<Self>> {
         if !path.exists() {
             return Ok(None);
@@ -215,13 +213,13 @@ impl Results {
         Ok(Some(results))
     }
 
-    /// Writes the file, whole or not at all: the text goes to a file beside it, which is then renamed.
+    /// Writes the file atomically: it is written under a temporary name, which is then renamed.
     ///
     /// # Errors
-    /// When the folder cannot be written.
+    /// Returns an error if the folder cannot be written to.
     pub(crate) fn write(&self, path: &Path) -> Outcome<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        // A file in the same folder can be renamed atomically, unlike one on another file system.
+        // The temporary file is in the same folder, because a rename is only atomic within a file system.
         let partial = path.with_extension("json.partial");
         Ok(PartialFile::replace(path, partial, text)?)
     }
@@ -236,7 +234,7 @@ pub(crate) mod tests {
         Row { name: name.into(), is_peer, measures: BTreeMap::from([(Quantity::Step, step)]) }
     }
 
-    /// Results that cover a kept bound, a broken one and one that was not measured.
+    /// Returns results with a bound that is reached, a bound that is not, and one that was not measured.
     pub(crate) fn sample() -> Results {
         let mut table = Table {
             title: "GPT-2 124M, 1 rank x 4 x 128 tokens".into(),

@@ -1,18 +1,18 @@
-//! Interleaved rounds: every variant runs once a round, A B A B, so that load on the machine and its
-//! temperature affect all of them alike.
+//! Runs variants in interleaved rounds, A B A B, so that load and temperature of the machine affect all of them in the
+//! same way.
 //!
-//! Main type: [`Variant`]. [`measure`] is what most benches call:
+//! Main type: [`Variant`]. Most benchmarks call [`measure`]:
 //!
 //! ```text
-//! round 1    A  B  C        a run gives Observations; their medians are the round
+//! round 1    A  B  C        a run returns Observations; their medians are the result of the round
 //! round 2    A  B  C
 //! round 3    A  B  C
 //!            ↓  ↓  ↓
-//! table      a row each: median, smallest and largest of its rounds
+//! table      a row for each variant: median, minimum and maximum over rounds
 //! ```
 //!
-//! Benches that get several rows from one run use [`Recorder`] alone. Each run is a process of its own, so
-//! no run inherits memory or caches of another, apart from the page cache of the kernel.
+//! Benchmarks that get several rows from one run use [`Recorder`] directly. Each run is a separate process, so runs do
+//! not share memory or caches, except for the page cache of the kernel.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -22,18 +22,18 @@ use crate::quantity::{Observations, Quantity};
 use crate::results::{Results, Row, Table};
 use crate::statistics::Summary;
 
-/// A run that takes its turn in every round, and becomes a row of the table.
+/// A program that is run once in every round, which gives a row of the table.
 pub(crate) struct Variant<'a> {
     /// Name of the row.
     pub(crate) name: String,
-    /// Whether it is another program than DeepBurn.
+    /// Whether the program is a peer and not DeepBurn.
     pub(crate) is_peer: bool,
-    /// Runs the program once and returns what was observed.
+    /// Runs the program once and returns its observations.
     run: Box<dyn Fn() -> Outcome<Observations> + 'a>,
 }
 
 impl<'a> Variant<'a> {
-    /// Returns a run of DeepBurn.
+    /// Creates a variant of DeepBurn.
     pub(crate) fn new(
         name: impl Into<String>,
         run: impl Fn() -> Outcome<Observations> + 'a,
@@ -41,7 +41,7 @@ impl<'a> Variant<'a> {
         Self { name: name.into(), is_peer: false, run: Box::new(run) }
     }
 
-    /// Returns a run of another program.
+    /// Creates a variant of a peer.
     pub(crate) fn peer(
         name: impl Into<String>,
         run: impl Fn() -> Outcome<Observations> + 'a,
@@ -50,7 +50,7 @@ impl<'a> Variant<'a> {
     }
 }
 
-/// Collects one number a round for each row and quantity.
+/// Collects a number per round for each row and quantity.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder(Vec<Recorded>);
 
@@ -59,16 +59,16 @@ pub(crate) struct Recorder(Vec<Recorded>);
 struct Recorded {
     /// Name of the row.
     name: String,
-    /// Whether it is another program than DeepBurn.
+    /// Whether the row is a peer and not DeepBurn.
     is_peer: bool,
-    /// For each quantity one number a round, in the order of the rounds.
+    /// A number per round for each quantity, in the order of the rounds.
     rounds: BTreeMap<Quantity, Vec<f64>>,
 }
 
 impl Recorder {
-    /// Adds a round of the row `name`, as the median of each observed quantity.
+    /// Adds a round of the row `name`, with the median of each observed quantity.
     ///
-    /// Rows keep the order in which they first appear.
+    /// Rows are in the order in which they were first recorded.
     pub(crate) fn record(&mut self, name: &str, is_peer: bool, found: &Observations) {
         let index = self.0.iter().position(|row| row.name == name).unwrap_or_else(|| {
             self.0.push(Recorded { name: name.into(), is_peer, rounds: BTreeMap::new() });
@@ -97,11 +97,11 @@ impl Recorder {
     }
 }
 
-/// Runs all variants `rounds` times in turn and returns their table, with the quantities `columns`.
+/// Runs all variants `rounds` times in interleaved rounds and returns their table, with the quantities `columns`.
 ///
-/// A variant that fails is noted in `results` and not run again. The rounds that it finished count: they
-/// are the first ones, so they still pair up with the same rounds of other variants. Progress goes to standard
-/// error, with the first columns of each run.
+/// If a variant fails, the failure is recorded in `results`, and the variant is not run again. Its earlier rounds are
+/// kept. They are compared with the same rounds of other variants. The progress is printed to standard error, with the
+/// first columns of each run.
 pub(crate) fn measure(
     results: &mut Results,
     title: &str,
@@ -135,7 +135,7 @@ pub(crate) fn measure(
     recorder.table(title, columns)
 }
 
-/// Returns the first three columns of an observation, for the line of progress.
+/// Returns the first three columns of an observation, for the progress line.
 fn line(found: &Observations, columns: &[Quantity]) -> String {
     let values = columns.iter().filter_map(|column| Some((column, found.median(*column)?)));
     values
@@ -144,8 +144,7 @@ fn line(found: &Observations, columns: &[Quantity]) -> String {
         .collect()
 }
 
-/// Prints how long the remaining rounds of this table will take, if they take as long as the mean of those
-/// before.
+/// Prints the expected time of the remaining rounds, from the mean of the previous ones.
 fn report_remaining(start: Instant, round: usize, rounds: usize) {
     if round < rounds {
         let left = start.elapsed().div_f64(round as f64).mul_f64((rounds - round) as f64);

@@ -1,13 +1,16 @@
-//! Medians, spreads and ratios of interleaved rounds.
+//! Medians, ranges and ratios over interleaved rounds.
 //!
-//! Main type: [`Summary`]. A round gives one number, the median of its observations (steps of a run). Over rounds, a
-//! summary has the median, the smallest and the largest of these numbers. Rounds of two summaries are pairs: both ran
-//! one after the other, so load on the machine slows them alike. Their ratio compares the medians over these pairs;
-//! its spread is the range of the ratios within a round.
+//! Main type: [`Summary`]. The result of a round is a number, the median of its observations, such as the steps of a
+//! run. A summary has the median, the minimum and the maximum of these numbers over rounds.
+//!
+//! A ratio compares two summaries. The two runs of a round follow each other, so that load on the machine affects both
+//! in the same way. The ratio is computed from the medians over the common rounds, and its range from the ratios within
+//! each round.
 
 use serde::{Deserialize, Serialize};
 
-/// Returns the median; the mean of the two in the middle of an even number, `None` of nothing.
+/// Returns the median of `values`, or `None` if there are none. For an even number of values it is the mean of the two
+/// middle ones.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -19,7 +22,7 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Median and spread over rounds.
+/// Median and range over rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     /// Median of the rounds.
@@ -28,12 +31,12 @@ pub(crate) struct Summary {
     pub(crate) min: f64,
     /// Largest round.
     pub(crate) max: f64,
-    /// One number a round, in the order of the rounds.
+    /// The number of each round.
     pub(crate) rounds: Vec<f64>,
 }
 
 impl Summary {
-    /// Summarises one number a round; `None` without a round.
+    /// Summarizes the numbers of all rounds. Returns `None` if there is no round.
     pub(crate) fn of(rounds: Vec<f64>) -> Option<Self> {
         let median = median(&rounds)?;
         let min = rounds.iter().copied().fold(f64::INFINITY, f64::min);
@@ -41,11 +44,10 @@ impl Summary {
         Some(Self { median, min, max, rounds })
     }
 
-    /// Returns the ratio of the medians, and ratios to the same rounds of `base`. Rounds that one side lacks,
-    /// because its run failed, are left out.
+    /// Returns the ratio of this summary to `base`: the ratio of the medians, and the ratio of each round. Rounds that
+    /// are missing on one side, because its run failed, are omitted.
     pub(crate) fn over(&self, base: &Self) -> Option<Self> {
-        // A failed variant is not run again, so its rounds are the first ones, and both sides have the same
-        // rounds up to the shorter list.
+        // A failed variant is not run again, so the shorter list has the first rounds of the longer one.
         let pairs = self.rounds.len().min(base.rounds.len());
         let [own, theirs] = [median(&self.rounds[..pairs])?, median(&base.rounds[..pairs])?];
         let rounds = self.rounds.iter().zip(&base.rounds).map(|(own, base)| own / base).collect();
@@ -66,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_that_of_the_medians() {
+    fn a_ratio_compares_medians() {
         // The machine is twice as slow in the second round, for both.
         let own = Summary::of(vec![1.0, 2.2, 1.2]).expect("three rounds");
         let base = Summary::of(vec![2.0, 4.0, 2.0]).expect("three rounds");

@@ -1,18 +1,18 @@
-//! What all benches share: options, programs, peers, data and the folder that runs work in.
+//! The environment of all benchmarks: options, programs, peers, data and the scratch folder.
 //!
-//! Main types: [`Suite`] and [`Trained`]. Runs work in a scratch folder in cargo's target folder, which is
-//! removed at the end:
+//! Main types: [`Suite`] and [`Trained`]. Runs use a scratch folder in cargo's target folder, which is removed at the
+//! end:
 //!
 //! ```text
 //! target/benches/work-<pid>-<random>/
-//!   tokens-50257.bin, text.txt, …    data, made on first use and shared by all runs
+//!   tokens-50257.bin, text.txt, …    data, created on first use and shared by all runs
 //!   cache/                           caches of the programs, empty at the start
 //!   <random>/job.suite.json          the job file of one run
-//!   <random>/run/                    its output folder, removed after the run
+//!   <random>/run/                    the output folder of the run, removed afterwards
 //! ```
 //!
-//! A suite that was killed leaves its folder behind. The next one removes it if no process has the number
-//! in its name.
+//! If the suite was killed, its folder still exists. The next suite removes it if there is no process with the ID in
+//! its name.
 
 use std::env;
 use std::fs;
@@ -34,19 +34,19 @@ use crate::programs::Programs;
 use crate::quantity::{Observations, Quantity};
 use crate::results::Bound;
 
-/// Tokens of a token file: more than any bench takes.
+/// Number of tokens in a token file, which is more than any benchmark needs.
 const TOKENS: usize = 1 << 20;
 
-/// The options of the suite and what it found on the machine.
+/// The options of the suite, and the programs and peers on the machine.
 #[derive(Debug)]
 pub(crate) struct Suite {
     /// The workspace.
     pub(crate) root: PathBuf,
-    /// Small models and one round.
+    /// Whether to use small models and one round.
     pub(crate) quick: bool,
     /// The Python environment of `--peers`.
     pub(crate) peers: Option<Peers>,
-    /// The programs, which are built when a bench first asks for them.
+    /// The programs, which are built when they are first needed.
     pub(crate) programs: Programs,
     /// The number of rounds of `--rounds`.
     rounds: Option<usize>,
@@ -61,11 +61,11 @@ pub(crate) struct Suite {
 /// The output of a run of `finetune`.
 #[derive(Debug)]
 pub(crate) struct Trained {
-    /// All steps of the run's metrics, in order. A resumed run has those before the checkpoint too.
+    /// All steps in `metrics.jsonl`. If the run was resumed, they include the steps before the checkpoint.
     pub(crate) rows: Vec<StepRow>,
-    /// The process: seconds, peak memory, and arrival of each row.
+    /// The time and peak memory of the process, and the arrival time of each row.
     pub(crate) run: Run,
-    /// Its output folder, which is removed with this value.
+    /// The folder with the output folder of the run. It is removed when this value is dropped.
     pub(crate) output: TempDir,
 }
 
@@ -73,7 +73,7 @@ impl Suite {
     /// Prepares a suite for the workspace `root`.
     ///
     /// # Errors
-    /// When cargo or the environment of peers cannot be used.
+    /// Returns an error if cargo or the environment of peers cannot be used.
     pub(crate) fn new(
         root: &Path,
         quick: bool,
@@ -90,7 +90,8 @@ impl Suite {
             root: root.into(),
             quick,
             peers: peers.map(|environment| Peers::new(environment, root)).transpose()?,
-            // Beside the programs, which are on a disk; /tmp may be in memory, where NVMe offload is refused.
+            // The scratch folder is next to the programs, on a disk. /tmp may be in memory, which is an error for NVMe
+            // offload.
             scratch: tempfile::Builder::new().prefix(&prefix).tempdir_in(programs.folder())?,
             programs,
             rounds,
@@ -99,30 +100,30 @@ impl Suite {
         })
     }
 
-    /// Returns the rounds of a bench that usually takes `usual` ones: `--rounds`, or one in a quick run.
+    /// Returns the number of rounds: the value of `--rounds`, or else 1 in a quick run and `usual` in a full one.
     pub(crate) fn rounds(&self, usual: usize) -> usize {
         self.rounds.unwrap_or(if self.quick { 1 } else { usual })
     }
 
-    /// Returns the first value for a full measurement, and the second for a quick one.
+    /// Returns `full` for a full measurement, and `quick` for a quick one.
     pub(crate) fn pick<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
     }
 
-    /// Returns the bound in a full measurement; bounds do not hold for the small models of quick runs.
+    /// Returns the bound in a full measurement. Bounds do not apply to the small models of quick runs.
     pub(crate) fn bound(&self, bound: Bound) -> Option<Bound> {
         (!self.quick).then_some(bound)
     }
 
-    /// Returns the folder for files of this invocation.
+    /// Returns the scratch folder.
     pub(crate) fn scratch(&self) -> &Path {
         self.scratch.path()
     }
 
-    /// Returns the path of the file of random tokens for a workload: 1 Mi tokens below its vocabulary.
+    /// Returns the path of a file with random tokens for a workload: 1 Mi tokens below its vocabulary size.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// Returns an error if the file cannot be written.
     pub(crate) fn tokens(&self, workload: &Workload) -> Outcome<PathBuf> {
         let vocabulary = workload.vocabulary();
         self.file(&format!("tokens-{vocabulary}.bin"), |path| {
@@ -130,10 +131,10 @@ impl Suite {
         })
     }
 
-    /// Returns the path of a file in the scratch folder, which `write` makes on first use.
+    /// Returns the path of a file in the scratch folder, which `write` creates on first use.
     ///
     /// # Errors
-    /// When `write` fails.
+    /// Returns an error if `write` fails.
     pub(crate) fn file(
         &self,
         name: &str,
@@ -146,8 +147,10 @@ impl Suite {
         Ok(path)
     }
 
-    /// Returns the peers if all of `packages` are installed, or what is missing, in a sentence for the
-    /// report.
+    /// Returns the peers if all of `packages` are installed.
+    ///
+    /// # Errors
+    /// Returns a message for the report that names what is missing.
     pub(crate) fn peers_with(&self, packages: &[&str]) -> Result<&Peers, String> {
         let peers = self.peers.as_ref().ok_or("no peers were given: --peers VENV")?;
         match packages.iter().find(|package| !peers.has(package)) {
@@ -158,9 +161,10 @@ impl Suite {
         }
     }
 
-    /// Returns whether programs with these features can be built and run here, or what is missing.
+    /// Checks that programs with these features can be built and run on this machine. Nothing is compiled.
     ///
-    /// Whether they compile is not tried: the first run finds out.
+    /// # Errors
+    /// Returns a message for the report that names what is missing.
     pub(crate) fn supports(&self, features: Features) -> Result<(), String> {
         match features {
             Features::Default => Ok(()),
@@ -171,21 +175,21 @@ impl Suite {
         }
     }
 
-    /// Builds the programs with these features, before runs that are timed.
+    /// Builds the programs with these features, so that no timed run has to build them.
     ///
     /// # Errors
-    /// When they do not build.
+    /// Returns an error if the build fails.
     pub(crate) fn build(&self, features: Features) -> Outcome<()> {
         self.programs.path("finetune", features, self.peers.as_ref()).map(|_| ())
     }
 
-    /// Returns the command of a program for a job, to be run in the scratch folder with caches of its own.
+    /// Returns the command of a program for a job. It runs in the scratch folder, which also has its caches.
     ///
-    /// Processes are started through `mpirun`. Programs on LibTorch find its libraries in the peers'
-    /// environment. The Hub is offline, so that a run cannot wait for the network.
+    /// Rank processes are started by `mpirun`. Programs with LibTorch load its libraries from the peers' environment.
+    /// The Hub is offline, so that a run does not wait for the network.
     ///
     /// # Errors
-    /// When it cannot be built.
+    /// Returns an error if the program cannot be built.
     pub(crate) fn command(&self, name: &str, job: &Job) -> Outcome<Command> {
         let program = self.programs.path(name, job.features, self.peers.as_ref())?;
         let mut command =
@@ -200,16 +204,16 @@ impl Suite {
             let folders = [libtorch.to_path_buf()].into_iter().chain(env::split_paths(&before));
             command.env("LD_LIBRARY_PATH", env::join_paths(folders)?);
         }
-        // Caches of the user would make runs depend on what was run before.
+        // With the caches of the user, runs would depend on earlier runs.
         command.current_dir(self.scratch()).env("XDG_CACHE_HOME", self.scratch().join("cache"));
         command.env("HF_HUB_OFFLINE", "1");
         Ok(command)
     }
 
-    /// Trains a job to its end in the folder `output`; `options` are further arguments of `finetune`.
+    /// Trains a job to its end in the folder `output`. `options` are additional arguments of `finetune`.
     ///
     /// # Errors
-    /// When the program cannot be built or fails.
+    /// Returns an error if the program cannot be built or fails.
     pub(crate) fn train(&self, job: &Job, output: TempDir, options: &[&str]) -> Outcome<Trained> {
         let file = output.path().join("job.suite.json");
         fs::write(&file, serde_json::to_string_pretty(&job.file)?)?;
@@ -226,19 +230,18 @@ impl Suite {
         Ok(Trained { rows, run, output })
     }
 
-    /// Returns an empty folder for the output of a run, which is removed when the value is dropped.
+    /// Creates an empty folder for the output of a run. It is removed when the value is dropped.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// Returns an error if the folder cannot be created.
     pub(crate) fn output(&self) -> Outcome<TempDir> {
         Ok(tempfile::tempdir_in(self.scratch())?)
     }
 
-    /// Trains a job and returns the observations of the steps after the first `uncounted` ones, and the
-    /// peak memory.
+    /// Trains a job and returns the observations of the steps after the first `uncounted` ones, with the peak memory.
     ///
     /// # Errors
-    /// When the run fails.
+    /// Returns an error if the run fails.
     pub(crate) fn observe(&self, job: &Job, uncounted: usize) -> Outcome<Observations> {
         let trained = self.train(job, self.output()?, &[])?;
         let found = observe(&trained.rows, uncounted)?;
@@ -247,40 +250,40 @@ impl Suite {
 }
 
 impl Trained {
-    /// Returns the seconds from the start of the program to the start of its first step.
+    /// Returns the time from the start of the program to the start of its first step, in seconds.
     ///
-    /// They are the arrival of the first row less the duration of its step, so they are too long by the
-    /// time until the row is seen: up to 10 ms. `None` if the run ended before its first row was seen.
+    /// It is the arrival time of the first row minus the duration of its step. The arrival time is late by up to 10 ms.
+    /// Returns `None` if the run ended before its first row was seen.
     pub(crate) fn startup(&self) -> Option<f64> {
         Some(self.run.arrivals.first()? - self.rows.first()?.step_seconds)
     }
 }
 
-/// Removes the scratch folders of suites that were killed: those whose process no longer exists.
+/// Removes the scratch folders of suites whose process does not exist any more.
 ///
-/// A folder whose process number was given to another process stays until the next call.
+/// If another process has the same ID by now, the folder is kept until a later call.
 fn remove_stale(folder: &Path) -> Outcome<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let process = entry.file_name().to_str().and_then(process_of);
         if process.is_some_and(|process| test_kill_process(process) == Err(Errno::SRCH)) {
-            // Another suite may remove it at the same time; what is left does no harm.
+            // An error is ignored. Another suite may remove the folder at the same time.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
     Ok(())
 }
 
-/// Returns the process that owns the scratch folder `work-<pid>-<random>`; `None` for other names.
+/// Returns the ID of the process that created the scratch folder `work-<pid>-<random>`, or `None` for other names.
 fn process_of(name: &str) -> Option<Pid> {
     let (process, _) = name.strip_prefix("work-")?.split_once('-')?;
     Pid::from_raw(process.parse().ok()?)
 }
 
-/// Returns the command that starts so many processes on this machine, which may have fewer cores.
+/// Returns the `mpirun` command that starts `ranks` processes on this machine, which may have fewer cores.
 ///
-/// Processes are not bound to cores and yield while they wait, because ranks that spin would take the cores
-/// of ranks that compute. Open MPI refuses to run as root without being told.
+/// Processes are not bound to cores and yield while they wait, because busy-waiting ranks would slow down ranks that
+/// compute. As root, Open MPI needs an additional option.
 fn mpirun(ranks: usize) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]);

@@ -1,11 +1,10 @@
-//! The benches: each is a file named for what it measures.
+//! The benchmarks, each in its own file.
 //!
-//! Main type: [`Bench`]. A bench makes variants, hands them to [`crate::rounds::measure`], adds comparisons
-//! with their bounds and pushes the tables to the results. The module documentation of each says how its
-//! quantities come about and which errors they have; the reader of the report sees the shorter text of
-//! `about`.
+//! Main type: [`Bench`]. A benchmark creates variants, passes them to [`crate::rounds::measure`], adds comparisons with
+//! bounds, and adds the tables to the results. The module documentation of each benchmark describes how its quantities
+//! are measured and their measurement errors. The field `about` is a shorter description for the report.
 //!
-//! To add a bench, write a file here and add it to [`BENCHES`].
+//! To add a benchmark, add a file and an entry in [`BENCHES`].
 
 mod activations;
 mod batching;
@@ -27,7 +26,7 @@ use crate::quantity::Quantity;
 use crate::results::Results;
 use crate::suite::Suite;
 
-/// Columns of a table about training: time, memory of all processes, and memory of rank 0 by category.
+/// Columns of tables about training: time, memory of all processes, and memory of rank 0 by category.
 const TRAINING: [Quantity; 8] = [
     Quantity::Step,
     Quantity::Throughput,
@@ -39,20 +38,21 @@ const TRAINING: [Quantity; 8] = [
     Quantity::Activations,
 ];
 
-/// One bench of the suite.
+/// A benchmark of the suite.
 #[derive(Debug)]
 pub(crate) struct Bench {
-    /// As on the command line, and the name of the file of its results.
+    /// Name on the command line, and of the file of results.
     pub(crate) name: &'static str,
     /// Heading in the report.
     pub(crate) title: &'static str,
-    /// What is measured and how, in the report.
+    /// Description of the measurement in the report.
     pub(crate) about: &'static str,
-    /// Measures and fills in tables, what is missing, and failures. An error ends this bench alone.
+    /// Runs the benchmark and adds tables, missing programs and failures to the results. An error only ends this
+    /// benchmark.
     pub(crate) run: fn(&Suite, &mut Results) -> Outcome<()>,
 }
 
-/// All benches, in the order in which they run and are reported.
+/// All benchmarks, in the order in which they are run and reported.
 pub(crate) const BENCHES: [Bench; 13] = [
     step::BENCH,
     products::BENCH,

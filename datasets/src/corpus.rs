@@ -1,10 +1,10 @@
-//! From a description of the data to sequences for training: [`open`].
+//! Opens a described data source as sequences for training ([`open`]).
 //!
-//! A [`DataSource`] says what the data is and how it is cut. A [`Corpus`] has
-//! the splits, their tokenizer and the vocabulary size that an embedding needs.
-//! Cheap checks come first, so that a wrong sequence length is reported before
-//! a large corpus is read. The tokenizer is trained only on the train split,
-//! because the evaluation text must not influence what is evaluated.
+//! A [`DataSource`] describes the data and how it is cut. A [`Corpus`] contains
+//! the splits, the tokenizer and the vocabulary size that an embedding needs.
+//! Cheap checks run first, so that a wrong sequence length is reported before a
+//! large corpus is read. The tokenizer is trained only on the train split,
+//! because the evaluation text must not influence the evaluated model.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -22,14 +22,15 @@ use crate::{
     TokenStream, Tokenizer,
 };
 
-/// What the data is and where it is.
+/// The kind of the data, and its location.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Content {
     /// Raw token files.
     Tokens {
         /// The files of the splits.
         splits: Splits,
-        /// The tokenizer of the tokens, if it is to be saved with the model.
+        /// The tokenizer that produced the tokens, if it should be saved with
+        /// the model.
         tokenizer: Option<PathBuf>,
     },
     /// Text files.
@@ -54,7 +55,7 @@ pub enum Content {
     },
 }
 
-/// Where the tokenizer comes from.
+/// The source of the tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenizerChoice {
     /// A folder or a `tokenizer.json`, see [`Tokenizer::load`].
@@ -66,18 +67,18 @@ pub enum TokenizerChoice {
     },
 }
 
-/// Data and how it is cut.
+/// A description of the data and of how it is cut into sequences.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataSource {
     /// The data.
     pub content: Content,
-    /// Tokens per sequence, at least 2. The tokens after the last full sequence
-    /// are left out.
+    /// Tokens per sequence, at least 2. Tokens after the last full sequence are
+    /// dropped.
     pub sequence_length: usize,
     /// The vocabulary size of the model if it is already known. All ids must be
     /// below it.
     pub vocab_size: Option<usize>,
-    /// Where the tokens of text are cached for the next run.
+    /// The cache for the tokens of text; `None` for no cache.
     pub token_cache: Option<TokenCache>,
 }
 
@@ -90,11 +91,11 @@ pub struct Corpus {
     pub eval: Option<Sequences>,
     /// The split for a final test.
     pub test: Option<Sequences>,
-    /// The tokenizer of the tokens, if it is known.
+    /// The tokenizer that produced the tokens, if it is known.
     pub tokenizer: Option<Tokenizer>,
-    /// Entries that a model must embed: the tokenizer's entries; for tokens
-    /// without a tokenizer the `vocab_size` of the source, or the largest id
-    /// over all splits plus one.
+    /// The number of embeddings that a model needs: the vocabulary size of the
+    /// tokenizer. For tokens without a tokenizer, it is the `vocab_size` of the
+    /// source or, if that is unknown, the largest id of all splits plus one.
     pub vocab_size: usize,
 }
 
@@ -114,7 +115,7 @@ struct SplitText<'a> {
 /// the source and its files.
 ///
 /// # Errors
-/// An invalid setting or invalid data, see [`DataError`].
+/// Returns an error if a setting or the data is invalid; see [`DataError`].
 pub fn open(source: &DataSource) -> Result<Corpus> {
     check_sequence_length(source.sequence_length)?;
     check_positive("model.config.vocab_size", source.vocab_size.unwrap_or(1))?;
@@ -161,8 +162,8 @@ fn text_of_splits<'a>(
 fn open_tokens(splits: &Splits, tokenizer: Option<&Path>, source: &DataSource) -> Result<Corpus> {
     let tokenizer = tokenizer.map(Tokenizer::load).transpose()?;
     let entries = tokenizer.as_ref().map(Tokenizer::vocab_size);
-    // A model may have more embeddings than the tokenizer has tokens, so both
-    // limits apply.
+    // A model may have more embeddings than the tokenizer has tokens. Ids must
+    // be below both limits.
     let limit = entries.into_iter().chain(source.vocab_size).min();
     let mut largest = 0;
     let mut pack = |files: &Vec<PathBuf>| {
@@ -199,8 +200,8 @@ fn open_tokens(splits: &Splits, tokenizer: Option<&Path>, source: &DataSource) -
 fn sample_bytes(choice: &TokenizerChoice) -> usize {
     match choice {
         TokenizerChoice::Load(_) => 0,
-        // Training finishes the chunk that exceeds its limit, so it needs a
-        // little more.
+        // Training uses the whole chunk in which it reaches its limit, so it
+        // needs slightly more text than the limit.
         TokenizerChoice::Train { .. } => TRAINING_BYTES + (1 << 20),
     }
 }
@@ -248,7 +249,7 @@ fn tokenize(
         }
     };
     let vocab_size = tokenizer.vocab_size();
-    // Before the text is tokenized, which may take minutes.
+    // Checked before the text is tokenized, because that may take minutes.
     check_vocabulary(vocab_size, source)?;
     let parts = try_map(texts, |SplitText { name, documents, scan, range }| {
         let tokens = match &source.token_cache {
@@ -277,8 +278,8 @@ fn check_vocabulary(vocab_size: usize, source: &DataSource) -> Result<()> {
 /// Checks the finished splits and reports their sizes.
 ///
 /// # Errors
-/// [`DataError::Setting`] for a vocabulary that the model cannot embed,
-/// [`DataError::Empty`] without a train split.
+/// Returns [`DataError::Setting`] if the vocabulary is larger than the model's,
+/// and [`DataError::Empty`] if there is no train split.
 fn finish(
     [train, eval, test]: [Option<Sequences>; 3],
     tokenizer: Option<Tokenizer>,
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_tokens_are_those_of_the_text() {
+    fn cached_tokens_equal_freshly_encoded_ones() {
         let dir = tempfile::tempdir().unwrap();
         let corpus = SyntheticCorpus { seed: 1, bytes: 50_000 };
         let content = Content::Synthetic { corpus, fractions: SHARES, tokenizer: TRAIN };
@@ -446,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_must_be_those_of_their_tokenizer() {
+    fn token_ids_must_be_in_the_vocabulary() {
         let dir = tempfile::tempdir().unwrap();
         Tokenizer::train(&["x"], 257).unwrap().save(dir.path()).unwrap();
         let open_with = |largest| {
@@ -464,13 +465,11 @@ mod tests {
         assert!(message.contains("token 3, but the vocabulary has 257"), "{message}");
     }
 
-    /// Where a reference run's data is beside the checkout: 40,000 tokens cut by 32.
+    /// The 40,000 tokens of a DeepSpeed reference run, in sequences of 32 tokens.
     #[test]
     fn the_tokens_of_the_reference_run() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/golden/tokens.bin");
-        if !path.exists() {
-            return;
-        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let path = root.join("crates/deepburn-cli/tests/data/tokens.bin");
         let content = Content::Tokens { splits: Splits::all(path), tokenizer: None };
         let opened = open(&DataSource { vocab_size: Some(512), ..source(content, 32) }).unwrap();
         assert_eq!((opened.train.len(), opened.train.get(0).unwrap()[0]), (1250, 3));

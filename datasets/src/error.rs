@@ -1,6 +1,6 @@
 //! Errors in data and in the settings that describe it.
 //!
-//! Each message says what is wrong, what is allowed and what to do, so that a
+//! Each message names the problem, the allowed values and the remedy, so that a
 //! program can print it as it is. Settings are named by their key in a job file
 //! (`data.sequence_length`).
 
@@ -47,7 +47,7 @@ pub enum DataError {
     Modified {
         /// The file or text.
         what: String,
-        /// What changed.
+        /// The change.
         reason: String,
     },
     /// A file, a folder or a split without any data.
@@ -62,35 +62,35 @@ pub enum DataError {
     /// data.
     #[error("{name} = {value}: {rule}")]
     Setting {
-        /// The setting, by its key in a job file where it has one.
+        /// The key of the setting in a job file, if it has one.
         name: String,
         /// Its value.
         value: String,
         /// The rule that the value breaks, and the remedy.
         rule: String,
     },
-    /// A server that does not answer.
+    /// A server that could not be reached.
     #[error(
         "cannot fetch `{url}`: {reason}; check the network and HF_ENDPOINT, or give the path of a local copy"
     )]
     Unreachable {
         /// The requested address.
         url: String,
-        /// The last failure.
+        /// The error of the last attempt.
         reason: String,
     },
-    /// A server that refuses a request, or answers with something else than
-    /// what was requested.
+    /// A server that rejected a request or sent an invalid response.
     #[error(
         "cannot fetch `{url}`: {reason}; check the id, the revision and HF_ENDPOINT, or give the path of a local copy"
     )]
     Hub {
         /// The requested address.
         url: String,
-        /// The answer, in words.
+        /// A description of the response.
         reason: String,
     },
-    /// A download whose hash is not the announced one. Nothing of it is kept.
+    /// A download whose hash differs from the hash that the Hub announced. The
+    /// downloaded file is deleted.
     #[error(
         "`{url}` is damaged: its contents have {found}, announced is {expected}; fetch it again later, from another HF_ENDPOINT, or give the path of a local copy"
     )]
@@ -107,11 +107,11 @@ pub enum DataError {
     Offline {
         /// The repository.
         id: String,
-        /// The missing files, in words.
+        /// A description of the missing files.
         wanted: String,
         /// The folder of the cache that was searched.
         looked: PathBuf,
-        /// What the folder contains.
+        /// The contents of the folder.
         reason: String,
     },
     /// Files that a repository or a folder does not have.
@@ -121,15 +121,16 @@ pub enum DataError {
     NotFound {
         /// The repository or folder.
         place: String,
-        /// The missing files, in words.
+        /// A description of the missing files.
         wanted: String,
-        /// What the place contains.
+        /// The contents of the repository or folder.
         reason: String,
     },
-    /// No folder for the Hub's cache.
+    /// The folder of the Hub's cache is unknown because there is no home
+    /// folder.
     #[error("there is no home folder for the Hub's cache; set HF_HOME to a folder")]
     NoHome,
-    /// A tokenizer that could not be trained, run or rendered.
+    /// A tokenizer that could not be trained, used or serialized.
     #[error("{} failed while {doing}: {reason}; {}set data.tokenizer to another one", tokenizer_name(path.as_deref()), if path.is_some() { "fetch its files again, or " } else { "" })]
     Tokenizer {
         /// The file or folder that it was loaded from; `None` for a trained
@@ -140,7 +141,7 @@ pub enum DataError {
         /// The error of the library.
         reason: String,
     },
-    /// A data position that the sampler cannot have.
+    /// A data position that is not valid for the sampler.
     #[error(
         "invalid data position {{ {position} }}: {reason}; restore data, seed and dynamic_batching as they were when the checkpoint was saved, or resume from another checkpoint"
     )]
@@ -153,7 +154,7 @@ pub enum DataError {
     /// The thread of the data loader could not be started, or panicked.
     #[error("the data loader's thread {reason}")]
     LoaderThread {
-        /// What happened to the thread.
+        /// The reason.
         reason: String,
     },
     /// A batch was requested from a loader that has already failed.
@@ -162,30 +163,33 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Converts an I/O error of reading `path`; for `map_err`.
+    /// Returns a function for `map_err` that wraps an I/O error while reading
+    /// `path`.
     pub(crate) fn unreadable(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |cause| Self::Unreadable { path, cause }
     }
 
-    /// Converts an I/O error of writing `path`; for `map_err`.
+    /// Returns a function for `map_err` that wraps an I/O error while writing
+    /// `path`.
     pub(crate) fn unwritable(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |cause| Self::Unwritable { path, cause }
     }
 
-    /// An invalid file or folder. The message is the path, then `reason`.
+    /// Returns the error of an invalid file or folder. Its message is the path,
+    /// followed by `reason`.
     pub(crate) fn invalid(path: &Path, reason: impl Into<String>) -> Self {
         Self::InvalidFile { path: path.to_owned(), reason: reason.into() }
     }
 
-    /// A setting whose value breaks `rule`.
+    /// Returns the error of a setting whose value breaks `rule`.
     pub(crate) fn setting(name: &str, value: impl Display, rule: impl Into<String>) -> Self {
         Self::Setting { name: name.to_owned(), value: value.to_string(), rule: rule.into() }
     }
 }
 
-/// Refuses a setting that is 0.
+/// Returns an error if a setting is 0.
 pub(crate) fn check_positive(name: &str, value: usize) -> Result<()> {
     match value {
         0 => Err(DataError::setting(name, 0, "it must be at least 1; raise it")),
@@ -193,7 +197,7 @@ pub(crate) fn check_positive(name: &str, value: usize) -> Result<()> {
     }
 }
 
-/// The name of a tokenizer in messages.
+/// Returns the name of a tokenizer for messages.
 fn tokenizer_name(path: Option<&Path>) -> String {
     path.map_or("the trained tokenizer".to_owned(), |path| {
         format!("tokenizer `{}`", path.display())

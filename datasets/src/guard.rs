@@ -1,8 +1,8 @@
-//! Conversion of a library's panics to errors.
+//! Converts panics of libraries to errors.
 //!
-//! Some libraries assert what a file should promise, so a damaged file makes
-//! them panic. [`guarded`] catches such a panic at the call of the library. Its
-//! message becomes part of an error, and the panic hook prints nothing.
+//! Some libraries assert the contents of a file instead of checking them, so a
+//! damaged file makes them panic. [`guarded`] catches such a panic. The panic
+//! message becomes part of an error, and the panic hook does not print it.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -27,18 +27,19 @@ impl Drop for Restore {
 /// Runs `work`, which calls a library.
 ///
 /// # Errors
-/// The message of a panic, on one line.
+/// Returns the panic message, on one line, if `work` panics.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     silence_guarded_threads();
     let _restore = Restore(GUARDED.replace(true));
-    // Callers drop what the panic may have left unfinished, or only read it.
+    // Unwind safety is asserted because callers drop the state that a panic may
+    // have left inconsistent, or only read it.
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panic_message(&*panic).replace('\n', " "))
 }
 
 /// Runs `work`, a fallible call of a library.
 ///
 /// # Errors
-/// The error of the library or the message of its panic, on one line.
+/// Returns the library's error or panic message, on one line.
 pub(crate) fn guarded_call<T, E: Display>(
     work: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, String> {
@@ -48,8 +49,8 @@ pub(crate) fn guarded_call<T, E: Display>(
     }
 }
 
-/// Installs a hook in front of the process's own. It swallows panics on guarded
-/// threads only.
+/// Installs a panic hook that prints nothing for guarded calls, and that calls
+/// the previous hook for all other panics.
 fn silence_guarded_threads() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
@@ -62,7 +63,7 @@ fn silence_guarded_threads() {
     });
 }
 
-/// Returns the message that a panic was started with.
+/// Returns the message in a panic payload.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())

@@ -5,7 +5,8 @@ use std::io::{self, Read};
 
 use sha2::{Digest, Sha256};
 
-/// Returns the digits of `hasher` after everything in `reader`.
+/// Hashes everything in `reader` with `hasher`, and returns the hexadecimal
+/// digits.
 pub(crate) fn digest<H: Digest>(mut hasher: H, mut reader: impl Read) -> io::Result<String> {
     let mut buffer = vec![0; 1 << 16];
     loop {
@@ -23,13 +24,14 @@ pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A hash of numbers, which identifies training data in a checkpoint. A run
-/// that resumes must see the same tokens and labels, and neither file names nor
-/// the number of samples prove that.
+/// A hash that identifies the training data in a checkpoint. A resumed run must
+/// train on the same tokens and labels, which equal file names and sample
+/// counts do not guarantee.
 pub(crate) struct Fingerprint(Sha256);
 
 impl Fingerprint {
-    /// A fingerprint of `count` samples, before the first number.
+    /// Creates the fingerprint of `count` samples, to which no number has been
+    /// added yet.
     pub(crate) fn new(count: usize) -> Self {
         Self(Sha256::new_with_prefix((count as u64).to_le_bytes()))
     }

@@ -3,7 +3,7 @@
 //! - [`client`]: the files of a repository, from the cache or downloaded.
 //! - [`download`]: transfers that resume, retry and verify.
 //! - [`content_hash`]: the hashes that the Hub announces.
-//! - [`selection`]: the files of a split, a model or a tokenizer.
+//! - [`file_selection`]: the files of a split, a model or a tokenizer.
 //! - [`location`]: a folder, a file or a repository, as a user names it.
 
 pub(crate) mod client;

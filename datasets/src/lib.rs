@@ -1,4 +1,4 @@
-//! Data for training: from a path to micro-batches, the same in every run.
+//! Loads training data and assembles micro-batches, reproducibly across runs.
 //!
 //! ```text
 //! DataSource -- open --> Corpus { train, eval, test: Sequences, tokenizer }
@@ -15,15 +15,16 @@
 //!   classify.
 //! - [`TokenCache`] keeps tokens on disk, so that a corpus is tokenized once.
 //! - [`Sequences`] is a token stream cut into training samples of one length.
-//! - [`DistributedSampler`] decides which rank sees which sample, and when.
+//! - [`DistributedSampler`] assigns samples to ranks and determines their
+//!   order.
 //! - [`TokenBudget`] packs samples of different length into batches of about
-//!   equal cost, and [`BudgetSampler`] deals them to ranks.
+//!   equal cost, and [`BudgetSampler`] distributes the batches to ranks.
 //! - [`BatchLoader`] assembles micro-batches in the background, and resumes at
 //!   a saved position.
 //!
 //! Nothing here depends on a tensor library: batches are plain vectors.
-//! Problems in the data are a [`DataError`] with the place, the rule and the
-//! remedy. Invalid input never panics.
+//! Problems in the data are reported as a [`DataError`] that names the
+//! location, the rule and the remedy. Invalid input never causes a panic.
 //!
 //! The modules depend on each other in one direction: `formats` on nothing,
 //! `tokens` on `formats`, `hub` and `sampling` on both, and `corpus` on all.
@@ -38,6 +39,8 @@ mod sampling;
 mod splits;
 mod stable_rng;
 mod synthetic;
+#[cfg(test)]
+mod test_data;
 mod tokens;
 
 pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};

@@ -1,8 +1,9 @@
-//! Sampling: which rank sees which samples, and how they become batches.
+//! Sampling: the assignment of samples to ranks and batches.
 //!
 //! - [`sampler`]: samples for each rank, in batches of a fixed size.
 //! - [`token_budget`] and [`budget_sampler`]: batches of about equal cost.
-//! - [`batch`] and [`labelled_texts`]: the batches of both kinds of models.
+//! - [`batch`] and [`labelled_texts`]: batches for language models and for
+//!   classifiers.
 //! - [`loader`]: assembly of batches in the background.
 //! - [`evaluation`]: every sample once.
 

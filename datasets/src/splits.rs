@@ -1,8 +1,8 @@
-//! Splits: the parts of the data for training, evaluation and a final test.
+//! Train, evaluation and test splits of the data.
 //!
-//! Either one corpus is cut by [`Fractions`], in order and without shuffling,
-//! so that consecutive text stays in one split; or each split has files of its
-//! own.
+//! One corpus can be cut by [`Fractions`], in order and without shuffling, so
+//! that consecutive text stays in one split. Alternatively, each split has
+//! separate files.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use crate::stable_rng::StableRng;
 use crate::{DataError, Result};
 
-/// Fractions of one corpus. They may leave a part unused.
+/// The fraction of a corpus for each split. If the sum is below 1, the rest of
+/// the corpus is not used.
 ///
 /// ```
 /// use deepburn_datasets::Fractions;
@@ -32,22 +33,23 @@ pub struct Fractions {
 /// The name of a split and its items.
 pub(crate) type Part = (&'static str, Range<usize>);
 
-/// A random stream that no epoch uses.
+/// The random stream of shuffled splits. Epochs use their number as the stream,
+/// so no epoch uses this one.
 const SPLIT_STREAM: u64 = u64::MAX;
 
-/// Tolerance for decimal fractions: 0.7 + 0.2 + 0.1 is 0.9999999999999999 and
-/// means everything.
+/// Tolerance for the rounding errors of decimal fractions: 0.7 + 0.2 + 0.1 is
+/// 0.9999999999999999, but means the whole corpus.
 const TOLERANCE: f64 = 1e-9;
 
 impl Fractions {
     /// All of the data for training.
     pub const ALL: Self = Self { train: 1.0, eval: 0.0, test: 0.0 };
 
-    /// Checks the fractions.
+    /// Checks the fractions, and returns them.
     ///
     /// # Errors
-    /// [`DataError::Setting`] if one is not in `[0, 1]`, train is zero, or the
-    /// sum is above 1.
+    /// Returns [`DataError::Setting`] if a fraction is not in `[0, 1]`, if
+    /// `train` is zero, or if the sum is above 1.
     pub fn validate(self) -> Result<Self> {
         let wrong = |name: &str, value: f64, rule: &str| {
             Err(DataError::setting(&format!("data.splits: {name}"), value, rule))
@@ -71,8 +73,9 @@ impl Fractions {
         Ok(self)
     }
 
-    /// Cuts `len` items: part k ends at `floor(len * (fraction_1 + .. +
-    /// fraction_k))`. A fraction of zero gives `None`.
+    /// Cuts `len` items into parts. Part k ends at
+    /// `floor(len * (fraction_1 + .. + fraction_k))`. A fraction of zero gives
+    /// `None`.
     pub(crate) fn cut(self, len: usize) -> Result<[Option<Part>; 3]> {
         let (mut sum, mut start) = (0.0, 0);
         Ok(self.validate()?.named().map(|(name, fraction)| {
@@ -84,12 +87,13 @@ impl Fractions {
         }))
     }
 
-    /// Divides `items` at random by `seed`, so that each part resembles the
-    /// whole even if the items are sorted, for example by class. The items of a
-    /// part keep their order. A fraction of zero gives `None`.
+    /// Divides `items` at random; `seed` determines the result. Each part
+    /// resembles the whole data set even if the items are sorted, for example
+    /// by class. Within a part, the items keep their order. A fraction of zero
+    /// gives `None`.
     ///
     /// # Errors
-    /// The errors of [`Fractions::validate`].
+    /// Returns the errors of [`Fractions::validate`].
     pub fn divide_shuffled<T>(self, items: Vec<T>, seed: u64) -> Result<[Option<Vec<T>>; 3]> {
         let parts = self.cut(items.len())?;
         let order = StableRng::new(seed, SPLIT_STREAM).permutation(items.len());
@@ -111,7 +115,7 @@ impl Fractions {
 /// Applies `work` to each split that exists.
 ///
 /// # Errors
-/// The first error of `work`.
+/// Returns the first error of `work`.
 pub(crate) fn try_map<T, U>(
     [train, eval, test]: [Option<T>; 3],
     mut work: impl FnMut(T) -> Result<U>,
@@ -143,7 +147,7 @@ pub enum Splits {
 }
 
 impl Splits {
-    /// All of `path` for training.
+    /// Uses all of `path` for training.
     pub fn all(path: impl Into<PathBuf>) -> Self {
         Self::Shares { files: vec![path.into()], fractions: Fractions::ALL }
     }

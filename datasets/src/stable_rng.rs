@@ -12,8 +12,8 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 pub(crate) struct StableRng(ChaCha8Rng);
 
 impl StableRng {
-    /// A generator whose key is `seed` and `stream` as little-endian u64, then
-    /// sixteen zero bytes.
+    /// Creates a generator whose ChaCha key is `seed` and `stream` as
+    /// little-endian u64, followed by sixteen zero bytes.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -21,22 +21,23 @@ impl StableRng {
         Self(ChaCha8Rng::from_seed(key))
     }
 
-    /// StableRng an integer in `0..bound`: the high word of a 64 by 64 bit
-    /// product (Lemire, 2019, without the rejection step; the bias is below
-    /// `bound / 2^64`).
+    /// Returns a random integer in `0..bound`: the high word of a 64-by-64-bit
+    /// product. This is the method of Lemire, "Fast Random Integer Generation
+    /// in an Interval" (2019), without the rejection step. The bias is below
+    /// `bound / 2^64`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         debug_assert!(bound > 0);
         ((u128::from(self.0.next_u64()) * bound as u128) >> 64) as usize
     }
 
-    /// StableRng one of `items`, which must not be empty.
+    /// Returns a random element of `items`, which must not be empty.
     pub(crate) fn pick<'a, T: ?Sized>(&mut self, items: &[&'a T]) -> &'a T {
         items[self.below(items.len())]
     }
 
-    /// StableRng a permutation of `0..len` with the algorithm of Fisher and
-    /// Yates, from the last place to the first: place `i` swaps with `below(i +
-    /// 1)`.
+    /// Returns a random permutation of `0..len` by the Fisher-Yates shuffle,
+    /// from the last index to the first: index `i` is swapped with index
+    /// `below(i + 1)`.
     pub(crate) fn permutation(&mut self, len: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..len).collect();
         for i in (1..len).rev() {
@@ -58,9 +59,9 @@ mod tests {
         assert_ne!(draw(1, 2), draw(1, 3));
     }
 
-    /// The order of samples is part of what a checkpoint relies on: it may not drift. Computed by
-    /// a ChaCha8 written from its definition in Python: 8 rounds, key as above, 64-bit block
-    /// counter and nonce zero, two words a draw, low word first.
+    /// Resuming from a checkpoint relies on this sample order, so it must never change. The
+    /// expected values were computed by an independent ChaCha8 in Python: 8 rounds, the key as
+    /// above, a zero 64-bit block counter and nonce, and two words per number, low word first.
     #[test]
     fn the_permutation_is_pinned() {
         assert_eq!(StableRng::new(42, 0).permutation(10), [7, 6, 5, 1, 0, 4, 8, 9, 2, 3]);

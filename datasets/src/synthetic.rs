@@ -1,11 +1,11 @@
-//! Generated text, for runs without data of their own.
+//! Generated text, for runs without a data set.
 //!
 //! [`SyntheticCorpus`] writes short English stories from a grammar. Each
-//! document has its own people, place and things, which occur repeatedly, so
-//! there is something to learn at every distance: which letters follow each
-//! other, which sentences exist, and who the story is about. The loss of a
-//! language model falls within its first tens of steps. The text is the same on
-//! every machine. It does not replace real data in an evaluation.
+//! document has its own people, place and things, which occur repeatedly, so a
+//! model can learn at every distance: which letters follow each other, which
+//! sentences exist, and who the story is about. The loss of a language model
+//! decreases within a few tens of steps. The text is the same on every machine.
+//! It does not replace real data in an evaluation.
 
 pub(crate) mod reviews;
 
@@ -15,8 +15,8 @@ use crate::stable_rng::StableRng;
 
 /// English-like documents in ASCII.
 ///
-/// Nothing has to be downloaded for a first run, and a model that trains on them
-/// learns: each story keeps its people, place and thing.
+/// A first run needs no download. The text can be learned, because each story
+/// keeps its people, place and thing.
 ///
 /// ```
 /// use deepburn_datasets::SyntheticCorpus;
@@ -32,8 +32,8 @@ pub struct SyntheticCorpus {
     /// Determines every word. Document `i` depends only on the seed and `i`, so
     /// that a larger corpus continues a smaller one.
     pub seed: u64,
-    /// Bytes of all documents together, at least 1. The last document is
-    /// truncated to fit.
+    /// Total bytes of all documents, at least 1. The last document is truncated
+    /// to fit.
     pub bytes: usize,
 }
 
@@ -41,7 +41,8 @@ impl SyntheticCorpus {
     /// Generates the documents.
     ///
     /// # Errors
-    /// [`DataError::Setting`](crate::DataError::Setting) for 0 bytes.
+    /// Returns [`DataError::Setting`](crate::DataError::Setting) if `bytes` is
+    /// 0.
     pub fn documents(&self) -> Result<Vec<String>> {
         check_positive("data.bytes", self.bytes)?;
         let mut documents = Vec::new();
@@ -123,7 +124,7 @@ impl Cast {
     /// Draws the words of a story. The order of the draws determines the text.
     fn draw(rng: &mut StableRng) -> Self {
         let name = rng.below(NAMES.len());
-        // Any name but the first one.
+        // Any name except the main character's.
         let friend = (name + 1 + rng.below(NAMES.len() - 1)) % NAMES.len();
         Self([
             ("name", NAMES[name]),
@@ -238,7 +239,8 @@ mod tests {
         }
     }
 
-    /// Bits per character given the two before: random letters have 4.7, English about 3.
+    /// The conditional entropy in bits per character, given the two characters before. It is 4.7
+    /// for random letters and about 3 for English.
     #[test]
     fn there_is_much_to_learn() {
         let text = documents(0, 200_000).concat();

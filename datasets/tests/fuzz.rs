@@ -1,7 +1,8 @@
-//! Damaged tokenizers, token files and texts: an error or data, never a panic, and bounded memory.
+//! Damaged tokenizers, token files and texts result in an error or data, never in a panic, and use
+//! bounded memory.
 //!
-//! CONTRIBUTING.md has the command of the long run. Each input is a sound file with some places
-//! changed.
+//! CONTRIBUTING.md has the command of the long run. Each input is a valid file with a few
+//! mutations.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +18,7 @@ use fixture::{Column, write_table};
 #[path = "../src/formats/parquet/fixture.rs"]
 mod fixture;
 
-/// What takes the place of a number, a bracket or a word.
+/// Replacements for a number, a bracket or a word.
 const TOKENS: [&str; 24] = [
     "0",
     "-1",
@@ -45,7 +46,7 @@ const TOKENS: [&str; 24] = [
     "\"",
 ];
 
-/// File names and sound contents.
+/// File names and valid contents.
 fn sound(folder: &Path) -> Vec<(&'static str, Vec<u8>)> {
     let trained = Tokenizer::train(&["one two one two three"], 260).unwrap();
     trained.save(folder).unwrap();
@@ -91,7 +92,7 @@ fn sound(folder: &Path) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Uses the file as training does. What is refused is well.
+/// Uses the file as training does. Errors are expected.
 fn read(path: &Path) {
     let name = path.to_str().unwrap();
     if name.ends_with(".json") {

@@ -1,21 +1,27 @@
 //! The interface between models and training programs.
 //!
-//! - [`Architecture`] is what follows from a configuration alone: parameters, files and the shape of a training pass.
-//! - [`BuildModel`] makes the module of a configuration on a backend.
-//! - [`LanguageModelConfig`] and [`TextClassifierConfig`] add what the two tasks need. Their modules are a
-//!   [`LanguageModel`](crate::causal_lm::LanguageModel) and a [`TextClassifier`](crate::TextClassifier).
+//! - [`Architecture`] describes everything that the configuration alone determines: parameters, files and the ops of a
+//!   training pass.
+//! - [`BuildModel`] builds the Burn module for a configuration on a backend.
+//! - [`LanguageModelConfig`] and [`TextClassifierConfig`] add the methods that are specific to language modelling and
+//!   to text classification. The corresponding modules implement [`LanguageModel`](crate::causal_lm::LanguageModel) and
+//!   [`TextClassifier`](crate::TextClassifier).
 //!
-//! # A new language model
+//! # Adding a language model
 //!
-//! It is a folder beside [`gpt2`](crate::gpt2), and a line where the programs list their models. The folder has:
+//! A new language model needs a folder next to [`gpt2`](crate::gpt2), and one line in each list of models in the
+//! programs. The folder contains:
 //!
-//! - a configuration with [`Architecture`]: the list of parameters, their names in files, `config.json`, and
-//!   [`describe`](Architecture::describe), which repeats the forward pass for memory forecasts;
-//! - [`LanguageModelConfig`] for it: reading and overriding fields, the limits on token sequences;
-//! - a Burn module with [`LanguageModel`](crate::causal_lm::LanguageModel): the loss, and the logits of the next token;
-//! - [`BuildModel`], which makes the module with drawn weights, zeros, or the weights of a folder.
+//! - a configuration that implements [`Architecture`]: the list of parameters, their names in files, `config.json`, and
+//!   [`describe`](Architecture::describe), which lists the ops of the forward pass for memory estimates;
+//! - an implementation of [`LanguageModelConfig`] for the configuration: reading and overriding fields, and the limits
+//!   on token sequences;
+//! - a Burn module that implements [`LanguageModel`](crate::causal_lm::LanguageModel): the loss, and the logits of the
+//!   next token;
+//! - an implementation of [`BuildModel`], which builds the module with random weights, with zeros, or with the weights
+//!   in a folder.
 //!
-//! Checkpoints, exports, generation, estimates and sharded training follow from these.
+//! Checkpoints, exports, generation, memory estimates and sharded training then work without further code.
 
 use std::fmt;
 use std::path::Path;
@@ -54,35 +60,36 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// Returns how parameters are named in weight files.
     fn names(&self) -> Names;
 
-    /// Returns the JSON files beside weights of type `float`: `config.json` and what else readers need.
+    /// Returns the JSON files that are stored next to weights of type `float`: `config.json`, and any other file that
+    /// readers need.
     fn documents(&self, float: FloatType) -> JsonFiles;
 
-    /// Reads the weights in `folder` from which training starts once, and keeps none.
+    /// Reads all initial weights in `folder` once and checks them, without keeping them in memory.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError>;
 
-    /// Repeats the forward pass and the loss of a micro-batch op by op, without values. Memory and step times are
-    /// predicted from it.
+    /// Describes the forward pass and the loss of a micro-batch op by op, without computing values. Memory use and step
+    /// times are predicted from this description.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape);
 
-    /// Returns the bytes of the logits that the loss computes at a time, beyond what [`describe`](Self::describe)
-    /// says.
+    /// Returns the size in bytes of the logits that the loss holds at any one time, in addition to the tensors that
+    /// [`describe`](Self::describe) reports.
     fn logits_bytes(&self, batch: BatchShape) -> u64 {
         _ = batch;
         0
     }
 
-    /// Returns everything but the weights that a Hugging Face folder of the model contains.
+    /// Returns the contents of the model's Hugging Face folder except the weights.
     fn hf_export(&self) -> HfExport {
         HfExport::new(&self.parameters(), self.names(), self.documents(FloatType::F32))
     }
 
-    /// Starts writing the model to `folder`, which is created if need be.
+    /// Starts writing the model to `folder`, which is created if it does not exist.
     ///
     /// # Errors
-    /// [`ModelFolderError::Io`] if the folder cannot be written to.
+    /// Returns [`ModelFolderError::Io`] if the folder cannot be written to.
     fn folder_writer(
         &self,
         folder: &Path,
@@ -93,35 +100,35 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     }
 }
 
-/// Makes the module of a configuration on a backend.
+/// Builds the Burn module for a configuration on a backend.
 pub trait BuildModel<B: Backend>: Architecture {
     /// The module.
     type Model: Module<B>;
 
-    /// Returns a model with initial weights that depend on `seed` and each parameter's path alone. They are drawn
-    /// when first used.
+    /// Returns a model with random initial weights. The values of a parameter depend only on `seed` and its path, and
+    /// are generated when the parameter is first used.
     ///
     /// # Errors
-    /// [`ModelConfigError`] if the configuration is inconsistent.
+    /// Returns [`ModelConfigError`] if the configuration is inconsistent.
     fn init(&self, seed: u64, device: &B::Device) -> Result<Self::Model, ModelConfigError>;
 
-    /// Returns a model with all weights 0, for callers that replace them.
+    /// Returns a model with all weights set to 0, for callers that overwrite them.
     ///
     /// # Errors
-    /// [`ModelConfigError`] if the configuration is inconsistent.
+    /// Returns [`ModelConfigError`] if the configuration is inconsistent.
     fn zeros(&self, device: &B::Device) -> Result<Self::Model, ModelConfigError>;
 
     /// Returns a trained model, with the weights in `folder`.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
     fn load(&self, folder: &Path, device: &B::Device) -> Result<Self::Model, ModelFolderError>;
 
-    /// Returns a model to train further, with the weights in `folder`, which are read when first used. Weights that
-    /// are not in the folder because they belong to a new task are drawn from `seed`.
+    /// Returns a model for fine-tuning with the weights in `folder`. Each weight is read when it is first used. Weights
+    /// of a new task, which the folder does not contain, are initialised randomly from `seed`.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     fn load_lazily(
         &self,
         folder: &Path,
@@ -133,11 +140,11 @@ pub trait BuildModel<B: Backend>: Architecture {
 /// The limits of a language model on token sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenLimits {
-    /// Number of tokens; ids are below it.
+    /// Number of tokens in the vocabulary; token ids are smaller.
     pub vocab_size: usize,
     /// Longest sequence in tokens.
     pub max_len: usize,
-    /// The field of `config.json` that says so.
+    /// The field of `config.json` that contains `max_len`.
     pub max_len_field: &'static str,
 }
 
@@ -146,51 +153,51 @@ pub trait LanguageModelConfig: Architecture + Clone + Sized {
     /// `model_type` in `config.json`.
     const MODEL_TYPE: &'static str;
 
-    /// Returns the configuration of a job that gives neither a pretrained model nor sizes.
+    /// Returns the configuration for a job that specifies neither a pretrained model nor sizes.
     fn default_size() -> Self;
 
     /// Reads the fields of a `config.json`.
     ///
     /// # Errors
-    /// [`ModelConfigError`] for a field of another model, of another type or out of range.
+    /// Returns [`ModelConfigError`] if a field belongs to another model, has the wrong type or is out of range.
     fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError>;
 
-    /// Reads the configuration of a folder and checks that its weight files have sound headers.
+    /// Reads the configuration in a folder and checks the headers of its weight files.
     ///
     /// # Errors
-    /// A file that is missing, unreadable or malformed.
+    /// Returns an error if a file is missing, unreadable or malformed.
     fn open(folder: &Path) -> Result<Self, ModelFolderError>;
 
-    /// Returns the configuration with some fields of a `config.json` in place of its own.
+    /// Returns the configuration with the given `config.json` fields overridden.
     ///
     /// # Errors
-    /// As [`from_fields`](Self::from_fields), and for an unknown field.
+    /// Returns the errors of [`from_fields`](Self::from_fields), and an error if a field is unknown.
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError>;
 
-    /// Checks every value against its range and the values it has to agree with.
+    /// Checks the range of every value and the consistency of related values.
     ///
     /// # Errors
-    /// [`ModelConfigError::Value`] for the first field that is wrong.
+    /// Returns [`ModelConfigError::Value`] for the first invalid field.
     fn validate(&self) -> Result<(), ModelConfigError>;
 
     /// Returns the limits on token sequences.
     fn limits(&self) -> TokenLimits;
 
-    /// Changes the number of tokens.
+    /// Sets the number of tokens in the vocabulary.
     fn set_vocab_size(&mut self, vocab_size: usize);
 
-    /// Fields of its `config.json` that it does not read.
+    /// Returns the `config.json` fields that the model does not use.
     fn extra(&self) -> &ExtraFields;
 }
 
-/// The configuration of a model that classifies texts.
+/// The configuration of a text classifier.
 pub trait TextClassifierConfig: Architecture {
     /// Returns the limits on texts and labels.
     fn limits(&self) -> TextLimits;
 
-    /// Returns the names of its classes; `None` if they are numbers.
+    /// Returns the class names; `None` if the classes are only numbered.
     ///
     /// # Errors
-    /// [`ClassNamesError`] for names that do not name each class from 0 once.
+    /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
     fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError>;
 }

@@ -1,61 +1,61 @@
-//! The ops of a training pass, for programs that predict memory and time.
+//! A description of the ops of a training pass, used to predict memory and step times.
 //!
-//! Main trait: [`ForwardPass`]. A model repeats its forward pass on it
-//! ([`Architecture::describe`](crate::Architecture::describe)), op by op, with sizes in place of tensors. A change of a
-//! model's `forward` needs the same change there; a test of the programs compares both with a training step.
+//! Main trait: [`ForwardPass`]. A model's [`Architecture::describe`](crate::Architecture::describe) lists the ops of
+//! its forward pass through this trait, with sizes in place of tensors. When a model's `forward` changes, `describe`
+//! must be changed in the same way. A test in the programs compares the description with a real training step.
 
 use deepburn_ops::logits_chunk_rows;
 
-/// Bytes of an element of an integer tensor.
+/// The size of an integer tensor element in bytes.
 const INT_BYTES: u64 = 4;
 
-/// The most that a micro-batch holds.
+/// The maximum size of a micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchShape {
-    /// Sequences.
+    /// The number of sequences.
     pub sequences: u64,
-    /// Tokens of each, padding included.
+    /// The number of tokens per sequence, including padding.
     pub length: u64,
 }
 
 impl BatchShape {
-    /// Returns the number of tokens of all sequences.
+    /// Returns the total number of tokens, including padding.
     #[must_use]
     pub fn rows(self) -> u64 {
         self.sequences.saturating_mul(self.length)
     }
 
-    /// Positions that predict the next token, at least 1.
+    /// Returns the number of positions that predict a next token, at least 1.
     #[must_use]
     pub fn targets(self) -> u64 {
         self.sequences.saturating_mul(self.length.saturating_sub(1)).max(1)
     }
 
-    /// Returns the bytes of a batch of a language model: token ids, positions that predict something, and their
-    /// targets.
+    /// Returns the size of a language-model batch in bytes: token ids, the positions with a target, and the targets.
     pub(crate) fn causal_bytes(self) -> u64 {
         INT_BYTES * (self.rows() + 2 * self.targets())
     }
 
-    /// Returns the bytes of a batch of texts: token ids, the weight of each in its text's mean, and labels.
+    /// Returns the size of a text batch in bytes: token ids, labels, and one f32 mean-pooling weight per token.
     pub(crate) fn text_bytes(self) -> u64 {
         INT_BYTES * (self.rows() + self.sequences) + 4 * self.rows()
     }
 
-    /// Returns the bytes of the f32 logits that the loss of a language model computes at a time.
+    /// Returns the size in bytes of one chunk of f32 logits. The language-model loss computes the logits in such
+    /// chunks.
     pub(crate) fn logits_bytes(self, vocab_size: usize) -> u64 {
         let rows = logits_chunk_rows(self.targets() as usize, vocab_size) as u64;
         rows.saturating_mul(4 * vocab_size.max(1) as u64)
     }
 }
 
-/// A tensor of a described pass, by its number.
+/// The index of a tensor in the described pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PassTensor(pub usize);
 
-/// Takes the description of a training pass. Sizes are numbers of elements.
+/// Records the ops of a training pass. Sizes are numbers of elements.
 pub trait ForwardPass {
-    /// Counts bytes that live as long as the pass.
+    /// Adds `bytes` that stay allocated during the whole pass.
     fn hold(&mut self, bytes: u64);
 
     /// Begins a block, the unit of activation checkpointing.
@@ -64,10 +64,10 @@ pub trait ForwardPass {
     /// Ends the last block.
     fn end_blocks(&mut self);
 
-    /// Rows of an embedding of `table` elements, `numel` in all.
+    /// Appends an embedding lookup with an output of `numel` elements, from a table of `table` elements.
     fn lookup(&mut self, numel: u64, table: u64) -> PassTensor;
 
-    /// Appends the sum with rows of an embedding of `table` elements, the same for each sequence.
+    /// Appends the addition of position embeddings from a table of `table` elements. All sequences use the same rows.
     fn add_positions(&mut self, x: PassTensor, table: u64) -> PassTensor;
 
     /// Appends layer normalisation over rows of `width` elements.
@@ -76,8 +76,8 @@ pub trait ForwardPass {
     /// Appends a linear layer of `[in, out]` features.
     fn linear(&mut self, x: PassTensor, features: [u64; 2], has_bias: bool) -> PassTensor;
 
-    /// Appends attention over sequences of `length` tokens, from projected queries, keys and values. The output has
-    /// `numel` elements; `queries` counts the queries of all heads.
+    /// Appends attention over sequences of `length` tokens. `x` contains the projected queries, keys and values. The
+    /// output has `numel` elements, and `queries` is the number of queries over all heads.
     fn attention(&mut self, x: PassTensor, numel: u64, queries: u64, length: u64) -> PassTensor;
 
     /// Appends dropout.
@@ -86,7 +86,7 @@ pub trait ForwardPass {
     /// Appends the sum of a branch and the residual stream.
     fn add(&mut self, branch: PassTensor, x: PassTensor) -> PassTensor;
 
-    /// Appends a selection of the rows of `x`, `numel` elements in all.
+    /// Appends a selection of rows of `x` with `numel` elements in total.
     fn select(&mut self, x: PassTensor, numel: u64) -> PassTensor;
 
     /// Appends an element-wise op that keeps its input for backward, such as ReLU.
@@ -98,13 +98,13 @@ pub trait ForwardPass {
     /// Appends `x * sigmoid(x)`.
     fn silu(&mut self, x: PassTensor) -> PassTensor;
 
-    /// Appends the mean over the tokens of each sequence, of `length` tokens in `rows` rows, as a product with
-    /// weights. The output has `numel` elements.
+    /// Appends the mean over the tokens of each sequence, computed as a matrix product with weights. The input has
+    /// `rows` rows in sequences of `length` tokens; the output has `numel` elements.
     fn weighted_means(&mut self, x: PassTensor, rows: u64, numel: u64, length: u64) -> PassTensor;
 
     /// Appends the output layer and the loss of a language model, from `[width, vocab_size]` features.
     fn loss_head(&mut self, x: PassTensor, features: [u64; 2], is_tied: bool);
 
-    /// Appends the loss of a classifier, of its logits.
+    /// Appends the cross-entropy loss of a classifier's logits.
     fn logits_loss(&mut self, logits: PassTensor);
 }

@@ -1,13 +1,14 @@
 //! Model architectures for DeepBurn, written as plain Burn modules.
 //!
-//! Nothing here knows of ranks, shards or DeepSpeed: a model is generic over its backend and is
-//! sharded from outside.
+//! Models do not depend on ranks, shards or DeepSpeed. They are generic over the backend, and sharding is applied from
+//! outside.
 //!
-//! - [`gpt2`] is the GPT-2 of the `transformers` library, to the digit, and a classifier on top of it; [`encoder`] is a
-//!   transformer encoder that classifies texts.
-//! - [`causal_lm`] has what all language models share: batches, loss, generation. Classifiers take a [`TextBatch`].
+//! - [`gpt2`] reimplements GPT-2 of the `transformers` library with matching logits, and adds a text classifier.
+//!   [`encoder`] is a transformer encoder for text classification.
+//! - [`causal_lm`] provides batches, loss and generation for all language models. Text classifiers use [`TextBatch`].
 //! - [`hf`] reads and writes model folders in the layout of Hugging Face.
-//! - [`Architecture`] is what programs need to know of a model, and [`ForwardPass`] how it describes its training pass.
+//! - [`Architecture`] is the interface between models and programs. Models describe the ops of their training pass to a
+//!   [`ForwardPass`].
 
 pub mod causal_lm;
 pub mod encoder;

@@ -1,7 +1,7 @@
 //! Layer normalisation with the parameter names of `transformers`.
 //!
-//! Burn's own module names its parameters `gamma` and `beta` and computes in the dtype of its input. This one names
-//! them `weight` and `bias`, and always computes in at least f32, because the squares of half-precision values
+//! Burn's own module names its parameters `gamma` and `beta` and computes in the dtype of its input. This module names
+//! them `weight` and `bias`, and always computes in at least f32, because squares of half-precision values can
 //! overflow.
 
 use burn::module::{Module, Param};
@@ -10,19 +10,20 @@ use deepburn_ops::{LayerNormOps, layer_norm};
 
 use crate::weights::{InitialValues, WeightInit};
 
-/// `(x - mean) / sqrt(var + epsilon) * weight + bias` over the last axis, biased variance.
+/// Layer normalisation over the last axis: `(x - mean) / sqrt(var + epsilon) * weight + bias`, with the biased
+/// variance.
 #[derive(Module, Debug)]
 pub(crate) struct LayerNorm<B: Backend> {
-    /// Factor of each element.
+    /// The scale of each element.
     weight: Param<Tensor<B, 1>>,
-    /// Summand of each element.
+    /// The offset of each element.
     bias: Param<Tensor<B, 1>>,
-    /// Added to the variance.
+    /// The epsilon that is added to the variance.
     epsilon: f64,
 }
 
 impl<B: Backend> LayerNorm<B> {
-    /// Returns the norm at module path `path`, over `width` elements. It starts with weight 1 and bias 0.
+    /// Returns a layer normalisation over `width` elements at module path `path`, with initial weight 1 and bias 0.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, width: usize, epsilon: f64) -> Self {
         Self {
             weight: init.param(&format!("{path}.weight"), [width], InitialValues::Ones),
@@ -31,7 +32,7 @@ impl<B: Backend> LayerNorm<B> {
         }
     }
 
-    /// Normalises `x`, `[.., width]`. The result has its shape and dtype.
+    /// Normalises `x` of shape `[.., width]`. The result has the same shape and dtype.
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<B, D>) -> Tensor<B, D>
     where
         B: LayerNormOps,

@@ -1,7 +1,7 @@
 //! Linear layers with a bias, applied to rows.
 //!
-//! Weights are `[in, out]`, as in Burn and in the `Conv1D` of `transformers`' GPT-2. So files of GPT-2 are read
-//! without a transposition.
+//! Weights have shape `[in, out]`, as in Burn and in the `Conv1D` layers of GPT-2 in `transformers`, so GPT-2 files can
+//! be read without transposing the weights.
 
 use burn::nn::Linear;
 use burn::tensor::{Tensor, backend::Backend};
@@ -9,12 +9,12 @@ use deepburn_ops::{LinearOps, linear};
 
 use crate::weights::{InitialValues, WeightInit};
 
-/// Applies a projection to `[rows, in]`; the result is `[rows, out]`.
+/// Applies a linear layer to `[rows, in]`. The result has shape `[rows, out]`.
 pub(crate) fn project<B: LinearOps>(projection: &Linear<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
     linear(x, projection.weight.val(), projection.bias.as_ref().map(|bias| bias.val()))
 }
 
-/// Returns a projection with weight `[in, out]`, as Burn's linear layer and the Conv1D of `transformers` have it,
+/// Returns a linear layer with a weight of shape `[in, out]`, like Burn's linear layer and `Conv1D` of `transformers`,
 /// and bias 0.
 pub(crate) fn conv1d<B: Backend>(
     init: &WeightInit<B>,

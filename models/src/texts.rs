@@ -1,7 +1,7 @@
-//! Text classification: texts that have been checked against the model they are for.
+//! Text classification: validated batches of texts, and the classifier trait.
 //!
-//! Main types: [`TextBatch`] and [`TextClassifier`]. A device tensor cannot be looked into cheaply, so ids, lengths and
-//! labels are checked here, on the host, before any tensor exists.
+//! Main types: [`TextBatch`] and [`TextClassifier`]. Reading values back from a device tensor is slow, so ids, lengths
+//! and labels are checked here on the host, before any tensor is created.
 
 use std::sync::Arc;
 
@@ -13,24 +13,24 @@ use thiserror::Error;
 /// The limits of a classifier on texts and labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextLimits {
-    /// Number of tokens; ids are below it.
+    /// Number of tokens in the vocabulary; token ids are smaller.
     pub vocab_size: usize,
-    /// Longest text in tokens.
+    /// Maximum text length in tokens.
     pub max_len: usize,
-    /// Number of classes; labels are below it.
+    /// Number of classes; labels are smaller.
     pub num_classes: usize,
 }
 
-/// Texts padded to one length, and the class of each.
+/// A batch of texts, padded to the same length, with their class labels.
 #[derive(Clone, Debug)]
 pub struct TextBatch<B: Backend> {
     /// `[texts, length]`.
     pub(crate) input_ids: Tensor<B, 2, Int>,
-    /// `[texts, length, 1]`: the weight of each position in the mean over its text, 0 for padding.
+    /// `[texts, length, 1]`: the weight of each position in the mean over the text; 0 for padding.
     pub(crate) weights: Tensor<B, 3>,
-    /// Tokens of each text; the rest of its row is padding.
+    /// The number of tokens of each text. The rest of the row is padding.
     pub(crate) lengths: Arc<[usize]>,
-    /// `[texts]`: the class, negative for a row without a text.
+    /// `[texts]`: the class of each text; negative for a row without a text.
     pub(crate) labels: Tensor<B, 1, Int>,
 }
 
@@ -55,59 +55,60 @@ pub enum TextBatchError {
          length and a label for each row of ids, and at least one id"
     )]
     Counts {
-        /// Token ids.
+        /// The number of token ids.
         ids: usize,
-        /// Lengths.
+        /// The number of lengths.
         lengths: usize,
-        /// Labels.
+        /// The number of labels.
         labels: usize,
     },
     /// A text is longer than its row.
     #[error("text {text} has {found} tokens, but its row {length}")]
     Length {
-        /// Its row.
+        /// The row of the text.
         text: usize,
-        /// Its length.
+        /// The number of tokens in the text.
         found: usize,
         /// The length of every row.
         length: usize,
     },
-    /// A row is longer than the model's maximum length.
+    /// The rows are longer than the model's maximum length.
     #[error("texts of {length} tokens are longer than the {max_len} that the model allows")]
     TooLong {
-        /// Tokens of a row.
+        /// The length of every row in tokens.
         length: usize,
         /// The longest that the model supports.
         max_len: usize,
     },
-    /// A token the model does not know.
+    /// A token id is outside the vocabulary.
     #[error("token {id} of text {text} is outside of the vocabulary (`vocab_size` = {vocab_size})")]
     Token {
-        /// Its row.
+        /// The row of the text.
         text: usize,
         /// The token.
         id: u32,
-        /// Tokens of the model.
+        /// The vocabulary size of the model.
         vocab_size: usize,
     },
-    /// A class the model does not know.
+    /// A label is not a class of the model.
     #[error("text {text} is of class {label}, but the model has `num_classes` = {num_classes}")]
     Label {
-        /// Its row.
+        /// The row of the text.
         text: usize,
-        /// Its class.
+        /// The label.
         label: i64,
-        /// Classes of the model.
+        /// The number of classes of the model.
         num_classes: usize,
     },
 }
 
 impl<B: Backend> TextBatch<B> {
-    /// Returns a batch of `lengths.len()` texts from rows of token ids, padded with any id. A row of length 0 has a
-    /// negative label and does not count; it keeps ranks in step.
+    /// Returns a batch of `lengths.len()` texts. `input_ids` contains one row per text, padded with any token id. A row
+    /// of length 0 has a negative label and does not affect the loss. Such rows give all ranks the same number of
+    /// batches.
     ///
     /// # Errors
-    /// [`TextBatchError`].
+    /// Returns [`TextBatchError`] if a count, a length, a token or a label is invalid.
     pub fn new(
         limits: TextLimits,
         input_ids: &[u32],
@@ -117,12 +118,12 @@ impl<B: Backend> TextBatch<B> {
     ) -> Result<Self, TextBatchError> {
         let length = check(limits, input_ids, lengths, labels)?;
         let texts = lengths.len();
-        // `check` has found ids to be below the vocabulary size, and with it below 2^24.
+        // `check` has checked that ids are below the vocabulary size, so they are also below 2^24.
         let ids: Vec<i32> = input_ids.iter().map(|id| *id as i32).collect();
         let weights: Vec<f32> = lengths
             .iter()
             .flat_map(|own| {
-                // A row of length 0 has weights 0 alone, whatever this value is.
+                // A row of length 0 has no position with this weight.
                 let weight = 1.0 / (*own).max(1) as f32;
                 (0..length).map(move |position| if position < *own { weight } else { 0.0 })
             })
@@ -137,7 +138,7 @@ impl<B: Backend> TextBatch<B> {
     }
 }
 
-/// Returns the length of the rows.
+/// Checks the arguments of [`TextBatch::new`] and returns the length of the rows.
 fn check(
     limits: TextLimits,
     input_ids: &[u32],

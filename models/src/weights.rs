@@ -1,9 +1,9 @@
-//! Initial weights: drawn from a seed, read from a file, or zeros.
+//! Initial weights: random values, values from a file, or zeros.
 //!
-//! Main type: [`WeightInit`]. Values are drawn on the host from a generator that is keyed by the seed and the
-//! parameter's path. They depend on nothing else: not on the device, the order in which parameters are made or the
-//! number of threads. Each parameter is lazy: its values are made on first use. Sharded training relies on this,
-//! because it takes most parameters out of a module before any memory is allocated for them.
+//! Main type: [`WeightInit`]. Random values are generated on the host, with the seed and the parameter's path as the
+//! key of the generator. They do not depend on the device, the order in which parameters are created or the number of
+//! threads. Each parameter is lazy: its values are created on first use. Sharded training relies on this, because it
+//! moves most parameters out of the module before memory is allocated for them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,57 +19,58 @@ use rand_distr::{Distribution, StandardNormal};
 pub(crate) enum InitialValues {
     /// All 0, such as biases.
     Zeros,
-    /// All 1, such as the factors of norms.
+    /// All 1, such as the weights of layer normalisation.
     Ones,
-    /// Independent normal values of mean 0.
+    /// Independent normally distributed values with mean 0.
     Normal {
         /// The standard deviation.
         std: f64,
     },
 }
 
-/// Reads the values of the parameter at a module path; panics with the reason if it cannot.
+/// A function that reads the values of the parameter at a module path. It panics with the error message if they cannot
+/// be read.
 pub(crate) type ReadWeights = dyn Fn(&str) -> Vec<f32> + Send + Sync;
 
 /// The source of a model's initial values.
 #[derive(Clone)]
 enum WeightSource {
-    /// Drawn from a generator with this seed.
+    /// Random values from a generator with this seed.
     Seed(u64),
     /// Read from weight files.
     File(Arc<ReadWeights>),
-    /// Zeros for every parameter, whatever it would start as.
+    /// Zeros for every parameter, regardless of its [`InitialValues`].
     Zeros,
 }
 
-/// Makes the parameters of one model.
+/// Creates the parameters of one model.
 #[derive(Debug)]
 pub(crate) struct WeightInit<'a, B: Backend> {
-    /// Where the values of all parameters come from.
+    /// The source of the values of all parameters.
     source: WeightSource,
-    /// The device that the parameters belong to.
+    /// The device of the parameters.
     device: &'a B::Device,
 }
 
 impl<'a, B: Backend> WeightInit<'a, B> {
-    /// Draws values.
+    /// Returns an initialiser with random values.
     pub(crate) fn new(seed: u64, device: &'a B::Device) -> Self {
         Self { source: WeightSource::Seed(seed), device }
     }
 
-    /// Reads values.
+    /// Returns an initialiser that reads values from weight files.
     pub(crate) fn reading(read: Arc<ReadWeights>, device: &'a B::Device) -> Self {
         Self { source: WeightSource::File(read), device }
     }
 
-    /// Makes zeros only, for a model whose weights will be replaced.
+    /// Returns an initialiser with zeros, for a model whose weights will be overwritten.
     pub(crate) fn zeros(device: &'a B::Device) -> Self {
         Self { source: WeightSource::Zeros, device }
     }
 
-    /// Returns the parameter at module path `path`, lazily filled with `values`.
+    /// Returns the parameter at module path `path`. It is initialised with `values` when it is first used.
     ///
-    /// The parameter is trainable, and its shape is known before its values exist.
+    /// The parameter is trainable, and its shape is known before it is initialised.
     pub(crate) fn param<const D: usize>(
         &self,
         path: &str,
@@ -92,7 +93,7 @@ impl<'a, B: Backend> WeightInit<'a, B> {
 }
 
 impl WeightSource {
-    /// Returns the `count` values of the parameter at `path`. Only drawn ones depend on `values`.
+    /// Returns the `count` values of the parameter at `path`. `values` is only used for random weights.
     fn values(&self, path: &str, count: usize, values: InitialValues) -> Vec<f32> {
         match self {
             Self::Seed(seed) => draw(*seed, path, count, values),
@@ -112,16 +113,17 @@ impl fmt::Debug for WeightSource {
     }
 }
 
-/// Draws `count` values for the parameter at `path`: one ChaCha stream a path.
+/// Generates `count` values for the parameter at `path`, with one ChaCha stream per path.
 ///
-/// The stream number is the hash of the path. Values are drawn in f64 and rounded to f32 after scaling.
+/// The stream number is the hash of the path. Values are generated and scaled in f64, then rounded to f32.
 fn draw(seed: u64, path: &str, count: usize, values: InitialValues) -> Vec<f32> {
     match values {
         InitialValues::Zeros => vec![0.0; count],
         InitialValues::Ones => vec![1.0; count],
         InitialValues::Normal { std } => {
             let mut generator = ChaCha8Rng::seed_from_u64(seed);
-            // Streams of one seed are independent, so a parameter does not depend on which others exist.
+            // Streams with the same seed are independent, so the values of a parameter do not depend on other
+            // parameters.
             generator.set_stream(fnv1a(path));
             StandardNormal
                 .sample_iter(&mut generator)
@@ -132,7 +134,7 @@ fn draw(seed: u64, path: &str, count: usize, values: InitialValues) -> Vec<f32> 
     }
 }
 
-/// Returns the FNV-1a hash of 64 bits (Fowler, Noll, Vo), a hash that is the same in every build.
+/// Returns the 64-bit FNV-1a hash (Fowler, Noll, Vo), which is the same in every build.
 fn fnv1a(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,7 +1,7 @@
-//! Mutated folders of pretrained weights: a model or an error, never a panic.
+//! Fuzzes folders of pretrained weights. Loading must return a model or an error, and never panic.
 //!
-//! Each input changes `config.json`, the index of shards or a weight file, whose header stays as
-//! long as it says in most of them. CONTRIBUTING.md has the command of the long run.
+//! Each input mutates `config.json`, the index of shards or a weight file. Most mutations of weight files keep the
+//! header length consistent. CONTRIBUTING.md contains the command for a long run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ fn write(mut writer: ModelFolderWriter, parameters: &[ParameterShape]) {
     writer.finish().unwrap();
 }
 
-/// Cuts the weights of a folder into two shards with an index.
+/// Splits the weights of a folder into two shards with an index.
 fn shard(folder: &Path) {
     let whole = folder.join("model.safetensors");
     let bytes = fs::read(&whole).unwrap();
@@ -75,7 +75,7 @@ fn shard(folder: &Path) {
     fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
 }
 
-/// A folder with its files as they were written.
+/// A folder with the original contents of its files.
 struct Folder {
     path: PathBuf,
     files: Vec<(PathBuf, Vec<u8>)>,
@@ -86,13 +86,14 @@ impl Folder {
         let files = fs::read_dir(&path).unwrap().map(|file| file.unwrap().path());
         let mut files: Vec<_> = files.map(|file| (file.clone(), fs::read(file).unwrap())).collect();
         files.sort();
-        // Nothing reads it here.
+        // The tests do not read this file.
         files.retain(|(file, _)| !file.ends_with("generation_config.json"));
         Self { path, files }
     }
 }
 
-/// Language models in every type, tied, untied and in shards, a classifier and an encoder.
+/// Valid folders: language models of every float type, tied and untied, sharded and unsharded, a classifier and an
+/// encoder.
 fn sound(root: &Path) -> Vec<Folder> {
     use FloatType::{Bf16, F16, F32};
     let kinds = [("f32", F32, true), ("f16", F16, false), ("bf16", Bf16, true)];
@@ -117,7 +118,7 @@ fn sound(root: &Path) -> Vec<Folder> {
     paths.into_iter().map(Folder::read).collect()
 }
 
-/// Loads the model as programs do that find its kind in its configuration.
+/// Detects the kind of model from the configuration and loads it.
 fn load(folder: &Path) -> Result<(), String> {
     let text = read_small_file(&folder.join("config.json")).map_err(|error| error.to_string())?;
     let fields: Map<String, Value> = serde_json::from_str(&text).unwrap_or_default();
@@ -130,7 +131,7 @@ fn load(folder: &Path) -> Result<(), String> {
     }
 }
 
-/// Loads in both ways, which must agree.
+/// Loads a language model eagerly and lazily and checks that the results agree.
 fn load_language_model(folder: &Path) -> Result<(), ModelFolderError> {
     let device = Default::default();
     let checkpoint = PretrainedGpt2::open(folder)?;
@@ -144,7 +145,7 @@ fn load_language_model(folder: &Path) -> Result<(), ModelFolderError> {
     match (at_once, lazily) {
         (Ok(model), Ok(lazy)) => {
             let [left, right] = [model, lazy].map(|model| model.forward(ids()).into_data());
-            // Huge weights make infinite or undefined logits of both.
+            // The comparison is bitwise, because huge weights give infinite or NaN logits in both models.
             assert_eq!(left.as_bytes(), right.as_bytes());
             let _ = (config.eos_token_ids(), config.class_names(), config.num_parameters());
             Ok(())
@@ -181,12 +182,12 @@ fn load_encoder(folder: &Path, fields: Map<String, Value>) -> Result<(), String>
     Ok(())
 }
 
-/// Two short texts, if the model takes them.
+/// A batch of two short texts; `None` if the model rejects it.
 fn batch(limits: TextLimits) -> Option<TextBatch<Flex>> {
     TextBatch::new(limits, &[0, 1, 2, 0], &[2, 1], &[0, 1], &Default::default()).ok()
 }
 
-/// Changes a file of a folder.
+/// Returns the mutated contents of a file.
 fn mutated((path, contents): &(PathBuf, Vec<u8>), mutator: &mut Mutator) -> Vec<u8> {
     let mut contents = contents.clone();
     match path.extension().is_some_and(|extension| extension == "json") {
@@ -196,8 +197,8 @@ fn mutated((path, contents): &(PathBuf, Vec<u8>), mutator: &mut Mutator) -> Vec<
     contents
 }
 
-/// The file of a folder that a file of the corpus takes the place of, and its contents; `None` if the folder has no
-/// such file. Files of `config` and `index` are patches of the folder's own.
+/// Returns the file in `folder` that a corpus file replaces, and its new contents; `None` if the folder has no such
+/// file. Corpus files in `config` and `index` are patches to the folder's file.
 fn kept_in(folder: &Folder, kept: &SeedFile) -> Option<(PathBuf, Vec<u8>)> {
     let name = match kept.format() {
         "config" => "config.json",

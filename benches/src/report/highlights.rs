@@ -1,7 +1,6 @@
-//! The lines of the README that show where DeepBurn stands beside its peers.
+//! Generates the lines of the README that compare DeepBurn with its peers.
 //!
-//! They are replaced between two HTML comments. The rest of the README is written by hand and stays as it
-//! is.
+//! The lines between two HTML comments are replaced. The rest of the README is not changed.
 
 use std::fmt::Write as _;
 
@@ -15,7 +14,7 @@ const START: &str = "<!-- benches -->\n";
 /// The marker after the lines.
 const END: &str = "<!-- /benches -->";
 
-/// The lines: what it is about, the quantity, our row and the peer's row in a table of the bench `step`.
+/// The lines: the description, the quantity, and the rows of DeepBurn and the peer in a table of the benchmark `step`.
 const LINES: [(&str, Quantity, &str, &str); 5] = [
     ("fp32 step, 1 rank", Quantity::Step, "fp32, flex", "fp32, PyTorch eager"),
     ("bf16 step, 1 rank", Quantity::Step, "bf16, flex", "bf16, PyTorch eager"),
@@ -31,8 +30,8 @@ const LINES: [(&str, Quantity, &str, &str); 5] = [
 
 /// Returns the lines as a Markdown table, with the machine and the commit below it.
 ///
-/// A row that was not measured is shown as such. Without results of the bench `step`, the text says how to
-/// measure them.
+/// Values that were not measured are marked. Without results of the benchmark `step`, the text has the command that
+/// measures them.
 pub(super) fn highlights(results: &[Results]) -> String {
     let Some(results) = results.iter().find(|results| results.bench == "step") else {
         return "Not measured yet: `cargo run --release -p deepburn-benches -- all --peers VENV`.\n".into();
@@ -57,10 +56,9 @@ pub(super) fn highlights(results: &[Results]) -> String {
     text
 }
 
-/// Returns our median, the peer's median and their ratio, as they are printed; `None` for what was not
-/// measured.
+/// Returns DeepBurn's median, the peer's median and their ratio, formatted. A value that was not measured is `None`.
 ///
-/// The ratio has the same rounds on both sides (see [`crate::statistics`]).
+/// The ratio is computed over the same rounds of both (see [`crate::statistics`]).
 fn cells(table: &Table, quantity: Quantity, own: &str, peer: &str) -> [Option<String>; 3] {
     let summary = |name: &str| table.row(name).and_then(|row| row.measures.get(&quantity));
     let shown = |name: &str| summary(name).map(|value| quantity.format(value.median));
@@ -71,7 +69,7 @@ fn cells(table: &Table, quantity: Quantity, own: &str, peer: &str) -> [Option<St
 /// Returns the README with new lines between its markers.
 ///
 /// # Errors
-/// When a marker is missing.
+/// Returns an error if the README lacks a marker.
 pub(super) fn replace_highlights(readme: &str, lines: &str) -> Outcome<String> {
     let parts =
         readme.split_once(START).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));

@@ -1,11 +1,10 @@
-//! Results as Markdown.
+//! Formats results as Markdown.
 //!
-//! The report has three parts: the introduction with the method, one table of all bounds, and a section for
-//! each bench. A section has its tables (plot, rows, comparisons), what was not measured or failed, and a
-//! line with command, machine, versions, commit and time.
+//! The report has three parts: the introduction with the method, a table of all bounds, and a section for each
+//! benchmark. A section has its tables (plot, rows, comparisons), a list of missing and failed runs, and a line with
+//! command, machine, versions, commit and time.
 //!
-//! Functions named `push_…` append to the text. Columns without a value in any row are omitted; a missing
-//! cell of a shown column is a dash.
+//! Functions named `push_…` append to the text. Columns without values are omitted. A missing value is a dash.
 
 use std::fmt::{self, Display, Write as _};
 
@@ -17,9 +16,9 @@ use crate::tables::{BENCHES, Bench};
 /// The plot of a table, as links for a light and a dark background.
 #[derive(Debug, Clone)]
 pub(super) struct Picture {
-    /// Name of the bench that the plot belongs to.
+    /// Name of the benchmark.
     pub(super) bench: String,
-    /// Title of the table that was drawn, which is also the picture's alternative text.
+    /// Title of the table, which is also the alternative text of the picture.
     pub(super) title: String,
     /// Link for a light background, relative to the report.
     pub(super) light: String,
@@ -27,8 +26,8 @@ pub(super) struct Picture {
     pub(super) dark: String,
 }
 
-/// The head of the report, with the commands and the method. It has to agree with `rounds`, `statistics`
-/// and `memory`.
+/// The introduction of the report, with the commands and the method. The method is implemented in `rounds`,
+/// `statistics` and `memory`.
 const INTRODUCTION: &str = "\
 <!-- Generated from benches/results by `cargo run --release -p deepburn-benches -- report`. -->
 
@@ -60,9 +59,9 @@ ms when resident sets grow. Parameters, gradients and other categories are taken
 and each of their ranks has an equal share of the cores.
 ";
 
-/// Returns the whole report of `results`, which are in the order of the suite.
+/// Returns the report of `results`, which are in the order of the suite.
 ///
-/// Results of a bench that the suite no longer has are omitted.
+/// Results of benchmarks that are not in the suite any more are omitted.
 pub(super) fn report(results: &[Results], pictures: &[Picture]) -> String {
     let mut text = String::from(INTRODUCTION);
     if results.is_empty() {
@@ -78,9 +77,9 @@ pub(super) fn report(results: &[Results], pictures: &[Picture]) -> String {
     text
 }
 
-/// Appends all bounds of all benches in one table, with the number of those that are reached.
+/// Appends a table with the bounds of all benchmarks, and the number of bounds that are reached.
 ///
-/// A bound whose quantity was not measured counts as not reached, and its row says so.
+/// A bound is not reached if its quantity was not measured, which its row shows.
 fn push_bounds(text: &mut String, results: &[Results]) {
     let tables = || results.iter().flat_map(|results| &results.tables);
     let bounds: Vec<_> = tables()
@@ -117,10 +116,10 @@ fn push_bounds(text: &mut String, results: &[Results]) {
     }
 }
 
-/// Appends the section of one bench.
+/// Appends the section of a benchmark.
 ///
-/// A failure or a missing program is a list item with the first line of its message; the files of results
-/// have the rest.
+/// For a missing program or a failure, the list has the first line of the message. The complete message is in the file
+/// of results.
 fn push_bench(text: &mut String, bench: &Bench, results: &Results, pictures: &[Picture]) {
     line(text, format_args!("\n## {}\n\n{}", bench.title, bench.about));
     if results.quick {
@@ -150,7 +149,7 @@ fn push_bench(text: &mut String, bench: &Bench, results: &Results, pictures: &[P
     push_source(text, results);
 }
 
-/// Appends a plot that follows the reader's colour scheme, as GitHub renders it.
+/// Appends a plot whose file is selected by the reader's colour scheme, for example on GitHub.
 fn push_picture(text: &mut String, picture: &Picture) {
     let Picture { light, dark, title, .. } = picture;
     line(
@@ -185,7 +184,7 @@ fn name(row: &Row) -> String {
     if row.is_peer { format!("*{}*", row.name) } else { row.name.clone() }
 }
 
-/// Appends the comparisons of a table. The columns of bounds are shown only if one of them has a bound.
+/// Appends the comparisons of a table. The columns of bounds are omitted if no comparison has a bound.
 fn push_comparisons(text: &mut String, table: &Table) {
     if table.comparisons.is_empty() {
         return;
@@ -211,7 +210,8 @@ fn push_comparisons(text: &mut String, table: &Table) {
     }
 }
 
-/// Appends what was run, where and when, in small print: a figure without them cannot be repeated.
+/// Appends the command, the machine, the versions, the commit and the time in small print, so that the measurement can
+/// be repeated.
 fn push_source(text: &mut String, results: &Results) {
     let Results { machine, commit, .. } = results;
     let versions: Vec<_> =
@@ -235,7 +235,7 @@ fn push_source(text: &mut String, results: &Results) {
     );
 }
 
-/// Returns name and version, without the name twice: `rustc --version` prints its own name.
+/// Returns the name and the version. The output of `rustc --version` already has the name.
 fn version_of(name: &str, version: &str) -> String {
     if version.starts_with(name) { version.to_owned() } else { format!("{name} {version}") }
 }
@@ -245,7 +245,7 @@ pub(super) fn short(hash: &str) -> &str {
     hash.get(..10).unwrap_or(hash)
 }
 
-/// Displays what is compared: a row, or `row / row` for a ratio.
+/// Displays the rows of a comparison: a row, or `row / row` for a ratio.
 struct Work<'a>(&'a Comparison);
 
 impl Display for Work<'_> {
@@ -257,8 +257,8 @@ impl Display for Work<'_> {
     }
 }
 
-/// Returns a median with its range in parentheses. The range is omitted if both ends are printed alike, as
-/// with one round.
+/// Formats a median with its range in parentheses. The range is omitted if its ends have the same text, for example if
+/// there is only one round.
 fn measured(quantity: Quantity, value: &Summary) -> String {
     let format = |value| quantity.format(value);
     let Summary { median, min, max, .. } = value;
@@ -268,7 +268,7 @@ fn measured(quantity: Quantity, value: &Summary) -> String {
     format!("{} ({}–{})", format(*median), format(*min), format(*max))
 }
 
-/// Returns the value of a comparison with its range. Ratios have no unit.
+/// Formats the value of a comparison with its range. Ratios have no unit.
 fn spread(quantity: Quantity, is_ratio: bool, value: &Summary) -> String {
     if !is_ratio {
         return measured(quantity, value);
@@ -281,7 +281,7 @@ fn spread(quantity: Quantity, is_ratio: bool, value: &Summary) -> String {
     }
 }
 
-/// Returns a bound with its sign, in the unit of what it bounds.
+/// Formats a bound with its sign and its unit.
 fn shown(quantity: Quantity, is_ratio: bool, bound: Bound) -> String {
     let (sign, value) = match bound {
         Bound::AtMost(value) => ("≤", value),
@@ -294,7 +294,7 @@ fn shown(quantity: Quantity, is_ratio: bool, bound: Bound) -> String {
     }
 }
 
-/// Returns whether a bound is reached, in bold if it is not.
+/// Formats whether a bound is reached, in bold if it is not.
 fn verdict(reached: Option<bool>) -> &'static str {
     match reached {
         Some(true) => "yes",
@@ -303,7 +303,7 @@ fn verdict(reached: Option<bool>) -> &'static str {
     }
 }
 
-/// Returns the first line of a message, because a list item of Markdown is one line.
+/// Returns the first line of a message, because a list item in Markdown has one line.
 fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }

@@ -1,9 +1,8 @@
-//! Plots of tables as SVG, for a light and a dark background.
+//! Plots tables as SVG, for a light and a dark background.
 //!
-//! Two kinds exist (see [`Plot`]): bars, one for each row, and lines over the number of ranks. Both show
-//! one quantity, and medians are drawn as in the table. Lengths are pixels of the SVG, which browsers
-//! scale. The background is transparent, and only text and axes depend on the theme, so the colours of the
-//! data have enough contrast on both.
+//! There are two kinds of plots (see [`Plot`]): a bar for each row, and lines over the number of ranks. A plot shows
+//! the medians of one quantity. The background is transparent. Only text and axes depend on the theme, and the other
+//! colours have enough contrast on both backgrounds.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -14,27 +13,27 @@ use crate::quantity::Quantity;
 use crate::results::{Plot, Row, Table};
 use crate::statistics::Summary;
 
-/// Width of every plot, in pixels as all lengths here.
+/// Width of every plot. All lengths are in pixels.
 const WIDTH: u32 = 840;
-/// Where bars begin; the names of rows end left of it.
+/// Width of the names of rows, left of the bars.
 const LABELS: i32 = 330;
-/// Space for the values right of the bars.
+/// Width of the values, right of the bars.
 const VALUES: i32 = 90;
-/// Height of a row, with 4 pixels free above and below its bar.
+/// Height of a row. Its bar has a margin of 4 pixels above and below.
 const BAR: i32 = 26;
-/// Space at the edges.
+/// Margin of the plot.
 const MARGIN: i32 = 8;
-/// Height of a plot of lines; bars are as high as their rows.
+/// Height of a plot with lines. The height of a plot with bars depends on the number of rows.
 const LINES_HEIGHT: u32 = 320;
 /// Colour of DeepBurn's bars.
 const OWN: RGBColor = RGBColor(0x3B, 0x82, 0xF6);
 /// Colour of peers' bars, and of grid lines.
 const PEER: RGBColor = RGBColor(0x9A, 0xA4, 0xB2);
-/// Colours of lines, by group in alphabetical order. Further groups would not be drawn.
+/// Colours of the lines, for groups in alphabetical order. More groups than colours are not drawn.
 const SERIES: [RGBColor; 4] =
     [OWN, RGBColor(0xF9, 0x73, 0x16), RGBColor(0x16, 0xA3, 0x4A), RGBColor(0xA8, 0x55, 0xF7)];
 
-/// The background that a plot is drawn for; it stays transparent itself.
+/// The background on which a plot is shown. The plot is transparent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Theme {
     /// Dark text on a light page.
@@ -65,7 +64,7 @@ impl Theme {
         self.text_in(self.ink(), horizontal)
     }
 
-    /// Returns the style of text in another colour, such as a line's.
+    /// Returns the style of text in another colour, such as the colour of a line.
     fn text_in(self, colour: RGBColor, horizontal: HPos) -> TextStyle<'static> {
         let mut style = TextStyle::from(("sans-serif", 17).into_font());
         style.color = colour.to_backend_color();
@@ -73,14 +72,14 @@ impl Theme {
     }
 }
 
-/// An SVG that is drawn on, as plotters calls it.
+/// The drawing area of plotters for an SVG.
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Returns the plot of a table as the text of an SVG; `None` if the table has no plot or no row has the
+/// Returns the plot of a table as the text of an SVG file, or `None` if the table has no plot or no row has the
 /// quantity.
 ///
 /// # Errors
-/// When plotters cannot draw it.
+/// Returns an error if the plot cannot be drawn.
 pub(super) fn draw(table: &Table, theme: Theme) -> Outcome<Option<String>> {
     let Some(plot) = table.plot else { return Ok(None) };
     let (Plot::Bars(quantity) | Plot::Ranks(quantity)) = plot;
@@ -105,10 +104,9 @@ pub(super) fn draw(table: &Table, theme: Theme) -> Outcome<Option<String>> {
     Ok(Some(svg))
 }
 
-/// Draws a bar for each row from 0 to its median, and over it a line from the smallest to the largest
-/// round.
+/// Draws a bar from 0 to the median for each row, and a line from the smallest to the largest round over it.
 ///
-/// All bars have one scale, on which the largest round of all rows ends before the values.
+/// All bars have the same scale, in which the largest round of all rows ends left of the values.
 fn draw_bars(
     area: &Area<'_>,
     rows: &[(&Row, Summary)],
@@ -136,10 +134,10 @@ fn draw_bars(
     Ok(area.present()?)
 }
 
-/// Draws a line over the number of ranks for each group of rows, labelled at its end.
+/// Draws a line over the number of ranks for each group of rows, with a label at its end.
 ///
-/// The axis of ranks is logarithmic with base 2, the axis of values linear from 0 to 10 % above the largest
-/// median. Spreads are not drawn.
+/// The axis of ranks is logarithmic with base 2. The axis of values is linear, from 0 to 10 % above the largest median.
+/// Ranges are not drawn.
 fn draw_ranks(
     area: &Area<'_>,
     rows: &[(&Row, Summary)],
@@ -166,7 +164,7 @@ fn draw_ranks(
         .light_line_style(TRANSPARENT)
         .draw()?;
     let mut groups: Vec<&str> = points.iter().map(|(group, ..)| *group).collect();
-    // Colours follow the names, so that a group keeps its colour when the order of the rows changes.
+    // Colours are assigned by name, so that the colour of a group does not depend on the order of rows.
     groups.sort_unstable();
     groups.dedup();
     for (group, colour) in groups.into_iter().zip(SERIES) {
@@ -184,7 +182,7 @@ fn draw_ranks(
     Ok(area.present()?)
 }
 
-/// Returns group, ranks and median of a row called `GROUP, N ranks`; `None` for other names.
+/// Returns the group, the number of ranks and the median of a row called `GROUP, N ranks`, or `None` for other names.
 fn point<'a>(row: &'a Row, value: &Summary) -> Option<(&'a str, f64, f64)> {
     let (group, ranks) = row.name.rsplit_once(", ")?;
     Some((group, ranks.split_once(' ')?.0.parse().ok()?, value.median))

@@ -1,15 +1,14 @@
-//! Activation checkpointing and activation offload against keeping all activations.
+//! Compares activation checkpointing and activation offload with keeping all activations.
 //!
-//! GPT-2 124M trains three steps at stage 3 on one rank under each policy of
-//! `deepspeed.activation_checkpointing`. Recomputation trades time for memory, so both are columns: the
-//! seconds of a step, the peak of the category *activations* of rank 0's ledger, the peak memory of the
-//! process, and the bytes on NVMe.
+//! GPT-2 124M is trained for three steps at stage 3 on one rank, with each policy of
+//! `deepspeed.activation_checkpointing`. Recomputation reduces memory but takes time, so the columns are the time of a
+//! step, the peak of *activations* in rank 0's ledger, the peak memory of the process, and the bytes on NVMe.
 //!
-//! Recomputed activations have to have the same bits, and an offloaded tensor has to come back as it left.
-//! The bench therefore compares the last losses of all runs, and a run whose loss differs is a failure, not
-//! a row.
+//! Neither recomputation nor offload may change the bits of activations. So the last losses of all runs are compared. A
+//! run whose loss differs is recorded as a failure.
 //!
-//! Errors: NVMe is the disk of cargo's target folder, whatever that is. Only two steps of a run count.
+//! Measurement errors: NVMe is the disk of cargo's target folder, which may be another kind of disk. Only two steps of
+//! a run are counted.
 
 use std::cell::Cell;
 
@@ -27,21 +26,21 @@ use crate::suite::Suite;
 pub(super) const BENCH: Bench = Bench {
     name: "activations",
     title: "Activation checkpointing",
-    about: "Stage 3 on one rank under each policy, without and with offload of what is kept to NVMe. The losses of all \
-        runs have to be the same to the bit.",
+    about: "Stage 3 on one rank with each policy, with and without offload of the saved activations to NVMe. The \
+        losses of all runs have to have the same bits.",
     run,
 };
 
 /// Optimizer steps of a run.
 const STEPS: usize = 3;
-/// Steps at the start that do not count: buffers are allocated, and at stage 3 the order of parameters is
-/// recorded.
+/// Number of first steps that are not counted, in which buffers are allocated and, at stage 3, the order of parameters
+/// is recorded.
 const UNCOUNTED: usize = 1;
 
-/// Measures five policies on the same tokens and compares each with `off`.
+/// Measures five policies on the same tokens and compares each of them with `off`.
 ///
 /// # Errors
-/// When the tokens cannot be written. Runs that fail are noted in `results`.
+/// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(8, 512), Workload::gpt2("GPT-2 2M", 128, 2, 4, 128));
@@ -74,11 +73,11 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Trains and compares the last loss with the earlier runs'. `expected` holds the loss of the first run
-/// that succeeded.
+/// Trains and compares the last loss with the loss of earlier runs. `expected` is the loss of the first run that
+/// succeeded.
 ///
 /// # Errors
-/// When the run fails or its loss has other bits.
+/// Returns an error if the run fails or its loss has other bits.
 fn same_loss(suite: &Suite, job: &Job, expected: &Cell<Option<f64>>) -> Outcome<Observations> {
     let trained = suite.train(job, suite.output()?, &[])?;
     let loss = trained.rows.last().map(|row| row.loss).ok_or("the run made no step")?;

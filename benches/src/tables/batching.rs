@@ -1,12 +1,12 @@
-//! Dynamic batching against fixed micro-batches.
+//! Compares dynamic batching with fixed micro-batches.
 //!
-//! A small encoder classifies generated texts whose lengths are distributed like IMDB's reviews. A fixed micro-batch
-//! has a number of texts and is padded to its longest one. A dynamic one has a budget of `rows × length` tokens with
-//! padding, so it has as many texts as fit.
+//! A small encoder classifies generated texts whose lengths are distributed like the lengths of IMDB reviews. A fixed
+//! micro-batch has a fixed number of texts and is padded to the longest one. A dynamic micro-batch has as many texts as
+//! fit in a budget of `rows × length` tokens, including padding.
 //!
-//! The quantity is tokens a second without padding, as `metrics.jsonl` counts them: this is the useful
-//! work. Seconds of a step are not comparable between the two, because a dynamic step has more texts.
-//! Lengths vary from step to step, so a run has more steps than in other benches.
+//! The compared quantity is tokens per second without padding, as in `metrics.jsonl`, which is the useful work. Step
+//! times are not comparable, because a dynamic step has more texts. The lengths of texts vary between steps, so a run
+//! has more steps than in other benchmarks.
 
 use std::path::Path;
 
@@ -24,32 +24,32 @@ use crate::suite::Suite;
 pub(super) const BENCH: Bench = Bench {
     name: "batching",
     title: "Dynamic batching",
-    about: "A small encoder classifies generated texts as long as IMDB's reviews, on two ranks. Fixed micro-batches are \
-        shuffled and padded to the longest text of each; dynamic ones have the same budget of tokens, padding \
-        included. Tokens a second do not count padding.",
+    about: "A small encoder classifies generated texts on two ranks. The lengths of the texts are distributed like the \
+        lengths of IMDB reviews. Fixed micro-batches are shuffled and padded to their longest text. Dynamic \
+        micro-batches have a budget of as many tokens, including padding. Padding is not included in tokens/s.",
     run,
 };
 
-/// Optimizer steps of a run; half of them in a quick run.
+/// Optimizer steps of a full run. A quick run has half of them.
 const STEPS: usize = 24;
-/// The first steps fill caches, and lengths vary.
+/// Number of first steps that are not counted, in which caches are filled.
 const UNCOUNTED: usize = 4;
-/// Row of the usual data loader.
+/// Row of the data loader with fixed micro-batches.
 const FIXED: &str = "fixed micro-batches";
 /// Row of `data_sampling.dynamic_batching`.
 const DYNAMIC: &str = "dynamic micro-batches";
 
-/// Measures both loaders on the same texts, two ranks and the same budget of tokens.
+/// Measures both data loaders on the same texts with the same token budget, on two ranks.
 ///
 /// # Errors
-/// When the texts cannot be written. Runs that fail are noted in `results`.
+/// Returns an error if the texts cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let (length, rows) = suite.pick((1024, 16), (256, 4));
     let reviews =
         suite.file("reviews.jsonl", |path| write_reviews(path, suite.pick(6_000, 600)))?;
     let fixed = classifier(&reviews, length, rows, suite.pick(STEPS, STEPS / 2));
-    // A random order keeps what a fixed batch has: texts of any length share a batch. Picking by length would
-    // save more padding, but train on other batches.
+    // With a random order, a batch has texts of any length, like a fixed batch. Picking texts by length would need less
+    // padding, but the batches would not be comparable.
     let batching =
         json!({ "enabled": true, "max_tokens": rows * length, "sequence_picking_order": "random" });
     let sampling = json!({ "enabled": true, "dynamic_batching": batching });
@@ -68,10 +68,10 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns a job in which an encoder learns the classes of `texts`, as `configs/imdb_cpu.json` does.
+/// Returns a job that trains an encoder on the labelled texts `texts`, similar to `configs/imdb_cpu.json`.
 ///
-/// It has two ranks at stage 2, micro-batches of `rows` texts on each, and at most `length` tokens of a
-/// text. A tokenizer of 8,192 tokens is trained at the start of the run.
+/// It has two ranks at stage 2 and micro-batches of `rows` texts, which are truncated to `length` tokens. A tokenizer
+/// with 8,192 tokens is trained at the start of the run.
 pub(super) fn classifier(texts: &Path, length: usize, rows: usize, steps: usize) -> Job {
     let file = json!({
         "model": {

@@ -1,7 +1,7 @@
-//! Saving, resuming and exporting training checkpoints.
+//! Measures saving, resuming and exporting training checkpoints.
 //!
-//! Two ranks train GPT-2 124M at stage 3 for six steps. A round has these runs, of which later ones use
-//! files of earlier ones:
+//! GPT-2 124M is trained for six steps on two ranks at stage 3. A round has these runs, of which later ones use files
+//! of earlier ones:
 //!
 //! ```text
 //! no checkpoints          T₀: seconds from the first row of metrics to the end of the program
@@ -12,11 +12,10 @@
 //! resume                  seconds until the first step with `--resume`, which reads and verifies the checkpoint
 //! ```
 //!
-//! Errors: a save is the difference of two runs that are much longer than it, so noise of the steps goes
-//! into it, divided by the number of saves; it may even be negative on a loaded machine. `dd` reads files
-//! that are in the page cache, copies one after the other, and computes no checksums; it is the least that
-//! a disk needs for these bytes. The last checkpoint is awaited at the end of a run, also with
-//! `async_save`, so that its time is only partly hidden.
+//! Measurement errors: the time of a save is the difference of two much longer runs, divided by the number of saves. So
+//! it includes noise of the steps, and may be negative on a loaded machine. `dd` reads from the page cache, copies
+//! files one after the other, and computes no checksums. Its time is a lower bound for these bytes. With `async_save`,
+//! a run also waits for its last checkpoint at the end, so the time of that save is only partly hidden.
 
 use std::cell::RefCell;
 use std::fs;
@@ -36,9 +35,9 @@ use crate::suite::{Suite, Trained};
 pub(super) const BENCH: Bench = Bench {
     name: "checkpoints",
     title: "Checkpoints",
-    about: "Two ranks at stage 3. A save is the time by which a run with checkpoints takes longer than one without, \
-        divided by their number; `dd conv=fsync` copies the files of one checkpoint. Start-up with `--resume` reads and \
-        verifies a checkpoint. `cargo bench --workspace --bench checkpoint` measures saves inside a program.",
+    about: "Two ranks at stage 3. The time of a save is the additional time of a run with checkpoints, divided by the \
+        number of checkpoints. `dd conv=fsync` copies the files of one checkpoint. The start-up with `--resume` reads \
+        and verifies a checkpoint. `cargo bench --workspace --bench checkpoint` measures saves inside a program.",
     run,
 };
 
@@ -47,21 +46,19 @@ const STEPS: usize = 6;
 /// Rank threads, each of which writes a file of its shards.
 const RANKS: usize = 2;
 
-/// What later variants of a round need from earlier ones. The first variant starts a new one.
+/// The data that later variants of a round need from earlier ones. The first variant of a round resets it.
 #[derive(Debug, Default)]
 struct Round {
-    /// Seconds of the run without checkpoints, from its first row of metrics to its end; `None` if it
-    /// failed.
+    /// Seconds of the run without checkpoints, from its first row of metrics to its end; `None` if it failed.
     seconds: Option<f64>,
-    /// The run with checkpoints, with its output folder. `resume` takes it, and the folder is removed
-    /// afterwards.
+    /// The run with checkpoints and its output folder. [`resume`] takes it and removes the folder afterwards.
     saved: Option<Trained>,
 }
 
-/// Measures the variants in the order in which they need each other.
+/// Measures the variants. Their order matters, because later ones use files of earlier ones.
 ///
 /// # Errors
-/// When the tokens cannot be written. Runs that fail are noted in `results`.
+/// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(1, 128), Workload::gpt2("GPT-2 2M", 128, 2, 1, 32));
@@ -103,22 +100,22 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 
 /// Returns the seconds from the first row of metrics to the end of the program.
 ///
-/// Start-up and the first, slower step are excluded: they are the same in all variants and would only add
+/// The start-up and the first step, which is slower, are excluded. They are the same in all variants and would add
 /// noise.
 ///
 /// # Errors
-/// When the first row was not seen before the end.
+/// Returns an error if the run ended before its first row was seen.
 fn after_first_step(trained: &Trained) -> Outcome<f64> {
     let first =
         trained.run.arrivals.first().ok_or("the run ended before its first step was seen")?;
     Ok(trained.run.seconds - first)
 }
 
-/// Observes the seconds of a run with `saves` checkpoints, and the seconds of one save against the run
-/// `without` them.
+/// Returns the time of a run with `saves` checkpoints, and the time of one save. `without` is the time of the run
+/// without checkpoints.
 ///
 /// # Errors
-/// When the run without checkpoints failed in this round.
+/// Returns an error if the run without checkpoints failed in this round.
 fn longer(trained: &Trained, without: Option<f64>, saves: usize) -> Outcome<Observations> {
     let without = without.ok_or("the run without checkpoints failed")?;
     let seconds = after_first_step(trained)?;
@@ -132,11 +129,11 @@ fn checkpoint(round: &Round) -> Outcome<PathBuf> {
     Ok(saved.output.path().join(format!("run/checkpoints/step-{STEPS:08}")))
 }
 
-/// Copies the files of a folder with `dd`, one after the other, each until it is on the disk, and returns
-/// the seconds.
+/// Copies the files of a folder with `dd`, one after the other, and waits until each of them is on the disk. Returns
+/// the time in seconds.
 ///
 /// # Errors
-/// When `dd` cannot be started or the disk is full.
+/// Returns an error if `dd` cannot be started or fails, for example because the disk is full.
 fn copy(suite: &Suite, folder: &Path) -> Outcome<Observations> {
     let target = suite.output()?;
     let start = Instant::now();
@@ -151,10 +148,10 @@ fn copy(suite: &Suite, folder: &Path) -> Outcome<Observations> {
     Ok(Observations::default().with(Quantity::Save, start.elapsed().as_secs_f64()))
 }
 
-/// Exports the round's newest checkpoint as safetensors and returns the seconds of the program.
+/// Exports the round's newest checkpoint as safetensors and returns the run time of the program.
 ///
 /// # Errors
-/// When the run with checkpoints or the export failed.
+/// Returns an error if the run with checkpoints or the export failed.
 fn consolidate(suite: &Suite, job: &Job, round: &Round) -> Outcome<Observations> {
     let saved = round.saved.as_ref().ok_or("the run with checkpoints failed")?;
     let target = suite.output()?;
@@ -166,13 +163,12 @@ fn consolidate(suite: &Suite, job: &Job, round: &Round) -> Outcome<Observations>
     Ok(Observations::default().with(Quantity::Program, Watched::from(command).run()?.seconds))
 }
 
-/// Trains one step more from the checkpoint and returns the seconds until this step begins.
+/// Resumes from the checkpoint, trains for one more step, and returns the time until this step begins.
 ///
-/// The metrics of the first run stay in the file, so the row of the resumed step is the first one after
-/// them.
+/// The rows of the first run are kept in `metrics.jsonl`, and the row of the resumed step follows them.
 ///
 /// # Errors
-/// When the run with checkpoints failed or the resumed run makes no step.
+/// Returns an error if the run with checkpoints failed or the resumed run makes no step.
 fn resume(suite: &Suite, job: &Job, saved: Option<Trained>) -> Outcome<Observations> {
     let output = saved.ok_or("the run with checkpoints failed")?.output;
     let metrics = output.path().join("run/metrics.jsonl");

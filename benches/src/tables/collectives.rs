@@ -1,11 +1,11 @@
-//! Reduce-scatter and all-gather between threads, beside plain copies and additions.
+//! Compares reduce-scatter and all-gather between threads with plain copies and additions.
 //!
-//! `rank_threads` of `deepburn-zero` measures inside one process, where a collective of 400 MB takes tens
-//! of milliseconds, and prints for each collective the share of its limit: the rate of plain loops that
-//! make the same copies and additions. This bench runs it in rounds and stores the shares.
+//! The cargo benchmark `rank_threads` of `deepburn-zero` measures collectives inside one process. It prints the rate of
+//! each collective as a fraction of its limit, which is the rate of plain loops with the same copies and additions.
+//! This benchmark runs it in rounds and stores the fractions.
 //!
-//! Errors: limit and collective are measured one after the other, and both depend on the bandwidth of the
-//! memory, which other programs share.
+//! Measurement errors: limit and collective are measured one after the other, and both depend on the memory bandwidth,
+//! which other programs use too.
 
 use super::{Bench, score};
 use crate::Outcome;
@@ -24,16 +24,16 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// The bench of `deepburn-zero`, which prints a JSON line for each collective and number of ranks.
+/// The cargo benchmark of `deepburn-zero`, which prints a JSON line for each collective and number of ranks.
 const RANK_THREADS: CargoBench = CargoBench {
     source: "crates/deepburn-zero/benches/rank_threads.rs",
     selection: &["--workspace", "--bench", "rank_threads"],
 };
 
-/// Records the bench in rounds. Each row has to reach 70 % of its limit.
+/// Runs the cargo benchmark in rounds. Each row has to reach 70 % of its limit.
 ///
 /// # Errors
-/// When the bench does not build, fails or prints something else.
+/// Returns an error if the cargo benchmark does not build or fails, or if its output is invalid.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let arguments: &[&str] = suite.pick(&[], &["--rounds", "1", "--elements", "1000000"]);
     let of_limit = |value| Observations::default().with(Quantity::OfLimit, value);

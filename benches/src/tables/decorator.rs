@@ -1,11 +1,11 @@
-//! The cost of the decorators that make a backend sharded.
+//! Measures the overhead of the backend decorator `Zero`, which shards parameters.
 //!
-//! `decorator_step` of `deepburn-zero` trains the same perceptron on `Flex` and on `Zero<Flex>` and prints
-//! the ratio of their times. The overhead is this ratio less 1. It is bookkeeping for each op (entries of
-//! the ledger, states of parameters, casts that are not needed), so small inputs show it most.
+//! The cargo benchmark `decorator_step` of `deepburn-zero` trains the same perceptron on `Flex` and on `Zero<Flex>` and
+//! prints the ratio of their times. The overhead is this ratio minus 1. It comes from bookkeeping in each op (entries
+//! of the ledger, states of parameters, casts that are not needed), so it is largest for small inputs.
 //!
-//! Errors: the overhead is a small difference of two times, so its spread over rounds may exceed it, and it
-//! may be negative.
+//! Measurement errors: the overhead is a small difference of two times. Its range over rounds may be larger than the
+//! overhead, which may be negative.
 
 use super::{Bench, score};
 use crate::Outcome;
@@ -24,16 +24,16 @@ pub(super) const BENCH: Bench = Bench {
     run,
 };
 
-/// The bench of `deepburn-zero`, which prints a JSON line for each size of the input.
+/// The cargo benchmark of `deepburn-zero`, which prints a JSON line for each size of the input.
 const DECORATOR_STEP: CargoBench = CargoBench {
     source: "crates/deepburn-zero/benches/decorator_step.rs",
     selection: &["--workspace", "--bench", "decorator_step"],
 };
 
-/// Records the bench in rounds. Each row may cost at most 2 %.
+/// Runs the cargo benchmark in rounds. The overhead of each row may be at most 2 %.
 ///
 /// # Errors
-/// When the bench does not build, fails or prints something else.
+/// Returns an error if the cargo benchmark does not build or fails, or if its output is invalid.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let arguments: &[&str] = suite.pick(&[], &["--rounds", "5"]);
     let overhead = |ratio: f64| Observations::default().with(Quantity::Overhead, ratio - 1.0);

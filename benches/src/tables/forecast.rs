@@ -1,16 +1,15 @@
-//! The memory forecast of `finetune` against what its runs measure.
+//! Compares the memory forecast of `finetune` with the memory of its runs.
 //!
-//! Each case is a job of two steps. `finetune` writes its forecast to `job.json` before it trains, and its
-//! ledger's peaks to `metrics.jsonl`. The row has the forecast divided by the measurement for each tier
-//! that the run used: a number below 1 means that the forecast is too low, which may end in a job that is
-//! out of memory.
+//! Each case is a job of two steps. `finetune` writes its forecast to `job.json` before it trains, and the peaks of its
+//! ledger to `metrics.jsonl`. The row has the forecast divided by the measurement for each tier that the run uses. If
+//! the ratio is below 1, the forecast is too low, and a job may run out of memory.
 //!
-//! Cases differ in stage, precision, ranks, activation checkpointing, dropout, accumulation, offload and
-//! task, because each of them has a formula of its own.
+//! Cases differ in stage, precision, ranks, activation checkpointing, dropout, gradient accumulation, offload and task,
+//! because each of these has its own formula.
 //!
-//! Errors: activations, device and NVMe are compared with the ledger of rank 0, which is exact, so these ratios are
-//! the same in each run. The resident set is compared with the largest sampled PSS of the process, which includes the
-//! allocator's reserve and everything outside of the ledger, and may miss a short peak.
+//! Measurement errors: activations, device and NVMe are compared with the ledger of rank 0, which is exact, so these
+//! ratios are the same in each run. The resident set is compared with the largest sampled PSS of the process. It
+//! includes free memory of the allocator and all memory that the ledger does not count, and may miss a short peak.
 
 use std::fs;
 use std::path::Path;
@@ -39,18 +38,17 @@ pub(super) const BENCH: Bench = Bench {
 struct Case {
     /// Name of the row. The words `dropout` and `classifier` in it change the job.
     name: &'static str,
-    /// Rank threads; the forecast of the resident set is about all of them.
+    /// Number of rank threads. The forecast of the resident set includes all of them.
     ranks: usize,
-    /// Sequences, or texts, of a rank's micro-batch.
+    /// Sequences or texts of a micro-batch on each rank.
     sequences: usize,
-    /// ZeRO stage, 0 to 3. It is set last, so that a `zero_optimization` section of the case keeps its
-    /// other keys.
+    /// ZeRO stage, 0 to 3. It is set last, so that a `zero_optimization` section of the case keeps its other keys.
     stage: usize,
-    /// Further keys of the DeepSpeed section, as an object.
+    /// Additional keys of the DeepSpeed section.
     deepspeed: Value,
 }
 
-/// Returns a case; a constructor keeps the list of cases to a line each.
+/// Returns a case. With this constructor, a case fits on a line.
 const fn case(
     name: &'static str,
     ranks: usize,
@@ -61,7 +59,7 @@ const fn case(
     Case { name, ranks, sequences, stage, deepspeed }
 }
 
-/// Returns all cases; `nvme` is the folder for those that offload.
+/// Returns all cases. `nvme` is the folder for offloaded states.
 fn cases(nvme: &Path) -> Vec<Case> {
     let bf16 = json!({ "enabled": true });
     let recompute = |policy: &str| json!({ "policy": policy });
@@ -101,10 +99,10 @@ fn cases(nvme: &Path) -> Vec<Case> {
     ]
 }
 
-/// Runs the cases, of which a quick run takes the first three, on a generated text and generated reviews.
+/// Runs all cases on a generated text and generated reviews. A quick run has only the first three cases.
 ///
 /// # Errors
-/// When the data cannot be written. Runs that fail are noted in `results`.
+/// Returns an error if the data cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let text = suite.file("text.txt", |path| write_text(path, 200_000))?;
     let passages = suite.file("passages.jsonl", |path| write_reviews(path, 300))?;
@@ -130,9 +128,9 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the job of a case: a GPT-2 with 8 layers of `width`, on `text`, or a classifier on `passages`.
+/// Returns the job of a case: a GPT-2 with 8 layers of `width` on `text`, or a classifier on `passages`.
 fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> Job {
-    // Masks of dropout are activations.
+    // Dropout is part of some cases, because its masks are activations.
     let dropout = if case.name.contains("dropout") { 0.1 } else { 0.0 };
     let is_classifier = case.name.contains("classifier");
     let (kind, path) = if is_classifier { ("classification", passages) } else { ("text", text) };
@@ -161,12 +159,12 @@ fn job(case: &Case, text: &Path, passages: &Path, width: usize) -> Job {
     job.stage(case.stage)
 }
 
-/// Returns forecast over measurement for each tier that the run used.
+/// Returns the forecast divided by the measurement for each tier that the run used.
 ///
 /// A tier without memory, such as NVMe without offload, has no ratio.
 ///
 /// # Errors
-/// When `job.json` cannot be read or lacks a forecast.
+/// Returns an error if `job.json` cannot be read or lacks a forecast.
 fn compare(trained: &Trained) -> Outcome<Observations> {
     let job = fs::read_to_string(trained.output.path().join("run/job.json"))?;
     let forecast = serde_json::from_str::<Value>(&job)?["memory_forecast"].clone();

@@ -1,12 +1,11 @@
-//! Time that a step waits for the data loader.
+//! Measures the time for which a step waits for the data loader.
 //!
-//! Batches are prepared by a thread while the step before computes, so a step should find its batch ready.
-//! The share of `seconds.data` in `step_seconds` of rank 0 shows whether it does, for three kinds of data:
-//! raw tokens, which are only copied; a text that is tokenized; and labelled texts, which are padded and
-//! whose lengths differ.
+//! A thread assembles batches while the previous step computes, so a step should not have to wait. The quantity is
+//! `seconds.data` of rank 0 as a fraction of `step_seconds`. There are three kinds of data: raw tokens, which are only
+//! copied, a text, which is tokenized, and labelled texts of different lengths, which are padded.
 //!
-//! Training the tokenizer and encoding the text happen before the first step and do not count. Steps of GPT-2 124M
-//! take more than a second on the CPU of the report; a faster device would wait for a larger share with the same
+//! The tokenizer is trained and the text is tokenized before the first step, which is not measured. Steps of GPT-2 124M
+//! take more than a second on the CPU of the report. On a faster device, the fraction would be larger with the same
 //! loader.
 
 use std::path::Path;
@@ -27,26 +26,26 @@ use crate::suite::Suite;
 pub(super) const BENCH: Bench = Bench {
     name: "loader",
     title: "Data loader",
-    about: "Share of a step that rank 0 spends waiting for its batch, on two ranks: raw tokens, a text that is tokenized \
-        by a trained tokenizer, and texts with a class that are padded to the longest of a batch.",
+    about: "Fraction of a step for which rank 0 waits for its batch, on two ranks. The data is raw tokens, a text with \
+        a tokenizer that is trained on it, or labelled texts, which are padded to the longest text of a batch.",
     run,
 };
 
 /// Optimizer steps of a run.
 const STEPS: usize = 8;
-/// Steps at the start that do not count: the loader has not had time to work ahead.
+/// Number of first steps that are not counted, in which the loader has not yet assembled batches in advance.
 const UNCOUNTED: usize = 2;
-/// Ranks, each of which has a loader of its own.
+/// Number of ranks. Each of them has its own loader.
 const RANKS: usize = 2;
 /// Texts of the encoder's micro-batch on each rank.
 const TEXTS: usize = 16;
-/// Tokens of a text, at most.
+/// Maximum number of tokens of a text.
 const TEXT_LENGTH: usize = 256;
 
-/// Measures the three kinds of data. Each may wait for at most 1 % of a step.
+/// Measures the three kinds of data. The bound is 1 % of a step for each of them.
 ///
 /// # Errors
-/// When the data cannot be written. Runs that fail are noted in `results`.
+/// Returns an error if the data cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(2, 128), Workload::gpt2("GPT-2 2M", 128, 2, 2, 64));
@@ -76,7 +75,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the job with a text in place of tokens, and a tokenizer of 4,096 tokens that is trained on it.
+/// Returns the job with a text instead of tokens, and a tokenizer with 4,096 tokens that is trained on it.
 fn on_text(job: Job, text: &Path) -> Job {
     let length = job.file["data"]["sequence_length"].clone();
     job.set(

@@ -1,13 +1,12 @@
-//! Offload of optimizer states and parameters to host memory and NVMe.
+//! Measures offload of optimizer states and parameters to host memory and NVMe.
 //!
-//! GPT-2 124M trains at stage 3 on one rank in f32, with more and more of its states out of memory. The
-//! last row has optimizer states and parameters on NVMe with small limits on gathered parameters, and
-//! DeepSpeed does the same in the peer's row. Columns show what it costs (seconds of a step) and saves
-//! (peak memory, and the categories of rank 0's ledger).
+//! GPT-2 124M is trained at stage 3 on one rank in f32, and each row offloads more of its states. The last row has
+//! optimizer states and parameters on NVMe, with low limits on gathered parameters, as in DeepSpeed's row. The columns
+//! are the time of a step, the peak memory, and the categories of rank 0's ledger.
 //!
-//! Errors: the disk is the one of cargo's target folder, with direct I/O; its speed decides the times, and
-//! disks that slow down when their cache is full make later rounds slower. On a CPU, `cpu` offload moves
-//! nothing, because device memory is host memory: the row shows what the bookkeeping costs.
+//! Measurement errors: the disk of cargo's target folder is used with direct I/O. Its speed determines the times. If
+//! the disk becomes slower when its cache is full, later rounds are slower. With the CPU backend, offload to `cpu` does
+//! not move anything, because device memory is host memory. The row then measures the bookkeeping.
 
 use std::path::Path;
 
@@ -25,26 +24,26 @@ use crate::suite::Suite;
 pub(super) const BENCH: Bench = Bench {
     name: "offload",
     title: "Offload",
-    about: "Stage 3 on one rank, with optimizer states, and then parameters too, out of memory. On the CPU, `cpu` \
-        moves nothing: device memory is host memory. NVMe is the disk of cargo's target folder.",
+    about: "Stage 3 on one rank, with offload of optimizer states, and of parameters as well. On the CPU, offload to \
+        `cpu` does not move anything, because device memory is host memory. NVMe is the disk of cargo's target folder.",
     run,
 };
 
 /// Optimizer steps of a run.
 const STEPS: usize = 4;
-/// Steps at the start that do not count: states are created and written for the first time.
+/// Number of first steps that are not counted, in which states are created and first written.
 const UNCOUNTED: usize = 1;
-/// The row that is compared with DeepSpeed's.
+/// The row that is compared with DeepSpeed's row.
 const ALL_ON_NVME: &str = "optimizer states and parameters on NVMe";
-/// The peer's row, of `deepspeed_zero.py --stage 3 --nvme`.
+/// The peer's row, which is measured with `deepspeed_zero.py --stage 3 --nvme`.
 const DEEPSPEED: &str = "DeepSpeed, optimizer states and parameters on NVMe";
-/// DeepSpeed's NVMe operators are compiled on first use, against this header.
+/// The header that DeepSpeed needs to compile its NVMe operators on first use.
 const LIBAIO: &str = "/usr/include/libaio.h";
 
-/// Measures each section, and DeepSpeed if its packages and libaio's header are installed.
+/// Measures each section, and DeepSpeed if its packages and the header of libaio are installed.
 ///
 /// # Errors
-/// When the tokens cannot be written. Runs that fail are noted in `results`.
+/// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(2, 128), Workload::gpt2("GPT-2 2M", 128, 2, 2, 32));
@@ -92,8 +91,8 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the names of rows with their `zero_optimization` sections. The first has no offload, and the
-/// others are compared with it.
+/// Returns the names of rows with their `zero_optimization` sections. The first one has no offload, and the others are
+/// compared with it.
 fn sections(nvme: &Path) -> [(&'static str, Value); 4] {
     let disk = json!({ "device": "nvme", "nvme_path": nvme });
     let parameters = json!({ "device": "nvme", "nvme_path": nvme, "max_in_cpu": 0 });

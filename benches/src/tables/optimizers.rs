@@ -1,15 +1,15 @@
-//! Every optimizer: time of the update and memory of its states.
+//! Measures the update time and the memory of the states of every optimizer.
 //!
-//! GPT-2 124M trains on two ranks with each optimizer, at stage 1 so that states are sharded. The 1-bit
-//! optimizers do not support sharding and train at stage 0; they freeze after two steps, and only the
-//! compressed steps after it are counted.
+//! GPT-2 124M is trained on two ranks with each optimizer, at stage 1, so that states are sharded. The 1-bit optimizers
+//! do not support sharding and are trained at stage 0. Their warm-up stage ends after two steps, and only compressed
+//! steps after it are counted.
 //!
-//! `seconds.optimizer` of rank 0 is what the column *optimizer* shows: the norm, clipping, the update, and
-//! the communication between them. PyTorch's optimizers run on one rank, where there is no communication,
-//! with all cores; half of the elements belong to each of DeepBurn's two ranks, which share the same cores.
+//! The column *optimizer* is `seconds.optimizer` of rank 0: the norm, clipping, the update, and their communication.
+//! PyTorch's optimizers run on one rank with all cores and without communication. Each of DeepBurn's two ranks updates
+//! half of the elements, and both share the same cores.
 //!
-//! Errors: micro-batches are small (one sequence of 128 tokens), so the update is a large part of a step.
-//! Ratios of whole steps would not hold for larger batches.
+//! Measurement errors: micro-batches are small (one sequence of 128 tokens), so the update is a large part of a step.
+//! Ratios of whole steps would differ for larger batches.
 
 use serde_json::{Value, json};
 
@@ -33,10 +33,10 @@ pub(super) const BENCH: Bench = Bench {
 
 /// Optimizer steps of a run.
 const STEPS: usize = 6;
-/// Steps at the start that do not count. The 1-bit optimizers freeze within them, after two steps.
+/// Number of first steps that are not counted. The warm-up stage of the 1-bit optimizers ends in them, after two steps.
 const UNCOUNTED: usize = 3;
 
-/// Returns the optimizers: type and parameters as in the DeepSpeed section, and the ZeRO stage.
+/// Returns the optimizers: the type and parameters in the DeepSpeed section, and the ZeRO stage.
 fn optimizers() -> Vec<(&'static str, Value, usize)> {
     vec![
         ("AdamW", json!({ "lr": 1e-4 }), 1),
@@ -52,10 +52,10 @@ fn optimizers() -> Vec<(&'static str, Value, usize)> {
     ]
 }
 
-/// Measures all optimizers, and PyTorch's AdamW, SGD and Adagrad beside them.
+/// Measures all optimizers, and PyTorch's AdamW, SGD and Adagrad.
 ///
 /// # Errors
-/// When the tokens cannot be written. Runs that fail are noted in `results`.
+/// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(1, 128), Workload::gpt2("GPT-2 2M", 128, 2, 1, 32));
@@ -68,7 +68,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
             .stage(stage)
             .set("deepspeed.optimizer", optimizer);
         variants.push(Variant::new(kind, move || suite.observe(&job, UNCOUNTED)));
-        // `eager.py` has these optimizers of PyTorch.
+        // Only these optimizers are in `eager.py`.
         if !["AdamW", "SGD", "Adagrad"].contains(&kind) {
             continue;
         }

@@ -1,25 +1,22 @@
-//! Matrix products beside `torch.matmul` and the machine's limit, and the rate that a training step
-//! reaches.
+//! Compares matrix products with `torch.matmul`, with the limit of the machine, and with their rate in a training step.
 //!
-//! Three measurements share a table for each number of threads:
+//! The table for a number of threads has three measurements:
 //!
-//! - The bench `gemm` of `deepburn-kernels` times the products of GPT-2 124M and, beside each, a loop that
-//!   executes the same multiply-add instruction on registers alone. A product's share of this limit says
-//!   how much of the processor it uses, independent of the machine.
-//! - `matmul.py` times `torch.matmul` on the same shapes and layouts.
-//! - A run of `finetune` gives the rate of the products within training steps: the operations and seconds of
-//!   the spans of large products in its profile. Compared with the rate of the f32 products alone, weighted
-//!   by their share in a step, it says what cold caches and new memory for the results cost. The products of
-//!   attention, 2 % of the operations, have no spans: each belongs to one thread. A second row divides the
-//!   operations of all products by the seconds of forward and backward, which also contain everything else
-//!   (norms, softmax, GELU): compared in the same way, it is the part of a pass that is spent in products at
-//!   full speed.
+//! - The cargo benchmark `gemm` of `deepburn-kernels` measures the products of GPT-2 124M. Next to each product it
+//!   measures a loop that executes the same multiply-add instruction on registers. Its rate is the limit of the
+//!   machine. The rate of a product as a fraction of this limit is independent of the machine's speed.
+//! - `matmul.py` measures `torch.matmul` with the same shapes and layouts.
+//! - A run of `finetune` measures the rate of the products within training steps, from the operations and times of the
+//!   spans of large products in its profile. It is compared with the rate of the separate f32 products, weighted by
+//!   their share of a step. The difference is caused by cold caches and by newly allocated memory for results. The
+//!   products of attention, which are 2 % of the operations, have no spans, because each of them runs on one thread. A
+//!   second row divides the operations of all products by the time of forward and backward, which includes all other
+//!   ops (norms, softmax, GELU). Its ratio is the fraction of a pass that products would take at full speed.
 //!
-//! Rates are GFLOP/s, of which a product `[m, k] × [k, n]` has 2·m·k·n·1e-9.
+//! Rates are in GFLOP/s. A product `[m, k] × [k, n]` has 2·m·k·n operations.
 //!
-//! Errors: limit and product are measured one after the other, and clock rates change with temperature and
-//! with the use of wide vectors. Operands are warm in cache as far as they fit, which they are not in a
-//! training step.
+//! Measurement errors: limit and product are measured one after the other, and clock rates depend on the temperature
+//! and on the use of wide vectors. Operands that fit in the cache are already there, unlike in a training step.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,15 +38,15 @@ use crate::suite::Suite;
 pub(super) const BENCH: Bench = Bench {
     name: "products",
     title: "Matrix products",
-    about: "Products [m, k] × [k, n] of GPT-2's shapes. The limit is the rate of a register-blocked loop of the same \
-        instruction, measured beside each product by `cargo bench -p deepburn-kernels --bench gemm`. Two rates \
-        come from training steps: the rate of the products alone, from the spans of a profile, and the rate of forward and \
-        backward, whose time includes all other work. Both are compared with the rate of the f32 products together, \
-        weighted as in a step: 31 % of its operations belong to the loss head.",
+    about: "Products [m, k] × [k, n] with the shapes of GPT-2. The limit is the rate of a register-blocked loop of the \
+        same instruction, which `cargo bench -p deepburn-kernels --bench gemm` measures next to each product. Two \
+        rates are measured in training steps: the rate of the products, from the spans of a profile, and the rate of \
+        forward and backward, whose time includes all other ops. Both are compared with the rate of the f32 products \
+        together, weighted as in a step, in which the loss head has 31 % of the operations.",
     run,
 };
 
-/// The bench of `deepburn-kernels`, which prints a JSON line for each product.
+/// The cargo benchmark of `deepburn-kernels`, which prints a JSON line for each product.
 const GEMM: CargoBench = CargoBench {
     source: "crates/deepburn-kernels/benches/gemm.rs",
     selection: &["-p", "deepburn-kernels", "--bench", "gemm"],
@@ -57,15 +54,15 @@ const GEMM: CargoBench = CargoBench {
 
 /// Row of the rate of the products within training steps.
 const IN_STEP: &str = "f32 products within a training step";
-/// Row of the operations of a training step's products over the time of forward and backward.
+/// Row of the operations of a training step's products divided by the time of forward and backward.
 const PASS: &str = "f32 forward and backward";
 /// Row of DeepBurn's f32 products, weighted as in a step.
 const ALL_F32: &str = "f32 products together";
 /// Row of `torch.matmul`'s f32 products, weighted as in a step.
 const PEER_ALL_F32: &str = "f32 products together, torch.matmul";
 
-/// Name of the product of the loss head, hidden states by the transposed embedding, in the bench `gemm`. The names of its
-/// gradients begin with it.
+/// Name of the loss head's product in the benchmark `gemm`: hidden states times the transposed embedding. The names of
+/// its gradients begin with it.
 const LOSS_HEAD: &str = "loss head";
 
 /// Share of the loss head in the operations of a step of GPT-2 124M on sequences of 128 tokens.
@@ -73,7 +70,8 @@ const LOSS_HEAD: &str = "loss head";
 /// A test checks it against `step_gflop`.
 const LOSS_HEAD_SHARE: f64 = 0.31;
 
-/// Operands that are stored as their transposes, in the words of `matmul.py`: the left one, then the right one.
+/// Layouts of the left and the right operand, as in the arguments of `matmul.py`. `t` means that the transpose is
+/// stored.
 const TRANSPOSED: [(&str, &str); 6] = [
     ("forward", "nn"),
     ("input gradient", "nt"),
@@ -83,21 +81,21 @@ const TRANSPOSED: [(&str, &str); 6] = [
     ("loss head, weight gradient", "tn"),
 ];
 
-/// A line of the bench, and of `matmul.py`, whose lines have no name and no limit.
+/// A line of the benchmark `gemm` or of `matmul.py`. Lines of `matmul.py` have no name and no limit.
 #[derive(Debug, Clone, Deserialize)]
 struct Product {
-    /// Where in a step it is: forward, which gradient, or the loss head.
+    /// The part of a step: forward, one of the gradients, or the loss head.
     #[serde(default)]
     name: String,
     /// The dimensions `[m, k, n]` of `[m, k] × [k, n]`.
     shape: [usize; 3],
     /// `f32` or `bf16`.
     dtype: String,
-    /// Threads that the product is computed with.
+    /// Number of threads.
     threads: usize,
-    /// The median rate over repetitions within the bench, in GFLOP/s.
+    /// The median rate over repetitions in GFLOP/s.
     gflops_median: f64,
-    /// The rate of the loop on registers with as many threads, in GFLOP/s.
+    /// The rate of the loop on registers with the same number of threads, in GFLOP/s.
     limit_gflops: Option<f64>,
 }
 
@@ -124,31 +122,32 @@ impl Product {
         format!("{}:{m}x{k}x{n}:{transposed}", self.dtype)
     }
 
-    /// Returns whether it belongs to the loss head.
+    /// Returns whether this is a product of the loss head.
     fn is_of_loss_head(&self) -> bool {
         self.name.starts_with(LOSS_HEAD)
     }
 
-    /// Returns whether it has a bound: a product of the MLP, and the loss head's logits.
+    /// Returns whether the product has a bound. These are a product of the MLP and the logits of the loss head, in
+    /// bf16.
     fn is_bound(&self) -> bool {
         let is_mlp = self.name == "forward" && self.shape == [768, 3072, 512];
         self.dtype == "bf16" && (self.name == LOSS_HEAD || is_mlp)
     }
 }
 
-/// Records all three measurements in rounds and makes a table for each number of threads.
+/// Runs all three measurements in rounds and creates a table for each number of threads.
 ///
-/// A peer or a training run that fails once is not run again; the products continue.
+/// If a peer or a training run fails, it is not run again, but the products are still measured.
 ///
 /// # Errors
-/// When the bench `gemm` does not build, fails or prints something else.
+/// Returns an error if the benchmark `gemm` does not build or fails, or if its output is invalid.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let rounds = suite.rounds(3);
-    // For each number of threads a table.
+    // A table for each number of threads.
     let mut recorders: BTreeMap<usize, Recorder> = BTreeMap::new();
     let mut products = Vec::new();
     let lacks = suite.peers_with(&["torch"]).err();
-    // A failed row is not run again; the other rows continue.
+    // Failed rows are not run again.
     let (mut has_peer, mut has_step) = (lacks.is_none(), !suite.quick);
     results.missing.extend(lacks.map(|lacks| format!("torch.matmul: {lacks}")));
     for round in 1..=rounds {
@@ -167,8 +166,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
             }
         }
         if has_step
-            // The map is ordered by threads, so its last table is the one with all cores, which a training step
-            // uses.
+            // The map is ordered by threads, so its last table has all cores, as a training step.
             && let Some(mut all_cores) = recorders.last_entry()
             && let Err(error) = record_step(suite, all_cores.get_mut())
         {
@@ -180,7 +178,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds a table for each number of threads, with comparisons. `products` are the last round's.
+/// Adds a table with comparisons for each number of threads. `products` are the products of the last round.
 fn push_tables(
     suite: &Suite,
     results: &mut Results,
@@ -198,10 +196,9 @@ fn push_tables(
     }
 }
 
-/// Adds the share of the limit and the ratio to `torch.matmul` for each product.
+/// Adds the fraction of the limit and the ratio to `torch.matmul` for each product.
 ///
-/// Bounds hold for the table with all cores, which is what training uses; the training step is compared
-/// there too.
+/// Only the table with all cores has bounds and the comparisons of the training step, because training uses all cores.
 fn compare<'a>(
     suite: &Suite,
     table: &mut Table,
@@ -234,10 +231,10 @@ fn by_threads(products: &[Product]) -> BTreeMap<usize, Vec<Product>> {
     all
 }
 
-/// Reads products from JSON lines.
+/// Parses products from JSON lines.
 ///
 /// # Errors
-/// When a line lacks a field; the error quotes it.
+/// Returns an error that quotes the line if a field is missing or invalid.
 fn parse(lines: &[Value]) -> Outcome<Vec<Product>> {
     let product = |line: &Value| {
         let problem = |error| format!("invalid product: {line}: {error}");
@@ -246,8 +243,8 @@ fn parse(lines: &[Value]) -> Outcome<Vec<Product>> {
     lines.iter().map(product).collect()
 }
 
-/// Records one round of DeepBurn's products: the rate, the share of the limit, and the weighted rate of all
-/// in f32.
+/// Records a round of DeepBurn's products: the rate and the fraction of the limit of each, and the weighted rate of all
+/// f32 products.
 fn record(recorder: &mut Recorder, products: &[Product]) {
     for product in products {
         let mut found = Observations::default().with(Quantity::Arithmetic, product.gflops_median);
@@ -261,13 +258,11 @@ fn record(recorder: &mut Recorder, products: &[Product]) {
     }
 }
 
-/// Returns the rate of the f32 products one after the other, in GFLOP/s, weighted as in a step; `None`
-/// without any.
+/// Returns the rate of all f32 products in GFLOP/s, weighted as in a step. Returns `None` if there are none.
 ///
-/// It is the weighted harmonic mean of the rates, Σ share / Σ (share / rate): the time for a unit of work
-/// is the sum of the times of its parts. The products of the loss head have `LOSS_HEAD_SHARE` of the
-/// operations, spread evenly over them, and the other operations are spread evenly over the other
-/// products.
+/// It is the weighted harmonic mean of the rates, Σ share / Σ (share / rate), because the times of the products add up.
+/// The loss head has `LOSS_HEAD_SHARE` of the operations, which are divided equally among its products. The other
+/// operations are divided equally among the other products.
 fn rate_of_all(products: &[Product]) -> Option<f64> {
     let f32 = || products.iter().filter(|product| product.dtype == "f32");
     let of_head = f32().filter(|product| product.is_of_loss_head()).count() as f64;
@@ -280,12 +275,12 @@ fn rate_of_all(products: &[Product]) -> Option<f64> {
     (time > 0.0).then(|| f32().map(share).sum::<f64>() / time)
 }
 
-/// Records one round of `torch.matmul` on the same products with the same number of threads.
+/// Records a round of `torch.matmul` on the same products with the same number of threads.
 ///
-/// `matmul.py` prints its lines in the order of its arguments, which is how they get their names.
+/// The lines of `matmul.py` have no names, but they are in the order of its arguments.
 ///
 /// # Errors
-/// When the script fails or prints another number of products.
+/// Returns an error if the script fails, or prints another number of products.
 fn record_peer(
     suite: &Suite,
     recorder: &mut Recorder,
@@ -314,13 +309,13 @@ fn record_peer(
     Ok(())
 }
 
-/// Records one round of a training run: the rate of its products and the rate of its passes.
+/// Records a round of a training run: the rate of its products, and the rate of forward and backward.
 ///
-/// The first two of five steps do not count. Micro-batches have 4 sequences of 128 tokens, for which
-/// `LOSS_HEAD_SHARE` holds.
+/// The first two of five steps are not counted. Micro-batches have 4 sequences of 128 tokens, for which
+/// `LOSS_HEAD_SHARE` is valid.
 ///
 /// # Errors
-/// When the run fails, makes too few steps, or leaves a profile without products.
+/// Returns an error if the run fails or has too few steps, or if its profile has no products.
 fn record_step(suite: &Suite, recorder: &mut Recorder) -> Outcome<()> {
     let (sequences, length) = (4, 128);
     let workload = Workload::gpt2_small(sequences, length);
@@ -341,7 +336,7 @@ fn record_step(suite: &Suite, recorder: &mut Recorder) -> Outcome<()> {
     Ok(())
 }
 
-/// An event of a profile, as far as it describes a product `[rows, depth] × [depth, columns]`.
+/// An event of a profile that describes a product `[rows, depth] × [depth, columns]`.
 #[derive(Debug, Deserialize)]
 struct ProductSpan {
     /// Duration in microseconds.
@@ -349,7 +344,7 @@ struct ProductSpan {
     args: ProductShape,
 }
 
-/// The fields of the span of a product.
+/// The fields of a product's span.
 #[derive(Debug, Deserialize)]
 struct ProductShape {
     rows: f64,
@@ -357,12 +352,12 @@ struct ProductShape {
     columns: f64,
 }
 
-/// Returns the operations of all products in a profile over their time, in GFLOP/s.
+/// Returns the operations of all products in a profile divided by their time, in GFLOP/s.
 ///
-/// Spans of one thread do not overlap, and the run has one rank, so their durations add up.
+/// The run has one rank, and spans of a thread do not overlap, so the durations can be added up.
 ///
 /// # Errors
-/// When the profile has no products, or one without a shape.
+/// Returns an error if the profile has no products, or if a product has no shape.
 fn rate_of_spans(profile: &Value) -> Outcome<f64> {
     let (mut operations, mut microseconds) = (0.0, 0.0);
     let events = profile["traceEvents"].as_array().into_iter().flatten();
@@ -375,21 +370,22 @@ fn rate_of_spans(profile: &Value) -> Outcome<f64> {
     if microseconds == 0.0 {
         return Err("the profile has no matrix products".into());
     }
-    // Operations a microsecond, in units of 1e9 a second.
+    // One operation per microsecond is 1e-3 GFLOP/s.
     Ok(operations / microseconds * 1e-3)
 }
 
 /// Returns the operations of the products in forward and backward of GPT-2 124M, in units of 1e9.
 ///
-/// `tokens` is the size of a micro-batch and `length` the size of a sequence, in tokens. A product of forward has 2
-/// operations for each weight and token, and backward has two products for each of forward (the gradients
-/// of the input and of the weight), so the sum is 6 for each weight and token, plus attention. Activation
-/// checkpointing is off.
+/// `tokens` is the number of tokens of a micro-batch, and `length` the number of tokens of a sequence. A product in
+/// forward has 2 operations per weight and token. For each of them, backward has two products, the gradients of the
+/// input and of the weight. So there are 6 operations per weight and token, plus attention. Activation checkpointing is
+/// disabled.
 fn step_gflop(tokens: usize, length: usize) -> f64 {
     let (layers, width, vocabulary) = (12.0, 768.0, 50257.0);
-    // Fused query, key and value, the projection, and two of the MLP: 3 + 1 + 4 + 4 squares of the width.
+    // Query, key and value, the projection of attention, and the two layers of the MLP have 3 + 1 + 4 + 4 times the
+    // square of the width in weights.
     let block = 12.0 * width * width;
-    // Scores and their product with the values.
+    // The attention scores, and their product with the values.
     let attention = 2.0 * length as f64 * width;
     3.0 * 2e-9 * tokens as f64 * (layers * (block + attention) + vocabulary * width)
 }
@@ -420,7 +416,7 @@ mod tests {
         assert_eq!(products[6].argument(), "f32:50257x256x768:tn");
         let bound = products.iter().map(Product::is_bound).collect::<Vec<_>>();
         assert_eq!(bound, [false, false, true, false, true, false, false]);
-        // The mean rate of the same work at 100 and at 50 GFLOP/s.
+        // The rate of the same work at 100 and at 50 GFLOP/s.
         let rate = rate_of_all(&products[..2]).expect("two in f32");
         assert!((rate - 200.0 / 3.0).abs() < 1e-9, "{rate}");
         let rate = rate_of_all(&products).expect("four in f32");
@@ -438,7 +434,7 @@ mod tests {
         };
         let phase = json!({ "name": "forward", "ph": "X", "ts": 0.0, "dur": 5e3, "args": {} });
         let profile = json!({ "traceEvents": [product(10.0), phase, product(30.0)] });
-        // Twice 2e6 operations in 40 microseconds are 1e11 a second.
+        // 2 × 2e6 operations in 40 microseconds are 1e11 per second.
         let rate = rate_of_spans(&profile).expect("two products");
         assert!((rate - 100.0).abs() < 1e-9, "{rate}");
         assert!(rate_of_spans(&json!({ "traceEvents": [] })).is_err());
@@ -446,7 +442,7 @@ mod tests {
 
     #[test]
     fn a_step_has_six_operations_for_each_weight_and_token() {
-        // 124M weights less 0.8M of positions, norms and biases, and 2% more for attention over 128 tokens.
+        // 124M weights without 0.8M for positions, norms and biases, plus 2 % for attention over 128 tokens.
         let gflop = step_gflop(512, 128);
         assert!((gflop / (6e-9 * 512.0 * 123.5e6) - 1.02).abs() < 0.01, "{gflop}");
         let loss_head = 6e-9 * 512.0 * 50257.0 * 768.0;

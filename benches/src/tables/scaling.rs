@@ -1,15 +1,15 @@
-//! Cost of ranks: the same work on 1 to 64 ranks of one machine.
+//! Measures the overhead of ranks, with the same work on 1 to 64 ranks of one machine.
 //!
-//! The global batch of 64 sequences is divided among the ranks, which are threads and share the machine's
-//! cores. The arithmetic is the same in each row, so the time of a step relative to one rank is what ranks
-//! cost: smaller products, collectives, and barriers at which threads wait for each other. It is strong
-//! scaling on constant hardware, not the speedup of more machines.
+//! The global batch of 64 sequences is divided among the ranks, which are threads and share the cores of the machine.
+//! The number of operations is the same in each row. So the step time relative to one rank is the overhead of ranks:
+//! smaller products, collectives, and barriers at which threads wait for each other. This is strong scaling on constant
+//! hardware, not the speedup of more machines.
 //!
-//! Stage 0 all-reduces gradients; stage 3 gathers parameters and reduce-scatters gradients, and all ranks together
-//! hold one copy of the model states.
+//! Stage 0 all-reduces gradients. Stage 3 all-gathers parameters and reduce-scatters gradients, and all ranks together
+//! have one copy of the model states.
 //!
-//! Errors: with more threads than cores the scheduler of the kernel decides who waits, and the spread grows
-//! with the ranks.
+//! Measurement errors: with more threads than cores, the kernel's scheduler decides which thread waits, and the range
+//! over rounds grows with the number of ranks.
 
 use super::Bench;
 use crate::Outcome;
@@ -23,8 +23,8 @@ use crate::suite::Suite;
 pub(super) const BENCH: Bench = Bench {
     name: "scaling",
     title: "1 to 64 ranks",
-    about: "The same global batch on more and more ranks, as threads of one process. The cores are the same, so a step \
-        would ideally take as long as on one rank; what it takes longer is the cost of ranks.",
+    about: "The same global batch on 1 to 64 ranks, which are threads of one process. They share the same cores, so \
+        the step time would ideally be the same as on one rank. The additional time is the overhead of ranks.",
     run,
 };
 
@@ -32,15 +32,15 @@ pub(super) const BENCH: Bench = Bench {
 const BATCH: usize = 64;
 /// Optimizer steps of a run.
 const STEPS: usize = 5;
-/// Steps at the start that do not count: buffers are allocated, and at stage 3 the order of parameters is
-/// recorded.
+/// Number of first steps that are not counted, in which buffers are allocated and, at stage 3, the order of parameters
+/// is recorded.
 const UNCOUNTED: usize = 2;
 
-/// Measures both stages at each number of ranks. At stage 3, 64 ranks may take at most 1.3 times as long as
-/// one.
+/// Measures stages 0 and 3 at each number of ranks. At stage 3, a step on 64 ranks may take at most 1.3 times as long
+/// as on one rank.
 ///
 /// # Errors
-/// When the tokens cannot be written. Runs that fail are noted in `results`.
+/// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let full = Workload::gpt2("GPT-2 6M", 256, 6, BATCH, 128);
     let workload = suite.pick(full, Workload::gpt2("GPT-2 1M", 64, 2, BATCH, 32));
@@ -70,7 +70,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the name of a row, in the form that [`Plot::Ranks`] reads.
+/// Returns the name of a row, in the form that [`Plot::Ranks`] parses.
 fn name(stage: usize, ranks: usize) -> String {
     format!("stage {stage}, {ranks} rank{}", if ranks == 1 { "" } else { "s" })
 }

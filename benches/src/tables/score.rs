@@ -1,6 +1,4 @@
-//! Benches of crates that print one number a row: `{"name": …, "value": …}`.
-//!
-//! Main type: [`Score`].
+//! Runs cargo benchmarks that print a line `{"name": …, "value": …}` for each row.
 
 use serde::Deserialize;
 
@@ -11,21 +9,21 @@ use crate::results::Results;
 use crate::rounds::Recorder;
 use crate::suite::Suite;
 
-/// A row of such a bench.
+/// A line of a cargo benchmark.
 #[derive(Debug, Deserialize)]
 struct Score {
-    /// Name of the row; underscores are shown as spaces.
+    /// Name of the row. Underscores are replaced by spaces.
     name: String,
-    /// The number, whose meaning the bench defines.
+    /// The measured number. Its meaning depends on the benchmark.
     value: f64,
 }
 
-/// Runs a bench in rounds and returns its rows; `observe` turns a value into a quantity.
+/// Runs a cargo benchmark in rounds and returns its rows. `observe` converts a value to a quantity.
 ///
-/// `None`, with a note in `results`, if the crate has no such bench.
+/// If there is no such benchmark, it is recorded as missing in `results`, and the result is `None`.
 ///
 /// # Errors
-/// When the bench does not build, fails or prints something else.
+/// Returns an error if the cargo benchmark does not build or fails, or if its output is invalid.
 pub(super) fn record(
     suite: &Suite,
     results: &mut Results,

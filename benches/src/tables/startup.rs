@@ -1,12 +1,12 @@
-//! Time from the start of a program to its first training step.
+//! Measures the time from the start of a program to its first training step.
 //!
-//! A job of one step is started, and the time until its step begins is measured from outside: the arrival
-//! of the first row of metrics less the duration of the step. A peer prints a line when its model is
-//! wrapped. Both include the start of the process, libraries, the job file, drawing the weights, and
-//! sharding or wrapping; DeepBurn's also includes the tokens' file.
+//! For DeepBurn, the job has one step, and the time until it begins is the arrival time of the first row of metrics
+//! minus the duration of the step. A peer prints a line when its model has been wrapped. Both times include the start
+//! of the process, loading libraries, reading the job, initializing the weights, and sharding or wrapping the model.
+//! DeepBurn's time also includes reading the token file.
 //!
-//! Errors: an arrival is up to 10 ms late. Programs and libraries are in the page cache after the first
-//! round; a cold start of PyTorch takes longer. The spread over rounds shows the first one.
+//! Measurement errors: the arrival time is late by up to 10 ms. After the first round, programs and libraries are in
+//! the page cache. A cold start of PyTorch takes longer. The first round is included in the range over rounds.
 
 use super::Bench;
 use crate::Outcome;
@@ -20,15 +20,15 @@ use crate::suite::Suite;
 pub(super) const BENCH: Bench = Bench {
     name: "startup",
     title: "Start-up",
-    about: "Seconds from the start of the program until its first step begins: reading the job, drawing the weights, \
-        sharding them. Peers import their libraries, draw the same model and wrap it.",
+    about: "Time from the start of the program until its first step begins: reading the job, initializing the weights \
+        and sharding them. Peers import their libraries, initialize the same model and wrap it.",
     run,
 };
 
-/// Measures DeepBurn at four combinations of ranks and stage, and three peers.
+/// Measures DeepBurn with four combinations of ranks and stage, and three peers.
 ///
 /// # Errors
-/// When the tokens cannot be written. Runs that fail are noted in `results`.
+/// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(1, 128), Workload::gpt2("GPT-2 2M", 128, 2, 1, 32));
@@ -73,10 +73,10 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Runs a job and observes the seconds until its first step begins.
+/// Runs a job and returns the time until its first step begins.
 ///
 /// # Errors
-/// When the run fails or its row was not seen before its end.
+/// Returns an error if the run fails, or ends before its first row was seen.
 fn start(suite: &Suite, job: &Job) -> Outcome<Observations> {
     let trained = suite.train(job, suite.output()?, &[])?;
     let startup = trained.startup().ok_or("the run ended before its first step was seen")?;

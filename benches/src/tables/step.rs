@@ -1,18 +1,18 @@
-//! Time and memory of a training step: precision, ZeRO stage, ranks and backend, each beside its peers.
+//! Measures the time and the memory of a training step with different precisions, ZeRO stages, ranks and backends, and
+//! compares them with peers.
 //!
-//! Two tables: one rank with 4 sequences of 128 tokens, and two ranks with 2 sequences each, so both have
-//! the same global batch. Each run makes five steps on random tokens, of which the last three
-//! count. The columns are `TRAINING`: seconds of a step and tokens a second are medians over
-//! the counted steps, peak memory is PSS of all processes, and the categories are rank 0's ledger, which
-//! peers do not have.
+//! There are two tables: one rank with 4 sequences of 128 tokens, and two ranks with 2 sequences each, so that both
+//! have the same global batch. Each run has five steps on random tokens, of which the last three are counted. The
+//! columns are `TRAINING`: step time and tokens per second are medians over the counted steps, peak memory is the PSS
+//! of all processes, and the categories are from rank 0's ledger, which peers do not have.
 //!
-//! What is equal on both sides: the size of the model, AdamW, clipping by the global norm, f32 or
-//! bf16, the global batch, and the cores in total. What is not: in bf16, PyTorch eager and DDP keep weights and
-//! optimizer states in bf16, while DeepBurn, FSDP2 and DeepSpeed keep f32 masters and so more memory. Ranks of
-//! DeepBurn are threads of one process, which share gathered parameters; ranks of peers are processes over gloo, and
-//! one row has DeepBurn's ranks as processes too.
+//! DeepBurn and the peers have the same model, AdamW, clipping by the global norm, precision, global batch, and total
+//! number of cores. There are two differences. In bf16, PyTorch eager and DDP have weights and optimizer states in
+//! bf16, while DeepBurn, FSDP2 and DeepSpeed have f32 master weights, which take more memory. DeepBurn's ranks are
+//! threads of one process, which share gathered parameters, while the ranks of peers are processes over gloo. One row
+//! has rank processes for DeepBurn, too.
 //!
-//! Bounds are promises about ratios on the machine of the report. They hold for full sizes alone.
+//! The bounds apply to ratios on the machine of the report, in full runs.
 
 use super::{Bench, TRAINING};
 use crate::Outcome;
@@ -36,21 +36,21 @@ pub(super) const BENCH: Bench = Bench {
 
 /// Optimizer steps of a run.
 const STEPS: usize = 5;
-/// Steps at the start that do not count: buffers are allocated, and caches filled.
+/// Number of first steps that are not counted, in which buffers are allocated and caches are filled.
 const UNCOUNTED: usize = 2;
-/// Rounds of both tables, unless `--rounds` says otherwise.
+/// Number of rounds without `--rounds`.
 const ROUNDS: usize = 3;
-/// Ranks of the second table.
+/// Number of ranks in the second table.
 const RANKS: usize = 2;
 
-/// What runs: DeepBurn with a backend and a kind of ranks, or a peer.
+/// A program that is measured: DeepBurn with a backend and a kind of ranks, or a peer.
 #[derive(Debug, Clone, Copy)]
 enum Contestant {
-    /// DeepBurn on its CPU backend, with threads as ranks.
+    /// DeepBurn on its CPU backend with rank threads.
     Flex { stage: usize },
-    /// DeepBurn on LibTorch's kernels, with threads as ranks.
+    /// DeepBurn on LibTorch's kernels with rank threads.
     Tch { stage: usize },
-    /// DeepBurn on its CPU backend, with processes as ranks under `mpirun`.
+    /// DeepBurn on its CPU backend with rank processes under `mpirun`.
     Processes { stage: usize },
     /// PyTorch in eager mode, on one rank.
     Eager,
@@ -65,8 +65,7 @@ enum Contestant {
 use Contestant::{Ddp, DeepSpeed, Eager, Flex, Fsdp2, Processes, Tch};
 
 impl Contestant {
-    /// Returns the name of the row. Names of DeepBurn's rows have the stage only in the table of several
-    /// ranks.
+    /// Returns the name of the row. DeepBurn's rows have the stage in their name if there are several ranks.
     fn name(self, precision: Precision, ranks: usize) -> String {
         let precision = precision.name();
         let stage =
@@ -82,7 +81,7 @@ impl Contestant {
         }
     }
 
-    /// Returns the job of a contestant that is DeepBurn, made of `base`; `None` for a peer.
+    /// Returns DeepBurn's job, which is based on `base`, or `None` for a peer.
     fn job(self, base: Job) -> Option<Job> {
         match self {
             Flex { stage } => Some(base.stage(stage)),
@@ -92,7 +91,7 @@ impl Contestant {
         }
     }
 
-    /// Returns a peer's script, the package that it needs beside PyTorch, and its options.
+    /// Returns the script of a peer, the package that it needs in addition to PyTorch, and its options.
     fn script(self) -> (&'static str, &'static str, &'static [&'static str]) {
         match self {
             Ddp => ("ddp", "transformers", &[]),
@@ -107,7 +106,7 @@ impl Contestant {
 /// Measures both tables and compares their rows.
 ///
 /// # Errors
-/// When the tokens cannot be written. Runs that fail are noted in `results`.
+/// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
 fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let workload =
         suite.pick(Workload::gpt2_small(4, 128), Workload::gpt2("GPT-2 2M", 128, 2, 4, 64));
@@ -135,13 +134,12 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures contestants, each in its precisions, and returns the table. Runs of one precision follow each
-/// other.
+/// Measures contestants in their precisions and returns the table, in which rows are grouped by precision.
 ///
-/// A contestant that the machine cannot run is noted as missing.
+/// If a contestant cannot be run on this machine, it is recorded as missing.
 ///
 /// # Errors
-/// When the tokens cannot be written.
+/// Returns an error if the tokens cannot be written.
 fn table(
     suite: &Suite,
     results: &mut Results,
@@ -160,7 +158,8 @@ fn table(
                 .precision(precision);
             let variant = match contestant.job(base) {
                 Some(job) => suite.supports(job.features).map(|()| {
-                    // Before the rounds, which are timed. That it does not build is an error of the first run.
+                    // Build the program before the rounds, which are timed. If the build fails, the first run returns
+                    // the error.
                     let _ = suite.build(job.features);
                     Variant::new(&name, move || suite.observe(&job, UNCOUNTED))
                 }),
@@ -178,8 +177,10 @@ fn table(
     Ok(table)
 }
 
-/// Returns the variant of a peer, or what it needs and the machine lacks. `workload` and ranks come as a
-/// pair.
+/// Returns the variant of a peer. The tuple has the workload and the number of ranks.
+///
+/// # Errors
+/// Returns a message that names the missing package.
 fn peer<'a>(
     suite: &'a Suite,
     contestant: Contestant,
@@ -220,7 +221,7 @@ fn compare_stage_0(suite: &Suite, table: &mut Table) {
     table.compare(step, "bf16, stage 0, flex", "bf16, DeepSpeed stage 0", None);
 }
 
-/// Adds the comparisons of two ranks at stage 3 with FSDP2, DeepSpeed's stage 3, and our own stage 0.
+/// Adds the comparisons of two ranks at stage 3 with FSDP2, DeepSpeed's stage 3, and DeepBurn's stage 0.
 fn compare_stage_3(suite: &Suite, table: &mut Table) {
     let (step, peak) = (Quantity::Step, Quantity::Peak);
     let fp32 = "fp32, stage 3, flex";

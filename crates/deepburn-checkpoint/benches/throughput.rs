@@ -5,15 +5,16 @@
 //! cargo bench -p deepburn-checkpoint [-- FOLDER]
 //! ```
 //!
-//! Run with one and with two ranks, which are threads here. Rounds alternate
-//! between `dd` and the crate, so load on the machine affects both; medians
-//! over the rounds count, and all rounds are printed with them.
+//! The benchmark runs with one and with two ranks, which are threads here.
+//! Rounds alternate between `dd` and the crate, so load on the machine affects
+//! both; the median over the rounds is printed together with the values of all
+//! rounds.
 //!
 //! - *save*: all ranks write at the same time, and the checkpoint is published.
 //!   The time includes hashing and waiting for the disk.
-//! - *verify*: every byte is read and hashed. The files were just written, so
-//!   they usually are in the page cache and the time is the hash's.
-//! - *verify and load*: the same, and every tensor is read once more.
+//! - *verify*: every byte is read and hashed. The files were just written and
+//!   are usually in the page cache, so the time is mostly spent hashing.
+//! - *verify and load*: the same, and then every tensor is read.
 //!
 //! The values are not random. On a file system that compresses, both `dd`
 //! (zeros) and the save are faster than with trained weights.
@@ -31,7 +32,8 @@ use deepburn_checkpoint::{
 };
 use serde_json::json;
 
-/// Rounds of each measurement; odd, so that the median is one of them.
+/// The number of rounds of each measurement. It is odd, so that the median is
+/// one of the values.
 const ROUNDS: usize = 5;
 
 /// A result, or the error that ends the bench.
@@ -50,7 +52,7 @@ fn main() -> Outcome<()> {
 /// Measures `world_size` ranks and prints seconds and GB/s of each measurement.
 fn measure(root: &Path, world_size: usize) -> Outcome<()> {
     let layout = Arc::new(Layout::new(gpt2(), world_size)?);
-    let bytes: usize = (0..layout.atoms().len()).map(|atom| layout.numel(atom) * 12).sum();
+    let bytes: usize = (0..layout.entries().len()).map(|entry| layout.numel(entry) * 12).sum();
     println!("{world_size} ranks, {:.2} GB", bytes as f64 / 1e9);
     let values: Vec<f32> = (0..50257 * 768_u32).map(|i| i as f32 * 1e-9).collect();
     let mut seconds = vec![vec![]; 4];
@@ -81,8 +83,8 @@ fn time(work: impl FnOnce() -> Outcome<()>) -> Outcome<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Writes `bytes` zeros to a file and waits until they are on the disk: what
-/// the disk needs at least.
+/// Writes `bytes` zeros to a file and flushes them, as a lower bound for the
+/// time of a save.
 fn dd(path: &Path, bytes: usize) -> Outcome<()> {
     let status = Command::new("dd")
         .args(["if=/dev/zero", "bs=1M", "conv=fsync", "status=none", "iflag=count_bytes"])
@@ -92,16 +94,16 @@ fn dd(path: &Path, bytes: usize) -> Outcome<()> {
     if status.success() { Ok(()) } else { Err("dd failed".into()) }
 }
 
-/// Writes a checkpoint, each rank in a thread of its own. All tensors get the
-/// beginning of `values`.
+/// Writes a checkpoint with one thread per rank. The values of all tensors are
+/// prefixes of `values`.
 fn save(root: &Path, layout: &Arc<Layout>, values: &[f32]) -> Outcome<()> {
     let save = Save::begin(root, Tag::of_step(1), layout.clone())?;
     let write = |rank| -> Outcome<_> {
         let mut writer = RankWriter::create(save.ticket(), layout.clone(), rank)?;
-        while let Some(piece) = writer.next_piece().cloned() {
-            let atom = &layout.atoms()[piece.atom];
-            let slot = &atom.slots[piece.slot].slot;
-            writer.write(&atom.path, slot, &values[piece.range])?;
+        while let Some(segment) = writer.next_segment().cloned() {
+            let entry = &layout.entries()[segment.entry];
+            let kind = &entry.states[segment.state].kind;
+            writer.write(&entry.path, kind, &values[segment.range])?;
         }
         Ok(writer.finish(json!({ "position": 0 }))?)
     };
@@ -130,10 +132,10 @@ fn load(root: &Path) -> Outcome<()> {
     checkpoint.verify()?;
     let layout = checkpoint.layout();
     let mut values = vec![0_f32; 50257 * 768];
-    for (index, atom) in layout.atoms().iter().enumerate() {
-        for stored in &atom.slots {
+    for (index, entry) in layout.entries().iter().enumerate() {
+        for stored in &entry.states {
             let values = &mut values[..layout.numel(index)];
-            checkpoint.read_into(&atom.path, &stored.slot, 0, values)?;
+            checkpoint.read_into(&entry.path, &stored.kind, 0, values)?;
         }
     }
     Ok(())
@@ -163,17 +165,17 @@ fn gpt2() -> Vec<ParamEntry> {
         }
     }
     shapes.extend(["weight", "bias"].map(|name| (format!("ln_f.{name}"), vec![768])));
-    let slots: Vec<_> =
+    let states: Vec<_> =
         [StateKind::Weights, StateKind::moment("exp_avg"), StateKind::moment("exp_avg_sq")]
-            .map(|slot| StoredState { slot, element: ElementType::F32 })
+            .map(|kind| StoredState { kind, element: ElementType::F32 })
             .into();
-    let atom = |(path, shape)| ParamEntry {
+    let entry = |(path, shape)| ParamEntry {
         path,
         shape,
         kind: EntryKind::Parameter,
         trainable: true,
         aliases: vec![],
-        slots: slots.clone(),
+        states: states.clone(),
     };
-    shapes.into_iter().map(atom).collect()
+    shapes.into_iter().map(entry).collect()
 }

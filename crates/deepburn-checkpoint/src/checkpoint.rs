@@ -1,11 +1,11 @@
-//! Reading a checkpoint, at any number of ranks and any stage.
+//! Reads checkpoints at any number of ranks and any ZeRO stage.
 //!
-//! Main type: [`Checkpoint`]. Opening verifies the manifest. The file of a rank
-//! is verified before its first value is used, so a rank that needs one file
-//! reads only one; [`Checkpoint::verify`] checks all files. Any range of any
-//! array can be read, regardless of how the ranks that wrote it were
-//! partitioned. Damaged files, files of another save and other formats are
-//! errors that name the file.
+//! Main type: [`Checkpoint`]. Opening a checkpoint verifies its manifest. The
+//! file of a rank is verified before its first value is used, so a reader that
+//! needs one file does not read the others. [`Checkpoint::verify`] checks all
+//! files. Any range of any array can be read, regardless of the number of ranks
+//! that wrote the checkpoint. A damaged file, a file of another save or a file
+//! in another format is reported as an error that names the file.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ use crate::{
 pub struct Checkpoint {
     /// The folder of the checkpoint.
     path: PathBuf,
-    /// Its manifest, whose checksum is correct.
+    /// The manifest, whose checksum was verified.
     manifest: Manifest,
     /// The files by rank; `None` until a file is verified.
     files: Vec<Mutex<Option<Arc<RankFile>>>>,
@@ -81,8 +81,8 @@ impl Checkpoint {
             Ok(checkpoint) => return Ok(checkpoint),
             Err(error) => error,
         };
-        // `path` is either a checkpoint, whose siblings are its alternatives, or the folder of all of
-        // them.
+        // `path` is either one checkpoint, whose sibling folders are the alternatives, or the folder
+        // that contains all checkpoints.
         let is_checkpoint = tag.is_none() && path.join(MANIFEST).exists();
         let (root, name) = match (is_checkpoint, path.parent()) {
             (true, Some(parent)) => {
@@ -100,8 +100,9 @@ impl Checkpoint {
     }
 
     /// Returns the newest intact checkpoint in the folder `root` that is older
-    /// than `tag`, which may be unreadable. Without a tag, or if its step is
-    /// unknown, returns the newest of the others.
+    /// than `tag`. The checkpoint `tag` itself may be unreadable. Without a
+    /// tag, or if the step of `tag` is unknown, returns the newest intact
+    /// checkpoint other than `tag`.
     ///
     /// # Errors
     ///
@@ -122,8 +123,8 @@ impl Checkpoint {
         Ok(checkpoints.into_iter().find(|checkpoint| checkpoint.verify().is_ok()))
     }
 
-    /// Returns the checkpoints in the folder `root` with intact manifests, by
-    /// step.
+    /// Returns the checkpoints in the folder `root` whose manifests are intact,
+    /// sorted by step.
     ///
     /// # Errors
     ///
@@ -142,7 +143,7 @@ impl Checkpoint {
         Ok(Self::new(path, manifest))
     }
 
-    /// Returns a checkpoint of which no file is verified yet.
+    /// Returns a checkpoint whose files are not verified yet.
     fn new(path: PathBuf, manifest: Manifest) -> Self {
         let files = manifest.ranks.iter().map(|_| Mutex::new(None)).collect();
         Self { path, manifest, files }
@@ -165,7 +166,7 @@ impl Checkpoint {
         &self.path
     }
 
-    /// Returns the tag under which it was saved.
+    /// Returns the tag under which the checkpoint was saved.
     pub fn tag(&self) -> &Tag {
         &self.manifest.tag
     }
@@ -181,7 +182,8 @@ impl Checkpoint {
         &self.manifest.layout
     }
 
-    /// Returns the state of one rank; `None` for a rank that did not write.
+    /// Returns the state of one rank; `None` if no such rank wrote the
+    /// checkpoint.
     pub fn rank_state(&self, rank: usize) -> Option<&Value> {
         Some(&self.manifest.ranks.get(rank)?.state)
     }
@@ -203,12 +205,13 @@ impl Checkpoint {
     pub fn read(
         &self,
         path: &str,
-        slot: &StateKind,
+        kind: &StateKind,
         range: Range<usize>,
     ) -> Result<Values, CheckpointError> {
-        let place = self.find(path, slot, &range)?;
-        // Verified before memory is allocated: a verified file is as large as
-        // its values, so a forged size cannot exhaust memory.
+        let place = self.find(path, kind, &range)?;
+        // Files are verified before memory is allocated. A verified file is as
+        // large as its values, so a forged size in the manifest cannot exhaust
+        // memory.
         self.verify_owners(place.0, &range)?;
         let mut values = Values::zeros(self.element(place), range.len());
         self.fill(place, range.start, values.bytes_mut())?;
@@ -229,15 +232,15 @@ impl Checkpoint {
     pub fn read_into<T: StoredElement>(
         &self,
         path: &str,
-        slot: &StateKind,
+        kind: &StateKind,
         start: usize,
         values: &mut [T],
     ) -> Result<(), CheckpointError> {
         let end = start.saturating_add(values.len());
-        let place = self.find(path, slot, &(start..end))?;
+        let place = self.find(path, kind, &(start..end))?;
         if self.element(place) != T::TYPE {
             return Err(self.not_inside(format!(
-                "{path}:{slot} is stored as {} and was to be read as {}",
+                "{path}:{kind} is stored as {} and was to be read as {}",
                 self.element(place),
                 T::TYPE
             )));
@@ -245,48 +248,49 @@ impl Checkpoint {
         self.fill(place, start, bytemuck::cast_slice_mut(values))
     }
 
-    /// Returns the indices of an entry and its array after checking the range.
+    /// Returns the index of the entry at `path` and the index of its array of
+    /// this kind, after checking the range.
     fn find(
         &self,
         path: &str,
-        slot: &StateKind,
+        kind: &StateKind,
         range: &Range<usize>,
     ) -> Result<(usize, usize), CheckpointError> {
         let layout = self.layout();
-        let Some(atom) = layout.find(path) else {
+        let Some(entry) = layout.find(path) else {
             return Err(self.not_inside(format!("it has no parameter {path}")));
         };
-        let ParamEntry { slots, shape, .. } = &layout.atoms()[atom];
-        let Some(slot) = slots.iter().position(|stored| stored.slot == *slot) else {
-            let found: Vec<_> = slots.iter().map(|stored| stored.slot.as_str()).collect();
+        let ParamEntry { states, shape, .. } = &layout.entries()[entry];
+        let Some(state) = states.iter().position(|stored| stored.kind == *kind) else {
+            let found: Vec<_> = states.iter().map(|stored| stored.kind.as_str()).collect();
             let found = found.join(", ");
-            return Err(self.not_inside(format!("parameter {path} has no {slot}, only {found}")));
+            return Err(self.not_inside(format!("parameter {path} has no {kind}, only {found}")));
         };
-        if range.start > range.end || range.end > layout.numel(atom) {
+        if range.start > range.end || range.end > layout.numel(entry) {
             return Err(self.not_inside(format!(
                 "parameter {path} of shape {shape:?} has no elements {range:?}"
             )));
         }
-        Ok((atom, slot))
+        Ok((entry, state))
     }
 
     /// Returns the element type of an array, by the indices of entry and array.
-    fn element(&self, (atom, slot): (usize, usize)) -> ElementType {
-        self.layout().atoms()[atom].slots[slot].element
+    fn element(&self, (entry, state): (usize, usize)) -> ElementType {
+        self.layout().entries()[entry].states[state].element
     }
 
     /// Returns the ranks whose files contain elements of this range.
-    fn owners(&self, atom: usize, range: &Range<usize>) -> Range<usize> {
+    fn owners(&self, entry: usize, range: &Range<usize>) -> Range<usize> {
         if range.is_empty() {
             return 0..0;
         }
-        let chunk = self.layout().chunk_len(atom);
+        let chunk = self.layout().chunk_len(entry);
         range.start / chunk..(range.end - 1) / chunk + 1
     }
 
     /// Verifies the files that contain elements of this range.
-    fn verify_owners(&self, atom: usize, range: &Range<usize>) -> Result<(), CheckpointError> {
-        self.owners(atom, range).try_for_each(|rank| self.file(rank).map(drop))
+    fn verify_owners(&self, entry: usize, range: &Range<usize>) -> Result<(), CheckpointError> {
+        self.owners(entry, range).try_for_each(|rank| self.file(rank).map(drop))
     }
 
     /// Fills `bytes` with the elements of an array from `start` on.
@@ -314,7 +318,7 @@ impl Checkpoint {
     }
 
     /// Returns the file of `rank` and verifies it on first use. Other threads
-    /// that need it wait.
+    /// that need the file wait.
     fn file(&self, rank: usize) -> Result<Arc<RankFile>, CheckpointError> {
         // A panic cannot leave the value in an intermediate state, so a
         // poisoned lock is usable.

@@ -1,13 +1,13 @@
 //! Exports the weights of a checkpoint for other programs.
 //!
 //! Main function: [`consolidate`]. It reads one parameter at a time, so memory
-//! holds one parameter and a buffer. It writes safetensors in Hugging Face's
-//! layout: either one `model.safetensors`, or shards of a given size with
-//! `model.safetensors.index.json`. An [`Export`] defines the names and the
-//! layout of the parameters. Buffers keep their element type, because rounding
-//! running statistics to 16 bits would change the model's outputs. Tied weights
-//! are written once, and the metadata has their other names. Existing weights
-//! are never overwritten.
+//! holds one parameter and a buffer. The output is in Hugging Face's
+//! safetensors layout: either one `model.safetensors`, or shards of a given
+//! size with `model.safetensors.index.json`. An [`Export`] defines the names
+//! and the layout of the parameters. Buffers keep their element type, because
+//! rounding running statistics to 16 bits would change the model's outputs.
+//! Tied weights are written once, and their other names are recorded in the
+//! metadata. Existing weights are never overwritten.
 //!
 //! ```text
 //! OUT/.unfinished-XXXXXX/               files until all of them are complete
@@ -48,14 +48,14 @@ pub trait Export {
 
     /// Returns the exported shape, which must have the same number of elements.
     /// Buffers keep their shape.
-    fn shape(&self, atom: &ParamEntry) -> Vec<usize> {
-        atom.shape.clone()
+    fn shape(&self, entry: &ParamEntry) -> Vec<usize> {
+        entry.shape.clone()
     }
 
     /// Converts the values to the exported layout, for example by a
     /// transposition. Not called for buffers, which are written unchanged.
-    fn transform(&self, atom: &ParamEntry, values: Vec<f32>) -> Vec<f32> {
-        _ = atom;
+    fn transform(&self, entry: &ParamEntry, values: Vec<f32>) -> Vec<f32> {
+        _ = entry;
         values
     }
 }
@@ -80,7 +80,7 @@ pub struct Consolidation {
 /// A tensor to be written, planned before any value is read.
 struct Planned<'a> {
     /// The parameter in the checkpoint.
-    atom: &'a ParamEntry,
+    entry: &'a ParamEntry,
     /// The exported name, unique in the export.
     name: String,
     /// The exported shape, with as many elements as the parameter.
@@ -119,8 +119,8 @@ pub fn consolidate(
     let total: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
     disk::check_free(out, total)?;
 
-    // A temporary folder inside `out`, so that files can be renamed into place.
-    // Dropping it removes everything that is left.
+    // The temporary folder is inside `out`, so that files can be renamed to
+    // their final names. Dropping it removes all remaining files.
     let unfinished = tempfile::Builder::new()
         .prefix(".unfinished-")
         .tempdir_in(out)
@@ -175,27 +175,27 @@ fn plan<'a>(
     let layout = checkpoint.layout();
     let mut names = HashSet::new();
     let mut tensors = vec![];
-    for (index, atom) in layout.atoms().iter().enumerate() {
-        let Some(stored) = atom.element_of(&StateKind::Weights) else {
-            let reason = format!("it has no weights of parameter {}", atom.path);
+    for (index, entry) in layout.entries().iter().enumerate() {
+        let Some(stored) = entry.element_of(&StateKind::Weights) else {
+            let reason = format!("it has no weights of parameter {}", entry.path);
             return Err(CheckpointError::NotInside { path: checkpoint.path().into(), reason });
         };
-        let name = export.name(&atom.path);
-        let (shape, element) = match atom.kind {
-            EntryKind::Parameter => (export.shape(atom), element),
-            EntryKind::Buffer => (atom.shape.clone(), stored),
+        let name = export.name(&entry.path);
+        let (shape, element) = match entry.kind {
+            EntryKind::Parameter => (export.shape(entry), element),
+            EntryKind::Buffer => (entry.shape.clone(), stored),
         };
         let numel = shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
         if numel != Some(layout.numel(index)) {
-            let reason = format!("{} of shape {:?} cannot be {shape:?}", atom.path, atom.shape);
+            let reason = format!("{} of shape {:?} cannot be {shape:?}", entry.path, entry.shape);
             return Err(CheckpointError::Layout { reason });
         }
         if !names.insert(name.clone()) {
-            let reason = format!("two parameters are called {name}, one of them {}", atom.path);
+            let reason = format!("two parameters are called {name}, one of them {}", entry.path);
             return Err(CheckpointError::Layout { reason });
         }
         let bytes = layout.numel(index) as u64 * element.size() as u64;
-        tensors.push(Planned { atom, name, shape, element, bytes });
+        tensors.push(Planned { entry, name, shape, element, bytes });
     }
     // Wide types come first, so that each tensor is aligned to its element
     // size, as readers require.
@@ -216,14 +216,14 @@ fn aliases(
 ) -> Result<BTreeMap<String, String>, CheckpointError> {
     let names: HashSet<_> = tensors.iter().map(|tensor| &tensor.name).collect();
     let mut aliases = BTreeMap::new();
-    for Planned { atom, name, .. } in tensors {
-        for path in &atom.aliases {
+    for Planned { entry, name, .. } in tensors {
+        for path in &entry.aliases {
             let alias = export.name(path);
             if alias == *name {
                 continue;
             }
             if names.contains(&alias) || aliases.contains_key(&alias) || alias == "format" {
-                let reason = format!("{path}, tied to {}, cannot be called {alias}", atom.path);
+                let reason = format!("{path}, tied to {}, cannot be called {alias}", entry.path);
                 return Err(CheckpointError::Layout { reason });
             }
             aliases.insert(alias, name.clone());
@@ -295,10 +295,10 @@ fn write_shard(
     let partial = shard.path.with_extension("partial");
     let mut writer = TensorFileWriter::create(&shard.path, partial, &header).map_err(failed)?;
     let mut bytes = Vec::new();
-    for Planned { atom, shape, element, .. } in shard.tensors {
+    for Planned { entry, shape, element, .. } in shard.tensors {
         let numel = shape.iter().product();
-        let values = checkpoint.read(&atom.path, &StateKind::Weights, 0..numel)?;
-        let float = match (atom.kind, FloatType::try_from(*element)) {
+        let values = checkpoint.read(&entry.path, &StateKind::Weights, 0..numel)?;
+        let float = match (entry.kind, FloatType::try_from(*element)) {
             (EntryKind::Parameter, Ok(float)) => float,
             // A buffer keeps its type. The plan has no parameters of other types.
             _ => {
@@ -306,15 +306,15 @@ fn write_shard(
                 continue;
             }
         };
-        let values = export.transform(atom, values.into_f32());
+        let values = export.transform(entry, values.into_f32());
         if values.len() != numel {
             let reason =
-                format!("{} became {} elements instead of {numel}", atom.path, values.len());
+                format!("{} became {} elements instead of {numel}", entry.path, values.len());
             return Err(CheckpointError::Layout { reason });
         }
         for chunk in values.chunks(CHUNK) {
             if float.overflows(chunk) {
-                return Err(CheckpointError::Overflow { path: atom.path.clone() });
+                return Err(CheckpointError::Overflow { path: entry.path.clone() });
             }
             bytes.clear();
             float.encode(chunk, &mut bytes);
@@ -324,10 +324,11 @@ fn write_shard(
     writer.finish().map_err(failed)
 }
 
-/// Returns the safetensors header of a file. Aliases are noted in the file that
-/// has their tensor.
+/// Returns the safetensors header of a file. Aliases are recorded in the
+/// metadata of the file that contains their tensor.
 fn header(shard: &ShardFile<'_>) -> Header {
-    // `format` is what transformers asks for; the rest is how safetensors notes tied weights.
+    // `transformers` requires the key `format`. Tied weights are recorded like in
+    // `safetensors.torch.save_model`, from alias to name.
     let mut metadata = Map::from_iter([("format".to_owned(), json!("pt"))]);
     for (alias, name) in shard.aliases {
         if shard.tensors.iter().any(|tensor| tensor.name == *name) {
@@ -341,8 +342,8 @@ fn header(shard: &ShardFile<'_>) -> Header {
     header
 }
 
-/// Returns the text of the index: the bytes of all tensors together, and the
-/// file of each name.
+/// Returns the text of the index: the total size of all tensors in bytes, and
+/// the file that contains each tensor.
 fn index(shards: &[&[Planned<'_>]], names: &[String], total: u64) -> String {
     let files: BTreeMap<_, _> = shards
         .iter()
@@ -356,7 +357,7 @@ fn index(shards: &[&[Planned<'_>]], names: &[String], total: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{TempRoot, atom, buffer, layout, run, save, save_layout, values};
+    use crate::fixture::{TempRoot, buffer, layout, parameter, run, save, save_layout, values};
     use crate::{Layout, RankWriter, Save, StoredState, Tag};
     use half::bf16;
     use safetensors::SafeTensors;
@@ -402,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_and_their_index_have_it_all() {
+    fn shards_and_index_contain_every_weight() {
         let (_root, checkpoint, out) = opened(2);
         let what = Consolidation { element: ElementType::Bf16, max_shard_bytes: 8 };
         let files = consolidate(&checkpoint, &out, &what, &AsTrained).unwrap();
@@ -427,13 +428,13 @@ mod tests {
     #[test]
     fn buffers_keep_their_types() {
         let root = TempRoot::new();
-        let atoms = vec![
-            atom("w", &[2, 3]),
+        let entries = vec![
+            parameter("w", &[2, 3]),
             buffer("mask", &[5], ElementType::Bool),
             buffer("mean", &[3], ElementType::F32),
             buffer("order", &[2, 2], ElementType::I64),
         ];
-        let layout = Arc::new(Layout::new(atoms, 2).unwrap());
+        let layout = Arc::new(Layout::new(entries, 2).unwrap());
         save_layout(&root, 1, &layout, run(1));
         let checkpoint = Checkpoint::open(&root, None).unwrap();
         let what = Consolidation { element: ElementType::Bf16, ..ALL };
@@ -441,7 +442,8 @@ mod tests {
         let bytes = fs::read(&files[0]).unwrap();
         let (header, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        // Each begins at a multiple of its size, and only the parameter is turned.
+        // Each tensor starts at a multiple of its element size, and only the parameter is
+        // transposed.
         for (name, dtype, shape, size) in [
             ("model.order", "I64", vec![2, 2], 8),
             ("model.mean", "F32", vec![3], 4),
@@ -465,7 +467,7 @@ mod tests {
         assert!(error.to_string().contains("weights are not written as I64"), "{error}");
     }
 
-    /// Names and transposes as a model has them.
+    /// Renames and transposes parameters, as exports of real models do.
     struct Renamed;
 
     impl Export for Renamed {
@@ -473,12 +475,12 @@ mod tests {
             format!("model.{path}")
         }
 
-        fn shape(&self, atom: &ParamEntry) -> Vec<usize> {
-            atom.shape.iter().rev().copied().collect()
+        fn shape(&self, entry: &ParamEntry) -> Vec<usize> {
+            entry.shape.iter().rev().copied().collect()
         }
 
-        fn transform(&self, atom: &ParamEntry, values: Vec<f32>) -> Vec<f32> {
-            let [rows, columns] = atom.shape[..] else { return values };
+        fn transform(&self, entry: &ParamEntry, values: Vec<f32>) -> Vec<f32> {
+            let [rows, columns] = entry.shape[..] else { return values };
             (0..columns)
                 .flat_map(|c| (0..rows).map(move |r| r * columns + c))
                 .map(|i| values[i])
@@ -487,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn models_name_and_turn_their_parameters() {
+    fn exports_rename_and_transpose_parameters() {
         let (_root, checkpoint, out) = opened(2);
         let files = consolidate(&checkpoint, &out, &ALL, &Renamed).unwrap();
         let bytes = fs::read(&files[0]).unwrap();
@@ -499,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_are_there_stay() {
+    fn existing_weights_are_not_replaced() {
         let (_root, checkpoint, out) = opened(1);
         for name in ["model.safetensors", "model-00001-of-00009.safetensors", INDEX] {
             fs::create_dir_all(&out).unwrap();
@@ -515,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_checkpoint_makes_no_weights() {
+    fn a_damaged_checkpoint_is_not_exported() {
         let (root, checkpoint, out) = opened(2);
         fs::write(root.join("step-00000001/rank-00001.safetensors"), "noise").unwrap();
         let error = consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap_err();
@@ -523,7 +525,7 @@ mod tests {
         assert!(!out.exists());
     }
 
-    /// What a model may get wrong.
+    /// An incorrect export, with a name function and a shape.
     struct Wrong(fn(&str) -> String, Vec<usize>);
 
     impl Export for Wrong {
@@ -531,8 +533,8 @@ mod tests {
             self.0(path)
         }
 
-        fn shape(&self, atom: &ParamEntry) -> Vec<usize> {
-            if self.1.is_empty() { atom.shape.clone() } else { self.1.clone() }
+        fn shape(&self, entry: &ParamEntry) -> Vec<usize> {
+            if self.1.is_empty() { entry.shape.clone() } else { self.1.clone() }
         }
 
         fn transform(&self, _: &ParamEntry, mut values: Vec<f32>) -> Vec<f32> {
@@ -555,11 +557,11 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         }
         assert!(disk::names(&out).unwrap_or_default().is_empty());
-        // A parameter of which only the moments were saved.
+        // A parameter whose moments were saved, but not its weights.
         let root = TempRoot::new();
-        let mut atom = atom("a", &[2]);
-        atom.slots.remove(0);
-        let layout = Arc::new(Layout::new(vec![atom], 1).unwrap());
+        let mut entry = parameter("a", &[2]);
+        entry.states.remove(0);
+        let layout = Arc::new(Layout::new(vec![entry], 1).unwrap());
         save_layout(&root, 1, &layout, run(1));
         let checkpoint = Checkpoint::open(&root, None).unwrap();
         let error = consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap_err().to_string();
@@ -569,9 +571,9 @@ mod tests {
     /// Saves one parameter with these weights and consolidates it.
     fn rounded(weights: &[f32], element: ElementType) -> Result<Vec<u8>, CheckpointError> {
         let root = TempRoot::new();
-        let stored = StoredState { slot: StateKind::Weights, element: ElementType::F32 };
-        let atom = ParamEntry { slots: vec![stored], ..atom("w", &[weights.len()]) };
-        let layout = Arc::new(Layout::new(vec![atom], 1).unwrap());
+        let stored = StoredState { kind: StateKind::Weights, element: ElementType::F32 };
+        let entry = ParamEntry { states: vec![stored], ..parameter("w", &[weights.len()]) };
+        let layout = Arc::new(Layout::new(vec![entry], 1).unwrap());
         let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
         let mut writer = RankWriter::create(save.ticket(), layout, 0).unwrap();
         writer.write("w", &StateKind::Weights, weights).unwrap();
@@ -603,7 +605,7 @@ mod tests {
         let layout = layout(1);
         let sizes = |limit, bytes: &[u64]| -> Vec<usize> {
             let planned = |&bytes| Planned {
-                atom: &layout.atoms()[0],
+                entry: &layout.entries()[0],
                 name: String::new(),
                 shape: vec![],
                 element: ElementType::F32,

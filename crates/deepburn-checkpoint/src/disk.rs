@@ -27,8 +27,8 @@ pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
         .map_err(CheckpointError::io("flush", path))
 }
 
-/// Returns the sorted names in a folder. Names that are not UTF-8 cannot be
-/// ours and are skipped.
+/// Returns the sorted names in a folder. Names that are not UTF-8 are skipped,
+/// because this crate never writes them.
 pub(crate) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let io = CheckpointError::io("read", folder);
     let names: io::Result<Vec<_>> = fs::read_dir(folder)
@@ -57,7 +57,7 @@ pub(crate) fn check_free(folder: &Path, needed: u64) -> Result<(), CheckpointErr
 /// in total.
 ///
 /// A full disk and an exceeded quota become [`CheckpointError::DiskFull`] with
-/// the space that is free now, because they have a remedy of their own.
+/// the space that is free now, so that the message can say how to fix them.
 pub(crate) fn write_error(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> CheckpointError {
     move |source| match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -86,7 +86,7 @@ pub(crate) fn write_new(path: &Path, text: &[u8]) -> Result<(), CheckpointError>
 pub(crate) fn replace(path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let partial = path.with_file_name(format!(".{name}.partial"));
-    // A process that was killed may have left it.
+    // A process that was killed may have left this file.
     remove_file_if_there(&partial)?;
     let written = PartialFile::create(path, &partial).and_then(|mut file| {
         file.write_all(text)?;
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_too_small_is_named_with_both_numbers() {
+    fn a_full_disk_is_reported_with_needed_and_free_bytes() {
         let folder = tempfile::tempdir().unwrap();
         check_free(folder.path(), 1).unwrap();
         let error = check_free(folder.path(), u64::MAX).unwrap_err();

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::TagError;
 
-/// A failure of this crate. Every message names the file, the rule and the
-/// remedy.
+/// An error of this crate. Messages name the file, the rule and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The operating system returned an error.
@@ -72,7 +71,7 @@ pub enum CheckpointError {
         /// The rank and the reason.
         reason: String,
     },
-    /// There is no checkpoint at the given place.
+    /// There is no checkpoint at the given path.
     #[error("{}: no checkpoint found; {reason}", .path.display())]
     Missing {
         /// The file or folder.

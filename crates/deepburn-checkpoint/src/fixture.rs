@@ -1,9 +1,9 @@
-//! Small checkpoints for tests, with values that tell where they belong.
+//! Small checkpoints for tests, whose values identify their position.
 //!
 //! The fixture layout has three parameters: `a` with the alias `head`, `b`, and
 //! `frozen`, with arrays in F32, F16 and BF16. Each value is computed from
-//! path, array, step and index, so a test that reads an element from the wrong
-//! place or of the wrong save sees another number. All values are small
+//! path, array, step and index, so a test that reads an element at the wrong
+//! offset or from the wrong save gets a different number. All values are small
 //! integers, which every element type represents exactly.
 
 use std::ops::{Deref, Range};
@@ -29,7 +29,7 @@ pub(crate) struct TempRoot {
 impl TempRoot {
     /// Creates the folder, in memory if the system has such a file system.
     pub(crate) fn new() -> Self {
-        // In memory where there is such a folder: there it costs nothing to wait for the disk.
+        // Flushes are free on a file system in memory.
         let memory = Path::new("/dev/shm");
         let parent = match memory.is_dir() {
             true => tempfile::tempdir_in(memory).unwrap(),
@@ -50,34 +50,34 @@ impl Deref for TempRoot {
 }
 
 /// Returns a trainable F32 parameter with weights and the moment `exp_avg`.
-pub(crate) fn atom(path: &str, shape: &[usize]) -> ParamEntry {
-    let stored = |slot| StoredState { slot, element: ElementType::F32 };
+pub(crate) fn parameter(path: &str, shape: &[usize]) -> ParamEntry {
+    let stored = |kind| StoredState { kind, element: ElementType::F32 };
     ParamEntry {
         path: path.into(),
         shape: shape.into(),
         kind: EntryKind::Parameter,
         trainable: true,
         aliases: vec![],
-        slots: vec![stored(StateKind::Weights), stored(StateKind::moment("exp_avg"))],
+        states: vec![stored(StateKind::Weights), stored(StateKind::moment("exp_avg"))],
     }
 }
 
 /// Returns a buffer of this type, which has only values.
 pub(crate) fn buffer(path: &str, shape: &[usize], element: ElementType) -> ParamEntry {
-    let slots = vec![StoredState { slot: StateKind::Weights, element }];
-    ParamEntry { kind: EntryKind::Buffer, trainable: false, slots, ..atom(path, shape) }
+    let states = vec![StoredState { kind: StateKind::Weights, element }];
+    ParamEntry { kind: EntryKind::Buffer, trainable: false, states, ..parameter(path, shape) }
 }
 
 /// Returns the fixture layout for `world_size` ranks.
 pub(crate) fn layout(world_size: usize) -> Arc<Layout> {
-    let gradient = |element| StoredState { slot: StateKind::Gradient, element };
-    let (mut a, mut b) = (atom("a", &[3, 4]), atom("b", &[3]));
+    let gradient = |element| StoredState { kind: StateKind::Gradient, element };
+    let (mut a, mut b) = (parameter("a", &[3, 4]), parameter("b", &[3]));
     a.aliases = vec!["head".into()];
-    a.slots.push(gradient(ElementType::F32));
-    b.slots.push(gradient(ElementType::F16));
-    let mut frozen = atom("frozen", &[1]);
+    a.states.push(gradient(ElementType::F32));
+    b.states.push(gradient(ElementType::F16));
+    let mut frozen = parameter("frozen", &[1]);
     frozen.trainable = false;
-    frozen.slots = vec![StoredState { slot: StateKind::Weights, element: ElementType::Bf16 }];
+    frozen.states = vec![StoredState { kind: StateKind::Weights, element: ElementType::Bf16 }];
     Arc::new(Layout::new(vec![a, b, frozen], world_size).unwrap())
 }
 
@@ -95,8 +95,8 @@ pub(crate) fn run(step: u64) -> Run {
 
 /// Returns the values of a range of an array after `step` steps: integers from
 /// -64 to 63, exact in every type.
-pub(crate) fn values(path: &str, slot: &StateKind, step: u64, range: Range<usize>) -> Vec<f32> {
-    let salt = path.bytes().chain(slot.as_str().bytes()).map(usize::from).sum::<usize>();
+pub(crate) fn values(path: &str, kind: &StateKind, step: u64, range: Range<usize>) -> Vec<f32> {
+    let salt = path.bytes().chain(kind.as_str().bytes()).map(usize::from).sum::<usize>();
     range.map(|i| ((salt + i * 7 + step as usize) % 128) as f32 - 64.0).collect()
 }
 
@@ -113,33 +113,33 @@ pub(crate) fn write_rank(
     step: u64,
 ) -> RankRecord {
     let mut writer = RankWriter::create(ticket, layout.clone(), rank).unwrap();
-    for piece in layout.pieces(rank) {
-        assert_eq!(writer.next_piece(), Some(&piece));
-        let atom = &layout.atoms()[piece.atom];
-        let StoredState { slot, element } = &atom.slots[piece.slot];
-        let values = values(&atom.path, slot, step, piece.range);
+    for segment in layout.segments(rank) {
+        assert_eq!(writer.next_segment(), Some(&segment));
+        let entry = &layout.entries()[segment.entry];
+        let StoredState { kind, element } = &entry.states[segment.state];
+        let values = values(&entry.path, kind, step, segment.range);
         match element {
             ElementType::F32 => {
-                // In two parts, as large ones come.
+                // Written in two parts, as callers write large tensors.
                 let (head, tail) = values.split_at(values.len() / 2);
-                writer.write(&atom.path, slot, head).unwrap();
-                writer.write(&atom.path, slot, tail)
+                writer.write(&entry.path, kind, head).unwrap();
+                writer.write(&entry.path, kind, tail)
             }
             ElementType::F16 => {
                 let values: Vec<_> = values.into_iter().map(f16::from_f32).collect();
-                writer.write(&atom.path, slot, &values)
+                writer.write(&entry.path, kind, &values)
             }
             ElementType::Bf16 => {
                 let values: Vec<_> = values.into_iter().map(bf16::from_f32).collect();
-                writer.write(&atom.path, slot, &values)
+                writer.write(&entry.path, kind, &values)
             }
             ElementType::Bool => {
                 let bytes: Vec<_> = values.into_iter().map(|value| u8::from(value > 0.0)).collect();
-                writer.write_bytes(&atom.path, slot, *element, &bytes)
+                writer.write_bytes(&entry.path, kind, *element, &bytes)
             }
             ElementType::I64 => {
                 let values: Vec<_> = values.into_iter().map(|value| value as i64).collect();
-                writer.write(&atom.path, slot, &values)
+                writer.write(&entry.path, kind, &values)
             }
             other => panic!("no test writes {other}"),
         }

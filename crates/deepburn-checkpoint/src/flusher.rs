@@ -24,7 +24,7 @@ pub(crate) struct Flusher {
 }
 
 impl Flusher {
-    /// Starts the thread, unless the file is too short to profit.
+    /// Starts the thread, unless the file is too short to benefit.
     pub(crate) fn start(file: &File, length: u64) -> io::Result<Self> {
         if length <= INTERVAL {
             return Ok(Self { wake: None, thread: None, pending: 0 });
@@ -82,7 +82,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn long_files_are_flushed_on_the_way() {
+    fn long_files_are_flushed_while_they_are_written() {
         let folder = tempfile::tempdir().unwrap();
         let mut file = File::create(folder.path().join("file")).unwrap();
         let mut flusher = Flusher::start(&file, 2 * INTERVAL).unwrap();
@@ -96,10 +96,10 @@ mod tests {
         assert!(short.thread.is_none());
     }
 
-    /// What cannot be flushed is told at the end: here a pipe.
+    /// Pipes cannot be flushed, and `finish` returns the error.
     #[test]
     #[cfg(unix)]
-    fn a_failure_is_told() {
+    fn a_failed_flush_is_reported() {
         let (_reader, writer) = io::pipe().unwrap();
         let file = File::from(std::os::fd::OwnedFd::from(writer));
         let mut flusher = Flusher::start(&file, 2 * INTERVAL).unwrap();

@@ -1,10 +1,10 @@
 //! The identity of the save that a file belongs to.
 //!
 //! Files of different saves may have equal tags, for example when a run is
-//! repeated in another folder. Their checksums would detect a mixture, but the
-//! message would be that a file is damaged. With the random id, which each
-//! rank's file has in its metadata and the manifest as a field, the message is
-//! that files were mixed.
+//! repeated in another folder. If files of two saves are mixed, the checksums
+//! differ, but the error could only report a damaged file. The random id, which
+//! is stored in the manifest and in the metadata of each rank's file, lets the
+//! error report that files were mixed.
 
 use std::hash::{BuildHasher, RandomState};
 

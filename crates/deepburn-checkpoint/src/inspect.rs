@@ -32,10 +32,9 @@ use crate::{Checkpoint, EntryKind, ParamEntry, StateKind};
 
 /// The longest path to which the list of parameters is aligned.
 const WIDEST: usize = 60;
-/// The longest value of a state that is shown.
+/// The longest value of a state that is shown, in bytes of JSON text.
 ///
-/// It is a length in bytes of JSON text. Longer values, such as random streams,
-/// are replaced by their length.
+/// Longer values, such as random streams, are replaced by their length.
 const LONGEST: usize = 300;
 
 impl Checkpoint {
@@ -49,7 +48,7 @@ impl Checkpoint {
     }
 
     /// Writes the description. A damaged checkpoint is described too, because
-    /// its manifest is intact and says what is missing.
+    /// its manifest is intact.
     fn describe_to(&self, text: &mut String) -> fmt::Result {
         let Manifest { writer, tag, run, layout, ranks, saved_at, .. } = self.manifest();
         let state = match self.verify() {
@@ -84,36 +83,36 @@ impl Checkpoint {
             writeln!(text, "  {name}  {:>12}  blake3 {}", size(entry.length), entry.checksum)?;
         }
         writeln!(text, "\nparameters")?;
-        let paths = layout.atoms().iter().map(|atom| atom.path.len());
+        let paths = layout.entries().iter().map(|entry| entry.path.len());
         let width = paths.max().unwrap_or(0).min(WIDEST);
-        layout.atoms().iter().try_for_each(|atom| describe_atom(atom, width, text))
+        layout.entries().iter().try_for_each(|entry| describe_entry(entry, width, text))
     }
 
-    /// Writes the number of bytes of each kind of array. Writes also the number
-    /// of elements. Arrays of all ranks are added up, without padding. A
-    /// gradient is stored only by a checkpoint in the middle of a step.
+    /// Writes the number of elements, and the number of bytes of each kind of
+    /// array, summed over all ranks without padding. Only checkpoints in the
+    /// middle of a step contain gradients.
     fn describe_sizes(&self, text: &mut String) -> fmt::Result {
         let layout = self.layout();
         let mut sizes = BTreeMap::<&StateKind, u64>::new();
         let (mut count, mut all, mut trainable) = (0, 0, 0);
         let (mut buffers, mut in_buffers) = (0, 0);
-        for (index, atom) in layout.atoms().iter().enumerate() {
+        for (index, entry) in layout.entries().iter().enumerate() {
             let numel = layout.numel(index) as u64;
-            match atom.kind {
+            match entry.kind {
                 EntryKind::Parameter => (count, all) = (count + 1, all + numel),
                 EntryKind::Buffer => (buffers, in_buffers) = (buffers + 1, in_buffers + numel),
             }
-            trainable += if atom.trainable { numel } else { 0 };
-            for stored in &atom.slots {
-                *sizes.entry(&stored.slot).or_default() += numel * stored.element.size() as u64;
+            trainable += if entry.trainable { numel } else { 0 };
+            for stored in &entry.states {
+                *sizes.entry(&stored.kind).or_default() += numel * stored.element.size() as u64;
             }
         }
         writeln!(text, "\nelements    {all} in {count} parameters, {trainable} trainable")?;
         if buffers > 0 {
             writeln!(text, "buffers     {in_buffers} elements in {buffers}")?;
         }
-        for (slot, bytes) in &sizes {
-            writeln!(text, "  {slot:<12} {:>12}", size(*bytes))?;
+        for (kind, bytes) in &sizes {
+            writeln!(text, "  {kind:<12} {:>12}", size(*bytes))?;
         }
         writeln!(text, "  {:<12} {:>12}", "in all", size(sizes.values().sum()))
     }
@@ -136,20 +135,20 @@ fn describe_state(title: &str, state: &Value, text: &mut String) -> fmt::Result 
 
 /// Writes the line of one parameter or buffer: path, shape, stored arrays, and
 /// whether it is frozen, a buffer or tied. `width` aligns the shapes.
-fn describe_atom(atom: &ParamEntry, width: usize, text: &mut String) -> fmt::Result {
-    let slots: Vec<_> =
-        atom.slots.iter().map(|stored| format!("{} {}", stored.slot, stored.element)).collect();
-    let frozen = match (atom.kind, atom.trainable) {
+fn describe_entry(entry: &ParamEntry, width: usize, text: &mut String) -> fmt::Result {
+    let states: Vec<_> =
+        entry.states.iter().map(|stored| format!("{} {}", stored.kind, stored.element)).collect();
+    let frozen = match (entry.kind, entry.trainable) {
         (EntryKind::Buffer, _) => ", buffer",
         (EntryKind::Parameter, true) => "",
         (EntryKind::Parameter, false) => ", frozen",
     };
-    let tied = match &atom.aliases[..] {
+    let tied = match &entry.aliases[..] {
         [] => String::new(),
         aliases => format!(", tied to {}", aliases.join(", ")),
     };
-    let shape = format!("{:?}", atom.shape);
-    writeln!(text, "  {:<width$}  {shape:<14}  {}{frozen}{tied}", atom.path, slots.join(", "))
+    let shape = format!("{:?}", entry.shape);
+    writeln!(text, "  {:<width$}  {shape:<14}  {}{frozen}{tied}", entry.path, states.join(", "))
 }
 
 /// Formats a number of bytes in the largest suitable decimal unit.
@@ -190,7 +189,7 @@ mod tests {
     use crate::{Run, Tag};
 
     #[test]
-    fn everything_is_named() {
+    fn the_description_is_complete() {
         let root = TempRoot::new();
         let folder = save_layout(&root, 10, &layout(2), Run { metric: Some(0.25), ..run(10) });
         let checkpoint = Checkpoint::open(&root, None).unwrap();
@@ -220,7 +219,7 @@ mod tests {
 
     /// From `date --utc --date=@SECONDS`.
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_follow_the_calendar() {
         for (seconds, expected) in [
             (0, "1970-01-01 00:00:00 UTC"),
             (951_782_399, "2000-02-28 23:59:59 UTC"),

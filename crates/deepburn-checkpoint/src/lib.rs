@@ -9,12 +9,13 @@
 //! ROOT/step-00000010.damaged-1/         a damaged checkpoint whose step was saved again
 //! ```
 //!
-//! A parameter with all arrays that belong to it is a [`ParamEntry`], and so is
-//! a buffer (a running statistic, an integer or bool parameter). [`Layout`]
-//! divides them over the ranks. [`Save`] and [`RankWriter`] write a checkpoint
-//! that is complete or does not exist. [`Checkpoint`] reads any range of any
-//! parameter and verifies files before it uses them. [`Retention`] deletes old
-//! checkpoints, [`consolidate()`] exports weights for other programs, and
+//! A [`ParamEntry`] describes a parameter and all arrays that are stored for
+//! it, or a buffer (a running statistic, an integer or bool parameter).
+//! [`Layout`] partitions the entries over the ranks. [`Save`] and
+//! [`RankWriter`] write a checkpoint atomically: it is either complete or does
+//! not exist. [`Checkpoint`] reads any range of any parameter and verifies each
+//! file before using it. [`Retention`] deletes old checkpoints,
+//! [`consolidate()`] exports weights for other programs, and
 //! [`Checkpoint::describe`] prints the contents.
 //!
 //! ```
@@ -24,13 +25,13 @@
 //!
 //! # let root = tempfile::tempdir()?;
 //! # let root = root.path();
-//! let slots = vec![StoredState { slot: StateKind::Weights, element: ElementType::F32 }];
+//! let states = vec![StoredState { kind: StateKind::Weights, element: ElementType::F32 }];
 //! let (path, shape) = ("linear.weight".to_owned(), vec![2, 3]);
 //! let kind = EntryKind::Parameter;
-//! let atom = ParamEntry { path, shape, kind, trainable: true, aliases: vec![], slots };
-//! let layout = Arc::new(Layout::new(vec![atom], 2)?);
+//! let entry = ParamEntry { path, shape, kind, trainable: true, aliases: vec![], states };
+//! let layout = Arc::new(Layout::new(vec![entry], 2)?);
 //!
-//! // Two ranks write; here one after the other.
+//! // Two ranks write their files, here one after the other.
 //! let save = Save::begin(root, Tag::of_step(10), layout.clone())?;
 //! let mut records = vec![];
 //! for (rank, owned) in [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]].iter().enumerate() {
@@ -42,21 +43,22 @@
 //! let run = Run { step: 10, stage: 2, working: ElementType::F32, job, metric: None, state };
 //! save.commit(records, run)?;
 //!
-//! // Any number of ranks reads.
+//! // Any number of ranks can read the checkpoint.
 //! let checkpoint = Checkpoint::open_intact(root, None)?;
 //! let values = checkpoint.read("linear.weight", &StateKind::Weights, 2..5)?;
 //! assert_eq!(values, Values::F32(vec![3.0, 4.0, 5.0]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Files are verified with BLAKE3. No collision can be constructed, and one
-//! core hashes faster than disks write, unlike with SHA-256. `b3sum` checks
-//! files by hand.
+//! Files are verified with BLAKE3. It is collision-resistant and, unlike
+//! SHA-256, fast enough that a single core hashes faster than a disk writes.
+//! The command-line tool `b3sum` computes the same checksums.
 //!
-//! The crate handles tensors as flat slices and sends nothing between ranks.
-//! The values that ranks have to exchange are serializable, and the caller
-//! sends them. All ranks must see the same folder; with several machines, this
-//! is a shared file system.
+//! The crate stores tensors as flat slices and does not communicate between
+//! ranks. The values that ranks have to exchange ([`SaveTicket`] and
+//! [`RankRecord`]) are serializable, and the caller sends them. All ranks must
+//! access the same folder, so a run on several machines needs a shared file
+//! system.
 
 mod checkpoint;
 mod consolidate;

@@ -2,8 +2,8 @@
 //! files.
 //!
 //! Main type: [`Manifest`]. The manifest contains the BLAKE3 hash of every
-//! rank's file and, as its last field, the hash of its own bytes before that
-//! field. A changed byte in any file is therefore detected, and the manifest
+//! rank's file and, as its last field, the hash of all its bytes before that
+//! field. A changed byte in any file is therefore detected, while the manifest
 //! remains plain JSON. Files with a correct hash but another format or version
 //! are distinguished from damaged ones.
 //!
@@ -33,14 +33,12 @@ use crate::{CheckpointError, ElementType, Layout, Tag};
 
 /// The name of the file.
 pub(crate) const MANIFEST: &str = "manifest.json";
-/// The largest size of a manifest in bytes. Thousands of ranks and parameters
-/// take a few million.
+/// The largest size of a manifest in bytes. A manifest with thousands of ranks
+/// and parameters has a few million bytes.
 const MAX_LEN: u64 = 1 << 28;
-/// The text before and after the checksum.
-///
-/// The text before the checksum, which ends the part that is hashed.
+/// The text between the hashed part and the checksum.
 const BEFORE_CHECKSUM: &str = ",\n  \"checksum\": \"";
-/// The text after the checksum, with which a complete file ends.
+/// The text after the checksum, at the end of a complete file.
 const AFTER_CHECKSUM: &str = "\"\n}\n";
 /// The number of hexadecimal digits of a hash.
 const DIGITS: usize = 2 * blake3::OUT_LEN;
@@ -53,7 +51,7 @@ pub struct Run {
     pub step: u64,
     /// The ZeRO stage of the run, 0 to 3. Files do not depend on it.
     pub stage: u8,
-    /// The type in which ops computed.
+    /// The element type in which operations were computed.
     pub working: ElementType,
     /// The name of the run.
     pub job: String,
@@ -78,7 +76,7 @@ pub struct RankRecord {
     pub(crate) id: String,
     /// The hash of the layout that this rank used.
     pub(crate) layout: String,
-    /// What the manifest says about the file.
+    /// The entry of the file in the manifest.
     pub(crate) file: RankEntry,
 }
 
@@ -90,8 +88,8 @@ pub(crate) struct RankEntry {
     pub(crate) length: u64,
     /// The BLAKE3 hash of its file as hexadecimal digits.
     pub(crate) checksum: String,
-    /// The state of this rank only: its random stream, the position of its data
-    /// loader.
+    /// The state of this rank only, such as its random stream and the position
+    /// of its data loader.
     pub(crate) state: Value,
 }
 
@@ -138,7 +136,7 @@ impl Manifest {
     pub(crate) fn to_text(&self, path: &Path) -> Result<(String, String), CheckpointError> {
         let refuse = |reason: String| CheckpointError::Records { reason };
         let json = serde_json::to_string_pretty(self)
-            .map_err(|error| refuse(format!("the states are no JSON: {error}")))?;
+            .map_err(|error| refuse(format!("the states are not valid JSON: {error}")))?;
         let Some(fields) = json.strip_suffix("\n}") else {
             unreachable!("a pretty object ends with its brace on a line of its own")
         };
@@ -150,7 +148,8 @@ impl Manifest {
                 text.len()
             )));
         }
-        // A checkpoint that cannot be read again is worthless, so this is found while saving.
+        // A checkpoint that cannot be read again is useless, so the text is parsed again before it
+        // is written.
         match Self::parse(path, &text) {
             Ok((back, _)) if back == *self => Ok((text, checksum)),
             Ok(_) => Err(refuse("a state is not the same after it is written and read".into())),
@@ -167,7 +166,7 @@ impl Manifest {
         // would wait for its writer.
         let metadata = fs::metadata(&path).map_err(io)?;
         if !metadata.is_file() || metadata.len() > MAX_LEN {
-            let reason = format!("it is no file of at most {MAX_LEN} bytes");
+            let reason = format!("it is not a regular file of at most {MAX_LEN} bytes");
             return Err(CheckpointError::damaged(&path, reason));
         }
         let mut bytes = Vec::new();
@@ -176,16 +175,16 @@ impl Manifest {
             .and_then(|file| file.take(MAX_LEN).read_to_end(&mut bytes))
             .map_err(io)?;
         let text = String::from_utf8(bytes)
-            .map_err(|_| CheckpointError::damaged(&path, "it is no UTF-8 text"))?;
+            .map_err(|_| CheckpointError::damaged(&path, "it is not valid UTF-8"))?;
         Self::parse(&path, &text)
     }
 
     /// Checks a manifest's text and returns it with its checksum. `path` is for
     /// messages.
     ///
-    /// The checksum comes first, so everything that is parsed afterwards is
-    /// what was written. What does not fit then is reported as written wrong,
-    /// not as damage on the disk.
+    /// The checksum is verified first, so everything that is parsed afterwards
+    /// is exactly what was written. A mismatch that is found then is reported
+    /// as an error of the writer, not as damage on the disk.
     fn parse(path: &Path, text: &str) -> Result<(Self, String), CheckpointError> {
         let Some((fields, checksum)) = split(text) else {
             return Err(without_checksum(path, text));
@@ -258,7 +257,7 @@ fn check_version(path: &Path, text: &str) -> Result<(), CheckpointError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{atom, run};
+    use crate::fixture::{parameter, run};
     use serde_json::json;
 
     fn manifest(state: Value) -> Manifest {
@@ -272,7 +271,7 @@ mod tests {
             follows: None,
             saved_at: 1_700_000_000,
             run: run(3),
-            layout: Layout::new(vec![atom("a", &[2])], 1).unwrap(),
+            layout: Layout::new(vec![parameter("a", &[2])], 1).unwrap(),
             ranks: vec![entry],
         }
     }
@@ -286,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_come_back_with_every_bit() {
+    fn numbers_are_restored_exactly() {
         let floats = [0.1, f64::MIN_POSITIVE, 5e-324, f64::MAX, 1.0 / 3.0, 123_456_789.123_456_78];
         let state = json!({ "u": u64::MAX, "i": i64::MIN, "f": floats, "text": "\u{1f525}\n\"" });
         let back = parse(&text(&manifest(state))).unwrap().ranks[0].state.clone();
@@ -304,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn states_that_would_not_come_back_are_refused() {
+    fn states_that_would_not_be_restored_are_refused() {
         let deep = (0..200).fold(json!(1), |inner, _| json!([inner]));
         let error = manifest(deep).to_text(Path::new("m")).unwrap_err().to_string();
         assert!(error.contains("could not be read again"), "{error}");
@@ -325,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_and_formats_are_told_from_damage() {
+    fn other_versions_and_formats_are_distinguished_from_damage() {
         let newer = Manifest { version: 2, ..manifest(json!(null)) };
         let json = serde_json::to_string(&newer).unwrap();
         let error = parse(&json).unwrap_err();
@@ -339,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_files_as_ranks() {
+    fn every_rank_must_have_a_file() {
         let mut manifest = manifest(json!(null));
         manifest.ranks.clear();
         let error = manifest.to_text(Path::new("m")).unwrap_err().to_string();

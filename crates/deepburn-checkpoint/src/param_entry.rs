@@ -1,11 +1,11 @@
 //! The entry of one parameter or buffer in a checkpoint.
 //!
-//! An entry is a parameter at its module path with all arrays that belong to
-//! it: the full-precision values, the optimizer's moments, and a gradient that
-//! is still being accumulated. The entry of a buffer (a running statistic, an
-//! integer or bool parameter) has only values. Entries describe complete
-//! parameters; the number of ranks that wrote a checkpoint is visible only in
-//! its files.
+//! An entry describes a parameter, which is identified by its module path, and
+//! all arrays that are stored for it: the full-precision values, the
+//! optimizer's moments, and a gradient that is still being accumulated. The
+//! entry of a buffer (a running statistic, an integer or bool parameter) has
+//! only values. Entries describe complete parameters; the number of ranks that
+//! wrote a checkpoint is visible only in its files.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,12 +19,13 @@ use crate::{CheckpointError, ElementType};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum StateKind {
-    /// The values: f32 masters if there are any.
+    /// The values of the parameter, from the f32 master weights if there are
+    /// any.
     Weights,
     /// The gradient that was accumulated so far in the current step.
     Gradient,
-    /// A state of the optimizer by name, such as `exp_avg`, `exp_avg_sq` or
-    /// `momentum`. Lower-case letters, digits and `_`.
+    /// An optimizer state with a name such as `exp_avg`, `exp_avg_sq` or
+    /// `momentum`. Names consist of lower-case letters, digits and `_`.
     Moment(String),
 }
 
@@ -57,7 +58,8 @@ impl FromStr for StateKind {
             }
             _ => Err(CheckpointError::Layout {
                 reason: format!(
-                    "`{name}` is no slot: up to 100 lower-case letters, digits and `_`"
+                    "invalid state name `{name}`; allowed are up to 100 lower-case letters, digits \
+                     and `_`"
                 ),
             }),
         }
@@ -73,8 +75,8 @@ impl TryFrom<String> for StateKind {
 }
 
 impl From<StateKind> for String {
-    fn from(slot: StateKind) -> Self {
-        slot.as_str().to_owned()
+    fn from(kind: StateKind) -> Self {
+        kind.as_str().to_owned()
     }
 }
 
@@ -89,7 +91,8 @@ impl fmt::Display for StateKind {
 #[serde(deny_unknown_fields)]
 pub struct StoredState {
     /// The kind of the array.
-    pub slot: StateKind,
+    #[serde(rename = "slot")]
+    pub kind: StateKind,
     /// The type of its elements.
     pub element: ElementType,
 }
@@ -113,7 +116,7 @@ impl EntryKind {
     }
 }
 
-/// A parameter or buffer and the arrays that a checkpoint stores of it.
+/// A parameter or buffer and the arrays that a checkpoint stores for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParamEntry {
@@ -129,7 +132,8 @@ pub struct ParamEntry {
     /// Additional paths of the same parameter in the module (tied weights).
     pub aliases: Vec<String>,
     /// The stored arrays, in the order in which they are written.
-    pub slots: Vec<StoredState>,
+    #[serde(rename = "slots")]
+    pub states: Vec<StoredState>,
 }
 
 impl ParamEntry {
@@ -139,8 +143,8 @@ impl ParamEntry {
     }
 
     /// Returns the element type of an array; `None` if it is not stored.
-    pub fn element_of(&self, slot: &StateKind) -> Option<ElementType> {
-        self.slots.iter().find(|stored| stored.slot == *slot).map(|stored| stored.element)
+    pub fn element_of(&self, kind: &StateKind) -> Option<ElementType> {
+        self.states.iter().find(|stored| stored.kind == *kind).map(|stored| stored.element)
     }
 }
 
@@ -149,12 +153,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_have_one_name_each() {
+    fn every_state_kind_has_one_name() {
         for name in ["weights", "gradient", "exp_avg", "momentum2"] {
-            let slot: StateKind = name.parse().unwrap();
-            assert_eq!(slot.as_str(), name);
-            let json = serde_json::to_string(&slot).unwrap();
-            assert_eq!(serde_json::from_str::<StateKind>(&json).unwrap(), slot);
+            let kind: StateKind = name.parse().unwrap();
+            assert_eq!(kind.as_str(), name);
+            let json = serde_json::to_string(&kind).unwrap();
+            assert_eq!(serde_json::from_str::<StateKind>(&json).unwrap(), kind);
         }
         assert_eq!("exp_avg".parse::<StateKind>().unwrap(), StateKind::moment("exp_avg"));
         for name in ["", "Exp", "a:b", "a b", &"a".repeat(101)] {
@@ -163,21 +167,21 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_beyond_all_memory_has_no_count() {
-        let mut atom = ParamEntry {
+    fn the_number_of_elements_may_overflow() {
+        let mut entry = ParamEntry {
             path: "w".into(),
             shape: vec![2, 3],
             kind: EntryKind::Parameter,
             trainable: true,
             aliases: vec![],
-            slots: vec![StoredState { slot: StateKind::Weights, element: ElementType::F32 }],
+            states: vec![StoredState { kind: StateKind::Weights, element: ElementType::F32 }],
         };
-        assert_eq!(atom.checked_numel(), Some(6));
-        assert_eq!(atom.element_of(&StateKind::Weights), Some(ElementType::F32));
-        assert_eq!(atom.element_of(&StateKind::Gradient), None);
-        atom.shape = vec![usize::MAX, 2];
-        assert_eq!(atom.checked_numel(), None);
-        atom.shape = vec![];
-        assert_eq!(atom.checked_numel(), Some(1));
+        assert_eq!(entry.checked_numel(), Some(6));
+        assert_eq!(entry.element_of(&StateKind::Weights), Some(ElementType::F32));
+        assert_eq!(entry.element_of(&StateKind::Gradient), None);
+        entry.shape = vec![usize::MAX, 2];
+        assert_eq!(entry.checked_numel(), None);
+        entry.shape = vec![];
+        assert_eq!(entry.checked_numel(), Some(1));
     }
 }

@@ -1,10 +1,11 @@
 //! The file of one rank, verified and open for reading.
 //!
-//! Main type: [`RankFile`]. The content of the file is not trusted: its length
-//! and hash are in the manifest, and its header follows from the layout and is
-//! compared. The offsets of tensors are therefore known before it is opened.
-//! Values are read with positioned reads instead of a memory map, which would
-//! end the process if the file were truncated.
+//! Main type: [`RankFile`]. The content of the file is not trusted. The
+//! manifest has its length and hash, and the layout determines its header, with
+//! which the header in the file is compared. The offsets of tensors are
+//! therefore known before the file is opened. Values are read with positioned
+//! reads instead of a memory map, because truncating a mapped file would end
+//! the process.
 //!
 //! ```text
 //! 8 bytes           length of the header, little-endian, u64
@@ -15,8 +16,9 @@
 //! values            this rank's chunk of each array, wide element types first
 //! ```
 //!
-//! It is an ordinary safetensors file, so other tools can look into it. Tensors
-//! are flat, and their names are path and array, separated by a colon.
+//! The file is an ordinary safetensors file, so other tools can read it.
+//! Tensors are flat. Their names consist of the module path and the kind of the
+//! array, separated by a colon.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -34,7 +36,7 @@ use crate::{CheckpointError, disk};
 const CHUNK: usize = 1 << 20;
 /// The beginning of a file of this format, after the length of its header.
 const METADATA: &str = "{\"__metadata__\":";
-/// The number of bytes in which the metadata must end.
+/// The metadata must end within this number of bytes.
 const METADATA_ROOM: u64 = 1 << 10;
 
 /// A verified file.
@@ -42,8 +44,7 @@ const METADATA_ROOM: u64 = 1 << 10;
 pub(crate) struct RankFile {
     /// The path, for messages.
     path: PathBuf,
-    /// The open file. It stays readable after a deletion of its checkpoint on
-    /// Unix.
+    /// The open file. On Unix it stays readable if the checkpoint is deleted.
     file: File,
     /// The offset of each tensor in the file, by entry and array.
     starts: HashMap<(usize, usize), u64>,
@@ -51,7 +52,7 @@ pub(crate) struct RankFile {
 
 impl RankFile {
     /// Opens and verifies the file of `rank` in the checkpoint in `folder`. The
-    /// whole file is read once, to hash it.
+    /// complete file is read once to hash it.
     ///
     /// # Errors
     ///
@@ -65,8 +66,8 @@ impl RankFile {
     ) -> Result<Self, CheckpointError> {
         let path = folder.join(rank_file_name(rank));
         let (layout, identity) = (&manifest.layout, manifest.identity());
-        let pieces = layout.pieces(rank);
-        let header = layout.header(rank, &pieces, &identity).to_bytes();
+        let segments = layout.segments(rank);
+        let header = layout.header(rank, &segments, &identity).to_bytes();
         let io = |source| match source {
             source if io::Error::kind(&source) == io::ErrorKind::NotFound => {
                 CheckpointError::damaged(&path, "it is missing")
@@ -77,7 +78,7 @@ impl RankFile {
         // would wait for its writer.
         let metadata = fs::metadata(&path).map_err(io)?;
         if !metadata.is_file() {
-            return Err(CheckpointError::damaged(&path, "it is no file"));
+            return Err(CheckpointError::damaged(&path, "it is not a regular file"));
         }
         let file = File::open(&path).map_err(io)?;
         let entry = &manifest.ranks[rank];
@@ -105,7 +106,10 @@ impl RankFile {
             return Err(CheckpointError::damaged(&path, reason));
         }
         let data = header.len() as u64;
-        let starts = pieces.iter().map(|p| ((p.atom, p.slot), data + p.offset)).collect();
+        let starts = segments
+            .iter()
+            .map(|segment| ((segment.entry, segment.state), data + segment.offset))
+            .collect();
         Ok(Self { path, file, starts })
     }
 
@@ -118,12 +122,12 @@ impl RankFile {
     /// was verified, or an I/O error.
     pub(crate) fn read(
         &self,
-        (atom, slot): (usize, usize),
+        (entry, state): (usize, usize),
         offset: u64,
         bytes: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        let Some(start) = self.starts.get(&(atom, slot)) else {
-            unreachable!("every rank that owns elements has a tensor for each slot")
+        let Some(start) = self.starts.get(&(entry, state)) else {
+            unreachable!("every rank that owns elements has a tensor for each state")
         };
         disk::read_exact_at(&self.file, bytes, start + offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
@@ -193,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_other_saves_are_called_so() {
+    fn files_of_other_saves_are_reported_as_mixed() {
         let root = TempRoot::new();
         let [first, second] = [1, 2].map(|step| save(&root, step, 2));
         open(&first, 1).unwrap();
@@ -201,14 +205,14 @@ mod tests {
         let error = open(&first, 1).unwrap_err();
         assert!(matches!(error, CheckpointError::Mixed { .. }), "{error}");
         assert!(error.to_string().contains("rank 1 of 2 of step-00000002"), "{error}");
-        // Files of other ranks are intact.
+        // A file of another rank of the same save is detected too.
         fs::copy(first.join(rank_file_name(0)), first.join(rank_file_name(1))).unwrap();
         let error = open(&first, 1).unwrap_err().to_string();
         assert!(error.contains("rank 0 of 2 of step-00000001"), "{error}");
     }
 
     #[test]
-    fn what_is_no_such_file_is_damaged() {
+    fn other_contents_are_reported_as_damage() {
         let root = TempRoot::new();
         let folder = save(&root, 1, 1);
         let path = folder.join(rank_file_name(0));
@@ -222,12 +226,13 @@ mod tests {
         fs::remove_file(&path).unwrap();
         assert!(open(&folder, 0).unwrap_err().to_string().contains("it is missing"));
         fs::create_dir(&path).unwrap();
-        assert!(open(&folder, 0).unwrap_err().to_string().contains("it is no file"));
+        assert!(open(&folder, 0).unwrap_err().to_string().contains("it is not a regular file"));
     }
 
-    /// Who can forge checksums gets no further than that.
+    /// An attacker who can forge checksums cannot read beyond the end of the
+    /// file.
     #[test]
-    fn a_forged_file_is_no_way_out_of_its_bounds() {
+    fn a_forged_file_is_not_read_out_of_bounds() {
         let root = TempRoot::new();
         let folder = save(&root, 1, 1);
         let path = folder.join(rank_file_name(0));

@@ -1,9 +1,9 @@
 //! Writes the file of one rank, tensor by tensor.
 //!
 //! Main type: [`RankWriter`]. The layout is known from the start, so the header
-//! comes first, and memory holds only the tensor (or the part of one) that the
-//! caller passes. The file is hashed while it is written. A tensor out of
-//! order, of another type or of another length is an error.
+//! is written first, and memory holds only the tensor (or the part of a tensor)
+//! that the caller passes. The file is hashed while it is written. A tensor
+//! that is out of order or has another type or length is an error.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,22 +20,22 @@ use crate::{
     CheckpointError, ElementType, Layout, RankRecord, Segment, StateKind, StoredElement, disk,
 };
 
-/// The number of bytes that are hashed and then written at a time. They stay in
-/// the cache of the core in between.
+/// The number of bytes that are hashed and then written at a time. A chunk
+/// stays in the cache of the core between the two.
 const CHUNK: usize = 256 << 10;
 
 /// A rank's file that is being written. Dropping it removes the file.
 #[derive(Debug)]
 #[must_use = "a file that is not finished is removed"]
 pub struct RankWriter {
-    /// The rank whose file it is.
+    /// The rank that writes the file.
     rank: usize,
     /// The id of the save, for the record.
     id: String,
     /// The layout that all ranks agree on.
     layout: Arc<Layout>,
     /// The tensors of the file, in the order in which they are written.
-    pieces: Vec<Segment>,
+    segments: Vec<Segment>,
     /// The number of complete tensors.
     written: usize,
     /// The number of elements of the next tensor that are already written.
@@ -76,13 +76,13 @@ impl RankWriter {
         let length = layout.file_len(rank, &ticket.identity);
         let file = File::create_new(&path).map_err(disk::write_error(&path, length))?;
         let flusher = Flusher::start(&file, length).map_err(CheckpointError::io("flush", &path))?;
-        let pieces = layout.pieces(rank);
-        let header = layout.header(rank, &pieces, &ticket.identity).to_bytes();
+        let segments = layout.segments(rank);
+        let header = layout.header(rank, &segments, &ticket.identity).to_bytes();
         let mut writer = Self {
             rank,
             id: ticket.identity.id.clone(),
             layout,
-            pieces,
+            segments,
             written: 0,
             filled: 0,
             file,
@@ -98,12 +98,12 @@ impl RankWriter {
 
     /// Returns the tensor that has to be written next or continued; `None` when
     /// all are written.
-    pub fn next_piece(&self) -> Option<&Segment> {
-        self.pieces.get(self.written)
+    pub fn next_segment(&self) -> Option<&Segment> {
+        self.segments.get(self.written)
     }
 
-    /// Writes the next tensor or the next part of it: elements that this rank
-    /// owns of an array, without padding.
+    /// Writes the next tensor or the next part of it. `values` are elements of
+    /// the array that this rank owns, without padding.
     ///
     /// # Errors
     ///
@@ -112,10 +112,10 @@ impl RankWriter {
     pub fn write<T: StoredElement>(
         &mut self,
         path: &str,
-        slot: &StateKind,
+        kind: &StateKind,
         values: &[T],
     ) -> Result<(), CheckpointError> {
-        self.write_bytes(path, slot, T::TYPE, bytemuck::cast_slice(values))
+        self.write_bytes(path, kind, T::TYPE, bytemuck::cast_slice(values))
     }
 
     /// Writes like [`write`](Self::write), with a type that is known only at
@@ -129,33 +129,34 @@ impl RankWriter {
     pub fn write_bytes(
         &mut self,
         path: &str,
-        slot: &StateKind,
+        kind: &StateKind,
         element: ElementType,
         bytes: &[u8],
     ) -> Result<(), CheckpointError> {
         let len = bytes.len() / element.size();
-        let found = || format!("{path}:{slot}, {len} elements of {element}");
+        let found = || format!("{path}:{kind}, {len} elements of {element}");
         let is_bool = |byte: &u8| *byte <= 1;
         if !bytes.len().is_multiple_of(element.size())
             || element == ElementType::Bool && !bytes.iter().all(is_bool)
         {
             return Err(self.out_of_plan(format!("{}, with {} bytes", found(), bytes.len())));
         }
-        let Some(piece) = self.pieces.get(self.written) else {
+        let Some(segment) = self.segments.get(self.written) else {
             return Err(self.out_of_plan(found()));
         };
-        let atom = &self.layout.atoms()[piece.atom];
-        let stored = &atom.slots[piece.slot];
-        if atom.path != path
-            || stored.slot != *slot
+        let entry = &self.layout.entries()[segment.entry];
+        let stored = &entry.states[segment.state];
+        if entry.path != path
+            || stored.kind != *kind
             || stored.element != element
-            || piece.range.len() - self.filled < len
+            || segment.range.len() - self.filled < len
         {
             return Err(self.out_of_plan(found()));
         }
         self.filled += len;
-        // The state changes before the write: after a failed one the file is unusable in any case.
-        if self.filled == piece.range.len() {
+        // The counters are updated before the write, because the file is unusable after a failed
+        // write in any case.
+        if self.filled == segment.range.len() {
             (self.written, self.filled) = (self.written + 1, 0);
         }
         self.append(bytes)
@@ -170,7 +171,7 @@ impl RankWriter {
     /// Returns [`CheckpointError::OutOfPlan`] if tensors are missing;
     /// [`CheckpointError::DiskFull`] or an I/O error.
     pub fn finish(mut self, state: Value) -> Result<RankRecord, CheckpointError> {
-        if self.written < self.pieces.len() {
+        if self.written < self.segments.len() {
             return Err(self.out_of_plan("the end".into()));
         }
         self.flusher
@@ -187,8 +188,8 @@ impl RankWriter {
         })
     }
 
-    /// Hashes and writes bytes, a chunk at a time, so that each chunk is hashed
-    /// and copied while it is in the cache.
+    /// Hashes and writes bytes in chunks, so that each chunk is still in the
+    /// cache when it is written.
     fn append(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
         for chunk in bytes.chunks(CHUNK) {
             self.hasher.update(chunk);
@@ -201,12 +202,12 @@ impl RankWriter {
     /// Returns the error for a tensor that is not the next one. `found`
     /// describes what the caller passed.
     fn out_of_plan(&self, found: String) -> CheckpointError {
-        let expected = self.next_piece().map_or_else(
+        let expected = self.next_segment().map_or_else(
             || "nothing more".to_owned(),
-            |piece| {
-                let element = self.layout.atoms()[piece.atom].slots[piece.slot].element;
-                let name = self.layout.name(piece);
-                format!("{name}, {} elements of {element}", piece.range.len() - self.filled)
+            |segment| {
+                let element = self.layout.entries()[segment.entry].states[segment.state].element;
+                let name = self.layout.name(segment);
+                format!("{name}, {} elements of {element}", segment.range.len() - self.filled)
             },
         );
         CheckpointError::OutOfPlan { rank: self.rank, expected, found }
@@ -216,7 +217,7 @@ impl RankWriter {
 impl Drop for RankWriter {
     fn drop(&mut self) {
         if !self.finished {
-            // Best effort: the next save removes what is left.
+            // Best effort: the next save removes leftovers.
             _ = fs::remove_file(&self.path);
         }
     }
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_come_in_order_and_as_announced() {
+    fn tensors_must_be_written_as_in_the_layout() {
         let root = TempRoot::new();
         let layout = layout(2);
         let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
@@ -268,10 +269,10 @@ mod tests {
         assert!(RankWriter::create(save.ticket(), layout, 0).is_err());
     }
 
-    /// `/dev/full` is a disk that is always full.
+    /// Every write to `/dev/full` fails as on a full disk.
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_disk_that_fills_up_is_named_with_what_it_would_have_needed() {
+    fn a_full_disk_is_reported_with_the_needed_bytes() {
         let root = TempRoot::new();
         let layout = layout(1);
         let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
@@ -286,10 +287,10 @@ mod tests {
         );
     }
 
-    /// A real small disk, where the test may mount one.
+    /// Uses a small tmpfs. Skipped if the test is not allowed to mount one.
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_full_disk_costs_a_checkpoint_and_nothing_else() {
+    fn a_full_disk_does_not_harm_earlier_checkpoints() {
         let Some(disk) = SmallDisk::mount() else {
             eprintln!("not allowed to mount a small disk: not tested");
             return;
@@ -319,21 +320,21 @@ mod tests {
             assert_eq!(checkpoint.run().step, 1);
             fs::remove_file(&filler).unwrap();
         }
-        // There is room again, and the run has gone on.
+        // Once there is space again, the next save succeeds.
         save(&root, 3, 1);
     }
 
     #[cfg(target_os = "linux")]
     fn big(numel: usize) -> Arc<Layout> {
         use crate::{ElementType, ParamEntry, StoredState};
-        let slots = vec![StoredState { slot: StateKind::Weights, element: ElementType::F32 }];
+        let states = vec![StoredState { kind: StateKind::Weights, element: ElementType::F32 }];
         let (path, shape) = ("w".into(), vec![numel]);
         let kind = crate::EntryKind::Parameter;
-        let atom = ParamEntry { path, shape, kind, trainable: true, aliases: vec![], slots };
-        Arc::new(Layout::new(vec![atom], 1).unwrap())
+        let entry = ParamEntry { path, shape, kind, trainable: true, aliases: vec![], states };
+        Arc::new(Layout::new(vec![entry], 1).unwrap())
     }
 
-    /// A disk of 8 MB in memory.
+    /// A tmpfs of 8 MB.
     #[cfg(target_os = "linux")]
     struct SmallDisk {
         folder: tempfile::TempDir,

@@ -7,8 +7,8 @@ use std::path::Path;
 use crate::store::{self, Entry, Lock};
 use crate::{CheckpointError, Tag, disk};
 
-/// How many checkpoints are kept. Checkpoints with a name that a user chose
-/// ([`Tag::step`] is `None`) are neither counted nor deleted. The latest
+/// The number of checkpoints that are kept. Checkpoints with a name that a user
+/// chose ([`Tag::step`] is `None`) are neither counted nor deleted. The latest
 /// checkpoint is never deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retention {
@@ -85,7 +85,7 @@ pub fn delete_checkpoint(root: &Path, tag: &Tag) -> Result<(), CheckpointError> 
 fn delete(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
     let (path, hidden) = (root.join(tag.as_str()), store::deleted_folder(root, tag));
     if hidden.symlink_metadata().is_ok() {
-        // A process that was killed may have left it.
+        // A process that was killed may have left this folder.
         fs::remove_dir_all(&hidden).map_err(CheckpointError::io("remove", &hidden))?;
     }
     fs::rename(&path, &hidden).map_err(CheckpointError::io("rename", &path))?;
@@ -122,7 +122,8 @@ mod tests {
         }
         assert_eq!(keep(0, 1).apply(&root, None).unwrap(), []);
         assert_eq!(keep(2, 3).apply(&root, None).unwrap(), [Tag::of_step(3)]);
-        // Of two equally good ones the newer is kept, here anyway.
+        // Of two equally good checkpoints the newer one is kept, in this case
+        // as one of the last two.
         assert_eq!(keep(2, 1).apply(&root, None).unwrap(), [1, 2].map(Tag::of_step));
         assert_eq!(keep(1, 1).apply(&root, None).unwrap(), []);
         assert_eq!(keep(1, 0).apply(&root, None).unwrap(), [Tag::of_step(4)]);
@@ -131,13 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn what_users_named_and_what_latest_names_stays() {
+    fn renamed_and_latest_checkpoints_are_kept() {
         let root = TempRoot::new();
         save(&root, 9, 1);
         fs::rename(root.join("step-00000009"), root.join("best")).unwrap();
         fs::remove_file(root.join("latest")).unwrap();
         save(&root, 8, 1);
-        // A run that went back: its latest is not its newest.
+        // The run resumed from an older checkpoint, so `latest` is not the
+        // newest step.
         for step in [5, 6] {
             save(&root, step, 1);
         }
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_deleted_while_a_save_is_under_way() {
+    fn nothing_is_deleted_during_a_save() {
         let root = TempRoot::new();
         save(&root, 1, 1);
         save(&root, 2, 1);
@@ -170,7 +172,7 @@ mod tests {
         fs::write(hidden.join("rank-00000.safetensors"), "half").unwrap();
         assert_eq!(keep(2, 0).apply(&root, None).unwrap(), [Tag::of_step(1)]);
         assert!(!hidden.exists());
-        // Or by the next save.
+        // The next save finishes a deletion too.
         fs::rename(root.join("step-00000002"), store::deleted_folder(&root, &Tag::of_step(2)))
             .unwrap();
         assert_eq!(steps(&root), [3]);
@@ -182,7 +184,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
         #[test]
-        fn exactly_the_rest_goes(
+        fn exactly_the_other_checkpoints_are_deleted(
             metrics in prop::collection::vec(prop::option::of(0_u8..4), 1..7),
             last in 1_usize..4,
             best in 0_usize..4,

@@ -1,22 +1,22 @@
-//! Writing a checkpoint that is complete or does not exist.
+//! Writes a checkpoint atomically: it is either complete or does not exist.
 //!
-//! Main type: [`Save`], which rank 0 holds. All ranks write into a hidden
+//! Main type: [`Save`], which only rank 0 has. All ranks write into a hidden
 //! folder:
 //!
 //! 1. Rank 0: [`Save::begin`] creates the folder. The caller sends its
 //!    [`SaveTicket`] to the other ranks.
-//! 2. Every rank: [`RankWriter`](crate::RankWriter) writes its file and waits
-//!    until it is on the disk. The caller sends the [`RankRecord`]s to rank 0.
+//! 2. Every rank: [`RankWriter`](crate::RankWriter) writes its file and flushes
+//!    it to the disk. The caller sends the [`RankRecord`]s to rank 0.
 //! 3. Rank 0: [`Save::commit`] writes the manifest, renames the folder, and
 //!    finally updates `latest`.
 //!
-//! Dropping a save removes its files; a killed save is cleaned up by
-//! the next. Earlier checkpoints are never touched.
+//! Dropping a [`Save`] removes its files. If the process is killed, the next
+//! save removes them. Earlier checkpoints are never changed.
 //!
-//! **A tag that is taken** is an error, or another tag is used
-//! ([`Save::begin_step`]). The exception is a damaged checkpoint: the run has
-//! resumed from an older one and now reaches the same step again. The damaged
-//! one is then renamed to `TAG.damaged-N` and kept.
+//! **Existing tags.** [`Save::begin`] returns an error if the tag is taken, and
+//! [`Save::begin_step`] uses another tag. Damaged checkpoints are an exception:
+//! the run has resumed from an older checkpoint and now reaches the same step
+//! again. The damaged checkpoint is then renamed to `TAG.damaged-N` and kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -217,14 +217,14 @@ impl Save {
 impl Drop for Save {
     fn drop(&mut self) {
         if self.unfinished {
-            // Best effort: the next save removes what is left.
+            // Best effort: the next save removes leftovers.
             _ = fs::remove_dir_all(&self.ticket.folder);
         }
     }
 }
 
-/// Makes sure that the tag is free. A damaged checkpoint is renamed, anything
-/// else is an error.
+/// Makes the tag available. A damaged checkpoint is renamed; anything else of
+/// this name is an error.
 fn vacate(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
     let path = root.join(tag.as_str());
     if path.symlink_metadata().is_err() {
@@ -246,7 +246,7 @@ fn vacate(root: &Path, tag: &Tag) -> Result<(), CheckpointError> {
 mod tests {
     use super::*;
     use crate::RankWriter;
-    use crate::fixture::{TempRoot, atom, layout, run, save, write_rank};
+    use crate::fixture::{TempRoot, layout, parameter, run, save, write_rank};
     use serde_json::json;
 
     fn newest(root: &Path) -> Option<u64> {
@@ -255,13 +255,14 @@ mod tests {
         Some(checkpoint.run().step)
     }
 
-    /// What a kill leaves: nothing is tidied up, and the lock is gone.
+    /// Leaves a save as if the process had been killed: its files stay, and the
+    /// lock is released.
     fn kill(mut save: Save) {
         save.unfinished = false;
     }
 
     #[test]
-    fn killed_at_any_moment_the_earlier_or_the_new_checkpoint_is_there() {
+    fn a_save_that_is_killed_at_any_moment_leaves_an_intact_checkpoint() {
         // The last moment at which the save is killed, and the step to resume from then.
         let moments =
             [("begun", 1), ("one rank", 1), ("all ranks", 1), ("manifest", 1), ("renamed", 2)];
@@ -292,7 +293,7 @@ mod tests {
                 kill(second);
                 let expected = if before || step == 2 { Some(step) } else { None };
                 assert_eq!(newest(&root), expected, "killed: {moment}");
-                // The next one finds its way.
+                // The next save succeeds and removes the leftovers.
                 save(&root, 3, 1);
                 assert_eq!(newest(&root), Some(3));
                 let hidden = disk::names(&root).unwrap();
@@ -311,7 +312,7 @@ mod tests {
         let record = write_rank(second.ticket(), &layout, 0, 2);
         drop(second);
         assert_eq!(disk::names(&root).unwrap(), before);
-        // Nor do ranks that continue to write, or a record that comes too late.
+        // The record of the dropped save is rejected by a later save.
         let third = Save::begin(&root, Tag::of_step(2), layout.clone()).unwrap();
         write_rank(third.ticket(), &layout, 0, 2);
         let error = third.commit(vec![record], run(2)).unwrap_err().to_string();
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ranks_have_to_be_there_and_agree() {
+    fn all_ranks_must_write_with_the_same_layout() {
         let root = TempRoot::new();
         let layout = layout(2);
         let begin = || Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
@@ -333,7 +334,7 @@ mod tests {
 
         let second = begin();
         let record = write_rank(second.ticket(), &layout, 0, 1);
-        let other = Arc::new(Layout::new(vec![atom("other", &[3])], 2).unwrap());
+        let other = Arc::new(Layout::new(vec![parameter("other", &[3])], 2).unwrap());
         let records = vec![write_rank(second.ticket(), &other, 1, 1), record];
         let error = refusal(second, records);
         assert!(error.contains("rank 1 has other parameters"), "{error}");
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn records_and_tickets_travel_as_json() {
+    fn records_and_tickets_are_serializable() {
         let root = TempRoot::new();
         let layout = layout(1);
         let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
@@ -362,16 +363,17 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_is_taken_once() {
+    fn existing_tags_are_refused() {
         let root = TempRoot::new();
         save(&root, 1, 2);
         let error = Save::begin(&root, Tag::of_step(1), layout(2)).unwrap_err();
         assert!(matches!(error, CheckpointError::TagTaken { .. }), "{error}");
-        // Somebody's folder is not ours to move.
+        // A folder that is not a checkpoint is not moved.
         fs::create_dir(root.join("mine")).unwrap();
         let error = Save::begin(&root, "mine".parse().unwrap(), layout(2)).unwrap_err();
         assert!(matches!(error, CheckpointError::TagTaken { .. }), "{error}");
-        // Even one that appears while the save is under way.
+        // The same applies to a folder that appears while the save is in
+        // progress.
         let second = Save::begin(&root, Tag::of_step(2), layout(1)).unwrap();
         let record = write_rank(second.ticket(), &layout(1), 0, 2);
         fs::create_dir(root.join("step-00000002")).unwrap();
@@ -381,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_comes_by_a_step_again_saves_beside_what_is_there() {
+    fn saving_a_step_again_uses_a_new_name() {
         let root = TempRoot::new();
         for tag in ["step-00000001", "step-00000001.2", "step-00000001.3"] {
             let save = Save::begin_step(&root, 1, layout(1)).unwrap();
@@ -394,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_checkpoint_makes_room_for_its_successor_and_is_kept() {
+    fn a_damaged_checkpoint_is_renamed_and_kept() {
         let root = TempRoot::new();
         for number in 1..3 {
             save(&root, 1, 2);
@@ -410,10 +412,10 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_before_anything_is_written() {
+    fn a_save_that_exceeds_the_disk_is_refused_before_writing() {
         let root = TempRoot::new();
         save(&root, 1, 1);
-        let huge = Layout::new(vec![atom("w", &[1 << 55])], 3).unwrap();
+        let huge = Layout::new(vec![parameter("w", &[1 << 55])], 3).unwrap();
         let error = Save::begin(&root, Tag::of_step(2), huge.into()).unwrap_err();
         assert!(matches!(error, CheckpointError::DiskFull { .. }), "{error}");
         assert_eq!(newest(&root), Some(1));
@@ -421,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_metric_that_is_no_number_is_none() {
+    fn a_metric_that_is_not_finite_is_none() {
         let root = TempRoot::new();
         let layout = layout(1);
         let save = Save::begin(&root, Tag::of_step(1), layout.clone()).unwrap();
@@ -433,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_comes_after_the_end_is_told() {
+    fn a_ticket_of_a_dropped_save_is_refused() {
         let root = TempRoot::new();
         let save = Save::begin(&root, Tag::of_step(1), layout(1)).unwrap();
         let ticket = save.ticket().clone();

@@ -1,19 +1,21 @@
-//! The folder of checkpoints, and which of them is the latest.
+//! The folder of checkpoints and the choice of the latest one.
 //!
-//! `latest` contains a tag and the checksum of that checkpoint's manifest, so
-//! damage to it never leads to another checkpoint. It is written last. A save
-//! that is killed just before leaves a complete checkpoint that `latest` does
-//! not name yet. Its manifest names the checkpoint that was the latest when the
-//! save started, and it is found by that.
+//! The file `latest` contains a tag and the checksum of that checkpoint's
+//! manifest, so a damaged `latest` never selects another checkpoint. A save
+//! writes `latest` last. If the save is killed just before, it leaves a
+//! complete checkpoint that `latest` does not name yet. The manifest of this
+//! checkpoint has the id of the checkpoint that was the latest when the save
+//! started, and the checkpoint is found by this id.
 //!
 //! ```text
 //! latest        step-00000010\n
 //!               <64 hexadecimal digits>\n       BLAKE3 of that checkpoint's manifest
 //! ```
 //!
-//! The field `follows` of the manifests makes a chain. The latest checkpoint is
-//! the end of the chain that starts at the one in `latest`; in practice it has
-//! at most one more link. Checkpoints of an abandoned branch are not in it.
+//! The field `follows` of the manifests forms a chain. The latest checkpoint is
+//! the end of the chain that starts at the checkpoint in `latest`. In practice
+//! the chain has at most one more link. Checkpoints of an abandoned branch are
+//! not part of the chain.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read};
@@ -35,15 +37,14 @@ const DELETED: &str = ".deleted";
 pub(crate) struct Entry {
     /// The name of its folder.
     pub(crate) tag: Tag,
-    /// Its manifest, whose own checksum is correct.
+    /// The manifest, whose checksum was verified.
     pub(crate) manifest: Manifest,
     /// The checksum of the manifest.
     pub(crate) checksum: String,
 }
 
 impl Entry {
-    /// Reads the manifest of the checkpoint `tag`. Its rank files are not
-    /// looked at.
+    /// Reads the manifest of the checkpoint `tag`. Its rank files are not read.
     fn read(root: &Path, tag: Tag) -> Result<Self, CheckpointError> {
         let (manifest, checksum) = Manifest::read(&root.join(tag.as_str()))?;
         Ok(Self { tag, manifest, checksum })
@@ -84,8 +85,8 @@ pub(crate) fn remove_leftovers(root: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Returns the checkpoints with an intact manifest, by step and then by age.
-/// Others are skipped.
+/// Returns the checkpoints whose manifest is intact, sorted by step and then by
+/// age. Others are skipped.
 pub(crate) fn entries(root: &Path) -> Result<Vec<Entry>, CheckpointError> {
     let tags = names(root)?.into_iter().filter_map(|name| name.parse::<Tag>().ok());
     let mut entries: Vec<_> = tags.filter_map(|tag| Entry::read(root, tag).ok()).collect();
@@ -99,8 +100,8 @@ fn order(entry: &Entry) -> (u64, u64, &Tag) {
     (entry.manifest.run.step, entry.manifest.saved_at, &entry.tag)
 }
 
-/// Returns the checkpoint to resume from: the one that `latest` names, or one
-/// that was completed after it. `None` if there is none.
+/// Returns the checkpoint to resume from: the one that `latest` names, or a
+/// checkpoint that was completed after it. `None` if there is no checkpoint.
 ///
 /// # Errors
 ///
@@ -111,8 +112,8 @@ pub(crate) fn latest(root: &Path) -> Result<Option<Entry>, CheckpointError> {
         Some(pointer) => Some(follow(root, pointer)?),
         None => None,
     };
-    // Each checkpoint is removed from the list when it is passed, so the loop
-    // ends.
+    // A checkpoint is removed from the list when the chain reaches it, so the
+    // loop ends even if the chain is circular.
     let mut others = entries(root)?;
     while let Some(next) = others.iter().rposition(|entry| {
         entry.manifest.follows.as_ref() == current.as_ref().map(|entry| &entry.manifest.id)
@@ -127,7 +128,7 @@ pub(crate) fn named_latest(root: &Path) -> Option<Tag> {
     Some(read_pointer(root).ok()??.tag)
 }
 
-/// Makes `latest` name this checkpoint.
+/// Writes this checkpoint's tag and checksum to `latest`.
 pub(crate) fn set_latest(root: &Path, tag: &Tag, checksum: &str) -> Result<(), CheckpointError> {
     disk::replace(&root.join(LATEST), format!("{tag}\n{checksum}\n").as_bytes())?;
     disk::sync_folder(root)
@@ -172,7 +173,7 @@ fn follow(root: &Path, Pointer { tag, checksum }: Pointer) -> Result<Entry, Chec
 ///
 /// # Errors
 ///
-/// Returns [`CheckpointError::Damaged`] for another content,
+/// Returns [`CheckpointError::Damaged`] for any other content,
 /// [`CheckpointError::Foreign`] if the folder belongs to another program that
 /// also writes a `latest` (DeepSpeed does), or an I/O error.
 fn read_pointer(root: &Path) -> Result<Option<Pointer>, CheckpointError> {
@@ -180,7 +181,7 @@ fn read_pointer(root: &Path) -> Result<Option<Pointer>, CheckpointError> {
     match fs::metadata(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Ok(metadata) if !metadata.is_file() => {
-            return Err(CheckpointError::damaged(&path, "it is no file"));
+            return Err(CheckpointError::damaged(&path, "it is not a regular file"));
         }
         _ => {}
     }
@@ -200,7 +201,7 @@ fn read_pointer(root: &Path) -> Result<Option<Pointer>, CheckpointError> {
     }))
 }
 
-/// Returns the content of `latest`; `None` if it is not a tag and a hash, a
+/// Parses the content of `latest`; `None` if it is not a tag and a hash on one
 /// line each.
 fn parse_pointer(text: &str) -> Option<Pointer> {
     let (tag, checksum) = text.strip_suffix('\n')?.split_once('\n')?;
@@ -208,8 +209,8 @@ fn parse_pointer(text: &str) -> Option<Pointer> {
     is_hash.then_some(Pointer { tag: tag.parse().ok()?, checksum: checksum.to_owned() })
 }
 
-/// A lock against other saves and deletions in the same folder. It is released
-/// when it is dropped or when its process ends for any reason.
+/// A lock that excludes other saves and deletions in the same folder. It is
+/// released when it is dropped or when the process ends for any reason.
 #[derive(Debug)]
 pub(crate) struct Lock {
     /// The open folder; `None` if the operating system cannot open or lock it.
@@ -222,7 +223,7 @@ impl Lock {
     /// # Errors
     ///
     /// Returns [`CheckpointError::Busy`] if another process, or another save of
-    /// this one, holds it.
+    /// this process, holds the lock.
     pub(crate) fn take(root: &Path) -> Result<Self, CheckpointError> {
         // Best effort: not every file system supports locks, and not every
         // operating system can open folders.
@@ -250,7 +251,7 @@ mod tests {
     use crate::fixture::{TempRoot, save};
 
     #[test]
-    fn latest_is_read_as_it_was_written_or_not_at_all() {
+    fn truncated_and_malformed_latest_files_are_refused() {
         let checksum = "0".repeat(64);
         let text = format!("step-00000001\n{checksum}\n");
         assert_eq!(parse_pointer(&text).unwrap().tag, Tag::of_step(1));
@@ -275,7 +276,7 @@ mod tests {
                 let mut bytes = original.clone();
                 bytes[at] ^= 1 << bit;
                 fs::write(&path, bytes).unwrap();
-                // The case of a digit of the checksum does not pass either.
+                // A checksum whose digits differ only in case is refused too.
                 assert!(latest(&root).is_err(), "bit {bit} of byte {at}");
             }
         }
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_that_was_replaced_behind_latests_back_is_refused() {
+    fn a_latest_of_another_save_is_refused() {
         let (root, other) = (TempRoot::new(), TempRoot::new());
         save(&root, 1, 1);
         save(&other, 1, 1);
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_go_and_nothing_else() {
+    fn only_leftovers_are_removed() {
         let root = TempRoot::new();
         save(&root, 1, 1);
         for folder in [".step-00000002.partial", ".best.deleted", ".git", ".x y.partial", "mine"] {
@@ -324,7 +325,7 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn one_saves_at_a_time() {
+    fn the_lock_excludes_other_saves() {
         let root = TempRoot::new();
         let lock = Lock::take(&root).unwrap();
         let error = Lock::take(&root).unwrap_err();

@@ -1,9 +1,8 @@
 //! Values of one element type.
 //!
-//! Main types: [`StoredElement`], for slices whose type is known at compile time, and
-//! [`Values`], for arrays whose type is in a file. Both are views of the
-//! little-endian bytes that a file contains, so nothing is converted when
-//! values are written or read.
+//! Main types: [`StoredElement`], for slices whose type is known at compile time, and [`Values`],
+//! for arrays whose type is stored in a file. Both are views of the little-endian bytes that a file
+//! contains, so nothing is converted when values are written or read.
 
 use bytemuck::{Pod, Zeroable};
 pub use deepburn_safetensors::ElementType;
@@ -58,8 +57,8 @@ pub enum Values {
 }
 
 /// Implements [`StoredElement`] for each type, and the methods of [`Values`] that
-/// have an arm for each of them. Bools are stored as bytes and have arms of
-/// their own.
+/// have an arm for each of them. Bools are stored as bytes and have separate
+/// arms.
 macro_rules! elements {
     ($($variant:ident: $type:ty),*) => {
         $(
@@ -156,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_files_are_those_of_safetensors() {
+    fn names_in_files_match_safetensors() {
         for element in ElementType::ALL {
             let dtype: safetensors::Dtype = serde_json::from_value(element.name().into()).unwrap();
             assert_eq!(dtype.bitsize(), 8 * element.size());

@@ -1,18 +1,17 @@
 //! The name of a checkpoint, which is the name of its folder.
 //!
 //! A name starts with an ASCII letter or digit, so it can be neither a hidden
-//! folder nor an option of a command, and has no separators, so it cannot leave
-//! the folder of checkpoints. Tags come from users and from files, and both are
-//! parsed by the same rule.
+//! folder nor a command-line option. It has no separators, so it cannot name a
+//! path outside the folder of checkpoints. Tags from users and tags from files
+//! are validated by the same rule.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The names of files beside checkpoints.
-///
-/// A tag must not be one of them.
+/// The names of other files in a folder of checkpoints, which tags must not
+/// have.
 const RESERVED: &[&str] = &["latest", "manifest.json"];
 
 /// The name of a checkpoint: a folder name that is safe on every file system.
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_elsewhere_are_refused() {
+    fn names_that_are_not_plain_folder_names_are_refused() {
         let long = "a".repeat(Tag::MAX_LEN + 1);
         for name in [
             "", ".", "..", "a/b", "a\\b", ".hidden", "-rf", "latest", "a b", "a\n", "\u{e9}", &long,

@@ -1,4 +1,4 @@
-//! Checkpoints as a whole: what is written is read, and what is not as it was written is refused.
+//! Tests of complete checkpoints: saved values are loaded unchanged, and changed files are refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,23 +6,23 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use crate::fixture::{TempRoot, atom, layout, run, save, save_layout, values};
+use crate::fixture::{TempRoot, layout, parameter, run, save, save_layout, values};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::{
     AsTrained, Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout,
     ParamEntry, StateKind, StoredState, Tag, consolidate, disk,
 };
 
-/// Every value of a checkpoint, by tensor.
+/// Returns every value of a checkpoint, by tensor.
 fn contents(checkpoint: &Checkpoint) -> Result<Vec<(String, Vec<f32>)>, CheckpointError> {
     let layout = checkpoint.layout();
     let mut all = vec![];
-    for (index, atom) in layout.atoms().iter().enumerate() {
-        for stored in &atom.slots {
+    for (index, entry) in layout.entries().iter().enumerate() {
+        for stored in &entry.states {
             let range = 0..layout.numel(index);
-            let values = checkpoint.read(&atom.path, &stored.slot, range)?;
+            let values = checkpoint.read(&entry.path, &stored.kind, range)?;
             assert_eq!(values.element_type(), stored.element);
-            all.push((format!("{}:{}", atom.path, stored.slot), values.into_f32()));
+            all.push((format!("{}:{}", entry.path, stored.kind), values.into_f32()));
         }
     }
     Ok(all)
@@ -30,8 +30,8 @@ fn contents(checkpoint: &Checkpoint) -> Result<Vec<(String, Vec<f32>)>, Checkpoi
 
 fn assert_whole(checkpoint: &Checkpoint, step: u64) {
     for (name, found) in contents(checkpoint).unwrap() {
-        let (path, slot) = name.split_once(':').unwrap();
-        assert_eq!(found, values(path, &slot.parse().unwrap(), step, 0..found.len()), "{name}");
+        let (path, kind) = name.split_once(':').unwrap();
+        assert_eq!(found, values(path, &kind.parse().unwrap(), step, 0..found.len()), "{name}");
     }
     assert_eq!(*checkpoint.run(), run(step));
     for rank in 0..checkpoint.layout().world_size() {
@@ -40,7 +40,7 @@ fn assert_whole(checkpoint: &Checkpoint, step: u64) {
 }
 
 #[test]
-fn what_is_saved_is_loaded() {
+fn saved_checkpoints_are_loaded() {
     let root = TempRoot::new();
     for world_size in 1..6 {
         let folder = save(&root, world_size as u64, world_size);
@@ -75,12 +75,12 @@ fn tied_weights_are_found_at_every_path() {
 }
 
 #[test]
-fn what_is_not_inside_is_refused() {
+fn missing_parameters_and_ranges_are_refused() {
     let root = TempRoot::new();
     save(&root, 1, 2);
     let checkpoint = Checkpoint::open(&root, None).unwrap();
     let refusal =
-        |path, slot: StateKind, range| checkpoint.read(path, &slot, range).unwrap_err().to_string();
+        |path, kind: StateKind, range| checkpoint.read(path, &kind, range).unwrap_err().to_string();
     assert!(refusal("c", StateKind::Weights, 0..1).contains("no parameter c"));
     let error = refusal("frozen", StateKind::Gradient, 0..1);
     assert!(error.contains("frozen has no gradient, only weights"), "{error}");
@@ -106,7 +106,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     disk::names(folder).unwrap().into_iter().map(|name| folder.join(name)).collect()
 }
 
-/// Opens in both ways; whatever loads has to equal the original.
+/// Checks that a checkpoint with a changed file is refused.
 fn load_or_refuse(root: &Path, folder: &Path, original: &[(String, Vec<f32>)], case: &str) {
     let equals_original = |opened: Result<Checkpoint, CheckpointError>| {
         let Ok(checkpoint) = opened else { return false };
@@ -117,7 +117,7 @@ fn load_or_refuse(root: &Path, folder: &Path, original: &[(String, Vec<f32>)], c
     };
     let opened = equals_original(Checkpoint::open(folder, None));
     assert!(!opened, "{case} is not noticed");
-    // An older one is offered, never taken.
+    // The error may name an older checkpoint, but it is not opened.
     assert!(Checkpoint::open_intact(root, None).is_err(), "{case}");
 }
 
@@ -159,21 +159,22 @@ fn a_refusal_names_the_file_and_the_newest_older_intact_checkpoint() {
         assert!(error.contains("intact checkpoint is"), "{error}");
         assert!(error.ends_with("step-00000002"), "{error}");
     }
-    // Though its manifest is gone, its name tells what is older.
+    // Without a manifest, the step in the tag determines which checkpoints are
+    // older.
     fs::remove_file(folders[1].join("manifest.json")).unwrap();
     let error = message(&root, Some(&Tag::of_step(2)));
     assert!(error.contains("step-00000002/manifest.json: damaged"), "{error}");
     assert!(error.ends_with("step-00000001"), "{error}");
     let older = Checkpoint::intact_before(&root, Some(&Tag::of_step(1))).unwrap();
     assert!(older.is_none());
-    // With `latest` lost as well, any intact one will do.
+    // If `latest` is damaged too, any intact checkpoint is named.
     fs::write(root.join("latest"), "noise").unwrap();
     let error = message(&root, None);
     assert!(error.contains("latest: damaged") && error.ends_with("step-00000001"), "{error}");
 }
 
 #[test]
-fn what_is_no_checkpoint_is_called_what_it_is() {
+fn other_folders_are_described_in_the_error() {
     let root = TempRoot::new();
     assert!(message(&root.join("nowhere"), None).contains("no such folder"));
     assert!(message(&root, None).contains("no checkpoint found; give the output folder"));
@@ -195,7 +196,7 @@ fn what_is_no_checkpoint_is_called_what_it_is() {
 }
 
 #[test]
-fn a_lost_latest_is_no_loss() {
+fn a_missing_latest_is_recovered() {
     let root = TempRoot::new();
     save(&root, 1, 1);
     save(&root, 2, 1);
@@ -216,26 +217,27 @@ fn threads_share_a_checkpoint() {
     });
 }
 
-/// Who can forge checksums gets errors as well.
+/// An attacker who can forge checksums also gets an error, before memory is
+/// allocated for the announced sizes.
 #[test]
-fn a_forged_manifest_asks_for_no_more_than_there_is() {
-    let huge = |path: &str, slots: usize| {
-        let mut atom = atom(path, &[1 << 29, 1 << 30]);
-        atom.slots.truncate(slots);
-        atom
+fn a_forged_manifest_is_refused() {
+    let huge = |path: &str, states: usize| {
+        let mut entry = parameter(path, &[1 << 29, 1 << 30]);
+        entry.states.truncate(states);
+        entry
     };
     let cases = [
         vec![huge("a", 1)],
         vec![huge("a", 1), huge("b", 1)],
         vec![huge("a", 0), huge("b", 0)],
-        vec![atom("a", &[3, 4])],
+        vec![parameter("a", &[3, 4])],
         vec![],
     ];
-    for atoms in cases {
+    for entries in cases {
         let root = TempRoot::new();
         let folder = save(&root, 1, 2);
         let (mut manifest, _) = Manifest::read(&folder).unwrap();
-        manifest.layout = Layout::new(atoms, 2).unwrap();
+        manifest.layout = Layout::new(entries, 2).unwrap();
         let path = folder.join(MANIFEST);
         fs::write(&path, manifest.to_text(&path).unwrap().0).unwrap();
         let checkpoint = Checkpoint::open(&folder, None).unwrap();
@@ -248,10 +250,10 @@ fn a_forged_manifest_asks_for_no_more_than_there_is() {
     }
 }
 
-/// Links that lead nowhere, and pipes, which would wait for a writer.
+/// Dangling symbolic links, and pipes, whose opening would wait for a writer.
 #[test]
 #[cfg(unix)]
-fn what_is_no_file_is_refused_at_once() {
+fn special_files_are_refused_without_blocking() {
     let root = TempRoot::new();
     let folder = save(&root, 1, 1);
     for name in ["rank-00000.safetensors", "manifest.json"] {
@@ -270,23 +272,23 @@ fn what_is_no_file_is_refused_at_once() {
     assert_whole(&Checkpoint::open_intact(&root, None).unwrap(), 1);
 }
 
-fn any_atom() -> impl Strategy<Value = ParamEntry> {
+fn any_entry() -> impl Strategy<Value = ParamEntry> {
     let element =
         prop_oneof![Just(ElementType::F32), Just(ElementType::F16), Just(ElementType::Bf16)];
-    let slot = prop_oneof![
+    let kind = prop_oneof![
         Just(StateKind::Weights),
         Just(StateKind::Gradient),
         Just(StateKind::moment("m"))
     ];
-    let slots = prop::collection::btree_map(slot, element, 0..4);
+    let states = prop::collection::btree_map(kind, element, 0..4);
     let shape = prop::collection::vec(0_usize..6, 0..4);
-    (shape, any::<bool>(), slots).prop_map(|(shape, trainable, slots)| ParamEntry {
+    (shape, any::<bool>(), states).prop_map(|(shape, trainable, states)| ParamEntry {
         path: String::new(),
         shape,
         kind: EntryKind::Parameter,
         trainable,
         aliases: vec![],
-        slots: slots.into_iter().map(|(slot, element)| StoredState { slot, element }).collect(),
+        states: states.into_iter().map(|(kind, element)| StoredState { kind, element }).collect(),
     })
 }
 
@@ -295,27 +297,27 @@ proptest! {
 
     #[test]
     fn any_range_reads_as_it_was_written(
-        atoms in prop::collection::vec(any_atom(), 0..6),
+        entries in prop::collection::vec(any_entry(), 0..6),
         saved_by in 1_usize..6,
         loaded_by in 1_usize..6,
         (from, to) in (0_usize..200, 0_usize..200),
     ) {
-        let name = |(i, atom)| ParamEntry { path: format!("layers.{i}.w"), ..atom };
-        let atoms: Vec<_> = atoms.into_iter().enumerate().map(name).collect();
-        let layout = Arc::new(Layout::new(atoms.clone(), saved_by).unwrap());
-        let cut = Layout::new(atoms, loaded_by).unwrap();
+        let name = |(i, entry)| ParamEntry { path: format!("layers.{i}.w"), ..entry };
+        let entries: Vec<_> = entries.into_iter().enumerate().map(name).collect();
+        let layout = Arc::new(Layout::new(entries.clone(), saved_by).unwrap());
+        let cut = Layout::new(entries, loaded_by).unwrap();
         let root = TempRoot::new();
         save_layout(&root, 1, &layout, run(1));
         let checkpoint = Checkpoint::open(&root, None).unwrap();
         prop_assert_eq!(checkpoint.layout(), &*layout);
-        for (index, atom) in layout.atoms().iter().enumerate() {
+        for (index, entry) in layout.entries().iter().enumerate() {
             let numel = layout.numel(index);
             let random = from.min(to).min(numel)..from.max(to).min(numel);
             let ranges = (0..loaded_by).map(|rank| cut.owned(index, rank)).chain([random]);
             for range in ranges {
-                for StoredState { slot, .. } in &atom.slots {
-                    let found = checkpoint.read(&atom.path, slot, range.clone()).unwrap();
-                    let expected = values(&atom.path, slot, 1, range.clone());
+                for StoredState { kind, .. } in &entry.states {
+                    let found = checkpoint.read(&entry.path, kind, range.clone()).unwrap();
+                    let expected = values(&entry.path, kind, 1, range.clone());
                     prop_assert_eq!(found.into_f32(), expected);
                 }
             }
@@ -323,12 +325,12 @@ proptest! {
     }
 }
 
-/// The layout that the tests use has all that there is.
+/// The layout of the tests has states in every float type of 16 and 32 bits.
 #[test]
-fn the_fixture_has_every_kind_of_slot() {
+fn the_fixture_has_every_float_type() {
     let layout = layout(1);
-    let slots: Vec<_> = layout.atoms().iter().flat_map(|atom| &atom.slots).collect();
+    let states: Vec<_> = layout.entries().iter().flat_map(|entry| &entry.states).collect();
     for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
-        assert!(slots.iter().any(|stored| stored.element == element));
+        assert!(states.iter().any(|stored| stored.element == element));
     }
 }

@@ -1,7 +1,9 @@
-//! Mutated checkpoints: values or an error, never a panic.
+//! Fuzzing of checkpoints: reading a mutated checkpoint returns values or an
+//! error, and never panics.
 //!
-//! Checksums catch random damage, so most inputs are sealed again after they are changed: what is
-//! behind the checksums must not trust them. CONTRIBUTING.md has the command of the long run.
+//! Checksums detect random damage, so the checksums of most inputs are corrected after the
+//! mutation. This tests the code behind the checksums. CONTRIBUTING.md has the command of the long
+//! run.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -21,15 +23,15 @@ use serde_json::{Value, json};
 const RANKS: usize = 2;
 const MANIFEST: &str = "manifest.json";
 
-fn atom(path: &str, shape: &[usize], slots: &[(StateKind, ElementType)]) -> ParamEntry {
-    let slots = slots.iter().cloned().map(|(slot, element)| StoredState { slot, element });
+fn parameter(path: &str, shape: &[usize], states: &[(StateKind, ElementType)]) -> ParamEntry {
+    let states = states.iter().cloned().map(|(kind, element)| StoredState { kind, element });
     ParamEntry {
         path: path.into(),
         shape: shape.into(),
         kind: EntryKind::Parameter,
         trainable: true,
         aliases: vec![],
-        slots: slots.collect(),
+        states: states.collect(),
     }
 }
 
@@ -41,13 +43,13 @@ fn layout() -> Arc<Layout> {
         (moment, ElementType::F32),
         (StateKind::Gradient, ElementType::F16),
     ];
-    let mut tied = atom("a", &[3, 4], &trained);
+    let mut tied = parameter("a", &[3, 4], &trained);
     tied.aliases = vec!["head".into()];
-    let mut frozen = atom("frozen", &[5], &[(weights.clone(), ElementType::Bf16)]);
+    let mut frozen = parameter("frozen", &[5], &[(weights.clone(), ElementType::Bf16)]);
     frozen.trainable = false;
-    let mut mask = atom("mask", &[7], &[(weights, ElementType::Bool)]);
+    let mut mask = parameter("mask", &[7], &[(weights, ElementType::Bool)]);
     (mask.kind, mask.trainable) = (EntryKind::Buffer, false);
-    Arc::new(Layout::new(vec![tied, atom("b", &[1], &trained), frozen, mask], RANKS).unwrap())
+    Arc::new(Layout::new(vec![tied, parameter("b", &[1], &trained), frozen, mask], RANKS).unwrap())
 }
 
 fn save(root: &Path, step: u64) {
@@ -55,11 +57,11 @@ fn save(root: &Path, step: u64) {
     let save = Save::begin(root, Tag::of_step(step), layout.clone()).unwrap();
     let write = |rank| {
         let mut writer = RankWriter::create(save.ticket(), layout.clone(), rank).unwrap();
-        for piece in layout.pieces(rank) {
-            let atom = &layout.atoms()[piece.atom];
-            let StoredState { slot, element } = &atom.slots[piece.slot];
-            let bytes = vec![1; piece.range.len() * element.size()];
-            writer.write_bytes(&atom.path, slot, *element, &bytes).unwrap();
+        for segment in layout.segments(rank) {
+            let entry = &layout.entries()[segment.entry];
+            let StoredState { kind, element } = &entry.states[segment.state];
+            let bytes = vec![1; segment.range.len() * element.size()];
+            writer.write_bytes(&entry.path, kind, *element, &bytes).unwrap();
         }
         writer.finish(json!({ "seed": rank })).unwrap()
     };
@@ -69,12 +71,12 @@ fn save(root: &Path, step: u64) {
     save.commit(records, Run { step, stage: 2, working, job, metric, state }).unwrap();
 }
 
-/// The files of a folder of checkpoints, by their paths in it.
+/// The files of a folder of checkpoints, with relative paths.
 #[derive(Clone)]
 struct Files(Vec<(PathBuf, Vec<u8>)>);
 
 impl Files {
-    /// Two checkpoints and the pointer to the later one.
+    /// Two checkpoints, and `latest`, which names the later one.
     fn sound() -> Self {
         let root = scratch_folder();
         (1..3).for_each(|step| save(root.path(), step));
@@ -92,7 +94,7 @@ impl Files {
     }
 
     fn write(&self, root: &Path) {
-        // What the last input left: checkpoints are deleted and exported too.
+        // Removes the files of the previous input, including exports.
         for entry in fs::read_dir(root).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
@@ -115,7 +117,7 @@ impl Files {
         }
     }
 
-    /// Puts a file of the corpus in its place, sealed like the others.
+    /// Replaces a file by a file of the corpus and corrects the checksums.
     fn put(&mut self, kept: &SeedFile) {
         match kept.format() {
             "latest" => *self.get("latest") = kept.bytes.clone(),
@@ -125,7 +127,7 @@ impl Files {
                 *fields = text.strip_suffix(b"\n}").unwrap().to_vec();
             }),
             "rank" => self.change_rank(0, |file| {
-                // A save has an id of its own, which files are recognised by.
+                // Every save has another id, which its files must contain.
                 let start = b"\"id\":\"";
                 let at = file.windows(start.len()).position(|window| window == start).unwrap();
                 let id = String::from_utf8(file[at..][start.len()..][..16].to_vec()).unwrap();
@@ -149,7 +151,7 @@ impl Files {
         let (length, checksum) = (file.len(), blake3::hash(file).to_hex().to_string());
         self.change_manifest(|fields| {
             let text = [&fields[..], b"\n}"].concat();
-            // It may have been changed before.
+            // An earlier change may have made the manifest invalid.
             let Ok(mut manifest) = serde_json::from_slice::<Value>(&text) else { return };
             let Some(entry) = manifest.pointer_mut(&format!("/ranks/{rank}")) else { return };
             (entry["length"], entry["checksum"]) = (length.into(), checksum.into());
@@ -163,7 +165,7 @@ impl Files {
         let manifest = self.get(Path::new("step-00000002").join(MANIFEST));
         let seal = b",\n  \"checksum\": \"";
         let end = manifest.windows(seal.len()).rposition(|window| window == seal);
-        // One that was changed before may have none.
+        // An earlier change may have removed the checksum.
         let Some(end) = end else { return };
         manifest.truncate(end);
         change(manifest);
@@ -173,7 +175,7 @@ impl Files {
     }
 }
 
-/// `bytes` with `new` in the place of `old`, which is as long.
+/// Returns `bytes` with `old` replaced by `new`, which has the same length.
 fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     if let Some(at) = bytes.windows(old.len()).position(|window| window == old) {
@@ -182,7 +184,7 @@ fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Uses a folder of checkpoints in one of the ways there are.
+/// Applies a random operation of the crate to a folder of checkpoints.
 fn visit(root: &Path, mutator: &mut Mutator) {
     if mutator.below(4) == 0 {
         let _ = Checkpoint::open_intact(root, None);
@@ -198,20 +200,21 @@ fn visit(root: &Path, mutator: &mut Mutator) {
     }
 }
 
-/// Reads what each of `ranks` ranks would own.
+/// Reads the segments that each of `ranks` ranks would own.
 fn resume(checkpoint: &Checkpoint, ranks: usize) -> Result<(), CheckpointError> {
-    let layout = Layout::new(checkpoint.layout().atoms().to_vec(), ranks)?;
+    let layout = Layout::new(checkpoint.layout().entries().to_vec(), ranks)?;
     for rank in 0..ranks {
-        for piece in layout.pieces(rank) {
-            let ParamEntry { path, slots, .. } = &layout.atoms()[piece.atom];
-            let values = checkpoint.read(path, &slots[piece.slot].slot, piece.range.clone())?;
-            assert_eq!(values.len(), piece.range.len());
+        for segment in layout.segments(rank) {
+            let ParamEntry { path, states, .. } = &layout.entries()[segment.entry];
+            let values =
+                checkpoint.read(path, &states[segment.state].kind, segment.range.clone())?;
+            assert_eq!(values.len(), segment.range.len());
         }
     }
     Ok(())
 }
 
-/// Exports the weights, which have to be a sound file if there are any.
+/// Exports the weights. If files are written, they must be valid safetensors.
 fn export(checkpoint: &Checkpoint, out: &Path, mutator: &mut Mutator) {
     let element = *mutator.pick(&[ElementType::F32, ElementType::F16, ElementType::Bf16]);
     let max_shard_bytes = *mutator.pick(&[0, 40, u64::MAX]);
@@ -230,7 +233,7 @@ fn fuzzed_checkpoints_end_in_an_error_or_in_values() {
     replay(&corpus, |kept| {
         let mut files = sound.clone();
         files.put(kept);
-        // Enough seeds for every way to use it.
+        // The seeds cover every operation.
         for seed in 0..24 {
             files.write(root.path());
             visit(root.path(), &mut Mutator::new(seed));

@@ -1,4 +1,4 @@
-//! A process that saves is killed at random moments, again and again: what it had saved is there.
+//! Kills a process that saves at random moments, and checks that no saved checkpoint is lost.
 
 use std::env;
 use std::num::NonZeroUsize;
@@ -13,23 +13,23 @@ use deepburn_checkpoint::{
 };
 use serde_json::json;
 
-/// Set for the process that saves, to the folder it saves in.
+/// The environment variable with the folder into which the child process saves.
 const ROOT: &str = "DEEPBURN_CHECKPOINT_TEST_ROOT";
 const NUMEL: usize = 300_001;
 const RANKS: usize = 2;
 const KILLS: u64 = 40;
 
 fn layout() -> Arc<Layout> {
-    let stored = |slot| StoredState { slot, element: ElementType::F32 };
-    let atom = ParamEntry {
+    let stored = |kind| StoredState { kind, element: ElementType::F32 };
+    let entry = ParamEntry {
         path: "w".into(),
         shape: vec![NUMEL],
         kind: EntryKind::Parameter,
         trainable: true,
         aliases: vec![],
-        slots: vec![stored(StateKind::Weights), stored(StateKind::moment("exp_avg"))],
+        states: vec![stored(StateKind::Weights), stored(StateKind::moment("exp_avg"))],
     };
-    Arc::new(Layout::new(vec![atom], RANKS).unwrap())
+    Arc::new(Layout::new(vec![entry], RANKS).unwrap())
 }
 
 /// Resumes from the latest checkpoint, if there is one, and returns its step.
@@ -37,8 +37,8 @@ fn resume(root: &Path) -> u64 {
     match Checkpoint::open_intact(root, None) {
         Ok(checkpoint) => {
             let step = checkpoint.run().step;
-            for slot in [StateKind::Weights, StateKind::moment("exp_avg")] {
-                let values = checkpoint.read("w", &slot, 0..NUMEL).unwrap().into_f32();
+            for kind in [StateKind::Weights, StateKind::moment("exp_avg")] {
+                let values = checkpoint.read("w", &kind, 0..NUMEL).unwrap().into_f32();
                 assert!(values.iter().all(|&value| value == step as f32), "step {step}");
             }
             step
@@ -54,9 +54,9 @@ fn save(root: &Path, step: u64) -> Result<(), CheckpointError> {
     let values = vec![step as f32; NUMEL];
     let write = |rank| {
         let mut writer = RankWriter::create(save.ticket(), layout.clone(), rank)?;
-        while let Some(piece) = writer.next_piece().cloned() {
-            let slot = &layout.atoms()[0].slots[piece.slot].slot;
-            writer.write("w", slot, &values[piece.range])?;
+        while let Some(segment) = writer.next_segment().cloned() {
+            let kind = &layout.entries()[0].states[segment.state].kind;
+            writer.write("w", kind, &values[segment.range])?;
         }
         writer.finish(json!(null))
     };
@@ -74,7 +74,8 @@ fn save(root: &Path, step: u64) -> Result<(), CheckpointError> {
     keep.apply(root, None).map(drop)
 }
 
-/// What the process does that is killed; nothing when the test is run as a test.
+/// The loop of the child process. Does nothing if the environment variable is
+/// not set.
 #[test]
 fn saves_until_it_is_killed() {
     let Some(root) = env::var_os(ROOT).map(PathBuf::from) else { return };
@@ -103,7 +104,8 @@ fn killed_at_random_moments_nothing_is_lost() {
         while kill == 0 && !root.path().join("latest").exists() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // No two kills after the same time, and all within the first few saves.
+        // Each kill happens after another delay, and all within the first few
+        // saves.
         std::thread::sleep(Duration::from_micros(3_000 + kill * 1_237 % 40_000));
         assert!(process.try_wait().unwrap().is_none(), "it ended without being killed");
         process.kill().unwrap();
@@ -112,7 +114,8 @@ fn killed_at_random_moments_nothing_is_lost() {
         assert!(resumed >= step, "step {resumed} after {step}");
         step = resumed;
     }
-    // Two checkpoints, and what the last kill left.
+    // The folder has two checkpoints and `latest`; leftovers of the last kill
+    // are removed.
     save(root.path(), step + 1).unwrap();
     let left = std::fs::read_dir(root.path()).unwrap().count();
     assert!(step > 0 && left == 3, "step {step}, {left} entries");

@@ -1,23 +1,27 @@
-//! Cost of saving the training state of GPT-2 124M, blocking and in the background, compared with `dd
-//! conv=fsync` of the same bytes: `cargo bench -p deepburn-cli --bench checkpoint [-- FOLDER]`. Rounds
-//! alternate; medians count.
+//! Measures the time of saving the training state of GPT-2 124M, with a blocking and an asynchronous save,
+//! compared with `dd conv=fsync` of the same bytes:
+//!
+//! ```sh
+//! cargo bench -p deepburn-cli --bench checkpoint [-- FOLDER]
+//! ```
 //!
 //! A round measures, in this order:
 //!
 //! ```text
-//! save                a blocking save: seconds until the checkpoint is published
+//! save                a blocking save, in seconds until the checkpoint is committed
 //! dd                  a copy of the rank's file, until it is on the disk
-//! steps               4 training steps alone
-//! steps with a save   the same beside a background save, until both are done
-//! start and finish    of these, the seconds in which the training loop only waits for the save
+//! steps               4 training steps without a save
+//! steps with a save   4 training steps during an asynchronous save, until both are done
+//! start and finish    the part of these seconds in which the save blocks the training loop
 //! ```
 //!
-//! Three ratios to `dd` are printed: the blocking save, the time that the loop is held up, and the time by
-//! which the steps take longer. The last one contains the second.
+//! The results are medians over rounds. Three ratios to `dd` are printed: the blocking save, the time for which
+//! an asynchronous save blocks the training loop, and the time by which it lengthens the steps. The last ratio
+//! includes the second.
 //!
-//! Errors: steps are short (256 tokens, one rank), so a save lasts for several of them, and the difference of
-//! two such times is noisy. `dd` reads from the page cache. Checkpoints are removed after each round, so the
-//! disk does not fill up.
+//! Measurement errors: steps are short (256 tokens, one rank), so a save takes several steps, and the difference
+//! of two such times is noisy. `dd` reads from the page cache. Checkpoints are removed after each round, so that
+//! the disk does not become full.
 
 use std::env;
 use std::error::Error;
@@ -34,18 +38,18 @@ use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
 use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 use serde_json::json;
 
-/// The allocator of the programs, which decides how fast tensors are allocated.
+/// The allocator of the programs, so that tensors are allocated at the same speed as in `finetune`.
 #[global_allocator]
 static ALLOCATOR: deepburn_cli::HugePageAllocator = deepburn_cli::HugePageAllocator;
 
-/// Rounds of all measurements; odd, so that the median is one of them.
+/// Number of rounds. It is odd, so that the median is one of them.
 const ROUNDS: usize = 7;
-/// Steps during a background save.
+/// Steps during an asynchronous save.
 const STEPS: usize = 4;
 /// Tokens of a step, in one sequence.
 const TOKENS: usize = 256;
 
-/// A result, or the error that ends the bench.
+/// A result, or the error that ends the benchmark.
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 /// An engine on one rank with the CPU backend.
 type Trainer = Engine<Flex, Gpt2<Training<Flex>>>;
@@ -61,7 +65,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Trains two steps, so that optimizer states exist, and measures all rounds on the rank of `group`.
+/// Trains for two steps, so that optimizer states exist, and measures all rounds on the rank of `group`.
 fn measure(root: &Path, group: Group<Flex>) -> Outcome<()> {
     let mut engine = trainer(group)?;
     train(&mut engine, 2)?;
@@ -104,7 +108,7 @@ fn measure(root: &Path, group: Group<Flex>) -> Outcome<()> {
     Ok(())
 }
 
-/// Prints the medians, all rounds, and the ratios to `dd`. `seconds` are by name and round.
+/// Prints the medians, all rounds, and the ratios to `dd`. `seconds` is indexed by name and round.
 fn report(names: &[&str], seconds: &[Vec<f64>], bytes: u64) {
     println!("{:.2} GB, {STEPS} steps of {TOKENS} tokens", bytes as f64 / 1e9);
     for (name, all) in names.iter().zip(seconds) {
@@ -129,12 +133,12 @@ fn trainer(group: Group<Flex>) -> Outcome<Trainer> {
     Ok(initialize(model, &plan, group)?)
 }
 
-/// Returns the configuration of the published model of 124 million parameters, which has the defaults.
+/// Returns the default configuration, which is the published model with 124 million parameters.
 fn config() -> Outcome<Gpt2Config> {
     Ok("{}".parse()?)
 }
 
-/// Makes `steps` optimizer steps on the same tokens.
+/// Trains for `steps` optimizer steps on the same tokens.
 fn train(engine: &mut Trainer, steps: usize) -> Outcome<()> {
     let tokens: Vec<u32> = (0..TOKENS as u32).map(|i| i * 31 % 50257).collect();
     for _ in 0..steps {
@@ -168,7 +172,7 @@ fn timed<T>(work: impl FnOnce() -> Outcome<T>) -> Outcome<(f64, T)> {
     Ok((start.elapsed().as_secs_f64(), result))
 }
 
-/// Returns the median; of an even number of values the larger of the two in the middle.
+/// Returns the median, or the larger of the two middle values of an even number.
 fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
     all[all.len() / 2]

@@ -1,22 +1,22 @@
-//! The allocator of both programs: the system's for small blocks, and a heap of huge pages for large
-//! ones.
+//! The global allocator of both programs: the system allocator for small blocks, and a page heap
+//! with huge pages for large blocks.
 //!
 //! ```text
-//!  size of a block        comes from                 after it is freed
-//!  below LARGE_BLOCK      a heap of the C library    `finetune` keeps its memory
-//!  LARGE_BLOCK or more    the page heap              its pages serve other large blocks, of any
-//!                                                    size, or are returned to the system
+//!  size of a block        allocated from             after it is freed
+//!  below LARGE_BLOCK      the heap of the C library  `finetune` keeps the memory
+//!  LARGE_BLOCK or more    the page heap              the pages are reused for large blocks of any
+//!                                                    size, or returned to the system
 //! ```
 //!
-//! Every training step allocates and frees the same arrays, in an order that leaves gaps. A heap
-//! that keeps all freed memory for the next step keeps the gaps too: one fifth of the peak of GPT-2
-//! 124M. Returning all large blocks to the system costs time instead: a sixth of the step of GPT-2
-//! 124M at stage 3 was clearing pages. The page heap keeps pages only as far as the peak of its used
-//! blocks; see [`page_heap`].
+//! Every training step allocates and frees the same arrays, in an order that fragments the heap. If
+//! a heap keeps all freed memory for the next step, the gaps take a fifth of the peak memory of
+//! GPT-2 124M. If all large blocks are returned to the system, the kernel has to clear their pages
+//! in every step, which took a sixth of the step of GPT-2 124M at stage 3. The page heap keeps free
+//! pages only up to the peak of its used pages; see [`page_heap`].
 //!
-//! The page heap needs Linux. Elsewhere, and where its addresses cannot be reserved, blocks of all
-//! sizes come from the system's allocator. Huge pages are Linux's transparent ones; where they are
-//! off, the heap has ordinary pages. Thresholds for smaller blocks are glibc's.
+//! The page heap needs Linux. On other systems, and if its addresses cannot be reserved, all blocks
+//! are allocated by the system allocator. Huge pages are Linux's transparent huge pages. If they
+//! are disabled, the heap has ordinary pages. The thresholds for smaller blocks need glibc.
 
 #[cfg(target_os = "linux")]
 mod address_range;
@@ -29,26 +29,27 @@ mod page_heap;
 
 #[cfg(target_os = "linux")]
 pub use huge_page_allocator::HugePageAllocator;
-/// The system's allocator, because other systems have no page heap.
+/// The system allocator. The page heap is only available on Linux.
 #[cfg(not(target_os = "linux"))]
 pub use std::alloc::System as HugePageAllocator;
 
-/// glibc gives blocks of this size or more a mapping of their own, which ends with the block: those
-/// that the page heap cannot have, and C libraries' own. LibTorch's are kept up to the largest
-/// threshold that glibc accepts.
+/// From this size on, glibc allocates a block with its own mapping, which is unmapped when the
+/// block is freed. This applies to blocks that the page heap cannot allocate, and to blocks of C
+/// libraries. With LibTorch it is the largest threshold that glibc accepts, so that its blocks are
+/// kept.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const MMAP_THRESHOLD: libc::c_int = if cfg!(feature = "tch") { 32 << 20 } else { 4 << 20 };
 
-/// glibc returns free memory at the end of a heap once it exceeds this many bytes. A step frees
+/// glibc returns free memory at the top of a heap if it exceeds this number of bytes. A step frees
 /// less, so that nothing is returned between two steps.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const TRIM_THRESHOLD: libc::c_int = 1 << 30;
 
-/// Sets the size from which on glibc gives blocks mappings of their own, and keeps the memory of
-/// smaller ones.
+/// Sets glibc's thresholds for separate mappings and for returning free memory, so that the memory
+/// of smaller blocks is kept between steps.
 ///
-/// The variables `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` override it; `GLIBC_TUNABLES`
-/// does not.
+/// The environment variables `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` override them.
+/// `GLIBC_TUNABLES` does not.
 pub fn set_block_thresholds() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     for (parameter, variable, value) in [

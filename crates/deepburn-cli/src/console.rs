@@ -1,8 +1,9 @@
 //! Output to the terminal: results on standard output, messages on standard error.
 //!
-//! A closed pipe (`| head`) is no error, and messages that cannot be written are lost.
+//! Only results are written to standard output, so that it can be piped. Progress, messages and logs are written to
+//! standard error.
 //!
-//! Standard output has only results, so that it can be piped. Progress, messages and logs are on standard error.
+//! A closed pipe (`| head`) is not an error. Messages that cannot be written to standard error are dropped.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -11,7 +12,8 @@ use crate::failure::Failure;
 /// Prints a result and a newline to standard output.
 ///
 /// # Errors
-/// Standard output cannot be written, for example because it is a file on a full disk.
+/// Returns a failure while running if standard output cannot be written, for example because it is a file on a full
+/// disk.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut output = io::stdout();
     match output.write_all(format!("{text}\n").as_bytes()).and_then(|()| output.flush()) {
@@ -24,6 +26,6 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 /// Prints a message and a newline to standard error.
 pub(crate) fn eprint(text: &str) {
-    // A single write keeps the line whole when several ranks share one terminal.
+    // A single write, so that lines of several ranks on one terminal are not mixed.
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }

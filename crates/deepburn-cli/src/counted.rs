@@ -1,10 +1,8 @@
-//! Numbers with nouns in messages.
-//!
-//! Messages count many things, and `1 ranks` reads like a mistake.
+//! Singular and plural of nouns in messages, such as `1 rank` and `2 ranks`.
 
 /// Formats a number with its noun: `1 rank`, `2 ranks`, `2 micro-batches`.
 ///
-/// Nouns that end in `ch` get `es`. The messages need no other rule.
+/// Nouns that end in `ch` get `es`, all others `s`. No other noun is used in messages.
 pub(crate) fn counted(count: usize, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),

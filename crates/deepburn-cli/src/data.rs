@@ -1,17 +1,19 @@
-//! The data of a job: from the places it names to batches, and the recipes that train on them.
+//! The data of a job: reads data sets, assembles batches, and combines model, data and task in a recipe.
 //!
 //! ```text
-//! places.rs       a path or a repository on the Hub → files on this machine
-//! corpus.rs       files → tokenized, packed sequences of one length      (language modelling)
-//! texts.rs        files → tokenized texts with classes                   (text classification)
-//! vocabulary.rs   tokenizer and model fit together
-//! causal.rs, classification.rs     model + data + task = a recipe
-//! text_source.rs                   batches of texts, fixed or with a budget of tokens
-//! subject.rs      the recipe of a job, of any kind
+//! places.rs                        a path or a repository on the Hub → local files
+//! corpus.rs                        files → tokenized, packed sequences of one length      (language modelling)
+//! texts.rs                         files → tokenized texts with classes                   (text classification)
+//! vocabulary.rs                    vocabulary size and special tokens of the model, from the tokenizer
+//! lengths.rs                       maximum lengths, and the curriculum
+//! recipe.rs                        the interface of a recipe
+//! causal.rs, classification.rs     the recipes: model + data + task
+//! text_source.rs                   batches of texts, of a fixed size or with a token budget
+//! subject.rs                       the recipe of a job
 //! ```
 //!
-//! All ranks of a process share the data. Each rank has a data loader of its own, with a thread that
-//! assembles the next batches while the rank computes.
+//! All ranks of a process share the data. Each rank has its own data loader, whose thread assembles the next batches
+//! while the rank computes.
 
 pub(crate) mod causal;
 pub(crate) mod classification;

@@ -1,14 +1,13 @@
 //! Failures of a command: the exit status and one message on standard error.
 //!
-//! A message has the form `what is wrong: value; what is allowed; what to do`, so that one line is enough to mend a
-//! job:
+//! A message has the form `what is wrong: value; what is allowed; what to do`, so that users can fix a job with it:
 //!
 //! ```text
 //! error: training.devices: 4 is not visible: "cuda" sees 2 on this host; use indices from 0 to 1, or "auto"
 //! ```
 //!
-//! Functions choose the kind of a failure where they know it: [`Failure::mistake`] for everything that depends on the
-//! input alone, [`Failure::run`] for everything that can also happen to a correct job.
+//! [`Failure::mistake`] is for errors that depend on the input alone. [`Failure::run`] is for errors that can also
+//! happen to a correct job.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -19,23 +18,23 @@ use crate::console;
 
 /// Why a command failed.
 ///
-/// The variants differ in their exit status and in who prints the message.
+/// The variants differ in their exit status and in the process that prints the message.
 #[derive(Debug)]
 pub enum Failure {
     /// The input is wrong: status 2. Nothing was written.
     Mistake(BoxError),
     /// Something failed while running: status 1.
     Run(BoxError),
-    /// The process of another rank failed and prints why.
+    /// The process of another rank failed and prints the message.
     Elsewhere {
-        /// Status of that process, and so of all.
+        /// Exit status of that process, which all processes return.
         status: u8,
     },
     /// A program that this command started failed.
     Program {
         /// Status of the program.
         status: u8,
-        /// The program, and how it failed.
+        /// Name of the program, and how it failed.
         message: String,
     },
     /// A signal ended the run: status 128 plus its number, as in shells.
@@ -83,8 +82,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Returns the process limit behind an error of the operating system. The message is searched, because failures of
-/// other ranks arrive as text.
+/// Returns a hint for errors of the operating system that are caused by a process limit, or an empty text. The error
+/// code is searched in the message, because failures of other ranks are received as text.
 fn exceeded_limit(message: &str) -> &'static str {
     if message.contains("(os error 27)") {
         "; a limit on the size of files is set: raise it with ulimit -f"
@@ -98,7 +97,7 @@ fn exceeded_limit(message: &str) -> &'static str {
 
 /// Prints the failure, if there is one, and returns the exit status.
 ///
-/// A failure of another process was printed there.
+/// A failure of another process is not printed, because that process prints it.
 pub fn exit(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

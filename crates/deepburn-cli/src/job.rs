@@ -1,10 +1,17 @@
-//! The job: its model, its memory and its devices, before any data is read.
+//! The model, the memory and the devices of a job, before any data is read.
 //!
-//! These modules answer questions from the configuration alone: which models exist (`known_model.rs`), which
-//! parameters an optimizer updates and how large they are (`param_groups.rs`), which activations a pass keeps
-//! (`activations.rs`), how much memory the machine has (`memory.rs`), and which devices ranks get
-//! (`devices.rs`). `finetune` and the tools share them, so an estimate and the forecast of a run cannot
-//! differ.
+//! `finetune` and the tools share these modules, so that `deepburn estimate` and the forecast of a run use the same
+//! formulas.
+//!
+//! ```text
+//! known_model.rs     the supported models, and their configurations
+//! param_groups.rs    sizes of parameters, and the optimizer settings of each
+//! activations.rs     activations that a training pass saves for backward
+//! memory.rs          memory limits of the machine
+//! devices.rs         the device of each rank
+//! model_folder.rs    the folder of a saved model
+//! made_folders.rs    folders that are created to check that they can be written to
+//! ```
 
 pub(crate) mod activations;
 pub(crate) mod devices;

@@ -1,8 +1,8 @@
-//! The commands of DeepBurn: `finetune`, the main job, and `deepburn`, the tools beside it.
+//! The commands of DeepBurn: `finetune`, which trains models, and `deepburn`, a collection of tools.
 //!
-//! Modules follow the flow of data. `job` knows models, devices and memory before any data is read. `data` turns the
-//! names in a job file into batches, and combines them with a model in a recipe. `run` prepares a run, trains and
-//! writes its results. `tools` are the commands that work on configurations, checkpoints and trained models.
+//! Modules follow the flow of data. `job` resolves the model, the devices and the memory before any data is read.
+//! `data` turns the data set of a job file into batches, and combines them with a model in a recipe. `run` prepares a
+//! run, trains and writes its results. `tools` has the commands for configurations, checkpoints and trained models.
 //!
 //! # Exit status
 //!
@@ -11,11 +11,15 @@
 //! | 0 | success |
 //! | 1 | a failure while running, with rank and step |
 //! | 2 | a user's mistake, with key, value, rule and remedy; nothing was written |
-//! | 128 + n | stopped by signal n, after a checkpoint |
+//! | 128 + n | stopped by signal n |
 //! | other | the status of a program that `deepburn launch` started |
 //!
-//! Every failure is one message on standard error ([`Failure`]). Where ranks are processes, the process of the rank
-//! that failed prints it, and all processes end with the same status.
+//! When a signal stops `finetune` during training, it saves a checkpoint before it exits. There is none to save before
+//! the first step, and no new one in the final test, when the model has already been saved. A second SIGTERM or SIGINT
+//! ends the process immediately.
+//!
+//! Every failure is one message on standard error ([`Failure`]). If ranks are processes, the process of the rank that
+//! failed prints it, and all processes exit with the same status.
 
 use std::io::{IsTerminal, Write};
 
@@ -40,8 +44,8 @@ pub use failure::{Failure, exit};
 pub use run::finetune::{Arguments, finetune};
 pub use tools::{Tools, run as run_tool};
 
-/// Returns whether this process prints messages: the one with rank 0. If the variables of launchers contradict each
-/// other, all processes print, because the rank is unknown.
+/// Returns whether this process prints messages, which only rank 0 does. If the environment variables of launchers
+/// contradict each other, the rank is unknown, and all processes print.
 fn prints_messages() -> bool {
     !matches!(Placement::detect(), Ok(Some(placement)) if placement.rank != 0)
 }
@@ -55,8 +59,8 @@ pub fn parse<A: Parser>() -> A {
         if std::io::stderr().is_terminal() || !error.use_stderr() {
             error.exit();
         }
-        // A single write, because a launcher that collects messages of all ranks would put its own lines in between. If
-        // the pipe is closed, the exit status remains.
+        // A single write, because a launcher that collects the output of all ranks would insert its own lines in
+        // between. If the pipe is closed, the exit status still reports the error.
         let _ = std::io::stderr().write_all(error.render().to_string().as_bytes());
         std::process::exit(error.exit_code())
     })
@@ -64,8 +68,8 @@ pub fn parse<A: Parser>() -> A {
 
 /// Starts logging to standard error and returns the profiler.
 ///
-/// Without `RUST_LOG`, rank 0 logs warnings and notes. With it, all ranks log. The profiler listens to the same events,
-/// and records phases and collectives once it knows which steps to profile.
+/// Without `RUST_LOG`, rank 0 logs warnings and notes. With it, all ranks log. The profiler receives the same events.
+/// It records phases and collectives once it is configured with the steps to profile.
 pub fn start_logging() -> Profiler {
     // Other crates log too much below warnings.
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
@@ -75,7 +79,7 @@ pub fn start_logging() -> Profiler {
     let notes = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        // As in `console::eprint`, a closed pipe is no error.
+        // As in `console::eprint`, a closed pipe is not an error.
         .log_internal_errors(false)
         .without_time()
         .with_target(false)

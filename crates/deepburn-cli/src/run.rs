@@ -1,15 +1,14 @@
 //! A run: preparation, training, checkpoints and results.
 //!
-//! `finetune.rs` has the phases in their order and a table of the modules. `preparation.rs` to `swap.rs`
-//! belong to the phases before training, which write nothing; `rank.rs`, `resume.rs` and `hooks.rs` to
-//! training; `results.rs` to the end.
+//! `finetune.rs` runs the phases in order and has a table of the modules of each phase. The phases before training
+//! write nothing.
 //!
 //! The output folder of a run:
 //!
 //! ```text
-//! job.json            the job, the resolved plan, values of "auto" with reasons, the memory forecast
+//! job.json            the job, the resolved plan, the values of "auto" with their reasons, the memory forecast
 //! metrics.jsonl       a row for each step and each evaluation
-//! checkpoints/        training checkpoints, and `latest`
+//! checkpoints/        training checkpoints, and the file `latest`
 //! model/              the trained model in the layout of Hugging Face
 //! test.json           the result on the test split
 //! report.html         curves and settings on one page

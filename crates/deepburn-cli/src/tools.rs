@@ -1,7 +1,7 @@
-//! `deepburn`: the tools beside the main job.
+//! `deepburn`: tools for configurations, memory estimates, checkpoints, trained models and launching.
 //!
-//! Every tool but `predict` and `launch` returns a text, which [`run`] prints to standard output. Messages that are no
-//! result go to standard error, so that the output of a tool can be piped.
+//! Every tool except `predict` and `launch` returns a text, which [`run`] prints to standard output. Other messages are
+//! printed to standard error, so that the output of a tool can be piped.
 
 pub(crate) mod cache_tool;
 pub(crate) mod check_config;
@@ -129,7 +129,7 @@ pub(crate) enum Command {
 /// Runs a tool and prints its result.
 ///
 /// # Errors
-/// A user's mistake, or a failure while running.
+/// Returns a user's mistake, or a failure while running.
 pub fn run(tools: Tools) -> Result<(), Failure> {
     survive_file_limits().map_err(Failure::run)?;
     let text = match tools.command {
@@ -140,7 +140,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
         Command::Keys { path, schema, markdown: false } => keys(path.as_deref(), schema)?,
         Command::Estimate(arguments) => estimates(&arguments)?,
         Command::Generate(arguments) => generate(&arguments)?,
-        // Predictions are written while the table is read.
+        // Predictions are written while the input is read.
         Command::Predict(arguments) => return predict(&arguments),
         Command::Consolidate { checkpoint, out, tag, best, dtype, max_shard_size } => {
             let checkpoint = match best {
@@ -162,7 +162,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
 
 /// Plots the curves of `runs` in the page `output`.
 fn plot(runs: &[PathBuf], output: &Path) -> Result<String, Failure> {
-    // A run's metrics.jsonl as output is most likely a forgotten option, and would be lost.
+    // If the last run is given as --output by mistake, its metrics.jsonl must not be overwritten.
     if output.extension().is_none_or(|ending| ending != "html") {
         return Err(Failure::mistake(format!(
             "--output: {} does not end in .html; give a name that does",

@@ -1,4 +1,4 @@
-//! Memory of a process while its ranks shard a model, counted by the allocator.
+//! Measures the memory of a process while its ranks shard a model, with a counting allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -42,7 +42,7 @@ type Model = Gpt2<Training<Flex>>;
 
 const RANKS: usize = 4;
 
-/// 20 MB of parameters, none of them larger than 1 MiB. The head is the embedding.
+/// A model with 20 MB of parameters, none of them larger than 1 MiB. The output layer is tied to the embedding.
 fn config() -> Gpt2Config {
     let sizes = json!({
         "n_layer": 6, "n_embd": 256, "n_head": 4, "n_positions": 64, "vocab_size": 1024,
@@ -56,8 +56,8 @@ fn bytes(config: &Gpt2Config) -> (usize, usize) {
     (bytes().sum(), bytes().max().unwrap_or(0))
 }
 
-/// The most bytes that lived while four ranks of this process sharded their models, beyond those that
-/// lived before.
+/// Returns the peak of allocated bytes while four ranks of this process shard their models, minus the bytes that
+/// were allocated before.
 fn peak(stage: u8, new: impl Fn() -> Model + Sync) -> usize {
     let plan = json!({
         "train_micro_batch_size_per_gpu": 1,
@@ -75,7 +75,7 @@ fn peak(stage: u8, new: impl Fn() -> Model + Sync) -> usize {
     PEAK.load(SeqCst) - before
 }
 
-/// In one test, because a process has one allocator.
+/// All cases are in one test, because they share the allocator of the process.
 #[test]
 fn ranks_hold_their_shards_and_two_parameters() {
     let (config, folder) = (config(), tempfile::tempdir().unwrap());
@@ -87,14 +87,14 @@ fn ranks_hold_their_shards_and_two_parameters() {
         let checkpoint = PretrainedGpt2::open(folder.path()).unwrap();
         checkpoint.load_lazily(&config, &FlexDevice).unwrap()
     };
-    // Whatever is set up once.
+    // A first run allocates everything that is set up once per process.
     peak(3, drawn);
-    // At stage 3 the ranks' shards are the model. Rank 0 makes a parameter, of which it may hold a second
-    // copy for a moment, while others still cut the one before: three in all. The rest is what the
-    // modules, the descriptions of parameters and the threads take.
+    // At stage 3 the shards of all ranks together are the model. Rank 0 creates a parameter, of which it may have
+    // two copies for a moment, while other ranks still shard the previous one. These are three parameters. Modules,
+    // descriptions of parameters and threads take the remaining bytes.
     let (model, largest) = bytes(&config);
     let most = model + 3 * largest + (2 << 20);
-    // Without sharding, ranks that are threads share the whole parameters.
+    // Without sharding, rank threads share the full parameters.
     for (how, peak) in
         [("drawn", peak(3, drawn)), ("read", peak(3, read)), ("stage 0", peak(0, drawn))]
     {

@@ -1,4 +1,4 @@
-//! Names of exchanges.
+//! Tags that identify collectives.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 /// optionally the names of its arrays.
 ///
 /// All ranks pass the same tag to the same collective. Tags do not route data,
-/// which follows the order of calls. They are there to detect ranks that are
-/// out of step and to say where. Purpose and number are compared; array names
-/// are only shown in messages.
+/// because collectives are matched by the order of calls. Tags detect ranks
+/// that are out of step and identify the collective in error messages. Purpose
+/// and number are compared; array names are only shown in messages.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CollectiveTag {
     purpose: Cow<'static, str>,
     id: u64,
-    /// Behind a thin pointer, because every error contains a tag. Names are not
-    /// sent to other ranks.
+    /// The array names. A thin pointer keeps errors small, because every error
+    /// contains a tag. Names are not sent to other ranks.
     #[serde(skip)]
     names: Option<Arc<Vec<Arc<str>>>>,
 }
@@ -31,28 +31,30 @@ impl CollectiveTag {
         Self { purpose: Cow::Borrowed(purpose), id, names: None }
     }
 
-    /// Returns the tag with the name of each array, such as parameter paths.
-    /// Messages then show names instead of the number.
+    /// Returns the tag with array names, such as parameter paths. Messages then
+    /// show the names instead of the number.
     pub fn naming(self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
         Self { names: Some(Arc::new(names.into_iter().collect())), ..self }
     }
 
-    /// Returns the purpose, by which [`Statistics`](crate::Statistics) counts.
+    /// Returns the purpose. [`Statistics`](crate::Statistics) counts
+    /// collectives by purpose.
     pub fn purpose(&self) -> &str {
         &self.purpose
     }
 
-    /// Returns the purpose without copying a constant.
+    /// Returns the purpose as a `Cow`, without allocating for a string
+    /// constant.
     pub(crate) fn shared_purpose(&self) -> Cow<'static, str> {
         self.purpose.clone()
     }
 
-    /// Returns the number of the exchange among those with the same purpose.
+    /// Returns the number that distinguishes exchanges with the same purpose.
     pub const fn id(&self) -> u64 {
         self.id
     }
 
-    /// Returns the names of the arrays; empty if they were not given.
+    /// Returns the names of the arrays; empty if no names were given.
     pub fn names(&self) -> &[Arc<str>] {
         self.names.as_deref().map_or(&[], Vec::as_slice)
     }

@@ -1,8 +1,8 @@
 //! Errors of collectives.
 //!
-//! The first failure ends the group. All present and later calls then return
-//! this failure, so every rank gets an equal [`CommError`]. Messages name the
-//! ranks, the exchange and the remedy.
+//! The first failure ends the group. All pending and later calls return this
+//! failure, so every rank gets an equal [`CommError`]. Messages name the ranks
+//! and the exchange, and suggest how to fix the problem.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -31,7 +31,7 @@ pub enum CommError {
         right: Box<Side>,
     },
 
-    /// Some ranks did not arrive within the time-out.
+    /// Some ranks did not reach the collective within the time-out.
     #[error(
         "rank {rank} waited {:.3} s in {call} for {}; find out what holds them up (a crash, a \
          dead-lock, a collective that they skip), or raise the time-out if they are only slow",
@@ -57,7 +57,8 @@ pub enum CommError {
         cause: String,
     },
 
-    /// A rank returned successfully while others still needed it.
+    /// A rank finished successfully while other ranks were still waiting for
+    /// it.
     #[error(
         "rank {waiting} waits in {call} for rank {rank}, which has ended; all ranks must run the \
          same number of collectives: compare the number of steps of both"
@@ -94,12 +95,13 @@ pub enum CommError {
         operation: Operation,
         /// The tag of the exchange.
         tag: CollectiveTag,
-        /// The argument, its value, the rule and the remedy.
+        /// The invalid argument, its value, the rule and how to fix the
+        /// problem.
         reason: String,
     },
 
-    /// The process of a rank ended without a message: it was killed, or ran out
-    /// of memory.
+    /// The process of a rank ended without sending a message, for example
+    /// because it was killed or ran out of memory.
     #[error(
         "the process of rank {rank} on {host} has died{}; rank {reporter} detected this {}; look for its \
          last messages in its output and in the system's log (out of memory, a signal, a crash)",
@@ -111,7 +113,7 @@ pub enum CommError {
         rank: usize,
         /// Its host.
         host: String,
-        /// The last collective that it is known to have started.
+        /// The last collective that the rank is known to have started.
         last: Option<Box<Call>>,
         /// The rank that detected it.
         reporter: usize,
@@ -143,7 +145,7 @@ pub enum CommError {
     Unconnected {
         /// The rank that waited.
         rank: usize,
-        /// For how long.
+        /// The time it waited.
         waited: Duration,
         /// The ranks that did not connect.
         absent: Vec<Absence>,
@@ -196,7 +198,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// A rank that others wait for.
+/// A missing rank that other ranks are waiting for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Absence {
     /// The rank.
@@ -243,8 +245,8 @@ pub struct Side {
     pub tag: CollectiveTag,
     /// The Rust type of the arrays; `()` for a barrier.
     pub payload: Cow<'static, str>,
-    /// The sizes and element types of the arrays; `None` if the rank passed
-    /// none (a barrier, or the receiver of a broadcast).
+    /// The sizes and element types of the arrays; `None` if the rank passed no
+    /// arrays (a barrier, or the receiver of a broadcast).
     pub signature: Option<Signature>,
 }
 
@@ -261,11 +263,12 @@ impl Side {
             && same_arrays
     }
 
-    /// Describes the first difference between the arrays of both sides, as an
-    /// insertion into a sentence; empty if they are equal.
+    /// Describes the first difference between the arrays of both sides, as a
+    /// phrase for the error message. Returns an empty string if the arrays are
+    /// equal.
     ///
-    /// Buckets hold hundreds of arrays, so a complete list would hide the
-    /// difference.
+    /// Buckets can contain hundreds of arrays, so a complete list would obscure
+    /// the difference.
     fn difference(&self, other: &Self) -> String {
         if self.payload != other.payload {
             return format!(" (payloads {} and {})", self.payload, other.payload);
@@ -291,7 +294,7 @@ impl Side {
         sizes.max(self.tag.names().len())
     }
 
-    /// Returns name and size of array `index`; `None` if neither is known.
+    /// Returns the name and size of array `index`; `None` if neither is known.
     fn array(&self, index: usize) -> Option<Array<'_>> {
         let name = self.tag.names().get(index).map(|name| &**name);
         let size = self.signature.as_ref().and_then(|signature| {

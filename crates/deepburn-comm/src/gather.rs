@@ -1,11 +1,12 @@
-//! Exchange of byte strings of different lengths between all ranks.
+//! Gathers byte strings of different lengths from all ranks.
 
 use crate::{CollectiveTag, CommError, Host, ProcessGroup};
 
-/// Gathers the bytes of every rank, in rank order. A rank may pass none.
+/// Gathers the bytes of every rank, in rank order. A rank may pass an empty
+/// slice.
 ///
-/// Takes two collectives: one for the lengths, then one for the bytes, which
-/// are padded to the longest.
+/// This takes two collectives: one gathers the lengths, and one gathers the
+/// bytes, padded to the longest length.
 ///
 /// # Errors
 ///

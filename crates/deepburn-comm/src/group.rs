@@ -4,19 +4,20 @@ use crate::{CollectiveTag, CommError, Payload, ReduceOp};
 
 /// A fixed set of ranks that exchange data.
 ///
-/// Every collective takes a list of arrays, so many small arrays are exchanged
-/// in one message. It returns a handle immediately, and [`Pending::wait`]
-/// returns the result. All ranks must start the same collectives in the same
-/// order. The [`CollectiveTag`] names the exchange, the group adds a sequence number, and
-/// ranks whose calls differ all get an error that names both sides.
+/// Every collective takes a list of arrays, so that many small arrays can be exchanged together. It
+/// returns a handle immediately, and [`Pending::wait`] returns the result.
 ///
-/// Reductions add in rank order, so a result depends only on the number of
-/// ranks.
+/// All ranks must start the same collectives in the same order. The [`CollectiveTag`] names the
+/// exchange, and the group adds a sequence number. If the calls of two ranks differ, all ranks get
+/// an error that names both sides.
+///
+/// Reductions add in rank order. Results therefore depend only on the inputs and the number of
+/// ranks, not on timing.
 ///
 /// # Errors
 ///
-/// A collective returns an error at once if its arguments are invalid or the
-/// group has ended. Other failures are returned by [`Pending::wait`].
+/// A collective returns an error immediately if its arguments are invalid or the group has ended.
+/// Other failures are returned by [`Pending::wait`].
 pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// Returns the rank, from 0.
     fn rank(&self) -> usize;
@@ -43,9 +44,8 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         op: ReduceOp,
     ) -> Result<Pending<T>, CommError>;
 
-    /// Concatenates the chunks of all ranks in rank order and cuts each result
-    /// to `numels[i]` elements. Ranks in the same memory share one read-only
-    /// result.
+    /// Concatenates the chunks of all ranks in rank order and truncates each result to `numels[i]`
+    /// elements. Ranks whose arrays are in the same memory share one read-only result.
     fn all_gather(
         &self,
         tag: CollectiveTag,
@@ -53,15 +53,15 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         numels: Vec<usize>,
     ) -> Result<Pending<T>, CommError>;
 
-    /// Sends the r-th part of each array to rank r: elements `[r * c, (r + 1) *
-    /// c)` with `c = ceil(numel / world_size)`, fewer at the end.
+    /// Sends the r-th part of each array to rank r: elements `[r * c, (r + 1) * c)` with `c =
+    /// ceil(numel / world_size)`. The last parts may be shorter.
     ///
-    /// Each rank gets one flat result per array with its parts of all ranks,
-    /// concatenated in rank order and without padding.
+    /// Each rank gets one flat result per array: its parts from all ranks, concatenated in rank
+    /// order without padding.
     fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError>;
 
-    /// Sends the arrays of `root` to every rank. The other ranks pass arrays of
-    /// the same shape, which define the memory of the result.
+    /// Sends the arrays of `root` to every rank. The other ranks pass arrays of the same shape. The
+    /// result is placed in the same memory as these arrays, for example on the same device.
     fn broadcast(
         &self,
         tag: CollectiveTag,
@@ -69,27 +69,27 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         root: usize,
     ) -> Result<Pending<T>, CommError>;
 
-    /// Waits until every rank has called it.
+    /// Waits until every rank has called this function.
     fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError>;
 
-    /// Checks that the group has not ended, without an exchange. A rank that
-    /// computes for a long time between two collectives calls this.
+    /// Checks that the group has not ended, without communication. Ranks that compute for a long
+    /// time between two collectives should call this function.
     ///
     /// # Errors
     ///
     /// Returns the failure that ended the group.
     fn check(&self) -> Result<(), CommError>;
 
-    /// Ends the group: every present and later call of any rank fails with `cause`.
+    /// Ends the group: every pending and later call of any rank fails with `cause`.
     fn abort(&self, cause: CommError);
 }
 
 /// The result of a collective that may still be in progress.
 ///
-/// The group keeps the arrays alive until every rank has its result. Dropping
-/// the handle gives up the result without delaying other ranks.
+/// The group keeps the arrays alive until every rank has its result. Dropping the handle discards
+/// the result without delaying other ranks.
 ///
-/// Ignoring a handle is a compiler warning:
+/// Ignoring a handle causes a compiler warning:
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
@@ -104,7 +104,7 @@ pub struct Pending<T: Payload> {
 }
 
 impl<T: Payload> Pending<T> {
-    /// Returns a handle whose result `finish` computes.
+    /// Returns a handle. `finish` waits for the collective and computes the result.
     pub fn new(finish: impl FnOnce() -> Result<Vec<T>, CommError> + Send + 'static) -> Self {
         Self { finish: Box::new(finish) }
     }

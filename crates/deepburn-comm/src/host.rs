@@ -1,10 +1,9 @@
-//! Arrays in host memory as the payload of collectives. They carry norms,
-//! counts and metadata, and also the complete model when it is trained on the
-//! CPU.
+//! Arrays in host memory as the payload of collectives. They are used for norms, counts and
+//! metadata, and for the whole model when training on the CPU.
 //!
-//! [`Host`] is a shared, read-only array. [`HostElement`] defines the arithmetic of
-//! its elements. Means of integers and sums of bytes are not supported, because
-//! they would lose information or overflow.
+//! [`Host`] is a shared, read-only array. [`HostElement`] defines the arithmetic of its elements.
+//! Means of integers and sums of bytes are not supported, because means would be rounded and sums
+//! could overflow.
 
 use std::fmt::Debug;
 use std::ops::{Deref, Range};
@@ -18,17 +17,17 @@ use crate::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
 /// An array in host memory. Clones share the elements.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Host<E> {
-    // A vector rather than a boxed slice, because it can be created and taken
-    // apart without a copy.
+    // This is a vector and not a boxed slice, because a vector can be wrapped and unwrapped without
+    // a copy.
     elements: Arc<Vec<E>>,
-    /// The range of the vector that belongs to this array; the whole vector
-    /// unless this is a part.
+    /// The range of the vector that this array covers; the whole vector unless the array is a part
+    /// of another one.
     range: Range<usize>,
 }
 
 impl<E: Clone> Host<E> {
-    /// Returns the elements as a vector. Copies them only if they are shared or
-    /// part of a larger array.
+    /// Returns the elements as a vector. Copies them only if they are shared or a part of a larger
+    /// array.
     pub fn into_vec(self) -> Vec<E> {
         if self.range != (0..self.elements.len()) {
             return self.to_vec();
@@ -43,7 +42,7 @@ impl<E> From<Vec<E>> for Host<E> {
     }
 }
 
-/// The bytes of a shared array, which keep it alive.
+/// The bytes of a shared array. They keep the array alive.
 struct ArrayBytes<E>(Host<E>);
 
 impl<E: HostElement> AsRef<[u8]> for ArrayBytes<E> {
@@ -62,7 +61,7 @@ impl<E> Deref for Host<E> {
 
 /// An element type of [`Host`] arrays.
 pub trait HostElement: Pod + Debug + Default + PartialEq + Send + Sync {
-    /// The name of the type, as messages and signatures show it.
+    /// The name of the type in messages and signatures.
     const DTYPE: &'static str;
 
     /// The reductions that the type supports.
@@ -94,8 +93,8 @@ macro_rules! float_elements {
             }
 
             fn larger(self, other: Self) -> Self {
-                // `f32::max` would ignore a NaN; here NaN has to win on either
-                // side.
+                // `f32::max` would ignore NaN, but here the result must be NaN if either value is
+                // NaN.
                 if self.is_nan() || self > other { self } else { other }
             }
         }
@@ -222,7 +221,7 @@ impl<E: HostElement> SharedPayload for Host<E> {
     }
 }
 
-/// Combines `input` with `result`, element by element.
+/// Combines `input` with `result` element-wise.
 fn fold<E: HostElement>(result: &mut [E], input: &[E], join: impl Fn(E, E) -> E) {
     for (sum, value) in result.iter_mut().zip(input) {
         *sum = join(*sum, *value);

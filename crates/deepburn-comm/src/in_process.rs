@@ -1,13 +1,13 @@
 //! The process group for rank threads of one process.
 //!
-//! [`Member`] is one rank's handle. To start a collective, a rank deposits its
-//! arrays at a [`Rendezvous`] and returns. The ranks that wait for the result
-//! compute it on their own threads (`exchange`); there is no background thread.
-//! The states of an exchange and its races are described in
-//! `in_process/README.md`.
+//! [`Member`] is the handle of one rank. To start a collective, a rank deposits
+//! its arrays at a [`Rendezvous`] and returns. The ranks that wait for the
+//! result compute it on their own threads (`exchange`); there is no background
+//! thread. `in_process/README.md` describes the states of an exchange and
+//! possible race conditions.
 //!
-//! Collectives that differ between ranks, invalid arguments and use after
-//! leaving the group are errors.
+//! Different collectives on two ranks, invalid arguments and use after leaving
+//! the group cause errors.
 
 mod exchange;
 mod rendezvous;
@@ -24,19 +24,22 @@ use crate::{
 };
 use rendezvous::{Rendezvous, Ticket};
 
-/// One rank's handle to a process group of threads.
+/// The handle of one rank to a process group of threads.
 ///
-/// It exchanges every [`SharedPayload`] in one common order: collectives of
-/// device tensors, host numbers and bytes may follow each other, and the group
-/// detects ranks that order them differently. Clones are the same rank. When
-/// the last clone is dropped, the rank leaves the group, and ranks that wait
-/// for it get an error.
+/// All ranks must start the same collectives in the same order, across all
+/// [`SharedPayload`] types: collectives of device tensors, host arrays and
+/// bytes may be mixed, and the group detects ranks that start them in a
+/// different order.
+///
+/// Clones share one membership; dropping the last one leaves the group, and
+/// ranks that wait for this rank then get an error.
 #[derive(Debug, Clone)]
 pub struct Member {
     membership: Arc<Membership>,
 }
 
-/// The state that the clones of a member share. Dropping it leaves the group.
+/// The state that is shared by the clones of a member. Dropping it leaves the
+/// group.
 #[derive(Debug)]
 struct Membership {
     rank: usize,
@@ -52,8 +55,8 @@ impl Drop for Membership {
 impl Member {
     /// Creates a group and returns its members by rank.
     ///
-    /// A rank that waits longer than `timeout` for the others ends the group.
-    /// `Duration::MAX` waits forever.
+    /// If a rank waits longer than `timeout` for other ranks, the group ends
+    /// with an error. With `Duration::MAX` ranks wait forever.
     ///
     /// # Errors
     ///
@@ -77,19 +80,19 @@ impl Member {
         self.membership.rendezvous.world_size()
     }
 
-    /// Waits until every rank has called it. Ranks may otherwise exchange
-    /// different payloads.
+    /// Waits until every rank has called this function. Unlike
+    /// [`ProcessGroup::barrier`], it does not require a payload type.
     ///
     /// # Errors
     ///
-    /// Returns an error if a rank failed, started another collective or did not
-    /// arrive in time.
+    /// Returns an error if a rank failed, started a different collective or did
+    /// not reach the barrier in time.
     pub fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
         let ticket = self.start(Side::barrier(self.rank(), tag), Vec::<()>::new())?;
         trace_span!("barrier", tag = %ticket.tag()).in_scope(|| exchange::barrier(&ticket))
     }
 
-    /// Ends the group: every present and later call of any rank fails with the
+    /// Ends the group: every pending and later call of any rank fails with the
     /// cause of the first `abort`.
     pub fn abort(&self, cause: CommError) {
         self.membership.rendezvous.abort(self.rank(), cause);

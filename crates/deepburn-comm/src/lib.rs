@@ -1,17 +1,16 @@
 //! Collectives between the ranks of a sharded training job.
 //!
-//! [`ProcessGroup`] is the interface of a rank: reductions, gathers, broadcasts
-//! and barriers that start immediately and are completed through a [`Pending`]
-//! handle. A [`Payload`] is an array that ranks exchange. Host arrays
-//! ([`Host`]) are defined here and device tensors elsewhere, so this crate does
-//! not depend on a tensor library.
+//! [`ProcessGroup`] is the interface of a rank: reductions, gathers, broadcasts and barriers that
+//! start immediately and are completed through a [`Pending`] handle. A [`Payload`] is an array that
+//! ranks exchange. This crate defines host arrays ([`Host`]). Device tensors are defined in other
+//! crates, so this crate does not depend on a tensor library.
 //!
 //! [`Member`] is the engine for rank threads of one process. [`run_ranks`] runs
 //! a function on every rank and returns the first failure. [`Placement`]
 //! detects the rank of a process that mpirun, mpiexec or srun started.
 //!
-//! Ranks that start different collectives, end early or never arrive cause a
-//! [`CommError`] on every rank, never a hang.
+//! If ranks start different collectives, end early or do not reach a collective, every rank gets a
+//! [`CommError`] and no rank hangs.
 //!
 //! ```
 //! use std::time::Duration;

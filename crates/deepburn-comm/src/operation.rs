@@ -11,13 +11,13 @@ use crate::ReduceOp;
 pub enum Operation {
     /// A reduction whose complete result every rank receives.
     AllReduce(ReduceOp),
-    /// A reduction of which each rank receives its chunk.
+    /// A reduction from which each rank receives its chunk.
     ReduceScatter(ReduceOp),
     /// The concatenation of the chunks of all ranks.
     AllGather,
     /// An exchange in which each rank receives its part of every rank's array.
     AllToAll,
-    /// A copy from one rank to all.
+    /// A copy of the arrays of one rank to all ranks.
     Broadcast {
         /// The rank whose arrays are copied.
         root: usize,

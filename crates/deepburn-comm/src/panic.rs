@@ -1,10 +1,11 @@
 //! Records panics of rank threads.
 //!
-//! Only the panic hook, which runs before the stack unwinds, knows the location
-//! of a panic. A hook is therefore installed in front of the process's own. On
-//! rank threads it records location and time and prints nothing, because
-//! [`run_ranks`](crate::run_ranks) reports the first failure and the others are
-//! its consequences. On other threads it calls the previous hook.
+//! The location of a panic is only available in the panic hook, which runs
+//! before the stack unwinds. This module therefore installs a hook that wraps
+//! the previous hook of the process. On rank threads, the hook records the
+//! location and time of the panic and prints nothing, because
+//! [`run_ranks`](crate::run_ranks) reports the first failure and the other
+//! failures are its consequences. On other threads, it calls the previous hook.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -18,8 +19,8 @@ use crate::CommError;
 #[derive(Debug, Clone)]
 pub(crate) struct PanicRecord {
     pub(crate) location: Option<String>,
-    /// The time before unwinding. It also orders a panic before those that it
-    /// causes on other threads through a poisoned lock.
+    /// The time before unwinding. With this time, a panic is ordered before the
+    /// panics that it causes on other threads through a poisoned lock.
     pub(crate) at: Instant,
 }
 
@@ -75,8 +76,8 @@ fn record(info: &PanicHookInfo<'_>) -> bool {
         };
         let location = info.location().map(ToString::to_string);
         *watch = Watch::Recorded(PanicRecord { location, at: Instant::now() });
-        // A second panic may occur during unwinding, which aborts the process.
-        // It is printed, because no code would be left to report it.
+        // A second panic may occur during unwinding and abort the process. It
+        // is printed, because it could not be reported later.
         first || info.payload().is::<CommError>()
     })
 }

@@ -4,9 +4,9 @@
 //! / world_size)` elements. The last shards are padded with zeros, so all
 //! shards have the same length. A rank may own only padding.
 //!
-//! This is the only definition of the partition. Collectives, ZeRO stages,
-//! memory estimates and checkpoint files all use it. Stages differ in which
-//! model states are sharded, never in the boundaries of the shards.
+//! This module is the only definition of the partition. Collectives, ZeRO stages, memory estimates
+//! and checkpoint files all use it. ZeRO stages differ in which model states are sharded, but not
+//! in the boundaries of the shards.
 
 use std::ops::Range;
 

@@ -14,8 +14,7 @@ pub enum ReduceOp {
     Sum,
     /// Sum in rank order, divided by the world size.
     Mean,
-    /// Element-wise maximum. NaN wins, so an overflow on any rank is never
-    /// lost.
+    /// Element-wise maximum. The result is NaN if any value is NaN, so an overflow on any rank is detected.
     Max,
 }
 
@@ -32,10 +31,10 @@ impl fmt::Display for ReduceOp {
 /// The sizes and element types on which ranks must agree before an exchange.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signature {
-    /// The number of elements of each array: of the input for a reduction, of
-    /// the result for a gather.
+    /// The number of elements of each array. For a reduction this is the size of the input, and for a gather the size
+    /// of the result.
     pub numels: Vec<usize>,
-    /// The element type of each array, as the payload names it.
+    /// The element type of each array, as returned by [`Payload::dtype`].
     pub dtypes: Vec<Cow<'static, str>>,
 }
 
@@ -48,7 +47,7 @@ impl Signature {
         }
     }
 
-    /// Returns the number of elements of all arrays together.
+    /// Returns the total number of elements of all arrays.
     pub fn total(&self) -> usize {
         self.numels.iter().sum()
     }
@@ -68,12 +67,12 @@ pub enum Form {
 pub struct Encoded {
     /// The encoding of the bytes.
     pub form: Form,
-    /// The bytes, without a copy if the memory allows it.
+    /// The bytes. They are not copied if the array's memory can be shared.
     pub bytes: Bytes,
 }
 
-/// Bytes from another process, in memory that is aligned for their element
-/// type, so that they can become an array without a copy.
+/// Bytes from another process. The memory is aligned for the element type, so that it can be converted to an array
+/// without a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Received {
     /// Elements of one byte, and every array in [`Form::SparseRows`].
@@ -100,12 +99,11 @@ impl Received {
 
 /// An array that a process group can reduce, scatter and gather.
 ///
-/// All engines need this trait. The MPI engine sends [`parts`](Self::part) of
-/// an array as bytes and reduces what it decodes. Ranks of one process read
-/// each other's parts in place, which requires a [`SharedPayload`]. Both use
-/// the same `reduce`, so both return the same bits.
+/// All engines require this trait. The MPI engine sends [`parts`](Self::part) of an array as bytes and reduces the
+/// decoded arrays. Rank threads of one process read each other's parts in place, which requires a [`SharedPayload`].
+/// Both engines use the same `reduce` function, so their results are bit-identical.
 ///
-/// `Clone` must be cheap, such as a handle.
+/// `Clone` must be cheap, for example a reference count.
 pub trait Payload: Clone + Debug + Send + Sync + 'static {
     /// Returns the number of elements.
     fn numel(&self) -> usize;
@@ -116,14 +114,13 @@ pub trait Payload: Clone + Debug + Send + Sync + 'static {
     /// Returns the size of an element in bytes.
     fn element_size(&self) -> usize;
 
-    /// Returns true if arrays of this element type can be reduced with `op`.
-    /// Unsupported reductions fail before anything is exchanged.
+    /// Returns true if arrays of this element type can be reduced with `op`. Unsupported reductions fail before data is
+    /// exchanged.
     fn supports(&self, _op: ReduceOp) -> bool {
         true
     }
 
-    /// Returns the elements `range` of the flat order as a view, which may keep
-    /// the whole array alive.
+    /// Returns the elements `range`, in flat order, as a view. The view may keep the whole array alive.
     fn part(&self, range: Range<usize>) -> Self;
 
     /// Encodes the array as bytes. A sparse array is encoded as its rows.
@@ -138,30 +135,30 @@ pub trait Payload: Clone + Debug + Send + Sync + 'static {
     /// Returns an error if the bytes do not encode such an array.
     fn decode(&self, form: Form, received: Received, numel: usize) -> Result<Self, String>;
 
-    /// Reduces parts of equal size in order into a new array of `padded_len >=
-    /// numel` elements, in the memory of `parts[home]`; the rest is zero.
+    /// Reduces parts of equal size into a new array of `padded_len >= numel` elements in the same memory as
+    /// `parts[home]`. Padding elements are zero.
     ///
     /// Parts are added in the order of the list. The memory of a part may be
     /// reused if nothing else refers to it.
     fn reduce(parts: Vec<Self>, padded_len: usize, op: ReduceOp, home: usize) -> Self;
 }
 
-/// A payload that ranks of one process read in place.
+/// A payload that rank threads of one process can read in place.
 pub trait SharedPayload: Payload {
-    /// Returns true if `other` is in the same memory, so that both ranks can
-    /// share a result.
+    /// Returns true if `other` is in the same memory (for example on the same device), so that both ranks can share a
+    /// result.
     fn shares_home(&self, other: &Self) -> bool;
 
-    /// Concatenates flat chunks in order and keeps the first `numel` elements,
-    /// in the memory of `chunks[home]`.
+    /// Concatenates flat chunks in order and keeps the first `numel` elements. The result is in the same memory as
+    /// `chunks[home]`.
     fn concat(chunks: &[Self], numel: usize, home: usize) -> Self;
 
-    /// The same as [`concat`](Self::concat) for the shards of an array. The result may be a view of memory that the
-    /// shards lie in. Then a shard that is changed while somebody holds the result is copied first.
+    /// Concatenates the shards of an array, like [`concat`](Self::concat). The result may be a view of the memory of
+    /// the shards. In this case, a shard that is modified while the result is alive is copied first.
     fn gather(shards: &[Self], numel: usize, home: usize) -> Self {
         Self::concat(shards, numel, home)
     }
 
-    /// The same elements in the memory of `home` (no copy where they already are there).
+    /// Returns the same elements in the memory of `home`, without a copy if they are already there.
     fn to_home_of(&self, home: &Self) -> Self;
 }

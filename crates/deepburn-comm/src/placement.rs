@@ -4,8 +4,8 @@
 //! [`Placement::detect`] reads the variables that mpirun (Open MPI), mpiexec
 //! (MPICH, Intel MPI) and srun (Slurm) set for each process. `None` means that
 //! no launcher started this process; it then runs all ranks as threads.
-//! Incomplete, malformed or contradictory variables are a [`PlacementError`],
-//! never a guess: a process with the wrong rank would train on the wrong data.
+//! Incomplete, malformed or contradictory variables cause a [`PlacementError`],
+//! because a process with the wrong rank would train on the wrong data.
 //! `DEEPBURN_LAUNCHER=none|mpi|slurm` overrides the detection.
 
 mod error;
@@ -19,7 +19,7 @@ use variables::{Number, Variables, World};
 /// The environment variable that overrides the detection.
 const OVERRIDE: &str = "DEEPBURN_LAUNCHER";
 
-/// Set by srun to the number of the job step.
+/// The variable that srun sets to the number of the job step.
 const STEP_ID: &str = "SLURM_STEP_ID";
 
 /// The first reserved job step. Slurm numbers the steps of srun upwards from 0
@@ -43,7 +43,7 @@ const MPICH: Names = Names {
     local_size: "MPI_LOCALNRANKS",
 };
 
-/// The remedy if the variables of two launchers contradict each other.
+/// The advice in errors about two launchers with contradictory variables.
 const CHOOSE_ONE: &str = "unset the variables of the one that did not start this process, or set \
                           DEEPBURN_LAUNCHER to mpi or slurm to name the one that did";
 
@@ -85,22 +85,23 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Reads the placement from the environment of this process; `None` without
-    /// a launcher.
+    /// Reads the placement from the environment of this process. Returns `None`
+    /// if no launcher started it.
     ///
     /// # Errors
     ///
     /// Returns the same errors as [`Self::from_variables`].
     pub fn detect() -> Result<Option<Self>, PlacementError> {
-        // A value that is not Unicode is converted to one that fails the
-        // checks, rather than treated as unset.
+        // A value that is not Unicode is not treated as unset: the lossy
+        // conversion gives a value that fails the checks.
         Self::from_variables(|name| {
             std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
         })
     }
 
-    /// Reads the placement from the variables that `get` returns; `None`
-    /// without a launcher. An empty value counts as unset.
+    /// Reads the placement from the variables that `get` returns. Returns
+    /// `None` if no launcher started this process. An empty value counts as
+    /// unset.
     ///
     /// # Errors
     ///
@@ -177,9 +178,9 @@ impl Start {
 
 /// Finds the innermost launcher.
 ///
-/// mpirun is checked before srun. In a Slurm job mpirun starts its daemons with
-/// srun, and the ranks inherit the daemons' Slurm variables, which number hosts
-/// instead of ranks.
+/// mpirun is checked before srun. In a Slurm job, mpirun starts its daemons
+/// with srun, and the ranks inherit the daemons' Slurm variables, which contain
+/// host numbers instead of rank numbers.
 fn detected(variables: &Variables<'_>) -> Result<Option<Placement>, PlacementError> {
     let torch = variables.pair("RANK", "WORLD_SIZE")?;
     let start = match mpirun(variables)? {
@@ -188,16 +189,16 @@ fn detected(variables: &Variables<'_>) -> Result<Option<Placement>, PlacementErr
     };
     match (start, torch) {
         (Some(start), torch) => {
-            // Scripts often export RANK and WORLD_SIZE from the launcher's own
+            // Scripts often set RANK and WORLD_SIZE from the launcher's
             // variables. Different values mean that there is a second launcher
-            // in between.
+            // between this launcher and the process.
             if let Some(torch) = torch {
                 start.world.agree(&torch, CHOOSE_ONE)?;
             }
             Ok(Some(start.placement()))
         }
-        // Without this check each of the processes would train alone and write
-        // to the same folder.
+        // Without this check, every process would train separately and write to
+        // the same folder.
         (None, Some(torch)) if torch.size.value > 1 => {
             Err(PlacementError::Torch { rank: torch.rank.value, world_size: torch.size.value })
         }
@@ -222,16 +223,16 @@ fn mpirun(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
 }
 
 /// Returns true if PMI_RANK and PMI_SIZE come from `srun --mpi=pmi2`. hydra
-/// always sets MPI_LOCALRANKID too, srun does not.
+/// also sets MPI_LOCALRANKID, but srun does not.
 fn pmi_of_srun(variables: &Variables<'_>) -> bool {
     variables.text(STEP_ID).is_some() && variables.text(MPICH.local_rank).is_none()
 }
 
 /// Reads the variables of srun; `None` if srun did not start this process.
 ///
-/// The script of `sbatch` and the shell of `salloc` also have SLURM_PROCID=0
-/// and the job's number of tasks, although they are not tasks. Only the number
-/// of the step distinguishes them.
+/// The batch script of `sbatch` and the shell of `salloc` also have
+/// SLURM_PROCID=0 and the job's number of tasks, although they are not tasks.
+/// They can only be distinguished by the step number.
 fn srun(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError> {
     let step = variables.text(STEP_ID).and_then(|step| step.parse::<u32>().ok());
     if step.is_none_or(|step| step >= FIRST_RESERVED_STEP) {
@@ -263,8 +264,8 @@ fn slurm_task(variables: &Variables<'_>) -> Result<Option<Start>, PlacementError
     Ok(Some(Start { launcher: Launcher::Slurm, world, local }))
 }
 
-/// Returns the entry of `node` in a list such as `2(x3),1`: 2 tasks on each of
-/// three nodes, then 1.
+/// Returns the entry of `node` in a list such as `2(x3),1`, which means 2 tasks
+/// on each of three nodes and 1 task on the fourth node.
 fn tasks_of_node(name: &'static str, list: &str, node: Number) -> Result<usize, PlacementError> {
     let malformed = |rule: String| PlacementError::Malformed { name, value: list.to_owned(), rule };
     let mut nodes = 0_usize;

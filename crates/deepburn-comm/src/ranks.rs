@@ -1,9 +1,9 @@
 //! Runs a function on every rank.
 //!
-//! [`run_ranks`] runs ranks as threads, [`run_rank`] runs the single rank of a
-//! process. Both end the group as soon as a rank fails and return the first
-//! failure, a [`RankFailure`]. Failures that other ranks get as a consequence
-//! are dropped.
+//! [`run_ranks`] runs ranks as threads, and [`run_rank`] runs the single rank
+//! of a process. Both end the group as soon as a rank fails, and return the
+//! first failure as a [`RankFailure`]. Failures of other ranks that are
+//! consequences of the first failure are dropped.
 
 use std::fmt::{self, Debug, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,16 +14,17 @@ use std::time::{Duration, Instant};
 use crate::{CommError, Member, RankHandle, panic};
 
 /// The stack size of a rank thread in bytes. Backward passes recurse deeply.
-/// The system allocates memory only for the used part.
+/// The system only allocates memory for the part of the stack that is used.
 const STACK_SIZE: usize = 64 << 20;
 
 /// The first failure in a group of ranks.
 ///
-/// Its `Debug` text is its `Display` text, because Rust prints the error of
-/// `main` with `Debug`.
+/// `Debug` prints the same text as `Display`, because Rust prints an error
+/// returned from `main` with `Debug`.
 #[derive(Clone, PartialEq)]
 pub struct RankFailure<E> {
-    /// The failed rank. If a collective failed, the rank that detected it.
+    /// The failed rank. If a collective failed, this is the rank that detected
+    /// the failure.
     pub rank: usize,
     /// Its host; `None` for rank threads.
     pub host: Option<Arc<str>>,
@@ -43,8 +44,9 @@ pub enum FailureCause<E> {
         /// File, line and column, if known.
         location: Option<String>,
     },
-    /// A collective failed although no rank did: ranks started different
-    /// collectives, one ended early or did not arrive in time.
+    /// A collective failed although no rank failed: ranks started different
+    /// collectives, or a rank ended early or did not reach a collective in
+    /// time.
     Comm(CommError),
 }
 
@@ -82,13 +84,13 @@ impl<E: Display> std::error::Error for RankFailure<E> {}
 /// Runs `body` on `world_size` threads, each with a [`Member`] of a new group,
 /// and returns the results by rank.
 ///
-/// If a rank returns an error or panics, the group ends: ranks inside a
-/// collective stop at once, the others when they next start or wait for one. A
-/// panic whose payload is a [`CommError`] counts as that error, because tensor
-/// ops cannot return errors. Panics of rank threads are not printed; the first
-/// one is returned.
+/// If a rank returns an error or panics, the group ends. Ranks that are inside
+/// a collective return immediately; other ranks return when they next start or
+/// wait for a collective. A panic with a [`CommError`] as its payload is
+/// treated as that error, because tensor ops cannot return errors. Panics of
+/// rank threads are not printed; the first panic is returned.
 ///
-/// `timeout` is the longest time that a rank waits for others, see
+/// `timeout` is the maximum time that a rank waits for other ranks; see
 /// [`Member::group`].
 ///
 /// # Errors
@@ -153,14 +155,15 @@ impl<E> Ending<E> {
     }
 }
 
-/// Runs `body` as this process's single rank, on the calling thread.
+/// Runs `body` on the calling thread as the single rank of this process.
 ///
 /// Errors and panics end the group as in [`run_ranks`].
 ///
 /// # Errors
 ///
-/// Returns the first failure that this process knows of. All processes return
-/// the same failure; only the process of the failed `rank` needs to report it.
+/// Returns the first failure that is known to this process. All processes
+/// return the same failure, so only the process of the failed `rank` has to
+/// report it.
 pub fn run_rank<R, E: Display>(
     handle: &impl RankHandle,
     body: impl FnOnce() -> Result<R, E>,
@@ -178,8 +181,8 @@ fn end_of<R, E: Display>(
     body: impl FnOnce() -> Result<R, E>,
 ) -> Result<R, Ending<E>> {
     panic::watch_this_thread();
-    // `member` outlives the body, so a failed rank is not mistaken for one that
-    // left the group.
+    // `member` outlives the body, so that a failed rank is not mistaken for a
+    // rank that has left the group.
     let ending = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(result)) => {
             member.leave();
@@ -202,10 +205,10 @@ fn join<R, E>(thread: ScopedJoinHandle<'_, Result<R, Ending<E>>>) -> Result<R, E
 
 /// Returns the results of all ranks, or the earliest failure.
 ///
-/// A collective that fails (time-out, mismatch) ends the group before any rank
-/// can fail as a consequence. A rank that fails on its own does so before the
-/// group is ended because of it. In both cases the earliest failure is the
-/// cause of the others.
+/// If a collective fails (time-out, mismatch), the group ends before any rank
+/// can fail as a consequence. If a rank fails, its failure is recorded before
+/// it ends the group. In both cases, the earliest failure is the cause of the
+/// other failures.
 fn results_or_failure<R, E>(
     member: &Member,
     endings: Vec<Result<R, Ending<E>>>,
@@ -227,7 +230,7 @@ fn results_or_failure<R, E>(
     }
 }
 
-/// Returns the rank's failure, or the group's failure if that was earlier.
+/// Returns the rank's failure, or the group's failure if it occurred earlier.
 fn first_of<E>(handle: &impl RankHandle, at: Instant, failure: RankFailure<E>) -> RankFailure<E> {
     match handle.failure() {
         Some(group) if group.at < at => {

@@ -1,8 +1,8 @@
 //! Validation of collectives before they take a position in the common order.
 //!
 //! Each constructor of [`Side`] describes the call of one rank, or returns
-//! [`CommError::InvalidArgument`]. All engines start their collectives with
-//! these.
+//! [`CommError::InvalidArgument`]. All engines use these constructors when they
+//! start a collective.
 
 use crate::{CollectiveTag, CommError, Operation, Partition, Payload, ReduceOp, Side, Signature};
 
@@ -55,7 +55,7 @@ impl Side {
         Self::checked::<T>(rank, Operation::AllGather, tag, signature)
     }
 
-    /// Describes an exchange of the parts of `arrays`.
+    /// Describes an all-to-all exchange of `arrays`.
     ///
     /// # Errors
     ///
@@ -68,8 +68,7 @@ impl Side {
         Self::checked::<T>(rank, Operation::AllToAll, tag, Ok(Signature::of(arrays)))
     }
 
-    /// Describes a broadcast from `root`, which receives into arrays like
-    /// `arrays`.
+    /// Describes a broadcast from `root`. `arrays` define the sizes and types.
     ///
     /// # Errors
     ///
@@ -85,14 +84,14 @@ impl Side {
         Self::checked::<T>(rank, Operation::Broadcast { root }, tag, signature)
     }
 
-    /// Describes a barrier. It has no payload, so it can be shared by ranks
-    /// that exchange different ones.
+    /// Describes a barrier. It has no payload type, so ranks with different
+    /// payload types can use the same barrier.
     pub fn barrier(rank: usize, tag: CollectiveTag) -> Self {
         let payload = std::any::type_name::<()>().into();
         Self { rank, operation: Operation::Barrier, tag, payload, signature: None }
     }
 
-    /// Builds the description, or the error if the arguments are invalid.
+    /// Returns the description, or an error if the arguments are invalid.
     fn checked<T>(
         rank: usize,
         operation: Operation,

@@ -12,7 +12,8 @@ pub struct Count {
     /// The number of collectives started.
     pub calls: u64,
     /// The number of elements of the complete arrays: the input of a reduction,
-    /// the result of a gather, the arrays that this rank passed to a broadcast.
+    /// the result of a gather, or the arrays that this rank passed to a
+    /// broadcast.
     pub elements: u64,
 }
 
@@ -25,7 +26,8 @@ impl Sum for Count {
     }
 }
 
-/// All collectives that one rank has started, by operation and purpose.
+/// Counts of all collectives that one rank has started, by operation and
+/// purpose.
 #[derive(Debug, Clone, Default)]
 pub struct Statistics {
     /// The counts by operation, purpose and element type.

@@ -1,4 +1,4 @@
-//! What launchers leave in the environment, and what is read from it.
+//! Environment variables of launchers, and the placements that are read from them.
 
 use std::process::Command;
 
@@ -108,7 +108,7 @@ const SALLOC: Environment<'static> = &[
     ("SLURM_TASKS_PER_NODE", "2(x2)"),
 ];
 
-/// The shell of `salloc` on the first node (`use_interactive_step`). Its step is one of Slurm's own.
+/// The shell of `salloc` on the first node (`use_interactive_step`). Its step has a number that Slurm reserves.
 const SALLOC_INTERACTIVE: Environment<'static> = &[
     ("PMI_RANK", "0"),
     ("PMI_SIZE", "1"),
@@ -192,19 +192,20 @@ fn read(environment: Environment<'_>) -> Result<Option<Placement>, PlacementErro
     })
 }
 
-/// `environment` with variables added or, as the last one counts, replaced.
+/// Returns `environment` with additional variables. A variable that is already set is replaced, because the last value
+/// counts.
 fn with<'a>(environment: Environment<'a>, more: Environment<'a>) -> Vec<(&'a str, &'a str)> {
     [environment, more].concat()
 }
 
-/// The launcher, rank, world size, local rank and local size that were read.
+/// Returns the launcher, rank, world size, local rank and local size.
 fn found(environment: Environment<'_>) -> Option<(Launcher, [usize; 4])> {
     let placement = read(environment).unwrap_or_else(|error| panic!("{environment:?}: {error}"))?;
     let Placement { launcher, rank, world_size, local_rank, local_size } = placement;
     Some((launcher, [rank, world_size, local_rank, local_size]))
 }
 
-/// Asserts that `environment` is refused with a message that holds all of `parts`.
+/// Asserts that `environment` is rejected with a message that contains all `parts`.
 fn refused(environment: Environment<'_>, parts: &[&str]) {
     let error = match read(environment) {
         Err(error) => error.to_string(),
@@ -254,7 +255,7 @@ fn steps_of_slurms_own_are_no_tasks() {
 fn mpirun_wins_over_the_slurm_step_of_its_daemons() {
     assert_eq!(found(MPIRUN_IN_SBATCH), Some((Launcher::OpenMpi, [3, 4, 1, 2])));
     assert_eq!(found(HYDRA_IN_SBATCH), Some((Launcher::Mpich, [3, 4, 1, 2])));
-    // On the node of the script mpirun starts its ranks without srun.
+    // On the node of the batch script, mpirun starts its ranks without srun.
     let on_the_first_node = with(SBATCH, OPEN_MPI);
     assert_eq!(found(&on_the_first_node), Some((Launcher::OpenMpi, [2, 3, 2, 3])));
     let in_a_shell_of_salloc = with(SALLOC_INTERACTIVE, OPEN_MPI);
@@ -263,7 +264,7 @@ fn mpirun_wins_over_the_slurm_step_of_its_daemons() {
 
 #[test]
 fn the_step_counts_where_it_differs_from_the_job() {
-    // `srun -n 2` in a job of 8 tasks a node.
+    // `srun -n 2` in a job with 8 tasks per node.
     let step = [
         ("SLURM_LOCALID", "1"),
         ("SLURM_NODEID", "0"),
@@ -293,7 +294,7 @@ fn processes_of_pytorch_launchers_are_refused() {
 }
 
 #[test]
-fn exported_torch_variables_must_be_those_of_the_launcher() {
+fn exported_torch_variables_must_match_the_launcher() {
     let torch = |rank, size| [("RANK", rank), ("WORLD_SIZE", size), ("LOCAL_RANK", "0")];
     assert!(found(&with(OPEN_MPI, &torch("2", "3"))).is_some());
     assert!(found(&with(HYDRA, &torch("2", "3"))).is_some());
@@ -307,9 +308,9 @@ fn exported_torch_variables_must_be_those_of_the_launcher() {
         &with(SRUN_PMIX, &torch("6", "14")),
         &["SLURM_STEP_NUM_TASKS is 7", "WORLD_SIZE is 14"],
     );
-    // torchrun with one process in each rank of mpirun.
+    // torchrun starts one process in each rank of mpirun.
     refused(&with(OPEN_MPI, &torch("0", "1")), &["OMPI_COMM_WORLD_SIZE is 3", "WORLD_SIZE is 1"]);
-    // A stray variable is no pair.
+    // A single variable is ignored.
     assert!(found(&with(OPEN_MPI, &[("WORLD_SIZE", "8")])).is_some());
     assert!(found(&with(OPEN_MPI, &[("RANK", "8"), ("DEEPBURN_LAUNCHER", "mpi")])).is_some());
 }
@@ -341,7 +342,7 @@ fn the_override_decides() {
     }
     assert_eq!(found(&choose(HYDRA, "mpi")), Some((Launcher::Mpich, [2, 3, 2, 3])));
     assert_eq!(found(&choose(SBATCH, "slurm")), Some((Launcher::Slurm, [0, 4, 0, 2])));
-    // What the chosen launcher did not set is not read.
+    // Variables of other launchers are not read.
     let torch = with(OPEN_MPI, &[("RANK", "0"), ("WORLD_SIZE", "9"), ("LOCAL_RANK", "0")]);
     assert_eq!(found(&choose(&torch, "mpi")), Some((Launcher::OpenMpi, [2, 3, 2, 3])));
     assert_eq!(found(&choose(MPIRUN_IN_SBATCH, "slurm")), Some((Launcher::Slurm, [0, 1, 0, 1])));
@@ -375,7 +376,7 @@ fn incomplete_variables_are_refused() {
     }
     let no_tasks = [("SLURM_STEP_TASKS_PER_NODE", ""), ("SLURM_TASKS_PER_NODE", "")];
     refused(&with(SRUN_PMIX, &no_tasks), &["SLURM_TASKS_PER_NODE is not set"]);
-    // A launcher that speaks PMI but says nothing of the host, as Cray's aprun.
+    // A PMI launcher that does not set local ranks, such as Cray's aprun.
     refused(
         &[("PMI_RANK", "0"), ("PMI_SIZE", "2")],
         &["MPI_LOCALRANKID is not set", "PMI_RANK is `0`"],
@@ -404,19 +405,19 @@ fn malformed_variables_are_refused() {
         let message = format!("{name} is `{value}`");
         refused(&with(environment, &[(name, value)]), &[&message, rule, "DEEPBURN_LAUNCHER=none"]);
     }
-    // More nodes than there are is no reason to count them one by one.
+    // A huge repeat count must not be expanded node by node.
     let many = [("SLURM_STEP_TASKS_PER_NODE", "1(x18446744073709551615),1(x18446744073709551615)")];
     assert_eq!(found(&with(SRUN_PMIX, &many)), Some((Launcher::Slurm, [6, 7, 0, 1])));
 }
 
-/// Printed by each process that the test below starts.
+/// Prints the placement in each process that the test below starts.
 #[test]
 #[ignore = "started by processes_of_a_real_launcher_know_their_ranks"]
 fn print_the_placement() {
     println!("read: {:?}", Placement::detect());
 }
 
-/// `DEEPBURN_TEST_MPIRUN` names another launcher than Open MPI's, with its arguments.
+/// `DEEPBURN_TEST_MPIRUN` replaces the default launcher, Open MPI's mpirun, by another command line.
 #[test]
 #[ignore = "needs mpirun of Open MPI"]
 fn processes_of_a_real_launcher_know_their_ranks() {

@@ -1,7 +1,7 @@
-//! Accelerate's YAML (`accelerate config`) translated to a DeepSpeed configuration.
+//! Translates Accelerate's YAML (`accelerate config`) to a DeepSpeed configuration.
 //!
-//! Accelerate fills in what the file leaves out: stage 2, no offload, accumulation and clipping
-//! `"auto"`, both batch sizes `"auto"`. Unknown keys are errors here too.
+//! Missing keys have Accelerate's defaults: stage 2, no offload, and `"auto"` for accumulation,
+//! clipping and both batch sizes. Unknown keys are errors.
 
 use std::path::{Path, PathBuf};
 
@@ -17,14 +17,16 @@ use crate::raw_config::RawConfig;
 use crate::section::{Entry, Read, Section, Setting};
 use crate::source::{parse_yaml, read_text};
 
-/// The key of a DeepSpeed configuration in a file of its own.
+/// The key that names a separate DeepSpeed configuration file.
 const FILE: &str = "deepspeed_config_file";
 
 impl RawConfig {
-    /// Reads Accelerate's YAML, the file `name`. `folder` is where `deepspeed_config_file` is looked for.
+    /// Parses Accelerate's YAML from the file `name`. `deepspeed_config_file` is searched for in
+    /// the current folder and in `folder`.
     ///
     /// # Errors
-    /// Syntax, and everything that is wrong with its keys in one [`crate::Report`].
+    /// Returns an error if the syntax is invalid, or all problems of the keys in one
+    /// [`crate::Report`].
     pub(crate) fn from_accelerate(
         text: &str,
         name: &str,
@@ -48,7 +50,8 @@ impl RawConfig {
         let mut config = match file {
             Some(path) => {
                 let path = find(Path::new(path), &[PathBuf::new(), folder.into()], "file")?;
-                // Never another Accelerate file, which could name this one.
+                // Parsed as JSON only, because another Accelerate file could refer back to this
+                // one.
                 Self::parse(&read_text(&path)?, &path.display().to_string())?
             }
             None => Self::of(&deepspeed(translated), name)?,
@@ -61,11 +64,11 @@ impl RawConfig {
     }
 }
 
-/// Switches on the precision `name` of the file `source`, as Accelerate does, where the DeepSpeed configuration leaves
-/// it out or open (`"auto"`).
+/// Enables the precision `name` of the file `source`, as Accelerate does, if the DeepSpeed
+/// configuration does not set it or has `"auto"`.
 ///
 /// # Errors
-/// It switches the other one on.
+/// Returns an error if the DeepSpeed configuration enables the other precision.
 fn enable_precision(name: &str, deepspeed: &mut Node, source: &str) -> Result<(), ConfigError> {
     let other = if name == "fp16" { "bf16" } else { "fp16" };
     let enabled = deepspeed.get(other).and_then(|section| section.get("enabled"));
@@ -85,7 +88,7 @@ fn enable_precision(name: &str, deepspeed: &mut Node, source: &str) -> Result<()
     Ok(())
 }
 
-/// The DeepSpeed section that `mixed_precision` switches on.
+/// Returns the DeepSpeed section that `mixed_precision` enables.
 fn precision(top: &Accelerate<'_>, findings: &mut Findings) -> Option<&'static str> {
     let node = top.mixed_precision.given()?;
     match (node.as_text(), node.as_flag()) {
@@ -101,7 +104,8 @@ fn precision(top: &Accelerate<'_>, findings: &mut Findings) -> Option<&'static s
     }
 }
 
-/// A DeepSpeed file and the keys that are translated to one exclude each other, as in Accelerate.
+/// Reports keys that contradict a DeepSpeed file. As in Accelerate, the file and the keys exclude
+/// each other.
 fn check_alone(config: &Entry<'_>, findings: &mut Findings) {
     let translated = |key: &&Key| matches!(key.status, Status::Honoured) && key.name != FILE;
     let keys = DeepSpeedConfig::KEYS.iter().filter(translated).map(|key| config.child(key));
@@ -111,7 +115,7 @@ fn check_alone(config: &Entry<'_>, findings: &mut Findings) {
     }
 }
 
-/// The keys in DeepSpeed's own words.
+/// Translates the keys to a DeepSpeed configuration.
 fn deepspeed(config: &DeepSpeedConfig<'_>) -> Json {
     let given = |key: &Entry<'_>| key.given().map_or(json!("auto"), Node::to_json);
     let offload = |device: &Setting<'_, &str>, nvme_path: &Entry<'_>| {

@@ -1,10 +1,10 @@
-//! Holds what was written against the tables: names, kinds, ranges, features that do not exist.
+//! Checks a configuration against the key tables: names, kinds, ranges and unsupported features.
 //!
-//! [`check`] looks at every value and reports all it finds. The status of a key comes before the
-//! kind of its value: of a key that is never allowed, the kind does not matter. A feature that does
-//! not exist is only refused where the value asks for it ([`Trigger`]), so that files that carry a
-//! section switched off are accepted. What concerns several keys at once is left to the sections'
-//! own rules.
+//! [`check`] inspects every value and reports all problems. The status of a key is checked before
+//! the kind of its value, because the kind does not matter for a key that is never allowed. An
+//! unsupported feature is an error only if the value requests it ([`Trigger`]), so that files with
+//! a disabled section are accepted. Rules that involve several keys are checked by the rules of the
+//! sections.
 
 use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
 use crate::foreign::foreign_name;
@@ -12,13 +12,13 @@ use crate::key::{Key, KeyEntry, Kind, Literal, Status, Trigger, Variant, entries
 use crate::key_path::{join, without_brackets};
 use crate::node::{Node, Value};
 
-/// Names less similar than this are no slips of each other.
+/// Minimum similarity of a known name that is suggested instead of an unknown name.
 const SIMILAR: f64 = 0.7;
 
-/// Sections of up to this many keys are listed when no name is near.
+/// Maximum number of keys of a section that are listed if no name is similar.
 const LISTED: usize = 16;
 
-/// Checks a whole file against the table of its top level.
+/// Checks a file against the table of its top level.
 pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) {
     if let Value::Map(_) = node.value {
         Check { known: entries(keys), findings }.section(keys, node, "");
@@ -27,15 +27,15 @@ pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) 
     }
 }
 
-/// A walk over a file beside its tables.
+/// A traversal of a file and its key tables.
 struct Check<'a> {
-    /// Every key of the file, to look for one that stands in the wrong section.
+    /// Every key of the file format, to find keys that were written in the wrong section.
     known: Vec<KeyEntry>,
     findings: &'a mut Findings,
 }
 
 impl Check<'_> {
-    /// Checks every key that was written in a section, then what is there twice or missing from it.
+    /// Checks every key in a section, then reports keys that are given twice or missing.
     fn section(&mut self, keys: &'static [Key], node: &Node, path: &str) {
         for (name, value) in node.entries() {
             let full = join(path, name);
@@ -62,7 +62,7 @@ impl Check<'_> {
         }
     }
 
-    /// Checks one value: its status first, then its kind, then what is inside of it.
+    /// Checks one value: its status first, then its kind, then the keys below it.
     fn value(&mut self, key: &'static Key, value: &Node, siblings: &Node, path: &str) {
         let is_absent = value.is_null() && key.default == Literal::Null;
         if self.by_status(key, value, path) || value.is_auto() && key.auto || is_absent {
@@ -92,7 +92,8 @@ impl Check<'_> {
         }
     }
 
-    /// What the key's status says about a value; whether that is all there is to say.
+    /// Reports a value according to the status of its key. Returns whether no further check is
+    /// needed.
     fn by_status(&mut self, key: &Key, value: &Node, path: &str) -> bool {
         let site = Site::at(path, value);
         match key.status {
@@ -113,7 +114,7 @@ impl Check<'_> {
             }
             Status::Unavailable { .. } if value.is_auto() && key.auto => false,
             Status::Unavailable { feature, trigger, remedy } => {
-                // A value of the wrong kind is told so instead.
+                // A value of the wrong kind is reported as such instead.
                 let asked = key.kind.accepts(value).is_ok() && key.asks(trigger, value);
                 if asked {
                     let (site, shown) = match trigger {
@@ -129,11 +130,10 @@ impl Check<'_> {
         }
     }
 
-    /// Reports a name that the section does not have, with the best guess at what was meant: a key
-    /// of a job file, the counterpart of another program's name, a slip of the pen, or a key of
-    /// another section.
+    /// Reports an unknown name with the best suggestion: a key of a job file, the equivalent of
+    /// another program's name, a similar name, or a key of another section.
     fn unknown(&mut self, keys: &'static [Key], name: &str, value: &Node, path: &str) {
-        // What single parameters of a group are set to comes last: few files have groups.
+        // Keys of parameter groups are considered last, because few files have groups.
         let elsewhere = self.honoured(name, false).or_else(|| self.honoured(name, true));
         let is_at = |path: &String| format!("did you mean {path}?");
         // The main sections of a job file have no section inside that another program could mean.
@@ -154,8 +154,8 @@ impl Check<'_> {
         refuse!(self.findings, Site::at(path, value) => "unknown key"; "{remedy}");
     }
 
-    /// Path of the first key of the file that has this name and does something, as it is written.
-    /// `in_lists`: also in sections of which there is a list.
+    /// Returns the path of the first supported key of the file format with this name, as users
+    /// write it. With `in_lists`, sections in lists are searched as well.
     fn honoured(&self, name: &str, in_lists: bool) -> Option<String> {
         let mut does_something = self.known.iter().filter(|entry| {
             matches!(entry.status, Status::Honoured) && (in_lists || !entry.path.contains("[]"))
@@ -166,7 +166,7 @@ impl Check<'_> {
     }
 }
 
-/// What is wrong with a value of the wrong kind.
+/// Describes the problem of a value of the wrong kind.
 fn fault(key: &Key, value: &Node) -> &'static str {
     let is_number = matches!(key.kind, Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_));
     let is_integral = value.as_integer().is_some();
@@ -183,13 +183,13 @@ fn fault(key: &Key, value: &Node) -> &'static str {
     }
 }
 
-/// Whether a value was written as a string where a number or a flag is expected.
+/// Returns whether a number or a flag was written as a string.
 fn quoted(key: &Key, value: &Node) -> bool {
     let unquoted = matches!(key.kind, Kind::Flag | Kind::Integer(_) | Kind::Real(_));
     unquoted && value.as_text().is_some()
 }
 
-/// A remedy that fits every value: what to write, or to leave the key out.
+/// Returns a remedy for any invalid value: what to write, or to leave the key out.
 fn example(key: &Key) -> String {
     match key.default {
         Literal::Text(default) if matches!(key.kind, Kind::Choice(_)) => {
@@ -201,16 +201,18 @@ fn example(key: &Key) -> String {
     }
 }
 
-/// What to write instead of an unknown `name`: the counterpart of another program's name, or the
-/// known name that it is a slip of.
+/// Returns what to write instead of an unknown `name`: the equivalent of another program's name, or
+/// the most similar known name.
 pub(crate) fn suggestion(known: impl Iterator<Item = &'static str>, name: &str) -> Option<String> {
     let similar = || nearest(known, name).map(|nearest| format!("did you mean {nearest}?"));
     foreign_name(name).map(str::to_owned).or_else(similar)
 }
 
-/// The known name nearest to `name`, if it is near enough for a slip.
+/// Returns the known name that is most similar to `name`, if it is similar enough for a typing
+/// error.
 pub(crate) fn nearest(all: impl Iterator<Item = &'static str>, name: &str) -> Option<&'static str> {
-    // The distance costs the product of the lengths: no key is this long.
+    // The time to compute the distance is proportional to the product of the lengths, and no key is
+    // this long.
     if name.len() > 100 {
         return None;
     }

@@ -8,24 +8,24 @@
 pub(crate) trait Choice: Copy + PartialEq + 'static {
     /// Every name, in the order in which messages list them.
     const NAMES: &'static [&'static str];
-    /// What each name stands for.
+    /// The value of each name.
     const VALUES: &'static [Self];
 
-    /// The value that has this name.
+    /// Returns the value called `name`.
     fn named(name: &str) -> Option<Self> {
         let place = Self::NAMES.iter().position(|known| known.eq_ignore_ascii_case(name))?;
         Some(Self::VALUES[place])
     }
 
-    /// The first name of this value.
+    /// Returns the first name of this value.
     fn first_name(self) -> &'static str {
         let place = Self::VALUES.iter().position(|value| *value == self);
         place.map_or("", |place| Self::NAMES[place])
     }
 }
 
-/// Gives the variants of an enum their names: `choices!(Shape { "log" => Log, "linear" => Linear
-/// });`.
+/// Gives the variants of an enum their names:
+/// `choices!(Shape { "log" => Log, "linear" => Linear });`.
 macro_rules! choices {
     ($Choice:ident { $($name:literal => $Value:ident),+ $(,)? }) => {
         impl $crate::choice::Choice for $Choice {

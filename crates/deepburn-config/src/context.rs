@@ -1,4 +1,4 @@
-//! What a configuration is resolved for, and what the rules of its sections share.
+//! The run for which a configuration is resolved, and the shared state of the section rules.
 
 use std::collections::BTreeMap;
 
@@ -10,34 +10,35 @@ use crate::keys::DeepSpeed;
 use crate::plan::ParamGroups;
 use crate::section::Entry;
 
-/// What a configuration is resolved for.
+/// The properties of the run for which a configuration is resolved.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunContext {
-    /// Data-parallel ranks, at least 1.
+    /// Number of data-parallel ranks, at least 1.
     pub world_size: usize,
-    /// Whether tensors live in host memory, so that offload to it already holds.
+    /// Whether tensors are in host memory anyway, so that an offload to host memory changes
+    /// nothing.
     pub host_device: bool,
-    /// Width of the model, from which `"auto"` bucket sizes follow.
+    /// Hidden size of the model, which determines `"auto"` bucket sizes.
     pub hidden_size: Option<usize>,
-    /// Optimizer steps of the run, for schedules that need their length.
+    /// Number of optimizer steps of the run, for schedules that depend on it.
     pub total_steps: Option<usize>,
-    /// Steps of the warm-up where the file says `"auto"`.
+    /// Number of warm-up steps if the file has `"auto"`.
     pub warmup_steps: Option<usize>,
-    /// Learning rate where the file gives none or says `"auto"`.
+    /// Learning rate if the file has none or `"auto"`.
     pub learning_rate: Option<f64>,
-    /// Samples of a micro-batch where the file gives none or says `"auto"`.
+    /// Samples per micro-batch if the file has none or `"auto"`.
     pub micro_batch_size: Option<usize>,
-    /// Whether activations are recomputed, where the job file says so.
+    /// Whether activations are recomputed; `None` if the job file does not set it.
     pub gradient_checkpointing: Option<bool>,
-    /// Parameters with settings of their own, which a DeepSpeed configuration cannot name.
+    /// Parameter groups, which a DeepSpeed configuration cannot define.
     pub param_groups: ParamGroups,
 }
 
 impl RunContext {
-    /// A run on the host about which nothing else is known.
+    /// Creates the context of a run in host memory, without further settings.
     ///
-    /// What is known later is filled in beside it. Here the width of the model decides what `"auto"`
-    /// means for a bucket:
+    /// Other fields can be set as needed. In this example, the hidden size of the model determines
+    /// the `"auto"` size of a bucket:
     ///
     /// ```
     /// use deepburn_config::{RawConfig, RunContext, resolve};
@@ -57,29 +58,29 @@ impl RunContext {
     }
 }
 
-/// What an `"auto"` became, and why.
+/// The value of a key that was `"auto"`, and its source.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AutoAnswer {
     /// The value.
     pub value: Json,
-    /// Where it comes from.
+    /// The source of the value.
     pub from: String,
 }
 
-/// What the rules of all sections share.
+/// The shared state of the rules of all sections.
 pub(crate) struct Context<'a> {
     /// The sections.
     pub(crate) top: &'a DeepSpeed<'a>,
-    /// What the configuration is resolved for.
+    /// The run for which the configuration is resolved.
     pub(crate) run: &'a RunContext,
-    /// What was found so far.
+    /// The findings so far.
     pub(crate) findings: Findings,
-    /// Answers to `"auto"`, by the full path of the key.
+    /// Resolved `"auto"` values, by the full path of the key.
     pub(crate) autos: BTreeMap<String, AutoAnswer>,
 }
 
 impl Context<'_> {
-    /// Records what the `"auto"` of a key became, where the key says so.
+    /// Records the resolved value of a key, if the key is `"auto"`.
     pub(crate) fn answer(&mut self, key: &Entry<'_>, value: impl Into<Json>, from: &str) {
         if key.is_auto() {
             let answer = AutoAnswer { value: value.into(), from: from.to_owned() };

@@ -1,8 +1,9 @@
-//! What is wrong or worth knowing about a configuration.
+//! Errors, warnings and notes about a configuration.
 //!
-//! A [`Diagnosis`] names the key, the value, the rule and the remedy. A [`Report`] holds all
-//! of them for one file: everything is looked at before anything is refused, so that a user mends
-//! a file once. [`ConfigError`] adds what goes wrong before there is a value to look at.
+//! A [`Diagnosis`] names the key, the value, the rule and the remedy. A [`Report`] contains all
+//! diagnoses of one file. All values are checked before an error is returned, so that a user can
+//! fix all problems at once. [`ConfigError`] also covers errors that occur before any value can be
+//! checked.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,15 +13,15 @@ use serde::{Serialize, Serializer};
 use crate::key_path::{is_at_or_below, join};
 use crate::node::{Node, Position};
 
-/// How much a diagnosis matters.
+/// The severity of a diagnosis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// The configuration is refused.
+    /// The configuration is rejected.
     Error,
-    /// It is accepted, but probably does not do what its author thinks.
+    /// The configuration is accepted, but probably does not have the intended effect.
     Warning,
-    /// It is accepted, and something is worth knowing.
+    /// The configuration is accepted, with additional information.
     Note,
 }
 
@@ -32,7 +33,7 @@ impl fmt::Display for Severity {
 
 /// One finding about one key.
 ///
-/// [`Display`](fmt::Display) is one line: severity, key, place, what is wrong, and the remedy.
+/// [`Display`](fmt::Display) is one line: severity, key, position, problem and remedy.
 ///
 /// ```text
 /// error: zero_optimization.stage (line 3, column 14): 4 is out of range; must be an integer from 0
@@ -40,20 +41,19 @@ impl fmt::Display for Severity {
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Diagnosis {
-    /// How much it matters.
+    /// The severity.
     pub severity: Severity,
     /// Full path of the key, `zero_optimization.stage` for example; empty for the whole file.
     pub key: String,
-    /// Line and column of the value, where it came from a text.
+    /// Line and column of the value, if it was read from a text.
     #[serde(serialize_with = "position", skip_serializing_if = "Option::is_none")]
     pub at: Option<Position>,
-    /// The option of the command line that gave the value, `--set training.max_steps=0` for
-    /// example.
+    /// The command-line option that set the value, `--set training.max_steps=0` for example.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub given: Option<String>,
     /// The value and the rule.
     pub message: String,
-    /// What to write instead; empty where nothing needs to change.
+    /// What to write instead; empty if nothing needs to change.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remedy: String,
 }
@@ -64,7 +64,7 @@ fn position<S: Serializer>(at: &Option<Position>, serializer: S) -> Result<S::Ok
 }
 
 impl Diagnosis {
-    /// A diagnosis without a place.
+    /// Creates a diagnosis without a position.
     pub fn new(
         severity: Severity,
         key: impl Into<String>,
@@ -75,7 +75,8 @@ impl Diagnosis {
         Self { severity, key, at: None, given: None, message, remedy }
     }
 
-    /// Key, place, message and remedy: all but the severity, for a log that names it itself.
+    /// Returns the key, position, message and remedy without the severity, for logs that show the
+    /// severity separately.
     pub fn finding(&self) -> String {
         let place = match (&self.given, self.at) {
             (Some(given), _) => format!(" ({given})"),
@@ -95,7 +96,7 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// Every finding about one configuration, errors first.
+/// All findings about one configuration, errors first.
 ///
 /// ```
 /// use deepburn_config::{RawConfig, RunContext, resolve};
@@ -112,14 +113,14 @@ impl fmt::Display for Diagnosis {
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// What was looked at: a path, or `inline configuration`.
+    /// The source of the configuration: a path, or `inline configuration`.
     pub source: String,
     /// The findings.
     pub diagnoses: Vec<Diagnosis>,
 }
 
 impl Report {
-    /// The findings that refuse the configuration.
+    /// Returns the findings that are errors.
     pub fn errors(&self) -> impl Iterator<Item = &Diagnosis> {
         self.diagnoses.iter().filter(|diagnosis| diagnosis.severity == Severity::Error)
     }
@@ -142,20 +143,21 @@ impl std::error::Error for Report {}
 /// A key whose value came from the command line.
 #[derive(Debug, Clone)]
 pub(crate) struct TypedKey {
-    /// Path of the key in its document; empty for all of it.
+    /// Path of the key in its document; empty for the whole document.
     pub(crate) path: String,
     /// The option as given.
     pub(crate) given: String,
 }
 
 impl TypedKey {
-    /// Whether `key` is this key or inside of it.
+    /// Returns whether `key` is this key or a key below it.
     fn covers(&self, key: &str) -> bool {
         self.path.is_empty() || is_at_or_below(key, &self.path)
     }
 }
 
-/// What a finding is about: the path of a key and, where it was written, the place of its value.
+/// The subject of a finding: the path of a key and, if the key was given, the position of its
+/// value.
 #[derive(Debug)]
 pub(crate) struct Site {
     pub(crate) key: String,
@@ -163,20 +165,20 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// The place of `node` under the path `key`.
+    /// Creates the site of `node`, whose path is `key`.
     pub(crate) fn at(key: &str, node: &Node) -> Self {
         Self { key: key.to_owned(), at: node.at }
     }
 }
 
-/// A key without a place.
+/// Creates a site without a position.
 impl<T: Into<String>> From<T> for Site {
     fn from(key: T) -> Self {
         Self { key: key.into(), at: None }
     }
 }
 
-/// Collects findings while a configuration is looked at.
+/// Collects findings while a configuration is checked.
 #[derive(Debug, Default)]
 pub(crate) struct Findings(Vec<Diagnosis>);
 
@@ -187,7 +189,7 @@ impl Findings {
         self.0.push(Diagnosis { at, ..Diagnosis::new(severity, key, message, remedy) });
     }
 
-    /// Names the option that gave a value in what was found about it.
+    /// Adds the command-line option that set a value to the findings about this value.
     pub(crate) fn attribute(&mut self, typed: &[TypedKey]) {
         for diagnosis in &mut self.0 {
             let last = typed.iter().rev().find(|typed| typed.covers(&diagnosis.key));
@@ -195,8 +197,8 @@ impl Findings {
         }
     }
 
-    /// Puts the keys under `section`, where they were written; empty for the whole document. Keys of
-    /// the section `training` belong to the job file already.
+    /// Prefixes the keys of the findings with `section`, in which they were written; empty for the
+    /// whole document. Keys of the section `training` already have their path in the job file.
     pub(crate) fn nest(&mut self, section: &str) {
         for diagnosis in &mut self.0 {
             if !diagnosis.key.is_empty() && !diagnosis.key.starts_with("training.") {
@@ -205,7 +207,7 @@ impl Findings {
         }
     }
 
-    /// The warnings and notes, or everything as a report when something is wrong.
+    /// Returns the warnings and notes, or a report of all findings if there is an error.
     pub(crate) fn verdict(mut self, source: &str) -> Result<Vec<Diagnosis>, Report> {
         self.0.sort_by_key(|diagnosis| diagnosis.severity);
         match self.0.first() {
@@ -219,8 +221,9 @@ impl Findings {
 
 /// Adds a finding: `report!(severity, findings, site => "message"; "remedy")`.
 ///
-/// Message and remedy are format strings. Arguments that they do not name follow them. A rule that a
-/// condition breaks starts with it: `report!(severity, if a > b; findings, ...)`.
+/// The message and the remedy are format strings, each followed by its positional arguments. With a
+/// condition in front, the finding is added only if the condition is true:
+/// `report!(severity, if a > b; findings, ...)`.
 macro_rules! report {
     ($severity:expr, if $is_broken:expr; $($finding:tt)+) => {
         if $is_broken {
@@ -235,7 +238,7 @@ macro_rules! report {
     }};
 }
 
-/// Reports what refuses the configuration: `refuse!(findings, site => "message"; "remedy")`, or
+/// Reports an error: `refuse!(findings, site => "message"; "remedy")`, or
 /// `refuse!(if a > b; findings, site => "message"; "remedy")`.
 macro_rules! refuse {
     ($($finding:tt)+) => {
@@ -243,14 +246,14 @@ macro_rules! refuse {
     };
 }
 
-/// Reports what its author probably did not mean: `warning!(findings, site => "message"; "remedy")`.
+/// Reports a warning: `warning!(findings, site => "message"; "remedy")`.
 macro_rules! warning {
     ($($finding:tt)+) => {
         $crate::diagnosis::report!($crate::diagnosis::Severity::Warning, $($finding)+)
     };
 }
 
-/// Reports what is worth knowing: `note!(findings, site => "message")`.
+/// Reports a note: `note!(findings, site => "message")`.
 macro_rules! note {
     ($($finding:tt)+) => {
         $crate::diagnosis::report!($crate::diagnosis::Severity::Note, $($finding)+; "")
@@ -259,41 +262,42 @@ macro_rules! note {
 
 pub(crate) use {note, refuse, report, warning};
 
-/// Why a configuration could not be used.
+/// The reason why a configuration cannot be used.
 ///
-/// All but the last come before there is a value to look at: the text cannot be found, read or parsed.
+/// All variants except the last occur before values are checked: the text cannot be found, read or
+/// parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// There is no such file.
+    /// The file does not exist.
     #[error("{path}: no such {what}; looked for {tried}")]
     NotFound {
-        /// As the user gave it.
+        /// The path as given by the user.
         path: String,
-        /// What it should have been: `file`, `file or folder`.
+        /// The expected kind: `file` or `file or folder`.
         what: &'static str,
-        /// Every place that was looked at.
+        /// All paths that were tried.
         tried: String,
     },
-    /// The file is there and cannot be read.
+    /// The file exists, but cannot be read.
     #[error("{}: cannot be read: {reason}; give a readable UTF-8 text file", .path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The text is no JSON (with comments) or no YAML.
+    /// The text is not valid JSON (with comments) or YAML.
     #[error("{source_name}: line {line}, column {column}: {reason}; {remedy}")]
     Syntax {
-        /// What was read.
+        /// The name of the source.
         source_name: String,
         /// Line, from 1.
         line: usize,
         /// Column, from 1.
         column: usize,
-        /// The parser's finding.
+        /// The error of the parser.
         reason: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
     /// Keys that are given twice in one section.
@@ -301,25 +305,26 @@ pub enum ConfigError {
     DuplicateKeys {
         /// `DeepSpeed config`, or another noun for the whole file.
         document: &'static str,
-        /// What was read.
+        /// The name of the source.
         source_name: String,
         /// Full paths of the keys.
         keys: String,
         /// Line and column of each repetition.
         places: String,
     },
-    /// Text that cannot be a configuration or an argument: nested too deep, neither a path nor base64, an unknown key,
-    /// an unknown strategy of Lightning's, an override that cannot be applied.
+    /// Text that is not a valid configuration or argument: it is nested too deeply, is neither a
+    /// path nor base64, or is an unknown key, an unknown Lightning strategy, or an override that
+    /// cannot be applied.
     #[error("{given}: {reason}; {remedy}")]
     Argument {
         /// The argument as given, or the name of the text.
         given: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
         /// What to write instead.
         remedy: String,
     },
-    /// The values are wrong: everything that is, in one report.
+    /// Values are invalid. The report contains all problems.
     #[error(transparent)]
     Invalid(#[from] Report),
 }

@@ -1,14 +1,14 @@
-//! Names that people bring from transformers, Accelerate and Lightning, and what to write here
+//! Names of settings in transformers, Accelerate and Lightning, and what to write in DeepBurn
 //! instead.
 //!
 //! A name that is a key here, in whatever section, is not in the table.
 
 use std::str::SplitWhitespace;
 
-/// What to write instead of `name`; `None` for a name that no other program has either.
+/// Returns what to write instead of `name`; `None` if it is not a known name of another program.
 ///
-/// Messages about unknown keys look here before they look for a similar name, because a name that
-/// another program has is no slip:
+/// Messages about unknown keys use this function before they search for similar names, because the
+/// name of a setting in another program is not a typing error:
 ///
 /// ```
 /// use deepburn_config::foreign_name;
@@ -21,13 +21,13 @@ pub fn foreign_name(name: &str) -> Option<&'static str> {
     entries().find(|(names, _)| names.clone().any(|known| known == name)).map(|(_, remedy)| remedy)
 }
 
-/// The lines of [`NAMES`]: names, and what to write instead of them.
+/// Returns the lines of [`NAMES`]: names, and what to write instead of them.
 fn entries() -> impl Iterator<Item = (SplitWhitespace<'static>, &'static str)> {
     let entry = |line: &'static str| line.split_once(": ");
     NAMES.lines().filter_map(entry).map(|(names, remedy)| (names.split_whitespace(), remedy))
 }
 
-/// Other programs' names, and what to write instead of them, one remedy a line.
+/// Other programs' names, and what to write instead of them, one remedy per line.
 const NAMES: &str = r#"
 accelerator use_cpu: write training.backend in the job file
 accumulate_grad_batches gradient_accumulation: write deepspeed.gradient_accumulation_steps

@@ -1,4 +1,4 @@
-//! The job file of `finetune`: what is trained, on what, for how long.
+//! The job file of `finetune`: the model, the data and the training settings.
 //!
 //! ```json
 //! { "model":     { "architecture": "gpt2", "pretrained": null, "config": { "n_layer": 12 } },
@@ -6,11 +6,10 @@
 //!   "training":  { "max_steps": 100, "ranks": 2, "output_dir": "output" },
 //!   "deepspeed": "ds_zero3.json" }
 //! ```
-//! Everything has a default, so `{}` is a job once its DeepSpeed part gives a batch size.
-//! [`Job::load`] reads the file, applies the command line's values, and returns the job and the
-//! DeepSpeed configuration beside it; [`Job::run_context`] is what the latter is resolved with.
-//! Paths are made findable from the current folder; what does not exist must have the form of a
-//! repository on the Hub.
+//! All keys have defaults, except the batch size in the DeepSpeed configuration. [`Job::load`]
+//! reads the file, applies the values of the command line, and returns the job and its DeepSpeed
+//! configuration, which is resolved with [`Job::run_context`]. Paths are resolved to be valid from
+//! the current folder. A path that does not exist must have the form of a repository on the Hub.
 
 use std::path::{Path, PathBuf};
 
@@ -29,33 +28,33 @@ use crate::raw_config::RawConfig;
 use crate::section::{Entry, Read, Section};
 use crate::source::{Origin, parse_json, read_text};
 
-/// Folder in which configurations are looked for after the place that was given.
+/// The folder in which configurations are searched for after the given location.
 pub const CONFIG_FOLDER: &str = "configs";
 
-/// What a command line asks for. Options come after `sets`, so an option wins.
+/// The command-line arguments of a job. Options are applied after `sets` and take precedence.
 #[derive(Debug, Clone, Default)]
 pub struct JobRequest {
-    /// The job file, looked for as given and then in `configs/`.
+    /// The job file, searched for as given and then in `configs/`.
     pub config: PathBuf,
     /// `path.to.key=VALUE`, in order.
     pub sets: Vec<String>,
-    /// A DeepSpeed configuration that takes the place of the job file's.
+    /// A DeepSpeed configuration that replaces the job file's.
     pub deepspeed: Option<PathBuf>,
-    /// Takes the place of `training.ranks`.
+    /// Overrides `training.ranks`.
     pub ranks: Option<usize>,
-    /// Processes that a launcher started, each of them a rank: the default of `training.ranks`,
-    /// which may not say another number.
+    /// Number of processes that a launcher started, one per rank. It is the default of
+    /// `training.ranks`, which must not differ.
     pub launched: Option<usize>,
-    /// Takes the place of `training.backend`.
+    /// Overrides `training.backend`.
     pub backend: Option<String>,
-    /// Takes the place of `training.output_dir`.
+    /// Overrides `training.output_dir`.
     pub output_dir: Option<PathBuf>,
 }
 
 impl Job {
-    /// Whether `path` is a job file rather than a DeepSpeed configuration: it has one of the
-    /// sections `model`, `data` and `training`. A file that cannot be read is none, and neither is
-    /// a pipe, which can be read only once.
+    /// Returns whether `path` is a job file rather than a DeepSpeed configuration: a job file has
+    /// one of the sections `model`, `data` and `training`. Returns false for a file that cannot be
+    /// read, and for a pipe, which can be read only once.
     pub fn is_job_file(path: &Path) -> bool {
         if !path.is_file() {
             return false;
@@ -69,11 +68,11 @@ impl Job {
         })
     }
 
-    /// Reads a job: the file, then the values of the command line, then its options.
+    /// Reads a job file and applies the values of `--set` and the other options.
     ///
     /// # Errors
-    /// [`ConfigError`]; wrong values of the job file in one [`crate::Report`]. The DeepSpeed
-    /// configuration is parsed here and checked by [`crate::resolve()`].
+    /// Returns a [`ConfigError`]; all invalid values of the job file are in one [`crate::Report`].
+    /// The DeepSpeed configuration is only parsed here, and checked by [`crate::resolve()`].
     pub fn load(request: &JobRequest) -> Result<(Self, RawConfig), ConfigError> {
         let configs = [PathBuf::new(), PathBuf::from(CONFIG_FOLDER)];
         let path = find(&request.config, &configs, "file")?;
@@ -82,7 +81,7 @@ impl Job {
         Self::parse(&text, &path.display().to_string(), &folder, request)
     }
 
-    /// Reads a job from a text; `folder` is the one that the file would be in.
+    /// Reads a job from a text. `folder` is the folder of the job file.
     ///
     /// ```
     /// use std::path::Path;
@@ -93,7 +92,7 @@ impl Job {
     ///     "training": { "max_steps": 100, "ranks": 2 },
     ///     "deepspeed": { "train_micro_batch_size_per_gpu": 4 },
     /// }"#;
-    /// // The command line comes last.
+    /// // The command line takes precedence.
     /// let request = JobRequest { sets: vec!["training.max_steps=10".into()], ..Default::default() };
     /// let (job, deepspeed) = Job::parse(text, "job.json", Path::new(""), &request)?;
     /// assert_eq!((job.training.max_steps, job.training.ranks), (Some(10), 2));
@@ -102,7 +101,7 @@ impl Job {
     /// ```
     ///
     /// # Errors
-    /// As [`Job::load`].
+    /// Returns the errors of [`Job::load`].
     pub fn parse(
         text: &str,
         name: &str,
@@ -119,7 +118,7 @@ impl Job {
             typed.push(set.typed(JobFile::KEYS));
         }
         let (here, configs) = (PathBuf::new(), PathBuf::from(CONFIG_FOLDER));
-        // A path from the command line is meant from where the command is typed.
+        // A path on the command line is relative to the current folder.
         let folders = match request.deepspeed {
             Some(_) => [here, folder.to_path_buf(), configs],
             None => [folder.to_path_buf(), here, configs],
@@ -141,7 +140,7 @@ impl Job {
         Ok((job, written))
     }
 
-    /// Reads and checks all sections, then the rules that concern several of them.
+    /// Reads and checks all sections, then checks the rules that involve several sections.
     fn read(root: &Node, reader: &mut JobReader<'_>) -> Self {
         check(JobFile::KEYS, root, &mut reader.findings);
         let top = JobFile::read(&Entry::document(root));
@@ -152,7 +151,7 @@ impl Job {
             notes: Vec::new(),
         };
         reader.check_pair(&job.model, &job.data);
-        // A split that was given and is wrong has an error of its own.
+        // An invalid split has already been reported.
         let asks_for_eval = top.data.value.splits.value.eval.is_given();
         let has_eval = asks_for_eval || job.data.splits.has_eval();
         refuse!(if job.training.eval_steps.is_some() && !has_eval; reader.findings, "training.eval_steps" =>
@@ -164,8 +163,8 @@ impl Job {
     }
 }
 
-/// Refuses a DeepSpeed configuration in the place of a job file with one finding, because each of its
-/// keys would be unknown.
+/// Reports a DeepSpeed configuration that was given as a job file with one error, instead of one
+/// error per unknown key.
 fn refuse_deepspeed(root: &Node, name: &str) -> Result<(), ConfigError> {
     // `$schema` is a key of both.
     let is_known = |keys, name: &str| name != "$schema" && Key::find(keys, name).is_some();
@@ -178,8 +177,8 @@ fn refuse_deepspeed(root: &Node, name: &str) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// The values of the command line in the order in which they apply: `--set` first, then the
-/// options.
+/// Returns the values of the command line in the order in which they are applied: `--set` first,
+/// then the options.
 fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
     let text = |path: &Path| Node::text(path.to_string_lossy());
     let mut overrides: Vec<_> =
@@ -197,22 +196,23 @@ fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
     Ok(overrides)
 }
 
-/// The keys of a DeepSpeed configuration that a typed `training.learning_rate` decides.
+/// The keys of a DeepSpeed configuration that `--set training.learning_rate` overrides.
 const RATES: [&[&str]; 2] = [
     &["deepspeed", "optimizer", "params", "lr"],
     &["deepspeed", "scheduler", "params", "warmup_max_lr"],
 ];
 
-/// Puts the learning rate of `--set training.learning_rate` in the place of the rates of the configuration `root`,
-/// where it has one and no later option sets it.
+/// Replaces the learning rates of the configuration `root` with the value of `--set
+/// training.learning_rate`. A rate that `root` does not have, or that a later option sets, is left
+/// unchanged.
 fn use_typed_rate(overrides: &[Override], root: &mut Node) {
     let typed = overrides.iter().rposition(|set| set.sets(&["training", "learning_rate"]));
     let Some(at) = typed.filter(|at| overrides[*at].value.as_real().is_some()) else { return };
     for path in RATES {
-        // The file that --deepspeed names is a file: what was typed for one value wins over it.
+        // A file that --deepspeed names does not override a single value on the command line.
         let sets = |set: &Override| set.sets(path) && set.value.as_text().is_none();
         let is_last = overrides.iter().rposition(sets).is_none_or(|later| later < at);
-        // `root` is the section that the first name stands for.
+        // `root` is the section that the first name of the path refers to.
         let place = path[1..].iter().try_fold(&mut *root, |node, name| node.get_mut(name));
         if let Some(lr) = place.filter(|lr| is_last && lr.as_real().is_some()) {
             *lr = overrides[at].value.clone();
@@ -220,7 +220,8 @@ fn use_typed_rate(overrides: &[Override], root: &mut Node) {
     }
 }
 
-/// Takes the DeepSpeed part out of the job: a section, or the file that it names.
+/// Removes the DeepSpeed configuration from the job and returns it. It is a section, or is read
+/// from the file that it names.
 fn take_deepspeed(
     root: &mut Node,
     name: &str,

@@ -1,4 +1,4 @@
-//! A job, checked and with every default: the content of `job.json`.
+//! A checked job with all defaults: the content of `job.json`.
 
 use std::path::PathBuf;
 
@@ -14,14 +14,14 @@ use crate::raw_config::RawConfig;
 use crate::resolve::Resolved;
 use crate::splits::SplitPlan;
 
-/// A job, checked and with every default.
+/// A checked job with all defaults.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Job {
-    /// What is trained.
+    /// The model.
     pub model: ModelJob,
-    /// What it is trained on.
+    /// The data.
     pub data: DataJob,
-    /// For how long, on how many ranks, and where the results go.
+    /// Duration, ranks, outputs and other training settings.
     pub training: TrainingJob,
     /// Warnings and notes about the job file.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -31,44 +31,46 @@ pub struct Job {
 /// The model of a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelJob {
-    /// What is trained.
+    /// The architecture.
     pub architecture: Architecture,
-    /// A checkpoint in Hugging Face's layout; `None` draws weights from the seed.
+    /// A checkpoint in Hugging Face's layout; `None` for random weights, initialized with the seed.
     pub pretrained: Option<Place>,
     /// Hugging Face's config fields, which override the checkpoint's.
     pub config: Map<String, Json>,
 }
 
-/// Models that can be trained.
+/// Supported model architectures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Architecture {
     /// GPT-2.
     Gpt2,
-    /// A transformer encoder that classifies texts.
-    ImdbEncoder,
+    /// A transformer encoder with a classification head.
+    #[serde(rename = "imdb_encoder")]
+    Encoder,
 }
 
 /// The data of a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DataJob {
-    /// What the data is.
+    /// The kind of the data.
     pub kind: DataKind,
-    /// Where it comes from, and which part trains.
+    /// The source of the data, and its splits.
     pub splits: SplitPlan,
-    /// Configuration of a data set that has several.
+    /// Configuration of a data set with several configurations.
     pub name: Option<String>,
-    /// Whether the tokens of text are kept on disk for the next run.
+    /// Whether the tokens of text are cached on disk for the next run.
     pub token_cache: bool,
-    /// Folder, repository or `tokenizer.json`; `None` leaves it to the checkpoint or trains one.
+    /// Folder, repository or `tokenizer.json`; `None` to use the checkpoint's tokenizer, or to
+    /// train one.
     pub tokenizer: Option<Place>,
-    /// Entries of a tokenizer that is trained, at most.
+    /// Maximum number of entries of a trained tokenizer.
     pub vocab_size: usize,
-    /// Tokens of a sample.
+    /// Tokens per sample.
     pub sequence_length: usize,
-    /// Draw samples in a new order every epoch.
+    /// Whether samples are shuffled in each epoch.
     pub shuffle: bool,
-    /// Drop the samples that do not fill a last global batch.
+    /// Whether samples that do not fill the last global batch are dropped.
     pub drop_last: bool,
 }
 
@@ -80,14 +82,14 @@ pub enum DataKind {
     Text {
         /// Field of the text, in tables.
         text_field: String,
-        /// What stands between documents.
+        /// The separator between documents.
         join: Join,
     },
     /// Raw little-endian tokens.
     Tokens,
     /// The embedded synthetic corpus.
     Synthetic,
-    /// Texts with a class each: tables, or the embedded synthetic reviews.
+    /// Texts with one class each, from tables or the embedded synthetic reviews.
     Classification {
         /// Field of the text.
         text_field: String,
@@ -96,7 +98,7 @@ pub enum DataKind {
     },
 }
 
-/// What stands between the documents of a text.
+/// The separator between the documents of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Join {
@@ -108,75 +110,75 @@ pub enum Join {
     Nothing,
 }
 
-/// The run of a job.
+/// The training settings of a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TrainingJob {
-    /// Passes over the train split; `None` where only `max_steps` ends training.
+    /// Passes over the train split; `None` if only `max_steps` ends training.
     pub epochs: Option<usize>,
-    /// Optimizer steps after which training ends; `None` where only `epochs` does.
+    /// Optimizer steps after which training ends; `None` if only `epochs` ends it.
     pub max_steps: Option<usize>,
-    /// Seed of weights, order and dropout.
+    /// Seed for weights, sample order and dropout.
     pub seed: u64,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Where tensors live.
+    /// The backend, which determines where tensors are stored and computed.
     pub backend: Backend,
-    /// Indices of the devices that ranks are placed on; `None` takes all that are visible.
+    /// Indices of the devices for the ranks; `None` for all visible devices.
     pub devices: Option<Vec<usize>>,
-    /// Seconds that a rank waits for the others in a collective.
+    /// Seconds that a rank waits for the other ranks in a collective operation.
     pub collective_timeout: usize,
-    /// Folder of everything that is written.
+    /// Folder for all outputs.
     pub output_dir: PathBuf,
     /// Optimizer steps between two evaluations.
     pub eval_steps: Option<usize>,
-    /// Samples that an evaluation during training takes, over all ranks.
+    /// Number of samples in an evaluation during training, over all ranks.
     pub eval_max_samples: Option<usize>,
     /// Whether the best model is kept and loaded when training ends.
     pub load_best_model_at_end: bool,
-    /// What models are compared by.
+    /// The metric that determines the best model.
     pub metric_for_best_model: ModelMetric,
-    /// Evaluations in a row without a better one after which training stops.
+    /// Number of consecutive evaluations without an improvement after which training stops.
     pub early_stopping_patience: Option<usize>,
-    /// By how much an evaluation has to be better to count, in units of the metric.
+    /// Minimum change that counts as an improvement, in units of the metric.
     pub early_stopping_threshold: f64,
     /// Optimizer steps between two checkpoints.
     pub save_steps: Option<usize>,
     /// Whether training continues while a checkpoint is written.
     pub async_save: bool,
-    /// Newest checkpoints that are kept.
+    /// Number of most recent checkpoints to keep.
     pub save_total_limit: Option<usize>,
-    /// Checkpoints that are kept besides because their evaluation loss is the least.
+    /// Number of additional checkpoints to keep: those with the lowest evaluation loss.
     pub save_best_limit: Option<usize>,
     /// First step and `train_batch_size` of each change of the batch size, in the order given.
     pub batch_size_schedule: Vec<(usize, usize)>,
     /// Optimizer steps between two printed lines.
     pub logging_steps: Option<usize>,
-    /// Learning rate for a DeepSpeed configuration that leaves it open.
+    /// Learning rate, if the DeepSpeed configuration does not set it.
     pub learning_rate: Option<f64>,
-    /// Micro-batch for a DeepSpeed configuration that leaves it open, in samples.
+    /// Samples per micro-batch, if the DeepSpeed configuration does not set it.
     pub micro_batch_size: Option<usize>,
-    /// Whether activations are recomputed, where the file says so.
+    /// Whether activations are recomputed; `None` if the file does not set it.
     pub gradient_checkpointing: Option<bool>,
-    /// Steps of the warm-up for a DeepSpeed configuration that leaves them open.
+    /// Number of warm-up steps, if the DeepSpeed configuration does not set it.
     pub warmup_steps: Option<usize>,
-    /// What weight decay leaves alone.
+    /// The parameters without weight decay.
     pub no_decay: NoDecay,
-    /// Parameters that are updated in another way than the optimizer says.
+    /// Parameter groups, whose settings differ from the optimizer's.
     pub param_groups: Vec<ParamGroup>,
 }
 
-/// A number of an evaluation that models are compared by.
+/// An evaluation metric for the comparison of models.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelMetric {
     /// The mean loss; the lowest is best.
     #[default]
     Loss,
-    /// The share of right answers of a classifier; the highest is best.
+    /// The accuracy of a classifier; the highest is best.
     Accuracy,
 }
 
-/// Where tensors live.
+/// The backend, which determines where tensors are stored and computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
@@ -190,7 +192,7 @@ pub enum Backend {
     Tch,
 }
 
-choices!(Architecture { "gpt2" => Gpt2, "imdb_encoder" => ImdbEncoder });
+choices!(Architecture { "gpt2" => Gpt2, "imdb_encoder" => Encoder });
 choices!(Join { "end_of_text" => EndOfText, "blank_line" => BlankLine, "nothing" => Nothing });
 choices!(ModelMetric {
     "loss" => Loss, "eval_loss" => Loss, "accuracy" => Accuracy, "eval_accuracy" => Accuracy,
@@ -198,21 +200,21 @@ choices!(ModelMetric {
 choices!(Backend { "flex" => Flex, "wgpu" => Wgpu, "cuda" => Cuda, "tch" => Tch });
 
 impl Backend {
-    /// The name in a job file, which is also the name of the cargo feature.
+    /// Returns the name in a job file, which is also the name of the cargo feature.
     pub fn name(self) -> &'static str {
         self.first_name()
     }
 
-    /// Whether its device is the host.
+    /// Returns whether tensors are in host memory.
     pub fn is_host(self) -> bool {
         matches!(self, Self::Flex | Self::Tch)
     }
 }
 
 impl Job {
-    /// What the job knows for [`crate::resolve()`]; the width of the model and the number of steps
-    /// are left for the caller to add once the model and the data are known. `total_steps` is
-    /// `max_steps` until then.
+    /// Returns the run context for [`crate::resolve()`]. The caller adds the hidden size of the
+    /// model and the number of steps once the model and the data are known. Until then,
+    /// `total_steps` is `max_steps`.
     pub fn run_context(&self) -> RunContext {
         let training = &self.training;
         let groups = training.param_groups.clone();
@@ -236,14 +238,14 @@ pub struct ResolvedJob {
     /// The job.
     #[serde(flatten)]
     pub job: Job,
-    /// The DeepSpeed configuration as it was written, overrides included.
+    /// The DeepSpeed configuration as written, with the values of the command line.
     pub deepspeed: Json,
-    /// What it means, what every `"auto"` became, and what was noted about it.
+    /// The resolved plan, the value of every `"auto"`, and the notes.
     pub resolved: Resolved,
 }
 
 impl ResolvedJob {
-    /// Puts the three together.
+    /// Creates a resolved job.
     pub fn new(job: Job, written: &RawConfig, resolved: Resolved) -> Self {
         Self { job, deepspeed: written.to_json(), resolved }
     }

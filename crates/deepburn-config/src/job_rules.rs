@@ -1,5 +1,5 @@
-//! The sections of a job file, read and checked: what must exist exists, what excludes each other
-//! is reported.
+//! Reads and checks the sections of a job file: files must exist, and keys must not contradict each
+//! other.
 
 mod devices;
 mod splits;
@@ -21,18 +21,19 @@ use crate::splits::SplitPlan;
 
 /// Reads the sections of a job file, and reports what is wrong with them.
 pub(crate) struct JobReader<'a> {
-    /// The job file's folder, in which paths are looked for after the current one.
+    /// The folder of the job file, in which paths are searched for after the current folder.
     pub(crate) folder: &'a Path,
-    /// The configuration beside the job, which has the defaults of some keys.
+    /// The DeepSpeed configuration of the job, which provides the defaults of some keys.
     pub(crate) deepspeed: &'a DeepSpeed<'a>,
     /// The numbers of ranks of an Accelerate file and of a launcher.
     pub(crate) ranks: [Option<usize>; 2],
-    /// What was found so far.
+    /// The findings so far.
     pub(crate) findings: Findings,
 }
 
 impl JobReader<'_> {
-    /// The file, folder or repository that a key names. Reports a text that names none.
+    /// Returns the file, folder or repository that a key names. Reports a value that is none of
+    /// these.
     fn place(&mut self, key: &Setting<'_, Option<&str>>, remedy: &str) -> Option<Place> {
         let given = key.value?;
         let place = Place::find(given, &self.folders());
@@ -47,7 +48,8 @@ impl JobReader<'_> {
         [PathBuf::new(), self.folder.to_path_buf()]
     }
 
-    /// The file or folder `given` for a key. Reports one that does not exist.
+    /// Returns the file or folder `given` as the value of a key. Reports a path that does not
+    /// exist.
     pub(crate) fn existing(&mut self, given: &str, key: &Entry<'_>) -> Option<PathBuf> {
         let found = find(Path::new(given), &self.folders(), "file or folder");
         let found = found.ok().filter(|_| !given.is_empty());
@@ -57,7 +59,7 @@ impl JobReader<'_> {
         found
     }
 
-    /// What is trained.
+    /// Reads the section `model`.
     pub(crate) fn model(&mut self, model: &Model<'_>) -> ModelJob {
         let remedy = "give the folder of a checkpoint, or a repository: openai-community/gpt2";
         let pretrained = self.place(&model.pretrained, remedy);
@@ -76,17 +78,17 @@ impl JobReader<'_> {
             }
         };
         let architecture = model.architecture.value;
-        refuse!(if architecture == Architecture::ImdbEncoder && pretrained.is_some();
+        refuse!(if architecture == Architecture::Encoder && pretrained.is_some();
             self.findings, "model.pretrained" =>
             "imdb_encoder starts from weights of its own in this version"; "remove it");
         ModelJob { architecture, pretrained, config }
     }
 
-    /// What it is trained on.
+    /// Reads the section `data`.
     pub(crate) fn data(&mut self, data: &Data<'_>) -> DataJob {
         let remedy = "correct the path, or give the name of a data set: stanfordnlp/imdb";
         let path = self.place(&data.path, remedy);
-        // One message is enough where the path is wrong.
+        // If the path is invalid, one message is enough.
         let is_wrong = path.is_none() && data.path.value.is_some();
         let is_set = path.as_ref().is_some_and(|path| !path.is_file());
         refuse!(if data.name.is_given() && !is_set && !is_wrong;
@@ -113,7 +115,8 @@ impl JobReader<'_> {
         )
     }
 
-    /// What a kind needs, and what it cannot use.
+    /// Checks that the keys that a kind of data needs are given, and reports keys that it does not
+    /// use.
     fn check_kind(&mut self, kind: &DataKind, data: &Data<'_>, splits: &SplitPlan) {
         let has_path = data.path.is_given();
         let is_tokens = *kind == DataKind::Tokens;
@@ -147,19 +150,19 @@ impl JobReader<'_> {
         }
     }
 
-    /// A model and the data it can learn from.
+    /// Checks that the model can be trained on the data.
     pub(crate) fn check_pair(&mut self, model: &ModelJob, data: &DataJob) {
         if let DataKind::Classification { text_field, label_field } = &data.kind {
             refuse!(if text_field == label_field;
                 self.findings, "data.label_field" => "{label_field:?} is the column of the texts too";
                 "name the column of the labels");
-        } else if model.architecture == Architecture::ImdbEncoder {
+        } else if model.architecture == Architecture::Encoder {
             refuse!(self.findings, "data.kind" =>
                 "model.architecture \"imdb_encoder\" learns from texts with a class each"; "write \"classification\"");
         }
     }
 
-    /// Reads how long training runs and on how many ranks.
+    /// Reads the section `training`.
     pub(crate) fn training(&mut self, training: &Training<'_>) -> TrainingJob {
         let (epochs, max_steps) = (&training.epochs, &training.max_steps);
         note!(if !epochs.is_given() && !max_steps.is_given();
@@ -184,8 +187,7 @@ impl JobReader<'_> {
         )
     }
 
-    /// One group of parameters: what it selects and how they are updated. What needs the optimizer or
-    /// the model is checked with these.
+    /// Reads a parameter group. Rules that depend on the optimizer or the model are checked later.
     fn param_group(&mut self, section: &Group<'_>) -> ParamGroup {
         let Group { params, lr, lr_factor, weight_decay, betas, muon_matrices, frozen, .. } =
             section;
@@ -215,7 +217,8 @@ impl JobReader<'_> {
         ParamGroup { params: patterns, dims, update }
     }
 
-    /// Ranks: as given, or as many as a launcher started; both must agree.
+    /// Returns the number of ranks: the given number, or the number of processes that a launcher
+    /// started. Both must be equal.
     fn ranks(&mut self, given: Option<usize>) -> usize {
         let [processes, launched] = self.ranks;
         let ranks = given.or(processes).or(launched).unwrap_or(1);
@@ -244,7 +247,7 @@ impl JobReader<'_> {
             "add training.eval_steps, and training.save_steps as a multiple of it");
     }
 
-    /// The best model is known where models are evaluated while they train.
+    /// Checks that a job that selects the best model has evaluations during training.
     pub(crate) fn check_best(&mut self, training: &TrainingJob, data: &DataJob) {
         let asks = match training {
             TrainingJob { load_best_model_at_end: true, .. } => Some("load_best_model_at_end"),
@@ -267,11 +270,11 @@ impl JobReader<'_> {
             "add training.early_stopping_patience, or remove it");
     }
 
-    /// The changes of the batch size: two lists of one length.
+    /// Reads the changes of the batch size: two lists of the same length.
     fn batch_size_schedule(&mut self, training: &Training<'_>) -> Vec<(usize, usize)> {
         let section = &training.batch_size_schedule.value;
         let (from_step, sizes) = (&section.from_step, &section.train_batch_size);
-        // A list that is wrong has been reported.
+        // An invalid list has already been reported.
         if [from_step, sizes].iter().any(|list| list.is_given() && list.value.is_none()) {
             return Vec::new();
         }
@@ -287,7 +290,7 @@ impl JobReader<'_> {
     }
 }
 
-/// The kind of the data, with the keys that belong to it.
+/// Returns the kind of the data, with its keys.
 fn data_kind(data: &Data<'_>) -> DataKind {
     let text_field = data.text_field.value.to_owned();
     let label_field = data.label_field.value.to_owned();

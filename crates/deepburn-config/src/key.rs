@@ -1,15 +1,15 @@
-//! What a key is: its name, kind, default, meaning, and what becomes of it here.
+//! Configuration keys: name, kind, default, description and support status.
 //!
-//! A configuration format is a table of [`Key`]s, one table a section. The same table checks what
-//! was written, supplies the default, finds the nearest known name, decides whether a value asks
-//! for a feature that does not exist, and is listed for users ([`entries`]): a key
-//! is declared once.
+//! A configuration format is defined by tables of [`Key`]s, one table per section. The same table
+//! is used to check values, to supply defaults, to suggest similar names, to detect requests for
+//! unsupported features, and to list the keys for users ([`entries`]). Each key is therefore
+//! declared only once.
 //!
-//! Keys and kinds are declared together because each holds the other: a section is a kind of value
-//! that has keys. A [`Kind`] checks a value ([`Kind::accepts`]), names itself in listings
-//! ([`Display`](fmt::Display)) and becomes a type of the JSON schema. Integers may be written with
-//! a point or an exponent where they are integral, as `5e8` in many of DeepSpeed's examples;
-//! numbers and flags in quotes are refused.
+//! Keys and kinds are declared in one module because they refer to each other: a section is a kind
+//! of value that contains keys. A [`Kind`] checks a value ([`Kind::accepts`]), has a name for
+//! listings ([`Display`](fmt::Display)) and corresponds to a type in the JSON schema. Integers may
+//! have a decimal point or an exponent if their value is integral, such as `5e8` in many of
+//! DeepSpeed's examples. Numbers and flags in quotes are errors.
 
 use std::fmt;
 
@@ -20,34 +20,34 @@ use crate::range::{Integers, Reals};
 /// A key of a section.
 #[derive(Debug, Clone, Copy)]
 pub struct Key {
-    /// Name inside its section.
+    /// Name in its section.
     pub name: &'static str,
-    /// Another name that means the same; empty where there is none.
+    /// Another accepted name; empty if there is none.
     pub alias: &'static str,
-    /// A name that is understood and warned about; empty where there is none.
+    /// A deprecated name, which is accepted with a warning; empty if there is none.
     pub outdated: &'static str,
-    /// Values it takes.
+    /// Allowed values.
     pub kind: Kind,
-    /// Value when it is not given.
+    /// Value if the key is not given.
     pub default: Literal,
-    /// What one unit of the value is, `elements` for example; empty where there is none.
+    /// Unit of the value, `elements` for example; empty if there is none.
     pub unit: &'static str,
-    /// Its effect, in one or two sentences.
+    /// Description for users, in one or two sentences.
     pub doc: &'static str,
-    /// What becomes of it here.
+    /// Whether DeepBurn supports the key.
     pub status: Status,
-    /// Whether `"auto"` is resolved.
+    /// Whether the value `"auto"` is allowed and resolved.
     pub auto: bool,
-    /// Whether leaving it out is an error.
+    /// Whether the key must be given.
     pub required: bool,
-    /// ZeRO stages at which it has an effect, first and last.
+    /// First and last ZeRO stage at which the key has an effect.
     pub stages: (u8, u8),
 }
 
-/// A default, as it stands in a table.
+/// A default value in a key table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Literal {
-    /// Nothing: the key is absent, or its default depends on others.
+    /// No value: the key is absent, or its default depends on other keys.
     Null,
     /// A flag.
     Flag(bool),
@@ -62,7 +62,7 @@ pub enum Literal {
 }
 
 impl Literal {
-    /// The same as a written value.
+    /// Returns the default as a parsed value.
     pub fn node(self) -> Node {
         Node::new(match self {
             Self::Null => Value::Null,
@@ -77,7 +77,7 @@ impl Literal {
     }
 }
 
-/// A number in the spelling of a configuration.
+/// Returns a number as it is written in a configuration.
 fn real_node(real: f64) -> Value {
     // `Debug` writes 1e-8 where `Display` writes seven zeros.
     Value::Number(format!("{real:?}"))
@@ -92,27 +92,27 @@ impl fmt::Display for Literal {
     }
 }
 
-/// What becomes of a key here.
+/// How DeepBurn treats a key.
 #[derive(Debug, Clone, Copy)]
 pub enum Status {
-    /// It does what it says.
+    /// The key is supported.
     Honoured,
-    /// It is accepted, changes nothing, and a note says why.
+    /// The key is accepted and has no effect. A note gives the reason.
     Inert(&'static str),
-    /// It is accepted, changes nothing in DeepSpeed either, and a warning says why.
+    /// The key is accepted and has no effect, as in DeepSpeed. A warning gives the reason.
     Ignored(&'static str),
-    /// The feature does not exist in this version: a value that asks for it is an error.
+    /// The feature is not supported in this version. A value that requests it is an error.
     Unavailable {
-        /// The feature's name.
+        /// Name of the feature.
         feature: &'static str,
-        /// Which values ask for it.
+        /// Values that request it.
         trigger: Trigger,
         /// What to write instead.
         remedy: &'static str,
     },
-    /// It must not be given at all.
+    /// The key must not be given.
     Refused {
-        /// Why.
+        /// The reason.
         why: &'static str,
         /// What to write instead.
         remedy: &'static str,
@@ -131,7 +131,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// Which values of a key ask for its feature.
+/// The values of a key that request its feature.
 #[derive(Debug, Clone, Copy)]
 pub enum Trigger {
     /// Every value but the default.
@@ -153,57 +153,57 @@ pub enum Trigger {
 pub enum Kind {
     /// `true` or `false`.
     Flag,
-    /// An integer in a range; `5e8` is one.
+    /// An integer in a range; `5e8` counts as an integer.
     Integer(Integers),
     /// A list of integers in a range.
     Integers(Integers),
     /// A finite number in a range.
     Real(Reals),
-    /// A finite number, or a list of one: DeepSpeed allows a list over parameter groups, of which
-    /// there is one.
+    /// A finite number, or a list of one number. DeepSpeed allows a list with one number per
+    /// parameter group; DeepBurn reads a list of one number.
     PerGroup(Reals),
-    /// A list of so many finite numbers, two or three.
+    /// A list of two or three finite numbers; the first field is the length.
     Tuple(usize, Reals),
     /// Any string.
     Text,
-    /// One of some strings, in any case.
+    /// One of several strings, compared without regard to case.
     Choice(&'static [&'static str]),
     /// A list of anything.
     List,
     /// A string, or a list of strings.
     Texts,
-    /// A section with keys of its own.
+    /// A section with these keys.
     Section(&'static [Key]),
     /// A list of sections, each with these keys.
     Sections(&'static [Key]),
-    /// A section whose keys depend on the `type` beside it.
+    /// A section whose keys depend on the key `type` next to it.
     Variants(&'static [Variant]),
-    /// A section, or the path of a file that holds it.
+    /// A section, or the path of a file that contains it.
     SectionOrPath(&'static [Key]),
-    /// Anything: handed on as it is.
+    /// Any value, which is passed on unchanged.
     Free,
 }
 
-/// A named choice with parameters of its own: an optimizer, a schedule.
+/// A named choice with parameters, such as an optimizer or a schedule.
 #[derive(Debug, Clone, Copy)]
 pub struct Variant {
     /// Value of `type`; compared without regard to case.
     pub name: &'static str,
-    /// What it is.
+    /// Description for users.
     pub doc: &'static str,
-    /// Whether it exists here.
+    /// Whether DeepBurn supports the variant.
     pub status: Status,
     /// Its parameters.
     pub keys: &'static [Key],
 }
 
 impl Variant {
-    /// A variant that exists here.
+    /// Creates a supported variant.
     pub(crate) const fn of(name: &'static str, doc: &'static str, keys: &'static [Key]) -> Self {
         Self { name, doc, status: Status::Honoured, keys }
     }
 
-    /// A variant that DeepSpeed or PyTorch has and this version does not.
+    /// Creates a variant of DeepSpeed or PyTorch that is not supported in this version.
     pub(crate) const fn missing(
         name: &'static str,
         feature: &'static str,
@@ -213,19 +213,19 @@ impl Variant {
         Self { name, doc: feature, status, keys: &[] }
     }
 
-    /// The variant that the `type` of a section names.
+    /// Returns the variant that the `type` of a section names.
     pub(crate) fn named_in(section: &Node, variants: &'static [Self]) -> Option<&'static Self> {
         Self::find(variants, section.get("type")?.as_text()?)
     }
 
-    /// The variant of this name.
+    /// Returns the variant called `name`.
     pub(crate) fn find(variants: &'static [Self], name: &str) -> Option<&'static Self> {
         variants.iter().find(|variant| variant.name.eq_ignore_ascii_case(name))
     }
 }
 
 impl Key {
-    /// Whether `name` means this key.
+    /// Returns whether `name` is a name of this key.
     ///
     /// ```
     /// let keys = deepburn_config::deepspeed_keys();
@@ -236,18 +236,18 @@ impl Key {
         self.names().any(|known| known == name)
     }
 
-    /// The key of `keys` that `name` means.
+    /// Returns the key of `keys` that has the name `name`.
     pub(crate) fn find(keys: &'static [Self], name: &str) -> Option<&'static Self> {
         keys.iter().find(|key| key.is_called(name))
     }
 
-    /// Every name of this key.
+    /// Returns all names of this key.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         [self.name, self.alias, self.outdated].into_iter().filter(|name| !name.is_empty())
     }
 
-    /// The keys of the section that this key is, or of each section in its list; nothing where it
-    /// is neither.
+    /// Returns the keys of the section, or of each section in the list; empty if the key is neither
+    /// a section nor a list of sections.
     pub fn keys(&self) -> &'static [Self] {
         match self.kind {
             Kind::Section(keys) | Kind::Sections(keys) | Kind::SectionOrPath(keys) => keys,
@@ -255,8 +255,8 @@ impl Key {
         }
     }
 
-    /// The keys below this key of `section`. `None` where every name is allowed: in a value that is handed on, and in
-    /// parameters whose type is not known.
+    /// Returns the keys below this key of `section`. Returns `None` if any name is allowed: in a
+    /// value that is passed on unchanged, and in parameters of an unknown type.
     pub(crate) fn keys_in(&self, section: &Node) -> Option<&'static [Self]> {
         match self.kind {
             Kind::Free => None,
@@ -265,7 +265,7 @@ impl Key {
         }
     }
 
-    /// Whether this value asks for more than the default.
+    /// Returns whether a value requests the feature of this key.
     pub(crate) fn asks(&self, trigger: Trigger, node: &Node) -> bool {
         let is_default = node.is_null() || node.means(&self.default.node());
         match trigger {
@@ -285,7 +285,7 @@ impl Key {
     }
 }
 
-/// Whether a section, or one inside of it, has `enabled: true`.
+/// Returns whether a section or a nested section has `enabled: true`.
 fn any_enabled(node: &Node) -> bool {
     node.entries().iter().any(|(name, node)| {
         (name == "enabled" && node.as_flag() == Some(true)) || any_enabled(node)
@@ -293,22 +293,22 @@ fn any_enabled(node: &Node) -> bool {
 }
 
 impl Kind {
-    /// Whether a value is of this kind; sections are looked into elsewhere.
+    /// Checks that a value is of this kind. The keys of a section are checked elsewhere.
     ///
     /// # Errors
-    /// The rule that it breaks, for a sentence that starts with "must be".
+    /// Returns the rule that the value breaks, for a sentence that starts with "must be".
     pub(crate) fn accepts(&self, node: &Node) -> Result<(), String> {
         if self.matches(node) { Ok(()) } else { Err(self.words().1) }
     }
 
-    /// Whether a value is of this kind.
+    /// Returns whether a value is of this kind.
     fn matches(&self, node: &Node) -> bool {
         let list = node.as_list();
         let integer_in = |node: &Node, range: &Integers| {
             node.as_integer().is_some_and(|i| (range.min..=range.max).contains(&i))
         };
         let real_in = |node: &Node, range: Reals| node.as_real().is_some_and(|r| range.contain(r));
-        // A list of so many numbers.
+        // Whether the value is a list of `len` numbers in `range`.
         let reals_in = |len: usize, range: Reals| {
             list.is_some_and(|l| l.len() == len && l.iter().all(|node| real_in(node, range)))
         };
@@ -339,7 +339,8 @@ impl Kind {
         }
     }
 
-    /// The noun of the kind, for listings, and its rule, for a sentence that starts with "must be".
+    /// Returns the name of the kind, for listings, and its rule, for a sentence that starts with
+    /// "must be".
     fn words(&self) -> (String, String) {
         let words = |noun: &str, rule: &str| (noun.to_owned(), rule.to_owned());
         let one_for_both = |words: String| (words.clone(), words);
@@ -372,14 +373,14 @@ impl Kind {
     }
 }
 
-/// The noun of the kind.
+/// Formats the name of the kind.
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.words().0)
     }
 }
 
-/// One line of a listing of keys.
+/// A key in a listing.
 #[derive(Debug, Clone)]
 pub struct KeyEntry {
     /// Full path; `optimizer.params[AdamW].lr` for a parameter of one variant.
@@ -390,7 +391,7 @@ pub struct KeyEntry {
     pub status: Status,
 }
 
-/// Every key below a table, depth first, in the order of the tables.
+/// Returns every key of a table and of its sections, depth first, in the order of declaration.
 ///
 /// The keys of an optimizer or schedule are listed once for each `type`:
 ///
@@ -449,7 +450,7 @@ mod tests {
             ),
             (Kind::Integers(integer_range), &["[]", "[0, 3]"], &["[4]", "3", "[1.5]", "[null]"]),
             (Kind::Real(Reals::Decay), &["0", "0.999"], &["1", "-0.1", "NaN", "Infinity", "true"]),
-            (Kind::Real(Reals::Share), &["0", "1", "1e-9"], &["1.001", "-1e-9"]),
+            (Kind::Real(Reals::Fraction), &["0", "1", "1e-9"], &["1.001", "-1e-9"]),
             (Kind::Real(Reals::Positive), &["1e-300", "5"], &["0", "-5", "1e999"]),
             (
                 Kind::PerGroup(Reals::NotNegative),

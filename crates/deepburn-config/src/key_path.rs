@@ -1,17 +1,18 @@
 //! Paths of keys: `zero_optimization.stage`, `param_groups[0].lr`.
 
-/// `path.name`, or `name` at the top.
+/// Returns `path.name`, or `name` if `path` is empty.
 pub(crate) fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-/// Whether `path` is `section` or a key inside of it.
+/// Returns whether `path` is `section` or a key below it.
 pub(crate) fn is_at_or_below(path: &str, section: &str) -> bool {
     let rest = path.strip_prefix(section);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
-/// A path without the type of a variant, and without the mark of a list: `optimizer.params.lr` for `optimizer.params[AdamW].lr`.
+/// Removes the type of a variant or the brackets of a list from a path: `optimizer.params.lr` for
+/// `optimizer.params[AdamW].lr`.
 pub(crate) fn without_brackets(path: &str) -> String {
     match (path.find('['), path.find(']')) {
         (Some(start), Some(end)) if start < end => {

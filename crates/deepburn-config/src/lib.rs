@@ -1,19 +1,21 @@
-//! DeepSpeed JSON as users have it, and what it means here.
+//! Reads DeepSpeed configurations and DeepBurn job files, checks them, and resolves them to a
+//! [`Plan`].
 //!
 //! ```text
 //! text ── RawConfig ─┬─ resolve(RawConfig, RunContext) ──► Resolved { plan, notes, autos }
-//! job file ─► Job ─┘                        └──► Report: everything that is wrong, in one message
+//! job file ─► Job ─┘                        └──► Report: all problems in one message
 //! ```
 //!
-//! - [`RawConfig`] is a DeepSpeed configuration as it was written: JSON with comments, a value in
-//!   memory, base64, or Accelerate's YAML.
-//! - [`resolve()`] turns it into a [`Plan`]: every default filled in, every `"auto"` answered.
-//! - [`Job`] is the job file of `finetune`, which has a DeepSpeed configuration in it.
+//! - [`RawConfig`] is a parsed DeepSpeed configuration, from JSON with comments, a value in memory,
+//!   base64, or Accelerate's YAML.
+//! - [`resolve()`] converts it to a [`Plan`], in which all defaults are filled in and every
+//!   `"auto"` is resolved.
+//! - [`Job`] is the job file of `finetune`, which contains a DeepSpeed configuration.
 //! - [`deepspeed_keys`] and [`job_keys`] list every key with its kind, default, unit, effect and status.
 //!
-//! Nothing is ignored in silence: unknown keys are errors with the nearest known name, keys of
-//! features that do not exist yet are errors where they ask for them, and keys that change nothing
-//! here are noted. Wrong input never panics.
+//! No key is silently ignored. An unknown key is an error that suggests the most similar name. A
+//! key that requests an unsupported feature is an error. A key without effect in DeepBurn is
+//! reported as a note. Invalid input never causes a panic.
 //!
 //! ```
 //! use deepburn_config::{RunContext, RawConfig, resolve};

@@ -5,11 +5,11 @@
 
 use serde_json::{Value, json};
 
-/// Where Lightning's NVMe strategy puts files.
+/// The folder of Lightning's NVMe strategy.
 const NVME_PATH: &str = "/local_nvme";
 
-/// Lightning's registered names. Each names the stage, unless it is 2, and what is offloaded:
-/// optimizer states, and at stage 3 parameters too.
+/// The strategy names that Lightning registers. A name contains the stage (2 if it has none) and
+/// whether the optimizer states are offloaded, and at stage 3 also the parameters.
 pub(crate) const STRATEGIES: [&str; 8] = [
     "deepspeed",
     "deepspeed_stage_1",
@@ -21,7 +21,8 @@ pub(crate) const STRATEGIES: [&str; 8] = [
     "deepspeed_stage_3_offload_nvme",
 ];
 
-/// The DeepSpeed configuration that Lightning makes of `name`; `None` where that is no strategy.
+/// Returns the DeepSpeed configuration that Lightning creates for `name`; `None` if it is not a
+/// strategy.
 pub(crate) fn configuration(name: &str) -> Option<Value> {
     let name = STRATEGIES.into_iter().find(|known| *known == name)?;
     let stage = name.chars().find_map(|c| c.to_digit(10)).unwrap_or(2);
@@ -52,7 +53,7 @@ pub(crate) fn configuration(name: &str) -> Option<Value> {
     }))
 }
 
-/// Whether `text` looks like a strategy, right or misspelt.
+/// Returns whether `text` looks like a strategy, even if it is misspelt.
 pub(crate) fn looks_like_a_strategy(text: &str) -> bool {
     text == "deepspeed" || text.starts_with("deepspeed_stage") && !text.contains(['.', '/'])
 }

@@ -1,6 +1,6 @@
-//! Looking keys up by the path that a person types.
+//! Finds keys by the path that a user types.
 //!
-//! Main function: [`find_keys`]. A path may leave out `deepspeed.` and the type of a variant.
+//! Main function: [`find_keys`]. A path may omit `deepspeed.` and the type of a variant.
 
 use crate::check::suggestion;
 use crate::diagnosis::ConfigError;
@@ -8,9 +8,10 @@ use crate::job_keys;
 use crate::key::KeyEntry;
 use crate::key_path::{is_at_or_below, without_brackets};
 
-/// The key at `path` and the keys below it; failing that, the keys of this name in all sections.
+/// Returns the key at `path` and the keys below it. If there is none, returns the keys of this name
+/// in all sections.
 ///
-/// A path inside the deepspeed section may leave out the section, and one inside of `params` the
+/// A path in the `deepspeed` section may omit the section, and a path below `params` may omit the
 /// type of the optimizer or schedule:
 ///
 /// ```
@@ -18,7 +19,7 @@ use crate::key_path::{is_at_or_below, without_brackets};
 ///
 /// let found = find_keys("zero_optimization.stage")?;
 /// assert_eq!(found[0].path, "deepspeed.zero_optimization.stage");
-/// // Each optimizer has a learning rate of its own.
+/// // Each optimizer has a separate learning rate.
 /// assert!(find_keys("optimizer.params.lr")?.len() > 5);
 /// let error = find_keys("training.max_step").unwrap_err().to_string();
 /// assert!(error.ends_with("did you mean max_steps?"), "{error}");
@@ -26,7 +27,7 @@ use crate::key_path::{is_at_or_below, without_brackets};
 /// ```
 ///
 /// # Errors
-/// [`ConfigError::Argument`] with what to write instead.
+/// Returns [`ConfigError::Argument`], with a suggestion, if no key is found.
 pub fn find_keys(path: &str) -> Result<Vec<KeyEntry>, ConfigError> {
     let keys = job_keys();
     let inside = format!("deepspeed.{path}");
@@ -38,12 +39,14 @@ pub fn find_keys(path: &str) -> Result<Vec<KeyEntry>, ConfigError> {
     found.into_iter().find(|found| !found.is_empty()).ok_or_else(|| unknown(&keys, path))
 }
 
-/// Whether `path` is `wanted` or below it; `params[AdamW].lr` is `params.lr` too.
+/// Returns whether `path` is `wanted` or a key below it. `params[AdamW].lr` also counts as
+/// `params.lr`.
 fn is_below(path: &str, wanted: &str) -> bool {
     is_at_or_below(path, wanted) || is_at_or_below(&without_brackets(path), wanted)
 }
 
-/// The error for a path that names no key, with the nearest name in its section or anywhere.
+/// Returns the error for an unknown path, with the most similar name in its section or in any
+/// section.
 fn unknown(keys: &[KeyEntry], path: &str) -> ConfigError {
     let name = path.rsplit('.').next().unwrap_or(path);
     let section = path.strip_suffix(name).unwrap_or_default();

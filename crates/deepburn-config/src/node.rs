@@ -1,12 +1,12 @@
-//! A value as it was written: JSON's six kinds, each with the place it came from.
+//! A parsed value of one of JSON's six types, with its position in the text.
 //!
-//! [`Node`] keeps what a plain JSON value loses and a diagnosis needs: the position, the order of
-//! the keys, and numbers in their own spelling, so that `5e8` can be an integer and `NaN` can be
-//! refused under the name of its key. It refuses nothing itself.
+//! [`Node`] keeps information that a diagnosis needs and a plain JSON value loses: the position,
+//! the order of the keys, and the spelling of numbers. `5e8` can therefore be an integer, and an
+//! error about `NaN` can name its key. The node itself does not check values.
 
 use std::fmt;
 
-/// Levels of sections and lists that are read. The deepest DeepSpeed section has seven.
+/// Maximum depth of nested sections and lists. The deepest DeepSpeed section has seven levels.
 pub const MAX_DEPTH: usize = 64;
 
 /// Line and column of a value, both counted from 1.
@@ -18,104 +18,105 @@ pub struct Position {
     pub column: usize,
 }
 
-/// A value and where it stands; the place is unknown for values that came from no text.
+/// A value and its position, which is unknown for values that were not read from a text.
 #[derive(Debug, Clone)]
 pub struct Node {
     /// The value.
     pub value: Value,
-    /// Where it stands in its text.
+    /// The position in the text.
     pub at: Option<Position>,
 }
 
-/// What a [`Node`] holds.
+/// The value of a [`Node`].
 #[derive(Debug, Clone)]
 pub enum Value {
     /// `null`.
     Null,
     /// `true` or `false`.
     Flag(bool),
-    /// A number in its own spelling, `5e8` or `NaN` for example.
+    /// A number as it was written, `5e8` or `NaN` for example.
     Number(String),
     /// A string, unescaped.
     Text(String),
     /// An array.
     List(Vec<Node>),
-    /// An object, in the order of the text, no name twice.
+    /// An object without duplicate names, in the order of the text.
     Map(Vec<(String, Node)>),
 }
 
-/// Largest number that is read as an integer from a spelling with a point or an exponent.
-/// Beyond it neighbouring doubles are more than 1024 apart: nobody means a count by that.
+/// Upper bound of numbers with a decimal point or an exponent that are read as integers. Above it,
+/// adjacent doubles differ by more than 1024, so such a number is not an exact count.
 const LARGEST_INTEGRAL_FLOAT: f64 = 9_223_372_036_854_775_807.0;
 
 impl Node {
-    /// A node without a place.
+    /// Creates a node without a position.
     pub fn new(value: Value) -> Self {
         Self { value, at: None }
     }
 
-    /// A string without a place.
+    /// Creates a string without a position.
     pub fn text(text: impl Into<String>) -> Self {
         Self::new(Value::Text(text.into()))
     }
 
-    /// A map without a place.
+    /// Creates a map without a position.
     pub fn map(entries: Vec<(String, Self)>) -> Self {
         Self::new(Value::Map(entries))
     }
 
-    /// The entry called `name`, if this is a map that has it.
+    /// Returns the entry called `name`, if this is a map that contains it.
     pub fn get(&self, name: &str) -> Option<&Self> {
         self.entries().iter().find(|(key, _)| key == name).map(|(_, node)| node)
     }
 
-    /// The entry called `name`, to change it.
+    /// Returns the entry called `name` as a mutable reference.
     pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Self> {
         let entries = self.entries_mut()?;
         entries.iter_mut().find(|(key, _)| key == name).map(|(_, node)| node)
     }
 
-    /// The entries of a map; nothing for every other kind.
+    /// Returns the entries of a map; empty for any other type.
     pub fn entries(&self) -> &[(String, Self)] {
         let Value::Map(entries) = &self.value else { return &[] };
         entries
     }
 
-    /// The elements, if this is a list.
+    /// Returns the elements, if this is a list.
     pub(crate) fn as_list(&self) -> Option<&[Self]> {
         let Value::List(nodes) = &self.value else { return None };
         Some(nodes)
     }
 
-    /// Whether this is `null`.
+    /// Returns whether this is `null`.
     pub fn is_null(&self) -> bool {
         matches!(self.value, Value::Null)
     }
 
-    /// Whether this is the string `"auto"`.
+    /// Returns whether this is the string `"auto"`.
     pub fn is_auto(&self) -> bool {
         self.as_text() == Some("auto")
     }
 
-    /// The string, if this is one.
+    /// Returns the string, if this is a string.
     pub fn as_text(&self) -> Option<&str> {
         let Value::Text(text) = &self.value else { return None };
         Some(text)
     }
 
-    /// The flag, if this is one.
+    /// Returns the flag, if this is a flag.
     pub fn as_flag(&self) -> Option<bool> {
         let Value::Flag(flag) = self.value else { return None };
         Some(flag)
     }
 
-    /// The number as a double; infinite or NaN where it says so or does not fit.
+    /// Returns the number as a double. It is infinite or NaN if it was written as such, and
+    /// infinite if it is too large.
     pub fn as_real(&self) -> Option<f64> {
         let Value::Number(text) = &self.value else { return None };
         Some(parse_real(text))
     }
 
-    /// The number as an integer, when it is integral: `3`, `3.0` and `5e8` are.
+    /// Returns the number as an integer, if it is integral, as `3`, `3.0` and `5e8` are.
     ///
     /// ```
     /// use deepburn_config::RawConfig;
@@ -154,7 +155,7 @@ impl Node {
         }
     }
 
-    /// Whether both say the same; `5e8` and `500000000.0` do.
+    /// Returns whether both values are equal, as `5e8` and `500000000.0` are.
     pub(crate) fn means(&self, other: &Self) -> bool {
         match (self.as_real(), other.as_real()) {
             (Some(number), Some(other)) => number == other,
@@ -162,7 +163,7 @@ impl Node {
         }
     }
 
-    /// The noun of this kind of value, for messages.
+    /// Returns the name of the value's type, for messages.
     pub(crate) fn noun(&self) -> &'static str {
         match self.value {
             Value::Null => "null",
@@ -174,27 +175,27 @@ impl Node {
         }
     }
 
-    /// The entries of a map, to change them; nothing for every other kind.
+    /// Returns the entries of a map as a mutable reference; `None` for any other type.
     pub(crate) fn entries_mut(&mut self) -> Option<&mut Vec<(String, Self)>> {
         let Value::Map(entries) = &mut self.value else { return None };
         Some(entries)
     }
 }
 
-/// The number that a spelling stands for.
+/// Parses a number, which may be infinite or NaN.
 fn parse_real(text: &str) -> f64 {
     match text {
         "Infinity" => f64::INFINITY,
         "-Infinity" => f64::NEG_INFINITY,
-        // What is no number at all is not finite either, which is what the caller checks.
+        // Text that is not a number becomes NaN. Callers check that the number is finite.
         _ => text.parse().unwrap_or(f64::NAN),
     }
 }
 
-/// Longest value that a message shows in full.
+/// Maximum number of characters of a value that a message shows in full.
 const SHOWN: usize = 60;
 
-/// The value as a message shows it: short, on one line.
+/// Formats the value for messages: short, on one line.
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let full = match &self.value {
@@ -207,7 +208,7 @@ impl fmt::Display for Node {
     }
 }
 
-/// A text, cut after so many characters where it is too long for a message.
+/// Truncates a text after `shown` characters, if it is longer.
 pub(crate) fn shortened(text: &str, shown: usize) -> String {
     match text.char_indices().nth(shown) {
         Some((end, _)) => format!("{}...", &text[..end]),

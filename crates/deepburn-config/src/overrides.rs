@@ -1,9 +1,9 @@
-//! `--set path.to.key=VALUE`: one value of a file, given on the command line.
+//! `--set path.to.key=VALUE`: sets one value of a file on the command line.
 //!
-//! An option replaces a value under any of its names, because a key under two names is a
-//! contradiction. The path must be one that the tables know; sections on the way are created. VALUE
-//! is JSON, or a string when it is none. Whether the value fits its key is checked with the rest of
-//! the file, and what is found then names the option: [`TypedKey`].
+//! An option replaces the value under every name of the key, because a key must not be given under
+//! two names. The path must be in the key tables; missing sections are created. VALUE is JSON, or a
+//! string if it is not valid JSON. The value is checked together with the rest of the file, and
+//! findings about it name the option ([`TypedKey`]).
 
 use crate::check::suggestion;
 use crate::diagnosis::{ConfigError, TypedKey};
@@ -11,10 +11,10 @@ use crate::key::{Key, Kind};
 use crate::node::{Node, Value, shortened};
 use crate::source::{Origin, parse_json};
 
-/// Longest option that a message shows in full.
+/// Maximum number of characters of an option that a message shows in full.
 const SHOWN: usize = 80;
 
-/// One override, as given and taken apart.
+/// A parsed override, with the option as given.
 #[derive(Debug, Clone)]
 pub(crate) struct Override {
     given: String,
@@ -24,7 +24,7 @@ pub(crate) struct Override {
 }
 
 impl Override {
-    /// Takes `path.to.key=VALUE` apart.
+    /// Parses `path.to.key=VALUE`.
     pub(crate) fn parse(given: &str) -> Result<Self, ConfigError> {
         let malformed = || ConfigError::Argument {
             given: format!("--set {}", Node::text(given)),
@@ -39,14 +39,15 @@ impl Override {
         let option = format!("--set {}", shortened(given, SHOWN));
         let value = match parse_json(value, Origin { document: "--set", name: &option }) {
             Ok(node) => node,
-            // A slip inside a list or a section is a slip, not a string.
+            // A syntax error in a list or a section is reported; the value is not taken as a
+            // string.
             Err(error) if value.trim_start().starts_with(['{', '[']) => return Err(error),
             Err(_) => Node::text(value),
         };
         Ok(Self { given: option, path, value })
     }
 
-    /// An override by the option `option` of the program.
+    /// Creates an override for the command-line option `option`.
     pub(crate) fn of(option: &str, path: &str, value: Node) -> Self {
         let path = path.split('.').map(str::to_owned).collect();
         let shown =
@@ -54,7 +55,8 @@ impl Override {
         Self { given: format!("{option} {shown}"), path, value }
     }
 
-    /// The key that it sets, under the name that findings have, of a document with these keys.
+    /// Returns the key that the override sets in a document with these keys, under the name that
+    /// findings use.
     pub(crate) fn typed(&self, keys: &'static [Key]) -> TypedKey {
         let mut known = keys;
         let path = self.path.iter().map(|name| {
@@ -66,31 +68,32 @@ impl Override {
         TypedKey { path: path.join("."), given: self.given.clone() }
     }
 
-    /// The same for a section that takes the place of the whole document below `name`.
+    /// Returns the same for an override that replaces the whole document below `name` with a
+    /// section.
     pub(crate) fn typed_document(&self, name: &str) -> Option<TypedKey> {
         let is_whole = self.path == [name] && !self.value.entries().is_empty();
         is_whole.then(|| TypedKey { path: String::new(), given: self.given.clone() })
     }
 
-    /// Whether it sets `path` or a section around it.
+    /// Returns whether the override sets `path` or a section that contains it.
     pub(crate) fn sets(&self, path: &[&str]) -> bool {
         self.path.iter().zip(path).all(|(own, other)| own == other) && self.path.len() <= path.len()
     }
 
-    /// The same relative to the section `name`, if it concerns a key inside of that.
+    /// Returns the override relative to the section `name`, if it sets a key in this section.
     pub(crate) fn inside(&self, name: &str) -> Option<Self> {
         let (first, path) = self.path.split_first()?;
         let is_inside = first == name && !path.is_empty();
         is_inside.then(|| Self { path: path.to_vec(), ..self.clone() })
     }
 
-    /// Puts the value into the tree.
+    /// Sets the value in the tree.
     pub(crate) fn apply(&self, keys: &'static [Key], root: &mut Node) -> Result<(), ConfigError> {
         self.descend(Some(keys), root, 0)
     }
 
-    /// Walks from a section with these keys towards the key, and creates sections that are missing.
-    /// Without `keys` any name is allowed.
+    /// Descends from a section with these keys to the key, and creates missing sections. Without
+    /// `keys`, any name is allowed.
     fn descend(
         &self,
         keys: Option<&'static [Key]>,
@@ -105,7 +108,7 @@ impl Override {
         let found = node.noun();
         let Some(entries) = node.entries_mut() else { return Err(self.no_section(depth, found)) };
         if depth + 1 == self.path.len() {
-            // Every spelling goes: the key must not be there under two names.
+            // All names of the key are removed, because it must not be given under two names.
             entries.retain(|(old, _)| !is_it(old));
             let name = key.map_or(name.as_str(), |key| key.name);
             entries.push((name.to_owned(), self.value.clone()));
@@ -126,7 +129,7 @@ impl Override {
         self.descend(inner, child, depth + 1)
     }
 
-    /// The error for a name that the section does not have.
+    /// Returns the error for a name that is unknown in the section.
     fn unknown(&self, keys: &'static [Key], depth: usize) -> ConfigError {
         let remedy = suggestion(keys.iter().flat_map(Key::names), &self.path[depth]);
         let remedy = remedy.unwrap_or_else(|| {
@@ -138,7 +141,7 @@ impl Override {
         ConfigError::Argument { given: self.given.clone(), reason, remedy }
     }
 
-    /// The error for a path that leads through a value.
+    /// Returns the error for a path through a value that is not a section.
     fn no_section(&self, depth: usize, found: &str) -> ConfigError {
         let above = if depth == 0 { "the file".into() } else { self.path[..depth].join(".") };
         let reason = format!("{above} is {found}, not a section");
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_those_of_the_type() {
+    fn parameters_match_the_type() {
         let json = "{\"deepspeed\": {\"optimizer\": {\"type\": \"AdamW\"}}}";
         assert_eq!(
             set(json, "deepspeed.optimizer.params.lr=0.5").unwrap()["deepspeed"]["optimizer"]["params"],

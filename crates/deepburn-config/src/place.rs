@@ -1,4 +1,4 @@
-//! Where a job finds data, a model or a tokenizer.
+//! Locations of data, models and tokenizers.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use crate::diagnosis::ConfigError;
 
-/// What the text of a key names. What exists on disk wins over a repository of the same name.
+/// The location that the value of a key names. An existing path takes precedence over a repository
+/// of the same name.
 ///
 /// | Text | Place |
 /// |---|---|
@@ -19,13 +20,13 @@ use crate::diagnosis::ConfigError;
 pub enum Place {
     /// A file or folder that exists.
     Local(PathBuf),
-    /// What has the form of a repository on the Hub, `owner/name` or `owner/name@revision`. Whether
-    /// there is one, only the Hub knows.
+    /// A text in the form of a repository on the Hub, `owner/name` or `owner/name@revision`. The
+    /// repository need not exist.
     Hub(String),
 }
 
 impl Place {
-    /// What `text` names, looked for in `folders`; `None` where it is neither there nor has the
+    /// Searches for `text` in `folders`. Returns `None` if it does not exist and does not have the
     /// form of a repository.
     pub(crate) fn find(text: &str, folders: &[PathBuf]) -> Option<Self> {
         if text.is_empty() {
@@ -37,20 +38,20 @@ impl Place {
         }
     }
 
-    /// The file or folder, where it is one.
+    /// Returns the path, if this is a local file or folder.
     pub fn local(&self) -> Option<&Path> {
         let Self::Local(path) = self else { return None };
         Some(path)
     }
 
-    /// Whether it is one file.
+    /// Returns whether this is a local file.
     pub(crate) fn is_file(&self) -> bool {
         self.local().is_some_and(|path| !path.is_dir())
     }
 }
 
-/// One slash between two names; relative and absolute paths have a dot, a tilde or nothing before
-/// it.
+/// Returns whether a text has one slash between two names. Relative and absolute paths have a dot,
+/// a tilde or nothing before the slash.
 fn looks_like_a_repository(text: &str) -> bool {
     let starts_well =
         |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
@@ -59,8 +60,8 @@ fn looks_like_a_repository(text: &str) -> bool {
         .is_some_and(|(owner, name)| starts_well(owner) && starts_well(name) && !name.contains('/'))
 }
 
-/// The first of `folders` that has `path`; an absolute path is only looked for where it is.
-/// The empty folder is the current one.
+/// Returns the path of `path` in the first of `folders` that contains it. An absolute path is not
+/// searched for in the folders. An empty folder is the current folder.
 ///
 /// ```
 /// use std::path::{Path, PathBuf};
@@ -74,7 +75,7 @@ fn looks_like_a_repository(text: &str) -> bool {
 /// ```
 ///
 /// # Errors
-/// [`ConfigError::NotFound`] with every place that was tried.
+/// Returns [`ConfigError::NotFound`], with every path that was tried, if no folder contains `path`.
 pub fn find(path: &Path, folders: &[PathBuf], what: &'static str) -> Result<PathBuf, ConfigError> {
     let mut tried = Vec::new();
     for folder in folders {

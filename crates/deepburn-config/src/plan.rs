@@ -1,7 +1,7 @@
-//! The resolved plan: what a DeepSpeed configuration means for one job.
+//! The resolved plan of a DeepSpeed configuration for one job.
 //!
-//! Nothing here is optional unless "off" is a real choice: every default is filled in, every
-//! derived number is derived, and the rest of DeepBurn reads only these small policy values.
+//! All defaults and derived numbers are filled in. A value is optional only if the feature can be
+//! off. The rest of DeepBurn reads these plans and never the configuration.
 
 mod activations;
 mod curriculum;
@@ -23,34 +23,34 @@ pub use param_groups::*;
 
 use crate::choice::{Choice, choices};
 
-/// Everything a training run needs to know, resolved for one world size.
+/// All settings of a training run, resolved for one world size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
-    /// How many samples make a micro-batch, a rank's step and a global step.
+    /// Batch sizes and gradient accumulation.
     pub batch: BatchPlan,
-    /// Batches by a budget of tokens; `None` where they have a fixed number of samples.
+    /// Dynamic batching by a token budget; `None` for batches with a fixed number of samples.
     pub dynamic_batching: Option<DynamicBatchingPlan>,
-    /// Short sequences first; `None` where they are all as long as the data has them.
+    /// Curriculum learning with increasing sequence lengths; `None` for sequences of full length.
     pub curriculum: Option<CurriculumPlan>,
     /// The optimizer and its hyper-parameters.
     pub optimizer: OptimizerPlan,
-    /// Parameters that are updated in another way. A DeepSpeed configuration has none.
+    /// Parameter groups. A DeepSpeed configuration cannot define any.
     pub param_groups: ParamGroups,
-    /// The learning-rate schedule; constant when the configuration names none.
+    /// The learning-rate schedule; constant if the configuration does not have one.
     pub schedule: SchedulePlan,
-    /// What is sharded, and how it travels.
+    /// Sharding, communication and offload of model states.
     pub zero: ZeroPlan,
-    /// Element types, and what keeps small gradients from vanishing in them.
+    /// Data types and loss scaling.
     pub precision: PrecisionPlan,
-    /// Largest global gradient norm let through; `None` when clipping is off (0 in the file).
+    /// Maximum global gradient norm; `None` if clipping is off (0 in the file).
     pub gradient_clipping: Option<f64>,
-    /// How gradients of different ranks become one.
+    /// The reduction of gradients over the ranks.
     pub reduction: ReductionPlan,
-    /// Which activations backward computes again, and where the others wait for it.
+    /// Activation checkpointing and activation offload.
     pub activations: ActivationPlan,
-    /// What is printed and measured while training.
+    /// Console output and timing during training.
     pub report: ReportPlan,
-    /// What is written for other programs to read.
+    /// Outputs for monitoring programs.
     pub monitor: MonitorPlan,
 }
 
@@ -82,13 +82,14 @@ choices!(WarmupShape { "log" => Log, "linear" => Linear });
 
 /// The learning-rate schedule with every default filled in.
 ///
-/// Formulae have `i` for the number of applied steps before a step, and `N` for the warm-up's steps.
-/// DeepSpeed's schedules with a warm-up take `i - 1`, at least 0, in its place: the first two steps
-/// have one rate. A step that is skipped for an overflow advances no schedule.
+/// In the formulae, `i` is the number of applied steps before a step, and `N` is the number of
+/// warm-up steps. DeepSpeed's schedules with a warm-up use `max(i - 1, 0)` instead of `i`, so the
+/// first two steps have the same rate. A step that is skipped because of an overflow does not
+/// advance the schedule.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SchedulePlan {
-    /// The optimizer's own learning rate throughout.
+    /// A constant learning rate: the optimizer's.
     Constant {
         /// Learning rate.
         lr: f64,
@@ -99,7 +100,7 @@ pub enum SchedulePlan {
     Warmup {
         /// Learning rate before the warm-up.
         min_lr: f64,
-        /// Learning rate after it.
+        /// Learning rate after the warm-up.
         max_lr: f64,
         /// Applied steps until `max_lr` (at least 2).
         warmup_steps: usize,
@@ -110,8 +111,8 @@ pub enum SchedulePlan {
     },
     /// DeepSpeed's WarmupDecayLR: warm-up, then linear to `min_lr`.
     ///
-    /// After the warm-up the rise is multiplied by `(total_steps - i) / (total_steps - N)`, and is
-    /// 0 from `total_steps` on.
+    /// After the warm-up, the difference to `min_lr` is multiplied by `(total_steps - i) /
+    /// (total_steps - N)`, and is 0 from `total_steps` on.
     WarmupDecay {
         /// Learning rate before the warm-up and at the end.
         min_lr: f64,
@@ -156,7 +157,7 @@ pub enum SchedulePlan {
         step_size: usize,
         /// Rise per `step_size` steps, as a fraction of `min_lr`.
         step_rate: f64,
-        /// Rise in steps rather than continuously.
+        /// Whether the rate rises in steps rather than continuously.
         staircase: bool,
         /// Index of the last step before training; -1 for a new run.
         last_batch_iteration: i64,
@@ -210,7 +211,7 @@ pub enum SchedulePlan {
 }
 
 impl SchedulePlan {
-    /// Applied steps in which the learning rate rises at first; 0 for schedules without warm-up.
+    /// Returns the number of warm-up steps, in applied steps; 0 for schedules without a warm-up.
     pub fn warmup_steps(&self) -> usize {
         match self {
             Self::Warmup { warmup_steps, .. }
@@ -220,7 +221,7 @@ impl SchedulePlan {
         }
     }
 
-    /// Whether it sets the optimizer's momentum, or Adam's beta1, in every step.
+    /// Returns whether the schedule sets the optimizer's momentum, or Adam's beta1, in every step.
     pub fn cycles_momentum(&self) -> bool {
         matches!(self, Self::OneCycle(OneCyclePlan { momentum: Some(_), .. }))
     }
@@ -231,7 +232,7 @@ impl SchedulePlan {
 pub struct OneCyclePlan {
     /// Learning rate at both ends of the cycle.
     pub min_lr: f64,
-    /// Learning rate at its top.
+    /// Learning rate at the top of the cycle.
     pub max_lr: f64,
     /// Decay of the learning rate after the cycle, per decay interval.
     pub decay_lr_rate: f64,
@@ -262,9 +263,9 @@ pub struct MomentumCycle {
     pub decay_rate: f64,
 }
 
-/// How much of the model states is sharded (Rajbhandari et al. 2020).
+/// The ZeRO stage, which determines the model states that are sharded (Rajbhandari et al. 2020).
 ///
-/// Bytes of each rank for `p` parameters in fp32 with Adam, on `n` ranks:
+/// Bytes per rank for `p` parameters in fp32 with Adam, on `n` ranks:
 ///
 /// | Stage | Parameters | Gradients | Optimizer states |
 /// |---|---|---|---|
@@ -296,86 +297,86 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Every stage, at the place of its number.
+    /// All stages, in the order of their numbers.
     pub(crate) const ALL: [Self; 4] =
         [Self::Disabled, Self::OptimizerStates, Self::Gradients, Self::Parameters];
 
-    /// The number users know: 0 to 3.
+    /// Returns the number of the stage, 0 to 3.
     pub fn number(self) -> u8 {
         self as u8
     }
-    /// Whether each rank keeps only its share of the gradients.
+    /// Returns whether each rank keeps only its shard of the gradients.
     pub fn shards_gradients(self) -> bool {
         self >= Self::Gradients
     }
-    /// Whether each rank keeps only its share of the optimizer states.
+    /// Returns whether each rank keeps only its shard of the optimizer states.
     pub fn shards_optimizer(self) -> bool {
         self >= Self::OptimizerStates
     }
-    /// Whether each rank keeps only its share of the parameters.
+    /// Returns whether each rank keeps only its shard of the parameters.
     pub fn shards_parameters(self) -> bool {
         self == Self::Parameters
     }
 }
 
-/// What is sharded and how it travels; sizes are counted in elements, as DeepSpeed does.
+/// Sharding, communication and offload of model states. Sizes are in elements, as in DeepSpeed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ZeroPlan {
-    /// What is sharded.
+    /// The ZeRO stage.
     pub stage: Stage,
     /// How gradients are collected and reduced.
     pub gradients: GradientPlan,
     /// Elements of one all-gather of updated parameters (stages 1 and 2).
     pub allgather_bucket_size: usize,
-    /// How parameters come and go (stage 3).
+    /// How parameters are gathered and released (stage 3).
     pub parameters: GatherPlan,
-    /// Where optimizer states and accumulated gradients are kept.
+    /// Where optimizer states and accumulated gradients are stored.
     pub optimizer_states: OptimizerOffload,
-    /// Where the shards of parameters are kept (stage 3).
+    /// Where the shards of parameters are stored (stage 3).
     pub parameter_shards: ParameterOffload,
 }
 
-/// Where the parameter shards of a rank are kept (`offload_param`). They leave the device only
-/// where optimizer states do.
+/// Where the parameter shards of a rank are stored (`offload_param`). They are offloaded only if
+/// the optimizer states are offloaded too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum ParameterOffload {
     /// On the device.
     Device,
-    /// In host memory, beside the device.
+    /// In host memory.
     Host,
     /// In the file of the optimizer states.
     Nvme {
-        /// Elements of shards that stay in host memory. They belong to the first parameters of the
-        /// model, up to the first one that does not fit.
+        /// Maximum number of elements that stay in host memory: the shards of the first parameters
+        /// of the model, up to the first parameter that does not fit.
         max_in_cpu: usize,
-        /// Whether that memory is the device's own.
+        /// Whether the device itself uses host memory.
         device_is_host: bool,
     },
 }
 
 impl ZeroPlan {
-    /// Whether each rank keeps only its share of the gradients: at stage 1 where they leave the
-    /// device with the optimizer states.
+    /// Returns whether each rank keeps only its shard of the gradients. At stage 1, this is the
+    /// case if gradients are offloaded together with the optimizer states.
     pub fn shards_gradients(&self) -> bool {
         let offloaded = self.optimizer_states != OptimizerOffload::Device;
         self.stage.shards_gradients() || offloaded && self.stage.shards_optimizer()
     }
 }
 
-/// Where the optimizer states and accumulated gradients of a rank are kept (`offload_optimizer`).
+/// Where the optimizer states and accumulated gradients of a rank are stored (`offload_optimizer`).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub enum OptimizerOffload {
     /// On the device of the parameters.
     Device,
     /// In host memory, where the CPU updates them.
     Host {
-        /// Most elements that are updated at a time.
+        /// Maximum number of elements that are updated at a time.
         sub_group_size: usize,
-        /// Share of the trainable elements whose states and gradients are kept there, from 0 to 1.
-        /// It is taken from the last parameters; the others stay on the device.
+        /// Fraction (0 to 1) of the trainable elements whose states and gradients are offloaded.
+        /// The last parameters are offloaded, and the others stay on the device.
         ratio: f64,
     },
-    /// In a file, which the CPU updates piece by piece.
+    /// In a file, which the CPU updates in sub-groups.
     Nvme(NvmePlan),
 }
 
@@ -384,11 +385,11 @@ pub enum OptimizerOffload {
 pub struct NvmePlan {
     /// The file.
     pub file: SwapFilePlan,
-    /// Most elements that are updated at a time.
+    /// Maximum number of elements that are updated at a time.
     pub sub_group_size: usize,
-    /// Read what comes next while a piece is updated.
+    /// Whether the next sub-group is read while one is updated.
     pub pipeline_read: bool,
-    /// Go on while a piece is written.
+    /// Whether the update continues while a sub-group is written.
     pub pipeline_write: bool,
 }
 
@@ -406,30 +407,32 @@ pub struct SwapFilePlan {
 /// How gradients are collected and reduced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct GradientPlan {
-    /// Elements collected before a bucket is reduced; a larger gradient travels alone.
+    /// Number of elements that are collected before a bucket is reduced. A larger gradient is
+    /// reduced alone.
     pub reduce_bucket_size: usize,
-    /// Let backward go on while a bucket is being reduced.
+    /// Whether backward continues while a bucket is reduced.
     pub overlap_comm: bool,
-    /// Flatten each gradient that joins a bucket, so that no view keeps a larger block alive.
+    /// Whether each gradient in a bucket is flattened, so that no view keeps a larger allocation
+    /// alive.
     pub contiguous_gradients: bool,
-    /// Reduce each share at its owner only; otherwise all-reduce and keep the share.
+    /// Whether each shard is reduced at its owner only. Otherwise gradients are all-reduced, and
+    /// each rank keeps its shard.
     pub reduce_scatter: bool,
-    /// A parameter that got no gradient counts as zero; otherwise it is an error.
+    /// Whether a missing gradient of a parameter counts as zero. Otherwise it is an error.
     pub ignore_unused_parameters: bool,
 }
 
-/// How sharded parameters come and go (stage 3); counted in elements.
+/// How sharded parameters are gathered and released (stage 3). Sizes are in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct GatherPlan {
-    /// Elements gathered ahead of their use; the last parameter may exceed them. 0 gathers none
-    /// ahead.
+    /// Number of elements to prefetch; the last parameter may exceed it. 0 disables prefetching.
     pub prefetch_bucket_size: usize,
-    /// Parameters up to this size stay gathered.
+    /// Parameters up to this size are persistent: they stay gathered.
     pub persistence_threshold: usize,
-    /// Limit of all persistent parameters together; `usize::MAX` for none. A parameter that does
-    /// not fit is passed over, and later ones are still tried.
+    /// Maximum size of all persistent parameters together; `usize::MAX` for no limit. A parameter
+    /// that does not fit is skipped, and later parameters are still considered.
     pub model_persistence_threshold: usize,
-    /// Most elements gathered at a time.
+    /// Maximum number of elements that are gathered at a time.
     pub max_live_parameters: usize,
     /// A parameter used again within this many elements is not released.
     pub max_reuse_distance: usize,
@@ -437,7 +440,7 @@ pub struct GatherPlan {
     pub gather_16bit_weights_on_model_save: bool,
 }
 
-/// A float type as configurations name it.
+/// A floating-point type with its name in configurations.
 ///
 /// ```
 /// use deepburn_config::Precision;
@@ -459,39 +462,39 @@ pub enum Precision {
 choices!(Precision { "fp32" => Fp32, "fp16" => Fp16, "bf16" => Bf16, "bfp16" => Bf16 });
 
 impl Precision {
-    /// The name that configurations use.
+    /// Returns the name in configurations.
     pub fn name(self) -> &'static str {
         self.first_name()
     }
 
-    /// Bytes of an element.
+    /// Returns the number of bytes of an element.
     pub fn bytes(self) -> usize {
         if self == Self::Fp32 { 4 } else { 2 }
     }
 }
 
-/// Element types of what is kept and of what travels. The optimizer always works in fp32.
+/// Data types of parameters, gradients and communication. The optimizer always computes in fp32.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PrecisionPlan {
-    /// Type of the parameters that forward and backward use; in 16 bits the optimizer keeps fp32
-    /// masters beside them.
+    /// Type of the parameters in forward and backward. If it has 16 bits, the optimizer also keeps
+    /// fp32 master weights.
     pub compute: Precision,
     /// Type of matrix products and convolutions under autocast, `Bf16` or `Fp16`; `None` runs each
     /// op in the type of its operands.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autocast: Option<Precision>,
-    /// Type in which gradients travel between ranks.
+    /// Type of gradients in communication between ranks.
     pub communication: Precision,
-    /// Type in which the gradients of micro-batches add up.
+    /// Type in which the gradients of micro-batches are accumulated.
     pub accumulation: Precision,
-    /// Factor of the loss.
+    /// The loss scale.
     pub loss_scale: LossScalePlan,
-    /// What becomes of a step whose gradients are not finite.
+    /// How a step with non-finite gradients is handled.
     pub overflow: OverflowPlan,
 }
 
 impl PrecisionPlan {
-    /// Everything in fp32; a gradient that is not finite ends the run.
+    /// Everything in fp32; a non-finite gradient ends the run.
     pub const FP32: Self = Self {
         compute: Precision::Fp32,
         autocast: None,
@@ -501,89 +504,92 @@ impl PrecisionPlan {
         overflow: OverflowPlan::End,
     };
 
-    /// Whether parameters or autocast ops are fp16, so that the loss has a scale.
+    /// Returns whether parameters or autocast operations are in fp16, so that the loss is scaled.
     pub fn uses_fp16(&self) -> bool {
         self.compute == Precision::Fp16 || self.autocast == Some(Precision::Fp16)
     }
 }
 
-/// The factor of the loss that keeps small gradients above the smallest number of their type.
+/// The loss scale, which keeps small gradients above the smallest number of their type
+/// (Micikevicius et al. 2018).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum LossScalePlan {
-    /// The same throughout; 1 unless parameters or autocast are fp16.
+    /// A constant scale; 1 unless parameters or autocast are in fp16.
     Static {
         /// The factor.
         scale: f64,
     },
-    /// As large as gradients allow.
+    /// A scale that is as large as the gradients allow.
     Dynamic(DynamicScalePlan),
 }
 
-/// How the dynamic loss scale moves.
+/// The parameters of the dynamic loss scale.
 ///
-/// Gradients of fp16 below 6e-8 are lost, and those above 65504 are infinite. The scale multiplies the
-/// loss, so that gradients lie between the two, and the optimizer divides by it. No fixed scale fits
-/// all of training, so this one follows the gradients:
+/// Gradients of fp16 below 6e-8 are lost, and those above 65504 are infinite. The scale multiplies
+/// the loss, so that gradients are in this range, and the optimizer divides the gradients by it. No
+/// constant scale fits all of training, so the scale adapts to the gradients:
 ///
-/// - A step whose gradients are all finite is applied. After `window` of them in a row the scale
-///   doubles.
-/// - A step that overflows is skipped. After `hysteresis` of them the scale halves, because a single
-///   one may have been an outlier.
-/// - An overflow at `min_scale` ends the run: no smaller scale would help.
+/// - A step whose gradients are all finite is applied. After `window` such steps in a row, the
+///   scale doubles.
+/// - A step that overflows is skipped. After `hysteresis` overflows, the scale is halved, because a
+///   single overflow may be an outlier.
+/// - An overflow at `min_scale` ends the run, because the scale cannot be reduced further.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct DynamicScalePlan {
     /// Scale of the first step.
     pub initial_scale: f64,
-    /// Good steps before the scale doubles.
+    /// Number of steps without an overflow before the scale doubles.
     pub window: u64,
-    /// Overflows before the scale halves, for the first time and after each doubling.
+    /// Number of overflows before the scale is halved for the first time, and again after each
+    /// doubling.
     pub hysteresis: u64,
-    /// Whether every good step refills the hysteresis.
+    /// Whether every step without an overflow resets the hysteresis.
     pub consecutive_hysteresis: bool,
-    /// The scale never goes below; an overflow there ends the run.
+    /// Minimum scale. An overflow at this scale ends the run.
     pub min_scale: f64,
     /// When the scale doubles.
     #[serde(skip_serializing_if = "ScaleGrowth::is_deepspeed")]
     pub growth: ScaleGrowth,
 }
 
-/// Which of a row of good steps doubles the loss scale.
+/// The step at which the loss scale doubles, in a row of steps without an overflow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScaleGrowth {
-    /// The one after `window` of them: DeepSpeed's scaler.
+    /// The step after `window` such steps, as in DeepSpeed.
     #[default]
     AfterWindow,
-    /// The last of `window`: PyTorch's `torch.amp.GradScaler`. A scale beyond f32 stays.
+    /// The last of `window` such steps, as in PyTorch's `torch.amp.GradScaler`. The scale does not
+    /// grow beyond the range of f32.
     AtWindow,
 }
 
 impl ScaleGrowth {
-    /// Whether it is DeepSpeed's rule, which `job.json` does not name.
+    /// Returns whether this is DeepSpeed's rule, which is omitted in `job.json`.
     fn is_deepspeed(&self) -> bool {
         *self == Self::AfterWindow
     }
 }
 
-/// What becomes of a step whose gradients are not finite.
+/// How a step with non-finite gradients is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OverflowPlan {
-    /// It is left out on all ranks.
+    /// The step is skipped on all ranks.
     Skip,
-    /// It ends the run with the name of the parameter.
+    /// The run ends with an error that names the parameter.
     End,
 }
 
-/// How the gradients of all ranks become one.
+/// The reduction of gradients over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ReductionPlan {
     /// Mean or sum.
     pub op: GradientReduction,
-    /// Divide before the sum (by the world size) rather than after it.
+    /// Whether gradients are divided by the world size before the sum rather than after it.
     pub prescale: bool,
-    /// Part of the division that is made before the sum, against overflow.
+    /// Divisor that is applied before the sum, to avoid an overflow.
     pub predivide_factor: f64,
 }
 
@@ -599,11 +605,11 @@ pub enum GradientReduction {
 
 choices!(GradientReduction { "mean" => Mean, "sum" => Sum });
 
-/// What is printed and measured while training.
+/// Console output and timing during training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct ReportPlan {
     /// Optimizer steps between two printed lines; `None` prints none.
     pub steps_per_print: Option<usize>,
-    /// Time forward, backward and step apart.
+    /// Whether forward, backward and the optimizer step are timed separately.
     pub wall_clock_breakdown: bool,
 }

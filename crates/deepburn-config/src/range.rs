@@ -5,16 +5,16 @@ use std::fmt;
 /// Integers from `min` to `max`, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Integers {
-    /// Smallest.
+    /// Minimum.
     pub min: i64,
-    /// Largest.
+    /// Maximum.
     pub max: i64,
 }
 
 impl Integers {
-    /// 0 and more.
+    /// At least 0.
     pub const COUNT: Self = Self { min: 0, max: i64::MAX };
-    /// 1 and more.
+    /// At least 1.
     pub const POSITIVE: Self = Self { min: 1, max: i64::MAX };
     /// Every integer.
     pub const ANY: Self = Self { min: i64::MIN, max: i64::MAX };
@@ -35,18 +35,18 @@ impl fmt::Display for Integers {
 pub enum Reals {
     /// Every finite number.
     Any,
-    /// 0 and more.
+    /// At least 0.
     NotNegative,
-    /// More than 0.
+    /// Above 0.
     Positive,
     /// 0 to 1, 1 excluded: decay factors of moments.
     Decay,
     /// 0 to 1, both included.
-    Share,
+    Fraction,
 }
 
 impl Reals {
-    /// Whether `number` is in the interval. NaN and infinities are in none.
+    /// Returns whether `number` is in the interval. NaN and infinities never are.
     pub(crate) fn contain(self, number: f64) -> bool {
         number.is_finite()
             && match self {
@@ -54,7 +54,7 @@ impl Reals {
                 Self::NotNegative => number >= 0.0,
                 Self::Positive => number > 0.0,
                 Self::Decay => (0.0..1.0).contains(&number),
-                Self::Share => (0.0..=1.0).contains(&number),
+                Self::Fraction => (0.0..=1.0).contains(&number),
             }
     }
 }
@@ -66,7 +66,7 @@ impl fmt::Display for Reals {
             Self::NotNegative => "a finite number of at least 0",
             Self::Positive => "a finite number above 0",
             Self::Decay => "a number from 0 to below 1",
-            Self::Share => "a number from 0 to 1",
+            Self::Fraction => "a number from 0 to 1",
         })
     }
 }

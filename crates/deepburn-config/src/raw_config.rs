@@ -1,8 +1,8 @@
-//! A DeepSpeed configuration as it was written.
+//! A parsed DeepSpeed configuration.
 //!
-//! [`RawConfig`] is the tree of a JSON text, with comments and places, or of an Accelerate YAML
-//! that says the same. It has been parsed and nothing more: what it means, and whether it is right,
-//! is for [`crate::resolve`] to say.
+//! [`RawConfig`] is the tree of a JSON text with comments, with the positions of its values, or of
+//! an equivalent Accelerate YAML file. It is parsed but not checked; [`crate::resolve`] checks and
+//! resolves it.
 
 use std::path::Path;
 
@@ -13,33 +13,34 @@ use crate::source::{Origin, decode_base64, from_value, parse_json, read_text};
 
 /// A DeepSpeed configuration, parsed and not yet checked.
 ///
-/// It keeps the line and column of each value, for the messages about it, and numbers in the spelling
-/// of the file. Two configurations that mean the same may be written differently; [`crate::resolve()`]
-/// makes one plan of both.
+/// It keeps the line and column of each value, for messages, and the spelling of numbers.
+/// Equivalent configurations may be written in different ways; [`crate::resolve()`] returns the
+/// same plan for them.
 #[derive(Debug, Clone)]
 pub struct RawConfig {
     /// The tree.
     pub(crate) root: Node,
     source: String,
-    /// The key of the job file that it was written under; empty where it has a file of its own.
+    /// The key of the job file that contains the configuration; empty for a separate file.
     under: &'static str,
-    /// Ranks that the file itself asks for.
+    /// Number of ranks that the file requests.
     pub(crate) processes: Option<usize>,
     /// Keys whose values came from the command line.
     pub(crate) typed: Vec<TypedKey>,
 }
 
-/// What errors call the file.
+/// The name of the file in errors.
 const DOCUMENT: &str = "DeepSpeed config";
-/// What errors call a configuration that has no file.
+/// The name of a configuration without a file in errors.
 const INLINE: &str = "inline configuration";
 
 impl RawConfig {
-    /// Reads a file: JSON with comments, or Accelerate YAML where it is called `.yaml` or `.yml`.
+    /// Reads a file: JSON with comments, or Accelerate YAML if the extension is `.yaml` or `.yml`.
     ///
     /// # Errors
-    /// [`ConfigError`]: unreadable, no JSON or YAML, duplicate keys, too deep; a [`crate::Report`]
-    /// where a YAML file is no Accelerate configuration.
+    /// Returns a [`ConfigError`] if the file cannot be read, is not valid JSON or YAML, has
+    /// duplicate keys, or is nested too deeply. Returns a [`crate::Report`] if a YAML file is not a
+    /// valid Accelerate configuration.
     pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
         let text = read_text(path)?;
         let name = path.display().to_string();
@@ -54,12 +55,13 @@ impl RawConfig {
     /// Parses JSON with comments.
     ///
     /// # Errors
-    /// [`ConfigError`]: no JSON, duplicate keys, too deep.
+    /// Returns a [`ConfigError`] if the text is not valid JSON, has duplicate keys, or is nested
+    /// too deeply.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         Self::parse(text, INLINE)
     }
 
-    /// Takes a value that is in memory already.
+    /// Converts a value that is already in memory.
     ///
     /// Messages about it have no line and column, because there is no text:
     ///
@@ -74,15 +76,15 @@ impl RawConfig {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError::Argument`] if sections or lists are nested too deep.
+    /// Returns [`ConfigError::Argument`] if sections or lists are nested too deeply.
     pub fn from_value(value: &serde_json::Value) -> Result<Self, ConfigError> {
         Self::of(value, INLINE)
     }
 
-    /// Reads what DeepSpeed's own command line takes: the path of a file, or a base64 string; or
-    /// one of Lightning's strategies, `deepspeed_stage_2` for example.
+    /// Reads a command-line argument: the path of a file or a base64 string, as DeepSpeed accepts
+    /// them, or the name of a Lightning strategy, `deepspeed_stage_2` for example.
     ///
-    /// An existing file comes first, whatever its name looks like:
+    /// An existing file takes precedence, whatever its name looks like:
     ///
     /// ```
     /// use deepburn_config::RawConfig;
@@ -96,7 +98,8 @@ impl RawConfig {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError`], naming both attempts where it is neither.
+    /// Returns a [`ConfigError`], which describes both attempts if the argument is neither a file
+    /// nor base64.
     pub fn from_argument(argument: &str) -> Result<Self, ConfigError> {
         let path = Path::new(argument);
         if path.exists() {
@@ -115,29 +118,30 @@ impl RawConfig {
         Self::parse(&text, "base64 configuration")
     }
 
-    /// A tree that came from `source`.
+    /// Creates a configuration from a tree that was read from `source`.
     pub(crate) fn new(root: Node, source: &str) -> Self {
         Self { root, source: source.to_owned(), under: "", processes: None, typed: Vec::new() }
     }
 
-    /// The `deepspeed` section of the job file `name`, or an empty one where it has none.
+    /// Creates a configuration from the `deepspeed` section of the job file `name`. Without a
+    /// section, the configuration is empty.
     pub(crate) fn section_of(name: &str, section: Option<Node>) -> Self {
         let root = section.unwrap_or_else(|| Node::map(Vec::new()));
         Self { under: "deepspeed", ..Self::new(root, &format!("deepspeed section of {name}")) }
     }
 
-    /// The warnings and notes among the findings, or everything as a report when something is wrong.
-    /// Keys have the paths at which users write them.
+    /// Returns the warnings and notes among the findings, or a report of all findings if there is
+    /// an error. Keys have the paths at which users write them.
     pub(crate) fn verdict(&self, mut findings: Findings) -> Result<Vec<Diagnosis>, Report> {
         findings.attribute(&self.typed);
         findings.nest(self.under);
         findings.verdict(&self.source)
     }
 
-    /// The configuration of one of Lightning's strategies, `deepspeed_stage_2_offload` for example.
+    /// Returns the configuration of a Lightning strategy, `deepspeed_stage_2_offload` for example.
     ///
     /// # Errors
-    /// [`ConfigError::Argument`] with those that are understood.
+    /// Returns [`ConfigError::Argument`], with the known strategies, if the name is unknown.
     pub(crate) fn from_strategy(name: &str) -> Result<Self, ConfigError> {
         let unknown = || ConfigError::Argument {
             given: Node::text(name).to_string(),
@@ -148,32 +152,32 @@ impl RawConfig {
         Self::of(&value, &format!("Lightning's strategy {name}"))
     }
 
-    /// Takes over a value that came from `name`.
+    /// Converts a value that was read from `name`.
     pub(crate) fn of(value: &serde_json::Value, name: &str) -> Result<Self, ConfigError> {
         Ok(Self::new(from_value(value, Origin { document: DOCUMENT, name })?, name))
     }
 
-    /// Parses JSON that came from `name`.
+    /// Parses JSON that was read from `name`.
     pub(crate) fn parse(text: &str, name: &str) -> Result<Self, ConfigError> {
         Ok(Self::new(parse_json(text, Origin { document: DOCUMENT, name })?, name))
     }
 
-    /// The path it came from, or what it was.
+    /// Returns the path of the configuration, or a description of its source.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Ranks that the file itself asks for: `num_processes` of an Accelerate file.
+    /// Returns the number of ranks that the file requests: `num_processes` of an Accelerate file.
     pub fn processes(&self) -> Option<usize> {
         self.processes
     }
 
-    /// The tree.
+    /// Returns the tree.
     pub fn node(&self) -> &Node {
         &self.root
     }
 
-    /// The same as plain JSON.
+    /// Returns the configuration as plain JSON.
     pub fn to_json(&self) -> serde_json::Value {
         self.root.to_json()
     }

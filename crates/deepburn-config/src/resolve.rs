@@ -1,8 +1,8 @@
-//! From what was written to what it means: the resolved [`Plan`].
+//! Resolves a configuration to a [`Plan`].
 //!
-//! [`resolve`] looks at everything before it refuses anything. It needs a [`RunContext`], which no
-//! configuration holds: how many ranks there are, where tensors live, and what the job knows about
-//! `"auto"`. What each `"auto"` became is part of the answer.
+//! [`resolve`] checks all values before it returns an error. It needs a [`RunContext`] with
+//! information that a configuration does not contain: the number of ranks, where tensors are
+//! stored, and the job's values for `"auto"`. The result includes the value of each `"auto"`.
 
 use std::collections::BTreeMap;
 
@@ -20,14 +20,14 @@ use crate::raw_config::RawConfig;
 use crate::rules::plan;
 use crate::section::{Entry, Read, Section};
 
-/// A configuration that was accepted.
+/// A resolved configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Resolved {
-    /// What it means.
+    /// The plan.
     pub plan: Plan,
     /// Warnings and notes, warnings first.
     pub notes: Vec<Diagnosis>,
-    /// What each `"auto"` became, by full key path.
+    /// The value of each `"auto"`, by full key path.
     pub autos: BTreeMap<String, AutoAnswer>,
 }
 
@@ -35,11 +35,11 @@ pub struct Resolved {
 ///
 /// Each section has a rule. Rules run in the order of their dependencies: the schedule needs the
 /// optimizer's learning rate, the ZeRO section the optimizer, and the check of `aio` everything
-/// that may use a file. Every rule returns a value even where it reports an error, so that one run
-/// finds all that is wrong.
+/// that may use a file. Every rule returns a value even if it reports an error, so that one call
+/// finds all problems.
 ///
 /// # Errors
-/// A [`Report`] with everything that is wrong, and the warnings and notes too.
+/// Returns a [`Report`] with all errors, warnings and notes if there is an error.
 pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report> {
     let mut findings = Findings::default();
     check(DeepSpeed::KEYS, config.node(), &mut findings);
@@ -55,18 +55,19 @@ pub fn resolve(config: &RawConfig, run: &RunContext) -> Result<Resolved, Report>
 
 /// Resolves a configuration before the number of steps is known, which follows from the data.
 ///
-/// A program needs the batches to open its data, and reports everything that is wrong with the
-/// configuration before it reads any. Then it resolves again with [`RunContext::total_steps`]. Until
-/// then `"auto"` lengths of schedules are as long as possible, which no rule refuses.
+/// A program needs the batch sizes to open its data, and reports all problems of the configuration
+/// before it reads any data. It then resolves the configuration again with
+/// [`RunContext::total_steps`]. Until then, `"auto"` lengths of schedules are as long as possible,
+/// which passes every rule.
 ///
 /// # Errors
-/// As [`resolve`].
+/// Returns the errors of [`resolve`].
 pub fn resolve_preliminary(config: &RawConfig, run: &RunContext) -> Result<Plan, Report> {
     let total_steps = run.total_steps.or(Some(usize::MAX));
     Ok(resolve(config, &RunContext { total_steps, ..run.clone() })?.plan)
 }
 
-/// Every `"auto"` that no rule answered has become the table's default.
+/// Records the default of the key table for every `"auto"` that no rule has resolved.
 fn default_autos(
     keys: &'static [Key],
     section: &Node,

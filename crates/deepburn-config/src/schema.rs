@@ -1,7 +1,7 @@
-//! A JSON Schema of the keys, which editors complete and check configurations with.
+//! A JSON Schema of the keys, with which editors complete and check configurations.
 //!
-//! Main function: [`schema`]. It is made of the same tables as the check of a file, and is looser
-//! than that: what several keys have to say to each other is left to the check.
+//! Main function: [`schema`]. It is generated from the same key tables as the check of a file, but
+//! is less strict: rules that involve several keys are not part of the schema.
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,7 @@ use crate::keys::job::JobFile;
 use crate::range::{Integers, Reals};
 use crate::section::Section;
 
-/// The JSON Schema (draft 7) of a job file, or of a DeepSpeed configuration alone.
+/// Returns the JSON Schema (draft 7) of a job file, or of a DeepSpeed configuration alone.
 ///
 /// `deepburn keys --schema` prints it. An editor that finds its path in `$schema` completes keys and
 /// marks unknown ones while they are typed:
@@ -34,7 +34,7 @@ pub fn schema(of_job: bool) -> Value {
     schema
 }
 
-/// The schema of a section: its keys and no others.
+/// Returns the schema of a section, which allows no other keys.
 fn section(keys: &'static [Key]) -> Value {
     let mut properties = Map::new();
     for key in keys {
@@ -52,7 +52,7 @@ fn section(keys: &'static [Key]) -> Value {
     schema
 }
 
-/// The schema of a key, with its doc, unit, status and default.
+/// Returns the schema of a key, with its description, unit, status and default.
 fn property(key: &Key) -> Value {
     let mut schema = values(key);
     let unit = if key.unit.is_empty() { String::new() } else { format!(" In {}.", key.unit) };
@@ -67,7 +67,7 @@ fn property(key: &Key) -> Value {
     schema
 }
 
-/// The values that a key takes, `null` and `"auto"` included where they are allowed.
+/// Returns the schema of the values of a key, including `null` and `"auto"` if they are allowed.
 fn values(key: &Key) -> Value {
     if matches!(key.status, Status::Refused { .. }) {
         return json!({ "not": {} });
@@ -93,7 +93,7 @@ fn values(key: &Key) -> Value {
     }
 }
 
-/// The schema of the values of a kind.
+/// Returns the schema of the values of a kind.
 fn kind(kind: &Kind) -> Value {
     match kind {
         Kind::Flag => json!({ "type": "boolean" }),
@@ -103,7 +103,7 @@ fn kind(kind: &Kind) -> Value {
         Kind::PerGroup(range) => json!({ "anyOf": [real(*range), tuple(1, *range)] }),
         Kind::Tuple(len, range) => tuple(*len, *range),
         Kind::Text => json!({ "type": "string" }),
-        // Names are compared without regard to case, which a schema cannot say.
+        // Names are compared without regard to case, which a schema can only express by a pattern.
         Kind::Choice(names) => {
             json!({ "anyOf": [{ "enum": names }, { "type": "string", "pattern": any_case(names) }] })
         }
@@ -119,7 +119,7 @@ fn kind(kind: &Kind) -> Value {
     }
 }
 
-/// A pattern that matches each name in any case.
+/// Returns a pattern that matches each name in any case.
 fn any_case(names: &[&str]) -> String {
     let insensitive = |name: &&str| {
         name.chars()
@@ -132,9 +132,9 @@ fn any_case(names: &[&str]) -> String {
     format!("^({})$", names.iter().map(insensitive).collect::<Vec<_>>().join("|"))
 }
 
-/// The schema of integers in a range.
+/// Returns the schema of integers in a range.
 fn integer(range: Integers) -> Value {
-    // `5e8` is an integer to a schema too.
+    // `5e8` is an integer in a schema as well.
     let mut schema = json!({ "type": "integer" });
     if range.min != i64::MIN {
         schema["minimum"] = json!(range.min);
@@ -145,23 +145,24 @@ fn integer(range: Integers) -> Value {
     schema
 }
 
-/// The schema of a list of so many numbers.
+/// Returns the schema of a list of `len` numbers.
 fn tuple(len: usize, range: Reals) -> Value {
     json!({ "type": "array", "items": real(range), "minItems": len, "maxItems": len })
 }
 
-/// The schema of numbers in an interval.
+/// Returns the schema of numbers in an interval.
 fn real(range: Reals) -> Value {
     match range {
         Reals::Any => json!({ "type": "number" }),
         Reals::NotNegative => json!({ "type": "number", "minimum": 0 }),
         Reals::Positive => json!({ "type": "number", "exclusiveMinimum": 0 }),
         Reals::Decay => json!({ "type": "number", "minimum": 0, "exclusiveMaximum": 1 }),
-        Reals::Share => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
+        Reals::Fraction => json!({ "type": "number", "minimum": 0, "maximum": 1 }),
     }
 }
 
-/// Parameters of every variant: which of them a `type` takes is left to the check.
+/// Returns the schema of the parameters of all variants. The parameters of a particular `type` are
+/// only checked when a file is read.
 fn parameters(variants: &'static [Variant]) -> Value {
     let mut properties: Map<String, Value> = Map::new();
     for key in variants.iter().flat_map(|variant| variant.keys) {
@@ -179,8 +180,8 @@ mod tests {
     use super::*;
     use crate::{deepspeed_keys, job_keys};
 
-    /// Walks to a key; `params[AdamW]` is `params`, and what follows `groups[]` is a key of each
-    /// item.
+    /// Finds the schema of a key. `params[AdamW]` is `params`, and the name after `groups[]` is a
+    /// key of each item.
     fn find<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
         path.split('.').try_fold(schema, |schema, name| {
             let name = name.split('[').next().unwrap_or(name);

@@ -1,7 +1,8 @@
-//! Sections of a configuration: declared once, checked through their table and read as a struct.
+//! Sections of a configuration: declared once, checked with their key table, and read as a struct.
 //!
-//! [`section!`] makes of one declaration the table that checks a file, supplies defaults and is
-//! listed for users, and a struct with a typed [`Setting`] for each key that is read:
+//! From one declaration, [`section!`] generates the key table, which checks a file, supplies
+//! defaults and is listed for users, and a struct with a typed [`Setting`] for each key that is
+//! read:
 //!
 //! ```text
 //! section! {
@@ -18,13 +19,13 @@
 //! ```
 //!
 //! A key without a type is not read by this struct: it is inert, refused or unavailable, or it is
-//! read through another section, such as `Moments`. The compiler warns of a key with a type that
-//! nothing reads (`field is never read`). Where the name of a key is no name in Rust, the declaration is `field as
-//! "name": ...`. `pub(crate) enum Name { ... }` declares a section that nothing reads.
+//! read through another section, such as `Moments`. The compiler warns about a key with a type that
+//! no code reads (`field is never read`). If the name of a key is not a valid Rust name, the
+//! declaration is `field as "name": ...`. `pub(crate) enum Name { ... }` declares a section that no
+//! code reads.
 //!
-//! Reading never complains. Values that break a rule have been reported by the check that runs
-//! before, and read as the default, so that the other findings about a file do not depend on the
-//! first one.
+//! Reading never returns an error. The check that runs before has reported invalid values, which
+//! are read as the default, so that further findings about a file do not depend on the first one.
 
 use std::ops::Deref;
 
@@ -38,17 +39,17 @@ use crate::node::Node;
 pub(crate) trait Section {
     /// The table.
     const KEYS: &'static [Key];
-    /// What the section is for.
+    /// The description of the section.
     const DOC: &'static str;
 }
 
-/// A value that a key of a section reads as.
+/// A type that the value of a key can be read as.
 pub(crate) trait Read<'a>: Sized {
     /// Returns the value that was given, or the default of the key.
     fn read(entry: &Entry<'a>) -> Self;
 }
 
-/// A key and what was written for it.
+/// A key and its value in a document.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry<'a> {
     /// The key.
@@ -62,43 +63,43 @@ pub(crate) struct Entry<'a> {
 static DOCUMENT: Key = crate::spec::free().named("", "");
 
 impl<'a> Entry<'a> {
-    /// A whole document.
+    /// Creates the entry of a whole document.
     pub(crate) fn document(node: &'a Node) -> Self {
         Self { key: &DOCUMENT, path: String::new(), written: Some(node) }
     }
 
-    /// What stands under `key`, by any of its names, in the section that this is.
+    /// Returns the entry of `key` in this section, under any of its names.
     pub(crate) fn child(&self, key: &'static Key) -> Self {
         let section = self.given();
         let written = section.and_then(|node| key.names().find_map(|name| node.get(name)));
         Self { key, path: join(&self.path, key.name), written }
     }
 
-    /// What was written; `null` and `"auto"` are not given.
+    /// Returns the value, unless it is `null` or `"auto"`.
     pub(crate) fn given(&self) -> Option<&'a Node> {
         self.written.filter(|node| !node.is_null() && !node.is_auto())
     }
 
-    /// Whether something other than `null` and `"auto"` was written.
+    /// Returns whether there is a value other than `null` and `"auto"`.
     pub(crate) fn is_given(&self) -> bool {
         self.given().is_some()
     }
 
-    /// Whether the value is `"auto"`.
+    /// Returns whether the value is `"auto"`.
     pub(crate) fn is_auto(&self) -> bool {
         self.written.is_some_and(Node::is_auto)
     }
 
-    /// What was given, when it is of the key's kind.
+    /// Returns the given value, if it is of the key's kind.
     fn valid(&self) -> Option<&'a Node> {
         self.given().filter(|node| self.key.kind.accepts(node).is_ok())
     }
 }
 
-/// The value of a key, and where it was written: it dereferences to its [`Entry`].
+/// The value of a key, with its [`Entry`], to which it dereferences.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting<'a, T> {
-    /// What was given, or the default.
+    /// The given value, or the default.
     pub(crate) value: T,
     entry: Entry<'a>,
 }
@@ -131,12 +132,12 @@ impl<T> From<&Setting<'_, T>> for Site {
     }
 }
 
-/// A value that one node holds.
+/// A value that is read from a single node.
 pub(crate) trait Scalar<'a>: Sized {
-    /// The value of a node that `kind` accepts.
+    /// Returns the value of a node that `kind` accepts.
     fn parse(node: &'a Node, kind: &Kind) -> Option<Self>;
 
-    /// The value of a default.
+    /// Returns the value of a default.
     fn of(default: Literal) -> Option<Self>;
 }
 
@@ -149,7 +150,7 @@ impl<'a, T: Scalar<'a>> Read<'a> for Option<T> {
 impl<'a, T: Scalar<'a>> Read<'a> for T {
     fn read(entry: &Entry<'a>) -> Self {
         let value = Option::read(entry).or_else(|| T::of(entry.key.default));
-        // Constructors in `spec` give a key that reads as T a default that is a T.
+        // The constructors in `spec` ensure that a key that is read as T has a default of type T.
         value.unwrap_or_else(|| unreachable!("{} has no default", entry.path))
     }
 }
@@ -180,7 +181,7 @@ scalars! {
         let numbers: Option<Vec<_>> = node.as_list()?.iter().map(Node::as_real).collect();
         numbers?.try_into().ok()
     }, Literal::Reals(reals) => reals.try_into().ok();
-    // One of a choice's names is returned in the table's spelling.
+    // A name of a choice is returned in the spelling of the table.
     [] &'a str: |node, kind| {
         let text = node.as_text()?;
         let Kind::Choice(names) = kind else { return Some(text) };
@@ -189,12 +190,12 @@ scalars! {
     [T: Choice] T: |node, _| T::named(node.as_text()?), Literal::Text(name) => T::named(name);
 }
 
-/// What only a rule can read, from [`Entry::given`].
+/// A value that only a rule reads, with [`Entry::given`].
 impl Read<'_> for () {
     fn read(_: &Entry<'_>) -> Self {}
 }
 
-/// A list of integers that are never negative, by its kind.
+/// A list of integers, which are not negative because of the key's kind.
 impl Read<'_> for Option<Vec<usize>> {
     fn read(entry: &Entry<'_>) -> Self {
         entry.valid()?.as_list()?.iter().map(as_count).collect()
@@ -223,17 +224,17 @@ impl<'a, S: Section + Read<'a>> Read<'a> for Vec<S> {
     }
 }
 
-/// A node as an integer that is not negative.
+/// Returns a node as a non-negative integer.
 fn as_count(node: &Node) -> Option<usize> {
     node.as_integer().map(to_count)
 }
 
-/// Kinds of counts start at 0; a 32-bit machine caps them.
+/// Converts a count, which is at least 0 because of its kind. On a 32-bit machine, it is capped.
 fn to_count(integer: i64) -> usize {
     usize::try_from(integer.max(0)).unwrap_or(usize::MAX)
 }
 
-/// A number, or the only one of a list.
+/// Returns a number, or the only number of a list.
 fn as_real(node: &Node) -> Option<f64> {
     node.as_list().map_or(Some(node), <[Node]>::first)?.as_real()
 }
@@ -259,8 +260,8 @@ macro_rules! section {
         impl<$a> $crate::section::Read<$a> for $Section<$a> {
             #[allow(unused_variables)]
             fn read(entry: &$crate::section::Entry<$a>) -> Self {
-                // A key without a type has a variable too, which is not used: a repetition over
-                // types alone could not name the docs.
+                // A key without a type also has a variable, which is not used, because a repetition
+                // over types alone could not refer to the docs.
                 $(let $name = const { &$crate::section::key!(
                     [$($doc)*] $name $(as $key)?, [$($Type)?], $spec
                 ) };)*
@@ -301,8 +302,8 @@ macro_rules! key {
     }};
 }
 
-/// Fills a plan: `filled!(Plan, section { a, b } c: 3)` has the values of the section's keys `a` and `b` in its fields
-/// of these names.
+/// Creates a plan: `filled!(Plan, section { a, b } c: 3)` sets the fields `a` and `b` to the values of the section's
+/// keys with these names.
 macro_rules! filled {
     ($($Plan:ident)::+, $section:ident { $($key:ident),+ $(,)? } $($field:ident $(: $value:expr)?),* $(,)?) => {
         $($Plan)::+ { $($key: $section.$key.value,)+ $($field $(: $value)?,)* }

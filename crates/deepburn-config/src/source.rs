@@ -1,9 +1,9 @@
-//! From text to [`Node`]: JSON with comments and trailing commas, YAML, base64, inline values.
+//! Parses text to a [`Node`]: JSON with comments and trailing commas, YAML, base64, inline values.
 //!
-//! Refuses what cannot be a configuration before anyone looks at a key: syntax errors with line and
-//! column, duplicate keys, nesting beyond [`MAX_DEPTH`], files beyond [`MAX_BYTES`], text that is
-//! not UTF-8. Hostile input ends in a [`ConfigError`], never in a panic: the parser limits its own
-//! recursion and the tree that leaves here is at most [`MAX_DEPTH`] deep.
+//! Reports errors that do not depend on the keys: invalid syntax with line and column, duplicate
+//! keys, nesting deeper than [`MAX_DEPTH`], files larger than [`MAX_BYTES`], and text that is not
+//! UTF-8. Hostile input results in a [`ConfigError`], never in a panic: the parser limits its
+//! recursion, and the returned tree is at most [`MAX_DEPTH`] levels deep.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -20,11 +20,12 @@ use crate::diagnosis::ConfigError;
 use crate::key_path::join;
 use crate::node::{MAX_DEPTH, Node, Position, Value};
 
-/// Largest configuration file that is read, in bytes.
+/// Maximum size of a configuration file, in bytes.
 pub const MAX_BYTES: u64 = 4 << 20;
 
-/// Comments, trailing commas and `NaN` (which is then refused by name); nothing looser, because a
-/// missing comma or quote is nearly always a slip.
+/// Allows comments, trailing commas and `NaN` (which the check rejects with the name of its key).
+/// Other deviations from JSON are errors, because a missing comma or quote is nearly always a
+/// mistake.
 const JSON_WITH_COMMENTS: ParseOptions = ParseOptions {
     allow_comments: true,
     allow_loose_object_property_names: false,
@@ -38,7 +39,7 @@ const JSON_WITH_COMMENTS: ParseOptions = ParseOptions {
     allow_extended_string_escapes: false,
 };
 
-/// What a text is, and what messages call it.
+/// The kind of a text and its name in messages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin<'a> {
     /// `DeepSpeed config` or `job file`.
@@ -64,13 +65,13 @@ pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
 /// Parses JSON with comments.
 ///
 /// # Errors
-/// Syntax, duplicate keys, too deep.
+/// Returns an error for invalid syntax, for duplicate keys, and for nesting that is too deep.
 pub(crate) fn parse_json(text: &str, origin: Origin<'_>) -> Result<Node, ConfigError> {
     parse(text, origin, true)
 }
 
-/// Parses JSON with comments. `has_places`: whether users see this text, so that values know their
-/// places in it.
+/// Parses JSON with comments. With `has_places`, values store their positions in the text, which
+/// users can see.
 fn parse(text: &str, origin: Origin<'_>, has_places: bool) -> Result<Node, ConfigError> {
     let syntax = |line, column, reason: String| {
         let remedy = "write JSON; comments and trailing commas are allowed";
@@ -94,25 +95,25 @@ fn parse(text: &str, origin: Origin<'_>, has_places: bool) -> Result<Node, Confi
     Err(ConfigError::DuplicateKeys { document, source_name: name.into(), keys, places })
 }
 
-/// The error for a text that is nested too deep.
+/// Returns the error for a text that is nested too deeply.
 fn too_deep(origin: Origin<'_>) -> ConfigError {
     let reason = format!("sections are nested deeper than {MAX_DEPTH} levels");
     ConfigError::Argument { given: origin.name.into(), reason, remedy: "flatten the file".into() }
 }
 
-/// Turns the parser's tree into ours and notes every key that is there twice.
+/// Converts the parser's tree to nodes, and collects duplicate keys.
 struct Builder<'a> {
     lines: LineStarts<'a>,
     has_places: bool,
-    /// Path and place of each.
+    /// Path and position of each duplicate key.
     repeated: Vec<(String, String)>,
     origin: Origin<'a>,
-    /// Lists and sections around the present value.
+    /// Number of lists and sections that contain the current value.
     depth: usize,
 }
 
 impl Builder<'_> {
-    /// Converts a value, and everything inside of it.
+    /// Converts a value and its nested values.
     fn node(&mut self, value: &ast::Value<'_>, path: &str) -> Result<Node, ConfigError> {
         if self.depth > MAX_DEPTH {
             return Err(too_deep(self.origin));
@@ -162,7 +163,7 @@ impl<'a> LineStarts<'a> {
         Self { text, starts: std::iter::once(0).chain(after_breaks).collect() }
     }
 
-    /// Line and column of a byte.
+    /// Returns the line and column of a byte.
     fn position(&self, byte: usize) -> Position {
         let line = self.starts.partition_point(|&start| start <= byte);
         let start = self.starts[line - 1];
@@ -171,10 +172,11 @@ impl<'a> LineStarts<'a> {
     }
 }
 
-/// Parses YAML; numbers keep the value that YAML gives them.
+/// Parses YAML. Numbers have the values that YAML defines.
 ///
 /// # Errors
-/// Syntax, duplicate keys and too deep nesting, all as the parser words them.
+/// Returns an error for invalid syntax, for duplicate keys, and for nesting that is too deep, with
+/// the parser's message.
 pub(crate) fn parse_yaml(text: &str, name: &str) -> Result<Node, ConfigError> {
     let value: serde_json::Value = serde_saphyr::from_str(text).map_err(|error| {
         let (line, column) =
@@ -186,15 +188,15 @@ pub(crate) fn parse_yaml(text: &str, name: &str) -> Result<Node, ConfigError> {
     from_value(&value, Origin { document: "Accelerate config", name })
 }
 
-/// Takes over a value that is in memory already.
+/// Converts a value that is already in memory.
 ///
 /// # Errors
-/// [`ConfigError::Argument`] if sections or lists are nested too deep.
+/// Returns [`ConfigError::Argument`] if sections or lists are nested too deeply.
 pub(crate) fn from_value(
     value: &serde_json::Value,
     origin: Origin<'_>,
 ) -> Result<Node, ConfigError> {
-    // Printing recurses, so a value that is too deep must not get there.
+    // Printing is recursive, so the depth is checked first.
     if is_deeper_than(value, MAX_DEPTH + 1) {
         return Err(too_deep(origin));
     }
@@ -211,7 +213,8 @@ fn is_deeper_than(value: &serde_json::Value, levels: usize) -> bool {
     }
 }
 
-/// The text that base64 (URL-safe or standard alphabet) stands for; the reason where it is none.
+/// Decodes a text from base64 (URL-safe or standard alphabet), or returns the reason why it is not
+/// valid.
 pub(crate) fn decode_base64(encoded: &str) -> Result<String, String> {
     let encoded = encoded.trim();
     let bytes = URL_SAFE

@@ -1,13 +1,13 @@
 //! The right-hand sides of a [`section!`](crate::section::section) declaration: kind, range and
 //! default of a key.
 //!
-//! A [`Spec<T>`] is a [`Key`] without a name whose values read as `T`. Because each constructor
-//! here fixes kind, default and type together, a field of another type than its key does not
+//! A [`Spec<T>`] is a [`Key`] without a name, whose values are read as `T`. Each constructor sets
+//! the kind, the default and the type together, so a field whose type differs from its key does not
 //! compile.
 //!
-//! What else a declaration says is a method: unit, `"auto"`, other names, the stages at which the
-//! key has an effect, and its status where it is not honoured. The names that declarations use are
-//! re-exported here, so that a file of declarations imports this module alone.
+//! Methods set the other properties of a key: its unit, `"auto"`, other names, the stages at which
+//! it has an effect, and its status if it is not supported. The names that declarations use are
+//! re-exported here, so that a file of declarations only imports this module.
 
 use std::marker::PhantomData;
 
@@ -15,11 +15,11 @@ use crate::choice::Choice;
 pub(crate) use crate::key::Trigger::{AnyEnabled, Differs, Enabled, NotEmpty, NotOneOf, Present};
 use crate::key::{Key, Status, Trigger};
 pub(crate) use crate::key::{Kind, Literal, Variant};
-pub(crate) use crate::range::Reals::{Any, Decay, NotNegative, Positive, Share};
+pub(crate) use crate::range::Reals::{Any, Decay, Fraction, NotNegative, Positive};
 use crate::range::{Integers, Reals};
 pub(crate) use crate::section::{Section, section};
 
-/// A key that has no name yet, whose values read as `T`.
+/// A key without a name, whose values are read as `T`.
 pub(crate) struct Spec<T> {
     key: Key,
     value: PhantomData<fn() -> T>,
@@ -41,14 +41,15 @@ const fn from_to(min: i64, max: i64) -> Kind {
     Kind::Integer(Integers { min, max })
 }
 
-/// 0 and more.
+/// At least 0.
 const COUNT: Kind = Kind::Integer(Integers::COUNT);
-/// 1 and more.
+/// At least 1.
 const POSITIVE: Kind = Kind::Integer(Integers::POSITIVE);
 /// Any integer.
 const INTEGER: Kind = Kind::Integer(Integers::ANY);
 
-// What begins with `opt` has no default: its value is `None` where it is not given.
+// Keys of constructors that begin with `opt` have no default: their value is `None` if it is not
+// given.
 constructors! {
     /// A flag.
     flag(default: bool): bool = Kind::Flag, Literal::Flag(default);
@@ -92,22 +93,22 @@ constructors! {
     text['a](default: &'static str): &'a str = Kind::Text, Literal::Text(default);
     /// A string without a default.
     opt_text['a](): Option<&'a str> = Kind::Text, Literal::Null;
-    /// A string or a list of strings; none without it.
+    /// A string or a list of strings; empty if it is not given.
     texts['a](): Vec<&'a str> = Kind::Texts, Literal::Null;
     /// One of the names of `T`.
     choice[T: Choice](default: &'static str): T = Kind::Choice(T::NAMES), Literal::Text(default);
     /// One of the names of `T`, without a default.
     opt_choice[T: Choice](): Option<T> = Kind::Choice(T::NAMES), Literal::Null;
-    /// One of some strings.
+    /// One of several strings.
     one_of['a](names: &'static [&'static str], default: &'static str): &'a str
         = Kind::Choice(names), Literal::Text(default);
-    /// One of some strings, without a default.
+    /// One of several strings, without a default.
     opt_one_of['a](names: &'static [&'static str]): Option<&'a str> = Kind::Choice(names), Literal::Null;
-    /// A section whose keys depend on the `type` beside it. The variant's section reads it.
+    /// A section whose keys depend on the key `type` next to it. The variant's section reads it.
     variants(variants: &'static [Variant]): () = Kind::Variants(variants), Literal::Null;
-    /// A list of anything; a rule reads it.
+    /// A list of any values, which a rule reads.
     list(): () = Kind::List, Literal::Null;
-    /// Anything; a rule reads it.
+    /// Any value, which a rule reads.
     free(): () = Kind::Free, Literal::Null;
 }
 
@@ -116,7 +117,7 @@ pub(crate) const fn section<S: Section>() -> Spec<S> {
     Spec::new(Kind::Section(S::KEYS), Literal::Null).doc(S::DOC)
 }
 
-/// A section of a feature that does not exist here, which its `enabled` asks for.
+/// A section of an unsupported feature, which `enabled: true` requests.
 pub(crate) const fn switched_off<S: Section>(
     feature: &'static str,
     remedy: &'static str,
@@ -124,14 +125,13 @@ pub(crate) const fn switched_off<S: Section>(
     section().unavailable(feature, Enabled, remedy)
 }
 
-/// A flag that must have its default, because the other value asks for a feature that does not
-/// exist here.
+/// A flag that must have its default, because the other value requests an unsupported feature.
 pub(crate) const fn fixed(default: bool, feature: &'static str) -> Spec<bool> {
     let remedy = if default { "set it to true" } else { "set it to false" };
     flag(default).unavailable(feature, Differs, remedy)
 }
 
-/// A key of a feature that does not exist here, which any value but `null` and `false` asks for.
+/// A key of an unsupported feature, which any value except `null` and `false` requests.
 pub(crate) const fn absent(feature: &'static str) -> Spec<()> {
     free().unavailable(feature, Present, "remove it")
 }
@@ -155,7 +155,7 @@ pub(crate) const fn sections<S: Section>() -> Spec<Vec<S>> {
 }
 
 impl<T> Spec<T> {
-    /// A key of this kind that is honoured, without a name yet.
+    /// Creates a supported key of this kind, without a name.
     const fn new(kind: Kind, default: Literal) -> Self {
         let key = Key {
             name: "",
@@ -173,7 +173,7 @@ impl<T> Spec<T> {
         Self { key, value: PhantomData }
     }
 
-    /// A key of this kind without a default, which no section reads.
+    /// Creates a key of this kind without a default, which no section reads.
     pub(crate) const fn of(kind: Kind) -> Self {
         Self::new(kind, Literal::Null)
     }
@@ -184,7 +184,7 @@ impl<T> Spec<T> {
         self
     }
 
-    /// Returns the key with this name. If `doc` is empty, the text of [`Spec::doc`] stays.
+    /// Returns the key with this name. If `doc` is empty, the text of [`Spec::doc`] is kept.
     pub(crate) const fn named(self, name: &'static str, doc: &'static str) -> Key {
         let doc = if doc.is_empty() { self.key.doc } else { doc.trim_ascii_start() };
         Key { name, doc, ..self.key }
@@ -192,7 +192,7 @@ impl<T> Spec<T> {
 }
 
 impl<T> Spec<Option<T>> {
-    /// Must be given.
+    /// Makes the key required.
     pub(crate) const fn required(mut self) -> Self {
         self.key.required = true;
         self
@@ -215,9 +215,9 @@ macro_rules! setters {
 setters! {
     /// Sets the default, of a key that no section reads.
     or(literal: Literal) default = literal;
-    /// Sets a name that means the same.
+    /// Sets another accepted name.
     alias(name: &'static str) alias = name;
-    /// Sets a name that is understood and warned about.
+    /// Sets a deprecated name, which is accepted with a warning.
     outdated(name: &'static str) outdated = name;
     /// Sets the unit.
     unit(unit: &'static str) unit = unit;
@@ -225,13 +225,13 @@ setters! {
     auto() auto = true;
     /// Sets the ZeRO stages at which the key has an effect.
     at_stages(first: u8, last: u8) stages = (first, last);
-    /// Accepted, and changes nothing.
+    /// Accepts the key without an effect.
     inert(why: &'static str) status = Status::Inert(why);
-    /// Ignored, as DeepSpeed ignores it.
+    /// Ignores the key, as DeepSpeed does.
     ignored(why: &'static str) status = Status::Ignored(why);
-    /// Refused where a value asks for a feature that does not exist.
+    /// Reports a value that requests an unsupported feature as an error.
     unavailable(feature: &'static str, trigger: Trigger, remedy: &'static str)
         status = Status::Unavailable { feature, trigger, remedy };
-    /// Never allowed.
+    /// Reports every value as an error.
     refused(why: &'static str, remedy: &'static str) status = Status::Refused { why, remedy };
 }

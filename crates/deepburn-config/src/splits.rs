@@ -1,8 +1,9 @@
-//! `data.path` and `data.splits`: where data comes from, and which part trains.
+//! `data.path` and `data.splits`: the source of the data, and its splits.
 //!
-//! A split is a share of `data.path`, written `"90%"`, a split of the data set `data.path` by its
-//! name, or a path of its own where there is no `data.path`; the one mixture is an `eval` that is a
-//! share of `train`. Without splits everything trains; of a data set with splits, that is `train`.
+//! A split is a percentage of `data.path`, such as `"90%"`, the name of a split of the data set
+//! `data.path`, or, without `data.path`, a separate path. The only exception is an `eval` that is a
+//! percentage of `train`. Without splits, all data is used for training; for a data set with
+//! splits, this is the split `train`.
 
 use std::path::PathBuf;
 
@@ -10,11 +11,11 @@ use serde::Serialize;
 
 use crate::place::Place;
 
-/// Which part of which data trains, evaluates and tests.
+/// The data for training, for evaluations and for the final test.
 ///
 /// | `data.path` | `data.splits` | Plan |
 /// |---|---|---|
-/// | a file or folder | none | `Shares`, all of it trains |
+/// | a file or folder | none | `Shares`, all for training |
 /// | a file or folder | `{"train": "90%", "eval": "10%"}` | `Shares` |
 /// | a data set | `{"train": "train", "test": "test"}` | `Named` |
 /// | a data set | `{"train": "train", "eval": "5%"}` | `Named`, with a share held out of `train` |
@@ -23,46 +24,46 @@ use crate::place::Place;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "from")]
 pub enum SplitPlan {
-    /// Shares of one file or folder, or of the embedded corpus, cut in this order.
+    /// Fractions of one file or folder, or of the embedded corpus, cut in this order.
     Shares {
-        /// The file or folder; `None` for the embedded corpus. Of a data set with splits, `train`
-        /// is meant.
+        /// The file or folder; `None` for the embedded corpus. For a data set with splits, this is
+        /// its split `train`.
         path: Option<Place>,
-        /// Share that trains, above 0.
+        /// Fraction for training, above 0.
         train: f64,
-        /// Share that evaluates during training; 0 for none.
+        /// Fraction for evaluations during training; 0 for none.
         eval: f64,
-        /// Share that is kept for a final test; 0 for none.
+        /// Fraction for the final test; 0 for none.
         test: f64,
     },
-    /// Splits of one data set, by their names there.
+    /// Splits of one data set, by name.
     Named {
         /// The data set.
         path: Place,
-        /// What trains.
+        /// The train split.
         train: String,
-        /// What evaluates during training.
+        /// The split for evaluations during training.
         eval: Option<String>,
-        /// Share of `train` that evaluates instead of training, drawn at random; 0 for none.
+        /// Fraction of `train` to hold out for evaluations, selected at random; 0 for none.
         eval_share: f64,
-        /// What is kept for a final test.
+        /// The split for the final test.
         test: Option<String>,
     },
-    /// A file or folder for each.
+    /// A file or folder for each split.
     Paths {
-        /// What trains.
+        /// The train split.
         train: PathBuf,
-        /// What evaluates during training.
+        /// The split for evaluations during training.
         eval: Option<PathBuf>,
-        /// Share of `train` that evaluates instead of training, drawn at random; 0 for none.
+        /// Fraction of `train` to hold out for evaluations, selected at random; 0 for none.
         eval_share: f64,
-        /// What is kept for a final test.
+        /// The split for the final test.
         test: Option<PathBuf>,
     },
 }
 
 impl SplitPlan {
-    /// Whether there is something to evaluate during training.
+    /// Returns whether there is data for evaluations during training.
     pub fn has_eval(&self) -> bool {
         match self {
             Self::Shares { eval, .. } => *eval > 0.0,
@@ -71,12 +72,12 @@ impl SplitPlan {
         }
     }
 
-    /// Whether a part of what has a path of its own evaluates.
+    /// Returns whether a fraction of a separate train split is held out for evaluations.
     pub(crate) fn holds_out(&self) -> bool {
         matches!(self, Self::Paths { eval_share, .. } | Self::Named { eval_share, .. } if *eval_share > 0.0)
     }
 
-    /// Whether the data is a repository on the Hub.
+    /// Returns whether the data is a repository on the Hub.
     pub(crate) fn is_on_the_hub(&self) -> bool {
         match self {
             Self::Shares { path, .. } => matches!(path, Some(Place::Hub(_))),
@@ -85,12 +86,12 @@ impl SplitPlan {
         }
     }
 
-    /// Whether no file is named at all.
+    /// Returns whether the data is embedded, because no file is named.
     pub fn is_embedded(&self) -> bool {
         matches!(self, Self::Shares { path: None, .. })
     }
 
-    /// No splits: all of it trains.
+    /// Returns the plan without splits: all data is used for training.
     pub(crate) fn everything(path: Option<Place>) -> Self {
         Self::Shares { path, train: 1.0, eval: 0.0, test: 0.0 }
     }

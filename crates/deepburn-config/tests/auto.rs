@@ -1,11 +1,11 @@
-//! `"auto"` is answered, and the answer is shown.
+//! Every `"auto"` is resolved, and its value is shown.
 
 use deepburn_config::{
     RawConfig, Resolved, RunContext, SchedulePlan, resolve, resolve_preliminary,
 };
 use serde_json::{Value, json};
 
-/// What the Hugging Face integration lets its users write.
+/// A configuration in which every key is `"auto"` that may be in the Hugging Face integration.
 fn all_auto() -> Value {
     json!({
         "train_batch_size": "auto",

@@ -1,4 +1,4 @@
-//! `torch_autocast` and `fp16.auto_cast`: types, loss scale, and what is refused.
+//! `torch_autocast` and `fp16.auto_cast`: types, loss scale and errors.
 
 use deepburn_config::{
     DynamicScalePlan, LossScalePlan, OverflowPlan, Precision, PrecisionPlan, RawConfig, Resolved,

@@ -1,4 +1,4 @@
-//! An empty configuration means what DeepSpeed 0.19 means by it.
+//! An empty configuration has the defaults of DeepSpeed 0.19.
 
 use deepburn_config::{
     AdamPlan, GradientReduction, LambPlan, MuonPlan, MuonScale, NewtonSchulzPlan, NvmePlan,
@@ -120,7 +120,7 @@ fn a_rate_that_muon_does_not_use_is_warned_of() {
     assert!(warned, "{notes:?}");
 }
 
-/// DeepSpeed's learning rates: each of the two halves has its own, or they share one.
+/// As in DeepSpeed, matrices and other parameters have separate learning rates or share one.
 #[test]
 fn muon_has_two_learning_rates() {
     let muon = |params: serde_json::Value| {
@@ -211,7 +211,7 @@ fn optimizer_states_are_offloaded_from_a_device() {
     assert_eq!(states(false, 0, "cpu"), OptimizerOffload::Device);
 }
 
-/// DeepSpeed offloads a part of the states at stage 3 alone.
+/// DeepSpeed supports a partial offload of the states only at stage 3.
 #[test]
 fn a_part_of_the_states_is_offloaded_at_stage_3() {
     let offload = |host_device, stage, ratio| {
@@ -449,7 +449,7 @@ fn sizes_of_zero_are_understood() {
     );
 }
 
-/// `aio` inside of `zero_optimization` is taken, once.
+/// `aio` in `zero_optimization` is accepted, but only once.
 #[test]
 fn aio_inside_of_zero_is_understood() {
     let text = |top: &str| {

@@ -1,4 +1,4 @@
-//! Mutated configurations: an answer or a message, never a panic.
+//! Mutated configurations result in a plan or an error message, never in a panic.
 //!
 //! CONTRIBUTING.md has the command of the long run.
 
@@ -21,7 +21,7 @@ fn seeds() -> Vec<String> {
     texts
 }
 
-/// One of the texts with some places changed.
+/// Returns a text with a few mutations.
 fn mutated(seed: &[u8], mutator: &mut Mutator) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     if mutator.below(2) == 0 {

@@ -1,4 +1,5 @@
-//! The five published guides' configurations: each loads, or is refused with the named diagnosis.
+//! The five published guides' configurations: each is accepted, or rejected with the expected
+//! diagnosis.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +18,7 @@ fn outcome(written: &RawConfig, world_size: usize) -> Result<Resolved, String> {
     resolve(written, &facts).map_err(|report| report.to_string())
 }
 
-/// Every part must be in the refusal of a guide.
+/// Checks that a guide is rejected with a message that contains every part.
 fn refused(name: &str, world_size: usize, parts: &[&str]) {
     let message = outcome(&guide(name), world_size).expect_err(name);
     for part in parts {
@@ -28,7 +29,7 @@ fn refused(name: &str, world_size: usize, parts: &[&str]) {
 const MISMATCH: &str =
     "train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size";
 
-/// The guide with one section replaced, to see that the remedy is one.
+/// Returns the guide with one section replaced, to check that the remedy works.
 fn mended(name: &str, mend: impl FnOnce(&mut serde_json::Value)) -> RawConfig {
     let mut json = guide(name).to_json();
     mend(&mut json);
@@ -113,7 +114,7 @@ fn s3_trains_in_fp16_through_accelerate() {
         assert_eq!(resolved.plan.batch.train_batch_size, 2 * world_size);
         assert_eq!(resolved.autos["train_batch_size"].value, 2 * world_size);
         assert_eq!(resolved.plan.precision.compute, Precision::Fp16);
-        // Accelerate switches fp16.auto_cast on.
+        // Accelerate enables fp16.auto_cast.
         assert_eq!(resolved.plan.precision.autocast, Some(Precision::Fp16));
         assert_eq!(
             resolved.plan.precision.loss_scale,
@@ -146,7 +147,7 @@ fn s4_loads_on_one_rank_and_disagrees_on_two() {
     );
 }
 
-/// Unscaled gradients have no place in fp16.
+/// Unscaled gradients are out of the range of fp16.
 #[test]
 fn narrow_gradients_are_warned_of() {
     for (keys, key) in [
@@ -160,7 +161,7 @@ fn narrow_gradients_are_warned_of() {
     }
 }
 
-/// Scales that will hardly ever let a step through are told before anything runs.
+/// Scales with which nearly every step is skipped are reported before the run.
 #[test]
 fn scales_that_cannot_work_are_warned_of() {
     for (fp16, key, part) in [

@@ -1,4 +1,4 @@
-//! Whatever is thrown at it: an answer or a message, never a panic.
+//! Arbitrary input results in a plan or an error message, never in a panic.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use deepburn_config::{Job, JobRequest, RawConfig, RunContext, deepspeed_keys, re
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// Values that are somewhere right and elsewhere wrong.
+/// Values that are valid for some keys and invalid for others.
 fn leaf() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(Value::Null),
@@ -28,13 +28,13 @@ fn leaf() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// A known path, all of them as often as each other.
+/// A known path; all paths have the same probability.
 fn known_path() -> impl Strategy<Value = String> {
     let paths: Vec<_> = deepspeed_keys().into_iter().map(|entry| entry.path).collect();
     proptest::sample::select(paths)
 }
 
-/// Puts a value at a path; `params[AdamW]` is written as `params`, and types beside it.
+/// Sets the value at a path. `params[AdamW]` is written as `params`, with the type next to it.
 fn put(root: &mut Map<String, Value>, path: &str, value: Value) {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     let (name, variant) = name.split_once('[').unwrap_or((name, ""));

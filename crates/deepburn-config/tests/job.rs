@@ -1,4 +1,4 @@
-//! The job file: defaults, paths, command line, and every way to get it wrong.
+//! The job file: defaults, paths, command line and errors.
 
 use std::fs;
 use std::path::{Path, PathBuf};

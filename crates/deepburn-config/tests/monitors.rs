@@ -1,4 +1,4 @@
-//! Sections of monitors and profilers: what they mean, and what they may not say.
+//! Sections of monitors and profilers: resolved plans and errors.
 
 use std::path::Path;
 

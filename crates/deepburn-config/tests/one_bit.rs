@@ -1,4 +1,4 @@
-//! Optimizers that compress what ranks exchange: defaults, notes and warnings.
+//! Optimizers with compressed communication: defaults, notes and warnings.
 
 use deepburn_config::{
     AdamPlan, Diagnosis, LambPlan, OneBitAdamPlan, OneBitLambPlan, OptimizerOffload, OptimizerPlan,
@@ -121,7 +121,7 @@ fn one_bit_lamb() {
     let key = "optimizer.params.freeze_step";
     let late = resolved(json!({}), Some(500));
     assert!(says(&late, Severity::Warning, key, "momenta are never compressed"));
-    // An average that starts at 0 and has no time to rise.
+    // The average starts at 0, and is frozen too early.
     let early = resolved(json!({"freeze_step": 9}), None);
     let part = "9 is below 1 / (1 - coeff_beta): the average of trust ratios, which starts at 0, is 39 % too small";
     assert!(says(&early, Severity::Warning, key, part), "{:?}", early.notes);
@@ -230,7 +230,7 @@ fn stage_1_of_one_bit_adam_is_stage_0() {
     let part = "1 is run as stage 0: OneBitAdam needs its whole states on every rank, so nothing is sharded; write 0";
     assert!(says(&sharded, Severity::Warning, key, part), "{:?}", sharded.notes);
     assert!(!disabled.notes.iter().any(|note| note.key == key));
-    // The remedy does not send the user back to stage 1.
+    // The remedy does not suggest stage 1.
     let key = "zero_optimization.allgather_bucket_size";
     let part = "has no effect at stage 0, only at stages 1 to 2; remove it";
     assert!(says(&sharded, Severity::Warning, key, part), "{:?}", sharded.notes);
@@ -238,7 +238,7 @@ fn stage_1_of_one_bit_adam_is_stage_0() {
     assert!(says(&sharded, Severity::Note, "zero_optimization.sub_group_size", "has no effect"));
 }
 
-/// States in host memory stay there; nothing moves off another device.
+/// States in host memory stay there; states on another device are not offloaded.
 #[test]
 fn one_bit_adam_is_not_offloaded() {
     let offload = |host_device, stage: u8, zero: Value| {
@@ -273,7 +273,7 @@ fn one_bit_adam_is_not_offloaded() {
     }
     let error = offload(false, 0, json!({"cpu_offload": true})).unwrap_err();
     assert!(error.contains("zero_optimization.cpu_offload: \"cpu\" is not supported"), "{error}");
-    // Offload and stage are refused in one report.
+    // Offload and stage are errors in one report.
     let error = offload(false, 3, json!({"offload_param": {"device": "cpu"}})).unwrap_err();
     assert!(error.contains(": 2 problems\n") && error.contains("ZeRO stage 3"), "{error}");
 }

@@ -1,4 +1,5 @@
-//! Configurations that other projects publish: each loads, or is refused for a reason that DeepSpeed shares.
+//! Configurations that other projects publish: each is accepted, or rejected for the same reason as
+//! in DeepSpeed.
 //!
 //! `data/published.json` restates their keys and values, each with the address and licence of its source.
 
@@ -47,7 +48,7 @@ fn outcome(written: &RawConfig) -> Result<Resolved, String> {
     resolve(written, &facts).map_err(|report| report.to_string())
 }
 
-/// What becomes of each: its stage, or why DeepSpeed refuses it too.
+/// The expected result of each: its stage, or the reason why DeepSpeed rejects it too.
 const EXPECTED: [(&str, Result<Stage, &str>); 26] = [
     ("transformers_zero2", Ok(Stage::Gradients)),
     ("transformers_zero3", Ok(Stage::Parameters)),
@@ -73,7 +74,7 @@ const EXPECTED: [(&str, Result<Stage, &str>); 26] = [
     ("fastchat_s3", Ok(Stage::Parameters)),
     // DeepSpeed: "'max_grad_norm' is not supported as an optimizer parameter".
     ("deepspeed_examples_squad", Err("'max_grad_norm' is not supported as an optimizer parameter")),
-    // The section forbids names that it does not know in DeepSpeed too.
+    // The section rejects unknown names in DeepSpeed too.
     ("deepspeed_examples_infinity", Err("did you mean stage3_param_persistence_threshold?")),
     ("deepspeed_examples_megatron_zero2", Ok(Stage::Gradients)),
     ("deepspeed_examples_autotuning_z3", Ok(Stage::Parameters)),

@@ -1,4 +1,4 @@
-//! What is typed: `--set` and other options, and names that other programs have.
+//! Values on the command line: `--set` and other options, and names from other programs.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn the_learning_rate_that_is_typed_last_wins() {
     assert_eq!(rate(text, &[optimizer, "training.learning_rate=0.5"]), (0.5, vec![]));
     let (last, warnings) = rate(text, &["training.learning_rate=0.5", optimizer]);
     assert_eq!((last, warnings.len()), (0.25, 1));
-    // A schedule has a peak of its own, which follows unless it was typed later.
+    // The peak of a schedule follows the learning rate, unless it is set by a later option.
     let scheduled = r#"{"deepspeed": {"train_batch_size": 1, "scheduler": {"type": "WarmupLR",
         "params": {"warmup_max_lr": 1e-4}}}}"#;
     let peak = "deepspeed.scheduler.params.warmup_max_lr=0.25";
@@ -134,7 +134,7 @@ fn a_lightning_strategy_takes_the_place_of_a_file() {
     assert_eq!(written.to_json()["zero_optimization"]["stage"], 3);
     let message = parse(r#"{"deepspeed": "deepspeed_stage_4"}"#, Path::new(""), &[]).unwrap_err();
     assert!(message.contains("deepspeed_stage_3_offload"), "{message}");
-    // A file of that name comes first.
+    // A file of that name takes precedence.
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("deepspeed_stage_1"), r#"{"train_batch_size": 8}"#).unwrap();
     let (_, written) = parse(r#"{"deepspeed": "deepspeed_stage_1"}"#, folder.path(), &[]).unwrap();

@@ -12,11 +12,11 @@
 //! NAME/byteorder      "little" or "big"; missing in files of older versions
 //! NAME/data/0         the bytes of storage 0, aligned to 64 bytes
 //! NAME/data/1         …
-//! NAME/version        of the format; not read
+//! NAME/version        the version of the format; not read
 //! ```
 //!
 //! NAME is the name of the file without `.pt`. A storage is the memory of one
-//! or several tensors; the pickle says at which offset and with which shape
+//! or several tensors; the pickle defines the offset and the shape with which
 //! each tensor views it. The directory of a zip file is at its end and has the
 //! position, size and CRC-32 of each entry.
 
@@ -30,11 +30,11 @@ use zip::{CompressionMethod, ZipArchive};
 
 use crate::DeepSpeedError;
 
-/// The largest pickle that is read, in bytes. A pickle has names, shapes and
-/// settings: some hundred bytes per tensor.
+/// The largest pickle that is read, in bytes. A pickle contains names, shapes
+/// and settings, which take a few hundred bytes per tensor.
 const MAX_PICKLE: u64 = 64 << 20;
 
-/// The number of bytes that are checked at a time.
+/// The number of bytes that are hashed at a time.
 const BLOCK: usize = 1 << 20;
 
 /// The position of an entry in the file.
@@ -54,7 +54,8 @@ struct Entry {
 pub(crate) struct Archive {
     /// The path, for messages.
     path: PathBuf,
-    /// The open file. All threads share its position, hence the lock.
+    /// The open file. The lock is needed because all threads share the file
+    /// position.
     file: Mutex<File>,
     /// The entries by name below the archive's only folder, such as `data.pkl`
     /// and `data/0`.
@@ -68,7 +69,7 @@ impl Archive {
     ///
     /// # Errors
     ///
-    /// Returns an error if it is not a zip archive of `torch.save` with
+    /// Returns an error if the file is not a zip archive of `torch.save` with
     /// little-endian values.
     pub(crate) fn open(path: &Path) -> Result<Self, DeepSpeedError> {
         let file = File::open(path).map_err(DeepSpeedError::io("open it", path))?;
@@ -76,7 +77,7 @@ impl Archive {
         let entries = entries(path, reader)?;
         let file = Mutex::new(file);
         let archive = Self { path: path.to_owned(), file, entries, proved: Mutex::default() };
-        // Files of older versions have no such entry and are taken as little-endian.
+        // Files of older versions do not have this entry and are assumed to be little-endian.
         if archive.entries.contains_key("byteorder") && archive.bytes("byteorder", 64)? != b"little"
         {
             let remedy = "save it on a little-endian machine";
@@ -149,8 +150,8 @@ impl Archive {
         self.entries.get(name).copied().ok_or_else(|| self.damaged(name, "is missing"))
     }
 
-    /// Compares an entry with its checksum on first use. Other threads that
-    /// need it wait.
+    /// Verifies the checksum of an entry on first use. Other threads that need
+    /// the entry wait.
     fn prove(&self, name: &str, entry: Entry) -> Result<(), DeepSpeedError> {
         // The lock is held while the entry is read, so that two threads do not verify the same storage.
         let mut proved = lock(&self.proved);
@@ -167,7 +168,7 @@ impl Archive {
             done += len as u64;
         }
         if hasher.finalize() != entry.checksum {
-            // A CRC of 0 is possible but improbable. PyTorch writes it if its checksums are off.
+            // A CRC of 0 is possible but improbable. PyTorch writes 0 if checksums are turned off.
             let unchecked = entry.checksum == 0;
             let reason = if unchecked {
                 "has no checksum, so that nothing proves it (torch.serialization.\
@@ -208,9 +209,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Checks the name of the archive's folder.
 ///
-/// `torch.save` names it after the file without its extension, or `archive` if
-/// it writes to a stream. A file that was renamed to another rank's file is
-/// therefore detected.
+/// `torch.save` names the folder after the file without its extension, or
+/// `archive` if it writes to a stream. A file that was renamed, for example to
+/// another rank's file, is therefore detected.
 ///
 /// # Errors
 ///
@@ -244,7 +245,7 @@ fn entries(path: &Path, file: File) -> Result<HashMap<String, Entry>, DeepSpeedE
     for index in 0..archive.len() {
         let entry = archive.by_index_raw(index).map_err(broken)?;
         let name = entry.name().map_err(broken)?.to_string();
-        // Ranges are read directly from the file, which is possible only if the bytes are stored as they are.
+        // Ranges are read directly from the file, which requires entries without compression and encryption.
         let stored = entry.compression() == CompressionMethod::Stored && !entry.encrypted();
         let start = entry.data_start().unwrap_or(u64::MAX);
         if !stored || entry.compressed_size() != entry.size() {
@@ -259,7 +260,8 @@ fn entries(path: &Path, file: File) -> Result<HashMap<String, Entry>, DeepSpeedE
         listed.insert(name, place);
     }
     let roots = listed.keys().filter_map(|name| name.strip_suffix("data.pkl"));
-    // A nested archive could contain another `data.pkl`; the outermost one is the file's own.
+    // A deeper folder could contain another `data.pkl`. The pickle of the archive is the outermost
+    // one.
     let root = roots.min_by_key(|root| root.len()).map(str::to_owned);
     let Some(root) = root else {
         return Err(DeepSpeedError::damaged(path, "there is no data.pkl in it"));
@@ -282,7 +284,7 @@ mod tests {
 
     use super::*;
 
-    /// An archive with these entries.
+    /// Creates an archive with these entries.
     fn archive(entries: &[(&str, &[u8])]) -> (TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.pt");
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_of_a_storage_is_seen() {
+    fn every_flipped_bit_of_a_storage_is_detected() {
         let (_folder, path) = archive(ENTRIES);
         let sound = fs::read(&path).unwrap();
         let start = sound.windows(10).position(|bytes| bytes == b"0123456789").unwrap();

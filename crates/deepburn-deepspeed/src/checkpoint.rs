@@ -1,15 +1,15 @@
 //! A DeepSpeed checkpoint of any stage and number of ranks.
 //!
-//! Main type: [`DeepSpeedCheckpoint`]. Opening it reads the pickles of all
-//! files, checks them against each other and finds the position of every value.
-//! Weights are read only on request.
+//! Main type: [`DeepSpeedCheckpoint`]. Opening a checkpoint reads the pickles
+//! of all files, checks them against each other and finds the position of every
+//! value. Weights are read only on request.
 //!
 //! ```text
-//! folder.rs         which files there are, by rank
+//! folder.rs         the files by rank
 //!   contents.rs     a file: archive.rs (zip) and pickle.rs (walker.rs executes the opcodes)
 //!   model_states_file.rs, optim_states_file.rs  what DeepSpeed stores in the two kinds of files
-//!     replicated.rs, partitioned.rs, sharded.rs    stage 0; 1 and 2; 3: where each value is
-//!       stored.rs   the common form of all stages, which reads are answered from
+//!     replicated.rs, partitioned.rs, sharded.rs    stage 0; 1 and 2; 3: the position of each value
+//!       stored.rs   the common form of all stages, from which values are read
 //! ```
 
 use std::collections::HashMap;
@@ -21,20 +21,21 @@ use crate::folder::{Folder, ModelFiles};
 use crate::model_states_file::{CommonFields, ModelStatesFile};
 use crate::optim_states_file::OptimStatesFile;
 use crate::stored::{SavedState, tie};
-use crate::tensor::{Pieces, Tensor};
+use crate::tensor::{Segments, Tensor};
 use crate::{Array, Counters, DeepSpeedError, LossScale, SavedParameter};
 use crate::{partitioned, replicated, sharded};
 
 /// An open DeepSpeed checkpoint, which several threads can read at once.
 ///
-/// It keeps the files open and stores the position of every parameter's values,
-/// but no values. A storage is verified against its checksum in one streaming
+/// It keeps the files open and stores the positions of the values in them, but
+/// not the values. A storage is verified against its checksum in one streaming
 /// pass on first use; later reads read only the requested range.
 #[derive(Debug)]
 pub struct DeepSpeedCheckpoint {
     /// The folder of the tag.
     path: PathBuf,
-    /// Counters and version, on which the files of all ranks agree.
+    /// The counters and the version, which are the same in the files of all
+    /// ranks.
     summary: CommonFields,
     /// The positions of all values, in the order of `parameters`.
     state: SavedState,
@@ -131,7 +132,7 @@ impl DeepSpeedCheckpoint {
     }
 
     /// Returns the names and shapes of the model's float buffers, such as the running statistics of a batch
-    /// norm. They are rank 0's: in DeepSpeed, each rank keeps its own.
+    /// norm. They are the buffers of rank 0; in DeepSpeed, each rank keeps its own copy.
     pub fn buffers(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.buffers.iter().map(|(name, tensor)| (name.as_str(), &tensor.shape[..]))
     }
@@ -157,8 +158,8 @@ impl DeepSpeedCheckpoint {
         &self.state.moments
     }
 
-    /// Verifies all checksums in one streaming pass, which later reads need not
-    /// repeat.
+    /// Verifies all checksums in one streaming pass. Later reads do not verify
+    /// them again.
     ///
     /// # Errors
     ///
@@ -167,7 +168,7 @@ impl DeepSpeedCheckpoint {
     pub fn verify(&self) -> Result<(), DeepSpeedError> {
         self.state.stored.iter().try_for_each(|stored| {
             let arrays = [&stored.weights].into_iter().chain(&stored.moments);
-            arrays.chain(&stored.working).try_for_each(Pieces::verify)
+            arrays.chain(&stored.working).try_for_each(Segments::verify)
         })?;
         self.buffers.iter().try_for_each(|(_, tensor)| tensor.read(0..0, &mut Vec::new()))
     }
@@ -203,7 +204,7 @@ impl DeepSpeedCheckpoint {
         };
         let at = self.state.moments.iter().position(|found| found == moment);
         match at.and_then(|at| stored.moments.get(at)) {
-            Some(pieces) => pieces.read(range),
+            Some(segments) => segments.read(range),
             None => Err(not_inside(if *trainable {
                 let found = self.state.moments.join(", ");
                 format!("the optimizer has no {moment} of {name}; its arrays are: {found}")
@@ -227,8 +228,8 @@ type Read = (CommonFields, SavedState, Vec<(String, Arc<Tensor>)>);
 fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> {
     let model = ModelStatesFile::open(path)?;
     let buffers = model.buffers()?;
-    // Only partitioned optimizers store the order of flat groups, so its presence tells stage 0 from stages 1
-    // and 2.
+    // Only partitioned optimizers store the order of parameters in flat groups, so its presence distinguishes
+    // stages 1 and 2 from stage 0.
     let state = match (model.groups.is_some(), folder.optim.is_empty()) {
         (false, true) => replicated::assemble(&model)?,
         (true, _) => {
@@ -247,7 +248,7 @@ fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> 
 }
 
 /// Assembles stage 3, whose model is in one file per rank. The buffers are
-/// those that rank 0 stored.
+/// taken from the file of rank 0.
 fn of_sharded_model(folder: &Folder, paths: &[PathBuf]) -> Result<Read, DeepSpeedError> {
     let models: Vec<_> =
         paths.iter().map(|path| ModelStatesFile::open(path)).collect::<Result<_, _>>()?;
@@ -260,13 +261,14 @@ fn of_sharded_model(folder: &Folder, paths: &[PathBuf]) -> Result<Read, DeepSpee
     tie(&models[0], &mut state.stored)?;
     let buffers = models[0].buffers()?;
     let summary = models.into_iter().next().map(|model| model.summary);
-    // The list is not empty, because its first element was read above.
+    // The list cannot be empty, because its first element was read above.
     summary
         .map(|summary| (summary, state, buffers))
         .ok_or_else(|| DeepSpeedError::missing(&folder.path, "there is no model in it"))
 }
 
-/// Opens the optimizer files of all ranks and checks that they belong together.
+/// Opens the optimizer files of all ranks and checks that they are from the
+/// same save as the model.
 fn ranks(folder: &Folder, model: &ModelStatesFile) -> Result<Vec<OptimStatesFile>, DeepSpeedError> {
     let found = folder.optim.len();
     if found != model.summary.world_size || found == 0 {

@@ -3,7 +3,7 @@
 //! Main types: [`Contents`], an open file, and [`Value`], a value in it with
 //! its dotted name for error messages. The pickle is read twice: by
 //! `pytorch-reader`, which lists the tensors, and by this crate's walker, which
-//! knows the order of dicts and the attributes of objects. If the two readers
+//! keeps the order of dicts and the attributes of objects. If the two readers
 //! disagree about a tensor, the file is rejected.
 
 use std::collections::HashMap;
@@ -141,11 +141,11 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns an entry of a dict (integer keys as digits) or an attribute of
-    /// an object; `None` if it does not exist or is `None`.
+    /// Returns an entry of a dict or an attribute of an object; `None` if it
+    /// does not exist or is Python's `None`. Integer keys are given as digits.
     pub(crate) fn get(&self, key: &str) -> Option<Self> {
         let number = key.parse().ok();
-        // As in Python, the last of several equal keys is valid.
+        // As in Python, the last of several equal keys counts.
         let mut pairs = self.pairs()?.iter().rev();
         let (_, id) = pairs.find(|(found, _)| match self.contents.pickle.node(*found) {
             PickleNode::Text(text) => text == key,
@@ -181,8 +181,8 @@ impl<'a> Value<'a> {
     /// # Errors
     ///
     /// Returns an error for other keys, and for a key that occurs twice: the
-    /// order of the entries decides where parameters are in flat groups, so it
-    /// has to be unambiguous.
+    /// order of the entries determines the positions of parameters in flat
+    /// groups, so it has to be unambiguous.
     pub(crate) fn entries(&self) -> Result<Vec<(String, Self)>, DeepSpeedError> {
         let PickleNode::Dict(pairs) = self.node() else { return Err(self.refuse("a dict")) };
         let entries = pairs.iter().map(|(key, id)| {
@@ -319,7 +319,7 @@ mod tests {
 
     use super::*;
 
-    /// Files of every fixture that is small.
+    /// Returns the files of all fixtures.
     fn files() -> Vec<std::path::PathBuf> {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
         let below = |path: &Path| {
@@ -351,7 +351,8 @@ mod tests {
                 };
                 let mut values = vec![];
                 tensor.read(0..tensor.numel(), &mut values).unwrap();
-                // Padding of stage 3 is whatever was in memory, not numbers too.
+                // Bits are compared, because the padding of stage 3 is
+                // uninitialised memory and may contain NaN.
                 let same =
                     values.iter().map(|it| it.to_bits()).eq(expected.iter().map(|it| it.to_bits()));
                 assert!(same, "{name} of {}", file.display());
@@ -361,7 +362,7 @@ mod tests {
         assert!(tensors > 1000, "{tensors}");
     }
 
-    /// The value of a dotted name whose keys may have dots themselves.
+    /// Returns the value of a dotted name, whose keys may contain dots.
     fn find<'a>(value: &Value<'a>, name: &str) -> Option<Value<'a>> {
         if name.is_empty() {
             return Some(value.clone());
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_value_is_not_is_said_of_its_name() {
+    fn errors_name_the_value_and_the_rule() {
         let file = files().into_iter().find(|file| file.ends_with("mp_rank_00_model_states.pt"));
         let contents = Contents::open(&file.unwrap()).unwrap();
         let root = contents.root();

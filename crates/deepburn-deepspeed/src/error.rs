@@ -3,8 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A failure of this crate. Every message names the file, the value, the rule
-/// and the remedy.
+/// An error of this crate. Messages name the file, the value, the rule and the
+/// remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum DeepSpeedError {
     /// The operating system returned an error.
@@ -37,8 +37,9 @@ pub enum DeepSpeedError {
     },
     /// A file is intact, but has a value that DeepSpeed does not write there.
     #[error(
-        "{}: {value} is {found}, and it has to be {rule}: this is no file of DeepSpeed, or of a \
-         version whose layout differs; load it there and save it with version 0.19", .path.display()
+        "{}: {value} is {found}, and it has to be {rule}: this is not a DeepSpeed file, or its layout \
+         is from another version; load it with that version and save it with version 0.19",
+        .path.display()
     )]
     Layout {
         /// The file.

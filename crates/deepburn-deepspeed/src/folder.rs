@@ -1,6 +1,6 @@
 //! Finds the files of a checkpoint.
 //!
-//! Main type: [`Folder`], the folder of a tag with its files by rank. Files of
+//! Main type: [`Folder`], which lists the files of a tag by rank. Files of
 //! pipeline or tensor parallelism, experts, universal checkpoints and
 //! optimizers on NVMe are recognised by their names and rejected. A missing
 //! rank is an error.
@@ -8,7 +8,7 @@
 //! Names of the files, with R the data-parallel rank:
 //!
 //! ```text
-//! mp_rank_00_model_states.pt                          the whole model: stages 0 to 2
+//! mp_rank_00_model_states.pt                          the complete model: stages 0 to 2
 //! zero_pp_rank_R_mp_rank_00_model_states.pt           rank R's model file: stage 3
 //! zero_pp_rank_R_mp_rank_00_optim_states.pt           rank R's optimizer: stages 1 to 3
 //! bf16_zero_pp_rank_R_mp_rank_00_optim_states.pt      the same in bf16
@@ -34,7 +34,7 @@ const MP_RANK: &str = "mp_rank_00";
 pub(crate) struct Folder {
     /// The folder of the tag.
     pub(crate) path: PathBuf,
-    /// One file with the whole model (stages 0 to 2), or one file per rank
+    /// One file with the complete model (stages 0 to 2), or one file per rank
     /// (stage 3).
     pub(crate) model: ModelFiles,
     /// The optimizer files by rank; empty at stage 0.
@@ -44,7 +44,7 @@ pub(crate) struct Folder {
 /// The files `*_model_states.pt`.
 #[derive(Debug)]
 pub(crate) enum ModelFiles {
-    /// The file of rank 0, which has the whole model.
+    /// The file of rank 0, which has the complete model.
     Whole(PathBuf),
     /// The files by rank, without a gap.
     Sharded(Vec<PathBuf>),
@@ -98,10 +98,10 @@ fn has_files(path: &Path) -> bool {
 }
 
 /// Returns the folder of a tag, or an error that lists the available ones. A
-/// tag is one name: a path with separators is not followed.
+/// tag is a single folder name, and tags with path separators are rejected.
 fn tagged(path: &Path, tag: &str) -> Result<PathBuf, DeepSpeedError> {
     let folder = path.join(tag);
-    // A tag with a separator would lead out of the folder.
+    // A tag with a separator could name a path outside the folder.
     let is_name = folder.file_name().is_some_and(|name| name == tag);
     if is_name && folder.is_dir() {
         return Ok(folder);
@@ -130,11 +130,11 @@ fn latest(path: &Path) -> Result<String, DeepSpeedError> {
     let text = fs::read(&file).map_err(DeepSpeedError::io("read it", &file))?;
     let text = String::from_utf8(text).ok().filter(|_| size < 4096);
     let text = text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-    text.ok_or_else(|| DeepSpeedError::damaged(&file, "it names no tag"))
+    text.ok_or_else(|| DeepSpeedError::damaged(&file, "it does not name a tag"))
 }
 
-/// Returns the file names in a folder. They are sorted. Names that are not
-/// UTF-8 are skipped.
+/// Returns the file names in a folder, sorted. Names that are not UTF-8 are
+/// skipped.
 fn names(path: &Path) -> Result<Vec<String>, DeepSpeedError> {
     let io = || DeepSpeedError::io("list it", path);
     let mut names = vec![];
@@ -145,7 +145,7 @@ fn names(path: &Path) -> Result<Vec<String>, DeepSpeedError> {
     Ok(names)
 }
 
-/// Returns an error for files of unsupported kinds.
+/// Returns an error if the folder contains a file of an unsupported kind.
 ///
 /// # Errors
 ///
@@ -183,9 +183,8 @@ fn refuse_foreign(path: &Path, names: &[String]) -> Result<(), DeepSpeedError> {
 /// Returns the files with the ending `suffix` in rank order. A missing rank is
 /// an error.
 ///
-/// Numbers are read from the names, so the order of the folder and gaps in it
-/// do not matter for the order of ranks. An empty list means that there are no
-/// such files.
+/// The ranks are parsed from the names, so the order of the directory entries
+/// does not matter. An empty list means that there are no such files.
 ///
 /// # Errors
 ///
@@ -198,15 +197,17 @@ fn ranks(path: &Path, names: &[String], suffix: &str) -> Result<Vec<PathBuf>, De
     for name in names {
         let Some(prefix) = name.strip_suffix(&suffix) else { continue };
         let is_bf16 = prefix.starts_with("bf16_");
-        // A run that changed its type leaves files of both names under one tag, and only one set is complete.
+        // If a run changed its working type, files with both kinds of names can be under one tag, and only
+        // one of the two sets is complete.
         if *bf16.get_or_insert(is_bf16) != is_bf16 {
             let reason = "files of bf16 and of another working type lie side by side";
             return Err(DeepSpeedError::mixed(&path.join(name), reason));
         }
         let rank = prefix.strip_prefix("bf16_").unwrap_or(prefix).strip_prefix("zero_pp_rank_");
         let rank = rank.and_then(|rank| rank.parse::<usize>().ok()).ok_or_else(|| {
-            let remedy = "move it away if it is none of DeepSpeed's";
-            DeepSpeedError::unsupported(&path.join(name), "its name tells no rank", remedy)
+            let (found, remedy) =
+                ("its name does not contain a rank", "move it away if it is not a DeepSpeed file");
+            DeepSpeedError::unsupported(&path.join(name), found, remedy)
         })?;
         if let Some(other) = found.insert(rank, path.join(name)) {
             let reason = format!("there is {} of the same rank", other.display());

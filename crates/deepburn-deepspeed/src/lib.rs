@@ -5,24 +5,25 @@
 //! ROOT/latest                                        the newest tag
 //! ROOT/global_step6/mp_rank_00_model_states.pt       stages 0 to 2: the model, counters; at stage 0
 //!                                                    the optimizer, too
-//! ROOT/global_step6/zero_pp_rank_R_mp_rank_00_model_states.pt         stage 3: one a rank
+//! ROOT/global_step6/zero_pp_rank_R_mp_rank_00_model_states.pt         stage 3: one per rank
 //! ROOT/global_step6/[bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt  stages 1 to 3: masters and
-//!                                                    the optimizer's arrays, one a rank
+//!                                                    the optimizer's arrays, one per rank
 //! ```
 //!
 //! ```text
-//! stage 0     whole tensors
+//! stage 0     complete tensors
 //! stages 1, 2 | wte ........ | wpe ... | ln_1 | c_attn ......... | padding |   one flat group,
 //!             |       rank 0      |      rank 1      |      rank 2         |   cut over ranks
 //! stage 3     | wte 1/3 | wpe 1/3 | ln_1 1/3 | c_attn 1/3 |    rank 0: a third of each parameter
 //! ```
 //!
 //! [`DeepSpeedCheckpoint`] reads any range of any [`SavedParameter`] and of the
-//! optimizer's arrays, regardless of how the ranks that wrote it were
-//! partitioned. Pickles are read twice: the library `pytorch-reader` lists the
-//! tensors, and a walker of opcodes adds the order of parameters in flat groups
-//! and the attributes of objects. Both must agree. If a tensor exceeds the
-//! library's limit of 10 GiB, only the walker is used.
+//! optimizer's arrays, regardless of the ZeRO stage and the number of ranks
+//! that wrote the checkpoint. Pickles are read twice: the library
+//! `pytorch-reader` lists the tensors, and this crate's own parser of opcodes
+//! finds the order of parameters in flat groups and the attributes of objects.
+//! Both readers must agree on every tensor. If a tensor exceeds the library's
+//! limit of 10 GiB, only this crate's parser is used.
 //!
 //! ```
 //! use std::path::Path;
@@ -40,9 +41,10 @@
 //! # Ok::<(), deepburn_deepspeed::DeepSpeedError>(())
 //! ```
 //!
-//! Data is verified against its checksum before it is used. If a checkpoint has
-//! both masters and weights, the masters must round to the weights. Pickles are
-//! parsed, never executed. Unsupported and rejected by name: model parallelism,
+//! Data is verified against its checksum before it is used. If a checkpoint
+//! contains both f32 master weights and the model's 16-bit weights, the masters
+//! must round to the 16-bit weights. Pickles are parsed, never executed. The
+//! following are not supported, and the error names them: model parallelism,
 //! experts, universal checkpoints, optimizers on NVMe, partitions of ZeRO++ and
 //! MiCS, and checkpoints without their frozen parameters. DeepSpeed checkpoints
 //! never contain random streams, the position of the data loader, or gradients

@@ -32,17 +32,18 @@ pub struct Counters {
     pub skipped_steps: u64,
     /// The number of training samples over all ranks.
     pub global_samples: u64,
-    /// The optimizer's step count, which bias correction depends on. If the
-    /// optimizer counts no steps (SGD), the steps that were not skipped. In 16
-    /// bits at stage 0 it is larger by one, because DeepSpeed initialises the
-    /// state with a step on zero gradients.
+    /// The optimizer's step count, on which bias correction depends. If the
+    /// optimizer does not count steps (SGD), this is the number of steps that
+    /// were not skipped. At stage 0 in 16 bits the count is larger by one,
+    /// because DeepSpeed initialises the optimizer state with a step on zero
+    /// gradients.
     pub optimizer_steps: u64,
 }
 
 /// The state of a dynamic loss scaler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScale {
-    /// The factor of the next loss.
+    /// The factor by which the next loss is multiplied.
     pub scale: f64,
     /// The number of overflows until the scale is reduced. At stage 0 it is
     /// always 1.
@@ -56,10 +57,10 @@ pub struct LossScale {
 /// An array that belongs to a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Array<'a> {
-    /// The values: the fp32 masters if there are any, or else the model's
-    /// weights.
+    /// The values of the parameter: the f32 master weights if there are any,
+    /// otherwise the model's weights.
     Weights,
-    /// An array of the optimizer by DeepSpeed's name: one of
+    /// An array of the optimizer, under DeepSpeed's name. The name is one of
     /// [`DeepSpeedCheckpoint::moments`](crate::DeepSpeedCheckpoint::moments).
     Moment(&'a str),
 }

@@ -1,5 +1,5 @@
 //! A file `*_model_states.pt`: the model, the training progress, and the
-//! contents of the flat groups.
+//! parameters in each flat group.
 //!
 //! Main type: [`ModelStatesFile`]. Files of model parallelism, experts or
 //! hierarchical partitioning, and files that were saved without their frozen
@@ -10,7 +10,7 @@
 //! buffer_names             [name]
 //! param_shapes             [{name: shape}], one dict per flat group; missing at stage 0
 //! frozen_param_shapes      {name: shape}, or None
-//! frozen_param_fragments   {name: tensor}: whole ones at stage 2, this rank's part at stage 3
+//! frozen_param_fragments   {name: tensor}: complete at stage 2, this rank's chunk at stage 3
 //! shared_params            {tied name: name}
 //! optimizer                the complete optimizer; stage 0 only
 //! lr_scheduler             {last_batch_iteration} or {last_epoch}
@@ -32,7 +32,7 @@ pub(crate) type Named = (String, Vec<usize>);
 pub(crate) struct ModelStatesFile {
     /// The open file.
     pub(crate) contents: Contents,
-    /// The values that do not belong to parameters.
+    /// The counters, the version and the position of the schedule.
     pub(crate) summary: CommonFields,
     /// The parameters of each flat group in order; `None` at stage 0.
     pub(crate) groups: Option<Vec<Vec<Named>>>,
@@ -97,8 +97,8 @@ impl ModelStatesFile {
         module.get(name).map(|value| value.tensor()).transpose()
     }
 
-    /// Returns all tensors of the model except buffers, in order. The order is
-    /// the module order, which numbers of optimizers follow.
+    /// Returns all tensors of the model except buffers, in order. They are in
+    /// module order, which the parameter numbers of optimizers follow.
     pub(crate) fn module(&self) -> Result<Vec<(String, Arc<Tensor>)>, DeepSpeedError> {
         let root = self.contents.root();
         let buffers = root.need("buffer_names")?.list()?;
@@ -126,7 +126,8 @@ impl ModelStatesFile {
         self.contents.root().need("frozen_param_fragments")?.need(name)?.tensor()
     }
 
-    /// Returns an error if the file was saved without the frozen parameters, which resuming needs.
+    /// Returns an error if the file was saved without the frozen parameters, which are required to
+    /// resume.
     pub(crate) fn refuse_excluded(&self) -> Result<(), DeepSpeedError> {
         if self.frozen.is_some() {
             return Ok(());
@@ -186,8 +187,8 @@ fn named(shapes: &Value<'_>) -> Result<Vec<Named>, DeepSpeedError> {
     shapes.map(|(name, shape)| Ok((name, shape.shape()?))).collect()
 }
 
-/// Returns an error for unsupported kinds of checkpoints. Newer versions have
-/// more of these keys than the names of files show.
+/// Returns an error for unsupported kinds of checkpoints. They are recognised
+/// by keys, because the file names do not show all of them.
 fn refuse_foreign(path: &Path, root: &Value<'_>) -> Result<(), DeepSpeedError> {
     let refuse = |found: String, remedy| Err(DeepSpeedError::unsupported(path, found, remedy));
     let parallel = "save it without tensor and pipeline parallelism";
@@ -209,7 +210,7 @@ fn refuse_foreign(path: &Path, root: &Value<'_>) -> Result<(), DeepSpeedError> {
         }
     }
     let zero = root.get("ds_config").and_then(|config| config.get("zero_optimization"));
-    // The defaults mean that partitions span all ranks: 1 for ZeRO++ and -1 for MiCS.
+    // Partitions span all ranks with the default values: 1 for ZeRO++ and -1 for MiCS.
     for (name, whole) in [("zero_hpz_partition_size", 1), ("mics_shard_size", -1)] {
         let value = zero.as_ref().and_then(|zero| zero.get(name));
         if let Some(value) = value.map(|it| it.int()).transpose()?

@@ -18,8 +18,8 @@
 //!   optimizer_state_dict                {state: {number: {step, exp_avg, …}}, param_groups}: stage 3
 //! ```
 //!
-//! Names of parameters are not in this file: the model file's `param_shapes`
-//! has them in the order of the flat tensors.
+//! This file does not contain the names of parameters. The model file's
+//! `param_shapes` lists them in the order of the flat tensors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub(crate) struct OptimStatesFile {
     pub(crate) groups: Vec<RankGroup>,
     /// The state of a dynamic loss scaler; `None` for a static scale.
     pub(crate) loss_scale: Option<LossScale>,
-    /// The step count outside the groups, for optimizers whose groups have
-    /// none.
+    /// The step count outside the groups, for optimizers that do not count
+    /// steps per tensor.
     steps: Option<u64>,
 }
 
@@ -78,7 +78,8 @@ impl OptimStatesFile {
             return Err(DeepSpeedError::unsupported(path, found, remedy));
         }
         let stage = root.get("zero_stage").map(|stage| stage.count()).transpose()?;
-        // Stage 3 has its own optimizer class in DeepSpeed, with other names for the same things.
+        // DeepSpeed has a separate optimizer class for stage 3, which stores the same values under
+        // other names.
         let (weights, base) = match stage {
             None | Some(1 | 2) => ("single_partition_of_fp32_groups", "base_optimizer_state"),
             Some(3) => ("fp32_flat_groups", "optimizer_state_dict"),
@@ -92,8 +93,8 @@ impl OptimStatesFile {
             Ok(RankGroup { weights, state })
         });
         let groups = groups.collect::<Result<_, DeepSpeedError>>()?;
-        // Optimizers that do not count in their states count in the groups, or DeepSpeed stores the count
-        // beside them.
+        // If an optimizer does not count steps in its states, the count is in its groups, or DeepSpeed
+        // stores it separately.
         let steps = match root.get("base_optimizer_state_step") {
             Some(steps) => Some(count(&steps)?),
             None => counted_in_groups(&base)?,
@@ -120,8 +121,8 @@ impl OptimStatesFile {
 
     /// Returns the optimizer's step count.
     ///
-    /// Optimizers count in each tensor, in each group, or once for all. The
-    /// first that exists is used.
+    /// Optimizers count steps per tensor, per group, or once for all groups.
+    /// The first count that exists is used.
     pub(crate) fn steps(&self) -> Option<u64> {
         let steps = self.groups.iter().filter_map(|group| group.state.steps);
         steps.max().or(self.steps)
@@ -158,8 +159,9 @@ impl OptimStatesFile {
     }
 }
 
-/// Arrays of 1-bit optimizers that are not read. DeepSpeed saves them only for
-/// rank 0 and for some parameters, and resets them at every load.
+/// The compression errors of 1-bit optimizers, which are not read. DeepSpeed
+/// saves them only for rank 0 and for some parameters, and resets them at every
+/// load.
 const COMPRESSION_ERRORS: [&str; 2] = ["worker_error", "server_error"];
 
 impl OptimizerState {
@@ -175,7 +177,7 @@ impl OptimizerState {
         for (name, value) in state.entries()? {
             if name == "step" {
                 read.steps = Some(count(&value)?);
-            // Other values, such as flags, do not have one element per parameter.
+            // Other values, such as flags, are not arrays of the parameter.
             } else if value.is_tensor() && !COMPRESSION_ERRORS.contains(&name.as_str()) {
                 read.moments.push((name, value.tensor()?));
             }

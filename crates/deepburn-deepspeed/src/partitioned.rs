@@ -1,24 +1,25 @@
-//! Stages 1 and 2: flat groups that are cut over ranks without respect to parameters.
+//! Stages 1 and 2: flat groups that are partitioned over the ranks, regardless of parameter
+//! boundaries.
 //!
 //! ```text
 //! group:   | wte ........ | wpe ... | ln_1 | c_attn ......... | padding |
 //! rank:    |       0           |         1         |         2         |
 //! ```
 //!
-//! All ranks have the same number of elements of a group. The last part is
-//! padding, which is omitted in the masters and included in the optimizer's
-//! arrays. There may also be padding after each parameter. The model's file has
-//! all weights in the working type, which proves the order and that all files
-//! are from one save. The positions in `param_slice_mappings` are not used:
-//! they are wrong if DeepSpeed ordered a group by `round_robin_gradients`,
-//! which `param_shapes` reflects.
+//! All ranks have the same number of elements of a group. The group ends with
+//! padding, which the masters omit and the optimizer's arrays include. There
+//! may also be padding after each parameter. The model file contains all
+//! weights in the working type. Comparing the masters with them proves the
+//! order of parameters, and that all files are from one save. The positions in
+//! `param_slice_mappings` are not used: they are wrong if DeepSpeed ordered a
+//! group by `round_robin_gradients`, which `param_shapes` reflects.
 
 use crate::DeepSpeedError;
 use crate::contents::Value;
 use crate::model_states_file::{ModelStatesFile, Named};
 use crate::optim_states_file::{OptimStatesFile, RankGroup};
 use crate::stored::{SavedState, Stored};
-use crate::tensor::{Joined, Pieces};
+use crate::tensor::{Joined, Segments};
 
 /// The offsets of a group's parameters, and the end of the last one.
 struct Offsets {
@@ -80,10 +81,10 @@ pub(crate) fn moment_names(rank: &OptimStatesFile) -> Result<Vec<String>, DeepSp
 
 /// Assembles the parameters of one group.
 ///
-/// The parts of all ranks, one after the other, are the group. Each parameter
-/// is a range of it, which may begin in one rank's part and end in the next
-/// one's. The model's own copy is attached, so that reads can check the masters
-/// against it.
+/// The group is the concatenation of the parts of all ranks. Each parameter is
+/// a range of the group, which may start in the part of one rank and end in the
+/// part of the next. The model's own copy is attached, so that reads can check
+/// the masters against it.
 fn of_group(
     model: &ModelStatesFile,
     ranks: &[OptimStatesFile],
@@ -104,14 +105,15 @@ fn of_group(
     let stored = shapes.iter().zip(&offsets.starts).map(|(named, start)| {
         let range = *start..start + named.1.iter().product::<usize>();
         let cut = |joined: &Joined| {
-            let mut pieces = Pieces::default();
-            joined.cut(range.clone(), &mut pieces);
-            pieces
+            let mut segments = Segments::default();
+            joined.cut(range.clone(), &mut segments);
+            segments
         };
         let mut stored = Stored::new(named.clone(), true, cut(&weights));
         stored.moments = moments.iter().map(cut).collect();
-        // The whole model is in the file at these stages, so each read can check the masters against it.
-        stored.working = model.in_module(&named.0)?.map(Pieces::whole);
+        // At these stages the model file contains the complete model, with which each read compares
+        // the masters.
+        stored.working = model.in_module(&named.0)?.map(Segments::whole);
         Ok(stored)
     });
     stored.collect()
@@ -123,7 +125,7 @@ fn of_group(
 /// # Errors
 ///
 /// Returns [`DeepSpeedError::Mixed`] if the parts of the ranks do not have
-/// equal sizes, or one but the last is not full.
+/// equal sizes, or if a part before the end of the group is not full.
 fn join(
     ranks: &[OptimStatesFile],
     group: usize,
@@ -155,11 +157,12 @@ fn join(
     Ok((weights, moments))
 }
 
-/// Offsets follow from the shapes and, in newer versions, from a padding after
-/// each parameter (`param_alignment_paddings`).
+/// The offsets are computed from the shapes and, in newer versions of
+/// DeepSpeed, from the padding after each parameter
+/// (`param_alignment_paddings`).
 impl Offsets {
     /// Returns the offsets of the parameters `shapes` in a group. All ranks
-    /// store the same paddings, so `rank` may be any.
+    /// store the same paddings, so the file of any rank can be used.
     ///
     /// # Errors
     ///
@@ -191,9 +194,10 @@ impl Offsets {
 
 /// The used and total number of elements in a rank's part of a group.
 struct Part {
-    /// The elements that masters are stored for.
+    /// The number of elements for which masters are stored.
     used: usize,
-    /// The elements with padding, which all ranks have in common.
+    /// The number of elements including padding, which is the same on all
+    /// ranks.
     whole: usize,
 }
 
@@ -203,7 +207,7 @@ impl Part {
     /// # Errors
     ///
     /// Returns an error for a padding that is larger than the part, or an array
-    /// whose length is neither the used nor the whole one.
+    /// whose length is neither the used nor the total number of elements.
     fn new(rank: &OptimStatesFile, group: usize) -> Result<Self, DeepSpeedError> {
         let root = rank.root()?;
         let paddings = root.need("group_paddings")?;
@@ -213,8 +217,8 @@ impl Part {
         };
         let RankGroup { weights, state } = &rank.groups[group];
         let (found, size) = (weights.numel(), padding.size()?);
-        // In bf16 with f32 gradients, which store no stage, the masters are
-        // padded too.
+        // The optimizer for bf16 with f32 gradients, which does not store its
+        // stage, pads the masters too.
         let used = if rank.stage.is_some() { Some(found) } else { found.checked_sub(size) };
         let Some(used) = used else {
             return Err(padding.refuse(format!("at most the {found} elements of the partition")));
@@ -235,8 +239,8 @@ impl Part {
     }
 }
 
-/// Returns the frozen parameters. At stage 2 they are listed; at stage 1 they
-/// are the remaining parameters of the model.
+/// Returns the frozen parameters. The file lists them at stage 2. At stage 1
+/// they are the parameters of the model that are not in a flat group.
 ///
 /// # Errors
 ///
@@ -244,7 +248,7 @@ impl Part {
 fn frozen(model: &ModelStatesFile, trained: &[Stored]) -> Result<Vec<Stored>, DeepSpeedError> {
     if let Some(frozen) = &model.frozen {
         let frozen = frozen.iter().map(|named| {
-            let weights = Pieces::whole(model.fragment(&named.0)?);
+            let weights = Segments::whole(model.fragment(&named.0)?);
             Ok(Stored::new(named.clone(), false, weights))
         });
         return frozen.collect();
@@ -255,7 +259,7 @@ fn frozen(model: &ModelStatesFile, trained: &[Stored]) -> Result<Vec<Stored>, De
     let module = model.module()?.into_iter();
     let frozen = module.filter(|(name, _)| !known.contains(name));
     let frozen = frozen.map(|(name, tensor)| {
-        Stored::new((name, tensor.shape.clone()), false, Pieces::whole(tensor))
+        Stored::new((name, tensor.shape.clone()), false, Segments::whole(tensor))
     });
     Ok(frozen.collect())
 }

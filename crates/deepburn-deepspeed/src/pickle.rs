@@ -3,9 +3,9 @@
 //!
 //! Main type: [`Pickle`]. A class is represented by its name, and an object by
 //! its class, arguments and attributes. Only PyTorch's functions for tensors
-//! and sizes are interpreted. Nodes are in one table and refer to each other by
-//! index, so shared values are shared, and a value that contains itself is
-//! harmless.
+//! and sizes are interpreted. Nodes are stored in one table and refer to each
+//! other by index. A value that occurs several times is therefore stored once,
+//! and a value that contains itself is harmless.
 
 use deepburn_safetensors::FloatType;
 

@@ -1,4 +1,4 @@
-//! The nodes of a pickle's tree.
+//! The nodes of a parsed pickle.
 
 use deepburn_safetensors::FloatType;
 

@@ -1,12 +1,12 @@
 //! Stage 0: one file with the complete model and optimizer.
 //!
-//! In f32 the optimizer is PyTorch's own, with arrays by parameter number. In
-//! 16 bits DeepSpeed wraps it, with f32 masters by parameter (`fp32_groups`),
-//! or with one flat tensor per group if the optimizer is fused
-//! (`fp32_groups_flat`). None of these formats stores names: numbers follow the
-//! order of the model, group by group. If a group is not the complete model,
-//! the shapes must identify its parameters; otherwise the checkpoint is
-//! rejected.
+//! In f32 the file contains the state of PyTorch's optimizer, with arrays by
+//! parameter number. In 16 bits DeepSpeed wraps the optimizer and stores f32
+//! masters, either one per parameter (`fp32_groups`) or, if the optimizer is
+//! fused, one flat tensor per group (`fp32_groups_flat`). None of these formats
+//! stores names: numbers follow the order of the model, group by group. If a
+//! group does not contain the complete model, its parameters must be
+//! identifiable by their shapes; otherwise the checkpoint is rejected.
 //!
 //! ```text
 //! f32        optimizer = {state: {number: {step, exp_avg, …}}, param_groups: [{params: [number]}]}
@@ -16,9 +16,9 @@
 //! ```
 //!
 //! Assigning arrays to the wrong parameters would be a silent error, so an
-//! assignment has to be unique. With one group it is the order of the model;
-//! with several it is the order among parameters of equal shape, provided that
-//! no shape occurs in two groups.
+//! assignment has to be unique. With one group, arrays are assigned in the
+//! order of the model. With several groups, they are assigned in order among
+//! the parameters of equal shape, provided that no shape occurs in two groups.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::contents::Value;
 use crate::model_states_file::ModelStatesFile;
 use crate::optim_states_file::{OptimizerState, counted_in_groups, group_numbers};
 use crate::stored::{SavedState, Stored};
-use crate::tensor::{Joined, Pieces};
+use crate::tensor::{Joined, Segments};
 use crate::{DeepSpeedError, LossScale, Tensor};
 
 /// The optimizer's data for one of its tensors.
@@ -36,13 +36,13 @@ struct Item {
     group: usize,
     /// The f32 master, if the weights are in 16 bits.
     master: Option<Arc<Tensor>>,
-    /// Its arrays; empty for a frozen parameter, which has no gradient and so
-    /// no state.
+    /// Its arrays; empty for a frozen parameter, for which the optimizer has no
+    /// state.
     state: OptimizerState,
 }
 
-/// Assembles the parameters of a checkpoint. A file without an optimizer has
-/// weights alone.
+/// Assembles the parameters of a checkpoint. A file without an optimizer
+/// contains only weights.
 ///
 /// # Errors
 ///
@@ -60,7 +60,7 @@ pub(crate) fn assemble(model: &ModelStatesFile) -> Result<SavedState, DeepSpeedE
     let items = items(&optimizer, base)?;
     let steps = items.iter().filter_map(|item| item.state.steps).max();
     let steps = steps.map_or_else(|| counted_in_groups(base), |steps| Ok(Some(steps)))?;
-    // Frozen parameters have no arrays, so the first item with arrays says which ones the optimizer keeps.
+    // Frozen parameters have no arrays, so the names are taken from the first item with arrays.
     let full = items.iter().map(|item| item.state.names()).find(|names| !names.is_empty());
     let moments: Vec<_> = full.unwrap_or_default().into_iter().map(str::to_owned).collect();
     let uneven = |item: &Item| !item.state.moments.is_empty() && item.state.names() != moments;
@@ -75,15 +75,15 @@ pub(crate) fn assemble(model: &ModelStatesFile) -> Result<SavedState, DeepSpeedE
     Ok(SavedState { stage: 0, stored, moments, steps, loss_scale })
 }
 
-/// Returns the model's parameters. Several names of one tensor are tied. Tied
-/// tensors have the same storage, offset and shape; the first name in the model
-/// is the parameter's.
+/// Returns the model's parameters. Names of the same tensor are tied, which
+/// means equal storage, offset and shape. The first name in the model becomes
+/// the name of the parameter.
 fn parameters(model: &ModelStatesFile) -> Result<Vec<Stored>, DeepSpeedError> {
     let mut stored = vec![];
     let mut seen = HashMap::new();
     for (name, tensor) in model.module()? {
         let place = (tensor.key.clone(), tensor.offset, tensor.shape.clone());
-        // Empty tensors have the same position without being the same.
+        // Empty tensors can have equal positions without being tied.
         let first = seen.get(&place).filter(|_| tensor.numel() > 0);
         if let Some(first) = first {
             let first: &mut Stored = &mut stored[*first];
@@ -91,7 +91,7 @@ fn parameters(model: &ModelStatesFile) -> Result<Vec<Stored>, DeepSpeedError> {
             continue;
         }
         seen.insert(place, stored.len());
-        stored.push(Stored::new((name, tensor.shape.clone()), true, Pieces::whole(tensor)));
+        stored.push(Stored::new((name, tensor.shape.clone()), true, Segments::whole(tensor)));
     }
     Ok(stored)
 }
@@ -142,9 +142,9 @@ impl Item {
 
 /// Assigns the optimizer's arrays to the parameters.
 ///
-/// The model's 16-bit copy becomes the working copy of a parameter with a
-/// master. A parameter without arrays is frozen, unless the optimizer keeps
-/// none at all (SGD without momentum).
+/// The model's 16-bit weights become the working copy of each parameter that
+/// has a master. A parameter without arrays is frozen, unless the optimizer
+/// keeps none at all (SGD without momentum).
 ///
 /// # Errors
 ///
@@ -166,9 +166,9 @@ fn by_parameter(
         let stored = &mut stored[at];
         stored.parameter.trainable = !any || item.shape().is_some();
         let moments = item.state.moments.into_iter();
-        stored.moments = moments.map(|(_, tensor)| Pieces::whole(tensor)).collect();
+        stored.moments = moments.map(|(_, tensor)| Segments::whole(tensor)).collect();
         if let Some(master) = item.master {
-            let working = std::mem::replace(&mut stored.weights, Pieces::whole(master));
+            let working = std::mem::replace(&mut stored.weights, Segments::whole(master));
             stored.working = Some(working);
         }
     }
@@ -229,10 +229,10 @@ fn flat(
     for stored in stored {
         let end = start + stored.parameter.numel();
         let cut = |tensor: &Arc<Tensor>| {
-            let (mut joined, mut pieces) = (Joined::default(), Pieces::default());
+            let (mut joined, mut segments) = (Joined::default(), Segments::default());
             joined.add(tensor.clone(), numel);
-            joined.cut(start..end, &mut pieces);
-            pieces
+            joined.cut(start..end, &mut segments);
+            segments
         };
         stored.working = Some(std::mem::replace(&mut stored.weights, cut(&master)));
         stored.moments = tensors.iter().map(cut).collect();
@@ -241,8 +241,8 @@ fn flat(
     Ok(())
 }
 
-/// Returns the scaler of a wrapped optimizer, whose state is beside the
-/// masters. It has no hysteresis.
+/// Returns the loss scaler of a wrapped optimizer, which has no hysteresis. Its
+/// state is stored next to the masters.
 fn loss_scale(optimizer: &Value<'_>) -> Result<Option<LossScale>, DeepSpeedError> {
     let dynamic = optimizer.get("dynamic_loss_scale").map(|it| it.bool()).transpose()?;
     if dynamic != Some(true) {

@@ -1,25 +1,25 @@
-//! Stage 3: each parameter is divided over the ranks.
+//! Stage 3: each parameter is partitioned over the ranks.
 //!
-//! With W ranks, each rank has ceil(n / W) elements of a parameter of n
-//! elements. The last ones are padded with uninitialised memory, which is never
-//! read. A rank's flat groups, one after the other, are the concatenation of
-//! its parts of all parameters. Frozen parameters are in the model files, one
-//! part per rank.
+//! With W ranks, each rank stores a chunk of ceil(n / W) elements of a
+//! parameter of n elements. The last chunks are padded with uninitialised
+//! memory, which is never read. The concatenation of a rank's flat groups is
+//! the concatenation of its chunks of all parameters. Frozen parameters are in
+//! the model files, one chunk per rank.
 //!
 //! ```text
 //! parameter, 10 elements, 3 ranks:   0 1 2 3 | 4 5 6 7 | 8 9 x x
 //! rank 1's flat groups:              … | 4 5 6 7 | its 1/3 of the next parameter | …
 //! ```
 //!
-//! Groups of the file need not be DeepSpeed's parameter groups: large ones are
-//! stored in sub-groups, whose concatenation is the same.
+//! The groups in the file need not be DeepSpeed's parameter groups: DeepSpeed
+//! divides large groups into sub-groups, whose concatenation is the same.
 
 use crate::DeepSpeedError;
 use crate::model_states_file::{ModelStatesFile, Named};
 use crate::optim_states_file::OptimStatesFile;
 use crate::partitioned::moment_names;
 use crate::stored::{SavedState, Stored};
-use crate::tensor::{Joined, Pieces};
+use crate::tensor::{Joined, Segments};
 
 /// Assembles the parameters of a checkpoint. `models` and `ranks` have the
 /// files of all ranks in order; neither is empty.
@@ -70,8 +70,8 @@ fn check_alike(model: &ModelStatesFile, other: &ModelStatesFile) -> Result<(), D
     Err(DeepSpeedError::mixed(other.path(), reason))
 }
 
-/// Assembles the trained parameters. The working copy of stage 3 is not in the
-/// files, so masters cannot be checked against it.
+/// Assembles the trained parameters. Files of stage 3 do not contain the
+/// working copies, so the masters cannot be checked against them.
 ///
 /// # Errors
 ///
@@ -89,13 +89,13 @@ fn trained(
     let stored = shapes.into_iter().map(|named| {
         let (numel, chunk) = (named.1.iter().product::<usize>(), chunk(named));
         let gather = |array: usize| {
-            let mut pieces = Pieces::default();
+            let mut segments = Segments::default();
             for (rank, arrays) in joined.iter().enumerate() {
                 // The last ranks have fewer elements or none; the rest of their chunk is padding.
                 let len = chunk.min(numel.saturating_sub(rank * chunk));
-                arrays[array].cut(start..start + len, &mut pieces);
+                arrays[array].cut(start..start + len, &mut segments);
             }
-            pieces
+            segments
         };
         let mut stored = Stored::new(named.clone(), true, gather(0));
         stored.moments = (1..joined[0].len()).map(gather).collect();
@@ -105,9 +105,8 @@ fn trained(
     Ok(stored.collect())
 }
 
-/// Concatenates a rank's flat groups: the masters and every array of the
-/// optimizer. The result has the masters first and then the arrays, all of
-/// `expected` elements.
+/// Concatenates a rank's flat groups. Returns the masters and then every array
+/// of the optimizer, each with `expected` elements.
 fn join(rank: &OptimStatesFile, expected: usize) -> Result<Vec<Joined>, DeepSpeedError> {
     let moments = rank.groups.first().map_or(0, |group| group.state.moments.len());
     let mut joined: Vec<_> = (0..=moments).map(|_| Joined::default()).collect();
@@ -136,16 +135,16 @@ fn join(rank: &OptimStatesFile, expected: usize) -> Result<Vec<Joined>, DeepSpee
     Ok(joined)
 }
 
-/// Assembles a frozen parameter from the parts in all model files.
+/// Assembles a frozen parameter from its chunks in all model files.
 ///
 /// # Errors
 ///
-/// Returns [`DeepSpeedError::Mixed`] if a part has another length than its
-/// share of the shape.
+/// Returns [`DeepSpeedError::Mixed`] if the length of a chunk does not match
+/// the shape.
 fn frozen(models: &[ModelStatesFile], named: &Named) -> Result<Stored, DeepSpeedError> {
     let numel: usize = named.1.iter().product();
     let chunk = numel.div_ceil(models.len());
-    let mut pieces = Pieces::default();
+    let mut segments = Segments::default();
     for (rank, model) in models.iter().enumerate() {
         let tensor = model.fragment(&named.0)?;
         if tensor.numel() != chunk {
@@ -160,7 +159,7 @@ fn frozen(models: &[ModelStatesFile], named: &Named) -> Result<Stored, DeepSpeed
         }
         let mut joined = Joined::default();
         joined.add(tensor, chunk);
-        joined.cut(0..chunk.min(numel.saturating_sub(rank * chunk)), &mut pieces);
+        joined.cut(0..chunk.min(numel.saturating_sub(rank * chunk)), &mut segments);
     }
-    Ok(Stored::new(named.clone(), false, pieces))
+    Ok(Stored::new(named.clone(), false, segments))
 }

@@ -1,8 +1,8 @@
 //! Parameters with the positions of their stored values.
 //!
-//! Main types: [`Stored`], one parameter, and [`SavedState`], the common form of all
-//! stages. Each stage has a module that finds the positions. After that, stages
-//! do not differ: a read collects ranges of tensors in files.
+//! Main types: [`Stored`], one parameter, and [`SavedState`], the common form of all stages. Each
+//! stage has a module that finds the positions. Reading is the same for all stages: it collects
+//! segments of tensors in files.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -11,21 +11,22 @@ use deepburn_safetensors::FloatType;
 use half::{bf16, f16};
 
 use crate::model_states_file::{ModelStatesFile, Named};
-use crate::tensor::Pieces;
+use crate::tensor::Segments;
 use crate::{DeepSpeedError, LossScale, SavedParameter};
 
 /// A parameter with the positions of its values.
 #[derive(Debug)]
 pub(crate) struct Stored {
-    /// Name, shape and tied names.
+    /// The name, the shape and the tied names.
     pub(crate) parameter: SavedParameter,
-    /// The f32 masters if there are any, or else the model's weights.
-    pub(crate) weights: Pieces,
+    /// The f32 masters if there are any, otherwise the model's weights.
+    pub(crate) weights: Segments,
     /// The arrays in the order of [`SavedState::moments`]; empty for a frozen
     /// parameter.
-    pub(crate) moments: Vec<Pieces>,
-    /// The model's own copy. The weights, rounded to its type, must equal it.
-    pub(crate) working: Option<Pieces>,
+    pub(crate) moments: Vec<Segments>,
+    /// The model's copy in the working type. The weights, rounded to this type,
+    /// must equal it.
+    pub(crate) working: Option<Segments>,
 }
 
 /// The common form of a checkpoint of any stage.
@@ -38,15 +39,15 @@ pub(crate) struct SavedState {
     /// The names of the optimizer's arrays, the same for all trained
     /// parameters.
     pub(crate) moments: Vec<String>,
-    /// The optimizer's step count; `None` if it counts none.
+    /// The optimizer's step count; `None` if it does not count steps.
     pub(crate) steps: Option<u64>,
     /// The state of a dynamic loss scaler; `None` for a static scale.
     pub(crate) loss_scale: Option<LossScale>,
 }
 
 impl Stored {
-    /// Returns a parameter without moments and without a copy of the model.
-    pub(crate) fn new((name, shape): Named, trainable: bool, weights: Pieces) -> Self {
+    /// Returns a parameter without moments and without a working copy.
+    pub(crate) fn new((name, shape): Named, trainable: bool, weights: Segments) -> Self {
         let parameter = SavedParameter { name, shape, aliases: vec![], trainable };
         Self { parameter, weights, moments: vec![], working: None }
     }
@@ -59,12 +60,12 @@ impl Stored {
     /// length.
     pub(crate) fn check(&self, path: &Path) -> Result<(), DeepSpeedError> {
         let numel = self.parameter.numel();
-        for pieces in [&self.weights].into_iter().chain(&self.moments).chain(&self.working) {
-            if pieces.len() != numel {
+        for segments in [&self.weights].into_iter().chain(&self.moments).chain(&self.working) {
+            if segments.len() != numel {
                 return Err(DeepSpeedError::Layout {
-                    path: pieces.path().unwrap_or(path).to_owned(),
+                    path: segments.path().unwrap_or(path).to_owned(),
                     value: self.parameter.name.clone(),
-                    found: format!("stored in {} elements", pieces.len()),
+                    found: format!("stored in {} elements", segments.len()),
                     rule: format!("{numel} as its shape {:?} says", self.parameter.shape),
                 });
             }
@@ -76,8 +77,8 @@ impl Stored {
     /// model's own copy.
     ///
     /// The check proves that masters and model are from one save and that the
-    /// order of parameters in flat groups was understood: another order would
-    /// give other values.
+    /// order of parameters in flat groups is correct: another order would give
+    /// other values.
     ///
     /// # Errors
     ///
@@ -103,7 +104,7 @@ impl Stored {
         match weights.iter().zip(&rounded).position(|pair| !same(pair)) {
             None => Ok(weights),
             Some(at) => {
-                let path = |pieces: &Pieces| pieces.path().map(Path::to_owned).unwrap_or_default();
+                let path = |it: &Segments| it.path().map(Path::to_owned).unwrap_or_default();
                 let reason = format!(
                     "element {} of {} is {}, and {} in the model of {}",
                     range.start + at,

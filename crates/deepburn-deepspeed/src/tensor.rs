@@ -1,9 +1,10 @@
-//! Tensors in files, and parameters that are assembled from parts of them.
+//! Tensors in files, and parameters that are assembled from segments of these
+//! tensors.
 //!
-//! Main types: [`Tensor`], a dense tensor in an open file; [`Joined`], several
-//! flat tensors one after the other; [`Pieces`], the elements of one parameter.
-//! Values are converted to f32, which represents f16 and bf16 exactly. Only the
-//! requested range is read.
+//! Main types: [`Tensor`], a dense tensor in an open file; [`Joined`], the
+//! concatenation of several flat tensors; [`Segments`], the elements of one
+//! parameter. Values are converted to f32, which represents f16 and bf16 exactly.
+//! Only the requested range is read.
 
 use std::ops::Range;
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::archive::Archive;
 /// A dense tensor in an open file.
 #[derive(Debug)]
 pub(crate) struct Tensor {
-    /// The file, which stays open as long as a tensor of it exists.
+    /// The file, which stays open as long as one of its tensors exists.
     pub(crate) archive: Arc<Archive>,
     /// The name of the storage in the archive.
     pub(crate) key: String,
@@ -39,8 +40,9 @@ impl Tensor {
         self.archive.path()
     }
 
-    /// Appends elements `range` of the flat tensor, which must exist. They are
-    /// converted to f32. Memory holds the bytes and the values of the range.
+    /// Appends elements `range` of the flat tensor to `values`, converted to
+    /// f32. The range must exist. Memory holds the bytes and the values of the
+    /// range.
     pub(crate) fn read(
         &self,
         range: Range<usize>,
@@ -54,10 +56,10 @@ impl Tensor {
     }
 }
 
-/// The first elements of several flat tensors, one after the other.
+/// The concatenation of several flat tensors without their padding.
 #[derive(Debug, Default)]
 pub(crate) struct Joined {
-    /// The tensors, each with the number of elements that are used of it.
+    /// The tensors, each with the number of its elements that are used.
     parts: Vec<(Arc<Tensor>, usize)>,
     /// The sum of these numbers.
     len: usize,
@@ -75,26 +77,28 @@ impl Joined {
         self.len
     }
 
-    /// Appends elements `range`, which must exist, to the elements of a parameter.
-    pub(crate) fn cut(&self, range: Range<usize>, pieces: &mut Pieces) {
+    /// Appends elements `range` of the concatenation to the segments of a parameter. The range must
+    /// exist.
+    pub(crate) fn cut(&self, range: Range<usize>, segments: &mut Segments) {
         let mut start = 0;
         for (tensor, len) in &self.parts {
             let part = range.start.max(start)..range.end.min(start + len);
             if !part.is_empty() {
                 let local = part.start - start..part.end - start;
-                pieces.0.push((tensor.clone(), local));
+                segments.0.push((tensor.clone(), local));
             }
             start += len;
         }
     }
 }
 
-/// All elements of a parameter, or of one of its optimizer arrays, in order.
+/// The segments of tensors that contain a parameter, or one of its optimizer
+/// arrays, in order.
 #[derive(Debug, Default)]
-pub(crate) struct Pieces(Vec<(Arc<Tensor>, Range<usize>)>);
+pub(crate) struct Segments(Vec<(Arc<Tensor>, Range<usize>)>);
 
-impl Pieces {
-    /// Returns the pieces of a complete tensor.
+impl Segments {
+    /// Returns a complete tensor as one segment.
     pub(crate) fn whole(tensor: Arc<Tensor>) -> Self {
         let numel = tensor.numel();
         Self(vec![(tensor, 0..numel)])
@@ -131,14 +135,15 @@ impl Pieces {
         Ok(values)
     }
 
-    /// Verifies the storages of all pieces.
+    /// Verifies the storages of all segments.
     ///
     /// # Errors
     ///
     /// Returns [`DeepSpeedError::Damaged`] if a checksum is wrong, or an I/O
     /// error.
     pub(crate) fn verify(&self) -> Result<(), DeepSpeedError> {
-        // Reading nothing verifies the storage, because every read does so first.
+        // An empty read verifies the storage, because every read verifies it
+        // first.
         self.0.iter().try_for_each(|(tensor, _)| tensor.read(0..0, &mut Vec::new()))
     }
 

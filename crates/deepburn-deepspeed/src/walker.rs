@@ -2,15 +2,15 @@
 //! 2, and the additions of newer protocols.
 //!
 //! Main type: [`Walker`], a stack machine. Nothing is ever called or imported.
-//! Memory is bounded by the length of the pickle, because no value is copied,
-//! and so is time, because there are no jumps. Opcodes of text protocols and of
-//! registered extensions are rejected by name.
+//! Memory and time are bounded by the length of the pickle, because no value is
+//! copied and there are no jumps. Opcodes of text protocols and of registered
+//! extensions are rejected with an error that names them.
 //!
-//! A pickle is a program for a machine with a stack and a memo. An opcode is a
-//! byte, which its operands follow. Opcodes push values, collect the values
+//! A pickle is a program for a machine with a stack and a memo. An opcode is
+//! one byte, followed by its operands. Opcodes push values, collect the values
 //! above a mark into a list or dict, store values in the memo and push them
 //! again, or call a function with a tuple of arguments. For a tensor,
-//! `torch.save` writes about this:
+//! `torch.save` writes opcodes like these:
 //!
 //! ```text
 //! c torch._utils _rebuild_tensor_v2     push a function
@@ -49,7 +49,7 @@ pub(crate) struct Walker<'a> {
     nodes: Vec<PickleNode>,
     /// The machine's stack.
     stack: Vec<Item>,
-    /// Values that the pickle refers to again, by the number that it gave them.
+    /// The values that the pickle can refer to again, by their number.
     memo: HashMap<u32, NodeId>,
 }
 
@@ -57,8 +57,8 @@ impl<'a> Walker<'a> {
     /// Parses a pickle and returns all nodes and the root. An error names the
     /// byte position and the reason.
     ///
-    /// Identical values that the pickle shares have one node, so the nodes form
-    /// a graph and not a tree.
+    /// A value that occurs several times through the memo has one node, so the
+    /// nodes form a graph and not a tree.
     pub(crate) fn run(bytes: &'a [u8]) -> Result<(Vec<PickleNode>, NodeId), String> {
         let mut walker = Self { bytes, at: 0, nodes: vec![], stack: vec![], memo: HashMap::new() };
         let root = walker.walk().map_err(|reason| format!("{reason} at byte {}", walker.at))?;
@@ -197,23 +197,23 @@ impl<'a> Walker<'a> {
         Ok(values.collect())
     }
 
-    /// Stores the top value in the memo. The number is an operand, or the next
-    /// free one for MEMOIZE (0x94).
+    /// Stores the top value in the memo. The number is the operand, or the next
+    /// free number for MEMOIZE (0x94).
     fn memoize(&mut self, opcode: u8) -> Result<(), String> {
-        let slot = match opcode {
+        let index = match opcode {
             b'q' => self.number(1)? as u32,
             b'r' => self.number(4)? as u32,
             _ => u32::try_from(self.memo.len()).map_err(|_| "the memo is too long")?,
         };
         let top = self.top()?;
-        self.memo.insert(slot, top);
+        self.memo.insert(index, top);
         Ok(())
     }
 
     /// Pushes a value from the memo.
     fn recall(&mut self, opcode: u8) -> Result<(), String> {
-        let slot = self.number(if opcode == b'h' { 1 } else { 4 })? as u32;
-        let id = *self.memo.get(&slot).ok_or_else(|| format!("memo {slot} is empty"))?;
+        let index = self.number(if opcode == b'h' { 1 } else { 4 })? as u32;
+        let id = *self.memo.get(&index).ok_or_else(|| format!("memo {index} is empty"))?;
         self.stack.push(Item::Value(id));
         Ok(())
     }
@@ -236,14 +236,15 @@ impl<'a> Walker<'a> {
         self.push(node)
     }
 
-    /// Pushes a string, or an opaque node for bytes, which are never used.
+    /// Pushes a string, or an opaque node for bytes, whose contents are never
+    /// used.
     fn text(&mut self, opcode: u8) -> Result<(), String> {
         let bytes = self.counted(match opcode {
             b'U' | 0x8c | b'C' => 1,
             b'X' | b'T' | b'B' => 4,
             _ => 8,
         })?;
-        // Names and keys are UTF-8. Other strings are never read, so they need not be decoded.
+        // Names and keys are UTF-8. Other strings are never used, so they are not decoded.
         let is_text = matches!(opcode, b'U' | 0x8c | b'X' | b'T' | 0x8d);
         self.push(if is_text {
             utf8(bytes).map_or(PickleNode::Opaque, PickleNode::Text)
@@ -319,9 +320,9 @@ impl<'a> Walker<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the called value is no class, or the arguments are
-    /// not a tuple of the expected form. A class that is not known is not an
-    /// error: it becomes an object.
+    /// Returns an error if the called value is not a class, or the arguments are
+    /// not a tuple of the expected form. An unknown class is not an error: the
+    /// call becomes an object.
     fn call(&mut self, opcode: u8) -> Result<(), String> {
         if opcode == 0x92 {
             self.pop()?;
@@ -334,12 +335,12 @@ impl<'a> Walker<'a> {
                 return Err("a tensor has no arguments".to_owned());
             };
             let &[function, _, inner, _] = &list[..] else {
-                return Err("a tensor with attributes has not four arguments".to_owned());
+                return Err("a tensor with attributes does not have four arguments".to_owned());
             };
             (callee, arguments) = (function, inner);
         }
         let Some(class) = self.class_name(callee) else {
-            return Err("something is called that is no class".to_owned());
+            return Err("call of an object that is not a class".to_owned());
         };
         let PickleNode::List(list) = &self.nodes[arguments as usize] else {
             return Err(format!("{}.{} is called without arguments", class.0, class.1));
@@ -390,15 +391,15 @@ impl<'a> Walker<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error for another form of identifier: DeepSpeed's files have
-    /// no other.
+    /// Returns an error for another form of identifier, which DeepSpeed's files
+    /// do not contain.
     fn persistent(&mut self) -> Result<(), String> {
         let id = self.pop()?;
         let PickleNode::List(parts) = &self.nodes[id as usize] else {
-            return Err("a persistent identifier is no tuple".to_owned());
+            return Err("a persistent identifier is not a tuple".to_owned());
         };
         let &[kind, class, key, _, len] = &parts[..] else {
-            return Err("a persistent identifier has not five parts".to_owned());
+            return Err("a persistent identifier does not have five parts".to_owned());
         };
         // The class of a storage gives the element type: `torch.FloatStorage` and so on. The device does not
         // matter.
@@ -407,18 +408,18 @@ impl<'a> Walker<'a> {
         let (PickleNode::Text(kind), Some(class), PickleNode::Text(_), PickleNode::Int(len)) =
             (node(kind), class, node(key), node(len))
         else {
-            return Err("a persistent identifier names no storage".to_owned());
+            return Err("a persistent identifier does not name a storage".to_owned());
         };
         let len = usize::try_from(*len).map_err(|_| format!("a storage has {len} elements"))?;
         if kind != "storage" {
-            return Err("a persistent identifier is not of a storage".to_owned());
+            return Err("a persistent identifier is not a storage identifier".to_owned());
         }
         let element = float_of_storage(class);
         self.push(PickleNode::Storage { key, element, len })
     }
 
-    /// Returns the tensor of a call of PyTorch's constructor, after checking
-    /// its bounds.
+    /// Returns the tensor that a call of `torch._utils._rebuild_tensor_v2`
+    /// would create, after checking its bounds.
     ///
     /// `arguments` are the storage, the offset of the first element, shape and
     /// strides, and further ones that are not needed. A tensor is contiguous if
@@ -448,7 +449,8 @@ impl<'a> Walker<'a> {
         let numel = numel.ok_or_else(|| format!("a tensor of shape {shape:?} is beyond memory"))?;
         let mut expected = 1_usize;
         let mut contiguous = true;
-        // From the last dimension to the first, a row-major stride is the number of elements of one index.
+        // Strides are checked from the last dimension to the first: in row-major order, a stride is the
+        // product of the later dimensions.
         for (dim, stride) in shape.iter().zip(&strides).rev() {
             contiguous &= *dim <= 1 || *stride == expected;
             expected = expected.saturating_mul((*dim).max(1));
@@ -469,7 +471,7 @@ impl<'a> Walker<'a> {
     /// Returns an error for other values than sizes, or for too many of them.
     fn dims(&self, id: NodeId) -> Result<Vec<usize>, String> {
         let PickleNode::List(dims) = &self.nodes[id as usize] else {
-            return Err("a shape is no tuple".to_owned());
+            return Err("a shape is not a tuple".to_owned());
         };
         if dims.len() > MAX_DIMS {
             return Err(format!("a shape has {} dimensions", dims.len()));
@@ -496,13 +498,15 @@ fn pairs(items: &[NodeId]) -> Result<Vec<(NodeId, NodeId)>, String> {
 }
 
 /// Converts a little-endian two's complement integer of any length. Integers of
-/// more than 64 bits become opaque: no value that is read is that large.
+/// more than 64 bits become opaque nodes, because none of the values that are
+/// used is that large.
 fn long(bytes: &[u8]) -> PickleNode {
     if bytes.len() > 8 {
         return PickleNode::Opaque;
     }
     let sign = bytes.last().is_some_and(|last| last & 0x80 != 0);
-    // All bits of -1 are set, so that shifting bytes in from the right keeps the sign.
+    // Starting from -1, whose bits are all set, keeps the sign when bytes are shifted in from the
+    // right.
     let start = if sign { -1 } else { 0 };
     PickleNode::Int(bytes.iter().rev().fold(start, |all: i64, byte| all << 8 | i64::from(*byte)))
 }
@@ -545,7 +549,8 @@ mod tests {
         Pickle::parse(bytes).unwrap_err()
     }
 
-    /// A tensor with offset, shape and strides on [`STORAGE`].
+    /// Returns a pickle of a tensor on [`STORAGE`] with this offset, shape and
+    /// strides.
     fn tensor(offset: u8, shape: &[u8], strides: &[u8]) -> Vec<u8> {
         let tuple = |dims: &[u8]| {
             let dims = dims.iter().flat_map(|dim| [b'K', *dim]);
@@ -577,7 +582,8 @@ mod tests {
 
     #[test]
     fn dicts_keep_their_order_and_shared_lists_their_items() {
-        // {"b": list, "a": list} with one list [1], which is filled after it was remembered.
+        // {"b": list, "a": list} with one list [1], which is filled after it was stored in the
+        // memo.
         let pickle = parse(b"}q\x00(U\x01b]q\x01K\x01aU\x01ah\x01u.");
         let PickleNode::Dict(pairs) = pickle.node(pickle.root()) else { panic!() };
         let keys: Vec<_> = pairs.iter().map(|(key, _)| pickle.text(*key).unwrap()).collect();
@@ -649,7 +655,7 @@ mod tests {
         assert_eq!(error(b"h\x05."), "memo 5 is empty at byte 2");
         assert_eq!(error(b"u."), "a mark is missing at byte 1");
         assert_eq!(error(b"}(Nu."), "a dict has a key without a value at byte 4");
-        assert_eq!(error(b"N)R."), "something is called that is no class at byte 3");
+        assert_eq!(error(b"N)R."), "call of an object that is not a class at byte 3");
     }
 
     #[test]

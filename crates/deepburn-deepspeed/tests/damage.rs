@@ -1,5 +1,5 @@
-//! Damaged, incomplete, mixed and foreign checkpoints: each is refused with the file named, or reads
-//! as the sound one.
+//! Damaged, incomplete, mixed and foreign checkpoints: each is refused with an error that names the
+//! file, or it has the same values as the intact checkpoint.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The folder of the only tag of a fixture.
+/// Returns the folder of a fixture's only tag.
 fn tag(name: &str) -> PathBuf {
     let tag = fs::read_to_string(data(name).join("latest")).unwrap();
     data(name).join(tag)
 }
 
-/// A copy of a tag's folder.
+/// Copies a tag's folder to a temporary folder.
 fn copy(name: &str) -> TempDir {
     let to = tempfile::tempdir().unwrap();
     for file in files(&tag(name)) {
@@ -35,7 +35,7 @@ fn copy(name: &str) -> TempDir {
 
 type Everything = Vec<(String, String, Vec<u32>)>;
 
-/// All that a checkpoint says and has.
+/// Returns all metadata and values of a checkpoint.
 fn everything(path: &Path) -> Result<Everything, DeepSpeedError> {
     let checkpoint = DeepSpeedCheckpoint::open(path, None)?;
     let says = format!(
@@ -65,7 +65,8 @@ fn refused(path: &Path) -> DeepSpeedError {
     everything(path).unwrap_err()
 }
 
-/// Flips a byte or cuts the end off, often: never other values, never a panic.
+/// Flips random bytes and truncates files. Reading must never panic or return
+/// other values.
 fn damage(name: &str, rounds: usize, seed: u64) {
     let folder = copy(name);
     let sound = everything(folder.path()).unwrap();
@@ -95,7 +96,7 @@ fn damage(name: &str, rounds: usize, seed: u64) {
         }
         fs::write(file, bytes).unwrap();
     }
-    // Names in local headers, times and the filling between entries have no meaning.
+    // Damage to names in local headers, to times and to the padding between entries has no effect.
     println!("{name}: {unharmed} of {rounds} damages did no harm");
 }
 
@@ -116,7 +117,7 @@ fn damages_of_stage_3_are_refused() {
 
 #[test]
 fn a_flipped_value_is_refused() {
-    // Of the first values of a master of rank 1.
+    // The byte is part of the masters of rank 1.
     let folder = copy("s3_fp16");
     let file = folder.path().join("zero_pp_rank_1_mp_rank_00_optim_states.pt");
     let mut bytes = fs::read(&file).unwrap();
@@ -140,7 +141,8 @@ fn every_missing_file_is_named() {
     }
 }
 
-/// Puts files of one checkpoint that have `pattern` in their names into a copy of another one.
+/// Copies a checkpoint and replaces files whose names contain `pattern` by the files of another
+/// checkpoint.
 fn mixed(into: &str, from: &str, pattern: &str) -> TempDir {
     let folder = copy(into);
     for file in files(&tag(from)) {
@@ -154,7 +156,8 @@ fn mixed(into: &str, from: &str, pattern: &str) -> TempDir {
 
 #[test]
 fn files_of_other_saves_are_refused() {
-    // Another stage, another number of ranks, another model, another file of the same layout.
+    // Files of another stage, another number of ranks, another model, and another save with the
+    // same layout.
     for (into, from, pattern) in [
         ("s2", "s3", "rank_1_mp_rank_00_optim"),
         ("s3", "s2", "rank_1_mp_rank_00_optim"),
@@ -180,8 +183,8 @@ fn files_of_other_saves_are_refused() {
 }
 
 #[test]
-fn masters_that_are_not_the_models_are_refused() {
-    // Both are of 3 ranks, stage 2 and 3 steps; only the order of the flat group differs.
+fn masters_that_do_not_match_the_model_are_refused() {
+    // Both checkpoints have 3 ranks, stage 2 and 3 steps. Only the order of the flat group differs.
     let folder = mixed("s2_elastic", "s2_round_robin", "optim_states");
     let error = refused(folder.path());
     assert!(matches!(error, DeepSpeedError::Mixed { .. }), "{error}");
@@ -203,7 +206,7 @@ fn foreign_files_are_refused() {
         ("layer_00-model_states.pt", "a layer of a pipeline"),
         ("layer_0_expert_1_mp_rank_00_model_states.pt", "experts"),
         ("expp_rank_0_mp_rank_00_optim_states.pt", "experts"),
-        ("other_mp_rank_00_optim_states.pt", "tells no rank"),
+        ("other_mp_rank_00_optim_states.pt", "does not contain a rank"),
     ] {
         let folder = copy("one_rank");
         fs::write(folder.path().join(name), "").unwrap();
@@ -228,7 +231,7 @@ fn two_files_of_one_rank_are_refused() {
 }
 
 #[test]
-fn tags_are_found_by_name_by_latest_and_as_folders() {
+fn checkpoints_are_found_by_tag_by_latest_and_by_folder() {
     let root = data("one_rank_s3");
     assert!(DeepSpeedCheckpoint::is_one(&root));
     assert!(DeepSpeedCheckpoint::is_one(&root.join("last")));
@@ -248,7 +251,7 @@ fn tags_are_found_by_name_by_latest_and_as_folders() {
 }
 
 #[test]
-fn what_is_not_inside_is_said() {
+fn missing_parameters_and_ranges_are_refused() {
     let checkpoint = DeepSpeedCheckpoint::open(&data("s3_frozen"), None).unwrap();
     let read = |name: &str, array, range| checkpoint.read(name, array, range).unwrap_err();
     let error = read("other", Array::Weights, 0..1).to_string();

@@ -1,4 +1,5 @@
-//! Checkpoints that DeepSpeed wrote, read and compared with what its engine knew when it saved them.
+//! Reads checkpoints that DeepSpeed wrote and compares them with the state of its engine at the time
+//! of the save.
 
 use std::path::{Path, PathBuf};
 
@@ -54,7 +55,7 @@ fn digest(values: &[f32]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Everything in the checkpoint `name` is what the engine had.
+/// Checks that everything in the checkpoint `name` equals the engine's state.
 fn check(name: &str) {
     let checkpoint = DeepSpeedCheckpoint::open(&data().join(name), None).unwrap();
     let expected = expected(name);
@@ -69,7 +70,8 @@ fn check(name: &str) {
     assert_eq!(found, (steps, skipped, expected.global_samples));
     let counted = expected.steps.last().copied().unwrap_or(steps - skipped);
     assert_eq!(counters.optimizer_steps, counted, "{name}");
-    // A schedule of PyTorch, which is one ahead of DeepSpeed's after as many steps.
+    // After the same number of steps, the index of a PyTorch schedule is larger by one than
+    // DeepSpeed's.
     let schedule = if name == "s0_sgd" { Some(2) } else { expected.schedule };
     assert_eq!(checkpoint.schedule(), schedule);
     let scale = expected.loss_scale.map(|it| LossScale {
@@ -108,7 +110,7 @@ fn check_parameter(checkpoint: &DeepSpeedCheckpoint, it: &ExpectedParameter) {
             Some(expected) => {
                 let whole = read.unwrap();
                 assert_eq!(digest(&whole), *expected, "{} {moment}", it.name);
-                // Any part of it is that part of the whole.
+                // Partial reads return the same values.
                 for range in [0..0, 0..1, numel / 3..numel - numel / 4, numel - 1..numel] {
                     let part = checkpoint.read(&it.name, array, range.clone()).unwrap();
                     assert_eq!(part, whole[range]);

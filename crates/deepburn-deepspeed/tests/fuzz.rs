@@ -1,7 +1,8 @@
-//! Mutated checkpoints of DeepSpeed: values or an error, never a panic.
+//! Fuzzing of DeepSpeed checkpoints: reading a mutated checkpoint returns
+//! values or an error, and never panics.
 //!
-//! Checksums catch random damage, so most inputs are zipped again after they are changed: what is
-//! behind the checksums must not trust them. CONTRIBUTING.md has the command of the long run.
+//! Checksums detect random damage, so most inputs are zipped again after the mutation. This tests
+//! the code behind the checksums. CONTRIBUTING.md has the command of the long run.
 
 use std::fs;
 use std::io::{Cursor, Read, Write};
@@ -26,7 +27,8 @@ const FIXTURES: [&str; 10] = [
     "s3_frozen",
 ];
 
-/// Pieces of pickles: values, marks, calls, and integers beyond what is expected.
+/// Parts of pickles: values, marks, calls, and integers out of the expected
+/// range.
 const OPCODES: [&[u8]; 40] = [
     b"N",
     b"\x88",
@@ -91,7 +93,8 @@ impl FixtureArchive {
         Self { path, bytes, entries }
     }
 
-    /// The archive with a file of the corpus as its pickle or in its place.
+    /// Returns the archive with its pickle, or the whole archive, replaced by a
+    /// file of the corpus.
     fn with(&self, kept: &SeedFile) -> Self {
         let (path, mut entries) = (self.path.clone(), self.entries.clone());
         let bytes = match kept.format() {
@@ -108,13 +111,13 @@ impl FixtureArchive {
         Self { path, bytes, entries }
     }
 
-    /// The bytes of the archive with some places changed.
+    /// Returns the bytes of the archive after random mutations.
     fn mutated(&self, mutator: &mut Mutator) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         match mutator.below(8) {
             0 => mutator.mutate(&mut bytes, &OPCODES),
             1 => {
-                // The directory, where the archive says what lies where.
+                // The directory, which contains the offsets of the entries.
                 let start = bytes.len() - bytes.len().min(100 * self.entries.len());
                 mutator.set_integer(&mut bytes[start..]);
             }
@@ -141,7 +144,8 @@ fn mutate_pickle(pickle: &mut Vec<u8>, mutator: &mut Mutator) {
         return mutator.mutate(pickle, &OPCODES);
     }
     for _ in 0..1 + mutator.below(2) {
-        // One-byte, two-byte, four-byte and long integers. Some are bytes of texts that look alike.
+        // One-byte, two-byte, four-byte and long integers. Some matches are bytes of strings that
+        // look like opcodes.
         let width = |opcode| match opcode {
             b'K' => Some(1),
             b'M' => Some(2),
@@ -159,7 +163,7 @@ fn mutate_pickle(pickle: &mut Vec<u8>, mutator: &mut Mutator) {
     }
 }
 
-/// An archive of these entries, with checksums that hold.
+/// Returns an archive of these entries with correct checksums.
 fn zipped(entries: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
@@ -190,7 +194,7 @@ fn copy_fixtures(root: &Path) -> Vec<Vec<FixtureArchive>> {
     FIXTURES.map(copy).into()
 }
 
-/// Reads all that a checkpoint has.
+/// Reads all values of a checkpoint.
 fn read(folder: &Path) -> Result<(), DeepSpeedError> {
     let checkpoint = DeepSpeedCheckpoint::open(folder, None)?;
     let _ = (checkpoint.version(), checkpoint.stage(), checkpoint.world_size());

@@ -1,5 +1,5 @@
-//! Checkpoints of any shapes, groups, paddings and numbers of ranks, written here as DeepSpeed lays
-//! them out, read back value by value.
+//! Writes checkpoints of random shapes, groups, paddings and numbers of ranks in DeepSpeed's
+//! layout, and checks every value that is read.
 
 use std::fs;
 use std::io::Write;
@@ -21,7 +21,7 @@ enum Py {
     Tensor(Vec<usize>, Vec<f32>),
 }
 
-/// A file of `torch.save` that is being made: opcodes and storages.
+/// A file of `torch.save` that is being written: opcodes and storages.
 #[derive(Default)]
 struct File {
     pickle: Vec<u8>,
@@ -114,7 +114,8 @@ struct Model {
     /// Shapes, by group.
     groups: Vec<Vec<Vec<usize>>>,
     ranks: usize,
-    /// Elements that each parameter's beginning is aligned to (stages 1 and 2).
+    /// The alignment of the start of each parameter, in elements (stages 1 and
+    /// 2).
     alignment: usize,
     /// Whether the optimizer's arrays are saved without padding (stages 1 and 2).
     elastic: bool,
@@ -130,7 +131,7 @@ impl Model {
         self.groups.iter().map(group).collect()
     }
 
-    /// Values of array `array` of the parameter `name`.
+    /// Returns the values of array `array` of the parameter `name`.
     fn values(name: &str, shape: &[usize], array: usize) -> Vec<f32> {
         let number: usize = name[2..].parse().unwrap();
         let numel: usize = shape.iter().product();
@@ -149,7 +150,7 @@ impl Model {
             let tensor = if whole { Py::Tensor(shape.clone(), values) } else { flat(&[]) };
             (name.clone(), tensor)
         });
-        // Whole at every stage.
+        // The buffer is complete at every stage.
         let buffer = ("norm.mean".to_owned(), Py::Tensor(vec![3], vec![0.5, -1.25, 7.0]));
         dict([
             ("module", Py::Dict(module.chain([buffer]).collect())),
@@ -169,7 +170,8 @@ impl Model {
         ])
     }
 
-    /// Stages 1 and 2: a group with its paddings, cut into equal partitions.
+    /// Writes stage 1 or 2: each group with its paddings is divided into equal
+    /// partitions.
     fn partitioned(&self, folder: &Path, stage: usize) {
         File::write(&folder.join("mp_rank_00_model_states.pt"), &self.model_states(true));
         let groups = self.names();
@@ -223,7 +225,7 @@ impl Model {
         }
     }
 
-    /// Stage 3: a part of each parameter on each rank.
+    /// Writes stage 3: each rank stores a chunk of each parameter.
     fn sharded(&self, folder: &Path, steps: Option<usize>) {
         let groups = self.names();
         for rank in 0..self.ranks {
@@ -254,7 +256,8 @@ impl Model {
         }
     }
 
-    /// Reads everything back, whole and from `at` of 100 on.
+    /// Reads every array completely and in two parts, which meet at `at`
+    /// percent.
     fn check(&self, folder: &Path, steps: u64, at: usize) {
         let checkpoint = DeepSpeedCheckpoint::open(folder, None).unwrap();
         assert_eq!(checkpoint.buffers().collect::<Vec<_>>(), [("norm.mean", &[3][..])]);
@@ -278,7 +281,8 @@ impl Model {
     }
 }
 
-/// An optimizer's state, with its updates counted in its groups or not.
+/// Returns the state of an optimizer, with or without step counts in its
+/// groups.
 fn base(states: Vec<(String, Py)>, steps: Option<usize>) -> Py {
     let steps = steps.map_or(Py::None, int);
     let group = |number| dict([("params", Py::List(vec![int(number)])), ("step", steps.clone())]);
@@ -304,27 +308,27 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn flat_groups_are_put_together(model in model(), stage in 1_usize..3, at in 0_usize..100) {
+    fn flat_groups_are_assembled(model in model(), stage in 1_usize..3, at in 0_usize..100) {
         let folder = tempfile::tempdir().unwrap();
         model.partitioned(folder.path(), stage);
         model.check(folder.path(), 7, at);
     }
 
     #[test]
-    fn parts_of_parameters_are_put_together(
+    fn chunks_of_parameters_are_assembled(
         model in model(),
         counted in proptest::option::of(5_usize..6),
         at in 0_usize..100,
     ) {
         let folder = tempfile::tempdir().unwrap();
         model.sharded(folder.path(), counted);
-        // Where nothing counts updates, 7 of 8 steps were not skipped.
+        // Without a step count, 7 of the 8 steps were not skipped.
         model.check(folder.path(), counted.unwrap_or(7) as u64, at);
     }
 }
 
 #[test]
-fn partitions_of_padding_alone_are_put_together() {
+fn partitions_of_padding_alone_are_assembled() {
     let model = Model {
         groups: vec![vec![vec![3]], vec![vec![], vec![1]]],
         ranks: 5,
@@ -336,7 +340,8 @@ fn partitions_of_padding_alone_are_put_together() {
     model.check(folder.path(), 7, 50);
 }
 
-/// The checkpoint of a small model whose model file says something else.
+/// Returns the error for a small checkpoint with one value of its model file
+/// replaced.
 fn with(key: &str, value: Py) -> DeepSpeedError {
     let model =
         Model { groups: vec![vec![vec![3, 2], vec![2]]], ranks: 2, alignment: 1, elastic: false };
@@ -352,7 +357,7 @@ fn with(key: &str, value: Py) -> DeepSpeedError {
 }
 
 #[test]
-fn what_is_not_read_is_refused_by_its_value() {
+fn unsupported_values_are_refused() {
     let zero = |name, value| dict([("zero_optimization", dict([(name, value)]))]);
     for (key, value, found) in [
         ("mp_world_size", int(2), "its mp_world_size is 2"),
@@ -371,7 +376,7 @@ fn what_is_not_read_is_refused_by_its_value() {
 }
 
 #[test]
-fn values_that_make_no_sense_are_refused_by_name() {
+fn invalid_values_are_refused_by_name() {
     for (key, value, found) in [
         (
             "global_steps",
@@ -397,7 +402,7 @@ fn values_that_make_no_sense_are_refused_by_name() {
 }
 
 #[test]
-fn an_order_that_is_not_the_models_is_refused() {
+fn an_order_that_differs_from_the_model_is_refused() {
     let shape = Py::List(vec![int(2)]);
     let model =
         Model { groups: vec![vec![vec![2], vec![2]]], ranks: 2, alignment: 1, elastic: false };

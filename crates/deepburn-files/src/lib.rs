@@ -1,7 +1,7 @@
-//! Files that are written whole or not at all.
+//! Atomic file writes.
 //!
-//! Main type: [`PartialFile`]. It is written under a temporary name and renamed when it is complete, so that a
-//! reader, or a program that is killed, never leaves or sees half of it.
+//! Main type: [`PartialFile`]. The file is written under a temporary name and renamed when it is complete. Readers
+//! therefore never see an incomplete file at the final path, even if the writing program is killed.
 //!
 //! ```
 //! use std::io::Write;
@@ -24,38 +24,38 @@ use std::path::{Path, PathBuf};
 
 /// A file that has a temporary name until it is complete.
 ///
-/// It is removed if it is dropped before [`finish`](Self::finish) or [`finish_synced`](Self::finish_synced). An
-/// existing file at the final path stays as it was until then.
+/// The file is removed if it is dropped before [`finish`](Self::finish) or [`finish_synced`](Self::finish_synced). An
+/// existing file at the final path is not changed until then.
 ///
-/// Permissions follow the umask, as of any file that a program creates. A writer that collects small pieces belongs
-/// around it: writes are not buffered here.
+/// The file has default permissions according to the umask. Writes are not buffered, so many small writes should go
+/// through a [`BufWriter`](std::io::BufWriter).
 #[derive(Debug)]
 #[must_use = "a file that is not finished is removed"]
 pub struct PartialFile {
     file: File,
     /// The final path.
     path: PathBuf,
-    /// The temporary path; `None` once the file has its final one.
+    /// The temporary path; `None` after the file has been renamed.
     partial: Option<PathBuf>,
 }
 
 impl PartialFile {
-    /// Creates the file that will be at `path` under the name `partial`. A file of that name is replaced, for example
-    /// one that a killed program left.
+    /// Creates a file at the temporary path `partial`, which will be renamed to `path`. An existing file at `partial`,
+    /// for example from a killed program, is replaced.
     ///
-    /// Both paths must be on one file system, because a file cannot be renamed across two.
+    /// Both paths must be on the same file system, because files cannot be renamed across file systems.
     ///
     /// # Errors
-    /// The file cannot be created.
+    /// Returns an error if the file cannot be created.
     pub fn create(path: impl Into<PathBuf>, partial: impl Into<PathBuf>) -> io::Result<Self> {
         let (path, partial) = (path.into(), partial.into());
         Ok(Self { file: File::create(&partial)?, path, partial: Some(partial) })
     }
 
-    /// Writes `content` under the name `partial` and renames it to `path`.
+    /// Writes `content` to the temporary path `partial` and renames the file to `path`.
     ///
     /// # Errors
-    /// The file cannot be written or renamed. The file at `path` is then as it was.
+    /// Returns an error if the file cannot be written or renamed. The file at `path` is then unchanged.
     pub fn replace(
         path: impl Into<PathBuf>,
         partial: impl Into<PathBuf>,
@@ -78,11 +78,11 @@ impl PartialFile {
 
     /// Renames the file to its final path.
     ///
-    /// Readers see all of it. After a power failure it may be empty, because a disk may write the name before the
-    /// content.
+    /// Readers see the complete file. After a power failure the file may be empty, because the disk may store the new
+    /// name before the content.
     ///
     /// # Errors
-    /// The file cannot be renamed, for example because a folder has that name.
+    /// Returns an error if the file cannot be renamed, for example because a folder has that name.
     pub fn finish(mut self) -> io::Result<()> {
         if let Some(partial) = &self.partial {
             fs::rename(partial, &self.path)?;
@@ -93,11 +93,11 @@ impl PartialFile {
 
     /// Waits until the content is on the disk, then renames the file to its final path.
     ///
-    /// After a power failure the path has the old or the new content. The new name itself is only certain once the
-    /// folder is flushed too.
+    /// After a power failure the path has either the old or the new content. The rename is only durable after the
+    /// folder has been flushed too.
     ///
     /// # Errors
-    /// The content cannot be flushed, or the file cannot be renamed.
+    /// Returns an error if the content cannot be flushed or the file cannot be renamed.
     pub fn finish_synced(self) -> io::Result<()> {
         self.file.sync_all()?;
         self.finish()
@@ -123,7 +123,7 @@ impl Seek for PartialFile {
 impl Drop for PartialFile {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
-            // The error that ended the writing matters more than one of the clean-up.
+            // An error of this clean-up is ignored, because the original error is more important.
             _ = fs::remove_file(partial);
         }
     }
@@ -171,7 +171,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn permissions_are_those_of_a_new_file() {
+    fn a_replaced_file_has_default_permissions() {
         use std::os::unix::fs::PermissionsExt;
 
         let folder = tempfile::tempdir().unwrap();

@@ -1,11 +1,12 @@
-//! Shared parts of the fuzz tests of all crates. Used as a dev-dependency only.
+//! Utilities for the fuzz tests of all crates. This crate is only used as a dev-dependency.
 //!
-//! [`fuzz`] calls a test's check once per input. The check takes a valid file,
-//! changes it with the given [`Mutator`], and reads it like the product does.
-//! An error is an acceptable result. An input fails if it panics, takes longer
-//! than [`TIME_LIMIT`] or holds more than [`MEMORY_LIMIT`].
+//! [`fuzz`] calls the check of a test once per input. The check takes a valid file, mutates it with
+//! the given [`Mutator`], and reads it in the same way as the product. Errors are acceptable
+//! results. An input fails if it panics, takes longer than [`TIME_LIMIT`] or allocates more than
+//! [`MEMORY_LIMIT`] bytes.
 //!
-//! [`replay`] first calls it for every file of the test's [`SeedCorpus`], unchanged.
+//! [`replay`] calls the check for every unmodified file of the test's [`SeedCorpus`]; tests call it
+//! before [`fuzz`].
 //!
 //! `DEEPBURN_FUZZ_INPUTS` sets the number of inputs, and `DEEPBURN_FUZZ_SEED`
 //! sets the first seed. Every input has its own seed, so the message of a

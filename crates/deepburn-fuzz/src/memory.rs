@@ -1,8 +1,7 @@
-//! The memory of an input, counted by the allocator.
+//! The memory use of an input, counted by the allocator.
 //!
-//! The resident set of the process is not suitable: a zeroed allocation has no
-//! pages until it is written, and the peak of the process hides every input
-//! except the largest.
+//! The resident set size of the process is not suitable: zeroed allocations have no pages until
+//! they are written, and the peak of the process only shows the largest input.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -10,36 +9,35 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use crate::current::with_current;
 
-/// The largest number of bytes that an input may hold. Valid inputs need some
+/// The maximum number of bytes that an input may allocate at any one time. Valid inputs need a few
 /// kilobytes.
 pub const MEMORY_LIMIT: usize = 256 << 20;
 
-/// Whether inputs are running. Other tests of the process are not limited.
+/// Whether inputs are running. Other tests in the process are not limited.
 ///
-/// The counters are relaxed atomics: they do not order other memory, and tests
-/// of one process run their inputs one at a time.
+/// The counters use relaxed ordering, because they do not synchronise other memory and each process
+/// runs one input at a time.
 static RUNNING: AtomicBool = AtomicBool::new(false);
-/// The bytes that are allocated now, by all threads.
+/// The number of bytes that are currently allocated by all threads.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 /// The largest value of [`LIVE`] since it was last reset.
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 /// Counts allocated bytes and rejects single requests beyond the limit.
 ///
-/// It is the global allocator of every test binary that links this crate. The
-/// bytes are those requested, without the overhead of the system's allocator.
+/// This is the global allocator of every test binary that links this crate. It counts requested
+/// bytes, without the overhead of the system allocator.
 struct CountingAllocator;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 impl CountingAllocator {
-    /// Counts a request of `bytes` and returns true, or returns false if it
-    /// must be rejected: an input asks for more than [`MEMORY_LIMIT`] at once.
+    /// Counts a request of `bytes` and returns true. Returns false if the request must be rejected,
+    /// because an input requests more than [`MEMORY_LIMIT`] at once.
     fn admit(bytes: usize) -> bool {
         if bytes > MEMORY_LIMIT && RUNNING.load(Relaxed) {
-            // A null pointer ends the process unless the caller handles it, so
-            // the input is named first.
+            // A null pointer may end the process, so the input is printed first.
             with_current(|input| {
                 _ = writeln!(std::io::stderr(), "{input} asks for {bytes} bytes");
             });
@@ -69,8 +67,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
         unsafe { System.alloc_zeroed(layout) }
     }
 
-    /// Counts the new size as a request of its own and then forgets the old
-    /// one, so a growing vector briefly counts twice, like its memory.
+    /// Counts the new size as a separate request and then subtracts the old size. A growing vector
+    /// is thus briefly counted twice, because both allocations can exist at the same time.
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         if !Self::admit(new_size) {
             return std::ptr::null_mut();
@@ -104,10 +102,10 @@ impl Drop for LimitGuard {
     }
 }
 
-/// Calls `action` and returns the peak of the bytes that it held, beyond what
-/// was allocated before.
+/// Calls `action` and returns the peak number of allocated bytes during the call, minus the number
+/// before the call.
 ///
-/// Allocations of other threads count too.
+/// Allocations of other threads are included.
 pub(crate) fn peak_of(action: impl FnOnce()) -> usize {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);

@@ -1,8 +1,8 @@
-//! Reproducible changes of valid files.
+//! Reproducible mutations of valid files.
 //!
-//! Main type: [`Mutator`]. Changes are chosen so that most inputs pass a
-//! reader's first checks and fail in a later one: a JSON text stays
-//! well-formed, and the header of a safetensors file keeps a matching length.
+//! Main type: [`Mutator`]. Mutations are chosen so that most inputs pass the first checks of a
+//! reader and fail in a later check: JSON text mostly stays well-formed, and the header length of a
+//! safetensors file mostly stays consistent.
 //!
 //! ```text
 //! safetensors   | header length, 8 bytes | header, JSON | values |
@@ -11,8 +11,8 @@
 
 use std::ops::Range;
 
-/// JSON fragments that replace others. They break the structure, change types,
-/// or exceed a number's range.
+/// JSON fragments that are inserted by mutations. They break the structure, change types, or exceed
+/// the range of a number.
 pub const JSON_TOKENS: [&str; 20] = [
     "0", "-1", "0.5", "1e999", "null", "true", "{", "}", "[", "]", ",", ":", "\"", "[]", "{}",
     "\"\"", "\"a\"", "\\u0000", "\u{e9}", "[[[[",
@@ -61,8 +61,8 @@ const INTEGERS: [u64; 16] = [
     u64::MAX,
 ];
 
-/// A random generator that changes files. Holds the state of SplitMix64; equal
-/// seeds make equal changes.
+/// A random generator that mutates files. It contains the state of SplitMix64. Equal seeds give
+/// equal mutations.
 #[derive(Debug)]
 pub struct Mutator(u64);
 
@@ -95,8 +95,8 @@ impl Mutator {
         &choices[self.below(choices.len())]
     }
 
-    /// Changes one to three positions: truncates, removes, repeats, or inserts
-    /// one of `tokens`, a random byte or an integer.
+    /// Mutates one to three positions: truncates the bytes there, removes or repeats a range, or
+    /// inserts one of `tokens`, a random byte or an integer.
     ///
     /// A position is a range of up to eleven bytes.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>, tokens: &[impl AsRef<[u8]>]) {
@@ -120,8 +120,8 @@ impl Mutator {
         }
     }
 
-    /// Changes a JSON text. Three of four changes replace one or two numbers,
-    /// so that the text stays well-formed.
+    /// Mutates a JSON text. Three of four mutations replace one or two numbers, so that the text
+    /// stays well-formed.
     pub fn mutate_json(&mut self, text: &mut Vec<u8>) {
         if self.below(4) == 0 {
             return self.mutate(text, &JSON_TOKENS);
@@ -135,14 +135,13 @@ impl Mutator {
         }
     }
 
-    /// Changes a safetensors file: its header (with a matching length), its
-    /// length, or its values.
+    /// Mutates a safetensors file: its header (with a consistent length), its header length, or its
+    /// values.
     ///
-    /// A file whose header was destroyed by an earlier change is changed like
-    /// any other text.
+    /// If the header was destroyed by an earlier mutation, the file is mutated as plain text.
     pub fn mutate_safetensors(&mut self, file: &mut Vec<u8>) {
         let length = file.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes) as usize);
-        // A file that was changed before may have no header.
+        // A file that was mutated before may have no valid header.
         let Some(length) = length.filter(|length| *length <= file.len() - 8) else {
             return self.mutate(file, &JSON_TOKENS);
         };

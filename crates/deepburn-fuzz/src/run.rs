@@ -1,8 +1,7 @@
-//! The loop over inputs, with limits of time and memory.
+//! The fuzz loop, with time and memory limits.
 //!
-//! Inputs run one after the other on the calling thread. A second thread
-//! watches for inputs that do not end, which no limit in the first one could
-//! stop.
+//! Inputs run sequentially on the calling thread. A second thread detects
+//! inputs that never end, which the calling thread cannot detect itself.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,18 +16,19 @@ use crate::current::{current, set_current};
 use crate::memory::{LimitGuard, MEMORY_LIMIT, peak_of};
 use crate::{Mutator, SeedCorpus, SeedFile};
 
-/// The longest time for an input. Most inputs take less than a millisecond; the
-/// rest is a margin for a busy machine.
+/// The maximum time for an input. Most inputs take less than a millisecond, so
+/// the limit leaves a large margin for busy machines.
 pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// Calls `check` for `DEEPBURN_FUZZ_INPUTS` inputs, by default `default`, and
-/// prints their number, the longest time and the largest memory.
+/// Calls `check` for `DEEPBURN_FUZZ_INPUTS` inputs (or `default` if the
+/// variable is not set), and prints the number of inputs, the maximum time and
+/// the maximum memory use.
 ///
 /// # Panics
 ///
-/// Panics with the seed if an input panics or exceeds a limit. An input that
-/// never ends, or that requests more memory than the limit at once, ends the
-/// process.
+/// Panics with the seed if an input panics or exceeds a limit. If an input
+/// never ends, or requests more memory than the limit at once, the process
+/// ends.
 pub fn fuzz(default: u64, mut check: impl FnMut(&mut Mutator)) {
     let inputs = setting("DEEPBURN_FUZZ_INPUTS", default);
     let first = setting("DEEPBURN_FUZZ_SEED", 1);
@@ -37,18 +37,18 @@ pub fn fuzz(default: u64, mut check: impl FnMut(&mut Mutator)) {
     limited(seeds, again, |seed| check(&mut Mutator::new(seed)));
 }
 
-/// Calls `check` for each file of `corpus`, unchanged and in the order of their
-/// names, under the limits of [`fuzz`].
+/// Calls `check` for each unmodified file of `corpus`, in the order of file
+/// names, with the limits of [`fuzz`].
 ///
 /// # Panics
 ///
-/// Panics with the name of the file if it panics or exceeds a limit.
+/// Panics with the file name if `check` panics or exceeds a limit.
 pub fn replay<'a>(corpus: &'a SeedCorpus, check: impl FnMut(&'a SeedFile)) {
     limited(corpus.files().iter(), |file| format!("the file {} of the corpus", file.name), check);
 }
 
-/// Calls `check` for each of `inputs` under the limits of time and memory.
-/// `named` says what repeats an input.
+/// Calls `check` for each input with time and memory limits. `named` returns a
+/// description of how to reproduce an input.
 fn limited<I>(
     inputs: impl Iterator<Item = I>,
     named: impl Fn(&I) -> String,
@@ -57,7 +57,8 @@ fn limited<I>(
     let (mut slowest, mut largest) = (Duration::ZERO, 0);
     let (mut slowest_name, mut largest_name, mut count) = (String::new(), String::new(), 0);
     thread::scope(|scope| {
-        // Dropped at the end or by a panic, which ends the watchdog.
+        // This value is dropped at the end or on a panic, which ends the
+        // watchdog thread.
         let (_running, ended) = channel();
         scope.spawn(move || watch(&ended));
         let _limit = LimitGuard::new();
@@ -91,7 +92,7 @@ fn limited<I>(
     );
 }
 
-/// Returns a temporary folder, in memory if the system has `/dev/shm`:
+/// Returns a temporary folder. It is in memory if `/dev/shm` exists, because
 /// thousands of inputs write small files.
 ///
 /// # Panics

@@ -1,8 +1,8 @@
 //! Stored inputs of fuzz tests: valid files to mutate, and malformed files that
 //! readers must reject.
 //!
-//! Main type: [`SeedCorpus`]. [`replay`](crate::replay) reads every file unchanged.
-//! Then [`fuzz`](crate::fuzz) changes files of the corpus among others.
+//! Main type: [`SeedCorpus`]. [`replay`](crate::replay) reads every file unchanged. Afterwards
+//! [`fuzz`](crate::fuzz) also uses corpus files as inputs to mutate.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::Mutator;
 /// A file of a seed corpus.
 #[derive(Debug, Clone)]
 pub struct SeedFile {
-    /// The path below the corpus, with the folder that says the format:
+    /// The path relative to the corpus. It starts with a folder that names the format:
     /// `configuration/deep_lists.json`.
     pub name: String,
     /// The contents.
@@ -20,7 +20,7 @@ pub struct SeedFile {
 }
 
 impl SeedFile {
-    /// Returns the name of the folder, which says the format.
+    /// Returns the name of the folder, which is the format of the file.
     pub fn format(&self) -> &str {
         self.name.split_once('/').map_or("", |(format, _)| format)
     }
@@ -31,13 +31,13 @@ impl SeedFile {
     }
 }
 
-/// The seed corpus of a crate: its files in the order of the names.
+/// The seed corpus of a crate: its files, sorted by name.
 #[derive(Debug, Clone)]
 pub struct SeedCorpus(Vec<SeedFile>);
 
 impl SeedCorpus {
-    /// Reads `tests/corpus/FORMAT/FILE` in the folder of a crate, which a test
-    /// has in `CARGO_MANIFEST_DIR`.
+    /// Reads the files `tests/corpus/FORMAT/FILE` in the folder of a crate. Tests pass
+    /// `CARGO_MANIFEST_DIR`.
     ///
     /// # Panics
     ///
@@ -64,14 +64,14 @@ impl SeedCorpus {
         &self.0
     }
 
-    /// Returns a random file for one of four inputs, and `None` for the others,
-    /// which start from files that the test makes.
+    /// Returns a random file for one of four inputs on average. Returns `None` for the other
+    /// inputs, which start from files that the test generates.
     pub fn sometimes(&self, mutator: &mut Mutator) -> Option<&SeedFile> {
         (mutator.below(4) == 0).then(|| mutator.pick(&self.0))
     }
 }
 
-/// Returns the names in a folder.
+/// Returns the file names in a folder.
 fn names(folder: &Path) -> Vec<String> {
     let entries =
         fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));

@@ -1,13 +1,14 @@
-//! One Adam step on the parameters of GPT-2 (124,439,808 elements), beside a copy of as many bytes.
+//! Benchmark of one Adam step on the parameters of GPT-2 (124,439,808 elements), compared with a
+//! copy of the same number of bytes.
 //!
-//! `cargo bench -p deepburn-kernels --bench adam [-- ROUNDS]`; `peer_adamw.py` runs it in turn with
-//! PyTorch's optimizer. Every round times every case once, so that a disturbance of the machine
-//! affects all cases, and a case is compared with the copy of its own round. Medians over the
-//! rounds are printed.
+//! `cargo bench -p deepburn-kernels --bench adam [-- ROUNDS]`; `peer_adamw.py` runs it alternately
+//! with PyTorch's optimizer. Every round times every case once, so that a disturbance of the
+//! machine affects all cases, and each case is compared with the copy of the same round. The
+//! benchmark prints medians over the rounds.
 //!
-//! Bytes are those read and written. A step in single precision reads four floats per element and
-//! writes three. The copy reads 14 bytes per element and writes 14, one long copy per thread. A
-//! step is limited by memory bandwidth, so the copy is its upper bound.
+//! The bandwidth counts the bytes that are read and written. A step in single precision reads four
+//! floats per element and writes three. The copy reads 14 bytes per element and writes 14, one long
+//! copy per thread. A step is limited by memory bandwidth, so the copy is its upper bound.
 
 use deepburn_kernels::{
     Adam, AdamStep, ElementwiseStep, FloatSlice, OwnedSlice, WeightDecay, WorkingCopy,
@@ -18,7 +19,7 @@ use rayon::prelude::*;
 use std::hint::black_box;
 use std::time::Instant;
 
-/// AdamW; the numbers do not affect the time.
+/// AdamW. The values of the hyper-parameters do not affect the time.
 const RULE: Adam = Adam {
     lr: 1e-4,
     beta1: 0.9,
@@ -56,7 +57,7 @@ fn gpt2() -> Vec<usize> {
 
 /// Runs the rounds and prints each case's median time, bandwidth and ratio to the copy.
 fn main() {
-    // `cargo bench` passes `--bench` on.
+    // `cargo bench` passes `--bench` to the program.
     let rounds = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(15);
     let mut bench = Bench::new(gpt2());
     bench.round();
@@ -67,7 +68,8 @@ fn main() {
         let seconds = median(rounds.iter().map(|round| round[case]));
         let of_copy = median(rounds.iter().map(|round| round[0] / round[case]));
         let gigabytes = 28.0 * bench.param.len() as f64 / 1e9;
-        // A working copy adds two bytes to the 28, a 16-bit gradient takes two away.
+        // A working copy adds two bytes to the 28 bytes per element, and a 16-bit gradient saves
+        // two bytes.
         let bytes = if name.starts_with("adam f32 to") { 30.0 / 28.0 } else { 1.0 };
         println!(
             "{name:<20} {seconds:>8.4} s {:>7.2} GB/s {:>6.2} of the copy's bandwidth",
@@ -77,11 +79,11 @@ fn main() {
     }
 }
 
-/// Returns the median; the upper one of two.
+/// Returns the median; for an even number of values, the upper of the two middle values.
 ///
 /// # Panics
 ///
-/// Panics if there is no value.
+/// Panics if `values` is empty.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values = values.collect::<Vec<_>>();
     values.sort_by(f64::total_cmp);
@@ -92,7 +94,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 struct Bench {
     /// The number of elements of each parameter.
     tensors: Vec<usize>,
-    /// The master parameters, one after the other.
+    /// The master weights of all parameters, concatenated.
     param: Vec<f32>,
     /// The first moments.
     m: Vec<f32>,
@@ -116,7 +118,7 @@ struct Bench {
 
 impl Bench {
     /// Allocates the arrays for parameters with these numbers of elements. Gradients are below 1e-2
-    /// and not all alike.
+    /// and have different values.
     fn new(tensors: Vec<usize>) -> Self {
         let len = tensors.iter().sum::<usize>();
         let grad = (0..len).map(|i| ((i % 1009) as f32 - 504.0) * 1e-5).collect::<Vec<_>>();
@@ -159,7 +161,7 @@ impl Bench {
     }
 }
 
-/// Runs a step over tensors that are adjacent in the arrays. A working copy is only supported for a
+/// Runs a step on tensors that are adjacent in the arrays. A working copy is only supported for a
 /// single tensor.
 fn step_over(
     tensors: &[usize],

@@ -1,4 +1,5 @@
-//! Matrix products of GPT-2 124M, beside a register-blocked loop of the same instruction.
+//! Benchmark of the matrix products of GPT-2 124M, compared with a register-blocked loop of the
+//! same instruction.
 //!
 //! `cargo bench -p deepburn-kernels --bench gemm [-- [--json] [ROUNDS] [NAME]]` times the cases
 //! whose name contains `NAME`. Every round times every case once, so that a disturbance of the
@@ -6,7 +7,7 @@
 //!
 //! The limit is the rate at which the threads multiply tiles that stay in their first-level caches,
 //! with the instruction set of the product: AMX-BF16 or AVX512-BF16 for bf16, AVX-512 or AVX2 for
-//! f32. Other processors have no limit here.
+//! f32. No limit is measured for other instruction sets.
 //!
 //! ```text
 //! case            left               right              of a linear layer
@@ -30,11 +31,11 @@ use half::bf16;
 
 /// A product of a layer, forward or backward.
 struct LayerProduct {
-    /// What it computes.
+    /// The name of the product.
     name: &'static str,
     /// Whether the left and the right operand are transposed in memory.
     transposed: [bool; 2],
-    /// `[rows, depth, columns]`, each of which is timed.
+    /// The shapes `[rows, depth, columns]` to time.
     shapes: &'static [[usize; 3]],
 }
 
@@ -68,7 +69,7 @@ struct Case {
     shape: [usize; 3],
     /// The numbers that are multiplied, which are also the type of operands and result.
     arithmetic: Arithmetic,
-    /// One thread or all.
+    /// Whether the product uses one thread or all threads.
     threads: Threads,
     /// Whether the left and the right operand are transposed in memory.
     transposed: [bool; 2],
@@ -191,11 +192,12 @@ fn main() {
     for round in 0..=rounds {
         for (case, limits) in cases.iter_mut().zip(&mut limits) {
             let limit = limit::rate(case.arithmetic, case.thread_count());
-            // As in the loop around `torch.matmul`, operands and result of the same product are in
-            // the caches.
+            // As in the benchmark of `torch.matmul`, operands and result are in the caches, because
+            // the same product ran just before.
             numbers.time(case);
             let seconds = numbers.time(case);
-            // The first round starts threads and touches memory.
+            // The first round is not counted, because it starts threads and touches memory for the
+            // first time.
             if round > 0 {
                 case.seconds.push(seconds);
                 limits.extend(limit);
@@ -232,7 +234,8 @@ fn report(case: &Case, limit: Option<f64>, json: bool) {
     }
 }
 
-/// What the processor can do. Loops over numbers keep the sums in registers.
+/// The multiplication rate that the processor can reach. The loops run over indices, so that the
+/// compiler keeps the sums in registers.
 #[allow(clippy::needless_range_loop)]
 #[cfg(target_arch = "x86_64")]
 mod limit {
@@ -248,7 +251,7 @@ mod limit {
     /// The number of times that a measurement runs the loop.
     const REPEATS: usize = 64;
 
-    /// Returns the rate of all threads together in GFLOP/s; `None` without a loop for the
+    /// Returns the rate of all threads together in GFLOP/s; `None` if there is no loop for the
     /// instruction set. Each thread has its own operands, and the slowest thread counts.
     pub(super) fn rate(arithmetic: Arithmetic, threads: usize) -> Option<f64> {
         type MultiplyTile = unsafe fn(*const u32, *const u32, *mut f32);
@@ -294,7 +297,7 @@ mod limit {
         #[repr(C, align(64))]
         struct TileConfig([u8; 64]);
         let mut config = TileConfig([0; 64]);
-        // Palette 1, and for each of eight registers bytes per row and rows.
+        // Palette 1, then the bytes per row and the number of rows of each of the eight registers.
         config.0[0] = 1;
         for register in 0..8 {
             config.0[16 + 2 * register] = 64;

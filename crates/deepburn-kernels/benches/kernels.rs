@@ -1,4 +1,5 @@
-//! Throughput of the kernels on slices of several sizes, some beside their plain references.
+//! Benchmark of the kernels on slices of several sizes. Some kernels are compared with their plain
+//! references.
 //!
 //! `cargo bench -p deepburn-kernels --bench kernels` prints one line per kernel and size. GB/s
 //! counts the bytes that are read and written (Adam in single precision: four floats read, three
@@ -13,7 +14,7 @@ use half::{bf16, f16};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// AdamW; the numbers do not affect the time.
+/// AdamW. The values of the hyper-parameters do not affect the time.
 const RULE: Adam = Adam {
     lr: 1e-4,
     beta1: 0.9,
@@ -38,7 +39,8 @@ fn main() {
     }
 }
 
-/// Reports an Adam step and its reference. Seven floats per element are moved: 28 bytes.
+/// Reports an Adam step and its reference. Both read and write seven floats per element, which are
+/// 28 bytes.
 fn optimizer(len: usize) {
     let (mut param, grad) = (vec![0.5_f32; len], vec![1e-3_f32; len]);
     let (mut m, mut v) = (vec![0.0_f32; len], vec![0.0_f32; len]);
@@ -74,7 +76,7 @@ fn copies(values: &[f32], mut half: Vec<f16>, mut brain: Vec<bf16>) {
 /// Prints the throughput of `run` on `len` elements, from the fastest of the runs within 200 ms.
 /// The first run is not timed: it touches the memory and starts the threads.
 ///
-/// On a shared machine, the fastest run was disturbed least.
+/// The fastest run is reported because other programs on a shared machine disturbed it least.
 fn report(kernel: &str, len: usize, bytes_per_element: usize, mut run: impl FnMut()) {
     run();
     let (start, mut best) = (Instant::now(), Duration::MAX);

@@ -1,11 +1,12 @@
-"""PyTorch's AdamW on the parameters of GPT-2 (124,439,808 in 148 tensors), in turn with ours.
+"""Compares PyTorch's AdamW with DeepBurn's Adam step on the parameters of GPT-2 (124,439,808 in 148 tensors).
 
     cargo bench -p deepburn-kernels --bench adam --no-run   # prints the program's path
     python crates/deepburn-kernels/benches/peer_adamw.py PROGRAM [ROUNDS]
 
-Each round runs PROGRAM, which times its own steps, and then times one step of each of PyTorch's
-variants, with as many threads. Medians over the rounds are printed, each with PyTorch's time
-divided by ours for the same layout, also a median over rounds. Needs torch (measured with 2.9.0).
+Each round runs PROGRAM, which times DeepBurn's steps, and then times one step of each of PyTorch's
+variants with the same number of threads. The script prints medians over the rounds. For each
+PyTorch variant, it also prints the median ratio of PyTorch's time to DeepBurn's time for the same
+layout. Needs torch (measured with 2.9.0).
 """
 
 import os
@@ -28,7 +29,7 @@ OURS = {"flat": "adam flat", "148 tensors": "adam 148 tensors"}
 
 
 def optimizer(shapes, variant):
-    """AdamW over fresh parameters with gradients, its states made by a first step."""
+    """Returns AdamW over new parameters with gradients, after a first step that initializes its states."""
     parameters = [torch.nn.Parameter(torch.full(shape, 0.5)) for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
@@ -44,7 +45,7 @@ def seconds(step):
 
 
 def ours(program):
-    """Seconds of each case that the program prints, medians of three of its rounds."""
+    """Returns the seconds of each case that the program prints, which are medians over three rounds."""
     printed = subprocess.run([program, "3"], check=True, capture_output=True, text=True).stdout
     found = re.findall(r"^(\S.*?) +(\d+\.\d+) s ", printed, re.MULTILINE)
     return {case: float(number) for case, number in found}

@@ -1,7 +1,8 @@
-//! Adagrad: each element's learning rate falls with the squares of the gradients that it has seen.
+//! Adagrad: the learning rate of each element decreases with the sum of its squared gradients.
 //!
 //! Main type: [`AdagradStep`]. Source: Duchi et al. 2011, diagonal form, with `eps` outside the
-//! root as in PyTorch's `Adagrad`. PyTorch's `lr_decay` is left to learning-rate schedules.
+//! root as in PyTorch's `Adagrad`. PyTorch's `lr_decay` is not implemented, because learning-rate
+//! schedules provide it.
 //!
 //! ```text
 //! g   = grad + weight_decay * p
@@ -13,7 +14,7 @@
 //!
 //! The sum never decreases, so the effective learning rate `lr / sqrt(sum)` falls like
 //! `1 / sqrt(t)` for gradients of constant size. In f32, a square below 6e-8 of the sum no longer
-//! changes it.
+//! changes the sum.
 
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
@@ -34,8 +35,8 @@ pub struct Adagrad {
     pub weight_decay: f64,
 }
 
-/// Runs one step as published. The gradient must already be unscaled; `sum` holds the accumulated
-/// squares.
+/// Runs one Adagrad step (Duchi et al. 2011) in PyTorch's form. The gradient must already be
+/// unscaled; `sum` holds the accumulated squares.
 ///
 /// # Panics
 ///
@@ -62,7 +63,8 @@ pub struct AdagradStep {
 }
 
 impl AdagradStep {
-    /// Returns the step. It needs no time: the accumulated squares have the role of one.
+    /// Returns the step. It does not depend on the step number, because the accumulated squares
+    /// have the same effect.
     pub fn new(rule: &Adagrad) -> Self {
         Self { lr: rule.lr as f32, eps: rule.eps as f32, l2: rule.weight_decay as f32 }
     }
@@ -100,7 +102,7 @@ fn adagrad_tile(
     }
 }
 
-/// The step for one element on a device.
+/// Runs the step for one element on a device.
 ///
 /// | Index of `scalars` | Value |
 /// |---|---|

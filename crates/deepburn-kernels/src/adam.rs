@@ -1,7 +1,7 @@
 //! Adam and AdamW.
 //!
 //! Main type: [`AdamStep`], the scalars of one step. Sources: Kingma & Ba 2015, algorithm 1;
-//! Loshchilov & Hutter 2019, algorithm 2, for the decoupled decay. AMSGrad is not supported.
+//! Loshchilov & Hutter 2019, algorithm 2, for the decoupled weight decay. AMSGrad is not supported.
 //!
 //! ```text
 //! p = p * (1 - lr * decay)                                AdamW
@@ -11,15 +11,15 @@
 //! p = p - lr * (m / bias1) / (sqrt(v / bias2) + eps)      bias = 1 - beta^t
 //! ```
 //!
-//! The states are two f32 arrays, the moments. Together with an f32 master and a 16-bit working
-//! copy, an element takes 14 bytes without its gradient.
+//! The states are two f32 arrays, the moments. Together with an f32 master weight and a 16-bit working copy, an element
+//! takes 14 bytes, not counting its gradient.
 //!
 //! # Numerics
 //!
-//! All element-wise arithmetic is f32. `(1 - beta2) * g^2` underflows to 0 for gradients below about
-//! 1e-21, whose step is then `m / eps`. It overflows above about 6e20, after which the element no
-//! longer moves. The gradient is multiplied by its factor before it is squared, so a loss scale does
-//! not shift these limits. A step whose gradient is not finite must be skipped by the caller.
+//! All element-wise arithmetic is f32. `(1 - beta2) * g^2` underflows to 0 for gradients below about 1e-21, whose step
+//! is then `m / eps`. It overflows above about 6e20, after which the element no longer changes. The gradient is
+//! multiplied by its factor before it is squared, so a loss scale does not shift these limits. The caller must skip a
+//! step whose gradient is not finite.
 
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
@@ -57,7 +57,7 @@ pub struct Adam {
 }
 
 impl Adam {
-    /// Returns `1 - beta1^t` and `1 - beta2^t`; ones without bias correction.
+    /// Returns `1 - beta1^t` and `1 - beta2^t`, or 1 and 1 without bias correction.
     fn biases(&self, t: u64) -> (f64, f64) {
         check_time("adam", t);
         if self.bias_correction {
@@ -68,8 +68,9 @@ impl Adam {
     }
 }
 
-/// Runs one step at time `t` (from 1) as published. The gradient must already
-/// be unscaled.
+/// Runs step `t`, counted from 1, of Adam (Kingma & Ba, 2015) with L2 weight decay, or with
+/// decoupled weight decay (AdamW, Loshchilov & Hutter, 2019). As in PyTorch, the decoupled decay
+/// multiplies the parameter by `1 - lr * decay`. The gradient must already be unscaled.
 ///
 /// # Panics
 ///
@@ -109,8 +110,8 @@ pub fn adam_reference<R: Real>(
 
 /// The scalars of one step, computed in `f64` and rounded once.
 ///
-/// They include both forms of weight decay, with a neutral number for the
-/// unused one, so that one loop without a branch serves both.
+/// They include both forms of weight decay. The unused form has a neutral value, so one loop
+/// without a branch implements both forms.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamStep {
     /// `1 - beta1`.
@@ -121,18 +122,18 @@ pub struct AdamStep {
     gain2: f32,
     /// Added to the square root of the second moment.
     eps: f32,
-    /// `lr / bias1`: the correction of the first moment.
+    /// `lr / bias1`: the learning rate with the bias correction of the first moment.
     step_size: f32,
-    /// The square root of `bias2`, by which the root of the second moment is divided.
+    /// The square root of `bias2`. The square root of the second moment is divided by it.
     sqrt_bias2: f32,
-    /// `1 - lr * decay` when decoupled, else 1.
+    /// `1 - lr * decay` for decoupled weight decay, otherwise 1.
     keep: f32,
-    /// `decay` when L2, else 0.
+    /// `decay` for L2 weight decay, otherwise 0.
     l2: f32,
 }
 
 impl AdamStep {
-    /// Returns the step at time `t`, the number of the update from 1.
+    /// Returns step `t`, counted from 1.
     ///
     /// # Panics
     ///
@@ -175,7 +176,7 @@ impl Elementwise<2> for AdamStep {
     }
 }
 
-/// The loop over a tile. A gradient that is not finite makes the moments and the parameter of its
+/// Updates a tile. A gradient that is not finite makes only the moments and the parameter of its
 /// own element NaN or infinite.
 #[inline(always)]
 fn adam_tile(
@@ -195,14 +196,14 @@ fn adam_tile(
     }
 }
 
-/// Returns `from + weight * (to - from)`, computed from the nearer end, so that
-/// weight 1 returns exactly `to`.
+/// Returns `from + weight * (to - from)`. It is computed from the nearer end, so that weight 1
+/// returns exactly `to`.
 #[inline(always)]
 pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
     if weight < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
 }
 
-/// The step for one element on a device.
+/// Runs the step for one element on a device.
 ///
 /// | Index of `scalars` | Value |
 /// |---|---|
@@ -247,7 +248,7 @@ mod tests {
     use proptest::prelude::*;
     use std::ops::Range;
 
-    /// A step on a gradient in single precision, without a working copy.
+    /// Runs a step on a gradient in single precision, without a working copy.
     fn update(step: &AdamStep, grad_scale: f32, grad: &[f32], [param, m, v]: [&mut [f32]; 3]) {
         ElementwiseStep::from(*step).update(
             grad_scale,
@@ -263,7 +264,7 @@ mod tests {
     const GRADIENTS: [f64; 5] = [0.5, -0.25, 0.125, 1.0, 0.0];
 
     /// `[p, m, v]` after each of five steps from `p = 1` with [`GRADIENTS`], lr .1, betas .9/.999,
-    /// eps 1e-8; computed in double precision from the published formulae by a separate program.
+    /// eps 1e-8; computed in double precision from the published formulas by a separate program.
     struct Golden {
         rule: Adam,
         states: [[f64; 3]; 5],
@@ -320,7 +321,7 @@ mod tests {
             let (mut p, mut m, mut v) = ([1.0_f64], [0.0], [0.0]);
             for (i, (g, expected)) in GRADIENTS.iter().zip(golden.states).enumerate() {
                 adam_reference(&golden.rule, i as u64 + 1, &mut p, &[*g], &mut m, &mut v);
-                // Different but equivalent orders of f64 operations: some 1e-16 a step.
+                // The orders of f64 operations are different but equivalent, which gives errors of some 1e-16 per step.
                 for (actual, expected) in [p[0], m[0], v[0]].into_iter().zip(expected) {
                     assert!((actual - expected).abs() < 1e-12, "{actual} {expected}");
                 }
@@ -334,7 +335,8 @@ mod tests {
             let (mut p, mut m, mut v) = ([1.0_f32], [0.0_f32], [0.0_f32]);
             for (i, (g, expected)) in GRADIENTS.iter().zip(golden.states).enumerate() {
                 let step = AdamStep::new(&golden.rule, i as u64 + 1);
-                // Half the gradient and twice the scale: the multiplier is really applied.
+                // The gradient is halved and the scale doubled, which checks that the scale is
+                // applied.
                 update(&step, 2.0, &[*g as f32 / 2.0], [&mut p, &mut m, &mut v]);
                 let narrowed = expected.map(|x| x as f32);
                 // Five steps of a dozen roundings of 6e-8 each, on numbers up to 1.
@@ -364,7 +366,7 @@ mod tests {
             let g = p.map(|p| p / t as f32);
             update(&AdamStep::new(&rule, t), 1.0, &g, [&mut p, &mut m, &mut v]);
         }
-        // PyTorch fuses a multiply-add in the first moment: a last bit now and then.
+        // PyTorch fuses a multiply-add in the first moment, so the last bit can differ.
         assert_close(&p, &TORCH_ADAMW, 3e-7, 1e-9);
     }
 
@@ -403,15 +405,15 @@ mod tests {
             };
             ElementwiseStep::from(AdamStep::new(rule, t)).update(0.25, grad.gradient(), slice);
             adam_reference(rule, t, &mut p64, &g64, &mut m64, &mut v64);
-            // The working copy is the parameter, rounded: to the bit.
+            // The working copy is exactly the rounded parameter.
             assert!(kind == 0 || *working == Held::all(&param)[kind]);
         }
         let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
         // Relative: at each of three steps `1 - lr * decay` is narrowed, the decayed parameter is
         // rounded and so is the new one, and the reference is narrowed once: ten times 2^-24.
-        // Absolute: three updates of at most lr 1e-2, each wrong by some 1e-6 of itself (1 - .999
-        // alone is narrowed from 1e-3 with 6e-8, 1 - beta2^t likewise). What the gradient was held
-        // in adds nothing: the reference reads the same numbers.
+        // Absolute: three updates of at most lr 1e-2, each with a relative error of some 1e-6 (1 -
+        // .999 alone is narrowed from 1e-3 with 6e-8, 1 - beta2^t likewise). The type of the
+        // gradient adds no error, because the reference reads the same numbers.
         assert_close(&param, &narrowed, 6e-7, 5e-8);
     }
 

@@ -1,5 +1,5 @@
-//! Divides long slices among cores, in blocks of a fixed size. The size never depends on the number
-//! of threads, so no result does.
+//! Division of long slices among cores, in blocks of a fixed size. The size does not depend on the
+//! number of threads, so results do not depend on it either.
 //!
 //! ```text
 //! slice   | block 0 | block 1 | block 2 | ...      16,384 elements: the work of one thread, second-level cache
@@ -12,21 +12,21 @@ use rayon::prelude::*;
 /// Adam, fill half of a second-level cache of 512 KiB.
 pub(crate) const BLOCK: usize = 16 * 1024;
 
-/// The number of elements that several loops process one after the other. They
-/// stay in the first-level cache, and compilers vectorise loops over few slices
-/// of one type best.
+/// The number of elements that several loops process one after the other. These elements stay in
+/// the first-level cache. Several short loops are used because compilers vectorise loops over few
+/// slices of one type best.
 pub(crate) const TILE: usize = 512;
 
-/// Shorter slices stay on the calling thread, because waking other threads
-/// costs more than it saves.
+/// The length from which slices are processed in parallel. Shorter slices are processed on the
+/// calling thread, because waking other threads costs more than it saves.
 pub(crate) const PARALLEL_FROM: usize = 4 * BLOCK;
 
-/// Runs a loop over a block with the widest vectors that this processor has.
+/// Runs a loop over a block with the widest vector instructions of this processor.
 ///
 /// The loop is compiled once for each instruction set. It must be inlined into `block` completely,
 /// and `block` itself must be `#[inline(always)]`: a function that is not inlined is compiled for
-/// the baseline set only. All instruction sets give the same bits, because the compiler never fuses
-/// a multiplication with an addition.
+/// the baseline set only. All instruction sets give bitwise identical results, because the compiler
+/// never fuses a multiplication with an addition.
 pub(crate) fn vectorized<R>(block: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(block)
 }
@@ -52,8 +52,8 @@ pub(crate) fn map_blocks<A: Send, B: Sync, R: Send>(
     blocks.map(|(out, from)| block(out, from)).collect()
 }
 
-/// Panics unless all slices have the length of the first one. `kernel` and the names are for the
-/// message.
+/// Checks that all slices have the length of the first slice, and panics otherwise. The message
+/// contains `kernel` and the names.
 pub(crate) fn check_lengths(kernel: &str, first: (&str, usize), others: &[(&str, usize)]) {
     let (first, expected) = first;
     for (name, len) in others {
@@ -65,7 +65,8 @@ pub(crate) fn check_lengths(kernel: &str, first: (&str, usize), others: &[(&str,
     }
 }
 
-/// Panics unless `t` is at least 1: bias corrections divide by `1 - beta^t`.
+/// Checks that `t` is at least 1, because bias corrections divide by `1 - beta^t`. Panics
+/// otherwise.
 pub(crate) fn check_time(kernel: &str, t: u64) {
     assert!(t >= 1, "{kernel}: optimizer time is {t}; the first step has time 1");
 }

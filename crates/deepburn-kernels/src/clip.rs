@@ -1,4 +1,4 @@
-//! Unscaling and clipping, combined in one factor of the gradient.
+//! Unscaling and gradient clipping, combined in one factor.
 //!
 //! ```text
 //! norm   = scaled_norm / scale
@@ -6,23 +6,24 @@
 //!        = clip / (scale * (norm + 1e-6))      otherwise
 //! ```
 //!
-//! The same rule as `torch.nn.utils.clip_grad_norm_` and DeepSpeed's
+//! This is the rule of `torch.nn.utils.clip_grad_norm_` and of DeepSpeed's
 //! `unscale_and_clip_grads`.
 
-/// Added to the norm before the comparison with the limit, as in DeepSpeed and
+/// Added to the norm before it is compared with the limit, as in DeepSpeed and
 /// PyTorch.
 const NORM_EPS: f64 = 1e-6;
 
 /// Returns the factor that unscales a gradient and clips it to a global norm.
 ///
 /// `scaled_norm` is the global norm of the scaled gradients, `scale` the loss
-/// scale of their backward pass, and `clip` the largest unscaled norm (`None`
-/// for no limit). Clipping multiplies by `clip / (norm + 1e-6)` if that is
-/// below 1.
+/// scale of their backward pass, and `clip` the maximum unscaled norm (`None`
+/// for no limit). Clipping multiplies by `clip / (norm + 1e-6)` if this
+/// quotient is below 1.
 ///
-/// Combining both in one factor avoids a pass over the gradients, and rounds
-/// each of them once. A norm that is not finite returns NaN: such a step must
-/// be skipped, and if it were applied by mistake, NaN would reveal it.
+/// Combining unscaling and clipping in one factor avoids a pass over the
+/// gradients and rounds each element only once. If the norm is not finite, the
+/// function returns NaN. Such a step must be skipped; if it is applied by
+/// mistake, the NaN makes the error visible.
 pub fn unscale_and_clip(scaled_norm: f64, scale: f64, clip: Option<f64>) -> f64 {
     if !scaled_norm.is_finite() {
         return f64::NAN;

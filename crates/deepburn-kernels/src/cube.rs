@@ -1,13 +1,14 @@
 //! The kernels for GPUs, in CubeCL.
 //!
-//! They work on [`DeviceBuffer`]s, flat arrays in device memory, with the formulae and the order of
-//! operations of the CPU kernels. Results are written in place, so nobody else may hold the buffers
-//! that a kernel updates. Launches are queued and return at once; only [`gradient_stats`] waits for
-//! the device.
+//! The kernels work on [`DeviceBuffer`]s, flat arrays in device memory, with the formulas and the
+//! order of operations of the CPU kernels. Results are written in place, so the buffers that a
+//! kernel updates must not be shared. Launches are queued and return at once; only
+//! [`gradient_stats`] waits for the device.
 //!
-//! Results agree with the CPU's up to the last bits: a device may fuse a multiplication with an
-//! addition, and it has a square root and a division of its own. A shader compiler may assume that
-//! there is no infinity and no NaN, so whether a number is finite is decided by its bits.
+//! Results can differ from the CPU's in the last bits: a device may fuse a multiplication with an
+//! addition, and its square root and division may round differently. A shader compiler may assume
+//! that there are no infinities and NaNs, so the kernels test the bits of a number to check whether
+//! it is finite.
 
 mod cast;
 mod device_buffer;

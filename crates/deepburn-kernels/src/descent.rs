@@ -1,8 +1,7 @@
 //! A step along a given direction, with decoupled weight decay.
 //!
-//! Main type: [`DescentStep`]. It is the last part of LAMB and Muon, which need more than one
-//! element to find the direction: LAMB the norms of complete tensors, Muon an orthogonalised
-//! matrix.
+//! Main type: [`DescentStep`]. It is the last part of LAMB and Muon, whose updates are not purely
+//! element-wise: LAMB needs the norms of complete tensors, and Muon an orthogonalised matrix.
 //!
 //! ```text
 //! LambStep, MuonMomentumStep     element-wise: moments and direction
@@ -18,7 +17,7 @@ use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
 
-/// Runs the step as `param = param * keep - rate * direction`.
+/// Computes `param = param * keep - rate * direction`.
 ///
 /// # Panics
 ///
@@ -31,13 +30,14 @@ pub fn descent_reference<R: Real>(keep: f64, rate: f64, param: &mut [R], directi
     }
 }
 
-/// The scalars of one step, rounded from `f64` once. The direction takes the place of the gradient
-/// and is multiplied by its factor `grad_scale`, too.
+/// The scalars of one step, rounded from `f64` once. The direction is passed as the gradient and is
+/// multiplied by `grad_scale` as well.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DescentStep {
-    /// The factor of the parameter: `1 - lr * weight_decay`.
+    /// The factor by which the parameter is multiplied: `1 - lr * weight_decay`.
     keep: f32,
-    /// The factor of the direction: the step size, with LAMB's trust ratio.
+    /// The factor by which the direction is multiplied: the step size, for LAMB times the trust
+    /// ratio.
     rate: f32,
 }
 
@@ -53,7 +53,7 @@ impl Elementwise<0> for DescentStep {
     const NAME: &'static str = "descent";
     const ARRAYS: [&'static str; 0] = [];
 
-    /// Moves a tile of the parameter against the direction. Nothing else is updated.
+    /// Moves a tile of the parameter against the direction and updates no other array.
     #[inline(always)]
     fn tile(self, grad_scale: f32, param: &mut [f32], direction: &[f32], []: [&mut [f32]; 0]) {
         let Self { keep, rate } = self;
@@ -69,7 +69,7 @@ impl Elementwise<0> for DescentStep {
     }
 }
 
-/// The step for one element on a device. `scalars` are `keep` and `rate`.
+/// Runs the step for one element on a device. `scalars` are `keep` and `rate`.
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for DescentStep {
@@ -106,7 +106,7 @@ mod tests {
             update(DescentStep::new(0.999, 0.02), 0.5, &mut p, &direction, &mut []);
             descent_reference(0.999, 0.02, &mut p64, &direction64);
             let narrowed = p64.iter().map(|x| *x as f32).collect::<Vec<_>>();
-            // Four roundings of 2^-24 of numbers below 1: keep, its product, the sum, the reference.
+            // Four roundings of 2^-24 of numbers below 1: `keep`, its product, the sum and the reference.
             assert_close(&p, &narrowed, 0.0, 2.4e-7);
         }
     }

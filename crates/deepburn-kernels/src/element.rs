@@ -1,7 +1,7 @@
 //! The number formats of gradients and working copies.
 //!
 //! Main type: [`Element`]. Conversions are branch-free integer code that the compiler vectorises
-//! for any instruction set, so there is a single version with the same bits everywhere. Tests
+//! for any instruction set, so a single version gives identical bits on every machine. Tests
 //! compare them with the scalar conversions of `half`.
 //!
 //! ```text
@@ -18,12 +18,12 @@ use std::fmt::Debug;
 pub trait Element: Copy + Debug + Send + Sync + 'static {
     /// Converts to `f32` exactly; NaN stays NaN.
     fn widen(self) -> f32;
-    /// Rounds to the nearest number, ties to even. Numbers that round beyond the largest one become
-    /// infinite; NaN stays NaN and becomes quiet.
+    /// Rounds to the nearest number, ties to even. Values that round beyond the largest finite
+    /// number become infinite. NaN stays NaN and becomes quiet.
     fn narrow(value: f32) -> Self;
 
-    /// Returns the elements as `f32`. They are converted into `room`, which must have the same
-    /// length, unless they already are `f32`.
+    /// Returns the elements as `f32`. Unless they already are `f32`, they are converted into
+    /// `room`, which must have the same length.
     #[inline(always)]
     fn widen_all<'a>(elements: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {
         for (wide, x) in room.iter_mut().zip(elements) {
@@ -85,9 +85,8 @@ impl Element for bf16 {
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         let bits = value.to_bits();
-        // Adds just under half a unit, or exactly half if the kept bits are
-        // odd. A carry into the kept bits is then the rounding, including a
-        // carry into the exponent.
+        // Adds just under half a unit, or exactly half a unit if the remaining bits are odd. The
+        // carry into the remaining bits, and into the exponent, performs the rounding.
         let odd = (bits >> 16) & 1;
         let rounded = bits.wrapping_add(0x7FFF + odd) >> 16;
         // Sets the quiet bit. Otherwise a NaN whose payload is only in the
@@ -101,21 +100,21 @@ impl Element for bf16 {
 const REBIAS: u32 = (127 - 15) << 23;
 /// 2^-14, the smallest normal `f16`.
 const F16_NORMAL: u32 = (127 - 14) << 23;
-/// 2^16, from which every number is infinite. Smaller numbers that round to it
-/// carry automatically.
+/// 2^16, from which on every number becomes infinite. Smaller numbers that round to it become
+/// infinite by the carry.
 const F16_OVERFLOW: u32 = (127 + 16) << 23;
 /// 2^-24, the unit of subnormal `f16` numbers.
 const F16_UNIT: f32 = 1.0 / (1 << 24) as f32;
 
 /// The exponent of an f16 is 5 bits with bias 15. Normal numbers are converted by moving the
-/// fraction and changing the bias, subnormal ones by an f32 operation that is exact or rounds in
-/// the right place.
+/// fraction and changing the bias, subnormal numbers by an f32 operation that is exact or rounds at
+/// the right bit.
 impl Element for f16 {
     #[inline(always)]
     fn widen(self) -> f32 {
         let bits = u32::from(self.to_bits());
         let magnitude = bits & 0x7FFF;
-        // The fraction moves to its place and the exponent to the larger bias.
+        // The fraction is shifted to its position, and the exponent gets the larger bias.
         let normal = (magnitude << 13) + REBIAS;
         // Infinity and NaN have the largest exponent in both formats.
         let special = normal + REBIAS;
@@ -130,10 +129,11 @@ impl Element for f16 {
     fn narrow(value: f32) -> Self {
         let bits = value.to_bits();
         let magnitude = bits & 0x7FFF_FFFF;
-        // The addition rounds as for bf16, and the subtraction moves the exponent to the other bias.
+        // The addition rounds as for bf16, and the subtraction changes the bias of the exponent.
         let odd = (magnitude >> 13) & 1;
         let normal = magnitude.wrapping_sub(REBIAS).wrapping_add(0xFFF + odd) >> 13;
-        // 0.5 has the same unit in the last place as the subnormal f16, so the sum rounds to it.
+        // 0.5 has the same unit in the last place as a subnormal f16, so the sum is rounded to this
+        // unit.
         let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
         let quiet = (magnitude >> 13) & 0x3FF | 0x7E00;
         let finite = if magnitude < F16_NORMAL { subnormal } else { normal };
@@ -148,13 +148,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Every 16-bit pattern, the `f32` it stands for and the ones beside it, the midpoints between
-    /// it and the next one up and the ones beside those, of both signs.
+    /// For every 16-bit pattern: its `f32` value and the midpoint to the next larger value, each
+    /// with its neighbours, for both signs.
     fn neighbourhoods(widen: impl Fn(u16) -> f32) -> impl Iterator<Item = f32> {
         (0..=u16::MAX).flat_map(move |bits| {
             let here = widen(bits).to_bits();
-            // In f32 bits, numbers of one sign are ordered as integers are; the distance to the
-            // next pattern is halved exactly, between subnormals as well.
+            // As bit patterns, f32 numbers of one sign have the order of integers. The distance to
+            // the next pattern is halved exactly, also between subnormal numbers.
             let next = widen(bits.wrapping_add(1)).to_bits();
             let middle = here.wrapping_add(next.wrapping_sub(here) / 2);
             let halfway =
@@ -166,8 +166,8 @@ mod tests {
         })
     }
 
-    /// Where the formats end: the largest numbers, what rounds to infinity, the smallest ones and
-    /// their halves, NaNs with payloads in the kept and in the dropped bits.
+    /// The limits of the formats: the largest numbers, numbers that round to infinity, the smallest
+    /// numbers and their halves, and NaNs with payloads in the kept and in the dropped bits.
     fn edges() -> Vec<f32> {
         let bits = [0x7F80_0001, 0x7F80_1FFF, 0x7FC0_0000, 0x7FFF_FFFF, 0x7F81_0000, 0x0000_0001];
         let mut edges = bits.map(f32::from_bits).to_vec();

@@ -1,11 +1,10 @@
 //! Element-wise optimizer steps.
 //!
-//! Main types: [`Elementwise`], the scalars of one step of an optimizer with its
-//! loop over a tile, and [`OwnedSlice`], the slices that it updates. An optimizer
-//! is a file with its reference, its loop over a tile and, with the feature
-//! `cube`, its function for one element on a device. A line of the table in
-//! `elementwise_step.rs` registers it. Threads, 16-bit gradients and working
-//! copies are common to all optimizers and implemented here.
+//! Main types: [`Elementwise`], the scalars of one step of an optimizer with its loop over a tile,
+//! and [`OwnedSlice`], the slices that it updates. Each optimizer has a file with its reference,
+//! its loop over a tile and, with the feature `cube`, its function for one element on a device. A
+//! line of the table in `elementwise_step.rs` registers the optimizer. Threading, 16-bit gradients
+//! and working copies are common to all optimizers and implemented here.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, check_lengths, vectorized};
 use crate::element::Element;
@@ -13,8 +12,7 @@ use crate::float_slice::{FloatSlice, with_elements};
 use crate::working::WorkingCopy;
 use rayon::prelude::*;
 
-/// The scalars of one step of an optimizer with `STATES` arrays beside the
-/// parameter.
+/// The scalars of one step of an optimizer with `STATES` state arrays.
 ///
 /// A type implements this for only one number of arrays, so that the table of
 /// steps can infer it.
@@ -32,16 +30,15 @@ pub(crate) trait Elementwise<const STATES: usize>: Copy + Send + Sync + 'static 
     /// [`Elementwise::tile`]'s arguments.
     const ARRAYS: [&'static str; STATES];
 
-    /// Updates some elements. All slices have the same length, and the gradient
-    /// is multiplied by `grad_scale` when it is read.
+    /// Updates the elements of a tile. All slices have the same length, and the gradient is
+    /// multiplied by `grad_scale` when it is read.
     ///
     /// Implementations are marked `#[inline(always)]`, so that their loop is
     /// compiled for each instruction set. The loop takes each slice as a
     /// separate argument, which tells the compiler that they do not overlap.
     fn tile(self, grad_scale: f32, param: &mut [f32], grad: &[f32], states: [&mut [f32]; STATES]);
 
-    /// Returns the scalars for [`ElementKernel`](crate::cube::ElementKernel),
-    /// without the factor of the gradient.
+    /// Returns the scalars for [`ElementKernel`](crate::cube::ElementKernel), without `grad_scale`.
     #[cfg(feature = "cube")]
     fn scalars(&self) -> Vec<f32>;
 }
@@ -49,12 +46,12 @@ pub(crate) trait Elementwise<const STATES: usize>: Copy + Send + Sync + 'static 
 /// The slices that one step updates, all of equal length.
 #[derive(Debug)]
 pub struct OwnedSlice<'a, 's> {
-    /// The master parameter.
+    /// The master weights.
     pub param: &'a mut [f32],
-    /// The optimizer's arrays, zero before the first step. A step uses the
-    /// first [`ElementwiseStep::states`](crate::ElementwiseStep::states) of them and does not touch the others.
+    /// The optimizer states, zero before the first step. A step uses the first
+    /// [`ElementwiseStep::states`](crate::ElementwiseStep::states) of them and does not touch the others.
     pub states: &'a mut [&'s mut [f32]],
-    /// The 16-bit copy, to which the rounded new parameter is written.
+    /// The 16-bit working copy, which receives the rounded updated weights.
     pub working: Option<WorkingCopy<'a>>,
 }
 
@@ -87,7 +84,7 @@ pub(crate) fn update<S: Elementwise<N>, const N: usize>(
         check_lengths(S::NAME, ("param", len), &[(name, state.len())]);
     }
     with_elements!(grad, grad => match working {
-        // A slice of elements of size zero: nothing is allocated or written.
+        // A slice of zero-sized elements, so nothing is allocated or written.
         None => {
             update_all(step, grad_scale, Slices { param, grad, states, working: &mut vec![(); len] });
         }
@@ -100,28 +97,27 @@ pub(crate) fn update<S: Elementwise<N>, const N: usize>(
     });
 }
 
-/// An [`OwnedSlice`] with its gradient, or a part of both.
+/// An [`OwnedSlice`] with its gradient, or a range of both.
 pub(crate) struct Slices<'a, G, W, const STATES: usize> {
-    /// The master parameter.
+    /// The master weights.
     pub(crate) param: &'a mut [f32],
     /// The gradient in its own type.
     pub(crate) grad: &'a [G],
-    /// The arrays of the optimizer that the step uses.
+    /// The optimizer states that the step uses.
     pub(crate) states: [&'a mut [f32]; STATES],
     /// The working copy; elements of type `()` if there is none.
     pub(crate) working: &'a mut [W],
 }
 
 impl<G, W, const N: usize> Slices<'_, G, W, N> {
-    /// Splits the slices at a block near the middle; a single block is not
-    /// split.
+    /// Splits the slices at a block boundary near the middle. A single block is not split.
     fn split(self) -> (Self, Option<Self>) {
         let len = self.param.len();
         if len <= BLOCK {
             return (self, None);
         }
         // Parts end at multiples of a block. Elements do not depend on each other, so the division
-        // changes no bits; it only keeps the tiles full.
+        // does not change results; it only keeps the tiles full.
         let middle = len.div_ceil(BLOCK) / 2 * BLOCK;
         let (param, param_tail) = self.param.split_at_mut(middle);
         let (grad, grad_tail) = self.grad.split_at(middle);
@@ -136,8 +132,8 @@ impl<G, W, const N: usize> Slices<'_, G, W, N> {
     }
 }
 
-/// Processes all elements, on the calling thread below [`PARALLEL_FROM`] and otherwise in blocks on
-/// all threads.
+/// Processes all elements: on the calling thread if there are fewer than [`PARALLEL_FROM`],
+/// otherwise in blocks on all threads.
 fn update_all<S: Elementwise<N>, G: Element, W: Element, const N: usize>(
     step: S,
     grad_scale: f32,

@@ -1,6 +1,6 @@
 //! One step of any element-wise optimizer.
 //!
-//! Main type: [`ElementwiseStep`]. Its table has a line for each optimizer.
+//! Main type: [`ElementwiseStep`], declared by a table with one line per optimizer.
 
 use crate::elementwise::{array_names, update};
 use crate::{
@@ -36,14 +36,15 @@ macro_rules! elementwise_steps {
             /// element by element and multiplied by `grad_scale`.
             ///
             /// # Panics
-            /// When the slices differ in length or there are fewer state arrays than the step uses.
+            /// Panics if the slices differ in length, or if there are fewer state arrays than the
+            /// step uses.
             pub fn update(&self, grad_scale: f32, grad: FloatSlice<'_>, slice: OwnedSlice<'_, '_>) {
                 match *self {
                     $(Self::$variant(step) => update(step, grad_scale, grad, slice),)+
                 }
             }
 
-            /// Runs the same step on a device.
+            /// Runs the step on a device.
             #[cfg(feature = "cube")]
             pub(crate) fn launch<R: cubecl::Runtime>(
                 &self,
@@ -73,38 +74,38 @@ elementwise_steps! {
     Lion(LionStep),
     /// Adagrad. Array: the accumulated squares.
     Adagrad(AdagradStep),
-    /// LAMB's moments and direction. Arrays: both moments and the direction. The parameter does not
-    /// change.
+    /// LAMB's moments and direction. Arrays: both moments and the direction. Does not change the
+    /// parameter.
     Lamb(LambStep),
-    /// Muon's momentum and direction. Arrays: the momentum and the direction. The parameter does
-    /// not change.
+    /// Muon's momentum and direction. Arrays: the momentum and the direction. Does not change the
+    /// parameter.
     MuonMomentum(MuonMomentumStep),
     /// A step along a direction, which is passed as the gradient. No arrays.
     Descent(DescentStep),
-    /// 1-bit Adam's momentum of a rank's own gradient. Arrays: both moments and the local momentum.
-    /// Only the local momentum changes.
+    /// 1-bit Adam's local momentum, computed from the rank's own gradient. Arrays: both moments and
+    /// the local momentum. Only the local momentum changes.
     LocalMomentum(LocalMomentumStep),
-    /// 1-bit Adam's update along a momentum, which is passed as the gradient. Arrays: both moments.
-    /// The second one does not change.
+    /// 1-bit Adam's update along the averaged momentum, which is passed as the gradient. Arrays:
+    /// both moments. The second moment does not change.
     FrozenAdam(FrozenAdamStep),
-    /// 1-bit LAMB's moments and direction for a momentum, which is passed as the gradient. Arrays:
-    /// both moments, the fresh second moment and the direction. The parameter and the frozen second
-    /// moment do not change.
+    /// 1-bit LAMB's moments and direction for the averaged momentum, which is passed as the
+    /// gradient. Arrays: both moments, the fresh second moment and the direction. The parameter and
+    /// the frozen second moment do not change.
     FrozenLamb(FrozenLambStep),
-    /// 0/1 Adam's step with a rank's own gradient. Arrays: both moments, the movement since the
-    /// last exchange, and the common parameter. The second moment does not change.
+    /// 0/1 Adam's local step with the rank's own gradient. Arrays: both moments, the movement since
+    /// the last exchange, and the common parameter. The second moment does not change.
     LocalAdam(LocalAdamStep),
-    /// 0/1 Adam's movement of a rank. Arrays: both moments, the movement before the step, and the
-    /// movement to exchange. Only the last one changes.
+    /// 0/1 Adam's local movement. Arrays: both moments, the movement before the step, and the
+    /// movement to exchange. Only the movement to exchange changes.
     LocalMovement(LocalMovementStep),
     /// 0/1 Adam's update along the mean movement, which is passed as the gradient. The arrays are
-    /// those for the local step.
+    /// the same as for the local step.
     AgreedMovement(AgreedMovementStep),
 }
 
 impl Sgd {
-    /// Returns the step at time `t`, the number of this update from 1. With a momentum factor of 0,
-    /// it needs no state and does not change a momentum that is passed.
+    /// Returns step `t`, counted from 1. With a momentum factor of 0, the step needs no state and
+    /// does not change a momentum array that is passed.
     ///
     /// # Panics
     ///
@@ -127,7 +128,7 @@ mod tests {
         Adagrad, Adam, FrozenAdam, FrozenLamb, Lamb, Lion, MuonMomentum, Sgd, WeightDecay,
     };
 
-    /// Every step, with settings that use all of its scalars.
+    /// Returns every step, with settings that use all scalars of the step.
     fn steps() -> Vec<ElementwiseStep> {
         let adam = Adam {
             lr: 0.1,
@@ -172,12 +173,12 @@ mod tests {
         ]
     }
 
-    /// Parameter and states after a step, and the working copy in the format of `grad`.
+    /// Returns parameter and states after a step, and the working copy in the format of `grad`.
     fn run(step: ElementwiseStep, grad: &Held) -> (Vec<Vec<f32>>, Held) {
         let len = grad.gradient().len();
         let mut param = noise(len, 1);
         let states = (0..step.states()).map(|i| strong_noise(len, 2 + i as u64));
-        // Of one sign: some of them are sums of squares.
+        // The states are positive, because some of them are sums of squares.
         let mut states: Vec<Vec<f32>> =
             states.map(|state| state.into_iter().map(f32::abs).collect()).collect();
         let mut working = grad.clone();
@@ -200,7 +201,7 @@ mod tests {
                 let (found, working) = run(step, grad);
                 let (expected, _) = run(step, &Held::F32(widened));
                 assert!(found == expected, "{step:?}");
-                // The working copy is the parameter, rounded: to the bit.
+                // The working copy is exactly the rounded parameter.
                 assert!(kind == 0 || working == Held::all(&found[0])[kind], "{step:?}");
             }
         }

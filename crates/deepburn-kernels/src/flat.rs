@@ -1,11 +1,11 @@
-//! Many slices in one flat buffer and back: the layout of a bucket for a collective.
+//! Concatenation of many slices in one flat buffer, the layout of a bucket for a collective.
 //!
 //! ```text
 //! parts   | a a a | b b | c c c c |
 //! flat    | a a a b b c c c c 0 0 0 |      zeros as padding
 //! ```
 //!
-//! The parts are adjacent without alignment. Copies run on all threads from 65,536 elements on.
+//! The parts are adjacent without alignment. Copies of 65,536 elements or more run on all threads.
 
 use crate::blocks::{PARALLEL_FROM, map_blocks};
 use rayon::prelude::*;
@@ -44,7 +44,7 @@ where
     padding.fill(T::default());
 }
 
-/// Runs copies of pairs `(to, from)` of equal length, which have `elements` elements together.
+/// Copies pairs of slices `(to, from)` of equal length, which have `elements` elements together.
 /// Copies run in parallel, and long ones are divided into blocks.
 fn copy_all<T: Copy + Send + Sync>(copies: Vec<(&mut [T], &[T])>, elements: usize) {
     let copy = |(to, from): (&mut [T], &[T])| {
@@ -56,7 +56,7 @@ fn copy_all<T: Copy + Send + Sync>(copies: Vec<(&mut [T], &[T])>, elements: usiz
     copies.into_par_iter().for_each(copy);
 }
 
-/// Panics unless `used` elements fit in a buffer of `len`.
+/// Checks that `used` elements fit in a buffer of `len` elements, and panics otherwise.
 fn check_room(kernel: &str, used: usize, len: usize) {
     assert!(
         used <= len,

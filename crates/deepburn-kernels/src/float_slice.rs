@@ -1,8 +1,8 @@
-//! Numbers in the precision in which they are held.
+//! Slices of numbers in their stored precision.
 //!
 //! Main type: [`FloatSlice`]. Kernels read gradients and the operands of products in their own
-//! type. A 16-bit array costs half the memory traffic, and is never widened as a whole. [`widen`]
-//! is for callers that need a copy in single precision.
+//! type. A 16-bit array needs half the memory traffic and is never widened as a whole. Callers that
+//! need a copy in single precision use [`widen`].
 //!
 //! A [`FloatSlice`] is two words and a tag, and is copied freely. The macro `with_elements` calls a
 //! generic kernel with the inner slice, so each kernel is compiled once for each format and has no
@@ -24,7 +24,7 @@ pub enum FloatSlice<'a> {
     Bf16(&'a [bf16]),
 }
 
-/// Evaluates an expression on the inner slice, whatever its elements are.
+/// Evaluates an expression on the inner slice, for each element type.
 macro_rules! with_elements {
     ($slice:expr, $elements:ident => $call:expr) => {
         match $slice {
@@ -50,7 +50,7 @@ impl FloatSlice<'_> {
     /// Returns the elements in `range`.
     ///
     /// # Panics
-    /// When `range` reaches beyond the end.
+    /// Panics if `range` extends beyond the end.
     #[must_use]
     pub fn slice(self, range: Range<usize>) -> Self {
         match self {
@@ -63,7 +63,7 @@ impl FloatSlice<'_> {
     /// Returns the elements from `start` on.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// Panics if there are fewer than `start` elements.
     #[must_use]
     pub fn starting_at(self, start: usize) -> Self {
         let len = self.len();

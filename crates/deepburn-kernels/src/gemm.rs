@@ -1,21 +1,24 @@
 //! Matrix products on the CPU.
 //!
-//! Main type: [`Product`]. Operands are `f32`, `f16` or `bf16`, with any strides; sums are in `f32`. Operands may differ
-//! in type. What is multiplied is [`Arithmetic`]: single precision, or pairs of bf16 numbers where the processor has
-//! instructions for them, which are two to eight times as fast.
+//! Main type: [`Product`]. Operands are `f32`, `f16` or `bf16`, may differ in type, and may have any strides; sums are
+//! in `f32`. [`Arithmetic`] selects the numbers that are multiplied: single precision, or pairs of bf16 numbers.
+//! Processors with instructions for such pairs multiply them two to eight times as fast.
 //!
-//! The instruction set is chosen when the program runs: for pairs AMX-BF16 on Linux, else AVX512-BF16; for the rest
-//! AVX-512, else AVX2 with fused multiply-add and conversions of fp16, else code that the compiler vectorises (NEON, for
-//! example). AMX has been executed in an emulator (Bochs), not timed on a processor; a small product is checked before
-//! it is used. Operands are packed panel by panel, except rows of bf16 pairs on the left. Packing widens 16-bit operands
-//! where the instructions need single precision.
+//! The instruction set is selected at run time. Pairs use AMX-BF16 on Linux if the processor supports it, otherwise
+//! AVX512-BF16. Single precision uses AVX-512, otherwise AVX2 with fused multiply-add and fp16 conversions, otherwise
+//! code that the compiler vectorises (for example with NEON). The AMX kernel has been tested in an emulator (Bochs) but
+//! not timed on a processor; it is used only if a small test product is correct.
+//!
+//! Operands are packed panel by panel, except left operands whose rows already consist of bf16 pairs. Packing widens
+//! 16-bit operands if the instructions need single precision.
 //!
 //! # Promises
-//! - The same bits at every thread count: an element is a sum over depths in their order. Other instruction sets may
-//!   give other bits, because they round in other places: AMX keeps two sums, of even and of odd depths, in each block of
-//!   32 depths (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
-//! - NaN and infinity reach exactly those elements whose row or column has them.
-//! - In pairs, subnormal numbers count as 0, as the processor has it.
+//! - Results are bitwise identical for every number of threads, because each element is summed over the depths in
+//!   order. Results of different instruction sets may differ, because they round at different points: AMX keeps two
+//!   sums, one of even and one of odd depths, in each block of 32 depths (Intel 64 and IA-32 Architectures Software
+//!   Developer's Manual, volume 2).
+//! - NaN and infinity affect only the elements whose row or column contains them.
+//! - In pairs, subnormal numbers are treated as 0, as the processor's instructions define.
 
 mod blocking;
 mod detected;
@@ -42,18 +45,18 @@ use kernel::Kernel;
 use result::{RowMut, Rule};
 use tracing::trace_span;
 
-/// In which numbers a product is computed. Sums are in `f32` in both.
+/// The precision of the multiplications in a product. Sums are in `f32` in both cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// Operands widened to `f32`.
+    /// Operands are widened to `f32`.
     F32,
-    /// Operands rounded to `bf16`, if this processor multiplies such numbers faster than `f32`; otherwise as
+    /// Operands are rounded to `bf16` if this processor multiplies `bf16` faster than `f32`. Otherwise the same as
     /// [`Self::F32`].
     Bf16,
 }
 
 impl Arithmetic {
-    /// Returns the name of the instruction set in which this processor multiplies such numbers, for reports.
+    /// Returns the name of the instruction set that this processor uses for this arithmetic, for reports.
     pub fn instruction_set(self) -> &'static str {
         Detected::new(self).name()
     }
@@ -68,11 +71,11 @@ pub enum Threads {
     All,
 }
 
-/// Number of multiplications below which handing work to threads costs more than it saves; burn-flex uses the same
-/// limit.
+/// Number of multiplications below which distributing the work over threads costs more than it saves. burn-flex uses
+/// the same limit.
 const WORTH_THREADS: usize = 192 * 192 * 192;
 
-/// `factor * left * right + bias`.
+/// The matrix product `factor * left * right + bias`.
 #[derive(Debug, Clone, Copy)]
 pub struct Product<'a> {
     left: Matrix<'a>,
@@ -84,10 +87,10 @@ pub struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// The product of `left` `[rows, depth]` and `right` `[depth, columns]`, on all threads.
+    /// Creates the product of `left` `[rows, depth]` and `right` `[depth, columns]`, computed on all threads.
     ///
     /// # Panics
-    /// If their depths differ.
+    /// Panics if the columns of `left` and the rows of `right` differ in number.
     pub fn new(left: Matrix<'a>, right: Matrix<'a>, arithmetic: Arithmetic) -> Self {
         assert_eq!(
             left.columns, right.rows,
@@ -96,7 +99,7 @@ impl<'a> Product<'a> {
         Self { left, right, arithmetic, threads: Threads::All, factor: 1.0, bias: None }
     }
 
-    /// Sets the threads.
+    /// Sets the threads that compute the product.
     pub fn on(self, threads: Threads) -> Self {
         Self { threads, ..self }
     }
@@ -106,10 +109,10 @@ impl<'a> Product<'a> {
         Self { factor, ..self }
     }
 
-    /// Adds `bias`, one number a column, to every row.
+    /// Adds `bias`, which has one number per column, to every row.
     ///
     /// # Panics
-    /// If it is not as long as a row.
+    /// Panics if `bias` does not have one number per column.
     pub fn plus(self, bias: &'a [f32]) -> Self {
         assert_eq!(
             bias.len(),
@@ -122,7 +125,7 @@ impl<'a> Product<'a> {
     /// Writes the product to `out`, whose elements need not be initialised. Each element is rounded once.
     ///
     /// # Panics
-    /// If `out` has another shape.
+    /// Panics if the shape of `out` differs from the shape of the product.
     pub fn write_to(&self, out: MatrixMut<'_>) {
         self.compute(Detected::new(self.arithmetic), &out, false);
     }
@@ -130,7 +133,7 @@ impl<'a> Product<'a> {
     /// Adds the product to `out`. Each element is rounded once.
     ///
     /// # Panics
-    /// If `out` has another shape.
+    /// Panics if the shape of `out` differs from the shape of the product.
     pub fn add_to(&self, out: MatrixMut<'_>) {
         self.compute(Detected::new(self.arithmetic), &out, true);
     }
@@ -147,7 +150,7 @@ impl<'a> Product<'a> {
         }
         let is_large = self.threads == Threads::All
             && rows.saturating_mul(columns).saturating_mul(depth) >= WORTH_THREADS;
-        // A profile shows large products. The others would be thousands a step.
+        // Only large products get a span in profiles. The others would add thousands of spans per step.
         let _span = is_large.then(|| trace_span!("matrix product", rows, depth, columns).entered());
         let threads = if is_large { rayon::current_num_threads() } else { 1 };
         let rule = Rule { factor: self.factor, bias: self.bias, accumulate };
@@ -168,7 +171,7 @@ impl<'a> Product<'a> {
         if self.left.columns == 0 {
             let sums = vec![0.0; out.columns];
             for row in 0..out.rows {
-                // SAFETY: the row is in the result, and nobody else uses it.
+                // SAFETY: the row is in the result, and no other thread uses it.
                 kernel.finish(&sums, unsafe { RowMut::new(out, row, 0, rule) });
             }
             return;

@@ -1,7 +1,7 @@
-//! LAMB, the element-wise part: moments and direction.
+//! The element-wise part of LAMB: moments and direction.
 //!
 //! Main type: [`LambStep`]. Source: You et al. 2020, "Large Batch Optimization for Deep Learning",
-//! as DeepSpeed's `csrc/lamb/fused_lamb_cuda_kernel.cu` computes it. The parameter is then moved by
+//! in the form of DeepSpeed's `csrc/lamb/fused_lamb_cuda_kernel.cu`. The parameter is then moved by
 //! `-step_size * trust_ratio * direction` ([`lamb_step_size`], [`trust_ratio`],
 //! [`DescentStep`](crate::DescentStep)). This needs the norms of the complete parameter and of the
 //! complete direction.
@@ -36,27 +36,28 @@ pub struct Lamb {
     pub eps: f64,
     /// Whether `eps` is added before the square root is taken.
     pub eps_inside_sqrt: bool,
-    /// Multiplies the parameter in the direction.
+    /// The weight decay: the factor of the parameter in the direction.
     pub weight_decay: f64,
 }
 
 /// Returns the factor that scales a direction to the size of its parameter:
 /// `weight_norm / direction_norm`, clamped to `min_coeff..=max_coeff`. Returns 1 if either norm is
-/// 0, also if 1 is outside the limits.
+/// 0, even if 1 is outside the limits.
 ///
-/// NaN stays NaN.
+/// Returns NaN if the ratio is NaN.
 pub fn trust_ratio(weight_norm: f64, direction_norm: f64, min_coeff: f64, max_coeff: f64) -> f64 {
     if weight_norm == 0.0 || direction_norm == 0.0 {
         return 1.0;
     }
     let ratio = weight_norm / direction_norm;
-    // The order of the source: the lower limit wins if the limits contradict each other.
+    // Same order as in DeepSpeed: if the limits contradict each other, the lower limit takes
+    // precedence.
     let ratio = if ratio > max_coeff { max_coeff } else { ratio };
     if ratio < min_coeff { min_coeff } else { ratio }
 }
 
-/// Returns the step size at time `t` (from 1): `lr * sqrt(1 - beta2^t) / (1 - beta1^t)`, or `lr`
-/// without bias correction.
+/// Returns the step size of step `t`, counted from 1: `lr * sqrt(1 - beta2^t) / (1 - beta1^t)`, or
+/// `lr` without bias correction.
 ///
 /// # Panics
 ///
@@ -69,7 +70,8 @@ pub fn lamb_step_size(lr: f64, [beta1, beta2]: [f64; 2], t: u64, bias_correction
     lr * (1.0 - beta2.powf(t as f64)).sqrt() / (1.0 - beta1.powf(t as f64))
 }
 
-/// Computes moments and direction of one step as published. The gradient must already be unscaled.
+/// Computes moments and direction of one LAMB step (You et al. 2020) in DeepSpeed's form. The
+/// gradient must already be unscaled.
 ///
 /// # Panics
 ///
@@ -96,7 +98,8 @@ pub fn lamb_reference<R: Real>(
 
 /// The scalars of one step, computed in `f64` and narrowed once.
 ///
-/// It updates the moments and replaces the direction, its third array; the parameter is read only.
+/// The step updates the moments and overwrites the direction, its third array. It only reads the
+/// parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LambStep {
     /// The decay of the first moment.
@@ -116,7 +119,7 @@ pub struct LambStep {
 }
 
 impl LambStep {
-    /// Returns the step. The time is a part of [`lamb_step_size`] only.
+    /// Returns the step. Only [`lamb_step_size`] depends on the step number.
     pub fn new(rule: &Lamb) -> Self {
         let eps = rule.eps as f32;
         let (inner_eps, outer_eps) = if rule.eps_inside_sqrt { (eps, 0.0) } else { (0.0, eps) };
@@ -169,13 +172,13 @@ fn lamb_tile(
         let g = *g * grad_scale;
         *m = *m * step.beta1 + step.gain1 * g;
         *v = *v * step.beta2 + step.gain2 * g * g;
-        // One of the two is 0, which changes no bit.
+        // One of `inner_eps` and `outer_eps` is 0, and adding 0 does not change the result.
         let denominator = (*v + step.inner_eps).sqrt() + step.outer_eps;
         *direction = *m / denominator + step.decay * *p;
     }
 }
 
-/// Moments and direction of one element on a device.
+/// Computes moments and direction of one element on a device.
 ///
 /// | Index of `scalars` | Value |
 /// |---|---|
@@ -279,9 +282,9 @@ mod tests {
         assert!(param == noise(len, 1), "the parameter stays");
         for (state, state64) in states.iter().zip(&states64) {
             let narrowed = state64.iter().map(|x| *x as f32).collect::<Vec<_>>();
-            // Relative: three steps of four roundings of 6e-8, in both moments and their quotient.
-            // Absolute: a momentum whose terms, up to .04, nearly cancel keeps their roundings, some 1e-8
-            // in all, and the root is .02 where terms are as large: 5e-7 in the direction.
+            // Relative: three steps of four roundings of 6e-8, in both moments and their quotient. Absolute: if the
+            // terms of a momentum, up to .04, nearly cancel, their rounding errors of some 1e-8 remain. The root is .02
+            // for such terms, so the error of the direction is 5e-7.
             assert_close(state, &narrowed, 1e-6, 1e-6);
         }
     }

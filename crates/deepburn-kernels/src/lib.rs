@@ -1,33 +1,33 @@
 //! Arithmetic on flat host buffers: the optimizer updates of the elements that a rank owns,
 //! reductions, conversions and matrix products.
 //!
-//! There is one slice per quantity, all of equal length ([`OwnedSlice`]): the master parameter and
-//! the optimizer states in single precision, the gradient as it arrived ([`FloatSlice`]), and
-//! optionally the 16-bit copy that forward and backward use ([`WorkingCopy`]). Every optimizer
-//! kernel exists twice: a plain reference, written as its source prints it and generic over
-//! [`Real`], and the version used in training.
+//! The kernels take one slice per quantity, all of equal length ([`OwnedSlice`]): the master
+//! weights and the optimizer states in single precision, the gradient in its own type
+//! ([`FloatSlice`]), and optionally the 16-bit copy that the forward and backward passes use
+//! ([`WorkingCopy`]). Every optimizer kernel exists twice: a plain reference, which follows the
+//! formulas of its source and is generic over [`Real`], and the version used in training.
 //!
 //! - Optimizers: [`Adam`], [`Sgd`], [`Lion`], [`Adagrad`]. A step takes two calls:
 //!   `XStep::new(&rule, t)` computes the scalars in `f64` and rounds them once, and
-//!   [`ElementwiseStep::update`] processes the elements in one pass, including the gradient's
-//!   factor ([`unscale_and_clip`]).
-//! - Parts of optimizers that depend on more than one element: [`Lamb`], [`MuonMomentum`],
-//!   [`DescentStep`]; [`TreeSum`] computes norms over several ranks.
+//!   [`ElementwiseStep::update`] processes the elements in one pass, in which it also multiplies
+//!   the gradient by a factor ([`unscale_and_clip`]).
+//! - Element-wise parts of optimizers that also depend on complete tensors: [`Lamb`],
+//!   [`MuonMomentum`], [`DescentStep`]; [`TreeSum`] computes norms over several ranks.
 //! - 1-bit Adam: [`LocalMomentumStep`] and [`FrozenAdamStep`], and between them [`compress`] to one
 //!   bit per element, [`add_signs`] and [`decompress`]. 1-bit LAMB: [`FrozenLambStep`],
 //!   [`frozen_lamb_sums`] and [`FactorRule`]. 0/1 Adam: [`LocalAdamStep`], and around the exchange
 //!   [`LocalMovementStep`] and [`AgreedMovementStep`].
-//! - Gradients: [`gradient_stats`] returns norm and overflow.
+//! - Gradients: [`gradient_stats`] returns the sum of squares and whether all elements are finite.
 //! - Formats: [`Element`], [`cast`], [`widen`]. Buckets: [`flatten`].
 //! - Matrix products: [`gemm`].
 //! - The same optimizer kernels on GPUs: the module `cube`, with the feature of that name.
 //!
-//! The loops are plain iterations that the compiler vectorises. If the baseline instruction set is
-//! slower than memory, the loop is compiled for several instruction sets and one is selected at run
-//! time. Long slices are divided into blocks of 16,384 elements, which run on the current rayon
-//! pool; slices below 65,536 elements stay on the calling thread.
+//! The loops are plain iterations that the compiler vectorises. If a loop would be slower than
+//! memory with the baseline instruction set, it is compiled for several instruction sets and one of
+//! them is selected at run time. Long slices are divided into blocks of 16,384 elements, which run
+//! on the current rayon pool; slices below 65,536 elements stay on the calling thread.
 //!
-//! | Optimizer | f32 states per parameter, beside the master |
+//! | Optimizer | f32 states per parameter, besides the master weight |
 //! |---|---|
 //! | [`Sgd`] | 0, or 1 with momentum |
 //! | [`Lion`], [`Adagrad`], [`MuonMomentum`] | 1 |
@@ -36,21 +36,21 @@
 //! | [`LocalAdamStep`] | 4 |
 //!
 //! LAMB, Muon and the 1-bit steps also need one temporary array for the direction or the local
-//! momentum, and the 1-bit exchange keeps its compression errors.
+//! momentum. The 1-bit exchange also keeps its compression errors.
 //!
 //! # Guarantees
 //!
-//! - Results have the same bits on every machine and with every number of threads. Updates are
+//! - Results are bitwise identical on every machine and with every number of threads. Updates are
 //!   element-wise and use no fused multiply-add, conversions are implemented explicitly, and sums
-//!   have a fixed order ([`sum_of_squares`]). There are two exceptions: matrix products have the
-//!   same bits on every machine with the same instruction sets, and the powers in a bias correction
-//!   come from the platform's math library, in `f64` before they are rounded to `f32`.
+//!   have a fixed order ([`sum_of_squares`]). There are two exceptions: matrix products are bitwise
+//!   identical only on machines with the same instruction sets, and the powers in a bias correction
+//!   are computed by the platform's math library, in `f64` before they are rounded to `f32`.
 //! - Zero padding stays zero: an element whose parameter, gradient and states are 0 remains 0.
 //! - An element that is not finite never affects its neighbours.
 //!
 //! # Panics
 //!
-//! Slices of different lengths and a time below 1 are programming errors and panic.
+//! Slices of different lengths and a step number below 1 are programming errors and cause a panic.
 
 mod adagrad;
 mod adam;

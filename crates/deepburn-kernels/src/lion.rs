@@ -11,9 +11,9 @@
 //!
 //! The state is one f32 array, the momentum. There is no bias correction.
 //!
-//! A step moves every element by `lr`, whatever the size of its gradient. Learning rates are
-//! therefore 3 to 10 times smaller than for Adam, and weight decay as much larger (section 5 of the
-//! paper).
+//! A step moves every element by `lr`, independently of the size of its gradient. Learning rates
+//! are therefore 3 to 10 times smaller than for Adam, and weight decay is larger by the same factor
+//! (section 5 of the paper).
 
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
@@ -36,7 +36,7 @@ pub struct Lion {
     pub weight_decay: f64,
 }
 
-/// Runs one step as published. The gradient must already be unscaled.
+/// Runs one Lion step (Chen et al. 2023, algorithm 2). The gradient must already be unscaled.
 ///
 /// # Panics
 ///
@@ -77,7 +77,8 @@ pub struct LionStep {
 }
 
 impl LionStep {
-    /// Returns the step. Lion has no bias correction, so it does not depend on the time.
+    /// Returns the step. Lion has no bias correction, so the step does not depend on the step
+    /// number.
     pub fn new(rule: &Lion) -> Self {
         Self {
             lr: rule.lr as f32,
@@ -90,8 +91,8 @@ impl LionStep {
     }
 }
 
-/// A direction of NaN is neither positive nor negative, so it does not move the parameter. It stays
-/// visible in the momentum.
+/// A direction of NaN is neither positive nor negative, so it does not move the parameter. The NaN
+/// stays visible in the momentum.
 impl Elementwise<1> for LionStep {
     const NAME: &'static str = "lion";
     const ARRAYS: [&'static str; 1] = ["m"];
@@ -109,7 +110,8 @@ impl Elementwise<1> for LionStep {
     }
 }
 
-/// Updates a tile. The sign is two selections instead of a branch, so the loop vectorises.
+/// Updates a tile. The sign is computed with two selections instead of a branch, so the loop
+/// vectorises.
 #[inline(always)]
 fn lion_tile((step, grad_scale): (LionStep, f32), param: &mut [f32], grad: &[f32], m: &mut [f32]) {
     for ((p, g), m) in param.iter_mut().zip(grad).zip(m) {
@@ -122,7 +124,7 @@ fn lion_tile((step, grad_scale): (LionStep, f32), param: &mut [f32], grad: &[f32
     }
 }
 
-/// The step for one element on a device.
+/// Runs the step for one element on a device.
 ///
 /// | Index of `scalars` | Value |
 /// |---|---|

@@ -1,17 +1,17 @@
-//! Muon, the element-wise part: momentum and direction.
+//! The element-wise part of Muon: momentum and direction.
 //!
 //! Main type: [`MuonMomentumStep`]. Source: Jordan et al. 2024, "Muon: An optimizer for hidden
 //! layers in neural networks", in the form of `torch.optim.Muon`, where the momentum is an average
-//! of gradients. The direction is a matrix that is orthogonalised as a whole before the parameter
-//! is moved along it ([`DescentStep`](crate::DescentStep)).
+//! of gradients. The direction is a matrix. It is orthogonalised before the parameter is moved
+//! along it ([`DescentStep`](crate::DescentStep)).
 //!
 //! ```text
 //! momentum  = momentum + (1 - mu) * (grad - momentum)
 //! direction = grad + mu * (momentum - grad)               Nesterov, else the momentum
 //! ```
 //!
-//! The orthogonalisation needs the complete matrix and is not a part of this crate. Results of this
-//! file are the same for every shape of a parameter.
+//! The orthogonalisation needs the complete matrix and is not part of this crate. The results of
+//! this module do not depend on the shape of a parameter.
 
 use crate::adam::lerp;
 use crate::blocks::check_lengths;
@@ -31,7 +31,8 @@ pub struct MuonMomentum {
     pub nesterov: bool,
 }
 
-/// Computes momentum and direction of one step as published. The gradient must already be unscaled.
+/// Computes momentum and direction of one Muon step (Jordan et al. 2024) in PyTorch's form. The
+/// gradient must already be unscaled.
 ///
 /// # Panics
 ///
@@ -54,7 +55,7 @@ pub fn muon_momentum_reference<R: Real>(
 
 /// The scalars of one step, computed in `f64` and rounded once.
 ///
-/// The step updates the momentum and overwrites the direction, its second array. It does not use
+/// The step updates the momentum and overwrites the direction, its second array. It does not access
 /// the parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MuonMomentumStep {
@@ -66,7 +67,7 @@ pub struct MuonMomentumStep {
 }
 
 impl MuonMomentumStep {
-    /// Returns the step, which does not depend on the time.
+    /// Returns the step, which does not depend on the step number.
     pub fn new(rule: &MuonMomentum) -> Self {
         let along = if rule.nesterov { rule.momentum as f32 } else { 1.0 };
         Self { gain: (1.0 - rule.momentum) as f32, along }
@@ -97,7 +98,8 @@ impl Elementwise<2> for MuonMomentumStep {
 
 /// Updates a tile of the momentum and overwrites the direction.
 ///
-/// The first interpolation is `torch.lerp`'s, with its two forms for small and large weights.
+/// The first interpolation is the same as `torch.lerp`, which has two forms for small and large
+/// weights.
 #[inline(always)]
 fn muon_tile(
     (step, grad_scale): (MuonMomentumStep, f32),
@@ -113,7 +115,7 @@ fn muon_tile(
     }
 }
 
-/// Momentum and direction of one element on a device.
+/// Computes momentum and direction of one element on a device.
 ///
 /// | Index of `scalars` | Value |
 /// |---|---|

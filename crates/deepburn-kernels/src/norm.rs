@@ -1,6 +1,6 @@
-//! Sums of squares and the check for overflow.
+//! Sums of squares and the overflow check.
 //!
-//! Squares are exact in `f64` and are added in one fixed shape:
+//! Squares are exact in `f64` and are added in a fixed order:
 //!
 //! ```text
 //! block of 16,384   16 lanes; element i of the block is added to lane i % 16
@@ -8,8 +8,8 @@
 //! blocks            their sums are added by halves, as a binary tree
 //! ```
 //!
-//! The shape depends on the length only, so the sum has the same bits with every number of threads
-//! and every instruction set. Its error grows with the logarithm of the number of blocks.
+//! The order depends only on the length, so the sum is bitwise identical for every number of
+//! threads and every instruction set. Its error grows with the logarithm of the number of blocks.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, TILE, vectorized};
 use crate::element::Element;
@@ -33,19 +33,19 @@ pub struct GradientStats {
 }
 
 impl GradientStats {
-    /// Returns the stats from the sums of the blocks, in their order.
+    /// Returns the stats from the sums of the blocks, in block order.
     ///
-    /// The sum alone decides whether the gradient is finite. The square of a finite `f32` is below
-    /// 1.2e77, so an `f64` would overflow only for more than 1e231 of them, and an element that is
-    /// not finite makes the sum NaN or infinite.
+    /// The gradient is finite exactly if the sum is finite. The square of a finite `f32` is below
+    /// 1.2e77, so the `f64` sum would overflow only with more than 1e231 elements, and an element
+    /// that is not finite makes the sum NaN or infinite.
     pub(crate) fn of_sums(sums: &[f64]) -> Self {
         let sum_of_squares = pairwise(sums);
         Self { sum_of_squares, finite: sum_of_squares.is_finite() }
     }
 }
 
-/// Computes the same as [`gradient_stats`], one element after the other. The sum may differ in the
-/// last bits.
+/// Computes the same stats as [`gradient_stats`], one element after the other. The sum may differ
+/// in the last bits.
 pub fn gradient_stats_reference(grad: FloatSlice<'_>) -> GradientStats {
     let elements = || (0..grad.len()).map(|i| grad.get(i));
     GradientStats {
@@ -55,18 +55,19 @@ pub fn gradient_stats_reference(grad: FloatSlice<'_>) -> GradientStats {
 }
 
 /// Returns the sum of squares of a gradient, and whether all elements are finite, in one pass. The
-/// bits do not depend on the number of threads.
+/// result is bitwise identical for every number of threads.
 pub fn gradient_stats(grad: FloatSlice<'_>) -> GradientStats {
     GradientStats::of_sums(&with_elements!(grad, elements => block_sums(elements)))
 }
 
-/// Returns the sum of the squared elements, whose bits do not depend on the number of threads.
+/// Returns the sum of the squared elements. The result is bitwise identical for every number of
+/// threads.
 pub fn sum_of_squares(values: &[f32]) -> f64 {
     gradient_stats(FloatSlice::F32(values)).sum_of_squares
 }
 
-/// Returns the sums of the blocks in their order. Arrays below [`PARALLEL_FROM`] stay on the
-/// calling thread.
+/// Returns the sums of the blocks in block order. Arrays shorter than [`PARALLEL_FROM`] are
+/// processed on the calling thread.
 fn block_sums<G: Element>(elements: &[G]) -> Vec<f64> {
     let sum = |block: &[G]| {
         vectorized(
@@ -92,7 +93,8 @@ pub(crate) fn block_sum_of_squares<G: Element>(block: &[G]) -> f64 {
     pairwise(&sums)
 }
 
-/// Adds the squares of a tile to the lanes. The last elements of a tile start at lane 0 again.
+/// Adds the squares of a tile to the lanes. The last elements, which do not fill all lanes, start
+/// at lane 0 again.
 #[inline(always)]
 fn add_squares(sums: &mut [f64; LANES], tile: &[f32]) {
     let (lanes, tail) = tile.as_chunks::<LANES>();
@@ -108,8 +110,8 @@ fn add_squares(sums: &mut [f64; LANES], tile: &[f32]) {
     }
 }
 
-/// Returns the sum of `sums`, computed by halves: the error grows with the logarithm of the length;
-/// 0 for an empty slice.
+/// Returns the sum of `sums` by pairwise summation, whose error grows with the logarithm of the
+/// length. Returns 0 for an empty slice.
 pub(crate) fn pairwise(sums: &[f64]) -> f64 {
     match sums {
         [] => 0.0,
@@ -168,8 +170,8 @@ mod tests {
                 let stats = gradient_stats(held.gradient());
                 let reference = gradient_stats_reference(held.gradient());
                 assert!(stats.finite && reference.finite);
-                // A sum of n numbers of one sign, in any order, is wrong by n 2^-53 of itself at most:
-                // twice that between two orders.
+                // A sum of n numbers of one sign, in any order, has a relative error of at most n 2^-53. Two orders
+                // differ by at most twice this error.
                 let difference = (stats.sum_of_squares - reference.sum_of_squares).abs();
                 assert!(
                     difference <= len as f64 * f64::EPSILON * reference.sum_of_squares,

@@ -1,30 +1,28 @@
 //! Compression of a tensor to one bit per element and one scale.
 //!
-//! Main function: [`compress`], which keeps the compression error and adds it to the next tensor
-//! (error feedback). Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale
-//! Training with Adam's Convergence Speed", as DeepSpeed's `runtime/comm/nccl.py` computes it.
+//! Main function: [`compress`], which stores the compression error and adds it to the next tensor (error feedback).
+//! Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",
+//! in the form of DeepSpeed's `runtime/comm/nccl.py`.
 //!
 //! ```text
 //! c     = values + error              live elements
 //! scale = sqrt(mean(c^2))             over the live elements
 //! sent  = c >= 0 ? scale : -scale
-//! error = c - sent                    kept for the next time
+//! error = c - sent                    added to the next tensor
 //!
 //! element   0 1 2 3 4 5 6 7 | 8 9 ...
 //! byte 0    bit 0 .. bit 7  |           element i is bit i % 8 of byte i / 8
 //! byte 1                    | bit 0 ..  padding of the last byte is 0
 //! ```
 //!
-//! One bit cannot express 0. An element that never had a gradient ([`live_elements`]) would be sent
-//! as a momentum of average size, and its error would grow without limit. Such a dead element is
-//! omitted: it does not count for the scale, and its value and error are 0. DeepSpeed needs a mask
-//! from the user for this, `exp_avg_mask`.
+//! One bit cannot express 0. An element that never had a gradient ([`live_elements`]) would be sent as a momentum of
+//! average size, and its error would grow without limit. Such a dead element is omitted: it does not count for the
+//! scale, and its value and error are 0. DeepSpeed requires a mask from the user for such elements, `exp_avg_mask`.
 //!
 //! A tensor of `n` elements is sent as `n / 8` bytes and one f32, 1/32 of its size in f32.
 //!
-//! Error feedback bounds the error of the compression over time: what a step does not send is added to
-//! the next one, so the sum of all sent tensors differs from the sum of all values only by the last
-//! error.
+//! Error feedback bounds the compression error over time: the part that one step does not send is added to the next
+//! step. The sum of all sent tensors therefore differs from the sum of all values only by the last error.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, vectorized};
 use crate::norm::{block_sum_of_squares, pairwise};
@@ -37,15 +35,15 @@ const BYTE: usize = 8;
 /// A compressed tensor: each live element is `scale` or `-scale`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Signs {
-    /// The magnitude of every live element, in the unit of the values: their root mean square. NaN
-    /// or infinite if one of them is not finite.
+    /// The magnitude of every live element: the root mean square of the live elements. NaN or infinite if a live
+    /// element is not finite.
     pub scale: f32,
     /// Packed bits: 1 for `scale`, 0 for `-scale` and for dead elements.
     pub bits: Vec<u8>,
 }
 
-/// The sum of the squares of the live elements of a tensor and their number. Sums over tensors that
-/// share a scale are added.
+/// The number of live elements of a tensor and the sum of their squares. For tensors that share a scale, both are
+/// added.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LiveSquares {
     /// The sum of the squares; NaN or infinite if an element is not finite.
@@ -69,8 +67,8 @@ impl std::ops::Add for LiveSquares {
     }
 }
 
-/// Returns packed bits that are 1 for elements with a second moment other than 0: those that ever
-/// had a gradient.
+/// Returns packed bits that are 1 for elements whose second moment is not 0, which means that they had a gradient in
+/// some step.
 pub fn live_elements(second_moment: &[f32]) -> Vec<u8> {
     let block = |block: &[f32]| {
         vectorized(
@@ -84,8 +82,8 @@ pub fn live_elements(second_moment: &[f32]) -> Vec<u8> {
     second_moment.par_chunks(BLOCK).map(block).collect::<Vec<_>>().concat()
 }
 
-/// Computes the same as [`compress`], one element after the other. Returns the scale and, for each
-/// element, whether it is sent as `scale`.
+/// Computes the same compression as [`compress`], one element after the other. Returns the scale and, for each element,
+/// whether it is sent as `scale`.
 ///
 /// # Panics
 ///
@@ -107,15 +105,15 @@ pub fn compress_reference<R: Real>(values: &[R], error: &mut [R], live: &[bool])
     (scale, positive)
 }
 
-/// Compresses `values + error` and replaces `error` by the part that the bits do not express.
+/// Compresses `values + error` and replaces `error` by the compression error.
 ///
 /// Let `c = values + error` for the live elements. The scale is
 /// `norm(c) / sqrt(number of live elements)`, or 0 if there are none. An element is sent as `scale`
 /// if `c >= 0` and otherwise as `-scale`, and its error is `c` minus the sent value. Dead elements
 /// are not sent, and their error is 0. `live` is packed, with 0 as padding.
 ///
-/// The result does not depend on the number of threads. A single element that is not finite makes
-/// every error useless, so callers check the gradient first.
+/// The result does not depend on the number of threads. A single element that is not finite makes all errors invalid,
+/// so callers must check the gradient first.
 ///
 /// # Panics
 ///
@@ -151,8 +149,8 @@ pub fn add_error(values: &[f32], error: &mut [f32], live: &[u8]) -> LiveSquares 
     LiveSquares { sum: pairwise(&sums), count }
 }
 
-/// Returns the packed signs of the compensated values in `error`, and replaces these by their
-/// difference from `scale` or `-scale`.
+/// Returns the packed signs of the compensated values in `error`, and replaces each value by its difference from
+/// `scale` or `-scale`.
 ///
 /// # Panics
 ///
@@ -167,17 +165,16 @@ pub fn take_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
     bits.concat()
 }
 
-/// Adds `scale` or `-scale`, as `signs` says, to the live elements of `sum`.
+/// Adds `scale` or `-scale`, according to `signs`, to the live elements of `sum`.
 ///
-/// The mean over ranks is the sum of each rank's signs with `scale / ranks`. `signs` and `live` are
-/// packed.
+/// The mean over ranks is the sum of each rank's signs times `scale / ranks`. `signs` and `live` are packed.
+///
+/// The signs of a rank are added in place, so a mean over `W` ranks needs no array besides `sum`.
+/// The order of the calls determines the order of the additions.
 ///
 /// # Panics
 ///
 /// Panics if the lengths do not match.
-///
-/// The signs of a rank are added in place, so a mean over `W` ranks needs no array beside `sum`.
-/// The order of the calls is the order of the additions.
 pub fn add_signs(sum: &mut [f32], signs: &[u8], live: &[u8], scale: f32) {
     check_packed("add_signs", ("sum", sum.len()), &[("signs", signs), ("live", live)]);
     map_blocks(
@@ -195,8 +192,7 @@ pub fn add_signs(sum: &mut [f32], signs: &[u8], live: &[u8], scale: f32) {
     );
 }
 
-/// Writes `scale` or `-scale`, as `signs` says, to the live elements of `out`, and 0 to the dead
-/// ones.
+/// Writes `scale` or `-scale`, according to `signs`, to the live elements of `out`, and 0 to the dead elements.
 ///
 /// # Panics
 ///
@@ -213,8 +209,8 @@ pub fn decompress(signs: &[u8], live: &[u8], scale: f32, out: &mut [f32]) {
     );
 }
 
-/// Adds the values to the errors of live elements, sets the others to 0 and returns the sum of
-/// squares, while the block is in the nearest cache.
+/// Adds the values to the errors of live elements, sets the errors of dead elements to 0 and returns the sum of
+/// squares, while the block is in the first-level cache.
 #[inline(always)]
 fn compensate(values: &[f32], error: &mut [f32], live: &[u8]) -> f64 {
     let (values, values_tail) = values.as_chunks::<BYTE>();
@@ -237,10 +233,10 @@ fn compensate_byte(values: &[f32], error: &mut [f32], live: u8) {
     }
 }
 
-/// Packs the signs of compensated values, and leaves in `error` what the signs do not express.
+/// Packs the signs of the compensated values in `error`, and replaces these values by the compression error.
 #[inline(always)]
 fn pack_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
-    // Dead elements are 0 here, which counts as positive, so the mask clears their bits.
+    // Dead elements are 0 here, which would count as positive, so the mask clears their bits.
     let mut bits = pack(error, |c| c >= 0.0);
     for (bits, live) in bits.iter_mut().zip(live) {
         *bits &= live;
@@ -249,8 +245,8 @@ fn pack_signs(error: &mut [f32], live: &[u8], scale: f32) -> Vec<u8> {
     bits
 }
 
-/// Replaces each element by `update` of the element, of `scale` with its sign, and of whether it is
-/// live.
+/// Replaces each element by the result of `update`, whose arguments are the element, `scale` with the element's sign,
+/// and whether the element is live.
 #[inline(always)]
 fn update_all(
     values: &mut [f32],
@@ -282,7 +278,7 @@ fn update_byte(
     }
 }
 
-/// Packs the answers of a predicate, one bit per value. The padding of the last byte is 0.
+/// Packs the results of a predicate, one bit per value. The padding of the last byte is 0.
 #[inline(always)]
 fn pack(values: &[f32], holds: impl Fn(f32) -> bool) -> Vec<u8> {
     let (eights, tail) = values.as_chunks::<BYTE>();
@@ -296,20 +292,20 @@ fn pack(values: &[f32], holds: impl Fn(f32) -> bool) -> Vec<u8> {
     bytes
 }
 
-/// Packs the answers for up to eight values.
+/// Packs the results of a predicate for up to eight values.
 #[inline(always)]
 fn pack_byte(values: &[f32], holds: impl Fn(f32) -> bool) -> u8 {
     values.iter().enumerate().fold(0, |byte, (i, x)| byte | (u8::from(holds(*x)) << i))
 }
 
-/// Returns bit `bit` of a byte, counted from the lowest one.
+/// Returns bit `bit` of a byte, counted from the lowest bit.
 #[inline(always)]
 fn is_set(byte: u8, bit: usize) -> bool {
     (byte >> bit) & 1 == 1
 }
 
-/// Processes a slice block by block and returns the results in block order. `block` also gets the
-/// index of its first element, which is a multiple of eight because [`BLOCK`] is one.
+/// Processes a slice block by block and returns the results in block order. `block` also gets the index of its first
+/// element. The index is a multiple of eight, like [`BLOCK`].
 fn map_blocks<R: Send>(
     values: &mut [f32],
     block: impl Fn(usize, &mut [f32]) -> R + Sync,
@@ -326,7 +322,7 @@ fn map_blocks<R: Send>(
     values.par_chunks_mut(BLOCK).enumerate().map(block).collect()
 }
 
-/// Panics unless each of `packed` has a bit for every element.
+/// Checks that each of `packed` has a bit for every element, and panics otherwise.
 fn check_packed(kernel: &str, (name, len): (&str, usize), packed: &[(&str, &[u8])]) {
     for (bits, bytes) in packed {
         assert!(
@@ -344,7 +340,7 @@ mod tests {
     use crate::testing::{SIZES, in_pool, noise};
     use proptest::prelude::*;
 
-    /// Packed bits of which about `share` of 8 are set.
+    /// Returns packed bits, of which about `share` of 8 are set.
     fn marks(len: usize, share: u8) -> Vec<u8> {
         let marked: Vec<f32> = noise(len, 77)
             .iter()
@@ -373,7 +369,7 @@ mod tests {
         assert_eq!(out, [2.0, -2.0, 0.0, 2.0, 2.0]);
     }
 
-    /// Tensors that share a scale: it is the root mean square of the live elements of both.
+    /// The scale of two tensors that share it is the root mean square of the live elements of both.
     #[test]
     fn two_tensors_share_a_scale() {
         let (mut first, mut second) = ([1.0, 0.5], [0.0, 9.0]);
@@ -402,13 +398,14 @@ mod tests {
         for (case, len) in SIZES.into_iter().enumerate() {
             let (values, mut error) = (noise(len, 1), noise(len, 2));
             let live = marks(len, [8, 5, 1][case % 3]);
-            // The sums in f32, as the kernel takes them: signs then agree to the bit.
+            // The sums are computed in f32, as in the kernel, so the signs are identical.
             let sums: Vec<f64> = values.iter().zip(&error).map(|(v, e)| f64::from(v + e)).collect();
             let mut error64 = vec![0.0; len];
             let (scale, positive) = compress_reference(&sums, &mut error64, &unpacked(&live, len));
             let signs = compress(&values, &mut error, &live);
             assert!(unpacked(&signs.bits, len) == positive);
-            // The scale is rounded to 2^-24 of itself, the sum's error is far below; so is a rest below 4.
+            // The scale and the errors, which are below 4, have a relative rounding error of 2^-24. The error of the
+            // sum is much smaller.
             assert!((f64::from(signs.scale) - scale).abs() <= 6e-8 * scale, "{len}");
             for (found, expected) in error.iter().zip(&error64) {
                 assert!((f64::from(*found) - expected).abs() <= 3e-7, "{found} {expected}");
@@ -452,7 +449,7 @@ mod tests {
             values[3] = bad;
             let signs = compress(&values, &mut [0.0; 20], &[255, 255, 15]);
             assert!(!signs.scale.is_finite());
-            // Unless the element is dead.
+            // A dead element does not affect the scale.
             assert!(compress(&values, &mut [0.0; 20], &[247, 255, 15]).scale.is_finite());
         }
     }

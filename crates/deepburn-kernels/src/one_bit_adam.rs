@@ -1,10 +1,11 @@
-//! 1-bit Adam, the element-wise parts.
+//! The element-wise parts of 1-bit Adam.
 //!
-//! Main types: [`LocalMomentumStep`], the momentum of a rank's own gradient, and
-//! [`FrozenAdamStep`], the update along the momentum that all ranks agreed on. Between the two, the
-//! ranks exchange the momentum compressed to one bit per element ([`compress`](crate::compress)).
-//! Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
-//! Convergence Speed", in the form of DeepSpeed's `runtime/fp16/onebit/adam.py`.
+//! Main types: [`LocalMomentumStep`], which computes a rank's momentum from its own gradient, and
+//! [`FrozenAdamStep`], which updates the parameter along the averaged momentum. Between the two
+//! steps, the ranks exchange the momentum compressed to one bit per element
+//! ([`compress`](crate::compress)). Source: Tang et al. 2021, "1-bit Adam: Communication Efficient
+//! Large-Scale Training with Adam's Convergence Speed", in the form of DeepSpeed's
+//! `runtime/fp16/onebit/adam.py`.
 //!
 //! ```text
 //! each rank    momentum = beta1 * m + (1 - beta1) * grad      LocalMomentumStep
@@ -27,12 +28,13 @@ use cubecl::prelude::*;
 pub struct FrozenAdam {
     /// The learning rate of this step.
     pub lr: f64,
-    /// The decay of the first moment. 0 for 1-bit Adam, whose exchanged momentum replaces the first
-    /// moment.
+    /// The decay of the first moment. It is 0 for 1-bit Adam, whose averaged momentum replaces the
+    /// first moment.
     pub beta1: f64,
     /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Multiplies the parameter in the direction. It does not enter the moments.
+    /// The weight decay: the factor of the parameter in the direction. The moments do not include
+    /// it.
     pub weight_decay: f64,
 }
 
@@ -73,7 +75,7 @@ pub fn frozen_adam_reference<R: Real>(
     }
 }
 
-/// The scalars of the momentum of a rank's own gradient, rounded from `f64` once.
+/// The scalars for the momentum of a rank's own gradient, rounded from `f64` once.
 ///
 /// The step overwrites the local momentum, its third array. The moments and the parameter do not
 /// change.
@@ -108,7 +110,8 @@ impl Elementwise<3> for LocalMomentumStep {
     }
 }
 
-/// Computes the momentum of a tile. The first moment is the exchanged one, the same on all ranks.
+/// Computes the momentum of a tile. The first moment is the averaged momentum of the previous step,
+/// which is the same on all ranks.
 #[inline(always)]
 fn local_momentum_tile(
     (step, grad_scale): (LocalMomentumStep, f32),
@@ -121,7 +124,7 @@ fn local_momentum_tile(
     }
 }
 
-/// The local momentum of one element on a device. `scalars` are `beta1` and `gain`.
+/// Computes the local momentum of one element on a device. `scalars` are `beta1` and `gain`.
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for LocalMomentumStep {
@@ -139,8 +142,8 @@ impl ElementKernel for LocalMomentumStep {
 
 /// The scalars of one update with a frozen second moment, rounded from `f64` once.
 ///
-/// A value that all ranks agreed on takes the place of the gradient: for 1-bit Adam the momentum,
-/// which becomes the first moment, and for 0/1 Adam the gradient.
+/// The average over all ranks is passed as the gradient: for 1-bit Adam the averaged momentum,
+/// which becomes the first moment, and for 0/1 Adam the averaged gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FrozenAdamStep {
     /// The learning rate.
@@ -155,7 +158,7 @@ pub struct FrozenAdamStep {
 }
 
 impl FrozenAdamStep {
-    /// Returns the step, which does not depend on the time.
+    /// Returns the step, which does not depend on the step number.
     pub fn new(rule: &FrozenAdam) -> Self {
         Self {
             lr: rule.lr as f32,
@@ -199,7 +202,7 @@ fn frozen_tile(
     }
 }
 
-/// The update of one element on a device.
+/// Updates one element on a device.
 ///
 /// | Index of `scalars` | Value |
 /// |---|---|
@@ -242,7 +245,7 @@ mod tests {
         values.iter().map(|x| *x as f32).collect()
     }
 
-    /// Squares of numbers of magnitude 0.5 to 1.5.
+    /// Returns squares of numbers of magnitude 0.5 to 1.5.
     fn squares(len: usize) -> Vec<f32> {
         strong_noise(len, 3).iter().map(|x| x * x).collect()
     }
@@ -278,7 +281,7 @@ mod tests {
                 &mut momentum64,
             );
             assert!(param == noise(len, 1) && m == noise(len, 2) && v == noise(len, 3));
-            // Five roundings of 2^-24 of numbers below 1: two scalars, two products, the sum.
+            // Five roundings of 2^-24 of numbers below 1: two scalars, two products and the sum.
             assert_close(&momentum, &narrowed(&momentum64), 0.0, 3e-7);
         }
     }
@@ -325,7 +328,7 @@ mod tests {
             update(FrozenAdamStep::new(&rule), 0.25, &mut param, &gradient, states);
             let gradient = widened(&gradient, 0.25);
             frozen_adam_reference(&rule, &mut param64, &gradient, &mut m64, &widened(&v, 1.0));
-            // Five roundings of 2^-24 of numbers below 1, as of a local momentum.
+            // Five roundings of 2^-24 of numbers below 1, as for a local momentum.
             assert_close(&m, &narrowed(&m64), 0.0, 3e-7);
             assert_close(&param, &narrowed(&param64), 2e-7, 1e-7);
         }

@@ -1,7 +1,7 @@
-//! 1-bit LAMB after the freeze: the element-wise part, and the factor of a tensor.
+//! 1-bit LAMB in its compression stage: the element-wise part, and the factor of a tensor.
 //!
-//! Main types: [`FrozenLambStep`], the moments and the direction of the momentum that all ranks
-//! agreed on, and [`FactorRule`], which determines the length of the step. Source: Li et al. 2021,
+//! Main types: [`FrozenLambStep`], which computes the moments and the direction from the averaged
+//! momentum, and [`FactorRule`], which determines the length of the step. Source: Li et al. 2021,
 //! "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with LAMB's Convergence
 //! Speed", in the form of DeepSpeed's `runtime/fp16/onebit/lamb.py`.
 //!
@@ -14,7 +14,7 @@
 //! p         = p - lr * trust_ratio * factor * direction
 //! ```
 //!
-//! The trust ratio is frozen too. The factor corrects it for the change of the second moment since
+//! The trust ratio is frozen too. The factor adjusts it to the change of the second moment since
 //! the freeze. There is no bias correction.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM, check_lengths, vectorized};
@@ -36,11 +36,11 @@ pub struct FrozenLamb {
     pub beta2: f64,
     /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Multiplies the parameter in the direction.
+    /// The weight decay: the factor of the parameter in the direction.
     pub weight_decay: f64,
 }
 
-/// Computes moments and direction of one step as published.
+/// Computes moments and direction of one step of 1-bit LAMB (Li et al. 2021) in DeepSpeed's form.
 ///
 /// `g = (momentum - beta1 * m) / (1 - beta1)`, `fresh = beta2 * fresh + (1 - beta2) * g^2`,
 /// `m = momentum` and `direction = m / (sqrt(v) + eps) + weight_decay * param`.
@@ -71,9 +71,9 @@ pub fn frozen_lamb_reference<R: Real>(
 
 /// The scalars of one step, computed in `f64` and rounded once.
 ///
-/// The momentum that all ranks agreed on takes the place of the gradient and becomes the first
-/// moment. The step updates the fresh second moment and overwrites the direction. The frozen second
-/// moment and the parameter do not change.
+/// The averaged momentum is passed as the gradient and becomes the first moment. The step updates
+/// the fresh second moment and overwrites the direction. The frozen second moment and the parameter
+/// do not change.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FrozenLambStep {
     /// The decay of the first moment.
@@ -91,7 +91,7 @@ pub struct FrozenLambStep {
 }
 
 impl FrozenLambStep {
-    /// Returns the step, which does not depend on the time.
+    /// Returns the step, which does not depend on the step number.
     pub fn new(rule: &FrozenLamb) -> Self {
         Self {
             beta1: rule.beta1 as f32,
@@ -139,8 +139,9 @@ fn frozen_tile(
     let moments = m.iter_mut().zip(v).zip(fresh).zip(direction);
     for ((p, momentum), (((m, v), fresh), direction)) in param.iter().zip(momentum).zip(moments) {
         let momentum = *momentum * grad_scale;
-        // A difference of similar numbers, so its relative error is larger than for other terms. It
-        // only enters the fresh second moment, which the factor's threshold smooths.
+        // The gradient is a difference of similar numbers, so its relative error is larger than for
+        // other terms. Only the fresh second moment depends on it, and the threshold of the factor
+        // limits its effect.
         let gradient = (momentum - *m * step.beta1) / step.gain1;
         *fresh = *fresh * step.beta2 + step.gain2 * gradient * gradient;
         *m = momentum;
@@ -148,7 +149,7 @@ fn frozen_tile(
     }
 }
 
-/// Moments and direction of one element on a device.
+/// Computes moments and direction of one element on a device.
 ///
 /// | Index of `scalars` | Value |
 /// |---|---|
@@ -185,12 +186,13 @@ pub struct FrozenLambSums {
     /// The norm of the direction.
     pub direction_norm: f64,
     /// The largest `(sqrt(v) + eps) / (sqrt(fresh) + eps)` of the elements whose `v` is not 0; 1 if
-    /// there are none.
+    /// there are no such elements.
     pub largest_quotient: f64,
 }
 
 /// Returns the quantities that determine the factor of a tensor, after its [`FrozenLambStep`].
-/// `eps` is the same as in the step. The bits do not depend on the number of threads.
+/// `eps` must be the same as in the step. The result is bitwise identical for every number of
+/// threads.
 ///
 /// # Panics
 ///
@@ -219,13 +221,13 @@ pub fn frozen_lamb_sums(eps: f64, [m, v, fresh, direction]: [&[f32]; 4]) -> Froz
     FrozenLambSums {
         undecayed_norm: sum(|sums| sums.0),
         direction_norm: sum(|sums| sums.1),
-        // Quotients are greater than 0, so 0 means that no element had one.
+        // Quotients are greater than 0, so 0 means that every `v` is 0.
         largest_quotient: if largest == 0.0 { 1.0 } else { largest },
     }
 }
 
 /// Returns the sums of squares of the direction without and with weight decay, and the largest
-/// quotient or 0.
+/// quotient (0 if every `v` is 0).
 #[inline(always)]
 fn block_sums(eps: f32, [m, v, fresh, direction]: [&[f32]; 4]) -> (f64, f64, f32) {
     let (mut undecayed, mut decayed, mut largest) = (0.0, 0.0, 0.0_f32);
@@ -239,19 +241,20 @@ fn block_sums(eps: f32, [m, v, fresh, direction]: [&[f32]; 4]) -> (f64, f64, f32
     (undecayed, decayed, largest)
 }
 
-/// The rule by which the sums of a tensor determine its factor.
+/// The rule that determines the factor of a tensor from its sums.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FactorRule {
-    /// Multiplies the parameter in the direction.
+    /// The weight decay: the factor of the parameter in the direction.
     pub weight_decay: f64,
     /// The smallest and the largest factor.
     pub bounds: [f64; 2],
-    /// The largest relative change of a factor from one step to the next.
+    /// The maximum relative change of a factor from one step to the next.
     pub threshold: f64,
 }
 
 impl FactorRule {
-    /// Returns the factor of the frozen trust ratio that follows the factor `last`.
+    /// Returns the factor by which the frozen trust ratio is multiplied. `last` is the factor of
+    /// the previous step.
     ///
     /// The largest quotient applies to the part of the direction that is not weight decay. The
     /// result is clamped to the bounds, then to the threshold around `last`.
@@ -306,7 +309,7 @@ mod tests {
             largest_quotient,
         };
         let rule = FactorRule { weight_decay: 0.1, bounds: [0.5, 4.0], threshold: 0.25 };
-        // A half of the direction is decay.
+        // Half of the direction is weight decay.
         assert_eq!(rule.factor(sums(1.0, 2.0, 1.25), 1.0), 1.125);
         assert_eq!(rule.factor(sums(3.0, 2.0, 1.25), 1.0), 1.25);
         assert_eq!(rule.factor(sums(0.0, 0.0, 0.875), 1.0), 0.875);
@@ -342,8 +345,9 @@ mod tests {
             assert!(param == noise(len, 1) && v == squares(len, 2), "they stay");
             for (state, state64) in states.iter().zip(&states64) {
                 let narrowed: Vec<_> = state64.iter().map(|x| *x as f32).collect();
-                // Absolute: a gradient of up to 20 is off by ten times a rounding of the momentum, 1e-6, and its
-                // square by 4e-5, of which a thousandth counts. The direction is a quotient of numbers near 1.
+                // Absolute: a gradient of up to 20 has an error of ten times a rounding of the momentum, 1e-6. Its
+                // square has an error of 4e-5, which is multiplied by 1e-3. The direction is a quotient of numbers near
+                // 1.
                 assert_close(state, &narrowed, 2e-6, 1e-6);
             }
         }
@@ -354,7 +358,7 @@ mod tests {
         for len in LENGTHS {
             let (m, mut v, fresh) = (noise(len, 1), squares(len, 2), squares(len, 3));
             let direction = noise(len, 4);
-            // Its quotient would be the largest by far, were it live.
+            // The quotient of this element would be by far the largest if the element were live.
             if len > 1 {
                 v[1] = 0.0;
             }

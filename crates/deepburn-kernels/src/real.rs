@@ -1,7 +1,7 @@
-//! The numbers that the reference implementations are generic over.
+//! The floating-point types of the generic reference implementations.
 //!
-//! A reference is run in `f64` to check the training kernel's rounding errors, and in `f32` where
-//! the bits must agree.
+//! A reference is run in `f64` to check the training kernel's rounding errors, and in `f32` if the
+//! results must be bitwise identical.
 
 use std::fmt::Debug;
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -10,7 +10,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 /// kernels, `f64` to compare with published numbers.
 ///
 /// Rust rounds each operation of these types once, to nearest even, so references give the same
-/// numbers on all machines.
+/// results on all machines.
 pub trait Real:
     Copy
     + Debug
@@ -43,7 +43,7 @@ impl Real for f32 {
     }
 }
 
-/// Wide enough that its rounding errors are negligible beside the kernels'.
+/// Precise enough that its rounding errors are negligible compared with the kernels'.
 impl Real for f64 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;

@@ -10,11 +10,11 @@
 //! p      = p - lr * buffer                                Nesterov: p - lr * (g + momentum * buffer)
 //! ```
 //!
-//! The state is one f32 array, the momentum buffer; without momentum there is none.
+//! The state is one f32 array, the momentum buffer. Without momentum there is no state.
 //!
-//! As in PyTorch, the learning rate multiplies the buffer and is not a part of it, so a change of
-//! the learning rate affects the complete velocity at once. Sutskever et al. have the learning rate
-//! inside of the buffer.
+//! As in PyTorch, the buffer does not include the learning rate but is multiplied by it, so a
+//! change of the learning rate affects the complete velocity at once. In Sutskever et al., the
+//! buffer includes the learning rate.
 
 use crate::blocks::{check_lengths, check_time};
 #[cfg(feature = "cube")]
@@ -29,25 +29,27 @@ use cubecl::prelude::*;
 pub struct Sgd {
     /// Learning rate of this step.
     pub lr: f64,
-    /// Momentum factor; 0 keeps no state.
+    /// Momentum factor; 0 disables the momentum buffer.
     pub momentum: f64,
-    /// The part of the gradient that the momentum does not take. The first step ignores it.
+    /// The fraction of the gradient that is not added to the momentum. The first step ignores the
+    /// dampening.
     pub dampening: f64,
     /// L2 penalty.
     pub weight_decay: f64,
-    /// Nesterov's variant: the step looks ahead along the new momentum.
+    /// Whether to use Nesterov momentum: the step looks ahead along the new momentum.
     pub nesterov: bool,
 }
 
 impl Sgd {
-    /// Returns true if the optimizer has a momentum buffer, which is as long as the parameter and 0
-    /// at first.
+    /// Returns true if the optimizer has a momentum buffer, which has the length of the parameter
+    /// and is initially 0.
     pub fn keeps_momentum(&self) -> bool {
         self.momentum != 0.0
     }
 
-    /// Returns the factor of the gradient in the momentum at time `t` (from 1): 1 in the first
-    /// step, as in PyTorch, where the buffer is a copy of the first gradient.
+    /// Returns the factor of the gradient in the momentum at step `t`, counted from 1. The factor
+    /// is 1 in the first step, as in PyTorch, where the buffer starts as a copy of the first
+    /// gradient.
     ///
     /// # Panics
     ///
@@ -58,8 +60,9 @@ impl Sgd {
     }
 }
 
-/// Runs one step at time `t` (from 1) as published. The gradient must already be unscaled. The
-/// momentum slice is not used without momentum.
+/// Runs step `t`, counted from 1, of stochastic gradient descent (Sutskever et al. 2013) in
+/// PyTorch's form. The gradient must already be unscaled. The momentum slice is not used if the
+/// momentum factor is 0.
 ///
 /// # Panics
 ///
@@ -91,7 +94,8 @@ pub struct SgdStep {
 
 /// The scalars of one step with momentum, computed in `f64` and narrowed once.
 ///
-/// `buffer = momentum * buffer + gain * g`, then move along `ahead * g + along * buffer`.
+/// The step computes `buffer = momentum * buffer + gain * g` and moves the parameter along
+/// `ahead * g + along * buffer`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SgdMomentumStep {
     /// The learning rate.
@@ -102,9 +106,9 @@ pub struct SgdMomentumStep {
     momentum: f32,
     /// The factor of the gradient in the buffer: `1 - dampening`, or 1 in the first step.
     gain: f32,
-    /// The weight of the gradient in the direction: 1 with Nesterov's variant, else 0.
+    /// The weight of the gradient in the direction: 1 with Nesterov momentum, otherwise 0.
     ahead: f32,
-    /// The weight of the buffer in the direction: `momentum` with Nesterov's variant, else 1.
+    /// The weight of the buffer in the direction: `momentum` with Nesterov momentum, otherwise 1.
     along: f32,
 }
 
@@ -161,9 +165,9 @@ impl Elementwise<1> for SgdMomentumStep {
     }
 }
 
-/// Updates a tile. Nesterov's variant has the weights 1 and `momentum`, the plain one 0 and 1, so
-/// one loop without a branch serves both. A gradient that is not finite makes its own element NaN,
-/// because 0 times infinity is NaN.
+/// Updates a tile. The weights are 1 and `momentum` with Nesterov momentum and otherwise 0 and 1,
+/// so one loop without a branch computes both forms. A gradient that is not finite makes its own
+/// element NaN, because 0 times infinity is NaN.
 #[inline(always)]
 fn momentum_tile(
     (step, grad_scale): (SgdMomentumStep, f32),
@@ -178,7 +182,7 @@ fn momentum_tile(
     }
 }
 
-/// The step for one element on a device. `scalars` are `lr` and `l2`.
+/// Runs the step for one element on a device. `scalars` are `lr` and `l2`.
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for SgdStep {
@@ -193,7 +197,7 @@ impl ElementKernel for SgdStep {
     }
 }
 
-/// The step for one element on a device.
+/// Runs the step for one element on a device.
 ///
 /// | Index of `scalars` | Value |
 /// |---|---|
@@ -276,7 +280,7 @@ mod tests {
                 let g = p.map(|p| p / t as f32);
                 update(rule.step(t), 1.0, &mut p, &g, &mut [&mut buffer]);
             }
-            // PyTorch fuses multiply-adds: a last bit at each of five steps.
+            // PyTorch fuses multiply-adds, so the last bit can differ at each of five steps.
             assert_close(&p, &expected, 6e-7, 1e-9);
         }
     }

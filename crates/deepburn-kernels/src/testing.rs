@@ -1,4 +1,4 @@
-//! Parts that the tests of this crate share: data, thread pools and comparisons.
+//! Shared helpers for the tests of this crate: data, thread pools and comparisons.
 
 use crate::blocks::{BLOCK, PARALLEL_FROM};
 use crate::{ElementwiseStep, FloatSlice, OwnedSlice, WorkingCopy};
@@ -6,13 +6,13 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// Empty, a single element, odd lengths, around a block, around the limit from one thread to many,
+/// Empty, a single element, odd lengths, near a block, near the limit for multiple threads, and
 /// long.
 pub(crate) const SIZES: [usize; 10] =
     [0, 1, 7, 33, BLOCK - 1, BLOCK + 1, PARALLEL_FROM - 1, PARALLEL_FROM, 1_000_007, 10_000_000];
 
 /// Numbers rounded to one of the formats of a gradient or of a working copy. Tests run a kernel
-/// with each of them.
+/// with each format.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Held {
     /// Single precision.
@@ -69,8 +69,9 @@ pub(crate) fn noise(len: usize, seed: u64) -> Vec<f32> {
 
 /// Returns numbers like [`noise`], but of magnitude 0.5 to 1.5.
 ///
-/// With an L2 penalty of a tenth, no gradient is nearly cancelled by its decay. In such an element
-/// the sign-like first steps would amplify a rounding error without limit.
+/// With an L2 penalty of a tenth, no gradient is nearly cancelled by the decay. The first steps
+/// depend mainly on the sign of the gradient, so a rounding error in a nearly cancelled gradient
+/// would be amplified without limit.
 pub(crate) fn strong_noise(len: usize, seed: u64) -> Vec<f32> {
     noise(len, seed).into_iter().map(|x| x + 0.5_f32.copysign(x)).collect()
 }
@@ -89,12 +90,12 @@ pub(crate) fn update(
 
 /// Runs `work` on a pool of exactly `threads` threads.
 ///
-/// Tests compare the results of pools of different sizes, which must have the same bits.
+/// Tests compare the results of pools of different sizes, which must be bitwise identical.
 pub(crate) fn in_pool<T: Send>(threads: usize, work: impl FnOnce() -> T + Send) -> T {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
 }
 
-/// Panics unless `|actual - expected| <= absolute + relative * |expected|` for each element.
+/// Asserts that `|actual - expected| <= absolute + relative * |expected|` for each element.
 pub(crate) fn assert_close(actual: &[f32], expected: &[f32], relative: f32, absolute: f32) {
     assert_eq!(actual.len(), expected.len());
     for (i, (a, e)) in actual.iter().zip(expected).enumerate() {

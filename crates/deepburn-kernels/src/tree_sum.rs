@@ -2,9 +2,9 @@
 //!
 //! Main type: [`TreeSum`]. The squares of an array are added along a binary tree over the indices
 //! of its elements: node `i` of level `k` is the sum over the elements `i 2^k .. (i + 1) 2^k`, left
-//! half plus right half, in `f64`. The owner of a range computes the largest nodes inside of it,
-//! about twice the logarithm of its length. The nodes of all owners give the sum of the complete
-//! array, with the same additions for every division.
+//! half plus right half, in `f64`. The owner of a range computes the largest nodes inside the
+//! range; their number is about twice the logarithm of the length of the range. The nodes of all
+//! owners give the sum of the complete array, with the same additions for every division.
 //!
 //! ```text
 //! level 3   |               0               |
@@ -15,21 +15,21 @@
 //! nodes       level 2: 0, level 0: 4   level 0: 5, level 1: 3
 //! ```
 //!
-//! LAMB needs the norms of complete tensors, although each rank owns a part. With this order, the
-//! norms have the same bits with every number of ranks.
+//! LAMB needs the norms of complete tensors, although each rank owns only a part of them. With this
+//! order of summation, the norms are bitwise identical for every number of ranks.
 
 use std::ops::Range;
 
 use crate::blocks::{PARALLEL_FROM, vectorized};
 use rayon::prelude::*;
 
-/// The number of elements whose node is computed by one vectorised loop; a power of two.
+/// The number of elements of a leaf, whose sum is computed by one vectorised loop. A power of two.
 const LEAF: usize = 1024;
 
 /// The level of a node of [`LEAF`] elements.
 const LEAF_LEVEL: u32 = LEAF.trailing_zeros();
 
-/// The sum of squares of a range of an array, as nodes of the array's tree. It holds at most two
+/// The sum of squares of a range of an array, as nodes of the array's tree. Contains at most two
 /// nodes per level.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TreeSum {
@@ -37,18 +37,18 @@ pub struct TreeSum {
     next: usize,
     /// The end of the range.
     end: usize,
-    /// The largest nodes of the elements so far, in the order of their elements.
+    /// The largest nodes over the elements that were added so far, in the order of their elements.
     nodes: Vec<SumNode>,
 }
 
 /// A node of the tree.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct SumNode {
-    /// Its level: it covers `2^level` elements.
+    /// The level. The node covers `2^level` elements.
     level: u32,
-    /// Its index among the nodes of its level.
+    /// The index among the nodes of the same level.
     place: usize,
-    /// The sum of squares of its elements.
+    /// The sum of squares of the elements that the node covers.
     sum: f64,
 }
 
@@ -62,12 +62,12 @@ impl TreeSum {
     /// ignored.
     ///
     /// Complete leaves are computed by a vectorised loop, in parallel for long slices; the elements
-    /// before and after them are added one at a time.
+    /// before and after the leaves are added one at a time.
     pub fn push(&mut self, values: &[f32]) {
-        // Padding at the end of a shard belongs to no element.
+        // Ignores the padding at the end of a shard.
         let values = &values[..values.len().min(self.end - self.next)];
-        // Elements up to the next multiple of a leaf, so that the leaves that follow are nodes of
-        // the tree.
+        // Elements up to the next multiple of the leaf size are added one at a time, so that the
+        // following leaves are nodes of the tree.
         let head = values.len().min(self.next.next_multiple_of(LEAF) - self.next);
         let (head, rest) = values.split_at(head);
         let (leaves, tail) = rest.as_chunks::<LEAF>();
@@ -96,26 +96,27 @@ impl TreeSum {
         count
     }
 
-    /// Returns the sums of the nodes, as many as [`TreeSum::len_of`] says for a complete range.
+    /// Returns the sums of the nodes. For a complete range, [`TreeSum::len_of`] returns their
+    /// number.
     pub fn sums(&self) -> impl Iterator<Item = f64> {
         self.nodes.iter().map(|node| node.sum)
     }
 
-    /// Adds the nodes of the next elements, `range`, which another owner's [`TreeSum::sums`]
-    /// returned for this range.
+    /// Adds the nodes of the next elements. `sums` are the values that the owner of `range` got
+    /// from [`TreeSum::sums`].
     ///
-    /// The ranges must arrive in order and without gaps, beginning with this sum's own range.
+    /// The ranges must be added in order and without gaps, after the range of this sum.
     pub fn join(&mut self, range: Range<usize>, sums: &[f64]) {
         for sum in sums {
             self.push_node(largest_level(self.next, range.end), *sum);
         }
     }
 
-    /// Returns the sum, with zeros for all elements after the last one. The range must begin at
-    /// element 0.
+    /// Returns the sum over the complete tree. Elements after the last added element count as 0.
+    /// The range must begin at element 0.
     pub fn total(&self) -> f64 {
-        // The nodes get smaller from left to right: each is the left sibling of the node of all
-        // that follow, with zeros beyond the end.
+        // The nodes get smaller from left to right. Each node is the left sibling of the node over
+        // all following elements, where elements beyond the end are zeros.
         let smallest_first = self.nodes.iter().rev().map(|node| node.sum);
         smallest_first.reduce(|right, left| left + right).unwrap_or(0.0)
     }
@@ -127,7 +128,7 @@ impl TreeSum {
         }
     }
 
-    /// Adds the node of the next elements, and joins it with its left sibling as long as there is
+    /// Adds the node of the next elements, and merges it with its left sibling as long as there is
     /// one.
     fn push_node(&mut self, level: u32, sum: f64) {
         let mut node = SumNode { level, place: self.next >> level, sum };
@@ -152,7 +153,7 @@ fn largest_level(start: usize, end: usize) -> u32 {
     if start == 0 { fitting } else { fitting.min(start.trailing_zeros()) }
 }
 
-/// Returns the node of a leaf: neighbours are added, then neighbouring sums, and so on.
+/// Returns the sum of a leaf: adjacent squares are added, then adjacent sums, and so on.
 #[inline(always)]
 fn leaf_sum(leaf: &[f32; LEAF]) -> f64 {
     let mut sums = [0.0; LEAF / 2];
@@ -183,7 +184,7 @@ mod tests {
         sum
     }
 
-    /// The tree as it is defined.
+    /// Computes the sum directly from the definition of the tree.
     fn by_halves(values: &[f32], range: Range<usize>) -> f64 {
         if range.len() == 1 {
             return values.get(range.start).map_or(0.0, |x| f64::from(*x).powi(2));
@@ -193,13 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_is_that_of_the_tree() {
+    fn the_sum_follows_the_tree() {
         for len in [1, 2, 3, 7, 8, 1000, 1024, 1025, 5000] {
             let values = noise(len, 3);
             let expected = by_halves(&values, 0..len.next_power_of_two());
             assert_eq!(of(0..len, &values).total(), expected, "{len}");
             let naive: f64 = values.iter().map(|x| f64::from(*x).powi(2)).sum();
-            // Every addition of a sum of n numbers of one sign is wrong by 2^-53 of it at most.
+            // Every addition in a sum of n numbers of one sign has a relative error of at most
+            // 2^-53.
             assert!((expected - naive).abs() <= len as f64 * f64::EPSILON * naive);
         }
         assert_eq!(TreeSum::new(0..0).total(), 0.0);
@@ -241,7 +243,7 @@ mod tests {
             let mut whole = TreeSum::new(0..len);
             for cut in cuts.windows(2) {
                 let range = cut[0]..cut[1];
-                // An owner may go over its range piece by piece.
+                // An owner may add its range in several pieces.
                 let mut own = TreeSum::new(range.clone());
                 values[range.clone()].chunks(pieces).for_each(|piece| own.push(piece));
                 let sums: Vec<_> = own.sums().collect();

@@ -1,11 +1,11 @@
-//! The 16-bit copy of a master parameter, which forward and backward passes use (mixed precision,
-//! Micikevicius et al. 2018).
+//! The 16-bit working copy of the master weights, which forward and backward passes use (mixed
+//! precision, Micikevicius et al. 2018).
 //!
-//! Main type: [`WorkingCopy`]. [`cast`] fills a copy from scratch. An optimizer step that is given
-//! one writes it in the same pass, so the master is read only once.
+//! Main type: [`WorkingCopy`]. [`cast`] fills a copy from the master weights. An optimizer step
+//! with a working copy writes it in the same pass, so the master weights are read only once.
 //!
-//! A working copy takes two bytes per element. It never feeds back into the master, so its rounding
-//! errors do not accumulate over steps.
+//! A working copy takes two bytes per element. The master weights are never computed from it, so
+//! its rounding errors do not accumulate over steps.
 
 use crate::blocks::{check_lengths, map_blocks};
 use crate::element::Element;
@@ -47,7 +47,7 @@ impl<'a> From<&'a mut [bf16]> for WorkingCopy<'a> {
     }
 }
 
-/// Computes the same as [`cast`], one number at a time with `half`'s own conversion.
+/// Computes the same result as [`cast`], one number at a time with the conversion of `half`.
 ///
 /// # Panics
 ///
@@ -68,8 +68,8 @@ pub fn cast_reference(values: &[f32], to: WorkingCopy<'_>) {
     }
 }
 
-/// Rounds values to nearest, ties to even. Numbers beyond the largest one become infinite, and NaN
-/// stays NaN.
+/// Rounds values to nearest, ties to even. Values that round beyond the largest finite number
+/// become infinite, and NaN stays NaN.
 ///
 /// # Panics
 ///
@@ -98,7 +98,7 @@ mod tests {
     use crate::testing::{SIZES, in_pool, noise, with_values_anywhere};
     use proptest::prelude::*;
 
-    /// Both copies of some numbers, as bits.
+    /// Returns both copies of `values`, as bits.
     fn copies(values: &[f32], cast: impl Fn(&[f32], WorkingCopy<'_>)) -> (Vec<u16>, Vec<u16>) {
         let (mut half, mut brain) = (vec![f16::ONE; values.len()], vec![bf16::ONE; values.len()]);
         cast(values, WorkingCopy::F16(&mut half));
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn every_size_is_cast_as_the_reference_does() {
         for len in SIZES {
-            // Up to 70 thousand: some of them overflow an f16.
+            // Magnitudes up to 70 thousand, some of which overflow an f16.
             let values = noise(len, 1).iter().map(|x| x * 7e4).collect::<Vec<_>>();
             assert!(copies(&values, cast) == copies(&values, cast_reference), "{len}");
         }

@@ -1,10 +1,10 @@
-//! 0/1 Adam, the element-wise parts of its local steps.
+//! The element-wise parts of the local steps of 0/1 Adam.
 //!
-//! Main types: [`LocalAdamStep`], a step with a rank's own gradient only, and [`LocalMovementStep`]
-//! and [`AgreedMovementStep`]. Between these two, ranks exchange their movements compressed to one
-//! bit per element ([`compress`](crate::compress)). Source: Lu et al. 2022, "Maximizing
-//! Communication Efficiency for Large-scale Training via 0/1 Adam", in the form of DeepSpeed's
-//! `runtime/fp16/onebit/zoadam.py`.
+//! Main types: [`LocalAdamStep`], a step with only the rank's own gradient, and
+//! [`LocalMovementStep`] and [`AgreedMovementStep`]. Between the latter two steps, the ranks
+//! exchange their movements compressed to one bit per element ([`compress`](crate::compress)).
+//! Source: Lu et al. 2022, "Maximizing Communication Efficiency for Large-scale Training via 0/1
+//! Adam", in the form of DeepSpeed's `runtime/fp16/onebit/zoadam.py`.
 //!
 //! ```text
 //!               step 1      step 2      step 3      step 4
@@ -14,9 +14,9 @@
 //!                                                                       moved = 0
 //! ```
 //!
-//! Between two exchanges, ranks have different parameters. `common` is the one that they had after
-//! the last exchange, and `moved` what a rank has added to it. `param = common + moved` holds to
-//! the bit.
+//! Between two exchanges, ranks have different parameters. `common` is the parameter after the last
+//! exchange, with weight decay applied, and `moved` is the movement that a rank has added since
+//! then. `param = common + moved` holds exactly.
 //!
 //! With the frozen second moment `v` and `keep = 1 - lr * weight_decay`, the steps are:
 //!
@@ -32,10 +32,11 @@
 //! ```
 //!
 //! Weight decay is decoupled: each step multiplies `common` and `moved` by `keep`, in the same way
-//! on every rank. In DeepSpeed it is a part of what the ranks exchange, and so enters the momentum.
+//! on every rank. In DeepSpeed, the exchanged values include the weight decay, so the momentum
+//! includes it too.
 //!
-//! An element whose second moment is 0 had no gradient before the freeze. It takes none later, and
-//! its momentum is 0: one bit could not express its movement of 0.
+//! An element whose second moment is 0 had no gradient before the freeze. Its later gradients are
+//! ignored and its momentum stays 0, because one bit cannot express a movement of 0.
 
 use crate::blocks::check_lengths;
 #[cfg(feature = "cube")]
@@ -46,7 +47,7 @@ use crate::real::Real;
 #[cfg(feature = "cube")]
 use cubecl::prelude::*;
 
-/// Computes a local step. With `m = beta1 * m + (1 - beta1) * grad`, or 0 where `v` is 0, and
+/// Computes a local step. With `m = beta1 * m + (1 - beta1) * grad`, or `m = 0` if `v` is 0, and
 /// `keep = 1 - lr * weight_decay`: `common *= keep`,
 /// `moved = keep * moved - lr * m / (sqrt(v) + eps)`, `param = common + moved`. The gradient must
 /// already be unscaled.
@@ -81,9 +82,9 @@ pub fn local_adam_reference<R: Real>(
     }
 }
 
-/// Computes the step after an exchange. With `movement`, the mean of all ranks'
-/// `moved * (sqrt(v) + eps)`: `common = keep * common + movement / (sqrt(v) + eps)`,
-/// `param = common`, `m = -movement / rates`, `moved = 0`.
+/// Computes the step after an exchange. `movement` is the mean of `moved * (sqrt(v) + eps)` over
+/// all ranks: `common = keep * common + movement / (sqrt(v) + eps)`, `param = common`,
+/// `m = -movement / rates`, `moved = 0`.
 ///
 /// `keep` is `1 - lr * weight_decay`, and `rates` the sum of the learning rates since the last
 /// exchange.
@@ -116,7 +117,8 @@ pub fn agreed_movement_reference<R: Real>(
 }
 
 /// The scalars of a local step, rounded from `f64` once, and its arithmetic. The local step and the
-/// movement share it, so that the exchanged movement has the bits of a local step.
+/// movement share this arithmetic, so the exchanged movement is identical to the movement of a
+/// local step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Local {
     /// The decay of the first moment.
@@ -142,7 +144,7 @@ impl Local {
         }
     }
 
-    /// Returns the first moment after a gradient; 0 for an element without second moment.
+    /// Returns the first moment updated with a gradient; 0 for an element whose second moment is 0.
     #[inline(always)]
     fn momentum(self, grad: f32, m: f32, v: f32) -> f32 {
         let momentum = m * self.beta1 + self.gain * grad;
@@ -155,7 +157,7 @@ impl Local {
         moved * self.keep - self.lr * (m / (v.sqrt() + self.eps))
     }
 
-    /// Returns the scalars in the order of the device's functions.
+    /// Returns the scalars in the order in which the device functions index them.
     #[cfg(feature = "cube")]
     fn scalars(self) -> Vec<f32> {
         vec![self.beta1, self.gain, self.lr, self.eps, self.keep]
@@ -178,7 +180,7 @@ fn moved_of(i: usize, scalars: &Array<f32>, m: f32, states: &Sequence<Array<f32>
     states[2][i] * scalars[4] - scalars[2] * along
 }
 
-/// A step with a rank's own gradient only, without communication.
+/// A step with only the rank's own gradient, without communication.
 ///
 /// Updates the first moment, the movement, `common` and the parameter. The second moment does not
 /// change.
@@ -189,7 +191,7 @@ fn moved_of(i: usize, scalars: &Array<f32>, m: f32, states: &Sequence<Array<f32>
 pub struct LocalAdamStep(Local);
 
 impl LocalAdamStep {
-    /// Returns the step, which does not depend on the time.
+    /// Returns the step, which does not depend on the step number.
     pub fn new(rule: &FrozenAdam) -> Self {
         Self(Local::new(rule))
     }
@@ -231,12 +233,13 @@ fn local_tile(
         *m = step.momentum(*g * grad_scale, *m, *v);
         *common *= step.keep;
         *moved = step.moved(*m, *v, *moved);
-        // Computed from the two parts, not updated, so that the sum holds to the bit.
+        // Computed from both parts instead of updated, so that `param = common + moved` holds
+        // exactly.
         *p = *common + *moved;
     }
 }
 
-/// A local step of one element on a device.
+/// Runs a local step for one element on a device.
 ///
 /// | Index of `scalars` | Value |
 /// |---|---|
@@ -265,17 +268,17 @@ impl ElementKernel for LocalAdamStep {
     }
 }
 
-/// The movement with a rank's own gradient, in the unit of momenta: `moved` after a local step,
-/// times `sqrt(v) + eps`.
+/// The movement with the rank's own gradient, in the unit of the momentum: `moved` after a local
+/// step, times `sqrt(v) + eps`.
 ///
-/// In this unit the elements of a tensor have similar sizes, so that one scale represents them
-/// well. The step overwrites its fourth array. The moments, the previous movement and the parameter
-/// do not change.
+/// In this unit the elements of a tensor have similar magnitudes, so one scale represents all of
+/// them well. The step overwrites its fourth array. The moments, the previous movement and the
+/// parameter do not change.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LocalMovementStep(Local);
 
 impl LocalMovementStep {
-    /// Returns the step, which does not depend on the time.
+    /// Returns the step, which does not depend on the step number.
     pub fn new(rule: &FrozenAdam) -> Self {
         Self(Local::new(rule))
     }
@@ -304,8 +307,8 @@ impl Elementwise<4> for LocalMovementStep {
 
 /// Computes the movement of a tile.
 ///
-/// It repeats the arithmetic of a local step without changing the states, so the states are still
-/// those before the step when the agreed movement arrives.
+/// It repeats the arithmetic of a local step without changing the states, because
+/// [`AgreedMovementStep`] needs the states from before the step.
 #[inline(always)]
 fn movement_tile(
     (step, grad_scale): (Local, f32),
@@ -322,7 +325,7 @@ fn movement_tile(
     }
 }
 
-/// The movement of one element on a device, with the scalars of a local step.
+/// Computes the movement of one element on a device, with the scalars of a local step.
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for LocalMovementStep {
@@ -339,24 +342,24 @@ impl ElementKernel for LocalMovementStep {
     }
 }
 
-/// The scalars of a step with the movement that all ranks agreed on, rounded from `f64` once.
+/// The scalars of a step with the averaged movement of all ranks, rounded from `f64` once.
 ///
-/// The movement takes the place of the gradient. Afterwards all ranks have the same parameter and
+/// The movement is passed as the gradient. After the step, all ranks have the same parameter and
 /// first moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AgreedMovementStep {
     /// Added to the square root of the second moment.
     eps: f32,
-    /// The sum of the learning rates since the last exchange. It turns a movement into an average
-    /// momentum.
+    /// The sum of the learning rates since the last exchange. Dividing a movement by this sum gives
+    /// an average momentum.
     rates: f32,
     /// `1 - lr * weight_decay`.
     keep: f32,
 }
 
 impl AgreedMovementStep {
-    /// Returns the step. `rates` is the sum of the learning rates since the last exchange, greater
-    /// than 0.
+    /// Returns the step. `rates` is the sum of the learning rates since the last exchange and must
+    /// be greater than 0.
     pub fn new(rule: &FrozenAdam, rates: f64) -> Self {
         // A sum that f32 rounds to 0 would make the momentum infinite.
         let rates = (rates as f32).max(f32::MIN_POSITIVE);
@@ -406,7 +409,8 @@ fn agreed_tile(
     }
 }
 
-/// The step after an exchange for one element on a device. `scalars` are `eps`, `rates` and `keep`.
+/// Runs the step after an exchange for one element on a device. `scalars` are `eps`, `rates` and
+/// `keep`.
 #[cfg(feature = "cube")]
 #[cube]
 impl ElementKernel for AgreedMovementStep {
@@ -443,7 +447,7 @@ mod tests {
         values.iter().map(|x| *x as f32).collect()
     }
 
-    /// Squares of numbers of magnitude 0.5 to 1.5, and every fifth is 0.
+    /// Returns squares of numbers of magnitude 0.5 to 1.5. Every fifth square is 0.
     fn squares(len: usize) -> Vec<f32> {
         let square = |(i, x): (usize, f32)| if i % 5 == 4 { 0.0 } else { x * x };
         strong_noise(len, 3).into_iter().enumerate().map(square).collect()
@@ -500,9 +504,10 @@ mod tests {
         }
     }
 
-    /// The exchanged movement equals a local step's, to the bit, and changes nothing.
+    /// The exchanged movement is identical to the movement of a local step, and computing it
+    /// changes no state.
     #[test]
-    fn the_movement_is_that_of_a_local_step() {
+    fn the_movement_equals_a_local_step() {
         for len in LENGTHS {
             let (mut param, mut m, mut v) = (noise(len, 1), noise(len, 2), squares(len));
             let (mut moved, mut common) = (noise(len, 4), noise(len, 5));
@@ -544,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_below_those_of_f32_make_no_infinite_momentum() {
+    fn rates_below_the_f32_range_keep_the_momentum_finite() {
         let (mut p, mut m, mut v) = ([1.0_f32], [0.0], [1.0]);
         let (mut moved, mut common) = ([0.0], [1.0]);
         let states = &mut [&mut m[..], &mut v, &mut moved, &mut common];

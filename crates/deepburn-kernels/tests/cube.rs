@@ -1,6 +1,6 @@
-//! The device kernels against references in f64, on whatever device there is.
+//! Tests of the device kernels against references in f64, on the available device.
 //!
-//! `cargo test --release -p deepburn-kernels --features wgpu --test cube` (a software device will do),
+//! `cargo test --release -p deepburn-kernels --features wgpu --test cube` (a software device is sufficient),
 //! `--features cuda` on an NVIDIA GPU.
 #![cfg(any(feature = "wgpu", feature = "cuda"))]
 
@@ -27,10 +27,10 @@ fn client() -> Client {
     Device::client(&Default::default())
 }
 
-/// None, one, odd ones, around a cube, long.
+/// Empty, a single element, odd lengths, near the size of a cube, and long.
 const SIZES: [usize; 8] = [0, 1, 7, 255, 257, 65_537, 1_000_007, 10_000_000];
 
-/// Types that the device can store and convert; f32 always.
+/// Returns the types that the device can store and convert. f32 is always one of them.
 fn types(client: &Client) -> Vec<DeviceDType> {
     let supports = |dtype: &DeviceDType| match dtype {
         DeviceDType::F32 => true,
@@ -43,7 +43,7 @@ fn types(client: &Client) -> Vec<DeviceDType> {
     types
 }
 
-/// Deterministic numbers in [-1, 1) (a 64-bit linear congruential generator).
+/// Returns deterministic numbers in [-1, 1), from a 64-bit linear congruential generator.
 fn noise(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = |_| {
@@ -54,7 +54,7 @@ fn noise(len: usize, seed: u64) -> Vec<f32> {
     (0..len).map(next).collect()
 }
 
-/// The numbers as a type holds them.
+/// Returns the numbers rounded to a type.
 fn held(values: &[f32], dtype: DeviceDType) -> Vec<f32> {
     values
         .iter()
@@ -101,7 +101,7 @@ fn rule(weight_decay: WeightDecay) -> Adam {
     Adam { lr: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay, bias_correction: true }
 }
 
-/// Every step, at time `t`.
+/// Returns every optimizer step with step number `t`.
 fn steps(t: u64) -> Vec<ElementwiseStep> {
     let sgd = Sgd { lr: 0.1, momentum: 0.0, dampening: 0.0, weight_decay: 0.1, nesterov: false };
     let lion = Lion { lr: 1e-2, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
@@ -138,7 +138,7 @@ fn steps(t: u64) -> Vec<ElementwiseStep> {
     ]
 }
 
-/// The arrays after a step on the CPU: parameter, states, working copy.
+/// Returns the arrays after a step on the CPU: parameter, states, working copy.
 fn on_the_cpu(
     step: &ElementwiseStep,
     before: &[Vec<f32>],
@@ -165,7 +165,7 @@ fn on_the_cpu(
     arrays
 }
 
-/// The same on the device.
+/// Returns the same arrays after a step on the device.
 fn on_the_device(
     client: &Client,
     step: &ElementwiseStep,
@@ -186,10 +186,10 @@ fn on_the_device(
 #[test]
 fn device_kernels_steps_follow_the_cpu() {
     let client = client();
-    // Mesa's llvmpipe gives the CPU's bits for every step: it contracts nothing, and its square root and
-    // division are rounded correctly. A GPU may contract a multiplication and an addition, and Vulkan
-    // allows 2.5 last bits in a division and 3 in a square root: a dozen roundings of 2^-24 of numbers
-    // below 2.
+    // Mesa's llvmpipe and the CPU give bitwise identical results for every step: llvmpipe does not fuse multiplications
+    // and additions, and its square root and division are rounded correctly. A GPU may fuse a multiplication and an
+    // addition, and Vulkan allows errors of 2.5 units in the last place in a division and of 3 units in a square root.
+    // The tolerance is a dozen roundings of 2^-24 of numbers below 2.
     let tolerance = 1e-6;
     for dtype in types(&client) {
         for len in [0, 1, 257, 65_537, 1_000_007] {
@@ -200,7 +200,7 @@ fn device_kernels_steps_follow_the_cpu() {
                 let found = on_the_device(&client, &step, &before, &grad, dtype);
                 assert_eq!(found.len(), expected.len());
                 if dtype != DeviceDType::F32 {
-                    // The copy is the parameter, rounded: to the bit.
+                    // The working copy is exactly the rounded parameter.
                     assert_eq!(found[before.len()], held(&found[0], dtype), "{len} {step:?}");
                 }
                 for (found, expected) in found.iter().zip(&expected).take(before.len()) {
@@ -213,7 +213,7 @@ fn device_kernels_steps_follow_the_cpu() {
     }
 }
 
-/// Parameter and states of either sign, but those that hold squares.
+/// Returns parameter and states with values of both signs, except that states with squares are positive.
 fn arrays_before(step: &ElementwiseStep, len: usize) -> Vec<Vec<f32>> {
     let strong = |seed| noise(len, seed).iter().map(|x| x + 0.5_f32.copysign(*x)).collect();
     let mut arrays: Vec<Vec<f32>> = vec![noise(len, 1), strong(2), strong(3), strong(4), strong(6)];
@@ -243,12 +243,13 @@ fn device_kernels_adam_follows_the_f64_reference() {
     let types = types(&client);
     for (case, len) in SIZES.into_iter().enumerate() {
         for &dtype in &types {
-            // Each size with one kind of decay, each kind with every type.
+            // Each size is tested with one form of weight decay, and each form with every type.
             let decay =
                 if case % 2 == 0 { WeightDecay::Decoupled(0.1) } else { WeightDecay::L2(0.1) };
             let rule = rule(decay);
             let start = noise(len, 1);
-            // No gradient near 0, where the sign-like first steps would amplify a rounding.
+            // No gradient is near 0. The first steps depend mainly on the sign of the gradient, so a rounding error
+            // would be amplified there.
             let strong = |seed| noise(len, seed).iter().map(|x| x + 0.5_f32.copysign(*x)).collect();
             let mut p64: Vec<f64> = start.iter().map(|x| f64::from(*x)).collect();
             let (mut m64, mut v64) = (vec![0.0; len], vec![0.0; len]);
@@ -272,9 +273,9 @@ fn device_kernels_adam_follows_the_f64_reference() {
             }
             let param = download(&client, param);
             for (i, (p, expected)) in param.iter().zip(&p64).enumerate() {
-                // Three updates of 1e-2, each with a relative error of some 1e-6: scalars narrowed
-                // from f64 (6e-8 of 1 - beta2 = 1e-3), and a square root and a division that a
-                // device may round to a few last bits; and three roundings of p.
+                // Three updates of 1e-2, each with a relative error of some 1e-6, and three roundings of p. The errors
+                // of an update come from scalars that are narrowed from f64 (6e-8 of 1 - beta2 = 1e-3), and from a
+                // square root and a division whose last bits may be wrong on a device.
                 let error = (f64::from(*p) - expected).abs();
                 assert!(
                     error <= 6e-7 * expected.abs() + 1e-7,
@@ -282,7 +283,7 @@ fn device_kernels_adam_follows_the_f64_reference() {
                 );
             }
             if let Some(working) = working {
-                // The copy is the parameter, rounded: to the bit.
+                // The working copy is exactly the rounded parameter.
                 assert_eq!(download(&client, working), held(&param, dtype), "{len}");
             }
         }

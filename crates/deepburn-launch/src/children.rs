@@ -16,8 +16,8 @@ pub(crate) struct Child {
 
 /// Returns the children of `parent`.
 ///
-/// The whole of `/proc` is read, because not every kernel lists the children of
-/// a process. A process that ends meanwhile is skipped.
+/// All of `/proc` is read, because not every kernel lists the children of a
+/// process. A process that ends in the meantime is skipped.
 pub(crate) fn children(parent: Pid) -> Vec<Child> {
     let parent = parent.as_raw_nonzero().to_string();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -1,6 +1,6 @@
 //! The command line of Open MPI's `mpirun`.
 //!
-//! Main type: [`Mpirun`]. For two hosts with 2 and 1 slots, it is about:
+//! Main type: [`Mpirun`]. For two hosts with 2 and 1 slots, the command line looks like this:
 //!
 //! ```text
 //! mpirun --map-by slot --bind-to none --mca … --tag-output
@@ -20,11 +20,11 @@ pub struct Mpirun {
     pub program: String,
     /// The hosts with at least one slot each, in rank order.
     pub hosts: Vec<HostSlots>,
-    /// A command that runs another command on a host, such as `ssh`: `AGENT
-    /// HOST COMMAND...`.
+    /// A command that runs another command on a host, such as `ssh`. It is called as `AGENT HOST
+    /// COMMAND...`.
     pub remote_shell: String,
-    /// The variables that all ranks get, as
-    /// [`forwarded_variables`](crate::forwarded_variables) returns them.
+    /// The variables that are forwarded to all ranks, as returned by
+    /// [`forwarded_variables`](crate::forwarded_variables).
     pub forwarded: Vec<String>,
     /// The command of every rank: a program and its arguments.
     pub command: Vec<String>,
@@ -150,7 +150,7 @@ mod tests {
         };
         let started = UNIX_EPOCH + Duration::from_millis(1_700_000_000_250);
         let line = quoted(&mpirun.words(&Attempt { started, restarts }));
-        // What depends on who runs the test.
+        // This option depends on the user who runs the test.
         line.replace("--allow-run-as-root ", "")
     }
 

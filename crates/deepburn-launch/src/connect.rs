@@ -1,5 +1,5 @@
-//! Checks that remote hosts respond before `mpirun` is started, which would
-//! wait for them forever.
+//! Checks that remote hosts respond before `mpirun` is started, because
+//! `mpirun` would wait for them forever.
 //!
 //! Every host runs `true` through the remote shell, all at the same time, so
 //! the check takes as long as the slowest host. It runs before each start,
@@ -33,7 +33,7 @@ pub enum ConnectError {
         /// The time-out in seconds.
         timeout: u64,
     },
-    /// The remote shell is an empty string.
+    /// The remote shell command is empty.
     #[error(
         "--remote-shell: empty; it is a command that runs another on a host, such as `ssh -p 2222`; give one"
     )]
@@ -81,7 +81,7 @@ pub(crate) fn connect(
                 end(&pending);
                 return Ok(Reached::Interrupted(signal));
             }
-            // Events of an earlier run.
+            // These events are from an earlier run.
             Some(LaunchEvent::Stalled(_) | LaunchEvent::Aborts(_) | LaunchEvent::Ended(_)) => {}
             None => break,
         }
@@ -110,14 +110,15 @@ pub(crate) fn connect(
 ///
 /// # Errors
 ///
-/// Returns [`ConnectError::NoShell`] if `shell` has no word.
+/// Returns [`ConnectError::NoShell`] if `shell` is empty.
 fn probe(shell: &str, host: &str, timeout: Duration) -> Result<Command, ConnectError> {
-    // Split in the same way as by mpirun: at spaces, without quotes.
+    // The command is split in the same way as by mpirun: at spaces, without
+    // support for quotes.
     let mut words = shell.split_whitespace();
     let program = words.next().ok_or(ConnectError::NoShell)?;
     let mut command = Command::new(program);
     if Path::new(program).file_name().is_some_and(|name| name == "ssh") {
-        // A password prompt would wait for a terminal that nobody reads.
+        // A password prompt would block the check forever.
         let seconds = timeout.as_secs().max(1);
         command.args(["-o", "BatchMode=yes", "-o", &format!("ConnectTimeout={seconds}")]);
     }
@@ -130,7 +131,7 @@ fn probe(shell: &str, host: &str, timeout: Duration) -> Result<Command, ConnectE
 
 /// Starts a check whose result is sent as an event.
 ///
-/// `host` is its index, which the event carries.
+/// `host` is the index of the host, which is included in the event.
 ///
 /// # Errors
 ///

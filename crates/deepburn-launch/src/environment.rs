@@ -1,9 +1,9 @@
 //! Selects the environment variables of the ranks on all hosts.
 //!
 //! Ranks on this machine inherit the environment of `mpirun`. Ranks on other
-//! hosts get the variables that their remote shell sets and those that are
-//! forwarded with `-x`. Variables are forwarded by name, so that no secret in a
-//! value appears on a command line.
+//! hosts get the variables that their remote shell sets and the variables that
+//! are forwarded with `-x`. Variables are forwarded by name, so that secret
+//! values do not appear on a command line.
 
 use thiserror::Error;
 
@@ -48,7 +48,7 @@ pub(crate) const RESTART: &str = "DEEPBURN_RESTART";
 /// The reason why a variable cannot be forwarded.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ForwardError {
-    /// The variable is not set and has no given value.
+    /// The variable is not set, and no value was given.
     #[error(
         "-x: `{name}` is not set; a variable is given as NAME, which is set, or NAME=VALUE; set it or give a value"
     )]
@@ -67,14 +67,14 @@ pub enum ForwardError {
     Reserved {
         /// Name of the variable.
         name: String,
-        /// The remedy.
+        /// How to fix the problem.
         remedy: &'static str,
     },
 }
 
-/// Returns the variables to forward, as arguments of `mpirun -x`: the names in
-/// `set` that ranks read, and the ones that the user requested in `asked` as
-/// `NAME` or `NAME=VALUE`.
+/// Returns the variables to forward, as arguments of `mpirun -x`: the variables
+/// in `set` that ranks read, and the variables that the user requested in
+/// `asked` as `NAME` or `NAME=VALUE`.
 ///
 /// # Errors
 ///
@@ -112,7 +112,8 @@ pub fn forwarded_variables(
     Ok(forwarded)
 }
 
-/// Returns the remedy if the launcher sets this variable itself.
+/// If the launcher sets this variable itself, returns what the user should do
+/// instead.
 fn reserved(name: &str) -> Option<&'static str> {
     match name {
         VISIBLE_DEVICES => Some("choose devices with --include HOST:0,1"),

@@ -1,8 +1,8 @@
-//! One queue for all events of the launcher: signals, responses of hosts, the
-//! end of `mpirun`.
+//! The event queue of the launcher: signals, responses of hosts, and the end of
+//! `mpirun`.
 //!
-//! Each source has its own thread. All of them sleep until something happens,
-//! except the one that checks for a stalled `mpirun`.
+//! Each event source has its own thread. All of these threads sleep until an
+//! event occurs, except the thread that checks for a stalled `mpirun`.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -37,7 +37,7 @@ pub(crate) enum LaunchEvent {
 /// The event queue.
 #[derive(Debug)]
 pub(crate) struct Events {
-    /// The sender that new threads get a copy of.
+    /// The sender. New threads get a clone of it.
     sender: Sender<LaunchEvent>,
     /// The receiver, which only the launcher's main thread reads.
     receiver: Receiver<LaunchEvent>,
@@ -46,9 +46,9 @@ pub(crate) struct Events {
 impl Events {
     /// Starts to catch SIGTERM, SIGINT, SIGHUP and SIGUSR1.
     ///
-    /// From then on these signals no longer end the process. A handler may do
-    /// very little, so it writes a byte to a socket, and a thread turns the
-    /// byte into an event.
+    /// Afterwards these signals no longer end the process. Signal handlers may
+    /// only call async-signal-safe functions, so a handler writes a byte to a
+    /// socket, and a thread converts the byte to an event.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl Events {
         None
     }
 
-    /// Returns a signal that has arrived but was not handled yet.
+    /// Returns a signal that has arrived but has not been handled yet.
     pub(crate) fn pending_signal(&self) -> Option<i32> {
         self.receiver.try_iter().find_map(|event| match event {
             LaunchEvent::Signal(signal) => Some(signal),

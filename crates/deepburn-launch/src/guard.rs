@@ -1,9 +1,9 @@
 //! Ends `mpirun` if the launcher is killed.
 //!
 //! A launcher that receives SIGKILL or runs out of memory cannot end the
-//! processes that it has started. The guard can. It is a shell whose standard
-//! input is a pipe that the launcher holds open. When the launcher is gone for
-//! any reason, the pipe is closed and the shell sends the signals.
+//! processes that it has started, so a guard does. The guard is a shell whose
+//! standard input is a pipe that the launcher holds open. When the launcher
+//! ends for any reason, the pipe is closed, and the shell sends the signals.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Pid;
 
-/// The script of the guard. It sends SIGTERM, upon which `mpirun` ends its
-/// ranks on all hosts, and SIGKILL after 10 s. It stops as soon as `mpirun` has
+/// The script of the guard. It sends SIGTERM, so that `mpirun` ends its ranks
+/// on all hosts, and SIGKILL after 10 s. It exits as soon as `mpirun` has
 /// ended, because another process may then get the same process id.
 const SCRIPT: &str = r#"read line
 kill -TERM "$1" || exit

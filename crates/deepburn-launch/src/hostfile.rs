@@ -1,20 +1,20 @@
 //! DeepSpeed's hostfile: one `host slots=N` per line, with empty lines and `#`
 //! comments.
 //!
-//! The parser is stricter than DeepSpeed's in two points. Text after the number
-//! of slots is an error unless it is a comment, and so are zero slots.
-//! DeepSpeed ignores the former and starts no rank for the latter.
+//! The parser is stricter than DeepSpeed's in two ways. Text after the number
+//! of slots is an error unless it is a comment; DeepSpeed ignores it. Zero
+//! slots are an error; DeepSpeed starts no rank on such a host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// A host and the numbers of its slots. A slot runs one rank, and its number
+/// A host with its slot numbers. Each slot runs one rank, and the slot number
 /// selects the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSlots {
-    /// The name or address for the remote shell.
+    /// The host name or address, as passed to the remote shell.
     pub name: String,
     /// The slot numbers in ascending order.
     pub slots: Vec<usize>,
@@ -48,7 +48,7 @@ pub enum HostfileError {
         /// The content of the line.
         entry: String,
     },
-    /// Two lines name the same host.
+    /// Two lines contain the same host.
     #[error("hostfile {}, line {line}: duplicate host: `{host}`, which line {first} has too; a host has one line; merge the two", path.display())]
     DuplicateHost {
         /// The file.
@@ -60,7 +60,7 @@ pub enum HostfileError {
         /// The number of the first line.
         first: usize,
     },
-    /// The file names no host.
+    /// The file contains no host.
     #[error("hostfile {}: no hosts; a hostfile has at least one line `HOST slots=N`; add one", path.display())]
     Empty {
         /// The file.
@@ -126,8 +126,8 @@ fn parse_entry(content: &str) -> Option<HostSlots> {
         .then(|| HostSlots::new(name, count))
 }
 
-/// The largest number of slots of a host. A larger number is a typing error
-/// that should not allocate a list.
+/// The maximum number of slots of a host. A larger number is most likely a
+/// typing error, and no list should be allocated for it.
 const MAX_SLOTS: usize = 65_536;
 
 #[cfg(test)]

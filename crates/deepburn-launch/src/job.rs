@@ -8,12 +8,12 @@
 //! Terminating           another signal, or 10 s are over    SIGKILL              Killed
 //! ```
 //!
-//! A stalled `mpirun` is killed at any stage. The end of `mpirun` ends the run
-//! at any stage; processes that it left behind are killed then.
+//! A stalled `mpirun` is killed at any stage. The end of `mpirun` ends the run at any stage.
+//! Processes that `mpirun` leaves behind are then killed.
 //!
-//! Threads of a run: two copy output, one waits for the end of `mpirun`, one
-//! looks for a stall, and the calling thread decides. All of them report to one
-//! queue of events, so no two reactions can overlap.
+//! A run has five threads: two copy output, one waits for the end of `mpirun`, one checks whether
+//! `mpirun` has stalled, and the calling thread handles events. All threads send events to the same
+//! queue, so events are handled one at a time.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -39,7 +39,7 @@ pub enum JobEnd {
         /// The exit status of the first failed rank, or 128 plus the number of
         /// the signal that ended it.
         status: u8,
-        /// The failed rank, if `mpirun` named it.
+        /// The failed rank, if it appeared in the output of `mpirun`.
         rank: Option<usize>,
     },
     /// The launcher received a signal, and the job did not exit with status 0.
@@ -62,30 +62,27 @@ impl JobEnd {
     }
 }
 
-/// The time after which `mpirun` is killed, counted from SIGTERM or from the
-/// moment when it starts to end a job. It waits one second twice, on this host
-/// and on the others. If the network to a host is gone, it would wait much
-/// longer for TCP to give up.
+/// The time after which `mpirun` is killed, measured from SIGTERM or from the moment when `mpirun`
+/// starts to end a job. Normally `mpirun` waits twice for one second. If the network connection to
+/// a host is lost, it would wait much longer for the TCP time-out.
 const TERMINATION: Duration = Duration::from_secs(10);
 
-/// The interval between requests to save and stop. `mpirun` loses a signal that
-/// arrives while it starts ranks.
+/// The interval between requests to save and stop. Requests are repeated, because `mpirun` loses
+/// signals that arrive while it starts ranks.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// The time that remaining output may take after the end of `mpirun`. A remote
-/// shell that stays connected in the background keeps its pipe open longer.
+/// The maximum time to wait for remaining output after the end of `mpirun`. A remote shell that
+/// stays connected in the background could keep its pipe open for longer.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
 
-/// Runs `words` until all processes have ended. After a signal, ranks have
-/// `grace` to save and stop.
+/// Runs the command line `words` until all processes have ended. After a signal, ranks have the
+/// time `grace` to save and stop.
 ///
-/// Standard input is empty. Output of ranks is copied to the launcher's own,
-/// line by line.
+/// Standard input is empty. The output of ranks is copied to the launcher's output line by line.
 ///
 /// # Errors
 ///
-/// Returns an error if `words` is empty, if `mpirun` cannot be started, or if
-/// it cannot be waited for.
+/// Returns an error if `words` is empty, if `mpirun` cannot be started, or if waiting for it fails.
 pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Result<JobEnd> {
     orphans::adopt();
     let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
@@ -100,8 +97,7 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
         .stderr(Stdio::piped())
         .spawn()?;
     let mpirun = Pid::from_child(&child);
-    // A missing guard is no reason not to run: it only matters if the launcher
-    // is killed.
+    // The job can run without a guard, which is only needed if the launcher is killed.
     let guard = Guard::of(mpirun)
         .inspect_err(|error| {
             tracing::warn!(
@@ -140,8 +136,8 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
     })
 }
 
-/// Copies the output of `mpirun` with two threads. Each sends the failed rank
-/// that it found.
+/// Copies the output of `mpirun` with two threads. Each thread sends the failed rank that it found
+/// in the output.
 fn copy_output(
     child: &mut Child,
     mpirun: Pid,
@@ -163,29 +159,28 @@ fn copy_output(
     receiver
 }
 
-/// The stage of ending a job. Each stage is more forceful than the one before.
+/// The stage of ending a job. Each stage is more forceful than the previous one.
 #[derive(Debug, Clone, Copy)]
 enum StopStage {
-    /// The ranks train, and nobody has asked them to stop.
+    /// The ranks train and have not been asked to stop.
     Running,
     /// Ranks were asked to save and stop.
     Stopping,
     /// `mpirun` was asked to end the ranks.
     Terminating,
-    /// `mpirun` was killed. Only its end is awaited.
+    /// `mpirun` was killed. The launcher only waits for it to end.
     Killed,
 }
 
 /// Waits for the end of `mpirun`. A signal or an expired deadline starts the
 /// next stage. Returns the exit status and the first signal.
 ///
-/// SIGUSR1 is sent again every few seconds while ranks are stopping, because
-/// `mpirun` loses signals while it starts ranks. Ranks ignore the repetitions.
-/// `grace` counts from the first signal.
+/// SIGUSR1 is sent again every few seconds while ranks are stopping, because `mpirun` loses signals
+/// while it starts ranks. Ranks ignore repeated signals. `grace` is measured from the first signal.
 ///
 /// # Errors
 ///
-/// Returns an error if `mpirun` cannot be waited for.
+/// Returns an error if waiting for `mpirun` fails.
 fn supervise(
     mpirun: Pid,
     grace: Duration,
@@ -204,9 +199,9 @@ fn supervise(
                 send(mpirun, Signal::USR1);
                 continue;
             }
-            // A late response of a host that was checked before.
+            // This is a late response of a host check.
             Some(LaunchEvent::Answer { .. }) => continue,
-            // A late event of the run before this one.
+            // This is a late event of an earlier run.
             Some(LaunchEvent::Stalled(process) | LaunchEvent::Aborts(process))
                 if process != mpirun =>
             {
@@ -236,8 +231,8 @@ fn supervise(
     }
 }
 
-/// Ends `mpirun` more forcefully than at `stage`. Returns the new stage and its
-/// deadline.
+/// Moves to the stage after `stage`, which ends `mpirun` more forcefully. Returns the new stage and
+/// its deadline.
 fn escalate(stage: StopStage, mpirun: Pid, grace: Duration) -> (StopStage, Option<Instant>) {
     match stage {
         StopStage::Running => {
@@ -288,9 +283,9 @@ fn overdue(stage: StopStage) -> &'static str {
     }
 }
 
-/// Returns the exit status in the form that a shell reports.
+/// Returns the exit status as a shell reports it.
 ///
-/// A status that does not fit is 1.
+/// A status that does not fit in a `u8` is returned as 1.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)

@@ -1,4 +1,4 @@
-//! A job with its restarts: checks, starts, and the final result.
+//! Runs a job with restarts: checks, starts, and the final result.
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -12,8 +12,8 @@ use crate::job;
 use crate::program::is_program;
 use crate::{Attempt, ConnectError, JobEnd, Mpirun, is_this_machine};
 
-/// The exit status for wrong usage of a program. A restart would repeat the
-/// mistake.
+/// The exit status for a usage error. The job is not restarted, because the error would occur
+/// again.
 const MISTAKE: u8 = 2;
 
 /// A run that fails within this time counts as an immediate failure.
@@ -24,16 +24,15 @@ const QUICK: Duration = Duration::from_secs(5);
 pub struct Launch {
     /// The command line.
     pub mpirun: Mpirun,
-    /// The time of the job's first start. Ranks get it as `DEEPBURN_STARTED` in
-    /// seconds since 1970.
+    /// The time of the job's first start. It is passed to ranks as `DEEPBURN_STARTED`, in seconds
+    /// since 1970.
     pub started: SystemTime,
-    /// The time that remote hosts have to respond.
+    /// The time within which remote hosts must respond.
     pub connect_timeout: Duration,
-    /// The time that ranks have to save and stop after the launcher received a
-    /// signal.
+    /// The time that ranks have to save and stop after the launcher has received a signal.
     pub grace: Duration,
-    /// The largest number of restarts after failures. Ranks get their number as
-    /// `DEEPBURN_RESTART`.
+    /// The maximum number of restarts after failures. The number of restarts so far is passed to
+    /// ranks as `DEEPBURN_RESTART`.
     pub max_restarts: u32,
 }
 
@@ -65,7 +64,7 @@ pub enum LaunchError {
     },
     /// The command of the ranks is not an executable file.
     #[error(
-        "bad program: `{program}`; it is no executable file on this machine, which runs ranks of the job; give its path, or build it"
+        "bad program: `{program}`; it is not an executable file on this machine, which runs ranks of the job; give its path, or build it"
     )]
     NoProgram {
         /// The program.
@@ -82,21 +81,20 @@ impl Launch {
         self.mpirun.words(&self.attempt(0))
     }
 
-    /// Returns the start after this number of restarts.
+    /// Returns the attempt after this number of restarts.
     fn attempt(&self, restarts: u32) -> Attempt {
         Attempt { started: self.started, restarts }
     }
 
     /// Runs the job with its restarts.
     ///
-    /// Call it at most once per process, and only in a process without other
-    /// children: SIGTERM, SIGINT, SIGHUP and SIGUSR1 are caught from then on,
-    /// and all children are killed at the end.
+    /// Call this function at most once per process, and only in a process without other children.
+    /// It catches SIGTERM, SIGINT, SIGHUP and SIGUSR1, and kills all child processes at the end.
     ///
     /// # Errors
     ///
-    /// Returns an error if a host does not respond, if `mpirun` is missing or
-    /// not Open MPI's, or if the operating system refuses.
+    /// Returns an error if a host does not respond, if `mpirun` is missing or not Open MPI's, or if
+    /// signals or processes cannot be watched.
     pub fn run(&self) -> Result<JobEnd, LaunchError> {
         self.check_mpirun()?;
         self.check_program()?;
@@ -105,12 +103,13 @@ impl Launch {
         loop {
             let began = Instant::now();
             let end = self.run_once(restarts, &events);
-            // Only failures in a row count: a job that ran for a while may restart at once.
+            // Only consecutive immediate failures are counted. A job that ran for a while is
+            // restarted immediately.
             quick = if began.elapsed() < QUICK { quick + 1 } else { 0 };
             let reason = match &end {
                 Ok(end) if worth_a_restart(*end) => self.reason(*end),
-                // The host may be rebooting. A host that never responded is a
-                // mistake of the user.
+                // The host may be rebooting, so this failure is retried. If a host does not respond
+                // before the first start, the user has most likely made a mistake.
                 Err(LaunchError::Connect(error)) if restarts > 0 => error.to_string(),
                 _ => return self.summarized(end, restarts),
             };
@@ -126,8 +125,8 @@ impl Launch {
         }
     }
 
-    /// Checks the remote hosts and runs the job once. A signal that has already
-    /// arrived starts nothing.
+    /// Checks the remote hosts and runs the job once. If a signal has already arrived, nothing is
+    /// started.
     ///
     /// # Errors
     ///
@@ -188,7 +187,7 @@ impl Launch {
             JobEnd::Failed { status, rank } => (status, rank),
         };
         let cause = match status {
-            // mpirun uses its own statuses above those for signals.
+            // mpirun uses statuses above the range for signals for its own errors.
             129..=192 => format!("ended by signal {}", status - 128),
             _ => format!("failed with status {status}"),
         };
@@ -207,7 +206,7 @@ impl Launch {
         restarts: u32,
     ) -> Result<JobEnd, LaunchError> {
         if self.max_restarts > 0 {
-            // The system clock may have been set back.
+            // The elapsed time is unknown if the system clock has been set back.
             let seconds = self.started.elapsed().unwrap_or_default().as_secs_f64();
             tracing::info!("{restarts} restarts; {seconds:.1} s since the launch");
         }
@@ -222,9 +221,9 @@ fn interrupted(signal: i32) -> JobEnd {
     JobEnd::Interrupted { signal: signal as u8 }
 }
 
-/// Returns the pause before a restart after `quick` consecutive immediate
-/// failures: none after the first two, then 1, 2, 4 and so on up to 60 s. The
-/// cause may need time to disappear, for example a rebooting host.
+/// Returns the pause before a restart after `quick` consecutive immediate failures. There is no
+/// pause after the first two failures; later pauses are 1, 2, 4 and so on up to 60 s. The pause
+/// gives a temporary problem, such as a rebooting host, time to disappear.
 fn backoff(quick: u32) -> Duration {
     match quick {
         0..=2 => Duration::ZERO,
@@ -232,7 +231,7 @@ fn backoff(quick: u32) -> Duration {
     }
 }
 
-/// Returns true unless the command was used wrongly.
+/// Returns true unless the job failed with a usage error.
 fn worth_a_restart(end: JobEnd) -> bool {
     matches!(end, JobEnd::Failed { status, .. } if status != MISTAKE)
 }

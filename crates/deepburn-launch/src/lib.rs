@@ -9,18 +9,16 @@
 //!
 //! # Signals
 //!
-//! `mpirun` ends the job on SIGTERM and SIGINT: it waits
-//! `odls_base_sigkill_timeout` seconds, sends SIGTERM to the ranks, waits again
-//! and sends SIGKILL. It always waits for the full time, also after a rank has
-//! failed. A time-out that is long enough for a checkpoint would therefore
-//! delay both the checkpoint and the end of a failed job by minutes.
+//! On SIGTERM and SIGINT, `mpirun` ends the job: it waits `odls_base_sigkill_timeout` seconds,
+//! sends SIGTERM to the ranks, waits again and sends SIGKILL. It always waits for the full time,
+//! even after a rank has failed. A time-out that is long enough for saving a checkpoint would
+//! therefore delay both the checkpoint and the end of a failed job by minutes.
 //!
-//! The time-out is therefore one second. A launcher that receives SIGTERM,
-//! SIGINT, SIGHUP or SIGUSR1 sends SIGUSR1, which `mpirun` forwards to all
-//! ranks at once. For a rank, SIGUSR1 means "save and stop" and SIGTERM means
-//! "stop now". `mpirun` loses a signal that arrives while it starts ranks, so
-//! SIGUSR1 is repeated every few seconds, and ranks must ignore the
-//! repetitions.
+//! For this reason the time-out is one second. When the launcher receives SIGTERM, SIGINT, SIGHUP
+//! or SIGUSR1, it sends SIGUSR1 to `mpirun`, which forwards it to all ranks immediately. For a
+//! rank, SIGUSR1 means "save and stop" and SIGTERM means "stop now". `mpirun` loses signals that
+//! arrive while it starts ranks, so SIGUSR1 is sent again every few seconds, and ranks must ignore
+//! repeated signals.
 //!
 //! This crate depends neither on a tensor library nor on other crates of
 //! DeepBurn.

@@ -27,10 +27,10 @@ pub enum LocalError {
 
 /// Returns this machine as the only host of a job without a hostfile.
 ///
-/// As in DeepSpeed, a slot is a device. If `selection` is empty, the devices
-/// are those in `visible`, the value of `CUDA_VISIBLE_DEVICES`; otherwise they
-/// are all NVIDIA GPUs. Without a GPU there is one slot, or as many as
-/// `--num_gpus` requests. Ranks on a CPU share its cores.
+/// As in DeepSpeed, a slot is a device. If `CUDA_VISIBLE_DEVICES` has the value
+/// `visible` and `selection` is empty, the slots are the devices in `visible`.
+/// Otherwise the slots are all NVIDIA GPUs. Without a GPU there is one slot, or
+/// the number of slots given by `--num_gpus`. Ranks on a CPU share its cores.
 ///
 /// # Errors
 ///
@@ -50,8 +50,8 @@ pub fn this_machine(selection: &Selection, visible: Option<&str>) -> Result<Host
         ),
         None => {}
     }
-    // On a CPU any number of ranks is possible, because there is no device that
-    // two of them would share.
+    // On a CPU any number of ranks is possible, because no two ranks would
+    // share a GPU.
     let slots = match nvidia_devices() {
         0 => selection.num_gpus.unwrap_or(1),
         count => count,

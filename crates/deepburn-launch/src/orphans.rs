@@ -1,8 +1,8 @@
 //! Processes that a killed `mpirun` leaves behind.
 //!
-//! Ranks have their own process groups, so killing `mpirun` and its group does
-//! not end them. The launcher adopts such orphans and kills them. On other
-//! hosts `mpirun`'s daemon ends its ranks when the connection is lost.
+//! Ranks have their own process groups, so they survive when `mpirun` and its
+//! group are killed. The launcher adopts such orphans and kills them. On other
+//! hosts, the daemon of `mpirun` ends its ranks when the connection is lost.
 
 use rustix::process::{Signal, WaitOptions, getpid, kill_process, waitpid};
 
@@ -10,8 +10,8 @@ use crate::children::children;
 
 /// Makes this process the parent of orphaned descendants.
 pub(crate) fn adopt() {
-    // Old kernels do not support this; a killed mpirun may then leave ranks
-    // behind.
+    // Old kernels do not support this. On such a kernel, a killed mpirun may
+    // leave ranks behind.
     if let Err(error) = rustix::process::set_child_subreaper(Some(getpid())) {
         tracing::debug!("orphans cannot be adopted: {error}");
     }
@@ -21,13 +21,13 @@ pub(crate) fn adopt() {
 /// running.
 pub(crate) fn end_all() -> usize {
     let mut running = 0;
-    // Killing a process makes its children ours, so this is repeated until none
-    // is left.
+    // When a process is killed, this process becomes the parent of its
+    // children, so the loop runs until there are no children left.
     loop {
         let mut waited = false;
         for child in children(getpid()) {
             let _ = kill_process(child.process, Signal::KILL);
-            // Another thread that waits for the child may be first.
+            // Another thread may already have waited for this child.
             if waitpid(Some(child.process), WaitOptions::empty()).is_ok() {
                 waited = true;
                 running += usize::from(!child.ended);

@@ -1,10 +1,8 @@
-//! Prints the output of ranks as complete lines with the rank in front: `[3]
-//! loss 2.1`.
+//! Prints the output of ranks as complete lines with the rank as a prefix: `[3] loss 2.1`.
 //!
-//! `mpirun --tag-output` puts `[1,3]<stdout>:` before each piece that it reads
-//! from rank 3, even in the middle of another rank's line. This module collects
-//! the pieces of each rank until a line is complete. Text without a tag comes
-//! from `mpirun` itself and is not changed.
+//! `mpirun --tag-output` prints `[1,3]<stdout>:` before each chunk that it reads from rank 3, even
+//! in the middle of another rank's line. This module collects the chunks of each rank until a line
+//! is complete. Text without a tag is printed by `mpirun` itself and is not changed.
 //!
 //! ```text
 //! from mpirun                                  printed
@@ -13,21 +11,19 @@
 //! Primary job terminated normally⏎             Primary job terminated normally
 //! ```
 //!
-//! A rank's standard error is not a terminal, so programs print lines instead
-//! of a progress bar. If a line was overwritten with carriage returns, its last
-//! state is printed.
+//! The standard error of a rank is not a terminal, so programs print lines instead of a progress
+//! bar. If a line is overwritten with carriage returns, only its last state is printed.
 //!
-//! Memory holds the incomplete lines of all ranks.
+//! Only the incomplete lines of all ranks are kept in memory.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
-/// Copies the output of `mpirun` to `to`, line by line. Returns the first
-/// failed rank if `mpirun` named one. Calls `on_abort` when `mpirun` reports
-/// that it is ending the job.
+/// Copies the output of `mpirun` to `to`, line by line. Returns the first failed rank if it appears
+/// in the output of `mpirun`. Calls `on_abort` when `mpirun` reports that it is ending the job.
 ///
-/// An output that cannot be written is dropped. `from` is read to its end in
-/// any case, because ranks would block on a full pipe.
+/// Output that cannot be written is dropped. `from` is always read to the end, because ranks would
+/// otherwise block on a full pipe.
 pub(crate) fn copy_lines(
     mut from: impl Read,
     to: impl Write,
@@ -49,40 +45,39 @@ pub(crate) fn copy_lines(
     lines.failed
 }
 
-/// Messages of `mpirun` when it ends a job because of a failed rank or a lost
-/// host.
+/// Messages that `mpirun` prints when it ends a job because of a failed rank or a lost host.
 const ABORTS: [&str; 3] =
     ["the job has been aborted", "the job to be terminated", "lost communication with"];
 
 /// The state of copying one stream.
 struct Lines<W, F> {
-    /// Where complete lines are written.
+    /// The destination of complete lines.
     to: W,
-    /// Called for each message of `mpirun` that it ends the job.
+    /// A function that is called for each message in [`ABORTS`].
     on_abort: F,
-    /// Bytes that may be the beginning of a tag.
+    /// Bytes that may be the start of a tag.
     unread: Vec<u8>,
     /// The rank whose text is being read; `None` for `mpirun` itself.
     rank: Option<usize>,
     /// Incomplete lines by rank.
     open: BTreeMap<Option<usize>, Vec<u8>>,
-    /// The first failed rank that `mpirun` named.
+    /// The first failed rank in the output of `mpirun`.
     failed: Option<usize>,
 }
 
-/// The text at a position where a tag may begin.
+/// The result of parsing text at a position where a tag may start.
 enum OutputTag {
     /// A complete tag of `length` bytes.
     Rank { length: usize, rank: usize },
     /// No tag.
     None,
-    /// The beginning of a tag whose rest has not been read yet.
+    /// The start of a tag whose rest has not been read yet.
     Partial,
 }
 
 impl<W: Write, F: FnMut()> Lines<W, F> {
-    /// Takes bytes as they were read. `last` means that no more will follow, so
-    /// the beginning of a tag is text.
+    /// Processes bytes in the order in which they were read. `last` means that no more bytes will
+    /// follow, so an incomplete tag is treated as text.
     fn add(&mut self, bytes: &[u8], last: bool) {
         self.unread.extend_from_slice(bytes);
         let text = std::mem::take(&mut self.unread);
@@ -93,7 +88,7 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
                     self.rank = Some(rank);
                     position += length;
                 }
-                // The rest of the tag comes with the next read, so these bytes are kept until then.
+                // The rest of the tag is in the next read, so these bytes are kept until then.
                 OutputTag::Partial if !last => {
                     self.unread = text[position..].to_vec();
                     return;
@@ -113,11 +108,11 @@ impl<W: Write, F: FnMut()> Lines<W, F> {
         if byte == b'\n' {
             let line = std::mem::take(line);
             self.print(self.rank, &line);
-            // mpirun either starts a line with a tag or writes the line itself.
+            // A line that does not start with a tag is printed by mpirun itself.
             self.rank = None;
             return;
         }
-        // A carriage return overwrites the line, and only what follows it stays visible.
+        // A carriage return overwrites the line, so only the text after it is visible.
         if line.last() == Some(&b'\r') {
             line.clear();
         }
@@ -195,25 +190,25 @@ fn failed_rank(line: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// The lines of `text`, whole and in pieces of every length.
+    /// Copies `text` at once and in chunks of every length, and checks that the results are equal.
     fn printed(text: &str) -> String {
         let mut whole = Vec::new();
         copy_lines(text.as_bytes(), &mut whole, || {});
         for length in 1..text.len().min(40) {
             let mut printed = Vec::new();
-            let pieces = Pieces { text: text.as_bytes(), length };
-            copy_lines(pieces, &mut printed, || {});
-            assert_eq!(printed, whole, "in pieces of {length} bytes");
+            let chunks = Chunks { text: text.as_bytes(), length };
+            copy_lines(chunks, &mut printed, || {});
+            assert_eq!(printed, whole, "in chunks of {length} bytes");
         }
         String::from_utf8(whole).unwrap()
     }
 
-    struct Pieces<'a> {
+    struct Chunks<'a> {
         text: &'a [u8],
         length: usize,
     }
 
-    impl Read for Pieces<'_> {
+    impl Read for Chunks<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
             let count = self.length.min(self.text.len());
             buffer[..count].copy_from_slice(&self.text[..count]);

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use thiserror::Error;
 
-/// DeepBurn's own programs, which may also be in the folder of the launcher.
+/// The programs of DeepBurn, which are also looked up in the folder of the
+/// launcher.
 const OWN: [&str; 2] = ["finetune", "deepburn"];
 
 /// The reason why `mpirun` cannot run a command.
@@ -27,12 +28,13 @@ pub enum CommandError {
     Colon,
 }
 
-/// Returns the command for the ranks. `finetune` and `deepburn` are taken from
-/// the folder `beside` if `path`, the value of `PATH`, does not contain them.
+/// Returns the command for the ranks. `finetune` and `deepburn` are looked up
+/// in the folder `beside` if they are not on `path`, the value of `PATH`.
 ///
 /// # Errors
 ///
-/// Returns an error if there is no command, or if `mpirun` would misread it.
+/// Returns an error if there is no command, or if `mpirun` would misinterpret
+/// it.
 pub fn training_command(
     command: &[String],
     beside: Option<&Path>,
@@ -73,7 +75,7 @@ pub(crate) fn is_program(program: &str, path: Option<&OsStr>) -> bool {
     })
 }
 
-/// Returns true if `file` is a regular file that somebody may execute.
+/// Returns true if `file` is a regular file with an execute permission.
 fn is_executable(file: &Path) -> bool {
     file.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
 }
@@ -103,7 +105,7 @@ mod tests {
         };
         assert_eq!(found("finetune"), ["finetune", "job.yaml"], "it is nowhere");
         let file = make(beside.path(), 0o644);
-        assert_eq!(found("finetune"), ["finetune", "job.yaml"], "it is no program");
+        assert_eq!(found("finetune"), ["finetune", "job.yaml"], "it is not a program");
         make(beside.path(), 0o755);
         assert_eq!(found("finetune"), [file.as_str(), "job.yaml"]);
         assert_eq!(found("./finetune"), ["./finetune", "job.yaml"], "a path stays");

@@ -1,13 +1,13 @@
 //! Selects the hosts and slots of a job with DeepSpeed's `--include`,
 //! `--exclude`, `--num_nodes` and `--num_gpus`.
 //!
-//! The rules are the same as in DeepSpeed's `parse_resource_filter` and `main`,
-//! but stricter in two points: an empty selection and more nodes than hosts are
-//! errors.
+//! The rules are the same as in DeepSpeed's `parse_resource_filter` and `main`, but stricter in two
+//! ways: an empty selection is an error, and so is a number of nodes that exceeds the number of
+//! hosts.
 //!
 //! ```text
 //! --include a@b:0,2    all slots of a, and the slots 0 and 2 of b
-//! --exclude b:1        everything but slot 1 of b
+//! --exclude b:1        all slots except slot 1 of b
 //! --num_nodes 2        the first two hosts of the hostfile
 //! --num_gpus 4         the slots 0 to 3 of each host
 //! ```
@@ -18,7 +18,7 @@ use thiserror::Error;
 
 use crate::HostSlots;
 
-/// The options that select hosts and slots. Without options, all are used.
+/// The options that select hosts and slots. Without options, all slots of all hosts are used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
     /// `HOST[:SLOT,SLOT...]@...`: use only these.
@@ -37,7 +37,7 @@ pub enum SelectionError {
     /// `--include` and `--exclude` were combined.
     #[error("--include and --exclude: both are given; they exclude each other; drop one")]
     IncludeAndExclude,
-    /// A count together with a list.
+    /// A count was combined with a list.
     #[error("{count} and {list}: both are given; they exclude each other; drop one")]
     CountAndList {
         /// The option with a count.
@@ -85,7 +85,7 @@ pub enum SelectionError {
         /// The value of the option.
         list: String,
     },
-    /// There are fewer hosts.
+    /// There are fewer hosts than requested.
     #[error(
         "--num_nodes: too many: {asked}; hosts in all: {present}; ask for fewer, or list more in a --hostfile"
     )]
@@ -147,8 +147,7 @@ impl Selection {
         Ok(selected)
     }
 
-    /// Returns an error for options that contradict each other, and for counts
-    /// of 0.
+    /// Returns an error if options contradict each other or a count is 0.
     fn check_options(&self) -> Result<(), SelectionError> {
         let written = |list: &Option<String>| list.as_ref().is_some_and(|list| !list.is_empty());
         let lists = [("--include", written(&self.include)), ("--exclude", written(&self.exclude))];
@@ -192,7 +191,7 @@ fn included(hosts: &[HostSlots], list: &str) -> Result<Vec<HostSlots>, Selection
 ///
 /// # Errors
 ///
-/// Returns an error for an invalid list, or if nothing is left.
+/// Returns an error if the list is invalid or no slot is left.
 fn excluded(hosts: &[HostSlots], list: &str) -> Result<Vec<HostSlots>, SelectionError> {
     let entries = parse_list("--exclude", hosts, list)?;
     let mut left = hosts.to_vec();
@@ -208,9 +207,9 @@ fn excluded(hosts: &[HostSlots], list: &str) -> Result<Vec<HostSlots>, Selection
     }
 }
 
-/// Parses a list and checks it against the hosts. An entry without slots means
-/// all slots. Slots of a host that occurs several times are combined: `a:1@a:0`
-/// is `a:0,1`, and `a@a:0` is `a:0` as in DeepSpeed.
+/// Parses a list and checks it against the hosts. An entry without slots means all slots. If a host
+/// occurs several times, its slots are combined: `a:1@a:0` is the same as `a:0,1`. As in DeepSpeed,
+/// `a@a:0` is the same as `a:0`.
 fn parse_list(
     option: &'static str,
     hosts: &[HostSlots],
@@ -239,7 +238,7 @@ fn parse_list(
 
 /// Parses `HOST` or `HOST:SLOT,SLOT,...`.
 ///
-/// Returns `None` if a slot is not a number. No slots mean all slots.
+/// Returns `None` if a slot is not a number. An empty set means all slots.
 fn parse_entry(entry: &str) -> Option<(String, BTreeSet<usize>)> {
     let Some((name, slots)) = entry.split_once(':') else {
         return Some((entry.to_owned(), BTreeSet::new()));

@@ -1,7 +1,7 @@
 //! Detects an `mpirun` that does not react to the end of a rank.
 //!
-//! Open MPI 4.1 ends the job when a rank dies. If the rank dies while it
-//! connects to `mpirun` (in `MPI_Init`), `mpirun` sometimes kills the other
+//! Open MPI 4.1 ends the job when a rank dies. However, if the rank dies while
+//! it connects to `mpirun` (in `MPI_Init`), `mpirun` sometimes kills the other
 //! ranks and then waits forever without reaping them. Three of 60 such jobs
 //! hung in this way with Open MPI 4.1.4.
 
@@ -19,9 +19,10 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// rank as soon as it ends, but sleeps for two seconds while it ends a job.
 const REACTION_TIME: Duration = Duration::from_secs(10);
 
-/// Waits for the end of `mpirun` and returns whether it stalled before.
+/// Waits until `mpirun` stalls or ends, and returns whether it stalled.
 pub(crate) fn has_stalled(mpirun: Pid) -> bool {
-    // A child that has ended, and the time when this was first observed.
+    // An ended child that has not been reaped, and the time when it was first
+    // observed.
     let mut ignored: Option<(Pid, Instant)> = None;
     while test_kill_process(mpirun).is_ok() {
         let ended: Vec<Pid> = children(mpirun)

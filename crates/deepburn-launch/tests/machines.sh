@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Machines for tests on one computer: each is a network namespace with its own address and host name,
-# on one switch. They share the disk, as nodes with a shared file system do. Needs root and iproute2.
+# Simulates several machines on one computer. Each machine is a network namespace with its own address and
+# host name, and all machines are connected to one switch. They share the disk, like nodes with a shared file
+# system. Requires root and iproute2.
 #
 #   machines.sh up NAME...            create machines: 10.77.0.1, 10.77.0.2, ... in this order
 #   machines.sh run NAME COMMAND...   run a command on a machine, with the environment of the caller
-#   machines.sh shell NAME COMMAND... the same as ssh: a fresh environment, the words joined for sh
-#   machines.sh cut NAME              unplug a machine; `shell` then hangs, as ssh to a dead host does
-#   machines.sh hide NAME FOLDER      an empty folder in its place on this machine
+#   machines.sh shell NAME COMMAND... run a command like ssh: in a new environment, as one line for sh
+#   machines.sh cut NAME              disconnect a machine; `shell` then hangs, like ssh to a dead host
+#   machines.sh hide NAME FOLDER      replace a folder by an empty folder on this machine
 #   machines.sh down NAME...          remove the machines of one `up`, in the same order
 #
-# A job with 2 ranks on one machine and 1 on another, started from the first:
+# Example: a job with 2 ranks on one machine and 1 rank on another, started on the first machine:
 #
 #   m=crates/deepburn-launch/tests/machines.sh
 #   $m up one two
@@ -17,8 +18,8 @@
 #   $m run one deepburn launch --hostfile hosts --remote-shell "$PWD/$m shell" -- finetune job.yaml
 #   $m down one two
 #
-# Names have at most 20 letters, digits and `-`. Namespaces are named like machines, so they
-# must not exist yet.
+# Names have at most 20 letters, digits and `-`. Namespaces have the names of the machines, so there must not
+# be a namespace with the same name.
 set -euo pipefail
 
 fail() {
@@ -31,12 +32,12 @@ usage() {
     exit 2
 }
 
-# Settings of a machine; `ip netns exec` binds the files in it over the ones in /etc.
+# The settings folder of a machine. `ip netns exec` mounts its files over the files in /etc.
 settings() {
     echo "/etc/netns/$1"
 }
 
-# The folders that are hidden from a machine, one a line.
+# The file with the folders that are hidden from a machine, one per line.
 hidden() {
     echo "/run/machines/$1.hidden"
 }
@@ -57,7 +58,7 @@ up() {
         ! ip netns pids "$name" > /dev/null 2>&1 || fail "up: $name exists; machines.sh down $*"
     done
     hub=$(switch "$1")
-    # Half a network is of no use.
+    # Remove an incomplete network on errors.
     trap 'down "$@"' ERR
     ip netns add "$hub"
     ip -n "$hub" link add name bridge type bridge
@@ -77,7 +78,7 @@ up() {
     trap - ERR
 }
 
-# What /etc/hosts of a machine says.
+# Prints the contents of /etc/hosts of a machine.
 hosts() {
     local name number=0
     echo "127.0.0.1 localhost"
@@ -96,7 +97,7 @@ down() {
     done
 }
 
-# Replaces this process by a command on a machine: its network, its host name, its hidden folders.
+# Replaces this process by a command on a machine, with its network, host name and hidden folders.
 enter() {
     local name=$1
     shift
@@ -119,7 +120,7 @@ shell() {
 }
 
 hide() {
-    [ -d "$2" ] || fail "hide: $2 is no folder; name one"
+    [ -d "$2" ] || fail "hide: $2 is not a folder; name one"
     mkdir -p /run/machines
     realpath "$2" >> "$(hidden "$1")"
 }

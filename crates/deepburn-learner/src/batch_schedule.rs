@@ -1,33 +1,35 @@
-//! Batch sizes that change while training, through the number of accumulated micro-batches.
+//! Batch sizes that change during training, by changing the number of accumulated micro-batches.
 //!
-//! The micro-batch and the ranks stay as they are, so only multiples of their product are possible.
-//! [`with_train_batch_size`] makes one such change and [`BatchSchedule`] a list of them. Every other
-//! size is refused with the nearest possible ones.
+//! The micro-batch size and the number of ranks stay constant, so only multiples of their product
+//! are possible. [`with_train_batch_size`] computes one such batch, and [`BatchSchedule`] is a list
+//! of changes. For any other size, the error names the nearest possible sizes.
 
 use deepburn_config::BatchPlan;
 
-/// A batch size that cannot be trained with.
+/// An unsupported batch size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchSizeError {
-    /// A size that is not a positive multiple of a micro-batch on every rank.
+    /// The size is not a positive multiple of the micro-batch size times the
+    /// number of ranks.
     #[error(
         "train_batch_size {size} is not a positive multiple of micro-batch * ranks = {micro_batch_size} * {world_size}; the nearest are {}",
         nearest(*below, *above)
     )]
     NoMultiple {
-        /// The size asked for.
+        /// The requested size.
         size: usize,
-        /// Samples of a micro-batch.
+        /// The number of samples of a micro-batch.
         micro_batch_size: usize,
-        /// Ranks.
+        /// The number of ranks.
         world_size: usize,
         /// The largest possible size below it, if there is one.
         below: Option<usize>,
-        /// The smallest possible size above it; `None` where it cannot be counted.
+        /// The smallest possible size above it; `None` if it overflows.
         above: Option<usize>,
     },
-    /// A change that does not come after the one before it.
+    /// The first step of a change is not after the first step of the previous
+    /// change.
     #[error(
         "train_batch_size {size} from step {from_step}: the change before it is from step {previous}; give the changes in the order of their steps, the first after step 0"
     )]
@@ -36,24 +38,24 @@ pub enum BatchSizeError {
         size: usize,
         /// Its first step.
         from_step: usize,
-        /// First step of the change before it.
+        /// The first step of the previous change.
         previous: usize,
     },
 }
 
-/// Returns the possible sizes on both sides of one that is not possible, for an error.
+/// Formats the nearest possible sizes for an error message.
 fn nearest(below: Option<usize>, above: Option<usize>) -> String {
     let sizes: Vec<String> = [below, above].into_iter().flatten().map(|s| s.to_string()).collect();
     sizes.join(" and ")
 }
 
-/// Returns a batch of the same micro-batches on the same ranks, accumulated until a step has
-/// `train_batch_size` samples.
+/// Returns a batch with the same micro-batch size and ranks, and as many accumulation steps as
+/// `train_batch_size` samples need.
 ///
-/// A micro-batch takes a fixed amount of memory, so the batch grows by accumulation alone.
+/// Only the accumulation changes, because the micro-batch size determines the memory.
 ///
 /// # Errors
-/// [`BatchSizeError::NoMultiple`] names the nearest possible sizes.
+/// Returns [`BatchSizeError::NoMultiple`] with the nearest possible sizes.
 pub(crate) fn with_train_batch_size(
     batch: BatchPlan,
     train_batch_size: usize,
@@ -73,10 +75,11 @@ pub(crate) fn with_train_batch_size(
     Ok(BatchPlan { train_batch_size, gradient_accumulation_steps: steps, ..batch })
 }
 
-/// Batch sizes over a run: another from certain steps on.
+/// A schedule of batch sizes, which change at given optimizer steps.
 ///
-/// `training.batch_size_schedule` of a job file asks for one. A larger batch late in training has less
-/// noise in its gradients, and costs more samples for each step (Smith et al. 2018).
+/// The key `training.batch_size_schedule` of a job file creates a schedule. A larger batch late in
+/// training reduces the noise of the gradients, at the cost of more samples per step (Smith et al.
+/// 2018).
 ///
 /// ```
 /// use deepburn_config::BatchPlan;
@@ -97,18 +100,18 @@ pub(crate) fn with_train_batch_size(
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchSchedule {
-    /// Until the first change.
+    /// The batch until the first change.
     initial: BatchPlan,
-    /// First step and batch of each change, in order.
+    /// The first step and the batch of each change, in order.
     changes: Vec<(usize, BatchPlan)>,
 }
 
 impl BatchSchedule {
-    /// Creates a schedule that starts with `initial`. Each change is a first optimizer step, counted
-    /// from 0, and the `train_batch_size` from it on.
+    /// Creates a schedule that starts with `initial`. Each change is a pair: the first optimizer
+    /// step of the change, counted from 0, and the `train_batch_size` from that step on.
     ///
     /// # Errors
-    /// [`BatchSizeError`] for the first change that cannot be made.
+    /// Returns [`BatchSizeError`] for the first invalid change.
     pub fn new(
         initial: BatchPlan,
         changes: impl IntoIterator<Item = (usize, usize)>,
@@ -140,10 +143,10 @@ impl BatchSchedule {
         [self.initial].into_iter().chain(self.changes.iter().map(|&(_, batch)| batch))
     }
 
-    /// Returns the largest number of optimizer steps that together have at most `samples` samples.
+    /// Returns the largest number of optimizer steps that have at most `samples` samples in total.
     ///
-    /// The samples before a step grow with the step, so the largest such step is found by bisection. It
-    /// is at most `samples`, because each step has a sample.
+    /// The number of samples before a step increases with the step, so the result is found by
+    /// bisection. It is at most `samples`, because each step has at least one sample.
     pub fn steps_within(&self, samples: usize) -> usize {
         let (mut low, mut high) = (0, samples);
         while low < high {
@@ -153,7 +156,8 @@ impl BatchSchedule {
         low
     }
 
-    /// Samples of all optimizer steps before `step`, over all ranks; stops at the largest number.
+    /// Returns the number of samples of all optimizer steps before `step`, over all ranks.
+    /// Saturates at `usize::MAX`.
     pub fn samples_before(&self, step: usize) -> usize {
         let starts = self.changes.iter().map(|&(from_step, _)| from_step);
         let ends = starts.clone().chain([step]).map(|end| end.min(step));

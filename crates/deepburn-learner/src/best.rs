@@ -57,7 +57,7 @@ pub struct BestPlan {
     /// Whether a checkpoint of the best model is saved and kept, and its
     /// weights are loaded at the end of training.
     pub load_at_end: bool,
-    /// When training stops before `max_steps`; `None` runs all steps.
+    /// The conditions for stopping before `max_steps`; `None` runs all steps.
     pub early_stopping: Option<EarlyStopping>,
     /// A hash of the evaluation data. Evaluations on different data are never
     /// compared.
@@ -86,8 +86,8 @@ pub struct BestEvaluation {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LoopState {
-    /// Whether the evaluation after the last step is still to be made, because
-    /// the run was interrupted before it.
+    /// Whether the evaluation after the last step is still due, because the run
+    /// was interrupted before it was complete.
     pub evaluation_pending: bool,
     /// `None` before the first evaluation whose metric is a number.
     pub best: Option<BestEvaluation>,
@@ -96,9 +96,9 @@ pub struct LoopState {
 }
 
 impl LoopState {
-    /// Returns the state with which a run with `plan` resumes. If the metric or
-    /// the evaluation data has changed, the best evaluation so far is not
-    /// comparable and is dropped.
+    /// Returns the state with which a run with `plan` resumes. The best
+    /// evaluation so far is dropped if the metric or the evaluation data has
+    /// changed, because the values are not comparable.
     pub(crate) fn resumed_with(self, plan: &BestPlan) -> Self {
         let is_comparable = |best: BestEvaluation| {
             (best.by, best.evaluation_data) == (plan.metric, plan.evaluation_data)
@@ -109,10 +109,10 @@ impl LoopState {
         }
     }
 
-    /// Records an evaluation and returns whether it is the best so far. NaN and
-    /// infinity never are.
+    /// Records an evaluation and returns whether it is the best so far. An
+    /// evaluation whose metric is NaN or infinite is never the best.
     ///
-    /// Two comparisons are made, as in `transformers`: any improvement makes a
+    /// As in `transformers`, there are two comparisons: any improvement makes a
     /// model the best one, but only an improvement by at least the threshold
     /// resets the early-stopping counter.
     pub(crate) fn record(&mut self, plan: &BestPlan, row: &EvalRow) -> bool {
@@ -145,8 +145,8 @@ impl BestEvaluation {
     /// Returns the checkpoint of this model in the folder `root`, or `None` if
     /// there is none.
     ///
-    /// An abandoned run may have left another checkpoint of the same step. It
-    /// has a different metric, or the same weights.
+    /// An abandoned run may have left another checkpoint of the same step. Its
+    /// metric differs, or it has the same weights.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_no_number_is_never_best() {
+    fn a_loss_that_is_not_finite_is_never_best() {
         let (found, state, _) = record(&BestPlan::default(), &[f64::NAN, f64::INFINITY]);
         assert_eq!((found, state.best), (vec![false, false], None));
         assert_eq!(state.evaluations_without_improvement, 2);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_best_that_is_not_comparable_is_forgotten() {
+    fn a_best_evaluation_that_is_not_comparable_is_dropped() {
         let patient = Some(EarlyStopping { patience: 3, threshold: 0.0 });
         let plan = BestPlan { early_stopping: patient, ..BestPlan::default() };
         let (_, state, _) = record(&plan, &[0.2, 0.3]);

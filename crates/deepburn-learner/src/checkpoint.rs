@@ -44,8 +44,8 @@ pub use in_progress::SaveInProgress;
 pub use load::{ClientStates, LoadPlan};
 pub use save::SaveRequest;
 
-/// The reason why a training checkpoint was not saved or loaded. All ranks fail
-/// together.
+/// The reason why a training checkpoint was not saved or loaded. All ranks
+/// return an error together.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingCheckpointError {
     /// The engine failed, and the run is over.

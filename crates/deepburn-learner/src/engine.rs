@@ -1,20 +1,20 @@
 //! The engine: forward, backward and step on a sharded model.
 //!
 //! Main type: [`Engine`], created by [`initialize`] from a Burn module and a
-//! [`Plan`]. The calls are the same as DeepSpeed's: every micro-batch runs
+//! [`Plan`]. The API follows DeepSpeed's engine: every micro-batch calls
 //! forward, backward and step, and only the step at an accumulation boundary
 //! updates the parameters.
 //!
 //! ```text
-//! forward(run)       mark leaves, gather what ops read                      per micro-batch
+//! forward(run)       mark leaves, gather parameters                         per micro-batch
 //! backward(loss)     loss * weight * loss scale, reduce gradients           per micro-batch
-//! step()             count, and at a boundary:                              per optimizer step
+//! step()             count the micro-batch; at a boundary:                  per optimizer step
 //!                    unscale, norm, clip, update ─► schedule, loss scale
 //! ```
 //!
-//! An engine belongs to one thread, and all ranks make the same calls in the
-//! same order. The first failed collective is final: every later call returns
-//! it, so a program cannot continue with ranks that have diverged.
+//! An engine is used from one thread, and all ranks make the same calls in the
+//! same order. After a failed collective, every later call returns the same
+//! error, so that a program cannot continue with ranks that have diverged.
 
 use std::cell::OnceCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -42,8 +42,8 @@ use crate::source::StepSize;
 
 /// Shards `module` over `group` according to `plan` and returns its engine.
 ///
-/// Every rank calls this with the same module structure. All ranks start from
-/// the values of rank 0. The engine stays on the thread that creates it.
+/// Every rank calls this with the same module structure. The values of rank 0
+/// are used on all ranks. The engine cannot be moved to another thread.
 ///
 /// # Errors
 ///
@@ -65,11 +65,11 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     pub(crate) module: M,
     /// Parameters, gradients and optimizer states of this rank.
     pub(crate) states: ModelStates<B>,
-    /// The learning rate by applied step.
+    /// The learning-rate schedule, which counts applied steps.
     pub(crate) schedule: Schedule,
     /// The loss scale.
     pub(crate) scaler: LossScaler,
-    /// Whether a gradient that is not finite skips the step or ends the run.
+    /// Whether the step is skipped or the run ends if a gradient is not finite.
     overflow: OverflowPlan,
     /// The batch sizes, which `set_train_batch_size` changes.
     pub(crate) batch: BatchPlan,
@@ -79,7 +79,7 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     gathers_for_saving: bool,
     /// The counters of the run, which checkpoints store.
     pub(crate) progress: EngineCounters,
-    /// The time per phase since it was last taken.
+    /// The time per phase since the last call of `take_times`.
     pub(crate) times: PhaseTimes,
     /// Overrides whether the current micro-batch is the last one of an
     /// accumulation.
@@ -87,8 +87,8 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// The number of samples and the learning-rate factor of the current
     /// optimizer step, if they differ from the configuration.
     pub(crate) next_size: Option<StepSize>,
-    /// The learning rate of the next optimizer step, which replaces the
-    /// schedule's.
+    /// The learning rate of the next optimizer step, which overrides the
+    /// schedule.
     pub(crate) next_rate: Option<f64>,
     /// Whether the accumulated gradients come from losses that were not divided
     /// by the number of micro-batches (`train_pass`).
@@ -102,7 +102,8 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
 }
 
 /// A run with a static loss scale fails after this many consecutive skipped
-/// steps. The scale cannot fall, so all later steps would be skipped too.
+/// steps. A static scale is never reduced, so all later steps would be skipped
+/// too.
 const MAX_SKIPS_IN_A_ROW: u64 = 100;
 
 /// The counters of an engine.
@@ -199,16 +200,17 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     /// Restarts the random streams, for example of dropout. All ranks pass the
-    /// same seed; each rank derives a stream of its own from it.
+    /// same seed, from which each rank derives its own stream.
     pub fn seed(&mut self, seed: u64) {
         self.states.seed(seed);
     }
 
     /// Returns the module, whose parameters are handles.
     ///
-    /// Clones share the handles, so they change with every step.
+    /// Clones share the handles, so every step changes the clones too.
     /// [`whole_module`](Self::whole_module) returns an independent copy. The
-    /// module remains accessible after a failure, but ops on it then fail.
+    /// module remains accessible after a failure, but operations on it then
+    /// fail.
     pub fn module(&self) -> &M {
         &self.module
     }
@@ -236,17 +238,17 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         result
     }
 
-    /// Runs the forward pass of a micro-batch: `run` gets the module and
-    /// returns, for example, the loss.
+    /// Runs the forward pass of a micro-batch. `run` is called with the module
+    /// and returns, for example, the loss.
     ///
     /// # Errors
     ///
     /// Returns an error if a collective fails inside an op. Other panics of
-    /// `run` pass through. After a failure every call returns the same error.
+    /// `run` are propagated. After a failure every call returns the same error.
     pub fn forward<T>(&mut self, run: impl FnOnce(&M) -> T) -> Result<T, EngineError> {
         self.check_group()?;
-        // Handles are cloned, so that the engine keeps its module if the pass
-        // cannot start.
+        // The handles are cloned, so that the engine keeps its module if the
+        // pass cannot be started.
         let prepared = self.states.start_training_pass(self.module.clone());
         self.module = self.note(prepared.map_err(EngineError::from))?;
         let _context = self.states.enter(Some(Pass::Train));
@@ -261,9 +263,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Runs a forward pass without autodiff.
     ///
-    /// Parameters are gathered and released as in training. Dropout is off, and
-    /// batch norm uses running statistics that are averaged over the ranks
-    /// first. All ranks must call this the same number of times.
+    /// Parameters are gathered and released as in training. Dropout is
+    /// disabled. Batch norm uses the running statistics, which are averaged
+    /// over the ranks first. All ranks must call this the same number of times.
     ///
     /// # Errors
     ///
@@ -273,7 +275,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.note(self.run_evaluation(run))
     }
 
-    /// Evaluates without recording a failure, which `evaluate` does.
+    /// Runs the evaluation. The caller records a failure.
     fn run_evaluation<T>(&self, run: impl FnOnce(&M::InnerModule) -> T) -> Result<T, EngineError> {
         guard(|| self.agree_buffers())??;
         self.states.start_evaluation_pass()?;
@@ -294,8 +296,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ///
     /// Returns the same errors as [`forward`](Self::forward), and an error if
     /// the loss has more than one element, is detached from the parameters, or
-    /// was not computed by `forward`: gradients are only reported for
-    /// parameters that it prepared.
+    /// was not computed by `forward`. Gradients are reported only for
+    /// parameters that `forward` prepared.
     pub fn backward(&mut self, loss: Tensor<Training<B>, 1>) -> Result<(), EngineError> {
         let weight = 1.0 / self.batch.gradient_accumulation_steps as f64;
         self.backward_weighted(loss, weight)
@@ -326,7 +328,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
             return Err(EngineError::Order { call, when });
         }
-        // The pass stays open, so that the caller can pass its real loss.
+        // The pass stays open, so that the caller can call `backward` again
+        // with the correct loss.
         if !loss.clone().into_primitive().tensor().is_tracked() {
             return Err(EngineError::DetachedLoss);
         }
@@ -334,34 +337,36 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.accumulate_as("backward", false)?;
         let _context = self.states.enter(None);
         // The loss is multiplied in f32, because the loss scale alone may
-        // exceed the range of fp16. Weight and loss scale are one factor, so
-        // the loss is rounded once. The optimizer step divides the gradients by
-        // the loss scale.
+        // exceed the range of fp16. The weight and the loss scale are combined
+        // into one factor, so the loss is rounded only once. The optimizer step
+        // divides the gradients by the loss scale.
         let loss = if loss.dtype() == DType::F32 { loss } else { loss.cast(DType::F32) };
         let factor = weight * self.scaler.scale();
         let loss = if factor == 1.0 { loss } else { loss.mul_scalar(factor) };
         let started = Instant::now();
         self.states.start_backward();
         // Each gradient was reduced and stored when it became final, so the
-        // container that autodiff returns holds none.
+        // container that autodiff returns is not needed.
         let result = trace_span!("backward").in_scope(|| -> Result<(), EngineError> {
             guard(|| drop(loss.backward()))?;
             Ok(self.states.finish_pass()?)
         });
         self.note(result)?;
-        // A running statistic may be a recorded activation, which is recomputed
-        // here. This is another reason for `guard`.
+        // A running statistic may depend on a checkpointed activation, which is
+        // recomputed here. The recomputation may panic in a collective, hence
+        // the `guard`.
         self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
         self.times.backward += started.elapsed();
         self.count_micro_batch();
         Ok(())
     }
 
-    /// Counts a backward pass since the last optimizer step.
+    /// Counts a backward pass. Logs a warning if there are more of them than
+    /// micro-batches per step.
     ///
-    /// More of them than micro-batches are correct if a micro-batch has several
-    /// losses. They also come from a loop that forgets `step` and therefore
-    /// never changes a parameter, so the first excess is a warning.
+    /// More backward passes than micro-batches are correct if a micro-batch has
+    /// several losses. They also occur in a loop that never calls `step` and
+    /// therefore never updates the parameters. The warning is logged once.
     pub(crate) fn count_micro_batch(&mut self) {
         self.progress.accumulated += 1;
         let steps = self.batch.gradient_accumulation_steps;
@@ -380,16 +385,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ///
     /// Gradients are unscaled, checked for overflow, clipped by their global
     /// norm, and applied. With a dynamic loss scale, a step whose gradients are
-    /// not finite is skipped: parameters, moments and schedule stay as they
-    /// were, and the scale is reduced.
+    /// not finite is skipped: parameters, moments and schedule stay unchanged,
+    /// and the scale is reduced.
     ///
     /// # Errors
     ///
-    /// Returns an error if no backward pass preceded, or if a collective fails.
-    /// A gradient that is not finite is an error if steps are not skipped
-    /// (fp32, bf16 without `check_grad_overflow`, bf16 autocast), if the loss
-    /// scale is already at its minimum, or after 100 consecutive skipped steps
-    /// with a static scale.
+    /// Returns an error if there was no backward pass since the last step, or
+    /// if a collective fails. A gradient that is not finite is an error if
+    /// steps are not skipped (fp32, bf16 without `check_grad_overflow`, bf16
+    /// autocast), if the loss scale is already at its minimum, or after 100
+    /// consecutive skipped steps with a static scale.
     pub fn step(&mut self) -> Result<Option<Step>, EngineError> {
         self.check_group()?;
         let call = "step";
@@ -412,16 +417,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if !boundary {
             return Ok(None);
         }
-        // Whatever the outcome, the gradients of this accumulation are
-        // consumed.
+        // The gradients of this accumulation are consumed even if the step is
+        // skipped.
         self.progress.accumulated = 0;
         let StepSize { samples, lr_factor } = self
             .next_size
             .take()
             .unwrap_or(StepSize { samples: self.batch.train_batch_size as u64, lr_factor: 1.0 });
         let scheduled = lr_factor * self.schedule.learning_rate();
-        // A rate that the caller has set holds for one step, also if that is
-        // skipped.
+        // A learning rate that the caller has set applies to one step, even if
+        // the step is skipped.
         let lr = self.next_rate.take().unwrap_or(scheduled);
         let rates = Rates { lr, betas: self.schedule.betas() };
         let loss_scale = self.scaler.scale();
@@ -474,15 +479,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.undivided = false;
     }
 
-    /// Returns true if the step of the current micro-batch updates the
-    /// parameters.
+    /// Returns true if [`step`](Self::step) will update the parameters after
+    /// the current micro-batch.
     pub fn is_gradient_accumulation_boundary(&self) -> bool {
         let accumulated = self.progress.accumulated.max(1);
         self.boundary.unwrap_or(accumulated >= self.batch.gradient_accumulation_steps)
     }
 
-    /// Sets whether the next steps are accumulation boundaries. `None` returns
-    /// to counting micro-batches.
+    /// Sets whether the next steps are accumulation boundaries. With `None`,
+    /// the number of micro-batches decides again.
     pub fn set_gradient_accumulation_boundary(&mut self, boundary: Option<bool>) {
         self.boundary = boundary;
     }
@@ -514,8 +519,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Runs forward and backward passes without reducing their gradients.
     ///
     /// The next backward pass outside `run` reduces them together with its own.
-    /// This saves messages, but sums micro-batches before ranks instead of
-    /// after. The last bits of the gradients can therefore differ.
+    /// This saves communication, but sums over micro-batches before summing
+    /// over ranks. The last bits of the gradients can therefore differ.
     ///
     /// # Errors
     ///
@@ -560,15 +565,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.last_step.and_then(|step| step.gradient_norm)
     }
 
-    /// Returns the loss factor of the next optimizer step. It is 1 unless
-    /// parameters or autocast use fp16.
+    /// Returns the factor by which the loss of the next optimizer step is
+    /// multiplied. It is 1 unless parameters or autocast use fp16.
     pub fn loss_scale(&self) -> f64 {
         self.scaler.scale()
-    }
-
-    /// Returns the loss scaler.
-    pub fn loss_scaler(&self) -> &LossScaler {
-        &self.scaler
     }
 
     /// Returns true if the last call of [`step`](Self::step) at a boundary
@@ -593,8 +593,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.progress.global_samples
     }
 
-    /// Returns the number of tokens processed so far on all ranks. The training
-    /// loop or the caller counts them.
+    /// Returns the number of tokens processed so far on all ranks, as counted
+    /// by the training loop or the caller.
     pub fn global_tokens(&self) -> u64 {
         self.progress.global_tokens
     }
@@ -648,9 +648,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Returns the values of the buffer at a module path, in the buffer's own
     /// type (bools as one byte each).
     ///
-    /// A running statistic has the value of the last average over ranks. It is
-    /// averaged at the end of each backward pass and before an evaluation or a
-    /// save.
+    /// Running statistics are averaged over the ranks at the end of each
+    /// backward pass and before an evaluation or a save. This returns the value
+    /// after the last average.
     ///
     /// # Errors
     ///
@@ -675,7 +675,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Returns the model states behind the module.
+    /// Returns the sharded model states.
     pub fn states(&self) -> &ModelStates<B> {
         &self.states
     }
@@ -684,8 +684,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 /// Runs tensor ops and converts the panic of a failed collective back to an
 /// error.
 pub(crate) fn guard<T>(run: impl FnOnce() -> T) -> Result<T, EngineError> {
-    // Unwind safety is no concern: the engine returns only errors after a
-    // failed collective.
+    // Asserting unwind safety is sound, because the engine only returns errors
+    // after a failed collective.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| match panic.downcast::<CommError>() {
         Ok(error) => EngineError::from(*error),
         Err(panic) => resume_unwind(panic),

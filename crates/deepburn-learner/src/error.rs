@@ -8,14 +8,14 @@ use deepburn_zero::ZeroError;
 use crate::batch_schedule::BatchSizeError;
 use crate::loss_scale::ScaleExhausted;
 
-/// A failure of the engine. Each of them ends the run, because the other ranks
-/// would wait for this one.
+/// An error of the engine. Every such error ends the run, because the other
+/// ranks would otherwise wait for this rank.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum EngineError {
     /// Sharded training failed.
     #[error(transparent)]
     Zero(#[from] ZeroError),
-    /// The group has another size than the plan was made for.
+    /// The number of ranks in the group differs from the plan.
     #[error(
         "the plan was made for {planned} ranks and the group has {actual}: resolve the \
          configuration for the group that runs it"
@@ -26,10 +26,10 @@ pub enum EngineError {
         /// The number of ranks in the group.
         actual: usize,
     },
-    /// A batch size that micro-batches cannot make up.
+    /// The batch size is not a multiple of the micro-batches.
     #[error(transparent)]
     BatchSize(#[from] BatchSizeError),
-    /// `no_sync` where gradients are not kept whole.
+    /// `no_sync` was called at a stage that partitions gradients.
     #[error(
         "no_sync keeps whole gradients on every rank, which ZeRO stage {stage} is there to avoid: \
          use stage 0 or 1, or accumulate gradients with synchronisation"
@@ -47,52 +47,52 @@ pub enum EngineError {
     LossScale {
         /// Module path of the parameter.
         path: String,
-        /// Where the scale is.
+        /// The smallest loss scale, which was reached.
         cause: ScaleExhausted,
     },
-    /// Steps are skipped again and again, and no loss scale can be lowered to end that.
+    /// Every step is skipped for an overflow, and the loss scale is static and cannot be lowered.
     #[error(
         "{steps} steps in a row were skipped: the gradient of parameter {path} is not finite, and \
          nothing is learnt any more. Lower the learning rate or a fixed fp16.loss_scale (0 makes it \
          dynamic), and look for NaN in the weights that training started from"
     )]
     Stuck {
-        /// Module path of the first parameter with such a gradient.
+        /// Module path of the first parameter whose gradient is not finite.
         path: String,
-        /// Skipped steps.
+        /// The number of consecutive skipped steps.
         steps: u64,
     },
-    /// `train_pass` where gradients need a scaled loss.
+    /// `train_pass` was called in fp16, which requires a scaled loss.
     #[error(
         "train_pass cannot train in fp16: the closure runs the backward pass itself, so its loss is \
          not multiplied by the loss scale. Set bf16.enabled instead of fp16.enabled, or call \
          forward and backward"
     )]
     ScaledLoss,
-    /// `train_pass` with a closure that did not run exactly one backward pass.
+    /// The closure of `train_pass` did not run exactly one backward pass.
     #[error(
         "the closure of train_pass ran {passes} backward passes on the module; it must call \
          `backward` exactly once, on a loss that it computed from the module that it was given"
     )]
     BackwardPasses {
-        /// Backward passes that reported gradients of this model.
+        /// The number of backward passes that reported gradients of this model.
         passes: u64,
     },
-    /// A learning rate that no step can use.
+    /// The learning rate is negative or not finite.
     #[error("the learning rate is {rate}; it must be a finite number of at least 0")]
     LearningRate {
         /// The rate.
         rate: f64,
     },
-    /// Calls in an impossible order.
+    /// The engine's functions were called in the wrong order.
     #[error("{call} was called {when}: the order is forward, backward, step")]
     Order {
-        /// The call.
+        /// The name of the function.
         call: &'static str,
-        /// The point in time at which it was made, as the message reads.
+        /// The situation in which it was called, as in the error message.
         when: &'static str,
     },
-    /// A loss that is not one number. Autodiff would differentiate the sum of its
+    /// The loss has several elements. Autodiff would differentiate the sum of the
     /// elements.
     #[error(
         "the loss has {numel} elements, but `Engine::backward` takes one: the mean over the \
@@ -102,7 +102,7 @@ pub enum EngineError {
         /// The number of elements.
         numel: usize,
     },
-    /// A loss without a gradient. Autodiff would panic.
+    /// The loss has no gradient. Autodiff would panic.
     #[error(
         "the loss depends on no trainable parameter, so it has no gradient: compute it from the \
          output of the module that `Engine::forward` passes, without `detach` or `inner`"

@@ -1,8 +1,8 @@
-//! Evaluation: the mean loss over a data set, batch by batch, without training.
+//! Evaluation: computes the mean loss over a data set, batch by batch.
 //!
-//! Each rank holds one batch in memory, however large the data set is. Before
-//! each batch the ranks agree to compute it. If a rank was interrupted or
-//! cannot read its data, all ranks stop at the same batch.
+//! Each rank holds only one batch in memory, regardless of the size of the data
+//! set. The ranks exchange flags before each batch. If a rank was interrupted
+//! or cannot read its data, all ranks stop at the same batch.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ pub struct Measured {
     pub row: EvalRow,
     /// The number of targets (labelled tokens or samples) that were evaluated.
     pub num_targets: u64,
-    /// The predicted classes; `None` for a task that predicts none.
+    /// The confusion matrix; `None` for a task that does not predict classes.
     pub answers: Option<ConfusionMatrix>,
 }
 
@@ -77,8 +77,8 @@ pub enum EvaluationEnd {
 ///
 /// `cause` is the error of this rank, if it has one. A rank whose data is
 /// intact waits here until the failure of the other rank ends the run, so that
-/// the report names that rank and its error. `checkpoint` is the folder that
-/// was saved before, for the message.
+/// the error message names that rank and its error. `checkpoint` is the
+/// checkpoint that was saved before the failure, for the message.
 pub fn data_failure<B, M>(
     engine: &Engine<B, M>,
     cause: Option<BoxError>,
@@ -99,7 +99,7 @@ where
 
 /// Evaluates like [`evaluate`], but stops on all ranks if any rank is
 /// interrupted or cannot read its data. Calls `after_batch` after each batch.
-/// Costs one small collective per batch.
+/// This needs one additional small collective per batch.
 ///
 /// # Errors
 ///
@@ -119,8 +119,8 @@ where
 {
     let mut sums = Sums::new();
     let total = batches.len();
-    // The loop runs once more than there are batches, so that an interruption
-    // during the last batch also counts.
+    // The loop has one iteration more than there are batches, so that an
+    // interruption during the last batch is noticed.
     for done in 0..=total {
         let (batch, failure) = match batches.next().transpose() {
             Ok(batch) => (batch, None),
@@ -176,7 +176,7 @@ impl Sums {
         let counts = answers.iter().flat_map(ConfusionMatrix::counts);
         let found: Vec<f64> =
             [loss_sum, batch.num_targets() as f64].into_iter().chain(counts).collect();
-        // The first batch shows how many classes there are.
+        // The number of classes is known only after the first batch.
         self.0.resize(found.len(), 0.0);
         self.0.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
         Ok(())
@@ -184,7 +184,7 @@ impl Sums {
 
     /// Sums over all ranks and divides by the number of targets.
     ///
-    /// The accuracy is the part of all targets whose class was predicted
+    /// The accuracy is the fraction of targets whose class was predicted
     /// correctly.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! Exchange of values between ranks when an operation may have failed on some
 //! of them.
 //!
-//! Main function: `exchange`. It is used wherever one rank may fail where
-//! others do not: reading files, writing files, starting threads.
+//! Main function: `exchange`. It is used for operations that may fail on some
+//! ranks only, such as reading files, writing files and starting threads.
 
 use std::fmt::Display;
 
@@ -24,11 +24,11 @@ pub(crate) trait SharedFailure: Display + From<EngineError> {
 /// in rank order.
 ///
 /// If any rank passes an error, all ranks return one: the failed rank its own,
-/// the others its message. Without this, a rank that fails alone would leave
-/// the others waiting in the next collective.
+/// the others its message. Otherwise the other ranks would wait in the next
+/// collective for a rank that has failed.
 ///
-/// A rank without a value passes `None` and takes part nevertheless. Values
-/// travel as JSON.
+/// A rank without a value passes `None` and still takes part in the collective.
+/// Values are sent as JSON.
 ///
 /// # Errors
 ///
@@ -39,7 +39,7 @@ pub(crate) fn exchange<B: OptimizerOps, T: Serialize + DeserializeOwned, E: Shar
     purpose: &'static str,
     mine: Option<Result<T, E>>,
 ) -> Result<Vec<T>, E> {
-    /// What a rank with a value or an error sends.
+    /// The message of a rank: its value or its error.
     #[derive(Serialize, Deserialize)]
     enum Said<T> {
         Done(T),

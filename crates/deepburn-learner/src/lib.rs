@@ -3,20 +3,20 @@
 //!
 //! [`initialize`] creates an [`Engine`] from any Burn module. Its `forward`,
 //! `backward` and `step` are enough for a custom training loop. [`train`] is a
-//! complete loop for a [`Task`] and a [`BatchSource`]; [`Hook`]s observe it,
-//! and [`metrics`] defines the rows of `metrics.jsonl`. [`schedule`] computes
-//! learning rates.
+//! complete training loop for a [`Task`] and a [`BatchSource`]. [`Hook`]s
+//! observe the loop, and [`metrics`] defines the rows of `metrics.jsonl`.
+//! [`schedule`] computes learning rates.
 //!
 //! ```text
 //! train (task, source, hooks)            the loop: data, steps, evaluation, checkpoints
 //!   └─ Engine                            one optimizer step: forward, backward, step
-//!        ├─ LossScaler, Schedule         what changes from step to step
+//!        ├─ LossScaler, Schedule         the loss scale and the learning rate of each step
 //!        └─ deepburn-zero ModelStates    parameters, gradients and optimizer states of this rank
 //! ```
 //!
-//! Every rank has an engine of its own, on its own thread or process, and all
-//! ranks make the same calls in the same order. A failure of one rank ends all
-//! of them.
+//! Every rank has its own engine, in its own thread or process, and all ranks
+//! make the same calls in the same order. If one rank fails, the run ends on
+//! all ranks.
 
 mod batch_schedule;
 mod best;

@@ -1,5 +1,5 @@
-//! The loss scale, a factor of the loss that keeps small gradients in the range
-//! of fp16.
+//! The loss scale, a factor by which the loss is multiplied to keep small
+//! gradients in the range of fp16.
 //!
 //! The smallest positive fp16 number is about 6e-8, and many gradients are
 //! smaller. Multiplying the loss multiplies every gradient by the same factor,
@@ -16,13 +16,13 @@
 //!   halving.
 //! - A doubling restores the hysteresis; an applied step alone does not.
 //!
-//! The same scaler serves all ZeRO stages. DeepSpeed's stage 0 uses a different
-//! one, without hysteresis and without a minimum at which it fails.
+//! The same scaler is used at all ZeRO stages. DeepSpeed's stage 0 uses a
+//! different scaler, which has no hysteresis and does not fail at a minimum.
 //!
 //! With fp16 `torch_autocast` the scaler follows PyTorch's
-//! `torch.amp.GradScaler`: other numbers and [`ScaleGrowth::AtWindow`]. The
-//! scale then doubles with the last step of a window of applied steps, and
-//! every overflow halves it.
+//! `torch.amp.GradScaler`, with other default values and
+//! [`ScaleGrowth::AtWindow`]. The scale then doubles with the last step of a
+//! window of applied steps, and every overflow halves it.
 
 use deepburn_config::{DynamicScalePlan, LossScalePlan, ScaleGrowth};
 use serde::{Deserialize, Serialize};
@@ -41,9 +41,10 @@ pub struct LossScaler {
 struct Dynamic {
     /// The rules by which the scale changes.
     plan: DynamicScalePlan,
-    /// Updates so far, skipped ones included.
+    /// The number of updates so far, including skipped ones.
     updates: u64,
-    /// Number of the last update that overflowed; -1 before the first.
+    /// The number of the last update that overflowed; -1 before the first
+    /// overflow.
     last_overflow: i64,
     /// The number of overflows that are left until the scale halves.
     hysteresis: u64,
@@ -104,7 +105,7 @@ impl LossScaler {
         self.scale
     }
 
-    /// Returns true if overflows lower the scale.
+    /// Returns true if overflows reduce the scale.
     pub fn is_dynamic(&self) -> bool {
         self.dynamic.is_some()
     }
@@ -123,9 +124,9 @@ impl LossScaler {
         if plan.consecutive_hysteresis {
             *hysteresis = plan.hysteresis;
         }
-        // The number of applied updates since the last overflow. DeepSpeed does
-        // not count the current update, PyTorch does; that is the one step by
-        // which their first doublings differ.
+        // The number of applied updates since the last overflow. PyTorch counts
+        // the current update and DeepSpeed does not, so their first doublings
+        // differ by one step.
         let good = match plan.growth {
             ScaleGrowth::AfterWindow => *updates as i64 - *last_overflow - 1,
             ScaleGrowth::AtWindow => *updates as i64 - *last_overflow,
@@ -187,8 +188,8 @@ mod tests {
         scaler
     }
 
-    /// `[scale used, scale after, hysteresis after]` of each update; `g` is a good one, `o` an
-    /// overflow. The last element is `None` where the scaler gives up.
+    /// Returns `[scale used, scale after, hysteresis after]` of each update. `g` is an applied
+    /// update and `o` an overflow. The element is `None` if the scaler returns an error.
     fn follow(mut scaler: LossScaler, updates: &str) -> Vec<Option<[f64; 3]>> {
         let update = |update| {
             let used = scaler.scale();
@@ -205,7 +206,7 @@ mod tests {
         rows.iter().copied().map(Some).collect()
     }
 
-    // The rows below came from running the scaler of DeepSpeed 0.19.6.
+    // The rows below were computed with the scaler of DeepSpeed 0.19.6.
 
     #[test]
     fn doubles_after_the_window_and_one() {
@@ -310,7 +311,7 @@ mod tests {
         assert_eq!(rows[1000], Some([65_536.0, 131_072.0, 2.0]));
     }
 
-    // The scales came from running torch.amp.GradScaler of PyTorch 2.9.0.
+    // The scales were computed with torch.amp.GradScaler of PyTorch 2.9.0.
     #[test]
     fn grad_scaler_doubles_with_the_last_step_of_a_window_and_halves_at_once() {
         let torch = |power| {

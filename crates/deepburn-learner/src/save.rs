@@ -1,9 +1,10 @@
-//! `save_16bit_model`: saves the weights in 16 bits as one safetensors file.
+//! Implements `save_16bit_model`, which saves the weights in 16 bits as one
+//! safetensors file.
 //!
-//! Tensors are named by their module path and gathered one at a time while the
-//! file is written, so the memory needed is one parameter, not the model. All
-//! ranks gather in the order of the file. Rank 0 writes, and tells the others
-//! whether the file was completed. If it cannot be written, every rank returns
+//! Tensors are named by their module path. They are gathered one at a time
+//! while the file is written, so only one complete parameter is in memory. All
+//! ranks gather in the order of the file. Rank 0 writes the file and sends the
+//! result to the other ranks. If the file cannot be written, every rank returns
 //! an error and training can continue.
 
 mod file;
@@ -118,8 +119,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
     }
 
-    /// Lets rank 0 write the file while all ranks gather, and shares its
-    /// result.
+    /// Gathers the tensors on all ranks, writes the file on rank 0, and sends
+    /// the result of rank 0 to all ranks.
     ///
     /// # Errors
     ///
@@ -142,8 +143,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 /// Writes the file. The outer error ends the run, the inner one does not.
 ///
 /// Every tensor is gathered even after the file has failed. The other ranks
-/// take part in all gathers, and would wait forever for one that this rank
-/// leaves out.
+/// take part in all gathers and would wait forever for a gather that this rank
+/// skipped.
 fn write<B: OptimizerOps>(
     path: &Path,
     tensors: &[SavedTensor<B>],

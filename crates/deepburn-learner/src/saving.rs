@@ -1,14 +1,15 @@
-//! When the training loop saves checkpoints, and which older ones it deletes.
+//! Saves checkpoints in the training loop and deletes older ones.
 //!
 //! Main type: [`CheckpointPlan`]. A failed save, for example on a full disk, is
 //! logged and skipped: training continues, and earlier checkpoints are
 //! unchanged.
 //!
 //! A checkpoint is saved if a step is a multiple of `save_steps`, is the last
-//! one, or has the best evaluation so far (`load_best_model_at_end`).
-//! Asynchronous saves overlap with training. Each rank reports in the exchange
-//! of a step whether its part is written, and once all are, the ranks commit
-//! the checkpoint between two steps. Only rank 0 deletes older ones.
+//! step, or has the best evaluation so far (`load_best_model_at_end`).
+//! Asynchronous saves overlap with training. In the exchange of each step, the
+//! ranks report whether their files are written. Once all files are written,
+//! the ranks commit the checkpoint between two steps. Only rank 0 deletes older
+//! checkpoints.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,9 +35,9 @@ pub struct CheckpointPlan {
     /// Save every this many optimizer steps and after the last step. `None`
     /// saves only on interruption.
     pub save_steps: Option<u64>,
-    /// Whether training continues while a checkpoint is written. This takes up
-    /// to a second copy of the saved arrays. A new save waits for the previous
-    /// one.
+    /// Whether training continues while a checkpoint is written. This needs
+    /// memory for up to a second copy of the saved arrays. A new save waits for
+    /// the previous one.
     pub asynchronous: bool,
     /// Which checkpoints are kept.
     pub retention: Retention,
@@ -58,7 +59,7 @@ impl CheckpointPlan {
 pub(crate) struct Saver<'a> {
     /// The settings; `None` saves nothing.
     plan: Option<&'a CheckpointPlan>,
-    /// How evaluations are compared.
+    /// The settings by which evaluations are compared.
     best: BestPlan,
     /// The checkpoint that is being written, if there is one.
     in_progress: Option<RunningSave>,
@@ -73,7 +74,7 @@ pub(crate) struct Saver<'a> {
 
 /// A checkpoint that is being written.
 struct RunningSave {
-    /// The save, of which this rank writes its part.
+    /// The save in progress on this rank.
     save: SaveInProgress,
     /// Whether it is saved only because its model is the best so far.
     is_best_only: bool,
@@ -108,8 +109,8 @@ impl<'a> Saver<'a> {
         self.evaluation.filter(|evaluation| evaluation.step == step)
     }
 
-    /// Returns the request for a checkpoint of the current step. `None` as tag
-    /// takes the name of the step.
+    /// Returns the request for a checkpoint of the current step. The checkpoint
+    /// is named after the step.
     fn request(
         &self,
         plan: &CheckpointPlan,
@@ -163,8 +164,8 @@ impl<'a> Saver<'a> {
         if plan.asynchronous { Ok(()) } else { self.finish(engine, &state) }
     }
 
-    /// Waits for the checkpoint in progress, if there is one, and deletes those
-    /// that retention does not keep. All ranks call this together.
+    /// Waits for the checkpoint in progress, if there is one, and deletes the
+    /// checkpoints that retention does not keep. All ranks call this together.
     ///
     /// # Errors
     ///
@@ -225,7 +226,8 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Logs a saved checkpoint and deletes those that retention does not keep.
+    /// Logs a saved checkpoint and deletes the checkpoints that retention does
+    /// not keep.
     fn complete<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &self,
         engine: &Engine<B, M>,
@@ -245,8 +247,8 @@ impl<'a> Saver<'a> {
 }
 
 /// Deletes the checkpoint of the previous best model, unless a retention plan
-/// counts checkpoints anyway. Otherwise a run whose evaluations keep improving
-/// would fill the disk.
+/// limits the number of checkpoints. Otherwise a run whose evaluations keep
+/// improving would fill the disk.
 fn drop_superseded<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     engine: &Engine<B, M>,
     plan: &CheckpointPlan,
@@ -302,7 +304,7 @@ impl Interrupt {
     }
 }
 
-/// The way in which training ended.
+/// The result of a training run.
 #[derive(Debug, Clone, PartialEq)]
 #[must_use = "an interrupted run has not trained to its end"]
 pub enum Outcome {

@@ -1,22 +1,23 @@
-//! Learning-rate schedules, and OneCycle's momentum, by applied optimizer step.
+//! Learning-rate schedules, and the momentum schedule of OneCycle, as functions
+//! of the applied optimizer steps.
 //!
 //! Main type: [`Schedule`], a plan and a position. The position is DeepSpeed's
 //! `last_batch_iteration`: -1 before the first step, and one more after every
 //! applied step. A step skipped for an overflow does not move it.
 //!
-//! Every learning rate is a closed formula of the position, never an update of
-//! the previous rate. A resumed run therefore calls [`Schedule::seek`] with one
-//! integer and gets the same bits as a run that was never interrupted, without
-//! replaying any steps.
+//! Every learning rate is computed from the position by a closed formula, not
+//! from the previous rate. A resumed run therefore only calls
+//! [`Schedule::seek`] with the saved position and gets bit-identical learning
+//! rates, without replaying any steps.
 //!
 //! Two of DeepSpeed's conventions look like errors, but are kept so that runs
-//! can be compared with it. Warm-ups hold the minimum for the first two steps,
-//! because positions -1 and 0 give the same rate. The cosine warm-up starts
-//! with a learning rate of exactly 0, even if its minimal ratio is positive.
-//! PyTorch's schedules count the same steps, starting at time 0.
+//! can be compared with DeepSpeed. Warm-ups keep the minimum for the first two
+//! steps, because positions -1 and 0 give the same rate. The cosine warm-up
+//! starts with a learning rate of exactly 0, even if its minimal ratio is
+//! positive. PyTorch's schedules count the same steps, starting at time 0.
 //!
-//! The length of sequences follows a schedule too ([`sequence_length`]), and dynamic batching
-//! scales learning rates by the number of samples ([`lr_factor`]).
+//! There is also a schedule of the sequence length ([`sequence_length`]). Dynamic batching scales
+//! learning rates by the number of samples ([`lr_factor`]).
 
 mod curriculum;
 mod lr_scaling;
@@ -30,7 +31,7 @@ use warmup::Warmup;
 pub use curriculum::sequence_length;
 pub use lr_scaling::lr_factor;
 
-/// A schedule and the number of steps that were applied.
+/// A learning-rate schedule and its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     /// The kind of schedule, with every default filled in.
@@ -120,8 +121,7 @@ impl Schedule {
     }
 
     /// Returns Adam's betas of the next step; `None` if the schedule does not
-    /// change momentum. The second one is 0.99, as DeepSpeed's OneCycle sets
-    /// it.
+    /// change momentum. The second one is 0.99, as in DeepSpeed's OneCycle.
     pub fn betas(&self) -> Option<[f64; 2]> {
         self.beta1().map(|beta1| [beta1, one_cycle::BETA2])
     }
@@ -144,7 +144,8 @@ impl Schedule {
         self.position = position.max(-1);
     }
 
-    /// The number of applied steps, which is the time of PyTorch's schedules.
+    /// Returns the number of applied steps, which is `last_epoch` in PyTorch's
+    /// schedules.
     fn steps_applied(&self) -> f64 {
         self.position as f64 + 1.0
     }

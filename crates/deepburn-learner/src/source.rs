@@ -1,9 +1,9 @@
 //! The source of micro-batches.
 //!
 //! Main type: [`BatchSource`], one rank's part of the data. It returns the data
-//! of a whole optimizer step at a time, because the number of micro-batches,
-//! the sequence length and the learning-rate factor can differ from step to
-//! step.
+//! of one complete optimizer step at a time, because the number of
+//! micro-batches, the sequence length and the learning-rate factor can differ
+//! from step to step.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,7 +23,7 @@ pub struct NextStep {
 /// The data of one rank for one optimizer step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepBatches<T> {
-    /// The micro-batches, as many as [`NextStep::micro_batches`].
+    /// The micro-batches; their number is [`NextStep::micro_batches`].
     pub micro_batches: Vec<T>,
     /// The size of the step; `None` if it has `train_batch_size` samples.
     pub size: Option<StepSize>,

@@ -9,13 +9,13 @@ use crate::error::BoxError;
 
 /// The properties of a micro-batch that the training loop needs.
 pub trait Batch {
-    /// Returns the number of tokens that the model processes, or of samples if
-    /// there are no tokens.
+    /// Returns the number of tokens that the model processes, or the number of
+    /// samples if the data has no tokens.
     fn num_tokens(&self) -> usize;
 
     /// Returns the number of terms in the loss: labelled tokens or samples.
-    /// Micro-batches are weighted by it, so that the gradient of a step does
-    /// not depend on how its samples are divided into micro-batches.
+    /// Micro-batches are weighted by this number, so that the gradient of a
+    /// step does not depend on how its samples are divided into micro-batches.
     fn num_targets(&self) -> usize;
 }
 
@@ -46,7 +46,7 @@ pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
 pub struct Evaluation {
     /// The sum of the losses of all targets.
     pub loss_sum: f64,
-    /// The predicted classes; `None` for a task that predicts none.
+    /// The confusion matrix; `None` for a task that does not predict classes.
     pub answers: Option<ConfusionMatrix>,
 }
 
@@ -62,8 +62,8 @@ pub struct ConfusionMatrix {
 
 impl ConfusionMatrix {
     /// The largest number of classes with a full matrix. With more classes,
-    /// only correct predictions are counted: a larger matrix is not readable,
-    /// and ranks would have to exchange it.
+    /// only correct predictions are counted, because a larger matrix is not
+    /// readable and the ranks would have to exchange it.
     pub const MOST_CLASSES: usize = 256;
 
     /// Returns a matrix of zeros for `num_classes` classes.
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_come_back_with_and_without_a_matrix() {
+    fn counts_are_restored_with_and_without_a_matrix() {
         for classes in
             [1, 2, 7, ConfusionMatrix::MOST_CLASSES, ConfusionMatrix::MOST_CLASSES + 1, 1 << 40]
         {

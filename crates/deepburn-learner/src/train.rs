@@ -5,19 +5,19 @@
 //! brackets:
 //!
 //! ```text
-//! take the data ─► [batch totals: tokens, targets, unreadable data]
+//! read the data ─► [batch totals: tokens, targets, unreadable data]
 //! micro-batches ─► forward ─► backward [gradients] ─► step [norm, parameters]
 //!               ─► [loss, interruption, checkpoint written]
 //! hooks ─► evaluation, if due ─► save, if due
 //! ```
 //!
-//! Decisions that all ranks have to make alike (stopping, completing a
-//! checkpoint, giving up on unreadable data) follow from summed flags, so no
-//! rank leaves the loop alone. Interruptions and unreadable data leave a
-//! checkpoint of the last complete step.
+//! Decisions that must be the same on all ranks (stopping, committing a
+//! checkpoint, ending after unreadable data) depend on flags that are summed
+//! over the ranks, so all ranks leave the loop at the same step. After an
+//! interruption or unreadable data, the last complete step is saved.
 //!
-//! The loop has no state of its own on disk: `LoopState`, the engine's counters
-//! and the position of the data are parts of each checkpoint.
+//! The loop stores no separate files. Each checkpoint contains `LoopState`, the
+//! engine's counters and the position of the data.
 
 use std::time::{Duration, Instant};
 
@@ -47,16 +47,16 @@ pub trait Hook {
     ///
     /// # Errors
     ///
-    /// An error ends the run on all ranks.
+    /// If it returns an error, the run ends on all ranks.
     fn before_step(&mut self, _step: u64) -> Result<(), BoxError> {
         Ok(())
     }
 
-    /// Called after the step whose floating-point operations were counted.
+    /// Called after the step in which floating-point operations were counted.
     ///
     /// # Errors
     ///
-    /// An error ends the run on all ranks.
+    /// If it returns an error, the run ends on all ranks.
     fn after_count(
         &mut self,
         _operations: &[ModuleOperations],
@@ -74,7 +74,7 @@ pub trait Hook {
     ///
     /// # Errors
     ///
-    /// An error ends the run on all ranks.
+    /// If it returns an error, the run ends on all ranks.
     fn after_step(&mut self, _row: &StepRow, _samples: u64) -> Result<(), BoxError> {
         Ok(())
     }
@@ -85,7 +85,8 @@ pub trait Hook {
     /// Called at the end of training, after the last step or an interruption.
     ///
     /// # Errors
-    /// An error ends the run on all ranks.
+    ///
+    /// If it returns an error, the run ends on all ranks.
     fn finish(&mut self) -> Result<(), BoxError> {
         Ok(())
     }
@@ -93,13 +94,15 @@ pub trait Hook {
     /// Called after each evaluation.
     ///
     /// # Errors
-    /// An error ends the run on all ranks.
+    ///
+    /// If it returns an error, the run ends on all ranks.
     fn after_evaluation(&mut self, _row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
         Ok(())
     }
 }
 
-/// The number of steps, their size, and when to evaluate and save.
+/// The settings of a training loop: steps, batch sizes, evaluation and
+/// checkpoints.
 #[derive(Debug, Clone, Default)]
 pub struct TrainPlan {
     /// The number of optimizer steps, counted from the start of the first run.
@@ -110,11 +113,11 @@ pub struct TrainPlan {
     /// Evaluate every this many optimizer steps; `None` evaluates only after
     /// the last step.
     pub eval_steps: Option<u64>,
-    /// The step whose floating-point operations are counted.
+    /// The step in which floating-point operations are counted.
     pub counted_step: Option<u64>,
-    /// When to save checkpoints; `None` saves none.
+    /// The settings of checkpoints; `None` saves no checkpoints.
     pub checkpoints: Option<CheckpointPlan>,
-    /// Ends the run early. It is enough if one rank is interrupted.
+    /// Ends the run early. All ranks stop if any rank is interrupted.
     pub interrupt: Interrupt,
     /// Settings for the best model and early stopping.
     pub best: BestPlan,
@@ -149,7 +152,7 @@ where
         plan,
         hooks,
         saver: Saver::new(plan.checkpoints.as_ref(), plan.best),
-        // A best value of another metric is not comparable, so it is dropped
+        // The best value of another metric is not comparable and is dropped
         // here.
         state: plan.resumed.resumed_with(&plan.best),
         first_step: engine.global_steps(),
@@ -162,8 +165,8 @@ where
         );
     }
     let step = engine.global_steps();
-    // An evaluation that an interruption cut short in the previous run is made
-    // first.
+    // If the previous run was interrupted during an evaluation, the evaluation
+    // is repeated first.
     let mut is_interrupted = plan.resumed.evaluation_pending
         && !run.evaluate(engine, task, source).map_err(|cause| TrainError { step, cause })?;
     while !is_interrupted && !run.is_over(engine) {
@@ -183,8 +186,8 @@ struct TrainLoop<'a, 'b> {
     hooks: &'a mut [Box<dyn Hook + 'b>],
     /// Saves checkpoints, one at a time.
     saver: Saver<'a>,
-    /// The state that checkpoints store: the best evaluation, and whether one
-    /// is pending.
+    /// The state that checkpoints store: the best evaluation, and whether an
+    /// evaluation is pending.
     state: LoopState,
     /// The number of optimizer steps before this run.
     first_step: u64,
@@ -204,8 +207,8 @@ impl TrainLoop<'_, '_> {
     /// due after it. Returns true if a rank was interrupted.
     ///
     /// `evaluation_pending` is set before the evaluation. If the run is
-    /// interrupted before its end, the checkpoint says so, and the resumed run
-    /// evaluates first.
+    /// interrupted before the evaluation ends, the flag is saved in the
+    /// checkpoint, and the resumed run evaluates first.
     ///
     /// # Errors
     ///
@@ -267,8 +270,8 @@ impl TrainLoop<'_, '_> {
 
     /// Takes the micro-batches of a step.
     ///
-    /// No rank starts to compute before all ranks have their data. If the data
-    /// of one rank cannot be read, all ranks are still at a complete step,
+    /// No rank starts to compute before all ranks have their data. If one rank
+    /// cannot read its data, all ranks are therefore still at a complete step,
     /// which is saved.
     ///
     /// # Errors
@@ -284,7 +287,7 @@ impl TrainLoop<'_, '_> {
         M: AutodiffModule<Training<B>>,
     {
         let started = Instant::now();
-        // The peaks in the record of a step begin with its data.
+        // The memory peaks of a step include reading its data.
         engine.ledger().reset_peaks();
         // Dynamic batching and curricula depend on the number of applied steps,
         // so skipped ones do not count.
@@ -292,8 +295,8 @@ impl TrainLoop<'_, '_> {
             micro_batches: engine.batch().gradient_accumulation_steps,
             applied_steps: engine.global_steps() - engine.skipped_steps(),
         };
-        // Taken before the data is read: it is the position of the last
-        // complete step.
+        // The position is read before the data, so it is the position after the
+        // last complete step.
         let position = source.position();
         let taken = trace_span!("data").in_scope(|| source.next_step(next));
         let waited = started.elapsed();
@@ -325,8 +328,7 @@ impl TrainLoop<'_, '_> {
         B: OptimizerOps,
         M: AutodiffModule<Training<B>>,
     {
-        // If no step was taken, the start of the run already has everything to
-        // resume from.
+        // If no step was taken, there is nothing new to save.
         let saved = match engine.global_steps() > self.first_step {
             true => self.saver.save_last(engine, position, self.state),
             false => Ok(None),
@@ -362,8 +364,8 @@ impl TrainLoop<'_, '_> {
                 self.state.evaluation_pending = false;
                 return Ok(true);
             }
-            // The error is passed on as the first batch, so that all ranks
-            // learn of it in the same exchange.
+            // The error is passed on as the first batch, so that all ranks are
+            // informed in the same exchange.
             Err(error) => Box::new(std::iter::once(Err(error))),
         };
         let hooks = &mut *self.hooks;
@@ -387,8 +389,8 @@ impl TrainLoop<'_, '_> {
         Ok(true)
     }
 
-    /// Completes the run: the checkpoint in progress, the best model, the
-    /// hooks.
+    /// Ends the run: completes the checkpoint in progress, loads the best model
+    /// and calls the hooks.
     fn end<B, M, T>(
         mut self,
         engine: &mut Engine<B, M>,
@@ -415,8 +417,9 @@ impl TrainLoop<'_, '_> {
 
     /// Loads the weights of the best model.
     ///
-    /// The optimizer states are not loaded, because training is over. Without a
-    /// finite metric the model of the last step stays, with a warning.
+    /// The optimizer states are not loaded, because training is over. If no
+    /// evaluation had a finite metric, the model of the last step is kept and a
+    /// warning is logged.
     ///
     /// # Errors
     ///
@@ -451,12 +454,12 @@ impl TrainLoop<'_, '_> {
     }
 }
 
-/// Tells all hooks that training has ended.
+/// Calls [`Hook::finish`] of all hooks.
 fn finish(hooks: &mut [Box<dyn Hook + '_>]) -> Result<(), Cause> {
     hooks.iter_mut().try_for_each(|hook| hook.finish()).map_err(Cause::Outside)
 }
 
-/// Flags that ranks combine once per step.
+/// Flags that the ranks combine once per step.
 struct RankFlags {
     /// Whether this rank was interrupted; over all ranks, whether any was.
     interrupted: bool,
@@ -467,7 +470,7 @@ struct RankFlags {
 
 /// The data of one optimizer step.
 struct StepData<T> {
-    /// When the step began.
+    /// The start time of the step.
     started: Instant,
     /// The time spent waiting for the data.
     waited: Duration,
@@ -480,10 +483,10 @@ struct StepData<T> {
 /// Runs one optimizer step: all its micro-batches and the update. Returns its
 /// record and the combined flags of all ranks.
 ///
-/// Each micro-batch is weighted by its number of targets, so a step's gradient
-/// is the mean over all targets of the step on all ranks, even if micro-batches
-/// have different lengths. Reduction averages over ranks, hence the factor
-/// `world_size`.
+/// Each micro-batch is weighted by its number of targets, so that the gradient
+/// of a step is the mean over all targets of the step on all ranks, even if
+/// micro-batches have different lengths. The factor `world_size` is needed
+/// because gradients are averaged over ranks.
 ///
 /// ```text
 /// weight of micro-batch i on rank r = targets(r, i) * world_size / targets of the step
@@ -507,8 +510,9 @@ where
     for batch in batches {
         let targets = batch.num_targets() as f64;
         let loss = engine.forward(|model| task.loss(model, &batch))?.map_err(Cause::Outside)?;
-        // The mean over targets is made of sums, so micro-batches of different
-        // lengths count correctly.
+        // The loss of a step is the sum over all targets divided by their
+        // number, so that micro-batches of different lengths are weighted
+        // correctly.
         loss_sum += targets * loss.clone().into_scalar().elem::<f64>();
         hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
         engine.backward_weighted(loss, targets * world_size / totals.targets)?;
@@ -570,8 +574,8 @@ impl Totals {
 /// Builds the record of a step.
 ///
 /// `loss` is the mean over all targets of the step, and `tokens` counts all
-/// ranks. The time is measured on this rank since `started`, waiting for data
-/// included.
+/// ranks. The time is measured on this rank since `started` and includes
+/// waiting for data.
 fn step_row<B, M>(
     engine: &Engine<B, M>,
     step: Step,
@@ -601,8 +605,8 @@ where
 
 /// Returns the memory of this rank during the last step.
 ///
-/// Parameters and optimizer states are the current bytes, because they do not
-/// change within a step. All others are the peaks of the step.
+/// For parameters and optimizer states these are the current bytes, which do
+/// not change within a step. All other values are the peaks of the step.
 fn memory_row<B, M>(engine: &Engine<B, M>) -> MemoryRow
 where
     B: OptimizerOps,

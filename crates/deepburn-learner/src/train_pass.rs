@@ -15,24 +15,22 @@ use crate::engine::guard;
 use crate::{Engine, EngineError};
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Runs a micro-batch whose forward and backward pass are both inside
-    /// `run`.
+    /// Runs a micro-batch whose forward and backward passes are both in `run`.
     ///
     /// It replaces [`forward`](Self::forward) and [`backward`](Self::backward);
     /// [`step`](Self::step) follows as usual. `run` must call `backward`
     /// exactly once, on the mean loss of the micro-batch.
     ///
-    /// Gradients are reduced as they become final, so the container that
-    /// autodiff returns holds markers instead
+    /// Each gradient is reduced as soon as it is final. The container that
+    /// autodiff returns therefore contains markers instead of gradients
     /// ([`ZeroTensor::Reduced`](deepburn_zero::ZeroTensor::Reduced)). Autodiff
-    /// reports the gradient of a parameter only once per pass. The gradients of
-    /// a second `backward` would be lost, which is why more than one is an
-    /// error.
+    /// reports the gradient of a parameter only once per pass. A second call of
+    /// `backward` is an error, because its gradients would be lost.
     ///
-    /// The engine cannot divide a loss that it does not see. It divides the
-    /// accumulated gradients by the number of micro-batches at the step
-    /// instead. If that number is a power of two, the division is exact and the
-    /// result has the same bits.
+    /// The engine does not see the loss, so it cannot divide it by the number
+    /// of micro-batches. Instead, the step divides the accumulated gradients by
+    /// this number. If the number is a power of two, the division is exact and
+    /// the result is bit-identical.
     ///
     /// # Errors
     ///
@@ -60,8 +58,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             passes => return Err(EngineError::BackwardPasses { passes }),
         }
         self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
-        // The start of the backward pass is known only when it reports its
-        // first gradient. The time until then counts as forward.
+        // The start of the backward pass is noticed when it reports its first
+        // gradient. The time before counts as forward time.
         let backward = self.states.backward_began().map_or(started, |began| began.max(started));
         self.times.forward += backward - started;
         self.times.backward += backward.elapsed();
@@ -89,8 +87,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Returns an error if divided and undivided gradients would be added: no
-    /// single factor could average the sum.
+    /// Returns an error if divided and undivided gradients would be added,
+    /// because no single divisor would be correct for the sum.
     pub(crate) fn accumulate_as(
         &mut self,
         call: &'static str,

@@ -1,4 +1,4 @@
-//! The trained module without shards: plain tensors that are independent of the
+//! The complete trained module, with plain tensors that are independent of the
 //! engine.
 
 use burn::module::{AutodiffModule, ModuleMapper, Param};
@@ -26,8 +26,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.note(self.gather_module())
     }
 
-    /// Gathers one parameter after the other. Ranks other than 0 drop each of
-    /// them at once.
+    /// Gathers one parameter after the other. Ranks other than 0 drop each
+    /// parameter immediately.
     ///
     /// # Errors
     ///
@@ -43,8 +43,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         if !keeps {
             return Ok(None);
         }
-        // The copy is made by way of the module without autodiff. A plain clone
-        // would share running statistics with the engine's module.
+        // The copy is made from the module without autodiff, because a plain
+        // clone would share running statistics with the engine's module.
         let mut plain = Plain { states: &self.states, values };
         Ok(Some(guard(|| M::from_inner(self.module().valid()).map(&mut plain))?))
     }
@@ -67,8 +67,8 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Plain<'_, B> {
     ) -> Param<Tensor<Training<B>, D>> {
         let (id, tensor, mapper) = param.consume();
         let (device, trains) = (tensor.device(), tensor.is_require_grad());
-        // Buffers have no entry. The module has their values, on which the
-        // ranks agree.
+        // Buffers are not parameters. Their values are read from the module,
+        // and are the same on all ranks.
         let index = self.states.parameter_index(id);
         let data = match index.and_then(|index| self.values[index].clone()) {
             Some(data) => data,

@@ -1,5 +1,5 @@
-//! Training checkpoints whose states are mutated and whose manifest is resealed: training continues
-//! or loading is refused, never a panic.
+//! Fuzzing of training checkpoints: the states are mutated and the checksum of the manifest is
+//! corrected. Loading is refused or training continues, and nothing panics.
 //!
 //! CONTRIBUTING.md has the command of the long run.
 
@@ -21,11 +21,11 @@ use serde_json::json;
 type Trained = Training<Flex>;
 type Trainer = Engine<Flex, Linear<Trained>>;
 
-/// What a manifest has between its fields and its checksum.
+/// The text of a manifest between its fields and its checksum.
 const SEAL: &str = ",\n  \"checksum\": \"";
 
-/// Training in f16 with two micro-batches a step, so that there are a loss scale and gradients of a
-/// step in progress.
+/// Returns a plan in fp16 with two micro-batches per step, so that checkpoints contain a loss scale
+/// and gradients of a step in progress.
 fn plan() -> Plan {
     let config = json!({
         "train_micro_batch_size_per_gpu": 2,
@@ -51,7 +51,7 @@ fn train(engine: &mut Trainer, micro_batches: usize) -> Result<(), TrainingCheck
     Ok(())
 }
 
-/// Runs `body` with an engine. An error is as good as a result, a panic is not.
+/// Runs `body` with an engine. Errors are allowed, panics are not.
 fn with_engine(body: impl Fn(&mut Trainer) -> Result<(), TrainingCheckpointError> + Sync) {
     let outcome = run_ranks(1, Duration::from_secs(60), |member| {
         let net = LinearConfig::new(3, 2).init(&FlexDevice);
@@ -64,7 +64,8 @@ fn with_engine(body: impl Fn(&mut Trainer) -> Result<(), TrainingCheckpointError
     }
 }
 
-/// Saves a checkpoint in mid-accumulation, and returns the text of its manifest without its end.
+/// Saves a checkpoint in the middle of an accumulation, and returns the text of its manifest before
+/// the checksum.
 fn save(root: &Path) -> String {
     with_engine(|engine| {
         train(engine, 3)?;
@@ -81,7 +82,7 @@ fn fuzzed_training_states_are_refused_or_trained_on() {
     let root = scratch_folder();
     let fields = save(root.path());
     let folder = root.path().join("step-00000001");
-    // The state of the engine and the state of the rank. Each ends where the client's begins.
+    // The positions of the engine's state and the rank's state. Each ends at the client state.
     let parts = ["\"progress\": {", "\"random\": {"].map(|start| fields.find(start).unwrap());
     let corpus = SeedCorpus::of_crate(env!("CARGO_MANIFEST_DIR"));
     let with = |patch: &[u8]| patched(format!("{fields}\n}}").as_bytes(), patch);

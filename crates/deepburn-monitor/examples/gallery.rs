@@ -1,5 +1,8 @@
-//! Everything that a run leaves to look at, of a synthetic run: `cargo run -p deepburn-monitor
-//! --example gallery -- FOLDER` writes it, for those who change how it looks.
+//! Writes all pages and monitoring files of a synthetic run, to check changes of their layout.
+//!
+//! ```sh
+//! cargo run -p deepburn-monitor --example gallery -- FOLDER
+//! ```
 
 use deepburn_monitor::metrics::{
     EvalRow, MemoryRow, MetricsWriter, PhaseSeconds, StepRow, read_metrics,
@@ -100,7 +103,7 @@ fn write_run(output: &Path, run: u8) -> Result<(), Box<dyn Error>> {
     Ok(report.write(&output.join("report.html"))?)
 }
 
-/// Two ranks that take ten steps, of which 2 to 6 are profiled.
+/// Runs ten steps on two ranks and profiles steps 2 to 6.
 fn profile(folder: &Path) -> Result<(), Box<dyn Error>> {
     let profiler = Profiler::idle();
     profiler.profile(vec![2..=6], folder);

@@ -1,8 +1,9 @@
-//! Files to which complete records are appended, on disks that may be full.
+//! Files to which complete records are appended, even if the disk is full at
+//! times.
 //!
-//! Main type: [`AppendFile`]. A record is in the file completely or not at all,
-//! so a program that follows the file never reads half of one. Records that did
-//! not fit on the disk wait in memory and are written with the next one.
+//! Main type: [`AppendFile`]. A record is written completely or not at all, so
+//! a program that follows the file never reads a partial record. Records that
+//! did not fit on the disk are kept in memory and written with the next one.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -16,7 +17,7 @@ pub(crate) struct AppendFile {
     path: PathBuf,
     /// The number of bytes of complete records in the file.
     len: u64,
-    /// Records that are not in the file yet.
+    /// Records that were not written yet.
     waiting: Vec<u8>,
 }
 
@@ -46,18 +47,18 @@ impl AppendFile {
         &self.path
     }
 
-    /// Appends a record after the waiting ones.
+    /// Appends a record after the pending ones.
     ///
     /// # Errors
     ///
     /// Returns an error if the file cannot be written. The file then contains
-    /// no part of the record, which waits for the next call.
+    /// no part of the record, and the next call writes it.
     pub(crate) fn append(&mut self, record: &[u8]) -> io::Result<()> {
         self.waiting.extend_from_slice(record);
         self.flush()
     }
 
-    /// Writes the waiting records.
+    /// Writes the pending records.
     ///
     /// # Errors
     ///
@@ -67,7 +68,7 @@ impl AppendFile {
             return Ok(());
         }
         self.file.write_all(&self.waiting).inspect_err(|_| {
-            // If truncation fails too, nothing more can be done.
+            // If the truncation fails too, there is no way to recover.
             _ = self.file.set_len(self.len);
         })?;
         self.len += self.waiting.len() as u64;
@@ -116,8 +117,8 @@ impl AppendFile {
     }
 }
 
-/// Returns true for errors of missing space: a full disk, a quota, or a limit
-/// on file sizes (`ulimit -f`).
+/// Returns true for errors that are caused by missing space: a full disk, a
+/// quota, or a limit on file sizes (`ulimit -f`).
 pub(crate) fn is_full(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     [StorageFull, QuotaExceeded, FileTooLarge].contains(&error.kind())

@@ -23,10 +23,8 @@ const SIZE: (u32, u32) = (420, 240);
 /// and highest point.
 const STRETCHES: usize = 300;
 
-/// Larger values are drawn as gaps, because nothing else of the curve would be
-/// visible.
-///
-/// A single value of this size would flatten the rest of the curve to a line.
+/// Larger values are drawn as gaps. A single value of this size would flatten
+/// the rest of the curve to a line.
 const LARGEST: f64 = 1e100;
 
 /// The colour of grid and axes. The style sheet replaces exactly this colour
@@ -60,7 +58,7 @@ const UNBROKEN: usize = 6;
 /// A named line.
 #[derive(Debug, Clone)]
 pub(crate) struct Series {
-    /// The name in the key.
+    /// The name in the legend.
     name: String,
     /// Segments of (step, value) without gaps.
     segments: Vec<Vec<(f64, f64)>>,
@@ -93,11 +91,10 @@ impl Series {
 }
 
 /// Returns the lowest and highest point of each range, in order. Short lines
-/// are returned unchanged. A point that is not finite represents its range, so
-/// gaps are kept.
+/// are returned unchanged. A point that is not finite is kept too, so that gaps
+/// stay visible.
 ///
-/// At most three points represent a range: a gap, the lowest and the highest
-/// value.
+/// Each range has at most three points: a gap, the lowest and the highest value.
 fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     if points.len() <= 2 * STRETCHES {
         return points;
@@ -122,15 +119,15 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     kept
 }
 
-/// Returns bands that add up: for each step the amount of every name. Many
-/// steps are reduced to the mean of each range.
+/// Returns stacked bands, one for each name. If there are many steps, each range
+/// of steps is reduced to its mean.
 ///
-/// `rows` are (step, amounts), with an amount for each name. The series are
+/// Each row contains a step and one amount for each name. The series are
 /// cumulative: the value of a band is its upper edge. A range is drawn at its
 /// first step.
 pub(crate) fn stacked(names: &[&str], rows: &[(f64, Vec<f64>)]) -> Vec<Series> {
     let stretch = rows.len().div_ceil(STRETCHES).max(1);
-    // A band ends where the next begins, so each series is the sum of the amounts up to its own.
+    // Each band starts at the upper edge of the band below, so a series is the cumulative sum of the amounts.
     let mut tops = vec![Vec::new(); names.len()];
     for rows in rows.chunks(stretch) {
         let mut top = 0.0;
@@ -218,9 +215,9 @@ impl Chart {
         html.push_str("</p>\n");
     }
 
-    /// Draws axes and series into an SVG. Bands are drawn from the highest to
-    /// the lowest, because each is an area down to 0 and covers the part that
-    /// belongs to the bands below it.
+    /// Draws axes and series into an SVG. Each band is drawn as an area down to
+    /// 0. Bands are drawn from the highest to the lowest, so that lower bands
+    /// cover the lower part of higher ones.
     ///
     /// # Errors
     ///
@@ -275,8 +272,8 @@ impl Chart {
 
     /// Returns the ranges of both axes.
     ///
-    /// A single step gets a range of one around it, because an axis needs two
-    /// ends.
+    /// For a single step, the range extends by 0.5 on both sides, because an
+    /// axis must not be empty.
     fn ranges(&self) -> (Range<f64>, Range<f64>) {
         let bounds = |value: fn((f64, f64)) -> f64| {
             let values = self.series.iter().flat_map(Series::points).map(value);
@@ -287,16 +284,16 @@ impl Chart {
         let (first, last) = bounds(|(step, _)| step);
         let (low, high) = bounds(|(_, value)| value);
         let y = padded(if self.starts_at_zero { low.min(0.0) } else { low }, high);
-        // The margin below the lowest value would otherwise show a negative range for amounts.
+        // Otherwise, the margin below the lowest value would extend the axis to negative amounts.
         let y = if self.starts_at_zero && low >= 0.0 { 0.0..y.end } else { y };
         let x = if first < last { first..last } else { first - 0.5..last + 0.5 };
         (x, y)
     }
 }
 
-/// Appends a sample of the line of series `index` with its name.
+/// Appends a legend entry: a sample of the line of series `index`, and `name`.
 ///
-/// More series than colours repeat them.
+/// If there are more series than colours, the colours repeat.
 pub(crate) fn push_key_entry(html: &mut String, index: usize, name: &str) {
     let RGBColor(r, g, b) = COLOURS[index % MAX_SERIES];
     let line = if index % MAX_SERIES < UNBROKEN { "solid" } else { "dashed" };
@@ -433,7 +430,7 @@ mod tests {
     fn a_key_names_each_of_several_lines() {
         let figure = Chart::new("t", vec![series(&[1.0, 2.0]); 2]).to_figure().unwrap();
         assert_eq!(figure.matches("class=\"key\"").count(), 2);
-        // The drawing names its colours as the key does.
+        // The drawing and the legend use the same colours.
         assert_eq!(figure.matches("#3B82F6").count(), 2, "{figure}");
         assert!(figure.contains("#AAAAAA"), "the style sheet recolours the grid by this value");
     }

@@ -1,9 +1,10 @@
 //! CSV files in the format of DeepSpeed's CSV monitor: one file per metric.
 //!
 //! Main type: [`CsvFiles`]. The file of `Train/Samples/lr` is
-//! `Train_Samples_lr.csv` with the header `step,lr`. Every line has a number of
-//! samples and a value. An existing file is replaced, or continued by a resumed
-//! run. DeepSpeed instead writes another header in the middle of the file.
+//! `Train_Samples_lr.csv` with the header `step,lr`. Every line contains a
+//! number of samples and a value. A new run replaces an existing file, and a
+//! resumed run continues it. DeepSpeed instead writes another header in the
+//! middle of the file.
 
 use crate::append::AppendFile;
 use crate::error::MonitorError;
@@ -24,8 +25,8 @@ pub struct CsvFiles {
 
 impl CsvFiles {
     /// Opens the files of a folder, which is created if it does not exist.
-    /// Existing files keep their lines up to `kept` samples: everything that
-    /// the resumed run had written until then.
+    /// Existing files keep their lines up to `kept` samples, which an earlier
+    /// run wrote before the point from which this run resumes.
     ///
     /// # Errors
     ///
@@ -35,7 +36,7 @@ impl CsvFiles {
         Ok(Self { folder: folder.to_path_buf(), kept, files: BTreeMap::new() })
     }
 
-    /// Appends a value of `tag`. It is in the file when the call returns.
+    /// Appends a value of `tag` to its file, without buffering.
     /// Values that are not finite are written as `nan`, `inf` or `-inf`.
     ///
     /// # Errors
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_resumes_goes_on_where_it_was() {
+    fn a_resumed_run_continues_its_files() {
         let folder = tempfile::tempdir().unwrap();
         let mut first = CsvFiles::create(folder.path(), 0).unwrap();
         for step in [8, 16, 24] {

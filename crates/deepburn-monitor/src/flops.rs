@@ -19,7 +19,7 @@ use tree::ModuleNode;
 pub struct ModuleFlops {
     /// The dotted path, such as `transformer.h.0.attn`.
     pub path: String,
-    /// The number of the module's own parameters.
+    /// The number of parameters of the module without its submodules.
     pub parameters: u64,
     /// The floating-point operations of the forward pass. A multiplication and
     /// an addition count as two.
@@ -203,19 +203,20 @@ fn hardware_flops(totals: FlopsTotals, options: &FlopsOptions) -> f64 {
     (1.0 + options.recompute_fwd_factor) * totals.forward as f64 + totals.backward as f64
 }
 
-/// Returns `flops` of one step over what the device could have executed in its
-/// time; `None` without a time or a peak rate.
+/// Returns the utilization of the device in one step: `flops` divided by the
+/// operations that the device could have executed in the same time. `None`
+/// without a time or a peak rate.
 fn utilization(flops: f64, options: &FlopsOptions) -> Option<f64> {
     let (seconds, peak) = (options.step_seconds?, options.peak_flops?);
     (seconds > 0.0 && peak > 0.0).then(|| flops / seconds / peak)
 }
 
-/// Returns operations a second; 0 without a time.
+/// Returns the operations per second; 0 if the time is 0.
 fn rate(flops: f64, seconds: f64) -> f64 {
     if seconds > 0.0 { flops / seconds } else { 0.0 }
 }
 
-/// Formats a part of a whole in per cent; 0 of nothing.
+/// Formats `part / whole` in per cent; 0 if `whole` is 0.
 fn share(part: f64, whole: f64) -> String {
     percent(if whole > 0.0 { part / whole } else { 0.0 })
 }
@@ -237,7 +238,7 @@ fn quantity(value: f64, unit: &str) -> String {
     format!("{number} {prefix}{unit}").trim_end().to_owned()
 }
 
-/// Formats a time in a unit in which it has digits before the point.
+/// Formats a time in s, ms or us, such that the integer part is not 0.
 fn duration(seconds: f64) -> String {
     match seconds {
         _ if seconds >= 1.0 => format!("{seconds:.2} s"),

@@ -1,8 +1,8 @@
-//! The HTML page around the curves: escaping, tables, the frame and its style.
+//! HTML of pages with charts: escaping, tables, the page frame and its style.
 //!
-//! The page is self-contained: style and curves are inline, and there is no
-//! script. Names, paths and values of a job come from outside, so everything
-//! that is not a literal of this crate goes through [`Escaped`].
+//! A page is self-contained: style and curves are inline, and there is no
+//! script. Names, paths and values of a job are untrusted, so every text that
+//! is not a literal of this crate is escaped with [`Escaped`].
 
 use deepburn_files::PartialFile;
 use serde_json::Value;
@@ -13,7 +13,7 @@ use std::path::Path;
 /// The style sheet, with a light and a dark theme.
 const STYLE: &str = include_str!("style.css");
 
-/// Text from outside, escaped for HTML text and quoted attributes.
+/// Untrusted text, escaped for HTML text and quoted attributes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Escaped<'a>(pub(super) &'a str);
 
@@ -26,7 +26,7 @@ impl fmt::Display for Escaped<'_> {
                 '>' => f.write_str("&gt;")?,
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&#39;")?,
-                // Control characters are invalid in HTML, but the reader should see them.
+                // Control characters are invalid in HTML. A visible character replaces them.
                 control if control.is_control() && control != '\n' && control != '\t' => {
                     f.write_char(char::REPLACEMENT_CHARACTER)?;
                 }
@@ -59,14 +59,14 @@ pub(crate) fn table(html: &mut String, heading: &str, rows: &[(String, String)])
     html.push_str("</table>\n</section>\n");
 }
 
-/// The number of columns that fit on a phone. Rows with more columns become
-/// lists there.
+/// The number of columns that fit on a phone. On phones, rows with more columns
+/// are shown as lists.
 const NARROW: usize = 4;
 
 /// Appends a heading and a table with column titles.
 ///
-/// `head` has the column titles, and each row a cell for each of them. The
-/// first cell of a row is its heading.
+/// `head` contains the column titles. Each row has one cell per column, and the
+/// first cell is the heading of the row.
 pub(crate) fn grid(html: &mut String, heading: &str, head: &[String], rows: &[Vec<String>]) {
     push(html, format_args!("<section>\n<h2>{}</h2>\n", Escaped(heading)));
     // A wide table cannot be read on a phone; there the style sheet shows each row as a list.
@@ -90,7 +90,7 @@ pub(crate) fn grid(html: &mut String, heading: &str, head: &[String], rows: &[Ve
     html.push_str("</tbody>\n</table></div>\n</section>\n");
 }
 
-/// Appends a value as indented JSON that can be unfolded.
+/// Appends a collapsible section with a value as indented JSON.
 pub(crate) fn folded_json(html: &mut String, summary: &str, value: &Value) {
     push(
         html,
@@ -115,10 +115,10 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// Writes a file atomically: it has the old or the new content.
+/// Writes a file atomically: it contains either the old or the new text.
 ///
-/// The text goes to `PATH.partial`, which is then renamed. It is not flushed:
-/// after a power failure the page may be missing.
+/// The text is written to `PATH.partial`, which is then renamed. The file is not
+/// synced to disk, so the page may be missing after a power failure.
 ///
 /// # Errors
 ///
@@ -129,8 +129,8 @@ pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
     PartialFile::replace(path, partial, text)
 }
 
-/// Returns the complete page. Its content security policy forbids the browser
-/// to load or run anything.
+/// Returns the complete page. Its content security policy prevents the browser
+/// from loading or running anything.
 pub(crate) fn page(title: &str, body: &str) -> String {
     let title = Escaped(title);
     format!(

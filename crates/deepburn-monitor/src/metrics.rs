@@ -2,10 +2,10 @@
 //!
 //! Main types: [`StepRow`] for each optimizer step, [`EvalRow`] for each
 //! evaluation, [`MetricsWriter`] and [`read_metrics`]. JSON has no NaN, so
-//! numbers that are not finite are written as `null` and read as NaN. Every
-//! line has been passed to the operating system when the call that wrote it
-//! returns. An incomplete last line of a killed run is dropped; any other line
-//! that is not a row is an error.
+//! numbers that are not finite are written as `null` and read as NaN. A write
+//! returns after the line was passed to the operating system. If a killed run
+//! left an incomplete last line, the line is dropped; any other line that is
+//! not a row is an error.
 
 use crate::append::{AppendFile, is_full};
 use deepburn_files::PartialFile;
@@ -100,7 +100,7 @@ pub struct MemoryRow {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvalRow {
-    /// The number of optimizer steps before it.
+    /// The number of optimizer steps before the evaluation.
     pub step: u64,
     /// The mean loss over the evaluation data.
     #[serde(deserialize_with = "null_is_nan")]
@@ -248,7 +248,7 @@ impl MetricsWriter {
         Ok(Self { file: file.map_err(|source| file_error("open", path, source))? })
     }
 
-    /// Appends a row after the waiting ones.
+    /// Appends a row after the pending ones.
     ///
     /// # Errors
     ///
@@ -310,7 +310,7 @@ pub(crate) fn split(rows: &[Row]) -> (Vec<StepRow>, Vec<EvalRow>) {
 
 fn read_lines(path: &Path) -> Result<Vec<(String, Row)>, MetricsError> {
     let bytes = fs::read(path).map_err(|source| file_error("read", path, source))?;
-    // Only a line with a line end was written completely.
+    // A line without a line end was not written completely.
     let complete = bytes.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
     let text = std::str::from_utf8(&bytes[..complete]).map_err(|error| {
         file_error("read", path, io::Error::new(io::ErrorKind::InvalidData, error))
@@ -327,7 +327,7 @@ fn read_lines(path: &Path) -> Result<Vec<(String, Row)>, MetricsError> {
     Ok(rows)
 }
 
-/// Returns what the user can do about an error of the operating system.
+/// Returns a remedy for an error of the operating system.
 fn remedy(error: &io::Error) -> &'static str {
     match is_full(error) {
         true => "make room on its disk, or raise `ulimit -f`",
@@ -521,7 +521,7 @@ mod tests {
             let row = StepRow { loss, grad_norm: Some(norm.into()), memory, ..step_row(step) };
             let line = Row::from(row).to_json().unwrap();
             let Row::Step(read) = Row::parse(&line).unwrap() else { panic!("a step row") };
-            // The JSON reader may be wrong in a double's last bits, never in a float's.
+            // The JSON parser may round the last bits of a double, but never of a float.
             prop_assert!((read.loss - loss).abs() <= 1e-14 * loss.abs() + f64::MIN_POSITIVE);
             prop_assert_eq!(read.grad_norm.map(|norm| norm as f32), Some(norm));
             prop_assert_eq!((read.step, read.memory), (step, memory));

@@ -1,9 +1,9 @@
-//! The curves of a run for other programs, written during the run.
+//! Writes the metrics of a run for other programs while it trains.
 //!
-//! Main type: [`Monitors`]: TensorBoard event files, DeepSpeed's CSV files, or
-//! both. The tags are DeepSpeed's, and the horizontal axis is the number of
-//! training samples, so that runs of both programs can be compared. As in
-//! DeepSpeed, the loss scale has a curve only in fp16.
+//! Main type: [`Monitors`], which writes TensorBoard event files, DeepSpeed's
+//! CSV files, or both. The tags and the horizontal axis (the number of training
+//! samples) are the same as in DeepSpeed, so that runs of both programs can be
+//! compared. As in DeepSpeed, the loss scale is only written in fp16.
 
 use crate::csv::CsvFiles;
 use crate::error::MonitorError;
@@ -17,21 +17,21 @@ const LOSS: &str = "Train/Samples/train_loss";
 const LEARNING_RATE: &str = "Train/Samples/lr";
 /// Loss scale.
 const LOSS_SCALE: &str = "Train/Samples/loss_scale";
-/// Gradient norm before clipping, which DeepSpeed does not record.
+/// Gradient norm before clipping. DeepSpeed does not record it.
 const GRADIENT_NORM: &str = "Train/Samples/grad_norm";
-/// Evaluation loss, which DeepSpeed leaves to the script.
+/// Evaluation loss. With DeepSpeed, the training script records it.
 const EVAL_LOSS: &str = "Eval/Samples/eval_loss";
 /// Evaluation accuracy.
 const EVAL_ACCURACY: &str = "Eval/Samples/eval_accuracy";
 
-/// The folders and curves of the monitors.
+/// The output folders and options of the monitors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MonitorFolders {
     /// The folder of event files; `None` writes none.
     pub tensorboard: Option<PathBuf>,
     /// The folder of CSV files; `None` writes none.
     pub csv: Option<PathBuf>,
-    /// Whether the loss scale has a curve (in fp16).
+    /// Whether the loss scale is written (in fp16).
     pub loss_scale: bool,
     /// The number of samples after which a run resumes. CSV files keep earlier
     /// lines.

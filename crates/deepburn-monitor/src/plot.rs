@@ -1,5 +1,5 @@
-//! A page that compares several runs: their curves in common charts and their
-//! results in a table.
+//! A page that compares several runs: charts with the curves of all runs, and a
+//! table of results.
 //!
 //! Main type: [`Comparison`], created from output folders or from files like
 //! `metrics.jsonl`. The page is self-contained, like a report. Each run has the
@@ -43,22 +43,21 @@ pub enum PlotError {
     Page(#[from] ReportError),
 }
 
-/// A run.
+/// The name and metrics of one run.
 #[derive(Debug, Clone)]
 struct PlottedRun {
-    /// The name in keys and tables.
+    /// The name in legends and tables.
     name: String,
-    /// Its optimizer steps, in order.
+    /// The optimizer steps, in order.
     steps: Vec<StepRow>,
-    /// Its evaluations, in order.
+    /// The evaluations, in order.
     evals: Vec<EvalRow>,
 }
 
-/// Several runs, ready to be drawn.
+/// The metrics of several runs, for a comparison page.
 #[derive(Debug, Clone)]
 pub struct Comparison {
-    /// The runs, in the order in which they were given; the place decides the
-    /// colour.
+    /// The runs in the given order. The index determines the colour.
     runs: Vec<PlottedRun>,
 }
 
@@ -77,7 +76,7 @@ impl Comparison {
             count if count > MAX_RUNS => return Err(PlotError::TooManyRuns(count)),
             _ => {}
         }
-        // Paths are compared after folders became files, so a run that is given in both ways is found.
+        // Folders are resolved to files first, so a run that is given as folder and as file is detected.
         let files: Vec<PathBuf> = paths.iter().map(|path| record_of(path.as_ref())).collect();
         if let Some(twice) = files.iter().enumerate().find(|(i, file)| files[..*i].contains(file)) {
             return Err(PlotError::Twice(twice.1.clone()));
@@ -201,7 +200,7 @@ impl PlottedRun {
         let last = self.steps.last();
         let loss = self.evals.iter().map(|row| row.eval_loss).filter(finite);
         let accuracy = self.evals.iter().filter_map(|row| row.eval_accuracy).filter(finite);
-        // The mean over the run, not the mean of the rates: short steps would count too much.
+        // Total tokens divided by total time. A mean of the rates would give short steps too much weight.
         let tokens: f64 = self.steps.iter().map(|row| row.tokens as f64).sum();
         let seconds: f64 = self.steps.iter().map(|row| row.step_seconds).filter(finite).sum();
         let peak = self.steps.iter().map(|row| row.memory.rss).max();
@@ -223,12 +222,11 @@ fn record_of(path: &Path) -> PathBuf {
     if path.is_dir() { path.join("metrics.jsonl") } else { path.to_path_buf() }
 }
 
-/// Returns a name for each file: the parts of its path from the first to the
-/// last difference, counted from the end.
+/// Returns a name for each file, made of the parts of its path that differ.
 ///
-/// The common end of all paths is skipped, and as many parts before it are
-/// taken as make all names different. `out/a/run` and `out/b/run` are so named
-/// `a` and `b`.
+/// The common suffix of all paths is skipped. Before it, the smallest number of
+/// parts is taken for which all names are distinct. For example, `out/a/run` and
+/// `out/b/run` are named `a` and `b`.
 fn names(files: &[PathBuf]) -> Vec<String> {
     let parts: Vec<Vec<String>> = files.iter().map(|file| parts_of(file)).collect();
     let from_end = |parts: &'_ [String], index: usize| {

@@ -1,4 +1,4 @@
-//! A profile of some steps: the spans of every thread, and the memory by
+//! A profile of some steps: the spans of every thread, and the memory use by
 //! category.
 //!
 //! Main type: [`Profiler`]. Its `tracing` layer receives the spans of this
@@ -6,9 +6,9 @@
 //! profiled steps it costs one atomic read. The result is `trace.json` (for
 //! chrome://tracing and Perfetto), `memory.csv` and `memory.html`.
 //!
-//! Everything is kept in memory until the end of the run, so the number of
-//! spans is limited. Recording takes a lock, which ranks share; the profile of
-//! many ranks with tiny spans is therefore slower than the run.
+//! All records are kept in memory until the end of the run, so the number of
+//! spans is limited. All ranks lock the same recording, so profiling slows down
+//! runs with many ranks and short spans.
 //!
 //! ```text
 //! trace.json    {"traceEvents": [{"name", "ph": "X", "tid": thread, "ts", "dur", "args"}, …],
@@ -62,7 +62,7 @@ pub enum ProfileError {
 /// Records some steps of a run. Clones record into the same profile.
 #[derive(Debug, Clone)]
 pub struct Profiler {
-    /// What all clones have in common.
+    /// The state that all clones share.
     shared: Arc<Shared>,
 }
 
@@ -76,7 +76,7 @@ struct Shared {
     /// The number of threads inside a profiled step. Spans are recorded while
     /// it is not 0.
     inside: AtomicUsize,
-    /// What was recorded so far.
+    /// The records so far.
     recording: Mutex<Recording>,
 }
 
@@ -89,7 +89,7 @@ struct Wanted {
     folder: PathBuf,
 }
 
-/// Everything that was recorded so far.
+/// The records so far.
 #[derive(Debug, Default)]
 struct Recording {
     /// The threads in order of their first span; the index is the number of the
@@ -99,15 +99,15 @@ struct Recording {
     steps: HashMap<ThreadId, (u64, f64)>,
     /// Spans that have ended, at most `MAX_SPANS`.
     spans: Vec<Complete>,
-    /// The number of spans after them.
+    /// The number of spans that were dropped because of this limit.
     dropped: u64,
     /// The reported memory, in the order of the reports.
     memory: Vec<Sample>,
 }
 
 impl Profiler {
-    /// Creates a profiler of no steps, whose layer can be installed before it
-    /// is known whether there will be a profile.
+    /// Creates a profiler that records no steps. Its layer can be installed
+    /// before it is known whether a profile is requested.
     pub fn idle() -> Self {
         let shared = Shared {
             wanted: OnceLock::new(),
@@ -147,7 +147,7 @@ impl Profiler {
             return;
         }
         let now = self.microseconds(Instant::now());
-        // The step is stored before the counter rises: a span that sees the counter finds the step.
+        // The step is stored before the counter is incremented, so a span that sees the counter also finds the step.
         self.recording().steps.insert(thread::current().id(), (step, now));
         self.shared.inside.fetch_add(1, Ordering::Relaxed);
     }
@@ -155,7 +155,7 @@ impl Profiler {
     /// Records that this thread has ended a step. Has no effect if the step is
     /// not profiled.
     pub fn end_step(&self, step: u64) {
-        // A step that never began in a window has no entry.
+        // A step outside of the windows has no entry.
         let current = self.recording().steps.get(&thread::current().id()).copied();
         if current.is_some_and(|(begun, _)| begun == step) {
             self.end_current();
@@ -165,8 +165,8 @@ impl Profiler {
     /// Records the memory of a rank, in bytes by category. Has no effect
     /// outside the profiled steps.
     ///
-    /// Steps of any thread count: a rank that is not inside one is recorded
-    /// while another is.
+    /// The memory is recorded if any thread is inside a profiled step, even if
+    /// `rank` itself is not.
     pub fn memory(&self, rank: usize, categories: &[(&str, u64)]) {
         if !self.is_on() {
             return;
@@ -231,7 +231,7 @@ impl Profiler {
     /// Records a span of this thread if the thread is inside a profiled step.
     /// Other ranks may be ahead or behind.
     fn record(&self, name: &'static str, begun: Instant, args: Map<String, Value>) {
-        // The time is taken before the lock, which may have to be waited for.
+        // The time is taken before locking, because the lock may block.
         let times = (self.microseconds(begun), self.microseconds(Instant::now()));
         let mut recording = self.recording();
         if recording.steps.contains_key(&thread::current().id()) {
@@ -253,8 +253,8 @@ impl Profiler {
 }
 
 impl Recording {
-    /// Adds a span of this thread, or counts it if there are too many. Times
-    /// are in microseconds.
+    /// Adds a span of this thread, or counts it as dropped if there are too
+    /// many. Times are in microseconds.
     fn push(&mut self, name: &'static str, (begun, ended): (f64, f64), args: Map<String, Value>) {
         if self.spans.len() >= MAX_SPANS {
             self.dropped += 1;

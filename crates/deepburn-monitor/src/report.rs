@@ -2,9 +2,9 @@
 //!
 //! Main type: [`Report`], created from the rows of `metrics.jsonl`, the
 //! resolved job, the test result if there is one, and the environment. The page
-//! loads nothing: curves are inline SVG, there is no script, and all text from
-//! outside is escaped. It follows the reader's light or dark theme and fits a
-//! phone.
+//! loads nothing: curves are inline SVG, there is no script, and all untrusted
+//! text is escaped. It follows the reader's light or dark theme and is readable
+//! on a phone.
 
 mod curves;
 mod environment;
@@ -84,7 +84,7 @@ impl Report<'_> {
 fn job_rows(job: &Value) -> Vec<(String, String)> {
     let mut rows = Vec::new();
     if let Value::Object(sections) = job {
-        // The DeepSpeed section has hundreds of resolved keys, which would bury the rest.
+        // The DeepSpeed section has hundreds of resolved keys, which would hide the other values.
         for (name, section) in sections.iter().filter(|(name, _)| *name != "deepspeed") {
             collect_leaves(name, section, &mut rows);
         }

@@ -3,9 +3,8 @@
 //! Main type: [`EventWriter`]. A file is a sequence of TFRecords, each with the
 //! masked CRC-32C of its length and of its content. Each content is an `Event`
 //! of TensorBoard's protocol buffers. The first event names the format, and
-//! each later one contains one scalar. An event has been passed to the
-//! operating system when the call that wrote it returns, so TensorBoard can
-//! follow a run.
+//! each later one contains one scalar. A write returns after the event was
+//! passed to the operating system, so TensorBoard can follow a run.
 
 use crate::append::AppendFile;
 use crate::error::MonitorError;
@@ -150,7 +149,7 @@ fn host_name() -> String {
 mod tests {
     use super::*;
 
-    /// The contents of a file's records, read by the format's description.
+    /// Returns the contents of a file's records, parsed as the format specifies.
     fn contents(mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let word = |bytes: &[u8]| u32::from_le_bytes(bytes[..4].try_into().unwrap());
         let mut contents = Vec::new();
@@ -165,7 +164,7 @@ mod tests {
         contents
     }
 
-    /// CRC-32C bit by bit, with Castagnoli's polynomial reflected.
+    /// Computes CRC-32C bit by bit, with the reflected Castagnoli polynomial.
     fn bitwise_crc(bytes: &[u8]) -> u32 {
         let step = |crc: u32, _| (crc >> 1) ^ (0x82F6_3B78 * (crc & 1));
         !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
@@ -175,7 +174,7 @@ mod tests {
         crc.rotate_right(15).wrapping_add(0xA282_EAD8)
     }
 
-    /// Fields of a protocol buffer: number and content of each.
+    /// Returns the number and content of each field of a protocol buffer.
     fn fields(mut bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
         fn varint(bytes: &mut &[u8]) -> u64 {
             let mut value = 0;

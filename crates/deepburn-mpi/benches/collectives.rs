@@ -1,13 +1,14 @@
-//! Reduce-scatter and all-gather of 64 MiB between processes, beside MPI's own collectives.
+//! Benchmarks reduce-scatter and all-gather of 64 MiB between processes against MPI's own
+//! collectives.
 //!
 //! ```sh
 //! cargo bench -p deepburn-mpi --features mpi --bench collectives
 //! ```
 //!
 //! Starts `mpirun` for 2 and for 4 ranks, alternating between the engine and MPI's collectives, and
-//! prints the median of each over all rounds and their ratio. The engine's arrays are flex tensors,
-//! as in training, and every result is new memory. MPI's arrays are buffers that are used again, so
-//! its pages are already mapped.
+//! prints the median of each over all rounds and their ratio. The engine uses flex tensors, as in
+//! training, and allocates memory for every result. MPI reuses its buffers, so their pages are
+//! already mapped.
 //!
 //! The program runs in three roles, selected by its first argument:
 //!
@@ -89,14 +90,14 @@ fn round(ranks: usize, name: &str) -> [Vec<f64>; 2] {
     [line("reduce-scatter"), line("all-gather")]
 }
 
-/// Returns the median; the upper one of two.
+/// Returns the median, or the upper of the two middle values.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
 /// Times `work` between two barriers, in milliseconds, and returns the times without the first two.
-/// The second barrier is a part of the time, so the slowest rank counts.
+/// The second barrier is included, so the slowest rank determines the time.
 fn timed(mut barrier: impl FnMut(), mut work: impl FnMut()) -> Vec<f64> {
     let mut times = Vec::new();
     for _ in 0..REPEATS + 2 {

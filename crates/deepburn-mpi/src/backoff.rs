@@ -1,10 +1,11 @@
-//! Pauses while waiting for an event.
+//! Increasing pauses while waiting for an event.
 
 use std::thread;
 use std::time::Duration;
 
-/// Waits longer with each pause. An event that comes soon is noticed at once,
-/// and a long wait does not take a core from ranks that compute.
+/// A back-off with increasing pauses. An event that occurs soon is detected
+/// immediately, and a long wait does not occupy a core that computing ranks
+/// could use.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     pauses: u32,
@@ -16,8 +17,8 @@ impl Backoff {
     /// The longest pause in microseconds.
     const LONGEST: u32 = 500;
 
-    /// Returns true from time to time in a wait of more than some milliseconds,
-    /// to check for late ranks.
+    /// Returns true at intervals once a wait has lasted several milliseconds.
+    /// The caller then checks for late ranks.
     pub(crate) fn is_long(&self) -> bool {
         self.pauses % Self::YIELDS == Self::YIELDS - 1
     }

@@ -1,7 +1,7 @@
-//! The collectives, as the communication thread runs them.
+//! The collectives, which run on the communication thread.
 //!
-//! Each collective exchanges headers with the other ranks (`Link::meet`), exchanges bytes
-//! (`Link::exchange`) and builds this rank's result. Data goes directly between each pair of ranks:
+//! Each collective exchanges headers with the other ranks (`Link::meet`), exchanges bytes (`Link::exchange`) and builds
+//! this rank's result. Data is sent directly between each pair of ranks:
 //!
 //! ```text
 //! reduce-scatter, W = 3     an array of 3 parts on each rank; + is in rank order
@@ -24,13 +24,13 @@
 //! | broadcast | `(W - 1) * n` by the root, none by others |
 //! | barrier | headers only |
 //!
-//! The bytes of the other ranks are held beside the arrays until the result is complete: for a
-//! reduction `(W - 1) / W` of its size sent and the same received, for a gather the result. Sparse
-//! rows are sent in their sparse form.
+//! In addition to the arrays, memory is needed for sent and received bytes until the result is complete. A reduction
+//! needs `(W - 1) / W` of its size for each direction; a gather needs the size of the result. Sparse rows are sent in
+//! sparse form.
 //!
-//! A ring all-reduce would send as many bytes with `2 (W - 1)` dependent messages, and would add in the order
-//! of the ring. With direct messages, the owner of a part has all contributions and adds them in
-//! rank order, so the arithmetic and its order are the same as with rank threads.
+//! A ring all-reduce would send the same number of bytes in `2 (W - 1)` dependent steps, and would add contributions in
+//! ring order. With direct messages, the owner of a part receives all contributions and adds them in rank order, so the
+//! results are bit-identical to rank threads.
 
 use bytes::Bytes;
 use deepburn_comm::{CommError, Encoded, Form, Partition, Payload, Received, ReduceOp, Side};
@@ -41,8 +41,8 @@ use crate::transfer::Incoming;
 
 /// Returns this rank's shard of each reduced array, padded with zeros to the length of a shard.
 ///
-/// Every rank sends each other rank the part that it owns, and reduces its own part when all have
-/// arrived.
+/// Every rank sends to each other rank the part that the receiver owns, and reduces its own part after all
+/// contributions have arrived.
 ///
 /// # Errors
 ///
@@ -65,8 +65,7 @@ pub(crate) fn reduce_scatter<T: Payload>(
         .collect();
     let headers = link.meet(side, |other| described(&outgoing[other]))?;
 
-    // Both sides go through arrays in the same order, which is the order of the messages between
-    // two ranks.
+    // Both sides iterate over the arrays in the same order. It defines the order of the messages between two ranks.
     let others: Vec<usize> = (0..world_size).filter(|other| *other != rank).collect();
     let outgoing = others.iter().flat_map(|&other| {
         outgoing[other].iter().map(move |encoded| (other, encoded.bytes.clone()))
@@ -78,7 +77,7 @@ pub(crate) fn reduce_scatter<T: Payload>(
     let (outgoing, incoming) = (outgoing.collect(), incoming.collect());
     let mut received = link.exchange(outgoing, incoming)?.into_iter();
 
-    // In rank order, this rank's own part included: the order of the additions.
+    // The parts are in rank order, including this rank's own part. This is the order of the additions.
     let mut parts: Vec<Vec<T>> = arrays.iter().map(|_| Vec::with_capacity(world_size)).collect();
     for (other, header) in headers.iter().enumerate() {
         for (index, array) in arrays.iter().enumerate() {
@@ -101,7 +100,7 @@ pub(crate) fn reduce_scatter<T: Payload>(
 ///
 /// # Errors
 ///
-/// The same as for [`reduce_scatter`].
+/// Returns the errors of [`reduce_scatter`].
 pub(crate) fn all_reduce<T: Payload>(
     link: &mut Link,
     side: &Side,
@@ -129,8 +128,7 @@ pub(crate) fn all_gather<T: Payload>(
     spread(link, chunks, numels)
 }
 
-/// Returns, for each array, the parts that this rank owns of every rank's array, concatenated in
-/// rank order.
+/// Returns one array per input array: this rank's part of every rank's array, concatenated in rank order.
 ///
 /// # Errors
 ///
@@ -146,7 +144,7 @@ pub(crate) fn all_to_all<T: Payload>(
     for array in arrays {
         let (partition, size) = (Partition::new(array.numel(), world_size), array.element_size());
         let part = |rank| array.part(partition.owned(rank)).encode().bytes;
-        // Every rank's arrays have the same length, so all parts of an array for this rank do too.
+        // An array has the same length on all ranks, so this rank's parts of it also have equal lengths.
         let owned = partition.owned(rank).len();
         let segment = |rank: usize| rank * owned * size..(rank + 1) * owned * size;
         let others = || (0..world_size).filter(|other| *other != rank);
@@ -166,7 +164,7 @@ pub(crate) fn all_to_all<T: Payload>(
     decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
 }
 
-/// Returns the arrays of `root`. The arrays of other ranks define sizes and types only.
+/// Returns the arrays of `root`. The arrays of the other ranks only define sizes and types.
 ///
 /// # Errors
 ///

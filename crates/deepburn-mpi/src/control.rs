@@ -1,13 +1,12 @@
-//! Control messages that keep ranks in step: greetings, headers, failures,
-//! farewells. They are small and may arrive at any time. Encoded with
-//! `postcard`.
+//! Control messages between ranks: greetings, headers, failures and farewells.
+//! They are small, may arrive at any time, and are encoded with `postcard`.
 
 use bytes::Bytes;
 use deepburn_comm::{CommError, Form, Side};
 use serde::{Deserialize, Serialize};
 
-/// A message and the run that it belongs to. A process may run ranks several
-/// times, and messages of an earlier run are ignored.
+/// A message with the number of its run. A process can take part in several
+/// runs, and messages from earlier runs are ignored.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Envelope {
     /// The number of the run, from 1.
@@ -19,9 +18,9 @@ pub(crate) struct Envelope {
 pub(crate) enum Message {
     /// The identity of the rank. Sent once, before anything else.
     Hello(Hello),
-    /// The sender's side of the next collective.
+    /// The arguments of the sender's next collective.
     Header(CallHeader),
-    /// The names of the sender's arrays, if headers disagree.
+    /// The names of the sender's arrays, sent if headers disagree.
     Names(Vec<String>),
     /// The run has failed.
     Failed(CommError),
@@ -38,26 +37,27 @@ pub(crate) enum Message {
 /// The identity of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
-    /// The version of this crate and the byte order. All ranks must be the same
-    /// build.
+    /// The version of this crate and the byte order. All ranks must run the
+    /// same build.
     pub(crate) build: String,
     /// The name of its host.
     pub(crate) host: String,
-    /// The process-id namespace. Process ids can be compared only within the
-    /// same one.
+    /// The process-id namespace. Process ids can only be compared within the
+    /// same namespace.
     pub(crate) namespace: String,
     /// The process id in that namespace.
     pub(crate) pid: i32,
 }
 
-/// A rank's side of a collective.
+/// The header of a collective, which every rank sends to every other rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CallHeader {
     /// The number of the collective in the common order.
     pub(crate) sequence: u64,
     /// The arguments of the collective, which must agree on all ranks.
     pub(crate) side: Side,
-    /// Form and length in bytes of each array for the receiver of this header.
+    /// The form and the length in bytes of each array that the sender will send
+    /// to the receiver of this header.
     pub(crate) parts: Vec<(Form, u64)>,
 }
 
@@ -76,8 +76,8 @@ impl Envelope {
 /// Returns the first two ranks that started different collectives; `None` if
 /// all agree.
 ///
-/// All calls are compared with the first one that has arrays, or else with the
-/// first one, as for rank threads.
+/// All calls are compared with the first call that has arrays, or with the
+/// first call if none has arrays. Rank threads use the same rule.
 pub(crate) fn disagreement(headers: &[CallHeader]) -> Option<(usize, usize)> {
     let reference = headers.iter().position(|header| header.side.signature.is_some()).unwrap_or(0);
     let differs = |header: &CallHeader| !headers[reference].side.agrees_with(&header.side);

@@ -1,10 +1,9 @@
-//! The process group of one run, from the view of its rank.
+//! The process group of one run.
 //!
-//! [`MpiGroup`] implements the collectives of `deepburn_comm`. Starting a
-//! collective checks its arguments on the calling thread, counts it, and queues
-//! it for the communication thread. The thread runs queued collectives one at a
-//! time, in the order in which they were started; this is the common order,
-//! which must be the same on all ranks.
+//! [`MpiGroup`] implements the collectives of `deepburn_comm`. Starting a collective checks its
+//! arguments on the calling thread, counts it, and queues it for the communication thread. The
+//! communication thread runs queued collectives one at a time, in the order in which they were
+//! started. All ranks must start the same collectives in this common order.
 //!
 //! ```text
 //! rank's thread           start gather 1 | compute | start gather 2 | compute | wait 1 | wait 2
@@ -28,38 +27,38 @@ use crate::link::Link;
 use crate::process::{Process, Work};
 use crate::settings::Settings;
 
-/// The time that the other ranks stay alive after a failure. The launcher ends
-/// all processes as soon as the first one has exited, and the rank that reports
-/// the failure must be able to print it.
+/// The time that the other ranks stay alive after a failure. The launcher ends all processes as
+/// soon as the first process exits, and the rank that reports the failure needs time to print it.
 const REPORT_HEAD_START: Duration = Duration::from_millis(200);
 
-/// The interval at which a waiting rank checks whether its launcher ends it.
+/// The interval at which a waiting rank checks whether its launcher is ending it.
 const TERMINATION_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Runs work with arrays on the communication thread.
+/// A function that runs work with arrays on the communication thread.
 ///
-/// On a device with one queue per thread, the communication thread must use the
-/// queue of the rank.
+/// If a device has one queue per thread, the function must select the queue of the rank's thread.
 pub type OnDevice = fn(&mut dyn FnMut());
 
 /// The process group of one run of this rank.
 ///
-/// It exchanges every [`Payload`], in one common order. A collective is queued
-/// for the communication thread, which runs it while the rank computes, so a
-/// gather that was started early is complete when the rank needs it. Clones are
-/// the same rank. When the last clone is dropped, the rank leaves.
+/// All ranks must start the same collectives in the same order, across all [`Payload`] types. The
+/// communication thread runs them one at a time in that order while the rank's thread computes. A
+/// collective that is started early overlaps with computation, but it may still be incomplete when
+/// its result is needed; [`Pending::wait`] then blocks until it is complete.
+///
+/// Clones share one membership; dropping the last one leaves the group.
 #[derive(Debug, Clone)]
 pub struct MpiGroup {
     /// Clones share the membership.
     membership: Arc<Membership>,
 }
 
-/// The state that the clones of a group share. Dropping it leaves the group.
+/// The state that is shared by the clones of a group. Dropping it leaves the group.
 #[derive(Debug)]
 struct Membership {
     /// The process of the rank.
     process: Process,
-    /// Runs work with arrays on the communication thread.
+    /// The function that runs work with arrays on the communication thread.
     on_device: OnDevice,
     /// Whether this rank starts no more collectives.
     has_left: AtomicBool,
@@ -68,14 +67,14 @@ struct Membership {
 }
 
 impl Membership {
-    /// Tells the others, once, that this rank starts no more collectives. A
-    /// group that is dropped late must not leave the next run.
+    /// Announces, at most once, that this rank starts no more collectives. The announcement must
+    /// not be repeated when a group is dropped late, because it would then apply to the next run.
     fn leave_once(&self) {
         if self.has_left.swap(true, Ordering::Relaxed) {
             return;
         }
         self.process.submit(Work::Run(Box::new(|link| {
-            // The others learn of a failure in another way.
+            // The error can be ignored: the other ranks are informed of failures separately.
             let _ = link.leave();
         })));
     }
@@ -111,13 +110,12 @@ impl Drop for Membership {
 }
 
 impl Process {
-    /// Starts a run with all ranks; every rank must call this the same number
-    /// of times. The group of an earlier run must no longer be used.
+    /// Starts a run and returns its process group. Every rank must call this function the same
+    /// number of times. Groups of earlier runs must no longer be used.
     ///
-    /// After a failed run, every later one fails with the same error, because
-    /// messages of the failed run could still arrive and be mistaken for
-    /// messages of the new one. `on_device` runs the work with arrays on the
-    /// communication thread.
+    /// After a run has failed, all later runs fail with the same error, because messages of the
+    /// failed run could still arrive and be mistaken for messages of the new run. `on_device` runs
+    /// the work with arrays on the communication thread.
     pub fn group(&self, settings: Settings, on_device: OnDevice) -> MpiGroup {
         self.begin_run(settings);
         let (process, has_left) = (self.clone(), AtomicBool::new(false));
@@ -145,9 +143,9 @@ impl MpiGroup {
     /// Queues `work` for the communication thread at the next position of the
     /// common order. `span` is open while the rank waits for the result.
     ///
-    /// The arrays move to the communication thread, which drops them when the
-    /// collective is complete. A handle that is dropped does not cancel the
-    /// collective, because the other ranks take part in it.
+    /// The arrays are moved to the communication thread, which drops them when the collective is
+    /// complete. Dropping the handle does not cancel the collective, because the other ranks take
+    /// part in it.
     ///
     /// # Errors
     ///
@@ -169,8 +167,8 @@ impl MpiGroup {
         let mut statistics =
             self.membership.statistics.lock().unwrap_or_else(PoisonError::into_inner);
         statistics.record(side.operation, &side.tag, side.signature.as_ref());
-        // Unlocked before the collective is queued, so that a reader of the counts never waits for
-        // the queue.
+        // The lock is released before the collective is queued, so that readers of the statistics
+        // never wait for the queue.
         drop(statistics);
 
         let (answer, answered) = mpsc::sync_channel(1);
@@ -195,8 +193,8 @@ impl RankHandle for MpiGroup {
         self.rank()
     }
 
-    /// Ends the run with this rank's failure. Waits for a short time until the
-    /// others know of it, and gives the rank that reports it a head start.
+    /// Ends the run with this rank's failure. Waits briefly until the other ranks have been
+    /// informed, and gives the reporting rank time to print the failure.
     fn abort(&self, cause: CommError) {
         let status = self.membership.process.status();
         status.end();
@@ -220,8 +218,8 @@ impl RankHandle for MpiGroup {
     }
 }
 
-/// Every collective checks its arguments before anything is exchanged, and
-/// opens a trace span with its name and tag.
+/// Every collective checks its arguments before data is exchanged, and opens a trace span with its
+/// name and tag.
 impl<T: Payload> ProcessGroup<T> for MpiGroup {
     fn rank(&self) -> usize {
         self.rank()
@@ -296,8 +294,8 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
         pending.wait().map(drop)
     }
 
-    /// Returns the failure of the run without waiting. A computing rank calls
-    /// this at its ops, so that it notices a failure.
+    /// Returns the failure of the run without waiting. Computing ranks call this function at every
+    /// op to detect failures.
     fn check(&self) -> Result<(), CommError> {
         self.membership.process.status().cause().map_or(Ok(()), Err)
     }

@@ -1,20 +1,21 @@
-//! Ranks as processes: a process group over MPI.
+//! A process group over MPI, with one process per rank.
 //!
-//! `MpiGroup` offers the same collectives as the rank threads of one process
-//! (`deepburn_comm::Member`) and returns the same bits, because MPI only
-//! transports bytes: parts of arrays are exchanged, and the owner of a part
-//! reduces it in rank order with the payload's own `Payload::reduce`. MPI's
-//! data types and reductions are not used, because no standard defines their
+//! `MpiGroup` provides the same collectives as the rank threads of one process
+//! (`deepburn_comm::Member`) and returns bit-identical results. MPI only
+//! transports bytes: ranks exchange parts of arrays, and the owner of a part
+//! reduces it in rank order with `Payload::reduce`. MPI's data types and
+//! reductions are not used, because the MPI standard does not define their
 //! order of additions.
 //!
-//! A process is one rank. Its communication thread makes all calls of MPI and
-//! runs the collectives in the order in which they were started, while the rank
-//! computes. Before data is exchanged, every rank sends every other a header.
-//! If headers disagree, all ranks get an error that names both sides. A rank
-//! that does not arrive, or whose process dies, ends all ranks with an error
-//! that names it.
+//! Each process is one rank. Its communication thread makes all MPI calls and
+//! runs the collectives in the order in which they were started, while the
+//! rank's thread computes. Before data is exchanged, every rank sends a header
+//! to every other rank. If headers disagree, all ranks return an error that
+//! names both sides. If a rank does not reach a collective in time or its
+//! process dies, all ranks return an error that names this rank.
 //!
-//! Everything is behind the feature `mpi`, which needs an MPI library to build.
+//! All items require the feature `mpi`, which needs an MPI library at build
+//! time.
 
 #[cfg(feature = "mpi")]
 mod backoff;

@@ -1,8 +1,7 @@
-//! The MPI functions that the engine calls, each with its return code checked.
+//! Wrappers of the MPI functions that the engine uses. All return codes are checked.
 //!
-//! All `unsafe` code for messages is here. [`Mpi`] is not `Send`: MPI is initialised with
-//! `MPI_THREAD_FUNNELED`, which allows calls only on the thread that initialised it, and the type
-//! keeps them there.
+//! This module contains all `unsafe` code for messages. [`Mpi`] is not `Send`, because MPI is initialised with
+//! `MPI_THREAD_FUNNELED`, which only allows calls on the thread that initialised it.
 //!
 //! | Purpose | Functions |
 //! |---|---|
@@ -10,10 +9,9 @@
 //! | data and control messages | `MPI_Isend`, `MPI_Irecv`, `MPI_Test` |
 //! | control messages of unknown size | `MPI_Iprobe`, `MPI_Get_count`, `MPI_Recv` |
 //!
-//! Nothing here blocks except `MPI_Recv`, for a message that has arrived, and `MPI_Finalize`. The
-//! return codes of errors are available because the error handler is `MPI_ERRORS_RETURN`; MPI's
-//! default handler ends the process. After an error, MPI 3.1 leaves its state undefined, so the
-//! engine ends the run.
+//! Only `MPI_Recv` and `MPI_Finalize` can block, and `MPI_Recv` is only called for a message that has arrived. The
+//! error handler is set to `MPI_ERRORS_RETURN`, so that errors are returned; MPI's default handler ends the process.
+//! The MPI 3.1 standard leaves the state of MPI undefined after an error, so the engine ends the run.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -23,19 +21,19 @@ use std::ptr;
 use bytes::Bytes;
 use mpi_sys as ffi;
 
-/// A failed call of MPI.
+/// A failed MPI call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MpiError {
     /// MPI returned an error.
     #[error("{call} failed: {reason}")]
     Call {
-        /// The function of MPI.
+        /// The MPI function.
         call: &'static str,
         /// MPI's description of the error.
         reason: String,
     },
 
-    /// MPI was built without the required support for threads.
+    /// MPI was built without the required thread support.
     #[error(
         "this MPI library allows no threads beside its own (MPI_THREAD_FUNNELED was asked for, level \
          {granted} was granted); use a build of MPI with thread support"
@@ -46,10 +44,9 @@ pub enum MpiError {
     },
 }
 
-/// Initialised MPI with a private communicator of all ranks.
+/// The initialised MPI library with a private communicator of all ranks.
 pub(crate) struct Mpi {
-    /// A duplicate of the world communicator, so that messages cannot be confused with messages of
-    /// other code in the process.
+    /// A duplicate of the world communicator. It separates these messages from messages of other code in the process.
     communicator: ffi::MPI_Comm,
     /// The rank of this process.
     rank: usize,
@@ -59,13 +56,12 @@ pub(crate) struct Mpi {
     _thread: PhantomData<*const ()>,
 }
 
-/// The kind of a message. Messages of one kind between two ranks arrive in the
-/// order in which they were sent.
+/// The kind of a message. Messages of the same kind between two ranks arrive in the order in which they were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MessageKind {
-    /// A control message, of a size that the receiver does not know.
+    /// A control message, whose size the receiver does not know in advance.
     Control = 1,
-    /// A piece of an array, which the receiver expects.
+    /// A part of an array, whose size the receiver knows in advance.
     Data = 2,
 }
 
@@ -75,7 +71,7 @@ pub(crate) enum MessageKind {
 #[derive(Debug)]
 pub(crate) struct MpiRequest(ffi::MPI_Request);
 
-/// A control message that has arrived but was not received yet.
+/// A control message that has arrived but has not been received yet.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     /// The sending rank.
@@ -135,7 +131,7 @@ impl Mpi {
         self.world_size
     }
 
-    /// Starts to send `bytes`, at most `c_int::MAX` of them, and returns at once.
+    /// Starts to send `bytes`, at most `c_int::MAX` of them, and returns immediately.
     ///
     /// # Safety
     ///
@@ -168,7 +164,7 @@ impl Mpi {
         Ok(MpiRequest(unsafe { request.assume_init() }))
     }
 
-    /// Starts to receive a message of `len` bytes, at most `c_int::MAX`, and returns at once.
+    /// Starts to receive a message of `len` bytes, at most `c_int::MAX`, and returns immediately.
     ///
     /// # Safety
     ///
@@ -203,8 +199,8 @@ impl Mpi {
         Ok(MpiRequest(unsafe { request.assume_init() }))
     }
 
-    /// Returns true if a message is complete, and lets MPI make progress. A complete request stays
-    /// complete, so this can be called repeatedly.
+    /// Lets MPI make progress and returns true if the request is complete. A complete request stays complete, so this
+    /// function can be called repeatedly.
     ///
     /// # Errors
     ///
@@ -288,7 +284,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
-    // One more byte than MPI writes, so that the text ends with zero even if MPI fails again.
+    // The buffer has one more byte than MPI writes, so the text is zero-terminated even if this call fails.
     let mut text = [0 as c_char; ffi::MPI_MAX_ERROR_STRING as usize + 1];
     let mut len = 0;
     // SAFETY: the buffer is as long as the library asks for, and zero-terminated in any case.

@@ -1,10 +1,10 @@
-//! The communication thread's connection to the other ranks: which ranks have arrived, which have
-//! left, and what has failed.
+//! The communication thread's connection to the other ranks. It tracks which ranks have reached a
+//! collective, which have left the run, and which failures have occurred.
 //!
-//! A [`Link`] belongs to the communication thread. Every wait goes through one loop (`wait_until`),
-//! which also receives control messages, checks the processes of this host and checks the time. A
-//! wait therefore ends when its condition is true, when any rank fails, or at the time-out; it
-//! never hangs.
+//! A [`Link`] is owned by the communication thread. Every wait uses one loop (`wait_until`), which
+//! also receives control messages, checks the processes on this host and checks the time. A wait
+//! therefore ends when its condition is true, when any rank fails, or at the time-out. It never
+//! hangs.
 //!
 //! ```text
 //! rank 0                              rank 1
@@ -18,9 +18,9 @@
 //!   Goodbye ------------------------>   the process ends; MPI_Finalize follows
 //! ```
 //!
-//! A failure has one reporter, the rank that prints it. If several ranks can notice the same
-//! failure, each one waits for its turn, in the order of the ranks, so that the first report
-//! arrives before the others are made.
+//! Each failure has one reporter, the rank that prints it. If several ranks can detect the same
+//! failure, each of them waits for a time that increases with its rank number. The report of the
+//! lowest rank thus arrives before the other ranks would send theirs.
 //!
 //! | Failure | Noticed by | Error |
 //! |---|---|---|
@@ -46,34 +46,35 @@ use crate::settings::Settings;
 use crate::status::{RunStatus, Wait};
 use crate::transfer::{Incoming, Transfer};
 
-/// The interval at which the processes of this host are checked.
+/// The interval at which the processes on this host are checked.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// The time between the reports of consecutive ranks that notice the same failure. The report of
-/// the first one reaches the others before they would make their own.
+/// The time between the reports of consecutive ranks that detect the same failure. It is long
+/// enough for the report of the first rank to reach the others before they would send theirs.
 const REPORT_DELAY: Duration = Duration::from_millis(40);
 /// The interval of pings in a run without a time-out.
 ///
-/// Ranks of such a run may download or compile something for hours, so lateness is not a failure.
-/// The communication thread of a working rank answers within milliseconds, but a process that was
-/// stopped or hangs does not answer at all.
+/// In such a run a rank may download or compile something for hours, so a late rank is not a
+/// failure. The communication thread of a working rank answers within milliseconds. A process that
+/// is stopped or hangs does not answer.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 /// The time within which a rank must answer a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(30);
-/// The time between two iterations of a wait from which on this process must have been suspended.
-/// That time does not count towards the time-out.
+/// If two iterations of a wait are further apart than this, this process is assumed to have been
+/// suspended. The time in between does not count towards the time-out.
 const SUSPENDED: Duration = Duration::from_millis(700);
-/// The time that ranks that disagree wait for the names of each other's arrays, which make the
-/// message clearer.
+/// The time that ranks with different collectives wait for the names of each other's arrays, which
+/// are only used to improve the error message.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest delay of a report. Without it, the last rank of a large job would wait for minutes.
+/// The maximum delay of a report. Without this limit, the last rank of a large job would wait for
+/// minutes.
 const LAST_TURN: Duration = Duration::from_secs(1);
-/// The number of this rank's collectives whose array names are remembered, for messages about late
+/// The number of recent collectives of this rank whose array names are kept for messages about late
 /// ranks.
 const REMEMBERED: usize = 4;
 
-/// Returns the time that a rank leaves to lower ranks to report a failure that all of them notice
-/// at once.
+/// Returns the time that a rank waits for lower ranks to report a failure that all of them detect
+/// at the same time.
 fn turn(rank: usize) -> Duration {
     LAST_TURN.min(REPORT_DELAY * rank.min(1000) as u32)
 }
@@ -84,7 +85,7 @@ pub(crate) struct Link {
     mpi: Mpi,
     /// The state of the run, shared with the rank's own thread.
     status: Arc<RunStatus>,
-    /// All ranks, by number. This rank's entry has its greeting only.
+    /// The state of all ranks, by rank number. The entry of this rank only contains its greeting.
     peers: Vec<Peer>,
     /// The processes of this host.
     neighbours: Neighbours,
@@ -95,7 +96,7 @@ pub(crate) struct Link {
     /// Control messages that are being sent, with their receivers. MPI reads their memory until
     /// they are complete.
     outbox: Vec<(usize, Posted)>,
-    /// Messages of a run that has not begun on this rank.
+    /// Messages of a run that has not started on this rank yet.
     early: Vec<(usize, Envelope)>,
     /// The number of the current run, from 1; 0 before the first one.
     run: u32,
@@ -108,19 +109,19 @@ pub(crate) struct Link {
     /// This rank's last collectives, newest first, with the names of their arrays, which headers do
     /// not contain.
     recent: VecDeque<Call>,
-    /// Whether this rank has announced the failure of the run, or learned of it from the rank that
-    /// reports it.
+    /// Whether this rank has announced the failure of the run, or has been informed by the rank
+    /// that reports it.
     announced: bool,
 }
 
-/// What is known of a rank.
+/// The known state of a rank.
 #[derive(Debug, Default)]
 struct Peer {
     /// Its greeting.
     hello: Option<Hello>,
-    /// Its headers that this rank has not reached yet, in the common order.
+    /// Its headers of collectives that this rank has not reached yet, in the common order.
     headers: VecDeque<CallHeader>,
-    /// The names of its arrays, if headers disagree.
+    /// The names of its arrays, received if headers disagree.
     names: Option<Vec<String>>,
     /// The last collective that it has reached.
     last: Option<Call>,
@@ -128,7 +129,7 @@ struct Peer {
     left: Option<Instant>,
     /// Whether its process is about to exit.
     said_goodbye: bool,
-    /// The time at which the end of its process was noticed. Only processes of this host are
+    /// The time at which the end of its process was detected. Only processes on this host are
     /// watched.
     ended: Option<Instant>,
     /// The time of the first ping since its last message; `None` if it has answered.
@@ -136,7 +137,7 @@ struct Peer {
 }
 
 impl Link {
-    /// Greets all ranks and returns when all have greeted.
+    /// Sends a greeting to all ranks and waits until all ranks have sent theirs.
     ///
     /// # Errors
     ///
@@ -196,8 +197,8 @@ impl Link {
         self.peers.iter().map(host).collect()
     }
 
-    /// Begins a run with a new common order, in which all ranks take part. Messages of the run that
-    /// arrived early are handled now.
+    /// Starts a run of all ranks with a new common order. Messages of this run that arrived early
+    /// are handled now.
     pub(crate) fn begin(&mut self, run: u32, settings: Settings) {
         (self.run, self.settings) = (run, settings);
         (self.next_sequence, self.current) = (0, None);
@@ -205,7 +206,7 @@ impl Link {
         for peer in &mut self.peers {
             peer.headers.clear();
             (peer.last, peer.names) = (None, None);
-            // A process that has said goodbye takes part in no later run.
+            // A process that has sent `Goodbye` does not take part in later runs.
             peer.left = peer.left.filter(|_| peer.said_goodbye);
         }
         for (from, envelope) in std::mem::take(&mut self.early) {
@@ -225,9 +226,9 @@ impl Link {
     /// Exchanges headers with all ranks at the next collective and checks that they agree. Returns
     /// the headers of all ranks. `parts` describes the arrays that this rank sends to a given rank.
     ///
-    /// Headers serve as a barrier: no rank sends data before all have reached the collective. A
-    /// receiver thus knows all sizes and can allocate before the data arrives, and a collective
-    /// that ranks disagree on moves no data.
+    /// Headers act as a barrier: no rank sends data before all ranks have reached the collective.
+    /// Receivers therefore know all sizes and can allocate memory before data arrives, and no data
+    /// is sent if ranks disagree.
     ///
     /// # Errors
     ///
@@ -254,8 +255,8 @@ impl Link {
         self.wait_until(|link| {
             let missing = |peer: &Peer| peer.headers.is_empty();
             let missing: Vec<_> = link.ranks(missing);
-            // Several ranks may notice this at once: each one leaves lower ranks the time to
-            // report.
+            // Several ranks may detect this at the same time, so each of them gives lower ranks
+            // time to report it first.
             let noticed = |left: Instant| left.elapsed() >= turn(rank);
             let gone = |other: &&usize| link.peers[**other].left.is_some_and(noticed);
             if let Some(&left) = missing.iter().find(gone) {
@@ -318,8 +319,8 @@ impl Link {
         Err(cause)
     }
 
-    /// Says goodbye and finalizes MPI. `MPI_Finalize` waits for all ranks and cannot be
-    /// interrupted, so it is called only when all ranks have said goodbye.
+    /// Sends `Goodbye` and finalizes MPI. `MPI_Finalize` waits for all ranks and cannot be
+    /// interrupted, so it is only called after all ranks have sent `Goodbye`.
     ///
     /// # Errors
     ///
@@ -336,15 +337,15 @@ impl Link {
         self.mpi.finalize().map_err(broken)
     }
 
-    /// Returns true if all live ranks know of the failure of this run. Messages to a process that
-    /// has died are never sent, so they do not count.
+    /// Returns true if all live ranks have been informed of the failure of this run. Messages to a
+    /// process that has died never complete, so they are ignored.
     pub(crate) fn has_announced(&self) -> bool {
         let sent = |(to, _): &(usize, Posted)| self.peers[*to].ended.is_some();
         self.announced && self.outbox.iter().all(sent)
     }
 
-    /// Receives the control messages that have arrived, and frees the memory of those that were
-    /// sent.
+    /// Receives the control messages that have arrived, and frees the memory of messages that have
+    /// been sent.
     ///
     /// # Errors
     ///
@@ -356,7 +357,7 @@ impl Link {
             let complete = posted.is_complete(mpi);
             !complete.unwrap_or_else(|error| {
                 failure.get_or_insert(error);
-                // Kept, because MPI may still read the message.
+                // The message is kept, because MPI may still read its memory.
                 false
             })
         });
@@ -367,7 +368,7 @@ impl Link {
                 Ok(envelope) => self.handle(arrived.from, envelope),
                 Err(error) => {
                     let reason = format!(
-                        "{} bytes of rank {} are no message ({error})",
+                        "{} bytes from rank {} are not a valid message ({error})",
                         bytes.len(),
                         arrived.from
                     );
@@ -378,8 +379,8 @@ impl Link {
         Ok(())
     }
 
-    /// Handles a control message. Messages of earlier runs are ignored and messages of later runs
-    /// are kept, except for those that concern the process and not a run.
+    /// Handles a control message. Messages of earlier runs are ignored, and messages of later runs
+    /// are stored. Messages that concern the process rather than a run are always handled.
     fn handle(&mut self, from: usize, envelope: Envelope) {
         let Envelope { run, message } = envelope;
         let peer = &mut self.peers[from];
@@ -391,7 +392,7 @@ impl Link {
                 peer.left.get_or_insert_with(Instant::now);
             }
             Message::Ping => {
-                // An answer that is lost is harmless: the rank that did not receive it asks again.
+                // A lost answer is harmless, because the other rank will send another ping.
                 let _ = self.post(from, Message::Pong);
             }
             message if run > self.run => self.early.push((from, Envelope { run, message })),
@@ -412,12 +413,13 @@ impl Link {
     fn report_deaths(&mut self) {
         let dead: Vec<_> = self.ranks(|peer| peer.ended.is_some() && peer.left.is_none());
         let Some(&rank) = dead.first() else { return };
-        // Only the ranks of its host notice that a process has ended, so only they take turns.
+        // Only ranks on the same host detect that a process has ended, so only these ranks take
+        // turns.
         let host = |rank: usize| self.peers[rank].hello.as_ref().map(|hello| &hello.host);
         let reports = |other: &usize| !dead.contains(other) && host(*other) == host(rank);
         let alive_before = (0..self.rank()).filter(reports).count() as u32;
         let since = self.peers[rank].ended.map(|ended| ended.elapsed()).unwrap_or_default();
-        // A last message of the process, or the report of a lower rank, may still be on its way.
+        // The last message of the process, or the report of a lower rank, may still be in flight.
         if since < REPORT_DELAY * (1 + alive_before) {
             return;
         }
@@ -438,15 +440,16 @@ impl Link {
         if std::mem::replace(&mut self.announced, true) || !self.status.is_reporter(self.rank()) {
             return;
         }
-        // Ranks that this does not reach notice the failure themselves.
+        // Ranks that do not receive this message detect the failure themselves.
         let _ = self.post_all(|_| Message::Failed(cause.clone()));
     }
 
-    /// Returns the error of all ranks when two of them disagree, with the names of both sides'
-    /// arrays.
+    /// Returns the error for two ranks that started different collectives, with the names of the
+    /// arrays of both sides. All ranks return the same error.
     ///
-    /// Headers have no names, because they would make up most of a header. They are exchanged only
-    /// here, within [`NAMES_TIMEOUT`]; without them the error shows the numbers of the exchanges.
+    /// Headers do not contain array names, because the names would make up most of a header. Names
+    /// are only exchanged here. If they do not arrive within [`NAMES_TIMEOUT`], the error shows the
+    /// numbers of the exchanges instead.
     fn mismatch(&mut self, headers: &[CallHeader], left: usize, right: usize) -> CommError {
         let names = |header: &CallHeader| -> Vec<String> {
             header.side.tag.names().iter().map(ToString::to_string).collect()
@@ -472,18 +475,18 @@ impl Link {
             Box::new(side)
         };
         let cause = CommError::Mismatch { sequence, left: side(left), right: side(right) };
-        // All ranks have found the same disagreement; the lower rank of the two sides reports it.
+        // All ranks have detected the same mismatch. The lower rank of the two sides reports it.
         self.status.fail(left, cause.clone());
         cause
     }
 
-    /// Waits until `poll` returns `Ok(Ok(..))`. Until then, `poll` returns the ranks that are
-    /// missing.
+    /// Waits until `poll` returns `Ok(Ok(..))`. Until then, `poll` returns the missing ranks.
     ///
-    /// Each iteration receives control messages, polls, and then decides in this order: whether
-    /// this process was suspended, in which case the deadline moves by that time; whether the
-    /// deadline has passed; without a time-out, whether a missing rank no longer answers. The
-    /// pauses between iterations grow to half a millisecond (`Backoff`).
+    /// Each iteration receives control messages, calls `poll`, and then makes these checks in
+    /// order. If this process was suspended, the deadline is extended by that time. If the deadline
+    /// has passed, the wait fails. In a run without a time-out, the wait fails if a missing rank no
+    /// longer answers pings. The pauses between iterations increase to half a millisecond
+    /// (`Backoff`).
     ///
     /// # Errors
     ///
@@ -508,8 +511,8 @@ impl Link {
                 Ok(Err(absent)) => absent,
                 Err(cause) => return Err(self.failed(cause)),
             };
-            // A process that was suspended, anywhere in this loop, cannot conclude that others are
-            // late.
+            // If this process was suspended anywhere in this loop, it cannot conclude that other
+            // ranks are late.
             let now = Instant::now();
             let suspended = now - last;
             if suspended > SUSPENDED {
@@ -537,7 +540,7 @@ impl Link {
         if self.last_ping.elapsed() < PING_INTERVAL {
             return None;
         }
-        // If this process was stopped, it has not received the answers, so the time starts again.
+        // If this process was stopped, it could not receive the answers, so the time is restarted.
         let heard = self.last_ping.elapsed() < 2 * PING_INTERVAL;
         self.last_ping = Instant::now();
         for &rank in absent {
@@ -553,8 +556,9 @@ impl Link {
         None
     }
 
-    /// Stores the collective and the missing ranks in the run's status, which the rank's own thread
-    /// reads. A call of MPI that follows may take seconds if the process of a peer is gone.
+    /// Stores the collective and the missing ranks in the run's status, from which the rank's own
+    /// thread reads them. This is necessary because the next MPI call may block for seconds if the
+    /// process of a peer has died.
     fn note_wait(&self, absent: &[usize]) {
         let (call, absent) = (self.current.clone(), self.absences(absent));
         self.status.set_wait(Some(Wait { call, absent }));
@@ -566,7 +570,7 @@ impl Link {
         self.recent.iter().find(|own| **own == call).cloned().unwrap_or(call)
     }
 
-    /// Returns what is known of missing ranks, for a message: host and last collective.
+    /// Returns the host and the last known collective of missing ranks, for an error message.
     fn absences(&self, ranks: &[usize]) -> Vec<Absence> {
         let seen = |&rank: &usize| {
             let Peer { hello, last, .. } = &self.peers[rank];
@@ -586,8 +590,8 @@ impl Link {
         })
     }
 
-    /// Ends the run with a failure that this rank has found. Returns the failure that ended the
-    /// run, which may be an earlier one.
+    /// Ends the run with a failure that this rank has detected. Returns the failure that ended the
+    /// run, which may be an earlier failure.
     fn failed(&mut self, cause: CommError) -> CommError {
         self.status.fail(self.rank(), cause.clone());
         let cause = self.status.cause().unwrap_or(cause);
@@ -595,7 +599,7 @@ impl Link {
         cause
     }
 
-    /// Ends the run with a failure of MPI and returns it.
+    /// Ends the run with an MPI failure and returns it.
     fn broken(&self, error: impl Display) -> CommError {
         let cause = CommError::Transport { rank: self.rank(), reason: error.to_string() };
         self.status.fail(self.rank(), cause.clone());
@@ -629,7 +633,7 @@ impl Link {
     }
 
     /// Returns the ranks of other hosts for which `holds` is true. The end of a process on this
-    /// host is noticed immediately, so a wait for it needs no note.
+    /// host is detected immediately, so waits for it do not have to be recorded.
     fn remote_ranks(&self, holds: impl Fn(&Peer) -> bool) -> Vec<usize> {
         let host = |rank: usize| self.peers[rank].hello.as_ref().map(|hello| &hello.host);
         let own = host(self.rank());

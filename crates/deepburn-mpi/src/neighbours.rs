@@ -1,40 +1,41 @@
 //! Detects the death of processes on the same host.
 //!
-//! A killed process cannot report its end, and MPI does not tell the processes
-//! that wait for it. On Linux, a process handle ([`pidfd_open(2)`]) becomes
-//! readable when the process ends, regardless of its parent. On other systems
-//! nothing is detected here, and the launcher or the time-out ends the ranks.
+//! A killed process cannot report its end, and MPI does not notify the
+//! processes that wait for it. On Linux, a process handle ([`pidfd_open(2)`])
+//! becomes readable when the process ends, regardless of its parent. On other
+//! systems this module detects nothing, and the ranks are ended by the launcher
+//! or the time-out.
 //!
 //! [`pidfd_open(2)`]: https://man7.org/linux/man-pages/man2/pidfd_open.2.html
 
 use crate::control::Hello;
 
-/// Handles of the processes of the ranks on this host.
+/// The process handles of the ranks on this host.
 ///
-/// The handles are closed when the value is dropped, or when the end of a
-/// process was reported.
+/// A handle is closed when the value is dropped or after the end of its process
+/// has been reported.
 #[derive(Debug, Default)]
 pub(crate) struct Neighbours {
-    /// The ranks that have not ended, with a handle of each process.
+    /// The ranks whose processes have not ended, with their process handles.
     #[cfg(target_os = "linux")]
     alive: Vec<(usize, rustix::fd::OwnedFd)>,
 }
 
 #[cfg(target_os = "linux")]
 impl Neighbours {
-    /// Watches those `ranks` whose process ids are valid in this process: ranks
-    /// of the same host and process-id namespace.
+    /// Watches the `ranks` on the same host and in the same process-id
+    /// namespace, because only their process ids are valid in this process.
     ///
-    /// Two containers of a host have different namespaces, in which the same id
-    /// is another process.
+    /// Containers on the same host have different namespaces, in which the same
+    /// id refers to different processes.
     pub(crate) fn new(own: &Hello, ranks: &[(usize, &Hello)]) -> Self {
         use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
         let near = |hello: &Hello| hello.host == own.host && hello.namespace == own.namespace;
         let watch = |&(rank, hello): &(usize, &Hello)| {
             let pid = Pid::from_raw(hello.pid).filter(|_| near(hello))?;
-            // If the kernel refuses (before Linux 5.3, or in a sandbox),
-            // nothing is watched.
+            // If the system call is not available (before Linux 5.3, or in a
+            // sandbox), the process is not watched.
             pidfd_open(pid, PidfdFlags::empty()).ok().map(|handle| (rank, handle))
         };
         Self { alive: ranks.iter().filter_map(watch).collect() }
@@ -58,12 +59,12 @@ impl Neighbours {
 
 #[cfg(not(target_os = "linux"))]
 impl Neighbours {
-    /// Watches nothing.
+    /// Returns an empty list, because processes are not watched on this system.
     pub(crate) fn new(_own: &Hello, _ranks: &[(usize, &Hello)]) -> Self {
         Self::default()
     }
 
-    /// Nothing is known.
+    /// Returns `None`, because processes are not watched on this system.
     pub(crate) fn ended(&mut self) -> Option<usize> {
         None
     }

@@ -1,8 +1,8 @@
-//! This process as one rank of an MPI job, and its communication thread.
+//! The connection of this process to its MPI job, and the communication thread.
 //!
-//! MPI belongs to the process: it is initialised once and finalised when the
-//! process exits, even if ranks are run several times in between.
-//! [`Process::connect`] therefore always returns the same [`Process`].
+//! MPI can be initialised only once per process. It is finalised when the process exits, even if
+//! there are several runs in between. [`Process::connect`] therefore always returns the same
+//! [`Process`].
 //!
 //! ```text
 //! rank's thread                         communication thread "communication"
@@ -14,10 +14,9 @@
 //!             RunStatus: failure, current wait, step
 //! ```
 //!
-//! The two threads share a queue of work and the [`RunStatus`]. A failure may
-//! end the process in four ways: the rank notices it at its next op, the exit
-//! handler reports it, a rank that hangs is ended a moment later, or the launcher
-//! ends the process.
+//! The two threads share a work queue and the [`RunStatus`]. A failure can end the process in four
+//! ways: the rank detects it at its next op, the exit handler reports it, a hanging rank is ended
+//! after a short time, or the launcher ends the process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -45,7 +44,7 @@ pub struct Process {
     connection: Arc<Connection>,
 }
 
-/// The connection of this process to the job, which exists once.
+/// The connection of this process to the job. There is one per process.
 #[derive(Debug)]
 struct Connection {
     /// The rank of this process.
@@ -69,8 +68,7 @@ pub(crate) enum Work {
 }
 
 impl Process {
-    /// Connects to the other ranks on the first call; every call returns the
-    /// same process.
+    /// Connects to the other ranks on the first call. Later calls return the same process.
     ///
     /// # Errors
     ///
@@ -91,14 +89,14 @@ impl Process {
     fn start() -> Result<Self, CommError> {
         let status = Arc::new(RunStatus::default());
         let (work, requests) = mpsc::channel();
-        // The thread reports the outcome of the greeting once; space for one
-        // message keeps it from waiting for this thread.
+        // The thread sends the result of the greeting once. The channel has a capacity of one, so
+        // the thread does not block on sending.
         let (greeted, greeting) = mpsc::sync_channel(1);
         let own = status.clone();
         let thread = thread::Builder::new().name("communication".into());
         let spawned = thread.spawn(move || match greet(&own) {
             Ok(link) => {
-                // The receiver may be gone if the process exits.
+                // The receiver may have been dropped because the process exits.
                 let _ = greeted.send(Ok((link.rank(), link.hosts())));
                 communicate(link, &requests, &own);
             }
@@ -139,20 +137,19 @@ impl Process {
     pub(crate) fn begin_run(&self, settings: Settings) {
         let run = self.connection.runs.fetch_add(1, Ordering::Relaxed) + 1;
         self.connection.status.begin();
-        // MPI counts bytes in a C `int`, so a message has to stay below 2 GiB.
+        // MPI counts bytes in a C `int`, so messages must be smaller than 2 GiB.
         let settings = Settings { piece: settings.piece.clamp(1, 1 << 30), ..settings };
         self.submit(Work::Run(Box::new(move |link| link.begin(run, settings))));
     }
 
-    /// Sets the counter of this rank's steps, which names the step in a failure
-    /// that the rank does not detect itself.
+    /// Sets the step counter of this rank. It is used to name the step in failures that the rank
+    /// does not detect itself.
     pub fn count_steps(&self, steps: Arc<AtomicU64>) {
         self.connection.status.set_steps(steps);
     }
 
-    /// Sets the flag that signals termination by the launcher (SIGTERM). A rank
-    /// that waits for others then fails with [`CommError::Terminated`] in the
-    /// time before SIGKILL.
+    /// Sets the flag that signals termination by the launcher (SIGTERM). A rank that waits for
+    /// others then fails with [`CommError::Terminated`] before the launcher sends SIGKILL.
     pub fn watch_termination(&self, terminated: Arc<AtomicBool>) {
         self.connection.status.set_terminated(terminated);
     }
@@ -162,8 +159,8 @@ impl Process {
         &self.connection.status
     }
 
-    /// Queues work for the communication thread. Work that it does not reach is
-    /// dropped, which closes the channel of its result.
+    /// Queues work for the communication thread. If the thread ends first, the work is dropped,
+    /// which closes the result channel.
     pub(crate) fn submit(&self, work: Work) {
         if self.connection.work.send(work).is_err() {
             let reason = "the communication thread has ended".to_owned();
@@ -192,9 +189,9 @@ fn greet(status: &Arc<RunStatus>) -> Result<Link, CommError> {
     Link::connect(mpi, hello, status.clone())
 }
 
-/// Runs the loop of the communication thread until the process exits. Between
-/// two pieces of work, it handles messages every [`IDLE_INTERVAL`], so that
-/// pings are answered and failures are noticed while the rank computes.
+/// Runs the main loop of the communication thread until the process exits. While there is no work,
+/// it handles messages every [`IDLE_INTERVAL`], so that pings are answered and failures are
+/// detected while the rank computes.
 fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
     loop {
         match requests.recv_timeout(IDLE_INTERVAL) {
@@ -225,9 +222,9 @@ fn communicate(mut link: Link, requests: &Receiver<Work>, status: &RunStatus) {
     }
 }
 
-/// Runs at the exit of the process (`exit` or a return from `main`). Finalizes
-/// MPI if the last run succeeded. Otherwise announces the failure and does not
-/// finalize MPI, which would wait for all ranks.
+/// The exit handler, which runs on `exit` or a return from `main`. It finalizes MPI if the last run
+/// succeeded. Otherwise it announces the failure and does not finalize MPI, because `MPI_Finalize`
+/// would wait for all ranks.
 extern "C" fn end_of_process() {
     let ended = catch_unwind(|| {
         let Ok(process) = Process::connect() else { return };

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// Options of the exchange of data.
+/// Options for the exchange of data.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// The time that a rank waits for others before the run ends;
-    /// `Duration::MAX` waits forever.
+    /// The maximum time that a rank waits for other ranks before the run fails.
+    /// With `Duration::MAX` a rank waits forever.
     pub timeout: Duration,
-    /// The largest size of a message in bytes, at most 1 GiB.
+    /// The maximum message size in bytes, at most 1 GiB.
     pub piece: usize,
 }
 

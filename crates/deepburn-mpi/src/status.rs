@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use deepburn_comm::{Absence, Call, CommError, GroupFailure};
 
-/// The time that a rank may continue to compute after its run has failed,
-/// before its process is ended. A rank detects a failure at its next op;
-/// without this limit a rank that hangs would stay forever.
+/// The time that a rank may continue to compute after its run has failed, before its process is
+/// ended. A rank detects a failure at its next op. Without this limit, a hanging rank would never
+/// end.
 const LAST_OP: Duration = Duration::from_millis(1200);
-/// The time that a failing process waits until the other ranks know of the
+/// The maximum time that a failing process waits until the other ranks have been informed of the
 /// failure.
 const ANNOUNCE_TIMEOUT: Duration = Duration::from_millis(500);
 /// The exit status of a process whose run has failed.
@@ -26,9 +26,9 @@ pub(crate) struct RunStatus {
 /// The state behind the lock.
 #[derive(Debug, Default)]
 struct LockedStatus {
-    /// The first failure of the run; later ones are ignored.
+    /// The first failure of the run; later failures are ignored.
     failure: Option<GroupFailure>,
-    /// Whether the other ranks know of the failure.
+    /// Whether the other ranks have been informed of the failure.
     announced: bool,
     /// Whether the rank's own code is running.
     running: bool,
@@ -43,7 +43,7 @@ struct LockedStatus {
 }
 
 impl LockedStatus {
-    /// Returns the rank's current step as the beginning of a message.
+    /// Returns the rank's current step as the prefix of an error message.
     fn step(&self) -> String {
         let step = self.steps.as_ref().map(|steps| steps.load(Ordering::Relaxed));
         step.map(|step| format!("step {step}: ")).unwrap_or_default()
@@ -55,7 +55,7 @@ impl LockedStatus {
 pub(crate) struct Wait {
     /// The collective; `None` while the ranks connect.
     pub(crate) call: Option<Call>,
-    /// What is known of the missing ranks.
+    /// The missing ranks, with their last known collectives.
     pub(crate) absent: Vec<Absence>,
 }
 
@@ -85,8 +85,7 @@ impl RunStatus {
         self.lock().running
     }
 
-    /// Ends the run, unless it has already failed. This process then exchanges
-    /// nothing more.
+    /// Ends the run, unless it has already failed. Afterwards this process exchanges no more data.
     pub(crate) fn fail(&self, reporter: usize, cause: CommError) {
         let failure = GroupFailure { reporter, at: Instant::now(), cause };
         let mut state = self.lock();
@@ -110,18 +109,17 @@ impl RunStatus {
         self.lock().last_call.clone()
     }
 
-    /// Returns the rank's current step as the beginning of a message.
+    /// Returns the rank's current step as the prefix of an error message.
     pub(crate) fn step(&self) -> String {
         self.lock().step()
     }
 
-    /// Ends the run of the waiting `rank` if the launcher ends this process.
-    /// Returns the failure.
+    /// If the launcher is ending this process, ends the run of the waiting `rank` and returns the
+    /// failure.
     ///
-    /// This is done without the communication thread, because Open MPI may hold
-    /// it for seconds in a call on a broken connection. The ranks can no longer
-    /// agree on which of them reports, so each one that waits for all other
-    /// ranks does.
+    /// This does not use the communication thread, because an Open MPI call on a broken connection
+    /// may block that thread for seconds. The ranks can no longer agree on one reporter, so every
+    /// rank that waits for all other ranks reports the failure.
     pub(crate) fn terminate(&self, rank: usize) -> Option<CommError> {
         let wait = {
             let mut state = self.lock();
@@ -153,20 +151,21 @@ impl RunStatus {
         self.failure().is_some_and(|failure| failure.reporter == rank)
     }
 
-    /// Records that the other ranks know of the failure, and wakes the thread
-    /// that waits for this.
+    /// Records that the other ranks have been informed of the failure, and wakes the thread that
+    /// waits for this.
     pub(crate) fn set_announced(&self) {
         self.lock().announced = true;
         self.changed.notify_all();
     }
 
-    /// Waits for a short time until the other ranks know of the failure.
+    /// Waits until the other ranks have been informed of the failure, for at most
+    /// `ANNOUNCE_TIMEOUT`.
     pub(crate) fn wait_announced(&self) {
         let waiting = |state: &mut LockedStatus| !state.announced;
         drop(self.changed.wait_timeout_while(self.lock(), ANNOUNCE_TIMEOUT, waiting));
     }
 
-    /// Ends the process if its rank does not detect that the run has failed.
+    /// Ends the process if its rank has not detected the failure of the run in time.
     pub(crate) fn end_overdue(&self, rank: usize, hosts: impl FnOnce() -> Vec<Arc<str>>) {
         let state = self.lock();
         let Some(failure) = state.failure.as_ref().filter(|_| state.running) else { return };
@@ -181,9 +180,9 @@ impl RunStatus {
         unsafe { libc::_exit(FAILED) }
     }
 
-    /// Locks the state. A panic of another holder leaves it valid.
+    /// Locks the state. The state is valid even if another thread panicked while it held the lock.
     fn lock(&self) -> MutexGuard<'_, LockedStatus> {
-        // Each change is complete before anything that could panic.
+        // No change is interrupted by code that could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

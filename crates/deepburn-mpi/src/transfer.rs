@@ -1,10 +1,8 @@
-//! The data of one collective during its exchange, and the memory of both
-//! directions.
+//! The exchange of one collective's data, and the memory for sending and receiving.
 //!
-//! Messages are divided into pieces, because MPI counts bytes in 32 bits and
-//! very large messages are badly supported. A [`Transfer`] owns all memory that
-//! MPI reads and writes. If it is abandoned before it is complete, that memory
-//! is leaked, because MPI may still write to it.
+//! Arrays are split into messages of limited size, called pieces, because MPI counts bytes in 32 bits and very large
+//! messages are poorly supported. A [`Transfer`] owns all memory that MPI reads and writes. If it is dropped before it
+//! is complete, that memory is leaked, because MPI may still write to it.
 //!
 //! ```text
 //! array of 2.5 GiB from rank 1, pieces of 1 GiB
@@ -14,10 +12,9 @@
 //! | segment of rank 0 | own bytes | segment of rank 2 | segment of rank 3 |     one allocation
 //! ```
 //!
-//! Messages have no header. MPI delivers messages of one kind between two ranks
-//! in the order in which they were sent ("Semantics of Point-to-Point
-//! Communication" in the MPI standard), and the collective's headers have
-//! described their sizes.
+//! Messages have no header. MPI delivers messages of one kind between two ranks in the order in which they were sent
+//! ("Semantics of Point-to-Point Communication" in the MPI standard). Their sizes are known from the headers of the
+//! collective.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -30,19 +27,18 @@ use crate::library::{MessageKind, Mpi, MpiError, MpiRequest};
 /// An array that is received in segments from several ranks.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    /// The size of an element in bytes, to which the memory is aligned.
+    /// The size of an element in bytes. The memory is aligned to this size.
     pub(crate) element_size: usize,
     /// The length of the array in bytes.
     pub(crate) len: usize,
     /// The sending rank of each range of bytes.
     pub(crate) segments: Vec<(usize, Range<usize>)>,
-    /// Bytes that this rank contributes itself, with their offset.
+    /// The bytes that this rank contributes, with their offset in the array.
     pub(crate) own: Option<(usize, Bytes)>,
 }
 
 impl Incoming {
-    /// Describes an array that one rank sends completely, according to its
-    /// header.
+    /// Describes an array that is received completely from one rank, according to that rank's header.
     pub(crate) fn whole(from: usize, part: &(Form, u64), element_size: usize) -> Self {
         let (form, len) = (part.0, part.1 as usize);
         let element_size = if form == Form::SparseRows { 1 } else { element_size };
@@ -72,8 +68,8 @@ fn start_of(buffer: &mut Received) -> *mut u8 {
     }
 }
 
-/// Requests huge pages for a large array. It is written once from beginning to
-/// end, and page faults for 4 KiB pages take longer than filling it.
+/// Requests huge pages for a large array. The array is written once from beginning to end, and page faults for 4 KiB
+/// pages would take longer than writing it.
 fn prefer_huge_pages(start: *mut u8, len: usize) {
     const HUGE: usize = 2 << 20;
     let first = (start as usize).next_multiple_of(HUGE);
@@ -88,18 +84,16 @@ fn prefer_huge_pages(start: *mut u8, len: usize) {
 
 /// Pending sends and receives of one collective, with their memory.
 ///
-/// Dropping it while requests are pending leaks the memory, because there is no
-/// safe way to revoke it from MPI.
+/// Dropping it while requests are pending leaks the memory, because MPI may still access it and there is no safe way to
+/// prevent this.
 pub(crate) struct Transfer {
-    /// The memory that MPI reads. Each entry is shared by its pieces and, in a
-    /// gather, by several receivers.
+    /// The memory that MPI reads. Each entry is shared by its messages and, in a gather, by several receivers.
     sent: ManuallyDrop<Vec<Bytes>>,
-    /// Allocated but not initialised memory. Every byte is written by a segment
-    /// or by `own`.
+    /// The memory that MPI writes, allocated without initialisation. Every byte is written by a segment or by `own`.
     received: ManuallyDrop<Vec<Received>>,
     /// The length of each received array in bytes.
     lens: Vec<usize>,
-    /// The pending requests with the other rank; complete ones are removed.
+    /// The pending requests, each with the other rank. Complete requests are removed.
     requests: Vec<(usize, MpiRequest)>,
 }
 
@@ -107,9 +101,8 @@ impl Transfer {
     /// Starts to send `outgoing`, each with its receiving rank, and to receive
     /// `incoming`. Messages are at most `piece` bytes.
     ///
-    /// Receives are started first, so that arriving data has a place to go.
-    /// Both sides must list the messages between them in the same order, with
-    /// the same `piece`.
+    /// Receives are started first, so that arriving data can be written to its final memory. Both sides must list the
+    /// messages between them in the same order and use the same `piece`.
     ///
     /// # Errors
     ///
@@ -126,8 +119,8 @@ impl Transfer {
             lens: incoming.iter().map(|array| array.len).collect(),
             requests: Vec::new(),
         };
-        // Receives come first: a message that arrives before its receive is copied once more by
-        // MPI.
+        // Receives are started first, because MPI makes an additional copy of a message that arrives before its
+        // receive.
         for array in incoming {
             transfer.receive(mpi, array, piece)?;
         }
@@ -147,8 +140,8 @@ impl Transfer {
     ///
     /// # Panics
     ///
-    /// Panics if segments and own bytes do not cover the array exactly, because
-    /// uninitialised memory would become visible.
+    /// Panics if segments and own bytes do not cover the array exactly, because the array would contain uninitialised
+    /// memory.
     fn receive(&mut self, mpi: &Mpi, array: Incoming, piece: usize) -> Result<(), MpiError> {
         let mut buffer = with_capacity(array.len, array.element_size);
         let start = start_of(&mut buffer);
@@ -199,7 +192,7 @@ impl Transfer {
         failure.map_or(Ok(self.requests.is_empty()), Err)
     }
 
-    /// Returns the ranks with pending messages, each once, in order.
+    /// Returns the ranks with pending messages, sorted and without duplicates.
     pub(crate) fn unfinished(&self) -> Vec<usize> {
         let mut ranks: Vec<_> = self.requests.iter().map(|(rank, _)| *rank).collect();
         ranks.sort_unstable();

@@ -1,13 +1,12 @@
-//! Sequential reads and writes of a swap file beside fio, alternating on one disk.
+//! Benchmarks sequential reads and writes of a swap file against fio on the same disk, alternating between both.
 //!
 //! ```sh
 //! cargo bench -p deepburn-nvme --bench disk -- --folder /mnt/nvme --rounds 5
 //! ```
 //!
-//! Moves 1 GiB in pieces of 16 MiB, with one and with two pieces in flight, and prints medians. fio
-//! uses direct I/O with the same block size and queue depth (engine libaio, with small and with
-//! huge pages), and with whole pieces one after the other (engine psync). Without fio, only the
-//! swap file is measured.
+//! Transfers 1 GiB in pieces of 16 MiB, with one and with two pieces in flight, and prints medians. fio uses direct
+//! I/O: with the same block size and queue depth (engine libaio, with small and with huge pages), and with whole pieces
+//! sequentially (engine psync). If fio is not installed, only the swap file is measured.
 //!
 //! | Option | Meaning | Default |
 //! |---|---|---|
@@ -25,25 +24,25 @@ use std::time::Instant;
 
 use deepburn_nvme::{AlignedBuffer, IoPolicy, PendingIo, Region, SwapError, SwapFile};
 
-/// The bytes of a measurement.
+/// The number of bytes per measurement.
 const TOTAL: usize = 1 << 30;
-/// The bytes of a read or write of the caller.
+/// The size of a read or write in bytes.
 const PIECE: usize = 16 << 20;
 
-/// A measured way to move the data.
+/// A measured method of transferring the data.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Way {
     /// A swap file with this number of pieces in flight.
     Swap(usize),
-    /// fio with requests as in the policy.
+    /// fio with the block size and queue depth of the policy.
     Libaio,
-    /// The same with huge pages, as the buffers of a swap file.
+    /// The same with huge pages, which the buffers of a swap file also use.
     LibaioHuge,
     /// fio with whole pieces.
     Psync,
 }
 
-/// All ways, in the order of the table. The fourth one is the reference of the ratios.
+/// All methods, in the order of the table. Ratios are relative to the fourth method.
 const WAYS: [Way; 5] = [Way::Swap(1), Way::Swap(2), Way::Libaio, Way::LibaioHuge, Way::Psync];
 
 /// The command line.
@@ -90,7 +89,7 @@ impl Drop for FioFile {
     }
 }
 
-/// Measures all ways in rounds, writing before reading, and prints medians and statistics.
+/// Measures all methods in rounds, writing before reading, and prints medians and statistics.
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse()?;
     let swap = SwapFile::create(&options.folder, TOTAL as u64, &options.policy)?;
@@ -98,9 +97,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let fio = FioFile(options.folder.join("deepburn-fio"));
     let has_fio = Command::new("fio").arg("--version").output().is_ok();
     println!("{:?}, direct: {}, {:?}", options.folder, swap.is_direct(), options.policy);
-    // Of each way, the rates of all rounds: writing and reading.
+    // The rates of all rounds by method, for writing and for reading.
     let mut rates = WAYS.map(|_| [vec![], vec![]]);
-    // The first round writes to blocks that the file systems have only reserved, and does not count.
+    // The first round is not counted, because it writes to blocks that the file system has only reserved.
     for round in 0..=options.rounds {
         for (way, rates) in WAYS.iter().zip(&mut rates) {
             for (is_read, rates) in [false, true].into_iter().zip(rates) {
@@ -120,8 +119,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns the rate of a swap file in MB per second. Buffers circulate: a piece waits for the
-/// oldest transfer when all buffers are in use.
+/// Returns the rate of a swap file in MB per second. Buffers are reused: if all of them are in use, the next piece
+/// waits for the oldest transfer.
 fn swap_rate(
     swap: &SwapFile,
     region: &Region,
@@ -151,7 +150,7 @@ fn swap_rate(
     Ok(TOTAL as f64 / 1e6 / started.elapsed().as_secs_f64())
 }
 
-/// Returns a piece of data that a disk cannot compress, like fio's.
+/// Returns a piece of incompressible data, like the data of fio.
 fn noise(swap: &SwapFile, seed: u64) -> Result<AlignedBuffer, SwapError> {
     let mut buffer = swap.pool().unfilled(PIECE)?;
     let mut state = seed + 0x9e37_79b9_7f4a_7c15;
@@ -169,7 +168,7 @@ fn noise(swap: &SwapFile, seed: u64) -> Result<AlignedBuffer, SwapError> {
 ///
 /// # Errors
 ///
-/// Returns an error if fio cannot be started or its output has another form.
+/// Returns an error if fio cannot be started or its output has an unexpected format.
 fn fio_rate(
     file: &Path,
     policy: &IoPolicy,
@@ -207,7 +206,7 @@ fn median(mut rates: Vec<f64>) -> f64 {
     rates.get(rates.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints the table: the rates of each way and their ratios to fio with huge pages.
+/// Prints the table: the rates of each method and their ratios to fio with huge pages.
 fn report(medians: &[[f64; 2]; WAYS.len()]) {
     println!("{:12} {:>12} {:>12}   share of fio with huge pages", "", "write MB/s", "read MB/s");
     let fio = medians[3];

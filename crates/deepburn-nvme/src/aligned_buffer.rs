@@ -1,8 +1,7 @@
-//! Host memory that direct I/O can use.
+//! Host memory that is suitable for direct I/O.
 //!
-//! Direct I/O transfers data between the disk and the memory of the process without a copy in the
-//! page cache. The kernel requires that address, offset and length of a request are multiples of
-//! the disk's block size.
+//! Direct I/O transfers data between the disk and the memory of the process without a copy in the page cache. The
+//! kernel requires the address, offset and length of a request to be multiples of the disk's block size.
 
 use std::fmt;
 use std::slice;
@@ -14,15 +13,15 @@ use memmap2::MmapRaw;
 use crate::shelf::Shelf;
 use crate::transfer_block::BlockMemory;
 
-/// Aligned host memory, which returns to its [`BufferPool`](crate::BufferPool) when it is dropped.
+/// Aligned host memory. Dropping it returns the memory to its [`BufferPool`](crate::BufferPool).
 ///
-/// It is aligned to pages, which suffices for direct I/O and for every element type.
+/// It is aligned to pages, which is sufficient for direct I/O and for every element type.
 pub struct AlignedBuffer {
     /// The mapping; `None` only while the buffer is dropped.
     memory: Option<MmapRaw>,
     /// The length in bytes, at most the length of the mapping.
     length: usize,
-    /// The shelf of the pool, to which the mapping returns.
+    /// The pool's store of idle memory, to which the mapping is returned.
     shelf: Arc<Shelf>,
 }
 
@@ -51,21 +50,20 @@ impl AlignedBuffer {
         unsafe { slice::from_raw_parts(self.memory().as_ptr(), self.length) }
     }
 
-    /// Returns all bytes for changes.
+    /// Returns all bytes as a mutable slice.
     #[allow(unsafe_code)]
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_bytes`; the mapping is writable and `self` is borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.memory().as_mut_ptr(), self.length) }
     }
 
-    /// Returns the elements that fit in the length, such as `f32` or `u16`. Remaining bytes at the
-    /// end are omitted.
+    /// Returns the buffer as a slice of elements, such as `f32` or `u16`. An incomplete element at the end is omitted.
     pub fn as_slice<T: Pod>(&self) -> &[T] {
         const { assert!(size_of::<T>() > 0 && align_of::<T>() <= crate::ALIGNMENT) };
         bytemuck::cast_slice(&self.as_bytes()[..self.length - self.length % size_of::<T>()])
     }
 
-    /// Returns the elements that fit in the length, for changes.
+    /// Returns the buffer as a mutable slice of elements. An incomplete element at the end is omitted.
     pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
         const { assert!(size_of::<T>() > 0 && align_of::<T>() <= crate::ALIGNMENT) };
         let whole = self.length - self.length % size_of::<T>();
@@ -82,7 +80,7 @@ impl AlignedBuffer {
     ///
     /// # Panics
     ///
-    /// Panics if the block reaches beyond the mapping.
+    /// Panics if the block extends beyond the mapping.
     pub(crate) fn block(&self, start: usize, length: usize) -> BlockMemory {
         assert!(start + length <= self.memory().len(), "a block lies in its buffer");
         BlockMemory::new(self.memory().as_mut_ptr().wrapping_add(start), length)

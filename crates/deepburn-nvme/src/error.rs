@@ -1,7 +1,7 @@
 //! The errors of a swap file.
 //!
-//! Every message names the folder, the value that is wrong and a remedy. Errors are cloneable,
-//! because a failed write is returned by all later calls.
+//! Every message names the folder and the invalid value, and suggests how to fix the problem.
+//! Errors implement `Clone`, because all calls after a failed write return its error.
 
 use std::fmt;
 use std::io;
@@ -97,20 +97,20 @@ pub enum SwapError {
     NoSpace {
         /// The folder.
         folder: PathBuf,
-        /// Bytes of the swap file.
+        /// The size of the swap file in bytes.
         needed: u64,
-        /// Bytes that are free.
+        /// The free space in bytes.
         free: u64,
     },
 
-    /// A number of the policy is out of range.
+    /// A number in the policy is out of range.
     #[error("aio.{field}: unsupported value: {value}; it must be {rule}")]
     Policy {
         /// The field.
         field: &'static str,
         /// Its value.
         value: usize,
-        /// What is allowed, and the remedy.
+        /// The allowed values and a recommendation.
         rule: &'static str,
     },
 
@@ -123,15 +123,15 @@ pub enum SwapError {
     Full {
         /// The folder.
         folder: PathBuf,
-        /// Bytes requested, with padding.
+        /// The number of bytes requested, including padding.
         requested: u64,
-        /// Bytes not in any region.
+        /// The number of bytes that are not in a region.
         left: u64,
-        /// Bytes of the file.
+        /// The size of the file in bytes.
         bytes: u64,
     },
 
-    /// A read or write does not fit its region.
+    /// A read or write is invalid for its region.
     #[error(
         "swap file in {}: cannot {operation} {length} bytes at byte {offset} of a region: {reason}",
         folder.display()
@@ -145,11 +145,11 @@ pub enum SwapError {
         offset: usize,
         /// Length in bytes.
         length: usize,
-        /// The rule and the remedy.
+        /// The violated rule and how to fix the problem.
         reason: String,
     },
 
-    /// The system has no host memory for offloaded states.
+    /// There is not enough host memory for offloaded states.
     #[error(
         "out of host memory: cannot allocate {bytes} bytes for offloaded states beside {held} bytes of \
          buffers; use fewer ranks on this machine, or a machine with more memory"
@@ -157,11 +157,11 @@ pub enum SwapError {
     OutOfMemory {
         /// Bytes requested.
         bytes: usize,
-        /// Bytes that the buffers of the swap file hold already.
+        /// The number of bytes that the buffers of the swap file already use.
         held: usize,
     },
 
-    /// The operating system reports a failure.
+    /// A system call failed.
     #[error(
         "swap file in {}: cannot {operation} {length} bytes at byte {offset}: {}; {}",
         folder.display(), io::Error::from_raw_os_error(*code), remedy(*code)
@@ -169,13 +169,13 @@ pub enum SwapError {
     Os {
         /// The folder.
         folder: PathBuf,
-        /// What failed.
+        /// The operation that failed.
         operation: SwapOperation,
         /// Offset in the file, in bytes.
         offset: u64,
         /// Length in bytes.
         length: u64,
-        /// The system's error number.
+        /// The error number (`errno`).
         code: i32,
     },
 
@@ -199,14 +199,13 @@ pub enum SwapError {
         transferred: u64,
     },
 
-    /// An earlier write failed, and the file no longer holds what was stored.
+    /// An earlier write failed, so the contents of the file are invalid.
     #[error("an earlier write failed; resume from the latest checkpoint: {0}")]
     EarlierWrite(Arc<SwapError>),
 }
 
 impl SwapError {
-    /// Returns the error for a failure that the system reports for `length` bytes at `offset` of
-    /// the file.
+    /// Returns the error for a failed system call on `length` bytes at `offset` in the file.
     pub(crate) fn os(
         folder: &Path,
         operation: SwapOperation,
@@ -222,13 +221,13 @@ impl SwapError {
         }
     }
 
-    /// Returns the error of calls after this failed write.
+    /// Returns the error for calls after this failed write.
     pub(crate) fn earlier_write(&self) -> Self {
         Self::EarlierWrite(Arc::new(self.clone()))
     }
 }
 
-/// Returns the remedy for a system error number.
+/// Returns the advice for an error number.
 fn remedy(code: i32) -> &'static str {
     match Errno::from_raw_os_error(code) {
         Errno::NOSPC => {

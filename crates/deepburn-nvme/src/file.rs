@@ -1,4 +1,4 @@
-//! The file on the disk: created without a name, preallocated, checked for direct I/O.
+//! The file on the disk: creation without a name, preallocation, and the check for direct I/O.
 //!
 //! ```text
 //! open      O_TMPFILE | O_EXCL, else a unique name that is removed at once
@@ -7,9 +7,9 @@
 //! buffered  fadvise(RANDOM), pwritev2(RWF_DSYNC), fadvise(DONTNEED) after each block
 //! ```
 //!
-//! A file without a name disappears with its last descriptor, so a killed process leaves no file
-//! behind. Without direct I/O, pages are dropped after each block: cached swap pages would take the
-//! host memory that offloading is meant to free.
+//! A file without a name is deleted when its last descriptor is closed, so a killed process leaves
+//! no file behind. Without direct I/O, cached pages are dropped after each block, because they
+//! would use the host memory that offloading is meant to free.
 
 use std::io::IoSlice;
 use std::num::NonZeroU64;
@@ -27,7 +27,8 @@ use crate::folder::{check_folder, free_bytes};
 use crate::raw_file::RawFile;
 use crate::{ALIGNMENT, BufferPool, SwapError, SwapOperation};
 
-/// A file without a name. It ends with its last descriptor, also when the process is killed.
+/// A file without a name. It is deleted when its last descriptor is closed, even if the process is
+/// killed.
 #[derive(Debug)]
 pub(crate) struct DiskFile {
     /// The descriptor, which is not inherited by child processes.
@@ -39,12 +40,12 @@ pub(crate) struct DiskFile {
 }
 
 impl DiskFile {
-    /// Creates a file of `bytes` zeros in `folder`. Uses direct I/O if `direct` is set and the file
-    /// system supports it.
+    /// Creates a file of `bytes` zero bytes in `folder`. Uses direct I/O if `direct` is set and the
+    /// file system supports it.
     ///
     /// # Errors
     ///
-    /// Returns an error if the folder is not usable or the disk is full.
+    /// Returns an error if the folder cannot be used or the disk is full.
     pub(crate) fn create(folder: &Path, bytes: u64, direct: bool) -> Result<Self, SwapError> {
         check_folder(folder, bytes)?;
         let refused = |errno| match errno {
@@ -72,8 +73,8 @@ impl DiskFile {
             );
         }
         if !is_direct {
-            // Read-ahead would cache pages beyond a request, which `drop_cache` then misses. Only a
-            // hint, so failures do not matter.
+            // Read-ahead would cache pages beyond a request, which `drop_cache` would not drop.
+            // This call is only a hint, so errors are ignored.
             let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
         }
         Ok(Self { file, is_direct, is_preallocated })
@@ -94,15 +95,15 @@ impl RawFile for DiskFile {
         if self.is_direct {
             return rustix::io::pwrite(&self.file, memory, offset);
         }
-        // Without DSYNC, the page cache accepts data that the disk rejects later, when no caller
-        // waits for it any more: the page is dropped, and a read returns the old data.
+        // Without DSYNC, a write to the page cache succeeds even if the disk fails later, when no
+        // caller waits for the result. The page is then dropped, and a read returns the old data.
         let memory = [IoSlice::new(memory)];
         rustix::io::pwritev2(&self.file, &memory, offset, ReadWriteFlags::DSYNC)
     }
 
     fn drop_cache(&self, offset: u64, length: u64) {
         if !self.is_direct {
-            // Only a hint, so failures do not matter.
+            // This call is only a hint, so errors are ignored.
             let length = NonZeroU64::new(length);
             let _ = rustix::fs::fadvise(&self.file, offset, length, Advice::DontNeed);
         }
@@ -111,7 +112,8 @@ impl RawFile for DiskFile {
     fn grow(&self, added: Range<u64>) -> Result<(), Errno> {
         let end = added.start;
         preallocate(&self.file, added).map(drop).inspect_err(|_| {
-            // A full disk may have given a part, which others can use.
+            // A full disk may have allocated a part of the range. Truncating the file frees this
+            // part.
             let _ = rustix::fs::ftruncate(&self.file, end);
         })
     }
@@ -121,7 +123,7 @@ impl RawFile for DiskFile {
     }
 }
 
-/// Converts the error of a reservation of `bytes` in a file: a full disk is reported with the
+/// Converts the error of reserving `bytes` in a file. For a full disk, the error contains the
 /// missing space.
 pub(crate) fn no_space(folder: &Path, bytes: Range<u64>, errno: Errno) -> SwapError {
     let needed = bytes.end - bytes.start;
@@ -140,7 +142,7 @@ pub(crate) fn no_space(folder: &Path, bytes: Range<u64>, errno: Errno) -> SwapEr
 ///
 /// Returns the system's error.
 fn open_unnamed(folder: &Path) -> Result<OwnedFd, Errno> {
-    // With EXCL, no process can give the file a name later.
+    // With EXCL, the file cannot be linked to a name later.
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
     match rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
         // The file system or the kernel does not support unnamed files.
@@ -149,8 +151,8 @@ fn open_unnamed(folder: &Path) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Opens a new file with a name that no other run uses, and removes the name at once. A process
-/// that is killed between the two calls leaves an empty file.
+/// Opens a new file with a unique name and removes the name immediately. If the process is killed
+/// between the two calls, an empty file is left behind.
 ///
 /// # Errors
 ///
@@ -160,7 +162,7 @@ fn open_unlinked(folder: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     loop {
         let number = FILES.fetch_add(1, Ordering::Relaxed);
-        // The time distinguishes processes with the same id on two machines that share the folder.
+        // The time distinguishes processes with the same id on machines that share the folder.
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let path = folder.join(format!(".deepburn-swap-{}-{time}-{number}", process::id()));
         match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
@@ -171,8 +173,8 @@ fn open_unlinked(folder: &Path) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Reserves `bytes`, which end at the new end of the file. Returns false if the file system can
-/// only set the length; writes may then find the disk full.
+/// Reserves `bytes`, a range that ends at the new end of the file. Returns false if the file system
+/// can only set the length. In this case, writes can fail later because the disk is full.
 ///
 /// # Errors
 ///
@@ -191,13 +193,13 @@ fn preallocate(file: &OwnedFd, bytes: Range<u64>) -> Result<bool, Errno> {
     }
 }
 
-/// Turns on direct I/O. Returns false if the file system does not support it, after restoring the
-/// descriptor's flags.
+/// Enables direct I/O. If the file system does not support it, restores the flags of the descriptor
+/// and returns false.
 ///
 /// # Errors
 ///
-/// Returns an error if the flags cannot be read or restored, or if the check of one block fails for
-/// another reason.
+/// Returns an error if the flags cannot be read or restored, or if the test block cannot be read or
+/// written for another reason.
 fn enable_direct(file: &OwnedFd, folder: &Path) -> Result<bool, SwapError> {
     let failed = |errno| SwapError::os(folder, SwapOperation::Create, (0, ALIGNMENT as u64), errno);
     let buffered = rustix::fs::fcntl_getfl(file).map_err(failed)?;
@@ -206,7 +208,8 @@ fn enable_direct(file: &OwnedFd, folder: &Path) -> Result<bool, SwapError> {
     {
         return Ok(false);
     }
-    // Some file systems accept the flag and reject the requests, so one block is read and written.
+    // Some file systems accept the flag but reject requests, so one block is read and written as a
+    // test.
     let mut zeros = BufferPool::new().zeroed(ALIGNMENT)?;
     let mut probe = || {
         let read = rustix::io::pread(file, zeros.as_mut_bytes(), 0)?;
@@ -223,8 +226,8 @@ fn enable_direct(file: &OwnedFd, folder: &Path) -> Result<bool, SwapError> {
     }
 }
 
-/// Returns true if direct I/O needs no larger alignment than [`ALIGNMENT`], or if the kernel
-/// (before Linux 6.1) does not report the alignment.
+/// Returns true if [`ALIGNMENT`] is sufficient for direct I/O, or if the kernel does not report the
+/// alignment (before Linux 6.1).
 fn alignment_suffices(file: &OwnedFd) -> bool {
     let Ok(stat) = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return true;

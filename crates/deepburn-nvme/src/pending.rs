@@ -9,14 +9,14 @@ use crate::{AlignedBuffer, SwapError};
 
 /// A read or write in progress, which owns its buffer until it is complete.
 ///
-/// Dropping it neither cancels nor waits: the transfer completes, and its buffer returns to the pool.
-/// If a dropped write fails, the next call on its [`SwapFile`](crate::SwapFile) returns the failure.
+/// Dropping it neither cancels the transfer nor waits for it: the transfer completes, and its buffer is returned to the
+/// pool. If a dropped write fails, the next call on its [`SwapFile`](crate::SwapFile) returns the error.
 #[derive(Debug)]
 #[must_use = "only `wait` returns the buffer and the outcome"]
 pub struct PendingIo {
     /// The channel on which the queue sends the result.
     outcome: Receiver<Result<AlignedBuffer, SwapError>>,
-    /// Counts the time that callers are blocked.
+    /// The total time that callers have been blocked.
     clock: Arc<WaitClock>,
 }
 
@@ -28,15 +28,14 @@ impl PendingIo {
         Self { outcome, clock }
     }
 
-    /// Waits until the transfer is complete and returns its buffer: the data that was read, or the
-    /// data that was written, unchanged.
+    /// Waits until the transfer is complete and returns its buffer. After a read, the buffer contains the data; after a
+    /// write, it is unchanged.
     ///
     /// # Errors
     ///
-    /// Returns an error if the transfer failed, or a write before it. The buffer has then returned
-    /// to the pool.
+    /// Returns an error if the transfer or an earlier write failed. The buffer is then returned to the pool.
     pub fn wait(self) -> Result<AlignedBuffer, SwapError> {
-        // A transfer that is complete costs no clock reads and counts no waiting time.
+        // If the transfer is already complete, the clock is not read and no waiting time is counted.
         match self.outcome.try_recv() {
             Ok(outcome) => return outcome,
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}

@@ -1,9 +1,9 @@
-//! The options of reads and writes.
+//! The options for reads and writes.
 
 use crate::region::ALIGNMENT;
 use crate::{SwapError, SwapOperation};
 
-/// The largest number of requests in flight, each of which takes a thread.
+/// The maximum number of requests in flight. Each request uses a thread.
 const MAX_QUEUE_DEPTH: usize = 1024;
 
 /// Block size and queue depth of a swap file, with the names and defaults of DeepSpeed's `aio`
@@ -13,7 +13,7 @@ pub struct IoPolicy {
     /// The size of a request to the disk in bytes, a multiple of 4096. Larger reads and writes are
     /// split into blocks of this size, which run in parallel.
     pub block_size: usize,
-    /// The number of requests in flight, and of the threads that issue them, from 1 to 1024.
+    /// The number of requests in flight, from 1 to 1024. Each request is issued by its own thread.
     pub queue_depth: usize,
     /// Whether to bypass the page cache, if the file system supports direct I/O.
     pub direct: bool,
@@ -26,11 +26,11 @@ impl Default for IoPolicy {
 }
 
 impl IoPolicy {
-    /// Checks both numbers.
+    /// Checks the block size and the queue depth.
     ///
     /// # Errors
     ///
-    /// Returns an error that names the field and the allowed values.
+    /// Returns an error with the field and the allowed values if a number is out of range.
     pub(crate) fn check(&self) -> Result<(), SwapError> {
         if self.block_size == 0 || !self.block_size.is_multiple_of(ALIGNMENT) {
             let rule = "a positive multiple of 4096 bytes; use 1048576, DeepSpeed's default";

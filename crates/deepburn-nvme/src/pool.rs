@@ -16,18 +16,18 @@ use memmap2::{Advice, MmapMut, MmapRaw};
 use crate::shelf::{IdleMemory, Shelf};
 use crate::{ALIGNMENT, AlignedBuffer, SwapError};
 
-/// The size in bytes from which on buffers are requested in huge pages.
+/// The minimum size in bytes of buffers for which huge pages are requested.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Allocates buffers and keeps those that are dropped for later use.
+/// A pool that allocates buffers and reuses the memory of dropped buffers.
 ///
-/// A request takes the smallest idle buffer that is large enough and at most twice as large as
-/// needed. New memory is rounded up by at most a quarter of a power of two, so that arrays of
-/// similar sizes share buffers. A loop that uses the same sizes again allocates nothing after its
-/// first rounds. Clones share their buffers.
+/// A request is served by the smallest idle buffer that is large enough and at most twice as large
+/// as needed. The size of new memory is rounded up to one of four size classes per power of two, so
+/// that arrays of similar sizes can share buffers. A loop that repeats the same sizes allocates no
+/// memory after its first iterations. Clones share their buffers.
 ///
-/// Buffers of 2 MiB or more are in huge pages if the system offers them (`always` or `madvise` in
-/// `/sys/kernel/mm/transparent_hugepage/enabled`). Direct I/O on them is faster, because fewer
+/// Buffers of 2 MiB or more use huge pages if they are enabled (`always` or `madvise` in
+/// `/sys/kernel/mm/transparent_hugepage/enabled`). Huge pages make direct I/O faster, because fewer
 /// pages are pinned.
 #[derive(Clone, Default)]
 pub struct BufferPool {
@@ -36,7 +36,7 @@ pub struct BufferPool {
 }
 
 impl BufferPool {
-    /// Returns a pool without buffers.
+    /// Returns an empty pool.
     pub fn new() -> Self {
         Self::default()
     }
@@ -54,8 +54,8 @@ impl BufferPool {
         Ok(buffer)
     }
 
-    /// Returns a buffer of `length` bytes that the caller overwrites. It contains zeros or data of
-    /// an earlier use.
+    /// Returns a buffer of `length` bytes that the caller must overwrite. It contains zeros or data
+    /// from an earlier use.
     ///
     /// # Errors
     ///
@@ -64,12 +64,12 @@ impl BufferPool {
         self.take(length).map(|(buffer, _)| buffer)
     }
 
-    /// Returns the bytes of all buffers, idle or in use.
+    /// Returns the total size of all buffers in bytes, idle or in use.
     pub fn held_bytes(&self) -> usize {
         self.lock().held_bytes
     }
 
-    /// Returns the bytes of idle buffers.
+    /// Returns the total size of idle buffers in bytes.
     pub fn idle_bytes(&self) -> usize {
         self.lock().idle_bytes
     }
@@ -108,19 +108,19 @@ impl BufferPool {
     }
 }
 
-/// Returns `length` rounded up to one of four sizes between two powers of two, and to the
-/// alignment; `None` if it overflows.
+/// Returns `length` rounded up to one of four size classes per power of two, and to the alignment.
+/// Returns `None` if the result overflows.
 fn size_class(length: usize) -> Option<usize> {
     let step = length.checked_next_power_of_two()? / 8;
     length.max(1).checked_next_multiple_of(step.max(ALIGNMENT))
 }
 
-/// Returns new memory, which is zero; `None` if the system has none left.
+/// Allocates zeroed memory; returns `None` if the system has no memory left.
 fn allocate(size: usize) -> Option<MmapRaw> {
     let memory = MmapMut::map_anon(size).ok()?;
     if size >= HUGE_PAGE {
-        // Direct I/O pins every page of a request, and huge pages are fewer. Only a hint: a system
-        // without huge pages refuses it.
+        // Direct I/O pins every page of a request, so fewer, larger pages are faster. This call is
+        // only a hint, and its error on a system without huge pages is ignored.
         let _ = memory.advise(Advice::HugePage);
     }
     Some(memory.into())

@@ -1,8 +1,8 @@
-//! The requests of a swap file: which may start, which are in progress, and which have failed.
+//! The request queue of a swap file.
 //!
-//! A transfer is split into blocks, which workers take in order. A transfer is ready when no
-//! earlier transfer that it conflicts with is in progress. Two transfers conflict if their ranges
-//! overlap and one of them is a write.
+//! Each transfer is split into blocks, which the workers take in order. A transfer is ready when
+//! all earlier transfers that conflict with it are complete. Two transfers conflict if their ranges
+//! overlap and at least one of them is a write.
 //!
 //! ```text
 //! submit --> active, blocked by earlier conflicts
@@ -15,9 +15,9 @@
 //! ```
 //!
 //! The main type is [`IoQueue`]. After a failed write it rejects new transfers, and ready transfers
-//! fail without I/O: the file no longer holds the data that callers stored.
+//! fail without I/O, because the file no longer contains the data that callers stored.
 //!
-//! One lock protects the state. It is held for list operations only, never during I/O.
+//! One lock protects the state. It is only held for list operations, never during I/O.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::SyncSender;
@@ -37,17 +37,17 @@ pub(crate) struct IoRequest {
     pub(crate) offset: u64,
     /// The data. Its padded length is transferred.
     pub(crate) buffer: AlignedBuffer,
-    /// The channel of the result, with space for one message, so sending never blocks.
+    /// The channel for the result. It has a capacity of one message, so sending never blocks.
     pub(crate) outcome: SyncSender<Result<AlignedBuffer, SwapError>>,
 }
 
 impl IoRequest {
-    /// Returns the offset behind the last byte.
+    /// Returns the offset after the last byte.
     fn end(&self) -> u64 {
         self.offset + self.buffer.padded_len() as u64
     }
 
-    /// Returns true if the order of the two requests makes a difference.
+    /// Returns true if the two requests must not be reordered.
     fn conflicts_with(&self, other: &Self) -> bool {
         let overlaps = self.offset < other.end() && other.offset < self.end();
         overlaps && (self.direction == Direction::Write || other.direction == Direction::Write)
@@ -68,13 +68,13 @@ pub(crate) struct Finished {
 /// The requests of one swap file, shared by callers and workers.
 #[derive(Debug)]
 pub(crate) struct IoQueue {
-    /// The largest size of a block in bytes.
+    /// The maximum block size in bytes.
     block_size: usize,
     /// The requests.
     state: Mutex<QueueState>,
-    /// Signals to workers that there are blocks, or that the queue is closed.
+    /// Notifies workers that blocks are available or that the queue is closed.
     work: Condvar,
-    /// Signals to callers that nothing is in progress.
+    /// Notifies callers that no request is in progress.
     idle: Condvar,
 }
 
@@ -85,15 +85,16 @@ struct QueueState {
     next_transfer: u64,
     /// Transfers that are not complete, by number, which is the order in which they were started.
     active: BTreeMap<u64, Active>,
-    /// Transfers with blocks that no worker has taken yet and without conflicts.
+    /// Transfers that are not blocked by conflicts and have blocks that no worker has taken yet.
     ready: VecDeque<u64>,
     /// The first write that failed, after which the file is unusable.
     failure: Option<SwapError>,
-    /// Whether workers end when nothing is in progress.
+    /// Whether workers exit as soon as no request is in progress.
     is_closed: bool,
-    /// Bytes and times of completed work.
+    /// The bytes and times of completed transfers.
     statistics: IoStatistics,
-    /// The time since when something has been in progress; `None` if nothing is.
+    /// The start of the current period with requests in progress; `None` if no request is in
+    /// progress.
     active_since: Option<Instant>,
 }
 
@@ -102,7 +103,8 @@ struct QueueState {
 struct Active {
     /// The request.
     transfer: IoRequest,
-    /// The number of bytes whose blocks were taken, or were given up after a failure.
+    /// The number of bytes in blocks that workers have taken, or that were cancelled after a
+    /// failure.
     taken: usize,
     /// The number of blocks that workers are running.
     running: usize,
@@ -115,17 +117,17 @@ struct Active {
 }
 
 impl IoQueue {
-    /// Returns an empty queue, which splits transfers into blocks of `block_size` bytes.
+    /// Returns an empty queue that splits transfers into blocks of `block_size` bytes.
     pub(crate) fn new(block_size: usize) -> Self {
         Self { block_size, state: Mutex::default(), work: Condvar::new(), idle: Condvar::new() }
     }
 
-    /// Starts a transfer of at least one byte. Wakes one worker for a single block and all workers
-    /// for more.
+    /// Starts a transfer of at least one byte. Wakes one worker for a single block, and all workers
+    /// for several blocks.
     ///
     /// # Errors
     ///
-    /// Returns an error if an earlier write failed. The buffer then returns to its pool.
+    /// Returns an error if an earlier write failed. The buffer is then returned to its pool.
     pub(crate) fn submit(&self, transfer: IoRequest) -> Result<(), SwapError> {
         // The number of workers that the transfer can use.
         let blocks = transfer.buffer.len().div_ceil(self.block_size);
@@ -141,12 +143,12 @@ impl IoQueue {
         Ok(())
     }
 
-    /// Takes back the block that a worker has run and returns the next one. Waits while there is
-    /// none; returns `None` when the queue is closed and empty.
+    /// Records the block that a worker has finished and returns the next block. Waits until a block
+    /// is available. Returns `None` if the queue is closed and empty.
     pub(crate) fn next(&self, finished: Option<Finished>) -> Option<TransferBlock> {
         let mut state = self.lock();
         if let Some(finished) = finished {
-            // The transfers that waited for this one are work for all workers.
+            // Transfers that waited for this transfer may now be ready, so all workers are woken.
             if state.finish(finished) && !state.ready.is_empty() {
                 self.work.notify_all();
             }
@@ -167,7 +169,7 @@ impl IoQueue {
         }
     }
 
-    /// Waits until nothing is in progress.
+    /// Waits until no request is in progress.
     ///
     /// # Errors
     ///
@@ -180,27 +182,27 @@ impl IoQueue {
         state.check()
     }
 
-    /// Returns the failure of an earlier write, if there is one.
+    /// Returns an error if an earlier write failed.
     pub(crate) fn check(&self) -> Result<(), SwapError> {
         self.lock().check()
     }
 
-    /// Lets workers end as soon as nothing is in progress.
+    /// Closes the queue: workers exit as soon as no request is in progress.
     pub(crate) fn close(&self) {
         self.lock().is_closed = true;
         self.work.notify_all();
     }
 
-    /// Returns bytes and times, including the current period of activity. `waited` is counted by
-    /// [`crate::PendingIo`].
+    /// Returns the statistics, including the current period of activity. The field `waited` is
+    /// counted by [`crate::PendingIo`].
     pub(crate) fn statistics(&self) -> IoStatistics {
         let state = self.lock();
         let current = state.active_since.map(|since| since.elapsed()).unwrap_or_default();
         IoStatistics { active: state.statistics.active + current, ..state.statistics }
     }
 
-    /// Locks the state. A panic of another holder leaves it usable: each change is complete before
-    /// code that could panic.
+    /// Locks the state. The state is valid even if another thread panicked while it held the lock,
+    /// because no change is interrupted by code that could panic.
     fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -212,10 +214,10 @@ impl QueueState {
         self.failure.as_ref().map_or(Ok(()), |failure| Err(failure.earlier_write()))
     }
 
-    /// Adds a transfer and returns true if it can start at once.
+    /// Adds a transfer and returns true if it can start immediately.
     ///
-    /// It is compared with every active transfer. There are at most some tens of them, because each
-    /// holds a buffer.
+    /// The transfer is compared with every active transfer. There are at most a few dozen active
+    /// transfers, because each of them holds a buffer.
     fn add(&mut self, transfer: IoRequest) -> bool {
         let id = self.next_transfer;
         self.next_transfer += 1;
@@ -253,7 +255,8 @@ impl QueueState {
                 self.retire_if_done(id);
                 continue;
             }
-            // Blocks are taken front to back, so a transfer's requests to the disk are sequential.
+            // Blocks are taken from front to back, so that the disk requests of a transfer are
+            // sequential.
             let left = active.transfer.buffer.padded_len() - active.taken;
             let length = left.min(block_size);
             let block = TransferBlock {
@@ -272,10 +275,11 @@ impl QueueState {
         None
     }
 
-    /// Records a block that was run. Returns true if its transfer is complete.
+    /// Records a finished block. Returns true if its transfer is complete.
     ///
-    /// A failed write fails the file. A failed block ends its own transfer: blocks that were not
-    /// taken are omitted, and blocks that are running are awaited, because they use the buffer.
+    /// A failed write invalidates the file. A failed block ends its transfer: blocks that have not
+    /// been taken are cancelled, and the transfer completes when all running blocks have finished,
+    /// because they use the buffer.
     fn finish(&mut self, finished: Finished) -> bool {
         let Finished { block, outcome, busy } = finished;
         self.statistics.busy += busy;
@@ -299,8 +303,8 @@ impl QueueState {
         self.retire_if_done(id)
     }
 
-    /// Completes a transfer whose blocks are all done: unblocks its dependents and sends the
-    /// result. Returns true if it did.
+    /// Completes a transfer if all of its blocks are done: unblocks its dependents and sends the
+    /// result. Returns true if the transfer was completed.
     fn retire_if_done(&mut self, id: u64) -> bool {
         if !self.active.get(&id).is_some_and(Active::is_done) {
             return false;
@@ -318,19 +322,19 @@ impl QueueState {
             self.statistics.active += since.map(|since| since.elapsed()).unwrap_or_default();
         }
         let IoRequest { buffer, outcome, .. } = done.transfer;
-        // The caller may have dropped its end; the buffer then returns to the pool.
+        // The caller may have dropped the receiver. The buffer is then returned to the pool.
         let _ = outcome.send(done.failure.map_or(Ok(buffer), Err));
         true
     }
 }
 
 impl Active {
-    /// Returns true if all blocks were taken and none is running.
+    /// Returns true if all blocks have been taken and no block is running.
     fn is_done(&self) -> bool {
         self.running == 0 && self.taken == self.transfer.buffer.padded_len()
     }
 
-    /// Omits all further blocks and records the failure unless there is an earlier one.
+    /// Cancels all remaining blocks and records the failure, unless there is an earlier failure.
     fn give_up(&mut self, failure: SwapError) {
         self.failure.get_or_insert(failure);
         self.taken = self.transfer.buffer.padded_len();

@@ -1,11 +1,11 @@
-//! Reads and writes of a file, at offsets.
+//! Positional reads and writes of a file.
 
 use std::fmt;
 use std::ops::Range;
 
 use rustix::io::Errno;
 
-/// Reads and writes at offsets of a file. Tests use another implementation to inject failures.
+/// Positional reads and writes of a file. Tests use another implementation to inject failures.
 pub(crate) trait RawFile: Send + Sync + fmt::Debug {
     /// Reads up to `memory.len()` bytes and returns their number, which is 0 at the end of the
     /// file.
@@ -15,8 +15,8 @@ pub(crate) trait RawFile: Send + Sync + fmt::Debug {
     /// Returns the system's error.
     fn read_at(&self, memory: &mut [u8], offset: u64) -> Result<usize, Errno>;
 
-    /// Writes up to `memory.len()` bytes and returns their number. Errors of the disk are reported
-    /// by this call, not by a later one.
+    /// Writes up to `memory.len()` bytes and returns their number. Disk errors are reported by this
+    /// call, not by a later call.
     ///
     /// # Errors
     ///
@@ -26,11 +26,11 @@ pub(crate) trait RawFile: Send + Sync + fmt::Debug {
     /// Asks the system to drop the cached pages of a range, if there are any.
     fn drop_cache(&self, offset: u64, length: u64);
 
-    /// Reserves the bytes `added`, which begin at the end of the file.
+    /// Extends the file by the range `added`, which starts at the end of the file.
     ///
     /// # Errors
     ///
-    /// Returns the system's error. The file keeps its old length.
+    /// Returns the system's error. The length of the file is then unchanged.
     fn grow(&self, added: Range<u64>) -> Result<(), Errno>;
 
     /// Returns true if reads and writes bypass the page cache.

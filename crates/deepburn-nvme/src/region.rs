@@ -5,35 +5,37 @@
 //!                                                           ^ next           ^ bytes
 //! ```
 //!
-//! A new region takes the start of the smallest released part that is large enough, and otherwise
-//! the bytes from `next` on.
+//! A new region is placed at the start of the smallest released part that is large enough. If there
+//! is none, the region starts at `next`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Alignment of every region, request and buffer, in bytes.
+/// The alignment of regions, requests and buffers, in bytes.
 ///
-/// Direct I/O on current disks needs 512 or 4096. A fixed number lets callers add up the bytes of
-/// their regions before the file exists; file systems that need more are used without direct I/O.
+/// Direct I/O on current disks requires an alignment of 512 or 4096 bytes. The alignment is a
+/// constant, so that callers can compute the total size of their regions before the file is
+/// created. File systems with larger requirements are used without direct I/O.
 pub const ALIGNMENT: usize = 4096;
 
 /// Rounds up to the alignment.
 pub(crate) fn padded(bytes: usize) -> u64 {
-    // Saturates far above the size of any disk, so such a request is refused for lack of space.
+    // The result saturates far above the size of any disk, so such a request fails because of
+    // insufficient space.
     (bytes as u64).div_ceil(ALIGNMENT as u64).saturating_mul(ALIGNMENT as u64)
 }
 
 /// A part of a swap file, reserved until it is [released](crate::SwapFile::release).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region {
-    /// The file that the region belongs to.
+    /// The number of the file that contains the region.
     pub(crate) file: u64,
     /// Its offset in the file, in bytes.
     pub(crate) offset: u64,
     /// The length in bytes, without padding.
     bytes: usize,
-    /// The number of bytes that it takes up in the file.
+    /// The number of bytes that the region occupies in the file, including padding.
     reserved: u64,
 }
 
@@ -49,29 +51,29 @@ impl Region {
     }
 }
 
-/// Allocates the bytes of a file: released parts that are large enough, and otherwise the next
-/// unused bytes.
+/// Allocates regions of a file, from released parts if possible and otherwise from the unused end
+/// of the file.
 #[derive(Debug)]
 pub(crate) struct RegionAllocator {
     file: u64,
-    /// The bytes of the file.
+    /// The allocation state of the file.
     space: Mutex<Space>,
 }
 
-/// The bytes of a file and their use.
+/// The used and released parts of a file.
 #[derive(Debug)]
 struct Space {
     /// The size of the file in bytes.
     bytes: u64,
-    /// The end of the last part that is in use.
+    /// The end of the last part in use.
     next: u64,
-    /// Released parts before `next`: their lengths by their offsets. No two of them are adjacent.
+    /// The released parts before `next`: lengths by offset. No two of them are adjacent.
     released: BTreeMap<u64, u64>,
 }
 
 impl RegionAllocator {
-    /// Returns an allocator for a new file of `bytes` free bytes. Each has a number, so that a
-    /// region of another file is noticed.
+    /// Returns an allocator for a new file of `bytes` free bytes. Each allocator has a unique
+    /// number, so that regions of other files can be detected.
     pub(crate) fn new(bytes: u64) -> Self {
         static FILES: AtomicU64 = AtomicU64::new(0);
         let file = FILES.fetch_add(1, Ordering::Relaxed);
@@ -88,8 +90,8 @@ impl RegionAllocator {
         self.lock().bytes
     }
 
-    /// Reserves a region in the smallest released part that is large enough, or behind all others.
-    /// If the file is too small, calls `grow`, which returns its new size.
+    /// Reserves a region in the smallest released part that is large enough, or after all other
+    /// regions. If the file is too small, calls `grow`, which returns the new size of the file.
     ///
     /// # Errors
     ///
@@ -113,7 +115,7 @@ impl RegionAllocator {
         Ok(Region { file: self.file, offset, bytes, reserved: needed })
     }
 
-    /// Releases a region. Regions without bytes take up no part of the file.
+    /// Releases a region. Empty regions occupy no part of the file.
     pub(crate) fn release(&self, region: &Region) {
         if region.reserved > 0 {
             self.lock().release(region.offset, region.reserved);
@@ -125,21 +127,21 @@ impl RegionAllocator {
     }
 }
 
-/// A region that does not fit into its file.
+/// The error for a region that does not fit in its file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shortage {
-    /// Bytes of the region.
+    /// The size of the region in bytes.
     pub(crate) needed: u64,
-    /// The number of bytes of the file behind the last region.
+    /// The number of bytes after the last region.
     pub(crate) left: u64,
-    /// Bytes of the file.
+    /// The size of the file in bytes.
     pub(crate) bytes: u64,
-    /// Bytes that the file needs.
+    /// The required size of the file in bytes.
     pub(crate) end: u64,
 }
 
 impl Space {
-    /// Takes the first `needed` bytes of the smallest released part that is large enough and
+    /// Takes the first `needed` bytes of the smallest released part that is large enough, and
     /// returns their offset.
     fn take_released(&mut self, needed: u64) -> Option<u64> {
         let fitting = self.released.iter().filter(|(_, bytes)| **bytes >= needed);
@@ -151,10 +153,10 @@ impl Space {
         Some(offset)
     }
 
-    /// Adds a part to the released ones and merges it with its neighbours.
+    /// Adds a released part and merges it with adjacent released parts.
     ///
-    /// Where sizes change from pass to pass, the file thus stays as large as the data that it holds
-    /// at one time, and does not grow to the sum of all sizes.
+    /// If sizes change from pass to pass, merging keeps the file close to the maximum amount of
+    /// data at any one time. Without merging, the file would grow to the sum of all sizes.
     fn release(&mut self, mut offset: u64, mut bytes: u64) {
         if let Some((&before, &length)) = self.released.range(..offset).next_back()
             && before + length == offset
@@ -200,21 +202,21 @@ mod tests {
         assert_eq!(pages(1), Err(0));
         allocator.release(&parts[1]);
         allocator.release(&parts[3]);
-        // The smallest that is large enough, and what is left of it.
+        // The smallest part that is large enough is used first, then the rest of it.
         assert_eq!(pages(1).unwrap().offset, parts[1].offset);
         assert_eq!(allocate(&allocator, 100).unwrap().offset, parts[1].offset + 4096);
-        // Neighbours on both sides.
+        // The part is merged with its neighbours on both sides.
         allocator.release(&parts[2]);
         let four = pages(4).unwrap();
         assert_eq!(four.offset, parts[2].offset);
-        // The end of what is in use goes back.
+        // Releasing the last region moves `next` back.
         allocator.release(&parts[4]);
         allocator.release(&four);
         assert_eq!(pages(5).unwrap().offset, parts[2].offset);
         assert_eq!(pages(1), Err(0));
     }
 
-    /// Regions that grow from round to round take what the largest round takes.
+    /// Regions that grow from round to round only need the space of the largest round.
     #[test]
     fn growing_regions_use_released_parts() {
         let allocator = RegionAllocator::new(u64::MAX);
@@ -229,7 +231,7 @@ mod tests {
         }
     }
 
-    /// No two live regions overlap, and all lie within the file.
+    /// Live regions never overlap and never extend beyond the file.
     #[test]
     fn live_regions_never_overlap() {
         let mut random = 7_u64;

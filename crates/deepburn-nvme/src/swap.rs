@@ -32,11 +32,11 @@ use crate::{
     SwapOperation,
 };
 
-/// A file without a name on a local disk, which worker threads read and write. It is preallocated,
-/// or grows by preallocated steps.
+/// A swap file on a local disk. The file has no name and is read and written by worker threads. It is preallocated, or
+/// grows in preallocated steps.
 ///
-/// It is zero at first, so reading bytes that were never written returns zeros. Dropping it
-/// completes all requests, ends the threads and frees the disk space.
+/// Bytes that were never written are read as zeros. Dropping the swap file completes all requests, ends the threads and
+/// frees the disk space.
 pub struct SwapFile {
     /// The folder, for messages.
     folder: Arc<Path>,
@@ -44,9 +44,9 @@ pub struct SwapFile {
     regions: RegionAllocator,
     /// The transfers, shared with the workers.
     queue: Arc<IoQueue>,
-    /// The memory of transfers.
+    /// The buffers for transfers.
     pool: BufferPool,
-    /// The time that callers have waited.
+    /// The total time that callers have been blocked.
     clock: Arc<WaitClock>,
     /// The threads, joined when the file is dropped.
     workers: Vec<JoinHandle<()>>,
@@ -58,31 +58,29 @@ pub struct SwapFile {
     growing: Option<Arc<dyn RawFile>>,
 }
 
-/// The smallest growth of a file in bytes, if the disk has the space. Large steps make growing
-/// rare.
+/// The minimum number of bytes by which a file grows, if the disk has enough space. Large steps make growing rare.
 const GROWTH: u64 = 16 << 20;
 
 impl SwapFile {
     /// Creates a swap file of `bytes` bytes in `folder` and starts its threads.
     ///
-    /// Uses direct I/O if `policy` asks for it and the file system supports it. The free space is
-    /// checked, then reserved; see [`is_preallocated`](Self::is_preallocated).
+    /// Uses direct I/O if `policy.direct` is set and the file system supports it. The free space is checked and then
+    /// reserved; see [`is_preallocated`](Self::is_preallocated).
     ///
     /// # Errors
     ///
-    /// Returns an error if the folder is missing, not a folder, not writable, in host memory
-    /// (tmpfs, ramfs) or has too little free space, if a number of `policy` is out of range, or if
-    /// the system reports a failure.
+    /// Returns an error if the folder is missing, is not a folder, is not writable, is in host memory (tmpfs, ramfs) or
+    /// has too little free space, if a number in `policy` is out of range, or if a system call fails.
     pub fn create(folder: &Path, bytes: u64, policy: &IoPolicy) -> Result<Self, SwapError> {
         policy.check()?;
-        // The system refuses to reserve nothing.
+        // Reserving zero bytes is an error on Linux, so the file has at least one block.
         let bytes = bytes.max(1).checked_next_multiple_of(ALIGNMENT as u64).unwrap_or(u64::MAX);
         let file = DiskFile::create(folder, bytes, policy.direct)?;
         let is_preallocated = file.is_preallocated();
         Self::with_file(Arc::new(file), folder, bytes, policy, is_preallocated)
     }
 
-    /// Creates a swap file that grows with its regions, for callers that do not know their number.
+    /// Creates a swap file that grows with its regions, for callers that do not know the total size in advance.
     ///
     /// # Errors
     ///
@@ -102,7 +100,7 @@ impl SwapFile {
     ///
     /// # Errors
     ///
-    /// Returns an error if a thread cannot be started. The threads that were started end.
+    /// Returns an error if a thread cannot be started. Threads that have already been started are ended.
     pub(crate) fn with_file(
         file: Arc<dyn RawFile>,
         folder: &Path,
@@ -123,7 +121,7 @@ impl SwapFile {
         };
         for index in 0..policy.queue_depth {
             let worker = start_worker(index, swap.queue.clone(), file.clone(), swap.folder.clone());
-            // Dropping `swap` ends the workers that were started.
+            // On an error, dropping `swap` ends the workers that have already been started.
             swap.workers.push(worker.map_err(|error| {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
                 SwapError::os(folder, SwapOperation::StartWorkers, (0, bytes), errno)
@@ -132,7 +130,7 @@ impl SwapFile {
         Ok(swap)
     }
 
-    /// Returns the number of bytes that a region of `bytes` bytes takes up in the file.
+    /// Returns the number of bytes that a region of `bytes` bytes occupies in the file, including padding.
     pub fn padded(bytes: usize) -> u64 {
         region::padded(bytes)
     }
@@ -147,7 +145,8 @@ impl SwapFile {
         self.is_direct
     }
 
-    /// Returns true if the disk has reserved all bytes, so that it cannot fill up during training.
+    /// Returns true if all bytes of the file are reserved on the disk, so that writes cannot fail because of a full
+    /// disk.
     pub fn is_preallocated(&self) -> bool {
         self.is_preallocated
     }
@@ -157,17 +156,17 @@ impl SwapFile {
         self.growing.is_some()
     }
 
-    /// Returns the pool that reads take their buffers from.
+    /// Returns the pool from which reads allocate their buffers.
     pub fn pool(&self) -> &BufferPool {
         &self.pool
     }
 
-    /// Reserves a region of `bytes` bytes. It contains zeros, or arbitrary data if its part of the
-    /// file was released before.
+    /// Reserves a region of `bytes` bytes. It contains zeros, or arbitrary data if it reuses a released part of the
+    /// file.
     ///
     /// # Errors
     ///
-    /// Returns an error if fewer bytes are left, or if the file has to grow and the disk is full.
+    /// Returns an error if there is not enough space in the file, or if the file has to grow and the disk is full.
     pub fn region(&self, bytes: usize) -> Result<Region, SwapError> {
         self.regions.allocate(bytes, |shortage| self.grow(shortage))
     }
@@ -176,26 +175,25 @@ impl SwapFile {
     ///
     /// # Errors
     ///
-    /// Returns an error if the file may not grow or the disk is full.
+    /// Returns an error if the file cannot grow or the disk is full.
     fn grow(&self, shortage: Shortage) -> Result<u64, SwapError> {
         let Shortage { needed, left, bytes, end } = shortage;
         let Some(file) = &self.growing else {
             let folder = self.folder.to_path_buf();
             return Err(SwapError::Full { folder, requested: needed, left, bytes });
         };
-        // Steps of at least 16 MiB keep calls of `fallocate` rare.
+        // Growing by at least 16 MiB keeps calls of `fallocate` rare.
         let ample = end.max(bytes.saturating_add(GROWTH));
         if file.grow(bytes..ample).is_ok() {
             return Ok(ample);
         }
-        // On a disk that is nearly full, the file grows only by the missing bytes.
+        // If the disk is nearly full, the file only grows by the missing bytes.
         file.grow(bytes..end).map_err(|errno| no_space(&self.folder, bytes..end, errno))?;
         Ok(end)
     }
 
-    /// Releases a region, so that its part of the file can be reserved again. Requests for it that
-    /// are in progress complete before requests of its next owner. The region must not be used
-    /// afterwards.
+    /// Releases a region, so that its part of the file can be reserved again. Requests in progress complete before
+    /// requests for the next region in this part of the file. The released region must not be used afterwards.
     ///
     /// Regions of other files are ignored.
     pub fn release(&self, region: &Region) {
@@ -210,8 +208,8 @@ impl SwapFile {
     ///
     /// # Errors
     ///
-    /// Returns an error if the range is not in the region or not aligned, if the region belongs to
-    /// another file, if there is no memory for a buffer, or if an earlier write failed.
+    /// Returns an error if the range is not within the region or not aligned, if the region belongs to another file, if
+    /// there is not enough memory for a buffer, or if an earlier write failed.
     pub fn read(&self, region: &Region, range: Range<usize>) -> Result<PendingIo, SwapError> {
         let Some(length) = range.end.checked_sub(range.start) else {
             let reason = format!("the range ends at {}, before its start; swap them", range.end);
@@ -222,12 +220,11 @@ impl SwapFile {
         self.start(Direction::Read, region, range.start, buffer)
     }
 
-    /// Starts to read `buffer.len()` bytes from `offset` of `region` on into the given buffer.
+    /// Starts to read `buffer.len()` bytes from `region`, starting at byte `offset`, into the given buffer.
     ///
     /// # Errors
     ///
-    /// Returns an error in the same cases as [`read`](Self::read). The buffer then returns to its
-    /// pool.
+    /// Returns an error in the same cases as [`read`](Self::read). The buffer is then returned to its pool.
     pub fn read_into(
         &self,
         region: &Region,
@@ -238,15 +235,15 @@ impl SwapFile {
         self.start(Direction::Read, region, offset, buffer)
     }
 
-    /// Starts to write `buffer` to `region`, from byte `offset` on.
+    /// Starts to write `buffer` to `region`, starting at byte `offset`.
     ///
-    /// The write starts at a multiple of [`ALIGNMENT`], and ends at one or at the end of the
-    /// region: the disk writes complete blocks, and the bytes behind the buffer would be lost.
+    /// The write must start at a multiple of [`ALIGNMENT`]. It must end at a multiple of [`ALIGNMENT`] or at the end of
+    /// the region, because the disk writes whole blocks and the bytes after the buffer would be overwritten.
     ///
     /// # Errors
     ///
-    /// Returns an error if the write does not fit into the region or is not aligned, if the region
-    /// belongs to another file, or if an earlier write failed. The buffer then returns to its pool.
+    /// Returns an error if the write does not fit in the region or is not aligned, if the region belongs to another
+    /// file, or if an earlier write failed. The buffer is then returned to its pool.
     pub fn write(
         &self,
         region: &Region,
@@ -278,17 +275,16 @@ impl SwapFile {
         outcome
     }
 
-    /// Returns bytes and times since the file was created.
+    /// Returns the statistics since the file was created.
     pub fn statistics(&self) -> IoStatistics {
         IoStatistics { waited: self.clock.total(), ..self.queue.statistics() }
     }
 
-    /// Checks the conditions that reads and writes share.
+    /// Checks the conditions that are common to reads and writes.
     ///
     /// # Errors
     ///
-    /// Returns an error if an earlier write failed, or if the request is not in its region or not
-    /// aligned.
+    /// Returns an error if an earlier write failed, or if the request is not within its region or not aligned.
     fn check(
         &self,
         direction: Direction,
@@ -309,7 +305,7 @@ impl SwapFile {
         Err(self.refuse(direction, offset, length, reason))
     }
 
-    /// Returns the error of a request that breaks a rule.
+    /// Returns the error for an invalid request.
     fn refuse(
         &self,
         direction: Direction,
@@ -326,7 +322,7 @@ impl SwapFile {
         }
     }
 
-    /// Starts a transfer that was checked. A transfer without bytes is complete at once.
+    /// Starts a transfer that has been checked. An empty transfer completes immediately.
     fn start(
         &self,
         direction: Direction,
@@ -336,7 +332,7 @@ impl SwapFile {
     ) -> Result<PendingIo, SwapError> {
         let (sender, receiver) = sync_channel(1);
         if buffer.is_empty() {
-            // The channel has room for one, and its other end is still here.
+            // Sending cannot fail or block: the channel has a capacity of one, and the receiver is still alive.
             let _ = sender.send(Ok(buffer));
         } else {
             let offset = region.offset + offset as u64;
@@ -346,13 +342,13 @@ impl SwapFile {
     }
 }
 
-/// Completes queued requests, so buffers of dropped [`PendingIo`]s are not in use when their memory
+/// Completes all queued requests, so that the buffers of dropped [`PendingIo`]s are no longer in use when their memory
 /// is freed.
 impl Drop for SwapFile {
     fn drop(&mut self) {
         self.queue.close();
         for worker in self.workers.drain(..) {
-            // A panic of a worker has been printed, and `drop` cannot return it.
+            // A panic of a worker has already been printed, and `drop` cannot return an error.
             let _ = worker.join();
         }
     }

@@ -1,4 +1,4 @@
-//! A request to the disk: a block of a transfer. Short transfers are continued.
+//! The blocks of a transfer. Each block is one request to the disk, and short reads and writes are continued.
 //!
 //! ```text
 //! transfer   4,000,004 bytes of a buffer, padded to 4,001,792
@@ -16,11 +16,10 @@ use crate::{ALIGNMENT, SwapError};
 
 /// The memory of a block.
 ///
-/// Blocks of one transfer run in parallel on several workers, and each has a part of the same buffer.
-/// The borrow checker cannot follow that, so the memory is a pointer.
+/// Blocks of one transfer run in parallel on several workers, and each block uses a different part of the same buffer.
+/// The borrow checker cannot verify this, so the memory is a raw pointer.
 ///
-/// Invariant: the range lies in one buffer, and no other block that is in progress has a part of
-/// it.
+/// Invariant: the range is within one buffer, and no other block in progress uses any part of it.
 #[derive(Debug)]
 pub(crate) struct BlockMemory {
     /// The first byte.
@@ -36,7 +35,7 @@ impl BlockMemory {
     }
 }
 
-/// A part of a transfer, which one worker reads or writes.
+/// A part of a transfer that is read or written by one worker.
 #[derive(Debug)]
 pub(crate) struct TransferBlock {
     /// The number of the transfer.
@@ -45,7 +44,7 @@ pub(crate) struct TransferBlock {
     pub(crate) direction: Direction,
     /// The offset in the file, in bytes, aligned.
     pub(crate) offset: u64,
-    /// The memory that the data goes to or comes from.
+    /// The memory that is read or written.
     pub(crate) memory: BlockMemory,
 }
 
@@ -55,12 +54,12 @@ impl TransferBlock {
         self.memory.length
     }
 
-    /// Reads or writes the complete block. Interrupted and short transfers are continued where they
-    /// ended, with direct I/O at the last complete sector.
+    /// Reads or writes the complete block. Interrupted and short transfers are continued at the position where they
+    /// ended. With direct I/O, they are continued at the last complete sector.
     ///
     /// # Errors
     ///
-    /// Returns an error if the system reports a failure or transfers nothing.
+    /// Returns an error if a system call fails or transfers no bytes.
     #[allow(unsafe_code)]
     pub(crate) fn run(&mut self, file: &dyn RawFile, folder: &Path) -> Result<(), SwapError> {
         // SAFETY: `IoQueue` owns the buffer from before it hands out the first block until every block
@@ -84,8 +83,7 @@ impl TransferBlock {
                     return Err(SwapError::os(folder, self.direction.into(), span, errno));
                 }
             };
-            // Direct I/O cannot continue in the middle of a sector, so the last partial one is
-            // transferred again.
+            // Direct I/O cannot continue in the middle of a sector, so a partial sector is transferred again.
             let progress = match transferred < rest.len() && file.is_direct() {
                 true => transferred - transferred % ALIGNMENT,
                 false => transferred,

@@ -1,7 +1,8 @@
-//! The threads that read and write.
+//! The worker threads that read and write blocks.
 //!
-//! Each request to the disk is a blocking system call on a thread of its own, so the number of
-//! workers is the queue depth. This needs no io_uring or libaio, which containers often forbid.
+//! Each disk request is a blocking system call on its own thread, so the number of workers equals
+//! the queue depth. Unlike io_uring and libaio, this also works in containers that forbid those
+//! system calls.
 
 use std::io;
 use std::path::Path;
@@ -12,9 +13,9 @@ use std::time::Instant;
 use crate::queue::{Finished, IoQueue};
 use crate::raw_file::RawFile;
 
-/// Starts a worker, which runs blocks of `queue` until it is closed and empty.
+/// Starts a worker that runs blocks of `queue` until the queue is closed and empty.
 ///
-/// `index` is a part of the thread's name. The worker holds the file open until it ends.
+/// `index` is part of the thread's name. The worker keeps the file open until it ends.
 ///
 /// # Errors
 ///

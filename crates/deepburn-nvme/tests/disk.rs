@@ -1,4 +1,4 @@
-//! Swap files on the disk of the build.
+//! Tests of swap files on the disk that contains the build folder.
 
 use std::env;
 use std::fs;
@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 const SMALL: IoPolicy = IoPolicy { block_size: 65_536, queue_depth: 4, direct: true };
 
-/// A folder on the disk of the build; folders for temporary files may be in memory.
+/// Returns a folder on the disk that contains the build folder, because the default folder for
+/// temporary files may be in memory.
 fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -20,7 +21,7 @@ fn entries(folder: &Path) -> usize {
     fs::read_dir(folder).unwrap().count()
 }
 
-/// Whether the build is on a disk; says so if not.
+/// Returns whether the build folder is on a disk. If it is not, prints that the test is skipped.
 fn on_disk(created: &Result<SwapFile, SwapError>) -> bool {
     let in_memory = matches!(created, Err(SwapError::InMemory { .. }));
     if in_memory {
@@ -146,11 +147,12 @@ fn folders_without_write_permission_are_refused() {
     }
 }
 
-/// A file system of 16 MB in a file, mounted until it is dropped.
+/// A file system of 16 MB in an image file. It is unmounted when it is dropped.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
-    /// ext4 with some features and mount options; `None` without root or loop devices.
+    /// Mounts ext4 with the given features and mount options. Returns `None` without root
+    /// permissions or loop devices.
     fn mount(features: &str, options: &str) -> Option<Self> {
         let folder = folder();
         let image = folder.path().join("image");
@@ -202,7 +204,7 @@ fn a_small_disk() {
     assert!(swap.is_preallocated());
     let second = SwapFile::create(&folder, 8 << 20, &SMALL).unwrap_err();
     assert!(matches!(second, SwapError::NoSpace { .. }), "{second}");
-    // What is preallocated can be written on a full disk.
+    // Preallocated bytes can be written on a full disk.
     let _ = fs::write(folder.join("rest"), vec![0; 16 << 20]);
     let region = swap.region(8 << 20).unwrap();
     let buffer = swap.pool().zeroed(8 << 20).unwrap();

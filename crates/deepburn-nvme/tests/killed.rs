@@ -1,4 +1,4 @@
-//! A process that swaps is killed at random moments: nothing is left in the folder.
+//! Tests that a swapping process leaves no file in the folder when it is killed at different times.
 
 use std::env;
 use std::fs;
@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use deepburn_nvme::{IoPolicy, SwapError, SwapFile};
 
-/// Set for the process that swaps, to its folder.
+/// The variable that passes the folder to the swapping process.
 const FOLDER: &str = "DEEPBURN_NVME_TEST_FOLDER";
 const LENGTH: usize = 4 << 20;
 const KILLS: u64 = 10;
 
-/// What the process does that is killed; nothing when the test is run as a test.
+/// The body of the process that is killed. It does nothing when it is run as a normal test.
 #[test]
 fn swaps_until_it_is_killed() {
     let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
@@ -51,7 +51,7 @@ fn killed_processes_leave_nothing() {
             process.wait().unwrap();
             return eprintln!("skipped: {} is in memory", folder.path().display());
         }
-        // No two kills after the same time.
+        // The delay is different for every kill.
         thread::sleep(Duration::from_micros(kill * 1_237 % 10_000));
         assert!(process.try_wait().unwrap().is_none(), "it ended without being killed");
         process.kill().unwrap();

@@ -1,10 +1,10 @@
 //! Multi-head self-attention, causal or over padded sequences.
 //!
-//! Main trait: [`AttentionOps`]. Queries, keys and values come as one matrix,
-//! as a fused projection computes them, and so does their gradient. The
-//! complete matrix of scores never exists: scores are computed for a block of
-//! query rows at a time, and backward recomputes them from the logarithm of
-//! each row's sum (Dao et al. 2022).
+//! Main trait: [`AttentionOps`]. Queries, keys and values are the columns of one matrix, the output
+//! of a fused projection. Their gradient has the same layout. The full score matrix is never
+//! materialized: scores are computed for one block of query rows at a time. The backward pass
+//! recomputes them from the saved log-sum-exp of each row, as FlashAttention does (Dao et al.
+//! 2022).
 
 pub(crate) mod dimensions;
 pub(crate) mod dropout;
@@ -24,17 +24,16 @@ pub use dimensions::{AttentionMask, SelfAttention};
 pub use dropout::AttentionDropout;
 pub use saved::{AttentionOutput, AttentionSaved};
 
-/// The number of random bits that are drawn as one f32, whose significand has 24 bits. A seed is
-/// made of two draws.
+/// The number of random bits per sampled f32, whose significand has 24 bits. A seed combines two
+/// samples.
 const DRAWN_BITS: u32 = 24;
 
 /// Self-attention of sequences of equal length. Softmax is computed in at least
 /// f32.
 pub trait AttentionOps: Backend {
-    /// Computes the attention of `projected`, shape `[batch * positions, 3 *
-    /// width]`: queries, keys and values side by side, each head after head.
-    /// There must be at least one position. Returns `[batch * positions,
-    /// width]`. Autodiff records this method.
+    /// Computes the self-attention of `projected`, shape `[batch * positions, 3 * width]`. Its
+    /// columns are the queries of all heads, then the keys, then the values. There must be at least
+    /// one position. Returns `[batch * positions, width]`. Autodiff records this method.
     fn self_attention(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
@@ -43,7 +42,7 @@ pub trait AttentionOps: Backend {
         Self::attention_forward(projected, attention, dropout).output
     }
 
-    /// Computes the same, and the values of each row that backward needs.
+    /// Computes the same output, and the log-sum-exp of each row, which the backward pass needs.
     fn attention_forward(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
@@ -52,8 +51,7 @@ pub trait AttentionOps: Backend {
         portable::attention::forward::<Self>(projected, attention, dropout)
     }
 
-    /// Returns the gradient with respect to `projected` from the gradient
-    /// `grad` of the result.
+    /// Returns the gradient with respect to `projected`. `grad` is the gradient of the output.
     fn attention_backward(
         grad: FloatTensor<Self>,
         saved: AttentionSaved<Self>,
@@ -104,19 +102,18 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
     }
 }
 
-/// Computes self-attention of `projected`, shape `[batch * positions, 3 *
-/// width]`, with queries, keys and values side by side. Returns `[batch *
-/// positions, width]`.
+/// Computes self-attention of `projected`, shape `[batch * positions, 3 * width]`, whose columns
+/// are the queries, then the keys, then the values. Returns `[batch * positions, width]`.
 ///
-/// Each attention weight is dropped with probability `dropout`, which uses the
-/// backend's random numbers.
+/// Each attention weight is dropped with probability `dropout`. The seed of the selection is
+/// sampled from the backend's random number generator.
 pub fn self_attention<B: AttentionOps>(
     projected: Tensor<B, 2>,
     attention: &SelfAttention,
     dropout: f64,
 ) -> Tensor<B, 2> {
-    // The seed is drawn by the backend. In sharded training this is the rank's random stream, which
-    // checkpoints contain, so a resumed run drops the same weights.
+    // The backend samples the seed. In sharded training it uses the rank's random stream.
+    // Checkpoints save this stream, so a resumed run drops the same weights.
     let drawn = (dropout > 0.0).then(|| {
         let range = Distribution::Uniform(0.0, f64::from(1 << DRAWN_BITS));
         let draws = Tensor::<B, 1>::random([2], range, &projected.device()).into_data();
@@ -126,9 +123,9 @@ pub fn self_attention<B: AttentionOps>(
     portable::tensor(B::self_attention(portable::primitive(projected), attention, drawn))
 }
 
-/// Computes the attention of `queries`, shape `[batch, heads, queries, head
-/// width]`, at the last positions of `keys` and `values`. Returns `[batch *
-/// queries, width]`. For generation: it uses plain ops and no dropout.
+/// Computes the attention of `queries`, shape `[batch, heads, queries, head width]`, over the
+/// cached `keys` and `values`. The queries are the last positions of the sequence. Returns
+/// `[batch * queries, width]`. Used for generation, with plain tensor ops and without dropout.
 pub fn attention_over_cache<B: Backend>(
     queries: Tensor<B, 4>,
     keys: Tensor<B, 4>,

@@ -2,25 +2,25 @@
 //! logits.
 //!
 //! Main trait: [`CrossEntropyOps`]. With a vocabulary of 50,257 tokens, the logits and their
-//! gradient would be the largest tensors of a GPT-2 step. Here the logits of a chunk of tokens are
-//! overwritten with their own gradient, so only one chunk exists at a time.
+//! gradient would be the largest tensors of a GPT-2 training step. This op computes the logits of
+//! one chunk of tokens at a time and overwrites them with their gradient.
 //!
-//! The op returns one number, the sum of the losses, so the gradient that it gets in backward is
-//! one number too. Forward therefore computes the gradients of hidden states and weight while it
-//! has the logits, and backward only multiplies them by that number. This takes three matrix
-//! products in total and reads the weight once.
+//! The op returns a scalar, the sum of the losses, so its output gradient is a scalar too. The
+//! forward pass therefore computes the gradients of the hidden states and of the weight while the
+//! logits are in memory. The backward pass only multiplies them by the output gradient. The op
+//! takes three matrix products in total and reads the weight only in the forward pass.
 //!
 //! ```text
 //! forward    logits = hidden W^T     chunk of rows, at most 64 MiB of f32
 //!            loss  += sum of log(sum(exp(l))) - l[target]
 //!            logits = softmax - one_hot
-//!            dh     = logits W       kept until backward, [tokens, width]
-//!            dW    += logits^T h     kept until backward, [vocab, width]
+//!            dh     = logits W       saved for backward, [tokens, width]
+//!            dW    += logits^T h     saved for backward, [vocab, width]
 //! backward   dh * factor, dW * factor, each rounded to its type once
 //! ```
 //!
-//! The kept gradients are in at least f32. For GPT-2's head of 50,257 by 768, the weight gradient
-//! takes 147 MiB.
+//! The saved gradients are in at least f32. For GPT-2's head of 50,257 by 768 weights, the weight
+//! gradient takes 147 MiB.
 
 pub(crate) mod head;
 
@@ -38,13 +38,12 @@ pub use head::{HeadGradients, HeadLoss, logits_chunk_rows};
 
 /// Summed softmax cross-entropy.
 ///
-/// A target below 0 masks its row: it contributes no loss and no gradient.
-/// Other targets must be below the size of the vocabulary; a caller with
-/// targets on the host should check them there. Losses are computed in at least
-/// f32.
+/// A target below 0 masks its row: it contributes no loss and no gradient. Other targets must be
+/// below the size of the vocabulary; a caller with targets on the host should check this there.
+/// Losses are computed in at least f32.
 pub trait CrossEntropyOps: Backend {
-    /// Returns the sum of the losses, `[1]`. Logits are the products of the rows of `hidden`
-    /// `[tokens, width]` with the rows of `weight` `[vocab, width]`. Autodiff records this method.
+    /// Returns the sum of the losses, `[1]`. The logits are `hidden weight^T`, where `hidden` is
+    /// `[tokens, width]` and `weight` is `[vocab, width]`. Autodiff records this method.
     fn linear_cross_entropy(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -54,7 +53,7 @@ pub trait CrossEntropyOps: Backend {
             .loss
     }
 
-    /// Computes the same, and the requested gradients of the sum.
+    /// Computes the same loss and the requested gradients of it.
     fn head_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -73,8 +72,7 @@ pub trait CrossEntropyOps: Backend {
         Self::logits_loss(logits, targets, false).0
     }
 
-    /// Computes the same, and the gradient of the sum in at least f32 if
-    /// requested.
+    /// Computes the same loss and, if requested, its gradient in at least f32.
     fn logits_loss(
         logits: FloatTensor<Self>,
         targets: IntTensor<Self>,
@@ -94,9 +92,10 @@ pub trait CrossEntropyOps: Backend {
     }
 }
 
-/// A gradient of the sum and its final element type.
+/// A gradient of the summed loss, and the element type of the final gradient.
 ///
-/// The gradient of the sum, from which backward makes the gradient of the loss.
+/// It is computed for an output gradient of 1. The backward pass multiplies it by the actual output
+/// gradient.
 #[derive(Debug, Clone)]
 struct UnitGradient<B: Backend> {
     gradient: FloatTensor<B>,
@@ -125,8 +124,8 @@ impl<B: CrossEntropyOps> Backward<B, 2> for HeadStep {
     ) {
         let factor = grads.consume::<B>(&ops.node);
         let [hidden, weight] = ops.parents;
-        // The weight comes first: its gradient is large, and its reduction
-        // starts as soon as it is complete.
+        // The weight gradient is registered first. It is large, and its reduction starts as soon as
+        // it is complete.
         if let (Some(node), Some(gradient)) = (weight, ops.state.weight) {
             grads.register::<B>(node.id, gradient.scaled(factor.clone()));
         }
@@ -136,7 +135,7 @@ impl<B: CrossEntropyOps> Backward<B, 2> for HeadStep {
     }
 }
 
-/// The autodiff step of a loss of given logits, whose gradient forward has computed.
+/// The autodiff step of a loss of given logits. The forward pass has already computed the gradient.
 #[derive(Debug)]
 struct LogitsStep;
 
@@ -154,15 +153,16 @@ impl<B: CrossEntropyOps> Backward<B, 1> for LogitsStep {
     }
 }
 
-/// Gradients of inputs that are not tracked are not computed. Without any, forward needs no second
-/// and third product.
+/// Gradients of untracked inputs are not computed. If no input is tracked, the forward pass skips
+/// the second and third product.
 impl<B: CrossEntropyOps, C: CheckpointStrategy> CrossEntropyOps for Autodiff<B, C> {
     fn linear_cross_entropy(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         targets: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        // Forward computes the gradients, so it must know now which ones backward will use.
+        // The forward pass computes the gradients, so it must know which of them the backward pass
+        // will use.
         let wanted = HeadGradients { hidden: hidden.is_tracked(), weight: weight.is_tracked() };
         let (hidden_dtype, weight_dtype) = (hidden.dtype(), weight.dtype());
         let HeadLoss { loss, gradients } =
@@ -195,9 +195,8 @@ impl<B: CrossEntropyOps, C: CheckpointStrategy> CrossEntropyOps for Autodiff<B, 
     }
 }
 
-/// Returns the summed cross-entropy, `[1]`, of a language-model head. Logits
-/// are the products of the rows of `hidden` `[tokens, width]` with the rows of
-/// `weight` `[vocab, width]`.
+/// Returns the summed cross-entropy, `[1]`, of a language-model head. The logits are
+/// `hidden weight^T`, where `hidden` is `[tokens, width]` and `weight` is `[vocab, width]`.
 ///
 /// `targets` `[tokens]` below 0 are masked; others must be below the size of
 /// the vocabulary.

@@ -1,8 +1,8 @@
 //! GELU with the tanh approximation: `0.5 x (1 + tanh(u))`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`
 //! (Hendrycks and Gimpel 2016).
 //!
-//! Computed as `x sigmoid(2 u)`, which is equal because `tanh(u) = 2 sigmoid(2 u) - 1`. Main trait:
-//! [`GeluOps`]. Backward needs only the input.
+//! GELU is computed as `x sigmoid(2 u)`, which is equal because `tanh(u) = 2 sigmoid(2 u) - 1`.
+//! Main trait: [`GeluOps`]. The backward pass needs only the input.
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
@@ -19,14 +19,12 @@ use crate::portable;
 /// GELU with the tanh approximation, for each element of a matrix, computed in
 /// at least f32.
 pub trait GeluOps: Backend {
-    /// Returns a matrix with the shape and type of `x`. Autodiff records this
-    /// method.
+    /// Returns GELU of `x`, with the shape and type of `x`. Autodiff records this method.
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
         portable::gelu::forward::<Self>(x)
     }
 
-    /// Returns the gradient with respect to `x` from the gradient `grad` of the
-    /// result.
+    /// Returns the gradient with respect to `x`. `grad` is the gradient of the output.
     fn gelu_tanh_backward(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
         portable::gelu::backward::<Self>(grad, x)
     }

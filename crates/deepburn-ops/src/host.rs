@@ -1,6 +1,6 @@
 //! Conversion between tensors and host memory.
 //!
-//! On a backend whose device is the host, neither direction copies, unless the
+//! If the device of a backend is the host, neither direction copies, unless the
 //! tensor is shared.
 
 use burn_backend::{Backend, TensorData, read_sync};
@@ -33,7 +33,7 @@ pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
 
 /// Returns the bytes of a tensor in flat order.
 ///
-/// A contiguous tensor of flex is already in host memory. Its bytes are shared
+/// A contiguous flex tensor is already in host memory. Its bytes are shared
 /// instead of copied and do not change, because an op copies shared memory
 /// before it writes. Other tensors are read from their device.
 ///
@@ -53,7 +53,8 @@ pub fn shared_bytes<B: Backend>(tensor: &B::FloatTensorPrimitive) -> Option<Byte
     host_bytes(tensor)
 }
 
-/// A tensor that was read into host memory, as the owner of shared [`Bytes`].
+/// The data of a tensor that was read into host memory, as the owner of shared
+/// [`Bytes`].
 pub(crate) struct HostBytes(pub(crate) TensorData);
 
 impl AsRef<[u8]> for HostBytes {

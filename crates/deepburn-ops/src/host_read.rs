@@ -5,9 +5,10 @@ use bytes::Bytes;
 
 use crate::host::{HostBytes, host_bytes};
 
-/// Reads the elements of a tensor in their flat order, in its own type. A contiguous tensor of flex shares its memory
-/// with the result; a tensor of another device is copied, and the call waits for it. A copy that is left pending while
-/// the device runs other ops is not safe: CubeCL's wgpu runtime may use the mapped staging buffer again.
+/// Reads the elements of a tensor into host memory, in flat order and in the tensor's own type. A contiguous flex
+/// tensor shares its memory with the result. Tensors on other devices are copied, and the call waits for the copy. The
+/// copy must not stay pending while the device runs other ops, because CubeCL's wgpu runtime may reuse the mapped
+/// staging buffer.
 ///
 /// # Panics
 ///

@@ -8,6 +8,6 @@ pub trait LayoutOps: Backend {
     /// Returns true if the elements of `tensor` are contiguous in flat order;
     /// `false` if the backend does not know. Kernels may add elements of other
     /// layouts in a different order, so a contiguous copy of such a tensor can
-    /// give different bits.
+    /// give results that differ in the last bits.
     fn is_contiguous(tensor: &FloatTensor<Self>) -> bool;
 }

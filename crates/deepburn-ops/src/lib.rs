@@ -1,29 +1,26 @@
 //! Fused tensor ops for Burn backends.
 //!
-//! One extension trait per family connects the kernels to a backend.
-//! [`OptimizerOps`] updates the elements that a rank owns, and [`MatmulOps`]
-//! multiplies any tensors. [`LayerNormOps`], [`GeluOps`], [`LinearOps`],
-//! [`CrossEntropyOps`] and [`AttentionOps`], together [`FusedOps`], have a
-//! forward and a backward pass. Provided methods use ops that every backend
-//! has, or host memory; a backend overrides a method if it has a kernel.
+//! Each family of ops has one extension trait, which connects the kernels to a backend.
+//! [`OptimizerOps`] updates the elements that a rank owns, and [`MatmulOps`] multiplies matrices.
+//! [`LayerNormOps`], [`GeluOps`], [`LinearOps`], [`CrossEntropyOps`] and [`AttentionOps`], together
+//! [`FusedOps`], have a forward and a backward pass. Provided methods use ops that every backend
+//! supports, or copy to host memory. A backend overrides a method if it has its own kernel.
 //!
 //! | Family | flex (CPU) | LibTorch | CubeCL (GPUs), fusion |
 //! |---|---|---|---|
-//! | [`LayerNormOps`] | kernel | LibTorch's forward, formula in backward | provided |
+//! | [`LayerNormOps`] | kernel | LibTorch's forward, own backward formula | provided |
 //! | [`GeluOps`] | kernel | LibTorch's | provided |
 //! | [`LinearOps`], [`MatmulOps`] | own products | LibTorch's products | the backend's products |
 //! | [`CrossEntropyOps`] | kernel | ops in place | provided |
 //! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | provided |
 //! | [`OptimizerOps`] | kernel | kernel on the CPU, else host memory | kernel |
 //!
-//! The features `flex`, `tch`, `cube` and `fusion` select the backends. The
-//! kernels know f32, f16 and bf16; f64 tensors use [`portable`], which works on
-//! every backend.
+//! The features `flex`, `tch`, `cube` and `fusion` select the backends. The kernels support f32,
+//! f16 and bf16; f64 tensors use [`portable`], which works on every backend.
 //!
-//! `Autodiff<B>` records each fused op as one step that keeps only the values
-//! that its backward formula needs. Models call the functions on tensors:
-//! [`layer_norm`], [`gelu_tanh`], [`linear`], [`linear_cross_entropy`],
-//! [`cross_entropy`], [`self_attention`].
+//! `Autodiff<B>` records each fused op as one step that saves only the values that its backward
+//! formula needs. Models call the functions on tensors: [`layer_norm`], [`gelu_tanh`], [`linear`],
+//! [`linear_cross_entropy`], [`cross_entropy`], [`self_attention`].
 
 mod attention;
 mod cross_entropy;
@@ -70,8 +67,8 @@ pub use optimizer::{OptimizerOps, UpdateArrays};
 pub use shared_storage::{join_shards, shard_of_whole};
 pub use stream::StreamOps;
 
-/// The families with forward and backward, which a fused model requires from
-/// its backend. Implemented for every backend that has all of them.
+/// The op families with a forward and a backward pass, which a fused model requires from its
+/// backend. Implemented for every backend that implements all of them.
 pub trait FusedOps: LayerNormOps + GeluOps + LinearOps + CrossEntropyOps + AttentionOps {}
 
 impl<B: LayerNormOps + GeluOps + LinearOps + CrossEntropyOps + AttentionOps> FusedOps for B {}

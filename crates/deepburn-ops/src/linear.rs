@@ -1,9 +1,9 @@
-//! Affine maps: `y = x W + b`.
+//! Linear layers: `y = x W + b`.
 //!
-//! Main trait: [`LinearOps`]. Backward keeps the input if the weight is
-//! trained, and the weight if the input needs a gradient. A sharded weight is
-//! kept as a handle: it takes no memory between the passes and is gathered
-//! again in backward.
+//! Main trait: [`LinearOps`]. The forward pass saves the input if weight or
+//! bias is trained, and the weight if the input needs a gradient. A sharded
+//! weight is saved as a handle: it takes no memory between the passes and is
+//! gathered again in the backward pass.
 //!
 //! ```text
 //! dx = dy W^T      needs W, only if x needs a gradient
@@ -27,10 +27,10 @@ use crate::norm::on_rows;
 use crate::portable;
 pub use gradients::LinearGradients;
 
-/// Affine maps of the rows of a matrix.
+/// Linear layers, applied to the rows of a matrix.
 ///
-/// The CPU kernels add products in at least f32. On other backends,
-/// the backend's product decides.
+/// The CPU kernels accumulate in at least f32. On other backends, the backend's
+/// matrix product determines the precision.
 pub trait LinearOps: Backend {
     /// Multiplies `x` `[rows, in]` by `weight` `[in, out]` and adds `bias`
     /// `[out]`. Autodiff records this method.
@@ -42,20 +42,20 @@ pub trait LinearOps: Backend {
         portable::linear::forward::<Self>(x, weight, bias)
     }
 
-    /// Returns the gradient with respect to `x` from the gradient `grad` of the
-    /// result.
+    /// Returns the gradient with respect to `x`. `grad` is the gradient of the
+    /// output.
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         portable::linear::x_gradient::<Self>(grad, weight)
     }
 
-    /// Returns the gradients of weight and bias from the gradient `grad` of the
-    /// result.
+    /// Returns the gradients of weight and bias. `grad` is the gradient of the
+    /// output.
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
         portable::linear::gradients::<Self>(grad, x)
     }
 }
 
-/// The values that backward needs, if it needs them.
+/// The values saved for the backward pass.
 #[derive(Debug, Clone)]
 struct LinearSaved<B: Backend> {
     /// The input `[rows, in]`, if weight or bias is trained.
@@ -68,8 +68,8 @@ struct LinearSaved<B: Backend> {
 #[derive(Debug)]
 struct LinearStep;
 
-/// The gradient of the input comes first and releases the weight; a gathered
-/// weight can then be freed before the weight gradient is allocated.
+/// The input gradient is computed first, and the weight is then released. A
+/// gathered weight can thus be freed before the weight gradient is allocated.
 impl<B: LinearOps> Backward<B, 3> for LinearStep {
     type State = LinearSaved<B>;
 
@@ -103,8 +103,9 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        // A step has three parents, so a missing bias is an empty tensor that
-        // is not tracked, like a bias that is not trained.
+        // The step always has three parents, so a missing bias is represented
+        // by an empty, untracked tensor. A bias that is not trained is
+        // untracked as well.
         let (bias, added) = match bias {
             Some(bias) => (bias.clone(), Some(bias.primitive)),
             None => {
@@ -125,8 +126,8 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
 }
 
 /// Returns `x weight + bias` over the last axis of `x`. `weight` is `[in, out]`
-/// and `bias` `[out]`; the result has the axes of `x` with `out` as the last
-/// one.
+/// and `bias` `[out]`; the result has the axes of `x`, with `out` as the last
+/// axis.
 ///
 /// # Panics
 ///

@@ -1,8 +1,9 @@
 //! Layer normalisation: `(x - mean) / sqrt(var + epsilon) * gamma + beta`, biased variance (Ba,
 //! Kiros and Hinton 2016).
 //!
-//! Main trait: [`LayerNormOps`]. Backward keeps the input, which the op before usually keeps as its
-//! output anyway, and two numbers per row. The normalised rows are computed again.
+//! Main trait: [`LayerNormOps`]. The forward pass saves the input and two numbers per row. Saving
+//! the input usually takes no extra memory, because the preceding op keeps it as its output. The
+//! backward pass recomputes the normalised rows.
 
 pub(crate) mod saved;
 
@@ -21,8 +22,8 @@ pub use saved::{LayerNormGradients, LayerNormOutput, LayerNormSaved};
 /// Layer normalisation of the rows of a matrix. Means and deviations are
 /// computed in at least f32.
 ///
-/// A row with NaN or an infinity becomes NaN. The variance of a constant row is 0, and `epsilon`
-/// keeps the result finite.
+/// A row that contains NaN or an infinity becomes NaN. The variance of a constant row is 0, and
+/// `epsilon` keeps the result finite.
 pub trait LayerNormOps: Backend {
     /// Normalises the rows of `x` `[rows, width]`, multiplies by `gamma` and
     /// adds `beta`, both `[width]`. The result has the shape and type of `x`.
@@ -36,7 +37,8 @@ pub trait LayerNormOps: Backend {
         Self::layer_norm_forward(x, gamma, beta, epsilon).output
     }
 
-    /// Computes the same, and the values of each row that backward needs.
+    /// Computes the same output, and the mean and reciprocal deviation of each row, which the
+    /// backward pass needs.
     fn layer_norm_forward(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -46,8 +48,8 @@ pub trait LayerNormOps: Backend {
         portable::norm::forward::<Self>(x, gamma, beta, epsilon)
     }
 
-    /// Returns the gradients of the inputs from the gradient of the output.
-    /// Each has the type of its input.
+    /// Returns the gradients of the inputs, each in the type of its input. `grad` is the gradient
+    /// of the output.
     ///
     /// An implementation may update `grad` in place.
     fn layer_norm_backward(
@@ -125,7 +127,7 @@ pub fn layer_norm<B: LayerNormOps, const D: usize>(
 /// Applies a function of `[rows, width]` matrices to a tensor of any rank. The result keeps all axes
 /// of `x` except the last one, whose length the function may change.
 ///
-/// A matrix is passed without a reshape, which autodiff would record as a step of its own.
+/// A matrix is passed without a reshape, which autodiff would record as an additional step.
 pub(crate) fn on_rows<B: Backend, const D: usize>(
     x: Tensor<B, D>,
     function: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,

@@ -7,26 +7,28 @@ use deepburn_kernels::{self as kernels, ElementwiseStep, FloatSlice, GradientSta
 use crate::host::{float_from_host, float_into_host, read_float};
 use crate::{LayoutOps, MatmulOps, StreamOps};
 
-/// The arrays that an optimizer step updates: flat, f32, of equal length.
+/// The arrays that an optimizer step updates. All arrays are flat, in f32 and
+/// of equal length.
 ///
 /// Padding at the end is 0 in all arrays and stays 0.
 #[derive(Debug)]
 pub struct UpdateArrays<B: Backend> {
-    /// The parameter in full precision.
+    /// The master weights: the parameter in full precision.
     pub master: FloatTensor<B>,
-    /// The optimizer's arrays. A step uses the first
-    /// [`ElementwiseStep::states`] of them and returns the others unchanged.
+    /// The optimizer states. A step uses the first [`ElementwiseStep::states`]
+    /// of them and returns the others unchanged.
     pub states: Vec<FloatTensor<B>>,
 }
 
 /// The optimizer and loss-scaling kernels of a backend. Provided methods copy
 /// to host memory; a backend overrides them if it has kernels.
 pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
-    /// Runs one optimizer step in one pass. `gradient` is flat, as long as the
-    /// arrays, in f32 or 16 bits, and is multiplied by `grad_scale` when it is
-    /// read. With `working`, f16 or bf16, the updated master is also returned,
-    /// rounded to that type. Without a copy, which is also allowed for f32, the
-    /// caller uses the master.
+    /// Runs one optimizer step in one pass. `gradient` is flat, has the length
+    /// of the arrays, and is in f32, f16 or bf16. It is multiplied by
+    /// `grad_scale` when it is read. If `working` is f16 or bf16, the updated
+    /// master weights, rounded to that type, are returned as well. A backend
+    /// may return no such working copy for f32; the caller then uses the master
+    /// weights.
     ///
     /// # Panics
     ///
@@ -43,8 +45,8 @@ pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
     }
 
     /// Returns the sum of squares of a flat gradient in f32, f16 or bf16, and
-    /// whether all elements are finite, in one pass. The sum is in f64 on the
-    /// CPU, and elsewhere in at least f32 with a tree of partial sums.
+    /// whether all elements are finite, in one pass. The CPU accumulates the
+    /// sum in f64. Other devices use at least f32 and a tree of partial sums.
     fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
         kernels::gradient_stats(FloatSlice::F32(&float_into_host::<Self>(gradient)))
     }
@@ -60,16 +62,17 @@ pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
     ///
     /// # Panics
     ///
-    /// Panics if there is no tensor, or if they have more than `len` elements
-    /// together.
+    /// Panics if `parts` is empty, or if the tensors have more than `len`
+    /// elements together.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
         flatten_on_host::<Self>(parts, len)
     }
 }
 
 /// Runs a step on copies in host memory, for backends and devices without a
-/// kernel. Copies master, used states and gradient to the host, and master and
-/// states back; the result is on the device of the master.
+/// kernel. Copies the master weights, the optimizer states that the step uses,
+/// and the gradient to the host. Then copies the updated master weights and
+/// states back to the device of the master weights.
 pub(crate) fn update_on_host<B: OptimizerOps>(
     step: &ElementwiseStep,
     grad_scale: f32,
@@ -99,12 +102,12 @@ pub(crate) fn update_on_host<B: OptimizerOps>(
     (UpdateArrays { master, states }, working)
 }
 
-/// Concatenates flat tensors by way of host memory, followed by zeros up to
-/// `len` elements.
+/// Concatenates flat tensors through host memory, followed by zeros up to `len`
+/// elements.
 ///
 /// # Panics
 ///
-/// Panics if there is no tensor, or if they have more than `len` elements
+/// Panics if `parts` is empty, or if the tensors have more than `len` elements
 /// together.
 pub(crate) fn flatten_on_host<B: Backend>(
     parts: Vec<FloatTensor<B>>,

@@ -1,32 +1,32 @@
-//! Shards of all ranks of a process, side by side in one allocation.
+//! The shards of all ranks of a process, adjacent in one allocation.
 //!
 //! Main functions: [`join_shards`] and [`shard_of_whole`]. When ranks are threads of one process,
-//! an all-gather of their shards does not have to copy: the whole array is a view of an allocation
-//! in which the shards are adjacent. Only flex tensors can share memory; other backends give
-//! `None`, and the caller gathers by copies.
+//! an all-gather of their shards does not have to copy: the full array is a view of an allocation
+//! in which the shards are adjacent. Only flex tensors can share memory. On other backends the
+//! functions return `None`, and the caller copies the shards.
 //!
 //! ```text
 //! SharedStorage, one allocation, aligned to 64 bytes
 //! | shard 0        | shard 1        | shard 2        | shard 3    padding |
-//!   ^ rank 0's       ^ rank 1's       ^ rank 2's       ^ rank 3's tensor     read and changed in place
-//! |<------------------------- whole ----------------------->|                read only, the first numel elements
+//!   ^ rank 0's       ^ rank 1's       ^ rank 2's       ^ rank 3's tensor     read and modified in place
+//! |<--------------------- full array ---------------------->|                read only, the first numel elements
 //! ```
 //!
-//! The first gather of a parameter copies the shards into such a storage. Every rank then takes its
-//! shard there, so that later gathers find the shards adjacent and copy nothing. The allocation is
-//! freed with the last tensor that uses it, a whole or a shard.
+//! The first gather of a parameter copies the shards into such a storage. Every rank then uses its
+//! shard in this storage, so later gathers find the shards adjacent and copy nothing. The
+//! allocation is freed when the last tensor that uses it, a full array or a shard, is dropped.
 //!
 //! Two kinds of tensors use a [`SharedStorage`]:
-//! - *Wholes* read all of it. Changing a whole copies it first.
-//! - A *shard* belongs to one rank, which changes it in place while there is no whole. While there
-//!   is one, a change copies the shard to memory of its own, and the shard leaves the storage. The
-//!   next gather makes a new storage.
+//! - A *full array* (`Whole`) reads all shards. Modifying a full array copies it first.
+//! - A *shard* is owned by one rank, which modifies it in place while no full array exists. While a
+//!   full array exists, the first modification copies the shard out of the storage into separate
+//!   memory. The next gather allocates a new storage.
 //!
-//! [Note: No change under a whole] Changing a shard needs the only handle on its bytes, because
-//! flex copies bytes that have two handles. A whole is made from handles on all shards. So no shard
-//! is being changed when a whole appears. A change that begins later sees that the whole is
-//! counted: the last of those handles is dropped after the count has risen, and flex's reference
-//! count orders this before the change.
+//! [Note: No write while a full array exists] Modifying a shard requires the only handle on its
+//! bytes, because flex copies bytes that have two handles. A full array is created from handles on
+//! all shards, so no shard is being modified at that time. A modification that begins later sees
+//! the full array in the count of readers: the last of those handles is dropped after the count was
+//! incremented, and flex's reference count orders this drop before the modification.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
@@ -46,10 +46,10 @@ const ALIGNMENT: usize = 64;
 
 /// Returns the first `numel` elements of the concatenation of `shards`, flat.
 ///
-/// Shards that are adjacent in one allocation are not copied. Others are copied into a new one on
-/// all threads, after which [`shard_of_whole`] gives each rank its shard there. Returns `None` if
-/// there is only one shard, if the shards differ in length or type or are empty, or on other
-/// backends than flex.
+/// Shards that are adjacent in one allocation are not copied. Other shards are copied into a new
+/// allocation on all threads; [`shard_of_whole`] then returns the shard of each rank in this
+/// allocation. Returns `None` if there is only one shard, if the shards differ in length or type or
+/// are empty, or if the backend is not flex.
 ///
 /// # Panics
 ///
@@ -73,9 +73,10 @@ pub fn join_shards<B: Backend>(
     Some(float_from_host::<B>(data, &B::float_device(first)))
 }
 
-/// Returns shard `index` of an array that [`join_shards`] made, flat, in the array's own memory.
+/// Returns shard `index` of an array that [`join_shards`] created, as a flat tensor in the array's
+/// own memory.
 ///
-/// Returns `None` if a tensor owns the shard there already, or if [`join_shards`] did not make the
+/// Returns `None` if a tensor already owns the shard, or if [`join_shards`] did not create the
 /// array.
 pub fn shard_of_whole<B: Backend>(
     whole: &B::FloatTensorPrimitive,
@@ -98,7 +99,7 @@ struct SharedStorage {
     start: NonNull<u8>,
     /// The size of a shard in bytes, padding included; not 0.
     shard_bytes: usize,
-    /// The number of wholes that read the storage.
+    /// The number of full arrays that read the storage.
     readers: AtomicUsize,
     /// For each shard, whether a tensor owns it. Only this tensor may change the shard.
     owned: Box<[AtomicBool]>,
@@ -109,12 +110,12 @@ unsafe impl Send for SharedStorage {}
 // SAFETY: as above.
 unsafe impl Sync for SharedStorage {}
 
-/// All storages by their address. They identify the storage that a tensor's bytes are in: a tensor
-/// has only an address, because flex's bytes do not name their allocation.
+/// All storages by their address. The registry is needed to find the storage of a tensor, because
+/// flex's bytes provide an address but no reference to their allocation.
 static STORAGES: Mutex<BTreeMap<usize, Weak<SharedStorage>>> = Mutex::new(BTreeMap::new());
 
-/// Locks the registry. A panic of another holder leaves it valid, because each change is a single
-/// insertion or removal.
+/// Locks the registry. A panic of another thread that holds the lock leaves the registry valid,
+/// because each change is a single insertion or removal.
 fn storages() -> MutexGuard<'static, BTreeMap<usize, Weak<SharedStorage>>> {
     STORAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -128,7 +129,8 @@ impl SharedStorage {
         // SAFETY: the layout is not empty.
         let start =
             NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        // SAFETY: it was allocated with this size, and nobody else knows of it yet.
+        // SAFETY: the memory was allocated with this size, and no other code has a pointer to it
+        // yet.
         let memory = unsafe {
             std::slice::from_raw_parts_mut(start.as_ptr().cast::<MaybeUninit<u8>>(), layout.size())
         };
@@ -148,21 +150,21 @@ impl SharedStorage {
     ///
     /// # Panics
     ///
-    /// Panics if the size overflows, which memory that exists cannot cause.
+    /// Panics if the size overflows. This cannot happen for shards that are in memory.
     fn layout(shard_bytes: usize, shards: usize) -> Layout {
         let size = shard_bytes.checked_mul(shards);
         let layout = size.and_then(|size| Layout::from_size_align(size, ALIGNMENT).ok());
         layout.expect("an array whose shards are in memory has a size that fits")
     }
 
-    /// Returns the storage that begins at `start`. The address of a shard other than the first is
-    /// not found.
+    /// Returns the storage that begins at `start`. Returns `None` for any other address, also for
+    /// the address of a shard other than the first.
     fn at(start: *const u8) -> Option<Arc<Self>> {
         storages().get(&(start as usize)).and_then(Weak::upgrade)
     }
 
-    /// Returns the storage whose shards are `parts`, complete and in this order. Shards that were
-    /// swapped, or of which one has left the storage, are not found.
+    /// Returns the storage whose shards are `parts`, complete and in this order. Returns `None` if
+    /// the shards are in another order, or if one of them was copied out of the storage.
     fn of(parts: &[bytes::Bytes]) -> Option<Arc<Self>> {
         let storage = Self::at(parts[0].as_ptr())?;
         let is_shard = |(index, part): (usize, &bytes::Bytes)| {
@@ -176,15 +178,15 @@ impl SharedStorage {
     ///
     /// # Panics
     ///
-    /// Panics if there are fewer shards.
+    /// Panics if `index` is not less than the number of shards.
     fn shard(&self, index: usize) -> NonNull<u8> {
         assert!(index < self.owned.len(), "a storage has a shard for each rank");
         // SAFETY: inside of the allocation.
         unsafe { self.start.add(index * self.shard_bytes) }
     }
 
-    /// Returns all bytes as a whole. No shard is changed in place until it and its slices are
-    /// dropped.
+    /// Returns all bytes as a full array. No shard is modified in place until the array and all its
+    /// slices are dropped.
     fn read(self: Arc<Self>) -> bytes::Bytes {
         self.readers.fetch_add(1, Ordering::Relaxed);
         bytes::Bytes::from_owner(Whole(self))
@@ -196,7 +198,7 @@ impl Drop for SharedStorage {
         // Removed before the memory is freed: the next allocation may get the same address.
         storages().remove(&(self.start.as_ptr() as usize));
         let layout = Self::layout(self.shard_bytes, self.owned.len());
-        // SAFETY: it was allocated with this layout, and nobody refers to it any more.
+        // SAFETY: the memory was allocated with this layout, and no references to it exist any more.
         unsafe { dealloc(self.start.as_ptr(), layout) };
     }
 }
@@ -208,8 +210,9 @@ impl AsRef<[u8]> for Whole {
     fn as_ref(&self) -> &[u8] {
         let storage = &self.0;
         let len = storage.shard_bytes * storage.owned.len();
-        // SAFETY: all of it was written when it was made, and no shard changes while it has a reader.
-        // [Note: No change under a whole]
+        // SAFETY: all bytes were written when the storage was created, and no shard changes while the storage has a
+        // reader:
+        // [Note: No write while a full array exists]
         unsafe { std::slice::from_raw_parts(storage.start.as_ptr(), len) }
     }
 }
@@ -232,10 +235,10 @@ struct StorageShard {
 
 /// The location of a shard.
 enum ShardMemory {
-    /// In the storage, whose flag `owned` is set for this shard.
+    /// In the storage. Its flag `owned` is set for this shard.
     Shared { storage: Arc<SharedStorage>, index: usize },
-    /// In memory of its own, because it was changed while a whole existed. The words keep it
-    /// aligned to eight bytes.
+    /// In separate memory, because the shard was modified while a full array existed. The `u64`
+    /// words keep the memory aligned to eight bytes.
     Own(Vec<u64>),
 }
 
@@ -249,27 +252,28 @@ impl StorageShard {
         let len = storage.shard_bytes;
         let memory = ShardMemory::Shared { storage, index };
         let shard = Box::new(Self { memory, len, align: dtype.size() });
-        // SAFETY: all bytes of a storage are written when it is made.
+        // SAFETY: all bytes of a storage are written when it is created.
         Some(unsafe { Bytes::from_controller(shard, len) })
     }
 
-    /// Copies the shard out of the storage if a whole reads it.
+    /// Copies the shard out of the storage if a full array reads the storage.
     fn leave_readers(&mut self) {
         let ShardMemory::Shared { storage, .. } = &self.memory else { return };
-        // Acquire pairs with the release of a dropped whole: its reads come before the write that
-        // follows here.
+        // The acquire load pairs with the release in `Whole::drop`: all reads of the dropped array
+        // happen before the write that follows here.
         if storage.readers.load(Ordering::Acquire) == 0 {
             return;
         }
         let mut own = vec![0_u64; self.len.div_ceil(size_of::<u64>())];
         let from = self.memory().as_ptr().cast::<u8>();
-        // SAFETY: the copy has room for the bytes, which are written.
+        // SAFETY: the new vector has at least `len` bytes, and the `len` bytes of the shard are
+        // initialised.
         unsafe { own.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(from, self.len) };
         self.leave(ShardMemory::Own(own));
     }
 
-    /// Replaces the memory of the shard. A shard in the storage gives up its ownership, so another
-    /// tensor can take it.
+    /// Replaces the memory of the shard. If the shard is in the storage, its flag `owned` is
+    /// cleared, so another tensor can take the shard.
     fn leave(&mut self, to: ShardMemory) {
         if let ShardMemory::Shared { storage, index } = std::mem::replace(&mut self.memory, to) {
             storage.owned[index].store(false, Ordering::Release);
@@ -277,7 +281,7 @@ impl StorageShard {
     }
 }
 
-/// flex calls these methods. It asks for mutable memory only through the only handle on the bytes.
+/// flex calls these methods. It requests mutable memory only through the only handle on the bytes.
 impl AllocationController for StorageShard {
     fn alloc_align(&self) -> usize {
         self.align
@@ -292,24 +296,26 @@ impl AllocationController for StorageShard {
             ShardMemory::Shared { storage, index } => storage.shard(*index).as_ptr().cast_const(),
             ShardMemory::Own(words) => words.as_ptr().cast(),
         };
-        // SAFETY: the shard has so many bytes. Only its owner changes them, which is borrowed.
+        // SAFETY: the shard has `len` bytes. Only its owner modifies them, and the owner is
+        // borrowed.
         unsafe { std::slice::from_raw_parts(start.cast(), self.len) }
     }
 
-    /// Returns the memory for a change, which moves the shard out of a storage that is being read.
+    /// Returns the memory for modification. If a full array reads the storage, the shard is first
+    /// copied out of it.
     unsafe fn memory_mut(&mut self) -> &mut [MaybeUninit<u8>] {
         self.leave_readers();
         let start = match &mut self.memory {
             ShardMemory::Shared { storage, index } => storage.shard(*index).as_ptr(),
             ShardMemory::Own(words) => words.as_mut_ptr().cast(),
         };
-        // SAFETY: the shard has so many bytes. Its one owner is borrowed exclusively, and there is no whole:
-        // [Note: No change under a whole]
+        // SAFETY: the shard has `len` bytes. Its only owner is borrowed exclusively, and no full array exists:
+        // [Note: No write while a full array exists]
         unsafe { std::slice::from_raw_parts_mut(start.cast(), self.len) }
     }
 }
 
-/// Gives the shard back to its storage, which frees the memory if nobody else uses it.
+/// Returns the shard to its storage. The memory is freed with the last reference to the storage.
 impl Drop for StorageShard {
     fn drop(&mut self) {
         self.leave(ShardMemory::Own(Vec::new()));
@@ -380,7 +386,7 @@ mod tests {
         assert_eq!(values(&before), [1.0, 2.0, 3.0]);
         let after = join_shards::<Flex>(&[first, second], 3).unwrap();
         assert_eq!(values(&after), [2.0, 4.0, 3.0]);
-        // Its shard is not owned any more, so that a rank can have the values that the whole still has.
+        // The shard in the old storage is not owned any more, so a rank can take it with the values of the full array.
         assert_eq!(values(&shard_of_whole::<Flex>(&before, 0).unwrap()), [1.0, 2.0]);
     }
 
@@ -394,7 +400,8 @@ mod tests {
 
     #[test]
     fn memory_is_freed_with_its_last_tensor() {
-        // No other test has shards of this size, which may lie at the same address afterwards.
+        // No other test uses shards of this size, so a later storage at the same address has
+        // another shard size.
         let apart = [tensor(&[1.0; 5]), tensor(&[1.0; 5])];
         let whole = join_shards::<Flex>(&apart, 10).unwrap();
         let shards = [0, 1].map(|index| shard_of_whole::<Flex>(&whole, index).unwrap());
@@ -432,7 +439,8 @@ mod tests {
                         let own = shard_of_whole::<Flex>(&whole, rank);
                         barrier.wait();
                         posted.lock().unwrap()[rank] = None;
-                        // One rank is late, so that the other one changes its shard under a whole.
+                        // One rank drops its array late, so the other rank modifies its shard while
+                        // a full array exists.
                         if rank == step % 2 {
                             drop(whole);
                             shard = double(own.unwrap_or(shard));

@@ -4,8 +4,9 @@ use burn_backend::Backend;
 
 /// Defines how the ranks of a process share a device.
 pub trait StreamOps: Backend {
-    /// Runs the work of a rank, its preparation, or the work of a thread that
-    /// belongs to it.
+    /// Calls `run` on the stream that all ranks of the process share. `run` is
+    /// the work of a rank, its preparation, or the work of one of the rank's
+    /// helper threads.
     ///
     /// Ranks of a process read each other's tensors. On a device with one queue
     /// per thread, a tensor could be read before it is written, or its memory

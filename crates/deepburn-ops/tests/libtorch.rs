@@ -1,4 +1,4 @@
-//! ATen's fused ops against the portable ones, on LibTorch's CPU.
+//! Tests of ATen's fused ops against the portable implementations, on LibTorch's CPU device.
 #![cfg(feature = "tch")]
 
 use burn::tensor::{DType, Distribution, Int, Tensor, TensorData};
@@ -27,7 +27,8 @@ fn values(tensor: TchTensor) -> Vec<f64> {
     data.iter::<f64>().collect()
 }
 
-/// A rounding or two of the result in 16 bits; in f32 orders of addition that differ.
+/// Returns the tolerance: one or two roundings of the result in 16 bits. In f32, it covers
+/// different orders of addition.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
@@ -37,7 +38,8 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// By the size of the expected values, at least 1.
+/// Asserts that the differences are within the tolerance, relative to the largest expected value
+/// (at least 1).
 #[track_caller]
 fn assert_close(found: TchTensor, expected: TchTensor, what: &str, dtype: DType) {
     assert_eq!(found.shape(), expected.shape(), "{what} in {dtype:?}");
@@ -132,7 +134,7 @@ fn affine_maps_are_the_portable_ones() {
 #[test]
 fn losses_are_the_portable_ones() {
     for dtype in DTYPES {
-        // Of the last, 335 rows of f32 logits are 64 MiB: two chunks.
+        // In the last case, 335 rows of f32 logits take 64 MiB, so there are two chunks.
         for (tokens, vocab) in [(1, 1), (9, 130), (400, 50_001)] {
             if tokens == 400 && dtype != DType::F32 {
                 continue;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A type that tensors are stored in. Its names are safetensors' names.
+/// The element type of a stored tensor, named as in safetensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum ElementType {
@@ -54,8 +54,8 @@ impl ElementType {
         Self::Bool,
     ];
 
-    /// The place of a tensor of this type in a file of several types, from 0: wide types come first, in the order of
-    /// the `safetensors` crate.
+    /// Returns the position of this type in a file with several types, from 0. Wide types come first, in the same order
+    /// as in the `safetensors` crate.
     #[must_use]
     pub const fn file_order(self) -> usize {
         match self {
@@ -75,7 +75,7 @@ impl ElementType {
         }
     }
 
-    /// Bytes of one element.
+    /// Returns the size of an element in bytes.
     pub const fn size(self) -> usize {
         match self {
             Self::F64 | Self::I64 | Self::U64 => 8,
@@ -85,12 +85,12 @@ impl ElementType {
         }
     }
 
-    /// Whether parameters and their states are stored in it; buffers are stored in any type.
+    /// Returns whether parameters and their states can have this type. Buffers can have any type.
     pub const fn is_trainable(self) -> bool {
         matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 
-    /// The name in a safetensors header.
+    /// Returns the name in a safetensors header.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F64 => "F64",
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_is_that_of_the_safetensors_crate() {
+    fn the_order_matches_the_safetensors_crate() {
         let mut types = ElementType::ALL;
         types.sort_by_key(|element| element.file_order());
         let dtype = |element: &ElementType| -> safetensors::Dtype {

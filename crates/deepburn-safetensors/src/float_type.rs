@@ -7,7 +7,7 @@ use crate::ElementType;
 /// The float type of the tensors in a saved checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FloatType {
-    /// 32 bits: nothing is lost.
+    /// Single precision; values are stored exactly.
     #[default]
     F32,
     /// IEEE half precision; magnitudes above 65504 become infinite.
@@ -20,7 +20,7 @@ impl FloatType {
     /// All types.
     pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Bf16];
 
-    /// The name that PyTorch, and with it `config.json` of `transformers`, gives the type.
+    /// Returns the name of the type in PyTorch, which `config.json` files of `transformers` also use.
     #[must_use]
     pub const fn torch_name(self) -> &'static str {
         match self {
@@ -30,7 +30,7 @@ impl FloatType {
         }
     }
 
-    /// The type among all element types.
+    /// Returns the corresponding element type.
     #[must_use]
     pub const fn element(self) -> ElementType {
         match self {
@@ -40,20 +40,20 @@ impl FloatType {
         }
     }
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
         self.element().size()
     }
 
-    /// Whether [`encode`](Self::encode) makes one of these finite values infinite.
+    /// Returns whether [`encode`](Self::encode) would convert a finite value in `values` to infinity.
     #[must_use]
     pub fn overflows(self, values: &[f32]) -> bool {
         let overflows = |v: &f32| v.is_finite() && f16::from_f32(*v).is_infinite();
         self == Self::F16 && values.iter().any(overflows)
     }
 
-    /// Appends `values` in this type, little-endian, rounded to nearest.
+    /// Encodes `values` in this type and appends the little-endian bytes to `into`. Values are rounded to nearest.
     pub fn encode(self, values: &[f32], into: &mut Vec<u8>) {
         match self {
             Self::F32 => values.iter().for_each(|v| into.extend(v.to_le_bytes())),
@@ -62,8 +62,8 @@ impl FloatType {
         }
     }
 
-    /// Appends the values of little-endian `bytes` in this type to `into`. An incomplete element at the end is
-    /// left out.
+    /// Decodes little-endian `bytes` of this type and appends the values to `into`. An incomplete element at the end is
+    /// ignored.
     pub fn decode(self, bytes: &[u8], into: &mut Vec<f32>) {
         let (wide, narrow) = (bytes.as_chunks::<4>().0, bytes.as_chunks::<2>().0);
         match self {
@@ -74,7 +74,7 @@ impl FloatType {
     }
 }
 
-/// Fails for types that weights do not have.
+/// Converts an element type. The conversion fails for types that are not float types of weights.
 impl TryFrom<ElementType> for FloatType {
     type Error = ElementType;
 
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn encoding_reads_back() {
-        // Exact in all three types.
+        // These values are exact in all three types.
         let values = [0.0, -0.0, 1.0, -2.5, 0.15625, 256.0];
         for precision in FloatType::ALL {
             let (mut bytes, mut back) = (Vec::new(), Vec::new());

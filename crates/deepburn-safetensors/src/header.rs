@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::ElementType;
 
-/// Lists the tensors of a file in the order in which they lie there, without gaps.
+/// The list of tensors in a file, in file order and without gaps.
 #[derive(Debug, Clone)]
 pub struct Header {
     fields: Map<String, Value>,
@@ -12,23 +12,24 @@ pub struct Header {
 }
 
 impl Header {
-    /// A header without tensors. The values of `metadata` must be strings, because readers refuse others.
+    /// Returns a header without tensors. The values of `metadata` must be strings, because readers reject other values.
     #[must_use]
     pub fn new(metadata: Map<String, Value>) -> Self {
         let fields = Map::from_iter([("__metadata__".to_owned(), Value::Object(metadata))]);
         Self { fields, data_len: 0 }
     }
 
-    /// A header without tensors, with the metadata that `transformers` asks for.
+    /// Returns a header without tensors, with the metadata that `transformers` requires.
     #[must_use]
     pub fn pytorch() -> Self {
         Self::new(Map::from_iter([("format".to_owned(), json!("pt"))]))
     }
 
-    /// Adds a tensor behind the others. Returns its first byte, from the beginning of the values.
+    /// Appends a tensor. Returns the offset of its first byte from the start of the values.
     ///
-    /// Names must differ: of two tensors with one name, the header lists the later one only, and readers refuse the
-    /// gap. Readers need each tensor aligned to its element size, so wide types come first.
+    /// Names must be unique. If two tensors have the same name, the header only contains the later tensor, and readers
+    /// reject the file because of the gap. Readers require each tensor to be aligned to its element size, so tensors
+    /// with wide types must be added first.
     pub fn push(&mut self, name: &str, element: ElementType, shape: &[usize]) -> u64 {
         let start = self.data_len;
         self.data_len += shape.iter().product::<usize>() as u64 * element.size() as u64;
@@ -41,23 +42,23 @@ impl Header {
         start
     }
 
-    /// Bytes of all values.
+    /// Returns the total size of all values in bytes.
     #[must_use]
     pub fn data_len(&self) -> u64 {
         self.data_len
     }
 
-    /// Bytes of the whole file.
+    /// Returns the size of the file in bytes.
     #[must_use]
     pub fn file_len(&self) -> u64 {
         self.to_bytes().len() as u64 + self.data_len
     }
 
-    /// The beginning of the file: the length of the JSON text in 8 bytes, and the text.
+    /// Returns the start of the file: the length of the JSON text in 8 bytes, followed by the text.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut text = serde_json::to_vec(&self.fields).expect("a JSON object always is JSON");
-        // The format pads the text with spaces, so that the values begin at a multiple of 8.
+        // The text is padded with spaces, so that the values start at a multiple of 8.
         text.resize(text.len().next_multiple_of(8), b' ');
         [&(text.len() as u64).to_le_bytes()[..], &text].concat()
     }
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bytes_are_those_of_the_safetensors_crate() {
+    fn the_bytes_match_the_safetensors_crate() {
         use safetensors::tensor::{Dtype, Metadata, TensorInfo};
         let mut header = Header::pytorch();
         assert_eq!(header.push("b.weight", ElementType::F32, &[3, 2]), 0);

@@ -1,11 +1,11 @@
-//! Safetensors files, written tensor by tensor.
+//! Writing of safetensors files, tensor by tensor.
 //!
-//! A [`Header`] lists the tensors of a file, and a [`TensorFileWriter`] takes their values in any order. The
-//! writer of the `safetensors` crate has an order of its own and needs all tensors at once. Here tensors of a
-//! sharded model are gathered one at a time, and memory holds one of them. A file gets its name only when it
-//! is complete.
+//! A [`Header`] lists the tensors of a file, and a [`TensorFileWriter`] writes their values in any order. The writer of
+//! the `safetensors` crate uses a fixed order and requires all tensors at once. With this crate, the tensors of a
+//! sharded model can be gathered one at a time, so only one tensor is in memory. The file is renamed to its final name
+//! when it is complete.
 //!
-//! The format: <https://github.com/huggingface/safetensors>.
+//! The format is documented at <https://github.com/huggingface/safetensors>.
 //!
 //! ```
 //! use deepburn_safetensors::{FloatType, Header, TensorFileWriter};

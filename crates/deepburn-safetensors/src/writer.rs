@@ -1,4 +1,4 @@
-//! A safetensors file that is being written.
+//! A writer for safetensors files.
 
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -7,26 +7,26 @@ use deepburn_files::PartialFile;
 
 use crate::Header;
 
-/// Bytes that are collected before they are written. Larger pieces are written as they are.
+/// The size of the write buffer in bytes. Larger writes bypass the buffer.
 const BUFFER: usize = 1 << 20;
 
-/// Writes a file under another name and renames it when it is complete.
+/// Writes a file under a temporary name and renames it when it is complete.
 ///
-/// Dropped before [`finish`](Self::finish), it leaves no file behind.
+/// If it is dropped before [`finish`](Self::finish), the temporary file is removed.
 #[derive(Debug)]
 #[must_use = "a file that is not finished is removed"]
 pub struct TensorFileWriter {
     writer: BufWriter<PartialFile>,
-    /// Bytes before the values.
+    /// The offset of the values in the file, in bytes.
     data_start: u64,
 }
 
 impl TensorFileWriter {
-    /// Begins the file `path` with its header. Until it is complete it is called `partial`, which must lie on
-    /// the same file system. A file of that name is replaced.
+    /// Creates a file and writes its header. The file has the temporary path `partial` until it is renamed to `path`.
+    /// Both paths must be on the same file system. An existing file at `partial` is replaced.
     ///
     /// # Errors
-    /// The file cannot be created or written.
+    /// Returns an error if the file cannot be created or written.
     pub fn create(path: &Path, partial: PathBuf, header: &Header) -> io::Result<Self> {
         let writer = BufWriter::with_capacity(BUFFER, PartialFile::create(path, partial)?);
         let bytes = header.to_bytes();
@@ -35,26 +35,26 @@ impl TensorFileWriter {
         Ok(file)
     }
 
-    /// Continues at a byte of the values, where [`Header::push`] placed a tensor.
+    /// Sets the write position to the byte `start` of the values. [`Header::push`] returns the position of a tensor.
     ///
     /// # Errors
-    /// What was written before does not reach the file.
+    /// Returns an error if buffered bytes cannot be written to the file.
     pub fn seek(&mut self, start: u64) -> io::Result<()> {
         self.writer.seek(SeekFrom::Start(self.data_start + start)).map(drop)
     }
 
-    /// Writes the next bytes of the values.
+    /// Writes bytes of the values at the current position.
     ///
     /// # Errors
-    /// They cannot be written.
+    /// Returns an error if the bytes cannot be written.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.writer.write_all(bytes)
     }
 
-    /// Waits until the file is on the disk, and renames it.
+    /// Waits until the file is stored on the disk, then renames it.
     ///
     /// # Errors
-    /// The rest cannot be written, or the file cannot be renamed.
+    /// Returns an error if the remaining bytes cannot be written or the file cannot be renamed.
     pub fn finish(self) -> io::Result<()> {
         self.writer.into_inner()?.finish_synced()
     }

@@ -6,9 +6,9 @@
 //! cargo run --release --example classifier -- --resume 4
 //! ```
 //!
-//! The second command shows Burn's dashboard, and the third resumes after the fourth epoch of an
-//! earlier run, which kept the checkpoints of its last two epochs and of the best one. Ctrl-C ends all ranks after the present micro-batch. Everything is written below
-//! `target/classifier`.
+//! The second command shows Burn's dashboard. The third resumes after the fourth epoch of an earlier
+//! run, which kept the checkpoints of its last two epochs and of the best one. Ctrl-C ends all ranks
+//! after the current micro-batch. All files are written to `target/classifier`.
 
 use std::error::Error;
 use std::path::Path;
@@ -48,7 +48,7 @@ const PLAN: &str = r#"{
     "zero_optimization": {"stage": 3}
 }"#;
 
-/// Says which of three spiral arms a point lies on.
+/// Classifies points by the spiral arm (of three) that they belong to.
 #[derive(Module, Debug)]
 struct Classifier<B: Backend> {
     input: Linear<B>,
@@ -101,7 +101,7 @@ struct Point {
     arm: i32,
 }
 
-/// `count` points on three spiral arms, from number `first` on.
+/// Returns `count` points on three spiral arms, starting at index `first`.
 fn spirals(count: usize, first: usize) -> InMemDataset<Point> {
     let point = |i: usize| {
         let arm = i % 3;
@@ -135,8 +135,8 @@ impl<B: Backend> Batcher<B, Point, Points<B>> for Stack {
     }
 }
 
-/// An interrupter that Ctrl-C stops. A signal handler may do no more than set a flag, so a thread
-/// watches it.
+/// Returns an interrupter that Ctrl-C triggers. A signal handler must only set a flag, so a thread polls
+/// the flag.
 fn stopped_by_ctrl_c() -> Result<Interrupter, Box<dyn Error>> {
     let (interrupter, asked) = (Interrupter::new(), Arc::new(AtomicBool::new(false)));
     signal_hook::flag::register(SIGINT, asked.clone())?;
@@ -157,7 +157,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let train = train.build(spirals(TRAIN_ITEMS, 0));
     let valid = DataLoaderBuilder::new(Stack).batch_size(BATCH).build(spirals(900, TRAIN_ITEMS));
 
-    // The scheduler advances by one step for each batch, whatever the number of ranks.
+    // The scheduler advances by one step for each batch, for any number of ranks.
     let steps = EPOCHS * TRAIN_ITEMS.div_ceil(BATCH);
     let rate = CosineAnnealingLrSchedulerConfig::new(3e-3, steps).init()?;
     let optimizer = AdamWConfig::new().with_weight_decay(0.01).init();
@@ -170,7 +170,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .num_epochs(EPOCHS)
         .summary()
         .with_interrupter(stopped_by_ctrl_c()?)
-        // The one line that makes the training sharded.
+        // Only this line makes the training sharded.
         .with_training_strategy(strategy.checkpoints(folder.join("checkpoints")).into());
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let [flag, epoch] = &arguments[..]

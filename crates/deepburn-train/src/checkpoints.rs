@@ -2,8 +2,8 @@
 //!
 //! A checkpoint of epoch `n` is `epoch-n` in the strategy's folder. It is an
 //! engine's checkpoint whose client state is a `LearnerState`. The states of
-//! data loaders are not stored: resuming starts each loader as often as it was
-//! started before.
+//! data loaders are not stored. Instead, resuming starts each loader as often as
+//! it was started before.
 
 use std::path::Path;
 
@@ -42,9 +42,9 @@ pub(crate) fn save<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     state: LearnerState,
 ) -> Result<(), TrainingCheckpointError> {
     let tag = tag(state.epoch)?;
-    // An earlier run may have left the checkpoint before it was resumed from an
-    // earlier epoch. If the deletion fails, the save finds the name taken and
-    // fails on all ranks.
+    // A run that resumes from an earlier epoch may find the checkpoint of this
+    // epoch from an earlier run. If the deletion fails, the save fails on all
+    // ranks, because the name is taken.
     if engine.rank() == 0
         && folder.join(tag.as_str()).exists()
         && let Err(error) = delete_checkpoint(folder, &tag)

@@ -30,8 +30,8 @@ use deepburn::kernels::{
 
 use crate::refusal::Refusal;
 
-/// The tried weights, repeated over the parameter. A parameter with fewer
-/// elements is tried several times, starting at the next value each time.
+/// The test weights, repeated over the parameter. A parameter with fewer
+/// elements is tested several times, with consecutive parts of this table.
 const VALUES: [f64; 10] = [1.0, 0.0, -1.0, 0.5, 1.0, 0.0, 0.25, -2.0, 0.125, -1.0];
 /// The scales of the gradients, by weight. Each one reveals some
 /// hyper-parameters: zero shows weight decay alone, small ones the value of
@@ -90,7 +90,7 @@ pub(crate) fn check_optimizer<LC: LearningComponentsTypes>(
     let mut chosen = Smallest::default();
     probe.model().visit(&mut chosen);
     let Some((id, count)) = chosen.found else { return Ok(()) };
-    // A small parameter is tried with one part of the table after the other.
+    // A small parameter is tested with one part of the table after the other.
     let trials = (0..VALUES.len()).step_by(count);
     match trials.filter_map(|first| difference(probe.clone(), plan, id, count, first)).next() {
         Some(difference) => Err(refuse(difference)),
@@ -115,8 +115,8 @@ fn difference<LC: LearningComponentsTypes>(
     };
     let (start, scales) = (from(&VALUES), from(&SCALES));
     let model = probe.model();
-    // The other parameters get no gradient, so the optimizer leaves them as
-    // they are.
+    // The other parameters have no gradient, so the optimizer does not change
+    // them.
     probe.load_model(model.map(&mut Assign { id, values: &start }).into_record());
 
     let rate = probe.lr_current();
@@ -166,7 +166,7 @@ fn at_largest_rate<LC: LearningComponentsTypes>(
 
 /// Weights that the plan's optimizer updates, in f64.
 struct ReferenceWeights<'a> {
-    /// The plan's optimizer.
+    /// The optimizer of the plan.
     plan: &'a OptimizerPlan,
     /// The learning rate of every step.
     rate: f64,

@@ -2,9 +2,9 @@
 //! starts.
 //!
 //! Burn's `Learner` and a DeepSpeed configuration both describe a training run.
-//! Where they overlap, one of them decides, and a setting of the other that
-//! would be ignored is an error. The checks run before any rank starts, so a
-//! mistake costs no training time.
+//! If a setting exists in both, only one of them is used. If the other one would
+//! be ignored silently, it is an error. The checks run before any rank starts,
+//! so a mistake costs no training time.
 
 use burn_train::{LearningComponentsTypes, TrainingComponents};
 use deepburn::config::{Plan, SchedulePlan};
@@ -13,9 +13,8 @@ use deepburn::config::{Plan, SchedulePlan};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(
-        "the plan trains in fp16 (fp16.enabled or torch_autocast.dtype), whose loss scale would have \
-         to multiply a loss that `TrainStep::step` keeps to itself: use bf16, or train with \
-         deepburn::Engine"
+        "the plan trains in fp16 (fp16.enabled or torch_autocast.dtype), which scales the loss, but \
+         `TrainStep::step` does not expose its loss: use bf16, or train with deepburn::Engine"
     )]
     /// fp16 needs a loss scale, and the loss is inside the program's
     /// `TrainStep`.
@@ -61,7 +60,7 @@ pub(crate) enum Refusal {
     NoData,
     #[error(
         "the Learner's optimizer differs from the plan's, which does the updates. {difference} The \
-         plan's optimizer is {plan}; the Learner's is {learner}: configure both alike"
+         plan's optimizer is {plan}; the Learner's is {learner}: give both the same settings"
     )]
     /// The two optimizers update weights differently.
     Optimizer { difference: String, plan: String, learner: String },

@@ -8,11 +8,12 @@
 //! ```
 //!
 //! The Learner's model is copied once per rank and then emptied. Each copy is
-//! consumed while its engine shards it. So the whole model exists once per rank
-//! at the start, and after that only shards and what a stage replicates.
+//! consumed while its engine shards it. At the start, each rank therefore holds
+//! the complete model; later, only its shards and the states that the stage
+//! replicates.
 //!
-//! Burn's interface returns no errors. Whatever fails therefore ends in a
-//! panic, after the renderer has restored the terminal.
+//! Burn's interface returns no errors. A failure therefore panics, after the
+//! renderer has restored the terminal.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -206,7 +207,7 @@ where
         let ranks = plan.batch.world_size;
         let devices = self.0.rank_devices(&learner.model().devices());
         let parts = split(&mut learner, &train, &valid, &devices);
-        // Every rank has its own part, so these would only keep memory.
+        // Every rank has its own copy, so these values would only occupy memory.
         drop((learner, train, valid));
         let places = InitialStates::new(parts);
         // All ranks borrow the processor, and the caller gets it back after the
@@ -302,7 +303,7 @@ where
     learner.load_model(whole.map(&mut Hollow).into_record());
     let trains = training_slices(train, devices);
     let valids = validation_slices(valid, devices);
-    // One item is enough: its result is thrown away.
+    // One item is enough, because its result is discarded.
     let filler = valid.slice(0, valid.num_items().min(1));
     let loaders = trains.into_iter().zip(valids);
     let parts = models.into_iter().zip(loaders).zip(devices);
@@ -338,7 +339,7 @@ fn give_up<LC: LearningComponentsTypes>(
     processor: SupervisedTrainingEventProcessor<LC>,
     reason: &dyn Display,
 ) -> ! {
-    // If the processor's own thread has panicked, it does not answer.
+    // If the processor's own thread has panicked, this call panics too.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(processor.renderer())));
     panic!("sharded training: {reason}");
 }

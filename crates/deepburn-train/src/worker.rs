@@ -1,10 +1,10 @@
 //! The training loop of one rank under burn-train.
 //!
-//! Main type: `Worker`. A rank is a thread with an engine of its own.
-//! Collectives of a micro-batch, in brackets, are the same on all ranks:
+//! Main type: `Worker`. Each rank is a thread with its own engine. All ranks run
+//! the same collectives, which are shown in brackets:
 //!
 //! ```text
-//! next batch ─► [agree: stop? batches? items?] ─► rank 0 reports the outputs of the micro-batch before
+//! next batch ─► [agree: stop? batches? items?] ─► rank 0 reports the outputs of the previous micro-batch
 //!            ─► TrainStep::step on the sharded module [gathers, gradients]
 //!            ─► engine.step, at an accumulation boundary [norm, parameters]
 //!            ─► deposit the output
@@ -14,9 +14,9 @@
 //! Outputs of a micro-batch are complete once the ranks have agreed on the next
 //! one, so they are reported one micro-batch late.
 //!
-//! The Learner's scheduler and strategies decide, the engine trains: the
-//! scheduler's learning rate is set before each step, and rank 0 asks the
-//! strategies for early stopping and checkpoints and shares the answers.
+//! The engine trains, and the Learner's scheduler and strategies control it: the
+//! scheduler's learning rate is set before each step, and rank 0 queries the
+//! strategies for early stopping and checkpoints and shares their decisions.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -172,8 +172,8 @@ where
                 tracing::info!("training was interrupted in epoch {epoch}: {reason}");
                 break;
             }
-            // Part of the validation data would give the checkpoint a wrong
-            // rank.
+            // A loss on a part of the validation data would rank the checkpoint
+            // wrongly.
             if self.validate(&progress)? || self.end_epoch(epoch)? {
                 break;
             }
@@ -183,8 +183,8 @@ where
 
     /// Restores the state of engine, scheduler and data loaders after `epoch`.
     ///
-    /// The scheduler takes its steps again, and each loader is started once for
-    /// every completed epoch, because that is what advances its shuffling.
+    /// The scheduler repeats its steps. Each loader is started once for every
+    /// completed epoch, because starting a loader advances its shuffling.
     ///
     /// # Errors
     ///
@@ -196,9 +196,9 @@ where
             self.learner.lr_step();
         }
         self.scheduler_steps = state.scheduler_steps;
-        // A loader shuffles again whenever it is iterated. Loaders with worker
-        // threads shuffle in a thread, and have done so once the first batch is
-        // there.
+        // A loader shuffles whenever an iteration starts. Loaders with worker
+        // threads shuffle in a thread, and have finished when they return the
+        // first batch.
         for _ in 0..epoch {
             drop(self.train.iter().next());
             drop(self.valid.iter().next());
@@ -208,8 +208,8 @@ where
 
     /// Trains one epoch. Returns true if it was interrupted.
     ///
-    /// Ends before the first micro-batch that not all ranks have, because a
-    /// rank without data could not take part in its collectives.
+    /// The epoch ends before the first micro-batch that some ranks do not have,
+    /// because a rank without data could not take part in the collectives.
     ///
     /// # Errors
     ///
@@ -297,8 +297,8 @@ where
 
     /// Evaluates the validation data. Returns true if it was interrupted.
     ///
-    /// Ranks may have different numbers of batches. The loop ends when none has
-    /// one.
+    /// Ranks may have different numbers of batches. The loop ends when no rank
+    /// has a batch left.
     ///
     /// # Errors
     ///
@@ -333,9 +333,9 @@ where
         Ok(interrupted)
     }
 
-    /// Evaluates a batch. Without one, evaluates filler items and returns
-    /// `None`: the other ranks gather parameters together with this one, and
-    /// would wait for it.
+    /// Evaluates a batch. Without a batch, evaluates filler items and returns
+    /// `None`, because the other ranks gather parameters together with this
+    /// rank and would wait for it.
     fn evaluate(
         &self,
         batch: Option<<LC::InferenceModel as InferenceStep>::Input>,
@@ -362,14 +362,14 @@ where
         let decision = (self.engine.rank() == 0).then(|| self.decide(epoch));
         let flag = |of: fn(&Decision) -> bool| f64::from(decision.as_ref().is_some_and(of));
         let flags = vec![flag(|decision| decision.save), flag(|decision| decision.stop)];
-        // Only rank 0 has asked the strategies, so the maximum is its answer.
+        // Only rank 0 has queried the strategies, so the maximum is its decision.
         let flags =
             self.engine.group().max(CollectiveTag::new("end of epoch", epoch as u64), flags)?;
         if let (Some(folder), true) = (self.run.folder, flags[0] > 0.0) {
             let state = LearnerState { epoch, scheduler_steps: self.scheduler_steps };
             match checkpoints::save(&self.engine, folder, state) {
-                // Nothing but the file is missing, so training continues. Burn sends logs to a file,
-                // where nobody would look for this.
+                // The states in memory are intact, so training continues. The message is also printed,
+                // because Burn redirects logs to a file.
                 Err(error) if error.is_recoverable() => {
                     if self.engine.rank() == 0 {
                         tracing::error!("the checkpoint of epoch {epoch} was not saved: {error}");
@@ -392,7 +392,7 @@ where
         Ok(flags[1] > 0.0)
     }
 
-    /// Asks the Learner's strategies on rank 0.
+    /// Queries the Learner's strategies on rank 0.
     fn decide(&self, epoch: usize) -> Decision {
         // Another thread processes events from a channel with one slot. Once
         // the second of two empty events is in the channel, all earlier events
@@ -410,8 +410,8 @@ where
                 }
             }
         }
-        // The checkpoint of this epoch may be about to be saved, whatever the
-        // strategy deletes.
+        // The checkpoint of this epoch may be about to be saved, even if the
+        // strategy deletes it.
         decision.delete.retain(|old| *old != epoch);
         if let Some(early_stopping) = lock(&self.run.early_stopping).as_mut() {
             decision.stop = early_stopping.should_stop(epoch, self.run.store);

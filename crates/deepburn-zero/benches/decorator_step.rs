@@ -1,15 +1,15 @@
-//! What the decorators cost a training pass of a tiny model on ordinary tensors.
+//! Measures the overhead of the backend decorators in a training pass of a tiny model.
 //!
 //! ```sh
 //! cargo bench --workspace --bench decorator_step -- [--json] [--rounds 31]
 //! ```
 //!
-//! Forward and backward of a perceptron on `Flex` and on `Zero<Flex>`, in turns, with the same matrix products
-//! (`MatmulOps`). Nothing is sharded: every tensor is
-//! full, and each op goes through autocast and the ledger of a model with one rank. Gradients are written out, because
-//! Burn's autodiff takes no backend that cannot exchange gradients, such as plain flex. Autodiff would add the same
-//! time to both sides, so the ratio of a training pass is smaller. The ratio compares medians. `--json` prints one
-//! object a line: `name`, `unit`, `value`, `spread` (first and third quartile of the ratios of single rounds).
+//! The benchmark alternates between forward and backward of a perceptron on `Flex` and on `Zero<Flex>`, with the same
+//! matrix products (`MatmulOps`). The model has one rank and nothing is sharded, but each op passes through autocast
+//! and the ledger. The gradients are computed by hand, because Burn's autodiff needs a backend that can exchange
+//! gradients, which plain flex cannot. Autodiff would add the same time to both sides, so the ratio of a real training
+//! pass is smaller. The ratio compares medians. `--json` prints one object per line: `name`, `unit`, `value`, `spread`
+//! (first and third quartile of the ratios of single rounds).
 
 use std::env;
 use std::error::Error;
@@ -29,16 +29,16 @@ use deepburn_zero::{Group, ModelStates, Pass, Training, Zero, ZeroError};
 #[path = "../tests/model/mod.rs"]
 mod model;
 
-/// Passes of a round.
+/// The number of passes in a round.
 const PASSES: usize = 20;
 
-/// A model, because ops belong to one.
+/// A model, because ops of `Zero` are counted in the ledger of a model.
 #[derive(Module, Debug)]
 struct Owner<B: Backend> {
     layer: Linear<B>,
 }
 
-/// The product that the sharding decorator calls. Burn's own product of flex has another speed.
+/// The matrix product that the sharding decorator calls. Burn's own product on flex has a different speed.
 trait Products: Backend {
     fn product(left: Tensor<Self, 2>, right: Tensor<Self, 2>) -> Tensor<Self, 2>;
 }
@@ -56,7 +56,7 @@ impl Products for Zero<Flex> {
     }
 }
 
-/// A perceptron with one hidden layer, and rows to compute with.
+/// A perceptron with one hidden layer, and its input rows.
 struct Perceptron<B: Backend> {
     input: Tensor<B, 2>,
     up: Tensor<B, 2>,
@@ -74,7 +74,7 @@ impl<B: Products> Perceptron<B> {
         }
     }
 
-    /// The gradients of the mean square of the output.
+    /// Returns the gradients of the mean square of the output.
     fn gradients(&self) -> [Tensor<B, 2>; 3] {
         let before = B::product(self.input.clone(), self.up.clone());
         let hidden = before.clone().tanh();
@@ -89,7 +89,7 @@ impl<B: Products> Perceptron<B> {
         [of_down, of_up, B::product(of_before, self.up.clone().transpose())]
     }
 
-    /// Seconds of a forward and backward pass.
+    /// Returns the seconds of a forward and backward pass.
     fn seconds(&self) -> f64 {
         let began = Instant::now();
         for _ in 0..PASSES {
@@ -134,7 +134,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Seconds of a pass on flex and through the decorators, round by round.
+/// Returns the seconds of a pass on flex and through the decorators, for each round.
 fn measure(rows: usize, width: usize, rounds: usize) -> Result<Vec<[f64; 2]>, Box<dyn Error>> {
     let measured = run_ranks(1, Duration::MAX, |member| {
         let owner = Owner::<Training<Flex>> { layer: LinearConfig::new(2, 2).init(&FlexDevice) };

@@ -1,14 +1,15 @@
-//! Reduce-scatter and all-gather between ranks that are threads, beside the copies and additions that they imply.
+//! Compares reduce-scatter and all-gather between rank threads with the copies and additions that they imply.
 //!
 //! ```sh
 //! cargo bench --workspace --bench rank_threads -- [--json] [--rounds 5] [--elements 100000000]
 //! ```
 //!
-//! Arrays are f32 tensors of flex, as in training. A reduce-scatter implies that each rank reads its part of every
-//! array once and writes the sum. An all-gather implies that the whole is written once: ranks of one process share it.
-//! Plain loops on as many threads (one for the all-gather) do just that, in turns with the collectives. The score is
-//! their time divided by the collective's, the median of all rounds; 1 means that the collective costs nothing more.
-//! `--json` prints one object a line: `name`, `unit`, `value` (the median), `spread` (the smallest and the largest).
+//! Arrays are f32 tensors of flex, as in training. In a reduce-scatter, each rank has to read its part of every array
+//! once and write the sum. In an all-gather, the whole array has to be written once, because ranks of one process share
+//! it. Plain loops do the same work, with one thread per rank (one thread for the all-gather), and alternate with the
+//! collectives. The score is the time of the loop divided by the time of the collective; 1 means that the collective
+//! has no overhead. `--json` prints one object per line: `name`, `unit`, `value` (the median of all rounds), `spread`
+//! (the smallest and the largest score).
 
 use std::env;
 use std::error::Error;
@@ -23,7 +24,7 @@ use deepburn_comm::{
 };
 use deepburn_zero::DeviceArray;
 
-/// Elements of a block that stays in the first cache while it is summed.
+/// The number of elements in a block, which fits in the L1 cache while it is summed.
 const BLOCK: usize = 4096;
 
 type Array = DeviceArray<Flex>;
@@ -81,7 +82,7 @@ fn array(numel: usize, value: f32) -> Array {
     DeviceArray::Dense(FlexTensor::from_data(data))
 }
 
-/// Seconds of a reduce-scatter and of an all-gather.
+/// Returns the seconds of a reduce-scatter and of an all-gather.
 fn collectives(ranks: usize, numel: usize) -> Result<[f64; 2], Box<dyn Error>> {
     let measured = run_ranks(ranks, Duration::from_secs(600), |member| {
         let whole = array(numel, member.rank() as f32);
@@ -102,7 +103,8 @@ fn collectives(ranks: usize, numel: usize) -> Result<[f64; 2], Box<dyn Error>> {
     Ok(measured?.swap_remove(0))
 }
 
-/// Seconds of a collective, from the first rank's start to the last one's end. An earlier one warms the memory up.
+/// Returns the seconds of a collective, from the start of the first rank to the end of the last rank. An untimed call
+/// comes first as a warm-up.
 fn timed(
     member: &Member,
     start: impl Fn() -> Result<Pending<Array>, CommError>,
@@ -117,7 +119,8 @@ fn timed(
     Ok(seconds)
 }
 
-/// Seconds in which each of `ranks` threads sums its part of as many arrays of `numel` elements into new memory.
+/// Returns the seconds in which each of `ranks` threads sums its part of `ranks` arrays of `numel` elements into new
+/// memory.
 fn implied_sums(ranks: usize, numel: usize) -> f64 {
     let arrays: Vec<Vec<f32>> = (0..ranks).map(|rank| vec![rank as f32; numel]).collect();
     let run = || {
@@ -133,7 +136,7 @@ fn implied_sums(ranks: usize, numel: usize) -> f64 {
     seconds(run)
 }
 
-/// The sum of slices of one length, block by block.
+/// Returns the sum of slices of the same length, computed block by block.
 fn sum(parts: &[&[f32]]) -> Vec<f32> {
     let len = parts[0].len();
     let mut total = Vec::with_capacity(len);
@@ -149,7 +152,7 @@ fn sum(parts: &[&[f32]]) -> Vec<f32> {
     total
 }
 
-/// Seconds in which one thread joins the chunks of `ranks` into new memory.
+/// Returns the seconds in which one thread concatenates the shards of `ranks` ranks into new memory.
 fn implied_copy(ranks: usize, numel: usize) -> f64 {
     let chunk = vec![1.0_f32; Partition::new(numel, ranks).shard_len()];
     let chunks: Vec<&[f32]> = vec![&chunk; ranks];

@@ -1,23 +1,23 @@
 //! Device tensors as the payload of collectives.
 //!
-//! A collective works on flat arrays, which each rank cuts into parts. [`DeviceArray`] gives
-//! tensors of any backend that form:
+//! A collective operates on flat arrays, which are partitioned over the ranks. [`DeviceArray`]
+//! presents a tensor of any backend as a flat array:
 //!
 //! ```text
 //!  tensor [rows, columns]         flat order      e0 e1 e2 … e(n-1)
-//!  cut by Partition               rank 0 │ rank 1 │ rank 2 + zero padding
+//!  split by Partition             rank 0 │ rank 1 │ rank 2 + zero padding
 //!
 //!  rank threads    part()                     a view that other ranks read in place
 //!  processes       part() → encode() → bytes → decode()
 //!  both            reduce(parts of all ranks) → a new array of the padded length
 //! ```
 //!
-//! Rank threads and processes call the same [`reduce`](Payload::reduce), so both get the same bits.
-//! Parts are added in rank order. Sums of 16-bit elements are made in f32 and rounded once. If the
-//! elements are in host memory, `host_sum` adds them in one pass; otherwise the backend's own ops
-//! do.
+//! Rank threads and processes call the same [`reduce`](Payload::reduce), so their results are
+//! bitwise equal. Parts are added in rank order. 16-bit elements are summed in f32, and the sum is
+//! rounded once. If the elements are in host memory, `host_sum` adds them in one pass. Otherwise
+//! the ops of the backend add them.
 //!
-//! A part is a view of its tensor wherever that is possible (`flat.rs`).
+//! A part is a view of its tensor wherever possible (`flat.rs`).
 
 mod host_sum;
 
@@ -31,17 +31,23 @@ use crate::flat::{flat_range, flattened, in_type, narrow, pad};
 use crate::rows::RowGradient;
 use host_sum::{HostSum, SparseRows};
 
-/// A device tensor that travels between ranks.
+/// A device tensor that ranks exchange in collectives.
 ///
-/// Ranks of one process read each other's tensors in place, so handing one over costs nothing. What
-/// a rank receives is a new allocation, never a view that would keep the sender's alive. The
-/// exception is an all-gather of shards that lie side by side ([`join_shards`]): its result is a
-/// view of their memory.
+/// Ranks of one process read each other's tensors in place, so no copy is made to send a tensor.
+/// The result of a collective is a new allocation, not a view that would keep the sender's memory
+/// alive, with these exceptions:
+///
+/// - An all-gather of shards that are adjacent in memory returns a view of this memory
+///   ([`join_shards`]).
+/// - A concatenation of a single shard returns a view of the shard.
+/// - A reduction over a single rank returns a view of its input.
+/// - A broadcast to a rank on the root's device returns the root's tensor.
 #[derive(Debug, Clone)]
 pub enum DeviceArray<B: Backend> {
     /// An ordinary tensor of any shape, read in its flat order.
     Dense(B::FloatTensorPrimitive),
-    /// The gradient of an embedding. It becomes dense only in the part that an owner reduces.
+    /// The gradient of an embedding, as rows. Only the part that a rank owns becomes dense, when
+    /// that rank reduces it.
     SparseRows(RowGradient<B>),
 }
 
@@ -53,8 +59,8 @@ impl<B: Backend> DeviceArray<B> {
         }
     }
 
-    /// Returns all elements as a tensor with one axis. Sparse rows become dense, which takes the
-    /// memory of the whole table.
+    /// Returns all elements as a tensor with one axis. Sparse rows become dense, which takes as
+    /// much memory as the complete embedding table.
     pub(crate) fn into_flat(self) -> B::FloatTensorPrimitive {
         let tensor = match self {
             Self::Dense(tensor) => tensor,
@@ -63,8 +69,7 @@ impl<B: Backend> DeviceArray<B> {
         flattened::<B>(tensor)
     }
 
-    /// Returns the array with its dense elements flat, so that ranks cut their parts out of it
-    /// without a copy.
+    /// Returns the array with its dense elements flat, so that parts are views and not copies.
     pub(crate) fn flattened(self) -> Self {
         match self {
             Self::Dense(tensor) => Self::Dense(flattened::<B>(tensor)),
@@ -90,8 +95,8 @@ impl<B: Backend> DeviceArray<B> {
     }
 }
 
-/// Sizes count the elements that an array stands for: sparse rows have as many as their table, or
-/// as the part that was cut out of it.
+/// Sizes are in dense elements: sparse rows count all elements of their table, or all elements of a
+/// part of the table.
 impl<B: Backend> Payload for DeviceArray<B> {
     fn numel(&self) -> usize {
         match self {
@@ -108,8 +113,8 @@ impl<B: Backend> Payload for DeviceArray<B> {
         DType::from(self.element_type()).size()
     }
 
-    /// Returns a view of elements `range` if the tensor is flat. Of other tensors, the rows that
-    /// the range touches may be copied.
+    /// Returns elements `range`, as a view if the tensor is flat. For other shapes, the rows that
+    /// overlap the range may be copied.
     fn part(&self, range: Range<usize>) -> Self {
         match self {
             Self::Dense(tensor) => Self::Dense(flat_range::<B>(tensor, range)),
@@ -117,8 +122,8 @@ impl<B: Backend> Payload for DeviceArray<B> {
         }
     }
 
-    /// Reads the elements into host memory. On flex, bytes of a contiguous tensor are shared, not
-    /// copied.
+    /// Reads the elements into host memory. On the flex backend, the bytes of a contiguous tensor
+    /// are shared and not copied.
     fn encode(&self) -> Encoded {
         match self {
             Self::Dense(tensor) => {
@@ -130,8 +135,8 @@ impl<B: Backend> Payload for DeviceArray<B> {
         }
     }
 
-    /// Makes an array on the device and in the element type of `self`. Sparse rows may arrive even
-    /// if `self` is dense: a rank whose own micro-batch did not use the embedding still reduces the
+    /// Decodes an array to the device and element type of `self`. The form may be sparse rows even
+    /// if `self` is dense: a rank whose micro-batch did not use the embedding still reduces the
     /// rows of other ranks.
     fn decode(&self, form: Form, received: Received, numel: usize) -> Result<Self, String> {
         let dtype = DType::from(self.element_type());
@@ -155,8 +160,8 @@ impl<B: Backend> Payload for DeviceArray<B> {
 
     /// Reduces parts in rank order on the device of `parts[home]`, and pads the result with zeros.
     ///
-    /// Dense parts are added first, then sparse rows, both in rank order. The order is the same
-    /// whether the elements lie in host memory or on a device.
+    /// Dense parts are added first, then sparse rows, both in rank order. The order is the same in
+    /// host memory and on a device.
     fn reduce(parts: Vec<Self>, padded_len: usize, op: ReduceOp, home: usize) -> Self {
         let (device, dtype) = (parts[home].device(), parts[home].element_type());
         let (numel, count) = (parts[home].numel(), parts.len());
@@ -164,7 +169,8 @@ impl<B: Backend> Payload for DeviceArray<B> {
             let zeros = B::float_zeros(Shape::from(vec![padded_len]), &device, dtype);
             return Self::Dense(zeros);
         }
-        // One rank's sum, mean and maximum is what it gave; widening and rounding it again would only take time.
+        // The sum, mean and maximum over one rank are its input. Converting it to f32 and back
+        // would only take time.
         if let [Self::Dense(only)] = &parts[..] {
             return Self::Dense(pad::<B>(flat_range::<B>(only, 0..numel), padded_len));
         }
@@ -195,7 +201,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
     }
 }
 
-/// What only rank threads need: they read the arrays of other ranks in place.
+/// Rank threads read the arrays of other ranks in place.
 impl<B: Backend> SharedPayload for DeviceArray<B> {
     fn shares_home(&self, other: &Self) -> bool {
         self.device() == other.device()
@@ -222,8 +228,8 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
         }
     }
 
-    /// Returns a view of shards that lie side by side in one allocation, and copies all others
-    /// together. See [`join_shards`].
+    /// Returns a view of shards that are adjacent in one allocation. All other shards are copied
+    /// into a new allocation. See [`join_shards`].
     fn gather(shards: &[Self], numel: usize, home: usize) -> Self {
         let dense = |shard: &Self| match shard {
             Self::Dense(tensor) => Some(tensor.clone()),
@@ -248,8 +254,8 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
 
 /// Returns the tensor on `device`.
 ///
-/// A copy between two devices goes through host memory: CubeCL's direct copy needs a library of
-/// collectives, which wgpu does not have.
+/// A copy between two devices goes through host memory, because CubeCL's direct copy needs a
+/// collective library, and wgpu has none.
 fn moved<B: Backend>(
     tensor: B::FloatTensorPrimitive,
     device: &B::Device,
@@ -260,7 +266,7 @@ fn moved<B: Backend>(
     }
 }
 
-/// Returns the element-wise maximum, in which a NaN on either side wins.
+/// Returns the element-wise maximum. An element is NaN if it is NaN on either side.
 ///
 /// A comparison with NaN is false. The first selection therefore keeps a NaN of `right`, and the
 /// second one restores a NaN of `left`.
@@ -276,15 +282,16 @@ pub(crate) fn maximum<B: Backend>(
     B::float_mask_where(larger, left_nan, left)
 }
 
-/// Reduces whole tensors of `dtype` on `device` with the backend's ops. Returns `None` without
-/// tensors. The result of a sum is in f32, or in f64 for f64 elements.
+/// Reduces complete tensors of `dtype` on `device` with the backend's ops. Returns `None` if the
+/// list is empty. The result of a sum is in f32, or in f64 for f64 elements.
 ///
 /// 16-bit numbers are summed in f32, and the caller rounds the sum once. A sum in 16 bits would
 /// overflow where the mean does not, and would lose small contributions.
 ///
-/// An addition writes over its left operand if nobody else holds it. The first tensor is often
-/// `shared`, a view of an array that this rank keeps, while the second has just been received. The
-/// first addition therefore swaps its operands; two numbers have the same sum in either order.
+/// An addition overwrites its left operand if nothing else refers to it. The first tensor is often
+/// `shared`: a view of an array that this rank keeps. The second tensor has just been received and
+/// can be overwritten. The first addition therefore swaps its operands, which does not change the
+/// sum, because addition is commutative.
 fn reduced<B: Backend>(
     tensors: Vec<B::FloatTensorPrimitive>,
     op: ReduceOp,
@@ -309,8 +316,8 @@ fn reduced<B: Backend>(
 }
 
 /// Adds the rows of every gradient, in rank order, to the sum of the dense parts, in f32. Without a
-/// dense sum the rows are added to zeros. The sum passes through host memory, where single rows are
-/// cheap to add.
+/// dense sum the rows are added to zeros. The addition runs in host memory, where adding single
+/// rows is cheap.
 fn with_rows<B: Backend>(
     gradients: &[RowGradient<B>],
     dense: Option<B::FloatTensorPrimitive>,
@@ -327,8 +334,8 @@ fn with_rows<B: Backend>(
     float_from_host::<B>(TensorData::new(sum, vec![numel]), device)
 }
 
-/// Copies a view into memory of its own, so that it does not keep the whole alive. Used for a shard
-/// that was cut out of an all-reduced gradient.
+/// Copies a view into a new allocation, so that it does not keep the complete array alive. Used for
+/// a shard of an all-reduced gradient.
 pub(crate) fn own<B: Backend>(array: DeviceArray<B>) -> DeviceArray<B> {
     let device = array.device();
     let data = read_float::<B>(array.into_flat());

@@ -1,12 +1,14 @@
-//! Which update each parameter of a model gets.
+//! Selects the update rule and settings of each parameter of a model.
 //!
-//! Main type: [`Assignment`], the optimizer of a plan and its parameter groups. A parameter is
-//! updated with the optimizer's settings, except those that its group replaces. Muon updates
-//! matrices of hidden layers, and the Adam beside it updates everything else.
+//! Main type: [`Assignment`], which combines the optimizer of a plan with its parameter groups. A
+//! parameter is updated with the optimizer's settings, except for the settings that its group
+//! replaces. Muon updates only matrices of hidden layers. A second optimizer, Adam, updates all
+//! other parameters.
 //!
-//! Only a model's parameters can show whether groups fit. [`ParamGroups::check`] checks them against
-//! the optimizer alone, when a configuration is resolved, and is called again for a model, because
-//! a program can also make a plan of its own.
+//! Whether groups fit a model can only be checked with the model's parameters.
+//! [`ParamGroups::check`] checks groups against the optimizer alone, when a configuration is
+//! resolved. It is called again for a model, because a program can also build a plan without a
+//! configuration.
 
 mod matrices;
 mod model_parameter;
@@ -19,7 +21,7 @@ use deepburn_config::{
 pub use matrices::{Matrices, MatrixLayout};
 pub use model_parameter::ModelParameter;
 
-/// The optimizer and the parameter groups, from which the updates of parameters follow.
+/// The optimizer and the parameter groups, which together determine the update of each parameter.
 ///
 /// ```
 /// use deepburn_config::{
@@ -52,40 +54,40 @@ pub use model_parameter::ModelParameter;
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Assignment<'a> {
-    /// Updates the parameters, with the settings that groups do not replace.
+    /// The optimizer. Its settings apply wherever a group does not replace them.
     pub optimizer: &'a OptimizerPlan,
-    /// Parameters with settings of their own.
+    /// The parameter groups, which replace settings of the optimizer.
     pub groups: &'a ParamGroups,
 }
 
-/// How one parameter is updated.
+/// The update settings of one parameter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpdateSettings {
-    /// The optimizer, with the weight decay and betas of the parameter. With Muon, a parameter that
-    /// Muon does not update has the Adam beside it.
+    /// The optimizer, with the weight decay and betas of the parameter. With Muon, this is Adam for
+    /// a parameter that Muon does not update.
     pub optimizer: OptimizerPlan,
-    /// Factor of the schedule's learning rate, at least 0.
+    /// The factor by which the schedule's learning rate is multiplied, at least 0.
     pub lr_factor: f64,
-    /// What Muon orthogonalizes; `None` with another optimizer.
+    /// The matrices that Muon orthogonalizes. `None` for Adam and all other optimizers.
     pub matrices: Option<Matrices>,
 }
 
-/// Groups or an optimizer that do not fit a model.
+/// An error in the parameter groups or the optimizer of a model.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum AssignmentError {
-    /// A group or a learning rate that does not fit the optimizer, or a group that does not fit one
-    /// of its parameters.
+    /// A group or a learning rate does not fit the optimizer, or a group does not fit one of its
+    /// parameters.
     #[error(transparent)]
     Group(#[from] ParamGroupError),
-    /// No parameter is in a group.
+    /// A group selects no parameter of the model.
     #[error(
         "param_groups[{group}]: no parameter of the model is in it ({selection}); the model has {known}; correct it \
          or remove the group"
     )]
     Empty {
-        /// Its place in the list.
+        /// The position of the group in `param_groups`.
         group: usize,
-        /// What it selects.
+        /// The patterns and dimensions that the group selects.
         selection: String,
         /// Some of the model's parameters.
         known: String,
@@ -97,12 +99,12 @@ pub enum AssignmentError {
     Overlap {
         /// Module path of the parameter.
         path: String,
-        /// The place of a group in the list.
+        /// The position of the first group in `param_groups`.
         first: usize,
-        /// The place of another.
+        /// The position of the second group.
         second: usize,
     },
-    /// Muon has nothing to orthogonalize.
+    /// The model has no matrix that Muon can orthogonalize.
     #[error(
         "optimizer.type: Muon updates matrices of hidden layers and the model has none ({known}); use AdamW, or set \
          muon_matrices in a parameter group"
@@ -121,16 +123,17 @@ impl AssignmentError {
 }
 
 impl Assignment<'_> {
-    /// Returns the update of each of a model's parameters, `None` for a frozen one.
+    /// Returns the update settings of each parameter of a model, or `None` for a frozen parameter.
     ///
     /// # Errors
     ///
-    /// Returns an error if [`ParamGroups::check`] does, or in these cases:
+    /// Returns an error if [`ParamGroups::check`] fails, or in these cases:
     ///
-    /// - A group has no parameter, or a parameter is in two groups.
-    /// - Muon has no matrix.
-    /// - A parameter does not consist of as many matrices as its group says.
-    /// - A group has betas, and Muon updates all of its parameters.
+    /// - A group selects no parameter, or a parameter is in two groups.
+    /// - The optimizer is Muon, and the model has no matrix that it can orthogonalize.
+    /// - A parameter cannot be divided into the number of matrices that its group sets
+    ///   (`muon_matrices`).
+    /// - A group sets `betas`, but Muon, which has no betas, updates all of its parameters.
     pub fn of_model(
         self,
         parameters: &[ModelParameter<'_>],
@@ -156,11 +159,12 @@ impl Assignment<'_> {
         Ok(updates)
     }
 
-    /// Returns the update of one parameter, `None` if it is frozen.
+    /// Returns the update settings of one parameter, or `None` if it is frozen.
     ///
     /// # Errors
     ///
-    /// Returns an error if it is in two groups, or if it is not as many matrices as its group says.
+    /// Returns an error if the parameter is in two groups, or if it cannot be divided into the
+    /// number of matrices that its group sets.
     pub(crate) fn of_parameter(
         self,
         parameter: &ModelParameter<'_>,
@@ -168,7 +172,8 @@ impl Assignment<'_> {
         Ok(self.settings(self.group_of(parameter)?, parameter)?)
     }
 
-    /// Checks that a group with betas has a parameter with betas: Muon's matrices have none.
+    /// Checks that a group with `betas` has a parameter that Adam updates. Muon, which updates
+    /// matrices, has no betas.
     fn check_betas(
         self,
         parameters: &[ModelParameter<'_>],
@@ -190,7 +195,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Returns the only group that a parameter is in.
+    /// Returns the group of a parameter; `None` if it is in no group.
     fn group_of(self, parameter: &ModelParameter<'_>) -> Result<Option<usize>, AssignmentError> {
         let groups = self.groups.groups.iter().enumerate();
         let mut found = groups.filter(|(_, group)| selects(group, parameter)).map(|(at, _)| at);
@@ -202,7 +207,7 @@ impl Assignment<'_> {
         }
     }
 
-    /// Returns the update of a parameter of `group`, whose own settings replace the optimizer's.
+    /// Returns the update settings of a parameter. The settings of `group` replace the optimizer's.
     fn settings(
         self,
         group: Option<usize>,
@@ -220,17 +225,21 @@ impl Assignment<'_> {
             GroupRate::Factor(factor) => factor,
             GroupRate::Own(lr) => lr / self.optimizer.lr(),
         };
-        // A parameter in no group is never a reason.
+        // `Matrices::of` fails only if a group sets the number of matrices, so `group` is not
+        // `None`.
         let unfit = |reason| ParamGroupError::Unfit { group: group.unwrap_or_default(), reason };
         let (chosen, lr_factor, matrices) = match self.optimizer {
             OptimizerPlan::Muon(muon) => match Matrices::of(parameter, parts).map_err(unfit)? {
-                // A learning rate of the group's own replaces either of Muon's two.
+                // An absolute learning rate (`lr`) of the group replaces both Muon's and Adam's
+                // rate.
                 None if matches!(rate, GroupRate::Own(_)) => (adam_beside(muon), factor, None),
                 None => (adam_beside(muon), factor * adam_lr_factor(muon), None),
                 matrices => (self.optimizer.clone(), factor, matrices),
             },
             other => (other.clone(), factor, None),
         };
+        // Biases and the weights of norms have one dimension. A weight decay that the group sets
+        // overrides `no_decay`.
         let spared = self.groups.no_decay == NoDecay::BiasesAndNorms && parameter.shape.len() == 1;
         let spared = spared.then_some(0.0);
         let optimizer = chosen.with(own_decay.or(spared), betas);
@@ -238,7 +247,7 @@ impl Assignment<'_> {
     }
 }
 
-/// Returns the optimizer of the parameters that Muon does not orthogonalize.
+/// Returns the optimizer for parameters that Muon does not update.
 fn adam_beside(muon: &MuonPlan) -> OptimizerPlan {
     let variant = if muon.decouples_decay { OptimizerPlan::AdamW } else { OptimizerPlan::Adam };
     variant(muon.adam)
@@ -246,17 +255,18 @@ fn adam_beside(muon: &MuonPlan) -> OptimizerPlan {
 
 /// Returns Adam's learning rate as a factor of the schedule's rate, which applies to matrices.
 fn adam_lr_factor(muon: &MuonPlan) -> f64 {
+    // Equal rates are a separate case, because both may be 0, and 0 / 0 is NaN.
     if muon.adam.lr == muon.lr { 1.0 } else { muon.adam.lr / muon.lr }
 }
 
-/// Whether a parameter is in `group`.
+/// Returns true if `group` selects the parameter.
 fn selects(group: &ParamGroup, parameter: &ModelParameter<'_>) -> bool {
     let ModelParameter { path, shape, .. } = parameter;
     let by_path = group.params.is_empty() || group.params.iter().any(|it| it.occurs_in(path));
     by_path && (group.dims.is_empty() || group.dims.contains(&shape.len()))
 }
 
-/// Returns what a group selects, for an error.
+/// Describes the parameters that a group selects, for an error message.
 fn selection(group: &ParamGroup) -> String {
     let patterns: Vec<_> = group.params.iter().map(|it| format!("{:?}", it.as_str())).collect();
     let patterns = patterns.join(", ");
@@ -267,7 +277,7 @@ fn selection(group: &ParamGroup) -> String {
     }
 }
 
-/// Returns the first paths of a model, for an error.
+/// Returns the first parameter paths of a model, for an error message.
 fn some_of(parameters: &[ModelParameter<'_>]) -> String {
     let known: Vec<_> = parameters.iter().take(6).map(|parameter| parameter.path).collect();
     let rest = if parameters.len() > known.len() { ", ..." } else { "" };

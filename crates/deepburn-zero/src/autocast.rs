@@ -1,22 +1,22 @@
-//! Element types of the operands of each op, chosen above autodiff.
+//! Automatic casts of the operands of each op to one element type, above autodiff.
 //!
 //! Burn has no type promotion: an op whose operands differ in type panics in the backend. In 16-bit
-//! training they differ as soon as a model is fed f32 data or keeps running statistics.
-//! [`Autocast`] decorates a backend and brings the float operands of every op to one type before it
-//! runs. It lies above autodiff, as PyTorch's autocast does, so every cast is recorded and its
-//! backward pass returns the gradient in the type of the operand.
+//! training operand types differ as soon as a model reads f32 data or keeps running statistics.
+//! [`Autocast`] decorates a backend and casts the float operands of every op to one type before the
+//! op runs. Like PyTorch's autocast it works above autodiff. Every cast is therefore recorded, and
+//! its backward pass returns the gradient in the type of the operand.
 //!
-//! There are two sets of rules, by [`Rule`]:
+//! There are two sets of rules. [`Rule`] selects the rule of each op:
 //!
-//! - Always: operands of different types are promoted to f32 (to f64 beside f64). In a product
-//!   (matrix product, convolution, linear layer, attention) with a 16-bit parameter, f32 operands
-//!   are cast to the parameter's type instead. This is DeepSpeed's 16-bit mode for models that cast
-//!   their inputs.
-//! - Under `torch_autocast`, in addition, within `forward` and `evaluate`: products run in the
-//!   autocast type, and normalisations, softmax, exponentials, powers, reductions and losses in
+//! - Always: operands of different types are promoted to f32, or to f64 if an operand is f64. In a
+//!   product (matrix product, convolution, linear layer, attention) with a 16-bit parameter, f32
+//!   operands are cast to the parameter's type instead. This is DeepSpeed's 16-bit mode for models
+//!   that cast their inputs.
+//! - With `torch_autocast`, additionally, within `forward` and `evaluate`: products run in the
+//!   autocast type. Normalisations, softmax, exponentials, powers, reductions and losses run in
 //!   f32. These are the lists of `torch.autocast` for CUDA (PyTorch, "Automatic Mixed Precision
-//!   package", op reference). Means count as reductions here, because Burn's normalisations are
-//!   made of them.
+//!   package", op reference). Here a mean counts as a reduction, because Burn's normalisations are
+//!   built from means.
 //!
 //! | Operands | Rule | Without autocast | Autocast to bf16 |
 //! |---|---|---|---|
@@ -26,11 +26,11 @@
 //! | bf16 | `Full` | bf16 | f32 |
 //! | f64, anything | any | f64 | f64 |
 //!
-//! Outside autocast, operands of one type are passed on unchanged. A model with explicit casts
-//! therefore computes the same bits as without this decorator.
+//! Without autocast, operands that already have the same type are passed on unchanged. The results
+//! of a model with explicit casts are therefore bitwise the same with and without this decorator.
 //!
-//! A cast of a parameter is a recorded view, not data (`tensor.rs`). Autodiff saves the handle, so
-//! autocast does not keep a 16-bit copy of each weight for backward.
+//! A cast of a parameter is recorded as a view and copies no data (`tensor.rs`). Autodiff saves the
+//! handle of the view, so autocast does not keep a 16-bit copy of each weight for backward.
 
 mod autodiff;
 mod fused;
@@ -50,17 +50,17 @@ use deepburn_ops::MatmulOps;
 use crate::backend::forward_backend;
 use crate::{Sharded, session};
 
-/// A backend decorator that brings the float operands of each op to one element type.
+/// A backend decorator that casts the float operands of each op to one element type.
 ///
-/// Tensors are `B`'s tensors; the decorator holds nothing.
+/// Its tensors are the tensors of `B`. The decorator itself has no state.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Autocast<B> {
     inner: PhantomData<B>,
 }
 
-/// A backend that knows which of its tensors are parameters of a sharded model, possibly under
-/// views. Products with a 16-bit parameter are treated in a special way, so [`Autocast`] has to
-/// recognise parameters.
+/// A backend that can tell whether a tensor is a parameter of a sharded model, or a view of one.
+/// [`Autocast`] has to recognise parameters, because a product with a 16-bit parameter has its own
+/// rule.
 pub trait TracksParameters: Backend {
     /// Returns true if `tensor` is a parameter.
     fn is_parameter(tensor: &FloatTensor<Self>) -> bool;
@@ -78,25 +78,25 @@ impl<B: MatmulOps, C: CheckpointStrategy> TracksParameters for Autodiff<Sharded<
     }
 }
 
-/// How an op treats the types of its operands. It stands before the op's line in the tables of
-/// `ops`.
+/// The rule by which an op's operands are cast. In the tables of `ops` it is the attribute before
+/// the op; the default is `Promote`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// Mixed types are promoted.
+    /// Operands of different types are promoted.
     Promote,
-    /// A product: in 16 bits under autocast, and with a 16-bit parameter.
+    /// A product. It runs in 16 bits under autocast, and with a 16-bit parameter.
     Product,
-    /// Normalisations, exponentials, reductions: in f32 under autocast.
+    /// A normalisation, exponential or reduction. It runs in f32 under autocast.
     Full,
 }
 
-/// The types of an op's float operands, collected one after the other. An op without float operands
-/// sees none and casts nothing.
+/// The types of an op's float operands, collected one after the other. It stays empty for an op
+/// without float operands, which casts nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Operands {
-    /// One bit a type, see [`bit`].
+    /// One bit per type; see [`bit`].
     types: u8,
-    /// Type of a 16-bit parameter among them.
+    /// The type of a 16-bit parameter among the operands.
     parameter: Option<DType>,
 }
 
@@ -110,8 +110,8 @@ impl Operands {
         }
     }
 
-    /// Returns the type in which the op runs; `None` leaves the operands as they are. Only products
-    /// and f32 ops look up the autocast type of the thread.
+    /// Returns the type in which the op runs, or `None` to leave the operands unchanged. Only
+    /// [`Rule::Product`] and [`Rule::Full`] look up the thread's autocast type.
     pub(crate) fn common(&self, rule: Rule) -> Option<FloatDType> {
         let autocast = match rule {
             Rule::Promote => None,
@@ -120,33 +120,33 @@ impl Operands {
         self.choose(rule, autocast)
     }
 
-    /// Applies `rule` to the operands. `autocast` is the type of products in this call, if it runs
-    /// under autocast.
+    /// Applies `rule` to the operands. `autocast` is the type of products if autocast is active.
     ///
     /// The first rule that applies decides: autocast, then operands of one type (unchanged), then a
     /// product with a 16-bit parameter, then promotion.
     fn choose(&self, rule: Rule, autocast: Option<FloatDType>) -> Option<FloatDType> {
-        // Like PyTorch, autocast leaves f64 alone.
+        // Like in PyTorch, autocast does not change ops with f64 operands.
         let autocast = autocast.filter(|_| self.types & bit(DType::F64) == 0 && self.types != 0);
         match (rule, autocast) {
             (Rule::Product, Some(dtype)) => return Some(dtype),
             (Rule::Full, Some(_)) => return Some(FloatDType::F32),
             _ => {}
         }
-        // Operands of one type need no promotion. This keeps the bits of a model that has cast its
-        // inputs.
+        // Operands of one type need no promotion, so the results of a model with explicit casts do
+        // not change.
         if self.types.count_ones() < 2 {
             return None;
         }
         if let (Rule::Product, Some(parameter)) = (rule, self.parameter) {
-            // Operands of another 16-bit type or f64 are not cast down to the parameter's type,
-            // because that would lose range or precision that the model has asked for.
+            // Operands in f64 or in the other 16-bit type are not cast to the parameter's type,
+            // because the cast would lose range or precision that the model has requested.
             let castable = bit(parameter) | bit(DType::F32) | bit(DType::Flex32);
             if self.types & !castable == 0 {
                 return Some(parameter.into());
             }
         }
-        // f16 and bf16 are promoted to f32 too, because neither represents all values of the other.
+        // f16 and bf16 are promoted to f32 too, because neither type can represent all values of
+        // the other.
         let widest = if self.types & bit(DType::F64) == 0 { DType::F32 } else { DType::F64 };
         Some(widest.into())
     }
@@ -168,7 +168,7 @@ fn bit(dtype: DType) -> u8 {
     }
 }
 
-/// Returns an operand in the chosen type. The cast goes through the decorated backend, so autodiff
+/// Casts an operand to the chosen type. The cast is an op of the decorated backend, so autodiff
 /// records it.
 pub(crate) fn in_type<B: Backend>(
     tensor: FloatTensor<B>,

@@ -1,19 +1,19 @@
 //! [`Sharded<B>`](Sharded): a backend whose parameters can be sharded over ranks.
 //!
-//! Its position below autodiff determines what ZeRO can do without changes to a model:
+//! The backend is below autodiff, so ZeRO needs no changes to a model:
 //!
 //! ```text
-//!  forward    op(ZeroTensor, …)       reads parameters, gathers what is sharded
-//!                                     autodiff saves the ZeroTensors: handles, not weights
-//!  backward   op(ZeroTensor, …)       gathers again from the saved handles
-//!             submit_gradient_sync    the gradient of a parameter is final: into the bucket,
-//!                                     and a marker without data stays in autodiff's container
-//!             submit_sync_collective  backward is over: the rest of the bucket, then a barrier
+//!  forward    op(ZeroTensor, …)       gathers the sharded parameters that it reads;
+//!                                     autodiff saves ZeroTensors: handles, not weights
+//!  backward   op(ZeroTensor, …)       gathers parameters again from the saved handles
+//!             submit_gradient_sync    moves the final gradient of a parameter to the bucket and
+//!                                     leaves a marker without data in autodiff's container
+//!             submit_sync_collective  end of backward: reduces the last bucket, then a barrier
 //! ```
 //!
-//! The ops themselves are in `crates/deepburn-zero/src/ops`. State beyond tensors (ledger, random
-//! stream, reducer) comes from the context of the thread (`session.rs`), because Burn's backend
-//! functions are static.
+//! The ops are in `crates/deepburn-zero/src/ops`. All state other than tensors (ledger, random
+//! stream, reducer) is in the thread-local context (`session.rs`), because Burn's backend functions
+//! are static.
 
 use std::marker::PhantomData;
 
@@ -81,19 +81,20 @@ pub(crate) use forward_backend;
 
 /// A backend decorator that shards the parameters, gradients and optimizer states of a model.
 ///
-/// It belongs below autodiff ([`Training`](crate::Training)). Autodiff then saves [`ZeroTensor`]s
-/// for the backward pass, which hold no data if they are sharded parameters, and every gradient
-/// passes through this backend as soon as it is final. Tensors that are not parameters of a sharded
-/// model behave as on `B`.
+/// Use it below autodiff, as [`Training`](crate::Training) does. Autodiff then saves
+/// [`ZeroTensor`]s for the backward pass, which hold no data if they are sharded parameters. Every
+/// gradient is reported to this backend as soon as it is final. Tensors that are not parameters of
+/// a sharded model behave as on `B`.
 ///
-/// Without a sharded model on the thread it is a plain wrapper: nothing is counted, recorded or
+/// On a thread without a sharded model it is a plain wrapper: nothing is counted, recorded or
 /// reduced.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sharded<B> {
     inner: PhantomData<B>,
 }
 
-/// Int and bool tensors carry a ledger entry. Quantized tensors are the inner backend's own.
+/// Int and bool tensors carry a ledger entry. Quantized tensors are the inner backend's tensors and
+/// are not counted.
 impl<B: Backend> BackendTypes for Sharded<B> {
     type Device = B::Device;
     type FloatTensorPrimitive = ZeroTensor<B>;
@@ -110,8 +111,9 @@ impl<B: MatmulOps> Backend for Sharded<B> {
         format!("zero<{}>", B::name(device))
     }
 
-    /// Inside an engine's call, seeds the random stream of its model. Between calls, seeds the streams
-    /// of the oldest model and of the thread. Without a sharded model, seeds the device's generator.
+    /// Seeds the random stream of the current model inside an engine's call. Between calls, seeds
+    /// the streams of the oldest model and of the thread. Without a sharded model, seeds the
+    /// device's random number generator.
     fn seed(device: &Device<Self>, seed: u64) {
         if !session::reseed(seed) {
             B::seed(device, seed);
@@ -121,10 +123,10 @@ impl<B: MatmulOps> Backend for Sharded<B> {
     forward_backend!();
 }
 
-/// Burn's hook for data parallelism: autodiff reports each marked gradient when it is final. Burn's
-/// own communication server is not used.
+/// Burn's hooks for data parallelism. Autodiff reports each marked gradient when it is final.
+/// Burn's communication server is not used.
 ///
-/// Marks are set by `ModelStates::start_training_pass` and last for one backward pass. They carry
+/// `ModelStates::start_training_pass` marks the parameters for one backward pass. A mark encodes
 /// the number of the model and the index of the parameter (`session.rs`).
 impl<B: MatmulOps> DistributedBackend for Sharded<B> {
     fn start_communication_server(_devices: &[Device<Self>], _config: DistributedConfig) {}
@@ -133,8 +135,8 @@ impl<B: MatmulOps> DistributedBackend for Sharded<B> {
 
     fn register_sync_parameters(_device: &Device<Self>, _params: Vec<DistributedParams>) {}
 
-    /// Moves the gradient out of autodiff's container into the model's bucket and leaves a marker
-    /// without data. A gradient of a model other than the current one stays where it is.
+    /// Moves the gradient from autodiff's container to the model's bucket and leaves a marker
+    /// without data. Ignores gradients of models other than the current one.
     ///
     /// # Panics
     ///
@@ -148,14 +150,15 @@ impl<B: MatmulOps> DistributedBackend for Sharded<B> {
         let slot = unsafe { &mut *tensor.0 };
         let collected = reducer.borrow_mut().collect(index, slot);
         if let Err(error) = collected {
-            // Backward cannot return an error; the rank's runner converts the
-            // panic back to one.
+            // Backward cannot return an error. The rank's runner converts the panic back to an
+            // error.
             std::panic::panic_any(error);
         }
     }
 
-    /// Reduces what is left in the bucket and waits for all ranks. Called once at the end of a
-    /// backward pass that reported gradients, after autodiff has released its locks.
+    /// Reduces the last bucket, which may be partly filled, and waits for all ranks. Autodiff calls
+    /// this once at the end of a backward pass that reported gradients, after it has released its
+    /// locks.
     ///
     /// # Panics
     ///

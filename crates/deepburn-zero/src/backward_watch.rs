@@ -1,17 +1,18 @@
-//! Detects backward passes by the gradients that they report.
+//! Detects backward passes by their reported gradients.
 //!
-//! An engine that calls `backward` itself knows when it starts. Burn's `Learner` calls it inside
-//! `TrainStep::step`. The first gradient of a model is then the earliest sign of its backward pass:
+//! An engine that calls `backward` knows when the pass starts. Burn's `Learner` calls `backward`
+//! inside `TrainStep::step`. In that case the first reported gradient of a model is the earliest
+//! sign of its backward pass:
 //!
 //! ```text
-//!  arm()        before forward       forget the last pass, remember what to announce
-//!  report()     first gradient       announce: switch gathering and recomputation to backward
+//!  arm()        before forward       reset, store the callback
+//!  report()     first gradient       run the callback: gathering and recomputation switch to backward
 //!  report()     other gradients      count
-//!  end()        backward is over     count the pass, if it reported gradients of this model
+//!  end()        end of backward      count the pass if it reported gradients of this model
 //! ```
 //!
-//! Two engines on one thread have a watch each. `end` is called for a backward pass of any model,
-//! so a pass counts only for the models that it reported gradients of.
+//! Two engines on one thread have one watch each. `end` is called after the backward pass of any
+//! model, so a pass is counted only by the watches that received gradients from it.
 
 use std::fmt;
 use std::time::Instant;
@@ -32,15 +33,15 @@ pub(crate) struct BackwardWatch {
 }
 
 impl BackwardWatch {
-    /// Calls `announce` when the next backward pass begins, and resets the count of gradients. An
-    /// earlier announcement that was not made is dropped.
+    /// Sets `announce` as the callback for the start of the next backward pass, and resets the
+    /// gradient count. A callback from an earlier call that has not run is dropped.
     pub(crate) fn arm(&mut self, announce: Box<dyn FnOnce()>) {
         self.announce = Some(announce);
         self.began = None;
         self.reported = 0;
     }
 
-    /// Records a gradient of this model. The first one announces the pass.
+    /// Records a gradient of this model. The first gradient of a pass runs the callback.
     pub(crate) fn report(&mut self) {
         self.reporting = true;
         self.reported += 1;
@@ -57,18 +58,18 @@ impl BackwardWatch {
         }
     }
 
-    /// Returns the number of completed backward passes that reported gradients of this model.
+    /// Returns the number of completed backward passes with gradients of this model.
     pub(crate) fn completed(&self) -> u64 {
         self.completed
     }
 
-    /// Returns the number of gradients that were reported since [`arm`](Self::arm) was called.
+    /// Returns the number of gradients since the last call of [`arm`](Self::arm).
     pub(crate) fn reported(&self) -> usize {
         self.reported
     }
 
-    /// Returns the time at which the last watched backward pass began; `None` if it was not
-    /// detected.
+    /// Returns the time at which the last backward pass began, or `None` if no gradient has been
+    /// reported since the watch was armed.
     pub(crate) fn began(&self) -> Option<Instant> {
         self.began
     }

@@ -1,18 +1,17 @@
-//! Buffers: the tensors of a module that the optimizer does not update and that
-//! are never sharded.
+//! Buffers: module tensors that the optimizer does not update and that are
+//! never sharded.
 //!
 //! [Note: Buffers] A buffer is a running statistic (Burn's `RunningState`, in
-//! batch norm), an integer parameter or a bool parameter. At every stage, every
-//! rank keeps complete buffers in their own element type and starts from rank
-//! 0's values. Integers and bools then never change.
+//! batch norm), an integer parameter or a bool parameter. At every ZeRO stage,
+//! each rank keeps complete buffers in their original element type and starts
+//! with rank 0's values. Integer and bool buffers never change after that.
 //!
-//! Running statistics change in every training forward pass, on each rank
-//! according to its own micro-batch. Burn keeps a thread's last update separate
-//! from the value until the next update. At the end of each backward pass the
-//! ranks therefore synchronise: each rank takes its pending update, one
-//! all-reduce averages all statistics, and every rank stores the result as the
-//! value. The sum is computed in f32 in rank order and divided by the number of
-//! ranks.
+//! Running statistics change in every training forward pass, and each rank
+//! updates them from its own micro-batch. Burn keeps the last update of a
+//! thread pending until the next update. At the end of each backward pass the
+//! ranks therefore synchronise: one all-reduce averages the pending updates of
+//! all ranks, and every rank stores the average as the new value. The sum is
+//! computed in f32 in rank order and divided by the number of ranks.
 //!
 //! ```text
 //!  rank 0   value v ──forward──► pending u0 ─┐
@@ -20,15 +19,15 @@
 //!  rank 2   value v ──forward──► pending u2 ─┘                on every rank
 //! ```
 //!
-//! - For a running mean the result is the mean over all samples of the ranks'
-//!   micro-batches if these have the same size. For a running variance it is
-//!   the mean of the ranks' variances, without the variance of the ranks'
-//!   means. This is the expected value of the variance on a single rank.
-//!   PyTorch's data parallelism keeps rank 0's statistics and ignores the data
-//!   of other ranks.
-//! - An element that is infinite or NaN after an update (an empty micro-batch)
-//!   contributes its previous value. A statistic that no rank updated keeps its
-//!   bits.
+//! - For a running mean, the result is the mean over all samples of the ranks'
+//!   micro-batches, provided that these have the same size. For a running
+//!   variance, it is the mean of the ranks' variances, without the variance of
+//!   the ranks' means. This is the expected value of the variance on a single
+//!   rank. PyTorch's `DistributedDataParallel` instead broadcasts rank 0's
+//!   buffers and ignores the statistics of other ranks.
+//! - If an element is infinite or NaN after an update (from an empty
+//!   micro-batch), its previous value is averaged instead. A statistic that no
+//!   rank updated stays bitwise the same.
 //!
 //! `buffers/sharing.rs` distinguishes buffers from frozen parameters.
 
@@ -126,8 +125,8 @@ impl Buffer {
 
 /// The buffers of a module on one rank.
 ///
-/// The tensors stay in the module. The table knows their names, finds them by
-/// id, and keeps the last averages, with which it recognises updates.
+/// The tensors stay in the module. The table stores their descriptions and
+/// parameter ids, and keeps the last averages to detect updates.
 pub(crate) struct BufferTable<B: Backend> {
     group: Group<B>,
     ledger: Ledger,
@@ -135,9 +134,9 @@ pub(crate) struct BufferTable<B: Backend> {
     buffers: Vec<Buffer>,
     /// The index of each buffer by the id of its parameter.
     ids: HashMap<ParamId, usize>,
-    /// The device of the running statistics; `None` without any.
+    /// The device of the running statistics; `None` if there are none.
     device: Option<B::Device>,
-    /// By buffer: the last average over ranks of a running statistic; `None`
+    /// The last average over ranks of each running statistic, by buffer; `None`
     /// for constants.
     agreed: RefCell<Vec<Option<FullTensor<B>>>>,
     /// The ledger entries of integers and bools.
@@ -145,9 +144,9 @@ pub(crate) struct BufferTable<B: Backend> {
 }
 
 impl<B: OptimizerOps> BufferTable<B> {
-    /// Finds the buffers of `module` and separates its running statistics from
-    /// its clones. Returns the values too, for
-    /// [`start_from_rank_0`](Self::start_from_rank_0). Nothing is exchanged.
+    /// Finds the buffers of `module` and makes its running statistics
+    /// independent of the module's clones. Also returns their values, for
+    /// [`start_from_rank_0`](Self::start_from_rank_0). Runs no collective.
     ///
     /// # Errors
     ///
@@ -161,8 +160,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         let mut found = FoundBuffers::<B>::new(statistics);
         module.visit(&mut found);
         let FoundBuffers { buffers, ids, values, device, .. } = found;
-        // The entries of statistics travel with their tensors, which updates
-        // replace. Constants are entered once.
+        // The ledger entry of a statistic is stored with its tensor, which
+        // updates replace. Constants are counted once, here.
         let is_constant = |buffer: &&Buffer| buffer.kind != BufferKind::RunningStatistic;
         let constants = buffers.iter().filter(is_constant);
         let _constants =
@@ -179,8 +178,9 @@ impl<B: OptimizerOps> BufferTable<B> {
         Ok((module, table, values))
     }
 
-    /// Gives all ranks rank 0's values. `own` are this rank's. Without buffers,
-    /// the module is returned unchanged and nothing is exchanged.
+    /// Sets the buffers on all ranks to rank 0's values. `own` are the values
+    /// of this rank. Without buffers, the module is returned unchanged and no
+    /// collective runs.
     ///
     /// All ranks call this together, after they have compared their modules
     /// ([`check_module`](crate::same_module::check_module)).
@@ -201,7 +201,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         Ok(self.install_data(module, values.into_iter().map(Some).collect()))
     }
 
-    /// Returns a line for each buffer, by which ranks compare their modules.
+    /// Returns one line for each buffer. Ranks compare these lines to verify
+    /// that they have the same module.
     pub(crate) fn descriptions(&self) -> Vec<String> {
         self.buffers.iter().map(Buffer::description).collect()
     }
@@ -217,8 +218,8 @@ impl<B: OptimizerOps> BufferTable<B> {
     }
 
     /// Averages running statistics over the ranks if any rank updated them; see
-    /// the module's documentation. All ranks call this together. Without
-    /// statistics, nothing is exchanged.
+    /// the module documentation. All ranks call this together. Without
+    /// statistics, no collective runs.
     ///
     /// # Errors
     ///
@@ -264,7 +265,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         let updates = statistics.map(|(index, previous, live)| {
             let live = live.ok_or_else(|| self.missing(index))?;
             let Buffer { path, shape, dtype, .. } = &self.buffers[index];
-            // An installed value carries its ledger entry, an update does not.
+            // A value that this table installed has the stored ledger entry. An
+            // update has a different entry or none.
             let changed = !same_lease(previous, &live);
             if !changed {
                 return Ok(Update { index, tensor: previous.tensor.clone(), changed });
@@ -284,8 +286,8 @@ impl<B: OptimizerOps> BufferTable<B> {
     /// updated is returned unchanged, because the mean of equal values may have
     /// different bits.
     ///
-    /// A flag for each statistic travels in the same collective: its mean over
-    /// the ranks is 0 if and only if no rank updated it.
+    /// The same collective averages a flag for each statistic. The mean of the
+    /// flag is 0 if and only if no rank updated the statistic.
     fn average(&self, updates: Vec<Update<B>>) -> Result<Vec<Update<B>>, ZeroError> {
         let Some(device) = &self.device else { return Ok(updates) };
         let flags: Vec<f32> =
@@ -308,8 +310,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         Ok(averaged.collect())
     }
 
-    /// Returns the values of buffer `index`. A running statistic has the value
-    /// of the last average. Bools have one byte each.
+    /// Returns the values of buffer `index`: the last average of a running
+    /// statistic, or the constant. Bools have one byte each.
     ///
     /// # Errors
     ///
@@ -392,22 +394,22 @@ impl<B: OptimizerOps> BufferTable<B> {
                 values.insert(*id, NewValue::Constant(data));
             }
         }
-        // The table remembers the installed tensors. The next agreement
-        // recognises a statistic without update by its ledger entry.
+        // The table keeps the installed tensors. At the next synchronisation, a
+        // statistic with the same ledger entry has not been updated.
         for (agreed, new) in self.agreed.borrow_mut().iter_mut().zip(statistics) {
             *agreed = new.or(agreed.take());
         }
         module.map(&mut Install::<B> { values })
     }
 
-    /// Wraps a running statistic with its ledger entry.
+    /// Wraps a running statistic with a new ledger entry.
     fn entered(&self, index: usize, tensor: B::FloatTensorPrimitive) -> FullTensor<B> {
         let lease = self.ledger.hold(Category::Parameters, self.buffers[index].bytes());
         Leased { tensor, lease: Some(Arc::new(lease)) }
     }
 
-    /// Broadcasts the values of rank 0, all in one message. The layout is the
-    /// same on all ranks, because they have compared their buffers before.
+    /// Broadcasts the values of rank 0 in one message. The layout is the same
+    /// on all ranks, because they have compared their buffers before.
     fn values_of_rank_0(&self, own: &[TensorData]) -> Result<Vec<TensorData>, ZeroError> {
         let bytes: Vec<u8> = own.iter().flat_map(|data| data.as_bytes()).copied().collect();
         let bytes = self.group.broadcast_bytes(CollectiveTag::new("buffers", 1), &bytes, 0)?;
@@ -421,18 +423,21 @@ impl<B: OptimizerOps> BufferTable<B> {
     }
 }
 
-/// One rank's contribution to an average, and later the result.
+/// The contribution of one rank to an average; after the all-reduce, the
+/// average.
 struct Update<B: Backend> {
     /// The index of the buffer.
     index: usize,
     /// The value, in the buffer's type and shape.
     tensor: B::FloatTensorPrimitive,
-    /// Whether this rank updated it; in the result, whether any rank did.
+    /// Whether this rank updated the statistic; after the all-reduce, whether
+    /// any rank did.
     changed: bool,
 }
 
-/// Makes the pending update of each running statistic its value. `valid` does
-/// this for all statistics, which the clone shares.
+/// Applies the pending update of each running statistic. `valid` applies all
+/// pending updates as a side effect, also in `module`, because the clone that
+/// it makes shares the statistics.
 ///
 /// Burn's `RunningState` has no other method that does this.
 fn synchronise<B: OptimizerOps, M: AutodiffModule<Training<B>>>(module: &M) {
@@ -440,7 +445,7 @@ fn synchronise<B: OptimizerOps, M: AutodiffModule<Training<B>>>(module: &M) {
 }
 
 /// Returns true if both tensors have the same ledger entry, and therefore the
-/// same memory. Tensors without an entry are never the same.
+/// same memory. Returns false if either tensor has no entry.
 fn same_lease<T>(left: &Leased<T>, right: &Leased<T>) -> bool {
     match (&left.lease, &right.lease) {
         (Some(left), Some(right)) => Arc::ptr_eq(left, right),

@@ -5,16 +5,18 @@ use deepburn_nvme::SwapError;
 
 use crate::assignment::AssignmentError;
 
-/// A failure of sharded training.
+/// An error of sharded training.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ZeroError {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The NVMe file of offloaded states cannot be created, read or written.
+    /// The NVMe file of the offloaded states cannot be created, read or
+    /// written.
     #[error("offload to NVMe: {0}")]
     Swap(#[from] SwapError),
-    /// A parameter group does not fit the optimizer, or either of them does not fit the model.
+    /// A parameter group does not fit the optimizer, or the groups or the
+    /// optimizer do not fit the model.
     #[error(transparent)]
     Assignment(#[from] AssignmentError),
     /// This plan cannot offload parameters.
@@ -32,7 +34,7 @@ pub enum ZeroError {
          {reason}: use ZeRO stage 0 without offload, or AdamW"
     )]
     MomentumExchange {
-        /// What the plan does to gradients and optimizer states.
+        /// The conflicting setting of the plan: sharding or offload.
         reason: String,
     },
     /// A parameter has a type that cannot be trained.
@@ -46,7 +48,7 @@ pub enum ZeroError {
         /// Its element type.
         dtype: &'static str,
     },
-    /// The initial value of a parameter could not be drawn or read.
+    /// The initial value of a parameter could not be generated or loaded.
     #[error("parameter {path} could not be initialised: {reason}")]
     Initialisation {
         /// Module path of the parameter.
@@ -93,17 +95,17 @@ pub enum ZeroError {
     },
     /// The module has no trainable parameter.
     #[error(
-        "the module has no trainable parameter: call `require_grad` on what is to be trained, or freeze fewer \
+        "the module has no trainable parameter: call `require_grad` on the parameters to train, or freeze fewer \
          parameter groups"
     )]
     NothingTrainable,
-    /// `map` reached a parameter of the module that `visit` did not reach.
+    /// `Module::map` reached a parameter that `Module::visit` did not reach.
     #[error(
         "parameter {path} appears only while the module is mapped: `visit` and `map` of a module go through the same \
          parameters; derive Module, or let both of them reach it"
     )]
     UnvisitedParameter {
-        /// Its module path.
+        /// The module path of the parameter.
         path: String,
     },
     /// A gradient is infinite or NaN.
@@ -119,7 +121,7 @@ pub enum ZeroError {
     /// A parameter has no gradient although `ignore_unused_parameters` is
     /// false.
     #[error(
-        "{} got no gradient and `ignore_unused_parameters` is false: freeze them or set it to \
+        "{} received no gradient and `ignore_unused_parameters` is false: freeze them or set it to \
          true, which counts them as zero",
         .paths.join(", ")
     )]
@@ -133,7 +135,8 @@ pub enum ZeroError {
          without detaching it"
     )]
     NoGradients,
-    /// A segment has a different number of values than the parameter needs.
+    /// A loaded segment has a different number of values than the parameter
+    /// expects.
     #[error(
         "parameter {path}: {found} values of {array} were given for {expected}: load states of a \
          model of the same shape"
@@ -145,14 +148,14 @@ pub enum ZeroError {
         array: &'static str,
         /// The number of values that were given.
         found: usize,
-        /// The number of values that are needed.
+        /// The number of values that the parameter expects.
         expected: usize,
     },
-    /// A checkpoint has an accumulated gradient of a type that this
+    /// The accumulated gradient in a checkpoint has a type that this
     /// configuration does not use.
     #[error(
         "parameter {path}: its gradient was accumulated in {dtype}, and this configuration adds up \
-         in another type: use the types it was begun with until the step is complete"
+         in another type: use the types that it started with until the step is complete"
     )]
     GradientType {
         /// Module path.
@@ -171,8 +174,7 @@ pub enum ZeroError {
         /// Module path of the second one.
         other: String,
     },
-    /// The ranks' modules have different parameters: other layers, or another
-    /// number of them.
+    /// The ranks' modules have different parameters.
     #[error("rank {rank} has {other} where rank 0 has {first}: build the same module on all ranks")]
     ParametersDiffer {
         /// The first rank that differs from rank 0.
@@ -219,7 +221,7 @@ pub enum ZeroError {
     },
 }
 
-/// Returns the word for a parameter that is trained or not.
+/// Returns "trained" or "frozen".
 fn training(trainable: bool) -> &'static str {
     if trainable { "trained" } else { "frozen" }
 }

@@ -1,19 +1,19 @@
 //! Predicts the memory of one rank before anything is allocated.
 //!
 //! Main type: [`Estimate`], the bytes of model states (parameters, gradients,
-//! optimizer states) and of ZeRO's own buffers, for a list of parameter sizes,
-//! a plan and a number of ranks.
+//! optimizer states) and of ZeRO's buffers, for a list of parameter sizes, a
+//! plan and a number of ranks.
 //!
-//! The prediction sums over parameters instead of multiplying their total,
-//! because rounding happens per parameter: each shard is padded to `ceil(numel
-//! / ranks)`, small parameters may be persistent, frozen ones have no gradient,
-//! and each optimizer keeps a different number of arrays. It counts the same
-//! categories as the [`Ledger`](crate::Ledger), and tests compare both to the
-//! byte.
+//! The estimate is a sum over parameters, not a multiple of the total parameter
+//! count, because the rules apply to each parameter: each shard is padded to
+//! `ceil(numel / ranks)`, small parameters may be persistent, frozen parameters
+//! have no gradient, and each optimizer keeps a different number of arrays. The
+//! categories are the same as in the [`Ledger`](crate::Ledger), and tests check
+//! that estimate and ledger are equal to the byte.
 //!
-//! Activations depend on the batch, and [`PassPlan`] computes them from an
-//! [`ActivationGraph`]. [`formula`] is the published rule of 16 bytes per
-//! element without padding.
+//! The activation memory depends on the batch. [`PassPlan`] computes it from an
+//! [`ActivationGraph`]. [`formula`] is the formula of the ZeRO paper (16 bytes
+//! per element with Adam) without padding.
 //!
 //! ```text
 //! estimate(parameters, zero, ranks, bytes)
@@ -55,42 +55,45 @@ pub use crate::recompute::SHORT_SUM;
 
 /// The bytes of model states on one rank.
 ///
-/// Only bytes on the device count. Offloaded states are in [`Estimate::host`]
-/// and [`Estimate::disk`].
+/// Only bytes on the device are included. For offloaded states see
+/// [`Estimate::host`] and [`Estimate::disk`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelStateBytes {
     /// Parameters or their shards, and the persistent copies at stage 3.
     pub parameters: u64,
     /// Accumulated gradients on the device.
     pub gradients: u64,
-    /// Moments, momentum, accumulated squares and masters on the device.
+    /// Optimizer states on the device: moments, momentum, accumulated squares
+    /// and master weights.
     pub optimizer: u64,
 }
 
 impl ModelStateBytes {
-    /// Returns the sum.
+    /// Returns the total of all model states.
     pub fn total(&self) -> u64 {
         self.parameters.saturating_add(self.gradients).saturating_add(self.optimizer)
     }
 }
 
-/// Temporary bytes on one rank besides the model states. All are 0 on a single
-/// rank that keeps its states on the device.
+/// The bytes of temporary buffers on one rank. All are 0 on a single rank that
+/// keeps its states on the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Buffers {
-    /// The peak of gradients in buckets and in reduction.
+    /// The peak of the gradient buckets, including buckets that are being
+    /// reduced.
     pub buckets: u64,
-    /// The peak of update directions and their temporary values; 0 for
-    /// element-wise optimizers. Buckets are empty at that time.
+    /// The peak of update directions and their temporary values during the
+    /// optimizer step, when buckets are empty. 0 for element-wise optimizers.
     pub directions: u64,
-    /// The largest gathered parameter, which stage 3 always needs.
+    /// The size of the largest gathered parameter, the minimum that stage 3
+    /// needs.
     pub largest_gathered: u64,
     /// The limit for all gathered parameters together
     /// (`stage3_max_live_parameters`).
     pub gathered_limit: u64,
 }
 
-/// The memory of one rank. `Display` prints it as a table.
+/// The estimated memory of one rank. `Display` prints it as a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Estimate {
     /// The ZeRO stage.
@@ -99,42 +102,43 @@ pub struct Estimate {
     pub ranks: u64,
     /// Permanent model states.
     pub states: ModelStateBytes,
-    /// The bytes of the module's buffers ([`Buffer`](crate::Buffer)), of which
-    /// every rank keeps a complete copy. 0 unless
-    /// [`with_module_buffers`](Self::with_module_buffers) was called. The
-    /// ledger counts them as parameters.
+    /// The bytes of the module's buffers ([`Buffer`](crate::Buffer)). Every
+    /// rank keeps a complete copy, which the ledger counts as parameters. 0
+    /// unless [`with_module_buffers`](Self::with_module_buffers) was called.
     pub module_buffers: u64,
     /// Temporary buffers.
     pub buffers: Buffers,
-    /// The peak while the model is sharded: parameters, optimizer states, and
-    /// the largest parameter complete in fp32. Rank threads share that
-    /// parameter.
+    /// The peak in bytes while the model is sharded: parameters, optimizer
+    /// states, and one complete fp32 copy of the largest parameter. Rank
+    /// threads share this copy.
     pub starting: u64,
-    /// Model states in host memory, including compression errors, which are
-    /// always there. Not part of the other numbers, which cover the device.
+    /// The bytes of model states in host memory, including compression errors,
+    /// which are always in host memory. All other fields except `disk` cover
+    /// the device.
     pub host: u64,
-    /// Model states on NVMe, without padding to blocks.
+    /// The bytes of model states on NVMe, without padding to blocks.
     pub disk: u64,
     /// The peak of a training pass; `None` if the activations of the model are
-    /// not known.
+    /// unknown.
     pub pass: Option<PassPeak>,
 }
 
 impl Estimate {
-    /// Adds the size of running statistics, integer and bool parameters.
+    /// Sets the bytes of running statistics, integer and bool parameters.
     pub fn with_module_buffers(self, bytes: u64) -> Self {
         Self { module_buffers: bytes, ..self }
     }
 
-    /// Adds the peak of a training pass.
+    /// Sets the peak of a training pass.
     pub fn with_pass(self, pass: PassPeak) -> Self {
         Self { pass: Some(pass), ..self }
     }
 
-    /// Returns the bytes with every buffer at its limit, without activations.
+    /// Returns the peak bytes on the device without activations, with every
+    /// buffer at its limit.
     ///
-    /// Buckets and directions share the larger of both values, because buckets
-    /// are empty during the optimizer step.
+    /// Only the larger of `buckets` and `directions` is counted, because
+    /// buckets are empty during the optimizer step.
     pub fn peak(&self) -> u64 {
         self.states
             .total()
@@ -144,9 +148,9 @@ impl Estimate {
     }
 }
 
-/// Predicts the memory of a rank for these parameters, including padding and
-/// persistent parameters. Every rank needs the same, because shards are padded
-/// to the same length.
+/// Estimates the memory of a rank for these parameters, including padding and
+/// persistent parameters. The estimate is the same for every rank, because
+/// shards are padded to the same length.
 ///
 /// # Panics
 ///
@@ -168,7 +172,8 @@ pub fn estimate(
         });
     let parameter_bytes = |elements: u64| elements.saturating_mul(bytes.parameter);
 
-    // A persistent copy exists beside the shard, so both count.
+    // A rank keeps a persistent copy in addition to the shard, so both are
+    // counted.
     let on_device = shards.on(Tier::Device).saturating_add(gathering.persistent);
     let states = ModelStateBytes {
         parameters: parameter_bytes(on_device),
@@ -176,7 +181,7 @@ pub fn estimate(
         optimizer: optimizer.device,
     };
     let offloaded = optimizer.offloaded.saturating_add(gradients.offloaded);
-    // Gradient sums follow the optimizer states.
+    // Gradient sums are offloaded together with the optimizer states.
     let (host, disk) = match zero.optimizer_states {
         OptimizerOffload::Nvme(_) => (0, offloaded),
         OptimizerOffload::Device | OptimizerOffload::Host { .. } => (offloaded, 0),
@@ -205,15 +210,16 @@ pub fn estimate(
     }
 }
 
-/// Returns the peak bytes while a model is sharded: its largest parameter is whole in fp32, and there are no gradients
-/// yet.
+/// Returns the peak bytes while a model is sharded. The largest parameter then
+/// exists as a complete fp32 copy, and there are no gradients yet.
 fn starting_bytes(parameters: &[ParameterSize], states: ModelStateBytes) -> u64 {
     let largest = parameters.iter().map(|parameter| parameter.numel).max().unwrap_or(0);
     let kept = states.parameters.saturating_add(states.optimizer);
     kept.saturating_add(largest.saturating_mul(FP32))
 }
 
-/// Adds up without overflow. Sizes may come from a configuration file.
+/// Returns the saturating sum. Sizes may come from a configuration file, so the
+/// sum may exceed `u64`.
 fn sum(values: impl Iterator<Item = u64>) -> u64 {
     values.fold(0, u64::saturating_add)
 }

@@ -1,14 +1,16 @@
-//! Sharded parameters that are being gathered, many in one all-gather.
+//! Pending gathers of sharded parameters. One all-gather can contain many
+//! parameters.
 //!
 //! ```text
 //!  shards on the device      start: all-gather ──────────────► finish: wait
 //!  offloaded shards          start: reads ────► finish: all-gather, wait
 //! ```
 //!
-//! The read of an offloaded shard may begin early on every rank, at its own
-//! speed. The collective must not: ranks would start it at different positions.
-//! It therefore starts where the parameters are needed, or never if the fetch
-//! is abandoned.
+//! Each rank may start to read an offloaded shard early, because a read needs
+//! no other rank. The all-gather must not start as soon as the reads are
+//! complete: reads take different times on different ranks, so the ranks would
+//! start it at different positions in their order of collectives. It therefore
+//! starts when the parameters are needed, or never if the fetch is abandoned.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,17 +22,17 @@ use crate::array::DeviceArray;
 use crate::ledger::Lease;
 use crate::shard::ShardRead;
 
-/// Parameters that are being gathered. Each of them refers to the fetch until
-/// it is complete.
+/// A pending gather. Each of its parameters refers to the fetch until the fetch
+/// is complete.
 #[derive(Debug)]
 pub(crate) struct Fetch<B: Backend> {
-    /// The number of the fetch in the order of starts.
+    /// The sequence number of the fetch.
     pub(crate) number: usize,
-    /// The gathered parameters, in the order of the exchanged arrays.
+    /// The indices of the parameters, in the order of the exchanged arrays.
     pub(crate) indices: Vec<usize>,
-    /// `None` once a caller waits for it.
+    /// The progress; `None` after a caller has taken it to wait for the fetch.
     progress: Mutex<Option<FetchProgress<B>>>,
-    /// Counts all elements as being gathered while the fetch exists.
+    /// Counts the elements of the fetch as being gathered until it is dropped.
     live: LiveElements,
 }
 
@@ -49,7 +51,7 @@ pub(crate) enum FetchProgress<B: Backend> {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LiveCount(Arc<AtomicUsize>);
 
-/// Elements that count as long as this value lives.
+/// A number of elements that are counted until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct LiveElements {
     /// The counter that the elements are subtracted from on drop.
@@ -65,7 +67,7 @@ impl LiveCount {
         LiveElements { count: self.clone(), elements }
     }
 
-    /// Returns the number of elements that count now.
+    /// Returns the current number of elements.
     pub(crate) fn get(&self) -> usize {
         self.0.load(Relaxed)
     }
@@ -78,7 +80,8 @@ impl Drop for LiveElements {
 }
 
 impl<B: Backend> Fetch<B> {
-    /// Creates the fetch of parameters `indices`, whose elements count in `live`.
+    /// Creates a fetch of the parameters `indices`. `live` counts their
+    /// elements.
     pub(crate) fn new(
         number: usize,
         indices: Vec<usize>,
@@ -94,8 +97,8 @@ impl<B: Backend> Fetch<B> {
     }
 
     /// Waits for a pending all-gather and drops its result, so that all ranks
-    /// agree on which collectives were exchanged. While shards are being read,
-    /// no rank has started one.
+    /// complete the same collectives. If shards are still being read, no rank
+    /// has started the all-gather, and there is nothing to wait for.
     pub(crate) fn abandon(&self) -> Result<(), CommError> {
         match self.take_progress() {
             Some(FetchProgress::Gathering(pending)) => pending.wait().map(drop),
@@ -103,10 +106,10 @@ impl<B: Backend> Fetch<B> {
         }
     }
 
-    /// Takes the progress out, so that only one caller waits for it.
+    /// Takes the progress, so that only one caller waits for it.
     ///
-    /// Only the rank's own thread locks it. The lock exists because parameters
-    /// must be `Sync`.
+    /// Only the rank's thread locks the progress. The lock exists because
+    /// parameters must be `Sync`.
     pub(crate) fn take_progress(&self) -> Option<FetchProgress<B>> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

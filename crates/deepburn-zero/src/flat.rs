@@ -1,13 +1,13 @@
 //! Flat views of tensors.
 //!
-//! Ranks cut parameters, gradients and optimizer arrays in their flat order. The functions flatten
-//! and cut in an order that avoids copies, whatever the shape of the tensor.
+//! Parameters, gradients and optimizer arrays are sharded in their flat (row-major) order. The
+//! functions flatten and slice in the order that avoids copies for the shape of the tensor.
 
 use std::ops::Range;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorMetadata};
 
-/// Returns the tensor in elements of `dtype`. A tensor of that type is not touched.
+/// Casts the tensor to `dtype`. A tensor that already has this type is returned unchanged.
 pub(crate) fn in_type<B: Backend>(
     tensor: B::FloatTensorPrimitive,
     dtype: FloatDType,
@@ -17,8 +17,8 @@ pub(crate) fn in_type<B: Backend>(
 
 /// Returns the tensor with one axis.
 ///
-/// A flat tensor is returned unchanged instead of being reshaped to its own shape, because flex
-/// copies a view that does not begin at the start of its memory when it is reshaped.
+/// A flat tensor is returned unchanged instead of being reshaped to its own shape: flex's reshape
+/// copies a view that does not begin at the start of its memory.
 pub(crate) fn flattened<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::FloatTensorPrimitive {
     let shape = tensor.shape();
     match shape.num_dims() {
@@ -27,8 +27,8 @@ pub(crate) fn flattened<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::Float
     }
 }
 
-/// Returns elements `range` of the flat order of `tensor`, flat: a view of a flat tensor, and
-/// otherwise at most a copy of the rows that the range touches.
+/// Returns elements `range` of the flat order of `tensor` as a flat tensor. The result is a view if
+/// `tensor` is flat. Otherwise at most the rows that overlap the range are copied.
 ///
 /// ```text
 ///  range      ····[  ··· ··· ··  ]····       elements 6..16 of rows of 4
@@ -36,9 +36,9 @@ pub(crate) fn flattened<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::Float
 ///  result         [ 6 7    8 … 11    12 … 15 ]      then flattened and narrowed
 /// ```
 ///
-/// Whole rows are sliced before flattening, because flattening copies a tensor that is not
-/// contiguous, such as the gradient of a transposed weight. In this order only the touched rows are
-/// copied.
+/// Complete rows are sliced before flattening, because flattening copies a tensor that is not
+/// contiguous, such as the gradient of a transposed weight. In this order only the overlapping rows
+/// are copied.
 pub(crate) fn flat_range<B: Backend>(
     tensor: &B::FloatTensorPrimitive,
     range: Range<usize>,
@@ -72,8 +72,8 @@ pub(crate) fn narrow<B: Backend>(
     B::float_slice(flat, &[Slice::from(range)])
 }
 
-/// Returns a flat tensor followed by zeros, `len` elements in total. Every shard has the same
-/// length, so the last ones are padded.
+/// Pads a flat tensor with zeros to `len` elements. All shards of a parameter have the same length,
+/// so the last shards need padding.
 pub(crate) fn pad<B: Backend>(
     flat: B::FloatTensorPrimitive,
     len: usize,
@@ -87,7 +87,7 @@ pub(crate) fn pad<B: Backend>(
     B::float_cat(vec![flat, zeros], 0)
 }
 
-/// Reshapes the flat elements of a complete parameter.
+/// Reshapes the flat elements of a complete parameter to `shape`.
 pub(crate) fn in_shape<B: Backend>(
     flat: B::FloatTensorPrimitive,
     shape: &Shape,

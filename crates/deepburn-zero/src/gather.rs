@@ -1,35 +1,36 @@
 //! Gathers sharded parameters for ops and decides how long to keep them.
 //!
-//! An op reads a parameter. The [`Gatherer`] returns the kept copy, waits for a
-//! pending gather, or starts one. The parameter's own state records which of
-//! these applies; the gatherer has no list of its own.
+//! When an op reads a parameter, the [`Gatherer`] returns the gathered copy if
+//! there is one, waits for a pending gather, or starts a gather. Each parameter
+//! stores its own state; the gatherer keeps no list of gathered parameters.
 //!
-//! A gather that starts when its op needs it blocks the op for the complete
-//! exchange. Once the order of uses is known from an earlier pass, the gatherer
-//! therefore prefetches: it gathers the next parameters while the current op
-//! computes, many of them in one all-gather.
+//! A gather that starts when an op reads the parameter blocks this op for the
+//! complete exchange. Once the order of reads is known from an earlier pass,
+//! the gatherer therefore prefetches: while the current op computes, one
+//! all-gather fetches the next parameters.
 //!
 //! ```text
-//!  use        wte      h.0.qkv    h.0.proj    h.0.fc     …
+//!  read       wte      h.0.qkv    h.0.proj    h.0.fc     …
 //!  rank       gather─┐ compute    compute     compute
 //!  exchange   [wte]  [h.0.qkv h.0.proj]  [h.0.fc …]
 //!                    └ started by the read of wte, awaited by the read of h.0.qkv
 //! ```
 //!
-//! Memory sets the limits, which are counted in elements like in the
-//! configuration. At most `max_live_parameters` are kept or prefetched, a
-//! prefetch ends with the parameter that reaches `prefetch_bucket_size`, and a
-//! copy is kept only if it is used again within `max_reuse_distance`. A
-//! parameter that an op needs now is gathered in any case, so a single one may
-//! exceed the limit.
+//! Three limits bound the memory. Like in the configuration, they are in
+//! elements. At most `max_live_parameters` elements are kept or prefetched. A
+//! prefetch ends with the parameter that reaches `prefetch_bucket_size`. A
+//! gathered copy is kept only if it is read again within `max_reuse_distance`.
+//! A parameter that the current op reads is always gathered, so a single
+//! parameter may exceed the limits.
 //!
 //! All ranks run the same ops and therefore make the same decisions: the order
-//! of collectives depends on nothing but the order of uses. Deciding by the
-//! time that a gather takes, or by a disk, would let ranks disagree.
+//! of collectives depends only on the order of reads. If a decision depended on
+//! the duration of a gather or of a disk read, the ranks could start
+//! collectives in different orders.
 //!
-//! Everything runs on the thread of the rank. Copies are counted as gathered
-//! memory, persistent ones as parameters. The end of a pass releases everything
-//! but persistent copies.
+//! The gatherer runs on the rank's thread. The ledger counts copies as gathered
+//! memory, and persistent copies as parameters. At the end of a pass all copies
+//! except the persistent copies are released.
 
 mod exchange;
 mod look_ahead;
@@ -52,8 +53,9 @@ use crate::trace::{Phase, Trace};
 
 pub(crate) use look_ahead::LookAhead;
 
-/// Gathers complete parameters for the ops of one rank. Parameters refer to it
-/// weakly, so a module that outlives its engine holds no gathered copies.
+/// Gathers complete parameters for the ops of one rank. Parameters hold a weak
+/// reference to the gatherer, so a module that outlives its engine holds no
+/// gathered copies.
 #[derive(Debug)]
 pub(crate) struct Gatherer<B: Backend> {
     group: Group<B>,
@@ -61,11 +63,12 @@ pub(crate) struct Gatherer<B: Backend> {
     plan: GatherPlan,
     /// Counts the buffers of shards that are read from host memory or NVMe.
     ledger: Ledger,
-    /// Set once, right after the parameters that refer back to this value are built.
+    /// All parameters of the model. Set once, after the parameters are created,
+    /// because they refer to the gatherer.
     parameters: OnceLock<Arc<[Arc<Parameter<B>>]>>,
-    /// The recorded order of uses, and the position in it.
+    /// The recorded order of reads, and the current position in it.
     uses: Mutex<Uses>,
-    /// The number of fetches so far.
+    /// The number of fetches that were started.
     started: AtomicUsize,
     /// The number of elements that are being gathered.
     fetching: LiveCount,
@@ -75,19 +78,20 @@ pub(crate) struct Gatherer<B: Backend> {
     thread: ThreadId,
 }
 
-/// The order of uses, and the position of the current pass in it.
+/// The recorded order of reads, and the position of the current pass in it.
 #[derive(Debug, Default)]
 struct Uses {
-    /// By [`Pass`].
+    /// The recorded orders, indexed by [`Pass`].
     traces: [Trace; 3],
-    /// The current pass. Between passes, parameters are gathered for one op and
-    /// not kept: another model may read them in its own pass, and an optimizer
-    /// step may change them before this model's next pass.
+    /// The current pass and phase; `None` between passes. Between passes,
+    /// parameters are gathered for a single op and not kept: another model may
+    /// read them in its own pass, and an optimizer step may change them before
+    /// the next pass of this model.
     current: Option<(Pass, Phase)>,
 }
 
 impl<B: Backend> Gatherer<B> {
-    /// Creates a gatherer on the thread of its rank, without parameters.
+    /// Creates a gatherer without parameters, on the rank's thread.
     pub(crate) fn new(group: Group<B>, plan: GatherPlan, ledger: Ledger) -> Self {
         Self {
             group,
@@ -102,14 +106,14 @@ impl<B: Backend> Gatherer<B> {
         }
     }
 
-    /// Sets the parameters that the gatherer serves.
+    /// Sets the parameters of the gatherer.
     pub(crate) fn serve(&self, parameters: Arc<[Arc<Parameter<B>>]>) {
-        // A second call would belong to a second model, so the first one stays.
+        // A gatherer has one model, so a second call has no effect.
         let _ = self.parameters.set(parameters);
     }
 
-    /// Starts a pass: releases the copies of an earlier one and returns to the
-    /// start of its record.
+    /// Starts a pass: releases the copies of an earlier pass and moves to the
+    /// start of the recorded order.
     ///
     /// # Errors
     ///
@@ -131,9 +135,8 @@ impl<B: Backend> Gatherer<B> {
         }
     }
 
-    /// Ends a pass and releases all copies that are not persistent. Pending
-    /// gathers are awaited, so that all ranks agree on which collectives were
-    /// exchanged.
+    /// Ends a pass and releases all copies that are not persistent. Waits for
+    /// pending gathers, so that all ranks complete the same collectives.
     ///
     /// # Errors
     ///
@@ -143,11 +146,11 @@ impl<B: Backend> Gatherer<B> {
         self.release()
     }
 
-    /// Gathers the persistent copies that the optimizer made outdated, all in
-    /// one collective.
+    /// Gathers the persistent parameters that the optimizer has updated, in one
+    /// collective.
     ///
-    /// Called after each optimizer step, so that the next forward starts with
-    /// them.
+    /// Called after each optimizer step, so that the copies are up to date when
+    /// the next forward pass starts.
     ///
     /// # Errors
     ///
@@ -166,8 +169,8 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// Gathers a complete parameter outside of any pass, for saving. All ranks
-    /// call this together.
+    /// Gathers a complete parameter outside of any pass, for example to save
+    /// it. All ranks call this together.
     ///
     /// The result is not kept.
     ///
@@ -181,10 +184,11 @@ impl<B: Backend> Gatherer<B> {
         Ok(whole)
     }
 
-    /// Serves one read in five steps: record the use, start a gather if nothing
-    /// is there, prefetch what comes next, wait for this parameter, and decide
-    /// whether to keep it. The prefetch starts before the wait, so that its
-    /// exchange follows directly.
+    /// Handles the read of a parameter in five steps: record the read, start a
+    /// gather if the parameter is absent, prefetch the next parameters, wait
+    /// for this parameter, and decide whether to keep it. The prefetch starts
+    /// before the wait, so that its all-gather runs directly after the awaited
+    /// one.
     fn try_gather(&self, index: usize) -> Result<B::FloatTensorPrimitive, CommError> {
         let mut uses = self.lock();
         let Some((pass, phase)) = uses.current else {
@@ -205,15 +209,15 @@ impl<B: Backend> Gatherer<B> {
         let Some(whole) = parameter.gathered() else {
             unreachable!("parameter {index} was kept or in a fetch that just landed")
         };
-        // Decided before the release, because the parameter's own elements
-        // count.
+        // Checked before the release, because the elements of this parameter
+        // count as live.
         if !self.keeps(trace, index) {
             parameter.release();
         }
         Ok(whole)
     }
 
-    /// Starts an all-gather of the next parameters, as far as the limits allow.
+    /// Starts an all-gather of the next parameters, within the limits.
     /// `awaited` is the fetch for which the current read waits.
     fn look_ahead(
         &self,
@@ -221,9 +225,10 @@ impl<B: Backend> Gatherer<B> {
         phase: Phase,
         awaited: Option<&Fetch<B>>,
     ) -> Result<(), CommError> {
-        // The awaited fetch is about to complete and must not count. Otherwise
-        // a large parameter would delay the prefetch of the next one until it
-        // has been read, and every second parameter would be gathered too late.
+        // The awaited fetch is about to complete and must not count as
+        // prefetched. Otherwise a large parameter would delay the prefetch of
+        // the next parameter until the large one has been read, and every
+        // second parameter would be gathered too late.
         let ahead = self.fetching.get() - awaited.map_or(0, Fetch::elements);
         let limits = LookAhead {
             bucket_size: self.plan.prefetch_bucket_size,
@@ -242,8 +247,9 @@ impl<B: Backend> Gatherer<B> {
 
     /// Returns true if a parameter is kept after it was read by an op.
     ///
-    /// That is the case if it is used again soon and the live elements are
-    /// within the limit. While the order is being recorded, nothing is kept.
+    /// A parameter is kept if it is read again within `max_reuse_distance` and
+    /// the live elements are within `max_live_parameters`. While the order of
+    /// reads is being recorded, no parameter is kept.
     fn keeps(&self, trace: &Trace, index: usize) -> bool {
         let limit = self.plan.max_reuse_distance;
         self.live() <= self.plan.max_live_parameters
@@ -255,8 +261,9 @@ impl<B: Backend> Gatherer<B> {
         self.gathered.get() + self.fetching.get()
     }
 
-    /// Starts to gather parameters in one message, and makes each of them refer
-    /// to the fetch. `purpose` is the tag that other ranks see.
+    /// Starts to gather parameters in one collective, and stores the fetch in
+    /// each parameter. `purpose` is part of the collective's tag, which the
+    /// ranks compare.
     fn fetch(&self, purpose: &'static str, indices: Vec<usize>) -> Result<(), CommError> {
         let fetch = Arc::new(self.start(purpose, indices)?);
         for index in &fetch.indices {
@@ -265,9 +272,9 @@ impl<B: Backend> Gatherer<B> {
         Ok(())
     }
 
-    /// Waits for all parameters of a fetch and keeps them. On rank threads,
-    /// shards move into the memory of the whole parameters, where later gathers
-    /// find them without a copy.
+    /// Waits for all parameters of a fetch and stores the gathered copies. With
+    /// rank threads, each shard is moved into the memory of the complete
+    /// parameter, so that later gathers need no copy.
     fn land(&self, fetch: &Fetch<B>) -> Result<(), CommError> {
         for (index, whole) in self.finish(fetch)? {
             let (live, parameter) = (self.gathered.add(self.numel(index)), self.parameter(index));
@@ -282,14 +289,14 @@ impl<B: Backend> Gatherer<B> {
     fn release(&self) -> Result<(), CommError> {
         let mut fetches: Vec<_> =
             self.parameters().iter().filter_map(|parameter| parameter.release()).collect();
-        // Parameters are listed in module order, which differs from the order
-        // in which their collectives were started.
+        // Parameters are in module order, which differs from the order in which
+        // their collectives were started.
         fetches.sort_by_key(|fetch| fetch.number);
         fetches.iter().try_for_each(|fetch| fetch.abandon())
     }
 
-    /// Returns the failure of a disk as a `CommError`: a tensor op cannot
-    /// return errors, and its panic carries errors of collectives.
+    /// Converts a disk error to a `CommError`. A tensor op cannot return an
+    /// error. It panics with a `CommError` instead.
     fn failed(&self, index: usize, error: &SwapError) -> CommError {
         let path = self.parameter(index).path();
         self.group.failed(format!("cannot read parameter {path}: {error}"))
@@ -312,8 +319,8 @@ impl<B: Backend> Gatherer<B> {
         self.parameter(index).numel()
     }
 
-    /// Only the rank's own thread locks it. The lock exists because tensors
-    /// must be `Sync`.
+    /// Locks the order of reads. Only the rank's thread locks it. The lock
+    /// exists because tensors must be `Sync`.
     fn lock(&self) -> MutexGuard<'_, Uses> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -330,17 +337,16 @@ impl<B: Backend> Gather<B> for Gatherer<B> {
         );
         match self.try_gather(index) {
             Ok(tensor) => tensor,
-            // A tensor op cannot return an error; the rank's runner converts
-            // the panic.
+            // A tensor op cannot return an error. The rank's runner converts
+            // the panic back to an error.
             Err(error) => std::panic::panic_any(error),
         }
     }
 }
 
 impl<B: Backend> Drop for Gatherer<B> {
-    /// A module may outlive its engine, which no longer needs the gathered
-    /// copies. Pending gathers are not awaited, because other ranks may have
-    /// failed.
+    /// Releases all gathered copies, because a module may outlive its engine.
+    /// Does not wait for pending gathers, because other ranks may have failed.
     fn drop(&mut self) {
         for parameter in self.parameters.get().into_iter().flat_map(|parameters| parameters.iter())
         {

@@ -1,13 +1,13 @@
 //! The process group of sharded training: device arrays, host numbers and
 //! bytes.
 //!
-//! Parameters and gradients travel as device arrays. Norms, flags and losses
-//! travel as f64 numbers in host memory, shapes and records as bytes. All three
-//! use one engine (rank threads or MPI), so their collectives have one order on
-//! all ranks.
+//! Parameters and gradients are exchanged as device arrays. Norms, flags and
+//! losses are exchanged as f64 numbers in host memory, and shapes and records
+//! as bytes. All three payloads use the same engine (rank threads or MPI), so
+//! the order of all collectives is the same on all ranks.
 //!
-//! Every collective carries a tag. Ranks that call different collectives, or
-//! the same one with different sizes, get an error that names both.
+//! Every collective has a tag. If ranks call different collectives, or the same
+//! collective with different sizes, they get an error that names both calls.
 
 use std::sync::Arc;
 
@@ -28,7 +28,8 @@ impl<B: Backend, G> ZeroGroup<B> for G where
 {
 }
 
-/// A handle to the process group of one rank. Clones refer to the same member.
+/// A handle to one rank's member of a process group. Clones refer to the same
+/// member.
 pub struct Group<B: Backend> {
     /// The member of the process group.
     engine: Arc<dyn ZeroGroup<B>>,
@@ -56,7 +57,7 @@ impl<B: Backend> Group<B> {
         Self { engine: Arc::new(member), rank, world_size }
     }
 
-    /// Returns the rank, from 0.
+    /// Returns the rank, starting at 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -66,7 +67,7 @@ impl<B: Backend> Group<B> {
         self.world_size
     }
 
-    /// Returns the group as an exchange of device arrays.
+    /// Returns the process group for device arrays.
     pub(crate) fn arrays(&self) -> &dyn ProcessGroup<DeviceArray<B>> {
         &*self.engine
     }
@@ -89,7 +90,8 @@ impl<B: Backend> Group<B> {
         self.reduce(tag, values, ReduceOp::Max)
     }
 
-    /// Gathers the bytes of every rank, in rank order. A rank may pass none.
+    /// Gathers the bytes of every rank, in rank order. Ranks may pass different
+    /// numbers of bytes, including 0.
     ///
     /// # Errors
     ///
@@ -114,22 +116,23 @@ impl<B: Backend> Group<B> {
         Ok(bytes.wait()?.swap_remove(0).into_vec())
     }
 
-    /// Returns the group as an exchange of bytes.
+    /// Returns the process group for bytes.
     pub(crate) fn bytes(&self) -> &dyn ProcessGroup<Host<u8>> {
         &*self.engine
     }
 
-    /// Returns the failure of this rank in the form that other ranks receive.
+    /// Creates the error for a failure of this rank, in the form that other
+    /// ranks receive.
     pub(crate) fn failed(&self, cause: String) -> CommError {
         CommError::PeerFailed { rank: self.rank, cause }
     }
 
-    /// Checks that the group has not ended, without an exchange.
+    /// Returns an error if the group has ended. Runs no collective.
     pub(crate) fn check(&self) -> Result<(), CommError> {
         self.arrays().check()
     }
 
-    /// Waits until every rank has called it.
+    /// Waits until every rank has called this method.
     ///
     /// # Errors
     ///

@@ -1,22 +1,24 @@
-//! The initial value of a parameter, which rank 0 draws or reads and the other
-//! ranks receive.
+//! Distribution of initial parameter values: rank 0 generates or loads them,
+//! and the other ranks receive them.
 //!
 //! Burn's parameters are lazy: until its first use, a parameter is a closure
 //! that creates the value. Rank 0 runs these closures one after the other while
-//! it shards the parameters, so no rank ever holds all values. While rank 0
-//! computes a value, the other ranks wait. On these ranks a lazy parameter is
-//! taken out of the module without a value. Main type: [`InitialValue`].
+//! it shards the parameters, so no rank ever holds the complete model. While
+//! rank 0 computes a value, the other ranks wait. On these ranks a lazy
+//! parameter is removed from the module without being initialised. Main type:
+//! [`InitialValue`].
 //!
 //! ```text
 //!           rank 0                          other ranks
 //!  take     run the closure, f32 value      keep id and mapper, no value
-//!  exchange broadcast shape, trainability   compare with the own value or the declared shape
+//!  exchange broadcast shape, trainability   compare with own value or declared shape
 //!  exchange broadcast the elements          receive them
-//!  cut      keep the own slice, drop the rest
+//!  shard    keep the owned slice, drop the rest
 //! ```
 //!
-//! A module that is initialised on all ranks works too. It then has to have the
-//! same shapes everywhere, and the values of rank 0 replace all others.
+//! Modules that are initialised on all ranks are supported too. Their shapes
+//! must be the same on all ranks, and the values of rank 0 replace the values
+//! of the other ranks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -33,18 +35,19 @@ use crate::training::Training;
 
 /// The state of a parameter on one rank before it is sharded.
 pub(crate) enum InitialValue<B: Backend> {
-    /// The value, and whether it is trained. `declared` is the shape with which
-    /// a lazy parameter was declared, and `None` if the parameter had its value
-    /// before. An initial mapper may have changed the shape since.
+    /// An initialised parameter, and whether it is trained. `declared` is the
+    /// declared shape of a lazy parameter, and `None` if the parameter was
+    /// already initialised. The value can have another shape than declared if
+    /// the parameter has an init mapper.
     Present { tensor: B::FloatTensorPrimitive, trainable: bool, declared: Option<Shape> },
-    /// No value: the parameter is lazy and rank 0 creates it. The device is the
-    /// future location.
+    /// A lazy parameter, whose value rank 0 creates. `device` is the device on
+    /// which the value will be stored.
     Absent { device: B::Device, declared: Shape },
 }
 
 /// A float parameter that was taken out of its module.
 pub(crate) struct TakenParam<B: OptimizerOps, const D: usize> {
-    /// Burn's id, by which tied parameters are recognised within a process.
+    /// Burn's id. Tied parameters have the same id within a process.
     pub(crate) id: ParamId,
     /// The conversions that the parameter applies when it is loaded and saved.
     pub(crate) mapper: ParamMapper<Tensor<Training<B>, D>>,
@@ -55,13 +58,13 @@ pub(crate) struct TakenParam<B: OptimizerOps, const D: usize> {
 impl<B: OptimizerOps, const D: usize> TakenParam<B, D> {
     /// Takes `param` out of the module on `rank`.
     ///
-    /// A lazy parameter is initialised on rank 0 only. The exception is a
-    /// parameter with a load mapper, because Burn returns the mapper only
+    /// A lazy parameter is initialised on rank 0 only. A parameter with a load
+    /// mapper is initialised on all ranks, because Burn returns the mapper only
     /// together with the value.
     ///
     /// # Errors
     ///
-    /// Returns the message of a closure that panicked.
+    /// Returns the panic message if the parameter's closure panics.
     pub(crate) fn new(param: Param<Tensor<Training<B>, D>>, rank: usize) -> Result<Self, String> {
         if rank != 0 && !param.is_initialized() && !has_load_mapper(&param) {
             return Ok(Self::without_value(param));
@@ -76,33 +79,32 @@ impl<B: OptimizerOps, const D: usize> TakenParam<B, D> {
     /// Takes a lazy parameter out of the module without running its closure.
     fn without_value(param: Param<Tensor<Training<B>, D>>) -> Self {
         let (id, device, declared) = (param.id, param.lazy_device(), param.lazy_shape());
-        // Loading a value is Burn's only access to the mapper that does not run
-        // the closure.
+        // Loading a value is the only way in Burn to get the mapper without
+        // running the closure.
         let (id, _, mapper) =
             param.transform_for_load(Tensor::zeros([1; D], &device), id).consume();
         Self { id, mapper, value: InitialValue::Absent { device, declared } }
     }
 }
 
-/// Returns true if a load mapper would change a loaded value. Burn reveals it
-/// only in the debug text.
+/// Returns true if the parameter has a load mapper, which changes loaded
+/// values. Burn exposes this only in the `Debug` output.
 fn has_load_mapper<B: Backend, const D: usize>(param: &Param<Tensor<B, D>>) -> bool {
     format!("{param:?}").contains("load: true")
 }
 
-/// Runs the closure of a lazy parameter and converts a panic, its only way to
-/// fail, to an error.
+/// Runs the closure of a lazy parameter and converts a panic to an error. The
+/// closure has no other way to report errors.
 fn caught<T>(initialise: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(initialise)).map_err(|panic| {
-        // The failure of a collective has its own type and continues as a
-        // panic.
+        // A failed collective panics with a `CommError`, which is passed on.
         if panic.is::<CommError>() { resume_unwind(panic) } else { panic_message(&*panic) }
     })
 }
 
 /// The value of a parameter, identical on every rank.
 pub(crate) struct Distributed<B: Backend> {
-    /// All elements in flat order. Ranks of one process may share the
+    /// All elements in flat order. Rank threads of one process may share the
     /// allocation.
     pub(crate) flat: B::FloatTensorPrimitive,
     /// The shape of the value on rank 0.
@@ -112,7 +114,8 @@ pub(crate) struct Distributed<B: Backend> {
 }
 
 impl<B: OptimizerOps> InitialValue<B> {
-    /// Returns the device of the value, or its future device.
+    /// Returns the device of the value, or the device on which it will be
+    /// stored.
     pub(crate) fn device(&self) -> B::Device {
         match self {
             Self::Present { tensor, .. } => B::float_device(tensor),
@@ -147,9 +150,9 @@ impl<B: OptimizerOps> InitialValue<B> {
                 tensor
             }
             Self::Absent { device, declared } => {
-                // An initial mapper may change the declared shape, so that only
-                // two declared shapes are comparable. A value has as many
-                // elements as were declared.
+                // An init mapper may change the shape, so a declared shape can
+                // only be compared with another declared shape. A value always
+                // has the declared number of elements.
                 match &first.declared {
                     Some(first) => same_shape(path, &declared, first)?,
                     None if declared.num_elements() == first.shape.num_elements() => {}
@@ -164,8 +167,9 @@ impl<B: OptimizerOps> InitialValue<B> {
         Ok(Distributed { flat, shape: first.shape, trainable: first.trainable })
     }
 
-    /// Describes this value of `D` dimensions. An absent one has zeros, which
-    /// nobody reads, because rank 0 has every value.
+    /// Describes this value of `D` dimensions. The shape of an absent value is
+    /// all zeros. It is never used, because rank 0 has all values and only its
+    /// description is broadcast.
     fn description<const D: usize>(&self) -> BroadcastHeader {
         match self {
             Self::Present { tensor, trainable, declared } => BroadcastHeader {
@@ -182,7 +186,8 @@ impl<B: OptimizerOps> InitialValue<B> {
     }
 }
 
-/// Returns an error if the parameter at `path` has another shape than on rank 0.
+/// Returns an error if the shape of the parameter at `path` differs from rank
+/// 0's.
 fn same_shape(path: &str, here: &Shape, first: &Shape) -> Result<(), ZeroError> {
     if here == first {
         return Ok(());
@@ -191,22 +196,22 @@ fn same_shape(path: &str, here: &Shape, first: &Shape) -> Result<(), ZeroError> 
     Err(ZeroError::ShapesDiffer { path, found, expected })
 }
 
-/// A parameter without its elements, as rank 0 broadcasts it.
+/// The metadata of a parameter, which rank 0 broadcasts before the elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct BroadcastHeader {
-    /// The lengths of the axes of the value.
+    /// The shape of the value.
     shape: Shape,
-    /// Whether the value is trained.
+    /// Whether the parameter is trained.
     trainable: bool,
-    /// The declared shape, if the parameter was lazy until now.
+    /// The declared shape, if the parameter was lazy.
     declared: Option<Shape>,
 }
 
 impl BroadcastHeader {
-    /// Encodes it as little-endian words: the axes of the value, 1 if it is
-    /// trained and 0 otherwise, and the declared axes if there are any. A
-    /// missing declared shape is padded with `u64::MAX`, because the messages
-    /// of all ranks have the same length.
+    /// Encodes the header as little-endian `u64` words: the dimensions of the
+    /// value, 1 if the parameter is trained and 0 otherwise, and the declared
+    /// dimensions. Without a declared shape, these are `u64::MAX`, because the
+    /// messages of all ranks must have the same length.
     fn bytes(&self) -> Vec<u8> {
         let axes = |shape: &Shape| shape.iter().map(|len| *len as u64).collect::<Vec<_>>();
         let value = axes(&self.shape);
@@ -215,7 +220,7 @@ impl BroadcastHeader {
         words.flat_map(u64::to_le_bytes).collect()
     }
 
-    /// Decodes what [`bytes`](Self::bytes) returned on rank 0 for `D`
+    /// Decodes the [`bytes`](Self::bytes) of rank 0 for a parameter of `D`
     /// dimensions.
     fn read<const D: usize>(bytes: &[u8]) -> Self {
         let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
@@ -231,8 +236,8 @@ impl BroadcastHeader {
     }
 }
 
-/// Returns a placeholder that tells the collective where to receive an array:
-/// an expanded view of one element, which takes no memory.
+/// Returns a placeholder with the length and device of an array to receive. It
+/// is an expanded view of a single element, so it takes almost no memory.
 fn elements_to_come<B: Backend>(numel: usize, device: &B::Device) -> B::FloatTensorPrimitive {
     let shape = |len| Shape::from(vec![len]);
     match numel {
@@ -241,14 +246,14 @@ fn elements_to_come<B: Backend>(numel: usize, device: &B::Device) -> B::FloatTen
     }
 }
 
-/// Returns a clone of `module` in which each lazy float is a single zero, so
-/// that working with the clone initialises nothing. The clone shares running
-/// statistics with `module`.
+/// Returns a clone of `module` in which each lazy float parameter is a single
+/// zero, so that no operation on the clone initialises a parameter. The clone
+/// shares running statistics with `module`.
 pub(crate) fn without_lazy_values<B: OptimizerOps, M: Module<Training<B>>>(module: &M) -> M {
     module.clone().map(&mut LazyToZero)
 }
 
-/// A mapper that replaces lazy floats with a single zero.
+/// A mapper that replaces each lazy float parameter with a single zero.
 struct LazyToZero;
 
 impl<B: OptimizerOps> ModuleMapper<Training<B>> for LazyToZero {
@@ -264,17 +269,17 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for LazyToZero {
     }
 }
 
-/// Initialises lazy integer and bool parameters, which all ranks keep complete.
-/// Returns true if a float of `module` is already initialised.
+/// Initialises lazy integer and bool parameters, which are not sharded. Returns
+/// true if a float parameter of `module` is already initialised.
 pub(crate) fn initialise_constants<B: OptimizerOps, M: Module<Training<B>>>(module: &M) -> bool {
     let mut constants = Constants { has_float: false };
     module.visit(&mut constants);
     constants.has_float
 }
 
-/// A visitor that initialises integers and bools.
+/// A visitor that initialises integer and bool parameters.
 struct Constants {
-    /// Whether an initialised float was visited.
+    /// Whether an initialised float parameter was visited.
     has_float: bool,
 }
 

@@ -1,13 +1,14 @@
-//! The memory ledger: bytes held by one rank, by tier and category, with peaks.
+//! The memory ledger: the current and peak bytes of one rank, by tier and
+//! category.
 //!
-//! The owner of memory keeps a [`Lease`], and dropping the lease removes the
-//! bytes. No code has to remember to subtract, and a panic that unwinds leaves
-//! the counts right.
+//! The owner of memory keeps a [`Lease`], and dropping the lease subtracts the
+//! bytes. The counts therefore stay correct without explicit calls, also if a
+//! panic unwinds.
 //!
-//! The ledger counts what this rank holds even if ranks of one process read the
-//! same allocation. Its numbers therefore match a rank on its own machine. It
-//! counts the bytes of elements, without the overhead of allocators or the
-//! workspaces inside kernels.
+//! If ranks of one process share an allocation, each rank counts it. The
+//! numbers are therefore the same as for a rank in a separate process. The
+//! ledger counts the bytes of tensor elements. It does not include allocator
+//! overhead or workspaces inside kernels.
 //!
 //! ```text
 //!             Parameters  Gradients  Optimizer  Gathered  Buckets  Activations │ total
@@ -20,7 +21,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// The location of memory.
+/// A kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tier {
     /// Device memory; host memory on a CPU backend.
@@ -31,7 +32,7 @@ pub enum Tier {
     Disk,
 }
 
-/// The purpose of memory.
+/// The purpose for which memory is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Category {
     /// Permanent parameters: complete ones, shards, and persistent copies at
@@ -44,14 +45,14 @@ pub enum Category {
     /// Sharded parameters that were gathered for an op, kept for reuse or
     /// prefetched.
     Gathered,
-    /// Gradients that wait in the bucket or are being reduced.
+    /// Gradients that are in the bucket or being reduced.
     Buckets,
     /// All other results of tensor ops: activations and their gradients.
     Activations,
 }
 
 impl Category {
-    /// All categories, in the order of a report.
+    /// All categories, in the order in which they are reported.
     pub const ALL: [Category; 6] = [
         Self::Parameters,
         Self::Gradients,
@@ -62,16 +63,17 @@ impl Category {
     ];
 }
 
-/// The bytes of one category.
+/// The current and peak bytes of a category or tier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// The bytes held now.
+    /// The bytes that are held now.
     pub current: usize,
-    /// The largest number of bytes held since the peaks were reset.
+    /// The largest number of bytes that were held since the last reset of the
+    /// peaks.
     pub peak: usize,
 }
 
-/// The bytes of one category or of a whole tier.
+/// The counters of one category or of a complete tier.
 #[derive(Debug, Default)]
 struct Counter {
     current: AtomicUsize,
@@ -84,8 +86,9 @@ impl Counter {
     /// Adds bytes and raises the peak.
     fn add(&self, bytes: usize) {
         let now = self.current.fetch_add(bytes, Relaxed) + bytes;
-        // Every tensor op calls this, and few reach a new peak, so the peak is
-        // read before it is written.
+        // Every tensor op calls this function, and few calls reach a new peak.
+        // The load is cheaper than the `fetch_max`, so the peak is written only
+        // if it is exceeded.
         if now > self.peak.load(Relaxed) {
             self.peak.fetch_max(now, Relaxed);
         }
@@ -110,7 +113,7 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct TierCounters {
     categories: [Counter; 6],
-    /// All categories together, with a peak of its own.
+    /// The total of all categories, with a separate peak.
     total: Counter,
 }
 
@@ -120,36 +123,37 @@ impl Ledger {
         Self::default()
     }
 
-    /// Returns true if both are handles to the same counters.
+    /// Returns true if `self` and `other` share their counters.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.counters, &other.counters)
     }
 
-    /// Adds `bytes` of device memory to `category` until the lease is dropped.
+    /// Counts `bytes` of device memory in `category` until the lease is
+    /// dropped.
     pub fn hold(&self, category: Category, bytes: usize) -> Lease {
         self.hold_on(Tier::Device, category, bytes)
     }
 
-    /// Adds `bytes` of `tier` to `category` until the lease is dropped.
+    /// Counts `bytes` on `tier` in `category` until the lease is dropped.
     pub fn hold_on(&self, tier: Tier, category: Category, bytes: usize) -> Lease {
         self.counter(tier, category).add(bytes);
         self.counters[tier as usize].total.add(bytes);
         Lease { ledger: self.clone(), tier, category, bytes }
     }
 
-    /// Returns the device memory of one category.
+    /// Returns the device memory in `category`.
     pub fn usage(&self, category: Category) -> Usage {
         self.usage_on(Tier::Device, category)
     }
 
-    /// Returns the memory of one category on `tier`.
+    /// Returns the memory in `category` on `tier`.
     pub fn usage_on(&self, tier: Tier, category: Category) -> Usage {
         self.counter(tier, category).usage()
     }
 
-    /// Returns the memory of all categories on `tier`. Categories peak at
-    /// different times, so this peak can be smaller than the sum of their
-    /// peaks.
+    /// Returns the total memory of all categories on `tier`. Categories peak at
+    /// different times, so the peak of the total can be smaller than the sum of
+    /// the categories' peaks.
     pub fn total_on(&self, tier: Tier) -> Usage {
         self.counters[tier as usize].total.usage()
     }
@@ -169,9 +173,9 @@ impl Ledger {
     }
 }
 
-/// An entry in a ledger. Dropping it removes the bytes.
+/// An entry in a [`Ledger`]. Dropping it subtracts the bytes.
 #[derive(Debug)]
-#[must_use = "the bytes leave the ledger when the lease is dropped"]
+#[must_use = "dropping a `Lease` stops counting its bytes; keep it for as long as the memory is in use"]
 pub struct Lease {
     ledger: Ledger,
     tier: Tier,

@@ -5,46 +5,48 @@
 //! on [`Training<B>`](Training) and are evaluated on [`Zero<B>`](Zero).
 //!
 //! [`ModelStates::shard`] replaces the parameters of any module with handles.
-//! Their values are kept here, replicated or sharded over the ranks of a
-//! [`Group`] according to the ZeRO stage. Tensor ops gather what they read,
-//! gradients are reduced as soon as autodiff has completed them, and
-//! [`ModelStates::step`] updates the elements that this rank owns. With 16-bit
-//! parameters the optimizer keeps f32 masters of these elements. A [`Ledger`]
-//! counts the memory of all of this, and [`estimate`] predicts it.
+//! [`ModelStates`] keeps their values, replicated or sharded over the ranks of
+//! a [`Group`] according to the ZeRO stage. Tensor ops gather the parameters
+//! that they read. Gradients are reduced as soon as autodiff has computed them,
+//! and [`ModelStates::step`] updates the elements that this rank owns. With
+//! 16-bit parameters the optimizer keeps f32 master weights of these elements.
+//! A [`Ledger`] counts the memory of the model states, temporary buffers and
+//! activations, and [`estimate`] predicts it.
 //!
 //! ```text
-//!  shard                   once: broadcast, cut, replace parameters by handles
-//!  start_training_pass     new autodiff leaves, start of the gather schedule
-//!    forward               ops gather parameters; blocks free their activations
+//!  shard                   once: broadcast and shard parameters, replace them with handles
+//!  start_training_pass     create new autodiff leaves, start the gather schedule
+//!    forward               ops gather parameters; finished blocks free activations
 //!  start_backward
 //!    backward              ops gather again; final gradients are reduced and freed
-//!  finish_pass             gathered parameters are released
-//!  step                    norm, clip, update of the owned elements, publication
+//!  finish_pass             release gathered parameters
+//!  step                    norm, clipping, update of owned elements, all-gather (stages 1 and 2)
 //! ```
 //!
-//! What a rank holds between two passes, without offload:
+//! The model states that a rank holds between two passes, without offload:
 //!
 //! | Stage | Parameters | Gradients | Optimizer states |
 //! |---|---|---|---|
-//! | 0 | whole | whole | whole |
-//! | 1 | whole | whole | shard |
-//! | 2 | whole | shard | shard |
+//! | 0 | full | full | full |
+//! | 1 | full | full | shard |
+//! | 2 | full | shard | shard |
 //! | 3 | shard | shard | shard |
 //!
-//! A module whose parameters are not f32 before sharding, or that has nothing
-//! to train, is an error. A step on gradients that are not finite changes
-//! nothing. [`ModelStates`] stays on the thread that created it.
+//! [`ModelStates::shard`] returns an error if a parameter is not f32, or if the
+//! module has no trainable parameter. A step whose gradients contain an
+//! infinity or NaN leaves parameters and optimizer states unchanged.
+//! [`ModelStates`] is not `Send`: it stays on the thread that created it.
 //!
 //! Running statistics (Burn's `RunningState`, in batch norm) and integer and
 //! bool parameters are [buffers](Buffer). Every rank keeps complete buffers in
-//! their own type and starts with rank 0's values. After each backward pass
-//! [`ModelStates::agree_buffers`] averages running statistics over the ranks in
-//! rank order. This is exact for a running mean; for a running variance it is
-//! the mean of the ranks' variances. A non-finite update (from an empty
-//! micro-batch) counts as the previous value. Ranks may pass clones of one
-//! module. Tensors that are fields of a module without being a `Param` are
-//! constants to Burn, and also here: each rank keeps its own, and checkpoints
-//! do not contain them.
+//! their original element type and starts with rank 0's values. After each
+//! backward pass [`ModelStates::agree_buffers`] averages running statistics
+//! over the ranks, in rank order. The average is exact for a running mean. For
+//! a running variance it is the mean of the ranks' variances. A rank whose
+//! update is not finite (from an empty micro-batch) contributes the previous
+//! value. Rank threads may shard clones of the same module. Burn treats a
+//! tensor field that is not a `Param` as a constant, and so does this crate:
+//! each rank keeps its own tensor, and checkpoints do not contain it.
 #![recursion_limit = "256"]
 
 mod array;

@@ -1,13 +1,13 @@
 //! Counts the floating-point operations of a pass, module by module.
 //!
-//! Products are counted where the decorated backend sees them: matrix products, convolutions and
-//! attention. A multiplication and an addition are two operations. Element-wise ops are left out,
-//! as is usual for model FLOPs (Chowdhery et al. 2022, "PaLM", appendix B): attention counts in
-//! full, masked positions included, and what backward recomputes does not count.
+//! The decorated backend counts matrix products, convolutions and attention. A multiply-add counts
+//! as two operations. The counts are model FLOPs (Chowdhery et al. 2022, "PaLM", appendix B):
+//! element-wise ops and recomputation in backward are not counted, and attention counts in full,
+//! including masked positions.
 //!
-//! A product with a parameter belongs to the module that owns the parameter. A product of
-//! activations alone belongs to the module around the parameter that was read last. In backward,
-//! the first product after a read is the gradient of that parameter:
+//! A product with a parameter is attributed to the module that owns the parameter. A product of
+//! two activations is attributed to the parent of the module whose parameter was read last. In
+//! backward, the first product after a read computes the gradient of that parameter:
 //!
 //! ```text
 //!  forward    read h.0.attn.c_attn.weight    x · W         → h.0.attn.c_attn
@@ -16,7 +16,7 @@
 //!             no read                        xᵀ · dy       → h.0.attn.c_attn
 //! ```
 //!
-//! Counting is off unless an engine asks for it.
+//! Counting is off unless an engine turns it on.
 
 use std::collections::BTreeMap;
 
@@ -27,11 +27,11 @@ pub struct ModuleOperations {
     pub path: String,
     /// Operations in forward.
     pub forward: u64,
-    /// Operations in backward, recomputation excluded.
+    /// Operations in backward, excluding recomputation.
     pub backward: u64,
 }
 
-/// The counts so far, and what is needed to find the module of the next product.
+/// The counts so far, and the state that determines the module of the next product.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
     /// The path of the parameter that was read last.

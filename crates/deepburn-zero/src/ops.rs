@@ -3,14 +3,14 @@
 //! A table has one line per op, with the kind of each argument and of the result. [`Sharded`]
 //! expands it with `forward!`: float arguments are converted to data of the inner backend, and
 //! results enter the ledger. [`Autocast`](crate::Autocast) expands the same table with `cast!`,
-//! which brings float arguments to one element type. `#[product]` and `#[full]` before a line
-//! select its rule (see [`Rule`](crate::autocast::Rule)). A line without either promotes mixed
-//! types.
+//! which casts float arguments to a common element type. `#[product]` and `#[full]` before a line
+//! select its rule (see [`Rule`](crate::autocast::Rule)). A line without one of these attributes
+//! promotes mixed types.
 //!
 //! ```text
 //!  model                              fn float_matmul(lhs: float, rhs: float) -> float
 //!    │
-//!  Autocast<_>     cast!      choose one type for lhs and rhs, cast what differs
+//!  Autocast<_>     cast!      choose a common type and cast lhs and rhs to it
 //!    │
 //!  Autodiff<_>                record the op, save ZeroTensors for backward
 //!    │
@@ -20,8 +20,7 @@
 //!  B                          the kernel
 //! ```
 //!
-//! A line of a table turns into a trait method like this one, for a table that is expanded by
-//! `forward!`:
+//! `forward!` expands a line of a table to a trait method:
 //!
 //! ```text
 //!  #[full] fn float_exp(tensor: float) -> float;
@@ -32,19 +31,20 @@
 //!  }
 //! ```
 //!
-//! All methods are forwarded, including those that Burn provides. A provided method would silently
-//! replace a faster method of the inner backend. `clippy::missing_trait_methods` enforces this.
-//! Only ops that treat parameters or gradients in a special way are written by hand:
+//! All trait methods are forwarded, including the ones with a default implementation in Burn. A
+//! default would silently replace a faster method of the inner backend.
+//! `clippy::missing_trait_methods` enforces this. Only ops that treat parameters or gradients in a
+//! special way are written by hand:
 //!
-//! - *Views of parameters* are recorded and run when the data is read (`float.rs`).
-//! - *Embedding gradients* stay rows, and additions keep them so (`module.rs`, `float.rs`).
+//! - *Views of parameters* are recorded and applied when the data is read (`float.rs`).
+//! - *Embedding gradients* and their sums stay sparse (`module.rs`, `float.rs`).
 //! - *Random ops* draw from the rank's stream (`float.rs`, `int.rs`).
 //! - *Products* are counted for model FLOPs (`float.rs`, `module.rs`, `fused.rs`).
 //! - *Results that share memory* with their operand keep its ledger entry (`view!`).
 //!
 //! Only ops whose results are all floats are recorded for recomputation. Integer and bool results
-//! stay in memory: they are small, and recomputing indices would need the op's float operands
-//! again.
+//! stay in memory because they are small, and because recomputing indices would need the op's
+//! float operands again.
 #![deny(clippy::missing_trait_methods)]
 
 pub(crate) mod activation;
@@ -171,17 +171,17 @@ pub(crate) use wrap;
 ///
 /// The order of the steps matters:
 ///
-/// - All parameters among the operands are noted before any value. A parameter may end the current
-///   block, and only then is it known which values belong to an earlier block and have to be kept.
-/// - `begin_op` frees the blocks that have ended. It must follow the notes, so that the inputs of
-///   this op are not freed.
+/// - The parameters among the operands are noted before the activations. A parameter may end the
+///   current block. Activations of a block that has ended are inputs of the new block and are kept.
+/// - `begin_op` frees the blocks that have ended. It must come after all operands are noted, so
+///   that the inputs of this op are not freed.
 /// - The op runs inside `record.run`, which moves the operands into a closure. Borrowed arguments
 ///   are therefore cloned (`@keep`).
 ///
 /// Outside of a training forward pass, or in a block whose activations are kept, the op runs
 /// directly.
 macro_rules! recorded {
-    // What operands have to do with blocks: only floats may be parameters or values of another block.
+    // Notes an operand: only floats can be parameters or activations of another block.
     (@note $with:ident $recorder:ident float $value:ident) => { $value.$with(&$recorder) };
     (@note $with:ident $recorder:ident maybe_float $value:ident) => {
         if let Some(tensor) = &$value { tensor.$with(&$recorder) }
@@ -191,7 +191,7 @@ macro_rules! recorded {
     };
     (@note $with:ident $recorder:ident $other:tt $value:ident) => {};
 
-    // What a record keeps of an operand.
+    // Converts an operand to the form in which the record stores it.
     (@keep $record:ident float $value:ident) => { $record.operand($value) };
     (@keep $record:ident maybe_float $value:ident) => {
         $value.map(|tensor| $record.operand(tensor))
@@ -203,7 +203,7 @@ macro_rules! recorded {
     (@keep $record:ident [&$type:ty] $value:ident) => { $value.clone() };
     (@keep $record:ident $other:tt $value:ident) => { $value };
 
-    // The operand of a run.
+    // Reads an operand for a run of the op.
     (@read $reader:ident float $value:ident) => { $reader.read(&$value).tensor };
     (@read $reader:ident maybe_float $value:ident) => {
         $value.as_ref().map(|operand| $reader.read(operand).tensor)
@@ -239,8 +239,8 @@ pub(crate) use recorded;
 
 /// Forwards the ops of a table to the inner backend `B`.
 ///
-/// `@open` converts an argument to the inner backend, `@wrap` converts a result back, `@cost` says
-/// whether an op is expensive to recompute, and `@body` chooses between a recorded op (float
+/// `@open` converts an argument to the inner backend, and `@wrap` converts a result back. `@cost`
+/// selects the recomputation cost of an op, and `@body` chooses between a recorded op (float
 /// result) and a plain one.
 macro_rules! forward {
     (@open float $value:expr) => { $value.into_full() };

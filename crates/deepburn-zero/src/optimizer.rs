@@ -1,32 +1,31 @@
-//! The optimizer, applied to the elements that a rank owns.
+//! The optimizer of one rank, which updates the elements that the rank owns.
 //!
 //! States are flat f32 tensors on the parameter's device, or offloaded to host
-//! memory or NVMe (`offload_optimizer`). An update on the device is one fused
-//! kernel of the backend; an update of offloaded states runs on the CPU.
-//! `rule.rs` defines, for each optimizer, its states and the values that an
-//! update depends on.
+//! memory or NVMe (`offload_optimizer`). States on the device are updated by one
+//! fused kernel of the backend, offloaded states by the CPU. `rule.rs` defines
+//! the states of each optimizer and the values that its updates depend on.
 //!
-//! What a rank keeps of one parameter, with AdamW, bf16 and `s` owned elements
-//! (padding included):
+//! The arrays of one parameter with AdamW, bf16 and `s` owned elements,
+//! including padding:
 //!
 //! ```text
 //!              owned slice, s elements
 //! master       [f32 ......... | 0 0]   only if ops compute in 16 bits
 //! exp_avg      [f32 ......... | 0 0]   moments, in the order of `moments`
 //! exp_avg_sq   [f32 ......... | 0 0]
-//! gradient     [any type .... | 0 0]   an operand of the step, freed after it
+//! gradient     [any type .... | 0 0]   an operand of the step, freed afterwards
 //! working copy [bf16 ........ | 0 0]   the result, which `Publisher` stores
 //! ```
 //!
-//! At stage 0 the owned slice is the whole parameter, from stage 1 on the shard
-//! of the rank. States live from sharding until the model is dropped. An update
-//! replaces them in place, so a step needs no second copy of them.
+//! At stage 0 a rank owns the whole parameter; from stage 1 on it owns its
+//! shard. States are allocated when the model is sharded and freed when it is
+//! dropped. An update changes them in place, so a step needs no second copy.
 //!
-//! A step has this life cycle: `order` sorts the parameters into single updates
-//! and rounds, `start_step` computes the scalars and starts the reads of
-//! offloaded states, and `StepInProgress` updates one parameter after the other
-//! in exactly that order. The order is the same on all ranks, because the
-//! rounds contain collectives.
+//! A step proceeds as follows. `order` sorts the parameters into single updates
+//! and rounds. `start_step` computes the scalars and starts to read offloaded
+//! states. `StepInProgress` then updates one parameter after the other in
+//! exactly that order. The order is the same on all ranks, because the rounds
+//! contain collectives.
 
 mod frozen_lamb;
 mod moments;
@@ -51,7 +50,7 @@ use deepburn_ops::{OptimizerOps, float_bytes};
 use crate::assignment::UpdateSettings;
 use crate::ledger::Ledger;
 use crate::parameter::Parameter;
-use crate::parked::{ParkedArray, ParkedCopy, ParkedTensor, PieceRead, Pipeline, PipelinePolicy};
+use crate::parked::{FileChunk, ParkedArray, ParkedCopy, ParkedTensor, Pipeline, PipelinePolicy};
 use crate::parking::Parking;
 
 use frozen_lamb::LambScalars;
@@ -70,16 +69,16 @@ pub(crate) use zero_one::{COMMON, LOCAL_ARRAYS};
 
 /// The optimizer states of one rank and the settings of their updates.
 ///
-/// There is one entry per parameter in `states`, `settings_of` and
-/// `lamb_scalars`, in module order, also for frozen ones. The parameter index
-/// of the other modules is the index here.
+/// `states`, `settings_of` and `lamb_scalars` have one entry per parameter in
+/// module order, including frozen parameters. They are indexed by the same
+/// parameter index as in the rest of the crate.
 #[derive(Debug)]
 pub(crate) struct Optimizer<B: Backend> {
-    /// The different settings of parameter groups, each stored once. A step
-    /// computes its scalars once per entry, not once per parameter.
+    /// The distinct settings of the parameter groups. A step computes its
+    /// scalars once per entry, not once per parameter.
     settings: Vec<UpdateSettings>,
-    /// The type in which ops compute, if it is not the masters' type, f32. If
-    /// it is set, every trainable parameter has a master.
+    /// The type in which ops compute; `None` if it is f32. If it is set, every
+    /// trainable parameter has an f32 master.
     working: Option<FloatDType>,
     /// The states by parameter index; `None` for a frozen parameter.
     states: Vec<Option<TieredState<B>>>,
@@ -88,8 +87,8 @@ pub(crate) struct Optimizer<B: Backend> {
     /// The scalars of 1-bit LAMB, by parameter index. With other optimizers
     /// they keep their initial values and are not stored.
     lamb_scalars: Vec<LambScalars>,
-    /// The pipeline that reads and writes offloaded states. It is idle, but
-    /// present, without offload.
+    /// The pipeline that reads and writes offloaded states. Without offload it
+    /// is idle.
     pipeline: Pipeline,
     /// The number of optimizer steps that were applied. Skipped steps
     /// (overflow) do not count, so bias correction continues from the last
@@ -100,15 +99,16 @@ pub(crate) struct Optimizer<B: Backend> {
     local_rates: Option<f64>,
 }
 
-/// The sums of squares of a tensor's values and of its direction, in this order. They are trees
-/// over element indices, so sums of several ranks can be joined without a change of rounding.
+/// The sums of squares of a tensor's values and of its update direction, in this order. Each sum is
+/// a tree over element indices. Sums of several ranks can therefore be combined with the same
+/// rounding as a sum on one rank.
 pub(crate) type Squares = [TreeSum; 2];
 
-/// Elements in full precision, for a checkpoint.
+/// Elements of an f32 array, for a checkpoint.
 #[derive(Debug)]
 pub(crate) enum KeptArray<B: Backend> {
     /// All elements of the array on this rank, flat and with padding. The
-    /// caller cuts its range.
+    /// caller selects the requested range.
     Device(B::FloatTensorPrimitive),
     /// The requested elements.
     Parked(Arc<ParkedCopy>),
@@ -148,18 +148,20 @@ pub(crate) enum UpdateGradient<B: Backend> {
 /// The initial values of the optimizer's states.
 #[derive(Debug)]
 pub(crate) enum Owned<B: Backend> {
-    /// The number of elements of a parameter in full precision.
+    /// The number of owned elements of an f32 parameter, which has no master.
     Elements(usize, B::Device),
-    /// The full-precision elements of a parameter that ops use in 16 bits.
+    /// The f32 master of a parameter that ops use in 16 bits.
     Masters(B::FloatTensorPrimitive),
 }
 
 /// The learning rate and betas of one step, as the schedule sets them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// The learning rate, before the factor of a parameter group (`lr_factor`).
+    /// The learning rate, before it is multiplied by the `lr_factor` of a
+    /// parameter group.
     pub lr: f64,
-    /// Betas that replace the optimizer's own, if the schedule cycles momentum.
+    /// The betas of the schedule, if it cycles momentum. They replace the
+    /// optimizer's betas.
     pub betas: Option<[f64; 2]>,
 }
 
@@ -181,10 +183,10 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Adds the states of the next parameter: zeros for the elements that this
-    /// rank owns, or `None` for a frozen parameter. Without `parking` they are
-    /// on the device. Called while the model is sharded, so that offloaded
-    /// masters are never all in memory at once.
+    /// Adds the states of the next parameter, which are initially zero.
+    /// `owned` is `None` for a frozen parameter. Without `parking` the states
+    /// are on the device. This is called for each parameter while the model is
+    /// sharded, so offloaded masters are never all in memory at once.
     ///
     /// # Errors
     ///
@@ -197,8 +199,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         parking: Option<&Parking>,
         ledger: &Ledger,
     ) -> Result<(), SwapError> {
-        // A frozen parameter gets an entry in each list too, so that indices
-        // stay aligned.
+        // A frozen parameter also gets an entry in each list, so that the
+        // lists keep the same indices.
         let moments = settings.as_ref().map_or(0, |it| state_arrays(&it.optimizer).len());
         let settings = settings.map(|settings| self.index_of(settings));
         self.settings_of.push(settings);
@@ -240,14 +242,14 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.working.is_some() && self.states[index].is_some()
     }
 
-    /// Returns the master of a parameter, if there is one.
+    /// Returns the f32 master of a parameter, if there is one.
+    ///
+    /// The result is the flat array of the elements that this rank owns, with
+    /// padding. A parked master is read into new memory on the device.
     ///
     /// # Errors
     ///
     /// Returns an error if the disk fails.
-    ///
-    /// The result has the elements that this rank owns, flat, with padding, in
-    /// f32. A parked master is read into new memory on the device.
     pub(crate) fn master(
         &self,
         index: usize,
@@ -264,9 +266,9 @@ impl<B: OptimizerOps> Optimizer<B> {
 
     /// Returns elements `range` of the master of a parameter, if there is one.
     ///
-    /// Copies nothing now: a device array is shared with the optimizer until a
-    /// step replaces it, and a parked array is copied when a step is about to
-    /// overwrite it.
+    /// The elements are copied lazily. A device array is shared with the
+    /// optimizer until a step replaces it. A parked array is copied when a step
+    /// is about to overwrite it.
     pub(crate) fn kept_master(&self, index: usize, range: Range<usize>) -> Option<KeptArray<B>> {
         let has_master = self.working.is_some();
         match self.states[index].as_ref()? {
@@ -295,8 +297,8 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// Returns the order in which a step on `ranks` ranks updates `parameters`
     /// at the learning rate `lr`.
     ///
-    /// `lr` matters for 0/1 Adam only, whose exchanges are skipped as long as
-    /// the sum of learning rates is 0.
+    /// `lr` only affects 0/1 Adam, which skips its exchanges as long as the sum
+    /// of learning rates is 0.
     pub(crate) fn order(
         &self,
         parameters: &[Arc<Parameter<B>>],
@@ -336,7 +338,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.local_rates = rates;
     }
 
-    /// Returns true if ranks take local steps, at least in late steps.
+    /// Returns true if the optimizer has local steps, in which each rank
+    /// updates its parameters without an exchange (0/1 Adam).
     pub(crate) fn takes_local_steps(&self) -> bool {
         let is_zero_one =
             |it: &UpdateSettings| matches!(it.optimizer, OptimizerPlan::ZeroOneAdam(_));
@@ -371,14 +374,15 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.settings.iter().any(|it| rule::forgets_errors(&it.optimizer, self.time))
     }
 
-    /// Returns true if ranks exchange momenta, at least in late steps.
+    /// Returns true if the optimizer has steps in which ranks exchange momenta
+    /// instead of gradients.
     pub(crate) fn exchanges_momentum(&self) -> bool {
         self.settings.iter().any(|settings| settings.optimizer.exchanges_momentum())
     }
 
     /// Returns true if the next step uses the mean of all ranks' gradients.
-    /// Otherwise each rank uses its own gradient, and ranks average momenta in
-    /// the step or not at all.
+    /// Otherwise each rank uses its own gradient, and ranks either average
+    /// momenta in the step or exchange nothing.
     pub(crate) fn takes_mean_gradients(&self) -> bool {
         let mut settings = self.settings.iter();
         !settings.any(|it| rule::takes_own_gradients(&it.optimizer, self.time + 1))
@@ -387,13 +391,13 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// Returns one bit per element of a parameter: whether it has ever had a
     /// gradient, so that its second moment is not 0.
     ///
-    /// Bit `i % 8` of byte `i / 8` belongs to element `i`. Copies the second
-    /// moment to host memory.
+    /// Bit `i % 8` of byte `i / 8` is the bit of element `i`. The second moment
+    /// is copied to host memory.
     ///
     /// # Panics
     ///
-    /// Panics if the optimizer has no second moment, or if it is offloaded.
-    /// Both are excluded when the model is sharded.
+    /// Panics if the optimizer has no second moment, or if the second moment is
+    /// offloaded. Sharding a model excludes both cases.
     pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
         let place = self.moments(index).iter().position(|name| *name == SECOND_MOMENT);
         let (Some(place), Some(TieredState::Device(state))) = (place, &self.states[index]) else {
@@ -408,7 +412,8 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// Returns elements `range` of the array `name` of a parameter; `None` for
     /// a frozen parameter and for an unknown name.
     ///
-    /// As for masters, nothing is copied until a step overwrites the array.
+    /// As with [`kept_master`](Self::kept_master), nothing is copied until a
+    /// step overwrites the array.
     pub(crate) fn kept_moment(
         &self,
         index: usize,
@@ -425,12 +430,12 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Returns the number of steps.
+    /// Returns the number of applied steps.
     pub(crate) fn time(&self) -> u64 {
         self.time
     }
 
-    /// Sets the number of steps.
+    /// Sets the number of applied steps.
     pub(crate) fn set_time(&mut self, time: u64) {
         // The step counts from here on, so `StepInProgress` sees its own number
         // in `time`.
@@ -494,24 +499,23 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
     }
 
-    /// Sets the values that all ranks have in common, from which this rank has
-    /// not moved yet. Has no effect without local steps.
-    ///
-    /// Sets the movement of this rank to 0 as well, so that its values are the
-    /// common ones.
+    /// Sets the common values of a parameter, which are the same on all ranks,
+    /// and resets the accumulated updates of this rank to 0. This rank's values
+    /// are then the common values. Has no effect without local steps.
     pub(crate) fn set_common(&mut self, index: usize, values: B::FloatTensorPrimitive) {
         if !self.state_arrays(index).contains(&COMMON) {
             return;
         }
         if let Some(TieredState::Device(state)) = &self.states[index] {
-            // A rank that has not moved has a movement of 0.
+            // The accumulated updates since the last average are 0.
             let still = tensor::<B>(vec![0.0; state.len], &state.device);
             self.set_moment(index, zero_one::MOVED, still);
             self.set_moment(index, COMMON, values);
         }
     }
 
-    /// Returns this rank's values: the common values plus this rank's movement.
+    /// Returns this rank's values: the common values plus this rank's
+    /// accumulated updates.
     pub(crate) fn moved_values(&self, index: usize) -> B::FloatTensorPrimitive {
         let array = |name| match self.kept_moment(index, name, 0..0) {
             Some(KeptArray::Device(array)) => array,
@@ -520,16 +524,16 @@ impl<B: OptimizerOps> Optimizer<B> {
         B::float_add(array(COMMON), array(zero_one::MOVED))
     }
 
-    /// Starts a step. The gradient of each update is multiplied by `scale`.
-    /// `operands` are the offloaded operands of all trainable parameters, which
-    /// are updated in `order`.
+    /// Starts a step that updates the parameters in `order`. The gradient of
+    /// each update is multiplied by `scale`. `operands` are the offloaded
+    /// operands of all trainable parameters.
+    ///
+    /// The step is counted immediately. If it fails half-way, the model is
+    /// partly updated, and the pipeline returns the error for every later step.
     ///
     /// # Errors
     ///
     /// Returns an error if the disk failed in an earlier step.
-    ///
-    /// Counts the step at once. If it fails half-way, the model is partly
-    /// updated and the pipeline refuses every later step.
     pub(crate) fn start_step(
         &mut self,
         rates: Rates,
@@ -541,8 +545,8 @@ impl<B: OptimizerOps> Optimizer<B> {
         let local_rates = self.local_rates_with(rates.lr);
         let step = |settings: &UpdateSettings| rule::step(settings, rates, time, local_rates);
         let steps: Vec<_> = self.settings.iter().map(step).collect();
-        // The scalars come first: a pass that does not use a moment does not
-        // read it either.
+        // The scalars are computed first, because they determine which moments
+        // a pass uses and therefore reads.
         let (reads, largest) = self.reads(&steps, operands, order);
         self.pipeline.start(reads, largest)?;
         self.time = time;
@@ -552,21 +556,20 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(StepInProgress { optimizer: self, steps, scale })
     }
 
-    /// Returns the reads of a step from the file in order, and the largest
-    /// number of bytes in one piece of an update.
+    /// Returns the file reads of a step in order, and the largest number of
+    /// bytes that the update of one chunk reads.
     ///
-    /// The reads have to be requested in exactly the order in which the updates
-    /// ask for them, because the pipeline serves them first in, first out. This
-    /// function therefore mirrors `StepInProgress::pass` and
-    /// `StepInProgress::direct`, parameter by parameter and piece by piece. The
-    /// second value bounds the pipeline's memory: as many bytes are read ahead,
-    /// and as many may be unwritten.
+    /// The reads must have exactly the order in which the updates request them,
+    /// because the pipeline serves them first in, first out. This function
+    /// therefore mirrors `StepInProgress::pass` and `StepInProgress::direct`,
+    /// parameter by parameter and chunk by chunk. The number of bytes limits
+    /// the pipeline's memory, separately for reads ahead and for pending writes.
     fn reads(
         &self,
         steps: &[UpdateStep],
         operands: &[ParkedOperands<'_>],
         order: &StepOrder,
-    ) -> (VecDeque<PieceRead>, usize) {
+    ) -> (VecDeque<FileChunk>, usize) {
         let (mut reads, mut largest) = (VecDeque::new(), 0);
         let masters = usize::from(self.working.is_some());
         let mut pass =
@@ -577,14 +580,13 @@ impl<B: OptimizerOps> Optimizer<B> {
                 else {
                     return;
                 };
-                // The 16-bit copy of a master is overwritten without being
-                // read.
+                // The 16-bit copy of a master is overwritten and never read.
                 let values = operands.values.as_deref().filter(|_| has_values && masters == 0);
                 let gradient = operands.gradient.as_ref().filter(|_| has_gradient);
-                for piece in state.layout.pieces() {
+                for chunk in state.layout.chunks() {
                     let first = reads.len();
-                    reads.extend(state.reads(&piece, arrays.clone(), values, gradient));
-                    largest = largest.max(reads.range(first..).map(PieceRead::bytes).sum());
+                    reads.extend(state.reads(&chunk, arrays.clone(), values, gradient));
+                    largest = largest.max(reads.range(first..).map(FileChunk::bytes).sum());
                 }
             };
         for index in &order.elements {
@@ -593,20 +595,20 @@ impl<B: OptimizerOps> Optimizer<B> {
         for round in &order.rounds {
             let needs_values = matches!(round, UpdateRound::Norms(_));
             for index in round.indices() {
-                // Only norms depend on the values, so other directions skip the
-                // master.
+                // Only norms depend on the values. For other directions the
+                // master is not read.
                 let first = if needs_values { 0 } else { masters };
                 let arrays = first..masters + self.moments(index).len();
                 pass(index, arrays, needs_values, true);
             }
-            // The pass along the direction, which is in memory.
+            // The second pass applies the direction, which is in memory.
             round.indices().into_iter().for_each(|index| pass(index, 0..masters, true, false));
         }
         (reads, largest)
     }
 
-    /// Returns the number of moments that the step of a parameter uses. It is
-    /// smaller if a schedule sets the momentum to 0.
+    /// Returns the number of moments that the step of a parameter uses. A
+    /// schedule that sets the momentum to 0 reduces it.
     fn states_used(&self, steps: &[UpdateStep], index: usize) -> usize {
         match self.settings_of[index].map(|settings| &steps[settings]) {
             Some(UpdateStep::Elements(step)) => step.states(),

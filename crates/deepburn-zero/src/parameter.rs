@@ -1,29 +1,28 @@
 //! One parameter of a sharded model.
 //!
-//! [Note: Parameter states] Each parameter has one state ([`ParameterState`]). It alone describes
-//! what this rank holds of the parameter:
+//! [Note: Parameter states] The state of a parameter ([`ParameterState`]) describes the data that
+//! this rank holds:
 //!
 //! - *whole*: the rank holds all elements. This is the state at stages 0 to 2. Between two
-//!   exchanges of 0/1 Adam the values differ from rank to rank.
-//! - *sharded*: the rank holds its flat, zero-padded chunk (stage 3). The chunk is on the device or
-//!   *parked*, in host memory beside a device or on NVMe (`offload_param`). On a single rank the
-//!   chunk has all elements. Beside the chunk there may be a gathered copy: *fetching* while the
-//!   all-gather runs; *gathered*, kept for another op as long as the gatherer decides; or
-//!   *persistent*, kept until the optimizer changes the chunk
-//!   (`stage3_param_persistence_threshold`).
+//!   exchanges of 0/1 Adam, the values differ between ranks.
+//! - *sharded*: the rank holds its flat, zero-padded shard (stage 3). The shard is on the device, or
+//!   *parked* in host memory or on NVMe (`offload_param`). On a single rank the shard has all
+//!   elements. In addition, there may be a gathered copy. It is *fetching* while the all-gather
+//!   runs, *gathered* while the gatherer keeps it for another op, or *persistent* until the
+//!   optimizer changes the shard (`stage3_param_persistence_threshold`).
 //! - *checked out*: the optimizer has taken the values for an update.
 //!
 //! ```text
-//!  copy beside a chunk    Absent ──start_fetch──► Fetching ──keep_gathered──► Gathered ──release──► Absent
+//!  gathered copy          Absent ──start_fetch──► Fetching ──keep_gathered──► Gathered ──release──► Absent
 //!                         Absent ──make_persistent──► Persistent
 //!  optimizer step         any copy ──take──► checked out ──put──► Absent
 //! ```
 //!
-//! The module's tensors are handles to these values, so a step changes the model without changing
-//! the module.
+//! The module's tensors are handles to these values, so an optimizer step changes the model without
+//! changing the module.
 //!
-//! A parameter of `[rows, columns]` is cut in its flat order, whatever its shape. With 10 elements
-//! on 4 ranks:
+//! The flat elements of a parameter are partitioned over the ranks, independently of its shape. With
+//! 10 elements on 4 ranks:
 //!
 //! ```text
 //!  flat     e0 e1 e2 │ e3 e4 e5 │ e6 e7 e8 │ e9 0 0
@@ -49,29 +48,29 @@ use state::{ParameterState, WholeCopy};
 
 pub use view::ParameterView;
 
-/// A parameter of a sharded model. Tensors of the module refer to it, and an op that needs its data
-/// reads it.
+/// A parameter of a sharded model. The tensors of the module are handles to parameters, and an op
+/// that needs the data reads the parameter.
 #[derive(Debug)]
 pub struct Parameter<B: Backend> {
     /// The properties that never change.
     description: Description<B>,
-    /// What this rank holds. Locked for moments only, never during a collective.
+    /// The data that this rank holds. The lock is held briefly, never during a collective.
     state: Mutex<ParameterState<B>>,
     /// Gathers the complete values if the parameter is sharded.
     gatherer: Option<Weak<dyn Gather<B>>>,
-    /// The ledger of the model, which also identifies the model.
+    /// The memory ledger of the model, which also identifies the model.
     ledger: Ledger,
 }
 
-/// Gathers the parameters of a model, which refer to it.
+/// Gathers the parameters of a model. Each parameter has a reference to its gatherer.
 pub(crate) trait Gather<B: Backend>: fmt::Debug + Send + Sync {
     /// Returns all elements of parameter `index` for an op that needs them now, in the parameter's
     /// shape.
     ///
     /// # Panics
     ///
-    /// Panics on a thread other than the rank's. It would start a collective in which no other rank
-    /// takes part, and all ranks would wait forever. Panics with a
+    /// Panics if the call is not on the rank's thread, because the other ranks would not take part
+    /// in the collective and all ranks would wait forever. Panics with a
     /// [`CommError`](deepburn_comm::CommError) if the collective fails.
     fn gather(&self, index: usize) -> B::FloatTensorPrimitive;
 }
@@ -81,17 +80,17 @@ pub(crate) trait Gather<B: Backend>: fmt::Debug + Send + Sync {
 pub(crate) struct Description<B: Backend> {
     /// The position in module order.
     pub(crate) index: usize,
-    /// The module path of its first occurrence.
+    /// The module path of the first occurrence.
     pub(crate) path: Arc<str>,
     /// The shape of the complete parameter.
     pub(crate) shape: Shape,
-    /// The type in which ops compute; the optimizer keeps f32 masters of 16-bit ones.
+    /// The type in which ops compute. If it has 16 bits, the optimizer keeps an f32 master.
     pub(crate) dtype: DType,
     /// The device of this rank.
     pub(crate) device: B::Device,
-    /// The cut of the flat elements over ranks, the same at all stages.
+    /// The partition of the flat elements over ranks, which is the same at all stages.
     pub(crate) partition: Partition,
-    /// Whether the optimizer updates it.
+    /// Whether the optimizer updates the parameter.
     pub(crate) trainable: bool,
 }
 
@@ -107,7 +106,7 @@ impl<B: Backend> Parameter<B> {
         Self { description, state, gatherer: None, ledger }
     }
 
-    /// Creates a parameter of which this rank holds the flat chunk `shard`.
+    /// Creates a parameter of which this rank holds the flat shard.
     pub(crate) fn sharded(
         description: Description<B>,
         shard: Shard<B>,
@@ -148,13 +147,13 @@ impl<B: Backend> Parameter<B> {
         self.description.partition
     }
 
-    /// Returns true if the optimizer updates it. A frozen parameter has no
-    /// gradient.
+    /// Returns true if the optimizer updates the parameter. A frozen parameter
+    /// has no gradient.
     pub fn is_trainable(&self) -> bool {
         self.description.trainable
     }
 
-    /// Returns the ledger of its model.
+    /// Returns the memory ledger of the parameter's model.
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.ledger
     }
@@ -168,21 +167,22 @@ impl<B: Backend> Parameter<B> {
         &self.description.device
     }
 
-    /// Returns all elements in the parameter's shape, gathered if they are sharded. Persistent
-    /// copies need no gatherer, because they do not depend on the order of uses.
+    /// Returns all elements in the parameter's shape and gathers them if they are sharded. A
+    /// persistent copy is returned without the gatherer, because it does not depend on the order of
+    /// uses.
     ///
     /// # Panics
     ///
-    /// Panics if the optimizer has taken the values, if the engine is gone, or like
-    /// [`Gather::gather`].
+    /// Panics if the optimizer has taken the values, if the engine was dropped, or for the reasons
+    /// listed at [`Gather::gather`].
     pub(crate) fn read(&self) -> B::FloatTensorPrimitive {
         match &*self.lock() {
             ParameterState::Whole(whole)
             | ParameterState::Sharded { copy: WholeCopy::Persistent(whole), .. } => {
                 return whole.tensor.clone();
             }
-            // The gatherer checks for a copy itself, because every use has to
-            // be recorded.
+            // The gatherer checks for a gathered copy, because it has to record
+            // every use.
             ParameterState::Sharded { .. } => {}
             ParameterState::CheckedOut => {
                 panic!("parameter {} was read while the optimizer updates it", self.path())
@@ -198,7 +198,7 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Returns this rank's chunk if the parameter is sharded.
+    /// Returns this rank's shard if the parameter is sharded.
     pub(crate) fn shard(&self) -> Option<Shard<B>> {
         match &*self.lock() {
             ParameterState::Sharded { shard, .. } => Some(shard.clone()),
@@ -206,7 +206,7 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Returns this rank's chunk if it is offloaded.
+    /// Returns this rank's shard if it is offloaded.
     pub(crate) fn parked(&self) -> Option<Arc<ParkedArray>> {
         match self.shard()? {
             Shard::Parked(array) => Some(array),
@@ -214,7 +214,7 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Returns this rank's chunk if it is offloaded, to be updated in place. A
+    /// Returns this rank's shard for an update in place if it is offloaded. A
     /// gathered copy is dropped, because the update makes it outdated.
     pub(crate) fn update_parked(&self) -> Option<Arc<ParkedArray>> {
         match &mut *self.lock() {
@@ -226,9 +226,9 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Takes the stored elements (all of them, or this rank's chunk) for the optimizer. A gathered
-    /// copy is dropped, because it becomes outdated. The ledger entry ends, so the caller enters
-    /// the elements elsewhere.
+    /// Takes the stored elements for the optimizer: all elements or this rank's shard. A gathered
+    /// copy is dropped, because the update makes it outdated. The ledger entry ends, so the caller
+    /// must count the elements elsewhere.
     ///
     /// # Panics
     ///
@@ -244,8 +244,8 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Stores the updated elements that [`take`](Self::take) returned: all of them in the
-    /// parameter's shape, or this rank's chunk.
+    /// Stores the updated elements that [`take`](Self::take) returned: all elements in the
+    /// parameter's shape, or this rank's shard.
     pub(crate) fn put(&self, tensor: B::FloatTensorPrimitive) {
         let held = Leased::held(tensor, &self.ledger, Category::Parameters);
         *self.lock() = match self.gatherer {
@@ -256,14 +256,14 @@ impl<B: Backend> Parameter<B> {
         };
     }
 
-    /// Locks the state. A poisoned lock means that this rank is unwinding; its data is not used
+    /// Locks the state. A poisoned lock means that this rank is unwinding, and its data is not used
     /// again.
     fn lock(&self) -> MutexGuard<'_, ParameterState<B>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Operations of the gatherer on the copy of a sharded parameter.
+/// Methods with which the gatherer manages the gathered copy of a sharded parameter.
 impl<B: Backend> Parameter<B> {
     /// Returns true if there is a persistent copy.
     pub(crate) fn is_persistent(&self) -> bool {
@@ -298,15 +298,15 @@ impl<B: Backend> Parameter<B> {
         self.set_copy(WholeCopy::Fetching(fetch));
     }
 
-    /// Keeps a copy until [`release`](Self::release).
+    /// Keeps a gathered copy until [`release`](Self::release).
     pub(crate) fn keep_gathered(&self, whole: B::FloatTensorPrimitive, live: LiveElements) {
         let whole = Leased::held(whole, &self.ledger, Category::Gathered);
         self.set_copy(WholeCopy::Gathered { whole, _live: live });
     }
 
-    /// Moves the shard of `rank` into the memory of `whole`, where ranks of one process can share it: until one of
-    /// them changes its shard in another way than in place, later gathers copy nothing. The ledger stays as it is,
-    /// because a rank on a machine of its own holds both.
+    /// Moves the shard of `rank` into the memory of `whole`, which the ranks of one process can share. Later gathers
+    /// then copy nothing, as long as all ranks change their shards in place. The ledger is not changed, because ranks
+    /// on different machines hold the shard and the whole parameter.
     pub(crate) fn move_shard(&self, whole: &B::FloatTensorPrimitive, rank: usize) {
         if let ParameterState::Sharded { shard: Shard::Device(held), .. } = &mut *self.lock()
             && let Some(shard) = shard_of_whole::<B>(whole, rank)
@@ -315,13 +315,13 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Keeps whole values until the optimizer changes the shard.
+    /// Keeps the complete values until the optimizer changes the shard.
     pub(crate) fn make_persistent(&self, whole: B::FloatTensorPrimitive) {
         let whole = Leased::held(whole, &self.ledger, Category::Parameters);
         self.set_copy(WholeCopy::Persistent(whole));
     }
 
-    /// Drops a copy that is not persistent. Returns the fetch if it is pending.
+    /// Drops a copy that is not persistent. Returns a pending fetch.
     pub(crate) fn release(&self) -> Option<Arc<Fetch<B>>> {
         let mut state = self.lock();
         let ParameterState::Sharded { copy, .. } = &mut *state else { return None };
@@ -334,7 +334,7 @@ impl<B: Backend> Parameter<B> {
         }
     }
 
-    /// Replaces the copy beside the shard.
+    /// Replaces the gathered copy of a sharded parameter.
     fn set_copy(&self, to: WholeCopy<B>) {
         match &mut *self.lock() {
             ParameterState::Sharded { copy, .. } => *copy = to,

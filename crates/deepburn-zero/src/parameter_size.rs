@@ -1,4 +1,4 @@
-//! The size of a parameter, as far as memory depends on it.
+//! The properties of a parameter that determine its memory.
 
 use deepburn_config::OptimizerPlan;
 
@@ -6,8 +6,8 @@ use crate::optimizer::{DirectionMemory, direction_memory, state_arrays};
 
 /// The size of a parameter. Tied parameters are listed once.
 ///
-/// It has no name and no shape, because memory depends on the number of
-/// elements and the optimizer alone.
+/// It has no name and no shape, because memory depends only on the number of
+/// elements and on the optimizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParameterSize {
     /// The number of elements.
@@ -15,15 +15,15 @@ pub struct ParameterSize {
     /// The number of optimizer arrays without the master; `None` for a frozen
     /// parameter, which has no gradient either.
     pub moments: Option<usize>,
-    /// The part of the update direction that an update holds.
+    /// The memory for the update direction.
     pub direction: DirectionMemory,
     /// Whether ranks keep compression errors for it.
     pub keeps_errors: bool,
 }
 
 impl ParameterSize {
-    /// Returns the size of a parameter that `optimizer` updates; without an
-    /// optimizer it is frozen.
+    /// Returns the size of a parameter that `optimizer` updates. `None` means
+    /// that the parameter is frozen.
     pub fn new(numel: u64, optimizer: Option<&OptimizerPlan>) -> Self {
         let direction = optimizer.map_or(DirectionMemory::None, direction_memory);
         let keeps_errors = optimizer.is_some_and(OptimizerPlan::exchanges_momentum);
@@ -31,7 +31,7 @@ impl ParameterSize {
         Self { numel, moments, direction, keeps_errors }
     }
 
-    /// Returns true if it has a gradient and optimizer states.
+    /// Returns true if the parameter has a gradient and optimizer states.
     pub fn is_trainable(&self) -> bool {
         self.moments.is_some()
     }

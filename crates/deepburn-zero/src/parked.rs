@@ -1,28 +1,28 @@
-//! Arrays that are parked outside of the device: in host memory, or in a file on NVMe.
+//! Parked arrays: arrays that are offloaded to host memory or to a file on NVMe.
 //!
-//! A [`ParkedArray`] is a flat array of floats, cut into pieces:
+//! A [`ParkedArray`] is a flat array of floats that is divided into chunks:
 //!
 //! ```text
 //!  elements      0 ............ P-1 │ P ............ 2P-1 │ 2P .. n-1
 //!  host memory   packed, in words of 4 bytes
-//!  file region   piece 0            │ piece 1             │ piece 2 │ padding
-//!                each piece begins at a multiple of what direct I/O needs (4 KiB)
+//!  file region   chunk 0            │ chunk 1             │ chunk 2 │ padding
+//!                each chunk begins at a multiple of the alignment of direct I/O (4 KiB)
 //! ```
 //!
-//! There are three ways to use one:
+//! An array is used in three ways:
 //!
-//! - *A step* updates one piece after the other with the kernels of the CPU. Pieces of a file are
-//!   read ahead and written behind by a [`Pipeline`], so only a few of them are in memory.
-//! - *A gather or a gradient sum* reads the array whole, straight into the memory of a tensor
+//! - *An optimizer step* updates one chunk after the other on the CPU. A [`Pipeline`] reads the
+//!   chunks of a file ahead and writes them in the background, so only a few chunks are in memory.
+//! - *A gather or a gradient sum* reads the whole array directly into the memory of a tensor
 //!   ([`ParkedTensor`]).
-//! - *A checkpoint* reads ranges where they lie, through a [`ParkedCopy`]. A write that finds a
-//!   save still reading first reads what the save needs into memory.
+//! - *A checkpoint* reads ranges in place through a [`ParkedCopy`]. If the array is written while a
+//!   checkpoint still needs its elements, these elements are first read into memory.
 //!
-//! The caller knows the element type, and it may change from one write to the next: a gradient sum
-//! of one micro-batch is in bf16, the next one in f32. The layout therefore reserves bytes for the
-//! largest type.
+//! The caller keeps track of the element type, which may change from one write to the next. For
+//! example, the gradient of one micro-batch is in bf16, and the sum of two is in f32. The layout
+//! therefore reserves bytes for the largest type.
 //!
-//! A failed write is final for a file. Every later call on any of its arrays returns the error.
+//! A failed write to a file is final: every later call on any of its arrays returns the error.
 
 mod activation;
 mod copy;
@@ -42,11 +42,11 @@ use crate::ledger::{Category, Lease, Ledger, Tier};
 
 pub(crate) use activation::{ActivationStore, ParkedActivation};
 pub(crate) use copy::ParkedCopy;
-pub(crate) use pipeline::{PieceRead, Pipeline, PipelinePolicy, WriteBehind};
+pub(crate) use pipeline::{FileChunk, Pipeline, PipelinePolicy, WriteBehind};
 pub(crate) use read::{ParkedRead, ParkedTensor};
 
-/// The largest number of elements in a piece: 4 MiB of f32, with which a disk reads at full speed.
-pub(crate) const PIECE: usize = 1 << 20;
+/// The largest number of elements in a chunk: 4 MiB of f32, enough to read a disk at full speed.
+pub(crate) const CHUNK: usize = 1 << 20;
 
 /// The location of parked arrays.
 #[derive(Debug, Clone)]
@@ -59,11 +59,11 @@ pub(crate) enum Store {
 
 /// The layout of a parked array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PieceLayout {
+pub(crate) struct ChunkLayout {
     /// Number of elements.
     pub(crate) len: usize,
-    /// The largest number of elements in a piece.
-    pub(crate) piece: usize,
+    /// The largest number of elements in a chunk.
+    pub(crate) chunk: usize,
     /// The size in bytes of the largest type that the elements will have.
     pub(crate) element_bytes: usize,
 }
@@ -74,15 +74,15 @@ pub(crate) fn io_policy(file: &SwapFilePlan) -> IoPolicy {
     IoPolicy { block_size, queue_depth, ..IoPolicy::default() }
 }
 
-/// A flat array outside of the device. The caller knows the type of its elements, which may change
-/// from one write to the next.
+/// A flat offloaded array. The caller keeps track of the element type, which may change from one
+/// write to the next.
 #[derive(Debug)]
 pub(crate) struct ParkedArray {
-    /// Number of elements, pieces and reserved bytes.
-    layout: PieceLayout,
+    /// Number of elements, chunks and reserved bytes.
+    layout: ChunkLayout,
     /// The elements.
     data: ParkedData,
-    /// Copies that were handed out and may still be read.
+    /// The copies that may still be read.
     copies: Mutex<Vec<Weak<ParkedCopy>>>,
     /// Counts the reserved bytes on the tier of the store.
     _lease: Lease,
@@ -91,22 +91,22 @@ pub(crate) struct ParkedArray {
 /// The elements of a parked array.
 #[derive(Debug)]
 enum ParkedData {
-    /// The elements, packed, in words whose alignment suits every type.
+    /// The packed elements, in words whose alignment is sufficient for every type.
     Host(Mutex<Vec<u32>>),
-    /// Each piece padded to what direct I/O needs.
+    /// The region of a file. Each chunk is padded to the alignment of direct I/O.
     Disk { file: Arc<SwapFile>, region: Region },
 }
 
 impl Store {
-    /// Returns buffers that no transfer uses to the operating system.
+    /// Returns idle I/O buffers to the operating system.
     pub(crate) fn release_idle(&self) {
         if let Self::Disk(file) = self {
             file.pool().release_idle();
         }
     }
 
-    /// Returns what was read from the file and written to it, and how long this rank waited; `None`
-    /// in host memory.
+    /// Returns the I/O statistics of the file: bytes read and written, and the time for which this
+    /// rank waited. Returns `None` in host memory.
     pub(crate) fn io_statistics(&self) -> Option<IoStatistics> {
         match self {
             Self::Host => None,
@@ -114,8 +114,7 @@ impl Store {
         }
     }
 
-    /// Returns true for a file that grows, whose regions return to it with their arrays
-    /// (activations).
+    /// Returns true for a growing file (activations), which reuses the regions of dropped arrays.
     fn grows(&self) -> bool {
         matches!(self, Self::Disk(file) if file.grows())
     }
@@ -131,23 +130,23 @@ impl Drop for ParkedArray {
     }
 }
 
-impl PieceLayout {
-    /// Returns the ranges of the pieces in elements, in order.
-    pub(crate) fn pieces(self) -> impl Iterator<Item = Range<usize>> {
-        let piece = self.piece.max(1);
-        (0..self.len).step_by(piece).map(move |start| start..self.len.min(start + piece))
+impl ChunkLayout {
+    /// Returns the ranges of the chunks in elements, in order.
+    pub(crate) fn chunks(self) -> impl Iterator<Item = Range<usize>> {
+        let chunk = self.chunk.max(1);
+        (0..self.len).step_by(chunk).map(move |start| start..self.len.min(start + chunk))
     }
 
-    /// Returns the bytes that the array takes in a file, with padding.
+    /// Returns the size of the array in a file in bytes, including padding.
     pub(crate) fn file_bytes(self) -> u64 {
-        self.pieces().last().map_or(0, |last| self.extent(&last, self.element_bytes).end as u64)
+        self.chunks().last().map_or(0, |last| self.extent(&last, self.element_bytes).end as u64)
     }
 
-    /// Returns the padded byte range of a piece within the array's region, for elements of `size`
-    /// bytes. Pieces of a smaller type lie closer together.
-    fn extent(self, piece: &Range<usize>, size: usize) -> Range<usize> {
-        let start = piece.start / self.piece.max(1) * padded(self.piece.saturating_mul(size));
-        start..start + padded(piece.len() * size)
+    /// Returns the padded byte range of a chunk within the array's region, for elements of `size`
+    /// bytes. With a smaller type, chunks begin at smaller offsets.
+    fn extent(self, chunk: &Range<usize>, size: usize) -> Range<usize> {
+        let start = chunk.start / self.chunk.max(1) * padded(self.chunk.saturating_mul(size));
+        start..start + padded(chunk.len() * size)
     }
 }
 
@@ -157,33 +156,32 @@ fn padded(bytes: usize) -> usize {
 }
 
 impl ParkedArray {
-    /// Creates an array of zeros, which the ledger counts under `category`. The file must not grow,
-    /// because a region that was used before does not read as zeros.
+    /// Creates an array of zeros, which the ledger counts under `category`. The store must not be a
+    /// growing file, because reused regions contain old data.
     ///
     /// # Errors
     ///
     /// Returns an error if the file is full or host memory cannot be allocated.
     pub(crate) fn zeros(
         store: &Store,
-        layout: PieceLayout,
+        layout: ChunkLayout,
         ledger: &Ledger,
         category: Category,
     ) -> Result<Arc<Self>, SwapError> {
-        // A region of a growing file may have belonged to another array.
+        // Another array may have used a region of a growing file before.
         debug_assert!(!store.grows(), "released parts of a file hold what was there before");
-        // What was never written reads as zeros.
+        // Regions that were never written read as zeros.
         Self::unfilled(store, layout, ledger, category)
     }
 
-    /// Creates an array that has to be written before it is read, because its contents are
-    /// undefined.
+    /// Creates an array with undefined contents, which must be written before it is read.
     ///
     /// # Errors
     ///
     /// Returns an error if the file is full or cannot grow, or if host memory cannot be allocated.
     fn unfilled(
         store: &Store,
-        layout: PieceLayout,
+        layout: ChunkLayout,
         ledger: &Ledger,
         category: Category,
     ) -> Result<Arc<Self>, SwapError> {
@@ -210,71 +208,71 @@ impl ParkedArray {
         self.layout.len
     }
 
-    /// Returns the ranges of the pieces in elements, in order.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = Range<usize>> {
-        self.layout.pieces()
+    /// Returns the ranges of the chunks in elements, in order.
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = Range<usize>> {
+        self.layout.chunks()
     }
 
-    /// Returns the transfer that brings a piece into memory; `None` in host memory.
-    pub(crate) fn piece_read(&self, piece: &Range<usize>, dtype: DType) -> Option<PieceRead> {
+    /// Returns the location of a chunk in the file; `None` in host memory.
+    pub(crate) fn file_chunk(&self, chunk: &Range<usize>, dtype: DType) -> Option<FileChunk> {
         match &self.data {
             ParkedData::Host(_) => None,
-            ParkedData::Disk { file, region } => Some(PieceRead {
+            ParkedData::Disk { file, region } => Some(FileChunk {
                 file: file.clone(),
                 region: region.clone(),
-                bytes: self.layout.extent(piece, dtype.size()),
+                bytes: self.layout.extent(chunk, dtype.size()),
             }),
         }
     }
 
-    /// Returns a piece in memory, to be read or changed. A piece of a file comes through
-    /// `pipeline`, in the order in which the step announced its pieces.
+    /// Returns a chunk for reading and writing. A chunk of a file is read through `pipeline`, in
+    /// the order that was passed to [`Pipeline::start`].
     ///
     /// # Errors
     ///
     /// Returns an error if the disk fails.
-    pub(crate) fn piece(
+    pub(crate) fn chunk(
         &self,
-        piece: &Range<usize>,
+        chunk: &Range<usize>,
         dtype: DType,
         pipeline: &mut Pipeline,
-    ) -> Result<PieceInMemory<'_>, SwapError> {
+    ) -> Result<ChunkInMemory<'_>, SwapError> {
         let size = dtype.size();
-        Ok(match (&self.data, self.piece_read(piece, dtype)) {
-            (_, Some(read)) => PieceInMemory::Disk(pipeline.read(&read)?, piece.len() * size, read),
+        Ok(match (&self.data, self.file_chunk(chunk, dtype)) {
+            (_, Some(read)) => ChunkInMemory::Disk(pipeline.read(&read)?, chunk.len() * size, read),
             (ParkedData::Host(words), None) => {
-                PieceInMemory::Host(lock(words), piece.start * size..piece.end * size)
+                ChunkInMemory::Host(lock(words), chunk.start * size..chunk.end * size)
             }
-            (ParkedData::Disk { .. }, None) => unreachable!("a piece of a file is read"),
+            (ParkedData::Disk { .. }, None) => unreachable!("a chunk of a file is read"),
         })
     }
 
-    /// Returns a piece in memory that has to be overwritten, because its contents are undefined.
-    /// Nothing is read.
+    /// Returns a chunk that must be overwritten. In a file, its contents are undefined, because
+    /// nothing is read.
     ///
     /// # Errors
     ///
     /// Returns an error if a buffer cannot be allocated.
-    pub(crate) fn unfilled_piece(
+    pub(crate) fn unfilled_chunk(
         &self,
-        piece: &Range<usize>,
+        chunk: &Range<usize>,
         dtype: DType,
-    ) -> Result<PieceInMemory<'_>, SwapError> {
+    ) -> Result<ChunkInMemory<'_>, SwapError> {
         let size = dtype.size();
-        Ok(match (&self.data, self.piece_read(piece, dtype)) {
+        Ok(match (&self.data, self.file_chunk(chunk, dtype)) {
             (_, Some(read)) => {
                 let buffer = read.file.pool().unfilled(read.bytes.len())?;
-                PieceInMemory::Disk(buffer, piece.len() * size, read)
+                ChunkInMemory::Disk(buffer, chunk.len() * size, read)
             }
             (ParkedData::Host(words), None) => {
-                PieceInMemory::Host(lock(words), piece.start * size..piece.end * size)
+                ChunkInMemory::Host(lock(words), chunk.start * size..chunk.end * size)
             }
-            (ParkedData::Disk { .. }, None) => unreachable!("a piece of a file has bytes in it"),
+            (ParkedData::Disk { .. }, None) => unreachable!("a chunk of a file has bytes in it"),
         })
     }
 
-    /// Replaces all elements by `bytes` of type `dtype`. Writes to a file may complete after the
-    /// call.
+    /// Replaces all elements with `bytes`, which have type `dtype`. Writes to a file may complete
+    /// after the call returns.
     ///
     /// # Errors
     ///
@@ -287,17 +285,17 @@ impl ParkedArray {
     ) -> Result<(), SwapError> {
         self.keep_copies()?;
         let size = dtype.size();
-        for range in self.pieces() {
-            let mut piece = self.unfilled_piece(&range, dtype)?;
-            piece.bytes().copy_from_slice(&bytes[range.start * size..range.end * size]);
-            if let PieceInMemory::Disk(buffer, _, read) = piece {
+        for range in self.chunks() {
+            let mut chunk = self.unfilled_chunk(&range, dtype)?;
+            chunk.bytes().copy_from_slice(&bytes[range.start * size..range.end * size]);
+            if let ChunkInMemory::Disk(buffer, _, read) = chunk {
                 writes.write(&read, buffer)?;
             }
         }
         Ok(())
     }
 
-    /// Returns elements `range` as they are now. Later writes do not change the copy.
+    /// Returns a snapshot of elements `range`. Later writes do not change it.
     pub(crate) fn copy(self: &Arc<Self>, range: Range<usize>, dtype: DType) -> Arc<ParkedCopy> {
         let copy = Arc::new(ParkedCopy::new(self.clone(), range, dtype));
         let mut copies = lock(&self.copies);
@@ -306,17 +304,18 @@ impl ParkedArray {
         copy
     }
 
-    /// Reads what copies need into memory, before the array is overwritten. Every write has to call
-    /// this first.
+    /// Reads the elements that copies need into memory. This must be called before every write to
+    /// the array.
     ///
     /// # Errors
     ///
-    /// Returns an error if the disk fails. Nothing may be overwritten then.
+    /// Returns an error if the disk fails. The array must not be overwritten in this case.
     pub(crate) fn keep_copies(&self) -> Result<(), SwapError> {
         let mut copies = lock(&self.copies);
         while let Some(copy) = copies.last() {
             if let Some(copy) = copy.upgrade() {
-                // One that cannot be kept stays, so that nothing overwrites its source.
+                // A copy that cannot be read stays in the list, so that its source is not
+                // overwritten.
                 copy.keep()?;
             }
             copies.pop();
@@ -324,7 +323,7 @@ impl ParkedArray {
         Ok(())
     }
 
-    /// Returns the bytes of elements `range`, read piece by piece.
+    /// Returns the bytes of elements `range`, read chunk by chunk.
     ///
     /// # Errors
     ///
@@ -340,15 +339,15 @@ impl ParkedArray {
             ParkedData::Disk { file, region } => (file, region),
         };
         let mut read = with_capacity(range.len() * size)?;
-        for piece in self.pieces() {
-            let (start, end) = (range.start.max(piece.start), range.end.min(piece.end));
+        for chunk in self.chunks() {
+            let (start, end) = (range.start.max(chunk.start), range.end.min(chunk.end));
             if start >= end {
                 continue;
             }
-            // A read begins at a multiple of the alignment.
-            let skipped = (start - piece.start) * size % ALIGNMENT;
-            let first = self.layout.extent(&piece, size).start;
-            let bytes = [start, end].map(|element| first + (element - piece.start) * size);
+            // A read must begin at a multiple of the alignment.
+            let skipped = (start - chunk.start) * size % ALIGNMENT;
+            let first = self.layout.extent(&chunk, size).start;
+            let bytes = [start, end].map(|element| first + (element - chunk.start) * size);
             let buffer = file.read(region, bytes[0] - skipped..bytes[1])?.wait()?;
             read.extend_from_slice(&buffer.as_bytes()[skipped..]);
         }
@@ -356,16 +355,16 @@ impl ParkedArray {
     }
 }
 
-/// A piece of an array in memory, which can be changed.
+/// A chunk of an array in memory for reading and writing.
 #[derive(Debug)]
-pub(crate) enum PieceInMemory<'a> {
+pub(crate) enum ChunkInMemory<'a> {
     /// Bytes of an array in host memory, locked.
     Host(MutexGuard<'a, Vec<u32>>, Range<usize>),
-    /// A buffer, how many of its bytes are elements, and where it was read.
-    Disk(AlignedBuffer, usize, PieceRead),
+    /// A buffer, the number of its bytes that are elements, and its location in the file.
+    Disk(AlignedBuffer, usize, FileChunk),
 }
 
-impl PieceInMemory<'_> {
+impl ChunkInMemory<'_> {
     /// Returns the bytes of the elements, without padding.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         match self {
@@ -381,7 +380,7 @@ impl PieceInMemory<'_> {
         bytemuck::cast_slice_mut(self.bytes())
     }
 
-    /// Writes a changed piece back. In host memory it was changed in place.
+    /// Writes a changed chunk to the file. A chunk in host memory is changed in place.
     ///
     /// # Errors
     ///
@@ -395,8 +394,8 @@ impl PieceInMemory<'_> {
 }
 
 /// Returns an empty vector with capacity for `len` elements, or an error if memory cannot be
-/// allocated. `Vec::with_capacity` would end the process instead (`ulimit -v`, or a system that
-/// does not overcommit).
+/// allocated. `Vec::with_capacity` would abort the process instead, for example with `ulimit -v` or
+/// on a system without overcommit.
 fn with_capacity<T>(len: usize) -> Result<Vec<T>, SwapError> {
     let mut elements = Vec::new();
     let bytes = len.saturating_mul(size_of::<T>());
@@ -411,7 +410,8 @@ fn copied(bytes: &[u8]) -> Result<Vec<u8>, SwapError> {
     Ok(copy)
 }
 
-/// Locks a mutex, even if it is poisoned: each change is complete before anything that could panic.
+/// Locks a mutex even if it is poisoned. The data is consistent, because no code panics in the
+/// middle of a change.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The store of a rank's offloaded model states.
+//! Creates the store of a rank's offloaded model states and allocates arrays in it.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use deepburn_nvme::{SwapError, SwapFile};
 
 use crate::error::ZeroError;
 use crate::ledger::{Category, Ledger, Tier};
-use crate::parked::{PIECE, ParkedArray, PieceLayout, PipelinePolicy, Store, io_policy};
+use crate::parked::{CHUNK, ChunkLayout, ParkedArray, PipelinePolicy, Store, io_policy};
 use crate::precision::element_type;
 use crate::reduce::SumHome;
 
@@ -19,15 +19,15 @@ pub(crate) struct Parking {
     pub(crate) store: Store,
     /// Which transfers of a step overlap with its updates.
     pub(crate) policy: PipelinePolicy,
-    /// The largest number of elements in a piece.
-    piece: usize,
-    /// The largest size of an element of an accumulated gradient, in bytes.
+    /// The largest number of elements in a chunk.
+    chunk: usize,
+    /// The largest element size of an accumulated gradient in bytes.
     gradient_bytes: usize,
 }
 
 impl Parking {
-    /// Creates the store and, if the plan needs one, the file of this rank.
-    /// `None` if everything is on the device.
+    /// Creates the store and, if the plan offloads to NVMe, the file of this
+    /// rank. Returns `None` if everything is on the device.
     ///
     /// # Errors
     ///
@@ -38,8 +38,8 @@ impl Parking {
         bytes: u64,
     ) -> Result<Option<Self>, ZeroError> {
         let offload = &zero.optimizer_states;
-        // Shards go to the store of the optimizer states, so a plan without one
-        // cannot offload them.
+        // Shards use the store of the optimizer states, so they can only be
+        // offloaded together with the states.
         let needed = match zero.parameter_shards {
             ParameterOffload::Device => None,
             _ if !zero.stage.shards_parameters() => Some("stage 3"),
@@ -65,21 +65,19 @@ impl Parking {
         Ok(Some(Self {
             store,
             policy: PipelinePolicy { reads_ahead, writes_behind },
-            piece: PIECE.min(sub_group_size),
+            chunk: CHUNK.min(sub_group_size),
             gradient_bytes: gradient_bytes(precision),
         }))
     }
 
     /// Returns the layout of an array of `len` elements of at most
-    /// `element_bytes` bytes.
-    ///
-    /// Steps read and write one piece at a time.
-    pub(crate) fn layout(&self, len: usize, element_bytes: usize) -> PieceLayout {
-        PieceLayout { len, piece: self.piece, element_bytes }
+    /// `element_bytes` bytes each.
+    pub(crate) fn layout(&self, len: usize, element_bytes: usize) -> ChunkLayout {
+        ChunkLayout { len, chunk: self.chunk, element_bytes }
     }
 
-    /// Allocates the gradient sum of a parameter of which this rank updates
-    /// `len` elements.
+    /// Allocates the accumulated gradient of a parameter of which this rank
+    /// updates `len` elements.
     ///
     /// # Errors
     ///
@@ -115,8 +113,8 @@ impl Parking {
 
 /// Creates the file for the states of this rank.
 ///
-/// It is preallocated with `bytes` bytes and has no name, so a full disk is
-/// found now and a killed run leaves nothing behind.
+/// The file is preallocated with `bytes` bytes, so a full disk is detected here.
+/// It has no name, so a killed run leaves no file behind.
 ///
 /// # Errors
 ///
@@ -125,8 +123,8 @@ fn create_file(nvme: &NvmePlan, bytes: u64) -> Result<SwapFile, SwapError> {
     SwapFile::create(&nvme.file.folder, bytes, &io_policy(&nvme.file))
 }
 
-/// Returns the largest size of a gradient element in bytes. With one
-/// micro-batch it may be in the communication type.
+/// Returns the largest element size of an accumulated gradient in bytes. With
+/// one micro-batch, the gradient may be in the communication type.
 pub(crate) fn gradient_bytes(precision: &PrecisionPlan) -> usize {
     let types = [precision.communication, precision.accumulation].map(element_type);
     types.map(|dtype| DType::from(dtype).size()).into_iter().fold(0, usize::max)

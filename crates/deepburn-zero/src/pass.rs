@@ -1,12 +1,13 @@
 //! The passes of a sharded model.
 
-/// The kind of a pass; each has its own record of uses.
+/// The kind of a pass. The order of parameter uses is recorded separately for
+/// each kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
     /// Forward and backward.
     Train,
     /// Forward only.
     Evaluate,
-    /// Reading parameters to save them.
+    /// Reading parameters in order to save them.
     Save,
 }

@@ -1,20 +1,21 @@
-//! Persistent parameters: the ones that stay gathered at stage 3
+//! Persistent parameters: small parameters that stay gathered at stage 3
 //! (`stage3_param_persistence_threshold`).
 
 use deepburn_config::GatherPlan;
 
 /// Returns the indices of the parameters of which every rank keeps a complete
-/// copy beside its shard.
+/// copy in addition to its shard.
 ///
 /// The rule is the same as in DeepSpeed's `mark_persistent_parameters`
-/// (`parameter_offload.py`). In module order, including frozen parameters, a
-/// parameter of at most `persistence_threshold` elements is persistent unless
-/// the total would exceed `model_persistence_threshold` elements. A parameter
-/// that does not fit is skipped, and a later, smaller one may still fit.
+/// (`parameter_offload.py`). Parameters are visited in module order, including
+/// frozen ones. A parameter of at most `persistence_threshold` elements is
+/// persistent unless the total would exceed `model_persistence_threshold`
+/// elements. A parameter that does not fit is skipped, and a later, smaller
+/// parameter may still fit.
 ///
 /// On one rank, a shard on the device is already the complete parameter, so the
-/// caller omits it. DeepSpeed marks it, but both copies share their memory. The
-/// run and the estimate both use this function.
+/// caller omits it. DeepSpeed marks it, but shares the memory of both copies.
+/// Both the run and the estimate use this function.
 pub(crate) fn persistent_parameters(
     numels: impl Iterator<Item = u64>,
     plan: &GatherPlan,

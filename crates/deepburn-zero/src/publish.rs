@@ -1,9 +1,9 @@
-//! Stores updated parameters, and all-gathers them if every rank keeps them
-//! whole (stages 1 and 2).
+//! Stores updated parameters, and all-gathers them at stages 1 and 2, where every
+//! rank keeps the whole parameters.
 //!
-//! Main type: `Publisher`. It collects updated shards in a bucket of at most
-//! `allgather_bucket_size` elements, or one parameter, so that many parameters
-//! share a collective:
+//! Main type: `Publisher`. It collects updated shards in a bucket, so that many
+//! parameters share a collective. A bucket has at most `allgather_bucket_size`
+//! elements, or one parameter:
 //!
 //! ```text
 //! store p0, p1, p2 (bucket full) ─► all-gather [p0, p1] ─► whole p0, p1 ─► store p3 .. ─► flush
@@ -40,9 +40,9 @@ impl<'a, B: Backend> Publisher<'a, B> {
         Self { group, bucket_size, bucket: Vec::new() }
     }
 
-    /// Stores what this rank has updated of a parameter: the whole values at
-    /// stage 0, the shard at stage 3, and at stages 1 and 2 the whole values
-    /// once the bucket has been gathered.
+    /// Stores the values that this rank has updated: the whole parameter at
+    /// stage 0, and the shard at stage 3. At stages 1 and 2, the shard is added
+    /// to the bucket, and the whole parameter is stored after the all-gather.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl<'a, B: Backend> Publisher<'a, B> {
         shard: B::FloatTensorPrimitive,
     ) -> Result<(), CommError> {
         let held: usize = self.bucket.iter().map(|(parameter, _)| parameter.numel()).sum();
-        // A parameter larger than the bucket has an all-gather of its own.
+        // A parameter larger than the bucket gets a separate all-gather.
         if held > 0 && held + parameter.numel() > self.bucket_size {
             self.flush()?;
         }
@@ -77,8 +77,8 @@ impl<'a, B: Backend> Publisher<'a, B> {
         Ok(())
     }
 
-    /// Gathers what is left in the bucket. Has to be called after the last
-    /// parameter, by all ranks.
+    /// Gathers the remaining parameters in the bucket. All ranks must call this
+    /// after the last parameter.
     ///
     /// # Errors
     ///
@@ -87,8 +87,8 @@ impl<'a, B: Backend> Publisher<'a, B> {
         let Some((first, _)) = self.bucket.first() else {
             return Ok(());
         };
-        // The tag names the parameters, so that ranks with different buckets
-        // fail with a message.
+        // The tag names the parameters, so that the error message shows them if
+        // ranks have different buckets.
         let tag = CollectiveTag::new("updated parameters", first.index() as u64)
             .naming(self.bucket.iter().map(|(parameter, _)| parameter.shared_path()));
         let numels = self.bucket.iter().map(|(parameter, _)| parameter.numel()).collect();

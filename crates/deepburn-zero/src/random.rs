@@ -1,10 +1,10 @@
-//! The random numbers of one rank.
+//! The random number stream of one rank.
 //!
 //! Backends use one generator per device. Rank threads would share it, and the
-//! numbers of a rank would depend on the timing of the others. Each rank
-//! therefore has its own stream, which is determined by the seed and the rank.
-//! Its position is a number that a checkpoint can store. The stream is the same
-//! at every ZeRO stage, because it depends only on the sequence of random ops.
+//! random numbers of a rank would depend on the timing of the other ranks. Each
+//! rank therefore has its own stream, which is determined by the seed, the model
+//! and the rank. Checkpoints store its position. The numbers are the same at
+//! every ZeRO stage, because they depend only on the sequence of random ops.
 
 use burn_backend::{Distribution, Element, Shape, TensorData};
 use rand_chacha::ChaCha8Rng;
@@ -19,18 +19,18 @@ pub struct RandomStream {
     model: u32,
     /// The rank.
     rank: usize,
-    /// The generator, which can seek to any position at no cost.
+    /// The generator, which can seek to any position in constant time.
     generator: ChaCha8Rng,
 }
 
 impl RandomStream {
     /// Returns the stream of `rank` for a seed. `model` is the index of the
-    /// model among the models of the rank, from 0; two models draw different
-    /// masks from the same seed.
+    /// model among the models of the rank, counted from 0. With the same seed,
+    /// two models draw different random numbers.
     pub fn new(seed: u64, model: u32, rank: usize) -> Self {
         let mut generator = ChaCha8Rng::seed_from_u64(seed);
-        // One ChaCha stream per model and rank: no seed makes two of them
-        // overlap.
+        // Each model and rank has a different ChaCha stream, so streams never
+        // overlap, whatever the seed.
         generator.set_stream(u64::from(model) << 32 | (rank as u64 + 1));
         Self { seed, model, rank, generator }
     }
@@ -50,17 +50,17 @@ impl RandomStream {
         self.seed
     }
 
-    /// Returns the number of 32-bit words that were drawn.
+    /// Returns the number of 32-bit words drawn so far.
     pub fn position(&self) -> u128 {
         self.generator.get_word_pos()
     }
 
-    /// Continues after `position` words of 32 bits.
+    /// Moves to the position after `position` 32-bit words.
     pub fn seek(&mut self, position: u128) {
         self.generator.set_word_pos(position);
     }
 
-    /// Draws an array of `shape`, in row-major order.
+    /// Draws the elements of an array of `shape` in row-major order.
     pub(crate) fn draw<E: Element>(
         &mut self,
         shape: Shape,

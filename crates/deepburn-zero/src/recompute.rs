@@ -2,46 +2,49 @@
 //! them (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
 //!
 //! Main type: [`BlockRecorder`], one for each model. During a training forward
-//! it detects the blocks of the model by the parameters that ops read, and
-//! records the ops of a block on a [`Tape`]. When the next block starts, the
-//! activations of the previous block are freed, except those that the next
-//! block reads. Backward restores a block when it reads the first of them.
-//! Autodiff holds handles throughout, so neither autodiff nor the model is
-//! involved.
+//! pass, the recorder detects the blocks of the model by the parameters that ops
+//! read, and records the ops of a block on a [`Tape`]. When the next block
+//! starts, the activations of the previous block are freed, except for the ones
+//! that the next block reads. When backward reads a freed activation, its block
+//! is recomputed. Autodiff holds handles to activations, so neither autodiff nor
+//! the model has to be changed.
 //!
 //! ```text
 //!  forward    block 0 ops │ block 1 ops │ block 2 ops │ head      │
 //!  tape 0     recording     over, freed at the first op of block 1
 //!  tape 1                   recording     over, freed …
 //!  memory     ████          █ ████        █ █ ████      █ █ ████
-//!                           └ inputs of later blocks stay
+//!                           └ inputs of later blocks are kept
 //!  backward   head uses tape 2 ─► restore tape 1 ─► restore tape 0
 //! ```
 //!
-//! Policies differ in the blocks that they record and in the values that they
-//! keep:
+//! Policies differ in the blocks that are recorded and in the values that are
+//! kept:
 //!
-//! - *full*: each block is recorded, and only inputs of later blocks stay.
-//! - *selective*: of each block, every second expensive result (product,
-//!   attention) stays as well, because recomputing it costs more than its
-//!   memory is worth.
-//! - *every n-th*: the other blocks keep their activations.
+//! - *full*: each block is recorded, and only the inputs of later blocks are
+//!   kept.
+//! - *selective*: every second expensive result of a block (product, attention)
+//!   is kept as well, because recomputing it is expensive relative to its
+//!   memory.
+//! - *every n-th*: every n-th block is recorded. Other blocks keep their
+//!   activations.
 //! - *off*: only parts inside [`activation_checkpoint`] are recorded.
 //!
-//! A block is freed by the first op that runs after it, not when it ends: only
-//! then is it known which of its values are inputs of the next block. An input
-//! that is read even later, such as a skip connection, is found missing,
-//! recomputed once, and expected in the following passes.
+//! A block is not freed when it ends, but by the first op that runs after it.
+//! Only the operands of that op show which values are inputs of the next block.
+//! A value that is read even later, such as a skip connection, was already freed
+//! and is recomputed once. The following passes expect this read and keep the
+//! value.
 //!
-//! [Note: Same bits] An op runs again with the same operands: inputs from
-//! outside the block are kept, a parameter is gathered again and cannot change
-//! before backward, and a random op starts from its recorded position in the
-//! stream. The model's code does not run again, so running statistics are
-//! updated once.
+//! [Note: Same bits] Recomputation is bitwise identical, because an op runs again
+//! with the same operands. Inputs from outside the block are kept. A parameter
+//! is gathered again and cannot change before backward. A random op starts from
+//! its recorded position in the stream. The model's code does not run again, so
+//! running statistics are updated only once.
 //!
 //! A program may hold activations after backward, for example running
-//! statistics. They are restored when they are read, and at the latest before
-//! an optimizer step or a load changes the values that they are computed from
+//! statistics. They are recomputed when they are read, and at the latest before
+//! an optimizer step or a load changes the parameters that they depend on
 //! (`session::close_recordings`).
 
 pub(crate) mod blocks;
@@ -69,27 +72,26 @@ use tape::{Keep, OpRecord, RecordedTensor, Tape};
 /// The cost of running an op again, relative to the memory of its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cost {
-    /// A few operations per byte of the result.
+    /// The op takes a few operations per byte of the result.
     Low,
-    /// The result of a matrix product, a convolution, or attention.
+    /// The op is a matrix product, a convolution or attention.
     High,
 }
 
-/// The number of terms per sum from which on a matrix product counts as costly to recompute.
+/// The smallest inner dimension of a matrix product that counts as expensive to recompute.
 ///
-/// Products with shorter sums cost little for the memory of their result. An example is attention scores, whose sums
-/// have as many terms as a head is wide.
+/// Products with a smaller inner dimension are cheap relative to the memory of their result. An example is attention
+/// scores, whose inner dimension is the head dimension.
 pub const SHORT_SUM: usize = 128;
 
 impl Cost {
-    /// Returns the cost of a product with `terms` terms per sum.
+    /// Returns the cost of a product with the inner dimension `terms`.
     pub(crate) fn of_product(terms: usize) -> Self {
         if terms < SHORT_SUM { Self::Low } else { Self::High }
     }
 }
 
-/// Records the blocks of one model on one rank. It belongs to the rank's
-/// thread.
+/// Records the blocks of one model on the thread of its rank.
 pub(crate) struct BlockRecorder<B: Backend> {
     /// The blocks that are recorded and the values that are kept.
     policy: RecomputePolicy,
@@ -110,16 +112,16 @@ struct RecordedPass<B: Backend> {
     phase: Option<Phase>,
     /// The number of named blocks that have not ended.
     named: usize,
-    /// The block that ops belong to now; `None` outside of all blocks.
+    /// The current block; `None` outside of all blocks.
     block: Option<CurrentBlock<B>>,
     /// The tapes of completed blocks. The next op frees them, because it may
     /// still read some of their values.
     over: Vec<Arc<Tape<B>>>,
-    /// The tape that was freed last. Its kept values are offloaded when the
-    /// next tape is freed, because the next block may read them.
+    /// The tape that was freed last. Its kept values are offloaded only when
+    /// the next tape is freed, because the next block may read them.
     freed: Option<Weak<Tape<B>>>,
-    /// The tapes of this pass, by number. Handles keep tapes alive, so a tape
-    /// that backward has used up disappears.
+    /// The tapes of this pass, by number. Only handles keep a tape alive, so a
+    /// tape is dropped when backward no longer needs it.
     tapes: Vec<Weak<Tape<B>>>,
     /// The tapes of earlier passes with the same parameters.
     earlier: Vec<Weak<Tape<B>>>,
@@ -127,18 +129,18 @@ struct RecordedPass<B: Backend> {
     foreign: Vec<Ledger>,
     /// For each tape of the pass, the values that later blocks have read.
     read_later: Vec<BTreeSet<usize>>,
-    /// The same for the previous pass. These values are expected to be read
-    /// again and are not freed.
+    /// The values that later blocks have read in the previous pass. They are
+    /// expected to be read again and are not freed.
     expected: Vec<BTreeSet<usize>>,
 }
 
 /// The current block.
 struct CurrentBlock<B: Backend> {
-    /// Its number in the model; `None` for a named block.
+    /// The number of the block in the model; `None` for a named block.
     number: Option<usize>,
-    /// The parameter that started it.
+    /// The parameter that started the block.
     first_parameter: Option<usize>,
-    /// `None` for a block whose activations are kept.
+    /// The tape; `None` for a block whose activations are kept.
     tape: Option<Arc<Tape<B>>>,
     /// The number of ops with [high cost](Cost::High) so far.
     products: usize,
@@ -147,13 +149,13 @@ struct CurrentBlock<B: Backend> {
 /// Runs a part of a forward pass with activation checkpointing: its activations
 /// are freed and recomputed in backward, regardless of the configuration.
 ///
-/// Use it inside `Engine::forward`. Parts cannot be nested: an inner part
-/// belongs to the outer one. `run` may return any tensors. Outside of a
-/// training pass `run` is simply called.
+/// Use it inside `Engine::forward`. A nested call has no effect: its ops become
+/// part of the outer call. `run` may return any tensors. Outside of a training
+/// pass, `run` is called without checkpointing.
 ///
-/// At stage 3 every rank must hold and read the same activations of such a
-/// part, because recomputation gathers parameters. A rank that logs an
-/// activation on its own must read it inside `run`.
+/// At stage 3, every rank must hold and read the same activations of such a
+/// part, because recomputation gathers parameters. If only one rank logs an
+/// activation, it must read the activation inside `run`.
 pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
     /// Ends the block also when `run` panics.
     struct End(Rc<dyn AnyRecorder>);
@@ -170,8 +172,8 @@ pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
     run()
 }
 
-/// Whether a policy frees activations of block number `block` of a model. Every n-th block starts
-/// with the first.
+/// Returns true if a policy frees the activations of block number `block`. `EveryNth` starts with
+/// the first block.
 pub(crate) fn recomputes(policy: RecomputePolicy, block: usize) -> bool {
     match policy {
         RecomputePolicy::Off => false,
@@ -188,8 +190,8 @@ pub(crate) fn recorder<B: Backend>() -> Option<Rc<BlockRecorder<B>>> {
 }
 
 impl<B: Backend> BlockRecorder<B> {
-    /// Creates a recorder with `policy` for the model with this ledger, whose
-    /// parameters have these module paths, by index. Kept activations are
+    /// Creates a recorder with `policy` for the model with this ledger. `paths`
+    /// are the module paths of its parameters, by index. Kept activations are
     /// offloaded to `store`, if there is one.
     pub(crate) fn new<'a>(
         policy: RecomputePolicy,
@@ -240,7 +242,7 @@ impl<B: Backend> BlockRecorder<B> {
         }
     }
 
-    /// Starts backward. The last block was not freed, because backward starts
+    /// Starts backward. The last block is not freed, because backward starts
     /// with it.
     pub(crate) fn start_backward(&self) {
         self.end_forward();
@@ -250,8 +252,8 @@ impl<B: Backend> BlockRecorder<B> {
     }
 
     /// Ends forward, either because backward starts or because the program
-    /// abandoned the pass. Tapes that were not freed forget their ops: their
-    /// values stay in memory as long as their handles.
+    /// abandoned the pass. Tapes that were not freed drop their ops, and their
+    /// values stay in memory as long as there are handles.
     fn end_forward(&self) {
         let mut pass = self.pass.borrow_mut();
         pass.phase = Some(Phase::Backward);
@@ -264,11 +266,12 @@ impl<B: Backend> BlockRecorder<B> {
 
     /// Records an operand of an op. A parameter may start a block.
     ///
-    /// Reading a parameter of another block ends the current block. So does
-    /// reading the first parameter of the block again, which is how a shared
-    /// layer or the next time step begins. A parameter of another model starts
-    /// no block, but the recorder remembers its model: values that depend on it
-    /// have to be restored before that model's next step.
+    /// Reading a parameter of another block ends the current block. Reading the
+    /// first parameter of the block again also ends it, because this is how a
+    /// shared layer or the next time step begins. A parameter of another model
+    /// does not start a block. The recorder only stores its model, because
+    /// activations that depend on this model must be recomputed before the
+    /// model's next step.
     pub(crate) fn note_parameter(&self, parameter: &Parameter<B>) {
         if !parameter.ledger().is(&self.ledger) {
             let foreign = &mut self.pass.borrow_mut().foreign;
@@ -285,13 +288,13 @@ impl<B: Backend> BlockRecorder<B> {
         if pass.named > 0 {
             return;
         }
-        let goes_on = match &pass.block {
-            // If the first parameter is read again, it is the same block for
+        let continues = match &pass.block {
+            // If the first parameter is read again, the block runs again for
             // the next layer or time step.
             Some(block) => block.number == number && block.first_parameter != Some(index),
             None => number.is_none(),
         };
-        if goes_on {
+        if continues {
             return;
         }
         pass.end_block();
@@ -303,7 +306,7 @@ impl<B: Backend> BlockRecorder<B> {
     }
 
     /// Records an operand of an op. A value of an earlier block is kept for
-    /// backward, and the same read is expected in the next pass.
+    /// backward. The next pass expects the same read.
     pub(crate) fn note_value(&self, recorded: &RecordedTensor<B>) {
         let mut pass = self.pass.borrow_mut();
         if pass.tape().is_some_and(|tape| recorded.is_on(tape)) {
@@ -319,18 +322,19 @@ impl<B: Backend> BlockRecorder<B> {
         recorded.keep();
     }
 
-    /// Starts an op whose operands were recorded; `None` if it is not recorded.
+    /// Starts an op whose operands were noted; returns `None` if the op is not
+    /// recorded.
     pub(crate) fn begin_op(&self, cost: Cost) -> Option<OpRecord<B>> {
         let mut pass = self.pass.borrow_mut();
         // The operands of this op were noted before, so inputs from ended
-        // blocks are marked as kept, and those blocks can be freed.
+        // blocks are already marked as kept, and these blocks can be freed.
         let over = std::mem::take(&mut pass.over);
         let record = pass.block.as_mut().and_then(|block| {
             let tape = block.tape.clone()?;
             // Selective checkpointing keeps every second expensive result. Backward
-            // repeats at most one product before it meets a kept result.
+            // therefore recomputes at most one product before a kept result.
             block.products += usize::from(cost == Cost::High);
-            // A named part is freed as a whole.
+            // A named block is always freed completely.
             let saves = self.policy == RecomputePolicy::Selective
                 && block.number.is_some()
                 && cost == Cost::High
@@ -343,8 +347,8 @@ impl<B: Backend> BlockRecorder<B> {
     }
 
     /// Frees the tape of a completed block, and offloads the kept values of the
-    /// tape that was freed before it. Those are one block older, so no op of
-    /// the present block reads them, apart from skip connections.
+    /// tape that was freed before it. These values are one block older, so the
+    /// current block does not read them, except through skip connections.
     fn free(&self, tape: &Arc<Tape<B>>) {
         tape.free();
         let before = self.pass.borrow_mut().freed.replace(Arc::downgrade(tape));
@@ -394,8 +398,8 @@ impl<B: Backend> AnyRecorder for BlockRecorder<B> {
         tapes.append(&mut pass.tapes);
         drop(pass);
         let restore = || tapes.iter().filter_map(Weak::upgrade).for_each(|tape| tape.restore());
-        // A parameter may have to be gathered again, which fails if another
-        // rank has failed.
+        // Recomputation may gather parameters, which fails if another rank has
+        // failed.
         catch_unwind(AssertUnwindSafe(restore)).map_err(|panic| match panic.downcast() {
             Ok(error) => *error,
             Err(panic) => resume_unwind(panic),
@@ -409,8 +413,8 @@ impl<B: Backend> RecordedPass<B> {
         self.block.as_ref()?.tape.as_ref()
     }
 
-    /// Creates the next tape of the pass. It expects the reads that the tape
-    /// with the same number had in the previous pass.
+    /// Creates the next tape of the pass. It expects the same reads as the tape
+    /// with the same number in the previous pass.
     fn new_tape(&mut self) -> Arc<Tape<B>> {
         let number = self.read_later.len();
         let tape = Tape::new(number, self.expected.get(number).cloned().unwrap_or_default());
@@ -419,13 +423,13 @@ impl<B: Backend> RecordedPass<B> {
         tape
     }
 
-    /// Ends the current block. Its tape waits for the next op.
+    /// Ends the current block. The next op frees its tape.
     fn end_block(&mut self) {
         self.over.extend(self.block.take().and_then(|block| block.tape));
     }
 }
 
-/// Records that an op reads an activation without being recorded itself.
+/// Notes an activation as an operand of an op that is not recorded.
 pub(crate) fn note_read<B: Backend>(recorded: &RecordedTensor<B>) {
     if let Some(recorder) = recorder::<B>() {
         recorder.note_value(recorded);

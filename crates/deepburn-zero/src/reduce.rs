@@ -1,33 +1,33 @@
-//! Gradients on their way from autodiff to the optimizer.
+//! Reduces gradients over the ranks in buckets and accumulates them for the optimizer.
 //!
-//! Autodiff reports each parameter's gradient the moment it is final. It goes into a bucket. A full
-//! bucket is reduced over all ranks while backward continues, the result is added to the
-//! accumulated gradient, and the full gradient is freed. From stage 2 on, a rank keeps its shard of
-//! the sum only.
+//! Autodiff reports the gradient of a parameter as soon as it is final, and the gradient is added
+//! to a bucket. A full bucket is reduced over all ranks while backward continues. The result is
+//! added to the accumulated gradient, and the full gradient is freed. From stage 2 on, a rank keeps
+//! only its shard of the accumulated gradient.
 //!
 //! ```text
 //!  autodiff ──collect──► bucket ──flush──► in flight ──land──► sum of micro-batches ──take──► step
 //!             whole      whole             whole                shard, or whole at
 //!             gradient   gradients         gradients            stages 0 and 1
-//!  no_sync: ──collect──► local sum of this rank, which joins the next reduction
+//!  no_sync: ──collect──► local sum of this rank, included in the next reduction
 //! ```
 //!
-//! [`GradientState`] describes everything that a rank holds of one parameter's gradient. The bucket
-//! and the reductions in flight are lists of parameter indices, in the order in which all ranks
-//! send them. Ranks that differ in this order find out before data moves, because the tag of the
-//! collective has a fingerprint of the list.
+//! [`GradientState`] describes everything that a rank holds for the gradient of one parameter. The
+//! bucket and the reductions in flight are lists of parameter indices, in the order in which all
+//! ranks send them. If ranks use different orders, the collective fails before data is sent,
+//! because its tag has a fingerprint of the list.
 //!
 //! At most two buckets of gradients exist at a time: one that is being filled and, with
-//! `overlap_comm`, one that is being reduced. They are counted as [`Category::Buckets`], the sums
-//! as [`Category::Gradients`].
+//! `overlap_comm`, one that is being reduced. Buckets are counted as [`Category::Buckets`] and
+//! accumulated gradients as [`Category::Gradients`].
 //!
-//! Everything runs on the thread of the rank. A reduction makes progress on other ranks' threads or
-//! on the communication thread, and `land` waits for it.
+//! All functions run on the thread of the rank. A reduction makes progress on other ranks' threads
+//! or on the communication thread, and `land` waits for it.
 //!
-//! [Note: Order of additions] Every stage reduces every micro-batch over the ranks, in rank order,
-//! and then adds it to the sum of earlier micro-batches. Summing micro-batches first would save
-//! messages at stages 0 and 1, but it adds in another order, and the same job would end in other
-//! bits at another stage.
+//! [Note: Order of additions] Every stage reduces each micro-batch over the ranks, in rank order,
+//! and then adds the result to the sum of earlier micro-batches. Summing micro-batches first would
+//! save messages at stages 0 and 1. However, the additions would have another order, and results
+//! would no longer be bitwise identical at all stages.
 
 mod accumulation;
 mod gradient;
@@ -61,8 +61,8 @@ pub(crate) use scaling::Types;
 
 /// Collects, reduces and accumulates the gradients of one rank.
 ///
-/// Between backward passes the bucket is empty and nothing is in flight: every gradient is in its
-/// sum, or local if synchronisation is off.
+/// Between backward passes, the bucket is empty and nothing is in flight. Every gradient is then in
+/// its sum, or local if synchronisation is off.
 #[derive(Debug)]
 pub(crate) struct GradientReducer<B: Backend> {
     group: Group<B>,
@@ -80,21 +80,23 @@ pub(crate) struct GradientReducer<B: Backend> {
     shards: bool,
     /// The number of elements at which the bucket is reduced, at least 1.
     capacity: usize,
-    /// Parameters whose gradients are reduced next, together. A parameter may occur more than once.
+    /// The parameters whose gradients are in the bucket. A parameter may occur more than once.
     bucket: Vec<usize>,
-    /// Buckets that are being reduced, oldest first. At most one with `overlap_comm`, none without.
+    /// The buckets that are being reduced, oldest first. There is at most one with `overlap_comm`,
+    /// and none without it.
     in_flight: VecDeque<Flight<B>>,
-    /// By parameter index.
+    /// The gradient of each parameter, by index.
     gradients: Vec<GradientState<B>>,
-    /// Where the sums of gradients are kept, by parameter index.
+    /// The location of each accumulated gradient, by parameter index.
     homes: Vec<SumHome>,
-    /// Writes of parked sums that are not complete yet.
+    /// The pending writes of parked sums.
     writes: WriteBehind,
     /// Computes squares and finiteness of sums for the step.
     checker: GradientChecker<B>,
-    /// Whether gradients are reduced as they come; false inside the engine's `no_sync`.
+    /// Whether gradients are reduced during backward; false inside the engine's `no_sync`.
     synchronise: bool,
-    /// Whether gradients are averaged over ranks. Otherwise each rank accumulates its own.
+    /// Whether gradients are averaged over ranks. Otherwise each rank accumulates its own
+    /// gradients.
     mean: bool,
     /// Detects the start of backward passes.
     watch: BackwardWatch,
@@ -105,17 +107,17 @@ pub(crate) struct GradientReducer<B: Backend> {
 struct Flight<B: Backend> {
     /// Parameters in the order of the exchanged arrays.
     indices: Vec<usize>,
-    /// The collective; its results are in the order of `indices`.
+    /// The collective. Its results are in the order of `indices`.
     pending: Pending<DeviceArray<B>>,
 }
 
-/// Returns the reducer of the current model if it is on backend `B`.
+/// Returns the reducer of the current model if the model is on backend `B`.
 pub(crate) fn reducer<B: Backend>() -> Option<Rc<RefCell<GradientReducer<B>>>> {
     session::reducer()?.downcast().ok()
 }
 
-/// Returns the reducer and the parameter index of a mark of the current model, if it is on backend
-/// `B`; `None` for a mark of another model.
+/// Returns the reducer and the parameter index of a mark of the current model, if the model is on
+/// backend `B`; `None` for a mark of another model.
 pub(crate) fn reducer_of<B: Backend>(
     mark: DistributedParamId,
 ) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
@@ -123,19 +125,18 @@ pub(crate) fn reducer_of<B: Backend>(
     Some((reducer.downcast().ok()?, index))
 }
 
-/// The capacity of a bucket is at most the number of trainable elements divided by this number. A
-/// larger gradient is reduced alone.
+/// The smallest number of buckets per model: the capacity of a bucket is at most the number of
+/// trainable elements divided by this number. A gradient that is larger than the capacity is
+/// reduced alone.
 ///
-/// A bucket sized for a large model would keep every gradient of a small one until the end of
-/// backward, and reducing early would have no effect. Between ranks of one process, small messages
-/// cost nothing.
+/// With a bucket size for large models, all gradients of a small model would fit in one bucket, and
+/// no reduction would overlap with backward. Small messages between ranks of one process are cheap.
 pub(crate) const BUCKETS_PER_MODEL: usize = 16;
 
 /// The number of bytes of gradients that may wait to be written to a file during backward.
 const WRITES_BEHIND: usize = 32 << 20;
 
-/// How gradients are reduced and kept. Each field becomes the field of [`GradientReducer`] with the
-/// same name.
+/// The settings of a [`GradientReducer`], which has fields with the same names.
 pub(crate) struct ReducerPolicy<B: Backend> {
     pub(crate) plan: GradientPlan,
     pub(crate) reduction: ReductionPlan,
@@ -146,8 +147,8 @@ pub(crate) struct ReducerPolicy<B: Backend> {
 }
 
 impl<B: Backend> GradientReducer<B> {
-    /// Creates a reducer for the gradients of `parameters`, whose sums are kept in `homes`, both by
-    /// parameter index.
+    /// Creates a reducer for the gradients of `parameters`. The sums are kept in `homes`. Both
+    /// lists are indexed by parameter.
     pub(crate) fn new(
         group: Group<B>,
         parameters: Arc<[Arc<Parameter<B>>]>,
@@ -181,8 +182,8 @@ impl<B: Backend> GradientReducer<B> {
         }
     }
 
-    /// Sets whether gradients are reduced as they come. Otherwise they add up on this rank alone
-    /// and join the next reduction.
+    /// Sets whether gradients are reduced during backward. Otherwise they are accumulated on this
+    /// rank and included in the next reduction.
     pub(crate) fn set_synchronise(&mut self, on: bool) {
         self.synchronise = on;
     }
@@ -205,10 +206,10 @@ impl<B: Backend> GradientReducer<B> {
     }
 
     /// Takes the final gradient of parameter `index` out of `slot`, an entry of autodiff's
-    /// container, and leaves a marker that holds no memory.
+    /// container, and replaces it with a marker that holds no memory.
     ///
-    /// The gradient joins a local sum if there is one. It then enters the bucket, or stays local
-    /// while synchronisation is off.
+    /// The gradient is added to the local sum if there is one. The result is added to the bucket,
+    /// or stays local while synchronisation is off.
     ///
     /// # Errors
     ///
@@ -232,8 +233,8 @@ impl<B: Backend> GradientReducer<B> {
             ZeroTensor::SparseRows(rows) => DeviceArray::SparseRows(rows),
             other => DeviceArray::Dense(other.into_full()),
         };
-        // A gradient of earlier `no_sync` passes joins the reduction of this one, as if both were
-        // one micro-batch.
+        // The local gradient of earlier `no_sync` passes is reduced together with this gradient, as
+        // if both were one micro-batch.
         let array = match self.gradients[index].take_local() {
             Some(earlier) => add(earlier.array, array.in_type(self.types.accumulation)),
             None => array,
@@ -248,11 +249,13 @@ impl<B: Backend> GradientReducer<B> {
         }
     }
 
-    /// Ends a backward pass: reduces what is left in the bucket and adds up all results.
+    /// Ends a backward pass: reduces the remaining gradients in the bucket and accumulates all
+    /// results.
     ///
-    /// Returns once every rank has called it. Autodiff's clean-up after a backward pass takes the
-    /// locks of all graphs of the process. A rank that is still in backward could hold such a lock
-    /// while it waits for a rank that waits for the lock.
+    /// The call returns when every rank has called it. The barrier prevents a deadlock: after a
+    /// backward pass, autodiff's clean-up takes the locks of all graphs of the process. A rank that
+    /// is still in backward could hold such a lock while it waits in a collective for a rank that
+    /// waits for the lock.
     ///
     /// # Errors
     ///
@@ -283,9 +286,8 @@ impl<B: Backend> GradientReducer<B> {
         self.watch.began()
     }
 
-    /// Reduces local gradients that no synchronised backward pass has taken along, so that a step
-    /// never uses an incomplete gradient. They are reduced in the order of parameters, which is the
-    /// same on all ranks.
+    /// Reduces the remaining local gradients, so that a step never uses an incomplete gradient.
+    /// They are reduced in the order of parameters, which is the same on all ranks.
     ///
     /// # Errors
     ///
@@ -308,19 +310,19 @@ impl<B: Backend> GradientReducer<B> {
         Ok(())
     }
 
-    /// Returns true if all gradients of the passes so far are in the sums, so that a checkpoint can
+    /// Returns true if all gradients so far are in the accumulated sums, so that a checkpoint can
     /// store them.
     pub(crate) fn is_settled(&self) -> bool {
         self.gradients.iter().all(GradientState::is_settled)
     }
 
-    /// Drops all sums and all local gradients. A gradient that is in the bucket or in flight, as
-    /// after a failed backward pass, stays.
+    /// Drops all sums and all local gradients. Gradients in the bucket or in flight, for example
+    /// after a failed backward pass, are not dropped.
     pub(crate) fn clear(&mut self) {
         self.gradients.iter_mut().for_each(GradientState::clear);
     }
 
-    /// Enters a gradient in the ledger. Sparse rows count with their values only.
+    /// Counts a gradient in the ledger. For sparse rows, only the values are counted.
     fn collected(&self, array: DeviceArray<B>) -> Collected<B> {
         let bytes = match &array {
             DeviceArray::SparseRows(rows) => rows.bytes(),
@@ -329,12 +331,13 @@ impl<B: Backend> GradientReducer<B> {
         Collected { array, _lease: self.ledger.hold(Category::Buckets, bytes) }
     }
 
-    /// Puts a gradient into the bucket in the communication type, and reduces the bucket when it is
+    /// Adds a gradient to the bucket in the communication type, and reduces the bucket when it is
     /// full.
     ///
-    /// A gradient that does not fit starts a new bucket, and one as large as a bucket is reduced
-    /// alone. Sparse rows count with the size of their table, so that all ranks cut buckets alike
-    /// whatever they have looked up. A gradient that is not averaged joins the sum at once.
+    /// A gradient that does not fit starts a new bucket. A gradient that is as large as a bucket is
+    /// reduced alone. Sparse rows count with the size of the whole table, so that all ranks form
+    /// the same buckets even if they have looked up different rows. A gradient that is not averaged
+    /// is accumulated immediately.
     fn enter(&mut self, index: usize, array: DeviceArray<B>) -> Result<(), CommError> {
         if !self.mean {
             let array = array.in_type(self.types.accumulation);
@@ -348,13 +351,13 @@ impl<B: Backend> GradientReducer<B> {
             self.flush()?;
         }
         // A gradient that is reduced alone is always flattened. Otherwise each rank would copy the
-        // rows of its part.
+        // rows of its shard.
         if self.plan.contiguous_gradients || numel >= self.capacity {
             gradient.array = gradient.array.flattened();
         }
         self.gradients[index].enter_bucket(gradient);
         self.bucket.push(index);
-        // Counted again, because the bucket may have been emptied above.
+        // The elements are counted again, because the bucket may have been flushed above.
         if self.bucket_numel() >= self.capacity {
             self.flush()?;
         }
@@ -369,8 +372,8 @@ impl<B: Backend> GradientReducer<B> {
     /// Starts the reduction of the bucket: a reduce-scatter at stages 2 and 3, otherwise an
     /// all-reduce.
     ///
-    /// With `overlap_comm` the call returns while this bucket is in flight, after it has waited for
-    /// the bucket before. Without, it waits for this one.
+    /// With `overlap_comm`, the call waits for the previous bucket and returns while this bucket is
+    /// in flight. Without it, the call waits for this bucket.
     fn flush(&mut self) -> Result<(), CommError> {
         if self.bucket.is_empty() {
             return Ok(());
@@ -401,17 +404,17 @@ impl<B: Backend> GradientReducer<B> {
     /// Waits for a bucket and adds its results to the sums.
     fn land(&mut self, flight: Flight<B>) -> Result<(), CommError> {
         let Flight { indices, pending } = flight;
-        // Other ranks may still read what this rank has sent until the wait returns.
+        // Other ranks may read the sent gradients until the wait returns.
         let results = pending.wait()?;
-        // The sent gradients are freed before the first result is added up, which keeps the peak
-        // low.
+        // The sent gradients are freed before the results are accumulated, which reduces peak
+        // memory.
         indices.iter().for_each(|index| self.gradients[*index].finish_reduction());
         for (index, mut result) in indices.into_iter().zip(results) {
             if self.shards && !self.plan.reduce_scatter {
                 result = self.owned(index, result);
             }
-            // A result that needs neither a factor nor a wider range stays in the communication
-            // type until a second micro-batch is added to it.
+            // A result that needs no factor stays in the communication type until a second
+            // micro-batch is added, if the accumulation type represents the same values.
             if self.scaling.after != 1.0 || !self.types.widens() {
                 result = scale(result.in_type(self.types.accumulation), self.scaling.after);
             }
@@ -420,8 +423,8 @@ impl<B: Backend> GradientReducer<B> {
         Ok(())
     }
 
-    /// Returns this rank's shard of a whole gradient, in memory of its own. Needed with
-    /// `reduce_scatter: false`, where a sharded gradient is all-reduced first.
+    /// Copies this rank's shard out of a whole gradient. It is used with `reduce_scatter: false`,
+    /// where gradients are all-reduced before they are sharded.
     fn owned(&self, index: usize, whole: DeviceArray<B>) -> DeviceArray<B> {
         let partition = self.parameters[index].partition();
         let shard = vec![whole.part(partition.owned(self.group.rank()))];
@@ -430,7 +433,7 @@ impl<B: Backend> GradientReducer<B> {
 }
 
 /// Adds two gradients of one parameter. A sum with sparse rows stays sparse. A dense operand may be
-/// flat, so the left one takes the shape of the right one.
+/// flat, so the left operand is reshaped to the shape of the right operand.
 fn add<B: Backend>(left: DeviceArray<B>, right: DeviceArray<B>) -> DeviceArray<B> {
     match (left, right) {
         (DeviceArray::Dense(a), DeviceArray::Dense(b)) => {
@@ -446,7 +449,7 @@ fn add<B: Backend>(left: DeviceArray<B>, right: DeviceArray<B>) -> DeviceArray<B
     }
 }
 
-/// Multiplies a gradient by `factor`. A factor of 1, the usual case, costs nothing.
+/// Multiplies a gradient by `factor`. A factor of 1 (the usual case) does nothing.
 fn scale<B: Backend>(array: DeviceArray<B>, factor: f64) -> DeviceArray<B> {
     match array {
         array if factor == 1.0 => array,
@@ -457,8 +460,8 @@ fn scale<B: Backend>(array: DeviceArray<B>, factor: f64) -> DeviceArray<B> {
     }
 }
 
-/// Returns a hash (FNV-1a) of a list of parameters, which depends on their order. Ranks compare it
-/// before they exchange a bucket.
+/// Returns an order-dependent hash (FNV-1a) of a list of parameters. Ranks compare it before they
+/// exchange a bucket.
 fn fingerprint(indices: impl Iterator<Item = usize>) -> u64 {
     indices.fold(0xcbf2_9ce4_8422_2325, |hash, index| {
         (hash ^ index as u64).wrapping_mul(0x0100_0000_01b3)

@@ -1,9 +1,9 @@
-//! The gradient of an embedding, kept as the rows that were looked up.
+//! The sparse gradient of an embedding, which has only the rows that were looked up.
 //!
-//! A micro-batch uses a few hundred rows of a vocabulary of 50,000. A dense gradient would fill all
-//! others with zeros, and would add and reduce them. If the embedding is tied to the output layer,
-//! the dense gradient of that layer would be added to a second array of the same size. A
-//! [`RowGradient`] keeps both forms side by side:
+//! A micro-batch may look up a few hundred rows of a vocabulary of 50,000. A dense gradient would
+//! fill, add and reduce zeros for all other rows. If the embedding is tied to the output layer, the
+//! dense gradient of this layer would also be added to a second array of the same size. A
+//! [`RowGradient`] holds both parts separately:
 //!
 //! ```text
 //!  gradient [50257, 768]  =  dense            None, or the gradient of the tied output layer
@@ -11,12 +11,13 @@
 //!                          + block 1          indices [k1], values [k1, 768]    another lookup
 //! ```
 //!
-//! Adding two such gradients concatenates their blocks. Nothing is dense until each owner reduces
-//! its shard. Then only the rows of that shard are added to it, in rank order
+//! Adding two such gradients concatenates their blocks. The rows are added to a dense array only
+//! when each rank reduces its shard, in rank order and only for the rows of that shard
 //! (`array/host_sum.rs`).
 //!
-//! Memory held: the looked-up rows and their indices, and the dense part if there is one. Between
-//! processes a part travels as the rows that fall into it ([`RowGradient::encode`]).
+//! A gradient holds the memory of the rows and their indices, and of the dense part if there is
+//! one. Between processes, only the rows in the range of the receiver's shard are sent
+//! ([`RowGradient::encode`]).
 
 use std::ops::Range;
 
@@ -25,36 +26,37 @@ use deepburn_ops::{float_from_host, int_from_host, int_into_host, read_float};
 
 use crate::flat::{flat_range, flattened, in_type};
 
-/// The rows of one lookup: row `indices[i]` of the gradient gets `values[i]` added.
+/// The rows of one lookup: `values[i]` is added to row `indices[i]` of the gradient.
 #[derive(Debug, Clone)]
 pub(crate) struct RowBlock<B: Backend> {
-    /// Row numbers, shape `[k]`. A number may occur more than once, and its values are then added
-    /// up.
+    /// The row numbers, of shape `[k]`. The values of a row number that occurs more than once are
+    /// summed.
     pub(crate) indices: B::IntTensorPrimitive,
-    /// Rows to add, shape `[k, row length]`.
+    /// The rows to add, of shape `[k, row length]`.
     pub(crate) values: B::FloatTensorPrimitive,
 }
 
 /// A gradient of shape `[rows, row length]`: an optional dense part plus blocks of rows.
 ///
-/// It may stand for a part of a larger gradient, as a collective cuts it. A part shares the blocks
-/// of the whole and remembers which range of the flat order counts.
+/// It may represent a part of a gradient, such as the shard that a collective sends to one rank. A
+/// part shares the blocks of the whole gradient and stores the range of flat elements that it
+/// covers.
 #[derive(Debug, Clone)]
 pub struct RowGradient<B: Backend> {
-    /// The shape of the whole gradient. A decoded part knows the length of a row only, so its
-    /// number of rows is the smallest that holds the range.
+    /// The shape of the whole gradient. A decoded part only has the row length, so its number of
+    /// rows is the smallest number that covers the range.
     shape: Shape,
-    /// The range of the flat order that it stands for: all elements, except in a part. Blocks of a
-    /// part may have rows outside of the range, which are ignored.
+    /// The range of flat elements: all elements for a whole gradient. The blocks of a part may have
+    /// rows outside of the range, which are ignored.
     range: Range<usize>,
     /// The type of all values.
     dtype: DType,
-    /// The device of all tensors, kept because there may be none.
+    /// The device, which is stored because there may be no tensors.
     device: B::Device,
-    /// The dense part: of the gradient's shape or flat for a whole gradient, and the flat range for
-    /// a part.
+    /// The dense part. For a whole gradient, it is flat or has the gradient's shape. For a part, it
+    /// is the flat range.
     dense: Option<B::FloatTensorPrimitive>,
-    /// Rows to add, in the order of their lookups.
+    /// The rows to add, in the order of their lookups.
     blocks: Vec<RowBlock<B>>,
 }
 
@@ -93,7 +95,7 @@ impl<B: Backend> RowGradient<B> {
         self.dense.take()
     }
 
-    /// Returns the range of the flat order that it stands for.
+    /// Returns the range of flat elements that the gradient covers.
     pub(crate) fn range(&self) -> &Range<usize> {
         &self.range
     }
@@ -127,8 +129,8 @@ impl<B: Backend> RowGradient<B> {
         self
     }
 
-    /// Returns the gradient with its dense part flat. No gradient may be added to it after that,
-    /// because shapes would not agree.
+    /// Returns the gradient with a flat dense part. No gradient may be added to the result, because
+    /// the shapes would not match.
     pub(crate) fn flattened(mut self) -> Self {
         self.dense = self.dense.map(flattened::<B>);
         self
@@ -162,15 +164,16 @@ impl<B: Backend> RowGradient<B> {
         self
     }
 
-    /// Returns the bytes of the values. The indices are not counted.
+    /// Returns the size of the values in bytes. The indices are not counted.
     pub(crate) fn bytes(&self) -> usize {
         let values = self.blocks.iter().map(|block| block.values.shape().num_elements());
         let dense = self.dense.as_ref().map_or(0, |dense| dense.shape().num_elements());
         (values.sum::<usize>() + dense) * self.dtype().size()
     }
 
-    /// Returns the gradient as a tensor of [`shape`](Self::shape), which takes the memory of the
-    /// whole table. Only stages that keep a whole gradient and readers of gradients need it.
+    /// Converts the gradient to a dense tensor of [`shape`](Self::shape), which takes the memory of
+    /// the whole table. It is used by stages that keep a whole gradient, and when a gradient is
+    /// read.
     pub(crate) fn into_dense(self) -> B::FloatTensorPrimitive {
         let start = match self.dense {
             Some(dense) => B::float_reshape(dense, self.shape.clone()),
@@ -181,8 +184,8 @@ impl<B: Backend> RowGradient<B> {
             .fold(start, |sum, block| B::float_select_add(sum, 0, block.indices, block.values))
     }
 
-    /// Encodes the range as bytes in native byte order. Rows outside of the range are left out, so
-    /// a part costs what its own rows take.
+    /// Encodes the range as bytes in native byte order. Rows outside of the range are omitted, so
+    /// the size depends only on the rows of the part.
     ///
     /// ```text
     ///  4 × u64    number of rows k, length of a row, number of dense elements, start of the range
@@ -215,8 +218,8 @@ impl<B: Backend> RowGradient<B> {
         counts.chain(numbers).chain(values).chain(dense.iter().copied()).collect()
     }
 
-    /// Decodes the bytes that another process [encoded](Self::encode) for `numel` elements of the
-    /// same gradient.
+    /// Decodes the bytes that another process has [encoded](Self::encode) for `numel` elements of
+    /// the same gradient.
     ///
     /// # Errors
     ///
@@ -227,7 +230,7 @@ impl<B: Backend> RowGradient<B> {
         dtype: DType,
         device: &B::Device,
     ) -> Result<Self, String> {
-        let wrong = || format!("{} bytes are no rows of {numel} elements", bytes.len());
+        let wrong = || format!("{} bytes are not a row gradient of {numel} elements", bytes.len());
         let (counts, rest) = bytes.split_at_checked(32).ok_or_else(wrong)?;
         let counts = counts.chunks_exact(8).filter_map(|word| word.try_into().ok());
         let counts: Vec<usize> = counts.map(|word| u64::from_ne_bytes(word) as usize).collect();
@@ -237,8 +240,7 @@ impl<B: Backend> RowGradient<B> {
         let (indices, rest) = rest.split_at_checked(rows.saturating_mul(8)).ok_or_else(wrong)?;
         let (values, dense) =
             rest.split_at_checked(values_len.saturating_mul(size)).ok_or_else(wrong)?;
-        // A dense part stands for all elements of the range or is absent. Anything else comes from
-        // other data.
+        // A dense part has all elements of the range or is absent. Otherwise the bytes are invalid.
         let whole = dense_len == 0 || dense_len == numel;
         if !whole || dense.len() != dense_len * size {
             return Err(wrong());
@@ -254,7 +256,7 @@ impl<B: Backend> RowGradient<B> {
         };
         let range = start..start.checked_add(numel).ok_or_else(wrong)?;
         Ok(Self {
-            // Of the whole gradient a part knows no more than the length of a row.
+            // The encoded part only has the row length of the whole gradient.
             shape: Shape::from(vec![range.end.div_ceil(row_len.max(1)), row_len]),
             dtype,
             device: device.clone(),
@@ -281,7 +283,7 @@ mod tests {
         float_from_host::<Flex>(TensorData::new(values.to_vec(), shape.to_vec()), &FlexDevice)
     }
 
-    /// A gradient of shape `[4, 3]` whose rows 2, 0 and 2 were looked up.
+    /// Returns a gradient of shape `[4, 3]` whose rows 2, 0 and 2 were looked up.
     fn gradient(first: f32, dense: bool) -> DeviceArray<Flex> {
         let values: Vec<f32> = (0..9).map(|i| first + i as f32).collect();
         let indices = int_from_host::<Flex>(vec![2, 0, 2], &FlexDevice);
@@ -298,19 +300,19 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_rows_reduces_alike_before_and_after_it_has_travelled() {
+    fn a_part_of_rows_reduces_to_the_same_bits_after_it_was_sent() {
         for (range, dense) in [(0..5, true), (5..10, false), (10..12, true), (3..6, false)] {
             let near = [gradient(1.0, dense), gradient(100.0, false)];
             let parts = near.each_ref().map(|array| array.part(range.clone()));
-            let travelled = parts.each_ref().map(|part| {
+            let received = parts.each_ref().map(|part| {
                 let Encoded { form, bytes } = part.encode();
                 assert_eq!(form, Form::SparseRows);
                 // A rank without its own rows also receives the rows of others.
                 let home = DeviceArray::Dense(floats(&[0.0], &[1]));
                 home.decode(form, Received::One(bytes.to_vec()), range.len()).unwrap()
             });
-            let [expected, travelled] = [sum(parts.to_vec()), sum(travelled.to_vec())];
-            assert_eq!(travelled, expected);
+            let [expected, received] = [sum(parts.to_vec()), sum(received.to_vec())];
+            assert_eq!(received, expected);
             let whole: Vec<f32> = near
                 .map(|array| float_into_host::<Flex>(array.into_flat()))
                 .into_iter()
@@ -321,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn only_rows_of_the_range_travel() {
+    fn only_rows_of_the_range_are_sent() {
         let size = |range| gradient(1.0, false).part(range).encode().bytes.len();
         let words = 4 * 8;
         let row = 8 + 3 * 4;

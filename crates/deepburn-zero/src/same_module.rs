@@ -1,8 +1,8 @@
-//! Checks that all ranks have built the same module, before they exchange its values.
+//! Checks that all ranks have built the same module before they exchange its values.
 //!
-//! Collectives compare sizes alone: with one layer more on a rank, a parameter would be compared with the next one
-//! of another layer, or the ranks would continue with different collectives. So ranks exchange a line for each
-//! parameter and buffer, in module order, and the first line that differs is named. Main function: [`check_module`].
+//! Collectives only compare sizes. If one rank had an additional layer, ranks would exchange the values of different
+//! parameters, or run different collectives. Ranks therefore exchange a line for each parameter and buffer in module
+//! order, and the error names the first line that differs. Main function: [`check_module`].
 
 use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
@@ -10,11 +10,11 @@ use deepburn_ops::OptimizerOps;
 use crate::error::ZeroError;
 use crate::group::Group;
 
-/// What separates parameters from buffers in the exchanged text. No path has it.
+/// The separator between parameters and buffers in the exchanged text. Paths never contain it.
 const LISTS: &str = "\u{1}";
 
-/// Checks that all ranks have these parameters and buffers, in this order. All ranks call it together and get the same
-/// answer; one exchange is made for both, whether there are buffers or not.
+/// Checks that all ranks have the same parameters and buffers in the same order. All ranks call this together and get
+/// the same result. Parameters and buffers share one collective.
 ///
 /// # Errors
 ///
@@ -46,7 +46,7 @@ pub(crate) fn check_module<B: OptimizerOps>(
     Ok(())
 }
 
-/// Returns the first lines in which two texts differ; `None` in place of a line for a text that has ended.
+/// Returns the first lines in which two texts differ; a line is `None` if its text has ended.
 fn difference<'a>(first: &'a str, other: &'a str) -> Option<[Option<&'a str>; 2]> {
     let (mut first, mut other) = (first.lines(), other.lines());
     loop {

@@ -1,17 +1,18 @@
-//! The context of a sharded model, which belongs to the thread of its rank.
+//! The thread-local context of a sharded model.
 //!
-//! Burn's backend functions are static: they get tensors and a device, and
-//! nothing else. Everything else that they need is in a [`ModelContext`], one
-//! for each sharded model: the destination of gradients, the ledger, the random
-//! stream, the autocast type. A model's calls (forward, backward, evaluation)
-//! enter its context, so that its ops find it. Calls can be nested, for example
-//! when a teacher is evaluated inside the forward pass of a student. Ops
-//! outside of any call use the context of the oldest model on the thread,
-//! whichever ran last. Random numbers drawn there (noise, the weights of a
-//! second model) come from a stream of the thread, which no model uses.
+//! Burn's backend functions are static: their only arguments are tensors and a
+//! device. Each sharded model therefore has a [`ModelContext`] on the thread of
+//! its rank, with the gradient reducer, the memory ledger, the random stream and
+//! the autocast type. A call of a model (forward, backward, evaluation) enters
+//! the context of the model, and the ops in the call use it. Calls can be
+//! nested, for example when a teacher is evaluated inside the forward pass of a
+//! student. Ops outside of any call use the context of the oldest model on the
+//! thread, regardless of which model ran last. Random numbers outside of calls
+//! (noise, the initial weights of a second model) come from a separate stream
+//! of the thread.
 //!
-//! Without a model on the thread, [`Zero`](crate::Zero) is a plain wrapper:
-//! nothing is counted, and random numbers come from the inner backend.
+//! On a thread without a model, [`Zero`](crate::Zero) is a plain wrapper:
+//! memory is not counted, and random numbers come from the inner backend.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -33,7 +34,8 @@ use crate::random::RandomStream;
 
 thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::default());
-    /// Whether ops are recorded. Every op reads it, so it is kept separately.
+    /// Whether ops are recorded. It is a separate variable, because every op
+    /// reads it.
     static IS_RECORDING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -54,7 +56,7 @@ enum BoundModels {
     None,
     /// At least one model.
     Some {
-        /// Oldest first.
+        /// The contexts, oldest first.
         contexts: Vec<Rc<ModelContext>>,
         /// The random stream for ops outside of calls.
         between_calls: Box<RandomStream>,
@@ -78,7 +80,7 @@ impl BoundModels {
         }
     }
 
-    /// Adds the model of a rank; the first one creates the stream of the
+    /// Adds the model of a rank. The first model creates the stream of the
     /// thread.
     fn add(&mut self, context: Rc<ModelContext>, rank: usize) {
         match self {
@@ -90,7 +92,8 @@ impl BoundModels {
         }
     }
 
-    /// Removes a model; the last one also removes the stream of the thread.
+    /// Removes a model. Removing the last model also removes the stream of the
+    /// thread.
     fn remove(&mut self, model: u32) {
         let Self::Some { contexts, .. } = self else { return };
         contexts.retain(|context| context.model != model);
@@ -103,16 +106,16 @@ impl BoundModels {
 /// An active call of a model.
 struct Entry {
     context: Rc<ModelContext>,
-    /// The pass that runs; `None` for calls that run no ops of the model.
+    /// The kind of pass; `None` for calls that do not run a forward pass.
     pass: Option<Pass>,
 }
 
 impl Entry {
     /// Returns the element type of products under autocast.
     ///
-    /// Only forward passes have one. Backward enters without a pass: autodiff
-    /// has recorded the casts of forward and returns each gradient in the type
-    /// of its operand.
+    /// Only forward passes have an autocast type. Backward enters without a
+    /// pass, because autodiff has recorded the casts of forward and returns each
+    /// gradient in the type of its operand.
     fn autocast(&self) -> Option<FloatDType> {
         self.pass.and(self.context.autocast)
     }
@@ -123,8 +126,8 @@ impl Entry {
     }
 }
 
-/// The stream number of a thread's random ops outside of calls; no model
-/// reaches it.
+/// The stream number of a thread's random ops outside of calls. Numbers of
+/// models are always smaller.
 const BETWEEN_CALLS: u32 = u32::MAX;
 
 impl Session {
@@ -135,7 +138,7 @@ impl Session {
     }
 }
 
-/// A recorder of any backend, for the context.
+/// A recorder whose backend type is erased.
 pub(crate) trait AnyRecorder: Any {
     /// Returns true if ops have to be recorded.
     fn is_recording(&self) -> bool;
@@ -143,8 +146,8 @@ pub(crate) trait AnyRecorder: Any {
     fn begin_named(&self);
     /// Ends a named block.
     fn end_named(&self);
-    /// Returns true if an activation may depend on parameters of the model with
-    /// this ledger.
+    /// Returns true if recorded activations may depend on parameters of the
+    /// model with this ledger.
     fn reads(&self, ledger: &Ledger) -> bool;
     /// Recomputes freed activations that are still held, before parameters
     /// change.
@@ -158,10 +161,10 @@ pub(crate) trait AnyRecorder: Any {
 struct ModelContext {
     /// A number that is unique in the process.
     model: u32,
-    /// The position among the models that existed on the thread when this one
-    /// was created. Unlike `model` it is the same in every run.
+    /// The smallest number that was not in use by another model of the thread
+    /// when this model was created. Unlike `model`, it is the same in every run.
     place: u32,
-    /// The memory counters; ops of the model enter their results here.
+    /// The memory ledger, which counts the results of the model's ops.
     ledger: Ledger,
     /// Checks that the group of the model has not ended.
     check: Box<dyn Fn() -> Result<(), CommError>>,
@@ -173,36 +176,35 @@ struct ModelContext {
     recorder: Rc<dyn AnyRecorder>,
     /// The type of products under `torch_autocast`; `None` without it.
     autocast: Option<FloatDType>,
-    /// Counts floating-point operations while requested.
+    /// The operation counter; `None` while operations are not counted.
     operations: RefCell<Option<Counter>>,
     /// The parameter index of each autodiff mark.
     marks: RefCell<HashMap<DistributedParamId, usize>>,
-    /// The training pass whose backward pass has not run, as the ledgers of the
-    /// other models that it has read. A ledger identifies a model.
+    /// The ledgers of the other models that the open training pass has read;
+    /// `None` if no backward pass is outstanding. A ledger identifies a model.
     open_pass: RefCell<Option<Vec<Ledger>>>,
 }
 
-/// Numbers the sharded models of the process, so that a gradient finds the
-/// reducer of its own model.
+/// The number of the next sharded model in the process. The numbers assign each
+/// gradient to the reducer of its model.
 static NEXT_MODEL: AtomicU32 = AtomicU32::new(0);
 
-/// Binds the context of a sharded model to this thread. Dropping it removes the
+/// The registration of a model's context on this thread. Dropping it removes the
 /// model.
 ///
-/// A call that is still active keeps the context alive until its guard is
-/// dropped.
+/// An active call keeps the context alive until its guard is dropped.
 pub(crate) struct Binding {
-    /// The context, which [`SESSION`] lists as long as the binding lives.
+    /// The context, which [`SESSION`] contains until the binding is dropped.
     context: Rc<ModelContext>,
 }
 
 impl Binding {
     /// Creates a context. Products run in type `autocast`, if given. The random
-    /// stream starts at seed 0; models on one thread use different streams.
+    /// stream starts with seed 0. Models on one thread use different streams.
     ///
-    /// `place` is the smallest number that no model on the thread uses, so that
-    /// a model created after another was dropped draws the same numbers in
-    /// every run.
+    /// The stream number is the smallest number that no other model on the
+    /// thread uses. A model that is created after another one was dropped
+    /// therefore draws the same random numbers in every run.
     pub(crate) fn new<B: Backend>(
         reducer: Rc<dyn Any>,
         recorder: Rc<dyn AnyRecorder>,
@@ -235,8 +237,8 @@ impl Binding {
         Self { context }
     }
 
-    /// Makes this the context of all ops until the guard is dropped. In a
-    /// `pass` of the model, ops run under its autocast.
+    /// Makes this the context of all ops until the guard is dropped. If `pass`
+    /// is set, ops use the model's autocast.
     pub(crate) fn enter(&self, pass: Option<Pass>) -> ContextGuard {
         enter(&self.context, pass)
     }
@@ -254,7 +256,7 @@ impl Binding {
         *self.context.open_pass.borrow_mut() = Some(Vec::new());
     }
 
-    /// Ends the training pass; returns false if there was none.
+    /// Ends the training pass. Returns false if there was none.
     pub(crate) fn close_pass(&self) -> bool {
         self.context.open_pass.take().is_some()
     }
@@ -318,8 +320,7 @@ impl Binding {
 
 impl Drop for Binding {
     fn drop(&mut self) {
-        // Thread-locals may already have been destroyed; then there is nothing
-        // to unbind.
+        // The thread-locals may already have been destroyed.
         let _ = SESSION.try_with(|session| {
             session.borrow_mut().models.remove(self.context.model);
         });
@@ -328,15 +329,14 @@ impl Drop for Binding {
 
 /// A guard that keeps a call of a model active.
 ///
-/// Guards may be dropped in any order, for example when a generator holds one.
-/// The innermost call of the guard's model ends.
+/// Guards may be dropped in any order, for example when a generator holds a
+/// guard. Dropping a guard ends the innermost call of its model.
 #[must_use = "the context is left when the guard is dropped"]
 #[derive(Debug)]
 pub struct ContextGuard {
     /// The number of the model whose call ends.
     model: u32,
-    /// Contexts belong to a thread, so the guard must not be sent to another
-    /// one.
+    /// Makes the guard `!Send`, because contexts are thread-local.
     thread: PhantomData<Rc<()>>,
 }
 
@@ -350,7 +350,7 @@ impl Drop for ContextGuard {
             // innermost call of this model is searched for.
             let Entry { context, .. } = session.entered.remove(own);
             if std::thread::panicking() {
-                // A forward pass that panicked has no loss to start from.
+                // A forward pass that panicked has no loss for a backward pass.
                 context.open_pass.take();
             }
         });
@@ -358,7 +358,8 @@ impl Drop for ContextGuard {
     }
 }
 
-/// Returns the context of the innermost call, or of the oldest model.
+/// Returns the context of the innermost call, or of the oldest model outside of
+/// calls.
 fn current() -> Option<Rc<ModelContext>> {
     SESSION.with_borrow(|session| session.current().cloned())
 }
@@ -366,9 +367,9 @@ fn current() -> Option<Rc<ModelContext>> {
 /// Returns the reducer and the parameter index of a mark of the current model;
 /// `None` for a mark of another model.
 ///
-/// A gradient counts only in the backward pass of its own model. A generator's
-/// backward pass through a discriminator therefore leaves the discriminator's
-/// gradients unchanged.
+/// Gradients are only collected in the backward pass of their own model. A
+/// generator's backward pass through a discriminator therefore does not change
+/// the discriminator's gradients.
 pub(crate) fn reducer_of(mark: DistributedParamId) -> Option<(Rc<dyn Any>, usize)> {
     let context = current()?;
     // A mark of another model is not in this table.
@@ -381,8 +382,8 @@ pub(crate) fn reducer() -> Option<Rc<dyn Any>> {
     Some(current()?.reducer.clone())
 }
 
-/// Returns the type of products in the active call, if it runs under autocast.
-/// Outside of calls there is no autocast.
+/// Returns the element type of products in the active call; `None` without
+/// autocast and outside of calls.
 pub(crate) fn autocast() -> Option<FloatDType> {
     SESSION.with_borrow(|session| session.entered.last()?.autocast())
 }
@@ -438,14 +439,14 @@ pub(crate) fn refresh_recording() {
     let _ = IS_RECORDING.try_with(|cell| cell.set(is_recording));
 }
 
-/// Enters an activation in the ledger of the current model.
+/// Counts an activation in the ledger of the current model.
 ///
-/// Every op calls this function. It is therefore also the place where a rank
-/// that computes for a long time detects the failure of another rank.
+/// Every op calls this function, so it also checks whether another rank has
+/// failed. A rank that computes for a long time detects the failure here.
 ///
 /// # Panics
 /// Panics with the [`CommError`] that ended the group, because a tensor op
-/// cannot return it.
+/// cannot return an error.
 pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
     let context = current()?;
     if let Err(error) = (context.check)() {
@@ -454,8 +455,9 @@ pub(crate) fn hold_activation(bytes: usize) -> Option<Arc<Lease>> {
     Some(Arc::new(context.ledger.hold(Category::Activations, bytes)))
 }
 
-/// Draws from the stream of the model whose call is active, or outside of calls
-/// from the stream of the thread; `None` on a thread without a model.
+/// Calls `draw` with the random stream of the active call's model, or with the
+/// stream of the thread outside of calls. Returns `None` on a thread without a
+/// model.
 pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Option<T> {
     SESSION.with_borrow_mut(|session| match session.entered.last() {
         Some(entry) => Some(draw(&mut entry.context.random.borrow_mut())),
@@ -463,9 +465,9 @@ pub(crate) fn with_random<T>(draw: impl FnOnce(&mut RandomStream) -> T) -> Optio
     })
 }
 
-/// Restarts the random stream of the model whose call is active, or outside of
-/// calls the streams of the oldest model and of the thread. Returns false on a
-/// thread without a model.
+/// Restarts the random stream of the active call's model. Outside of calls, it
+/// restarts the streams of the oldest model and of the thread. Returns false on
+/// a thread without a model.
 pub(crate) fn reseed(seed: u64) -> bool {
     SESSION.with_borrow_mut(|session| {
         let Some(context) = session.current().cloned() else { return false };
@@ -479,13 +481,13 @@ pub(crate) fn reseed(seed: u64) -> bool {
     })
 }
 
-/// Records that an op of the active call reads a parameter of another model,
-/// which this ledger identifies.
+/// Records that an op of the active call reads a parameter of the model with
+/// this ledger. Reads of the call's own model are ignored.
 pub(crate) fn note_read(ledger: &Ledger) {
     SESSION.with_borrow(|session| {
         let Some(Entry { context, .. }) = session.entered.last() else { return };
-        // Reads of the model's own parameters need no note: its own step closes
-        // its recordings in any case.
+        // Reads of the model's own parameters are not recorded, because its own
+        // step always closes its recordings.
         if context.ledger.is(ledger) {
             return;
         }
@@ -511,7 +513,7 @@ pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
 /// Calls `run` with the operation counter of the current model, if there is
 /// one.
 ///
-/// Most runs count nothing, so `run` should compute the operations lazily.
+/// Counting is usually off, so `run` should compute the operations lazily.
 pub(crate) fn with_counter(run: impl FnOnce(&mut Counter)) {
     if let Some(context) = current()
         && let Some(counter) = &mut *context.operations.borrow_mut()

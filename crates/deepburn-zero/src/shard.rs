@@ -1,4 +1,4 @@
-//! A rank's flat chunk of a parameter, and its read.
+//! A rank's shard of a parameter, and the transfer that copies it to the device.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use deepburn_nvme::SwapError;
 use crate::leased::FullTensor;
 use crate::parked::{ParkedArray, ParkedRead, ParkedTensor};
 
-/// This rank's flat chunk of a parameter on its tier.
+/// This rank's flat shard of a parameter on its tier.
 #[derive(Debug, Clone)]
 pub(crate) enum Shard<B: Backend> {
     /// On the device.
     Device(FullTensor<B>),
-    /// In host memory beside a device, or on NVMe, in the parameter's type.
+    /// Offloaded to host memory or NVMe, in the parameter's type.
     Parked(Arc<ParkedArray>),
 }
 
@@ -33,7 +33,7 @@ impl<B: Backend> Shard<B> {
         })
     }
 
-    /// Returns the memory that a read needs in bytes; 0 if the shard is on the
+    /// Returns the memory in bytes that a read needs; 0 if the shard is on the
     /// device.
     pub(crate) fn read_bytes(&self, dtype: DType) -> usize {
         match self {
@@ -53,7 +53,7 @@ pub(crate) enum ShardRead<B: Backend> {
 }
 
 impl<B: Backend> ShardRead<B> {
-    /// Waits for the shard on `device`.
+    /// Waits for the read and returns the shard on `device`.
     ///
     /// # Errors
     ///

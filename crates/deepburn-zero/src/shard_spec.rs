@@ -6,14 +6,13 @@
 //! ```text
 //! flat parameter   0 1 2 | 3 4 5 | 6 . .
 //! updated, len     stage 0: 0..7, 7        stages 1 to 3: 6..7, 3
-//! stored gradient  whole: 0..7             cut: [6 . .]
+//! stored gradient  whole: 0..7             sharded: [6 . .]
 //! ```
 //!
-//! Ranges of `updated_range` are positions in the whole parameter. Ranges of
-//! `owned_sum` and `owned_range` are positions in an array as this rank stores
-//! it. They cover the owned elements even at stage 0, where a rank has all of
-//! them, because norms and checkpoints divide the work in the same way at every
-//! stage.
+//! `updated_range` returns positions in the whole parameter. `owned_sum` and
+//! `owned_range` return positions in an array as this rank stores it. They cover
+//! only the owned elements even at stage 0, where a rank has all elements,
+//! because norms and checkpoints divide the work in the same way at every stage.
 
 use std::ops::Range;
 
@@ -25,8 +24,8 @@ use crate::flat::{flat_range, narrow};
 use crate::parameter::Parameter;
 use deepburn_comm::Partition;
 
-/// The slices that a rank keeps: everything at stage 0, and from stage 1 on its
-/// shard of more and more states.
+/// The slices that a rank keeps: whole states at stage 0, and at stages 1 to 3
+/// its shard of the states that the stage shards.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ShardSpec {
     /// The ZeRO stage.
@@ -54,8 +53,8 @@ impl ShardSpec {
         }
     }
 
-    /// Extracts the elements that this rank updates from a complete flat array.
-    /// A shard is copied, so that it does not keep the complete array alive.
+    /// Extracts the elements that this rank updates from a complete array. A
+    /// shard is copied, so that it does not keep the complete array alive.
     pub(crate) fn of_whole<B: OptimizerOps>(
         self,
         whole: &B::FloatTensorPrimitive,
@@ -64,7 +63,7 @@ impl ShardSpec {
         if !self.stage.shards_optimizer() {
             return flat_range::<B>(whole, 0..partition.numel());
         }
-        chunk::<B>(whole, partition, self.rank)
+        cut_shard::<B>(whole, partition, self.rank)
     }
 
     /// Extracts the elements that this rank updates from a gradient in its
@@ -106,9 +105,9 @@ impl ShardSpec {
         if self.stage.shards_optimizer() { 0..owned.len() } else { owned }
     }
 
-    /// Takes the current values of this rank's slice out of a parameter.
-    /// Complete parameters of stages 1 and 2 are released here, before their
-    /// successors are gathered.
+    /// Takes the current values of this rank's slice out of a parameter. At
+    /// stages 1 and 2, this releases the complete parameter before the updated
+    /// parameter is gathered.
     pub(crate) fn take_values<B: OptimizerOps>(
         self,
         parameter: &Parameter<B>,
@@ -124,9 +123,9 @@ impl ShardSpec {
     }
 }
 
-/// Returns the flat, zero-padded shard of `rank` as a copy; a view would keep
-/// the complete array alive.
-pub(crate) fn chunk<B: OptimizerOps>(
+/// Copies the flat, zero-padded shard of `rank` out of a complete array. A view
+/// would keep the complete array alive.
+pub(crate) fn cut_shard<B: OptimizerOps>(
     whole: &B::FloatTensorPrimitive,
     partition: Partition,
     rank: usize,

@@ -1,23 +1,23 @@
-//! Replaces the parameters of a module with handles on sharded ones.
+//! Replaces the parameters of a module with handles to sharded parameters.
 //!
-//! Main type: `Sharder`, a module mapper. For each parameter in module order,
-//! on all ranks together:
+//! Main type: `Sharder`, a module mapper. All ranks process the parameters
+//! together, in module order:
 //!
 //! ```text
-//! rank 0 creates the value ─► broadcast ─► every rank cuts
+//! rank 0 creates the value ─► broadcast ─► every rank extracts
 //!     shard for the parameter       (stage 3, in the working type, on its tier)
 //!     whole parameter               (stages 0 to 2, in the working type)
 //!     slice for the optimizer       (f32 master if ops compute in 16 bits)
 //! value dropped ─► next parameter
 //! ```
 //!
-//! So the peak is what a rank keeps, plus one whole parameter in f32. The
-//! module gets handles: tensors of the decorated backend that name a parameter
-//! and have no data. A handle keeps its place in the module for the whole run.
-//! `Marker` gives it a new autodiff leaf before each forward pass.
+//! The peak memory is therefore the kept states plus one whole parameter in f32.
+//! The module gets handles, which are tensors of the decorated backend that
+//! refer to a parameter and have no data. A handle stays in the module for the
+//! whole run. Before each forward pass, `Marker` replaces its autodiff leaf.
 //!
-//! Parameters are known by module path and index, never by Burn's ids, which
-//! differ between processes.
+//! Parameters are identified by module path and index, because Burn's parameter
+//! ids differ between processes.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -44,20 +44,19 @@ use crate::parameter::{Description, Parameter};
 use crate::parked::{ParkedArray, WriteBehind};
 use crate::parking::Parking;
 use crate::shard::Shard;
-use crate::shard_spec::{ShardSpec, chunk};
+use crate::shard_spec::{ShardSpec, cut_shard};
 use crate::tiers::{ShardTiers, StateTiers};
 use crate::training::{Training, Zero};
 use deepburn_comm::Partition;
 
 /// Replaces each parameter of a module with a handle.
 ///
-/// A parameter that occurs twice (the same [`ParamId`], a tied weight) becomes
-/// one parameter with one shard and one autodiff leaf. Its name is the first
-/// path at which it occurs.
+/// A tied parameter (the same [`ParamId`] at several paths) becomes one parameter
+/// with one shard and one autodiff leaf. Its name is its first path.
 ///
 /// Only one parameter is complete at a time. In a process with several ranks
-/// there may be two, because rank 0 creates the next value while another rank
-/// still cuts its shard.
+/// there may be two, because rank 0 may create the next value while another rank
+/// still extracts its shard.
 pub(crate) struct Sharder<'a, B: Backend> {
     /// The tensors that stay unchanged in the module.
     buffers: &'a BufferTable<B>,
@@ -66,9 +65,9 @@ pub(crate) struct Sharder<'a, B: Backend> {
     /// The stage and rank, which determine the slices.
     share: ShardSpec,
     /// Counts the memory of shards and states, and of the value that is being
-    /// cut.
+    /// sharded.
     ledger: Ledger,
-    /// Gathers sharded parameters; `None` if parameters are whole.
+    /// Gathers sharded parameters; `None` if parameters are not sharded.
     gatherer: Option<Weak<Gatherer<B>>>,
     /// The host memory or NVMe file of offloaded shards.
     parking: Option<&'a Parking>,
@@ -80,7 +79,7 @@ pub(crate) struct Sharder<'a, B: Backend> {
     updates: Updates<'a>,
     /// The type in which ops compute, if it is not f32.
     working: Option<FloatDType>,
-    /// The position in the module.
+    /// The path of the current module or parameter.
     path: ModulePath,
     /// The parameters so far.
     parameters: Vec<Arc<Parameter<B>>>,
@@ -91,8 +90,8 @@ pub(crate) struct Sharder<'a, B: Backend> {
     /// The index and autodiff tensor of each parameter that was already
     /// visited.
     seen: HashMap<ParamId, (usize, Box<dyn Any>)>,
-    /// The first error. A module mapper cannot return one, so the rest of the
-    /// module is only passed through.
+    /// The first error. A module mapper cannot return an error, so the rest of
+    /// the module is passed through unchanged.
     failure: Option<ZeroError>,
 }
 
@@ -108,12 +107,13 @@ pub(crate) struct Updates<'a> {
 /// The path of a parameter in a module.
 #[derive(Debug, Default)]
 struct ModulePath {
-    /// Each field name, and the type of the container of the field.
+    /// The field names and the types of their containers.
     names: Vec<(String, String)>,
 }
 
 impl ModulePath {
-    /// Enters the field `name` of a container, as Burn names its type.
+    /// Enters the field `name` of a container. `container` is Burn's name of its
+    /// type.
     fn enter(&mut self, name: &str, container: &str) {
         self.names.push((name.to_owned(), container.to_owned()));
     }
@@ -129,7 +129,7 @@ impl ModulePath {
         names.join(".")
     }
 
-    /// Returns the type name of the layer that holds the parameter; empty if
+    /// Returns the type name of the layer that contains the parameter; empty if
     /// there is none.
     fn layer(&self) -> &str {
         // Burn passes `Struct:Embedding` for a field of its embedding.
@@ -139,7 +139,7 @@ impl ModulePath {
     }
 }
 
-/// The places where shards are kept, and what gathers them.
+/// The tiers and stores of shards and optimizer states, and the gatherer.
 pub(crate) struct ShardHomes<'a, B: Backend> {
     /// Without a gatherer, parameters are replicated on every rank.
     pub(crate) gatherer: Option<Weak<Gatherer<B>>>,
@@ -155,8 +155,8 @@ pub(crate) struct ShardHomes<'a, B: Backend> {
 pub(crate) struct ParameterTable<B: Backend> {
     /// The parameters in module order.
     pub(crate) parameters: Arc<[Arc<Parameter<B>>]>,
-    /// The index of each id. All occurrences of a tied parameter have the same
-    /// id.
+    /// The index of each parameter id. All occurrences of a tied parameter have
+    /// the same id.
     pub(crate) indices: HashMap<ParamId, usize>,
     /// The optimizer with the states of all parameters.
     pub(crate) optimizer: Optimizer<B>,
@@ -199,13 +199,13 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         }
     }
 
-    /// Shards `module`. Every rank starts from the values of rank 0.
+    /// Shards `module`. Every rank starts with the values of rank 0.
     ///
     /// # Errors
     ///
-    /// Returns the first error of a parameter, or an error if nothing is
-    /// trainable. On an error the module is dropped, because some of its
-    /// parameters have already been taken out.
+    /// Returns the first error of a parameter, or an error if no parameter is
+    /// trainable. The module is then dropped, because some of its parameters
+    /// have already been replaced.
     pub(crate) fn shard<M: Module<Training<B>>>(
         mut self,
         module: M,
@@ -222,11 +222,10 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         Ok((module, ParameterTable { parameters: parameters.into(), indices, optimizer, aliases }))
     }
 
-    /// Broadcasts the value of rank 0 and keeps the slices that this rank
-    /// needs. After that, nothing else of the value is in memory on this rank;
-    /// another rank of the process may still hold it.
+    /// Broadcasts the value of rank 0, keeps the slices that this rank needs and
+    /// drops the value. Another rank of the process may still hold the value.
     ///
-    /// `D` is the number of dimensions, as Burn's module mapper knows it.
+    /// `D` is the number of dimensions according to Burn's module mapper.
     ///
     /// # Errors
     ///
@@ -242,19 +241,19 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let (index, device) = (self.parameters.len(), value.device());
         let Distributed { flat, shape, trainable } =
             value.distribute::<D>(&self.group, index, &path)?;
-        // The shape of the value is used, because Burn announces a column-major
-        // `Linear` transposed.
+        // The shape is taken from the value, because Burn reports the transposed
+        // shape for a lazy column-major `Linear`.
         let Updates { assignment, layers } = self.updates;
         let Some(layer) = layers.get(&path) else {
             return Err(ZeroError::UnvisitedParameter { path });
         };
         let described = ModelParameter { path: &path, shape: &shape, layer, is_announced: false };
-        // A parameter that the module has frozen stays frozen, whatever its
-        // group says.
+        // A parameter that is frozen in the module stays frozen, regardless of
+        // its parameter group.
         let settings = assignment.of_parameter(&described)?.filter(|_| trainable);
         let trainable = settings.is_some();
         let partition = Partition::new(shape.num_elements(), self.group.world_size());
-        // At the other stages the value itself becomes the parameter.
+        // At the other stages, the parameter keeps the memory of the value.
         let _cut = self
             .gatherer
             .is_some()
@@ -275,9 +274,9 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         let ledger = self.ledger.clone();
         Ok(Arc::new(match &self.gatherer {
             Some(gatherer) => {
-                // Cut first, then cast, so that a rank never holds the whole
-                // parameter in two types.
-                let shard = in_type(chunk::<B>(&flat, partition, self.group.rank()));
+                // The shard is extracted before the cast, so that a rank never
+                // holds the whole parameter in two types.
+                let shard = in_type(cut_shard::<B>(&flat, partition, self.group.rank()));
                 let tier = self.tiers.next(partition.shard_len());
                 let shard = match self.parking {
                     Some(parking) if tier != Tier::Device => {
@@ -330,8 +329,8 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
         &mut self,
         param: Param<Tensor<Training<B>, D>>,
     ) -> Result<Param<Tensor<Training<B>, D>>, ZeroError> {
-        // Rank 0 also draws a lazy tied parameter, so that a random generator
-        // advances as in plain Burn.
+        // Rank 0 also initialises the later occurrences of a lazy tied
+        // parameter, so that the random generator advances as in plain Burn.
         let taken = TakenParam::<B, D>::new(param, self.group.rank());
         let TakenParam { id, mapper, value } = taken
             .map_err(|reason| ZeroError::Initialisation { path: self.path.joined(), reason })?;
@@ -369,15 +368,14 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Sharder<'_, B> {
         let (id, device) = (param.id, param.lazy_device());
         self.shard_param(param).unwrap_or_else(|failure| {
             self.failure = Some(failure);
-            // The module is dropped after a failure, so any value will do.
+            // The module is dropped after a failure, so the value is never used.
             Param::initialized(id, Tensor::zeros([1; D], &device))
         })
     }
 }
 
-/// Moves a shard from the device to host memory or NVMe.
-///
-/// Waits until the shard is written, so that its tensor can be dropped.
+/// Moves a shard from the device to host memory or NVMe, and waits until it is
+/// written.
 ///
 /// # Errors
 ///
@@ -394,15 +392,16 @@ fn park<B: Backend>(
     Ok(array)
 }
 
-/// Creates an autodiff leaf for a parameter. Each rank needs its own: leaves
-/// that two ranks share would join their graphs and their locks.
+/// Creates an autodiff leaf for a parameter, or a constant for a frozen
+/// parameter.
 ///
-/// A frozen parameter gets a constant instead.
+/// Each rank needs a separate leaf, because a shared leaf would connect the
+/// graphs and the locks of the ranks.
 fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor<Training<B>, D> {
     let trainable = parameter.is_trainable();
     let primitive = TensorPrimitive::Float(ZeroTensor::parameter(parameter));
-    // From the inner backend, because autodiff must not see how the tensor was
-    // made.
+    // The tensor comes from the inner backend, so that autodiff does not track how
+    // it was created.
     let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));
     if trainable { tensor.require_grad() } else { tensor }
 }
@@ -410,11 +409,11 @@ fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor
 /// Gives each trainable parameter a new leaf and marks it, so that autodiff
 /// reports its gradient.
 ///
-/// The leaf has to be new, because autodiff registers a leaf again when it is
-/// marked. If a graph was recorded on it before the mark, autodiff would lose
-/// some of its gradients.
+/// The leaf must be new, because autodiff registers a leaf again when it is
+/// marked. If the leaf already had a graph, autodiff would lose some of its
+/// gradients.
 pub(crate) struct Marker<'a, F: Fn(usize) -> DistributedParamId> {
-    /// The index of each parameter that was sharded.
+    /// The index of each sharded parameter.
     indices: &'a HashMap<ParamId, usize>,
     /// Registers the gradient of a parameter index for this pass, and returns
     /// its id for autodiff.
@@ -464,19 +463,19 @@ const EMBEDDING: &str = "Embedding";
 pub(crate) struct ModuleParameter {
     /// Its first module path.
     pub(crate) path: String,
-    /// The announced shape. An initialiser may change the order of the
-    /// dimensions.
+    /// The shape that the module reports. A lazy initialiser may change the
+    /// order of the dimensions.
     pub(crate) shape: Vec<usize>,
-    /// The type name of the layer that holds it.
+    /// The type name of the layer that contains the parameter.
     pub(crate) layer: String,
-    /// Whether the module has not frozen it.
+    /// Whether the parameter is not frozen in the module.
     pub(crate) is_trainable: bool,
-    /// Whether its value does not exist yet.
+    /// Whether the value has not been initialised yet.
     is_lazy: bool,
 }
 
 impl ModuleParameter {
-    /// Returns the properties on which the update depends.
+    /// Returns the properties that determine the optimizer settings.
     pub(crate) fn described(&self) -> ModelParameter<'_> {
         let Self { path, shape, layer, is_lazy, .. } = self;
         ModelParameter { path, shape, layer, is_announced: *is_lazy }
@@ -521,7 +520,8 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
             return;
         }
         if let Some(place) = self.seen.get(&param.id) {
-            // An embedding remains one if an output layer is tied to it.
+            // A tied parameter of an embedding and an output layer counts as an
+            // embedding.
             if self.path.layer() == EMBEDDING {
                 self.found[*place].layer = EMBEDDING.to_owned();
             }

@@ -1,8 +1,8 @@
 //! The model states of one rank: parameters, gradients and optimizer states.
 //!
-//! Main type: `ModelStates`. It owns everything that ZeRO shards and binds it
-//! to the thread, because Burn's backend functions are static and cannot
-//! receive it.
+//! Main type: `ModelStates`. It owns everything that ZeRO shards. The states are
+//! registered on the thread, because Burn's backend functions are static and
+//! cannot take them as arguments.
 //!
 //! ```text
 //! stage                      0        1        2        3
@@ -11,21 +11,22 @@
 //! optimizer states, masters  whole    shard    shard    shard
 //! ```
 //!
-//! With offloaded optimizer states, gradients are shards at stage 1 too. A
-//! shard is the flat, zero-padded slice that `Partition` assigns to a rank, for
-//! each parameter separately and with the same boundaries at every stage. A
-//! training step takes these calls, on all ranks in the same order:
+//! With offloaded optimizer states, gradients are also sharded at stage 1. A
+//! shard is the flat, zero-padded slice of a parameter that `Partition` assigns
+//! to a rank. Each parameter is partitioned separately, with the same boundaries
+//! at every stage. A training step consists of these calls, in the same order on
+//! all ranks:
 //!
 //! ```text
 //! start_training_pass ─► forward ─► start_backward ─► backward ─► finish_pass     per micro-batch
 //! step                                                                            per optimizer step
 //! ```
 //!
-//! Gathers and reductions run in between, started by the tensor ops themselves.
-//! Gathered parameters are freed during the pass, gradients in the step, shards
-//! and optimizer states when `ModelStates` is dropped. The submodules contain
-//! the step, the exchanges of optimizers that need more than a gradient, and
-//! the access of checkpoints.
+//! The tensor ops start the gathers and reductions in between. Gathered
+//! parameters are freed during the pass, gradients in the step, and shards and
+//! optimizer states when `ModelStates` is dropped. The submodules contain the
+//! step, the exchanges of optimizers that exchange more than gradients, and the
+//! access to states for checkpoints.
 
 mod buffers;
 mod compression;
@@ -33,8 +34,8 @@ mod creation;
 mod directions;
 mod errors;
 mod local;
-mod pieces;
 mod rank_arrays;
+mod segments;
 mod step;
 
 use std::cell::RefCell;
@@ -74,15 +75,17 @@ use crate::training::Training;
 use compression::ErrorFeedback;
 
 pub(crate) use compression::error_bytes;
-pub use pieces::{GradientSum, OwnedArray, RandomState, StateArray, StateSegment, StreamPosition};
 pub use rank_arrays::OwnedState;
+pub use segments::{
+    GradientSum, OwnedArray, RandomState, StateArray, StateSegment, StreamPosition,
+};
 pub use step::StepOutcome;
 
 /// The settings of sharded training.
 ///
-/// It is the part of a resolved plan that concerns model states. All ranks of a
-/// group must have the same policy; a difference shows as collectives that do
-/// not match, which is an error.
+/// This is the part of a resolved plan that affects model states. All ranks of a
+/// group must have the same policy. Otherwise their collectives do not match,
+/// which is an error.
 #[derive(Debug, Clone)]
 pub struct Policy {
     /// Which states are sharded or offloaded, and how they are exchanged.
@@ -95,38 +98,39 @@ pub struct Policy {
     pub optimizer: OptimizerPlan,
     /// Parameters with different optimizer settings.
     pub param_groups: ParamGroups,
-    /// Which activations are recomputed in backward, and where the others are
-    /// kept.
+    /// The activations that are recomputed in backward, and the tier of the
+    /// others.
     pub activations: ActivationPlan,
 }
 
-/// The states of a sharded model on one rank. They belong to the thread that
+/// The states of a sharded model on one rank. They must stay on the thread that
 /// created them.
 pub struct ModelStates<B: Backend> {
     /// The ranks among which states are sharded.
     group: Group<B>,
     /// The stage and the rank, which determine the slices that this rank keeps.
     share: ShardSpec,
-    /// The parameters in module order. A parameter's index in this list is its
-    /// index everywhere.
+    /// The parameters in module order. The index in this list identifies a
+    /// parameter in the whole crate.
     parameters: Arc<[Arc<Parameter<B>>]>,
     /// Running statistics, integer and bool parameters, which stay in the
     /// module.
     buffers: BufferTable<B>,
     /// Additional paths of tied parameters, by parameter index.
     aliases: Vec<Vec<String>>,
-    /// The index of each of Burn's parameter ids. Tied parameters have one.
+    /// The parameter index of each of Burn's parameter ids. Tied parameters have
+    /// the same id.
     indices: HashMap<ParamId, usize>,
     /// Gathers sharded parameters for ops; idle below stage 3.
     gatherer: Arc<Gatherer<B>>,
     /// Parameters of which every rank keeps a complete copy at stage 3.
     persistent: Vec<usize>,
-    /// Reduces and accumulates gradients. The backward pass reaches it through
-    /// `binding`, so it is shared.
+    /// Reduces and accumulates gradients. It is shared, because the backward
+    /// pass accesses it through `binding`.
     reducer: Rc<RefCell<GradientReducer<B>>>,
     /// Records blocks for activation checkpointing.
     recorder: Rc<BlockRecorder<B>>,
-    /// The optimizer states of the slices that this rank updates.
+    /// The optimizer with the states of the slices that this rank updates.
     optimizer: Optimizer<B>,
     /// Compression errors by parameter index; set after the first exchange.
     errors: Vec<Option<ErrorFeedback>>,
@@ -135,7 +139,7 @@ pub struct ModelStates<B: Backend> {
     parking: Option<Parking>,
     /// The element type in which ops compute.
     compute: FloatDType,
-    /// The element types in which gradients travel and accumulate.
+    /// The element types of gradient communication and accumulation.
     types: Types,
     /// The largest number of elements in an all-gather of updated parameters.
     allgather_bucket_size: usize,
@@ -151,9 +155,9 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Makes this the current model of the thread until the guard is dropped.
     /// Calls can be nested.
     ///
-    /// Ops then count in its ledger and draw from its random stream, and only
-    /// its own parameters get gradients. In a `pass` of the model, ops also use
-    /// the plan's autocast, and the activations of a training pass are
+    /// Ops are then counted in the ledger of this model and use its random
+    /// stream, and only its own parameters get gradients. If `pass` is set, ops
+    /// also use the plan's autocast, and the activations of a training pass are
     /// recomputed according to the plan.
     pub fn enter(&self, pass: Option<Pass>) -> ContextGuard {
         self.binding.enter(pass)
@@ -187,20 +191,20 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.binding.has_open_pass()
     }
 
-    /// Ends the training pass, whose backward pass runs now or not at all.
-    /// Returns false if there was none.
+    /// Ends the training pass. Its backward pass either starts now or never.
+    /// Returns false if there was no training pass.
     pub fn close_training_pass(&self) -> bool {
         self.binding.close_pass()
     }
 
-    /// Returns true if another model on this thread has read this one in a
-    /// training pass whose backward pass has not run. An optimizer step now
-    /// would change the values that this backward pass reads.
+    /// Returns true if another model on this thread has read this model in a
+    /// training pass whose backward pass has not run yet. An optimizer step of
+    /// this model would change the values that the backward pass needs.
     pub fn is_read_by_open_pass(&self) -> bool {
         session::open_pass_reads(&self.ledger)
     }
 
-    /// Prepares for a forward pass without backward pass.
+    /// Prepares for a forward pass without a backward pass.
     ///
     /// # Errors
     ///
@@ -220,8 +224,8 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Marks the end of forward and the start of backward.
     ///
-    /// From now on gathers follow the recorded order of backward, recomputation
-    /// is allowed, and operations count as backward. Exchanges nothing.
+    /// Gathers then follow the recorded order of backward, freed activations are
+    /// recomputed, and operations count as backward. Uses no collective.
     pub fn start_backward(&self) {
         self.binding.with_counter(Counter::start_backward);
         self.gatherer.start_backward();
@@ -230,11 +234,10 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Detects the start of the next backward pass by its first completed
-    /// gradient. For callers that cannot call
+    /// gradient. This is for callers that cannot call
     /// [`start_backward`](Self::start_backward).
     pub fn watch_for_backward(&self) {
-        // The closure outlives this call, so it shares these instead of
-        // borrowing the states.
+        // The closure outlives this call, so it cannot borrow the states.
         let (gatherer, recorder) = (self.gatherer.clone(), self.recorder.clone());
         self.reducer.borrow_mut().watch_for_backward(Box::new(move || {
             session::with_counter(Counter::start_backward);
@@ -262,16 +265,16 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.reducer.borrow().backward_began()
     }
 
-    /// Returns the index of the parameter with this id; `None` if it belongs to
-    /// another module.
+    /// Returns the index of the parameter with this id; `None` for a parameter
+    /// of another module.
     pub fn parameter_index(&self, id: ParamId) -> Option<usize> {
         self.indices.get(&id).copied()
     }
 
     /// Starts to count the floating-point operations of forward and backward.
     ///
-    /// Products of matrices count, element-wise ops do not
-    /// ([`ModuleOperations`]).
+    /// Matrix products, convolutions and attention are counted; element-wise ops
+    /// are not ([`ModuleOperations`]).
     pub fn start_counting(&self) {
         self.binding.start_counting();
     }
@@ -283,9 +286,9 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Ends a pass and releases all gathered parameters except persistent ones.
     ///
-    /// Fetches on their way are awaited first, in the order in which they were
-    /// started, so that all ranks agree on what was exchanged. Idle I/O buffers
-    /// return to the system.
+    /// Pending fetches are first awaited in the order in which they were started,
+    /// so that all ranks complete the same collectives. Idle I/O buffers are
+    /// returned to the system.
     ///
     /// # Errors
     ///
@@ -296,17 +299,17 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// Sets whether gradients are reduced as they become final; see the
-    /// engine's `no_sync`.
+    /// Sets whether gradients are reduced during backward; see the engine's
+    /// `no_sync`.
     ///
-    /// While it is off, gradients are added up on this rank alone and keep
+    /// While this is off, gradients are accumulated on this rank alone and have
     /// their full size at every stage.
     pub fn set_synchronise(&self, on: bool) {
         self.reducer.borrow_mut().set_synchronise(on);
     }
 
-    /// Returns true if the optimizer exchanges momenta instead of gradients, at
-    /// least in late steps.
+    /// Returns true if the optimizer has steps in which ranks exchange momenta
+    /// instead of gradients (1-bit optimizers).
     pub fn exchanges_momentum(&self) -> bool {
         self.optimizer.exchanges_momentum()
     }
@@ -326,15 +329,15 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
     }
 
-    /// Returns true if the ranks of the optimizer take local steps, at least in
-    /// late steps (0/1 Adam).
+    /// Returns true if the optimizer has local steps, in which each rank updates
+    /// its parameters without an exchange (0/1 Adam).
     pub fn takes_local_steps(&self) -> bool {
         self.optimizer.takes_local_steps()
     }
 
-    /// Returns the name of the quantity that optimizer step `step` (from 1)
-    /// compresses; `None` without compression. Compression errors of one
-    /// quantity are useless for another.
+    /// Returns the name of the quantity that optimizer step `step` compresses;
+    /// `None` without compression. Steps are counted from 1. Compression errors
+    /// of one quantity cannot be used for another.
     pub fn compressed_quantity(&self, step: u64) -> Option<&'static str> {
         self.optimizer.compressed_quantity(step)
     }
@@ -347,7 +350,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Sets the number of micro-batches per step, starting with the next step.
-    /// It is 1 initially.
+    /// The initial number is 1.
     pub fn set_micro_batches(&self, count: usize) {
         self.reducer.borrow_mut().set_micro_batches(count);
     }
@@ -362,7 +365,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         &self.parameters
     }
 
-    /// Checks that the group has not ended, without an exchange.
+    /// Checks that the group has not ended. Uses no collective.
     ///
     /// # Errors
     ///
@@ -371,8 +374,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(self.group.check()?)
     }
 
-    /// Returns the I/O counts of offloaded states and activations; `None`
-    /// without files.
+    /// Returns the I/O statistics of offloaded states and activations; `None`
+    /// without NVMe files.
     pub fn io_statistics(&self) -> Option<IoStatistics> {
         self.stores().filter_map(Store::io_statistics).reduce(|sum, of_one| sum + of_one)
     }
@@ -402,11 +405,11 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the complete values of parameter `index` in the type in which
     /// ops compute. All ranks call this together.
     ///
-    /// While ranks of 0/1 Adam take local steps
-    /// ([`local_rates`](Self::local_rates)), the values are this rank's own.
+    /// Between two averages of 0/1 Adam ([`local_rates`](Self::local_rates)), the
+    /// result is the values of this rank, which differ between ranks.
     ///
-    /// The result has the parameter's shape and takes the memory of the whole
-    /// parameter, on the host and briefly on the device.
+    /// The result has the parameter's shape. It takes the memory of the whole
+    /// parameter on the host and, during the call, on the device.
     ///
     /// # Errors
     ///
@@ -426,8 +429,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// ops compute in 16 bits. All ranks call this together.
     ///
     /// A frozen parameter has no masters, so its 16-bit values are returned.
-    /// While ranks of 0/1 Adam take local steps, the values are this rank's
-    /// own.
+    /// Between two averages of 0/1 Adam, the result is the values of this rank,
+    /// which differ between ranks.
     ///
     /// # Errors
     ///
@@ -453,11 +456,12 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Returns the complete accumulated gradient of the parameter at `path`;
-    /// `None` if it has none. All ranks call this together, between backward
-    /// and step.
+    /// `None` if the parameter has no gradient. All ranks call this together,
+    /// between backward and step.
     ///
-    /// It is the mean or sum that the plan asks for, still multiplied by the
-    /// loss scale and not clipped. Its type is the plan's accumulation type.
+    /// The gradient is the mean or sum over ranks, depending on the plan. It is
+    /// still multiplied by the loss scale, and it is not clipped. Its type is
+    /// the plan's accumulation type.
     ///
     /// # Errors
     ///

@@ -1,11 +1,11 @@
-//! The tensors of [`Sharded`](crate::Sharded): data, or handles that can
-//! produce data.
+//! The float tensors of [`Sharded`](crate::Sharded): data, or handles that
+//! produce data on demand.
 //!
-//! Autodiff, the model and the optimizer all hold the same type,
-//! [`ZeroTensor`]. Its variants differ in what they keep in memory:
+//! Autodiff, the model and the optimizer all use the type [`ZeroTensor`]. Its
+//! variants differ in the memory that they hold:
 //!
 //! ```text
-//!  variant      made by                                   memory held
+//!  variant      created by                                memory held
 //!  Full         any op, data from outside                 the tensor
 //!  Parameter    the module's handles, views of them       none; a read gathers
 //!  Recorded     ops of a block that may be recomputed     until the block ends
@@ -13,10 +13,10 @@
 //!  Reduced      the gradient hook, in autodiff's map      none
 //! ```
 //!
-//! Data carries a ledger entry ([`Leased`]) that counts its bytes once, even if
-//! several views share the memory. An op that needs data calls
+//! Data has a ledger entry ([`Leased`]) that counts its bytes once, even if
+//! several views share the memory. An op that needs the data calls
 //! [`ZeroTensor::into_full`]. All variants except `Reduced` therefore behave
-//! like an ordinary tensor to the ops of `crates/deepburn-zero/src/ops`.
+//! like ordinary tensors in the ops of `crates/deepburn-zero/src/ops`.
 
 use std::sync::Arc;
 
@@ -31,38 +31,38 @@ use crate::view::View;
 
 /// A float tensor of the decorated backend.
 ///
-/// Autodiff keeps these values for the backward pass, so they determine the
-/// memory of training: a parameter that forward saves is a handle, not data.
+/// Autodiff saves these tensors for the backward pass, so they determine the
+/// training memory. A saved parameter is a handle without data.
 #[derive(Debug, Clone)]
 pub enum ZeroTensor<B: Backend> {
     /// Ordinary data, completely on this rank.
     Full(FullTensor<B>),
-    /// A parameter under recorded views. It holds no data; an op that needs the
+    /// A parameter with recorded views. It holds no data. An op that needs the
     /// data reads the parameter, which is gathered if it is sharded.
     Parameter(ParameterView<B>),
     /// An activation of a block that backward may recompute. It holds data
-    /// until the block ends, and again once backward reads the block.
+    /// until the block ends, and again after backward has read the block.
     Recorded(RecordedTensor<B>),
-    /// The gradient of an embedding as rows. It holds only the rows that were
+    /// The sparse gradient of an embedding. It holds only the rows that were
     /// looked up.
     SparseRows(RowGradient<B>),
-    /// A gradient that was passed on for reduction. It holds nothing.
+    /// A gradient that was passed on for reduction. It holds no data.
     Reduced(ReducedGradient<B>),
 }
 
 /// The marker in autodiff's container for a gradient that was passed on for
-/// reduction. It keeps the metadata that autodiff may ask for, and no data.
+/// reduction. It only has the metadata that autodiff may request.
 #[derive(Debug, Clone)]
 pub struct ReducedGradient<B: Backend> {
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
     pub(crate) device: B::Device,
-    /// The module path of the parameter, for the message of a read.
+    /// The module path of the parameter, for the error message of a read.
     pub(crate) path: Arc<str>,
 }
 
 impl<B: Backend> ZeroTensor<B> {
-    /// Wraps the result of an op, which enters the ledger as an activation.
+    /// Wraps the result of an op and counts it in the ledger as an activation.
     pub(crate) fn full(tensor: B::FloatTensorPrimitive) -> Self {
         Self::Full(Leased::new(tensor))
     }
@@ -72,15 +72,15 @@ impl<B: Backend> ZeroTensor<B> {
         Self::Parameter(ParameterView::new(parameter))
     }
 
-    /// Returns the data, gathered from all ranks if it is sharded and
-    /// recomputed if it was freed. The result no longer carries a ledger entry.
+    /// Returns the data. It is gathered from all ranks if it is sharded, and
+    /// recomputed if it was freed. The result no longer has a ledger entry.
     ///
     /// # Panics
     ///
     /// Panics with a [`CommError`](deepburn_comm::CommError) as payload if a
     /// collective fails, because tensor ops cannot return errors.
     /// [`run_ranks`](deepburn_comm::run_ranks) converts it back to an error.
-    /// Panics with a message for a gradient that was passed on for reduction.
+    /// Panics with a message if the gradient was passed on for reduction.
     pub fn into_full(self) -> B::FloatTensorPrimitive {
         match self {
             Self::Full(full) => full.tensor,
@@ -98,13 +98,13 @@ impl<B: Backend> ZeroTensor<B> {
         }
     }
 
-    /// Returns the data with its ledger entry, for an op that keeps it. Data
-    /// that is made here (a gathered parameter, a dense gradient) enters as an
-    /// activation.
+    /// Returns the data with its ledger entry, for an op that keeps the data.
+    /// Data that is created here (a gathered parameter, a dense gradient) is
+    /// counted as an activation.
     ///
     /// # Panics
     ///
-    /// Panics like [`into_full`](Self::into_full).
+    /// Panics for the same reasons as [`into_full`](Self::into_full).
     pub(crate) fn into_leased(self) -> FullTensor<B> {
         match self {
             Self::Full(full) => full,
@@ -113,9 +113,9 @@ impl<B: Backend> ZeroTensor<B> {
         }
     }
 
-    /// Applies a view. On a parameter it is recorded; on data it shares memory.
-    /// A cast to another type creates new data. Other variants become data
-    /// first.
+    /// Applies a view. A view of a parameter is recorded. A view of data shares
+    /// its memory, except that a cast to another type creates new data. Other
+    /// variants are first converted to data.
     pub(crate) fn view(self, view: View) -> Self {
         match self {
             Self::Full(full) => Self::Full(view.share::<B>(full)),
@@ -139,7 +139,7 @@ impl<B: Backend> ZeroTensor<B> {
         }
     }
 
-    /// Returns true for a parameter of any sharded model, also under views.
+    /// Returns true for a parameter of any sharded model, with or without views.
     pub(crate) fn is_parameter(&self) -> bool {
         matches!(self, Self::Parameter(_))
     }
@@ -178,7 +178,7 @@ impl<B: Backend> TensorMetadata for ZeroTensor<B> {
     }
 }
 
-/// Makes a tensor an operand of a recorded op.
+/// Converts a tensor to an operand of a recorded op.
 impl<B: Backend> From<ZeroTensor<B>> for Operand<B> {
     fn from(tensor: ZeroTensor<B>) -> Self {
         match tensor {
@@ -190,8 +190,8 @@ impl<B: Backend> From<ZeroTensor<B>> for Operand<B> {
     }
 }
 
-/// Applies a view to an activation: recorded while its block is active,
-/// otherwise on its data.
+/// Applies a view to an activation. While ops are recorded, the view is recorded
+/// as an op of the current block. Otherwise it is applied to the data.
 fn view_recorded<B: Backend>(recorded: RecordedTensor<B>, view: View) -> ZeroTensor<B> {
     if let Some(recorder) = recorder::<B>() {
         recorder.note_value(&recorded);

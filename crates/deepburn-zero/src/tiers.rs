@@ -1,8 +1,8 @@
 //! The tiers of a rank's offloaded model states, and the size of their file.
 //!
 //! Main types: `StateTiers` and `ShardTiers`, which assign a tier to each array.
-//! They are called with all parameters in module order, both by a run and by the
-//! estimate, so the forecast of memory follows the same rule.
+//! Both the run and the memory estimate call them with all parameters in module
+//! order, so both use the same rule.
 //!
 //! ```text
 //!                     device          host memory        NVMe
@@ -17,14 +17,14 @@ use deepburn_config::{OptimizerOffload, ParameterOffload, Precision, PrecisionPl
 
 use crate::ledger::Tier;
 use crate::parameter_size::ParameterSize;
-use crate::parked::{PIECE, PieceLayout};
+use crate::parked::{CHUNK, ChunkLayout};
 use crate::parking::gradient_bytes;
 
 /// Assigns a tier to the optimizer states and gradient sum of each trainable
 /// parameter, in module order.
 #[derive(Debug, Clone)]
 pub(crate) struct StateTiers {
-    /// The tier of offloaded states; the device if the plan offloads nothing.
+    /// The tier of offloaded states; the device without offload.
     offloaded: Tier,
     /// The number of elements whose states may stay on the device.
     kept: usize,
@@ -35,12 +35,12 @@ pub(crate) struct StateTiers {
 impl StateTiers {
     /// Returns the tiers of a model with these parameters.
     ///
-    /// With a `ratio` below 1 the states of the first parameters stay on the
-    /// device, up to the first one with which they would exceed `1 - ratio` of
-    /// all elements. DeepSpeed's `stage3.py` counts sub-groups of
-    /// `sub_group_size` elements in the same way, with `i >= int((1 - ratio) *
-    /// count)`. Elements are counted without padding, so the result does not
-    /// depend on the number of ranks.
+    /// With a `ratio` below 1, the states of the first parameters stay on the
+    /// device, up to `1 - ratio` of all elements. All parameters from the first
+    /// one that does not fit are offloaded. DeepSpeed's `stage3.py` applies the
+    /// same rule to sub-groups of `sub_group_size` elements, with `i >= int((1 -
+    /// ratio) * count)`. Elements are counted without padding, so the result
+    /// does not depend on the number of ranks.
     pub(crate) fn new(parameters: &[ParameterSize], zero: &ZeroPlan) -> Self {
         let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
         let total = trainable.fold(0, |sum: u64, parameter| sum.saturating_add(parameter.numel));
@@ -49,7 +49,7 @@ impl StateTiers {
             OptimizerOffload::Host { ratio, .. } => (Tier::Host, ratio),
             OptimizerOffload::Nvme(_) => (Tier::Disk, 1.0),
         };
-        // `(1 - ratio) * total` would be rounded below an integer more often.
+        // In floating point, `(1 - ratio) * total` falls below an integer more often.
         let kept = total as f64 - (ratio * total as f64).ceil();
         Self { offloaded, kept: kept as usize, before: 0 }
     }
@@ -65,7 +65,7 @@ impl StateTiers {
 /// Assigns a tier to the shard of each parameter, in module order.
 #[derive(Debug, Clone)]
 pub(crate) struct ShardTiers {
-    /// The plan's offload; the device below stage 3.
+    /// The offload target of the plan; the device below stage 3.
     offload: ParameterOffload,
     /// The number of elements of the preceding shards.
     before: usize,
@@ -83,11 +83,11 @@ impl ShardTiers {
 
     /// Returns the tier of the next shard of `len` elements, including padding.
     ///
-    /// With NVMe the first `max_in_cpu` elements stay in host memory. As in
-    /// DeepSpeed (`_create_fp16_partitions_with_defragmentation` of
-    /// `stage3.py`) all preceding shards count, even those that did not fit.
-    /// Here they are counted one by one, in DeepSpeed in groups of
-    /// `sub_group_size`.
+    /// With NVMe, the first `max_in_cpu` elements stay in host memory. All
+    /// preceding shards count, even ones that did not fit, as in DeepSpeed
+    /// (`_create_fp16_partitions_with_defragmentation` of `stage3.py`).
+    /// DeepSpeed counts groups of `sub_group_size` elements; here each shard is
+    /// counted separately.
     pub(crate) fn next(&mut self, len: usize) -> Tier {
         self.before = self.before.saturating_add(len);
         match self.offload {
@@ -100,16 +100,16 @@ impl ShardTiers {
     }
 }
 
-/// Returns the size of the file in which each rank keeps its part of the states
-/// of `parameters`, in bytes; 0 without NVMe offload.
+/// Returns the size in bytes of the file in which each rank stores its offloaded
+/// states; 0 without NVMe offload.
+///
+/// The file contains shards on NVMe, masters, moments and accumulated gradients.
+/// Each array is padded to the alignment of direct I/O. All ranks have files of
+/// the same size, because shards are padded to the same length.
 ///
 /// # Panics
 ///
 /// Panics if `ranks` is 0.
-///
-/// The sum covers shards on NVMe, masters, moments and gradient sums, each
-/// array padded to whole blocks of direct I/O. Every rank's file has the same
-/// size, because shards are padded to the same length.
 pub fn swap_bytes(
     parameters: &[ParameterSize],
     zero: &ZeroPlan,
@@ -118,12 +118,12 @@ pub fn swap_bytes(
 ) -> u64 {
     let OptimizerOffload::Nvme(nvme) = &zero.optimizer_states else { return 0 };
     let masters = usize::from(precision.compute != Precision::Fp32);
-    let piece = PIECE.min(nvme.sub_group_size);
+    let chunk = CHUNK.min(nvme.sub_group_size);
     let mut tiers = ShardTiers::new(zero);
     let of_one = |parameter: &ParameterSize| {
         let shards = if zero.stage.shards_optimizer() { ranks } else { 1 };
         let len = Partition::new(parameter.numel as usize, shards).shard_len();
-        let layout = |element_bytes| PieceLayout { len, piece, element_bytes };
+        let layout = |element_bytes| ChunkLayout { len, chunk, element_bytes };
         let values = match tiers.next(len) {
             Tier::Disk => layout(precision.compute.bytes()).file_bytes(),
             Tier::Device | Tier::Host => 0,

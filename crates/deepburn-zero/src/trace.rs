@@ -1,21 +1,20 @@
-//! The order in which parameters are used, recorded in one pass and followed in
-//! the next.
+//! Records the order in which parameters are used, for prefetching.
 //!
 //! A pass is a forward with its backward, or an evaluation. The first pass of
-//! each kind records the order. Later passes follow it, so that parameters can
-//! be prefetched and kept if they are soon needed again. A pass that deviates
-//! starts a new record. Every rank runs the same model and records the same
-//! order. If ranks deviate from each other, their collectives differ, which is
-//! an error that names both sides.
+//! each kind records the order of uses. If a later pass follows the record,
+//! parameters are prefetched, and they are kept if they are needed again soon. A
+//! pass that deviates starts a new record. Every rank runs the same model and
+//! records the same order. If ranks use different orders, their collectives do
+//! not match, which is an error that names both collectives.
 //!
 //! ```text
 //!  pass 1   record   F:0 F:1 F:2 B:2 B:1         nothing is prefetched
 //!  pass 2   follow   F:0 F:1 …                   upcoming: 1, 2
-//!  pass 3   deviate  F:0 F:2                     record becomes F:0 F:2, recorded anew from here
+//!  pass 3   deviate  F:0 F:2                     the record is F:0 F:2, and recording starts again
 //!  pass 4   follow   F:0 F:2 …
 //! ```
 //!
-//! The cost model of `cost` shares this type, so that its forecast prefetches
+//! The cost model in `cost` also uses this type, so that its estimate prefetches
 //! the same parameters.
 
 /// One half of a training pass.
@@ -40,11 +39,10 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Returns to the first use. A pass that ended early leaves a complete
-    /// record, so the uses that it did not reach are no longer prefetched.
+    /// Starts a pass at the first use. If the previous pass ended early, the
+    /// record is truncated, so that later uses are no longer prefetched.
     pub(crate) fn start_pass(&mut self) {
-        // A pass without any read says nothing about the order, so the record
-        // stays.
+        // A pass without reads does not change the record.
         if self.position > 0 && self.position < self.uses.len() {
             self.uses.truncate(self.position);
         }
@@ -58,8 +56,8 @@ impl Trace {
         let expected = self.uses.get(self.position);
         let followed = self.complete && expected == Some(&(parameter, phase));
         if !followed {
-            // From here on a new record begins; what was followed so far is its
-            // start.
+            // A new record starts here. It begins with the uses that were
+            // followed so far.
             self.complete = false;
             self.uses.truncate(self.position);
             self.uses.push((parameter, phase));
@@ -69,9 +67,8 @@ impl Trace {
     }
 
     /// Returns the next parameters of this phase in order, with repetitions;
-    /// none while recording. The list stops at the end of the phase, so that
-    /// parameters at the end of forward are not held only because backward
-    /// starts with them.
+    /// none while recording. The list ends with the phase, so that parameters at
+    /// the end of forward are not kept only because backward starts with them.
     pub(crate) fn upcoming(&self, phase: Phase) -> impl Iterator<Item = usize> + '_ {
         let rest = if self.complete { &self.uses[self.position..] } else { &[] };
         rest.iter().take_while(move |(_, p)| *p == phase).map(|(parameter, _)| *parameter)
@@ -141,7 +138,7 @@ mod tests {
         assert_eq!(trace.reuse_distance(1, numel, 1000), Some(200));
         assert_eq!(trace.reuse_distance(1, numel, 200), None);
         assert_eq!(trace.reuse_distance(0, numel, 1000), None);
-        // Nothing is near enough for a distance of zero, not even the very next use.
+        // With a limit of 0, not even the next use counts.
         assert_eq!(trace.reuse_distance(2, numel, 0), None);
         assert_eq!(trace.reuse_distance(2, numel, 1), Some(0));
     }

@@ -7,5 +7,5 @@ use crate::{Autocast, Sharded};
 /// The autodiff backend on which sharded modules train.
 pub type Training<B> = Autocast<Autodiff<Sharded<B>>>;
 
-/// The backend on which sharded modules are evaluated: [`Training`] without autodiff.
+/// The backend on which sharded modules are evaluated, which is [`Training`] without autodiff.
 pub type Zero<B> = Autocast<Sharded<B>>;

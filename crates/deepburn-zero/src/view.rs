@@ -1,7 +1,7 @@
-//! Views that are recorded on a handle instead of being computed.
+//! Lazy views of sharded parameters.
 //!
-//! Reshaping, permuting, slicing, expanding or casting a sharded parameter moves no data. The view
-//! is recorded on the handle and applied to the whole parameter when an op reads it:
+//! Reshaping, permuting, slicing, expanding or casting a sharded parameter does not read it. The
+//! view is recorded on the handle and applied to the whole parameter when an op reads it:
 //!
 //! ```text
 //!  weight [768, 2304], sharded
@@ -10,15 +10,14 @@
 //!  matmul reads it       gather, swap, cast
 //! ```
 //!
-//! On data a view shares the memory, except for a cast to another type. Shape and type of the
-//! result are known without the data, so autodiff and the model can ask for them at any time.
+//! A view of data shares the memory, except for a cast to another type. The shape and the type of
+//! the result are known without the data, so autodiff and the model can request them at any time.
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, SliceOps, TensorMetadata};
 
 use crate::leased::{FullTensor, Leased};
 
-/// A view: an op whose result has the elements of its operand, in another shape, order, selection
-/// or type.
+/// A view: an op whose result has elements of its operand in another shape, order or type.
 #[derive(Debug, Clone)]
 pub(crate) enum View {
     /// Elements in the same flat order, in this shape.
@@ -54,7 +53,7 @@ impl View {
     }
 
     /// Applies the view to data with a ledger entry. The result shares the memory and the entry. A
-    /// cast to another type creates data with an entry of its own.
+    /// cast to another type creates data with a separate entry.
     pub(crate) fn share<B: Backend>(&self, tensor: FullTensor<B>) -> FullTensor<B> {
         let dtype = tensor.tensor.dtype();
         if self.dtype(dtype) != dtype {
@@ -67,8 +66,8 @@ impl View {
     ///
     /// # Panics
     ///
-    /// Panics if the view is impossible. Burn checks arguments before it calls a backend, so this
-    /// cannot happen here.
+    /// Panics if the view is invalid for this shape. Burn checks arguments before it calls a
+    /// backend, so this does not happen.
     pub(crate) fn shape(&self, shape: Shape) -> Shape {
         match self {
             Self::Reshape(shape) => shape.clone(),

@@ -1,4 +1,5 @@
-//! A disk to which gradients can no longer be written: all ranks end, and none takes a step with what is left.
+//! Tests a disk to which gradients can no longer be written: all ranks end, and no rank takes a step with incomplete
+//! gradients.
 
 mod model;
 
@@ -16,9 +17,9 @@ use deepburn_zero::{Group, ModelStates, Policy, Rates, StepOutcome, ZeroError};
 use model::{Net, Trained, policy, rows};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Set for the process that trains: its folder.
+/// The environment variable with the folder of the training process.
 const FOLDER: &str = "DEEPBURN_ZERO_TEST_FOLDER";
-/// The first pass whose writes fail, in that process.
+/// The environment variable with the first pass of the training process whose writes fail.
 const FAILS_AT: &str = "DEEPBURN_ZERO_TEST_FAILS_AT";
 
 const RANKS: usize = 2;
@@ -35,13 +36,13 @@ fn on_nvme(stage: Stage, folder: PathBuf) -> Policy {
     policy
 }
 
-/// From now on the system refuses all writes of this process to files (`ulimit -f`).
+/// Makes the system reject all later writes of this process to files (`ulimit -f`).
 fn refuse_writes() {
     let limit = Rlimit { current: Some(0), ..getrlimit(Resource::Fsize) };
     setrlimit(Resource::Fsize, limit).unwrap();
 }
 
-/// What the process does in which writes fail; nothing when the test is run as a test.
+/// Trains until writes fail, in the process that the other test starts. Does nothing when it is run as a test.
 #[test]
 fn trains_until_writes_fail() {
     let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
@@ -55,7 +56,7 @@ fn trains_until_writes_fail() {
             let (mut net, mut states) =
                 ModelStates::shard(Net::<Trained>::new(), policy.clone(), group)?;
             for pass in 0.. {
-                // No rank still writes what comes before.
+                // All ranks have finished the writes of earlier passes.
                 states.group().barrier(CollectiveTag::new("pass", pass))?;
                 if pass == fails_at && states.group().rank() == 0 {
                     refuse_writes();
@@ -80,14 +81,15 @@ fn trains_until_writes_fail() {
     }
 }
 
-/// While the first sums of a step are written, and while they are written over. Each rank has taken one step.
+/// Writes fail while the first sums of a step are written, and while they are overwritten. Each rank has already taken
+/// one step.
 #[test]
 fn gradients_that_cannot_be_written_end_all_ranks() {
     for fails_at in [MICRO_BATCHES, MICRO_BATCHES + 1] {
         let folder =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("failing-writes-{fails_at}"));
         fs::create_dir_all(&folder).unwrap();
-        // The signal that comes with a refused write would end the process.
+        // The signal of a rejected write would end the process.
         let output = Command::new("sh")
             .args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"])
             .arg(env::current_exe().unwrap())

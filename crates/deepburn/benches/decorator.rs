@@ -1,11 +1,11 @@
-//! What the decorator costs an op: small ops on plain data, on Flex and through its decorator.
+//! Measures the overhead of the decorator per op: small ops on plain data, with and without it.
 //!
 //! ```sh
 //! cargo bench --workspace --bench decorator -- --rounds 7
 //! ```
 //!
-//! Prints medians in nanoseconds an op and core, for 1 and 32 ranks: on Flex itself, in evaluation, in a
-//! training forward, and in one whose ops are recorded for activation checkpointing.
+//! Prints medians in nanoseconds per op and core, for 1 and 32 ranks: on Flex itself, in evaluation,
+//! in a training forward, and in a forward that is recorded for activation checkpointing.
 
 use std::env;
 use std::error::Error;
@@ -22,12 +22,12 @@ use deepburn::comm::CollectiveTag;
 use deepburn::prelude::*;
 use deepburn::{BoxError, run_ranks};
 
-/// Ops of a measurement, on each rank.
+/// The number of ops in a measurement, on each rank.
 const OPS: usize = 20_000;
-/// Elements of an operand: so few that the op itself is short.
+/// The number of elements in an operand. It is small, so that the op itself is short.
 const ELEMENTS: usize = 8;
 
-/// A model, because ops belong to one.
+/// A model, because an engine needs one.
 #[derive(Module, Debug)]
 struct LinearStack<B: Backend> {
     blocks: Vec<Linear<B>>,
@@ -43,7 +43,7 @@ fn operand<B: Backend>() -> Tensor<B, 1> {
     Tensor::ones([ELEMENTS], &B::Device::default())
 }
 
-/// Nanoseconds an op and core, of all ranks together.
+/// Returns the nanoseconds per op and core over all ranks.
 fn measure(
     engine: &mut Net,
     run: impl FnOnce(&mut Net) -> Result<(), BoxError>,
@@ -57,7 +57,7 @@ fn measure(
     Ok(start.elapsed().as_secs_f64() * 1e9 / (OPS as f64 * rounds))
 }
 
-/// One measurement of each way.
+/// Measures each variant once.
 fn round(engine: &mut Net) -> Result<[f64; 4], BoxError> {
     let flex = measure(engine, |_| {
         black_box(ops(operand::<Flex>()));
@@ -92,7 +92,7 @@ fn medians(ranks: usize, rounds: usize) -> Result<[f64; 4], Box<dyn Error>> {
         let mut engine = deepburn::initialize(model, &plan, group)?;
         (0..=rounds).map(|_| round(&mut engine)).collect::<Result<Vec<_>, _>>()
     })?;
-    // The first round warms up.
+    // The first round is a warm-up.
     let measured = &all[0][1..];
     Ok([0, 1, 2, 3].map(|way| {
         let mut times: Vec<f64> = measured.iter().map(|round| round[way]).collect();

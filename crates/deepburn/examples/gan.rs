@@ -1,4 +1,4 @@
-//! Trains a GAN on two ranks: two models with an engine each, on the same threads.
+//! Trains a GAN on two ranks: two models on the same threads, each with its own engine.
 //!
 //! ```sh
 //! cargo run --release --example gan
@@ -54,7 +54,7 @@ impl<B: Backend> Generator<B> {
     }
 }
 
-/// Tells real points from generated ones.
+/// Distinguishes real points from generated ones.
 #[derive(Module, Debug)]
 struct Discriminator<B: Backend> {
     first: Linear<B>,
@@ -71,7 +71,7 @@ impl<B: Backend> Discriminator<B> {
         }
     }
 
-    /// Returns the mean cross-entropy of calling `points` real, or generated.
+    /// Returns the mean cross-entropy if `points` are labelled as real, or as generated.
     fn loss(&self, points: Tensor<B, 2>, real: bool) -> Tensor<B, 1> {
         let hidden = leaky_relu(self.first.forward(points), 0.2);
         let hidden = leaky_relu(self.second.forward(hidden), 0.2);

@@ -96,7 +96,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let model = Classifier::<Training<Flex>>::new(&FlexDevice);
         let mut engine = deepburn::initialize(model, &plan, group)?;
         for step in 0..STEPS {
-            // Each rank takes its own part of the global batch.
+            // Each rank trains on its part of the global batch.
             let first = (step * RANKS + engine.rank()) * BATCH;
             let loss = engine.forward(|model| {
                 let (images, classes) = images(first, BATCH);
@@ -109,7 +109,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             engine.backward(loss)?;
             engine.step()?;
         }
-        // All ranks evaluate together, because parameters are gathered for it. Here they see the same images.
+        // All ranks must evaluate together, because the evaluation gathers parameters. Here, they use the same images.
         let correct: i64 = engine.evaluate(|model| {
             let (images, classes) = images(1_000_000, TEST_IMAGES);
             let predicted = model.logits(images).argmax(1).flatten::<1>(0, 1);

@@ -4,7 +4,7 @@
 //! cargo run --release --example mlp
 //! ```
 //!
-//! The model is an ordinary Burn module. Nothing in it mentions ranks or sharding.
+//! The model is an ordinary Burn module. Its code does not refer to ranks or sharding.
 
 use std::error::Error;
 
@@ -49,7 +49,7 @@ impl<B: Backend> Mlp<B> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let plan = deepburn::plan(CONFIG, RANKS)?;
-    // The closure runs once on each rank, on a thread of its own.
+    // The closure runs once on each rank, each on a separate thread.
     let losses = deepburn::run_ranks(RANKS, |group| {
         let model = Mlp::<Training<Flex>>::new(&FlexDevice);
         // From here on each rank holds half of every parameter, gradient and moment.

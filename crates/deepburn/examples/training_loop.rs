@@ -50,8 +50,8 @@ impl<B: Backend> Net<B> {
     }
 }
 
-/// Returns the batch of a rank in a step: points on a sine curve. A resumed run finds its place in the data by the
-/// step alone.
+/// Returns the batch of a rank in a step: points on a sine curve. The batch depends only on rank and step, so a resumed
+/// run needs no position in the data.
 fn batch<B: Backend>(step: u64, rank: usize) -> [Tensor<B, 2>; 2] {
     let first = (step as usize * RANKS + rank) * BATCH;
     // Multiples of the golden ratio cover the interval evenly.
@@ -89,7 +89,7 @@ fn train(stage: u8, folder: &Path, resume: bool) -> Result<Vec<f32>, Box<dyn Err
             engine.backward(loss)?;
             engine.step()?;
             if engine.global_steps() == SAVED && !resume {
-                // All ranks save together, each its own shard.
+                // All ranks save together, and each writes its own shard.
                 engine.save_checkpoint(folder, SaveRequest::default())?;
             }
         }

@@ -34,7 +34,7 @@ pub struct HostCores {
 }
 
 impl HostCores {
-    /// Asks the operating system for both numbers.
+    /// Reads both numbers from the operating system.
     ///
     /// `shared` respects the limits of a container or a batch system. If Linux
     /// does not report them (or on another system), `shared` equals
@@ -108,8 +108,8 @@ pub fn divide_cores(placement: &Placement) -> usize {
     limit_libtorch(threads);
     match pool {
         Ok(()) => threads,
-        // Another part of the program has already started the pool, perhaps on
-        // purpose.
+        // Another part of the program has already started the pool, perhaps
+        // intentionally.
         Err(_) => {
             let threads = rayon::current_num_threads();
             tracing::warn!(
@@ -132,23 +132,23 @@ pub fn divide_cores(placement: &Placement) -> usize {
 pub fn start_threads() -> Result<(), BoxError> {
     match rayon::ThreadPoolBuilder::new().build_global() {
         // Only an error of the operating system has a source. The other
-        // possible error says that the pool already exists.
+        // possible error is that the pool already exists.
         Err(error) if std::error::Error::source(&error).is_some() => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-/// Makes the current rank thread compute alone if there are at least as many
-/// ranks as cores.
+/// Makes the current rank thread compute without a shared pool if there are at
+/// least as many ranks as cores.
 ///
-/// A rank that hands an op to the shared pool sleeps until the op is done. When
-/// all ranks compute at the same time, the pool has no core to offer that
-/// another rank does not already use: with 64 ranks on 2 cores, half of all
-/// context switches came from this hand-over.
+/// A rank that submits an op to the shared pool sleeps until the op is done.
+/// When all ranks compute at the same time, all cores are already in use, and
+/// the pool only adds context switches: with 64 ranks on 2 cores, half of all
+/// context switches came from the pool.
 ///
-/// The price is paid where one rank works alone. Rank 0 makes the initial
-/// values and the owner of a Muon matrix runs Newton-Schulz, each on one core,
-/// while the other ranks wait and their cores are idle.
+/// The drawback is that work of a single rank only uses one core while the other
+/// ranks wait: the initialization of parameters on rank 0, and Newton-Schulz on
+/// the owner of a Muon matrix.
 ///
 /// The setting lasts until the thread ends, so call this on rank threads only.
 /// Rayon never frees the registry of a pool built on the current thread, so
@@ -186,9 +186,9 @@ fn bound_cores(read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
 /// Returns the number of cores of this process's cgroup, or of the machine if
 /// the cgroup has no limit; `None` if Linux does not report them.
 ///
-/// A container or a batch system puts the whole job of a host into one cgroup.
-/// The affinity mask would be wrong here, because a launcher that binds ranks
-/// gives each rank a mask of its own.
+/// A container or a batch system puts all processes of a job on a host into one
+/// cgroup. The affinity mask would be wrong here, because a launcher that binds
+/// ranks gives each rank a separate mask.
 fn shared_cores(read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     let of_group = groups.lines().find_map(|line| {
@@ -290,7 +290,7 @@ mod tests {
             ("/sys/devices/system/cpu/online", "0-63\n"),
         ]);
         assert_eq!(slurm, Some(8));
-        // In a container the path is often one of the host, and the root is the container's.
+        // In a container, the path often refers to the host, and the root to the container.
         let container = files(&[
             ("/proc/self/cgroup", "0::/kubepods/pod1\n"),
             ("/sys/fs/cgroup/cpuset.cpus.effective", "4-7\n"),

@@ -5,7 +5,7 @@
 //! files. Model code does not change: any Burn module that is generic over its
 //! backend can be trained sharded.
 //!
-//! # A model of your own on two ranks
+//! # Train your own model on two ranks
 //! ```
 //! use burn::module::Module;
 //! use burn::nn::{Linear, LinearConfig};
@@ -49,7 +49,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The folder `examples` has whole programs: an MLP (`mlp`), an image classifier with batch normalization in bf16
+//! The folder `examples` contains complete programs: an MLP (`mlp`), an image classifier with batch normalization in bf16
 //! (`images`), a GAN with two engines (`gan`) and a training loop that resumes from a checkpoint (`training_loop`).
 
 mod cores;

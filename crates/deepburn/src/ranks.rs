@@ -1,8 +1,8 @@
 //! The ranks of a job: threads of this process, or processes that a launcher
 //! started.
 //!
-//! Most programs only call [`run_ranks`]. A program that first prepares
-//! something on a single rank uses [`Ranks`], which knows the ranks of this
+//! Most programs only call [`run_ranks`]. A program that first runs a
+//! preparation on a single rank uses [`Ranks`], which provides the ranks of this
 //! process before they run.
 
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use deepburn_zero::Group;
 
 use crate::cores::compute_on_own_thread;
 
-/// How long a rank waits for the others in a collective. After that the run
-/// fails with an error that names the missing ranks. The value is DeepSpeed's
-/// default, 30 minutes.
+/// The time that a rank waits for the others in a collective. After that, the
+/// run fails with an error that names the missing ranks. The value is
+/// DeepSpeed's default, 30 minutes.
 pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// Runs `run` on `world_size` ranks and returns the results of this process's
@@ -85,14 +85,14 @@ pub enum RanksError {
         /// Number of ranks according to MPI.
         world_size: usize,
     },
-    /// The program asks for a different number of ranks than the launcher
+    /// The program needs a different number of ranks than the launcher
     /// started.
     #[error(
         "the program needs {asked} ranks, but {launcher} started {started}; start {asked} processes or \
          configure {started} ranks"
     )]
     OtherNumber {
-        /// The number of ranks that the program asks for.
+        /// The number of ranks that the program needs.
         asked: usize,
         /// The launcher that started this process.
         launcher: deepburn_comm::Launcher,

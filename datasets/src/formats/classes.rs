@@ -1,9 +1,11 @@
-//! Classes of labelled rows: numbers as they are, or names in sorted order.
+//! Converts the labels of rows to classes. Numbers are kept, and names are
+//! numbered in sorted order.
 //!
-//! Main type: [`Classes`]. The labels of the train split decide whether labels
-//! are numbers or names, and other splits must follow. Names become classes in
-//! the order of their Unicode code points, so the order depends only on the
-//! names, and not on the order of the rows, the split or the rank.
+//! Main type: [`Classes`]. The labels of the train split determine whether
+//! labels are numbers or names, and the other splits must use the same kind.
+//! Names become classes in the order of their Unicode code points, so the order
+//! depends only on the names, and not on the order of the rows, the split or
+//! the rank.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +16,7 @@ use crate::formats::table::{Label, TableRow, quoted};
 /// contains ids.
 const MAX_NAMES: usize = 1 << 16;
 
-/// What the labels of a data set stand for.
+/// The meaning of the labels of a data set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Classes {
     /// Labels are class numbers.
@@ -38,9 +40,10 @@ impl Classes {
 
 /// Converts the labels of rows to classes.
 pub(crate) struct ClassReader {
-    /// What labels stand for, as far as it is known.
+    /// The meaning of the labels, as far as it is known.
     mapping: Mapping,
-    /// The first row with a label, for the error of one of the other kind.
+    /// The first row with a label, for the error about a label of the other
+    /// kind.
     first: Option<String>,
 }
 
@@ -60,13 +63,13 @@ enum Mapping {
 }
 
 impl ClassReader {
-    /// A reader for the split that decides what labels stand for; `names` are
-    /// the known class names.
+    /// Creates a reader for the train split, whose labels determine the kind.
+    /// `names` are the class names, if they are known.
     pub(crate) fn deciding(names: Option<&[String]>) -> Self {
         Self { mapping: Mapping::Undecided { names: names.map(<[String]>::to_vec) }, first: None }
     }
 
-    /// A reader for a split that follows `classes`.
+    /// Creates a reader for another split, whose labels must be in `classes`.
     pub(crate) fn following(classes: &Classes) -> Self {
         let mapping = match classes {
             Classes::Numbers { count } => Mapping::Numbers { count: *count },
@@ -117,7 +120,7 @@ impl ClassReader {
         Err(row.invalid(at, reason))
     }
 
-    /// Describes a label of one kind among labels of the other.
+    /// Describes a name among class numbers, or a class number among names.
     fn mixed(&self, found: &str, others: &str) -> String {
         let others = match &self.first {
             Some(place) => format!("the label of {place} is {others}"),
@@ -126,7 +129,7 @@ impl ClassReader {
         format!("{found}, but {others}; use one kind for all labels")
     }
 
-    /// Returns what the labels stand for, and replaces preliminary classes in
+    /// Returns the classes of the data set, and replaces preliminary classes in
     /// `labels` by the classes in sorted order.
     pub(crate) fn finish<'l>(self, labels: impl Iterator<Item = &'l mut u32>) -> Classes {
         match self.mapping {
@@ -156,7 +159,7 @@ fn numbered(names: &[String]) -> BTreeMap<String, u32> {
     names.iter().cloned().zip(0..).collect()
 }
 
-/// Describes a name that no class has.
+/// Describes a name that is not a known class.
 fn unknown(name: &str, classes: &BTreeMap<String, u32>) -> String {
     let (name, count) = (quoted(name), classes.len());
     let shown: Vec<_> = classes.keys().take(8).map(|name| quoted(name)).collect();

@@ -9,8 +9,8 @@ use crate::formats::folder::open_file;
 use crate::formats::table::{Cell, RowVisitor, TableRow, no_column};
 use crate::{DataError, Result};
 
-/// Reads rows as [`crate::formats::format::read_rows`] does. Row 1 is the one
-/// below the names.
+/// Reads rows as [`crate::formats::format::read_rows`] does. Row 1 is the first
+/// row below the column names.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
     let invalid = |reason: String| {
         DataError::invalid(
@@ -30,7 +30,7 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
         match (found.next(), found.next()) {
             (None, _) => Err(no_column(path, column, &names)),
             (Some(place), None) => Ok(place),
-            // Which of the two is meant cannot be known.
+            // It is unknown which of the two columns is meant.
             (Some(_), Some(_)) => Err(invalid(format!("there are two columns `{column}`"))),
         }
     });
@@ -39,8 +39,8 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
     let mut number = 0;
     while reader.read_record(&mut record).map_err(|error| invalid(error.to_string()))? {
         number += 1;
-        // The reader refuses records with more or fewer fields than there are
-        // names.
+        // The reader returns an error for a record with more or fewer fields
+        // than there are column names.
         let cells = places.iter().map(|&at| Cell::Text(record[at].to_owned())).collect();
         visit(TableRow { path, place: ("row", number), columns, cells })?;
     }

@@ -1,4 +1,4 @@
-//! Files and folders on disk: listings, and regular files that may be opened.
+//! Lists folders and opens regular files.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -10,7 +10,7 @@ use crate::{DataError, Result};
 /// order. Links to folders are not followed, because they may form a cycle.
 ///
 /// # Errors
-/// [`DataError::Unreadable`].
+/// Returns [`DataError::Unreadable`] if a folder cannot be read.
 pub(crate) fn entries_below(folder: &Path) -> Result<Vec<PathBuf>> {
     let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(folder) = folders.pop() {
@@ -29,7 +29,7 @@ pub(crate) fn entries_below(folder: &Path) -> Result<Vec<PathBuf>> {
 /// skipped.
 ///
 /// # Errors
-/// [`DataError::Unreadable`].
+/// Returns [`DataError::Unreadable`] if a folder cannot be read.
 pub(crate) fn listing(folder: &Path) -> Result<Vec<String>> {
     let relative = |path: &PathBuf| {
         let parts = path.strip_prefix(folder).ok()?.iter().map(|part| part.to_str());
@@ -41,11 +41,12 @@ pub(crate) fn listing(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Opens a regular file for reading. Devices and pipes are refused, because
+/// Opens a regular file for reading. Devices and pipes are an error, because
 /// reading them may never end.
 ///
 /// # Errors
-/// [`DataError::Unreadable`].
+/// Returns [`DataError::Unreadable`] if the file is not regular or cannot be
+/// opened.
 pub(crate) fn open_file(path: &Path) -> Result<File> {
     let open = || match fs::metadata(path)?.is_file() {
         true => File::open(path),
@@ -57,7 +58,7 @@ pub(crate) fn open_file(path: &Path) -> Result<File> {
 /// Reads a regular file of at most `limit` bytes.
 ///
 /// # Errors
-/// [`DataError::Unreadable`], also for a larger file.
+/// Returns [`DataError::Unreadable`] if the file cannot be read or is larger.
 pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = open_file(path)?.take(limit + 1).read_to_end(&mut bytes);

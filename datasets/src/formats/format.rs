@@ -1,7 +1,7 @@
 //! The supported file formats. The extension of a file selects its format.
 //!
 //! [`read_rows`] reads the columns of a table from any format that has columns.
-//! It refuses plain text and unknown extensions.
+//! Plain text and unknown extensions are an error.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::formats::table::RowVisitor;
 use crate::formats::{csv, json_lines, parquet};
 use crate::{DataError, Result};
 
-/// How a file stores text.
+/// The format in which a file stores text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     /// `.txt`: one document.
@@ -18,7 +18,7 @@ pub(crate) enum Format {
     JsonLines,
     /// `.csv`: column names in the first line, then one record per row.
     Csv,
-    /// `.parquet`: tables as the Hub stores them.
+    /// `.parquet`: the usual format of tables on the Hub.
     Parquet,
 }
 
@@ -39,8 +39,8 @@ impl Format {
 /// order.
 ///
 /// # Errors
-/// A file that is damaged, is not a table or lacks a column; and the errors of
-/// `visit`.
+/// Returns an error if the file is damaged, is not a table or lacks a column.
+/// Errors of `visit` are passed on.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
     match Format::of(path) {
         Some(Format::JsonLines) => json_lines::read_rows(path, columns, visit),

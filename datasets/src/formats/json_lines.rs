@@ -11,8 +11,8 @@ use crate::formats::folder::{not_utf8, open_file, strip_byte_order_mark};
 use crate::formats::table::{Cell, RowVisitor, TableRow, listed};
 use crate::{DataError, Result};
 
-/// Reads rows as [`crate::formats::format::read_rows`] does. Places are line
-/// numbers.
+/// Reads rows as [`crate::formats::format::read_rows`] does. Rows are
+/// identified by their line numbers.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
     let (mut file, mut bytes, mut offset) = (BufReader::new(open_file(path)?), Vec::new(), 0);
     for number in 1.. {
@@ -45,8 +45,8 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
 fn cells(line: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
     let Fields(mut object) =
         serde_json::from_str(line).map_err(|error| match serde_json::from_str(line) {
-            // Sound JSON of another kind is named instead of the parser's
-            // complaint.
+            // For valid JSON that is not an object, the message names its type
+            // instead of the parser's error.
             Ok(Value::Object(_)) | Err(_) => format!("not valid JSON ({error})"),
             Ok(other) => format!("found {}, not an object", kind(&other)),
         })?;
@@ -60,7 +60,7 @@ fn cells(line: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
     columns.iter().map(value).collect()
 }
 
-/// Returns the kind of a value in words.
+/// Returns the type of a value, for messages.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -86,8 +86,8 @@ fn cell(value: Value) -> Cell {
     }
 }
 
-/// The fields of an object, none of them twice: `serde_json` alone would
-/// silently keep the last one.
+/// The fields of an object. A duplicate name is an error; `serde_json` alone
+/// would silently keep the last value.
 struct Fields(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for Fields {

@@ -3,7 +3,7 @@
 //! [`read_labelled`] takes a text and a label column from `.parquet`, `.csv`
 //! and `.jsonl` files, and [`read_labelled_as`] does the same with the classes
 //! of another split. A label is a class number or a name, see [`Classes`]. Rows
-//! without a label (the Hub marks them with -1) are refused. [`read_texts`]
+//! without a label (the Hub marks them with -1) are an error. [`read_texts`]
 //! reads texts to classify, which need no label.
 
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::formats::format::read_rows;
 use crate::formats::text::text_files;
 use crate::{DataError, Result};
 
-/// The default field of a row that holds the class.
+/// The default name of the label column.
 pub const LABEL_FIELD: &str = "label";
 
 /// A text and its class.
@@ -25,14 +25,14 @@ pub struct LabelledText {
     pub label: u32,
 }
 
-/// Reads the rows of `files` in order, and what their labels stand for. A
-/// folder stands for the tables in it, sorted by path. `names` are the class
-/// names if they are known; other names are then an error.
+/// Reads the rows of `files` in order, and returns them with the classes of the
+/// data set. A folder is read as the tables in it, sorted by path. `names` are
+/// the class names, if they are known; other names are then an error.
 ///
 /// # Errors
-/// [`DataError::InvalidFile`] for plain text, a missing column, a row whose
-/// text is not a string or whose label is not a class, and a damaged file;
-/// [`DataError::Empty`] without any row.
+/// Returns [`DataError::InvalidFile`] if a file is plain text or damaged, if a
+/// column is missing, if a text is not a string, or if a label is not a class.
+/// Returns [`DataError::Empty`] if there are no rows.
 pub fn read_labelled(
     files: &[PathBuf],
     text_field: &str,
@@ -45,8 +45,8 @@ pub fn read_labelled(
 /// Reads the rows of `files` with the classes of another split.
 ///
 /// # Errors
-/// The errors of [`read_labelled`]; [`DataError::InvalidFile`] for a class that
-/// is not in `classes`.
+/// Returns the errors of [`read_labelled`], and [`DataError::InvalidFile`] if a
+/// class is not in `classes`.
 pub fn read_labelled_as(
     files: &[PathBuf],
     text_field: &str,
@@ -89,7 +89,7 @@ fn read(
 pub struct TableText {
     /// The text.
     pub text: String,
-    /// Its label as the table has it; `None` without one.
+    /// The label as written in the table; `None` if there is no label.
     pub label: Option<String>,
     /// The values of the columns to copy; `None` for null.
     pub copied: Vec<Option<String>>,
@@ -110,9 +110,8 @@ pub struct TextColumns {
 /// returns false.
 ///
 /// # Errors
-/// [`DataError::InvalidFile`] for plain text, a missing column, a row whose
-/// text is not a string or in which a column to copy is neither text nor a number,
-/// and a damaged file.
+/// Returns [`DataError::InvalidFile`] if the file is plain text or damaged, if a column is missing,
+/// if a text is not a string, or if a value to copy is neither text nor a number.
 pub fn read_texts(
     path: &Path,
     columns: &TextColumns,
@@ -124,8 +123,8 @@ pub fn read_texts(
     let names: Vec<&str> = names.map(String::as_str).collect();
     let first_copied = names.len() - copied.len();
     let outcome = read_rows(path, &names, &mut |mut row| {
-        // A label that cannot be written again counts as missing, because
-        // labels are optional here.
+        // A label that cannot be copied to the output counts as missing,
+        // because labels are optional here.
         let label = label.as_ref().and_then(|_| row.copied(1).ok().flatten());
         let copied = (first_copied..row.cells.len()).map(|at| row.copied(at));
         let copied = copied.collect::<Result<_, _>>()?;
@@ -135,8 +134,8 @@ pub fn read_texts(
     if stopped { Ok(()) } else { outcome }
 }
 
-/// Returns whether the table in `path` has a column, for JSON lines whether the
-/// first line has the field. Returns false for a table that cannot be read.
+/// Returns whether the table in `path` has a column. For JSON lines, only the
+/// first line is checked. Returns false if the table cannot be read.
 pub fn has_column(path: &Path, column: &str) -> bool {
     let mut found = false;
     let _ = read_rows(path, &[column], &mut |_| {
@@ -146,7 +145,8 @@ pub fn has_column(path: &Path, column: &str) -> bool {
     found
 }
 
-/// Returns an error that only stops a reader; no caller sees it.
+/// Returns an error that only stops a reader, and that is never returned to the
+/// caller.
 fn end_of_reading() -> DataError {
     DataError::LoaderStopped
 }
@@ -157,6 +157,7 @@ mod tests {
 
     use super::*;
     use crate::formats::parquet::fixture::{Column, write_table};
+    use crate::test_data::test_data;
 
     fn read_named(path: &Path, names: Option<&[String]>) -> Result<(Vec<LabelledText>, Classes)> {
         read_labelled(&[path.to_owned()], "text", LABEL_FIELD, names)
@@ -328,16 +329,13 @@ mod tests {
         assert_eq!(texts, ["x"]);
     }
 
-    /// The Large Movie Review Dataset (Maas et al. 2011), where it is beside the checkout.
+    /// The Large Movie Review Dataset (Maas et al. 2011).
     #[test]
     fn fifty_thousand_reviews() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../shared/data/hub/datasets/stanfordnlp/imdb/plain_text");
+        let folder = "hub/datasets/stanfordnlp/imdb/plain_text";
         for split in ["train", "test"] {
-            let file = folder.join(format!("{split}-00000-of-00001.parquet"));
-            if !file.exists() {
-                return;
-            }
+            let file = format!("{folder}/{split}-00000-of-00001.parquet");
+            let Some(file) = test_data(&file) else { return };
             let rows = read(&file).unwrap();
             let positive = rows.iter().filter(|row| row.label == 1).count();
             assert_eq!((rows.len(), positive), (25_000, 12_500));

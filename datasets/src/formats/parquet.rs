@@ -1,9 +1,9 @@
-//! `.parquet` files: tables stored by column, as the Hub has them.
+//! `.parquet` files: tables stored by column, the usual format on the Hub.
 //!
 //! Only the requested columns are decoded. Pages may be plain, or compressed
-//! with snappy or zstd, the defaults of common writers. The library asserts
-//! what the format promises and panics on some damaged files; these are refused
-//! like other damaged ones.
+//! with snappy or zstd, the defaults of common writers. The `parquet` crate
+//! panics on some damaged files. Such a panic is reported as an error, like any
+//! other damage.
 
 use std::fs::File;
 use std::path::Path;
@@ -20,15 +20,15 @@ use crate::formats::table::{Cell, RowVisitor, TableRow, no_column};
 use crate::guard::guarded;
 use crate::{DataError, Result};
 
-/// Reads rows as [`crate::formats::format::read_rows`] does. Places are rows,
+/// Reads rows as [`crate::formats::format::read_rows`] does. Rows are numbered
 /// from 1.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
     let file = open_file(path)?;
     let contradiction = |_| invalid(path, "its parts contradict each other");
     let mut records = guarded(|| open(file, path, columns)).map_err(contradiction)??;
     for number in 1.. {
-        // Only the library is guarded: a panic of `visit` is not a fault of the
-        // file.
+        // Only the library call is guarded, because a panic in `visit` is not
+        // caused by the file.
         let Some(record) = guarded(|| records.next()).map_err(contradiction)? else { break };
         let fields = record.map_err(|error| invalid(path, &error.to_string()))?.into_columns();
         let cells = fields.into_iter().map(|(_, field)| cell(field)).collect();
@@ -37,7 +37,7 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
     Ok(())
 }
 
-/// Opens the records of `file` with `columns` alone.
+/// Opens the records of `file`, restricted to `columns`.
 fn open(file: File, path: &Path, columns: &[&str]) -> Result<RowIter<'static>> {
     let invalid = |error: ParquetError| invalid(path, &error.to_string());
     let reader = SerializedFileReader::new(file).map_err(invalid)?;
@@ -146,7 +146,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
 
-        /// Damage that no checksum reveals may change what is read, and must end nothing else.
+        /// Damage that no checksum detects may change the rows, but must not cause a panic.
         #[test]
         fn damaged_tables_never_panic(place in 0.0f64..1.0, byte: u8, cut in 0.0f64..2.0) {
             let mut contents = table();

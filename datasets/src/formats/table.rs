@@ -1,8 +1,7 @@
 //! Rows of a table, independent of the format of its file.
 //!
-//! Main type: [`TableRow`]. [`TableRow::text`] and [`TableRow::label`] check that a cell has
-//! the required kind, and refuse other cells with the file, the place and the
-//! column.
+//! Main type: [`TableRow`]. [`TableRow::text`] and [`TableRow::label`] check the type of a cell;
+//! the error names the file, the row and the column.
 
 use std::path::Path;
 
@@ -11,20 +10,20 @@ use crate::{DataError, Result};
 /// A cell of a table.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Cell {
-    /// Text; in a `.csv` file every cell.
+    /// Text. Every cell of a `.csv` file is text.
     Text(String),
     /// An integer or a boolean.
     Integer(i64),
-    /// A number that is not a 64-bit integer, as digits.
+    /// A number that is not a 64-bit integer, in decimal notation.
     Decimal(String),
     /// A missing value.
     Null,
-    /// A value of another kind, in words.
+    /// A value of another type, described in words.
     Other(&'static str),
 }
 
 impl Cell {
-    /// Returns the kind of the cell in words.
+    /// Returns the type of the cell, for messages.
     fn kind(&self) -> &'static str {
         match self {
             Self::Text(_) => "a string",
@@ -44,7 +43,7 @@ pub(crate) enum Label {
     Name(String),
 }
 
-/// The longest name of a class in characters. A column with longer ones
+/// The longest name of a class in characters. A column with longer values
 /// probably contains texts.
 const MAX_NAME_CHARS: usize = 200;
 
@@ -69,7 +68,7 @@ pub(crate) struct TableRow<'a> {
 }
 
 impl TableRow<'_> {
-    /// Takes the text out of column `at`.
+    /// Moves the text out of column `at`.
     pub(crate) fn text(&mut self, at: usize) -> Result<String> {
         match std::mem::replace(&mut self.cells[at], Cell::Other("taken")) {
             Cell::Text(text) => Ok(text),
@@ -138,7 +137,7 @@ impl TableRow<'_> {
         }
     }
 
-    /// Returns "line 3" or "row 3".
+    /// Returns the location of the row, such as "line 3" or "row 3".
     pub(crate) fn place(&self) -> String {
         let (unit, number) = self.place;
         format!("{unit} {number}")

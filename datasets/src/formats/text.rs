@@ -1,11 +1,11 @@
-//! Text on disk: `.txt` files with one document each, and tables (`.jsonl`,
-//! `.csv`, `.parquet`) with one document per row.
+//! Reads text from `.txt` files with one document each, and from tables
+//! (`.jsonl`, `.csv`, `.parquet`) with one document per row.
 //!
 //! [`read_documents`] reads a file or a folder. Folders are read in the order
-//! of their sorted paths, so the corpus does not depend on the file system.
-//! Invalid UTF-8 is refused with the offset of the byte, and a row without the
-//! text field with its row. A byte-order mark at the start of a file is not
-//! part of the text.
+//! of their sorted paths, so the corpus does not depend on the file system. The
+//! error about invalid UTF-8 names the byte offset, and the error about a
+//! missing text field names the row. A byte-order mark at the start of a file
+//! is not part of the text.
 
 use std::fs;
 use std::io::Read;
@@ -15,10 +15,10 @@ use crate::formats::folder::{entries_below, not_utf8, open_file, strip_byte_orde
 use crate::formats::format::{Format, read_rows};
 use crate::{DataError, Result};
 
-/// Bytes of a file that are in memory at a time.
+/// Bytes that are read from a file at a time.
 const READ_BYTES: usize = 1 << 20;
 
-/// The default field of a row that holds the text.
+/// The default name of the text column.
 pub const TEXT_FIELD: &str = "text";
 
 /// An event of a stream of documents: a part of a text, or its end.
@@ -37,8 +37,8 @@ pub(crate) type EventSink<'a> = &'a mut dyn FnMut(DocumentEvent<'_>) -> Result<(
 /// ones. `field` names the text column of tables, usually [`TEXT_FIELD`].
 ///
 /// # Errors
-/// A path that cannot be read, has no text, is not UTF-8 or is a damaged table;
-/// see [`DataError`].
+/// Returns an error if the path cannot be read, has no text, is not UTF-8 or is
+/// a damaged table; see [`DataError`].
 pub fn read_documents(path: &Path, field: &str) -> Result<Vec<String>> {
     let (mut documents, mut document) = (Vec::new(), String::new());
     visit_documents(path, field, &mut |event| {
@@ -54,7 +54,7 @@ pub fn read_documents(path: &Path, field: &str) -> Result<Vec<String>> {
 /// Streams the documents of [`read_documents`] to `sink`, part by part.
 ///
 /// # Errors
-/// The errors of [`read_documents`] and of `sink`.
+/// Returns the errors of [`read_documents`] and of `sink`.
 pub(crate) fn visit_documents(path: &Path, field: &str, sink: EventSink<'_>) -> Result<()> {
     let mut is_empty = true;
     let mut noted = |event: DocumentEvent<'_>| {
@@ -78,13 +78,13 @@ pub(crate) fn visit_documents(path: &Path, field: &str, sink: EventSink<'_>) -> 
     }
 }
 
-/// Returns the text files at `path`: the file itself, or those in the folder
-/// and its subfolders, sorted by path. Other files of a folder are skipped, and
-/// so are links to folders, which may form a cycle.
+/// Returns the text files at `path`: the file itself, or the text files in the
+/// folder and its subfolders, sorted by path. Other files of a folder are
+/// skipped, and so are links to folders, which may form a cycle.
 ///
 /// # Errors
-/// A path that cannot be read; [`DataError::InvalidFile`] for a folder without
-/// text files.
+/// Returns an error if the path cannot be read, and [`DataError::InvalidFile`]
+/// if a folder has no text files.
 pub fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
     if !fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -119,7 +119,7 @@ fn visit_utf8(path: &Path, sink: &mut dyn FnMut(&str) -> Result<()>) -> Result<(
             Err(error) if error.error_len().is_some() => {
                 return Err(not_utf8(path, offset + error.valid_up_to()));
             }
-            // The rest of the character comes with the next read.
+            // The next read contains the rest of the character.
             Err(error) => error.valid_up_to(),
         };
         let text = std::str::from_utf8(&bytes[..valid]).unwrap_or_default();

@@ -1,5 +1,4 @@
-//! The Hugging Face Hub: files of a repository by its id, through a local
-//! cache.
+//! Files of repositories on the Hugging Face Hub, through a local cache.
 //!
 //! [`Hub`] lists the files of a repository at a revision, selects the needed
 //! ones and downloads those that are not in the cache, each verified by its
@@ -12,8 +11,8 @@
 //! datasets--owner--name/snapshots/<commit>/<file>  links to the contents
 //! ```
 //!
-//! Without a network, or with `HF_HUB_OFFLINE=1`, only the cache is used, and
-//! files that are not in it are refused by name.
+//! Without a network, or with `HF_HUB_OFFLINE=1`, only the cache is used, and a
+//! file that is not in it is an error.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -25,19 +24,19 @@ use crate::hub::download::{Downloader, RetryPolicy};
 use crate::hub::file_selection::FileSelection;
 use crate::{DataError, HubToken, Result};
 
-/// What a repository holds.
+/// The kind of a repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RepoKind {
-    /// Data.
+    /// A data set.
     Dataset,
-    /// Weights and a tokenizer.
+    /// A model: weights and a tokenizer.
     Model,
 }
 
 /// A repository at a revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubRepo {
-    /// What it holds.
+    /// Data set or model.
     pub kind: RepoKind,
     /// `owner/name`.
     pub id: String,
@@ -52,8 +51,8 @@ impl HubRepo {
     /// Returns whether `text` has the form of an id, `owner/name` in the
     /// characters that the Hub allows.
     ///
-    /// A path that looks like an id is one here. Whether there is such a
-    /// repository, only the Hub knows.
+    /// Only the form is checked. A relative path can have the same form, and
+    /// the repository need not exist.
     ///
     /// ```
     /// use deepburn_datasets::HubRepo;
@@ -103,7 +102,7 @@ impl HubRepo {
     }
 }
 
-/// Where the Hub is and how it is used.
+/// The location of the Hub, and how it is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubSettings {
     /// Folder of the cache, with a subfolder for each repository.
@@ -112,19 +111,19 @@ pub struct HubSettings {
     pub endpoint: String,
     /// Token for private and gated repositories.
     pub token: Option<HubToken>,
-    /// Whether only the cache is used.
+    /// Whether to use only the cache.
     pub offline: bool,
     /// Whether downloads show a progress bar on a terminal.
     pub progress: bool,
-    /// When to give up.
+    /// How often failed requests are retried.
     pub retry: RetryPolicy,
 }
 
 impl HubSettings {
-    /// Settings from the environment variables `HF_HUB_CACHE`, `HF_HOME`,
-    /// `HF_ENDPOINT`, `HF_TOKEN` (else the token that `hf auth login` stored in
-    /// `HF_HOME`) and `HF_HUB_OFFLINE`, which `variable` looks up. Empty ones
-    /// count as unset.
+    /// Reads the settings from the environment variables `HF_HUB_CACHE`,
+    /// `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` (else the token that `hf auth
+    /// login` stored in `HF_HOME`) and `HF_HUB_OFFLINE`, which `variable` looks
+    /// up. Empty variables count as unset.
     ///
     /// ```
     /// use deepburn_datasets::HubSettings;
@@ -142,8 +141,8 @@ impl HubSettings {
     /// ```
     ///
     /// # Errors
-    /// [`DataError::NoHome`] if no variable names the cache and there is no
-    /// home folder.
+    /// Returns [`DataError::NoHome`] if no variable names the cache and there is
+    /// no home folder.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let set = |name| variable(name).filter(|value| !value.trim().is_empty());
         let home = match set("HF_HOME") {
@@ -199,22 +198,24 @@ struct Snapshot {
 /// A Hub with its local cache.
 #[derive(Debug)]
 pub struct Hub {
-    /// Where the Hub is and how it is used.
+    /// The location of the Hub, and how it is used.
     settings: HubSettings,
     /// The HTTP client.
     downloader: Downloader,
 }
 
 impl Hub {
-    /// The Hub of the environment, see [`HubSettings::from_variables`].
+    /// Creates a Hub from the environment variables, see
+    /// [`HubSettings::from_variables`].
     ///
     /// # Errors
-    /// [`DataError::NoHome`].
+    /// Returns [`DataError::NoHome`] if no variable names the cache and there is
+    /// no home folder.
     pub fn from_env() -> Result<Self> {
         Ok(Self::new(HubSettings::from_variables(|name| std::env::var(name).ok())?))
     }
 
-    /// A Hub with `settings`.
+    /// Creates a Hub with `settings`.
     pub fn new(settings: HubSettings) -> Self {
         let downloader = Downloader::new(settings.token.clone(), settings.retry, settings.progress);
         Self { settings, downloader }
@@ -224,9 +225,10 @@ impl Hub {
     /// if there are several.
     ///
     /// # Errors
-    /// A repository without such files, a server that cannot be reached or
-    /// sends damaged files, files that are not in the cache while offline, a
-    /// cache that cannot be written: see [`DataError`].
+    /// Returns an error if the repository has no such files, if the server
+    /// cannot be reached or sends damaged files, if a file is missing from the
+    /// cache in offline mode, or if the cache cannot be written; see
+    /// [`DataError`].
     pub fn split(&self, repo: &HubRepo, name: Option<&str>, split: &str) -> Result<Vec<PathBuf>> {
         Ok(self.snapshot(repo, FileSelection::Split { name, split })?.files)
     }
@@ -235,7 +237,7 @@ impl Hub {
     /// tokenizer if the model has one.
     ///
     /// # Errors
-    /// The errors of [`Hub::split`].
+    /// Returns the errors of [`Hub::split`].
     pub fn model(&self, repo: &HubRepo) -> Result<PathBuf> {
         Ok(self.snapshot(repo, FileSelection::Model)?.folder)
     }
@@ -243,12 +245,13 @@ impl Hub {
     /// Returns a folder with the tokenizer of a model.
     ///
     /// # Errors
-    /// The errors of [`Hub::split`].
+    /// Returns the errors of [`Hub::split`].
     pub fn tokenizer(&self, repo: &HubRepo) -> Result<PathBuf> {
         Ok(self.snapshot(repo, FileSelection::Tokenizer)?.folder)
     }
 
-    /// Returns the selected files of `repo`, from the cache if they are there.
+    /// Returns the selected files of `repo`, and downloads those that are not
+    /// cached.
     fn snapshot(&self, repo: &HubRepo, selection: FileSelection<'_>) -> Result<Snapshot> {
         if self.settings.offline {
             return self.cached(repo, selection);
@@ -267,7 +270,7 @@ impl Hub {
         let files = selected.iter().map(|name| self.fetch(repo, &commit, name));
         let files = files.collect::<Result<Vec<_>, _>>()?;
         let branch = self.folder(repo).join("refs").join(&repo.revision);
-        // A revision such as `refs/pr/1` has folders of its own.
+        // A revision such as `refs/pr/1` contains folders.
         fs::create_dir_all(branch.parent().unwrap_or(&branch))
             .and_then(|()| fs::write(&branch, &commit))
             .map_err(DataError::unwritable(&branch))?;
@@ -284,8 +287,8 @@ impl Hub {
             Ok(listing) => listing,
             Err(error) => return refused(format!("not the listing of a repository ({error})")),
         };
-        // Names and commit become paths below the cache, and must not lead out
-        // of it.
+        // The file names and the commit become paths below the cache folder,
+        // and must not point outside of it.
         let leads_out = |name: &str| {
             name.split(['/', '\\']).any(|part| part.is_empty() || part == "." || part == "..")
         };
@@ -307,7 +310,7 @@ impl Hub {
         Ok((sha, names))
     }
 
-    /// Downloads one file into the cache unless it is there.
+    /// Downloads one file into the cache unless it is already cached.
     fn fetch(&self, repo: &HubRepo, commit: &str, name: &str) -> Result<PathBuf> {
         let link = self.snapshot_folder(repo, commit).join(name);
         if link.is_file() {
@@ -315,7 +318,7 @@ impl Hub {
         }
         let path = match repo.kind {
             RepoKind::Dataset => repo.path(),
-            // The address of a model's files has no kind.
+            // The URL of a model's file has no prefix for the kind.
             RepoKind::Model => repo.id.clone(),
         };
         let (endpoint, file) = (&self.settings.endpoint, escaped(name));
@@ -328,8 +331,8 @@ impl Hub {
         }
         let path = blob.with_extension("lock");
         let lock = File::create(&path).map_err(DataError::unwritable(&path))?;
-        // Held until this function returns: one process downloads, and the
-        // others wait for its result.
+        // The lock is held until this function returns: one process downloads
+        // the file, and the others wait for it.
         lock.lock().map_err(DataError::unwritable(&path))?;
         if !blob.is_file() {
             tracing::info!(file = name, bytes = file.bytes, id = repo.id, "fetching");
@@ -377,7 +380,7 @@ impl Hub {
     }
 }
 
-/// Makes `link`, the file `name` of a snapshot, refer to `blob`.
+/// Creates `link`, the file `name` of a snapshot, as a link to `blob`.
 fn link_blob(link: &Path, blob: &Path, name: &str) -> std::io::Result<()> {
     if link.is_file() {
         return Ok(());
@@ -397,7 +400,7 @@ fn link_blob(link: &Path, blob: &Path, name: &str) -> std::io::Result<()> {
     }
 }
 
-/// Escapes the name of a file for an address.
+/// Percent-encodes the name of a file for a URL.
 fn escaped(path: &str) -> String {
     let escape = |byte: u8| match byte {
         b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => {
@@ -408,8 +411,9 @@ fn escaped(path: &str) -> String {
     path.bytes().map(escape).collect()
 }
 
-/// Escapes a revision for an address, in which it is a single segment.
-/// [`HubRepo::is_revision`] allows no other character that needs it.
+/// Percent-encodes a revision for a URL, where it is a single path segment. The
+/// slash is the only character that [`HubRepo::is_revision`] allows and that
+/// needs to be encoded.
 fn escaped_revision(revision: &str) -> String {
     revision.replace('/', "%2F")
 }

@@ -1,9 +1,8 @@
-//! The hashes by which the Hub names contents: the etag of a file is a hash of
-//! it.
+//! Content hashes of files on the Hub, which sends them as etags.
 //!
-//! Large files (LFS) have their SHA-256, and small ones their git hash: the
-//! SHA-1 of `blob <size>\0` and the contents. [`ContentHash::parse`]
-//! distinguishes them by length.
+//! The etag of a large file (LFS) is its SHA-256. The etag of a small file is
+//! its git hash: the SHA-1 of `blob <size>\0` and the contents.
+//! [`ContentHash::parse`] distinguishes them by length.
 
 use std::fmt;
 use std::fs::File;
@@ -37,13 +36,13 @@ impl ContentHash {
         }
     }
 
-    /// Returns the digits, which are also the name of the contents in a cache.
+    /// Returns the digits, which are also the name of the blob in the cache.
     pub(crate) fn digits(&self) -> &str {
         let (Self::Sha256(digits) | Self::GitBlob(digits)) = self;
         digits
     }
 
-    /// Returns the hash of the same kind of the file at `path`.
+    /// Computes the hash of the file at `path` with the same algorithm.
     pub(crate) fn of_same_kind(&self, path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         match self {
@@ -72,7 +71,7 @@ mod tests {
 
     /// Known hashes: `printf 'hello\n' | git hash-object --stdin`, and `| sha256sum`.
     #[test]
-    fn hashes_are_those_of_git_and_sha256sum() {
+    fn hashes_equal_the_output_of_git_and_sha256sum() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("hello");
         std::fs::write(&path, "hello\n").unwrap();

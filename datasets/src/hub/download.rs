@@ -1,15 +1,15 @@
-//! Downloads that end in a verified file or in none.
+//! Downloads whose result is a verified file or no file.
 //!
 //! [`Downloader`] resumes a transfer when a connection is lost, retries as long
 //! as each connection makes progress, gives up a stalled connection, and moves
 //! a file into place only if its hash is the one that the Hub announced. The
 //! `hf-hub` crate (1.0.0) does none of these, so it is not used: it does not
 //! resume a lost transfer, waits indefinitely on a stalled connection, accepts
-//! other contents than the announced ones, and stores the body of an error
-//! response as the file.
+//! contents that differ from the announced hash, and stores the body of an
+//! error response as the file.
 //!
-//! A server is not trusted. At most the announced size is written, and at most
-//! [`LISTING_BYTES`] of a listing are read. The token is sent only to the
+//! The server is not trusted. At most the announced size is written, and at
+//! most [`LISTING_BYTES`] of a listing are read. The token is sent only to the
 //! scheme, host and port of the endpoint. A partial file is removed unless only
 //! the connection was lost, in which case the next run resumes it.
 
@@ -26,28 +26,28 @@ use ureq::{Agent, Body, Timeout};
 use crate::hub::content_hash::ContentHash;
 use crate::{DataError, HubToken, Result};
 
-/// When to give up on a server.
+/// How long and how often a request is retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Maximum time without a byte on a connection.
+    /// Maximum time that a connection may receive no byte.
     pub stall_timeout: Duration,
     /// Maximum number of consecutive attempts without progress.
     pub attempts: u32,
-    /// The pause after the first failed attempt. It doubles with each further
-    /// one.
+    /// The pause after the first failed attempt. It doubles after each further
+    /// failure.
     pub pause: Duration,
 }
 
 impl Default for RetryPolicy {
-    /// Six attempts of half a minute without a byte, with pauses of 15 seconds
-    /// in total.
+    /// Six attempts with a stall timeout of 30 seconds, and with pauses of
+    /// about 15 seconds in total.
     fn default() -> Self {
         let (stall_timeout, pause) = (Duration::from_secs(30), Duration::from_millis(500));
         Self { stall_timeout, attempts: 6, pause }
     }
 }
 
-/// A file as the Hub announces it.
+/// A file, as announced by the Hub.
 #[derive(Debug)]
 pub(crate) struct RemoteFile {
     /// The address on the Hub, which may redirect to a storage server.
@@ -58,7 +58,7 @@ pub(crate) struct RemoteFile {
     pub(crate) bytes: u64,
 }
 
-/// Why a request failed, or ended early.
+/// The reason why a request failed or ended early.
 #[derive(Debug)]
 enum RequestError {
     /// No connection was established.
@@ -70,7 +70,8 @@ enum RequestError {
 }
 
 impl RequestError {
-    /// A refusal by the server at `url`, or of what it sends.
+    /// Returns the error of a request that the server at `url` rejected, or of
+    /// an invalid response.
     fn refused(url: &str, reason: impl Into<String>) -> Self {
         Self::Fatal(DataError::Hub { url: url.to_owned(), reason: reason.into() })
     }
@@ -94,12 +95,13 @@ impl<'a> Attempts<'a> {
         Self { policy, url, failures: 0, has_answered: false }
     }
 
-    /// Records progress, after which failures are counted from 0 again.
+    /// Records progress, which resets the number of failures.
     fn progressed(&mut self) {
         (self.failures, self.has_answered) = (0, true);
     }
 
-    /// Waits before the next attempt, or returns the error if there is none.
+    /// Waits before the next attempt, or returns the error if no attempt is
+    /// left.
     fn wait_after(&mut self, error: RequestError) -> Result<()> {
         let (attempts, reason) = match error {
             RequestError::Fatal(error) => return Err(error),
@@ -113,8 +115,8 @@ impl<'a> Attempts<'a> {
         if self.failures >= attempts {
             return Err(DataError::Unreachable { url: self.url.to_owned(), reason });
         }
-        // The exponent is bounded against overflow, and the pause against waits
-        // that help nobody.
+        // The exponent is bounded to avoid an overflow, and the pause is
+        // limited to one minute.
         let pause = self.policy.pause.saturating_mul(1 << (self.failures - 1).min(16));
         thread::sleep(pause.min(Duration::from_secs(60)));
         Ok(())
@@ -126,7 +128,7 @@ impl<'a> Attempts<'a> {
 pub(crate) struct Downloader {
     /// The HTTP client, with the timeouts of the policy.
     agent: Agent,
-    /// Sent to the endpoint only.
+    /// The access token, which is sent only to the endpoint.
     token: Option<HubToken>,
     /// When to give up.
     policy: RetryPolicy,
@@ -137,11 +139,12 @@ pub(crate) struct Downloader {
 /// Maximum time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Attempts to reach a server that has not answered yet. Without a network, a
-/// user should not have to wait.
+/// Attempts to connect to a server that has not answered yet. The number is
+/// small, so that a run without a network does not wait long.
 const FIRST_ATTEMPTS: u32 = 2;
 
-/// Maximum bytes of a repository's listing: hundreds for each of 100,000 files.
+/// Maximum bytes of a repository's listing: more than 300 bytes for each of
+/// 100,000 files.
 const LISTING_BYTES: u64 = 32 << 20;
 
 /// Maximum time for a listing in multiples of the stall timeout, so that a
@@ -154,33 +157,33 @@ const MAX_REDIRECTS: usize = 5;
 /// A range of bytes, with or without an end.
 type ByteRange = (u64, Option<u64>);
 
-/// Which redirects a request follows.
+/// The redirects that a request follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Redirects {
-    /// All of them, to the contents.
+    /// All redirects, up to the contents.
     ToContents,
-    /// Redirects of the Hub itself, as to a renamed repository, up to the
-    /// response that announces the contents. A storage server does not know
-    /// what the Hub announces, and a mirror may be its own storage server.
+    /// Redirects within the Hub, for example to a renamed repository, up to the
+    /// response that announces hash and size. A storage server does not send
+    /// these headers, and a mirror may be its own storage server.
     ToAnnouncement,
 }
 
-/// The header with the hash of contents that are stored elsewhere.
+/// The header with the hash of contents on a storage server.
 const LINKED_ETAG: &str = "x-linked-etag";
 
 impl Downloader {
-    /// A client that has not connected yet.
+    /// Creates a client, without connecting.
     pub(crate) fn new(token: Option<HubToken>, policy: RetryPolicy, shows_progress: bool) -> Self {
         let config = Agent::config_builder()
             .timeout_connect(Some(policy.stall_timeout.min(CONNECT_TIMEOUT)))
             .timeout_recv_response(Some(policy.stall_timeout))
             .timeout_per_read(Some(policy.stall_timeout))
             .http_status_as_error(false)
-            // Compressed bytes could neither be resumed nor compared with their
-            // hash.
+            // A compressed transfer could neither be resumed nor verified by
+            // the announced hash.
             .accept_encoding("identity")
-            // Redirects are followed here, because they decide who sees the
-            // token.
+            // `get` follows redirects, because it must decide which servers
+            // receive the token.
             .max_redirects(0)
             .build();
         Self { agent: config.into(), token, policy, shows_progress }
@@ -189,8 +192,8 @@ impl Downloader {
     /// Returns the body of the JSON document at `url`.
     ///
     /// # Errors
-    /// [`DataError::Unreachable`] if the server does not answer,
-    /// [`DataError::Hub`] if it refuses.
+    /// Returns [`DataError::Unreachable`] if the server does not respond, and
+    /// [`DataError::Hub`] if it rejects the request.
     pub(crate) fn document(&self, url: &str) -> Result<String> {
         self.retry(url, || {
             let refused = |reason: &str| RequestError::refused(url, reason);
@@ -210,12 +213,12 @@ impl Downloader {
         })
     }
 
-    /// Returns what the Hub announces about the file at `url`: hash and size of
-    /// the contents, which may be on a storage server.
+    /// Returns the hash and size that the Hub announces for the file at `url`.
+    /// The contents may be on a storage server.
     ///
     /// # Errors
-    /// The errors of [`Downloader::document`]; also a server that announces no
-    /// hash or size.
+    /// Returns the errors of [`Downloader::document`], and an error if the
+    /// server does not announce a hash or a size.
     pub(crate) fn announced(&self, url: &str) -> Result<RemoteFile> {
         let first_byte = Some((0, Some(0)));
         let response = self.retry(url, || self.get(url, first_byte, Redirects::ToAnnouncement))?;
@@ -226,7 +229,7 @@ impl Downloader {
         })?;
         let range = header(&response, "content-range");
         let total = range.and_then(|range| range.split('/').next_back());
-        // A server without ranges answers with the whole file.
+        // A server that does not support ranges sends the whole file.
         let whole = header(&response, "content-length").filter(|_| response.status() == 200);
         let bytes = header(&response, "x-linked-size").or(total).or(whole);
         let bytes = bytes.and_then(|bytes| bytes.parse().ok());
@@ -235,19 +238,20 @@ impl Downloader {
         Ok(RemoteFile { url: url.to_owned(), hash, bytes })
     }
 
-    /// Downloads `file` to `blob`, which appears complete and verified or not
-    /// at all. A partial file next to it is resumed.
+    /// Downloads `file` to `blob`, which is created only after the contents are
+    /// complete and verified. A partial download next to it is resumed.
     ///
     /// # Errors
-    /// The errors of [`Downloader::document`]; [`DataError::Corrupted`] for
-    /// contents that differ from the announced ones; [`DataError::Unwritable`].
+    /// Returns the errors of [`Downloader::document`], [`DataError::Corrupted`]
+    /// if the contents differ from the announced hash, and
+    /// [`DataError::Unwritable`] if the file cannot be written.
     pub(crate) fn fetch(&self, file: &RemoteFile, blob: &Path) -> Result<()> {
         let part = blob.with_extension("part");
         self.fetch_verified(file, blob, &part).inspect_err(|error| {
             let lost = matches!(error, DataError::Unreachable { .. });
             let resumable = lost && fs::metadata(&part).is_ok_and(|part| part.len() > 0);
             if !resumable {
-                // The error of the download is more useful than one of the
+                // The error of the download is more useful than an error of the
                 // cleanup.
                 let _ = fs::remove_file(&part);
             }
@@ -257,8 +261,8 @@ impl Downloader {
     /// Downloads to `part`, checks the hash and moves the file to `blob`.
     fn fetch_verified(&self, file: &RemoteFile, blob: &Path, part: &Path) -> Result<()> {
         let mut damaged = String::new();
-        // Twice, because the contents may have been damaged in transfer, or in
-        // the part of an earlier run.
+        // Two attempts, because the contents may have been damaged in transfer
+        // or in the partial file of an earlier run.
         for _ in 0..2 {
             self.transfer(file, part)?;
             let found = file.hash.of_same_kind(part).map_err(DataError::unreadable(part))?;
@@ -277,7 +281,7 @@ impl Downloader {
         Err(DataError::Corrupted { url, expected, found: damaged })
     }
 
-    /// Fills `part` up to the size of `file`.
+    /// Downloads into `part` until it has the size of `file`.
     fn transfer(&self, file: &RemoteFile, part: &Path) -> Result<()> {
         let options = OpenOptions::new().create(true).append(true).open(part);
         let mut out = options.map_err(DataError::unwritable(part))?;
@@ -328,7 +332,7 @@ impl Downloader {
             start = 0;
         }
         bar.set_position(start);
-        // Never more than announced, whatever the server sends.
+        // Limited to the announced size, even if the server sends more.
         let body = response.body_mut().as_reader().take(file.bytes - start);
         read_body(body, |bytes| {
             bar.inc(bytes.len() as u64);
@@ -376,7 +380,7 @@ impl Downloader {
     ) -> Result<Response<Body>, RequestError> {
         let mut at = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
-            // The user gave the token for the origin of `url`.
+            // The user provided the token for the origin of `url` only.
             let token = self.token.as_ref().filter(|_| origin(&at) == origin(url));
             let response = self.send(&at, token, range)?;
             let to = redirect(&response, &at)?;
@@ -413,8 +417,8 @@ impl Downloader {
         let status = response.status();
         let reason = match status.as_u16() {
             200..=399 => return Ok(response),
-            // The part is longer than the file, so the caller starts again.
-            // Without a range it is a refusal.
+            // The partial file is longer than the file, so the caller starts
+            // again. Without a range, this status is an error.
             416 if range.is_some() => return Ok(response),
             // The other 5xx statuses ask for another method, version or
             // network.
@@ -446,10 +450,10 @@ fn read_body(
     }
 }
 
-/// Refuses encoded contents, because no encoding was requested. Where another
-/// crate enables gzip, the client decodes it and removes encoding and length
-/// from the headers, so contents without a length and without chunks count as
-/// encoded.
+/// Returns an error for encoded contents, because no encoding was requested. If
+/// another crate enables gzip, the client decodes the contents and removes
+/// encoding and length from the headers, so contents without a length and
+/// without chunks count as encoded.
 fn check_encoding(url: &str, response: &Response<Body>) -> Result<(), RequestError> {
     let encoding = header(response, "content-encoding").filter(|name| *name != "identity");
     if let Some(encoding) = encoding {
@@ -506,8 +510,8 @@ fn request_error(url: &str, error: ureq::Error) -> RequestError {
             | io::ErrorKind::TimedOut
             | io::ErrorKind::WouldBlock
             | io::ErrorKind::Interrupted => RequestError::Retryable(reason),
-            // TLS reports its errors as this kind: a certificate will not
-            // change.
+            // TLS errors have this kind. A retry does not help, because the
+            // certificate stays the same.
             io::ErrorKind::InvalidData => RequestError::refused(url, reason),
             // No route, a refused connection, or a name that the resolver does
             // not know.
@@ -528,8 +532,8 @@ fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
 
-/// Returns scheme, host and port of `url`, as written: another spelling counts
-/// as another origin.
+/// Returns the scheme, host and port of `url` as written. A different spelling
+/// counts as a different origin.
 fn origin(url: &str) -> &str {
     let host = url.find("://").map_or(0, |at| at + 3);
     &url[..url[host..].find(['/', '?', '#', '\\']).map_or(url.len(), |at| host + at)]
@@ -555,7 +559,7 @@ mod tests {
             pause: Duration::ZERO,
         };
         let downloader = Downloader::new(None, policy, false);
-        // Port 9 discards; on a machine where something listens there, it is no web server.
+        // Port 9 is the discard protocol: if a server listens there, it is not a web server.
         let message = downloader.document("http://127.0.0.1:9/x").unwrap_err().to_string();
         assert!(message.contains("`http://127.0.0.1:9/x`"), "{message}");
         assert!(message.contains("HF_ENDPOINT"), "{message}");

@@ -3,8 +3,8 @@
 //!
 //! Splits are found by the layouts of data sets on the Hub:
 //! `<name>/<split>-00000-of-00001.parquet`, `data/<split>-*.parquet`,
-//! `<split>.jsonl`, `<split>/*.csv`. Ambiguous or incomplete splits are
-//! refused: two configurations that both have the split, or a missing shard.
+//! `<split>.jsonl`, `<split>/*.csv`. Ambiguous or incomplete splits are an
+//! error: two configurations that both have the split, or a missing shard.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::formats::table::listed;
 use crate::tokens::tokenizer_files::{TOKENIZER_FILES, is_complete};
 use crate::{DataError, Result};
 
-/// What is needed of a list of files.
+/// The files to select from a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileSelection<'a> {
     /// The files of a split. `name` is the configuration, if there are several.
@@ -34,7 +34,7 @@ const INDEX: &str = "model.safetensors.index.json";
 const FORMATS: [Format; 4] = [Format::Parquet, Format::JsonLines, Format::Csv, Format::Plain];
 
 impl FileSelection<'_> {
-    /// Returns the files in words, for an error.
+    /// Describes the files, for an error.
     pub(crate) fn described(&self) -> String {
         match self {
             Self::Split { name, split } => {
@@ -46,17 +46,17 @@ impl FileSelection<'_> {
         }
     }
 
-    /// Returns the selected ones of `files`, the listing of `place`.
+    /// Selects from `files`, the listing of `place`.
     ///
     /// # Errors
-    /// [`DataError::NotFound`].
+    /// Returns [`DataError::NotFound`] if no file matches.
     pub(crate) fn select_in<'f>(&self, place: &str, files: &'f [String]) -> Result<Vec<&'f str>> {
         let (place, wanted) = (place.to_owned(), self.described());
         self.select(files).map_err(|reason| DataError::NotFound { place, wanted, reason })
     }
 
-    /// Returns the selected ones of `files` in sorted order, or why there are
-    /// none. Paths are separated by `/`.
+    /// Returns the matching `files` in sorted order, or the reason why none
+    /// matches. Paths are separated by `/`.
     pub(crate) fn select<'f>(&self, files: &'f [String]) -> Result<Vec<&'f str>, String> {
         let all: Vec<&str> = files.iter().map(String::as_str).collect();
         let mut selected = match self {
@@ -98,7 +98,8 @@ fn select_model<'f>(files: &[&'f str]) -> Result<Vec<&'f str>, String> {
     check_shards(&selected)?;
     let is_other = |file: &&str| match *file {
         "config.json" | "generation_config.json" => true,
-        // A whole file needs no index; one next to it is from an older upload.
+        // A single weight file needs no index; an index next to it is from an
+        // older upload.
         file => file == INDEX && !is_whole,
     };
     selected.extend(files.iter().copied().filter(is_other));
@@ -109,8 +110,8 @@ fn select_model<'f>(files: &[&'f str]) -> Result<Vec<&'f str>, String> {
 /// Selects the files of a split in one configuration and one format.
 ///
 /// # Errors
-/// Several configurations that could be meant, a configuration that does not
-/// have the split, or a missing shard.
+/// Returns an error if several configurations match, if the configuration does
+/// not have the split, or if a shard is missing.
 fn select_split<'f>(
     files: &[&'f str],
     name: Option<&str>,

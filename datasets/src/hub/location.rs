@@ -1,8 +1,8 @@
-//! Where data or a model is: a folder, a file, or a repository on the Hub.
+//! Locations of data and models: a folder, a file, or a repository on the Hub.
 //!
-//! [`Location::parse`] reads what a user has written. An existing path takes
-//! precedence over an id of the same name, and anything else is refused with
-//! the possible forms.
+//! [`Location::parse`] parses user input. An existing path takes precedence
+//! over an id of the same name. Any other text is an error that lists the
+//! possible forms.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::formats::folder;
 use crate::hub::file_selection::FileSelection;
 use crate::{DataError, Hub, HubRepo, RepoKind, Result};
 
-/// A place with files.
+/// The location of files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// A local folder.
@@ -32,7 +32,8 @@ impl Location {
     /// `@` ([`HubRepo::MAIN`] without one).
     ///
     /// # Errors
-    /// [`DataError::InvalidFile`].
+    /// Returns [`DataError::InvalidFile`] if `text` is neither an existing path
+    /// nor a repository id.
     pub fn parse(text: &str, kind: RepoKind) -> Result<Self> {
         let path = Path::new(text);
         if path.is_dir() {
@@ -56,8 +57,9 @@ impl Location {
     /// are several.
     ///
     /// # Errors
-    /// [`DataError::InvalidFile`] for a single file, [`DataError::NotFound`],
-    /// and the errors of [`Hub::split`].
+    /// Returns [`DataError::InvalidFile`] for a single file,
+    /// [`DataError::NotFound`] if a folder does not have the split, and the
+    /// errors of [`Hub::split`].
     pub fn split(&self, hub: &Hub, name: Option<&str>, split: &str) -> Result<Vec<PathBuf>> {
         match self {
             Self::Folder(path) => {
@@ -76,11 +78,11 @@ impl Location {
         }
     }
 
-    /// Returns the folder of a model's configuration and weights. A local one
-    /// is not checked here.
+    /// Returns the folder of a model's configuration and weights. A local path
+    /// is not checked.
     ///
     /// # Errors
-    /// The errors of [`Hub::model`].
+    /// Returns the errors of [`Hub::model`].
     pub fn model(&self, hub: &Hub) -> Result<PathBuf> {
         match self {
             Self::Folder(path) | Self::File(path) => Ok(path.clone()),
@@ -91,7 +93,7 @@ impl Location {
     /// Returns the folder of a tokenizer's files, or its single file.
     ///
     /// # Errors
-    /// The errors of [`Hub::tokenizer`].
+    /// Returns the errors of [`Hub::tokenizer`].
     pub fn tokenizer(&self, hub: &Hub) -> Result<PathBuf> {
         match self {
             Self::Folder(path) | Self::File(path) => Ok(path.clone()),

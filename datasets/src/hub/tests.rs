@@ -1,4 +1,5 @@
-//! The Hub through its cache, against a server that drops, stalls and corrupts.
+//! Tests of the Hub client and its cache, against a local server that drops,
+//! stalls and corrupts transfers.
 
 mod loopback;
 
@@ -8,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::formats::folder;
+use crate::test_data::test_data;
 use crate::*;
 use loopback::{COMMIT, Fault, Loopback, Repos};
 
@@ -46,7 +48,7 @@ impl Client {
         self.hub().split(&repo(), None, "train")
     }
 
-    /// Everything that lies in the cache.
+    /// All files in the cache.
     fn cached(&self) -> Vec<String> {
         folder::listing(self.folder.path()).unwrap()
     }
@@ -56,7 +58,8 @@ fn repo() -> HubRepo {
     HubRepo { kind: RepoKind::Dataset, id: ID.into(), revision: HubRepo::MAIN.into() }
 }
 
-/// Bytes that repeat nowhere near, so that a part in the wrong place is noticed.
+/// Bytes without repetitions at short distances, so that a misplaced part is
+/// detected.
 fn contents(length: u32) -> Vec<u8> {
     (0..length).flat_map(|at| (at.wrapping_mul(2_654_435_761)).to_le_bytes()).collect()
 }
@@ -67,11 +70,6 @@ fn serve(contents: &[u8], fault: Fault) -> (Loopback, Client) {
     (server, client)
 }
 
-fn shared() -> Option<PathBuf> {
-    let hub = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/hub");
-    hub.exists().then_some(hub)
-}
-
 #[test]
 fn connections_that_drop_every_64_kib_end_in_a_verified_file() {
     let contents = contents(300_000);
@@ -80,7 +78,7 @@ fn connections_that_drop_every_64_kib_end_in_a_verified_file() {
     assert_eq!(fs::read(&files[0]).unwrap(), contents);
     assert!(files[0].ends_with(format!("datasets--owner--name/snapshots/{COMMIT}/{FILE}")));
     assert_eq!(server.transfers(), contents.len().div_ceil(64 << 10));
-    // The next time, the cache has it.
+    // The second time, the file is in the cache.
     assert_eq!(client.train().unwrap(), files);
     assert_eq!(server.transfers(), contents.len().div_ceil(64 << 10));
     assert!(!client.cached().iter().any(|file| file.ends_with(".part")));
@@ -123,7 +121,7 @@ fn what_an_interrupted_download_left_is_taken_up() {
         [(&contents[..50_000], 1), (&contents[..], 0), (&[7; 50_000][..], 2), (&[7; 90_000][..], 1)]
     {
         let (server, client) = serve(&contents, Fault::None);
-        // Where it lies is known once it was fetched.
+        // The path of the blob is known after the first download.
         let file = client.train().unwrap().remove(0);
         let blob = fs::canonicalize(&file).unwrap();
         fs::remove_file(&file).unwrap();
@@ -242,7 +240,7 @@ fn offline_the_cache_alone_answers() {
     assert!(error.to_string().contains("test-*.parquet"), "{error}");
     assert_eq!(server.requests().len(), asked);
 
-    // Without a network, and without saying so.
+    // Without a network, and without offline mode.
     client.settings.offline = false;
     client.settings.endpoint = "http://127.0.0.1:9".into();
     assert_eq!(client.train().unwrap(), files);
@@ -341,10 +339,10 @@ fn a_model_is_fetched_with_its_tokenizer() {
     assert_eq!(folder::listing(&model).unwrap(), found);
 }
 
-/// The real files, where they are beside the checkout, by the names that people use.
+/// Real data sets, loaded by their Hub ids.
 #[test]
 fn wikitext_and_imdb_by_their_names() {
-    let Some(hub) = shared() else { return };
+    let Some(hub) = test_data("hub") else { return };
     let mut repos = Repos::new();
     for id in ["Salesforce/wikitext", "stanfordnlp/imdb"] {
         let folder = hub.join("datasets").join(id);

@@ -7,7 +7,7 @@ use std::fmt;
 pub struct HubToken(String);
 
 impl HubToken {
-    /// The token in `text`, without surrounding whitespace.
+    /// Creates a token from `text`, without surrounding whitespace.
     pub fn new(text: &str) -> Self {
         Self(text.trim().to_owned())
     }

@@ -6,8 +6,9 @@
 
 use crate::{Result, Sequences};
 
-/// The label of a position without a target, which loss and token counts
-/// ignore. The same number as `ignore_index` in PyTorch's cross-entropy.
+/// The label of a position without a target, which the loss and token counts
+/// ignore. It equals the default `ignore_index` of PyTorch's cross-entropy
+/// loss.
 pub const IGNORE_INDEX: i32 = -100;
 
 /// A data set that assembles batches. Loaders call it from their own thread.
@@ -18,20 +19,19 @@ pub trait Collate: Send + Sync + 'static {
     /// Returns the number of samples; indices are below it.
     fn num_samples(&self) -> usize;
 
-    /// Returns a batch of `rows` rows: the samples at `indices`, of which there
-    /// are at most `rows`, then padding rows, which contribute nothing to the
-    /// loss.
+    /// Returns a batch of `rows` rows: the samples at `indices` (at most
+    /// `rows`), followed by padding rows, which do not contribute to the loss.
     ///
     /// # Errors
-    /// A sample that cannot be read. The error ends the loader and reaches its
-    /// consumer.
+    /// Returns an error if a sample cannot be read. The loader passes the error
+    /// to its consumer and stops.
     fn collate(&self, indices: &[usize], rows: usize) -> Result<Self::Batch>;
 }
 
 /// Token ids and labels of one forward and backward pass, row by row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MicroBatch {
-    /// Token ids, `rows * length` of them, none negative. Padding is id 0.
+    /// `rows * length` token ids, which are not negative. Padding is id 0.
     pub input_ids: Vec<i32>,
     /// The same ids, with [`IGNORE_INDEX`] in place of padding. The model
     /// shifts them by one.
@@ -53,10 +53,11 @@ impl MicroBatch {
         self.shape = [rows, length];
     }
 
-    /// Returns the number of predicted tokens: labels that count, without the
-    /// first of each row, which has nothing before it. It is the weight of this
-    /// batch's mean loss. If it is 0, all is padding, and the mean is 0/0 and
-    /// must not be used.
+    /// Returns the number of predicted tokens: all labels other than
+    /// [`IGNORE_INDEX`], except the first label of each row, which has no token
+    /// before it. The mean loss of this batch is weighted by this number. If it
+    /// is 0, the batch has only padding, and its mean loss (0/0) must not be
+    /// used.
     pub fn num_targets(&self) -> usize {
         let rows = self.labels.chunks_exact(self.shape[1]);
         rows.map(|row| row[1..].iter().filter(|&&label| label != IGNORE_INDEX).count()).sum()

@@ -1,10 +1,10 @@
 //! One rank's micro-batches under a token budget, epoch by epoch.
 //!
-//! [`BudgetSampler`] walks through the plans of a [`TokenBudget`] without end.
-//! With each micro-batch it gives the number of samples in its whole step, over
-//! all ranks, because the learning rate depends on that number. Its position is
-//! an [`EpochPosition`]. It refuses what the budget refuses, and an invalid
-//! rank.
+//! [`BudgetSampler`] iterates over the epoch plans of a [`TokenBudget`] without
+//! end. For each micro-batch it also reports the number of samples in the whole
+//! step, over all ranks, because the learning rate depends on that number. Its
+//! position is an [`EpochPosition`]. An invalid rank is an error, in addition
+//! to the errors of the budget.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{BatchSampler, DataError, DataShard, EpochPlan, Result, StepShape, TokenBudget};
 
-/// The progress of the ranks in an epoch. It is the same on all of them.
+/// The progress of the ranks in an epoch, which is the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EpochPosition {
@@ -28,7 +28,7 @@ pub struct EpochPosition {
     pub accumulation: u64,
 }
 
-/// An endless stream of ragged micro-batches for one rank.
+/// An endless stream of micro-batches of varying size for one rank.
 ///
 /// ```
 /// use deepburn_datasets::*;
@@ -67,8 +67,8 @@ impl BudgetSampler {
     /// lengths in tokens and steps of `accumulation` micro-batches per rank.
     ///
     /// # Errors
-    /// [`DataError::Setting`] for an invalid shard, and the errors of
-    /// [`TokenBudget::plan`].
+    /// Returns [`DataError::Setting`] if the shard is invalid, and the errors
+    /// of [`TokenBudget::plan`].
     pub fn new(
         lengths: impl Into<Arc<[usize]>>,
         budget: TokenBudget,
@@ -100,9 +100,9 @@ impl BudgetSampler {
         self.start(self.epoch.wrapping_add(1));
     }
 
-    /// Returns the samples of the next micro-batch. A batch that only completes
-    /// a step has none: it takes part in collectives and contributes nothing to
-    /// the loss.
+    /// Returns the samples of the next micro-batch. The list is empty for a
+    /// batch that only completes a step. The rank then takes part in the
+    /// collectives, and the batch does not contribute to the loss.
     pub fn next_batch(&mut self) -> Vec<usize> {
         let samples = self.plan.batch(self.rank, self.drawn).to_vec();
         self.drawn += 1;
@@ -117,8 +117,8 @@ impl BudgetSampler {
         (self.plan, self.epoch, self.drawn) = (self.planned(epoch), epoch, 0);
     }
 
-    /// Returns the plan of `epoch`, which is computed unless it is the current
-    /// one.
+    /// Returns the plan of `epoch`. The current plan is reused if it is the
+    /// same.
     fn planned(&self, epoch: u64) -> Arc<EpochPlan> {
         // Only a random order differs between epochs.
         if epoch == self.epoch || !self.budget.order.varies() {
@@ -150,11 +150,11 @@ impl BatchSampler for BudgetSampler {
         }
     }
 
-    /// Moves to `position`. With steps of the same shape, the batches that
-    /// follow are the same as there. With another number of ranks or
-    /// accumulation steps, training continues in the same order of samples, at
+    /// Moves to `position`. If the numbers of ranks and accumulation steps are
+    /// unchanged, the following batches are the same as in the run that saved
+    /// the position. Otherwise, training continues in the same sample order, at
     /// the last step that begins at or before the position. A few samples may
-    /// then repeat, and none is left out.
+    /// then be repeated, but none is skipped.
     fn seek(&mut self, position: EpochPosition) -> Result<()> {
         let EpochPosition { epoch, batches, samples, num_ranks, accumulation } = position;
         let plan = self.planned(epoch);
@@ -175,8 +175,8 @@ impl BatchSampler for BudgetSampler {
             }
             (self.epoch, self.drawn, self.plan) = (epoch, batches, plan);
         } else if samples == num_samples {
-            // Only the empty batches of the last step of the other shape
-            // remained.
+            // All samples of the epoch were drawn, and only empty batches of
+            // the last step remained.
             self.start(epoch.wrapping_add(1));
         } else {
             let drawn = plan.step_at(samples) * micro_batches;
@@ -291,7 +291,8 @@ mod tests {
             (0..at).for_each(|_| drop(first.next_batch()));
             let position = first.position();
             let mut seen = vec![false; lengths.len()];
-            // What all ranks had drawn of the epoch: the order is the same for any number of them.
+            // The samples that all ranks had drawn in the epoch. The order is the same for any
+            // number of ranks.
             let mut one = sampler(&lengths, seed, 0, (1, 1));
             one.seek(EpochPosition { batches: 0, samples: 0, ..position }).unwrap();
             let num_batches = one.plan().num_batches();

@@ -1,9 +1,9 @@
 //! Tokenized texts with their classes, and their batches for a classifier.
 //!
-//! [`LabelledTexts`] holds the truncated tokens of all texts in one array. As a
-//! [`Collate`] it pads the texts of a batch to the longest of them and gives
-//! the length of each, so that a model never mistakes padding for text,
-//! whatever its id.
+//! [`LabelledTexts`] stores the truncated tokens of all texts in one array. Its
+//! [`Collate`] implementation pads the texts of a batch to the longest one and
+//! reports the length of each text. A model can then mask the padding by
+//! length, independent of its id.
 
 use crate::error::check_positive;
 use crate::hash::Fingerprint;
@@ -26,12 +26,13 @@ pub struct LabelledTexts {
 impl LabelledTexts {
     /// Tokenizes `texts` on all threads and keeps the first `max_length` tokens
     /// of each. A text without any token becomes one end-of-text token (id 0 if
-    /// there is none). The cache stores whole texts, so another length can use
-    /// it too.
+    /// there is none). The cache stores the tokens of untruncated texts, so it
+    /// is also valid for another `max_length`.
     ///
     /// # Errors
-    /// [`DataError::Empty`] without texts; [`DataError::Setting`] for a length
-    /// of 0; the errors of [`Tokenizer::encode`].
+    /// Returns [`DataError::Empty`] if there are no texts,
+    /// [`DataError::Setting`] if `max_length` is 0, and the errors of
+    /// [`Tokenizer::encode`].
     pub fn tokenize(
         texts: &[LabelledText],
         tokenizer: &Tokenizer,
@@ -66,7 +67,7 @@ impl LabelledTexts {
     /// Their classes are unknown and set to 0.
     ///
     /// # Errors
-    /// The errors of [`tokenize`](Self::tokenize).
+    /// Returns the errors of [`tokenize`](Self::tokenize).
     pub fn unlabelled(
         texts: &[&str],
         tokenizer: &Tokenizer,
@@ -89,7 +90,7 @@ impl LabelledTexts {
         self.truncated
     }
 
-    /// Returns the number of classes that a model needs: the largest one plus
+    /// Returns the number of classes that a model needs: the largest class plus
     /// one.
     pub fn num_classes(&self) -> usize {
         self.labels.iter().max().map_or(0, |label| *label as usize + 1)
@@ -121,7 +122,7 @@ impl LabelledTexts {
     }
 }
 
-/// Texts padded to the longest of them.
+/// A batch of texts, padded to the longest one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabelledBatch {
     /// Token ids, row by row, each row as long as the longest text. Padding is
@@ -162,8 +163,8 @@ impl Collate for LabelledTexts {
     fn collate(&self, indices: &[usize], rows: usize) -> Result<LabelledBatch> {
         debug_assert!(indices.len() <= rows);
         let mut lengths: Vec<usize> = indices.iter().map(|it| self.ids(*it).len()).collect();
-        // Rows of one column in a batch of padding only, because a tensor
-        // cannot have zero columns.
+        // A batch with only padding has one column, because a tensor cannot
+        // have zero columns.
         let longest = lengths.iter().copied().max().unwrap_or(1);
         let mut input_ids = Vec::with_capacity(rows * longest);
         for (row, index) in indices.iter().enumerate() {

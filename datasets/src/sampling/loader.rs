@@ -1,11 +1,10 @@
-//! Assembly of batches in the background, a limited number ahead.
+//! Prefetches batches in a background thread.
 //!
-//! [`BatchLoader`] owns a thread that draws samples from a [`BatchSampler`],
-//! collates them and sends the batches through a channel of fixed depth. The
-//! loader's position is the position of the last batch it returned, not of a
-//! batch that waits in the channel. An error or a panic in the thread reaches the
-//! consumer in place of the batch. Dropping the loader closes the channel,
-//! which ends the thread at its next send.
+//! [`BatchLoader`] owns a thread that draws samples from a [`BatchSampler`], collates them and
+//! sends the batches through a channel of fixed depth. The loader's position is the position of the
+//! last batch it returned, not of a batch that waits in the channel. The consumer receives an error
+//! or a panic of the thread instead of a batch. Dropping the loader closes the channel, which ends
+//! the thread at its next send.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -34,9 +33,9 @@ use crate::{BatchSampler, Collate, DataError, DistributedSampler, Result};
 pub struct BatchLoader<D: Collate, S: BatchSampler = DistributedSampler> {
     /// The data set, shared with the thread.
     data: Arc<D>,
-    /// Stands at the next batch that the loader returns.
+    /// The sampler, positioned at the next batch that the loader returns.
     sampler: S,
-    /// How many batches are assembled in advance.
+    /// The number of batches that are prefetched.
     depth: usize,
     /// The thread that assembles batches.
     worker: Worker<D::Batch, S::Position>,
@@ -46,12 +45,12 @@ pub struct BatchLoader<D: Collate, S: BatchSampler = DistributedSampler> {
 type Sent<B, P> = Result<(B, P)>;
 
 impl<D: Collate> BatchLoader<D> {
-    /// Starts at the sampler's position, with `rows` samples per batch and
-    /// `depth` batches ahead.
+    /// Starts a loader at the sampler's position, with `rows` samples per batch
+    /// and `depth` prefetched batches.
     ///
     /// # Errors
-    /// [`DataError::Setting`] if one of the two is 0;
-    /// [`DataError::LoaderThread`].
+    /// Returns [`DataError::Setting`] if `rows` or `depth` is 0, and
+    /// [`DataError::LoaderThread`] if the thread cannot be started.
     pub fn start(
         data: impl Into<Arc<D>>,
         sampler: DistributedSampler,
@@ -64,10 +63,12 @@ impl<D: Collate> BatchLoader<D> {
 }
 
 impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
-    /// Starts at the sampler's position, with `depth` batches ahead.
+    /// Starts a loader at the sampler's position, with `depth` prefetched
+    /// batches.
     ///
     /// # Errors
-    /// [`DataError::Setting`] if `depth` is 0; [`DataError::LoaderThread`].
+    /// Returns [`DataError::Setting`] if `depth` is 0, and
+    /// [`DataError::LoaderThread`] if the thread cannot be started.
     pub fn drawing(data: impl Into<Arc<D>>, sampler: S, depth: usize) -> Result<Self> {
         check_positive("prefetch depth", depth)?;
         let data = data.into();
@@ -75,7 +76,7 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
         Ok(Self { data, sampler, depth, worker })
     }
 
-    /// Returns the sampler, which stands at the next batch that the loader
+    /// Returns the sampler, positioned at the next batch that the loader
     /// returns.
     pub fn sampler(&self) -> &S {
         &self.sampler
@@ -84,8 +85,8 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
     /// Returns the next micro-batch, and waits for it if necessary.
     ///
     /// # Errors
-    /// The error that stopped the thread, once; [`DataError::LoaderStopped`]
-    /// after that.
+    /// Returns the error that stopped the thread once, and
+    /// [`DataError::LoaderStopped`] afterwards.
     pub fn next_batch(&mut self) -> Result<D::Batch> {
         let (batch, position) = self.worker.receive()?;
         self.sampler.seek(position)?;
@@ -106,7 +107,8 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
     /// loader that has failed.
     ///
     /// # Errors
-    /// A position that the sampler cannot have, [`DataError::LoaderThread`].
+    /// Returns an error if the position is not valid for the sampler, and
+    /// [`DataError::LoaderThread`] if the thread cannot be started.
     pub fn seek(&mut self, position: S::Position) -> Result<()> {
         self.sampler.seek(position)?;
         self.worker = Worker::start(self.data.clone(), self.sampler.clone(), self.depth)?;
@@ -114,13 +116,13 @@ impl<D: Collate, S: BatchSampler> BatchLoader<D, S> {
     }
 }
 
-/// The thread and the receiving end of its channel. Both are `Some` until it is
-/// dropped.
+/// The thread and the receiver of its channel. Both are `Some` until the worker
+/// is dropped.
 #[derive(Debug)]
 struct Worker<B, P> {
-    /// The end of the channel that receives batches.
+    /// The receiver of the batches.
     receiver: Option<Receiver<Sent<B, P>>>,
-    /// The thread that sends them.
+    /// The thread that sends the batches.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -136,8 +138,8 @@ impl<B: Send + 'static, P: Send + 'static> Worker<B, P> {
             .name("data-loader".into())
             .spawn(move || {
                 prefetch(&*data, sampler, &sender);
-                // Before the channel closes, so that its end means that the
-                // data is free.
+                // The data is dropped before the channel closes. A closed
+                // channel thus means that the thread no longer uses the data.
                 drop(data);
             })
             .map_err(|cause| {
@@ -147,8 +149,8 @@ impl<B: Send + 'static, P: Send + 'static> Worker<B, P> {
         Ok(Self { receiver: Some(receiver), thread: Some(thread) })
     }
 
-    /// Returns what the thread sends. Its last message is its error; after
-    /// that, the channel is closed.
+    /// Receives the next batch. The last message of a failed thread is its
+    /// error; the channel is closed after it.
     fn receive(&mut self) -> Result<(B, P)> {
         let sent = self.receiver.as_ref().and_then(|receiver| receiver.recv().ok());
         sent.unwrap_or(Err(DataError::LoaderStopped))
@@ -157,8 +159,8 @@ impl<B: Send + 'static, P: Send + 'static> Worker<B, P> {
 
 impl<B, P> Drop for Worker<B, P> {
     fn drop(&mut self) {
-        // The channel has to close first, because the thread may be waiting for
-        // room in it.
+        // The channel has to be closed first, because the thread may be blocked
+        // on a full channel.
         self.receiver = None;
         // The thread catches its own panics, so there is no result to report.
         let _ = self.thread.take().map(JoinHandle::join);
@@ -172,8 +174,8 @@ fn prefetch<D: Collate, S: BatchSampler>(
     sender: &SyncSender<Sent<D::Batch, S::Position>>,
 ) {
     loop {
-        // After a panic, the loop ends and nothing of what it may have left
-        // unfinished is used.
+        // Unwind safety is asserted because the loop ends after a panic, and
+        // state that the panic left inconsistent is not used.
         let batch = catch_unwind(AssertUnwindSafe(|| {
             let (samples, rows) = sampler.draw();
             Ok((data.collate(&samples, rows)?, sampler.position()))
@@ -212,7 +214,8 @@ mod tests {
         BatchLoader::start(sequences(), sampler(order), 3, 2).unwrap()
     }
 
-    /// Counts calls; does `at_three` at the third sample drawn.
+    /// A data set that counts its calls, and that runs `at_three` in the third
+    /// call.
     struct Faulty {
         calls: AtomicUsize,
         at_three: fn() -> Result<()>,
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_those_of_the_sampler() {
+    fn batches_follow_the_sampler() {
         for order in [Order::Sequential, Order::Shuffled { seed: 9 }] {
             let (mut loader, mut expected) = (loader(order), sampler(order));
             for _ in 0..20 {
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_position_is_that_of_the_batches_consumed() {
+    fn the_position_counts_consumed_batches_only() {
         let mut uninterrupted = loader(Order::Shuffled { seed: 4 });
         assert_eq!(uninterrupted.position().drawn, 0);
         (0..5).for_each(|_| drop(uninterrupted.next_batch().unwrap()));
@@ -284,7 +287,7 @@ mod tests {
     fn no_more_is_read_than_the_depth_allows() {
         let (data, mut loader) = Faulty::loader(|| Ok(()));
         (0..4).for_each(|_| assert!(loader.next_batch().is_ok()));
-        // One in the channel, one that waits to be sent, at most.
+        // At most one batch is in the channel, and one waits to be sent.
         assert!(data.calls.load(Ordering::SeqCst) <= 4 + 2);
     }
 
@@ -296,7 +299,7 @@ mod tests {
         assert!(loader.next_batch().unwrap_err().to_string().contains("third = 0"));
         assert!(matches!(loader.next_batch(), Err(DataError::LoaderStopped)));
         assert_eq!(Arc::strong_count(&data), 2);
-        // The position is still the last consumed batch's, and seeking there starts anew.
+        // The position is still the last consumed batch's, and seeking to it restarts the loader.
         loader.seek(loader.position()).unwrap();
         assert_eq!(loader.next_batch().unwrap(), 5);
     }
@@ -316,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_under_a_budget_are_those_of_their_sampler() {
+    fn batches_under_a_budget_follow_the_sampler() {
         let budget =
             TokenBudget { order: PickingOrder::Random { seed: 2 }, ..TokenBudget::new(12) };
         let shard = DataShard { rank: 3, num_ranks: 4 };

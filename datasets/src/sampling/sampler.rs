@@ -1,8 +1,8 @@
 //! The assignment of samples to ranks.
 //!
-//! [`DistributedSampler`] gives rank `r` of `W` the samples at places `r, r +
-//! W, r + 2W, ...` of an order, without end. [`Order`] determines the order and
-//! the end of an epoch:
+//! [`DistributedSampler`] gives rank `r` of `W` the samples at positions
+//! `r, r + W, r + 2W, ...` of an ordering, in each epoch. [`Order`] determines
+//! the ordering and the length of an epoch:
 //!
 //! - **Sequential**: samples in the order of the data. Each rank cycles through
 //!   its own list. If `W` does not divide the number of samples, the lists
@@ -10,12 +10,12 @@
 //!   is in exactly one list.
 //! - **Shuffled**: a new permutation in each epoch, the same on all ranks:
 //!   Fisher-Yates over ChaCha8 with the key `(seed, epoch)`. All ranks draw
-//!   `floor(n / W)` samples per epoch, and the last `n mod W` of the
-//!   permutation are left out, different ones in each epoch. No sample occurs
+//!   `floor(n / W)` samples per epoch, and the last `n mod W` samples of the
+//!   permutation are skipped; these differ between epochs. No sample occurs
 //!   twice in an epoch.
 //!
-//! [`BatchSampler`] is the interface of samplers to a loader. Fewer samples
-//! than ranks are refused.
+//! [`BatchSampler`] is the interface between samplers and a loader. Fewer
+//! samples than ranks are an error.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,17 +28,17 @@ pub trait BatchSampler: Clone + Send + 'static {
     /// A position in the stream.
     type Position: Copy + Send + 'static;
 
-    /// Returns the samples of the next micro-batch and its number of rows: at
-    /// least as many, and at least one.
+    /// Returns the samples of the next micro-batch and its number of rows,
+    /// which is at least 1 and at least the number of samples.
     fn draw(&mut self) -> (Vec<usize>, usize);
 
     /// Returns the position of the next micro-batch.
     fn position(&self) -> Self::Position;
 
-    /// Moves to `position`, without a replay of what precedes it.
+    /// Moves to `position`, without replaying the batches before it.
     ///
     /// # Errors
-    /// A position that the stream does not have.
+    /// Returns an error if the stream does not have this position.
     fn seek(&mut self, position: Self::Position) -> Result<()>;
 
     /// Returns the number of completed epochs, plus the completed fraction of
@@ -46,7 +46,7 @@ pub trait BatchSampler: Clone + Send + 'static {
     fn epoch(&self) -> f64;
 }
 
-/// A rank's place among the ranks that share the samples.
+/// A rank, and the number of ranks that share the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataShard {
     /// This rank, from 0.
@@ -56,13 +56,13 @@ pub struct DataShard {
 }
 
 impl DataShard {
-    /// The shard of a group of one rank.
+    /// The shard of a single rank: all samples.
     pub const WHOLE: Self = Self { rank: 0, num_ranks: 1 };
 
-    /// Checks that the group has this rank.
+    /// Checks that the rank is below the number of ranks.
     ///
     /// # Errors
-    /// [`DataError::Setting`].
+    /// Returns [`DataError::Setting`] if it is not.
     pub fn validate(self) -> Result<Self> {
         let Self { rank, num_ranks } = self;
         let rule = || {
@@ -74,7 +74,7 @@ impl DataShard {
     }
 }
 
-/// The order in which samples are dealt to ranks.
+/// The order in which samples are distributed to ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// The order of the data, repeated.
@@ -86,8 +86,8 @@ pub enum Order {
     },
 }
 
-/// The progress of the ranks. It is the same on all of them, so a checkpoint
-/// needs only one.
+/// The progress of the ranks. It is the same on all ranks, so a checkpoint
+/// stores it once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
@@ -99,8 +99,8 @@ pub struct Position {
 
 /// An endless stream of sample indices for one rank.
 ///
-/// Ranks share each epoch without a message, because all of them compute the same
-/// permutation from the seed:
+/// Sharing an epoch needs no communication, because all ranks compute the same permutation from the
+/// seed:
 ///
 /// ```
 /// use deepburn_datasets::{DataShard, DistributedSampler, Order};
@@ -128,21 +128,27 @@ pub struct DistributedSampler {
     rows: usize,
     /// Samples that this rank has drawn since the beginning.
     drawn: u64,
-    /// This rank's places in the permutation of the most recent epoch.
+    /// The most recent epoch, and this rank's samples in it.
     shuffled: Option<(u64, Vec<usize>)>,
 }
 
 impl DistributedSampler {
-    /// A sampler at the beginning.
+    /// Creates a sampler at the beginning of the first epoch.
     ///
     /// # Errors
-    /// [`DataError::Setting`] for an invalid shard, or for more ranks than
-    /// samples.
+    /// Returns [`DataError::Setting`] if the shard is invalid or there are more
+    /// ranks than samples.
     pub fn new(num_samples: usize, shard: DataShard, order: Order) -> Result<Self> {
         let num_ranks = shard.validate()?.num_ranks;
         if num_samples < num_ranks {
+            let found = match num_samples {
+                0 => "there are none".to_owned(),
+                1 => "there is only 1".to_owned(),
+                _ => format!("there are only {num_samples}"),
+            };
             let rule = format!(
-                "{num_samples} training sequences cannot feed {num_ranks} ranks, which need one each; give more data, lower data.sequence_length, or use at most {num_samples} ranks"
+                "each rank needs a training sequence or text, and {found}; use fewer ranks, more data, or shorter \
+                 sequences of tokens (data.sequence_length)"
             );
             return Err(DataError::setting("number of ranks", num_ranks, rule));
         }
@@ -154,9 +160,9 @@ impl DistributedSampler {
         Self { rows, ..self }
     }
 
-    /// Returns the samples that a rank draws in an epoch, the same number on
-    /// all ranks: `floor(n / W)` shuffled, `ceil(n / W)` sequential, so that
-    /// the longest list is covered.
+    /// Returns the number of samples that each rank draws in an epoch:
+    /// `floor(n / W)` in shuffled order, and `ceil(n / W)` in sequential order,
+    /// which covers the longest list.
     pub fn samples_per_epoch(&self) -> usize {
         match self.order {
             Order::Sequential => self.num_samples.div_ceil(self.shard.num_ranks),
@@ -178,7 +184,7 @@ impl DistributedSampler {
         let DataShard { rank, num_ranks } = self.shard;
         match self.order {
             Order::Sequential => {
-                // The number of places rank, rank + W, ... below n.
+                // The number of positions rank, rank + W, ... below n.
                 let own = (self.num_samples - rank).div_ceil(num_ranks);
                 rank + (drawn % own as u64) as usize * num_ranks
             }
@@ -213,10 +219,11 @@ impl BatchSampler for DistributedSampler {
         Position { drawn: self.drawn, num_ranks: self.shard.num_ranks as u64 }
     }
 
-    /// Moves to `position`. With the same number of ranks, the samples that
-    /// follow are the same as there. With another number, training continues
-    /// after the same total number of samples, rounded down. The order of
-    /// samples is then different, because it depends on the number of ranks.
+    /// Moves to `position`. If the number of ranks is unchanged, the following
+    /// samples are the same as in the run that saved the position. Otherwise,
+    /// training continues after the same total number of samples, rounded down.
+    /// The order of samples is then different, because it depends on the number
+    /// of ranks.
     fn seek(&mut self, position: Position) -> Result<()> {
         let Position { drawn, num_ranks } = position;
         let now = self.shard.num_ranks as u64;
@@ -263,7 +270,7 @@ mod tests {
         batches
     }
 
-    /// n = 11, world = 3, mb = 4: what Python printed.
+    /// The output of the Python code for n = 11, world = 3, mb = 4.
     #[test]
     fn sequential_order_of_the_python_reference() {
         let expected = [

@@ -15,14 +15,14 @@
 //!
 //! Every sample is in exactly one batch of an epoch, and none is dropped. If
 //! the batches do not fill the last step, those with the most rows are halved:
-//! this shares real work, and padding can only shrink. If none can be halved,
-//! empty batches, which contribute nothing to the loss, complete the step. The
-//! samples have the same order for any number of ranks; only the cuts between
-//! batches differ.
+//! this distributes real samples, and can only reduce the padding. If none can
+//! be halved, empty batches, which do not contribute to the loss, complete the
+//! step. The samples have the same order for any number of ranks; only the cuts
+//! between batches differ.
 //!
-//! A sample longer than the budget is refused (truncation belongs to the source
-//! of the samples), and so is a budget that is too small for the smallest batch
-//! of the longest sample.
+//! A sample longer than the budget is an error, because truncation is left to
+//! the source of the samples. A budget that is too small for `min_batch_size`
+//! samples of the longest length is also an error.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -32,12 +32,13 @@ use crate::stable_rng::StableRng;
 use crate::{DataError, Result};
 
 /// Number of batches in a window, whose samples are sorted by length together
-/// in [`PickingOrder::Random`]. A larger window reduces padding, but a sample
-/// then meets only samples of about its length.
+/// in [`PickingOrder::Random`]. A larger window reduces padding, but a batch
+/// then contains only samples of nearly equal length.
 const BATCHES_PER_WINDOW: usize = 64;
 
-/// Minimum number of windows in an epoch. With a single one, the lengths alone
-/// would determine the batches, and all epochs would have nearly the same ones.
+/// Minimum number of windows in an epoch. With a single window, the lengths
+/// alone would determine the batches, and all epochs would have nearly the same
+/// batches.
 const MIN_WINDOWS: usize = 4;
 
 /// The limits of a micro-batch. They are the same on all ranks.
@@ -60,8 +61,9 @@ pub struct TokenBudget {
     /// Maximum tokens of a micro-batch including padding: rows times the
     /// longest row. A sample without tokens counts as one token.
     pub max_tokens: usize,
-    /// Minimum rows of a micro-batch; `max_tokens` must hold so many of the
-    /// longest sample. The last batches of an epoch may have fewer.
+    /// Minimum rows of a micro-batch; `max_tokens` must be large enough for
+    /// this number of rows of the longest sample. The last batches of an epoch
+    /// may have fewer.
     pub min_batch_size: usize,
     /// Maximum rows of a micro-batch; `None` for no limit.
     pub max_batch_size: Option<usize>,
@@ -109,7 +111,7 @@ impl StepShape {
     /// Returns the number of micro-batches of a step over all ranks.
     ///
     /// # Errors
-    /// [`DataError::Setting`] if it is 0, or too large to be represented.
+    /// Returns [`DataError::Setting`] if the number is 0 or overflows.
     fn micro_batches(self) -> Result<usize> {
         let Self { num_ranks, accumulation } = self;
         check_positive("number of ranks", num_ranks)?;
@@ -122,7 +124,8 @@ impl StepShape {
 }
 
 impl TokenBudget {
-    /// A budget without limits on rows, for samples in the order of the data.
+    /// Creates a budget without limits on rows, for samples in the order of the
+    /// data.
     pub fn new(max_tokens: usize) -> Self {
         let order = PickingOrder::Sequential;
         Self { max_tokens, min_batch_size: 1, max_batch_size: None, order }
@@ -131,9 +134,10 @@ impl TokenBudget {
     /// Checks the budget against the lengths of all samples, in tokens.
     ///
     /// # Errors
-    /// [`DataError::Empty`] without samples; [`DataError::Setting`] for limits
-    /// that no batch meets, a sample longer than the budget, or a budget too
-    /// small for the smallest batch.
+    /// Returns [`DataError::Empty`] if there are no samples. Returns
+    /// [`DataError::Setting`] if no batch can meet the limits, if a sample is
+    /// longer than the budget, or if the budget is too small for the smallest
+    /// batch.
     pub fn validate(&self, lengths: &[usize]) -> Result<()> {
         let &Self { max_tokens, min_batch_size, max_batch_size, .. } = self;
         check_positive("dynamic_batching.max_tokens", max_tokens)?;
@@ -166,8 +170,8 @@ impl TokenBudget {
     /// lengths, in tokens.
     ///
     /// # Errors
-    /// The errors of [`TokenBudget::validate`], and [`DataError::Setting`] for
-    /// a step without micro-batches.
+    /// Returns the errors of [`TokenBudget::validate`], and
+    /// [`DataError::Setting`] for a step without micro-batches.
     pub fn plan(&self, lengths: &[usize], shape: StepShape, epoch: u64) -> Result<EpochPlan> {
         let per_step = shape.micro_batches()?;
         self.validate(lengths)?;
@@ -184,7 +188,7 @@ impl TokenBudget {
         })
     }
 
-    /// Orders the samples and cuts the order into batches.
+    /// Orders the samples, and cuts the sequence into batches.
     fn pack(&self, lengths: &[usize], epoch: u64) -> Batches {
         let mut order: Vec<usize> = (0..lengths.len()).collect();
         match self.order {
@@ -198,9 +202,9 @@ impl TokenBudget {
                 order = rng.permutation(lengths.len());
                 for (index, window) in order.chunks_mut(self.window(lengths)).enumerate() {
                     window.sort_by_key(|&sample| lengths[sample]);
-                    // Ascending and descending in turn, so that a batch across
-                    // the border of two windows has samples of about the same
-                    // length too.
+                    // Windows are sorted in ascending and descending order in
+                    // turn, so that a batch that spans two windows also has
+                    // samples of about the same length.
                     if index % 2 == 1 {
                         window.reverse();
                     }
@@ -223,7 +227,7 @@ impl TokenBudget {
         rows.saturating_mul(BATCHES_PER_WINDOW).min(lengths.len().div_ceil(MIN_WINDOWS))
     }
 
-    /// Cuts samples into batches: a batch ends where the next sample would not
+    /// Cuts samples into batches: a batch ends if the next sample would not
     /// fit.
     fn cut(&self, samples: Vec<usize>, lengths: &[usize]) -> Batches {
         let max_rows = self.max_batch_size.unwrap_or(usize::MAX);
@@ -242,16 +246,17 @@ impl TokenBudget {
         Batches { samples, bounds }
     }
 
-    /// Makes the number of batches a multiple of `per_step`. It halves the
-    /// batches with the most rows, among equal ones the first, and then adds
-    /// empty ones. Fewer are added than a step has, so that no step is empty.
+    /// Makes the number of batches a multiple of `per_step`. It first halves
+    /// the batches with the most rows (the first one among equals), and then
+    /// adds empty batches. It adds fewer empty batches than a step has, so that
+    /// no step is empty.
     fn equalise(&self, mut batches: Batches, per_step: usize) -> Batches {
         let mut missing = batches.len().next_multiple_of(per_step) - batches.len();
         let mut by_rows: BinaryHeap<(usize, Reverse<usize>)> =
             batches.bounds.windows(2).map(|at| (at[1] - at[0], Reverse(at[0]))).collect();
         while let Some((rows, Reverse(start))) = by_rows.pop().filter(|_| missing > 0) {
-            // Both halves need the minimum number of rows, and no other batch
-            // has more rows.
+            // Both halves need the minimum number of rows. No other batch has
+            // more rows, so no other batch can be halved.
             if rows < 2 * self.min_batch_size {
                 break;
             }
@@ -268,7 +273,8 @@ impl TokenBudget {
     }
 }
 
-/// Returns the tokens that a sample takes of the budget in a batch of its own.
+/// Returns the tokens of the budget that a sample uses if it is alone in a
+/// batch.
 fn width(length: usize) -> usize {
     length.max(1)
 }
@@ -308,9 +314,9 @@ impl Batches {
 
 /// The micro-batches of one epoch, for all ranks.
 ///
-/// Micro-batch `i` of rank `r` of `W` is the `i * W + r`-th of all, so that
-/// ranks work on neighbours at the same time. All ranks have the same number of
-/// them, a whole number of steps.
+/// Micro-batch `i` of rank `r` of `W` is batch `i * W + r` of the plan, so that
+/// ranks process adjacent batches at the same time. All ranks have the same
+/// number of micro-batches, in whole steps.
 #[derive(Debug)]
 pub struct EpochPlan {
     /// The batches of all ranks, in the order in which ranks take them.
@@ -319,18 +325,19 @@ pub struct EpochPlan {
     shape: StepShape,
     /// Tokens of all samples.
     num_tokens: u64,
-    /// Token places of all batches, including padding.
+    /// Token positions of all batches, including padding.
     num_padded: u64,
 }
 
 impl EpochPlan {
-    /// Returns the number of samples in the epoch, which are all of the data.
+    /// Returns the number of samples in the epoch, which is the size of the
+    /// data set.
     pub fn num_samples(&self) -> usize {
         self.batches.samples.len()
     }
 
-    /// Returns the number of micro-batches of each rank, the same on all: whole
-    /// steps.
+    /// Returns the number of micro-batches per rank, which is the same on all
+    /// ranks and makes whole steps.
     pub fn num_batches(&self) -> usize {
         self.batches.len() / self.shape.num_ranks
     }
@@ -344,7 +351,7 @@ impl EpochPlan {
     /// completes the last step has none.
     ///
     /// # Panics
-    /// If there is no such rank or micro-batch.
+    /// Panics if there is no such rank or micro-batch.
     pub fn batch(&self, rank: usize, index: usize) -> &[usize] {
         assert!(rank < self.shape.num_ranks, "rank {rank} of {}", self.shape.num_ranks);
         self.batches.batch(index * self.shape.num_ranks + rank)
@@ -354,7 +361,7 @@ impl EpochPlan {
     /// micro-batches; never 0. The learning rate is scaled by it.
     ///
     /// # Panics
-    /// If there is no such step.
+    /// Panics if there is no such step.
     pub fn step_samples(&self, step: usize) -> usize {
         self.samples_before((step + 1) * self.shape.accumulation)
             - self.samples_before(step * self.shape.accumulation)
@@ -366,11 +373,11 @@ impl EpochPlan {
         self.batches.bounds[batches * self.shape.num_ranks]
     }
 
-    /// Returns the last step that begins after at most so many samples.
+    /// Returns the last step that begins after at most `samples` samples.
     pub(crate) fn step_at(&self, samples: usize) -> usize {
         let begins = |step: usize| self.samples_before(step * self.shape.accumulation);
-        // Binary search: step `low` always begins in time, and every step above
-        // `high` too late.
+        // Binary search: step `low` always begins after at most `samples`
+        // samples, and every step above `high` begins later.
         let (mut low, mut high) = (0, self.num_steps());
         while low < high {
             let middle = low + (high - low).div_ceil(2);
@@ -384,14 +391,14 @@ impl EpochPlan {
         self.num_tokens
     }
 
-    /// Returns the number of token places in all micro-batches: rows times the
-    /// longest row.
+    /// Returns the number of token positions in all micro-batches: rows times
+    /// the longest row.
     pub fn num_padded(&self) -> u64 {
         self.num_padded
     }
 
-    /// Returns the fraction of the token places that is padding, from 0 to
-    /// below 1 (1 if no sample has a token).
+    /// Returns the fraction of token positions that is padding, from 0 to below
+    /// 1 (1 if no sample has a token).
     pub fn padding(&self) -> f64 {
         1.0 - self.num_tokens as f64 / self.num_padded as f64
     }
@@ -430,13 +437,13 @@ mod tests {
         (0..count).map(|_| (60.0 / (unit(&mut rng) + 0.05)).min(1024.0) as usize + 20).collect()
     }
 
-    /// DeepSpeed sums lengths where a batch costs its padding, and its last sample is never taken:
-    /// with 12 tokens it makes [0,1][2,3][4,5][6,7][8] of these ten.
+    /// DeepSpeed sums the lengths of samples without padding, and never takes the last sample: with
+    /// a budget of 12 tokens it makes [0,1][2,3][4,5][6,7][8] of these ten samples.
     #[test]
     fn padding_counts_and_the_last_sample_is_taken() {
         let expected: [&[usize]; 8] = [&[0, 1], &[2], &[3], &[4], &[5, 6], &[7], &[8], &[9]];
         assert_eq!(plan(TokenBudget::new(12), StepShape::SINGLE), expected);
-        // With budget to spare the two rules agree, but for the last sample.
+        // With a large budget, the two rules agree except for the last sample.
         let expected: [&[usize]; 1] = [&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]];
         assert_eq!(plan(TokenBudget::new(90), StepShape::SINGLE), expected);
     }
@@ -515,7 +522,7 @@ mod tests {
         assert!(first.padding() < 0.06, "{}", first.padding());
         let as_they_lie = TokenBudget::new(8192).plan(&lengths, shape(2, 2), 0).unwrap();
         assert!(as_they_lie.padding() > 0.5, "{}", as_they_lie.padding());
-        // Short and long batches by turns: the lengths of neighbours do not rise throughout.
+        // Short and long batches alternate: the mean lengths do not rise throughout.
         let means: Vec<usize> = all(&first)
             .iter()
             .map(|batch| batch.iter().map(|&s| lengths[s]).sum::<usize>() / batch.len())
@@ -594,7 +601,7 @@ mod tests {
         }
 
         #[test]
-        fn the_order_of_samples_is_that_of_one_rank(
+        fn the_sample_order_does_not_depend_on_the_number_of_ranks(
             (budget, lengths) in budget_and_lengths(),
             num_ranks in 1usize..=4,
             accumulation in 1usize..4,

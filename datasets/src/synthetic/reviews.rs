@@ -1,4 +1,4 @@
-//! Generated film reviews, for runs without data of their own.
+//! Generated film reviews, for runs without a data set.
 //!
 //! A review of [`SyntheticReviews`] describes a plot and adds opinions; most of
 //! them, but not all, agree with its class. A single sentence is therefore not
@@ -43,7 +43,7 @@ const PLOTS: [&str; 8] = [
 /// Characters of a plot.
 const ROLES: [&str; 8] =
     ["detective", "teacher", "soldier", "singer", "doctor", "thief", "pilot", "widow"];
-/// What an opinion is about.
+/// Subjects of an opinion.
 const PARTS: [&str; 8] =
     ["acting", "script", "music", "camera work", "ending", "dialogue", "pacing", "humour"];
 /// Adjectives of a good review.
@@ -64,8 +64,8 @@ const OPINIONS: [&str; 4] = [
 /// which agree with the class.
 fn review(is_good: bool, rng: &mut StableRng) -> String {
     let mut sentences = Vec::new();
-    // Opinions that agree minus those that do not. It ends above 0, whatever is
-    // drawn.
+    // The number of opinions that agree with the class minus the number of
+    // opinions that do not. The second loop ensures that it ends above 0.
     let mut balance = 0_i32;
     for _ in 0..6 + rng.below(15) {
         if rng.below(2) == 0 {

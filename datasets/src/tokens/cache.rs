@@ -1,12 +1,13 @@
-//! Tokens on disk, so that a text is tokenized only once.
+//! A cache of tokens on disk, so that a text is tokenized only once.
 //!
 //! A [`TokenCache`] is a folder of token files, which are read as needed. The
 //! name of a file contains two hashes: the key, a hash of everything that
 //! determines the tokens (text, tokenizer, settings), and the hash of the
 //! tokens themselves, which is checked before use. A damaged file is therefore
 //! detected and written again. Files are written under a temporary name and
-//! renamed, so a file that exists is complete. If the folder cannot be written,
-//! tokens are computed in each run. Old entries are removed ([`CacheLimits`]).
+//! renamed, so a file that exists is complete. If the folder is not writable,
+//! each run tokenizes the text again. Old entries are removed
+//! ([`CacheLimits`]).
 
 use std::fs::{self, File, FileTimes};
 use std::io::{self, BufWriter, Write};
@@ -33,8 +34,8 @@ const FORMAT: &str = "deepburn tokens 2";
 /// Digits of a key: 128 bits.
 const KEY_DIGITS: usize = 32;
 
-/// A function that passes tokens to a sink, and gives the same ones on each
-/// call.
+/// A function that passes tokens to a sink, and produces the same tokens on
+/// each call.
 type Producer<'a> = &'a dyn Fn(TokenSink<'_>) -> Result<()>;
 
 /// A folder of token files.
@@ -42,19 +43,20 @@ type Producer<'a> = &'a dyn Fn(TokenSink<'_>) -> Result<()>;
 pub struct TokenCache {
     /// The folder of the token files.
     folder: PathBuf,
-    /// When entries are removed.
+    /// The limits above which entries are removed.
     limits: CacheLimits,
 }
 
 impl TokenCache {
-    /// The cache in `folder`, which is created with the first entry.
+    /// Uses `folder` as a cache. The folder is created with the first entry.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), limits: CacheLimits::default() }
     }
 
-    /// The cache of the user: `deepburn/tokens` in `XDG_CACHE_HOME`, else in
-    /// `.cache` of the home folder; `None` without either. The limits come from
-    /// the environment, see [`CacheLimits::from_variables`].
+    /// Returns the user's cache: `deepburn/tokens` in `XDG_CACHE_HOME`, or else
+    /// in `.cache` of the home folder. Returns `None` if neither is known. The
+    /// limits are read from the environment, see
+    /// [`CacheLimits::from_variables`].
     pub fn of_user() -> Option<Self> {
         let caches = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         // The XDG specification tells programs to ignore a relative path.
@@ -69,7 +71,7 @@ impl TokenCache {
         &self.folder
     }
 
-    /// Returns when entries are removed.
+    /// Returns the limits above which entries are removed.
     pub fn limits(&self) -> CacheLimits {
         self.limits
     }
@@ -77,7 +79,7 @@ impl TokenCache {
     /// Returns the entries of the cache, most recently used first.
     ///
     /// # Errors
-    /// [`DataError::Unreadable`].
+    /// Returns [`DataError::Unreadable`] if the folder cannot be read.
     pub fn entries(&self) -> Result<Vec<CacheEntry>> {
         entries(&self.folder).map_err(DataError::unreadable(&self.folder))
     }
@@ -85,7 +87,8 @@ impl TokenCache {
     /// Removes all entries of the cache, and returns them.
     ///
     /// # Errors
-    /// [`DataError::Unreadable`], [`DataError::Unwritable`].
+    /// Returns [`DataError::Unreadable`] if the folder cannot be read, and
+    /// [`DataError::Unwritable`] if an entry cannot be removed.
     pub fn clear(&self) -> Result<Vec<CacheEntry>> {
         let entries = self.entries()?;
         for entry in &entries {
@@ -98,7 +101,7 @@ impl TokenCache {
     /// stream.
     ///
     /// # Errors
-    /// The errors of [`encode_range`].
+    /// Returns the errors of [`encode_range`].
     pub(crate) fn stream(
         &self,
         tokenizer: &Tokenizer,
@@ -107,7 +110,7 @@ impl TokenCache {
         range: Range<usize>,
     ) -> Result<TokenStream> {
         let key = key(tokenizer, &scan.hash, &format!("{:?} {range:?}", documents.join()))?;
-        // Ids of a vocabulary of 65,536 entries still fit two bytes.
+        // Ids of a vocabulary of 65,536 entries still fit into two bytes.
         let width = match tokenizer.vocab_size() <= 1 << 16 {
             true => TokenWidth::U16,
             false => TokenWidth::U32,
@@ -121,7 +124,7 @@ impl TokenCache {
     /// does.
     ///
     /// # Errors
-    /// The errors of [`Tokenizer::encode`] and [`TokenFile::tokens`].
+    /// Returns the errors of [`Tokenizer::encode`] and [`TokenFile::tokens`].
     pub fn documents<D: AsRef<str> + Sync>(
         &self,
         tokenizer: &Tokenizer,
@@ -133,14 +136,14 @@ impl TokenCache {
             hasher.add(DocumentEvent::End);
         }
         let (key, count) = (key(tokenizer, &hasher.finish(), "each")?, documents.len());
-        // The stream is the number of documents, the length of each, then the
-        // tokens of all of them.
+        // The stream consists of the number of documents, the length of each
+        // document, and the tokens of all documents.
         let stream =
             self.entry(&key, TokenWidth::U32, &format!("{count} labelled texts"), &|sink| {
                 let encoded = tokenizer.encode_each(documents)?;
                 sink(&[count as u32])?;
-                // Lengths fit: texts of 2^31 tokens would not have fit into
-                // memory.
+                // The lengths fit into u32: texts of 2^31 tokens would not have
+                // fit into memory.
                 sink(&encoded.iter().map(|tokens| tokens.len() as u32).collect::<Vec<_>>())?;
                 encoded.iter().try_for_each(|tokens| sink(tokens))
             })?;
@@ -154,8 +157,8 @@ impl TokenCache {
         document.collect()
     }
 
-    /// Returns the tokens of the entry `key`. Without the entry, it stores what
-    /// `produce` gives.
+    /// Returns the tokens of the entry `key`. If it does not exist, the tokens
+    /// of `produce` are stored as the entry.
     fn entry(
         &self,
         key: &str,
@@ -183,7 +186,7 @@ impl TokenCache {
     }
 
     /// Returns the file of `key` whose contents match the hash in its name, and
-    /// removes others of that key.
+    /// removes damaged files of the same key.
     fn find(&self, key: &str, width: TokenWidth) -> Option<TokenFile> {
         let prefix = format!("{key}-");
         for entry in fs::read_dir(&self.folder).ok()?.flatten() {
@@ -196,16 +199,16 @@ impl TokenCache {
             let found = File::open(&path).and_then(|file| digest(Sha256::new(), file));
             if found.is_ok_and(|found| found == expected) {
                 tracing::debug!(file = %path.display(), "tokens are in the cache");
-                // A read-only cache does not record the use. The modification
-                // time stays, because a run that reads this file recognizes a
-                // modified file by it.
+                // In a read-only cache, the access time is not updated. The
+                // modification time must not change, because runs that read
+                // this file detect modifications by it.
                 let file = File::options().append(true).open(&path);
                 let used = FileTimes::new().set_accessed(SystemTime::now());
                 let _ = file.and_then(|file| file.set_times(used));
                 return TokenFile::open(&path, None).ok();
             }
             tracing::warn!(file = %path.display(), "cached tokens are damaged; tokenizing again");
-            // A file that cannot be removed is skipped again the next time.
+            // A file that cannot be removed is skipped again in the next run.
             let _ = remove(&path);
         }
         None
@@ -215,7 +218,7 @@ impl TokenCache {
     /// there are no tokens, or the reason why the file cannot be written.
     ///
     /// # Errors
-    /// The errors of `produce`.
+    /// Returns the errors of `produce`.
     fn store(
         &self,
         key: &str,
@@ -223,8 +226,8 @@ impl TokenCache {
         source: &str,
         produce: Producer<'_>,
     ) -> Result<io::Result<Option<PathBuf>>> {
-        // Frees the space of interrupted runs. A folder that is not usable
-        // fails at the next step.
+        // Removes the files of interrupted runs. If the folder is not usable,
+        // the next call fails.
         let _ = evict(&self.folder, self.limits);
         let file =
             fs::create_dir_all(&self.folder).and_then(|()| NamedTempFile::new_in(&self.folder));
@@ -232,8 +235,8 @@ impl TokenCache {
             Ok(file) => BufWriter::new(file),
             Err(error) => return Ok(Err(error)),
         };
-        // Held until the file is closed. Without locks, another run waits a day
-        // before it removes the file.
+        // The lock is held until the file is closed. On a file system without
+        // locks, other runs keep the file for a day.
         let _ = out.get_ref().as_file().lock();
         let (mut hasher, mut count, mut failed) = (Sha256::new(), 0, None);
         let mut buffer = Vec::with_capacity(1 << 16);
@@ -262,7 +265,8 @@ impl TokenCache {
         Ok(self.persist(out, self.folder.join(name), source).map(Some))
     }
 
-    /// Gives a complete file its name, and removes what exceeds the limits.
+    /// Renames a complete file to its final name, and removes entries above the
+    /// limits.
     fn persist(
         &self,
         out: BufWriter<NamedTempFile>,
@@ -272,8 +276,8 @@ impl TokenCache {
         let out = out.into_inner()?;
         out.as_file().sync_all()?;
         out.persist(&path)?;
-        // Only `deepburn cache` shows the source; the tokens are valid without
-        // it.
+        // An error is ignored, because only `deepburn cache` shows the source,
+        // and the tokens are valid without it.
         let _ = fs::write(path.with_extension(SOURCE), source);
         if let Err(error) = evict(&self.folder, self.limits) {
             tracing::warn!(folder = %self.folder.display(), %error, "old tokens cannot be removed");
@@ -354,7 +358,7 @@ mod tests {
         assert_eq!(second.tokens(0..second.len()).unwrap(), expected);
         assert_eq!(files(&cache), written);
         assert!(used() > long_ago);
-        // A run that has had the file open since before is not disturbed.
+        // A run that opened the file earlier can still read it.
         assert_eq!(first.tokens(0..first.len()).unwrap(), expected);
         assert_eq!(cache.entries().unwrap()[0].source.as_deref(), Some("the synthetic corpus"));
         assert_eq!(cache.clear().unwrap().len(), 1);

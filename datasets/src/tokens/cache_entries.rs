@@ -4,15 +4,15 @@
 //! last use of an entry is the later of its modification and access times, and
 //! the least recently used entries are removed first. A run can still read a
 //! file that it opened before the removal. A run that is killed while it writes
-//! leaves an unfinished file, which the next run removes: the lock of a writer
-//! ends with its process.
+//! leaves an unfinished file. The next run removes the file, because the
+//! writer's lock ended with its process.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// When entries of a token cache are removed.
+/// The limits above which entries of a token cache are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheLimits {
     /// Maximum bytes of all entries.
@@ -34,9 +34,9 @@ impl Default for CacheLimits {
 }
 
 impl CacheLimits {
-    /// Limits from the environment variables `DEEPBURN_CACHE_GB` and
+    /// Reads the limits from the environment variables `DEEPBURN_CACHE_GB` and
     /// `DEEPBURN_CACHE_DAYS`, which `variable` looks up. Both are whole
-    /// numbers; another value is ignored with a warning.
+    /// numbers; any other value is ignored with a warning.
     ///
     /// ```
     /// use std::time::Duration;
@@ -77,14 +77,14 @@ pub struct CacheEntry {
     pub source: Option<String>,
 }
 
-/// The extension of the file next to an entry that names its source.
+/// The extension of the file that stores the source of an entry.
 pub(crate) const SOURCE: &str = "source";
 
 /// Returns the entries in `folder`, most recently used first. A missing folder
-/// has none.
+/// has no entries.
 ///
 /// # Errors
-/// A folder that cannot be read.
+/// Returns an error if the folder cannot be read.
 pub(crate) fn entries(folder: &Path) -> io::Result<Vec<CacheEntry>> {
     let listing = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -99,7 +99,7 @@ pub(crate) fn entries(folder: &Path) -> io::Result<Vec<CacheEntry>> {
         let Some(metadata) = file.metadata().ok().filter(|it| it.is_file() && is_entry) else {
             continue;
         };
-        // An entry is used when it is written and when it is found.
+        // An entry counts as used when it is written and when it is found.
         let times = [metadata.modified(), metadata.accessed()].into_iter().flatten();
         let used = times.max().unwrap_or(SystemTime::UNIX_EPOCH);
         entries.push(CacheEntry {
@@ -123,8 +123,9 @@ fn is_partial(path: &Path) -> bool {
     name.is_some_and(|name| name.starts_with(".tmp"))
 }
 
-/// Returns whether a run is writing `path`. Its writer holds a lock. On a file
-/// system without locks, an unfinished file counts as being written for a day.
+/// Returns whether a run is writing `path`: the writer holds a lock on the
+/// file. On a file system without locks, an unfinished file counts as being
+/// written for a day.
 fn is_being_written(path: &Path) -> bool {
     let Ok(file) = fs::File::open(path) else { return false };
     match file.try_lock_shared() {
@@ -139,7 +140,7 @@ fn is_being_written(path: &Path) -> bool {
 }
 
 /// Removes the entries that exceed `limits`, and the unfinished files of
-/// interrupted runs. The most recently used entry always stays.
+/// interrupted runs. The most recently used entry is always kept.
 pub(crate) fn evict(folder: &Path, limits: CacheLimits) -> io::Result<()> {
     let (partial, complete): (Vec<_>, Vec<_>) =
         entries(folder)?.into_iter().partition(|entry| is_partial(&entry.path));
@@ -150,8 +151,8 @@ pub(crate) fn evict(folder: &Path, limits: CacheLimits) -> io::Result<()> {
     for (index, entry) in complete.into_iter().enumerate() {
         total += entry.bytes;
         if index > 0 && (total > limits.bytes || entry.unused > limits.age) {
-            // A removed entry takes no space, so a smaller one after it may
-            // stay.
+            // A removed entry does not count, so a smaller entry after it may
+            // be kept.
             total -= entry.bytes;
             tracing::info!(file = %entry.path.display(), "removed from the token cache");
             remove(&entry.path)?;
@@ -179,7 +180,7 @@ mod tests {
         entries(folder).unwrap().into_iter().map(name).collect()
     }
 
-    /// Files of 100 bytes, unused for so many days.
+    /// Creates files of 100 bytes, each unused for the given number of days.
     fn cache(files: &[(&str, u64)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for (name, days) in files {
@@ -207,10 +208,10 @@ mod tests {
         evict(dir.path(), limits(200, 5)).unwrap();
         assert_eq!(names(dir.path()), [".tmpx", "b.u32.bin", "c.bin"]);
         assert!(!dir.path().join("a.source").exists());
-        // The last one stays, whatever the limits.
+        // The most recently used entry is kept under any limits.
         evict(dir.path(), limits(0, 0)).unwrap();
         assert_eq!(names(dir.path()), [".tmpx", "b.u32.bin"]);
-        // Nobody writes it any more.
+        // An unfinished file is removed only after its writer is gone.
         assert_eq!(entries(dir.path()).unwrap()[0].source.as_deref(), Some("being written"));
         drop(writer);
         evict(dir.path(), limits(0, 0)).unwrap();

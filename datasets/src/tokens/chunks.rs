@@ -1,14 +1,14 @@
-//! Cuts of long documents at places where the tokenizer cuts them anyway.
+//! Cuts long documents at positions where the tokenizer splits them as well.
 //!
 //! Parallel tokenization must give the tokens of the whole document. In GPT-2's
 //! pre-tokenizer (`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|
 //! ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`) no piece has a space after a non-space,
 //! and none looks back. So a piece always ends where a space follows a
-//! non-space. The text before such a place is split as if the document ended
+//! non-space. The text before such a position is split as if the document ended
 //! there, and the text after it as if it began there, so a cut changes nothing.
 //! The cuts depend only on the text, never on the number of threads.
 
-/// Bytes after which the next safe place is used.
+/// Minimum bytes of a chunk, which ends at the next safe position.
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 
 /// Cuts `text` into chunks of at least `chunk_bytes`, except for the last one.
@@ -25,8 +25,8 @@ pub(crate) fn cut_at_spaces(text: &str, chunk_bytes: usize) -> Vec<&str> {
 }
 
 /// Cuts `text` so that no run of spaces or of non-spaces is longer than about
-/// `limit` bytes. For training only: the chunks may have other tokens than the
-/// whole text.
+/// `limit` bytes. Only used to train a tokenizer, because the tokens of the
+/// chunks may differ from the tokens of the whole text.
 pub(crate) fn cut_long_runs(text: &str, limit: usize) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -39,7 +39,8 @@ pub(crate) fn cut_long_runs(text: &str, limit: usize) -> impl Iterator<Item = &s
     })
 }
 
-/// Returns where the first run of more than `limit` bytes must be cut.
+/// Returns the position at which the first run of more than `limit` bytes must
+/// be cut.
 fn end_of_run(text: &str, limit: usize) -> Option<usize> {
     let (mut start, mut of_spaces) = (0, false);
     text.char_indices().find_map(|(at, char)| {

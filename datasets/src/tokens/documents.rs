@@ -1,9 +1,9 @@
 //! Text as a stream of documents, so that a text need not fit into memory.
 //!
-//! [`Documents`] says where the text is and how documents are joined. It is
-//! read several times: once for a [`TextScan`] (length, hash, training sample
-//! of the tokenizer), and once for each part that is tokenized. A text that
-//! changes in between is refused.
+//! [`Documents`] specifies the source of the text and how documents are joined.
+//! It is read several times: once for a [`TextScan`] (length, hash, training
+//! sample of the tokenizer), and once for each part that is tokenized. A text
+//! that changes in between is an error.
 
 use std::mem::take;
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub(crate) enum Documents<'a> {
 pub(crate) struct TextScan {
     /// Characters in all documents.
     pub(crate) num_chars: usize,
-    /// The hash of all documents and their ends.
+    /// The hash of all documents and their boundaries.
     pub(crate) hash: String,
     /// The first documents, up to a number of bytes.
     pub(crate) sample: Vec<String>,
@@ -87,7 +87,7 @@ impl Documents<'_> {
     /// document with blank lines in between.
     ///
     /// # Errors
-    /// Text that cannot be read, and the errors of `sink`.
+    /// Returns an error if the text cannot be read, and the errors of `sink`.
     pub(crate) fn visit(&self, sink: EventSink<'_>) -> Result<()> {
         let is_one = self.join() == Join::BlankLine;
         let (mut begins, mut is_first, mut has_text) = (true, true, false);
@@ -126,7 +126,7 @@ impl Documents<'_> {
     /// Reads the text once and keeps a sample of `sample_bytes`.
     ///
     /// # Errors
-    /// The errors of [`Documents::visit`].
+    /// Returns the errors of [`Documents::visit`].
     pub(crate) fn scan(&self, sample_bytes: usize) -> Result<TextScan> {
         let mut hasher = DocumentsHasher::default();
         let (mut num_chars, mut sample, mut kept) = (0, vec![String::new()], 0);
@@ -136,8 +136,8 @@ impl Documents<'_> {
                 DocumentEvent::Text(text) => {
                     num_chars += text.chars().count();
                     let room = text.floor_char_boundary(text.len().min(sample_bytes - kept));
-                    // The sample ends at the first cut, even if a shorter text
-                    // would still fit.
+                    // The sample ends with the first text that does not fit,
+                    // even if a shorter text after it would fit.
                     kept = if room < text.len() { sample_bytes } else { kept + room };
                     if let Some(last) = sample.last_mut() {
                         last.push_str(&text[..room]);
@@ -157,8 +157,8 @@ impl Documents<'_> {
     /// [`Documents::scan`].
     ///
     /// # Errors
-    /// The errors of [`Documents::visit`]; [`DataError::Modified`] for a text
-    /// that is not the scanned one.
+    /// Returns the errors of [`Documents::visit`], and [`DataError::Modified`]
+    /// if the text differs from the scanned text.
     pub(crate) fn visit_range(
         &self,
         scan: &TextScan,
@@ -196,8 +196,8 @@ fn chars_within<'t>(text: &'t str, place: Range<usize>, range: &Range<usize>) ->
         return "";
     }
     let byte = |char: usize| text.char_indices().nth(char).map_or(text.len(), |(at, _)| at);
-    // Most texts lie within the range as a whole. Counting their characters
-    // again would be wasted.
+    // Most texts are completely within the range, so their characters need not
+    // be counted again.
     let start = if range.start <= place.start { 0 } else { byte(range.start - place.start) };
     let end = if range.end >= place.end { text.len() } else { byte(range.end - place.start) };
     &text[start..end]

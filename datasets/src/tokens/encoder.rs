@@ -1,8 +1,8 @@
-//! Tokenization of a text that is never in memory as a whole.
+//! Tokenizes a text without loading all of it into memory.
 //!
-//! Documents are cut into chunks at places where the tokenizer would cut them
-//! too ([`super::chunks`]). A few megabytes of chunks are tokenized at a time,
-//! on all threads, and passed on in order.
+//! Documents are cut into chunks at positions where the tokenizer splits them
+//! as well ([`super::chunks`]). A few megabytes of chunks are tokenized at a
+//! time, on all threads, and passed on in order.
 
 use std::mem::take;
 use std::ops::Range;
@@ -14,8 +14,8 @@ use crate::tokens::chunks::{CHUNK_BYTES, safe_cut};
 use crate::tokens::documents::{Documents, TextScan};
 use crate::{Result, Tokenizer};
 
-/// Bytes of text that are tokenized at a time. While tokens are computed they
-/// need many times the memory of their text.
+/// Bytes of text that are tokenized at a time. Tokenization needs many times
+/// the memory of the text.
 const BATCH_BYTES: usize = 2 << 20;
 
 /// A callback for consecutive tokens.
@@ -24,7 +24,7 @@ pub(crate) type TokenSink<'a> = &'a mut dyn FnMut(&[u32]) -> Result<()>;
 /// Collects all tokens that `produce` passes to its sink.
 ///
 /// # Errors
-/// The errors of `produce`.
+/// Returns the errors of `produce`.
 pub(crate) fn collect_tokens(
     produce: impl FnOnce(TokenSink<'_>) -> Result<()>,
 ) -> Result<Vec<u32>> {
@@ -39,7 +39,8 @@ pub(crate) fn collect_tokens(
 /// Streams the tokens of the characters in `range` of `documents` to `sink`.
 ///
 /// # Errors
-/// The errors of [`Documents::visit_range`], [`Tokenizer::encode`] and `sink`.
+/// Returns the errors of [`Documents::visit_range`], [`Tokenizer::encode`] and
+/// `sink`.
 pub(crate) fn encode_range(
     tokenizer: &Tokenizer,
     documents: Documents<'_>,
@@ -92,7 +93,8 @@ struct StreamingEncoder<'a> {
 impl StreamingEncoder<'_> {
     /// Adds text of the current document.
     fn push(&mut self, text: &str) -> Result<()> {
-        // Written with the next document, so that none follows the last one.
+        // The separator is added with the next document, so that no separator
+        // follows the last document.
         self.batch.extend(self.separator.take().map(Chunk::Separator));
         self.pending.push_str(text);
         if !self.tokenizer.cuts_at_spaces() {

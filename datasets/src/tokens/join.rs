@@ -1,4 +1,4 @@
-//! How documents are joined to one stream of tokens.
+//! The separator between documents in a stream of tokens.
 
 use crate::Tokenizer;
 
@@ -20,7 +20,7 @@ pub enum Join {
 }
 
 impl Join {
-    /// Returns the id between documents.
+    /// Returns the id of the token between documents, if there is one.
     pub(crate) fn separator(self, tokenizer: &Tokenizer) -> Option<u32> {
         match self {
             Self::EndOfText => tokenizer.end_of_text(),
@@ -31,9 +31,8 @@ impl Join {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
+    use crate::test_data::test_data;
     use crate::tokens::documents::Documents;
     use crate::tokens::encoder::encode_range;
     use crate::{END_OF_TEXT, TEXT_FIELD, read_documents};
@@ -60,17 +59,14 @@ mod tests {
         assert_eq!(joined(Join::BlankLine), encode("a\n\n\n\nb"));
     }
 
-    /// Known counts of the raw WikiText-2 test split with GPT-2's tokenizer, where both are beside
-    /// the checkout: joined by blank lines, as its perplexity is reported, whatever the threads.
+    /// Known token counts of the raw WikiText-2 test split with GPT-2's tokenizer. Documents are
+    /// joined by blank lines, as for its published perplexity, with any number of threads.
     #[test]
     fn gpt2_counts_of_wikitext() {
-        let hub = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/hub");
-        let folder = hub.join("datasets/Salesforce/wikitext/wikitext-2-raw-v1");
-        let text = folder.join("test-00000-of-00001.parquet");
-        let gpt2 = hub.join("models/openai-community/gpt2");
-        if !text.exists() || !gpt2.exists() {
-            return;
-        }
+        let wikitext = "hub/datasets/Salesforce/wikitext/wikitext-2-raw-v1";
+        let text = test_data(&format!("{wikitext}/test-00000-of-00001.parquet"));
+        let gpt2 = test_data("hub/models/openai-community/gpt2");
+        let (Some(text), Some(gpt2)) = (text, gpt2) else { return };
         let rows = read_documents(&text, TEXT_FIELD).unwrap();
         assert_eq!(rows.len(), 4358);
         let tokenizer = Tokenizer::load(&gpt2).unwrap();

@@ -1,12 +1,12 @@
-//! Packing: a stream of tokens becomes training sequences of one length.
+//! Packs a stream of tokens into training sequences of one length.
 //!
 //! [`Sequences`] is a view of a shared [`TokenStream`]: sequence `i` is tokens
 //! `i * sequence_length ..`, without gap or overlap, so several documents may
 //! share a sequence (an end-of-text token separates them). Labels are the
 //! inputs; the model shifts them by one within the sequence, so the first token
 //! of a sequence is never predicted. Cloning and splitting share the tokens.
-//! Sequences of fewer than two tokens and streams that do not fill one sequence
-//! are refused.
+//! Sequences of fewer than two tokens are an error, and so are streams that are
+//! shorter than one sequence.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::hash::Fingerprint;
 use crate::splits::{Fractions, try_map};
 use crate::{DataError, Result, TokenFile};
 
-/// Number of tokens up to which a fingerprint covers all of them, which takes
-/// about a tenth of a second.
+/// Maximum number of tokens for which a fingerprint covers all tokens. Hashing
+/// them takes about a tenth of a second.
 const FINGERPRINT_TOKENS: usize = 1 << 24;
 
 /// Number of evenly spaced sequences in the fingerprint of a larger corpus.
@@ -44,10 +44,10 @@ impl TokenStream {
     /// Returns the tokens at `range`.
     ///
     /// # Errors
-    /// The errors of [`TokenFile::tokens`].
+    /// Returns the errors of [`TokenFile::tokens`].
     ///
     /// # Panics
-    /// If `range` ends beyond [`TokenStream::len`], like a slice.
+    /// Panics if `range` ends beyond [`TokenStream::len`], like a slice.
     pub fn tokens(&self, range: Range<usize>) -> Result<Vec<u32>> {
         match self {
             Self::File(file) => file.tokens(range),
@@ -59,7 +59,7 @@ impl TokenStream {
 /// Checks a sequence length, before any data is read.
 ///
 /// # Errors
-/// [`DataError::Setting`] for a length below 2.
+/// Returns [`DataError::Setting`] if the length is below 2.
 pub(crate) fn check_sequence_length(length: usize) -> Result<()> {
     let rule = "a language model predicts each token from those before it; set it to 2 or more";
     match length {
@@ -95,15 +95,16 @@ impl Sequences {
     /// Cuts `stream`. `what` names it in errors ("train split", a file).
     ///
     /// # Errors
-    /// [`DataError::Empty`], or [`DataError::Setting`] for a sequence length
-    /// below 2 or above the length of the stream.
+    /// Returns [`DataError::Empty`] if the stream is empty, and
+    /// [`DataError::Setting`] if the sequence length is below 2 or above the
+    /// length of the stream.
     pub fn pack(stream: TokenStream, sequence_length: usize, what: &str) -> Result<Self> {
         check_sequence_length(sequence_length)?;
         let tokens = 0..stream.len();
         Self { stream: Arc::new(stream), tokens, sequence_length }.checked(what)
     }
 
-    /// Returns this view if it has a sequence.
+    /// Returns this view if it has at least one sequence.
     fn checked(self, what: &str) -> Result<Self> {
         let (tokens, length) = (self.tokens.len(), self.sequence_length);
         if tokens == 0 {
@@ -132,10 +133,10 @@ impl Sequences {
     /// Returns sequence `index`.
     ///
     /// # Errors
-    /// The errors of [`TokenFile::tokens`].
+    /// Returns the errors of [`TokenFile::tokens`].
     ///
     /// # Panics
-    /// If `index` is not below [`Sequences::len`], like a slice.
+    /// Panics if `index` is not below [`Sequences::len`], like a slice.
     pub fn get(&self, index: usize) -> Result<Vec<i32>> {
         assert!(index < self.len(), "sequence {index} of {}", self.len());
         let start = self.tokens.start + index * self.sequence_length;
@@ -148,8 +149,8 @@ impl Sequences {
     /// eval, test. A fraction of zero gives `None`.
     ///
     /// # Errors
-    /// [`DataError::Setting`] for invalid fractions; [`DataError::Empty`] for
-    /// an empty part, named after `what`.
+    /// Returns [`DataError::Setting`] for invalid fractions, and
+    /// [`DataError::Empty`] for an empty part, which is named after `what`.
     pub(crate) fn split(&self, fractions: Fractions, what: &str) -> Result<[Option<Self>; 3]> {
         try_map(fractions.cut(self.len())?, |(name, sequences)| {
             let at = |index: usize| self.tokens.start + index * self.sequence_length;
@@ -158,11 +159,11 @@ impl Sequences {
         })
     }
 
-    /// Returns a hash of the tokens; for more than 16 million tokens, of evenly
-    /// spaced sequences.
+    /// Returns a hash of the tokens. For more than 16 million tokens, only
+    /// evenly spaced sequences are hashed.
     ///
     /// # Errors
-    /// The errors of [`TokenFile::tokens`].
+    /// Returns the errors of [`TokenFile::tokens`].
     pub fn fingerprint(&self) -> Result<String> {
         let count = self.len();
         let is_small = count.saturating_mul(self.sequence_length) <= FINGERPRINT_TOKENS;

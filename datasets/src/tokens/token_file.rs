@@ -4,9 +4,9 @@
 //! [`TokenFile`] reads the tokens of a batch when they are needed, so a corpus
 //! may be larger than memory. The file is not memory-mapped: if a mapped file
 //! is truncated, the process ends with a signal, while a read returns an error.
-//! A file that was modified since it was opened is refused too, because its
-//! tokens may not be the checked ones. Other refusals: a name without a width,
-//! an empty file, a size that is not a multiple of the width, and ids outside of
+//! A file that was modified after it was opened is an error too, because its
+//! tokens were not checked. Further errors are a name without a token width, an
+//! empty file, a size that is not a multiple of the width, and ids outside of
 //! the vocabulary.
 
 use std::fs::File;
@@ -21,7 +21,7 @@ use crate::{DataError, Result};
 /// Ids are used as `i32`, in which negative numbers mark ignored labels.
 pub(crate) const MAX_VOCAB_SIZE: usize = 1 << 31;
 
-/// Tokens that are checked at a time.
+/// Number of tokens that are checked at a time.
 const SCAN_TOKENS: usize = 1 << 18;
 
 /// The width of a token in its file.
@@ -42,9 +42,9 @@ impl TokenWidth {
         }
     }
 
-    /// Returns the width that the name of a file announces.
+    /// Returns the token width that the name of a file implies.
     ///
-    /// The files have no header, so the name alone says how to read them:
+    /// The files have no header, so only the name determines how to read them:
     ///
     /// ```
     /// use std::path::Path;
@@ -58,7 +58,7 @@ impl TokenWidth {
     /// ```
     ///
     /// # Errors
-    /// [`DataError::InvalidFile`] for any other name.
+    /// Returns [`DataError::InvalidFile`] for any other name.
     pub fn of(path: &Path) -> Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if name.ends_with(".u32.bin") {
@@ -104,8 +104,8 @@ impl TokenFile {
     /// or below 2^31 if the vocabulary is unknown.
     ///
     /// # Errors
-    /// A name, size or id that breaks the rules of this module; a file that
-    /// cannot be read.
+    /// Returns an error if the name, the size or an id breaks the rules of this
+    /// module, or if the file cannot be read.
     pub fn open(path: &Path, vocab_size: Option<usize>) -> Result<Self> {
         let width = TokenWidth::of(path)?;
         let file = open_file(path)?;
@@ -116,7 +116,7 @@ impl TokenFile {
         }
         if !bytes.is_multiple_of(width.bytes()) {
             let reason = format!(
-                "has {bytes} bytes, no multiple of the {} bytes of a token; it is truncated, or its name announces the wrong width (`.bin` is u16, `.u32.bin` is u32); copy or rename it again",
+                "has {bytes} bytes, which is not a multiple of the {} bytes of a token; it is truncated, or its name announces the wrong width (`.bin` is u16, `.u32.bin` is u32); copy or rename it again",
                 width.bytes()
             );
             return Err(DataError::invalid(path, reason));
@@ -125,8 +125,8 @@ impl TokenFile {
         let len = bytes / width.bytes();
         let modified = metadata.modified().ok();
         let file = Self { file, len, width, path: path.to_owned(), limit, modified };
-        // Two bytes cannot exceed a larger vocabulary, so the file need not be
-        // read.
+        // Two-byte ids cannot exceed a larger vocabulary, so the file need not
+        // be read.
         if width == TokenWidth::U32 || limit <= usize::from(u16::MAX) {
             file.largest_id()?;
         }
@@ -142,12 +142,12 @@ impl TokenFile {
     /// Reads the tokens at `range`.
     ///
     /// # Errors
-    /// [`DataError::Modified`] for a file that was modified or truncated since
-    /// it was opened, and [`DataError::Unreadable`]; [`DataError::InvalidFile`]
-    /// for an id outside of the vocabulary.
+    /// Returns [`DataError::Modified`] if the file was modified or truncated
+    /// after it was opened, [`DataError::Unreadable`] if it cannot be read, and
+    /// [`DataError::InvalidFile`] if an id is outside of the vocabulary.
     ///
     /// # Panics
-    /// If `range` ends beyond [`TokenFile::len`], like a slice.
+    /// Panics if `range` ends beyond [`TokenFile::len`], like a slice.
     pub fn tokens(&self, range: Range<usize>) -> Result<Vec<u32>> {
         assert!(range.end <= self.len, "tokens {range:?} of {}", self.len);
         let width = self.width.bytes();
@@ -155,8 +155,8 @@ impl TokenFile {
         let offset = (range.start * width) as u64;
         read_exact_at(&self.file, &mut bytes, offset)
             .map_err(|cause| self.read_error(cause, offset, bytes.len()))?;
-        // Checked after the read: a modification before it is then visible in
-        // the time.
+        // The modification time is checked after the read, so that it also
+        // reveals a modification shortly before the read.
         let metadata = self.file.metadata().map_err(DataError::unreadable(&self.path))?;
         if metadata.modified().ok() != self.modified {
             return Err(self.modified("was modified while it was in use".to_owned()));
@@ -180,7 +180,7 @@ impl TokenFile {
     /// Returns the largest id in the file.
     ///
     /// # Errors
-    /// The errors of [`TokenFile::tokens`].
+    /// Returns the errors of [`TokenFile::tokens`].
     pub fn largest_id(&self) -> Result<u32> {
         let mut largest = 0;
         for start in (0..self.len).step_by(SCAN_TOKENS) {
@@ -283,11 +283,12 @@ mod tests {
         assert_eq!(tokens.tokens(0..2).unwrap(), [1, 2]);
         let write = |bytes: &[u8]| {
             std::fs::write(&path, bytes).unwrap();
-            // The clock of a file system may not have moved on since.
+            // The timestamp could otherwise be unchanged, because file systems
+            // have a limited time resolution.
             let later = SystemTime::now() + Duration::from_secs(1);
             File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
         };
-        // Valid ids, and as many.
+        // The same number of ids, which are valid.
         write(&[1, 0, 2, 0, 4, 0, 4, 0]);
         let error = tokens.tokens(0..2).unwrap_err();
         assert!(matches!(error, DataError::Modified { .. }), "{error}");

@@ -1,12 +1,12 @@
 //! Tokenizers: text to ids and back, loaded from a model's files or trained on
 //! the corpus.
 //!
-//! [`Tokenizer`] adds what training needs to the `tokenizers` library: the same
-//! ids in every run and with any number of threads, a vocabulary size that an
-//! embedding can rely on, and the end-of-text token between documents.
-//! Truncation and padding of a tokenizer file are switched off, because
-//! [`crate::Sequences`] cuts the corpus. The library panics on some damaged
-//! files, while it loads them or later, so each call is guarded.
+//! [`Tokenizer`] extends the `tokenizers` library for training. The ids are the
+//! same in every run and with any number of threads, the vocabulary size covers
+//! all ids, and the end-of-text token separates documents. Truncation and
+//! padding of a tokenizer file are disabled, because [`crate::Sequences`] cuts
+//! the corpus. The library panics on some damaged files, while it loads them or
+//! later, so each call is guarded.
 
 use std::path::{Path, PathBuf};
 
@@ -22,16 +22,16 @@ use crate::{DataError, Result};
 
 pub use crate::tokens::tokenizer_files::END_OF_TEXT;
 
-/// 256 bytes and the end-of-text token.
+/// Minimum vocabulary size: 256 bytes and the end-of-text token.
 const MIN_VOCAB_SIZE: usize = 257;
 
 /// Maximum bytes of text for training. More text hardly changes the merges, but
 /// costs time and memory.
 pub(crate) const TRAINING_BYTES: usize = 32 << 20;
 
-/// Longest run without a space that training sees whole. The trainer scans a
-/// word once for each pair that it merges in it, so its time is quadratic in
-/// the length of a word.
+/// Longest run without a space in training; longer runs are cut. The trainer
+/// scans a word once for each pair that it merges in it, so the time is
+/// quadratic in the word length.
 const TRAINING_RUN: usize = 256;
 
 /// A tokenizer and the files it is saved as.
@@ -41,7 +41,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// The path it was loaded from, for errors.
     path: Option<PathBuf>,
-    /// The id between documents.
+    /// The id of the token between documents.
     end_of_text: Option<u32>,
     /// The largest id plus one.
     vocab_size: usize,
@@ -60,8 +60,9 @@ impl Tokenizer {
     /// `tokenizer_config.json`, else [`END_OF_TEXT`] if the vocabulary has it.
     ///
     /// # Errors
-    /// [`DataError::Unreadable`], [`DataError::InvalidFile`] or
-    /// [`DataError::Tokenizer`].
+    /// Returns [`DataError::Unreadable`], [`DataError::InvalidFile`] or
+    /// [`DataError::Tokenizer`] if the files cannot be read, are not valid, or
+    /// fail to load.
     pub fn load(path: &Path) -> Result<Self> {
         let files = TokenizerFiles::read(path)?;
         let inner = files.build(path)?;
@@ -80,7 +81,7 @@ impl Tokenizer {
     /// a space are cut, which bounds the training time.
     ///
     /// # Errors
-    /// [`DataError::Setting`] for a size below 257.
+    /// Returns [`DataError::Setting`] if `vocab_size` is below 257.
     pub fn train<D: AsRef<str>>(documents: &[D], vocab_size: usize) -> Result<Self> {
         if vocab_size < MIN_VOCAB_SIZE {
             let rule = "a byte-level vocabulary needs 256 bytes and the end-of-text token; set it to 257 or more";
@@ -117,8 +118,8 @@ impl Tokenizer {
         Self::new(inner, Some(END_OF_TEXT), TokenizerFiles::trained(json), None)
     }
 
-    /// Prepares a tokenizer of the library: no truncation, no padding, and the
-    /// ids that training needs.
+    /// Wraps a tokenizer of the library: disables truncation and padding, and
+    /// reads the ids that training needs.
     fn new(
         mut inner: tokenizers::Tokenizer,
         end_of_text: Option<&str>,
@@ -154,12 +155,12 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    /// Returns the id between documents if the tokenizer has one.
+    /// Returns the id of the token between documents, if the tokenizer has one.
     pub fn end_of_text(&self) -> Option<u32> {
         self.end_of_text
     }
 
-    /// Returns whether [`cut_at_spaces`] keeps the ids.
+    /// Returns whether [`cut_at_spaces`] preserves the ids.
     pub(crate) fn cuts_at_spaces(&self) -> bool {
         self.cuts_at_spaces
     }
@@ -174,17 +175,17 @@ impl Tokenizer {
     /// tokens that are spelled out in the text become their ids.
     ///
     /// # Errors
-    /// [`DataError::Tokenizer`] if the model has neither a token nor an unknown
-    /// token for a part of the text.
+    /// Returns [`DataError::Tokenizer`] if the model has neither a token nor an
+    /// unknown token for a part of the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.call("encoding", |inner| Ok(inner.encode_fast(text, false)?.get_ids().to_vec()))
     }
 
-    /// Returns the ids of each document. Uses all threads; each result equals
-    /// the document's [`Tokenizer::encode`] result.
+    /// Returns the ids of each document. Uses all threads. Each result is equal
+    /// to the result of [`Tokenizer::encode`].
     ///
     /// # Errors
-    /// The errors of [`Tokenizer::encode`].
+    /// Returns the errors of [`Tokenizer::encode`].
     pub fn encode_each<D>(&self, documents: &[D]) -> Result<Vec<Vec<u32>>>
     where
         D: AsRef<str> + Sync,
@@ -205,10 +206,10 @@ impl Tokenizer {
     /// `skip_special`, special tokens are left out.
     ///
     /// # Errors
-    /// [`DataError::Tokenizer`] for an id that is not in the vocabulary.
+    /// Returns [`DataError::Tokenizer`] if an id is not in the vocabulary.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         self.call("decoding", |inner| {
-            // The library would leave out unknown ids without a word.
+            // The library would silently skip unknown ids.
             match ids.iter().find(|&&id| id as usize >= self.vocab_size) {
                 Some(id) => {
                     Err(format!("id {id} is not below the vocabulary size {}", self.vocab_size)
@@ -219,11 +220,12 @@ impl Tokenizer {
         })
     }
 
-    /// Returns everything that determines ids, as JSON. It is the same for
-    /// equal tokenizers from different files.
+    /// Returns the definition of the tokenizer as JSON: everything that
+    /// determines ids. Equal tokenizers from different files have the same
+    /// definition.
     ///
     /// # Errors
-    /// [`DataError::Tokenizer`] if the library cannot render it.
+    /// Returns [`DataError::Tokenizer`] if the library cannot serialize it.
     pub(crate) fn definition(&self) -> Result<String> {
         self.call("rendering it", |inner| inner.to_string(false))
     }
@@ -239,11 +241,11 @@ impl Tokenizer {
 
     /// Writes the files that `transformers.AutoTokenizer.from_pretrained` reads
     /// into `folder`, which is created if it is missing. Files that were loaded
-    /// are written unchanged, and missing ones are generated. Each file appears
-    /// complete or not at all.
+    /// are written unchanged, and missing ones are generated. Each file is
+    /// written atomically.
     ///
     /// # Errors
-    /// [`DataError::Unwritable`].
+    /// Returns [`DataError::Unwritable`] if a file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let end_of_text = self.end_of_text.and_then(|id| self.inner.id_to_token(id));
         let generated = |inner: &_| self.files.generated(inner, end_of_text.as_deref());
@@ -251,9 +253,9 @@ impl Tokenizer {
     }
 }
 
-/// Returns whether [`cut_at_spaces`] keeps the ids: the pre-tokenizer must be
-/// GPT-2's, without a normalizer before it, and no added token may contain or
-/// absorb a space.
+/// Returns whether [`cut_at_spaces`] preserves the ids: the pre-tokenizer must
+/// be GPT-2's, without a normalizer before it, and no added token may contain
+/// or absorb a space.
 fn cuts_at_spaces(tokenizer: &tokenizers::Tokenizer) -> bool {
     let is_gpt2 = matches!(
         tokenizer.get_pre_tokenizer(),
@@ -282,12 +284,12 @@ fn call<T>(
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::PathBuf;
 
     use proptest::prelude::*;
 
     use super::*;
     use crate::SyntheticCorpus;
+    use crate::test_data::test_data;
 
     fn corpus() -> Vec<String> {
         SyntheticCorpus { seed: 5, bytes: 60_000 }.documents().unwrap()
@@ -301,12 +303,6 @@ mod tests {
     fn joined<D: AsRef<str> + Sync>(tokenizer: &Tokenizer, documents: &[D]) -> Vec<u32> {
         let separator: Vec<u32> = tokenizer.end_of_text().into_iter().collect();
         tokenizer.encode_each(documents).unwrap().join(&separator[..])
-    }
-
-    /// Test data that a checkout may have beside it.
-    fn shared(path: &str) -> Option<PathBuf> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data").join(path);
-        path.exists().then_some(path)
     }
 
     #[test]
@@ -351,7 +347,7 @@ mod tests {
         assert!(tokenizer.decode(&[400], false).is_err());
     }
 
-    /// Nothing is merged in a word that training has not seen whole.
+    /// A long run is trained in the same way as its pieces.
     #[test]
     fn long_runs_are_cut_for_training() {
         let digits: String = (0..2000).map(|at| char::from(b'0' + (at * at % 7) as u8)).collect();
@@ -415,14 +411,12 @@ mod tests {
         assert_eq!(fs::read_to_string(dir.path().join("out/tokenizer.json")).unwrap(), json);
     }
 
-    /// Known counts: tinyshakespeare, split 90/10 by characters, with GPT-2's own tokenizer.
+    /// Known token counts of tinyshakespeare, split 90/10 by characters, with GPT-2's tokenizer.
     #[test]
     fn gpt2_counts_of_tinyshakespeare() {
-        let (Some(text), Some(folder)) =
-            (shared("tinyshakespeare.txt"), shared("hub/models/openai-community/gpt2"))
-        else {
-            return;
-        };
+        let text = test_data("tinyshakespeare.txt");
+        let folder = test_data("hub/models/openai-community/gpt2");
+        let (Some(text), Some(folder)) = (text, folder) else { return };
         let text = fs::read_to_string(text).unwrap();
         let (train, eval) = text.split_at(text.len() / 10 * 9 + text.len() % 10 * 9 / 10);
         let tokenizer = Tokenizer::load(&folder).unwrap();

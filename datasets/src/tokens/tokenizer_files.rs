@@ -40,7 +40,7 @@ pub(crate) const TOKENIZER_FILES: [&str; 6] =
 /// Maximum bytes of a file: ten times the size of the largest vocabularies.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Returns whether the files that `has` knows are enough for a tokenizer.
+/// Returns whether the files for which `has` returns true define a tokenizer.
 pub(crate) fn is_complete(has: impl Fn(&str) -> bool) -> bool {
     has(TOKENIZER) || (has(VOCAB) && has(MERGES))
 }
@@ -69,7 +69,7 @@ impl TokenizerFiles {
         }
     }
 
-    /// The files of a trained tokenizer, which exists as `tokenizer.json` only.
+    /// Creates the files of a trained tokenizer: `tokenizer.json` only.
     pub(crate) fn trained(json: String) -> Self {
         Self(BTreeMap::from([(TOKENIZER, json.into_bytes())]))
     }
@@ -170,7 +170,7 @@ fn no_tokenizer(path: &Path) -> DataError {
     DataError::invalid(path, reason)
 }
 
-/// A byte-level tokenizer with the parts of GPT-2's.
+/// A byte-level BPE tokenizer with the components of GPT-2's tokenizer.
 pub(crate) type ByteLevelBpe =
     TokenizerImpl<BPE, NormalizerWrapper, ByteLevel, ByteLevel, ByteLevel>;
 
@@ -208,8 +208,8 @@ fn build_gpt2(vocab: &[u8], merges: &[u8], path: &Path) -> Result<tokenizers::To
 
 /// Parses the tokenizer in `json`.
 fn parse(json: &[u8], path: &Path) -> Result<tokenizers::Tokenizer> {
-    // Checked first, because the library panics on a file that is cut within a
-    // decoder.
+    // Checked first, because the library panics on a file that is truncated
+    // within a decoder.
     let valid = serde_json::from_slice::<serde::de::IgnoredAny>(json)
         .map_err(|error| format!("it is not valid JSON: {error}"));
     valid
@@ -244,7 +244,7 @@ fn parse_merges(merges: &[u8]) -> Result<Vec<(String, String)>, String> {
 }
 
 /// Writes a file under a temporary name and renames it, so that no reader sees
-/// half a file.
+/// an incomplete file.
 fn write_whole(folder: &Path, name: &str, contents: &[u8]) -> io::Result<()> {
     let partial = folder.join(format!(".{name}.partial"));
     let mut file = PartialFile::create(folder.join(name), partial)?;

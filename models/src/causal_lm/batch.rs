@@ -1,7 +1,7 @@
-//! Token batches that have been checked against the model they are for.
+//! Validated batches of token sequences for language models.
 //!
-//! Main type: [`CausalBatch`]. A device tensor cannot be looked into cheaply, so lengths, token ids and labels
-//! are checked here, on the host, before any tensor exists.
+//! Main type: [`CausalBatch`]. Reading values back from a device tensor is slow, so lengths, token ids and labels are
+//! checked here on the host, before any tensor is created.
 //!
 //! ```text
 //! input ids    t0 t1 t2 t3           one sequence of a batch
@@ -10,7 +10,7 @@
 //! targets      t1 t2                 the tokens that they should predict
 //! ```
 //!
-//! The last position of a sequence never predicts: its next token belongs to the next sequence.
+//! The last position of a sequence has no target, because the next token in the batch belongs to another sequence.
 
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use thiserror::Error;
@@ -20,17 +20,17 @@ use crate::architecture::{LanguageModelConfig, TokenLimits};
 /// The label of a position that the loss ignores, as in `transformers`.
 pub const IGNORED_LABEL: i64 = -100;
 
-/// Sequences of equal length with what each position should predict.
+/// A batch of token sequences of equal length, with the target token of each position.
 #[derive(Clone, Debug)]
 pub struct CausalBatch<B: Backend> {
     /// `[batch, length]`.
     pub(crate) input_ids: Tensor<B, 2, Int>,
-    /// Rows of the flattened `[batch * length]` stream that predict something, never empty.
+    /// The rows of the flattened `[batch * length]` stream that have a target; never empty.
     pub(crate) positions: Tensor<B, 1, Int>,
-    /// `[positions]`: the token each of them should predict.
+    /// `[positions]`: the target token of each entry of `positions`.
     pub(crate) targets: Tensor<B, 1, Int>,
-    /// Positions that predict something. It is 0 for a batch whose labels are all ignored, although `positions`
-    /// then has one entry.
+    /// The number of positions with a target. It is 0 if all labels of the batch are ignored, although `positions` then
+    /// has one entry.
     tokens: usize,
 }
 
@@ -45,21 +45,21 @@ pub enum InputError {
         /// Tokens in each.
         length: usize,
     },
-    /// There are more or fewer values than the shape needs.
+    /// The number of values does not match the shape.
     #[error("{found} {what} given for {batch} sequences of {length} tokens, {expected} needed")]
     Count {
         /// "input ids" or "labels".
         what: &'static str,
-        /// How many were given.
+        /// The number of values given.
         found: usize,
-        /// How many there should be.
+        /// The number of values required.
         expected: usize,
         /// Number of sequences.
         batch: usize,
         /// Tokens in each.
         length: usize,
     },
-    /// The model has no embedding for positions that late.
+    /// The sequences are longer than the model supports.
     #[error(
         "sequences of {length} tokens are longer than the model allows (`{field}` = {max_len}); \
          shorten them"
@@ -69,10 +69,10 @@ pub enum InputError {
         length: usize,
         /// The longest that the model supports.
         max_len: usize,
-        /// The field of `config.json` that says so.
+        /// The field of `config.json` that contains `max_len`.
         field: &'static str,
     },
-    /// A token or label that the vocabulary does not have.
+    /// A token or label is outside the vocabulary.
     #[error(
         "{what} {value} (sequence {sequence}, position {position}) is not in the model's vocabulary \
          (`vocab_size` = {vocab_size}); is the tokenizer the model's own?"
@@ -86,20 +86,20 @@ pub enum InputError {
         sequence: usize,
         /// Its position in the sequence, from 0.
         position: usize,
-        /// Ids are below this.
+        /// The vocabulary size; valid ids are smaller.
         vocab_size: usize,
     },
 }
 
 impl<B: Backend> CausalBatch<B> {
-    /// Returns a batch of `[batch, length]` tokens, flattened row by row, for models of this `config`.
+    /// Returns a batch of `[batch, length]` tokens for models with this `config`. The ids are given row by row.
     ///
-    /// `labels` name for each position the token *at* it, as in `transformers`: position `p` of a
-    /// sequence learns to predict label `p + 1` of the same sequence, unless that is
-    /// [`IGNORED_LABEL`]. `None` means that the labels are the inputs.
+    /// `labels` contains one token per position and is not shifted, as in `transformers`: position `p` of a sequence
+    /// learns to predict label `p + 1` of the same sequence, unless that label is [`IGNORED_LABEL`]. `None` uses the
+    /// inputs as labels.
     ///
     /// # Errors
-    /// [`InputError`] if a count, a length or a token does not fit.
+    /// Returns [`InputError`] if the number of ids or labels, the length, or a token is invalid.
     pub fn new(
         config: &impl LanguageModelConfig,
         input_ids: &[u32],
@@ -116,7 +116,7 @@ impl<B: Backend> CausalBatch<B> {
             |index: usize| labels.map_or(i64::from(input_ids[index]), |labels| labels[index]);
         let (mut positions, mut targets): (Vec<i32>, Vec<i32>) = (0..batch * length)
             .filter(|row| (row + 1) % length != 0 && label(row + 1) != IGNORED_LABEL)
-            // `check_count` refuses batches of 2^31 tokens, and ids are below 2^24, so both casts are exact.
+            // `check_count` rejects batches of 2^31 or more tokens, and ids are below 2^24, so both casts are exact.
             .map(|row| (row as i32, label(row + 1) as i32))
             .unzip();
         let tokens = positions.len();
@@ -140,7 +140,7 @@ impl<B: Backend> CausalBatch<B> {
         self.input_ids.clone()
     }
 
-    /// Returns the number of positions that predict something: the weight of this batch among others.
+    /// Returns the number of positions with a target, which is the weight of this batch in an average over batches.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
@@ -150,8 +150,8 @@ impl<B: Backend> CausalBatch<B> {
 /// Checks token ids against the model's vocabulary and length.
 ///
 /// # Errors
-/// [`InputError`] for an empty batch, a sequence that is too long, a wrong number of ids, or an id outside of
-/// the vocabulary.
+/// Returns [`InputError`] if the batch is empty, a sequence is too long, the number of ids is wrong, or an id is
+/// outside the vocabulary.
 pub(crate) fn check_tokens(
     limits: TokenLimits,
     input_ids: &[u32],
@@ -177,10 +177,10 @@ pub(crate) fn check_tokens(
     }
 }
 
-/// Checks labels against the model's vocabulary. [`IGNORED_LABEL`] is the only one outside of it.
+/// Checks labels against the model's vocabulary. [`IGNORED_LABEL`] is the only accepted value outside the vocabulary.
 ///
 /// # Errors
-/// [`InputError`] for a wrong number of labels, or a label outside of the vocabulary.
+/// Returns [`InputError`] if the number of labels is wrong, or a label is outside the vocabulary.
 fn check_labels(
     limits: TokenLimits,
     labels: &[i64],
@@ -203,7 +203,7 @@ fn check_labels(
     }
 }
 
-/// Checks that there is a value for each position, and that positions can be numbered in 32 bits.
+/// Checks that there is one value per position, and that position indices fit in 32 bits.
 fn check_count(
     what: &'static str,
     found: usize,

@@ -1,11 +1,13 @@
-//! Continuing a prompt.
+//! Text generation from a prompt.
 //!
-//! Main type: [`Generation`], an iterator over new tokens. The model caches what it needs of earlier positions, so
-//! that a new token costs a pass over one position rather than over the whole sequence. There is no sliding window:
-//! prompt and new tokens together must fit the model's positions, which is checked before the first token.
+//! Main type: [`Generation`], an iterator over new tokens. The model caches the keys and values of earlier positions,
+//! so each new token needs a forward pass over one position instead of the whole sequence. There is no sliding window:
+//! the prompt and the new tokens together must not exceed the model's maximum length. This is checked before the first
+//! token is generated.
 //!
-//! Sampling is the usual pipeline of `transformers`: temperature, then `top_k`, then `top_p`, then a draw. Draws come
-//! from a ChaCha stream on the host, so that a seed gives the same tokens on all backends that compute the same logits.
+//! Sampling follows the order of `transformers`: temperature, then `top_k`, then `top_p`, then one random sample.
+//! Random numbers come from a ChaCha generator on the host, so a seed gives the same tokens on all backends that
+//! compute the same logits.
 
 use deepburn_ops::FusedOps;
 use rand_chacha::ChaCha8Rng;
@@ -16,34 +18,36 @@ use super::LanguageModel;
 use super::batch::{InputError, check_tokens, id_tensor};
 use crate::architecture::TokenLimits;
 
-/// Options of a continuation.
+/// Options for text generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
-    /// The most tokens to add.
+    /// The maximum number of tokens to generate.
     pub max_new_tokens: usize,
-    /// The choice among likely tokens.
+    /// How the next token is chosen.
     pub sampling: Sampling,
-    /// Tokens after which to stop. A stop token is still returned. `config.eos_token_ids()` is the
-    /// model's own choice.
+    /// Tokens after which generation stops. The stop token itself is returned. `config.eos_token_ids()` returns the
+    /// model's end-of-sequence tokens.
     pub stop: Vec<u32>,
-    /// Tokens that exist; the model's rows beyond are padding and never chosen. None takes all rows.
+    /// The number of tokens of the tokenizer. Further rows of the output layer are padding and are never chosen. `None`
+    /// allows all rows.
     pub num_tokens: Option<usize>,
 }
 
-/// The choice of the next token.
+/// The method that chooses the next token.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sampling {
-    /// The likeliest; the lower id of equals.
+    /// The most likely token. Ties are resolved in favour of the lower id.
     Greedy,
-    /// At random, by the model's probabilities after the filters, applied in this order.
+    /// A random token, sampled from the model's probabilities. The filters are applied in the order of these fields.
     Random {
-        /// Decides everything that is random.
+        /// The seed of the random number generator.
         seed: u64,
-        /// Logits are divided by it; below 1 is bolder, above 1 more even. Positive.
+        /// The divisor of the logits, a positive number. Values below 1 sharpen the distribution, values above 1
+        /// flatten it.
         temperature: f64,
-        /// Keep this many of the likeliest tokens. None keeps all.
+        /// The number of most likely tokens to keep. `None` keeps all.
         top_k: Option<usize>,
-        /// Keep the likeliest tokens that together reach this probability, in (0, 1]. 1 keeps all.
+        /// The total probability of the most likely tokens to keep, in (0, 1]. 1 keeps all.
         top_p: f64,
     },
 }
@@ -51,22 +55,22 @@ pub enum Sampling {
 /// The reason why a prompt cannot be continued.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum GenerateError {
-    /// The prompt itself.
+    /// The prompt is invalid.
     #[error("the prompt cannot be used: {0}")]
     Prompt(#[from] InputError),
-    /// Prompt and continuation have more positions than the model.
+    /// The prompt and the new tokens together exceed the model's maximum length.
     #[error(
         "{prompt} tokens of prompt and {max_new_tokens} new ones are more than the model's \
          `{field}` = {max_len}; shorten the prompt or ask for fewer"
     )]
     TooLong {
-        /// Tokens of the prompt.
+        /// The number of tokens in the prompt.
         prompt: usize,
         /// The number of requested tokens.
         max_new_tokens: usize,
-        /// Positions of the model.
+        /// The maximum sequence length of the model.
         max_len: usize,
-        /// The field of `config.json` that says so.
+        /// The field of `config.json` that contains `max_len`.
         field: &'static str,
     },
     /// A sampling option is out of range.
@@ -76,40 +80,41 @@ pub enum GenerateError {
         name: &'static str,
         /// Its value.
         value: f64,
-        /// What is accepted.
+        /// The accepted values.
         rule: &'static str,
     },
 }
 
-/// A prompt being continued: yields new tokens until a stop token or the limit.
+/// An iterator over generated tokens. It ends after a stop token or at the token limit.
 #[derive(Debug)]
 pub struct Generation<'a, B: FusedOps, M: LanguageModel<B>> {
     /// The model, which is not changed.
     model: &'a M,
     /// The device that token ids are moved to.
     device: B::Device,
-    /// Keys and values of the positions that the model has seen. It grows by one position with each new token.
+    /// The keys and values of the positions that the model has processed. The cache grows by one position per generated
+    /// token.
     cache: M::Cache,
-    /// Positions in the cache.
+    /// The number of positions in the cache.
     seen: usize,
-    /// Tokens that the model has not seen: at first the prompt, later the last token.
+    /// The tokens that the model has not processed yet: first the prompt, later the last generated token.
     unseen: Vec<u32>,
-    /// How many tokens may still follow.
+    /// The number of tokens that may still be generated.
     left: usize,
     /// Chooses the next token from logits.
     chooser: Chooser,
     /// Tokens that end the iteration.
     stop: Vec<u32>,
-    /// Logits that count, at least 1.
+    /// The number of logits to choose from, at least 1.
     num_tokens: usize,
 }
 
 impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
-    /// Checks the prompt and the options. No logits are computed yet.
+    /// Checks the prompt and the options without computing logits.
     ///
     /// # Errors
-    /// [`GenerateError`] if the prompt is empty, has unknown tokens or does not fit with the new tokens, or a
-    /// sampling option is out of range.
+    /// Returns [`GenerateError`] if the prompt is empty or has unknown tokens, if prompt and new tokens together are
+    /// too long for the model, or if a sampling option is out of range.
     pub(super) fn new(
         model: &'a M,
         prompt: &[u32],
@@ -135,7 +140,7 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
         })
     }
 
-    /// Returns the logits of what follows the unseen tokens, which are seen from then on.
+    /// Runs the model on the unseen tokens and returns the logits of the next token.
     ///
     /// The result has one value for each row of the output layer, as f32 on the host.
     fn advance(&mut self) -> Vec<f32> {
@@ -169,7 +174,7 @@ impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
 enum Chooser {
     /// Takes the highest logit.
     Greedy,
-    /// Draws from the most likely tokens. `top_k` is `usize::MAX` where all are kept.
+    /// Samples from the most likely tokens. `top_k` is `usize::MAX` if all tokens are kept.
     Random { generator: Box<ChaCha8Rng>, temperature: f64, top_k: usize, top_p: f64 },
 }
 
@@ -177,7 +182,7 @@ impl Chooser {
     /// Checks the options of sampling and seeds its generator.
     ///
     /// # Errors
-    /// [`GenerateError::Option`] for a value that is out of range.
+    /// Returns [`GenerateError::Option`] if a value is out of range.
     fn new(sampling: &Sampling) -> Result<Self, GenerateError> {
         let Sampling::Random { seed, temperature, top_k, top_p } = *sampling else {
             return Ok(Self::Greedy);
@@ -202,9 +207,9 @@ impl Chooser {
         Ok(Self::Random { generator, temperature, top_k, top_p })
     }
 
-    /// Returns the id of the chosen token. `logits` has at least one.
+    /// Returns the id of the chosen token. `logits` must not be empty.
     ///
-    /// The work is a sort of the vocabulary, which is small beside the model's pass.
+    /// Sorting the vocabulary is cheap compared with the forward pass.
     fn choose(&mut self, logits: &[f32]) -> u32 {
         // Sorted by logit and then by id, so that equal logits have one order. Ids fit u32, because a vocabulary has
         // fewer than 2^24 tokens.
@@ -215,12 +220,12 @@ impl Chooser {
             Self::Greedy => ranked.into_iter().min_by(better).map_or(0, |(id, _)| id),
             Self::Random { generator, temperature, top_k, top_p } => {
                 ranked.sort_unstable_by(better);
-                // Probabilities are computed of the tokens that remain, so `top_p` refers to them, as in
+                // Probabilities are computed after `top_k`, so `top_p` applies to the remaining tokens, as in
                 // `transformers`.
                 ranked.truncate(*top_k);
                 to_probabilities(&mut ranked, *temperature);
                 keep_mass(&mut ranked, *top_p);
-                // 53 random bits, as many as an f64 has, are uniform in [0, 1).
+                // 53 random bits, the precision of an f64, give a uniform value in [0, 1).
                 let uniform = (generator.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
                 draw(&ranked, uniform)
             }
@@ -228,8 +233,8 @@ impl Chooser {
     }
 }
 
-/// Turns logits, highest first, into probabilities at a temperature. The highest logit is subtracted first, so that no
-/// exponential overflows.
+/// Converts logits, sorted in descending order, to probabilities at the given temperature. The highest logit is
+/// subtracted first, so that no exponential overflows.
 fn to_probabilities(ranked: &mut [(u32, f64)], temperature: f64) {
     let highest = ranked[0].1;
     for (_, value) in ranked.iter_mut() {
@@ -239,9 +244,9 @@ fn to_probabilities(ranked: &mut [(u32, f64)], temperature: f64) {
     ranked.iter_mut().for_each(|(_, value)| *value /= sum);
 }
 
-/// Keeps the shortest beginning whose probabilities reach `mass`; at least one token.
+/// Keeps the smallest prefix of tokens whose probabilities add up to at least `mass`, and at least one token.
 ///
-/// If rounding keeps the sum below `mass`, all tokens are kept.
+/// All tokens are kept if the sum stays below `mass` because of rounding.
 fn keep_mass(ranked: &mut Vec<(u32, f64)>, mass: f64) {
     let mut sum = 0.0;
     let reached = ranked.iter().position(|(_, probability)| {
@@ -253,7 +258,8 @@ fn keep_mass(ranked: &mut Vec<(u32, f64)>, mass: f64) {
     }
 }
 
-/// Returns the token at `uniform`, in [0, 1), of the cumulated weights. The weights need not add up to 1.
+/// Samples a token by inverse transform sampling: returns the token at fraction `uniform`, in [0, 1), of the cumulative
+/// weights. The weights do not have to add up to 1.
 fn draw(ranked: &[(u32, f64)], uniform: f64) -> u32 {
     let mut left = uniform * ranked.iter().map(|(_, weight)| weight).sum::<f64>();
     for (id, weight) in ranked {
@@ -262,7 +268,7 @@ fn draw(ranked: &[(u32, f64)], uniform: f64) -> u32 {
             return *id;
         }
     }
-    // The weights add up to slightly less than their rounded sum: take the last one.
+    // Rounding can leave a small remainder after the last token. The last token is the right choice then.
     ranked[ranked.len() - 1].0
 }
 

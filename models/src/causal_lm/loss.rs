@@ -1,21 +1,22 @@
 //! The language-model loss.
 //!
-//! Main type: [`CausalLoss`], a sum with the number of its terms, because batches with ignored
-//! positions can only be averaged by their sums and counts.
+//! Main type: [`CausalLoss`], which holds a sum and the number of its terms. Batches can have
+//! different numbers of ignored positions, so an average over batches has to be computed from the
+//! sums and counts.
 
 use burn::tensor::{Tensor, backend::Backend};
 
-/// Cross-entropy summed over the positions that predict something.
+/// The cross-entropy loss, summed over all positions with a target.
 #[derive(Clone, Debug)]
 pub struct CausalLoss<B: Backend> {
     /// Sum of the negative log-likelihoods in nats, `[1]`, at least f32.
     pub sum: Tensor<B, 1>,
-    /// Number of terms. 0 when nothing was to be predicted; the sum is 0 then.
+    /// The number of terms. If no position has a target, the number and the sum are both 0.
     pub tokens: usize,
 }
 
 impl<B: Backend> CausalLoss<B> {
-    /// Returns the mean over the terms, `[1]`; 0 when there are none.
+    /// Returns the mean over the terms, `[1]`; 0 if there are no terms.
     #[must_use]
     pub fn mean(self) -> Tensor<B, 1> {
         self.sum / self.tokens.max(1) as f64

@@ -1,8 +1,8 @@
-//! Language modelling, for all models that predict the next token.
+//! Language modelling: batches, loss and generation for all models that predict the next token.
 //!
-//! - [`CausalBatch`] is a batch of token sequences that has been checked against the model it is for.
-//! - [`LanguageModel`] is a module that gives the [`CausalLoss`] of a batch and continues prompts.
-//! - [`Generation`] yields the tokens that continue a prompt.
+//! - [`CausalBatch`] is a validated batch of token sequences.
+//! - [`LanguageModel`] is a module that computes the [`CausalLoss`] of a batch and generates text from prompts.
+//! - [`Generation`] is an iterator over the generated tokens.
 
 mod batch;
 mod generate;
@@ -22,7 +22,7 @@ pub use loss::CausalLoss;
 
 /// A module that predicts the next token.
 pub trait LanguageModel<B: FusedOps>: Module<B> {
-    /// The cache of earlier positions, such as their keys and values. The default is an empty one.
+    /// The cache for earlier positions, such as their keys and values. The default is an empty cache.
     type Cache: fmt::Debug + Default;
 
     /// Returns the limits on token sequences.
@@ -34,8 +34,8 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
     /// Returns the language-model loss of a batch.
     fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B>;
 
-    /// Returns the logits `[1, vocab]` of what follows `input_ids` `[1, length]`, which continue the `past`
-    /// positions that `cache` holds. Their own are added to the cache.
+    /// Returns the logits `[1, vocab]` of the token after `input_ids` `[1, length]`. `input_ids` follow the `past`
+    /// positions in `cache` and are added to the cache.
     fn next_logits(
         &self,
         input_ids: Tensor<B, 2, Int>,
@@ -43,11 +43,11 @@ pub trait LanguageModel<B: FusedOps>: Module<B> {
         cache: &mut Self::Cache,
     ) -> Tensor<B, 2>;
 
-    /// Continues `prompt`.
+    /// Generates text that continues `prompt`.
     ///
     /// # Errors
-    /// [`GenerateError`] if the prompt is empty, has tokens outside the vocabulary or leaves no space
-    /// for `max_new_tokens`, or an option is out of range.
+    /// Returns [`GenerateError`] if the prompt is empty or has tokens outside the vocabulary, if prompt and
+    /// `max_new_tokens` together are too long for the model, or if an option is out of range.
     fn generate(
         &self,
         prompt: &[u32],

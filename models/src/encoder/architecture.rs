@@ -1,7 +1,7 @@
-//! The traits of the programs for the encoder: its files, its training pass, its module.
+//! Implementation of the model traits for the encoder: its files, its training pass and its module.
 //!
-//! Its files have the layout of `transformers`, but no program there knows the model: `model_type` is
-//! `deepburn_encoder`, and parameters have their module paths as names.
+//! The files have the layout of `transformers`, but `transformers` does not support this model: `model_type` is
+//! `deepburn_encoder`, and parameters are named by their module paths.
 //!
 //! ```text
 //! config.json          the fields of `EncoderConfig`, class names, architectures, dtype
@@ -27,15 +27,15 @@ use crate::hf::{
 use crate::texts::TextLimits;
 use crate::weights::WeightInit;
 
-/// What a configuration determines: parameters, names, files and the training pass.
+/// Parameters, names, files and the training pass.
 impl Architecture for EncoderConfig {
     /// Returns the name in logs: `Encoder`.
     fn name(&self) -> &'static str {
         "Encoder"
     }
 
-    /// Lists the parameters of embedding, layers and classifier. Positions are computed, so they are not a
-    /// parameter.
+    /// Lists the parameters of the embedding, the layers and the classification head. Position encodings are computed,
+    /// so they have no parameter.
     fn parameters(&self) -> Vec<ParameterShape> {
         parameters(self)
     }
@@ -52,10 +52,10 @@ impl Architecture for EncoderConfig {
         Names::SAME
     }
 
-    /// Returns `config.json` alone. A class without a name gets a placeholder, because readers expect a name for
-    /// each.
+    /// Returns only `config.json`. Unnamed classes get placeholder names, because readers expect a name for every
+    /// class.
     fn documents(&self, float: FloatType) -> JsonFiles {
-        // Names that are not sound are refused before a model is made.
+        // Invalid names are rejected before a model is built.
         let names = self.class_names().unwrap_or_default();
         let mut fields: Map<String, Value> = match serde_json::to_value(self) {
             Ok(Value::Object(fields)) => fields,
@@ -68,13 +68,13 @@ impl Architecture for EncoderConfig {
         vec![(CONFIG, fields)]
     }
 
-    /// Reads every tensor, 8 MiB at a time.
+    /// Reads every tensor in blocks, using at most 8 MiB of memory.
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
         open(self, folder)?.check_values(&parameters(self))
     }
 
     /// Describes the encoder's forward pass, op by op, in the order of `Encoder::forward`. Sizes are numbers of
-    /// elements: `rows` is texts × length, and each text has one row after the mean.
+    /// elements. `rows` is texts × length; after the mean over tokens, each text has one row.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
         let [width, inner, heads, classes] =
             [self.embed_dim, self.hidden_dim, self.num_heads, self.num_classes]
@@ -109,7 +109,7 @@ impl Architecture for EncoderConfig {
     }
 }
 
-/// Limits and class names, which the inherent methods have too.
+/// Limits and class names, forwarded to the inherent methods.
 impl TextClassifierConfig for EncoderConfig {
     fn limits(&self) -> TextLimits {
         Self::limits(self)
@@ -120,7 +120,7 @@ impl TextClassifierConfig for EncoderConfig {
     }
 }
 
-/// Modules with drawn, zero or stored weights.
+/// Modules with random, zero or stored weights.
 impl<B: Backend> BuildModel<B> for EncoderConfig {
     type Model = Encoder<B>;
 
@@ -136,7 +136,7 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
         Encoder::load(folder, self, device)
     }
 
-    /// Reads weights when they are first used. Every parameter is in the folder, so nothing is drawn.
+    /// Reads each weight when it is first used. The folder contains every parameter, so the seed is not used.
     fn load_lazily(
         &self,
         folder: &Path,
@@ -150,11 +150,12 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
 }
 
 impl<B: Backend> Encoder<B> {
-    /// Returns the encoder of `config` with the weights in `folder`, as f32. Memory beyond the model: one tensor.
+    /// Returns an encoder with the given `config` and the weights in `folder`, converted to f32. In addition to the
+    /// model, one tensor is in memory at a time.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite; a file that
-    /// is missing, unreadable or malformed.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or another
+    /// [`ModelFolderError`] if a file is missing, unreadable or malformed.
     pub fn load(
         folder: &Path,
         config: &EncoderConfig,
@@ -168,15 +169,15 @@ impl<B: Backend> Encoder<B> {
 /// Opens the weights in `folder` and checks their names, shapes and types.
 ///
 /// # Errors
-/// [`ModelFolderError::Tensors`] naming every tensor that does not fit; a file that is missing, unreadable or
-/// malformed.
+/// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or another [`ModelFolderError`] if a
+/// file is missing, unreadable or malformed.
 fn open(config: &EncoderConfig, folder: &Path) -> Result<Weights, ModelFolderError> {
     let weights = Weights::open(folder, Names::SAME)?;
     weights.check_shapes(&parameters(config))?;
     Ok(weights)
 }
 
-/// Returns the error of a configuration that is inconsistent.
+/// Returns the error for an inconsistent configuration.
 fn misconfigured(folder: &Path, source: ModelConfigError) -> ModelFolderError {
     ModelFolderError::Config { path: folder.join(CONFIG), source }
 }

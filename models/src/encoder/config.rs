@@ -1,7 +1,7 @@
-//! The size of an encoder.
+//! The configuration of an encoder.
 //!
-//! Main type: [`EncoderConfig`], which is read from and written to `config.json` by serde. Unlike GPT-2's,
-//! unknown fields are errors: no other program writes this file.
+//! Main type: [`EncoderConfig`], which is read from and written to `config.json` by serde. Unlike in GPT-2's
+//! `config.json`, unknown fields are errors, because no other program writes this file.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -11,38 +11,38 @@ use crate::hf::{
 };
 use crate::texts::TextLimits;
 
-/// An encoder's architecture. Absent fields of a `config.json` take the values of
+/// An encoder's architecture. Fields that are missing from `config.json` default to the values of
 /// [`EncoderConfig::guide`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EncoderConfig {
     /// `deepburn_encoder`.
     pub model_type: ModelType,
-    /// Number of tokens; ids are below it.
+    /// Number of tokens in the vocabulary; token ids are smaller.
     pub vocab_size: usize,
-    /// Width of the residual stream; even, as half of it is sines.
+    /// Width of the residual stream. It must be even, because the position encodings consist of sine and cosine pairs.
     pub embed_dim: usize,
-    /// Attention heads of a layer; divides `embed_dim`.
+    /// Number of attention heads per layer; must divide `embed_dim`.
     pub num_heads: usize,
     /// Number of layers.
     pub num_layers: usize,
-    /// Inner width of the feed-forward half of a layer, and of the classifier.
+    /// Hidden width of the feed-forward network of each layer, and of the classification head.
     pub hidden_dim: usize,
-    /// Longest text in tokens.
+    /// Maximum text length in tokens.
     pub max_len: usize,
-    /// Dropout probability of attention weights, outputs, inner values and embeddings.
+    /// Dropout probability for attention weights, sublayer outputs, hidden activations and embeddings.
     pub dropout: f64,
     /// Number of classes.
     pub num_classes: usize,
-    /// Added to the variance in layer normalisation.
+    /// Epsilon added to the variance in layer normalisation.
     pub layer_norm_epsilon: f64,
-    /// Standard deviation of the initial embeddings. A rare word keeps about its initial embedding, which adds noise to
-    /// the mean over a text; a smaller deviation adds less.
+    /// Standard deviation of the initial embeddings. The embedding of a rare word hardly changes during training and
+    /// adds noise to the mean over a text. A smaller deviation adds less noise.
     pub initializer_range: f64,
-    /// Names of the classes, by class number.
+    /// Class names by class number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id2label: Option<Map<String, Value>>,
-    /// The class number of each name. One of the two fields is enough.
+    /// Class numbers by class name. Only one of `id2label` and `label2id` is required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label2id: Option<Map<String, Value>>,
 }
@@ -63,8 +63,8 @@ impl Default for EncoderConfig {
 }
 
 impl EncoderConfig {
-    /// Returns six layers of width 256: the model of a published guide to training on IMDB reviews, for a byte-pair
-    /// vocabulary of GPT-2's size.
+    /// Returns a configuration with six layers of width 256 and a byte-pair vocabulary of GPT-2's size. It is the model
+    /// of a published guide to training on IMDB reviews.
     #[must_use]
     pub fn guide() -> Self {
         Self {
@@ -84,12 +84,12 @@ impl EncoderConfig {
         }
     }
 
-    /// This configuration with some fields of a `config.json` in place of its own.
+    /// Returns the configuration with the given `config.json` fields overridden.
     ///
-    /// The result is not validated: [`validate`](Self::validate) does that once all fields are set.
+    /// The result is not validated. Call [`validate`](Self::validate) after all fields are set.
     ///
     /// # Errors
-    /// [`ModelConfigError::Field`] for one that is unknown or of another type.
+    /// Returns [`ModelConfigError::Field`] if a field is unknown or has the wrong type.
     pub fn with_overrides(&self, fields: &Map<String, Value>) -> Result<Self, ModelConfigError> {
         let wrong = |error: serde_json::Error| ModelConfigError::Field(error.to_string());
         let Value::Object(mut all) = serde_json::to_value(self).map_err(wrong)? else {
@@ -102,9 +102,9 @@ impl EncoderConfig {
     /// Reads the fields of a saved `config.json`.
     ///
     /// # Errors
-    /// [`ModelConfigError`] for a field that is unknown, of another type or out of range.
+    /// Returns [`ModelConfigError`] if a field is unknown, has the wrong type or is out of range.
     pub fn from_saved(mut fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        // These fields describe the file rather than the model: other programs read them.
+        // These fields describe the file, not the model, and are read by other programs.
         for name in ["architectures", "dtype"] {
             fields.remove(name);
         }
@@ -123,10 +123,10 @@ impl EncoderConfig {
         }
     }
 
-    /// Returns the names of its classes; `None` if they are numbers.
+    /// Returns the class names; `None` if the classes are only numbered.
     ///
     /// # Errors
-    /// [`ClassNamesError`] for names that do not name each class from 0 once.
+    /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
     pub fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
         let mut fields = Map::new();
         fields.extend(self.id2label.clone().map(|it| (ID2LABEL.to_owned(), it.into())));
@@ -152,10 +152,10 @@ impl EncoderConfig {
 
     /// Checks that the values are consistent.
     ///
-    /// Sizes have upper limits, so that their products cannot overflow.
+    /// Sizes have upper limits so that their products cannot overflow.
     ///
     /// # Errors
-    /// [`ModelConfigError::Value`] naming the first that does not.
+    /// Returns [`ModelConfigError::Value`] for the first invalid field.
     pub fn validate(&self) -> Result<(), ModelConfigError> {
         let wrong =
             |name, value: String, rule: String| Err(ModelConfigError::Value { name, value, rule });
@@ -174,7 +174,7 @@ impl EncoderConfig {
             }
         }
         let (width, heads) = (self.embed_dim, self.num_heads);
-        // Positions have a sine and a cosine for each frequency.
+        // Position encodings have a sine and a cosine for each frequency.
         if !width.is_multiple_of(2) {
             return wrong("embed_dim", width.to_string(), "even".to_owned());
         }

@@ -19,33 +19,33 @@ use crate::norm::LayerNorm;
 use crate::projection::{conv1d, project};
 use crate::weights::WeightInit;
 
-/// Attention over the tokens of a text and a feed-forward half. Each is added to the residual
-/// stream, which is then normalised (post-norm, unlike GPT-2).
+/// Self-attention over the tokens of a text, followed by a feed-forward network. The output of each is added to the
+/// residual stream, which is then normalised (post-norm, unlike GPT-2).
 #[derive(Module, Debug)]
 pub(crate) struct EncoderLayer<B: Backend> {
-    /// Queries, keys and values as one product.
+    /// Projects the input to queries, keys and values in one matrix product.
     in_proj: Linear<B>,
-    /// Merged heads to the residual stream.
+    /// Projects the concatenated heads to the residual stream.
     out_proj: Linear<B>,
-    /// To the inner width.
+    /// Projects to the hidden width of the feed-forward network.
     linear1: Linear<B>,
-    /// Back to the stream.
+    /// Projects back to the residual stream.
     linear2: Linear<B>,
-    /// Normalises the sum with the attention.
+    /// Normalises the residual stream after the attention output is added.
     norm1: LayerNorm<B>,
-    /// Normalises the sum with the feed-forward half.
+    /// Normalises the residual stream after the feed-forward output is added.
     norm2: LayerNorm<B>,
-    /// Of the attention weights, of both outputs and of the inner values.
+    /// Dropout for the attention weights, both sublayer outputs and the hidden activations.
     dropout: Dropout,
 }
 
 impl<B: Backend> EncoderLayer<B> {
-    /// Makes layer number `layer`, from 0.
+    /// Returns layer number `layer`, counted from 0.
     pub(crate) fn new(init: &WeightInit<B>, layer: usize, config: &EncoderConfig) -> Self {
         let (width, inner) = (config.embed_dim, config.hidden_dim);
         let path = format!("layers.{layer}");
-        // Glorot and Bengio 2010. torch initialises the three projections as one matrix of `3 * width` outputs, so the
-        // fans are `width` and `3 * width`.
+        // Xavier initialisation (Glorot and Bengio 2010). PyTorch initialises the three projections as one matrix with
+        // `3 * width` outputs, so fan-in is `width` and fan-out is `3 * width`.
         let in_std = (2.0 / (4 * width) as f64).sqrt();
         let linear = |leaf: &str, shape: [usize; 2], std| {
             conv1d(init, &format!("{path}.{leaf}"), shape, std)
@@ -69,8 +69,8 @@ impl<B: Backend> EncoderLayer<B> {
     where
         B: FusedOps,
     {
-        // Attention has its dropout inside the fused op, so the rule of Burn's module is repeated here: none without
-        // autodiff.
+        // Dropout of the attention weights is part of the fused op, so Burn's `Dropout` module is not used. As in that
+        // module, dropout is disabled without autodiff.
         let dropout = if B::ad_enabled(&x.device()) { self.dropout.prob } else { 0.0 };
         let attended = self_attention(project(&self.in_proj, x.clone()), attention, dropout);
         let attended = self.dropout.forward(project(&self.out_proj, attended));

@@ -1,11 +1,11 @@
-//! A transformer encoder that classifies texts, such as film reviews by their sentiment.
+//! A transformer encoder for text classification, such as sentiment analysis of film reviews.
 //!
-//! - [`EncoderConfig`] defines its size; the fields have the same names as in `config.json`.
+//! - [`EncoderConfig`] is its configuration. The fields have the same names as in `config.json`.
 //! - [`Encoder`] is the model: embeddings and sinusoidal positions, encoder layers as
-//!   `torch.nn.TransformerEncoderLayer` computes them (normalisation after each sum, ReLU), the mean
-//!   over a text's own tokens, and a classifier of two layers.
-//! - [`TextBatch`](crate::TextBatch) is its input: texts padded to one length, and the length of each text.
-//!   Padding is neither attended to nor averaged.
+//!   `torch.nn.TransformerEncoderLayer` computes them (normalisation after each sum, ReLU), the mean over the tokens of
+//!   a text, and a classification head with two layers.
+//! - [`TextBatch`](crate::TextBatch) is its input: texts padded to one length, and the length of each text. Padding is
+//!   excluded from attention and from the mean.
 //!
 //! ```
 //! use burn_flex::Flex;

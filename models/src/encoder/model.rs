@@ -1,4 +1,4 @@
-//! The encoder with its classifier.
+//! The encoder model with its classification head.
 //!
 //! Main type: [`Encoder`]. With T texts of L tokens each, of width D:
 //!
@@ -22,33 +22,35 @@ use crate::projection::{conv1d, project};
 use crate::texts::{TextBatch, TextClassifier};
 use crate::weights::{InitialValues, WeightInit};
 
-/// A transformer encoder and a classifier of the mean over a text's tokens.
+/// A transformer encoder with a classification head on the mean over the tokens of a text.
 ///
-/// Dropout is active on backends that differentiate and nowhere else.
+/// Dropout is only active on autodiff backends.
 #[derive(Module, Debug)]
 pub struct Encoder<B: Backend> {
     /// Token embeddings, `[vocab, width]`.
     embedding: Embedding<B>,
     /// The layers, in order.
     layers: Vec<EncoderLayer<B>>,
-    /// From the mean over a text to the inner width.
+    /// The first layer of the classification head: from the mean over the tokens to the hidden width.
     classifier1: Linear<B>,
-    /// To a logit for each class.
+    /// The second layer of the classification head: from the hidden width to one logit per class.
     classifier2: Linear<B>,
-    /// Of the embeddings and of the classifier's inner values.
+    /// Dropout for the embeddings and the hidden activations of the classification head.
     dropout: Dropout,
-    /// The configuration that the module was made from.
+    /// The configuration that the module was built from.
     #[module(skip)]
     config: EncoderConfig,
 }
 
 impl<B: Backend> Encoder<B> {
-    /// Returns a model with initial weights that depend on `seed` and each parameter's path alone: embeddings of
-    /// deviation `initializer_range`, affine maps with the deviations that torch gives them, biases 0, norms 1.
-    /// They are drawn when first used.
+    /// Returns a model with random initial weights. Embeddings have standard deviation `initializer_range`, linear
+    /// layers have PyTorch's default standard deviations, biases are 0 and normalisation weights are 1.
+    ///
+    /// The values of a parameter depend only on `seed` and its path, and are generated when the parameter is first
+    /// used.
     ///
     /// # Errors
-    /// [`ModelConfigError`] if `config` is inconsistent.
+    /// Returns [`ModelConfigError`] if `config` is inconsistent.
     pub fn new(
         config: &EncoderConfig,
         seed: u64,
@@ -57,15 +59,15 @@ impl<B: Backend> Encoder<B> {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
-    /// Returns a model with all weights 0, for callers that replace them.
+    /// Returns a model with all weights set to 0, for callers that overwrite them.
     ///
     /// # Errors
-    /// [`ModelConfigError`] if `config` is inconsistent.
+    /// Returns [`ModelConfigError`] if `config` is inconsistent.
     pub fn zeros(config: &EncoderConfig, device: &B::Device) -> Result<Self, ModelConfigError> {
         Self::with(config, &WeightInit::zeros(device))
     }
 
-    /// Returns a model with the weights that `init` makes.
+    /// Returns a model with the weights that `init` provides.
     pub(crate) fn with(
         config: &EncoderConfig,
         init: &WeightInit<B>,
@@ -111,8 +113,8 @@ impl<B: FusedOps> TextClassifier<B> for Encoder<B> {
             x = layer.forward(x, &attention);
         }
         let weights = batch.weights.clone().cast(x.dtype());
-        // The mean over a text's own tokens is a product of one row of weights with a matrix for each text. Padding has
-        // weight 0, so a text has the same mean whatever it is batched with.
+        // The mean over the tokens of each text is computed as a product of one row of weights with a matrix. Padding
+        // has weight 0, so the mean of a text does not depend on the other texts in the batch.
         let means = weights.swap_dims(1, 2).matmul(x.reshape([texts, length, width]));
         let inner = relu(project(&self.classifier1, means.reshape([texts, width])));
         project(&self.classifier2, self.dropout.forward(inner))
@@ -126,7 +128,8 @@ impl<B: Backend> Encoder<B> {
         let width = self.config.embed_dim;
         let tokens = self.embedding.forward(input_ids).reshape([texts, length * width]);
         let positions = sinusoids::<B>(length, width, &tokens.device()).cast(tokens.dtype());
-        // As one row per text, positions are the same row for all texts, and the sum is a broadcast.
+        // With one row per text, the position encodings are the same row for all texts, so they are added by
+        // broadcasting.
         let embedded = tokens + positions.reshape([1, length * width]);
         self.dropout.forward(embedded.reshape([texts * length, width]))
     }

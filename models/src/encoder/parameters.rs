@@ -1,20 +1,20 @@
 //! The parameters of an encoder: their module paths and shapes.
 //!
-//! One list is used to count parameters and to check and write weight files. A test compares it with the
-//! module's own parameters.
+//! The same list is used to count parameters and to check and write weight files. A test compares it with the
+//! parameters of the module.
 
 use super::config::EncoderConfig;
 use crate::hf::ParameterShape;
 
-/// Returns the standard deviation of the initial weights of an affine map from `inputs` values, which torch draws
-/// uniformly between `-1 / sqrt(inputs)` and `1 / sqrt(inputs)`.
+/// Returns the standard deviation of the initial weights of a linear layer with `inputs` input features. PyTorch
+/// samples them uniformly between `-1 / sqrt(inputs)` and `1 / sqrt(inputs)`.
 pub(crate) fn default_std(inputs: usize) -> f64 {
     1.0 / (3.0 * inputs as f64).sqrt()
 }
 
 /// Returns all parameters, in the order in which the module holds them.
 ///
-/// The list depends on sizes alone, so it exists before any memory is allocated.
+/// The list depends only on sizes, so it is available before any memory is allocated.
 pub(crate) fn parameters(config: &EncoderConfig) -> Vec<ParameterShape> {
     let (width, inner, classes) = (config.embed_dim, config.hidden_dim, config.num_classes);
     let mut list = vec![ParameterShape::new("embedding.weight", &[config.vocab_size, width])];
@@ -32,7 +32,7 @@ pub(crate) fn parameters(config: &EncoderConfig) -> Vec<ParameterShape> {
     list
 }
 
-/// Returns weight and bias, which is as long as the weight's last axis.
+/// Returns the weight and the bias. The length of the bias equals the last axis of the weight.
 fn affine(path: &str, weight: &[usize]) -> [ParameterShape; 2] {
     let bias = &weight[weight.len() - 1..];
     [

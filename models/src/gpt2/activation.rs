@@ -1,6 +1,6 @@
-//! The activation functions a GPT-2 config may name.
+//! The activation functions that a GPT-2 config can select.
 //!
-//! Main type: [`Activation`]. Names of other functions are refused when the config is read.
+//! Main type: [`Activation`]. Names of other functions are rejected when the config is read.
 
 use burn::tensor::{Tensor, activation};
 use deepburn_ops::{GeluOps, gelu_tanh};
@@ -8,7 +8,7 @@ use deepburn_ops::{GeluOps, gelu_tanh};
 /// The non-linearity between the two projections of a block's MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
-    /// `gelu_new`: GELU with the tanh approximation; GPT-2's own.
+    /// `gelu_new`: GELU with the tanh approximation, GPT-2's default.
     GeluNew,
     /// `gelu_pytorch_tanh`: the same formula under PyTorch's name.
     GeluPytorchTanh,
@@ -40,7 +40,7 @@ impl Activation {
         }
     }
 
-    /// Returns the function of that name, if it is one of these.
+    /// Returns the function with the given name, or `None` if it is not supported.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         if name == "swish" {

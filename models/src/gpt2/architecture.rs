@@ -1,8 +1,8 @@
-//! The traits of the programs for GPT-2, with a language-model head or a classifier.
+//! Implementation of the model traits for GPT-2, with a language-model head or a classification head.
 //!
-//! [`Gpt2Config`] and [`ClassifierConfig`] implement them. What they say of files and names is what
-//! `transformers` writes for `GPT2LMHeadModel` and `GPT2ForSequenceClassification`, so that both sides load
-//! each other's folders.
+//! [`Gpt2Config`] and [`ClassifierConfig`] implement these traits. File contents and tensor names match
+//! `GPT2LMHeadModel` and `GPT2ForSequenceClassification` of `transformers`, so each library can load folders that the
+//! other has saved.
 //!
 //! ```text
 //!                     language model                              classifier
@@ -13,8 +13,7 @@
 //! other files         generation_config.json                      none
 //! ```
 //!
-//! Most methods forward to the inherent ones of the configurations and checkpoints, which have the
-//! documentation of errors.
+//! Most methods forward to inherent methods of the configurations and checkpoints, which document the errors.
 
 use std::path::Path;
 
@@ -38,14 +37,14 @@ use crate::hf::{
 };
 use crate::texts::TextLimits;
 
-/// What a configuration determines: parameters, names, files and the training pass.
+/// Parameters, names, files and the training pass of the language model.
 impl Architecture for Gpt2Config {
     /// Returns the name in logs: `Gpt2`.
     fn name(&self) -> &'static str {
         "Gpt2"
     }
 
-    /// Lists all parameters. A tied head is the embedding and is not listed again.
+    /// Lists all parameters. A tied head shares the embedding's parameter and is not listed separately.
     fn parameters(&self) -> Vec<ParameterShape> {
         parameters(self)
     }
@@ -58,7 +57,7 @@ impl Architecture for Gpt2Config {
         self.n_positions
     }
 
-    /// Returns names with the prefix `transformer.`; files without it can be read too.
+    /// Returns names with the prefix `transformer.`. Files without this prefix can also be read.
     fn names(&self) -> Names {
         NAMES
     }
@@ -71,18 +70,18 @@ impl Architecture for Gpt2Config {
         ]
     }
 
-    /// Reads every tensor, 8 MiB at a time.
+    /// Reads every tensor in blocks, using at most 8 MiB of memory.
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
         PretrainedGpt2::open(folder)?.check_values(self)
     }
 
-    /// Describes the pass of the language model, with the loss of all positions that predict something.
+    /// Describes the training pass of the language model, with the loss over all positions that have a target.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
         describe_head(self, pass, batch);
     }
 
-    /// Returns the size of one chunk: the fused loss computes the logits of some rows at a time, in f32, and frees
-    /// them before the next ones.
+    /// Returns the size of one chunk of logits. The fused loss computes f32 logits for a chunk of rows and frees them
+    /// before it computes the next chunk.
     fn logits_bytes(&self, batch: BatchShape) -> u64 {
         batch.logits_bytes(self.vocab_size)
     }
@@ -115,8 +114,8 @@ impl LanguageModelConfig for Gpt2Config {
         Self::validate(self)
     }
 
-    /// Returns the limits of the model. Position embeddings are learned, so a sequence cannot have more than
-    /// `n_positions` tokens.
+    /// Returns the limits of the model. Position embeddings are learned, so a sequence can have at most `n_positions`
+    /// tokens.
     fn limits(&self) -> TokenLimits {
         TokenLimits {
             vocab_size: self.vocab_size,
@@ -125,7 +124,8 @@ impl LanguageModelConfig for Gpt2Config {
         }
     }
 
-    /// Changes the number of rows of embedding and head; weights of another size no longer fit.
+    /// Sets the number of rows of the embedding and the head. Stored weights with another vocabulary size can no longer
+    /// be loaded.
     fn set_vocab_size(&mut self, vocab_size: usize) {
         self.vocab_size = vocab_size;
     }
@@ -135,7 +135,7 @@ impl LanguageModelConfig for Gpt2Config {
     }
 }
 
-/// Modules with drawn, zero or stored weights.
+/// Modules with random, zero or stored weights.
 impl<B: Backend> BuildModel<B> for Gpt2Config {
     type Model = Gpt2<B>;
 
@@ -151,8 +151,7 @@ impl<B: Backend> BuildModel<B> for Gpt2Config {
         PretrainedGpt2::open(folder)?.load(self, device)
     }
 
-    /// Reads weights when they are first used. A language model has no weights of a new task, so nothing is drawn
-    /// from the seed.
+    /// Reads each weight when it is first used. A language-model folder contains all weights, so the seed is not used.
     fn load_lazily(
         &self,
         folder: &Path,
@@ -163,14 +162,14 @@ impl<B: Backend> BuildModel<B> for Gpt2Config {
     }
 }
 
-/// What a classifier's configuration determines.
+/// Parameters, names, files and the training pass of the classifier.
 impl Architecture for ClassifierConfig {
     /// Returns the name in logs: `Gpt2Classifier`.
     fn name(&self) -> &'static str {
         "Gpt2Classifier"
     }
 
-    /// Lists all parameters. Their paths are their names in `transformers`.
+    /// Lists all parameters. Module paths equal the tensor names in `transformers`.
     fn parameters(&self) -> Vec<ParameterShape> {
         let body =
             parameters(&self.headless()).into_iter().map(|ParameterShape { path, shape }| {
@@ -187,17 +186,18 @@ impl Architecture for ClassifierConfig {
         self.body.n_positions
     }
 
-    /// Returns the paths themselves: the module has the structure of `transformers`, so paths are names.
+    /// Returns the identity mapping. The module has the same structure as in `transformers`, so module paths and tensor
+    /// names are equal.
     fn names(&self) -> Names {
         Names::SAME
     }
 
-    /// Returns `config.json` with the class names. It has a padding token even if the tokenizer has none: then it
-    /// is the end token.
+    /// Returns `config.json` with the class names. If the config has no padding token, `pad_token_id` is set to the
+    /// end-of-sequence token.
     fn documents(&self, float: FloatType) -> JsonFiles {
         let mut fields = document(&self.body, "GPT2ForSequenceClassification", float);
         fields.extend(self.labels());
-        // `transformers` finds the end of a text by its padding.
+        // `transformers` needs the padding token to find the last token of a text.
         if fields.get("pad_token_id").is_none_or(Value::is_null) {
             let end = self.body.eos_token_ids().first().map_or(Value::Null, |id| json!(id));
             fields.insert("pad_token_id".into(), end);
@@ -210,12 +210,12 @@ impl Architecture for ClassifierConfig {
         self.check_values(PretrainedGpt2::open(folder)?)
     }
 
-    /// Describes the body and the scores of the last token of each text. The final norm is computed of these tokens
-    /// alone.
+    /// Describes the body and the classification head. The final norm and the head are only applied to the last token
+    /// of each text.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
         let width = self.body.n_embd as u64;
         pass.hold(batch.text_bytes());
-        // The order is the model's: the last tokens are selected before the norm, which is then cheap.
+        // As in the model, the last tokens are selected before the norm, which makes the norm cheap.
         let hidden = describe_body(&self.body, pass, batch);
         let last = pass.select(hidden, batch.sequences * width);
         pass.end_blocks();
@@ -225,7 +225,7 @@ impl Architecture for ClassifierConfig {
     }
 }
 
-/// Limits and class names, which the inherent methods have too.
+/// Limits and class names, forwarded to the inherent methods.
 impl TextClassifierConfig for ClassifierConfig {
     fn limits(&self) -> TextLimits {
         Self::limits(self)
@@ -236,8 +236,8 @@ impl TextClassifierConfig for ClassifierConfig {
     }
 }
 
-/// Modules of a classifier. `load` needs a trained one; `load_lazily` also starts from a language model and
-/// draws the scores from the seed.
+/// Modules of a classifier. `load` requires a trained classifier. `load_lazily` also accepts a language model and then
+/// initialises the classification head randomly from the seed.
 impl<B: Backend> BuildModel<B> for ClassifierConfig {
     type Model = Gpt2Classifier<B>;
 
@@ -267,8 +267,8 @@ impl<B: Backend> BuildModel<B> for ClassifierConfig {
     }
 }
 
-/// Returns the `config.json` of weights of type `float`, for the class of `transformers` that loads them. Older
-/// versions call the type `torch_dtype`; where a checkpoint has that field, it is kept up to date.
+/// Returns the `config.json` for weights of type `float`. `class` is the `transformers` class that loads them. Older
+/// versions of `transformers` store the type as `torch_dtype`. If a config has that field, it is updated too.
 fn document(config: &Gpt2Config, class: &str, float: FloatType) -> Map<String, Value> {
     let mut fields = Map::from(config.clone());
     fields.insert("architectures".into(), json!([class]));

@@ -1,8 +1,7 @@
 //! Causal multi-head self-attention.
 //!
-//! Main type: [`Attention`]. The residual stream is kept as `[batch * length, width]`, so that every
-//! projection is one plain matrix product forwards and backwards; heads exist only in here, as
-//! views of the projected rows.
+//! Main type: [`Attention`]. The residual stream has shape `[batch * length, width]`, so every projection is one plain
+//! matrix product in the forward and the backward pass. Attention heads are views of the projected rows.
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear};
@@ -13,54 +12,55 @@ use super::config::Gpt2Config;
 use crate::projection::{conv1d, project};
 use crate::weights::WeightInit;
 
-/// The dims of a block of positions that follow others.
+/// The dimensions of a block of new positions that follow cached positions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SeqDims {
-    /// Rows of the batch.
+    /// The number of sequences in the batch.
     pub(crate) batch: usize,
-    /// Earlier positions in each row.
+    /// The number of earlier positions in each sequence.
     pub(crate) past: usize,
-    /// New positions in each row.
+    /// The number of new positions in each sequence.
     pub(crate) queries: usize,
 }
 
 /// The keys and values of earlier positions in one attention layer, `[batch, heads, keys, width]`.
 #[derive(Clone, Debug)]
 pub struct KeyValues<B: Backend> {
-    /// Keys, one row a position.
+    /// Keys, one row per position.
     keys: Tensor<B, 4>,
-    /// Values, one row a position.
+    /// Values, one row per position.
     values: Tensor<B, 4>,
 }
 
-/// Attention of one block: `c_attn` projects to queries, keys and values, `c_proj` back.
+/// The self-attention of one block. `c_attn` projects the input to queries, keys and values, and `c_proj` projects the
+/// output back to the residual stream.
 #[derive(Module, Debug)]
 pub(crate) struct Attention<B: Backend> {
-    /// Queries, keys and values as one product.
+    /// Projects the input to queries, keys and values in one matrix product.
     c_attn: Linear<B>,
-    /// Merged heads to the residual stream.
+    /// Projects the concatenated heads to the residual stream.
     c_proj: Linear<B>,
-    /// Of the attention weights.
+    /// Dropout for the attention weights.
     attn_dropout: Dropout,
-    /// Of the output.
+    /// Dropout for the output.
     resid_dropout: Dropout,
     /// Number of heads.
     n_head: usize,
-    /// Factor of the scores; the queries are multiplied by it.
+    /// The scale of the attention scores. The queries are multiplied by it.
     scale: f64,
-    /// Multiply queries and keys in f32.
+    /// Whether queries and keys are multiplied in f32.
     upcast: bool,
 }
 
 impl<B: Backend> Attention<B> {
-    /// Returns the attention of block `block`, from 0.
+    /// Returns the attention of block number `block`, counted from 0.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, block: usize, config: &Gpt2Config) -> Self {
         let width = config.n_embd;
         let mut scale = 1.0;
         if config.scale_attn_weights {
             scale /= ((width / config.n_head) as f64).sqrt();
         }
-        // Layers count from 1 here, as in `transformers`.
+        // Blocks are counted from 1 here, as in `transformers`.
         if config.scale_attn_by_inverse_layer_idx {
             scale /= (block + 1) as f64;
         }
@@ -79,8 +79,8 @@ impl<B: Backend> Attention<B> {
 
     /// Computes the output for the rows `x`. `x` and the result: `[batch * queries, width]`.
     ///
-    /// With `cache`, keys and values of earlier positions are taken from it, and the keys and values
-    /// of `x` are added to it.
+    /// If `cache` is given, it provides the keys and values of earlier positions, and the keys and values of `x` are
+    /// appended to it.
     pub(crate) fn forward(
         &self,
         x: Tensor<B, 2>,
@@ -105,8 +105,8 @@ impl<B: Backend> Attention<B> {
                 attention_over_cache(queries, keys, values, &attention)
             }
             None => {
-                // Attention has its dropout inside the fused op, so the rule of Burn's module is repeated here: none
-                // without autodiff.
+                // Dropout of the attention weights is part of the fused op, so Burn's `Dropout` module is not applied.
+                // As in that module, dropout is disabled without autodiff.
                 let learns = B::ad_enabled(&projected.device());
                 let dropout = if learns { self.attn_dropout.prob } else { 0.0 };
                 self_attention(projected, &attention, dropout)
@@ -115,8 +115,8 @@ impl<B: Backend> Attention<B> {
         self.resid_dropout.forward(project(&self.c_proj, merged))
     }
 
-    /// Splits `[batch * queries, 3 * width]` into queries, keys and values
-    /// `[batch, heads, queries, width / heads]`, all three views of the input.
+    /// Splits `[batch * queries, 3 * width]` into queries, keys and values `[batch, heads, queries, width / heads]`.
+    /// All three are views of the input.
     ///
     /// The projection has all queries first, then all keys, then all values, each in the order of the heads.
     fn split_heads(&self, projected: Tensor<B, 2>, dims: SeqDims) -> [Tensor<B, 4>; 3] {
@@ -128,9 +128,9 @@ impl<B: Backend> Attention<B> {
     }
 }
 
-/// Appends new keys and values to the cache; returns all of them.
+/// Appends new keys and values to the cache and returns the whole cache.
 ///
-/// Each call copies the cache once, because a tensor cannot grow in place. The old one is freed then.
+/// Each call copies the cache, because a tensor cannot grow in place. The old cache is freed afterwards.
 fn extend<B: Backend>(
     cache: &mut Option<KeyValues<B>>,
     keys: Tensor<B, 4>,

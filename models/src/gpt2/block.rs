@@ -1,7 +1,7 @@
 //! One transformer block.
 //!
-//! Main type: [`Block`]. GPT-2 is pre-norm: the residual stream itself is never normalised between blocks, only what
-//! the attention and the MLP read of it. Gradients therefore reach the embeddings through plain sums.
+//! Main type: [`Block`]. GPT-2 uses pre-norm: only the inputs of the attention and of the MLP are normalised, not the
+//! residual stream itself. Gradients therefore reach the embeddings through plain sums.
 
 use burn::module::Module;
 use burn::tensor::{Tensor, backend::Backend};
@@ -13,21 +13,22 @@ use super::mlp::Mlp;
 use crate::norm::LayerNorm;
 use crate::weights::WeightInit;
 
-/// Attention and an MLP. Each reads the normalised residual stream and adds its output to the stream.
+/// A transformer block: self-attention followed by an MLP. Each takes the normalised residual stream as input and adds
+/// its output to the stream.
 #[derive(Module, Debug)]
 pub(crate) struct Block<B: Backend> {
-    /// Normalises what the attention reads.
+    /// Normalises the input of the attention.
     ln_1: LayerNorm<B>,
-    /// Lets each position read itself and those before it.
+    /// Causal self-attention: each position attends to itself and to earlier positions.
     attn: Attention<B>,
-    /// Normalises what the MLP reads.
+    /// Normalises the input of the MLP.
     ln_2: LayerNorm<B>,
-    /// Transforms each position separately.
+    /// The MLP, which is applied to each position separately.
     mlp: Mlp<B>,
 }
 
 impl<B: Backend> Block<B> {
-    /// Makes block number `block`, from 0.
+    /// Returns block number `block`, counted from 0.
     pub(crate) fn new(init: &WeightInit<B>, block: usize, config: &Gpt2Config) -> Self {
         let (width, epsilon) = (config.n_embd, config.layer_norm_epsilon);
         let path = format!("h.{block}");
@@ -41,7 +42,7 @@ impl<B: Backend> Block<B> {
 
     /// Computes the output for the rows `x`. `x` and the result: `[batch * queries, width]`.
     ///
-    /// `cache` has the keys and values of earlier positions of this block, for generation.
+    /// `cache` holds the keys and values of earlier positions in this block. It is only used for generation.
     pub(crate) fn forward(
         &self,
         x: Tensor<B, 2>,
@@ -51,8 +52,8 @@ impl<B: Backend> Block<B> {
     where
         B: FusedOps,
     {
-        // Backends add in place where they can. The branch is the left operand because nothing else holds it, while the
-        // stream is still needed by autodiff.
+        // Backends add in place if the left operand has no other reference. The branch is the left operand, because
+        // autodiff still needs the residual stream.
         let x = self.attn.forward(self.ln_1.forward(x.clone()), dims, cache) + x;
         self.mlp.forward(self.ln_2.forward(x.clone())) + x
     }

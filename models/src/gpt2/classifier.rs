@@ -1,7 +1,7 @@
-//! GPT-2 that classifies texts.
+//! GPT-2 for text classification.
 //!
-//! Main type: [`Gpt2Classifier`], the `GPT2ForSequenceClassification` of `transformers`: a linear map
-//! of what the last token of a text has become.
+//! Main type: [`Gpt2Classifier`], which corresponds to `GPT2ForSequenceClassification` of `transformers`. Its
+//! classification head is a linear layer on the final hidden state of the last token of a text.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
@@ -17,25 +17,25 @@ use crate::hf::{ClassNames, ClassNamesError, ModelConfigError, ModelFolderError}
 use crate::texts::{TextBatch, TextClassifier, TextLimits};
 use crate::weights::{InitialValues, WeightInit};
 
-/// The size of a GPT-2 classifier.
+/// The configuration of a GPT-2 classifier.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassifierConfig {
-    /// The language model's; whether its head is tied makes no difference.
+    /// The configuration of the language model. `tie_word_embeddings` has no effect on a classifier.
     pub body: Gpt2Config,
     /// Number of classes, at least 2.
     pub num_classes: usize,
 }
 
-/// GPT-2 without its language-model head, and a score for each class.
+/// GPT-2 with a classification head in place of the language-model head.
 #[derive(Module, Debug)]
 pub struct Gpt2Classifier<B: Backend> {
-    /// The language model, whose own head is not used.
+    /// The language model. Its language-model head is not used.
     transformer: Gpt2<B>,
-    /// A linear map without bias from the last token to scores.
+    /// The classification head: a linear layer without bias from the last token to one logit per class.
     score: Score<B>,
 }
 
-/// The scores' projection, `[num_classes, width]` as torch has it.
+/// The weight of the classification head, `[num_classes, width]` as in PyTorch.
 #[derive(Module, Debug)]
 struct Score<B: Backend> {
     weight: Param<Tensor<B, 2>>,
@@ -52,28 +52,29 @@ impl ClassifierConfig {
         }
     }
 
-    /// Reads all weights that [`Gpt2Classifier::load_lazily`] will read, and keeps none.
+    /// Reads and checks all weights that [`Gpt2Classifier::load_lazily`] will use, without keeping them in memory.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     pub fn check_values(&self, mut checkpoint: PretrainedGpt2) -> Result<(), ModelFolderError> {
         checkpoint.weights.take(SCORE, &self.score_shape())?;
         checkpoint.weights.remove(HEAD);
         checkpoint.check_values(&self.headless())
     }
 
-    /// Returns the fields of `config.json` that the classes add.
+    /// Returns the `config.json` fields that describe the classes.
     pub(crate) fn labels(&self) -> Map<String, Value> {
-        // Invalid names, or names of more classes than there are, belong to the model that this one started from.
+        // Invalid names, and names for more classes than `num_classes`, were inherited from the pretrained model and
+        // are ignored.
         let names = self.class_names().unwrap_or_default();
         ClassNames::fields(names.as_ref(), self.num_classes)
     }
 
-    /// Returns the names of its classes; `None` if the classes are numbers, or if the config names more classes
-    /// than there are.
+    /// Returns the class names; `None` if the classes are only numbered, or if the config has names for more than
+    /// `num_classes` classes.
     ///
     /// # Errors
-    /// [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
+    /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
     pub fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
         let names = self.body.class_names()?;
         Ok(names.filter(|names| names.as_slice().len() <= self.num_classes))
@@ -86,22 +87,22 @@ impl ClassifierConfig {
         self
     }
 
-    /// Returns the shape of the scores' projection.
+    /// Returns the shape of the classification head's weight.
     pub(super) fn score_shape(&self) -> [usize; 2] {
         [self.num_classes, self.body.n_embd]
     }
 
-    /// Returns the body as a model with a tied head, which needs no head of its own.
+    /// Returns the body configuration with a tied head, so that the model has no separate head parameter.
     pub(super) fn headless(&self) -> Gpt2Config {
         Gpt2Config { tie_word_embeddings: true, ..self.body.clone() }
     }
 }
 
 impl<B: Backend> Gpt2Classifier<B> {
-    /// Returns a model with initial weights that depend on `seed` and each parameter's path alone.
+    /// Returns a model with random initial weights. The values of a parameter depend only on `seed` and its path.
     ///
     /// # Errors
-    /// [`ModelConfigError`] if the config is inconsistent.
+    /// Returns [`ModelConfigError`] if the config is inconsistent.
     pub fn new(
         config: &ClassifierConfig,
         seed: u64,
@@ -111,20 +112,22 @@ impl<B: Backend> Gpt2Classifier<B> {
         Ok(Self { transformer, score: Score::new(config, seed, device) })
     }
 
-    /// Returns a model with all weights 0, for callers that replace them.
+    /// Returns a model with all weights set to 0, for callers that overwrite them.
     ///
     /// # Errors
-    /// [`ModelConfigError`] if the config is inconsistent.
+    /// Returns [`ModelConfigError`] if the config is inconsistent.
     pub fn zeros(config: &ClassifierConfig, device: &B::Device) -> Result<Self, ModelConfigError> {
         let transformer = Gpt2::zeros(&config.headless(), device)?;
         Ok(Self { transformer, score: Score::with(config, &WeightInit::zeros(device)) })
     }
 
-    /// Returns a model with the weights of a checkpoint: of a language model, whose head is omitted and for which
-    /// scores are drawn from `seed`, or of a classifier.
+    /// Loads a classifier from a checkpoint.
+    ///
+    /// From a classifier checkpoint, all weights are loaded. From a language-model checkpoint, the language-model head
+    /// is dropped and the classification head is initialised randomly from `seed`.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     pub fn load(
         mut checkpoint: PretrainedGpt2,
         config: &ClassifierConfig,
@@ -135,10 +138,11 @@ impl<B: Backend> Gpt2Classifier<B> {
         Ok(Self { transformer: checkpoint.load(&config.headless(), device)?, score })
     }
 
-    /// Returns a trained classifier; unlike [`load`](Self::load) it draws nothing.
+    /// Loads a trained classifier. Unlike [`load`](Self::load), this function never initialises weights randomly.
     ///
     /// # Errors
-    /// As [`load`](Self::load), and [`ModelFolderError::Tensors`] for a checkpoint without scores.
+    /// Returns the errors of [`load`](Self::load), and [`ModelFolderError::Tensors`] if the checkpoint has no
+    /// classification head.
     pub fn load_trained(
         checkpoint: PretrainedGpt2,
         config: &ClassifierConfig,
@@ -148,11 +152,11 @@ impl<B: Backend> Gpt2Classifier<B> {
         Self::load(checkpoint, config, 0, device)
     }
 
-    /// Returns the model that [`load`](Self::load) makes, except that weights of the language model are read when
-    /// first used, as by [`PretrainedGpt2::load_lazily`].
+    /// Loads the same model as [`load`](Self::load), but reads each weight of the language model when it is first used,
+    /// like [`PretrainedGpt2::load_lazily`].
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     pub fn load_lazily(
         mut checkpoint: PretrainedGpt2,
         config: &ClassifierConfig,
@@ -165,7 +169,8 @@ impl<B: Backend> Gpt2Classifier<B> {
 }
 
 impl<B: Backend> Score<B> {
-    /// Returns the scores of a classifier's checkpoint, or new ones. Leaves what the language model needs.
+    /// Takes the classification head from a classifier checkpoint, or initialises a new one. Afterwards the checkpoint
+    /// contains only the weights of the language model's body.
     fn taken_from(
         checkpoint: &mut PretrainedGpt2,
         config: &ClassifierConfig,
@@ -180,18 +185,17 @@ impl<B: Backend> Score<B> {
             }
             None => Self::new(config, seed, device),
         };
-        // A language model's own head would otherwise be reported as a tensor that the classifier does not
-        // have.
+        // Otherwise the language-model head would be reported as an unknown tensor.
         checkpoint.weights.remove(HEAD);
         Ok(score)
     }
 
-    /// Scores that are drawn from `seed` when first used.
+    /// Returns a head that is initialised randomly from `seed` when it is first used.
     fn new(config: &ClassifierConfig, seed: u64, device: &B::Device) -> Self {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
-    /// Scores that `init` makes.
+    /// Returns a head with the weights that `init` provides.
     fn with(config: &ClassifierConfig, init: &WeightInit<B>) -> Self {
         let values = InitialValues::Normal { std: config.body.initializer_range };
         Self { weight: init.param(SCORE, config.score_shape(), values) }
@@ -203,8 +207,8 @@ impl<B: FusedOps> TextClassifier<B> for Gpt2Classifier<B> {
         let [texts, length] = batch.input_ids.dims();
         let dims = SeqDims { batch: texts, past: 0, queries: length };
         let hidden = self.transformer.hidden(batch.input_ids.clone(), dims, None);
-        // A token attends only to those before it, so padding behind a text changes nothing in it, and no padding mask
-        // is needed. A row of length 0 is padding alone; its first token stands in, and its label is ignored.
+        // A token attends only to earlier tokens, so padding after a text does not affect its tokens, and no padding
+        // mask is needed. A row of length 0 consists of padding: its first token is used, and its label is ignored.
         let last = batch.lengths.iter().enumerate();
         let last: Vec<i32> =
             last.map(|(text, own)| (text * length + own.max(&1) - 1) as i32).collect();

@@ -1,7 +1,7 @@
 //! The configuration of a GPT-2 model.
 //!
-//! Main type: [`Gpt2Config`], with the field names of `transformers`. Its values are checked as a
-//! whole by [`Gpt2Config::validate`]; `config_json` reads and writes its `config.json`.
+//! Main type: [`Gpt2Config`], with the field names of `transformers`. [`Gpt2Config::validate`] checks that the values
+//! are consistent, and `config_json` reads and writes `config.json`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -11,46 +11,45 @@ use crate::hf::{
     ClassNames, ClassNamesError, ExtraFields, MAX_LAYERS, MAX_SIZE, ModelConfigError, check_size,
 };
 
-/// A GPT-2 architecture and its dropout and initialisation, named as in `config.json`.
+/// The configuration of a GPT-2 model: architecture, dropout and initialisation. Fields are named as in `config.json`.
 ///
-/// Serialised as the JSON object of a `config.json`, including the fields that were read with it
-/// and do not concern training.
+/// It is serialised as the JSON object of a `config.json`. Fields that do not affect training are preserved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Map<String, Value>", into = "Map<String, Value>")]
 pub struct Gpt2Config {
-    /// Number of tokens; ids are below it.
+    /// Number of tokens in the vocabulary; token ids are smaller.
     pub vocab_size: usize,
-    /// Longest sequence in tokens.
+    /// Maximum sequence length in tokens.
     pub n_positions: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
     /// Number of blocks.
     pub n_layer: usize,
-    /// Attention heads of a block; divides `n_embd`.
+    /// Number of attention heads per block; must divide `n_embd`.
     pub n_head: usize,
-    /// Inner width of the MLP; `None` means `4 * n_embd`.
+    /// Hidden width of the MLP; `None` means `4 * n_embd`.
     pub n_inner: Option<usize>,
-    /// Non-linearity of the MLP.
+    /// Activation function of the MLP.
     pub activation_function: Activation,
-    /// Dropout probability of what each attention and MLP adds to the residual stream.
+    /// Dropout probability for the output of each attention and MLP.
     pub resid_pdrop: f64,
-    /// Dropout probability of the embeddings.
+    /// Dropout probability for the embeddings.
     pub embd_pdrop: f64,
-    /// Dropout probability of the attention weights.
+    /// Dropout probability for the attention weights.
     pub attn_pdrop: f64,
-    /// Added to the variance in layer normalisation.
+    /// Epsilon added to the variance in layer normalisation.
     pub layer_norm_epsilon: f64,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// Divide attention scores by the square root of the head's width.
+    /// Whether attention scores are divided by the square root of the head width.
     pub scale_attn_weights: bool,
-    /// Divide attention scores by the block's number, from 1, too.
+    /// Whether attention scores are also divided by the block number, counted from 1.
     pub scale_attn_by_inverse_layer_idx: bool,
-    /// Compute attention scores in f32 even where the weights are narrower.
+    /// Whether attention scores are computed in f32 even if the weights have lower precision.
     pub reorder_and_upcast_attn: bool,
-    /// Use the token embedding as the output projection.
+    /// Whether the token embedding is also used as the output projection.
     pub tie_word_embeddings: bool,
-    /// Fields of `config.json` that do not concern training. They are written back as they are.
+    /// Fields of `config.json` that do not affect training. They are written back unchanged.
     pub extra: ExtraFields,
 }
 
@@ -80,30 +79,30 @@ impl Gpt2Config {
         }
     }
 
-    /// Returns the inner width of the MLP.
+    /// Returns the hidden width of the MLP.
     #[must_use]
     pub fn inner_width(&self) -> usize {
         self.n_inner.unwrap_or(4 * self.n_embd)
     }
 
-    /// Returns the tokens after which generation stops: `eos_token_id`, one or several.
+    /// Returns the tokens after which generation stops, from `eos_token_id`.
     #[must_use]
     pub fn eos_token_ids(&self) -> Vec<u32> {
         self.extra.eos_token_ids()
     }
 
-    /// Returns the names of classes that a classifier's `config.json` has; `None` if they are numbers.
+    /// Returns the class names in a classifier's `config.json`; `None` if the classes are only numbered.
     ///
     /// # Errors
-    /// [`ClassNamesError`] for names that do not name each class from 0 once.
+    /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
     pub fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
         self.extra.class_names()
     }
 
-    /// Checks every value against its range and the values it has to agree with.
+    /// Checks the range of every value and the consistency of related values.
     ///
     /// # Errors
-    /// [`ModelConfigError::Value`] for the first field that is wrong.
+    /// Returns [`ModelConfigError::Value`] for the first invalid field.
     pub fn validate(&self) -> Result<(), ModelConfigError> {
         check_size("vocab_size", self.vocab_size, MAX_SIZE)?;
         check_size("n_positions", self.n_positions, MAX_SIZE)?;
@@ -126,7 +125,7 @@ impl Gpt2Config {
                 return Err(ModelConfigError::value(name, value, "a probability in [0, 1)"));
             }
         }
-        // As f32, in which it is used, it must not vanish or overflow.
+        // The value is used as f32, in which it must not underflow or overflow.
         if !(self.layer_norm_epsilon as f32).is_normal() || self.layer_norm_epsilon < 0.0 {
             let rule = "a positive number that f32 can hold";
             return Err(ModelConfigError::value(

@@ -1,10 +1,11 @@
-//! Reading and writing the `config.json` of a GPT-2.
+//! Reads and writes the `config.json` of a GPT-2 model.
 //!
-//! [`ConfigFields`] checks what is common to all models. Here is which fields GPT-2 reads and writes.
+//! [`ConfigFields`] checks the fields that are common to all models. This module defines the fields that GPT-2 reads
+//! and writes.
 //!
-//! Reading and writing are inverse: fields that GPT-2 does not read are kept in `extra` and written back, and
-//! absent fields have the defaults of `transformers`, so a file that `transformers` wrote gives the same model
-//! there and here. Aliases are written under their main name.
+//! Reading and writing a config preserves its content. Fields that GPT-2 does not use are kept in `extra` and written
+//! back. Missing fields have the defaults of `transformers`, so a file written by `transformers` describes the same
+//! model in both libraries. Aliases are written under the main name of the field.
 
 use std::str::FromStr;
 
@@ -14,10 +15,10 @@ use super::activation::Activation;
 use super::config::Gpt2Config;
 use crate::hf::{ConfigFields, FieldNames, ModelConfigError, read_fields};
 
-/// The names under which GPT-2 reads fields.
+/// The field names that GPT-2 reads.
 const NAMES: FieldNames = FieldNames { read: &READ, aliases: &ALIASES };
 
-/// Other names of fields: the generic ones of `transformers`, and the historical `n_ctx`.
+/// Aliases of fields: the generic names of `transformers`, and the obsolete `n_ctx`.
 const ALIASES: [(&str, &str); 5] = [
     ("hidden_size", "n_embd"),
     ("max_position_embeddings", "n_positions"),
@@ -47,38 +48,38 @@ const READ: [&str; 16] = [
 ];
 
 impl Gpt2Config {
-    /// Returns the config with `overrides`, fields of `config.json`, in place of its own values.
+    /// Returns the config with the `config.json` fields in `overrides` replaced.
     ///
     /// # Errors
-    /// As for reading: an unknown name (with the nearest known one), a wrong type or range, a
-    /// feature that does not exist.
+    /// Returns the errors of reading a config: an unknown field name (the message suggests the nearest known one), a
+    /// wrong type, a value out of range, or an unsupported feature.
     pub fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
         Self::try_from(NAMES.overridden(Map::from(self.clone()), overrides)?)
     }
 }
 
 impl FromStr for Gpt2Config {
-    /// The first thing that is wrong.
+    /// The first error found.
     type Err = ModelConfigError;
 
-    /// Reads the text of a `config.json`. Absent fields have the defaults of `transformers`.
+    /// Parses the text of a `config.json`. Missing fields have the defaults of `transformers`.
     ///
     /// # Errors
-    /// [`ModelConfigError::Syntax`] for a text that is not a JSON object, and the errors of reading its fields.
+    /// Returns [`ModelConfigError::Syntax`] if the text is not a JSON object, or the error of an invalid field.
     fn from_str(text: &str) -> Result<Self, ModelConfigError> {
         Self::try_from(read_fields(text)?)
     }
 }
 
 impl TryFrom<Map<String, Value>> for Gpt2Config {
-    /// The first field that is wrong.
+    /// The first invalid field.
     type Error = ModelConfigError;
 
     /// Reads the fields of a `config.json` and validates them together.
     ///
     /// # Errors
-    /// [`ModelConfigError`] for another model, a field of another type or out of range, a feature that does not
-    /// exist, or a misspelt name.
+    /// Returns [`ModelConfigError`] if the config belongs to another model, a field has the wrong type or is out of
+    /// range, a feature is unsupported, or a name is misspelt.
     fn try_from(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
         let mut fields = ConfigFields::new(fields, NAMES, "gpt2")?;
         let default = Self::small();
@@ -116,10 +117,10 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
 }
 
 impl From<Gpt2Config> for Map<String, Value> {
-    /// Returns all fields, sorted by name as `transformers` writes them.
+    /// Returns all fields sorted by name, the order in which `transformers` writes them.
     ///
-    /// The fields include those that the model does not read. `model_type` and `add_cross_attention` always
-    /// have GPT-2's values.
+    /// The result includes the fields that the model does not use. `model_type` and `add_cross_attention` always have
+    /// GPT-2's values.
     fn from(config: Gpt2Config) -> Self {
         let mut fields = config.extra.0;
         let own = [
@@ -157,7 +158,7 @@ mod tests {
         text.parse()
     }
 
-    /// `openai-community/gpt2` as it was published in 2019.
+    /// The config of `openai-community/gpt2`, as published in 2019.
     const PUBLISHED: &str = r#"{
         "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
         "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256,

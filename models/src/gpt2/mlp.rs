@@ -1,6 +1,6 @@
-//! The feed-forward half of a block.
+//! The feed-forward network (MLP) of a block.
 //!
-//! Main type: [`Mlp`]. Positions do not affect each other here, so rows of all sequences go through it together.
+//! Main type: [`Mlp`]. It is applied to each position separately, so the rows of all sequences are processed together.
 
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear};
@@ -12,23 +12,23 @@ use super::config::Gpt2Config;
 use crate::projection::{conv1d, project};
 use crate::weights::WeightInit;
 
-/// Two projections with an activation function between them, and dropout.
+/// An MLP: two linear layers with an activation function between them, and dropout of the output.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp<B: Backend> {
-    /// From the stream to the inner width.
+    /// Projects from the residual stream to the hidden width.
     c_fc: Linear<B>,
-    /// Back to the stream.
+    /// Projects back to the residual stream.
     c_proj: Linear<B>,
-    /// Of the output.
+    /// Dropout for the output.
     dropout: Dropout,
-    /// The function between the projections, GELU by its tanh approximation in the published models.
+    /// The activation function. The published models use GELU with the tanh approximation.
     #[module(skip)]
     activation: Activation,
 }
 
 impl<B: Backend> Mlp<B> {
-    /// Returns the MLP at module path `path`. Its second projection starts with smaller weights, because it adds to
-    /// the residual stream.
+    /// Returns the MLP at module path `path`. The second layer has smaller initial weights, because its output is added
+    /// to the residual stream.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, config: &Gpt2Config) -> Self {
         let (width, inner) = (config.n_embd, config.inner_width());
         let (std, residual_std) = (config.initializer_range, config.residual_std());
@@ -51,8 +51,8 @@ impl<B: Backend> Mlp<B> {
 }
 
 impl Gpt2Config {
-    /// Returns the standard deviation of the initial projections that add to the residual stream, two a block
-    /// (Radford et al. 2019, section 2.3).
+    /// Returns the initial standard deviation of the projections whose output is added to the residual stream, two per
+    /// block (Radford et al. 2019, section 2.3).
     pub(crate) fn residual_std(&self) -> f64 {
         self.initializer_range / ((2 * self.n_layer) as f64).sqrt()
     }

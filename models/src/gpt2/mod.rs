@@ -1,14 +1,15 @@
 //! GPT-2 as the `transformers` library defines it.
 //!
-//! - [`Gpt2Config`] reads and writes `config.json`. A field that changes the computation is honoured or refused by
-//!   name; others are kept.
-//! - [`Gpt2`] is the model: [`Gpt2::forward`] gives logits, and as a [`LanguageModel`](crate::causal_lm::LanguageModel)
-//!   it has a loss and continues prompts.
-//! - [`PretrainedGpt2`] reads a folder in the layout of `transformers`, [`Gpt2::save`] writes one.
-//! - [`Gpt2Classifier`] classifies texts, from a language model's weights or its own.
+//! - [`Gpt2Config`] reads and writes `config.json`. Every field that affects the computation is either supported or
+//!   rejected with an error. All other fields are preserved.
+//! - [`Gpt2`] is the model. [`Gpt2::forward`] returns logits, and the
+//!   [`LanguageModel`](crate::causal_lm::LanguageModel) trait provides the loss and text generation.
+//! - [`PretrainedGpt2`] reads a folder in the layout of `transformers`, and [`Gpt2::save`] writes one.
+//! - [`Gpt2Classifier`] is GPT-2 for text classification. It can be loaded from a language model or from a trained
+//!   classifier.
 //!
-//! A parameter's module path is its `transformers` name without the `transformer.` prefix, for
-//! instance `h.3.attn.c_attn.weight`; [`hf_name`] and [`module_path()`] translate.
+//! The module path of a parameter is its `transformers` name without the `transformer.` prefix, for example
+//! `h.3.attn.c_attn.weight`. [`hf_name`] and [`module_path()`] convert between the two.
 //!
 //! ```
 //! use burn_flex::Flex;

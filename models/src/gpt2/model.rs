@@ -1,7 +1,7 @@
 //! The GPT-2 language model.
 //!
-//! Main type: [`Gpt2`]. Its forward pass trusts its input, as device tensors cannot be checked
-//! cheaply; user data goes through [`CausalBatch`], which does check.
+//! Main type: [`Gpt2`]. Its forward pass does not check its input, because reading values back from a device tensor is
+//! slow. [`CausalBatch`] checks user data on the host.
 
 use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, Embedding};
@@ -20,27 +20,27 @@ use crate::weights::{InitialValues, WeightInit};
 
 /// GPT-2 with its language-model head.
 ///
-/// Dropout is active on backends that differentiate and nowhere else.
+/// Dropout is only active on autodiff backends.
 #[derive(Module, Debug)]
 pub struct Gpt2<B: Backend> {
     /// Token embeddings, `[vocab, width]`.
     wte: Embedding<B>,
     /// Position embeddings, `[n_positions, width]`.
     wpe: Embedding<B>,
-    /// Dropout of the sum of both.
+    /// Dropout for the sum of token and position embeddings.
     drop: Dropout,
     /// The blocks, in order.
     h: Vec<Block<B>>,
     /// The final norm.
     ln_f: LayerNorm<B>,
-    /// The head's own weight, `[vocab, width]`; without it the head is `wte`, the same parameter.
+    /// The weight of an untied head, `[vocab, width]`. If it is `None`, the head is tied and uses the parameter `wte`.
     lm_head: Option<Head<B>>,
-    /// The configuration that the module was made from.
+    /// The configuration that the module was built from.
     #[module(skip)]
     config: Gpt2Config,
 }
 
-/// An output projection that is not the token embedding.
+/// An untied output projection, separate from the token embedding.
 #[derive(Module, Debug)]
 struct Head<B: Backend> {
     /// The projection, `[vocab, width]`, as `transformers` stores it.
@@ -48,12 +48,15 @@ struct Head<B: Backend> {
 }
 
 impl<B: Backend> Gpt2<B> {
-    /// Returns a model with initial weights that depend on `seed` and each parameter's path alone: normal with the
-    /// config's `initializer_range`, smaller by `sqrt(2 n_layer)` where a projection adds to the residual stream,
-    /// biases 0, norms 1. They are drawn when first used.
+    /// Returns a model with random initial weights. Weights are normally distributed with standard deviation
+    /// `initializer_range`, divided by `sqrt(2 * n_layer)` for the projections whose output is added to the residual
+    /// stream. Biases are 0 and normalisation weights are 1.
+    ///
+    /// The values of a parameter depend only on `seed` and its path, and are generated when the parameter is first
+    /// used.
     ///
     /// # Errors
-    /// [`ModelConfigError`] if `config` is inconsistent.
+    /// Returns [`ModelConfigError`] if `config` is inconsistent.
     pub fn new(
         config: &Gpt2Config,
         seed: u64,
@@ -62,16 +65,16 @@ impl<B: Backend> Gpt2<B> {
         Self::with(config, &WeightInit::new(seed, device))
     }
 
-    /// Returns a model with all weights 0, for callers that replace them, for instance by the weights of a training
-    /// checkpoint. Like drawn weights, the zeros are allocated when first used.
+    /// Returns a model with all weights set to 0, for callers that overwrite them, for example with the weights of a
+    /// training checkpoint. Like random weights, the zeros are allocated when they are first used.
     ///
     /// # Errors
-    /// [`ModelConfigError`] if `config` is inconsistent.
+    /// Returns [`ModelConfigError`] if `config` is inconsistent.
     pub fn zeros(config: &Gpt2Config, device: &B::Device) -> Result<Self, ModelConfigError> {
         Self::with(config, &WeightInit::zeros(device))
     }
 
-    /// Returns a model with the weights that `init` makes.
+    /// Returns a model with the weights that `init` provides.
     pub(crate) fn with(
         config: &Gpt2Config,
         init: &WeightInit<B>,
@@ -104,11 +107,11 @@ impl<B: Backend> Gpt2<B> {
 }
 
 impl<B: FusedOps> Gpt2<B> {
-    /// Returns the logits `[batch, length, vocab]` of what follows each position of `input_ids` `[batch, length]`.
+    /// Returns the next-token logits `[batch, length, vocab]` for each position of `input_ids` `[batch, length]`.
     ///
     /// # Panics
-    /// If `length` exceeds `n_positions`. Ids outside the vocabulary are the backend's to notice;
-    /// [`CausalBatch`] checks both beforehand.
+    /// Panics if `length` exceeds `n_positions`. Whether an id outside the vocabulary is detected depends on the
+    /// backend; [`CausalBatch`] checks both beforehand.
     pub fn forward(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let [batch, length] = input_ids.dims();
         let hidden = self.hidden(input_ids, SeqDims { batch, past: 0, queries: length }, None);
@@ -117,7 +120,7 @@ impl<B: FusedOps> Gpt2<B> {
 
     /// Returns the residual stream after the last block, `[batch * queries, width]`.
     ///
-    /// With `cache`, one entry a block, `input_ids` continue the positions it holds.
+    /// If `cache` is given, it has one entry per block, and `input_ids` follow the cached positions.
     pub(crate) fn hidden(
         &self,
         input_ids: Tensor<B, 2, Int>,
@@ -140,8 +143,8 @@ impl<B: FusedOps> Gpt2<B> {
     fn embed(&self, input_ids: Tensor<B, 2, Int>, dims: SeqDims) -> Tensor<B, 2> {
         let SeqDims { batch, past, queries } = dims;
         let width = self.config.n_embd;
-        // As one row per sequence, the positions are the same row for all of them, and the sum is a broadcast over the
-        // first axis. No copy for each sequence is made.
+        // With one row per sequence, the position embeddings are the same row for all sequences, so they are added by
+        // broadcasting over the first axis, without a copy per sequence.
         let tokens = self.wte.forward(input_ids).reshape([batch, queries * width]);
         let positions = self.wpe.weight.val().slice([past..past + queries, 0..width]);
         let embedded = tokens + positions.reshape([1, queries * width]);
@@ -160,7 +163,7 @@ impl<B: FusedOps> Gpt2<B> {
 }
 
 impl<B: FusedOps> LanguageModel<B> for Gpt2<B> {
-    /// An entry for each block.
+    /// One entry per block.
     type Cache = Vec<Option<KeyValues<B>>>;
 
     fn limits(&self) -> TokenLimits {
@@ -171,7 +174,7 @@ impl<B: FusedOps> LanguageModel<B> for Gpt2<B> {
         self.wte.weight.lazy_device()
     }
 
-    /// Computes the loss. Only the positions that predict something go through the final norm and the head.
+    /// Computes the loss. The final norm and the head are only applied to positions with a target.
     fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B> {
         let [rows, length] = batch.input_ids.dims();
         let dims = SeqDims { batch: rows, past: 0, queries: length };
@@ -179,7 +182,7 @@ impl<B: FusedOps> LanguageModel<B> for Gpt2<B> {
         let hidden = self.ln_f.forward(hidden.select(0, batch.positions.clone()));
         let sum = linear_cross_entropy(hidden, self.head(), batch.targets.clone());
         let tokens = batch.tokens();
-        // The factor keeps the sum in the graph, so that backward runs the same ops as for other batches.
+        // Multiplying by 0 keeps the sum in the autodiff graph, so backward runs the same ops as for other batches.
         CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
     }
 
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn initial_loss_is_near_that_of_guessing() {
+    fn initial_loss_is_near_random_guessing() {
         let config = Gpt2Config { initializer_range: 0.02, ..config() };
         let model = Gpt2::<Flex>::new(&config, 1, &Default::default()).unwrap();
         let mean = loss(&model, &[1, 5, 18, 0, 7, 3], [1, 6]).mean().into_scalar();

@@ -1,18 +1,18 @@
 //! The parameters of a GPT-2 model: their module paths, `transformers` names and shapes.
 //!
-//! One list is used to count parameters and to check and write checkpoints. A test
-//! compares it with the module's own parameters.
+//! The same list is used to count parameters and to check and write checkpoints. A test compares it
+//! with the parameters of the module.
 
 use super::config::Gpt2Config;
 use crate::hf::{Names, ParameterShape};
 
-/// The prefix that `transformers` puts before every tensor name, except for the heads' tensors.
+/// The prefix of tensor names in `transformers`. The tensors of the heads do not have it.
 const PREFIX: &str = "transformer.";
-/// Module path of the output projection that an untied model has.
+/// Module path of the output projection of an untied model.
 pub(crate) const HEAD: &str = "lm_head.weight";
 /// Module path of the token embedding.
 pub(crate) const EMBEDDING: &str = "wte.weight";
-/// Module path of a classifier's scores.
+/// Module path of the classification head.
 pub(crate) const SCORE: &str = "score.weight";
 
 /// Returns the `transformers` name of the parameter at a module path.
@@ -33,14 +33,14 @@ pub fn module_path(name: &str) -> &str {
     name.strip_prefix(PREFIX).unwrap_or(name)
 }
 
-/// Returns whether a module path belongs to a causal-mask buffer, which old checkpoints contain.
+/// Returns whether a module path is a causal-mask buffer, which old checkpoints contain.
 pub(crate) fn is_mask_buffer(path: &str) -> bool {
     path.strip_prefix("h.").and_then(|rest| rest.split_once('.')).is_some_and(|(block, leaf)| {
         block.parse::<usize>().is_ok() && matches!(leaf, "attn.bias" | "attn.masked_bias")
     })
 }
 
-/// The names of a language model in its files, with or without the prefix.
+/// The tensor names of a language model. Names in files may omit the prefix.
 pub(crate) const NAMES: Names = Names {
     in_file: hf_name,
     path: |name| {

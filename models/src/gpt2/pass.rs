@@ -1,19 +1,19 @@
-//! The ops of a training pass of GPT-2, for predictions of memory and time.
+//! A description of GPT-2's training pass, used to predict memory and step times.
 //!
-//! They repeat [`Gpt2::forward`](super::Gpt2::forward) and the loss, in the same order. The fused ops of
-//! `deepburn-ops` are one op each, as they save tensors for backward once. Sizes are numbers of elements;
-//! `rows` is sequences × length.
+//! The description lists the ops of [`Gpt2::forward`](super::Gpt2::forward) and the loss, in the same order. Each fused
+//! op of `deepburn-ops` counts as one op, because it saves tensors for backward once. Sizes are numbers of elements,
+//! and `rows` is sequences × length.
 //!
-//! A change of the forward pass needs the same change here. A test of the programs compares the description
-//! with the ledger of a training step.
+//! When the forward pass changes, this description must be changed in the same way. A test in the programs compares it
+//! with the memory ledger of a real training step.
 
 use super::activation::Activation;
 use super::config::Gpt2Config;
 use crate::forward_pass::{BatchShape, ForwardPass, PassTensor};
 
-/// Describes the pass of a language model.
+/// Describes the training pass of a language model.
 ///
-/// Only rows that predict something reach the final norm and the loss, as in the model.
+/// As in the model, the final norm and the loss are only computed for rows with a target.
 pub(crate) fn describe_head(config: &Gpt2Config, pass: &mut dyn ForwardPass, batch: BatchShape) {
     let width = config.n_embd as u64;
     pass.hold(batch.causal_bytes());
@@ -26,7 +26,8 @@ pub(crate) fn describe_head(config: &Gpt2Config, pass: &mut dyn ForwardPass, bat
 
 /// Describes the embeddings and all blocks. Returns the residual stream.
 ///
-/// The final norm is not included: the two heads apply it to different rows.
+/// The final norm is not included, because the language-model head and the classification head apply it to different
+/// rows.
 pub(crate) fn describe_body(
     config: &Gpt2Config,
     pass: &mut dyn ForwardPass,

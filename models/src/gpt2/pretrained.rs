@@ -1,4 +1,4 @@
-//! Reading and writing a GPT-2 in the layout of `transformers`.
+//! Reads and writes GPT-2 models in the layout of `transformers`.
 //!
 //! Main type: [`PretrainedGpt2`].
 
@@ -18,20 +18,21 @@ use crate::hf::{
 };
 use crate::weights::WeightInit;
 
-/// A folder with the `config.json` of a GPT-2, which has been read, and weights, whose files have sound headers.
+/// A folder with a pretrained GPT-2. Its `config.json` has been read, and the headers of its weight files have been
+/// checked.
 #[derive(Debug)]
 pub struct PretrainedGpt2 {
     /// The configuration of the folder.
     config: Gpt2Config,
-    /// The tensors of the folder, of which only headers have been read.
+    /// The weights in the folder. Only the file headers have been read.
     pub(super) weights: Weights,
 }
 
 impl PretrainedGpt2 {
-    /// Reads the config and the headers of a checkpoint; no weights yet.
+    /// Reads the config and the file headers of a checkpoint, but not the weights.
     ///
     /// # Errors
-    /// [`ModelFolderError`] if a file is missing, unreadable or malformed, or a tensor occurs twice.
+    /// Returns [`ModelFolderError`] if a file is missing, unreadable or malformed, or a tensor occurs twice.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, ModelFolderError> {
         let folder = folder.as_ref();
         let path = folder.join(CONFIG);
@@ -46,11 +47,11 @@ impl PretrainedGpt2 {
         &self.config
     }
 
-    /// Returns the model of `config`, which is the checkpoint's own or derived from it, with the checkpoint's
-    /// weights as f32. Memory beyond the model: one tensor.
+    /// Returns a model with the given `config` and the checkpoint's weights, converted to f32. `config` is the
+    /// checkpoint's config or derived from it. In addition to the model, one tensor is in memory at a time.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     pub fn load<B: Backend>(
         mut self,
         config: &Gpt2Config,
@@ -62,14 +63,14 @@ impl PretrainedGpt2 {
         self.weights.fill(model)
     }
 
-    /// Loads the same model as [`load`](Self::load), but reads each weight when it is first used.
-    /// Names, shapes and types are checked now; [`check_values`](Self::check_values) checks the rest.
+    /// Loads the same model as [`load`](Self::load), but reads each weight when it is first used. Names, shapes and
+    /// types are checked immediately. [`check_values`](Self::check_values) checks the values.
     ///
-    /// A weight that later cannot be read, or is not finite, causes a panic with that message, because Burn's
-    /// lazy parameters cannot return errors. Sharded training turns the panic into an error.
+    /// If a weight cannot be read later or is not finite, the first use panics with the error message, because Burn's
+    /// lazy parameters cannot return errors. Sharded training converts the panic to an error.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every tensor that does not fit.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit.
     pub fn load_lazily<B: Backend>(
         self,
         config: &Gpt2Config,
@@ -81,24 +82,24 @@ impl PretrainedGpt2 {
             .map_err(|source| ModelFolderError::Config { path, source })
     }
 
-    /// Reads all weights of the model of `config` once and keeps none. Afterwards only a disk error can
-    /// make [`load_lazily`](Self::load_lazily) fail. Memory: 8 MiB.
+    /// Reads and checks all weights once, without keeping them in memory. Afterwards only a disk error can make
+    /// [`load_lazily`](Self::load_lazily) fail. Uses 8 MiB of memory.
     ///
     /// # Errors
-    /// The errors of [`load`](Self::load).
+    /// Returns the errors of [`load`](Self::load).
     pub fn check_values(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;
         self.weights.check_values(&config.parameters())
     }
 
-    /// Returns the error of an inconsistent configuration.
+    /// Returns the error for an inconsistent configuration.
     fn misconfigured(&self, source: ModelConfigError) -> ModelFolderError {
         ModelFolderError::Config { path: self.weights.folder().join(CONFIG), source }
     }
 
-    /// Refuses tensors that are missing, left over or of the wrong shape or type. A tied model's file may have the
-    /// head all the same.
+    /// Returns an error if tensors are missing, unknown, or have the wrong shape or type. The file of a tied model may
+    /// contain a copy of the head.
     fn check_shapes(&self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
         let mut expected = config.parameters();
         if self.repeats_head(config) {
@@ -107,12 +108,12 @@ impl PretrainedGpt2 {
         self.weights.check_shapes(&expected)
     }
 
-    /// Returns whether the file has the head of a model whose head is its embedding.
+    /// Returns whether the model is tied but the file contains a separate head.
     fn repeats_head(&self, config: &Gpt2Config) -> bool {
         config.tie_word_embeddings && self.weights.contains(HEAD)
     }
 
-    /// Checks that a file with both matrices of a tied model has the same values in both.
+    /// If the file of a tied model contains both embedding and head, checks that their values are equal.
     fn check_repeated_head(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
         if !self.repeats_head(config) {
             return Ok(());
@@ -132,10 +133,10 @@ impl PretrainedGpt2 {
 }
 
 impl<B: Backend> Gpt2<B> {
-    /// Writes the model as a checkpoint that [`PretrainedGpt2`] and `transformers` load.
+    /// Writes the model as a checkpoint that [`PretrainedGpt2`] and `transformers` can load.
     ///
     /// # Errors
-    /// [`ModelFolderError::Io`].
+    /// Returns [`ModelFolderError::Io`] if a file cannot be written.
     pub fn save(&self, folder: impl AsRef<Path>, float: FloatType) -> Result<(), ModelFolderError> {
         let writer = self.config().folder_writer(folder.as_ref(), float)?;
         let mut saver = ParameterWriter { writer, path: Vec::new(), outcome: Ok(()) };
@@ -149,7 +150,7 @@ impl<B: Backend> Gpt2<B> {
 struct ParameterWriter {
     /// The folder that is written.
     writer: ModelFolderWriter,
-    /// The names of the modules that the visit is in.
+    /// The names of the modules on the path to the visited parameter.
     path: Vec<String>,
     /// The first error. Nothing is written after it, because a visitor cannot stop.
     outcome: Result<(), ModelFolderError>,

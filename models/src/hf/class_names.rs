@@ -1,4 +1,4 @@
-//! Names of classes, as `id2label` and `label2id` of a `config.json` have them.
+//! Class names, stored as `id2label` and `label2id` in `config.json`.
 //!
 //! Main type: [`ClassNames`].
 //!
@@ -7,40 +7,40 @@
 //! "label2id": {"negative": 0, "positive": 1}
 //! ```
 //!
-//! The two fields say the same, and one of them is enough. Names are unique, because they are also the labels
-//! of data files.
+//! The two fields contain the same information, and only one of them is required. Names must be unique, because they
+//! are also used as labels in data files.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
-/// The field of a `config.json` with the name of each class, by class number.
+/// The field of `config.json` that maps class numbers to names.
 pub(crate) const ID2LABEL: &str = "id2label";
-/// The field of a `config.json` with the class number of each name.
+/// The field of `config.json` that maps names to class numbers.
 pub(crate) const LABEL2ID: &str = "label2id";
 
-/// The names of all classes of a model, by class.
+/// The names of all classes of a model, in the order of the class numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassNames(Vec<String>);
 
 /// The reason why class names are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ClassNamesError {
-    /// A field is not a table of names.
+    /// A field does not have the required format.
     #[error("`{field}` is {found}; it must be {rule}")]
     Field {
         /// `id2label` or `label2id`.
         field: &'static str,
-        /// What was found, shortened.
+        /// The value found, shortened.
         found: String,
-        /// What is accepted.
+        /// The accepted values.
         rule: &'static str,
     },
     /// The two fields disagree.
     #[error("`id2label` and `label2id` give classes different names; keep one of them")]
     Conflict,
-    /// Two classes have one name, or a class has an empty one.
+    /// Two classes have the same name, or a name is empty.
     #[error(
         "`id2label` gives class {class} the name `{name}`, which is {reason}; give another name"
     )]
@@ -49,16 +49,16 @@ pub enum ClassNamesError {
         class: usize,
         /// Its name.
         name: String,
-        /// What is wrong with it.
+        /// The reason why the name is rejected.
         reason: &'static str,
     },
 }
 
 impl ClassNames {
-    /// Takes names in the order of their classes.
+    /// Returns class names from a list in the order of the class numbers.
     ///
     /// # Errors
-    /// [`ClassNamesError::Name`] for a name that is empty or there twice.
+    /// Returns [`ClassNamesError::Name`] if a name is empty or occurs twice.
     pub fn new(names: Vec<String>) -> Result<Self, ClassNamesError> {
         let mut seen = BTreeSet::new();
         for (class, name) in names.iter().enumerate() {
@@ -72,11 +72,11 @@ impl ClassNames {
         Ok(Self(names))
     }
 
-    /// Returns the names in the fields of a `config.json`. `None` where it has none, or only placeholders:
-    /// `LABEL_0`, which `transformers` writes, or the class numbers.
+    /// Reads the class names from the fields of a `config.json`. Returns `None` if there are no names or only
+    /// placeholders: `LABEL_0` and so on, which `transformers` writes, or the class numbers.
     ///
     /// # Errors
-    /// [`ClassNamesError`] for names that do not name each class from 0 once.
+    /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
     pub fn read(fields: &Map<String, Value>) -> Result<Option<Self>, ClassNamesError> {
         let by_id = fields.get(ID2LABEL).filter(|it| !it.is_null()).map(of_ids).transpose()?;
         let by_name = fields.get(LABEL2ID).filter(|it| !it.is_null()).map(of_names).transpose()?;
@@ -87,7 +87,7 @@ impl ClassNames {
             (names, others) => names.or(others),
         };
         let Some(names) = names else { return Ok(None) };
-        // Placeholders carry no information. As names they would be compared with the labels of the data.
+        // Placeholders are not names. If they were kept, they would be compared with the labels in the data.
         let is_placeholder = |(class, name): (usize, &String)| {
             *name == placeholder(class) || *name == class.to_string()
         };
@@ -97,14 +97,14 @@ impl ClassNames {
         }
     }
 
-    /// Returns the names, by class.
+    /// Returns the names in the order of the class numbers.
     #[must_use]
     pub fn as_slice(&self) -> &[String] {
         &self.0
     }
 
-    /// Returns the fields of a `config.json` for a model of `num_classes`. A class without a name gets the
-    /// placeholder of `transformers`.
+    /// Returns the `config.json` fields for a model with `num_classes` classes. Unnamed classes get the placeholder
+    /// names of `transformers`.
     #[must_use]
     pub fn fields(names: Option<&Self>, num_classes: usize) -> Map<String, Value> {
         let names = names.map_or(&[][..], Self::as_slice);
@@ -118,15 +118,15 @@ impl ClassNames {
     }
 }
 
-/// Returns the name that `transformers` gives a class without one.
+/// Returns the placeholder name that `transformers` uses for an unnamed class.
 fn placeholder(class: usize) -> String {
     format!("LABEL_{class}")
 }
 
-/// Reads names by class number. JSON has the numbers as text.
+/// Parses a map from class numbers to names. JSON object keys are strings, so the numbers are stored as text.
 ///
 /// # Errors
-/// [`ClassNamesError::Field`] for another value than a name for each class from 0.
+/// Returns [`ClassNamesError::Field`] if the value is not an object with a name for each class from 0.
 fn of_ids(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     let pairs = field.as_object().into_iter().flatten();
     let pairs = pairs.map(|(id, name)| Some((id.parse().ok()?, name.as_str()?.to_owned())));
@@ -134,10 +134,10 @@ fn of_ids(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     in_order(pairs, ID2LABEL, field, rule)
 }
 
-/// Reads class numbers by name.
+/// Parses a map from names to class numbers.
 ///
 /// # Errors
-/// [`ClassNamesError::Field`] for another value than the number of each class from 0.
+/// Returns [`ClassNamesError::Field`] if the value is not an object with the number of each class from 0.
 fn of_names(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     let pairs = field.as_object().into_iter().flatten();
     let pairs = pairs.map(|(name, id)| Some((usize::try_from(id.as_u64()?).ok()?, name.clone())));
@@ -145,7 +145,7 @@ fn of_names(field: &Value) -> Result<Vec<String>, ClassNamesError> {
     in_order(pairs, LABEL2ID, field, rule)
 }
 
-/// Returns the names by class, which must be the numbers from 0, each once.
+/// Returns the names in the order of the class numbers. The class numbers must be 0, 1, 2 and so on, each exactly once.
 fn in_order(
     pairs: impl Iterator<Item = Option<(usize, String)>>,
     field: &'static str,

@@ -1,18 +1,19 @@
 //! The fields of a `config.json` that are common to the models of `transformers`.
 //!
-//! Main types: [`ConfigFields`], which reads fields and checks them, and [`ExtraFields`], which keeps the others. A
-//! field is one of four kinds: read by the model; *fixed*, accepted only with the value that means "off"; known to
-//! change nothing about training; or unknown. The last two are kept and written back. A caller can warn of
-//! [unknown](ExtraFields::unknown) ones. A name that looks like a misspelt field of the model is an error.
+//! Main types: [`ConfigFields`], which reads fields and checks them, and [`ExtraFields`], which keeps the others. There
+//! are four kinds of fields: fields that the model reads; *fixed* fields, which enable unsupported features and are
+//! only accepted with a value that means "off"; fields that are known not to affect training; and unknown fields. The
+//! last two kinds are kept and written back. Callers can warn about [unknown](ExtraFields::unknown) fields. A name that
+//! looks like a misspelt field of the model is an error.
 
 use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::class_names::{ClassNames, ClassNamesError};
 
-/// The largest value of a width, length or vocabulary: products of two fit 64 bits with room.
+/// The maximum width, length or vocabulary size. The limit ensures that the product of two sizes fits in 64 bits.
 pub(crate) const MAX_SIZE: usize = 1 << 24;
-/// The largest number of layers. Each has a dozen parameters, which are listed before any is read.
+/// The maximum number of layers. Each layer has a dozen parameters, and all of them are listed before any is read.
 pub(crate) const MAX_LAYERS: usize = 1 << 12;
 
 /// The reason why a configuration is rejected.
@@ -21,45 +22,45 @@ pub enum ModelConfigError {
     /// The text is not a JSON object.
     #[error("the config is not a JSON object: {0}")]
     Syntax(String),
-    /// A field of another type than the model's.
+    /// A field has the wrong type.
     #[error("{0}")]
     Field(String),
-    /// A field that the model does not have.
+    /// The model does not have this field.
     #[error("unknown field `{name}` (value {value}){hint}")]
     Unknown {
         /// The field.
         name: String,
         /// Its value, as JSON.
         value: String,
-        /// "; did you mean ..?" with the nearest known name, or the names that are read.
+        /// "; did you mean ..?" with the nearest known name, or the list of all names that the model reads.
         hint: String,
     },
-    /// A value that is out of range or of the wrong type.
+    /// A value is out of range or has the wrong type.
     #[error("`{name}` is {value}, but it must be {rule}")]
     Value {
         /// The field.
         name: &'static str,
         /// What was found.
         value: String,
-        /// What is accepted.
+        /// The accepted values.
         rule: String,
     },
-    /// A value that `transformers` accepts and this implementation does not.
+    /// `transformers` supports this value, but this implementation does not.
     #[error("`{name}` = {value} is not supported: {remedy}")]
     Unsupported {
         /// The field.
         name: &'static str,
         /// What was found.
         value: String,
-        /// What to do about it.
+        /// How to fix the problem.
         remedy: &'static str,
     },
-    /// Two names of one field disagree.
+    /// A field is given under two names with different values.
     #[error(
         "`{alias}` is {alias_value} and `{name}` is {value}, but they name the same field; keep one"
     )]
     Conflict {
-        /// The other name.
+        /// The alias.
         alias: &'static str,
         /// Its value, as JSON.
         alias_value: String,
@@ -70,15 +71,15 @@ pub enum ModelConfigError {
     },
 }
 
-/// Constructors that several models use.
+/// Constructors that are shared by the models.
 impl ModelConfigError {
-    /// Returns the error of a value that breaks `rule`, which completes "it must be".
+    /// Returns the error for a value that violates `rule`, the end of a sentence that starts with "it must be".
     pub(crate) fn value(name: &'static str, value: impl ToString, rule: impl Into<String>) -> Self {
         Self::Value { name, value: value.to_string(), rule: rule.into() }
     }
 }
 
-/// Fields whose features do not exist here: absent, null, false, 0 or empty, or refused.
+/// Fields of unsupported features. They must be missing, null, false, 0 or empty; other values are rejected.
 const FIXED: [(&str, &str); 10] = [
     ("add_cross_attention", "this is a decoder on its own; set it to false"),
     ("auto_map", "code shipped with a checkpoint is not run; remove it"),
@@ -92,7 +93,7 @@ const FIXED: [(&str, &str); 10] = [
     ("quantization_config", "quantised weights are not supported; dequantise and save again"),
 ];
 
-/// Fields that change nothing about training: heads of other tasks, generation defaults, labels.
+/// Fields that do not affect training: heads of other tasks, generation defaults, labels.
 const NOT_TRAINED: [&str; 57] = [
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -153,17 +154,17 @@ const NOT_TRAINED: [&str; 57] = [
     "use_cache",
 ];
 
-/// Fields of a `config.json` that the model does not read. They are written back as they are.
+/// Fields of a `config.json` that the model does not use. They are written back unchanged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExtraFields(pub(crate) Map<String, Value>);
 
 impl ExtraFields {
-    /// Returns the names of unknown fields. `transformers` may compute something else because of them.
+    /// Returns the names of unknown fields. They might change what `transformers` computes.
     pub fn unknown(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str).filter(|name| !is_known(name))
     }
 
-    /// Returns the tokens after which generation stops: `eos_token_id`, one or several.
+    /// Returns the tokens after which generation stops, from `eos_token_id`.
     #[must_use]
     pub fn eos_token_ids(&self) -> Vec<u32> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -174,15 +175,15 @@ impl ExtraFields {
         }
     }
 
-    /// Returns the names of classes that a classifier's `config.json` has; `None` if they are numbers.
+    /// Returns the class names in a classifier's `config.json`; `None` if the classes are only numbered.
     ///
     /// # Errors
-    /// [`ClassNamesError`] for names that do not name each class from 0 once.
+    /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
     pub fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
         ClassNames::read(&self.0)
     }
 
-    /// Returns the fields of `generation_config.json`: the special tokens that generation needs.
+    /// Returns the fields of `generation_config.json`, which holds the special tokens for generation.
     pub(crate) fn generation_config(&self) -> Map<String, Value> {
         let mut fields = Map::new();
         fields.insert("_from_model_config".into(), true.into());
@@ -194,11 +195,11 @@ impl ExtraFields {
         fields
     }
 
-    /// Checks the special tokens, because generation uses them.
+    /// Checks the special tokens, which are used for generation.
     ///
     /// # Errors
-    /// [`ModelConfigError::Value`] for a special token that is not an id, null or, for `eos_token_id` alone, a list
-    /// of ids.
+    /// Returns [`ModelConfigError::Value`] if a special token is neither a token id nor null. `eos_token_id` may also
+    /// be a list of ids.
     fn check_token_ids(&self) -> Result<(), ModelConfigError> {
         let is_id = |value: &Value| value.as_u64().is_some_and(|id| u32::try_from(id).is_ok());
         for name in ["bos_token_id", "eos_token_id", "pad_token_id"] {
@@ -218,17 +219,17 @@ impl ExtraFields {
 /// The names of the fields that a model reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FieldNames {
-    /// Names in the order of the alphabet.
+    /// The names, in alphabetical order.
     pub(crate) read: &'static [&'static str],
-    /// Other names of some of them: `(alias, name)`.
+    /// Aliases of these fields: `(alias, name)`.
     pub(crate) aliases: &'static [(&'static str, &'static str)],
 }
 
 impl FieldNames {
-    /// Renames aliases to the fields they stand for; both names are allowed if their values agree.
+    /// Replaces aliases by the main names of the fields. Both names may be present if their values are equal.
     ///
     /// # Errors
-    /// [`ModelConfigError::Conflict`] if both names have values that differ.
+    /// Returns [`ModelConfigError::Conflict`] if both names are given with different values.
     fn canonical(
         self,
         mut fields: Map<String, Value>,
@@ -246,10 +247,11 @@ impl FieldNames {
         Ok(fields)
     }
 
-    /// Returns the fields of a config with `overrides` in place of its own values.
+    /// Returns the fields of a config with `overrides` applied.
     ///
     /// # Errors
-    /// A name that neither the model nor the config has: in an override it is a mistake, unlike in a checkpoint.
+    /// Returns an error if neither the model nor the config has a field with this name. Unknown fields are accepted in
+    /// a checkpoint, but in an override they are a mistake.
     pub(crate) fn overridden(
         self,
         mut fields: Map<String, Value>,
@@ -264,16 +266,17 @@ impl FieldNames {
         Ok(fields)
     }
 
-    /// Returns whether a name may be set in place of a config's own value.
+    /// Returns whether a field with this name may be overridden.
     fn has(self, name: &str) -> bool {
         let is_fixed = FIXED.iter().any(|(fixed, _)| *fixed == name);
         self.read.contains(&name) || is_fixed || is_known(name)
     }
 
-    /// Returns whether `name` is at most a letter or two away from a field of the model.
+    /// Returns whether `name` looks like a misspelt field of the model.
     ///
-    /// The distance counts insertions, deletions, substitutions and swaps of neighbours (optimal string
-    /// alignment). Short names may differ in one letter, names of 8 and more in two.
+    /// Names are compared by their optimal string alignment distance, which counts insertions, deletions, substitutions
+    /// and transpositions of adjacent letters. The maximum distance is 1 for names with fewer than 8 letters and 2 for
+    /// longer names.
     fn is_misspelt(self, name: &str) -> bool {
         let allowed = if name.len() < 8 { 1 } else { 2 };
         let aliases = self.aliases.iter().map(|(alias, _)| alias);
@@ -281,15 +284,16 @@ impl FieldNames {
         own.any(|own| strsim::osa_distance(name, own) <= allowed)
     }
 
-    /// Returns the error of a name that the model does not have.
+    /// Returns the error for an unknown field.
     fn refusal(self, name: &str, value: &Value) -> ModelConfigError {
         let (name, value) = (name.to_owned(), value.to_string());
         ModelConfigError::Unknown { hint: self.nearest(&name), name, value }
     }
 
-    /// Returns "; did you mean `x`?" for the known name nearest to `name`. If none is near, returns all that are read.
+    /// Returns "; did you mean `x`?" with the known name that is most similar to `name`. If no name is similar, returns
+    /// a list of all names that the model reads.
     ///
-    /// Names are compared by Jaro-Winkler similarity, which favours a common beginning; it has to exceed 0.8.
+    /// Names are compared by Jaro-Winkler similarity, which favours a common prefix. The similarity must exceed 0.8.
     fn nearest(self, name: &str) -> String {
         let aliases = self.aliases.iter().map(|(alias, _)| alias);
         let known = self.read.iter().chain(aliases).chain(&NOT_TRAINED);
@@ -302,31 +306,32 @@ impl FieldNames {
     }
 }
 
-/// Returns whether a field is known to change nothing about training. `summary_*` configures heads of other tasks.
+/// Returns whether a field is known not to affect training. `summary_*` fields configure heads of other tasks.
 fn is_known(name: &str) -> bool {
     NOT_TRAINED.contains(&name) || name.starts_with("summary_")
 }
 
 /// The fields of a `config.json` that have not been read yet.
 pub(crate) struct ConfigFields {
-    /// The fields that are left; each reader takes its own.
+    /// The remaining fields. Reading a field removes it.
     fields: Map<String, Value>,
     /// The names that the model reads, for hints.
     names: FieldNames,
 }
 
 impl ConfigFields {
-    /// Takes the fields of a model of type `model_type`.
+    /// Starts reading the fields of a model with the given `model_type`.
     ///
     /// # Errors
-    /// Another model, two values of one field, or a feature that does not exist here.
+    /// Returns an error if the config belongs to another model, gives two values for one field, or enables an
+    /// unsupported feature.
     pub(crate) fn new(
         fields: Map<String, Value>,
         names: FieldNames,
         model_type: &str,
     ) -> Result<Self, ModelConfigError> {
         let mut fields = names.canonical(fields)?;
-        // Old files have no type. Another type means another model, whose fields would be misread.
+        // Old files have no `model_type`. Another type means another model, whose fields would be misinterpreted.
         match fields.get("model_type") {
             None => {}
             Some(Value::String(kind)) if kind == model_type => {}
@@ -347,10 +352,10 @@ impl ConfigFields {
         Ok(Self { fields, names })
     }
 
-    /// Returns the value of a field, or `default` where it is absent.
+    /// Takes the value of a field, or returns `default` if the field is missing.
     ///
     /// # Errors
-    /// `read` does not take its value; `rule` says what it takes.
+    /// Returns [`ModelConfigError::Value`] if `read` rejects the value; `rule` describes the accepted values.
     pub(crate) fn take<T>(
         &mut self,
         name: &'static str,
@@ -364,10 +369,10 @@ impl ConfigFields {
         }
     }
 
-    /// Takes a number of something. [`check_size`] checks its range.
+    /// Takes a non-negative integer. [`check_size`] checks its range.
     ///
     /// # Errors
-    /// [`ModelConfigError::Value`] for another value than an integer of at least 0.
+    /// Returns [`ModelConfigError::Value`] if the value is not a non-negative integer.
     pub(crate) fn count(
         &mut self,
         name: &'static str,
@@ -376,10 +381,10 @@ impl ConfigFields {
         self.take(name, default, "a positive integer", as_count)
     }
 
-    /// Takes a number of something that may be null.
+    /// Takes a non-negative integer or null.
     ///
     /// # Errors
-    /// [`ModelConfigError::Value`] for another value than such an integer or null.
+    /// Returns [`ModelConfigError::Value`] if the value is neither a non-negative integer nor null.
     pub(crate) fn optional_count(
         &mut self,
         name: &'static str,
@@ -393,7 +398,7 @@ impl ConfigFields {
     /// Takes a number.
     ///
     /// # Errors
-    /// [`ModelConfigError::Value`] for another value than a JSON number.
+    /// Returns [`ModelConfigError::Value`] if the value is not a JSON number.
     pub(crate) fn number(
         &mut self,
         name: &'static str,
@@ -402,10 +407,10 @@ impl ConfigFields {
         self.take(name, default, "a number", Value::as_f64)
     }
 
-    /// Takes a truth value. 0 and 1 are refused, as `transformers` writes `false` and `true`.
+    /// Takes a boolean. 0 and 1 are rejected, because `transformers` writes `false` and `true`.
     ///
     /// # Errors
-    /// [`ModelConfigError::Value`] for another value than `true` or `false`.
+    /// Returns [`ModelConfigError::Value`] if the value is neither `true` nor `false`.
     pub(crate) fn flag(
         &mut self,
         name: &'static str,
@@ -414,14 +419,15 @@ impl ConfigFields {
         self.take(name, default, "true or false", Value::as_bool)
     }
 
-    /// Returns the fields that the model does not read.
+    /// Returns the remaining fields, which the model does not use.
     ///
     /// # Errors
-    /// A misspelt field of the model, or a special token that is not a token id.
+    /// Returns an error if a field looks like a misspelt field of the model, or a special token is not a token id.
     pub(crate) fn into_extra(self) -> Result<ExtraFields, ModelConfigError> {
         let Self { fields, names } = self;
         let mut unknown = fields.iter().filter(|(name, _)| !is_known(name));
-        // An unknown field is kept, but a misspelt one of the model would silently have its default.
+        // An unknown field is kept. If a misspelt field were also kept, the model would silently use the default of
+        // that field.
         if let Some((name, value)) = unknown.find(|(name, _)| names.is_misspelt(name)) {
             return Err(names.refusal(name, value));
         }
@@ -431,14 +437,14 @@ impl ConfigFields {
     }
 }
 
-/// Returns a JSON number that is a count on this machine.
+/// Returns the value if it is a non-negative integer that fits in a `usize`.
 fn as_count(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|count| usize::try_from(count).ok())
 }
 
-/// Returns whether the value of a fixed field means that its feature is off.
+/// Returns whether the value of a fixed field means that the feature is off.
 ///
-/// Such values are null, false, 0 and an empty object. An empty list or text is not off.
+/// These values are null, false, 0 and an empty object. An empty list or string does not mean off.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -448,10 +454,10 @@ fn is_off(value: &Value) -> bool {
     }
 }
 
-/// Checks a width, a length or a number of layers.
+/// Checks the range of a width, a length or a number of layers.
 ///
 /// # Errors
-/// [`ModelConfigError::Value`] if it is 0 or above `max`.
+/// Returns [`ModelConfigError::Value`] if it is 0 or above `max`.
 pub(crate) fn check_size(
     name: &'static str,
     value: usize,

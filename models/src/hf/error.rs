@@ -12,10 +12,10 @@ use super::config::ModelConfigError;
 
 /// The file of weights that are not sharded.
 pub(crate) const WEIGHTS: &str = "model.safetensors";
-/// The file that says in which shard each tensor is.
+/// The index file, which maps each tensor to its shard.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// A tensor that does not fit the config.
+/// A tensor that does not match the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorProblem {
     /// Its name in `transformers`.
@@ -35,17 +35,17 @@ impl fmt::Display for TensorProblem {
 /// The reason why a model folder cannot be read or written.
 #[derive(Debug, Error)]
 pub enum ModelFolderError {
-    /// The operating system refused.
+    /// A file operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
         /// "open", "read", "write", ..
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Its reason.
+        /// The I/O error.
         source: io::Error,
     },
-    /// `config.json` is refused.
+    /// `config.json` is invalid.
     #[error("{}: {source}", path.display())]
     Config {
         /// The file.
@@ -58,10 +58,11 @@ pub enum ModelFolderError {
     NoWeights {
         /// The folder.
         folder: PathBuf,
-        /// What it has instead and what to do, or empty.
+        /// What the folder contains instead and how to fix it; empty if
+        /// unknown.
         hint: &'static str,
     },
-    /// A file is not what its name says.
+    /// A file has an invalid format.
     #[error("{} cannot be used: {reason}", path.display())]
     Format {
         /// The file.
@@ -69,12 +70,12 @@ pub enum ModelFolderError {
         /// What is wrong with it.
         reason: String,
     },
-    /// Tensors do not fit the config.
+    /// Tensors do not match the config.
     #[error("{} does not fit its config in {} tensors: {}", folder.display(), problems.len(), listed(problems))]
     Tensors {
         /// The checkpoint's folder.
         folder: PathBuf,
-        /// All of them.
+        /// All tensors that do not match.
         problems: Vec<TensorProblem>,
     },
 }
@@ -85,7 +86,7 @@ fn listed(problems: &[TensorProblem]) -> String {
 }
 
 impl ModelFolderError {
-    /// Returns the error of a failed `action` on `path`.
+    /// Returns the error for a failed `action` on `path`.
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), source }
     }

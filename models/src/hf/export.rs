@@ -1,4 +1,4 @@
-//! The files that other programs need besides the weights.
+//! The files that other programs need in addition to the weights.
 //!
 //! Main type: [`HfExport`]. It is stored as JSON in training checkpoints.
 
@@ -11,18 +11,18 @@ use super::names::{Names, ParameterShape};
 use super::writer::JsonFiles;
 use deepburn_safetensors::FloatType;
 
-/// Everything but the weights that a Hugging Face folder of a model contains. A training checkpoint keeps it, so that
-/// the checkpoint can be exported without the model.
+/// The contents of a Hugging Face model folder except the weights. It is stored in training checkpoints, so that a
+/// checkpoint can be exported without the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HfExport {
-    /// Names of parameters that differ from their module paths, by module path.
+    /// Tensor names by module path, for parameters whose tensor name differs from the module path.
     pub names: BTreeMap<String, String>,
-    /// JSON files beside the weights, by name.
+    /// JSON files stored next to the weights, by file name.
     pub documents: BTreeMap<String, Map<String, Value>>,
 }
 
 impl HfExport {
-    /// Keeps the names that differ from the module paths: for most models none, or a prefix.
+    /// Returns an export. Only names that differ from their module paths are stored.
     pub(crate) fn new(parameters: &[ParameterShape], names: Names, documents: JsonFiles) -> Self {
         let names = parameters.iter().map(|it| (it.path.clone(), (names.in_file)(&it.path)));
         let documents = documents.into_iter().map(|(name, fields)| (name.to_owned(), fields));
@@ -32,12 +32,12 @@ impl HfExport {
         }
     }
 
-    /// Returns the name of the parameter at a module path.
+    /// Returns the tensor name of the parameter at a module path.
     pub fn name(&self, path: &str) -> String {
         self.names.get(path).map_or(path, String::as_str).to_owned()
     }
 
-    /// Returns the same files beside weights of another type.
+    /// Returns the same files for weights with another float type.
     #[must_use]
     pub fn with_dtype(mut self, float: FloatType) -> Self {
         for fields in self.documents.values_mut() {

@@ -1,11 +1,11 @@
 //! Model folders in the layout of Hugging Face: `config.json`, weights as safetensors, names.
 //!
-//! - [`ModelFolderWriter`] writes a folder tensor by tensor; a [`ModelFolderError`] says why a folder cannot be read or
-//!   written.
-//! - [`HfExport`] is everything but the weights: a training checkpoint keeps it.
-//! - [`ParameterShape`] and [`Names`] describe parameters, [`ClassNames`] the classes of a classifier.
-//! - [`ExtraFields`] are the fields of a `config.json` that a model does not read; a [`ModelConfigError`] says why a field
-//!   is refused.
+//! - [`ModelFolderWriter`] writes a folder tensor by tensor. [`ModelFolderError`] is the reason why a folder cannot be
+//!   read or written.
+//! - [`HfExport`] holds the contents of a folder except the weights. It is stored in training checkpoints.
+//! - [`ParameterShape`] and [`Names`] describe parameters, and [`ClassNames`] describes the classes of a classifier.
+//! - [`ExtraFields`] holds the fields of a `config.json` that a model does not use. [`ModelConfigError`] is the reason
+//!   why a field is rejected.
 
 mod class_names;
 mod config;
@@ -17,7 +17,7 @@ mod tensor_file;
 mod weights;
 mod writer;
 
-/// The file that describes a model.
+/// The file with the configuration of a model.
 pub(crate) const CONFIG: &str = "config.json";
 
 pub(crate) use class_names::{ID2LABEL, LABEL2ID};

@@ -1,6 +1,6 @@
-//! Small JSON files of users: `config.json`, the index of shards.
+//! Reading of small user-provided JSON files, such as `config.json` and the index of shards.
 //!
-//! They come from outside, so their size and type are checked before anything is read into memory.
+//! These files are untrusted, so their size and type are checked before they are read into memory.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -10,16 +10,16 @@ use serde_json::{Map, Value};
 
 use super::config::ModelConfigError;
 
-/// Bytes of such a file, at most. The index of a model of a thousand layers has a tenth of that.
+/// The maximum file size in bytes. The index of a model with a thousand layers has a tenth of this size.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// Reads the text of a small file.
+/// Reads a small text file.
 ///
 /// # Errors
-/// A file that cannot be read, is not UTF-8, has more than 16 MiB or is not a regular file: a pipe could keep its
-/// reader waiting forever, and a device could fill the memory.
+/// Returns an error if the file cannot be read, is not UTF-8, is larger than 16 MiB or is not a regular file. Reading a
+/// pipe could block forever, and reading a device could exhaust memory.
 pub fn read_small_file(path: &Path) -> io::Result<String> {
-    // The type is checked before the file is opened, because opening a pipe waits for its writer.
+    // The file type is checked before the file is opened, because opening a pipe blocks until it has a writer.
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file; give a file or a folder"));
     }
@@ -31,10 +31,10 @@ pub fn read_small_file(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Reads the fields of a JSON object.
+/// Parses a JSON object and returns its fields.
 ///
 /// # Errors
-/// [`ModelConfigError::Syntax`] for anything else.
+/// Returns [`ModelConfigError::Syntax`] if the text is not a JSON object.
 pub fn read_fields(text: &str) -> Result<Map<String, Value>, ModelConfigError> {
     serde_json::from_str(text).map_err(|error| ModelConfigError::Syntax(error.to_string()))
 }

@@ -1,8 +1,8 @@
 //! One safetensors file, opened for reading tensor by tensor.
 //!
-//! Main type: [`TensorFile`]. The header is checked completely when the file is opened (lengths, offsets,
-//! overlaps, the file's own size); tensors are streamed afterwards, so that a file is never in memory as a
-//! whole. See the format at <https://github.com/huggingface/safetensors>.
+//! Main type: [`TensorFile`]. The whole header is validated when the file is opened: lengths, offsets, overlaps and the
+//! file size. Tensors are read in blocks, so the file is never loaded into memory as a whole. See the format at
+//! <https://github.com/huggingface/safetensors>.
 //!
 //! ```text
 //! 8 bytes    N, the length of the header: little-endian, u64
@@ -21,19 +21,19 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::error::ModelFolderError;
 
-/// The largest header safetensors allows, in bytes.
+/// The maximum header size of the safetensors format, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
-/// Bytes read at a time; a multiple of every element's size.
+/// The size of a read in bytes; a multiple of every element size.
 const CHUNK: usize = 1 << 20;
 
-/// A file whose header has been found sound.
+/// An open safetensors file with a validated header.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
     /// The path, for messages.
     path: PathBuf,
-    /// The open file. Each read begins with a seek.
+    /// The open file. Each read starts with a seek.
     file: File,
-    /// Where the tensors begin, in bytes.
+    /// The offset of the tensor data, in bytes.
     data_start: u64,
     /// Type, shape and offsets of each tensor.
     header: Metadata,
@@ -43,11 +43,11 @@ impl TensorFile {
     /// Opens the file and checks its header against its size.
     ///
     /// # Errors
-    /// [`ModelFolderError::Format`] for another format or a truncated file, or an I/O error.
+    /// Returns [`ModelFolderError::Format`] if the file has another format or is truncated, or an I/O error.
     pub(crate) fn open(path: &Path) -> Result<Self, ModelFolderError> {
         let io = |source| ModelFolderError::io("open", path, source);
         let format = |reason: String| ModelFolderError::Format { path: path.to_owned(), reason };
-        // The type is checked before the file is opened, because opening a pipe waits for its writer.
+        // The file type is checked before the file is opened, because opening a pipe blocks until it has a writer.
         if !fs::metadata(path).map_err(io)?.is_file() {
             return Err(format("it is not a regular file".into()));
         }
@@ -61,13 +61,13 @@ impl TensorFile {
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(io)?;
         let length = u64::from_le_bytes(length);
-        // The length is checked before memory is allocated for the header.
+        // The length is checked before memory for the header is allocated.
         if length > MAX_HEADER.min(size - 8) {
             return Err(format(format!(
                 "it announces a header of {length} bytes, but has {size} bytes in all (and {MAX_HEADER} is the most)"
             )));
         }
-        // At most MAX_HEADER, so it fits.
+        // The cast is exact, because the length is at most `MAX_HEADER`.
         let mut header = vec![0; length as usize];
         file.read_exact(&mut header).map_err(io)?;
         let header: Metadata = serde_json::from_slice(&header)
@@ -91,26 +91,26 @@ impl TensorFile {
         self.header.offset_keys()
     }
 
-    /// Returns the type, shape and offsets of a tensor, if the file has it.
+    /// Returns the type, shape and offsets of a tensor; `None` if the file does not contain it.
     pub(crate) fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.header.info(name)
     }
 
-    /// Reads a tensor that [`Self::info`] knows, of a type that [`float_type`] knows, as f32.
+    /// Reads a tensor and converts it to f32. The element type must be one that [`float_type`] supports.
     ///
     /// # Errors
-    /// [`ModelFolderError::Format`] without such a tensor, or an I/O error.
+    /// Returns [`ModelFolderError::Format`] if there is no such tensor, or an I/O error.
     pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>, ModelFolderError> {
         let numel = self.info(name).map_or(0, |info| info.shape.iter().product());
         self.read_range(name, 0..numel)
     }
 
-    /// Reads elements `range` of such a tensor, in its flat order.
+    /// Reads the elements `range` of a tensor in flat order and converts them to f32.
     ///
-    /// Memory: the values, and a buffer of 1 MiB.
+    /// Uses a buffer of 1 MiB in addition to the returned values.
     ///
     /// # Errors
-    /// [`ModelFolderError::Format`] without such a tensor, or an I/O error.
+    /// Returns [`ModelFolderError::Format`] if there is no such tensor, or an I/O error.
     pub(crate) fn read_range(
         &mut self,
         name: &str,
@@ -138,7 +138,7 @@ impl TensorFile {
     }
 }
 
-/// Returns the float type of a safetensors type that weights may have.
+/// Converts a safetensors type to a float type; `None` if weights cannot have this type.
 pub(crate) fn float_type(dtype: Dtype) -> Option<FloatType> {
     match dtype {
         Dtype::F32 => Some(FloatType::F32),

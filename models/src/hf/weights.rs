@@ -1,13 +1,13 @@
 //! The weights of a model folder.
 //!
-//! Main type: [`Weights`]: `model.safetensors`, or the shards that `model.safetensors.index.json` lists. Every
-//! tensor that is missing, left over, of another shape or type or not finite is named, all in one error, before
-//! a model comes out. The file of a large model is never in memory as a whole.
+//! Main type: [`Weights`], which reads `model.safetensors`, or the shards listed in `model.safetensors.index.json`. One
+//! error names all tensors that are missing or unknown, have the wrong shape or type, or contain values that are not
+//! finite. A file is never loaded into memory as a whole.
 //!
-//! The checks come in this order, each on the result of the one before: headers of all files
-//! ([`Weights::open`]); names, shapes and types against the model ([`Weights::check_shapes`]); values, while
-//! they are read. Methods that say "which fit" rely on the second check. Float types are F32, F16 and BF16, and
-//! all are converted to f32.
+//! There are three checks, and each relies on the previous one. [`Weights::open`] checks the headers of all files.
+//! [`Weights::check_shapes`] compares names, shapes and types with the model. Values are checked while they are read.
+//! Methods that require *checked* tensors rely on the second check. The supported types are F32, F16 and BF16; all
+//! values are converted to f32.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,20 +25,20 @@ use super::small_file::read_small_file;
 use super::tensor_file::{TensorFile, float_type};
 use crate::weights::ReadWeights;
 
-/// The weights of a folder, whose files have sound headers.
+/// The weights of a model folder. The headers of all files have been checked.
 #[derive(Debug)]
 pub(crate) struct Weights {
     /// The folder, for messages.
     folder: PathBuf,
-    /// How module paths and names in files correspond.
+    /// The mapping between module paths and tensor names.
     names: Names,
     /// The open files.
     files: Vec<TensorFile>,
-    /// Where each tensor is, by module path.
+    /// The location of each tensor, by module path.
     tensors: BTreeMap<String, TensorLocation>,
 }
 
-/// Where a tensor is: which file, and under which name.
+/// The location of a tensor: its file and its name in that file.
 #[derive(Clone, Debug)]
 struct TensorLocation {
     /// Index in `Weights::files`.
@@ -47,7 +47,7 @@ struct TensorLocation {
     name: String,
 }
 
-/// The part of an index file that is used.
+/// The fields of an index file that are used.
 #[derive(Deserialize)]
 struct Index {
     /// The shard of each tensor, by the tensor's name.
@@ -55,10 +55,10 @@ struct Index {
 }
 
 impl Weights {
-    /// Reads the headers of a folder's weight files; no weights yet.
+    /// Reads the headers of a folder's weight files, but not the weights.
     ///
     /// # Errors
-    /// A file is missing, unreadable or malformed, or a tensor occurs twice.
+    /// Returns an error if a file is missing, unreadable or malformed, or a tensor occurs twice.
     pub(crate) fn open(folder: &Path, names: Names) -> Result<Self, ModelFolderError> {
         let files = open_files(folder)?;
         let mut tensors = BTreeMap::new();
@@ -86,15 +86,16 @@ impl Weights {
         self.tensors.contains_key(path)
     }
 
-    /// Leaves out the tensor at a module path.
+    /// Removes the tensor at a module path from the list of tensors.
     pub(crate) fn remove(&mut self, path: &str) {
         self.tensors.remove(path);
     }
 
-    /// Reads the tensor at a module path, if there is one, and removes it from the list.
+    /// Reads the tensor at a module path and removes it from the list of tensors. Returns `None` if there is no such
+    /// tensor.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] for one that is not a finite float tensor of `shape`, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] if the tensor is not a finite float tensor of `shape`, or an I/O error.
     pub(crate) fn take(
         &mut self,
         path: &str,
@@ -109,10 +110,10 @@ impl Weights {
         Ok(Some(values))
     }
 
-    /// Refuses weights without a tensor at a module path.
+    /// Checks that there is a tensor at a module path.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming the tensor.
+    /// Returns [`ModelFolderError::Tensors`] naming the tensor.
     pub(crate) fn require(&self, path: &str, shape: &[usize]) -> Result<(), ModelFolderError> {
         match self.contains(path) {
             true => Ok(()),
@@ -120,10 +121,11 @@ impl Weights {
         }
     }
 
-    /// Refuses tensors that are missing, left over, or of another shape or type than `parameters`.
+    /// Checks that the names, shapes and types of all tensors match `parameters`.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming all of them.
+    /// Returns [`ModelFolderError::Tensors`] naming all tensors that are missing, unknown, or have the wrong shape or
+    /// type.
     pub(crate) fn check_shapes(
         &self,
         parameters: &[ParameterShape],
@@ -143,10 +145,11 @@ impl Weights {
         self.refuse(problems)
     }
 
-    /// Reads all `parameters`, which fit, and keeps none. Memory: 8 MiB.
+    /// Reads all `parameters`, which must be checked tensors, and checks that their values are finite. The values are
+    /// not kept in memory. Uses 8 MiB of memory.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every tensor that is not finite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that is not finite, or an I/O error.
     pub(crate) fn check_values(
         &mut self,
         parameters: &[ParameterShape],
@@ -162,10 +165,11 @@ impl Weights {
         self.refuse(problems)
     }
 
-    /// Puts the weights, which fit, into a module. Memory beyond the module: one tensor.
+    /// Loads the weights, which must be checked tensors, into a module. In addition to the module, one tensor is in
+    /// memory at a time.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every tensor that is not finite, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that is not finite, or an I/O error.
     pub(crate) fn fill<B: Backend, M: Module<B>>(
         &mut self,
         module: M,
@@ -179,27 +183,27 @@ impl Weights {
         Ok(module)
     }
 
-    /// Returns a function that reads weights, which fit, when they are first used.
+    /// Returns a function that reads a checked tensor when it is first used.
     ///
-    /// A weight that cannot be read then, or is not finite, is a panic that says so: Burn's lazy parameters
-    /// cannot return errors. Sharded training turns the panic into an error. The function may be called from
-    /// several threads, which read one after the other.
+    /// If a weight cannot be read or is not finite, the function panics with the error message, because Burn's lazy
+    /// parameters cannot return errors. Sharded training converts the panic to an error. The function can be called
+    /// from several threads; reads are serialised by a lock.
     pub(crate) fn into_reader(self) -> Arc<ReadWeights> {
         let weights = Mutex::new(self);
         Arc::new(move |path: &str| {
-            // The lock is poisoned if an earlier read panicked. Its data is still sound, because each read begins with
-            // a seek.
+            // The lock is poisoned if an earlier read panicked. The data is still consistent, because each read starts
+            // with a seek.
             let mut weights = weights.lock().unwrap_or_else(PoisonError::into_inner);
             weights.read_finite(path).unwrap_or_else(|error| panic!("{error}"))
         })
     }
 
-    /// Counts the values in which two tensors of one size, which fit, differ.
+    /// Counts the elements in which two checked tensors of equal size differ.
     ///
-    /// Memory: 8 MiB. NaN differs from everything.
+    /// NaN is never equal to another value. Uses 8 MiB of memory.
     ///
     /// # Errors
-    /// An I/O error.
+    /// Returns an I/O error if a file cannot be read.
     pub(crate) fn count_differences(
         &mut self,
         [left, right]: [&str; 2],
@@ -213,10 +217,10 @@ impl Weights {
         Ok(count)
     }
 
-    /// Fails where there are problems.
+    /// Returns an error if `problems` is not empty.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] with all problems.
+    /// Returns [`ModelFolderError::Tensors`] with all problems.
     pub(crate) fn refuse(&self, problems: Vec<TensorProblem>) -> Result<(), ModelFolderError> {
         if problems.is_empty() {
             return Ok(());
@@ -224,7 +228,7 @@ impl Weights {
         Err(ModelFolderError::Tensors { folder: self.folder.clone(), problems })
     }
 
-    /// Returns what is wrong with the tensor at a module path, if it is missing or of another shape or type.
+    /// Returns a problem if the tensor at a module path is missing or has the wrong shape or type.
     fn misfit(&self, path: &str, shape: &[usize]) -> Option<TensorProblem> {
         let found = match self.tensors.get(path).and_then(|location| self.info(location)) {
             None => "nothing".to_owned(),
@@ -235,7 +239,7 @@ impl Weights {
         Some(TensorProblem { name: (self.names.in_file)(path), expected, found })
     }
 
-    /// Returns what is wrong with a tensor in which `count` of `numel` values are not finite.
+    /// Returns a problem if `count`, the number of values that are not finite, is greater than 0.
     fn not_finite_problem(&self, path: &str, count: usize, numel: usize) -> Option<TensorProblem> {
         (count > 0).then(|| TensorProblem {
             name: (self.names.in_file)(path),
@@ -244,27 +248,27 @@ impl Weights {
         })
     }
 
-    /// Returns the type and shape of a tensor.
+    /// Returns the type, shape and offsets of a tensor.
     fn info(&self, location: &TensorLocation) -> Option<&TensorInfo> {
         self.files[location.file].info(&location.name)
     }
 
-    /// Reads a tensor that fits.
+    /// Reads a checked tensor.
     ///
     /// # Errors
-    /// An I/O error.
+    /// Returns an I/O error if a file cannot be read.
     ///
     /// # Panics
-    /// If there is no such tensor: the shapes were not checked.
+    /// Panics if there is no such tensor, which means that the shapes were not checked.
     fn read(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
         let location = &self.tensors[path];
         self.files[location.file].read(&location.name)
     }
 
-    /// Reads such a tensor and refuses values that are infinite or NaN.
+    /// Reads a checked tensor and checks that its values are finite.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] for such values, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] if a value is infinite or NaN, or an I/O error.
     fn read_finite(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
         let values = self.read(path)?;
         let problem = self.not_finite_problem(path, not_finite(&values), values.len());
@@ -272,35 +276,35 @@ impl Weights {
         Ok(values)
     }
 
-    /// Reads elements of such a tensor.
+    /// Reads a range of elements of a checked tensor.
     ///
     /// # Errors
-    /// An I/O error.
+    /// Returns an I/O error if a file cannot be read.
     fn read_part(&mut self, path: &str, part: Range<usize>) -> Result<Vec<f32>, ModelFolderError> {
         let location = &self.tensors[path];
         self.files[location.file].read_range(&location.name, part)
     }
 }
 
-/// Elements that are read at a time by checks that keep none of them.
+/// The number of elements that checks read at a time.
 ///
-/// As f32, two of them are 8 MiB.
+/// Two parts, as f32, use 8 MiB of memory.
 const PART: usize = 1 << 20;
 
-/// Cuts a tensor of `numel` elements into ranges that are read one after the other.
+/// Splits a tensor of `numel` elements into ranges of at most `PART` elements.
 fn parts(numel: usize) -> impl Iterator<Item = Range<usize>> {
     (0..numel).step_by(PART).map(move |start| start..numel.min(start + PART))
 }
 
-/// Counts the values that are infinite or NaN.
+/// Returns the number of values that are infinite or NaN.
 fn not_finite(values: &[f32]) -> usize {
     values.iter().filter(|value| !value.is_finite()).count()
 }
 
-/// Opens the checkpoint's one file, or the shards that its index lists.
+/// Opens `model.safetensors`, or the shards that the index lists.
 ///
 /// # Errors
-/// [`ModelFolderError::NoWeights`] if there are none, and the errors of opening a file.
+/// Returns [`ModelFolderError::NoWeights`] if there are none, or the error of opening a file.
 fn open_files(folder: &Path) -> Result<Vec<TensorFile>, ModelFolderError> {
     let (single, index) = (folder.join(WEIGHTS), folder.join(INDEX));
     if single.exists() {
@@ -319,12 +323,12 @@ fn open_files(folder: &Path) -> Result<Vec<TensorFile>, ModelFolderError> {
     open_shards(folder, &index)
 }
 
-/// Opens the shards of an index. Each listed tensor must be in its shard, and shards must be in the folder, because
-/// an index from elsewhere must not open other files.
+/// Opens the shards of an index. Each listed tensor must be in its shard. Shards must be in the folder of the index,
+/// because an untrusted index must not be able to open other files.
 ///
 /// # Errors
-/// [`ModelFolderError::Format`] for an index that is not JSON, names a file outside of the folder, or a tensor
-/// that its shard lacks; the errors of opening a file.
+/// Returns [`ModelFolderError::Format`] if the index is not JSON, names a file outside the folder, or lists a tensor
+/// that is missing from its shard. Otherwise returns the error of opening a file.
 fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, ModelFolderError> {
     let format = |reason| ModelFolderError::Format { path: index.to_owned(), reason };
     let text = read_small_file(index).map_err(|e| ModelFolderError::io("read", index, e))?;
@@ -332,7 +336,7 @@ fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, ModelFold
         serde_json::from_str(&text).map_err(|error| format(error.to_string()))?;
     let mut shards: BTreeMap<&str, TensorFile> = BTreeMap::new();
     for (tensor, shard) in &weight_map {
-        // A path in an index could name any file of the machine.
+        // Without this check, an index could open any file on the machine.
         if Path::new(shard).file_name() != Some(shard.as_ref()) {
             return Err(format(format!("shard `{shard}` is not a file name in its own folder")));
         }
@@ -346,20 +350,20 @@ fn open_shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>, ModelFold
     Ok(shards.into_values().collect())
 }
 
-/// Puts weights into a module, by module path.
+/// Loads weights into a module by module path.
 struct Filler<'a> {
-    /// The source of a model's initial values.
+    /// The weights to load.
     weights: &'a mut Weights,
-    /// The names of the modules that the visit is in.
+    /// The names of the modules on the path to the visited parameter.
     path: Vec<String>,
     /// Tensors whose values are not finite.
     problems: Vec<TensorProblem>,
-    /// The first failure to read; nothing is read after it.
+    /// The first read error. Nothing is read after it.
     error: Option<ModelFolderError>,
 }
 
 impl Filler<'_> {
-    /// Returns the values of a parameter; `None` if there is a problem, which is recorded.
+    /// Returns the values of the current parameter. If they are invalid, records the problem and returns `None`.
     fn values(&mut self) -> Option<Vec<f32>> {
         if self.error.is_some() {
             return None;

@@ -1,11 +1,11 @@
-//! Writing a model folder.
+//! Writes model folders.
 //!
-//! Main type: [`ModelFolderWriter`]. It takes one tensor at a time, in any order, because the tensors of a
-//! sharded model are gathered one at a time; it holds none of them. The weights get their name when they are
-//! complete: until then nothing in the folder changes that a reader would look at.
+//! Main type: [`ModelFolderWriter`]. Tensors are written one at a time and in any order, because the tensors of a
+//! sharded model are gathered one at a time. No tensor is kept in memory. The weight file is renamed to its final name
+//! when it is complete, so readers never see a partial file.
 //!
 //! ```text
-//! create    FOLDER/<unfinished name>      the header and space for all tensors
+//! create    FOLDER/<temporary name>       the header and space for all tensors
 //! write     …                             each tensor at its offset
 //! finish    FOLDER/model.safetensors      by a rename
 //!           FOLDER/config.json, …         each by a rename, after the weights
@@ -23,46 +23,47 @@ use serde_json::{Map, Value};
 use super::error::{ModelFolderError, TensorProblem, WEIGHTS};
 use super::names::{Names, ParameterShape};
 
-/// Values converted and written at a time.
+/// The number of values that are converted and written at a time.
 const CHUNK: usize = 1 << 18;
 
-/// JSON files beside the weights, each with its name and fields. They are written after the weights, because a reader
-/// looks for `config.json` first and should then find everything.
+/// JSON files stored next to the weights, each with its name and fields. They are written after the weights, because
+/// readers look for `config.json` first and then expect the other files.
 pub type JsonFiles = Vec<(&'static str, Map<String, Value>)>;
 
-/// A model folder being written.
+/// A writer for a model folder.
 ///
-/// Dropped before [`ModelFolderWriter::finish`], it leaves nothing behind.
+/// If it is dropped before [`ModelFolderWriter::finish`], the partial file is removed, and so is the folder if it is
+/// empty.
 #[derive(Debug)]
 pub struct ModelFolderWriter {
     /// The folder that is written.
     folder: PathBuf,
     /// The type of the weights in the file.
     float: FloatType,
-    /// JSON files to write at the end.
+    /// JSON files that are written at the end.
     documents: JsonFiles,
-    /// The weights; `None` once they have their name.
+    /// The weight file; `None` after it has been renamed to its final name.
     file: Option<TensorFileWriter>,
-    /// Tensors still to come, by module path.
+    /// Tensors that have not been written yet, by module path.
     pending: BTreeMap<String, PendingTensor>,
 }
 
-/// A tensor that is still to be written.
+/// A tensor that has not been written yet.
 #[derive(Debug)]
 struct PendingTensor {
     /// Its name in the file.
     name: String,
     /// The shape that its data must have.
     shape: Vec<usize>,
-    /// Its first byte, from the beginning of the values.
+    /// The offset of its first byte from the start of the values.
     start: u64,
 }
 
 impl ModelFolderWriter {
-    /// Starts a folder, which is created if need be, for these parameters and documents.
+    /// Starts writing a folder with these parameters and JSON files. The folder is created if it does not exist.
     ///
     /// # Errors
-    /// [`ModelFolderError::Io`] if the folder cannot be written to.
+    /// Returns [`ModelFolderError::Io`] if the folder cannot be written to.
     pub fn create(
         folder: &Path,
         parameters: Vec<ParameterShape>,
@@ -80,11 +81,11 @@ impl ModelFolderWriter {
         Ok(Self { folder, float, documents, file: Some(file), pending })
     }
 
-    /// Writes the parameter at a module path; float data of any width.
+    /// Writes the parameter at a module path. `data` can have any float type.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] if the model has no such parameter, it was written before or its
-    /// shape is another; an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] if the model has no such parameter, the parameter was already written or
+    /// its shape is wrong, or an I/O error.
     pub fn write(&mut self, path: &str, data: TensorData) -> Result<(), ModelFolderError> {
         let found = format!("{:?} of {:?}", data.shape.to_vec(), data.dtype);
         let Some(PendingTensor { name, shape, start }) = self.pending.get(path) else {
@@ -102,9 +103,9 @@ impl ModelFolderWriter {
         Ok(())
     }
 
-    /// Converts and writes values in chunks, so that a large tensor is not in memory twice.
+    /// Converts and writes values in chunks, so that no second copy of a large tensor is in memory.
     ///
-    /// `start` is the tensor's first byte.
+    /// `start` is the offset of the tensor's first byte.
     fn write_values(&mut self, start: u64, values: &[f32]) -> std::io::Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
         file.seek(start)?;
@@ -117,10 +118,10 @@ impl ModelFolderWriter {
         Ok(())
     }
 
-    /// Gives the weights their name, then writes `config.json` and what else goes beside them.
+    /// Renames the weight file to its final name, then writes `config.json` and the other JSON files.
     ///
     /// # Errors
-    /// [`ModelFolderError::Tensors`] naming every parameter that was not written; an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every parameter that was not written, or an I/O error.
     pub fn finish(mut self) -> Result<(), ModelFolderError> {
         if !self.pending.is_empty() {
             let missing = |PendingTensor { name, shape, .. }: &PendingTensor| TensorProblem {
@@ -141,7 +142,7 @@ impl ModelFolderWriter {
         Ok(())
     }
 
-    /// Returns the error of one tensor.
+    /// Returns an error for one tensor.
     ///
     /// `name` is the tensor's name in the file, or the module path of a parameter that the model does not have.
     fn problem(&self, name: String, expected: String, found: String) -> ModelFolderError {
@@ -154,14 +155,14 @@ impl Drop for ModelFolderWriter {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
             drop(file);
-            // This removes only an empty folder, so nothing of the user is lost.
+            // `remove_dir` only removes empty folders, so no user data is lost.
             _ = fs::remove_dir(&self.folder);
         }
     }
 }
 
-/// Returns the header of the file, and where each tensor goes. Tensors are sorted by name, as `transformers` writes
-/// them.
+/// Returns the header of the file and the offset of each tensor. Tensors are sorted by name, as in files written by
+/// `transformers`.
 fn lay_out(
     parameters: Vec<ParameterShape>,
     names: Names,
@@ -179,17 +180,17 @@ fn lay_out(
     (header, pending)
 }
 
-/// Writes a JSON file whole or not at all.
+/// Writes a JSON file atomically.
 ///
 /// # Errors
-/// [`ModelFolderError::Io`].
+/// Returns [`ModelFolderError::Io`] if a file cannot be written.
 fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), ModelFolderError> {
     let text = serde_json::to_string_pretty(fields).expect("a JSON object always is JSON") + "\n";
     PartialFile::replace(path, unfinished(path), text)
         .map_err(|source| ModelFolderError::io("write", path, source))
 }
 
-/// Returns the name a file has until it is complete: hidden, beside it, of this process alone.
+/// Returns the temporary path of an incomplete file: a hidden file in the same folder, with the process id in its name.
 fn unfinished(path: &Path) -> PathBuf {
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     path.with_file_name(format!(".{name}.{}.unfinished", std::process::id()))

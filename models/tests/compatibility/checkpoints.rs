@@ -1,5 +1,5 @@
-//! Checkpoints survive a round trip to the bit, and files that are wrong are refused by name without
-//! a panic and without leaving anything behind.
+//! Tests that checkpoints survive a round trip bit by bit, and that malformed files are rejected with an error that
+//! names them, without a panic and without leaving files behind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-/// A tensor as it is put into a test file.
+/// A tensor to write to a test file.
 #[derive(Clone, Debug)]
 struct Entry {
     name: String,
@@ -41,7 +41,7 @@ fn config(tied: bool) -> Gpt2Config {
     }
 }
 
-/// All tensors of the config, with values that differ everywhere.
+/// All tensors of the config, with distinct values.
 fn entries(config: &Gpt2Config) -> Vec<Entry> {
     let parameters = config.parameters().into_iter().enumerate();
     parameters
@@ -69,7 +69,7 @@ fn folder_of(config: &Gpt2Config, entries: &[Entry]) -> TempDir {
     folder
 }
 
-/// Loads a checkpoint in both ways, which must agree.
+/// Loads a checkpoint eagerly and lazily and checks that the results agree.
 fn load(folder: &Path) -> Result<Gpt2<Flex>, ModelFolderError> {
     let checkpoint = PretrainedGpt2::open(folder)?;
     let config = checkpoint.config().clone();
@@ -151,7 +151,7 @@ fn half_precision_is_read_and_written() {
         assert_eq!(file.tensor("transformer.wte.weight").unwrap().dtype(), dtype);
         let text = fs::read_to_string(folder.path().join("config.json")).unwrap();
         assert!(text.contains(&format!("\"dtype\": \"{name}\"")), "{text}");
-        // Rounded once, the values keep their bits from then on.
+        // After the first rounding, further round trips preserve every bit.
         let rounded = load(folder.path()).unwrap();
         let again = tempfile::tempdir().unwrap();
         rounded.save(again.path(), precision).unwrap();
@@ -325,7 +325,7 @@ fn a_tensor_given_under_both_names_is_refused() {
     assert!(message.contains("are the same tensor, given twice"), "{message}");
 }
 
-/// A safetensors file with this text as header.
+/// A safetensors file with the given header text.
 fn with_header(header: &str, data: usize) -> Vec<u8> {
     let length = (header.len() as u64).to_le_bytes();
     [&length[..], header.as_bytes(), &vec![0; data]].concat()
@@ -478,7 +478,7 @@ fn an_unfinished_checkpoint_leaves_the_old_one() {
         let message = writer.write(path, data).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
     }
-    // What was refused is still missing, so the file cannot be finished with a hole in it.
+    // Rejected tensors are still missing, so the file cannot be finished without them.
     let error = writer.finish().unwrap_err().to_string();
     assert!(error.contains("in 27 tensors") && error.contains("transformer.wpe.weight"), "{error}");
     drop(create());
@@ -526,7 +526,7 @@ fn initial_weights_depend_on_the_seed_alone() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Any damage to the header region is an error or harmless, never a panic.
+    /// Damage to the header region causes an error or has no effect, but never a panic.
     #[test]
     fn damaged_files_never_panic(
         edits in proptest::collection::vec((0_usize..3000, any::<u8>()), 1..6),

@@ -1,5 +1,5 @@
-//! The GPT-2 classifier compared with `transformers`, whose scores and logits on the checkpoint
-//! `data/tiny` are in `data/classifier.json`.
+//! Compares the GPT-2 classifier with `transformers`. `data/classifier.json` contains a
+//! classification head for the checkpoint `data/tiny` and the expected logits.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,8 @@ use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Sums of at most 48 products in f32, reordered, of scores and normed values of size 1.
+/// Covers reordered f32 sums of at most 48 products of head weights and normalised values of
+/// magnitude 1.
 const TOLERANCE: f32 = 2e-5;
 
 #[derive(Deserialize)]
@@ -34,7 +35,7 @@ fn config() -> ClassifierConfig {
     ClassifierConfig { body: tiny().config().clone(), num_classes: 3 }
 }
 
-/// Writes every parameter, the recorded scores in place of the model's own.
+/// Writes every parameter, with the recorded classification head in place of the model's.
 fn save(model: &Gpt2Classifier<Flex>, folder: &Path) {
     struct Parameters(Vec<(String, TensorData)>, Vec<String>);
     impl ModuleVisitor<Flex> for Parameters {
@@ -62,7 +63,7 @@ fn save(model: &Gpt2Classifier<Flex>, folder: &Path) {
 }
 
 #[test]
-fn logits_are_those_of_transformers() {
+fn logits_match_transformers() {
     let folder = tempfile::tempdir().unwrap();
     let device = Default::default();
     let model = Gpt2Classifier::<Flex>::load(tiny(), &config(), 7, &device).unwrap();
@@ -73,7 +74,7 @@ fn logits_are_those_of_transformers() {
     let Recorded { texts, logits, .. } = recorded();
     let longest = texts.iter().map(Vec::len).max().unwrap();
     let rows = texts.iter().flat_map(|text| {
-        // Whatever pads a text changes nothing.
+        // The padding token does not affect the result.
         text.iter().copied().chain(std::iter::repeat_n(11, longest - text.len()))
     });
     let ids: Vec<u32> = rows.collect();

@@ -1,4 +1,5 @@
-//! The encoder against torch's own layers, whose weights and logits are in `data/encoder.json`.
+//! Compares the encoder with PyTorch's layers. `data/encoder.json` contains their weights and
+//! logits.
 
 use std::collections::HashMap;
 
@@ -37,7 +38,7 @@ fn config() -> EncoderConfig {
     }
 }
 
-/// Puts recorded weights in the place of a module's own.
+/// Replaces the weights of a module by the recorded weights.
 struct Fill {
     path: Vec<String>,
     weights: HashMap<String, Vec<f32>>,
@@ -77,13 +78,13 @@ fn logits(ids: &[u32], lengths: &[usize], labels: &[i64]) -> (Vec<f32>, f32) {
 fn assert_close(found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(expected) {
-        // Logits of order 1 after some dozens of roundings of 6e-8.
+        // The logits have magnitude 1, with a few dozen rounding errors of 6e-8.
         assert!((found - expected).abs() < 2e-6, "{found} instead of {expected}");
     }
 }
 
 #[test]
-fn logits_and_loss_are_those_of_torch() {
+fn logits_and_loss_match_pytorch() {
     let Recorded { ids, lengths, labels, logits: expected, loss, .. } = recorded();
     let (found, found_loss) = logits(&ids, &lengths, &labels);
     assert_close(&found, &expected);
@@ -93,7 +94,7 @@ fn logits_and_loss_are_those_of_torch() {
 #[test]
 fn padding_changes_nothing() {
     let Recorded { ids, lengths, labels, logits: expected, .. } = recorded();
-    // Two more columns, any id in the padding, and a row that is no text.
+    // Two more columns, arbitrary ids in the padding, and a row without a text.
     let padded: Vec<u32> = ids
         .chunks(5)
         .zip(&lengths)

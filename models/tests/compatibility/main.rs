@@ -1,5 +1,5 @@
-//! Models compared with `transformers` and PyTorch: their weights, files and logits. All tests are one program,
-//! because each further program would compile the tensor stack again.
+//! Compares models with `transformers` and PyTorch: weights, files and logits. All tests are in one program, because
+//! each additional program would compile the tensor library again.
 
 mod checkpoints;
 mod classifier;

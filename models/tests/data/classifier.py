@@ -1,5 +1,5 @@
-"""Writes classifier.json: the logits of transformers' GPT2ForSequenceClassification (5.x) on the
-checkpoint in `tiny`, with scores of its own, and what it makes of a folder that is given.
+"""Writes classifier.json: a random classification head for the checkpoint in `tiny`, and the logits of
+GPT2ForSequenceClassification in transformers (5.x). With FOLDER, prints the logits of a saved classifier.
 
     python models/tests/data/classifier.py > models/tests/data/classifier.json
     python models/tests/data/classifier.py FOLDER   # logits of a saved classifier

@@ -1,4 +1,4 @@
-"""Writes encoder.json: weights, texts and logits of torch's own encoder layers (torch 2.9.0).
+"""Writes encoder.json: weights, texts and logits of PyTorch's encoder layers (torch 2.9.0).
 
     python models/tests/data/encoder.py > models/tests/data/encoder.json
 """

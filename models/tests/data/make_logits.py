@@ -1,9 +1,9 @@
-"""Makes reference.safetensors and odd/ with transformers 5.23.0 and torch 2.9.0 on CPU in float32.
+"""Writes reference.safetensors and odd/ with transformers 5.23.0 and torch 2.9.0 on CPU in float32.
 
     python make_logits.py            # in this folder; reads tiny/
 
-`tiny.*` are whole logits, the variants keep two positions. A loss is transformers' own mean
-cross-entropy, labels shifted inside the sequence, -100 ignored.
+`tiny.*` contains the logits of all positions; the variants contain two positions. Losses are the mean
+cross-entropy of transformers, with labels shifted inside the sequence and -100 ignored.
 """
 import torch
 from safetensors.torch import save_file
@@ -30,7 +30,7 @@ def load(folder, **overrides):
 
 
 def make_odd(folder):
-    """Widths no power of two divides, an inner width of its own and a head of its own."""
+    """A model whose widths are not powers of two, with an explicit hidden width of the MLP and an untied head."""
     config = GPT2Config(
         vocab_size=61, n_positions=20, n_embd=15, n_layer=2, n_head=3, n_inner=22,
         tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
@@ -43,7 +43,7 @@ def make_odd(folder):
 
 
 def greedy(model, seed, length):
-    """Prompts whose continuation does not repeat one token at once: seeds found by trying."""
+    """Prompts whose continuation does not immediately repeat one token. The seeds were found by trial and error."""
     torch.manual_seed(seed)
     prompt = torch.randint(0, model.config.vocab_size, (1, 5))
     tokens = model.generate(

@@ -3,10 +3,10 @@
     deepburn predict --model RUN --file TABLE --output found.jsonl
     python models/tests/data/predictions.py RUN/model found.jsonl [TEXT_FIELD] [MAX_LENGTH]
 
-GPT-2 is loaded by transformers as it is (5.x, with torch 2.9). The encoder is built here from torch's own
-layers: this is all that another program must know of its folder. Fails if a probability, or the difference of two
-logits, differs by more than 1e-5. Differences of logits are those of log probabilities, which have eight decimals, so
-only rows whose probabilities all exceed 0.01 are compared in this way.
+GPT-2 is loaded with transformers (5.x, with torch 2.9). The encoder is built here from PyTorch layers, which
+shows what other programs need to load its folder. Fails if a probability, or the difference of two logits, differs
+by more than 1e-5. Differences of logits are computed from log probabilities with eight decimals, so they are only
+compared in rows whose probabilities all exceed 0.01.
 """
 
 import json
@@ -23,7 +23,7 @@ BATCH = 16
 
 
 def encoder(folder, config):
-    """The function from token ids and their mask to logits."""
+    """Returns the function from token ids and their mask to logits."""
     weights = load_file(folder / "model.safetensors")
     width, heads = config["embed_dim"], config["num_heads"]
 

@@ -1,25 +1,27 @@
-//! A range of addresses for large blocks, whose pages get memory when they are first written.
+//! A reserved range of addresses for large blocks. The kernel allocates memory for a page when it
+//! is first written.
 //!
-//! Main type: [`AddressRange`]. Its addresses are reserved once and stay. Where the kernel's pages
-//! have 4 KiB, memory comes in huge pages of 2 MiB, for which it needs one page fault instead of 512.
+//! Main type: [`AddressRange`]. Its addresses are reserved once and never released. If the kernel
+//! has pages of 4 KiB, the range uses huge pages of 2 MiB, which need one page fault instead of
+//! 512.
 
 use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 
-/// Bytes of a page of the heap: a multiple of the pages that kernels usually have (4, 16 or 64 KiB),
-/// so that a page can be returned alone.
+/// Bytes of a page of the heap. It is a multiple of the usual page sizes of kernels (4, 16 or
+/// 64 KiB), so that single pages can be returned.
 pub(super) const PAGE: usize = 64 << 10;
 
-/// Bytes of a huge page beside kernel pages of 4 KiB.
+/// Bytes of a huge page on kernels with pages of 4 KiB.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Returns how many pages of the heap a huge page has, and 1 without huge pages.
+/// Returns the number of heap pages in a huge page, or 1 if the heap does not use huge pages.
 pub(super) fn pages_per_huge_page() -> usize {
     if has_huge_pages() { HUGE_PAGE / PAGE } else { 1 }
 }
 
-/// Returns whether the heap uses huge pages. Beside larger kernel pages they have up to 512 MiB,
-/// which one byte would fill.
+/// Returns whether the heap uses huge pages. On kernels with larger pages, a huge page has up to
+/// 512 MiB, all of which would be allocated for a single byte.
 fn has_huge_pages() -> bool {
     kernel_page() == Some(4096)
 }
@@ -31,28 +33,29 @@ pub(super) struct AddressRange {
     pages: usize,
 }
 
-// SAFETY: it is an address and a length. Who may access which page is decided by its user.
+// SAFETY: the value is only an address and a length, and gives no safe access to the pages. Its
+// user has to ensure that a page is not accessed by two threads at a time.
 unsafe impl Send for AddressRange {}
 // SAFETY: as above.
 unsafe impl Sync for AddressRange {}
 
-/// Returns the number of pages that the memory of the machine has.
+/// Returns the physical memory of the machine, in pages of the heap.
 pub(super) fn memory_pages() -> Option<usize> {
-    // SAFETY: it returns a number.
+    // SAFETY: `sysconf` only returns a number.
     let pages = usize::try_from(unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) }).ok()?;
     Some(pages.checked_mul(kernel_page()?)? / PAGE)
 }
 
-/// Returns the bytes of a page of the kernel.
+/// Returns the page size of the kernel in bytes.
 fn kernel_page() -> Option<usize> {
-    // SAFETY: it returns a number.
+    // SAFETY: `sysconf` only returns a number.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok().filter(|bytes| *bytes > 0)
 }
 
-/// Returns whether `ulimit -v` limits the addresses of the process.
+/// Returns whether `ulimit -v` limits the address space of the process.
 fn address_space_is_limited() -> bool {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: it writes the limit.
+    // SAFETY: `getrlimit` only writes to `limit`, which outlives the call.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } == 0;
     known && limit.rlim_cur != libc::RLIM_INFINITY
 }
@@ -60,9 +63,9 @@ fn address_space_is_limited() -> bool {
 impl AddressRange {
     /// Reserves the addresses of `pages` pages.
     ///
-    /// Returns `None` under `ulimit -v`, where unused addresses would count, where the system
-    /// promises no more memory than it has (`vm.overcommit_memory=2`), and if the kernel's pages are
-    /// larger than the heap's.
+    /// Returns `None` in three cases: under `ulimit -v`, because unused addresses count towards the
+    /// limit; if the system does not overcommit memory (`vm.overcommit_memory=2`); and if the pages
+    /// of the kernel are larger than the pages of the heap.
     pub(super) fn reserve(pages: usize) -> Option<Self> {
         if address_space_is_limited() || !PAGE.is_multiple_of(kernel_page()?) {
             return None;
@@ -78,8 +81,8 @@ impl AddressRange {
         let start = start.cast::<u8>();
         let start = start.wrapping_add(start.align_offset(HUGE_PAGE));
         if has_huge_pages() {
-            // SAFETY: the range lies within the mapping, which has room for one huge page more. The
-            // advice changes the size of pages only; where it is refused, they stay small.
+            // SAFETY: the range is within the mapping, which is larger by one huge page. The advice
+            // only changes the size of pages. If it is refused, they stay small.
             unsafe { libc::madvise(start.cast(), pages * PAGE, libc::MADV_HUGEPAGE) };
         }
         Some(Self { start: NonNull::new(start)?, pages })
@@ -95,26 +98,27 @@ impl AddressRange {
         self.start.as_ptr().wrapping_add(index * PAGE)
     }
 
-    /// Returns whether `address` lies in the range.
+    /// Returns whether `address` is in the range.
     pub(super) fn contains(&self, address: *mut u8) -> bool {
         let start = self.start.addr().get();
         (start..start + self.pages * PAGE).contains(&address.addr())
     }
 
-    /// Returns the page that has `address`, which lies in the range.
+    /// Returns the index of the page that contains `address`, which has to be in the range.
     pub(super) fn page(&self, address: *mut u8) -> usize {
         (address.addr() - self.start.addr().get()) / PAGE
     }
 
-    /// Returns the memory of pages to the system. Returns whether they have none any more; then they
-    /// are zero.
+    /// Returns the memory of pages to the system. The result is whether that succeeded. The pages
+    /// are zero then.
     ///
     /// # Safety
     ///
-    /// Nobody uses the pages.
+    /// The pages must not be in use.
     pub(super) unsafe fn discard(&self, pages: Range<usize>) -> bool {
         let start = self.address(pages.start);
-        // SAFETY: the pages are part of the mapping, and by the caller's promise nobody's.
+        // SAFETY: the pages are part of the mapping, and the caller ensures that they are not in
+        // use.
         unsafe { libc::madvise(start.cast(), pages.len() * PAGE, libc::MADV_DONTNEED) == 0 }
     }
 }

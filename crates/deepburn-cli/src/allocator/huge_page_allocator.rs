@@ -1,34 +1,37 @@
-//! The global allocator: decides by size and address which allocator has a block.
+//! The global allocator, which allocates small blocks from the system and large blocks from the
+//! page heap.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
 use super::large_blocks::LargeBlocks;
 
-/// Bytes of the smallest large block: a few pages of the heap, so that less than a tenth of them is
-/// lost in the last page on average.
+/// Bytes of the smallest large block. It has several heap pages, so that on average less than a
+/// tenth of a block is lost by rounding up to whole pages.
 const LARGE_BLOCK: usize = 512 << 10;
 
-/// The system's allocator for small blocks, and a heap of huge pages for large ones.
+/// The system allocator for small blocks, and a page heap with huge pages for large blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct HugePageAllocator;
 
-/// Returns the page heap if `size` bytes are a large block and there is a heap.
+/// Returns the page heap if a block of `size` bytes is large. Returns `None` if there is no page
+/// heap.
 fn heap_for(size: usize) -> Option<&'static LargeBlocks> {
     if size < LARGE_BLOCK { None } else { LargeBlocks::get() }
 }
 
-/// Returns the page heap if it has the block.
+/// Returns the page heap if it has allocated `block`.
 fn heap_of(block: *mut u8, layout: Layout) -> Option<&'static LargeBlocks> {
     heap_for(layout.size()).filter(|heap| heap.owns(block))
 }
 
-// SAFETY: a block is the system allocator's or has pages of the heap that no other block has. Blocks
-// below LARGE_BLOCK are never of the heap; of others, the address decides where they are freed.
+// SAFETY: a block is allocated by the system allocator, or from pages of the heap that no other
+// block has. Blocks below LARGE_BLOCK are never allocated by the heap. For larger blocks, the
+// address determines the allocator that frees them.
 unsafe impl GlobalAlloc for HugePageAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match heap_for(layout.size()).and_then(|heap| heap.allocate(layout)) {
             Some((block, _)) => block,
-            // SAFETY: the caller's promises are those that `System` needs.
+            // SAFETY: the caller fulfils the contract of `GlobalAlloc`, which `System` needs too.
             None => unsafe { System.alloc(layout) },
         }
     }
@@ -36,11 +39,11 @@ unsafe impl GlobalAlloc for HugePageAllocator {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let Some((block, is_zero)) = heap_for(layout.size()).and_then(|heap| heap.allocate(layout))
         else {
-            // SAFETY: the caller's promises are those that `System` needs.
+            // SAFETY: the caller fulfils the contract of `GlobalAlloc`, which `System` needs too.
             return unsafe { System.alloc_zeroed(layout) };
         };
         if !is_zero {
-            // SAFETY: the block has this size and is new.
+            // SAFETY: the block was just allocated with this size.
             unsafe { block.write_bytes(0, layout.size()) };
         }
         block
@@ -48,25 +51,28 @@ unsafe impl GlobalAlloc for HugePageAllocator {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match heap_of(block, layout) {
-            // SAFETY: the block is of the heap, has this size, and by the caller's promise nobody
-            // uses it any more.
+            // SAFETY: the heap has allocated the block with this size, and the caller ensures that
+            // it is not used any more.
             Some(heap) => unsafe { heap.free(block, layout.size()) },
-            // SAFETY: the block is not of the heap, so `System` has allocated it.
+            // SAFETY: the heap has not allocated the block, so `System` has.
             None => unsafe { System.dealloc(block, layout) },
         }
     }
 
-    /// A large block grows where it is if the pages after it are free.
+    /// Resizes a block. A large block grows in place if the pages after it are free.
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         let (old, new) = (layout.size(), new_size);
         match heap_of(block, layout) {
-            // SAFETY: the block is of the heap, has `old` bytes, and is the caller's.
+            // SAFETY: the heap has allocated the block with `old` bytes, and the caller ensures
+            // that nobody else uses it.
             Some(heap) if new >= LARGE_BLOCK && unsafe { heap.resize(block, old, new) } => {
                 return block;
             }
-            // A large block that the heap could not have may grow without a copy.
+            // Large blocks that the page heap could not allocate are resized by the system
+            // allocator, which may grow them without a copy.
             None if old >= LARGE_BLOCK || new < LARGE_BLOCK => {
-                // SAFETY: the block is `System`'s, and the caller's promises are those that it needs.
+                // SAFETY: `System` has allocated the block, and the caller fulfils the contract of
+                // `GlobalAlloc`, which `System` needs too.
                 return unsafe { System.realloc(block, layout, new) };
             }
             _ => {}
@@ -74,8 +80,8 @@ unsafe impl GlobalAlloc for HugePageAllocator {
         // SAFETY: the caller promises that the alignment is valid and the size fits.
         let moved = unsafe { self.alloc(Layout::from_size_align_unchecked(new, layout.align())) };
         if !moved.is_null() {
-            // SAFETY: both blocks have this many bytes, and the new one is nobody else's. The old
-            // one has its layout and is not used after this.
+            // SAFETY: both blocks have at least this many bytes and do not overlap, because the new
+            // one was just allocated. The old block has this layout and is not used afterwards.
             unsafe {
                 moved.copy_from_nonoverlapping(block, old.min(new));
                 self.dealloc(block, layout);
@@ -120,7 +126,8 @@ mod tests {
         }
 
         fn bytes(&mut self) -> &mut [u8] {
-            // SAFETY: the block has this size, is this value's alone, and was written to the end.
+            // SAFETY: the block has this size, only this value uses it, and all its bytes are
+            // initialized.
             unsafe { std::slice::from_raw_parts_mut(self.start, self.layout.size()) }
         }
 
@@ -130,7 +137,7 @@ mod tests {
             self.byte = byte;
         }
 
-        /// Checks that the first `count` bytes are what they were filled with.
+        /// Checks that the first `count` bytes still have the value that they were filled with.
         fn check(&mut self, count: usize) {
             let byte = self.byte;
             assert!(
@@ -153,7 +160,7 @@ mod tests {
     impl Drop for Filled {
         fn drop(&mut self) {
             self.check(self.layout.size());
-            // SAFETY: the block has this layout and ends here.
+            // SAFETY: the block has this layout and is not used after this.
             unsafe { HugePageAllocator.dealloc(self.start, self.layout) };
         }
     }
@@ -207,7 +214,7 @@ mod tests {
         assert_eq!((heap.owns(large.start), heap.owns(small.start)), (true, false));
     }
 
-    /// An alignment that pages do not have is left to the system.
+    /// Blocks with a larger alignment than a page are allocated by the system allocator.
     #[test]
     fn blocks_may_be_aligned_to_more_than_a_page() {
         let layout = Layout::from_size_align(LARGE_BLOCK, 1 << 20).unwrap();

@@ -1,4 +1,4 @@
-//! The heap of large blocks: a reserved range of addresses, and which of its pages are free.
+//! The heap of large blocks: a reserved range of addresses with a page allocator.
 
 use std::alloc::Layout;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use super::address_range::{AddressRange, PAGE, memory_pages, pages_per_huge_page};
 use super::page_heap::{Allocated, Memory, PageHeap};
 
-/// Addresses are reserved for this many times the memory of the machine. Gaps between blocks need
+/// The reserved range has this many times the memory of the machine. Gaps between blocks take
 /// addresses but no memory.
 const RANGE_PER_MEMORY: usize = 4;
 
@@ -18,28 +18,31 @@ pub(super) struct LargeBlocks {
 }
 
 impl LargeBlocks {
-    /// Returns the heap, which is created by the first call; `None` if the system did not grant the
-    /// addresses.
+    /// Returns the heap, which is created by the first call. Returns `None` if the addresses could
+    /// not be reserved.
     pub(super) fn get() -> Option<&'static Self> {
         static HEAP: OnceLock<Option<LargeBlocks>> = OnceLock::new();
         HEAP.get_or_init(Self::new).as_ref()
     }
 
     fn new() -> Option<Self> {
-        // What exceeds the memory of the machine is left to the system, which may refuse it. A
-        // reserved range would accept it, and the kernel would end the process when it is written.
+        // Blocks beyond the memory of the machine are allocated by the system, which may return an
+        // error. The reserved range would accept them, and the kernel would kill the process when
+        // they are written.
         let limit = memory_pages()?;
         let addresses = AddressRange::reserve(limit.checked_mul(RANGE_PER_MEMORY)?)?;
         let pages = PageHeap::new(addresses.pages(), limit, pages_per_huge_page());
         Some(Self { addresses, pages: Mutex::new(pages) })
     }
 
-    /// The lock is held for a search among the gaps, and never while the system takes pages back.
+    /// Locks the page heap. The lock is held while gaps are searched, but never while pages are
+    /// returned to the system.
     fn pages(&self) -> MutexGuard<'_, PageHeap> {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates a block, and says whether it is zero. Returns `None` if the heap cannot have it.
+    /// Allocates a block. Also returns whether it is zero. Returns `None` if the heap cannot
+    /// allocate it.
     pub(super) fn allocate(&self, layout: Layout) -> Option<(*mut u8, bool)> {
         if layout.align() > PAGE {
             return None;
@@ -49,7 +52,7 @@ impl LargeBlocks {
         Some((self.addresses.address(start), is_zero))
     }
 
-    /// Returns whether a block is of this heap.
+    /// Returns whether this heap has allocated `block`.
     pub(super) fn owns(&self, block: *mut u8) -> bool {
         self.addresses.contains(block)
     }
@@ -58,18 +61,20 @@ impl LargeBlocks {
     ///
     /// # Safety
     ///
-    /// The block is of this heap and has this size, and nobody uses it.
+    /// The block must have been allocated by this heap with this size, and must not be used after
+    /// the call.
     pub(super) unsafe fn free(&self, block: *mut u8, size: usize) {
         let freed = self.pages_of(block, size);
         self.pages().free(freed);
         self.discard_excess();
     }
 
-    /// Changes the size of a block where it is, and says whether that was possible.
+    /// Changes the size of a block in place. Returns whether that was possible.
     ///
     /// # Safety
     ///
-    /// The block is of this heap and has `old` bytes. If it shrinks, nobody uses what is cut off.
+    /// The block must have been allocated by this heap with `old` bytes. If it shrinks, the bytes
+    /// beyond `new` must not be used after the call.
     pub(super) unsafe fn resize(&self, block: *mut u8, old: usize, new: usize) -> bool {
         let held = self.pages_of(block, old);
         let end = held.start + new.div_ceil(PAGE);
@@ -89,14 +94,15 @@ impl LargeBlocks {
         start..start + size.div_ceil(PAGE)
     }
 
-    /// Returns pages to the system that exceed the peak of used ones.
+    /// Returns free pages to the system, as far as used and dirty pages exceed the peak of used
+    /// pages.
     fn discard_excess(&self) {
         loop {
             let Some(excess) = self.pages().take_excess() else { return };
             // SAFETY: the pages are free, and nobody can allocate them while they are taken out.
             let is_clean = unsafe { self.addresses.discard(excess.clone()) };
             self.pages().add(excess, if is_clean { Memory::Clean } else { Memory::Dirty });
-            // What the system does not take now, it would not take again.
+            // If the system does not take these pages now, it would not take them in another try.
             if !is_clean {
                 return;
             }

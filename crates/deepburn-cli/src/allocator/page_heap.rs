@@ -1,29 +1,29 @@
-//! Which pages of a range of addresses are free, and which of those still have memory.
+//! Allocates pages of a range of addresses, and tracks which free pages still have memory.
 //!
-//! Main type: [`PageHeap`]. It touches no memory itself: it hands out page numbers, and says which
-//! free pages are to be returned to the system.
+//! Main type: [`PageHeap`]. It only manages page numbers and never accesses the pages. It also
+//! selects the free pages to return to the system.
 //!
 //! ```text
 //!  pages   | used | dirty | used |  dirty  | clean | used |        clean ...
 //!                   `gap'          `----- gap -----'         `---- gap ---- ...
 //!
-//!  clean   has no memory, and is zero when it is used
-//!  dirty   was used and has kept its memory for the next block
+//!  clean   has no memory, and is zero when it is first read
+//!  dirty   was used, and keeps its memory for the next block
 //! ```
 //!
-//! Dirty pages have only memory that used pages had before:
+//! The heap never takes more memory than its used pages had at their peak:
 //!
 //! ```text
-//! used + dirty <= peak of used       apart from dirty pages in huge pages that are also used
+//! used + dirty <= peak of used       except for dirty pages in huge pages that are partly used
 //! ```
 //!
-//! A block of any size can use the memory of blocks of other sizes. This is where the heap differs
-//! from a cache of freed blocks: the activations that forward leaves are the memory of the gradients
-//! of backward. The peak is the largest since the process began; it never falls.
+//! Unlike in a cache of freed blocks, a block can reuse the memory of blocks of other sizes. For
+//! example, gradients in backward reuse the memory of activations that have been freed. The peak is
+//! the maximum since the start of the process and never decreases.
 //!
-//! Pages are returned in whole huge pages. If a part is returned, the resident set falls, but the
-//! kernel keeps the memory until it splits the huge page. A training step of GPT-2 124M on two ranks
-//! would keep 0.3 GB in this way.
+//! Pages are returned in whole huge pages. If a part of a huge page is returned, the resident set
+//! decreases, but the kernel keeps the memory until it splits the huge page. A training step of
+//! GPT-2 124M on two ranks would keep 0.3 GB in this way.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,20 +32,20 @@ use std::process::abort;
 /// Whether free pages have memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Memory {
-    /// None: they were never used, or were returned to the system.
+    /// The pages have no memory, because they were never used or were returned to the system.
     Clean,
-    /// The memory of their last user.
+    /// The pages still have the memory of their last use.
     Dirty,
 }
 
-/// Consecutive free pages of one kind.
+/// Consecutive free pages that are all clean or all dirty.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     count: usize,
     memory: Memory,
 }
 
-/// Consecutive free pages of both kinds, between two used ones.
+/// All consecutive free pages between two used pages, clean and dirty.
 #[derive(Debug, Clone, Copy, Default)]
 struct Gap {
     start: usize,
@@ -53,46 +53,48 @@ struct Gap {
     dirty: usize,
 }
 
-/// The pages that a block gets.
+/// The pages that were allocated for a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Allocated {
     /// The number of the first page.
     pub(super) start: usize,
-    /// Whether all of them were clean, so that the block is zero.
+    /// Whether all pages were clean, so that the block is zero.
     pub(super) is_zero: bool,
 }
 
-/// The free pages of a range of addresses, and the numbers of used and dirty ones.
+/// The free pages of a range of addresses, and the numbers of used and dirty pages.
 ///
-/// The map allocates small nodes only, so an allocator may use it for large blocks. No function
-/// panics, because an allocator must not; a free page that was never handed out ends the process.
+/// The nodes of the map are small blocks, so the allocator of large blocks can use a map. No
+/// function panics, because a global allocator must not. If pages to allocate are not free, which
+/// would be a bug, the process is aborted.
 #[derive(Debug)]
 pub(super) struct PageHeap {
-    /// By the number of their first page. Runs that touch differ in kind.
+    /// Free runs by the number of their first page. If two runs are adjacent, one is clean and the
+    /// other dirty.
     free: BTreeMap<usize, Run>,
     used: usize,
     dirty: usize,
-    /// The most that `used` has been.
+    /// Maximum of `used` so far.
     peak: usize,
-    /// The most that `used` may be.
+    /// Upper limit of `used`.
     limit: usize,
-    /// Pages are returned in aligned groups of so many.
+    /// Number of pages in a group. Pages are returned in aligned groups.
     group: usize,
 }
 
 impl PageHeap {
-    /// Creates a heap of `count` clean pages, of which at most `limit` are used at a time. Pages are
-    /// returned to the system in aligned groups of `group`.
+    /// Creates a heap of `count` clean pages, of which at most `limit` are used at a time. Pages
+    /// are returned to the system in aligned groups of `group`.
     pub(super) fn new(count: usize, limit: usize, group: usize) -> Self {
         let mut heap = Self { free: BTreeMap::new(), used: 0, dirty: 0, peak: 0, limit, group };
         heap.add(0..count, Memory::Clean);
         heap
     }
 
-    /// Allocates `count` consecutive pages. The caller then returns what
-    /// [`take_excess`](Self::take_excess) names.
+    /// Allocates `count` consecutive pages. The caller then returns the pages of
+    /// [`take_excess`](Self::take_excess) to the system.
     ///
-    /// Returns `None` if no gap has as many, or if more than the limit would be used.
+    /// Returns `None` if no gap is large enough, or if the limit would be exceeded.
     pub(super) fn allocate(&mut self, count: usize) -> Option<Allocated> {
         if count > self.limit - self.used {
             return None;
@@ -102,8 +104,8 @@ impl PageHeap {
         Some(Allocated { start, is_zero: dirty == 0 })
     }
 
-    /// Allocates `count` pages from page `start` on, if all of them are free and the limit allows
-    /// it.
+    /// Allocates `count` pages, beginning with page `start`. Returns `false` if one of them is not
+    /// free, or if the limit would be exceeded.
     pub(super) fn allocate_at(&mut self, start: usize, count: usize) -> bool {
         if count > self.limit - self.used {
             return false;
@@ -117,16 +119,17 @@ impl PageHeap {
         true
     }
 
-    /// Frees used pages, which stay dirty. The caller then returns what
-    /// [`take_excess`](Self::take_excess) names.
+    /// Frees used pages, which become dirty. The caller then returns the pages of
+    /// [`take_excess`](Self::take_excess) to the system.
     pub(super) fn free(&mut self, pages: Range<usize>) {
         self.used -= pages.len();
         self.add(pages, Memory::Dirty);
     }
 
-    /// Takes out dirty pages that are too many, whole groups of one run, those with the highest
-    /// addresses: lower ones, beside blocks that stay, are used sooner. The caller returns their
-    /// memory and puts them back with [`add`](Self::add).
+    /// Removes and returns excess dirty pages: whole groups of a single run, the one with the
+    /// highest addresses. Pages at lower addresses, next to used blocks, are reused sooner. The
+    /// caller returns the memory of the pages to the system and puts them back with
+    /// [`add`](Self::add).
     pub(super) fn take_excess(&mut self) -> Option<Range<usize>> {
         let group = self.group;
         let excess = (self.used + self.dirty).saturating_sub(self.peak) / group * group;
@@ -149,7 +152,8 @@ impl PageHeap {
         Some(taken)
     }
 
-    /// Adds free pages: new ones, or those that were taken out.
+    /// Adds free pages, which are new or were removed by [`take_excess`](Self::take_excess). Merges
+    /// them with adjacent runs of the same kind.
     pub(super) fn add(&mut self, pages: Range<usize>, memory: Memory) {
         if memory == Memory::Dirty {
             self.dirty += pages.len();
@@ -171,15 +175,16 @@ impl PageHeap {
         self.free.insert(start, Run { count: end - start, memory });
     }
 
-    /// Returns the gap of at least `count` pages for a block: the one with most dirty pages, up to
-    /// `count`, and of those the smallest, so that large gaps stay for large blocks.
+    /// Returns the best gap for a block of `count` pages: the gap with the most dirty pages, up to
+    /// `count`, and among equals the smallest, so that large gaps are kept for large blocks.
     ///
-    /// The block is at the beginning of the gap, even if its dirty pages are at the end. Blocks that
-    /// begin at the first dirty page have fewer page faults, but more of them have to be zeroed: with
-    /// them, a step of GPT-2 124M at stage 3 on two ranks takes 2 to 5 % longer.
+    /// The block is placed at the beginning of the gap, even if the dirty pages are at its end. If
+    /// it were placed at the first dirty page, there would be fewer page faults, but more blocks
+    /// would have to be zeroed. A step of GPT-2 124M at stage 3 on two ranks would take 2 to 5 %
+    /// longer.
     ///
-    /// Looks at all gaps until one fits exactly. There are some hundred in a training step of two
-    /// ranks.
+    /// The search ends early if a gap fits exactly. A training step of two ranks has some hundred
+    /// gaps.
     fn best_gap(&self, count: usize) -> Option<Gap> {
         let cost = |gap: &Gap| (count - gap.dirty.min(count), gap.count - count);
         let mut best: Option<Gap> = None;
@@ -207,11 +212,12 @@ impl PageHeap {
         })
     }
 
-    /// Turns free pages into used ones, from the start of a run on. Returns how many were dirty.
+    /// Marks `count` free pages as used, beginning with the first page of a run. Returns the number
+    /// of dirty pages among them.
     fn take(&mut self, start: usize, count: usize) -> usize {
         let (mut next, end, mut dirty) = (start, start + count, 0);
         while next < end {
-            // A page that is not free would get two users.
+            // The page is not free. Allocating it would give the same memory to two blocks.
             let Some(run) = self.free.remove(&next) else { abort() };
             let taken = run.count.min(end - next);
             dirty += if run.memory == Memory::Dirty { taken } else { 0 };
@@ -289,8 +295,8 @@ mod tests {
         let last = allocate(&mut heap, 4);
         heap.free(first);
         heap.free(last);
-        // One page is used and eight are dirty, the peak is nine. No gap has six dirty pages, so the
-        // block needs two clean ones, and two dirty ones must go.
+        // One page is used and eight are dirty, and the peak is nine. No gap has six dirty pages,
+        // so the block takes two clean pages, and two dirty pages have to be returned.
         assert_eq!(heap.allocate(6), Some(Allocated { start: 5, is_zero: false }));
         assert_eq!(return_excess(&mut heap), [2, 3]);
         assert_eq!((heap.used, heap.dirty, heap.peak), (7, 2, 9));
@@ -303,11 +309,11 @@ mod tests {
         heap.free(blocks[1].clone());
         heap.free(blocks[3].clone());
         heap.free(blocks[4].clone());
-        // Pages 1 to 10 and 12 to 34 are dirty. Two are used, so none is too many until a block needs
-        // clean ones.
+        // Pages 1 to 10 and 12 to 34 are dirty, and two pages are used. There is no excess until a
+        // block takes clean pages.
         assert_eq!(return_excess(&mut heap), [0; 0]);
         assert_eq!(heap.allocate(30), Some(Allocated { start: 12, is_zero: false }));
-        // Seven pages are too many, but only one whole group is free.
+        // The excess is seven pages, but only one whole group is free.
         assert_eq!(return_excess(&mut heap), [4, 5, 6, 7]);
         assert_eq!((heap.used, heap.dirty, heap.peak), (32, 6, 35));
     }
@@ -356,9 +362,10 @@ mod tests {
         Free(usize),
         /// Changes the size of the block of this index.
         Resize(usize, usize),
-        /// Excess pages are taken out, while other threads may allocate and free.
+        /// Takes excess pages out. Other threads may allocate and free meanwhile.
         TakeExcess,
-        /// Pages that were taken out are put back. The system took them only if this is true.
+        /// Puts the pages back. They are clean if this is true, and else dirty, because the system
+        /// did not take them.
         Return(bool),
     }
 
@@ -375,8 +382,8 @@ mod tests {
     const PAGES: usize = 64;
 
     proptest! {
-        /// In any order of steps, no page has two users or is lost, memory stays within the peak,
-        /// and a block that is said to be zero has no page that somebody has written.
+        /// In any order of steps, no page is in two blocks or lost, memory stays within the peak,
+        /// and a block that is reported as zero has no page that was written before.
         #[test]
         fn pages_have_one_user_and_memory_stays_within_the_peak(
             steps in prop::collection::vec(step(), 1..300),

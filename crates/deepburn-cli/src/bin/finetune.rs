@@ -6,12 +6,11 @@ use deepburn_cli::{
     Arguments, HugePageAllocator, exit, finetune, parse, set_block_thresholds, start_logging,
 };
 
-/// Decides how much memory a step takes beside its arrays, and how fast they are allocated.
+/// Serves large allocations from huge pages, which makes training steps faster and keeps their peak memory low.
 #[global_allocator]
 static ALLOCATOR: HugePageAllocator = HugePageAllocator;
 
-/// Parses the command line and runs the job. The exit status says how it ended (see the library's
-/// documentation).
+/// Parses the command line and runs the job. The documentation of the library lists the exit statuses.
 fn main() -> ExitCode {
     set_block_thresholds();
     let profiler = start_logging();

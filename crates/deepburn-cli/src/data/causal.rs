@@ -1,11 +1,11 @@
-//! Language modelling: a model on token sequences.
+//! Language modelling on token sequences.
 //!
 //! Main type: [`Causal`], the recipe of every language model. Documents are joined and packed into sequences of
-//! `data.sequence_length` tokens, so no token is padding; tokens that do not fill a last sequence are dropped. Inputs
-//! and labels are the same tokens; the loss shifts them by one position within a sequence.
+//! `data.sequence_length` tokens without padding. Tokens at the end that do not fill a sequence are dropped. Inputs and
+//! labels are the same tokens. As in `transformers`, the loss shifts the labels by one position.
 //!
-//! The data loader of a rank is a [`TokenSource`]. A step takes the same number of sequences on every rank,
-//! so all ranks take part in every collective.
+//! The data loader of a rank is a [`TokenSource`]. A step takes the same number of sequences on every rank, so that all
+//! ranks call the same collectives.
 
 use std::path::Path;
 
@@ -45,20 +45,20 @@ pub(crate) struct Causal<C> {
     corpus: Corpus,
     /// The order of training sequences.
     order: Order,
-    /// Where initial weights come from.
+    /// The source of the initial weights.
     origin: WeightOrigin,
-    /// The most sequences of an evaluation; `None` takes all.
+    /// The maximum number of sequences of an evaluation; `None` for all.
     eval_max_samples: Option<usize>,
 }
 
 impl<C: LanguageModelConfig> Causal<C> {
-    /// Reads and checks model and data.
+    /// Reads and checks the model and the data.
     ///
-    /// The order matters: limits of the configuration are checked before the data is tokenized, which may
-    /// take minutes, and the vocabulary is known only afterwards.
+    /// The limits of the configuration are checked before the data is tokenized, which may take minutes. The vocabulary
+    /// is known only afterwards.
     ///
     /// # Errors
-    /// Always a user's mistake.
+    /// Returns a user's mistake if the model or the data is invalid, or if they do not match.
     pub(crate) fn prepare(
         job: &Job,
         places: &Places,
@@ -71,10 +71,10 @@ impl<C: LanguageModelConfig> Causal<C> {
         let limits = config.limits();
         check_length(job, limits.max_len, limits.max_len_field)?;
         check_step(batch, job.data.sequence_length)?;
-        // Token files without a tokenizer do not contain the size of the vocabulary.
+        // Without a tokenizer, the vocabulary size of token files is unknown.
         let is_bare = matches!(job.data.kind, DataKind::Tokens) && job.data.tokenizer.is_none();
-        // A vocabulary that the job gives, or that only the model knows, bounds the tokens. Otherwise
-        // the tokenizer decides.
+        // Token ids are checked against the vocabulary size of the model, if the job or a pretrained model sets it, or
+        // if there is no tokenizer. Otherwise the tokenizer determines the size.
         let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
         let corpus = open_corpus(job, places, pretrained.as_deref(), rows);
         let corpus = corpus.map_err(Failure::mistake)?;
@@ -95,7 +95,7 @@ impl<C: LanguageModelConfig> SubjectInfo for Causal<C> {
         &self.config
     }
 
-    /// Returns the limit, because sequences are packed to it.
+    /// Returns the limit, because sequences are packed to this length.
     fn longest(&self, limit: usize) -> usize {
         limit
     }
@@ -116,10 +116,10 @@ impl<C: LanguageModelConfig> SubjectInfo for Causal<C> {
         self.corpus.eval.as_ref().map(Sequences::fingerprint).transpose()
     }
 
-    /// Returns an error: packed sequences have one length, so there is nothing to batch dynamically.
+    /// Returns an error, because packed sequences have one length and dynamic batching has no effect on them.
     ///
     /// # Errors
-    /// Always a user's mistake.
+    /// Always returns a user's mistake.
     fn budget_sampler(
         &self,
         _shape: StepShape,
@@ -139,19 +139,19 @@ where
     C::Model: LanguageModel<Training<B>>
         + AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
 {
-    /// The language model on the backend of training.
+    /// The language model on the training backend.
     type Model = C::Model;
-    /// Predicting the next token.
+    /// Next-token prediction.
     type Task = NextToken<C, B::Device>;
     /// Sequences of one rank.
     type Source = TokenSource;
 
-    /// Builds the model. Its weights are drawn or read when they are first used.
+    /// Builds the model. Its weights are initialized or read when they are first used.
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
         self.origin.model(&self.config, weights, device)
     }
 
-    /// Reads the pretrained weights once, if there are some.
+    /// Reads and checks the pretrained weights, if there are some.
     fn check_weights(&self) -> Result<(), Failure> {
         self.origin.check(&self.config)
     }
@@ -167,7 +167,7 @@ where
         Ok(TokenSource { eval_max_samples: self.eval_max_samples, ..source })
     }
 
-    /// Returns the batches of the whole test split, whatever `eval_max_samples` is.
+    /// Returns the batches of the whole test split. `eval_max_samples` does not limit it.
     fn test(
         &self,
         shard: DataShard,
@@ -191,7 +191,7 @@ where
 /// Returns the configuration of the pretrained model, or the default one, with the overrides of the job.
 ///
 /// # Errors
-/// A user's mistake: a folder without a model, or a field that is unknown or out of range.
+/// Returns a user's mistake if the folder has no model, or if a field is unknown or out of range.
 pub(crate) fn model_config<C: LanguageModelConfig>(
     job: &Job,
     pretrained: Option<&Path>,
@@ -209,7 +209,7 @@ pub(crate) fn model_config<C: LanguageModelConfig>(
 
 /// A micro-batch of token sequences.
 ///
-/// Every token is input and target at once: labels are the inputs, and the loss shifts them inside the sequence.
+/// The labels are the input tokens. The loss shifts them by one position.
 pub(crate) struct TokenBatch(MicroBatch);
 
 impl Batch for TokenBatch {
@@ -218,24 +218,24 @@ impl Batch for TokenBatch {
         self.0.samples * self.0.shape[1]
     }
 
-    /// Counts the positions that predict a token, which weight the loss of a batch among others.
+    /// Counts the positions that predict a token. The loss of a batch is weighted by this number.
     fn num_targets(&self) -> usize {
         self.0.num_targets()
     }
 }
 
 impl TokenBatch {
-    /// Copies the batch to a device and checks it against vocabulary and length of the model.
+    /// Copies the batch to a device and checks it against the vocabulary size and the maximum length of the model.
     ///
     /// # Errors
-    /// [`InputError`] for a token outside of the vocabulary or a sequence that is too long.
+    /// Returns [`InputError`] for a token outside the vocabulary or a sequence that is too long.
     fn on<B: Backend>(
         &self,
         config: &impl LanguageModelConfig,
         device: &B::Device,
     ) -> Result<CausalBatch<B>, InputError> {
         let MicroBatch { input_ids, labels, shape, .. } = &self.0;
-        // Ids were read as unsigned numbers. The only negative label marks padding.
+        // Token ids are never negative. The only negative label is the one of padding.
         let ids: Vec<u32> = input_ids.iter().map(|id| *id as u32).collect();
         let label =
             |label: &i32| if *label == IGNORE_INDEX { IGNORED_LABEL } else { (*label).into() };
@@ -244,12 +244,12 @@ impl TokenBatch {
     }
 }
 
-/// The task of predicting the next token.
+/// The task of next-token prediction.
 ///
-/// It holds the configuration to check batches against the model, because a device tensor cannot be checked
-/// cheaply.
+/// It has the configuration, so that batches are checked before they are copied to the device. To check a tensor on a
+/// device, it would have to be copied back.
 pub(crate) struct NextToken<C, D> {
-    /// Limits of the model on tokens.
+    /// Configuration of the model, with its limits on tokens.
     config: C,
     /// Device of the rank.
     device: D,
@@ -265,14 +265,14 @@ where
     /// Sequences of one length.
     type Batch = TokenBatch;
 
-    /// Computes the mean over the positions of the batch that predict a token, `[1]`.
+    /// Computes the mean loss over the positions of the batch that predict a token, of shape `[1]`.
     fn loss(&self, model: &M, batch: &TokenBatch) -> Result<Tensor<Training<B>, 1>, BoxError> {
         let batch = batch.on(&self.config, &self.device)?;
         Ok(model.loss(&batch).mean())
     }
 
-    /// Computes the sum over these positions. A language model has perplexity instead of an accuracy, so no answers
-    /// are counted.
+    /// Computes the sum of the loss over these positions. A language model has a perplexity instead of an accuracy, so
+    /// no predictions are counted.
     fn evaluate(&self, model: &M::InnerModule, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
         let batch = batch.on(&self.config, &self.device)?;
         let loss_sum = model.loss(&batch).sum.into_scalar().elem::<f64>();
@@ -282,8 +282,8 @@ where
 
 /// The data loader of one rank.
 ///
-/// It assembles micro-batches in advance on a thread of its own. Rank r of W takes sequences r, r + W, r + 2W and so
-/// on.
+/// It assembles micro-batches in advance on its own thread. Rank r of W takes the sequences r, r + W, r + 2W and so on,
+/// as PyTorch's `DistributedSampler` does.
 pub(crate) struct TokenSource {
     /// Micro-batches for training.
     loader: BatchLoader<Sequences>,
@@ -293,9 +293,9 @@ pub(crate) struct TokenSource {
     shard: DataShard,
     /// Sequences of a micro-batch.
     rows: usize,
-    /// The most sequences of an evaluation.
+    /// The maximum number of sequences of an evaluation.
     eval_max_samples: Option<usize>,
-    /// The lengths of samples by step.
+    /// The maximum length of sequences by step.
     curriculum: Option<CurriculumPlan>,
 }
 
@@ -303,7 +303,7 @@ impl TokenSource {
     /// Starts the data loader of `shard` with the micro-batches of `plan`.
     ///
     /// # Errors
-    /// More ranks than sequences, or a thread that cannot be started.
+    /// Returns an error if there are more ranks than sequences, or if the thread cannot be started.
     pub(crate) fn new(
         train: Sequences,
         eval: Option<Sequences>,
@@ -320,8 +320,8 @@ impl TokenSource {
 }
 
 impl BatchSource<TokenBatch> for TokenSource {
-    /// Draws the batches of a step. A curriculum cuts sequences after they were drawn, so positions do not depend on
-    /// it.
+    /// Returns the batches of a step. A curriculum truncates sequences after they have been loaded, so data-loader
+    /// positions do not depend on it.
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<TokenBatch>, BoxError> {
         let length = longest(self.curriculum.as_ref(), next);
         let batches = (0..next.micro_batches).map(|_| {
@@ -332,19 +332,19 @@ impl BatchSource<TokenBatch> for TokenSource {
         Ok(batches.collect::<Result<Vec<_>, DataError>>()?.into())
     }
 
-    /// Starts an evaluation: a stream of which one batch is in memory at a time.
+    /// Starts an evaluation. Only one batch of the stream is in memory at a time.
     fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, TokenBatch>>, BoxError> {
         let (shard, rows, limit) = (self.shard, self.rows, self.eval_max_samples);
         let eval = self.eval.as_ref();
         Ok(eval.map(|eval| evaluation(eval, shard, rows, limit)).transpose()?)
     }
 
-    /// Returns the position in the data as JSON for the checkpoint.
+    /// Returns the data-loader position as JSON, for the checkpoint.
     fn position(&self) -> Value {
         json!(self.loader.position())
     }
 
-    /// Goes to a position without drawing the batches before it.
+    /// Seeks to a position without loading the batches before it.
     fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
         Ok(self.loader.seek(Position::deserialize(position)?)?)
     }
@@ -353,7 +353,7 @@ impl BatchSource<TokenBatch> for TokenSource {
 /// Returns the batches of one rank in an evaluation of the first `limit` sequences, with `rows` sequences each.
 ///
 /// # Errors
-/// A split without sequences.
+/// Returns an error if the split has no sequences.
 fn evaluation(
     data: &Sequences,
     shard: DataShard,

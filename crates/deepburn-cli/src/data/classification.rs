@@ -1,11 +1,11 @@
-//! Text classification: an encoder or GPT-2 on labelled texts.
+//! Text classification with an encoder or GPT-2.
 //!
-//! Main type: [`Classification`], the recipe for both models. Texts keep their length up to
-//! `data.sequence_length` and are padded to the longest one of a batch. The loss is the mean cross-entropy
-//! over the texts of a batch, and an evaluation counts answers in a confusion matrix.
+//! Main type: [`Classification`], the recipe for both models. Texts are truncated to `data.sequence_length` tokens and
+//! padded to the longest text of a batch. The loss is the mean cross-entropy over the texts of a batch. An evaluation
+//! counts predictions in a confusion matrix.
 //!
-//! The data determines the sizes of a new model: vocabulary and number of classes. Names of classes come from
-//! the job or the pretrained model, else from the labels; labels that are numbers are class numbers.
+//! The data determines the vocabulary size and the number of classes of a new model. Class names come from the job or
+//! the pretrained model, or else from the labels. Labels that are numbers are class numbers.
 
 use std::path::Path;
 
@@ -46,19 +46,19 @@ pub(crate) struct Classification<C> {
     texts: Texts,
     /// The order of training texts.
     order: Order,
-    /// Where initial weights come from. An encoder always starts from the seed.
+    /// The source of the initial weights. An encoder is always randomly initialized.
     origin: WeightOrigin,
-    /// The most texts of an evaluation; `None` takes all.
+    /// The maximum number of texts of an evaluation; `None` for all.
     eval_max_samples: Option<usize>,
 }
 
 impl Classification<EncoderConfig> {
-    /// Reads and checks configuration and data of an encoder.
+    /// Reads and checks the configuration and the data of an encoder.
     ///
-    /// An encoder has no pretrained weights, so sizes that the job leaves open follow from the data.
+    /// An encoder has no pretrained weights, so the data determines the sizes that the job does not set.
     ///
     /// # Errors
-    /// Always a user's mistake.
+    /// Returns a user's mistake if the configuration or the data is invalid, or if they do not match.
     pub(crate) fn of_encoder(
         job: &Job,
         places: &Places,
@@ -87,13 +87,13 @@ impl Classification<EncoderConfig> {
 }
 
 impl Classification<ClassifierConfig> {
-    /// Reads and checks configuration and data of a GPT-2 classifier.
+    /// Reads and checks the configuration and the data of a GPT-2 classifier.
     ///
-    /// A pretrained language model gets a new output layer for the classes. A pretrained classifier keeps its
-    /// own, so its classes have to be the classes of the data.
+    /// A pretrained language model gets a new classification head. A pretrained classifier keeps its head, so its
+    /// classes have to match the classes of the data.
     ///
     /// # Errors
-    /// Always a user's mistake.
+    /// Returns a user's mistake if the configuration or the data is invalid, or if they do not match.
     pub(crate) fn of_gpt2(
         job: &Job,
         places: &Places,
@@ -105,7 +105,7 @@ impl Classification<ClassifierConfig> {
         let body: Gpt2Config = model_config(job, pretrained.as_deref())?;
         check_length(job, body.n_positions, "n_positions")?;
         check_step(batch, job.data.sequence_length)?;
-        // Names in the job replace both fields of the pretrained model.
+        // Class names in the job replace `id2label` and `label2id` of the pretrained model.
         let given = ["id2label", "label2id"].iter().any(|it| job.model.config.contains_key(*it));
         let names = if given { ClassNames::read(&job.model.config) } else { body.class_names() };
         let names = names.map_err(|error| named_config(&error))?;
@@ -136,7 +136,7 @@ impl Classification<ClassifierConfig> {
 /// Reads the texts of a job. `names` are the class names of the model, if it has some.
 ///
 /// # Errors
-/// A user's mistake: invalid data, or class names that look like class numbers.
+/// Returns a user's mistake if the data is invalid, or if a class name is a number.
 fn open_named_texts(
     job: &Job,
     places: &Places,
@@ -144,7 +144,7 @@ fn open_named_texts(
     names: Option<&ClassNames>,
 ) -> Result<Texts, Failure> {
     let names = names.map(ClassNames::as_slice);
-    // With such a name, a label could be either a name or a class number.
+    // If a class name is a number, a label with this number is ambiguous.
     let number = names.into_iter().flatten().find(|name| name.trim().parse::<i64>().is_ok());
     if let Some(name) = number {
         return Err(Failure::mistake(format!(
@@ -155,10 +155,10 @@ fn open_named_texts(
     open_texts(job, places, pretrained, names).map_err(Failure::mistake)
 }
 
-/// Returns the class names of the model, or the labels' class names if it has none.
+/// Returns the class names of the model, or else the class names in the labels.
 ///
 /// # Errors
-/// A user's mistake: labels that cannot be names.
+/// Returns a user's mistake if the labels are not valid class names.
 fn all_names(given: Option<ClassNames>, texts: &Texts) -> Result<Option<ClassNames>, Failure> {
     let found = || texts.classes.names().map(|names| ClassNames::new(names.to_vec())).transpose();
     match given {
@@ -169,7 +169,7 @@ fn all_names(given: Option<ClassNames>, texts: &Texts) -> Result<Option<ClassNam
 
 /// Returns the number of classes that the model needs.
 ///
-/// A model may have classes that the data lacks. A pretrained classifier is an example.
+/// A model may have classes that are not in the data, for example a pretrained classifier.
 fn num_classes(names: Option<&ClassNames>, texts: &Texts) -> usize {
     names.map_or(0, |names| names.as_slice().len()).max(texts.num_classes())
 }
@@ -206,7 +206,7 @@ impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
         Ok(self.texts.eval.as_ref().map(|texts| texts.fingerprint()))
     }
 
-    /// Returns the sampler of rank 0, which plans the same batches as all others.
+    /// Returns the sampler of rank 0. All ranks plan the same batches.
     fn budget_sampler(
         &self,
         shape: StepShape,
@@ -219,15 +219,15 @@ impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
     }
 }
 
-/// The most classes of a model. A higher label probably comes from a column of ids.
+/// Maximum number of classes of a model. If a label is higher, the column probably contains ids.
 const MAX_CLASSES: usize = 1 << 16;
 
-/// Returns a size of the model. The data determines it, unless the job sets one, which must be large enough.
+/// Returns a size of the model: the size that the data needs, or a larger one that the job sets.
 ///
-/// The tuple has the name of the field, the job's value or the default, and the data's value.
+/// The tuple has the name of the field, its value in the job or its default, and the size that the data needs.
 ///
 /// # Errors
-/// A user's mistake: a label that is too high, or a size of the job that is too small for the data.
+/// Returns a user's mistake if a label is too high, or if the size in the job is too small for the data.
 fn sized_by_data(job: &Job, (name, size, needed): (&str, usize, usize)) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
     if name != "vocab_size" && needed > MAX_CLASSES {
@@ -251,19 +251,19 @@ where
     C::Model: TextClassifier<Training<B>>
         + AutodiffModule<Training<B>, InnerModule: TextClassifier<Zero<B>>>,
 {
-    /// The classifier on the backend of training.
+    /// The classifier on the training backend.
     type Model = C::Model;
-    /// Classifying texts.
+    /// Text classification.
     type Task = TextClass<B::Device>;
     /// Texts of one rank.
     type Source = TextSource;
 
-    /// Builds the model. Its weights are drawn or read when they are first used.
+    /// Builds the model. Its weights are initialized or read when they are first used.
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure> {
         self.origin.model(&self.config, weights, device)
     }
 
-    /// Reads the pretrained weights once, if there are some.
+    /// Reads and checks the pretrained weights, if there are some.
     fn check_weights(&self) -> Result<(), Failure> {
         self.origin.check(&self.config)
     }
@@ -280,7 +280,7 @@ where
         Ok(source)
     }
 
-    /// Returns the batches of the whole test split, whatever `eval_max_samples` is.
+    /// Returns the batches of the whole test split. `eval_max_samples` does not limit it.
     fn test(
         &self,
         shard: DataShard,
@@ -300,9 +300,9 @@ where
     }
 }
 
-/// The task of classifying texts.
+/// The task of text classification.
 ///
-/// Labels below 0 mark texts without a label, which an evaluation leaves out of the confusion matrix.
+/// A label below 0 means that a text has no label. An evaluation does not count such texts in the confusion matrix.
 pub(crate) struct TextClass<D> {
     /// Limits of the model on texts and labels.
     limits: TextLimits,
@@ -314,7 +314,7 @@ impl<D> TextClass<D> {
     /// Copies the batch to the device and checks it against the limits of the model.
     ///
     /// # Errors
-    /// [`TextBatchError`] for a token or a class that the model does not have, or a text that is too long.
+    /// Returns [`TextBatchError`] for a token or a class that the model does not have, or a text that is too long.
     fn batch<B: Backend<Device = D>>(
         &self,
         batch: &Labelled,
@@ -333,8 +333,9 @@ where
     /// Texts padded to one length.
     type Batch = Labelled;
 
-    /// Computes the mean over the texts of the batch, `[1]`. A batch without texts, which keeps ranks in step, has the
-    /// loss 0.
+    /// Computes the mean loss over the texts of the batch, of shape `[1]`.
+    ///
+    /// A rank without texts gets an empty batch, so that it calls the same collectives as the others. Its loss is 0.
     fn loss(&self, model: &M, batch: &Labelled) -> Result<Tensor<Training<B>, 1>, BoxError> {
         // A batch without texts has the sum 0, and dividing by 0 would make it NaN.
         let texts = batch.num_targets().max(1);
@@ -342,7 +343,7 @@ where
         Ok(sum / texts as f64)
     }
 
-    /// Computes the sum over the texts, and counts each pair of true and predicted class.
+    /// Computes the sum of the loss over the texts, and counts each pair of true and predicted class.
     fn evaluate(&self, model: &M::InnerModule, batch: &Labelled) -> Result<Evaluation, BoxError> {
         let (sum, logits) = model.loss(&self.batch(batch)?);
         let answers = logits.argmax(1).into_data().convert::<i64>();

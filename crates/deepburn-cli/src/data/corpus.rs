@@ -1,9 +1,10 @@
-//! Token sequences of a job for language models.
+//! Token sequences for language models.
 //!
-//! Text is tokenized, joined and packed into sequences of `data.sequence_length`. Token files are cut the same way. A
-//! job without data can train on a synthetic corpus.
+//! Text is tokenized, joined and packed into sequences of `data.sequence_length` tokens. Token files are split in the
+//! same way. A job without data can train on a synthetic corpus.
 //!
-//! The tokenizer is the job's, else the pretrained model's, else one that is trained on the text.
+//! The tokenizer is the one in the job file, or else the pretrained model's. If there is neither, a tokenizer is
+//! trained on the text.
 
 use std::path::{Path, PathBuf};
 
@@ -15,17 +16,17 @@ use deepburn_datasets::{
 
 use crate::data::places::Places;
 
-/// Bytes of the synthetic corpus: enough for any run on a few cores, generated in a moment.
+/// Bytes of the synthetic corpus. They are enough for any run on a few cores and generated in a moment.
 const SYNTHETIC_BYTES: usize = 2 << 20;
 
-/// Opens the data of `job`. `pretrained` is the folder of its pretrained model, and `vocab_size` the vocabulary of the
-/// model, if it is known.
+/// Opens the data of `job`. `pretrained` is the folder of its pretrained model, and `vocab_size` the vocabulary size of
+/// the model, if it is known.
 ///
-/// Tokenized text is kept in the token cache of the user, by a hash of text and tokenizer. Other processes of the
-/// host, and later runs, read it instead of tokenizing again.
+/// Tokenized text is stored in the token cache of the user, under a hash of the text and the tokenizer. Other processes
+/// of the host, and later runs, read it from there instead of tokenizing again.
 ///
 /// # Errors
-/// Invalid data.
+/// Returns an error if the data is invalid.
 pub(crate) fn open_corpus(
     job: &Job,
     places: &Places,
@@ -34,7 +35,7 @@ pub(crate) fn open_corpus(
 ) -> Result<Corpus, DataError> {
     let data = &job.data;
     let tokenizer = tokenizer(data, places, pretrained)?;
-    // Without a tokenizer one is trained on the text. Token files need none.
+    // Without a tokenizer, one is trained on the text. Token files do not need a tokenizer.
     let choice = match &tokenizer {
         Some(path) => TokenizerChoice::Load(path.clone()),
         None => TokenizerChoice::Train { vocab_size: data.vocab_size },
@@ -70,16 +71,17 @@ pub(crate) fn open_corpus(
     })
 }
 
-/// Returns the token cache of this job. Synthetic text has none: generating it again takes no longer than reading it.
+/// Returns the token cache of this job. Synthetic text is not cached, because reading it would take as long as
+/// generating it again.
 pub(crate) fn token_cache(data: &DataJob) -> Option<TokenCache> {
     let kept = data.token_cache && !data.splits.is_embedded();
     kept.then(TokenCache::of_user).flatten()
 }
 
-/// Returns the tokenizer of the job or of its pretrained model.
+/// Returns the path of the tokenizer of the job, or else of its pretrained model.
 ///
 /// # Errors
-/// An error of the Hub.
+/// Returns an error if a file cannot be downloaded from the Hub.
 pub(crate) fn tokenizer(
     data: &DataJob,
     places: &Places,
@@ -89,19 +91,19 @@ pub(crate) fn tokenizer(
     Ok(named.or_else(|| pretrained.and_then(tokenizer_of)))
 }
 
-/// Returns the tokenizer in the folder of a model, if there is one.
+/// Returns the folder of a model if it has a tokenizer.
 pub(crate) fn tokenizer_of(checkpoint: &Path) -> Option<PathBuf> {
     let known = ["tokenizer.json", "vocab.json"];
     known.iter().any(|file| checkpoint.join(file).is_file()).then(|| checkpoint.to_owned())
 }
 
-/// Returns the files of each split, or all files with the shares of the splits.
+/// Returns the files of each split, or all files with the fractions of the splits.
 ///
-/// Splits are names in a data set, files, or shares of one file. Language models and classifiers find them the same
-/// way.
+/// A job defines its splits as names of splits in a data set, as files, or as fractions of its data. Language models
+/// and classifiers use the same rules.
 ///
 /// # Errors
-/// An error of the Hub, or a split that the data set does not have.
+/// Returns an error if a file cannot be downloaded from the Hub, or if the data set does not have a split.
 pub(crate) fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError> {
     let name = data.name.as_deref();
     Ok(match &data.splits {

@@ -1,9 +1,10 @@
-//! Files behind the names of a job: local paths, or repositories on the Hub.
+//! Resolves the models, tokenizers and data sets of a job to files: local paths, or repositories on the Hugging Face
+//! Hub.
 //!
 //! Main type: [`Places`]. Repositories are downloaded to the Hub's cache when they are first needed.
 //!
-//! A path that exists wins over a repository of the same name ([`Place`]). Offline, only the cache is read, and a
-//! missing file is an error that names it.
+//! A local path takes precedence over a repository of the same name ([`Place`]). Offline, only the cache is read, and
+//! an error names a missing file.
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
@@ -13,10 +14,11 @@ use deepburn_datasets::{DataError, Hub, Location, RepoKind};
 
 use crate::job::model_folder::model_in;
 
-/// Resolves the places of a job.
+/// Resolves paths and repository names to local files.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    /// Created when it is first needed, so that a job on local files does not depend on the environment.
+    /// The client of the Hub. It is created when it is first needed, so that a job on local files does not depend on
+    /// environment variables of the Hub.
     hub: OnceCell<Hub>,
 }
 
@@ -27,10 +29,10 @@ impl Places {
     /// Returns the folder of a pretrained model.
     ///
     /// # Errors
-    /// An error of the Hub.
+    /// Returns an error if the model cannot be downloaded from the Hub.
     pub(crate) fn model(&self, place: &Place) -> Result<PathBuf, DataError> {
         match place {
-            // The output folder of a run stands for its model.
+            // The path may be the output folder of a run, which has the model in a subfolder.
             Place::Local(path) => Ok(model_in(path)),
             Place::Hub(text) => Location::parse(text, RepoKind::Model)?.model(self.hub()?),
         }
@@ -39,7 +41,7 @@ impl Places {
     /// Returns the folder of a tokenizer, or its only file.
     ///
     /// # Errors
-    /// An error of the Hub.
+    /// Returns an error if the tokenizer cannot be downloaded from the Hub.
     pub(crate) fn tokenizer(&self, place: &Place) -> Result<PathBuf, DataError> {
         match place {
             Place::Local(path) => Ok(path.clone()),
@@ -47,10 +49,10 @@ impl Places {
         }
     }
 
-    /// Returns the files of a split of a data set, in its configuration `name`.
+    /// Returns the files of a split of a data set. `name` is the configuration of the data set.
     ///
     /// # Errors
-    /// An error of the Hub, or a folder without this split.
+    /// Returns an error if the files cannot be downloaded from the Hub, or if there is no such split.
     pub(crate) fn split(
         &self,
         place: &Place,
@@ -64,11 +66,11 @@ impl Places {
         location.split(self.hub()?, name, split)
     }
 
-    /// Returns the files of data that is divided by shares: the training split of a data set, or a local file or folder
-    /// without splits.
+    /// Returns the files of data that the job divides into splits by fractions: the training split of a data set, or a
+    /// local file or folder without splits.
     ///
     /// # Errors
-    /// The errors of [`Places::split`].
+    /// Returns the errors of [`Places::split`].
     pub(crate) fn whole(
         &self,
         place: &Place,
@@ -76,7 +78,7 @@ impl Places {
     ) -> Result<Vec<PathBuf>, DataError> {
         match (place, name) {
             (Place::Local(path), None) if path.is_dir() => {
-                // A folder without splits is a folder of files.
+                // A folder without splits is read as a folder of files.
                 let Ok(files) = self.split(place, None, TRAIN) else {
                     return Ok(vec![path.clone()]);
                 };
@@ -91,7 +93,7 @@ impl Places {
     /// Returns the client of the Hub.
     ///
     /// # Errors
-    /// Environment variables of the Hub that do not make sense.
+    /// Returns an error if an environment variable of the Hub is invalid.
     fn hub(&self) -> Result<&Hub, DataError> {
         if let Some(hub) = self.hub.get() {
             return Ok(hub);

@@ -1,7 +1,7 @@
-//! Recipes: the differences between kinds of jobs, in their model, their data and their task.
+//! Recipes, which combine the model, the data and the task of a job.
 //!
-//! A [`Recipe`] has everything that [`train_rank`](crate::run::rank) needs: model, task, data loader, test split,
-//! export and tokenizer. It is generic over the backend, so that one implementation trains on all of them.
+//! A [`Recipe`] provides everything that [`train_rank`](crate::run::rank) needs: model, task, data loader, test split,
+//! export and tokenizer. It is generic over the backend, so that one implementation trains on all backends.
 
 use std::path::{Path, PathBuf};
 
@@ -23,13 +23,13 @@ pub(crate) type BatchOf<B, R> = <<R as Recipe<B>>::Task as Task<B, <R as Recipe<
 /// The weights of a model before training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InitialWeights {
-    /// Weights drawn from the seed of the job, or read from its pretrained model.
+    /// Random weights from the seed of the job, or the weights of its pretrained model.
     OfJob,
-    /// Zeros, until a training checkpoint replaces them.
+    /// Zeros, which a training checkpoint then replaces.
     Zeros,
 }
 
-/// A kind of job on backend `B`. All ranks of a process share it.
+/// The model, the data and the task of a job on backend `B`. All ranks of a process share it.
 pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
     /// The model.
     type Model: AutodiffModule<Training<B>>;
@@ -38,16 +38,16 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
     /// The data loader of one rank.
     type Source: BatchSource<BatchOf<B, Self>>;
 
-    /// Builds the model. Its weights are drawn or read when they are first used.
+    /// Builds the model. Its weights are initialized or read when they are first used.
     ///
     /// # Errors
-    /// A user's mistake: weights that do not fit the configuration.
+    /// Returns a user's mistake if the weights do not fit the configuration.
     fn model(&self, weights: InitialWeights, device: &B::Device) -> Result<Self::Model, Failure>;
 
-    /// Reads the pretrained weights once, so that an invalid file is found before anything is written.
+    /// Reads and checks the pretrained weights, so that an invalid file is reported before anything is written.
     ///
     /// # Errors
-    /// A user's mistake: weights that do not fit or are not finite.
+    /// Returns a user's mistake if the weights do not fit the configuration or are not finite.
     fn check_weights(&self) -> Result<(), Failure>;
 
     /// Returns the task of a rank whose tensors are on `device`.
@@ -63,14 +63,14 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, BatchOf<B, Self>>>, DataError>;
 
-    /// Starts to export the model to `folder`.
+    /// Starts the export of the model to `folder`.
     fn writer(&self, folder: &Path) -> Result<ModelFolderWriter, ModelFolderError>;
 
     /// Returns the tokenizer to export with the model.
     fn tokenizer(&self) -> Option<&Tokenizer>;
 }
 
-/// The model and the data of a job, apart from the backend.
+/// The part of a recipe that does not depend on the backend.
 pub(crate) trait SubjectInfo {
     /// Returns the configuration of the model, which determines its parameters and activations.
     fn architecture(&self) -> &dyn Architecture;
@@ -90,7 +90,7 @@ pub(crate) trait SubjectInfo {
     /// Returns the sampler of dynamic batching.
     ///
     /// # Errors
-    /// A user's mistake: packed sequences of one length, or a text that exceeds the budget.
+    /// Returns a user's mistake if samples are packed sequences of one length, or if a text exceeds the token budget.
     fn budget_sampler(
         &self,
         shape: StepShape,
@@ -98,11 +98,11 @@ pub(crate) trait SubjectInfo {
     ) -> Result<BudgetSampler, Failure>;
 }
 
-/// The source of a model's initial weights: the folder of a pretrained model, or else the seed.
+/// The source of a model's initial weights: a pretrained model, or random initialization from a seed.
 pub(crate) struct WeightOrigin {
     /// Folder of the pretrained model.
     pub(crate) pretrained: Option<PathBuf>,
-    /// Seed of weights that are drawn: all of them, or the new ones of a task.
+    /// Seed of randomly initialized weights: all weights, or only the new head of a pretrained model.
     pub(crate) seed: u64,
 }
 
@@ -110,7 +110,7 @@ impl WeightOrigin {
     /// Builds the model of `config`.
     ///
     /// # Errors
-    /// A user's mistake: weights that do not fit.
+    /// Returns a user's mistake if the weights do not fit the configuration.
     pub(crate) fn model<B: Backend, C: BuildModel<B>>(
         &self,
         config: &C,
@@ -128,10 +128,10 @@ impl WeightOrigin {
         }
     }
 
-    /// Reads the pretrained weights once.
+    /// Reads and checks the pretrained weights.
     ///
     /// # Errors
-    /// A user's mistake: weights that do not fit or are not finite.
+    /// Returns a user's mistake if the weights do not fit the configuration or are not finite.
     pub(crate) fn check(&self, config: &dyn Architecture) -> Result<(), Failure> {
         let Some(folder) = &self.pretrained else { return Ok(()) };
         config.check_weights(folder).map_err(Failure::mistake)

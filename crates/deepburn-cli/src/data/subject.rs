@@ -1,10 +1,10 @@
-//! The subject of a job: what kind of model it trains, and on which data.
+//! The subject of a job: its model and its data.
 //!
 //! Main type: [`Subject`]. [`with_language_models`] lists the language models.
 //!
-//! A recipe is generic over the backend, and a backend is chosen at run time, so a subject cannot be a trait
-//! object. Instead it is an enum, and a [`RecipeVisitor`] is compiled for each pair of recipe and backend.
-//! What does not depend on the backend is in the trait object [`SubjectInfo`].
+//! A recipe is generic over the backend, which is chosen at run time, so a subject cannot be a trait object. Instead it
+//! is an enum, and a [`RecipeVisitor`] is compiled for each pair of recipe and backend. Properties that do not depend
+//! on the backend are in the trait [`SubjectInfo`].
 
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn_config::{Architecture, BatchPlan, DataKind, Job};
@@ -19,18 +19,18 @@ use crate::data::recipe::{Recipe, SubjectInfo};
 use crate::failure::Failure;
 use crate::job::known_model::with_language_models;
 
-/// A function that takes the recipe of any subject on backend `B`.
+/// A visitor of the recipe of any subject on backend `B`.
+///
+/// It stands for a generic closure, which Rust does not have.
 pub(crate) trait RecipeVisitor<B: FusedOps + OptimizerOps> {
-    /// The type that it returns.
+    /// The return type of the visit.
     type Output;
 
-    /// Calls the function.
-    ///
-    /// Takes the visitor by value, so that it can move what it holds.
+    /// Visits the recipe. The visitor is consumed, so that its fields can be moved.
     fn visit<R: Recipe<B>>(self, recipe: &R) -> Self::Output;
 }
 
-/// Defines [`Subject`] for these language models.
+/// Defines [`Subject`] with a variant for each of these language models.
 macro_rules! define_subject {
     ($($(#[$doc:meta])* $name:ident: $config:ty,)+) => {
         /// The model and the data of a job.
@@ -46,7 +46,7 @@ macro_rules! define_subject {
             /// Reads and checks the model and the data of a job.
             ///
             /// # Errors
-            /// Always a user's mistake.
+            /// Returns a user's mistake if the model or the data is invalid, or if they do not match.
             pub(crate) fn prepare(
                 job: &Job,
                 places: &Places,
@@ -54,7 +54,7 @@ macro_rules! define_subject {
                 order: Order,
             ) -> Result<Self, Failure> {
                 Ok(match (job.model.architecture, &job.data.kind) {
-                    (Architecture::ImdbEncoder, _) => {
+                    (Architecture::Encoder, _) => {
                         let subject = Classification::of_encoder(job, places, batch, order)?;
                         Self::Encoder(Box::new(subject))
                     }
@@ -68,7 +68,7 @@ macro_rules! define_subject {
                 })
             }
 
-            /// Returns the part that does not depend on a backend.
+            /// Returns the properties that do not depend on the backend.
             pub(crate) fn info(&self) -> &dyn SubjectInfo {
                 match self {
                     $(Self::$name(subject) => &**subject,)+

@@ -1,7 +1,7 @@
 //! Micro-batches of labelled texts, of a fixed size or with dynamic batching.
 //!
-//! Main type: [`TextSource`], the data loader of one rank. With dynamic batching a micro-batch has as many texts as fit
-//! in a budget of tokens, so steps differ in their number of samples, and the learning rate can follow it.
+//! Main type: [`TextSource`], the data loader of one rank. With dynamic batching, a micro-batch has as many texts as
+//! fit in a token budget. So the number of samples differs between steps, and the learning rate can be scaled by it.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl Batch for Labelled {
         self.0.num_tokens()
     }
 
-    /// Counts the texts with a label, which weight the loss of a batch among others.
+    /// Counts the texts with a label. The loss of a batch is weighted by this number.
     fn num_targets(&self) -> usize {
         self.0.num_texts()
     }
@@ -35,8 +35,8 @@ impl Batch for Labelled {
 
 /// The data loader of one rank.
 ///
-/// Batches are assembled in advance on a thread of its own. Without dynamic batching, rank r of W takes texts r, r + W,
-/// r + 2W and so on of the shuffled order.
+/// It assembles batches in advance on its own thread. Without dynamic batching, rank r of W takes the texts r, r + W,
+/// r + 2W and so on of the shuffled order, as PyTorch's `DistributedSampler` does.
 pub(crate) struct TextSource {
     /// Micro-batches for training.
     loader: Loader,
@@ -46,9 +46,9 @@ pub(crate) struct TextSource {
     shard: DataShard,
     /// The budget of an evaluation batch.
     budget: TokenBudget,
-    /// The most texts of an evaluation.
+    /// The maximum number of texts of an evaluation.
     pub(crate) eval_max_samples: Option<usize>,
-    /// The lengths of texts by step.
+    /// The maximum length of texts by step.
     curriculum: Option<CurriculumPlan>,
 }
 
@@ -60,9 +60,9 @@ enum Loader {
     Budget {
         /// Assembles the batches that the sampler has planned.
         loader: BatchLoader<LabelledTexts, BudgetSampler>,
-        /// How the learning rate follows the number of samples.
+        /// How the learning rate is scaled by the number of samples.
         lr_scaling: LrScaling,
-        /// Samples of the step that the learning rate of the schedule is meant for.
+        /// Number of samples of a step for which the learning rate is not scaled.
         reference: usize,
     },
 }
@@ -71,7 +71,8 @@ impl TextSource {
     /// Starts the data loader of `shard` with the batches of `plan`.
     ///
     /// # Errors
-    /// A text that exceeds the budget of dynamic batching, more ranks than texts, or a thread that cannot be started.
+    /// Returns an error if a text exceeds the token budget of dynamic batching, if there are more ranks than texts, or
+    /// if the thread cannot be started.
     pub(crate) fn new(
         train: Arc<LabelledTexts>,
         eval: Option<Arc<LabelledTexts>>,
@@ -104,8 +105,8 @@ impl TextSource {
 
 /// Returns the token budget of a plan.
 ///
-/// `sequence_picking_order` decides between padding and randomness: texts of similar length in a batch need the least
-/// padding, and the order of the data set is the most like training without dynamic batching.
+/// `sequence_picking_order` is a trade-off: batches of texts of similar length need the least padding, but their order
+/// is less random. The order of the data loader is closest to training without dynamic batching.
 pub(crate) fn budget(plan: &DynamicBatchingPlan) -> TokenBudget {
     TokenBudget {
         max_tokens: plan.max_tokens,
@@ -120,11 +121,11 @@ pub(crate) fn budget(plan: &DynamicBatchingPlan) -> TokenBudget {
 }
 
 impl BatchSource<Labelled> for TextSource {
-    /// Draws the batches of a step. With dynamic batching, the result also has the samples of the step over all ranks
-    /// and the factor of its learning rate.
+    /// Returns the batches of a step. With dynamic batching, the result also has the number of samples of the step over
+    /// all ranks, and the factor of its learning rate.
     fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Labelled>, BoxError> {
         let length = longest(self.curriculum.as_ref(), next);
-        // The size of the next step is known before its batches are drawn, because the learning rate depends on it.
+        // Read the size of the next step first: after its batches have been taken, the sampler is at the step after it.
         let size = match &self.loader {
             Loader::Fixed(_) => None,
             Loader::Budget { loader, lr_scaling, reference } => {
@@ -138,21 +139,23 @@ impl BatchSource<Labelled> for TextSource {
                 Loader::Fixed(loader) => loader.next_batch()?,
                 Loader::Budget { loader, .. } => loader.next_batch()?,
             };
-            // Cutting after the draw keeps positions in the data independent of the curriculum.
+            // Texts are truncated after they have been loaded, so that data-loader positions do not depend on the
+            // curriculum.
             batch.truncate(length);
             Ok(Labelled(batch))
         });
         Ok(StepBatches { micro_batches: batches.collect::<Result<_, DataError>>()?, size })
     }
 
-    /// Starts an evaluation: a stream of which one batch is in memory at a time.
+    /// Starts an evaluation. Only one batch of the stream is in memory at a time.
     fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Labelled>>, BoxError> {
         let (shard, budget, limit) = (self.shard, self.budget, self.eval_max_samples);
         let eval = self.eval.as_ref();
         Ok(eval.map(|eval| evaluation(eval, shard, budget, limit)).transpose()?)
     }
 
-    /// Returns the position in the data as JSON for the checkpoint. The two loaders have different fields.
+    /// Returns the data-loader position as JSON, for the checkpoint. Its fields depend on whether dynamic batching is
+    /// enabled.
     fn position(&self) -> Value {
         match &self.loader {
             Loader::Fixed(loader) => json!(loader.position()),
@@ -160,12 +163,13 @@ impl BatchSource<Labelled> for TextSource {
         }
     }
 
-    /// Goes to a position without drawing the batches before it.
+    /// Seeks to a position without loading the batches before it.
     ///
     /// # Errors
-    /// A position of the other loader, or one that does not exist in this data.
+    /// Returns an error if the position does not exist in this data, or if dynamic batching was enabled or disabled
+    /// since the checkpoint.
     fn seek(&mut self, position: &Value) -> Result<(), BoxError> {
-        // Positions of the two loaders have different fields, so a wrong one cannot be parsed.
+        // Positions of the two loaders have different fields, so a position of the other loader cannot be parsed.
         let other = |cause: serde_json::Error| {
             format!(
                 "dynamic batching was enabled or disabled since the checkpoint ({cause}); set it back"
@@ -183,7 +187,7 @@ impl BatchSource<Labelled> for TextSource {
     }
 }
 
-/// Returns the budget of an evaluation batch. Texts are picked by length, because their order does not matter.
+/// Returns the token budget of an evaluation batch. Texts are sorted by length, because their order does not matter.
 pub(crate) fn evaluation_budget(plan: &Plan) -> TokenBudget {
     let rows = plan.batch.micro_batch_size;
     let budget = match &plan.dynamic_batching {
@@ -193,11 +197,11 @@ pub(crate) fn evaluation_budget(plan: &Plan) -> TokenBudget {
     TokenBudget { min_batch_size: 1, order: PickingOrder::ByLength, ..budget }
 }
 
-/// Returns the batches of one rank in an evaluation of the first `limit` texts. Texts of similar length share a batch,
-/// so that there is little padding.
+/// Returns the batches of one rank in an evaluation of the first `limit` texts. A batch has texts of similar length, so
+/// that there is little padding.
 ///
 /// # Errors
-/// A split without texts.
+/// Returns an error if the split has no texts.
 pub(crate) fn evaluation(
     texts: &LabelledTexts,
     shard: DataShard,
@@ -209,7 +213,7 @@ pub(crate) fn evaluation(
     // Texts for evaluation may be longer than those for training.
     let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
     let budget = TokenBudget { max_tokens: budget.max_tokens.max(longest), ..budget };
-    // Every rank plans the same batches and takes its own.
+    // Every rank plans the batches of all ranks and takes its own.
     let shape = StepShape { num_ranks: shard.num_ranks, accumulation: 1 };
     let plan = budget.plan(&lengths, shape, 0)?;
     Ok(Box::new((0..plan.num_batches()).map(move |index| {

@@ -1,7 +1,7 @@
-//! Labelled texts of a job for text classification, read and tokenized.
+//! Reads and tokenizes labelled texts for text classification.
 //!
-//! The tokenizer is found as for language models ([`corpus`](crate::data::corpus)). Texts are not packed: each keeps
-//! its length up to `data.sequence_length`, and longer ones are cut.
+//! The tokenizer is chosen as for language models ([`corpus`](crate::data::corpus)). Texts are not packed. Texts that
+//! are longer than `data.sequence_length` tokens are truncated.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,14 +19,15 @@ use crate::data::places::Places;
 
 /// Tokenized splits, shared by all ranks of a process.
 ///
-/// Only `train` is required. Without `eval` there is no evaluation during training, and without `test` none at the end.
+/// Only `train` is required. Without `eval` there is no evaluation during training, and without `test` there is no
+/// final test.
 #[derive(Clone)]
 pub(crate) struct Texts {
-    /// Texts to train on.
+    /// The train split.
     pub(crate) train: Arc<LabelledTexts>,
-    /// Texts of evaluations during training.
+    /// The split for evaluations during training.
     pub(crate) eval: Option<Arc<LabelledTexts>>,
-    /// Texts of the evaluation at the end.
+    /// The split for the final test.
     pub(crate) test: Option<Arc<LabelledTexts>>,
     /// Tokenizer of all splits. It is exported with the model.
     pub(crate) tokenizer: Tokenizer,
@@ -34,14 +35,14 @@ pub(crate) struct Texts {
     pub(crate) classes: Classes,
 }
 
-/// Number of synthetic reviews: enough to learn from in a minute.
+/// Number of synthetic reviews. A model learns to classify them in a minute.
 const SYNTHETIC_REVIEWS: usize = 4000;
 
 impl Texts {
     /// Returns the number of classes in all splits.
     ///
-    /// With class names it is their number. Otherwise it is one more than the highest label of any split, because an
-    /// evaluation counts all of them.
+    /// If classes have names, it is the number of names. Otherwise it is one more than the highest label of any split,
+    /// so that an evaluation can count every label.
     pub(crate) fn num_classes(&self) -> usize {
         let others = self.eval.iter().chain(&self.test);
         if let Some(names) = self.classes.names() {
@@ -51,11 +52,11 @@ impl Texts {
     }
 }
 
-/// Reads and tokenizes all splits. Texts that are divided into splits are shuffled before. `names` are the class names
+/// Reads and tokenizes all splits. Texts are shuffled before they are divided into splits. `names` are the class names
 /// of the model, if it has some.
 ///
 /// # Errors
-/// Invalid data.
+/// Returns an error if the data is invalid.
 pub(crate) fn open_texts(
     job: &Job,
     places: &Places,
@@ -66,7 +67,7 @@ pub(crate) fn open_texts(
     let [Some(train), eval, test] = splits else {
         return Err(DataError::Empty { what: "the train split".to_owned() });
     };
-    // Warnings come before tokenization, which may take minutes.
+    // Log warnings before the tokenization, which may take minutes.
     warn_of_classes(&train, &classes);
     if let (Some(limit), Some(eval)) = (job.training.eval_max_samples, &eval) {
         warn_of_first_texts(eval, limit, &classes);
@@ -97,10 +98,10 @@ pub(crate) fn open_texts(
     Ok(Texts { train, eval, test, tokenizer, classes })
 }
 
-/// With as many classes, fewer than two texts for each are likely a mistake.
+/// From this number of classes on, fewer than two texts per class are likely a mistake.
 const MANY_CLASSES: usize = 20;
 
-/// Logs the classes and warns of likely mistakes: a single class, or a column of ids, whose values each make a class.
+/// Logs the classes and warns of likely mistakes: a single class, or a label column that contains ids.
 fn warn_of_classes(train: &[LabelledText], named: &Classes) {
     let classes: BTreeSet<u32> = train.iter().map(|text| text.label).collect();
     if classes.len() >= MANY_CLASSES && train.len() < 2 * classes.len() {
@@ -130,7 +131,7 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
     }
 }
 
-/// Warns if an evaluation of the first `limit` texts has one class only, as in a file that is sorted by label.
+/// Warns if the first `limit` texts of the eval split all have the same class, as in a file that is sorted by label.
 fn warn_of_first_texts(eval: &[LabelledText], limit: usize, classes: &Classes) {
     let Some(class) = eval.first().map(|text| text.label) else { return };
     let Some(same) = eval.iter().position(|text| text.label != class) else { return };
@@ -145,16 +146,14 @@ fn warn_of_first_texts(eval: &[LabelledText], limit: usize, classes: &Classes) {
     );
 }
 
-/// The texts of train, eval and test.
-///
-/// `train` is always there after reading; the others are `None` where the job has no such split.
+/// The texts of train, eval and test. A split is `None` if the job does not have it.
 type LabelledSplits = [Option<Vec<LabelledText>>; 3];
 
-/// Reads the splits and their classes. The training files decide the classes, and other files follow them, so that a
-/// class has the same number in every split.
+/// Reads the splits and their classes. The training files determine the classes, and the same numbering is used for the
+/// other files, so that a class has the same number in every split.
 ///
 /// # Errors
-/// A file that cannot be read, a column that is missing, or a label that is no class.
+/// Returns an error if a file cannot be read, if a column is missing, or if a label is not a class.
 fn read_splits(
     job: &Job,
     places: &Places,
@@ -176,7 +175,7 @@ fn read_splits(
         Splits::Paths { train, eval, test } => {
             let (all, classes) = read_labelled(&train, text, label, names)?;
             let read = |files: Vec<PathBuf>| read_labelled_as(&files, text, label, &classes);
-            // A share of the training texts can evaluate, where there is no split for it.
+            // Without an eval split, a fraction of the training texts can be held out for evaluation.
             let share = match data.splits {
                 SplitPlan::Named { eval_share, .. } | SplitPlan::Paths { eval_share, .. } => {
                     eval_share

@@ -1,7 +1,7 @@
-//! Vocabulary of a model: its size and its special tokens, which come from the tokenizer.
+//! Sets the vocabulary size and the special tokens of a model to the tokenizer's.
 //!
-//! A model and its tokenizer have to agree on both, or the model would be trained on ids that it does not have. Values
-//! that the job sets explicitly always win.
+//! A model and its tokenizer have to agree on both. Otherwise the model would be trained on ids that it does not have.
+//! Values that the job sets explicitly always take precedence.
 
 use std::path::Path;
 
@@ -13,20 +13,22 @@ use serde_json::{Map, Value};
 use crate::data::corpus::tokenizer_of;
 use crate::failure::Failure;
 
-/// The rows of an embedding are a multiple of this. Matrix kernels, above all on GPUs, are fastest at such sizes.
+/// The number of rows of an embedding is a multiple of this. Matrix kernels, especially on GPUs, are fastest at such
+/// sizes.
 const ROWS: usize = 64;
 
-/// Returns whether the job or a pretrained model decides the size of the vocabulary, rather than the tokenizer.
+/// Returns whether the vocabulary size is set by the job or a pretrained model rather than by the tokenizer.
 pub(crate) fn is_vocabulary_given(job: &Job) -> bool {
     job.model.pretrained.is_some() || job.model.config.contains_key("vocab_size")
 }
 
-/// Gives a model without pretrained weights the vocabulary of its tokenizer, unless the job sets a size.
+/// Sets the vocabulary size of a model without pretrained weights to its tokenizer's, unless the job sets a size.
 ///
-/// The size is rounded up to a multiple of [`ROWS`]. The additional rows are never used: no text contains their ids.
+/// The size is rounded up to a multiple of [`ROWS`]. The additional rows are never used, because no text contains their
+/// ids.
 ///
 /// # Errors
-/// A user's mistake: more tokens than a model supports.
+/// Returns a user's mistake if the tokenizer has more tokens than the model supports.
 pub(crate) fn with_vocabulary<C: LanguageModelConfig>(
     mut model: C,
     job: &Job,
@@ -55,10 +57,10 @@ pub(crate) fn with_vocabulary<C: LanguageModelConfig>(
 
 /// Sets the special tokens `names` of a model to its tokenizer's special tokens, except for tokens that the job sets.
 ///
-/// If the tokenizer belongs to the pretrained model, the ids of that model stay as they are.
+/// If the tokenizer is the pretrained model's, the ids of that model are not changed.
 ///
 /// # Errors
-/// A user's mistake.
+/// Returns a user's mistake if the model does not support the ids.
 pub(crate) fn with_special_tokens<C: LanguageModelConfig>(
     model: C,
     job: &Job,
@@ -72,7 +74,7 @@ pub(crate) fn with_special_tokens<C: LanguageModelConfig>(
     let mut ids = Map::new();
     for name in names.iter().filter(|name| !job.model.config.contains_key(**name)) {
         let token = name.strip_suffix("_id").unwrap_or(name);
-        // A tokenizer without this token, such as GPT-2's, uses its end of text.
+        // If the tokenizer does not have this token, as GPT-2's, its end-of-text token is used.
         let id = tokenizer.special_token(token).or(tokenizer.end_of_text());
         ids.insert((*name).to_owned(), id.map_or(Value::Null, Value::from));
     }

@@ -1,9 +1,9 @@
 //! Activations of the models that `finetune` trains, for memory forecasts.
 //!
-//! Main function: [`activations`]. A model of `deepburn-models` describes its forward pass op by op, with sizes in
-//! place of tensors. The resulting graph knows what every op saves for backward, so that the peak of a pass can be
-//! found for any activation checkpointing. A test compares it with the ledger of a real training step, so that a
-//! change of a model without one of its description fails.
+//! Main function: [`activations`]. A model of `deepburn-models` describes its forward pass op by op, with sizes instead
+//! of tensors. The resulting graph contains the tensors that every op saves for backward, so that the peak of a pass
+//! can be computed for any policy of activation checkpointing. A test compares it with the memory ledger of a real
+//! training step. It fails if a model is changed without its description.
 
 mod graph_builder;
 #[cfg(test)]

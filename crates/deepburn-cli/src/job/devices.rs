@@ -1,8 +1,8 @@
-//! The device of each rank.
+//! Assigns a device to each rank.
 //!
-//! Main type: [`Devices`], the devices of this host that the job may use: all visible ones, or those that
-//! `training.devices` lists. A rank takes the device of its local rank. Where there are more ranks than devices, ranks
-//! share them. Devices are counted without opening one, because an open CUDA device takes hundreds of megabytes.
+//! Main type: [`Devices`], the devices of this host that the job may use: all visible devices, or the ones that
+//! `training.devices` lists. Devices are assigned by local rank. If there are more ranks than devices, ranks share
+//! them. Devices are counted without opening one, because an open CUDA device takes hundreds of megabytes.
 //!
 //! ```text
 //! ranks     0  1  2  3  4
@@ -26,7 +26,7 @@ impl<D: Clone> Devices<D> {
     /// have to share them.
     ///
     /// # Errors
-    /// A user's mistake: no device is visible, or a listed one is not.
+    /// Returns a user's mistake if no device is visible, or if a device that the job lists is not visible.
     pub(crate) fn choose(
         visible: &[D],
         job: &TrainingJob,
@@ -60,28 +60,28 @@ impl<D: Clone> Devices<D> {
 
     /// Returns the device of a local rank.
     ///
-    /// Local ranks beyond the number of devices start again at the first one.
+    /// If there are more local ranks than devices, the assignment starts again at the first device.
     pub(crate) fn of(&self, local_rank: usize) -> &D {
         &self.chosen[local_rank % self.chosen.len()]
     }
 }
 
-/// Returns the CUDA devices. `CUDA_VISIBLE_DEVICES` may hide some.
+/// Returns the CUDA devices that `CUDA_VISIBLE_DEVICES` allows.
 #[cfg(feature = "cuda")]
 pub(crate) fn cuda_devices() -> Vec<burn_cuda::CudaDevice> {
     use cubecl::Runtime;
 
-    // The count panics without the driver library of CUDA.
+    // Counting panics if the CUDA driver library is missing.
     let found = std::panic::catch_unwind(|| cubecl::cuda::CudaRuntime::enumerate_devices(0, &()));
     let count = found.map_or(0, |devices| devices.len());
     (0..count).map(|index| burn_cuda::CudaDevice { index }).collect()
 }
 
-/// Returns the adapters of the best available kind: discrete GPUs, else integrated ones, else virtual ones. Ranks wait
-/// for each other, so a second GPU of a slower kind would slow all of them down.
+/// Returns the adapters of the best available kind: discrete GPUs, else integrated ones, else virtual ones. Kinds are
+/// not mixed, because ranks wait for each other, and a slower GPU would slow all of them down.
 ///
-/// A single adapter, or one that computes on the CPU, is wgpu's default device, which `CUBECL_WGPU_DEFAULT_DEVICE`
-/// overrides.
+/// If there is a single adapter, or only one that computes on the CPU, the result is wgpu's default device, which
+/// `CUBECL_WGPU_DEFAULT_DEVICE` overrides.
 #[cfg(feature = "wgpu")]
 pub(crate) fn wgpu_devices() -> Vec<burn_wgpu::WgpuDevice> {
     use burn_wgpu::graphics::{AutoGraphicsApi, GraphicsApi};

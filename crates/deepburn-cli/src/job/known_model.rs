@@ -1,4 +1,4 @@
-//! Models whose parameters and memory follow from their configuration alone.
+//! The supported models. Their parameters and memory can be computed from the configuration alone.
 //!
 //! Main type: [`KnownModel`], the model of a `config.json`. [`with_language_models`] lists the language models.
 
@@ -18,10 +18,11 @@ use serde_json::{Map, Value};
 use crate::failure::Failure;
 use crate::job::model_folder::model_in;
 
-/// Calls the macro `$define` with all language models: the name of each in `model.architecture`, and its configuration.
+/// Calls the macro `$define` with all language models: the name of each in `model.architecture`, and the type of its
+/// configuration.
 ///
-/// A new language model is a folder in `deepburn-models`, a value of `model.architecture` in `deepburn-config`, and a
-/// line here.
+/// To add a language model, add a folder in `deepburn-models`, a value of `model.architecture` in `deepburn-config`,
+/// and a line here.
 macro_rules! with_language_models {
     ($define:ident) => {
         $define! {
@@ -37,7 +38,7 @@ pub(crate) type Classify = Box<dyn Fn(&TextBatch<Flex>) -> Tensor<Flex, 2>>;
 
 /// A model that `finetune` trains.
 ///
-/// Its configuration is complete: fields that a file leaves out have their defaults.
+/// Its configuration is complete: fields that are missing in the file have their defaults.
 pub(crate) enum KnownModel {
     /// A language model.
     LanguageModel(Box<dyn KnownLanguageModel>),
@@ -53,7 +54,7 @@ pub(crate) trait KnownLanguageModel: Architecture {
     /// Continues `prompt` with the weights in `folder`. Returns the new tokens.
     ///
     /// # Errors
-    /// A user's mistake: weights that do not fit, or a prompt that cannot be continued.
+    /// Returns a user's mistake if the weights do not fit, or if the prompt cannot be continued.
     fn continue_prompt(
         &self,
         folder: &Path,
@@ -67,14 +68,14 @@ pub(crate) trait KnownClassifier: TextClassifierConfig {
     /// Reads the weights in `folder`.
     ///
     /// # Errors
-    /// A user's mistake: weights that do not fit.
+    /// Returns a user's mistake if the weights do not fit.
     fn open(&self, folder: &Path) -> Result<Classify, Failure>;
 }
 
 impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> KnownLanguageModel
     for C
 {
-    /// Forwards to the configuration.
+    /// Returns the extra fields of the configuration.
     fn extra_fields(&self) -> &ExtraFields {
         self.extra()
     }
@@ -95,7 +96,7 @@ impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> Know
 impl<C: TextClassifierConfig + BuildModel<Flex, Model: TextClassifier<Flex> + 'static>>
     KnownClassifier for C
 {
-    /// Loads the model on the plain CPU backend. The closure owns it.
+    /// Loads the model on the plain CPU backend. The returned closure owns the model.
     fn open(&self, folder: &Path) -> Result<Classify, Failure> {
         let model = self.load(folder, &FlexDevice).map_err(Failure::mistake)?;
         Ok(Box::new(move |batch| model.forward(batch)))
@@ -103,10 +104,10 @@ impl<C: TextClassifierConfig + BuildModel<Flex, Model: TextClassifier<Flex> + 's
 }
 
 impl KnownModel {
-    /// Reads the model of a `config.json` or of its folder. Without a path it is GPT-2 small.
+    /// Reads the model in `path`, which is a `config.json` or its folder. Without a path, returns GPT-2 small.
     ///
     /// # Errors
-    /// A user's mistake: an unreadable file, or an unsupported model.
+    /// Returns a user's mistake if the file cannot be read, or if the model is not supported.
     pub(crate) fn read(path: Option<&Path>) -> Result<Self, Failure> {
         let Some(path) = path else {
             return Ok(Self::LanguageModel(Box::new(Gpt2Config::small())));
@@ -149,14 +150,14 @@ impl KnownModel {
     }
 }
 
-/// Defines the reader of these language models.
+/// Defines the function that reads these language models.
 macro_rules! define_reader {
     ($($(#[$doc:meta])* $name:ident: $config:ty,)+) => {
-        /// Reads the fields of a language model's `config.json`. The first model's reader refuses the fields of a
-        /// model that is not listed.
+        /// Reads the fields of a language model's `config.json`. If the model is not listed, the reader of the first
+        /// model is used, which returns the error.
         ///
         /// # Errors
-        /// [`ModelConfigError`] for a field that is unknown, of another type or out of range.
+        /// Returns [`ModelConfigError`] for a field that is unknown, of another type or out of range.
         fn read_language_model(
             fields: Map<String, Value>,
         ) -> Result<Box<dyn KnownLanguageModel>, ModelConfigError> {
@@ -177,14 +178,14 @@ type ReadConfig = fn(Map<String, Value>) -> Result<Box<dyn KnownLanguageModel>, 
 /// Reads a configuration of type `C`.
 ///
 /// # Errors
-/// [`ModelConfigError`] for a field that is unknown, of another type or out of range.
+/// Returns [`ModelConfigError`] for a field that is unknown, of another type or out of range.
 fn read<C: LanguageModelConfig + KnownLanguageModel + 'static>(
     fields: Map<String, Value>,
 ) -> Result<Box<dyn KnownLanguageModel>, ModelConfigError> {
     Ok(Box::new(C::from_fields(fields)?))
 }
 
-/// Logs a warning for unknown fields of a `config.json`. They are kept and exported with the model.
+/// Logs a warning for unknown fields of a `config.json`. These fields are kept and exported with the model.
 pub(crate) fn warn_of_unknown(extra: &ExtraFields) {
     let names: Vec<_> = extra.unknown().map(|name| format!("`{name}`")).collect();
     if !names.is_empty() {

@@ -1,7 +1,7 @@
-//! Folders that are created to find out whether they can be.
+//! Folders that are created to check that they can be written to.
 //!
-//! Main type: [`MadeFolders`]. It removes the folders it has created unless they are kept, so that a refused job leaves
-//! nothing behind.
+//! Main type: [`MadeFolders`]. When it is dropped, it removes the folders that it has created, unless they are kept. So
+//! a job that fails its checks leaves no folders.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io, process};
@@ -17,11 +17,12 @@ impl MadeFolders {
     /// Creates `folder` and its parents.
     ///
     /// # Errors
-    /// One of them cannot be created. None is left then.
+    /// Returns the error of the operating system if a folder cannot be created. Folders that were already created are
+    /// removed.
     pub(crate) fn make(folder: &Path) -> io::Result<Self> {
         let is_missing = |it: &&Path| !it.as_os_str().is_empty() && !it.exists();
         let made = folder.ancestors().take_while(is_missing).map(Path::to_owned).collect();
-        // From here on, dropping removes what `create_dir_all` has created before it failed.
+        // If `create_dir_all` fails, dropping `folders` removes the folders that it has created before.
         let folders = Self { made };
         fs::create_dir_all(folder)?;
         Ok(folders)
@@ -30,7 +31,7 @@ impl MadeFolders {
     /// Creates `folder` and checks that files can be written in it.
     ///
     /// # Errors
-    /// It cannot be created or written to. No new folder is left then.
+    /// Returns the error of the operating system if `folder` cannot be created or written to. New folders are removed.
     pub(crate) fn make_writable(folder: &Path) -> io::Result<Self> {
         let folders = Self::make(folder)?;
         let probe = folder.join(format!(".writable-{}", process::id()));
@@ -48,7 +49,7 @@ impl MadeFolders {
 impl Drop for MadeFolders {
     fn drop(&mut self) {
         for folder in &self.made {
-            // A folder that another process uses by now is not empty, so it stays.
+            // If another process has written to a folder, it is not empty and is not removed.
             _ = fs::remove_dir(folder);
         }
     }

@@ -1,11 +1,11 @@
 //! Limits on memory and on the size of a step.
 //!
-//! A failed allocation ends the process without naming the key that caused it. So sizes are compared with these limits
-//! before anything is allocated.
+//! A failed allocation ends the process without naming the key that caused it. So the forecast is compared with these
+//! limits before anything is allocated.
 //!
-//! On Linux the limits are the available memory, the limits of control groups (versions 1 and 2), and `ulimit -v`.
-//! Containers usually set the second, batch systems the third. Other systems provide none, and nothing is compared
-//! there.
+//! On Linux the limits are the available memory, the limits of control groups (versions 1 and 2), which containers
+//! usually set, and `ulimit -v`, which batch systems set. On other systems no limits are known, and nothing is
+//! compared.
 
 use std::fs;
 use std::path::Path;
@@ -14,12 +14,12 @@ use deepburn_config::BatchPlan;
 
 use crate::failure::Failure;
 
-/// The most tokens of one optimizer step on one rank. More cannot be indexed in 32 bits.
+/// Maximum number of tokens of an optimizer step on one rank. More tokens cannot be indexed with 32 bits.
 const MAX_TOKENS: usize = 1 << 31;
 
 /// A limit on memory.
 ///
-/// Several may apply at once. A run has to stay below each of them.
+/// Several limits may apply at once. A run has to stay below all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
     /// The limit in bytes.
@@ -30,13 +30,13 @@ pub(crate) struct MemoryLimit {
     pub(crate) of_process: bool,
 }
 
-/// Returns the memory limits of this process: of its control groups, of its address space, and of the machine. It is
-/// empty on systems that do not provide them.
+/// Returns the memory limits of this process: the available memory, the limit of its control groups, and the limit of
+/// its address space. The list is empty on systems that do not provide them.
 pub(crate) fn memory_limits() -> Vec<MemoryLimit> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let info = read("/proc/meminfo");
     let swap = kibibytes(&info, "SwapFree").unwrap_or(0);
-    // Swap counts, because the system moves idle pages there before it ends a process.
+    // Free swap space is included, because the kernel moves idle pages there before it kills a process.
     let available = kibibytes(&info, "MemAvailable").map(|free| free.saturating_add(swap) << 10);
     let groups = read("/proc/self/cgroup");
     let limits = [
@@ -62,11 +62,11 @@ fn cgroup_limit(groups: &str, read: impl Fn(&str) -> String) -> Option<u64> {
             false => return Vec::new(),
         };
         let folders = Path::new(path).ancestors().map(|folder| folder.display().to_string());
-        // In a container the path may be the host's, of which only the root is visible.
+        // In a container the path may be a path of the host, of which only the root is visible.
         let files = folders.map(|folder| format!("{root}{}/{file}", folder.trim_end_matches('/')));
         files.filter_map(|file| read(&file).trim().parse::<u64>().ok()).collect()
     });
-    // Without a limit, version 1 has the largest number of pages.
+    // In version 1, a group without a limit has the largest possible number of pages as its limit.
     limits.filter(|limit| *limit < 1 << 60).min()
 }
 
@@ -79,7 +79,7 @@ fn address_space(limits: &str) -> Option<u64> {
 /// Refuses optimizer steps with more than [`MAX_TOKENS`] tokens on a rank.
 ///
 /// # Errors
-/// A user's mistake.
+/// Returns a user's mistake if the micro-batches of a step have too many tokens.
 pub(crate) fn check_step(batch: BatchPlan, sequence_length: usize) -> Result<(), Failure> {
     let BatchPlan { micro_batch_size, gradient_accumulation_steps, .. } = batch;
     let samples = micro_batch_size.saturating_mul(gradient_accumulation_steps);

@@ -1,9 +1,7 @@
-//! The folder of a saved model, given directly or as the output folder of its run.
+//! Finds the folder of a saved model.
 //!
-//! Main type: [`ModelFolder`].
-//!
-//! Tools accept both, because users think of a run rather than of the folder `model` in it. With a run, its `job.json`
-//! also tells how texts were cut and which columns they came from.
+//! Main type: [`ModelFolder`]. Tools accept the folder of a model, or the output folder of a run, which has the model
+//! in its folder `model`. The `job.json` of the run has the sequence length and the columns of the texts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +13,7 @@ use crate::failure::Failure;
 /// The folder of the model in the output folder of a run.
 const MODEL: &str = "model";
 
-/// A folder with a `config.json`, and the `job.json` of its run, if it is still beside it.
+/// A folder with a `config.json`, and the `job.json` of its run, if it is in the parent folder.
 #[derive(Debug)]
 pub(crate) struct ModelFolder {
     /// The folder with `config.json` and the weights.
@@ -25,10 +23,11 @@ pub(crate) struct ModelFolder {
 }
 
 impl ModelFolder {
-    /// Finds the model in `given`, the folder of a model or of a run. `option` is its name in errors.
+    /// Finds the model in `given`, the folder of a model or of a run. `option` is the command-line option that errors
+    /// name.
     ///
     /// # Errors
-    /// A user's mistake: no model in the folder.
+    /// Returns a user's mistake if there is no model in the folder.
     pub(crate) fn find(given: &Path, option: &str) -> Result<Self, Failure> {
         let path = model_in(given);
         if !path.join("config.json").is_file() {
@@ -48,7 +47,7 @@ impl ModelFolder {
 
     /// Returns the sequence length of the run.
     ///
-    /// It is `None` without a `job.json`, and then callers use the maximum of the model.
+    /// Returns `None` without a `job.json`. Callers then use the maximum length of the model.
     pub(crate) fn sequence_length(&self) -> Option<usize> {
         let length = self.job.as_ref()?["data"]["sequence_length"].as_u64()?;
         usize::try_from(length).ok().filter(|length| *length > 0)
@@ -67,7 +66,8 @@ pub(crate) fn model_in(given: &Path) -> PathBuf {
     if is_run { inner } else { given.to_owned() }
 }
 
-/// Reads `job.json` beside the model of a run. There is none if the model was copied, or if another program saved it.
+/// Reads `job.json` in the parent folder of a run's model. It is missing if the model was copied, or if another program
+/// saved it.
 fn read_job(model: &Path) -> Option<Value> {
     let model = fs::canonicalize(model).ok().filter(|path| path.ends_with(MODEL))?;
     let text = fs::read_to_string(model.parent()?.join("job.json")).ok()?;

@@ -1,7 +1,7 @@
-//! Parameter groups: which settings update which parameter of a model.
+//! Applies the parameter groups of a job to the parameters of a model.
 //!
-//! The sizes of all parameters with their optimizers are what memory forecasts start from: a frozen parameter has no
-//! gradient and no state, and optimizers differ in the states that they keep.
+//! Memory forecasts need the size of each parameter together with its optimizer: a frozen parameter has neither a
+//! gradient nor optimizer states, and optimizers differ in the states that they keep.
 
 use deepburn::zero::assignment::{Assignment, AssignmentError, ModelParameter, UpdateSettings};
 use deepburn::zero::estimate::ParameterSize;
@@ -14,10 +14,10 @@ use crate::failure::Failure;
 
 /// Returns the size of every parameter, together with the optimizer of its group.
 ///
-/// Frozen parameters have no optimizer, so that no gradient and no state is counted for them.
+/// Frozen parameters have no optimizer, so that no gradient and no optimizer state is counted for them.
 ///
 /// # Errors
-/// A user's mistake: a group that matches no parameter, or settings that no parameter of the model can have.
+/// Returns a user's mistake if a group matches no parameter, or if no parameter of the model supports its settings.
 pub(crate) fn grouped_sizes(
     model: &dyn Architecture,
     plan: &Plan,
@@ -34,7 +34,7 @@ pub(crate) fn grouped_sizes(
         })
         .collect();
     let assignment = Assignment { optimizer: &plan.optimizer, groups: &plan.param_groups };
-    // Groups are a key of `training`, but Muon's requirements belong to the optimizer.
+    // Groups are a key of `training`, but errors of Muon are reported for the optimizer in `deepspeed`.
     let updates = assignment.of_model(&known).map_err(|error| match error {
         AssignmentError::NoMatrix { .. }
         | AssignmentError::Group(ParamGroupError::MuonRate { .. }) => {
@@ -52,11 +52,10 @@ pub(crate) fn grouped_sizes(
     Ok(sizes)
 }
 
-/// Logs how many parameters are frozen, updated by Muon, or free of weight decay.
+/// Logs how many parameters are frozen, updated by Muon, or exempt from weight decay.
 ///
-/// A group that matches other parameters than its author expects shows in these numbers first.
-///
-/// Nothing is logged for a plain job, in which all parameters are treated alike.
+/// Users can check with these numbers that a group matches the parameters that they expect. Nothing is logged if all
+/// parameters have the same settings.
 fn report_groups(plan: &Plan, updates: &[Option<UpdateSettings>]) {
     let ParamGroups { groups, no_decay } = &plan.param_groups;
     let frozen = updates.iter().filter(|update| update.is_none()).count();

@@ -1,10 +1,10 @@
-//! Agreement of the processes of a job: whether all of them are ready for the next phase.
+//! Agreement between the processes of a job on whether all of them are ready for the next phase.
 //!
 //! A process that fails before training must not leave the others waiting in a collective. So all processes exchange
-//! their exit statuses after each phase. Where ranks are threads there is one process, and nothing is exchanged.
+//! their exit statuses after each phase. If ranks are threads, there is only one process, and nothing is exchanged.
 //!
-//! Messages are printed once. The process of the first failed rank prints its failure, and the others end with the same
-//! status and without a message ([`Failure::Elsewhere`]).
+//! Messages are printed once. The process of the first failed rank prints its failure, and the others exit with the
+//! same status and without a message ([`Failure::Elsewhere`]).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,21 +15,22 @@ use deepburn::{BoxError, Ranks};
 
 use crate::failure::Failure;
 
-/// Waits for the outcome of all processes. A failure of one is a failure of all, and the first of them prints why.
+/// Waits for the outcome of all processes. If one process fails, all of them fail, and the first failed one prints the
+/// reason.
 ///
-/// `what` names the phase for the message of a collective that fails. All processes have to call it in the
-/// same order.
+/// `what` names the phase in the error of a failed collective. All processes have to call this function in the same
+/// order.
 ///
 /// # Errors
-/// The failure of this process, or [`Failure::Elsewhere`].
+/// Returns the failure of this process, or [`Failure::Elsewhere`] if another process failed first.
 pub(crate) fn agree<T>(
     ranks: &Ranks,
     what: &'static str,
     outcome: Result<T, Failure>,
 ) -> Result<T, Failure> {
     let Some(placement) = ranks.placement() else { return outcome };
-    // A failed process sends its exit status, a ready one sends nothing. Statuses are gathered in rank order, so all
-    // processes agree on which failure is the first.
+    // A failed process sends its exit status, and a ready one sends nothing. Statuses are gathered in rank order, so
+    // all processes agree on which failure is the first.
     let status: Vec<u8> = outcome.as_ref().err().map(Failure::status).into_iter().collect();
     let statuses =
         ranks.gather_bytes(what, &status).map_err(|failure| failure_of_rank(ranks, failure))?;
@@ -42,18 +43,17 @@ pub(crate) fn agree<T>(
     }
 }
 
-/// Prepares on one rank of each host, then on the others, which find downloads in the cache of the host.
+/// Calls `prepare` on local rank 0 of each host first, then on the other ranks.
 ///
-/// On each host the process with local rank 0 goes first. The others then find its downloads and its
-/// tokenized text in the caches, so no file is downloaded or tokenized twice on a host.
+/// The other ranks find the downloads and the tokenized text of local rank 0 in the caches, so that no file is
+/// downloaded or tokenized twice on a host.
 ///
 /// # Errors
-/// The errors of [`agree`].
+/// Returns the errors of [`agree`].
 pub(crate) fn one_per_host_first<T>(
     ranks: &Ranks,
     prepare: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    // The first process downloads and tokenizes. The others wait for it and find both in the caches.
     // Both branches call `agree` twice, because all processes have to take part in both exchanges.
     let leads = ranks.placement().is_none_or(|placement| placement.local_rank == 0);
     match leads {
@@ -68,13 +68,14 @@ pub(crate) fn one_per_host_first<T>(
     }
 }
 
-/// Checks that all processes see the folder that rank 0 writes to. Rank 0 creates a file there, and all look for it.
+/// Checks that all processes see the folder that rank 0 writes to. Rank 0 creates a file there, and all processes check
+/// that it exists.
 ///
-/// Without this check, ranks on other hosts would write their parts of a checkpoint to folders of their own,
-/// and no checkpoint would ever be complete.
+/// Without this check, ranks on other hosts could write their parts of a checkpoint to local folders, and no checkpoint
+/// would ever be complete.
 ///
 /// # Errors
-/// A user's mistake, with the host that does not see the folder.
+/// Returns a user's mistake that names the host which does not see the folder.
 pub(crate) fn check_shared(ranks: &Ranks, folder: &Path) -> Result<(), Failure> {
     let Some(placement) = ranks.placement() else { return Ok(()) };
     let probe = ranks.has_first().then(|| write_probe(folder)).transpose();
@@ -95,7 +96,7 @@ pub(crate) fn check_shared(ranks: &Ranks, folder: &Path) -> Result<(), Failure> 
     };
     let agreed = agree(ranks, "output folder", seen);
     if let Some(probe) = probe {
-        // All processes have looked. A file that stays does no harm.
+        // All processes have checked by now. If the file cannot be removed, it does no harm.
         let _ = fs::remove_file(probe);
     }
     agreed
@@ -104,7 +105,7 @@ pub(crate) fn check_shared(ranks: &Ranks, folder: &Path) -> Result<(), Failure> 
 /// Writes an empty file under a new name.
 ///
 /// # Errors
-/// A failure while running: the folder cannot be written to.
+/// Returns a failure while running if the folder cannot be written to.
 fn write_probe(folder: &Path) -> Result<PathBuf, Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let probe = folder.join(format!(".shared-{}-{now}", std::process::id()));
@@ -114,7 +115,7 @@ fn write_probe(folder: &Path) -> Result<PathBuf, Failure> {
 
 /// Returns the failure of a rank. Only the process of that rank prints it.
 ///
-/// Threads are all in one process, which prints it in any case.
+/// If ranks are threads, their only process prints it in any case.
 pub(crate) fn failure_of_rank<E: std::fmt::Display>(
     ranks: &Ranks,
     failure: RankFailure<E>,
@@ -127,7 +128,7 @@ pub(crate) fn failure_of_rank<E: std::fmt::Display>(
 
 /// Adds rank and host to a failure, except on rank 0, whose messages need none.
 ///
-/// A failure that was already reported elsewhere stays as it is.
+/// A failure that another process reports is returned unchanged.
 fn with_rank(ranks: &Ranks, failure: Failure) -> Failure {
     let Some(placement) = ranks.placement().filter(|placement| placement.rank != 0) else {
         return failure;

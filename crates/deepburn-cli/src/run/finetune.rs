@@ -9,14 +9,14 @@
 //!    model ([`train_rank`]).
 //! 5. Write the report.
 //!
-//! Phases 1 to 3 write nothing. An error in them is a user's mistake with exit status 2. Where ranks are processes,
-//! [`agree`] ends each phase, so that a failure of one process ends all of them with one message.
+//! Phases 1 to 3 write nothing. Most errors in them are a user's mistake, with exit status 2. If ranks are processes,
+//! each phase ends with [`agree`], so that a failure of one process ends all of them with one message.
 //!
 //! | File | Phase |
 //! |---|---|
 //! | `preparation.rs`, `prepared.rs` | job, data, checkpoint, forecast |
-//! | `forecast.rs`, `swap.rs`, `monitoring.rs` | whether the run fits, and where it may write |
-//! | `output_folder.rs` | lock and first writes |
+//! | `forecast.rs`, `swap.rs`, `monitoring.rs` | checks of memory, disk space and output paths |
+//! | `output_folder.rs` | lock of the output folder, and first writes |
 //! | `rank.rs`, `resume.rs`, `hooks.rs` | training |
 //! | `results.rs` | model, test record and report |
 //! | `agreement.rs`, `signals.rs`, `launcher_env.rs` | processes, signals and launcher |
@@ -52,7 +52,7 @@ use crate::run::resume::Origin;
 use crate::run::signals::Signals;
 use crate::run::swap::{announce_swap, check_swap};
 
-/// Train a language model or a text classifier, sharded over ranks as a DeepSpeed configuration says.
+/// Train a language model or a text classifier, sharded over ranks with a DeepSpeed configuration.
 #[derive(Debug, Parser)]
 #[command(name = "finetune", version)]
 pub struct Arguments {
@@ -80,14 +80,14 @@ pub struct Arguments {
     resume: Option<Option<String>>,
 }
 
-/// Runs the job, or the rank of it that this process is.
+/// Runs the job. If a launcher started one process per rank, this process runs only its own rank.
 ///
 /// `profiler` records the steps that the job selects for profiling.
 ///
 /// # Errors
-/// A user's mistake before anything is written, or a failure while running.
+/// Returns a user's mistake before anything is written, or a failure while running.
 pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure> {
-    // Signals come first: a launcher may stop the job while its ranks still connect.
+    // Signal handlers are registered first, because a launcher may stop the job while its ranks still connect.
     let signals = Signals::prepare().map_err(Failure::run)?;
     let ranks = connect()?;
     let resume = arguments.resume.clone();
@@ -120,10 +120,11 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
 /// Connects the processes of the job and divides the cores of this host among them.
 ///
 /// # Errors
-/// A user's mistake if launcher and program do not match, and a failure if a rank or a host is lost.
+/// Returns a user's mistake if launcher and program do not match, and a failure while running if a rank or a host is
+/// lost.
 fn connect() -> Result<Ranks, Failure> {
     let ranks = Ranks::connect().map_err(|error| match error {
-        // A lost rank or host is no mistake of the user: a restart may help.
+        // A lost rank or host is not a user's mistake: a restart may help.
         RanksError::Comm(_) => Failure::run(error),
         _ => Failure::mistake(error),
     })?;
@@ -135,7 +136,7 @@ fn connect() -> Result<Ranks, Failure> {
 }
 
 impl Arguments {
-    /// Returns the job that the command line asks for, on as many ranks as the launcher started.
+    /// Returns the job that the command line describes, on the number of ranks that the launcher started.
     fn request(self, ranks: &Ranks) -> JobRequest {
         JobRequest {
             config: self.config,
@@ -153,7 +154,7 @@ impl Arguments {
 struct Run<'a> {
     /// Job, checkpoint and forecast.
     prepared: PreparedRun,
-    /// The ranks of the job, and which of them this process runs.
+    /// All ranks of the job, of which this process runs one or all.
     ranks: &'a Ranks,
     /// The signals that stop the run.
     signals: &'a Signals,
@@ -165,7 +166,7 @@ struct Run<'a> {
 struct Placed<D, M> {
     /// Device of each rank of this process.
     devices: Vec<D>,
-    /// Each rank takes its model once, when it starts.
+    /// Models of the ranks. Each rank takes its model out when it starts.
     models: Mutex<Vec<Option<M>>>,
 }
 
@@ -175,7 +176,7 @@ impl Run<'_> {
         &self.prepared.preparation.job.training
     }
 
-    /// Tells the profiler which steps to record. Only the process of rank 0 writes a profile.
+    /// Passes the steps to record to the profiler. Only the process of rank 0 writes a profile.
     fn start_profiler(&self) {
         if let Some(profile) = &self.prepared.preparation.plan.monitor.profile
             && self.ranks.has_first()
@@ -187,16 +188,17 @@ impl Run<'_> {
 
     /// Trains on backend `B`. Ranks use the `visible` devices that the job selects.
     ///
-    /// This is the only place that knows all recipes. Everything below is generic over the recipe, so that each kind of
-    /// job is compiled for each backend.
+    /// The recipe is chosen here. All functions below are generic over it, so that each kind of job is compiled for
+    /// each backend.
     ///
     /// # Errors
-    /// A user's mistake before training, or a failure while running.
+    /// Returns a user's mistake before training, or a failure while running.
     fn train<B: FusedOps + OptimizerOps>(&self, visible: &[B::Device]) -> Result<(), Failure> {
         self.prepared.preparation.subject.visit::<B, _>(TrainOn { run: self, visible })
     }
 
-    /// Trains the model of `recipe` on backend `B`: build, lock the output folder, train, end.
+    /// Trains the model of `recipe` on backend `B`: builds the models, locks the output folder, trains, and returns how
+    /// the run ended.
     fn train_recipe<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
@@ -219,13 +221,14 @@ impl Run<'_> {
         announce_swap(preparation);
 
         let outcomes = self.train_ranks(recipe, &placed)?;
-        // Ranks agree on how a run ends, so that the first outcome stands for all.
+        // All ranks have the same outcome, so the first one is enough.
         outcomes.into_iter().next().map_or(Ok(()), |outcome| self.conclude(outcome))
     }
 
-    /// Places the ranks of this process on devices, checks that the run fits there, and builds their models.
+    /// Assigns devices to the ranks of this process, checks that the run fits, and builds their models.
     ///
-    /// Checks that depend on a device come here: supported types, memory, and the folders of swap files.
+    /// The checks are those that need the device or the host: supported float types, memory, and the folders of swap
+    /// files.
     fn build<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
@@ -252,7 +255,7 @@ impl Run<'_> {
     /// Returns the device of each rank of this process.
     ///
     /// # Errors
-    /// A user's mistake: more ranks than devices, or a device that does not exist.
+    /// Returns a user's mistake if no device is visible, or if a device that the job lists is not.
     fn place<D: Clone>(&self, visible: &[D]) -> Result<Vec<D>, Failure> {
         let devices = Devices::choose(visible, self.training(), self.ranks_on_host())?;
         let local_ranks = match self.ranks.placement() {
@@ -263,17 +266,17 @@ impl Run<'_> {
         Ok(local_ranks.map(|rank| devices.of(rank).clone()).collect())
     }
 
-    /// Builds the model of each rank of this process, without weights. While the ranks shard a model, rank 0 draws or
-    /// reads one parameter after the other, so that no rank ever holds all of them.
+    /// Builds the model of each rank of this process, without weights. While the model is sharded, rank 0 initializes
+    /// or reads one parameter at a time, so that no rank ever holds all weights.
     ///
     /// # Errors
-    /// A user's mistake: weights that do not fit the model.
+    /// Returns a user's mistake if the weights do not fit the model.
     fn models<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
         devices: &[B::Device],
     ) -> Result<Vec<Option<R::Model>>, Failure> {
-        // Weights of the job would be replaced by the checkpoint, so they are not even read.
+        // The checkpoint replaces all weights, so the job's initial weights are not read.
         let weights = match &self.prepared.origin {
             Some(_) => InitialWeights::Zeros,
             None => InitialWeights::OfJob,
@@ -288,15 +291,15 @@ impl Run<'_> {
 
     /// Trains on every rank of this process, and returns how each rank ended.
     ///
-    /// From the first collective on, a failure of one rank ends all of them. A failed collective does not know its
-    /// step, so the message gets it from the [`StepCounter`].
+    /// From the first collective on, a failure of one rank ends all ranks. The error of a failed collective has no step
+    /// number, which the [`StepCounter`] adds to the message.
     fn train_ranks<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
         placed: &Placed<B::Device, R::Model>,
     ) -> Result<Vec<RankOutcome>, Failure> {
         let Self { ranks, signals, .. } = self;
-        // Until here SIGTERM and SIGINT end the process, because there is nothing to save.
+        // Until here SIGTERM and SIGINT end the process immediately, because there is nothing to save.
         let first = ranks.placement().map_or(0, |placement| placement.rank);
         agree(ranks, "signals", signals.listen(first == 0).map_err(Failure::run))?;
         let steps = StepCounter::default();
@@ -304,7 +307,7 @@ impl Run<'_> {
         ranks.watch_termination(signals.terminated());
         let timeout = Duration::from_secs(self.training().collective_timeout as u64);
         let outcomes = ranks.run(self.training().ranks, timeout, |group: Group<B>| {
-            // Ranks of this process are counted from its first one.
+            // Models and devices are indexed from the first rank of this process.
             let index = group.rank() - first;
             // A rank takes its model out, so that it is freed as soon as the rank has sharded it.
             let model = placed.models.lock().unwrap_or_else(PoisonError::into_inner)[index].take();
@@ -317,10 +320,10 @@ impl Run<'_> {
         outcomes.map_err(|failure| failure_of_rank(ranks, steps.add_step(failure)))
     }
 
-    /// Turns the outcome of the ranks into the end of the process.
+    /// Converts the outcome of the ranks to the result of the process.
     ///
-    /// A run that a signal stopped is no success: the status is 128 plus the number of the signal, as in shells, so
-    /// that scripts and schedulers see that the model is not complete. Only the process of rank 0 prints the message.
+    /// A run that a signal stopped is not a success. Its status is 128 plus the signal number, as in shells, so that
+    /// scripts and schedulers see that the run is not complete. Only the process of rank 0 prints the message.
     fn conclude(&self, outcome: RankOutcome) -> Result<(), Failure> {
         let (signal, name) = self.signals.last();
         let message = match outcome {
@@ -336,7 +339,7 @@ impl Run<'_> {
 
     /// Returns the message of a run that a signal stopped.
     ///
-    /// `checkpoint` is the one that was saved because of the signal.
+    /// `checkpoint` is the checkpoint that was saved because of the signal.
     fn interrupted(&self, signal: &str, checkpoint: Option<PathBuf>) -> String {
         let how = match self.prepared.origin {
             Some(Origin::DeepSpeed(_)) => "--resume alone, without DeepSpeed's folder,",
@@ -354,7 +357,7 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the message of a run whose test a signal stopped.
+    /// Returns the message of a run that a signal stopped in its final test.
     fn interrupted_in_test(&self, signal: &str) -> String {
         let remedy = match self.training().save_steps {
             Some(_) => "give the same command with --resume to test it",

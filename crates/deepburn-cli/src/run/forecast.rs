@@ -1,17 +1,17 @@
-//! The memory forecast of a run on this host, before anything is written.
+//! The memory forecast of a run on this host. It is checked before anything is written.
 //!
-//! Main type: [`RunForecast`]. It has two levels, which differ in what they are sure of:
+//! Main type: [`RunForecast`]. It predicts two sizes:
 //!
-//! - *Tensors* are computed exactly as the ledger counts them: model states (parameters, gradients, optimizer states),
-//!   the buffers of ZeRO, and activations. A run whose tensors alone exceed a limit is refused, because it cannot end
-//!   well.
-//! - The *resident set* adds the program itself and the temporary memory of kernels. Those are measured figures
-//!   ([`resident`]), so a run that exceeds a limit only with them gets a warning.
+//! - The *tensors* are computed exactly as the memory ledger counts them: model states (parameters, gradients,
+//!   optimizer states), the buffers of ZeRO, and activations. If they alone exceed a memory limit, the run fails with
+//!   an error, because it would run out of memory.
+//! - The *resident set* adds the program and the temporary memory of kernels. These are measured figures
+//!   ([`resident`]), so if only the resident set exceeds a limit, there is a warning.
 //!
-//! Both come with a remedy ([`remedy`]): the smallest change of the configuration that makes the run fit. Each
-//! candidate is forecast again, resident set included, so that the advice works.
+//! The error and the warning suggest the smallest change of the configuration that makes the run fit ([`remedy`]). Each
+//! candidate is forecast in the same way, including the resident set, before it is suggested.
 //!
-//! The log has one line:
+//! The forecast is logged in one line:
 //!
 //! ```text
 //! memory forecast, 2 ranks on this host: host memory 1.74 MB of model states (parameters 0.44 MB, gradients 0.15 MB,
@@ -56,9 +56,9 @@ struct Forecast {
 struct LocalRanks {
     /// Number of ranks.
     count: u64,
-    /// Whether they are threads of one process. Otherwise each is a process.
+    /// Whether the ranks are threads of one process. Otherwise each rank is a process.
     are_threads: bool,
-    /// Whether their tensors live in host memory.
+    /// Whether the device of the ranks is the CPU, so that their tensors are in host memory.
     on_host: bool,
 }
 
@@ -77,7 +77,7 @@ struct TrainedModel<'a> {
 }
 
 impl TrainedModel<'_> {
-    /// Forecasts training with another ZeRO plan or another pass.
+    /// Forecasts training with the ZeRO plan `zero` and the changes `change` of the training pass.
     fn forecast(&self, zero: &ZeroPlan, local: LocalRanks, change: PassChange) -> Forecast {
         let Plan { optimizer, precision, batch, .. } = self.plan;
         let bytes = ElementBytes::new(optimizer, precision, batch.gradient_accumulation_steps);
@@ -87,7 +87,7 @@ impl TrainedModel<'_> {
         let pass = PassPlan::new(self.plan, zero, self.ranks, &rank);
         let policy = change.policy.unwrap_or(self.plan.activations.recompute);
         let pass = pass.with_policy(policy).peak(&graph);
-        // Offloaded activations take no memory on the device and count on their tier.
+        // Offloaded activations are counted on the tier that they are offloaded to, not on the device.
         let offloaded_to = match self.plan.activations.offload {
             ActivationOffload::Nvme { .. } => &mut rank.disk,
             ActivationOffload::Device | ActivationOffload::Host { .. } => &mut rank.host,
@@ -98,28 +98,27 @@ impl TrainedModel<'_> {
 }
 
 impl Forecast {
-    /// Returns the peak of one rank on its device, in bytes.
+    /// Returns the peak memory of one rank on its device, in bytes.
     ///
-    /// The peak is either in a forward and backward pass, with parameters, optimizer states and activations, or in the
-    /// optimizer step, with all gradients and the directions of an optimizer that computes them as tensors.
+    /// The peak is either in the forward and backward pass, with parameters, optimizer states and activations, or in
+    /// the optimizer step, with all gradients and the update directions of an optimizer that computes them as tensors.
     fn device(&self) -> u64 {
         let kept = self.rank.states.parameters.saturating_add(self.rank.states.optimizer);
-        // Gradients are part of the pass, because they appear one after the other during backward.
+        // The peak of the pass includes gradients, because backward computes them one after the other.
         let in_pass = kept.saturating_add(self.pass.device);
-        // During the update, gradients stay until their parameters are updated.
+        // During the update, a gradient is kept until its parameter is updated.
         let in_step = self.rank.states.total().saturating_add(self.rank.buffers.directions);
         in_pass.max(in_step).saturating_add(self.rank.module_buffers)
     }
 
-    /// Returns the bytes of tensors on this host if each rank holds `of_rank`.
+    /// Returns the bytes of tensors on this host if each rank holds `of_rank` bytes.
     ///
-    /// Rank threads share what an all-gather returns: it is one array for all of them. At stages 1 and 2 these are the
-    /// updated parameters, at stage 3 those that stay gathered for backward. Shared bytes count once. Processes share
-    /// nothing.
+    /// Rank threads share the result of an all-gather, which is a single array. At stages 1 and 2 these are the updated
+    /// parameters, and at stage 3 the parameters that stay gathered until backward. Shared bytes are counted once.
+    /// Processes share no tensors.
     fn tensors(&self, of_rank: u64) -> u64 {
         let Self { rank, local, .. } = self;
-        // The largest parameter, mostly an embedding table, is not read by backward, so it is not among those that
-        // stay.
+        // The largest parameter is usually an embedding table. Backward does not read it, so it does not stay gathered.
         let shared = match rank.stage {
             Stage::OptimizerStates | Stage::Gradients if local.are_threads => {
                 rank.states.parameters
@@ -131,21 +130,20 @@ impl Forecast {
             }
             _ => 0,
         };
-        // Shared bytes are in the first rank's number, and the other ranks add only what they have
-        // alone.
+        // The first rank counts the shared bytes, and each of the other ranks adds only its own bytes.
         let others = local.count.saturating_sub(1);
         of_rank.saturating_add(of_rank.saturating_sub(shared).saturating_mul(others))
     }
 
-    /// Returns the bytes of host memory if each rank holds `of_rank` in tensors.
+    /// Returns the bytes of host memory if each rank holds `of_rank` bytes of tensors.
     ///
-    /// Tensors on a device count only their offloaded part.
+    /// If the device is not the CPU, only offloaded tensors are counted.
     fn host_memory(&self, of_rank: u64) -> u64 {
         let tensors = if self.local.on_host { self.tensors(of_rank) } else { 0 };
         tensors.saturating_add(self.rank.host.saturating_mul(self.local.count))
     }
 
-    /// Returns the bytes to compare with `limit`: of all ranks of this host, or of one process.
+    /// Returns the bytes to compare with `limit`: the bytes of all ranks of this host, or of one process.
     fn compared(&self, limit: &MemoryLimit, of_rank: u64) -> u64 {
         let bytes = self.host_memory(of_rank);
         let is_share = limit.of_process && !self.local.are_threads;
@@ -154,7 +152,7 @@ impl Forecast {
 
     /// Returns whether tensors alone exceed `limit`.
     ///
-    /// A limit is about host memory, so tensors on a device do not count.
+    /// Limits apply to host memory, so tensors in the memory of a GPU are not counted.
     fn exceeds(&self, limit: &MemoryLimit) -> bool {
         self.compared(limit, self.device()) > limit.bytes
     }
@@ -185,7 +183,7 @@ impl Forecast {
     }
 }
 
-/// Returns the model of the run and its ranks on this host.
+/// Returns the model of the run, and the ranks of this host.
 fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>, LocalRanks) {
     let training = &preparation.job.training;
     let (count, are_threads) = match ranks.placement() {
@@ -206,12 +204,10 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
     (model, local)
 }
 
-/// Returns the largest micro-batch of the run.
+/// Returns the largest micro-batch of the run, which determines the peak of activations.
 ///
-/// Dynamic batching limits tokens rather than samples. Its largest batch is the budget filled with the longest texts.
-///
-/// It decides the peak of activations: a step is as large as its largest micro-batch, whatever the schedule
-/// does in between.
+/// Dynamic batching limits tokens rather than samples. Its largest batch is taken as the token budget filled with the
+/// longest texts.
 fn largest_batch(preparation: &Preparation) -> BatchShape {
     let length =
         preparation.subject.info().longest(preparation.job.data.sequence_length).max(1) as u64;
@@ -222,12 +218,12 @@ fn largest_batch(preparation: &Preparation) -> BatchShape {
     BatchShape { sequences, length }
 }
 
-/// The forecast of a run on this host. It is computed once, before the run starts.
+/// The memory forecast of a run on this host. It is computed once, before the run starts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunForecast {
-    /// Tensors, computed.
+    /// The computed bytes of tensors.
     forecast: Forecast,
-    /// Resident set, with measured parts.
+    /// The resident set, which includes measured figures.
     resident: Resident,
 }
 
@@ -239,7 +235,8 @@ impl RunForecast {
         Self { forecast, resident: Resident::new(&forecast, preparation, &model) }
     }
 
-    /// Returns the entry of `job.json`, in bytes: each tier of rank 0 as the ledger counts, and the resident set.
+    /// Returns the entry of `job.json`, in bytes: the memory of rank 0 on each tier as the ledger counts it, and the
+    /// resident set of the process.
     pub(crate) fn record(&self) -> Value {
         let Forecast { rank, pass, .. } = self.forecast;
         let kept = rank.states.parameters.saturating_add(rank.states.optimizer);
@@ -252,15 +249,15 @@ impl RunForecast {
         })
     }
 
-    /// Returns the peak of activations that each rank offloads from its device, in bytes.
+    /// Returns the peak of the activations that each rank offloads from its device, in bytes.
     pub(crate) fn offloaded_activations(&self) -> u64 {
         self.forecast.pass.offloaded
     }
 
-    /// Logs the forecast. Refuses a run whose tensors do not fit, and warns if memory may run out.
+    /// Logs the forecast, and warns if the resident set may exceed a memory limit.
     ///
     /// # Errors
-    /// A user's mistake, with the settings that make the run fit.
+    /// Returns a user's mistake if the tensors exceed a memory limit, with the settings that make the run fit.
     pub(crate) fn check(&self, preparation: &Preparation, ranks: &Ranks) -> Result<(), Failure> {
         let Self { forecast, resident } = self;
         let (model, local) = trained(preparation, ranks);
@@ -268,13 +265,13 @@ impl RunForecast {
             tracing::info!("{}", forecast.line(resident));
         }
         let limits = memory_limits();
-        // The resident set counts too, because the advice of a message has to work.
+        // The resident set is checked too, so that a run with the suggested change really fits.
         let fits = |zero: &ZeroPlan, change| {
             let changed = model.forecast(zero, local, change);
             let resident = Resident::new(&changed, preparation, &model);
             limits.iter().all(|limit| !changed.exceeds(limit) && resident.is_below(limit, &local))
         };
-        // Of several exceeded limits the lowest is reported. The remedy satisfies all.
+        // If several limits are exceeded, the lowest one is reported. The suggested change satisfies all of them.
         let exceeded = limits.iter().filter(|limit| forecast.exceeds(limit));
         if let Some(limit) = exceeded.min_by_key(|limit| limit.bytes) {
             let states_fit = forecast.compared(limit, forecast.rank.states.total()) <= limit.bytes;
@@ -302,8 +299,7 @@ impl RunForecast {
 
 /// Returns the error of a run that does not fit, with the settings that make it fit.
 ///
-/// The message names the key that users look at first, then what is needed, the limit and its source, and the
-/// remedy.
+/// The message has the most relevant key, the needed memory, the limit with its source, and the remedy.
 fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> Failure {
     let remedy = remedy.unwrap_or_else(|| {
         "no ZeRO stage, offload or activation checkpointing is enough; train in bf16, on more hosts, with shorter \
@@ -316,7 +312,7 @@ fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> 
     };
     let states = forecast.compared(limit, forecast.rank.states.total());
     let all = forecast.compared(limit, forecast.device());
-    // The key that users look at first: sharding if states do not fit, else the micro-batch.
+    // The key is the one of sharding if the model states do not fit, or else the micro-batch size.
     let (key, needed) = if states > limit.bytes {
         ("zero_optimization", format!("the model states of {place} need {}", readable(states)))
     } else {

@@ -1,20 +1,21 @@
-//! Hooks of the training loop: the record, monitors, profiles and progress.
+//! Hooks of the training loop for metrics, monitors, profiles and progress.
 //!
-//! Main function: [`hooks`]. Rank 0 records and shows the run. Every rank is profiled.
+//! Main function: [`hooks`]. Rank 0 writes metrics and monitors and shows the progress. Every rank is profiled.
 //!
-//! A full disk is no reason to lose hours of training. `metrics.jsonl` keeps rows in memory until there is room, and
-//! monitors lose theirs; both say so once, when the disk becomes full ([`FullDisk`]).
+//! A full disk does not end a run, because hours of training would be lost. Rows of `metrics.jsonl` are kept in memory
+//! until there is free space, and points of monitors are dropped. Both log a warning when the disk becomes full
+//! ([`FullDisk`]).
 //!
 //! | Hook | Ranks | Output |
 //! |---|---|---|
-//! | [`StepCounter`] | all | the step in messages of failed collectives |
-//! | [`ProfileHook`] | all | phases and memory of the selected steps |
+//! | [`StepCounter`] | all | the step number in errors of failed collectives |
+//! | [`ProfileHook`] | all | phases and memory of the profiled steps |
 //! | [`MetricsHook`] | 0 | `metrics.jsonl` |
 //! | [`MonitorHook`] | 0 | TensorBoard events and CSV files |
 //! | [`FlopsHook`] | 0 | floating-point operations of one step |
 //! | [`ProgressHook`] | 0 | bar or lines on standard error |
 //!
-//! A row of `metrics.jsonl`, and one of an evaluation after the same step:
+//! A row of `metrics.jsonl` for a step, and the row of an evaluation after it:
 //!
 //! ```text
 //! {"step":4,"loss":5.52814245223999,"lr":0.001,"grad_norm":1.2894164447534144,"loss_scale":1.0,"skipped":false,
@@ -49,11 +50,11 @@ use crate::run::resume::Origin;
 
 /// Returns the hooks of a rank.
 ///
-/// A run that resumes from its own checkpoint continues `metrics.jsonl` after the step of that checkpoint, and cuts
-/// later rows. One that resumes from DeepSpeed starts a new record.
+/// A run that resumes from its own checkpoint continues `metrics.jsonl` after the step of that checkpoint, and removes
+/// later rows. A run that resumes from a DeepSpeed checkpoint starts a new file.
 ///
 /// # Errors
-/// A file that cannot be created.
+/// Returns an error if a file cannot be created.
 pub(super) fn hooks(
     run: &PreparedRun,
     rank: usize,
@@ -102,12 +103,12 @@ pub(super) fn hooks(
     Ok(hooks)
 }
 
-/// Counts the steps that have begun. A failed collective does not know its step, so its message gets it from here.
+/// Stores the number of the current step, which errors of failed collectives do not contain.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StepCounter(pub(super) Arc<AtomicU64>);
 
 impl StepCounter {
-    /// Adds the current step of this process to a failed collective. Other errors already name theirs.
+    /// Adds the current step of this process to the error of a failed collective. Other errors already name their step.
     pub(super) fn add_step(&self, failure: RankFailure<BoxError>) -> RankFailure<BoxError> {
         let cause = match (failure.cause, self.0.load(Relaxed)) {
             (FailureCause::Comm(error), 0) => {
@@ -135,12 +136,13 @@ impl Hook for StepCounter {
 struct FullDisk(bool);
 
 impl FullDisk {
-    /// Lets training continue after `written` failed on a full disk, with one warning until a write succeeds again.
+    /// Replaces the error of a full disk with a warning, so that training continues. There is one warning until a write
+    /// succeeds again.
     ///
-    /// Other errors are returned as they are. `consequence` says in the warning what happens to the data.
+    /// `consequence` is the part of the warning that explains what happens to the data.
     ///
     /// # Errors
-    /// The error of `written`, unless the disk is full.
+    /// Returns the error of `written`, unless the disk is full.
     fn handle<E: Display + Into<BoxError>>(
         &mut self,
         written: Result<(), E>,
@@ -165,20 +167,20 @@ impl FullDisk {
 
 /// Writes every row to `metrics.jsonl`.
 ///
-/// The file is flushed after each row, so that it can be followed while the run trains.
+/// The file is flushed after each row, so that users can follow it during training.
 struct MetricsHook {
-    /// Keeps rows that could not be written.
+    /// Writes the rows, and keeps those that could not be written.
     writer: MetricsWriter,
-    /// Path and content of `job.json`, to restore it with the folder.
+    /// Path and content of `job.json`, to write it again if the folder was removed.
     job_file: (PathBuf, String),
     /// State of the warning.
     disk: FullDisk,
 }
 
 impl MetricsHook {
-    /// Writes a row. The writer keeps rows that did not fit, so that a full disk loses none.
+    /// Writes a row. If the disk is full, the writer keeps the row, so that none is lost.
     fn write(&mut self, row: impl Into<Row>) -> Result<(), BoxError> {
-        // Clean-up jobs remove old folders, and sometimes a running job's folders.
+        // Clean-up jobs remove old folders, and sometimes the folder of a running job.
         if self.writer.restore_if_removed()? {
             tracing::warn!(
                 "metrics.jsonl or the output folder was removed during the run; it was created again, and rows and \
@@ -203,7 +205,7 @@ impl Hook for MetricsHook {
         self.write(*row)
     }
 
-    /// Writes rows that were kept while the disk was full. If there is still no space, the run fails.
+    /// Writes rows that were kept while the disk was full. If the disk is still full, the run fails.
     fn finish(&mut self) -> Result<(), BoxError> {
         Ok(self.writer.flush()?)
     }
@@ -211,7 +213,7 @@ impl Hook for MetricsHook {
 
 /// Writes the files of TensorBoard and CSV monitors.
 ///
-/// Their axis counts samples, as in DeepSpeed, so that runs with different batches can be compared.
+/// Their x axis is the number of samples, as in DeepSpeed, so that runs with different batch sizes can be compared.
 struct MonitorHook {
     /// TensorBoard and CSV.
     monitors: Monitors,
@@ -238,8 +240,8 @@ impl Hook for MonitorHook {
 
 /// Records the steps and the memory of one rank in a profile.
 ///
-/// The profiler gets phases and collectives from the log events of the library. This hook tells it where steps begin
-/// and end, and what the rank holds after each phase.
+/// The profiler gets phases and collectives from the log events of the library. This hook adds the begin and the end of
+/// each step, and the memory of the rank after each phase.
 struct ProfileHook {
     /// Shared by all ranks of the process.
     profiler: Profiler,
@@ -247,7 +249,7 @@ struct ProfileHook {
     rank: usize,
 }
 
-/// The columns of `memory.csv`. Those off the device appear only while they hold something.
+/// The columns of `memory.csv`. Columns for host and NVMe are omitted while they are 0.
 const CATEGORIES: [(&str, Tier, Category); 12] = [
     ("parameters", Tier::Device, Category::Parameters),
     ("gradients", Tier::Device, Category::Gradients),
@@ -270,7 +272,7 @@ impl Hook for ProfileHook {
         Ok(())
     }
 
-    /// Adds what the rank's ledger holds now, by category and tier.
+    /// Adds the current bytes of the rank's ledger, by category and tier.
     fn after_phase(&mut self, ledger: &Ledger) {
         let held = CATEGORIES.iter().filter_map(|(name, tier, category)| {
             let bytes = ledger.usage_on(*tier, *category).current as u64;
@@ -288,11 +290,11 @@ impl Hook for ProfileHook {
 
 /// Reports the floating-point operations of one step.
 ///
-/// The report goes to the file that the configuration names, else to standard error.
+/// The report is written to the file in the configuration, or else to standard error.
 struct FlopsHook {
     /// Step, depth and destination of the report.
     plan: FlopsPlan,
-    /// Name of the model, at the root of the report.
+    /// Name of the model, which is the root of the module tree.
     name: &'static str,
     /// All parameters of the model.
     parameters: Vec<ParameterShape>,
@@ -304,9 +306,7 @@ impl FlopsHook {
     /// Returns the modules that have parameters or matrix products.
     ///
     /// Parameters come from the configuration of the model and operations from the counted step. The profile adds up
-    /// entries with the same path.
-    ///
-    /// A parameter belongs to the module that its path names without the last part.
+    /// entries with the same path. The module of a parameter is its path without the last part.
     fn modules(&self, operations: &[ModuleOperations]) -> Vec<ModuleFlops> {
         let parameters = self.parameters.iter().map(|parameter| ModuleFlops {
             path: parameter.path.rsplit_once('.').map_or("", |(module, _)| module).to_owned(),
@@ -325,8 +325,8 @@ impl FlopsHook {
 }
 
 impl Hook for FlopsHook {
-    /// Reports the operations of the counted step, with its time and the peak rate of the device if the job
-    /// states it.
+    /// Reports the operations of the counted step, with its time, and with the peak rate of the device if the job sets
+    /// it.
     fn after_count(
         &mut self,
         operations: &[ModuleOperations],
@@ -355,10 +355,10 @@ impl Hook for FlopsHook {
     }
 }
 
-/// Writes a file and creates the folders above it.
+/// Writes a file and creates its parent folders.
 ///
 /// # Errors
-/// The error of the operating system.
+/// Returns the error of the operating system.
 fn write_report(path: &Path, text: &str) -> std::io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     fs::write(path, text)

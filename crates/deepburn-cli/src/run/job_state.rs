@@ -1,17 +1,17 @@
 //! The part of a checkpoint that identifies its job.
 //!
-//! Main type: [`JobState`]. A run resumes only if the state of its checkpoint and its own agree on everything that
-//! decides which model is trained on which samples ([`JobState::compare`]).
+//! Main type: [`JobState`]. A run resumes only if its own state and the checkpoint's agree on the model, the training
+//! data, the sample order and the optimizer type ([`JobState::compare`]).
 //!
-//! A refusal names both values and the remedy:
+//! If they do not, the error names both values and the remedy:
 //!
 //! ```text
 //! error: --resume: output/checkpoints/step-00000006: training.seed changed from 42 to 1; set it back, or start a new run
 //! from its weights with model.pretrained
 //! ```
 //!
-//! Other changes are warnings, because a run with another learning rate or another number of ranks is still the same
-//! run:
+//! Other changes are only warnings. Users may continue a run with another learning rate or another number of ranks, for
+//! example:
 //!
 //! ```text
 //! WARN deepspeed.optimizer.params.weight_decay changes from 0.1 in the checkpoint to 0.2
@@ -26,33 +26,33 @@ use serde_json::Value;
 use crate::run::launcher_env::launch_id;
 use crate::run::preparation::Preparation;
 
-/// The version of [`JobState`] that this program writes. It rises when a field changes its meaning; a field that
-/// is only new has a default instead.
+/// The version of [`JobState`] that this program writes. It is increased when a field changes its meaning. A new field
+/// has a default instead.
 const FORMAT: u32 = 1;
 
 /// The job that saved a checkpoint.
 ///
-/// Fields are only added, each with a default, so that checkpoints of older programs load. A field that changes its
-/// meaning raises [`FORMAT`].
+/// Fields are never removed, and each new field has a default, so that checkpoints of older versions can be loaded.
+/// When a field changes its meaning, [`FORMAT`] is increased.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct JobState {
-    /// [`FORMAT`] of the program that saved it; 1 in checkpoints that are older than the field.
+    /// The [`FORMAT`] of the program that saved the checkpoint; 1 if the checkpoint is older than this field.
     #[serde(default = "first_format")]
     format: u32,
     /// The content of `job.json`.
     job: Value,
     /// Samples in an epoch.
     samples: usize,
-    /// A hash of the training data, tokenized; `None` in older checkpoints.
+    /// A hash of the tokenized training data; `None` in older checkpoints.
     #[serde(default)]
     data: Option<String>,
     /// Names and configuration of the model in `transformers`.
     #[serde(rename = "publication")]
     pub(crate) hf_export: HfExport,
-    /// Version of the program that saved it.
+    /// Version of the program that saved the checkpoint.
     #[serde(default)]
     version: String,
-    /// The launch in which it was saved; `None` without a launcher.
+    /// The launch in which the checkpoint was saved; `None` without a launcher.
     #[serde(default)]
     launch: Option<String>,
 }
@@ -71,7 +71,7 @@ impl JobState {
         }
     }
 
-    /// Returns whether this job saved the checkpoint before it was restarted.
+    /// Returns whether the checkpoint was saved in the launch of this process, for example before a restart.
     pub(crate) fn is_of_this_launch(&self) -> bool {
         self.launch.is_some() && self.launch == launch_id()
     }
@@ -79,7 +79,7 @@ impl JobState {
     /// Reads the state of the job that saved `checkpoint`.
     ///
     /// # Errors
-    /// Another program or a later version saved it.
+    /// Returns an error if another program or a later version saved the checkpoint.
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self, String> {
         let states = ClientStates::read(checkpoint).map_err(|error| error.to_string())?;
         Self::parse(&states.client_state)
@@ -91,7 +91,7 @@ impl JobState {
             let remedy = "load it with Engine::load_checkpoint";
             return Err(format!("it was not saved by finetune; {remedy}"));
         }
-        // The version comes first, because every error below names it.
+        // The version is read first, because every error below names it.
         let version = state.get("version").and_then(Value::as_str).unwrap_or("unknown");
         let format = state.get("format").and_then(Value::as_u64).unwrap_or(1);
         if format > u64::from(FORMAT) {
@@ -109,15 +109,15 @@ impl JobState {
         })
     }
 
-    /// Compares the saved job with the one that resumes.
+    /// Compares the saved job with the job that resumes.
     ///
-    /// The checks go from the data to the model to single keys, because the first difference explains the others: other
-    /// data has another number of samples, another vocabulary and other paths. Data is compared by its hash rather
-    /// than by its path, and a model by its exported configuration rather than by the fields of the job file.
+    /// The data is compared first, then the model, then single keys, because the first difference explains the others:
+    /// other data has another number of samples, another vocabulary and other paths. Data is compared by its hash
+    /// rather than by its path, and a model by its exported configuration rather than by the fields of the job file.
     ///
     /// # Errors
-    /// A difference in what is trained: the model, the samples or their order. Any other difference that affects
-    /// numbers is logged as a warning.
+    /// Returns an error if the model, the training data, the sample order or the optimizer type differ. Any other
+    /// difference that affects the numbers of later steps is logged as a warning.
     pub(crate) fn compare(&self, now: &Self) -> Result<(), String> {
         self.compare_samples(now)?;
         self.compare_models(now)?;
@@ -138,12 +138,13 @@ impl JobState {
         for section in ["model", "data", "training", "deepspeed"] {
             differ(section, self.job.get(section), now.job.get(section), &mut differences);
         }
-        // The resulting model configuration was compared above. A field that is written in another way is no change.
+        // The resulting model configuration was compared above, so fields of the job file that lead to the same
+        // configuration are not a change.
         differences.retain(|difference| !difference.path.starts_with("model.config"));
-        // Refusals come first: warnings matter only to a run that resumes.
+        // Errors come first, because warnings matter only if the run resumes.
         differences.sort_by_key(|difference| !self.refuses(&difference.path));
         for Difference { path, then, now } in differences {
-            // The resolved job keeps the path inside its splits; users know it as `data.path`.
+            // The resolved job stores the path inside its splits. In the job file it is `data.path`.
             let path = if path == "data.splits.path" { "data.path".to_owned() } else { path };
             let affects_numbers = !starts_with_any(&path, &WITHOUT_EFFECT_ON_NUMBERS);
             match (then, now) {
@@ -158,8 +159,9 @@ impl JobState {
                     tracing::warn!("{path} changes from {then} in the checkpoint to {now}");
                 }
                 (None, Some(now)) if affects_numbers && !now.is_null() => {
-                    // This section is stored as its user wrote it. A key that other sections lack is one that the
-                    // program that saved the checkpoint did not have, or had in another place.
+                    // The `deepspeed` section is stored as written, so a missing key was not set. The other sections
+                    // are stored with all their keys, so a missing key is newer than the program that saved the
+                    // checkpoint, or has moved.
                     if path.starts_with("deepspeed") {
                         tracing::warn!("{path} changes from null in the checkpoint to {now}");
                     } else {
@@ -174,14 +176,14 @@ impl JobState {
         Ok(())
     }
 
-    /// Returns whether a run cannot resume with another value of the key `path`. Splits may be written in another way
-    /// if the hash of the training data is the same.
+    /// Returns whether a run cannot resume with another value of the key `path`. The splits may change if the hash of
+    /// the training data is the same.
     fn refuses(&self, path: &str) -> bool {
         let is_guarded = path.starts_with("data.splits") && self.data.is_some();
         !is_guarded && is_refused(path)
     }
 
-    /// Refuses another number of samples: positions of the data loader would not be comparable.
+    /// Refuses another number of samples, because data-loader positions would not be comparable.
     fn compare_samples(&self, now: &Self) -> Result<(), String> {
         if self.samples == now.samples {
             return Ok(());
@@ -201,12 +203,12 @@ impl JobState {
         ))
     }
 
-    /// Refuses another model. Its configuration is compared field by field as it would be exported, because the data
-    /// and a pretrained model provide the fields that the job file leaves open.
+    /// Refuses another model. The exported configurations are compared field by field, because the data and a
+    /// pretrained model provide fields that the job file does not set.
     fn compare_models(&self, now: &Self) -> Result<(), String> {
         let config = |state: &Self| state.hf_export.documents.get("config.json").cloned();
         let Some((then, now)) = config(self).zip(config(now)) else { return Ok(()) };
-        // A field that only one of them has was added to the program later.
+        // A field that only one configuration has was added in a later version of the program.
         let both = then.iter().filter_map(|(name, then)| Some((name, then, now.get(name)?)));
         // Special tokens and the type of exported weights have no effect on training.
         let decides = |name: &str| !name.ends_with("_token_id") && !name.ends_with("dtype");
@@ -223,16 +225,16 @@ impl JobState {
     }
 }
 
-/// Returns the format of checkpoints that are older than the field.
+/// Returns the format of checkpoints that are older than the field `format`.
 fn first_format() -> u32 {
     1
 }
 
-/// Names of parameters in `transformers`, for exports and for checkpoints of DeepSpeed.
+/// Names of parameters in `transformers`, for exports and for DeepSpeed checkpoints.
 pub(crate) struct HfNames<'a>(pub(crate) &'a HfExport);
 
 impl TorchModel for HfNames<'_> {
-    /// Returns the name in DeepSpeed's checkpoints: PyTorch's, which is also the name in files of `transformers`.
+    /// Returns the name in DeepSpeed checkpoints. It is the PyTorch name, as in files of `transformers`.
     fn name(&self, path: &str) -> String {
         self.0.name(path)
     }
@@ -244,14 +246,14 @@ impl Export for HfNames<'_> {
         self.0.name(path)
     }
 
-    /// Keeps the shape: models of this workspace store projections as `transformers` does.
-    fn shape(&self, atom: &ParamEntry) -> Vec<usize> {
+    /// Returns the shape unchanged, because the models store projections as `transformers` does.
+    fn shape(&self, entry: &ParamEntry) -> Vec<usize> {
         // Modules keep their weights in the layout of `transformers`' GPT-2.
-        atom.shape.clone()
+        entry.shape.clone()
     }
 }
 
-/// A key whose value changed; `None` where the key is missing.
+/// A key whose value changed. A value is `None` if the key is missing.
 struct Difference {
     /// Path of the key.
     path: String,
@@ -263,9 +265,9 @@ struct Difference {
 
 /// Collects the keys below `path` whose values differ.
 ///
-/// Keys of both sides count: one that is missing on a side differs from any value.
+/// A key that only one side has differs, too.
 fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec<Difference>) {
-    // Sections are compared key by key, everything else as a whole, lists included.
+    // Sections are compared key by key. All other values, including lists, are compared as a whole.
     if let (Some(Value::Object(left)), Some(Value::Object(right))) = (then, now) {
         let added = right.keys().filter(|name| !left.contains_key(*name));
         for name in left.keys().chain(added) {
@@ -274,7 +276,7 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
         return;
     }
     let before = match then {
-        // Checkpoints that are older than this key decayed all parameters.
+        // Versions before this key applied weight decay to all parameters.
         None if path == "training.no_decay" => Some(Value::from("nothing")),
         then => then.cloned(),
     };
@@ -284,16 +286,17 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
     }
 }
 
-/// Keys that decide the model, the data and the order of samples. A run cannot resume after a change of one.
+/// Keys that determine the model, the data, the sample order and the optimizer type. A run cannot resume after one of
+/// them changed.
 ///
 /// Entries are prefixes of paths in `job.json`.
 const DECISIVE: [&str; 4] = ["model.", "data.", "training.seed", "deepspeed.optimizer.type"];
 
-/// Exceptions from [`DECISIVE`]: where files lie, and how they are read.
+/// Exceptions from [`DECISIVE`]: the paths and names of files and data sets, and how files are cached.
 const MAY_DIFFER: [&str; 5] =
     ["model.pretrained", "data.path", "data.tokenizer", "data.token_cache", "data.name"];
 
-/// Keys without effect on the numbers of later steps. A change of any other key is logged.
+/// Keys without effect on the numbers of later steps. A change of any other key is logged as a warning.
 const WITHOUT_EFFECT_ON_NUMBERS: [&str; 11] = [
     "data.token_cache",
     "training.output_dir",
@@ -308,7 +311,7 @@ const WITHOUT_EFFECT_ON_NUMBERS: [&str; 11] = [
     "deepspeed.csv_monitor",
 ];
 
-/// Returns whether a change of the key `path` changes what is trained.
+/// Returns whether the key `path` is one of the [`DECISIVE`] ones, apart from the exceptions.
 fn is_refused(path: &str) -> bool {
     let is_file = path.starts_with("data.") && path.ends_with(".path");
     !is_file && !starts_with_any(path, &MAY_DIFFER) && starts_with_any(path, &DECISIVE)
@@ -408,7 +411,7 @@ mod tests {
             state["publication"]["documents"]["config.json"]["resid_pdrop"] = json!(0.1);
             JobState::parse(&state).unwrap()
         };
-        // The same sizes, once given and once left open.
+        // The same sizes, once set and once left to the default.
         let given = state(json!({"vocab_size": 50257}));
         assert_eq!(state(json!({})).compare(&given), Ok(()));
         let mut other = state(json!({}));

@@ -1,7 +1,7 @@
 //! Environment variables that `deepburn launch` sets for every rank of a job.
 //!
-//! They are the whole interface between the launcher and the training program: when the job started, and how often it
-//! was restarted. Without a launcher none of them is set.
+//! The launcher passes the start time of the job and its number of restarts to the training program in these variables.
+//! Without a launcher none of them is set.
 //!
 //! | Variable | Meaning |
 //! |---|---|
@@ -10,7 +10,8 @@
 
 use std::env;
 
-/// The time of the first start, in seconds since 1970. Restarts keep it, so it also identifies the launch.
+/// The time of the first start, in seconds since 1970. It does not change on a restart, so it also identifies the
+/// launch.
 const STARTED: &str = "DEEPBURN_STARTED";
 
 /// The number of restarts so far.
@@ -21,7 +22,7 @@ pub(crate) fn restarts() -> u32 {
     env::var(RESTARTS).ok().and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
-/// Returns the launch that this process belongs to. It is `None` without a launcher.
+/// Returns the identifier of the launch of this process. It is `None` without a launcher.
 pub(crate) fn launch_id() -> Option<String> {
     env::var(STARTED).ok()
 }

@@ -1,7 +1,8 @@
-//! Checks of the paths that monitors and profiles write to, before hours are spent on what they record.
+//! Checks of the output paths of monitors and profiles, before training starts.
 //!
 //! A run writes `metrics.jsonl`, `job.json`, `report.html`, `test.json` and `model/` to its output folder. Monitors may
-//! write beside these, but not over them: a TensorBoard folder called `model` would be replaced at the end of the run.
+//! write to the same folder, but not to these paths. For example, a TensorBoard folder called `model` would be replaced
+//! at the end of the run.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf, absolute};
@@ -14,11 +15,11 @@ use crate::job::made_folders::MadeFolders;
 /// Files and folders that the run itself writes to its output folder.
 const OWN: [&str; 5] = ["metrics.jsonl", "job.json", "report.html", "test.json", "model"];
 
-/// Refuses paths that cannot be written to, that belong to the run's own files, or that would overwrite the job file.
-/// Nothing is left behind: the run creates its folders when it starts.
+/// Refuses output paths that cannot be written to, that are the run's own files, or that would overwrite the job file.
+/// Folders that the check creates are removed again.
 ///
 /// # Errors
-/// Always a user's mistake.
+/// Returns a user's mistake that names the key of the path.
 pub(crate) fn check_monitors(
     output: &Path,
     plan: &MonitorPlan,
@@ -40,7 +41,7 @@ pub(crate) fn check_monitors(
 
 /// Refuses a path that is one of the run's own files or folders, or is inside one.
 ///
-/// Links are not resolved, and names are compared as they are written.
+/// Links are not resolved. Names are compared case-sensitively.
 fn check_free(key: &str, path: &Path, output: &Path) -> Result<(), Failure> {
     // Paths that do not exist yet cannot be canonicalized, so they are compared in absolute form.
     let whole = |path: &Path| absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -58,7 +59,7 @@ fn check_free(key: &str, path: &Path, output: &Path) -> Result<(), Failure> {
 /// Refuses a folder that cannot be written to.
 ///
 /// # Errors
-/// A user's mistake.
+/// Returns a user's mistake if the folder cannot be created or written to.
 fn check_folder(key: &str, folder: &Path) -> Result<(), Failure> {
     MadeFolders::make_writable(folder).map(drop).map_err(|error| refused(key, folder, &error))
 }
@@ -66,7 +67,7 @@ fn check_folder(key: &str, folder: &Path) -> Result<(), Failure> {
 /// Refuses a file that cannot be written to. An existing file is opened for appending, so that it stays unchanged.
 ///
 /// # Errors
-/// A user's mistake.
+/// Returns a user's mistake if the file cannot be opened, or is the job file or one of the run's own files.
 fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failure> {
     const KEY: &str = "deepspeed.flops_profiler.output_file";
     check_free(KEY, file, output)?;
@@ -81,7 +82,7 @@ fn check_file(file: &PathBuf, output: &Path, config: &Path) -> Result<(), Failur
     }
     let folder = file.parent().unwrap_or(Path::new(""));
     let _made = MadeFolders::make(folder).map_err(|error| refused(KEY, file, &error))?;
-    // Only opening shows whether a file can be written. A new one is removed again.
+    // Permissions alone do not show whether a file can be written, so it is opened. A new file is removed again.
     let existed = file.exists();
     OpenOptions::new()
         .append(true)

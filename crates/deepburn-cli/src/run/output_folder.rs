@@ -1,10 +1,11 @@
-//! The output folder of a run: whether it can be used, and who uses it.
+//! Checks and locks the output folder of a run.
 //!
 //! A run locks its folder from its first write to its end, so that two runs never mix their results. The operating
-//! system releases the lock when the process ends, however it ends.
+//! system releases the lock when the process exits, even if it is killed.
 //!
-//! Before the first write, files of an earlier run that would pass for results of this one are removed: `report.html`
-//! and `test.json`. Its `model/` stays until this run saves its own, because a model is worth more than a report.
+//! When a run starts, it removes `report.html` and `test.json` of an earlier run, because they could be mistaken for
+//! its own results. The earlier `model/` is kept until this run saves its model, because training it again would take
+//! long.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -19,10 +20,13 @@ use crate::run::results::write_whole;
 /// Files that a run writes.
 const FILES: [&str; 4] = ["metrics.jsonl", "job.json", "report.html", "test.json"];
 
-/// Locks the output folder and writes `job.json`.
+/// Locks the output folder, writes `job.json`, and removes the report and the test result of an earlier run.
 ///
-/// Results of an earlier run that would pass for this one's are removed, in case this run fails. The lock is held as
-/// long as the returned file is open.
+/// The lock is held as long as the returned file is open. It is `None` on file systems without locks.
+///
+/// # Errors
+/// Returns a user's mistake if the folder cannot be used, or a failure while running if `job.json` cannot be written or
+/// an old result cannot be removed.
 pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Failure> {
     let output = &preparation.job.training.output_dir;
     let lock = claim(output)?;
@@ -56,12 +60,12 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
     Ok(lock)
 }
 
-/// Warns if the model does not fit beside what is on the disk now.
+/// Warns if the disk has less free space than the trained model takes.
 fn warn_of_full_disk(preparation: &Preparation) {
     let output = &preparation.job.training.output_dir;
     let parameters = preparation.subject.info().architecture().num_parameters();
     let needed = parameters as u64 * size_of::<f32>() as u64;
-    // A file system that does not know its size says that it has none.
+    // Some file systems report a size of 0, because they do not know their size.
     let space = fs4::statvfs(output).ok().filter(|space| space.total_space() > 0);
     let free = space.map(|space| space.available_space());
     if let Some(warning) = free.and_then(|free| disk_warning(output, needed, free)) {
@@ -69,11 +73,11 @@ fn warn_of_full_disk(preparation: &Preparation) {
     }
 }
 
-/// Returns what to say about a disk with less free space than the model takes. Checkpoints are not counted: a run without
-/// room for one continues without it.
+/// Returns the warning about a disk with less free space than the model takes, or `None` if it fits.
 ///
-/// It is only a warning, because a run can take days, in which space can be made. An earlier model does not make room:
-/// it is replaced after the new one has been written.
+/// Checkpoints are not counted, because a run whose checkpoint does not fit continues without it. The space of an
+/// earlier model is not counted as free, because it is replaced only after the new one has been written. This is not an
+/// error, because users can free space during a run of days.
 fn disk_warning(output: &Path, needed: u64, free: u64) -> Option<String> {
     (free < needed).then(|| {
         format!(
@@ -86,10 +90,11 @@ fn disk_warning(output: &Path, needed: u64, free: u64) -> Option<String> {
     })
 }
 
-/// Checks that results can be written, and locks the folder. A folder that is refused is not created.
+/// Checks that results can be written, and locks the folder. If the check fails, no folder is created.
 ///
 /// # Errors
-/// A user's mistake: an unwritable folder, something in the way of the results, or another run.
+/// Returns a user's mistake if the folder cannot be written to, if the path of a result exists with another file type,
+/// or if another run has locked the folder.
 fn claim(folder: &Path) -> Result<Option<File>, Failure> {
     let refused = |error: io::Error| {
         let no_folder = folder.ancestors().find(|path| path.exists() && !path.is_dir());
@@ -104,7 +109,7 @@ fn claim(folder: &Path) -> Result<Option<File>, Failure> {
         ))
     };
     let made = MadeFolders::make_writable(folder).map_err(refused)?;
-    // A folder with the name of a result would fail only at the end of the run.
+    // A folder with the name of a result file would otherwise cause an error only at the end of the run.
     let folders = FILES.map(|it| folder.join(it)).into_iter().filter(|it| it.is_dir());
     let model = Some(folder.join("model")).filter(|it| it.exists() && !it.is_dir());
     if let Some(path) = folders.chain(model).next() {
@@ -123,10 +128,10 @@ fn claim(folder: &Path) -> Result<Option<File>, Failure> {
 
 /// Refuses a folder that another run has locked.
 ///
-/// The lock of this check is shared, because all processes of a job check at the same time.
+/// This check takes a shared lock, because all processes of a job check at the same time.
 ///
 /// # Errors
-/// A user's mistake.
+/// Returns a user's mistake if another run has locked the folder.
 pub(crate) fn refuse_running(folder: &Path) -> Result<(), Failure> {
     match File::open(folder) {
         Ok(handle) => locked(folder, handle.try_lock_shared()).map(drop),
@@ -134,7 +139,10 @@ pub(crate) fn refuse_running(folder: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns whether the folder was locked. Some file systems have no locks; there a run goes without.
+/// Returns whether the folder was locked. On file systems without locks, the run continues without one.
+///
+/// # Errors
+/// Returns a user's mistake if another run has locked the folder.
 fn locked(folder: &Path, outcome: Result<(), TryLockError>) -> Result<bool, Failure> {
     match outcome {
         Err(TryLockError::WouldBlock) => Err(Failure::mistake(format!(

@@ -1,12 +1,12 @@
-//! The checks before training starts, and what they resolve.
+//! Resolves and checks a job before training starts.
 //!
-//! Main function: [`prepare`]. It goes from a command line to a [`Preparation`], in which model, data and plan fit
-//! together. Every error up to there is a user's mistake, and nothing has been written.
+//! Main function: [`prepare`]. It resolves the command line to a [`Preparation`] with a model, data and a plan that are
+//! consistent with each other. It writes nothing to the output folder, and its errors are user's mistakes.
 //!
-//! The checks run in the order of their cost. The job file, the backend and the configuration come first, then the
-//! data, whose download and tokenization may take minutes. The final plan comes last, because it needs the data.
+//! The cheapest checks run first: the job file, the backend and the configuration. Then the data is read, whose
+//! download and tokenization may take minutes. The final plan is resolved last, because it depends on the data.
 //!
-//! A mistake is reported with its key as the job file has it:
+//! An error names the key in the job file:
 //!
 //! ```text
 //! error: training.epochs: the train split has 3 samples per rank, but a step takes 8, so that no step is complete; lower
@@ -34,17 +34,17 @@ use crate::job::param_groups::grouped_sizes;
 pub(crate) struct Preparation {
     /// The job as written, with overrides and notes.
     pub(crate) job: Job,
-    /// The resolved `deepspeed` section, without an open value.
+    /// The resolved `deepspeed` section, in which no value is `"auto"`.
     pub(crate) plan: Plan,
     /// Sizes of all parameters. Parameters of a frozen group are not trainable.
     pub(crate) sizes: Vec<ParameterSize>,
     /// Model and data.
     pub(crate) subject: Subject,
-    /// Samples of each step.
+    /// Number of samples of each step.
     pub(crate) batch_sizes: BatchSchedule,
     /// Optimizer steps after which training ends.
     pub(crate) max_steps: u64,
-    /// What a checkpoint has to agree with.
+    /// The identity of the data, which has to match the checkpoint's.
     pub(crate) data: DataIdentity,
     /// The content of `job.json`.
     pub(crate) record: Value,
@@ -52,14 +52,14 @@ pub(crate) struct Preparation {
 
 /// The identity of the data, which a checkpoint records.
 ///
-/// A run resumes only with the data that its checkpoint was saved with, because positions of the data loader mean
-/// nothing in other data.
+/// A run resumes only with the data that its checkpoint was saved with, because data-loader positions are only valid
+/// for that data.
 pub(crate) struct DataIdentity {
     /// Samples of an epoch.
     pub(crate) samples: usize,
-    /// A hash of the training tokens and labels. It is computed once, because it reads up to 16M tokens.
+    /// A hash of the training tokens and labels. It is computed only once, because it reads up to 16M tokens.
     pub(crate) training: String,
-    /// A hash of the evaluation tokens and labels, and of the number of samples that an evaluation takes.
+    /// A hash of the evaluation tokens and labels, and of `training.eval_max_samples`.
     pub(crate) evaluation: u64,
 }
 
@@ -67,7 +67,7 @@ impl DataIdentity {
     /// Hashes the data of `subject`.
     ///
     /// # Errors
-    /// Data that cannot be read.
+    /// Returns an error if the data cannot be read.
     fn new(subject: &dyn SubjectInfo, eval_max_samples: Option<usize>) -> Result<Self, DataError> {
         let digits = subject.evaluation_fingerprint()?.unwrap_or_default();
         let hash = digits.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
@@ -81,14 +81,14 @@ impl DataIdentity {
 
 /// Reads and checks everything that `request` names.
 ///
-/// The plan is resolved twice. The data loaders need the size of its batches, and the rest of it needs the data:
-/// schedules with `"auto"` depend on the number of steps, and buckets on the width of the model.
+/// The plan is resolved twice. The preliminary plan has the batch sizes, which the data loaders need. The final plan
+/// needs the data: schedules with `"auto"` depend on the number of steps, and bucket sizes on the width of the model.
 ///
-/// Reading the data may take minutes, so everything that is wrong with the configuration is reported before. `check`
-/// sees the job and the preliminary plan then.
+/// Reading the data may take minutes, so errors in the configuration are reported before. `check` is called with the
+/// job and the preliminary plan at that point.
 ///
 /// # Errors
-/// Always a user's mistake, also from `check`.
+/// Returns a user's mistake, or the error of `check`.
 pub(crate) fn prepare(
     request: &JobRequest,
     check: impl FnOnce(&Job, &Plan) -> Result<(), Failure>,
@@ -131,7 +131,7 @@ pub(crate) fn prepare(
 /// Refuses a backend that this program was built without.
 ///
 /// # Errors
-/// A user's mistake, with the feature to build with.
+/// Returns a user's mistake that names the feature to build with.
 fn check_backend(backend: Backend) -> Result<(), Failure> {
     let compiled = match backend {
         Backend::Flex => true,
@@ -151,7 +151,7 @@ fn check_backend(backend: Backend) -> Result<(), Failure> {
 /// Refuses float types that `device` does not support.
 ///
 /// # Errors
-/// A user's mistake, with the key that asks for the type.
+/// Returns a user's mistake that names the key of the type.
 pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
     preparation: &Preparation,
     device: &B::Device,
@@ -181,11 +181,10 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
     Ok(())
 }
 
-/// Adds notes on keys that have no effect, now that the data and the number of steps are known.
+/// Adds notes on keys that have no effect with this data or this number of steps.
 ///
-/// Keys that never have an effect get theirs from the configuration itself.
-///
-/// They are in `job.json` and in the log, like the notes on the configuration.
+/// Like the notes on the configuration, they are written to `job.json` and to the log. Notes on keys that never have an
+/// effect come from the configuration.
 fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: usize) {
     let mut note = |severity, key: &str, message: String| {
         job.notes.push(Diagnosis::new(severity, key, message, ""));
@@ -210,10 +209,11 @@ fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: us
 
 /// Returns the number of samples of each step.
 ///
-/// The first size is the plan's; each change applies from its step on.
+/// The first size is the plan's batch size. Each change in `training.batch_size_schedule` applies from its step on.
 ///
 /// # Errors
-/// A user's mistake: a schedule together with dynamic batching, or a size that ranks and micro-batches do not divide.
+/// Returns a user's mistake if a schedule is combined with dynamic batching, or if a size is not divisible by the
+/// micro-batch size times the number of ranks.
 fn batch_sizes(
     job: &Job,
     batch: BatchPlan,
@@ -231,16 +231,18 @@ fn batch_sizes(
         .map_err(|error| Failure::mistake(format!("training.batch_size_schedule: {error}")))
 }
 
-/// The most epochs whose dynamic batches are planned to count their steps. One takes some milliseconds.
+/// Maximum number of epochs whose dynamic batches are planned in advance to count steps. Planning an epoch takes some
+/// milliseconds.
 const MAX_PLANNED_EPOCHS: usize = 10_000;
 
-/// Returns the number of optimizer steps with dynamic batching: `max_steps` or the epochs' steps, whichever is less.
+/// Returns the number of optimizer steps with dynamic batching: `max_steps` or the steps of all epochs, whichever is
+/// less.
 ///
-/// An epoch's batches depend on the lengths of its texts and on their shuffled order. So every epoch is planned as
-/// training will plan it, and its steps are counted.
+/// The batches of an epoch depend on the lengths of its texts and on their shuffled order. So every epoch is planned in
+/// the same way as during training, and its steps are counted.
 ///
 /// # Errors
-/// A user's mistake: too many epochs, or a text that exceeds the budget.
+/// Returns a user's mistake if there are too many epochs, or if a text exceeds the token budget.
 fn steps_within_budget(
     job: &Job,
     subject: &dyn SubjectInfo,
@@ -279,10 +281,10 @@ fn steps_within_budget(
     Ok(steps)
 }
 
-/// Returns the number of optimizer steps: `max_steps` or the epochs' steps, whichever is less.
+/// Returns the number of optimizer steps: `max_steps` or the steps of all epochs, whichever is less.
 ///
 /// # Errors
-/// A user's mistake: epochs that are too short for a single step.
+/// Returns a user's mistake if the epochs have too few samples for a single step.
 fn num_steps(
     job: &Job,
     subject: &dyn SubjectInfo,
@@ -295,7 +297,7 @@ fn num_steps(
     let by_epochs = job.training.epochs.map(|epochs| {
         let samples = epochs.saturating_mul(per_rank).saturating_mul(num_ranks);
         let whole = batches.steps_within(samples);
-        // Without drop_last, a last step that the epochs do not fill counts as well.
+        // Without drop_last, a last step that the samples of the epochs do not fill counts as well.
         let rest = !job.data.drop_last && batches.samples_before(whole) < samples;
         whole + usize::from(rest)
     });
@@ -321,7 +323,7 @@ fn num_steps(
 /// `job.json` has the job as written, the resolved plan, and every value of `"auto"` with its reason.
 ///
 /// # Errors
-/// A user's mistake, with everything that is wrong with the configuration.
+/// Returns a user's mistake with all errors of the configuration.
 fn resolve_plan(
     job: &Job,
     written: &RawConfig,

@@ -1,7 +1,7 @@
-//! A run that is ready to start: its job, the checkpoint it resumes from, and its predicted memory.
+//! A run that is ready to start: its job, the checkpoint it resumes from, and its memory forecast.
 //!
-//! Main type: [`PreparedRun`]. Everything in it was read and checked, and nothing was written yet. Where
-//! ranks are processes, each of them prepares the same run.
+//! Main type: [`PreparedRun`]. All inputs have been read and checked, and no output has been written. If ranks are
+//! processes, each of them prepares the same run.
 
 use deepburn::Ranks;
 use deepburn_config::JobRequest;
@@ -27,7 +27,7 @@ impl PreparedRun {
     /// `resume` is the option `--resume` with its optional value.
     ///
     /// # Errors
-    /// Always a user's mistake. Nothing has been written.
+    /// Returns a user's mistake. No output has been written then.
     pub(super) fn new(
         request: &JobRequest,
         resume: Option<&Option<String>>,

@@ -1,6 +1,6 @@
-//! The progress of a run: a bar on a terminal, plain lines elsewhere.
+//! Shows the progress of a run, as a bar on a terminal or as lines in a file or pipe.
 //!
-//! On a terminal a bar shows the last step. In a file or a pipe there are about twenty lines, or one every
+//! The bar shows the last step. In a file or a pipe there are about twenty lines, or one every
 //! `training.logging_steps`:
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //! step 4: eval loss 5.4666, perplexity 236.66
 //! ```
 //!
-//! An evaluation that takes long prints a line every ten seconds, so that a silent log always means a hanging run.
+//! During a long evaluation there is a line every ten seconds, so that users can tell it from a run that hangs.
 
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,9 @@ use crate::counted::counted;
 
 /// Shows steps on standard error.
 ///
-/// The bar belongs to a terminal. Elsewhere it is hidden, and lines take its place.
+/// The bar is only shown on a terminal. Otherwise lines are printed instead.
 pub(crate) struct ProgressHook {
-    /// Hidden without a terminal.
+    /// The bar, hidden without a terminal.
     bar: ProgressBar,
     /// Steps of the run.
     total: u64,
@@ -40,7 +40,7 @@ pub(crate) struct ProgressHook {
     evaluation: EvaluationLines,
 }
 
-/// Lines about a long evaluation, where there is no bar.
+/// Prints lines about a long evaluation if there is no bar.
 #[derive(Debug, Default)]
 struct EvaluationLines {
     /// Time of the last line.
@@ -68,7 +68,8 @@ impl EvaluationLines {
     }
 }
 
-/// Returns the batches of an evaluation outside the training loop, with lines about its progress. `what` names it.
+/// Returns the batches of an evaluation outside the training loop, and prints lines about its progress. `what` is the
+/// name of the evaluation in these lines.
 pub(crate) fn with_progress<'a, T: 'a>(
     what: &'a str,
     batches: EvaluationStream<'a, T>,
@@ -93,7 +94,7 @@ impl ProgressHook {
             bar.set_style(style);
         }
         bar.set_message("first step");
-        // The bar appears before the first step, which may take much longer than others.
+        // Show the bar before the first step, which may take much longer than the others.
         bar.tick();
         let lines = every.is_some() || breakdown;
         let every = every.unwrap_or(if breakdown { 1 } else { total.div_ceil(20) }).max(1);
@@ -112,15 +113,15 @@ impl ProgressHook {
 }
 
 impl Hook for ProgressHook {
-    /// Updates the bar, and prints a line if one is due. The last step ends the bar and warns of skipped
-    /// steps.
+    /// Updates the bar, and prints a line if one is due. After the last step, the bar is completed and skipped steps
+    /// are logged as a warning.
     fn after_step(&mut self, row: &StepRow, _samples: u64) -> Result<(), BoxError> {
         let StepRow { step, loss, lr, tokens_per_second, skipped, .. } = *row;
         let mark = if skipped { "  skipped" } else { "" };
         let lr = readable_rate(lr);
         let message = format!("loss {loss:.4}  lr {lr}  {tokens_per_second:.0} tokens/s{mark}");
         self.skipped += u64::from(skipped);
-        // The first step is always shown, because it takes longest and shows that training has started.
+        // The first step always has a line. It takes longest, and the line shows that training has started.
         let due = step == 1 || step % self.every == 0 || step == self.total;
         if due && (self.lines || self.bar.is_hidden()) {
             let phases = row.seconds.filter(|_| self.breakdown).map(described).unwrap_or_default();
@@ -139,7 +140,7 @@ impl Hook for ProgressHook {
         Ok(())
     }
 
-    /// Shows how far an evaluation is, in the bar or as a line every ten seconds.
+    /// Shows the progress of an evaluation, in the bar or as a line every ten seconds.
     fn after_evaluation_batch(&mut self, progress: EvaluationProgress) {
         if !self.bar.is_hidden() {
             let EvaluationProgress { done, total } = progress;
@@ -149,7 +150,8 @@ impl Hook for ProgressHook {
         }
     }
 
-    /// Prints the result of an evaluation, with the accuracy or else the perplexity.
+    /// Prints the result of an evaluation: the loss, and the accuracy of a classifier or the perplexity of a language
+    /// model.
     fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
         let EvalRow { step, eval_loss, eval_accuracy } = *row;
         self.line(match eval_accuracy {
@@ -164,7 +166,7 @@ impl Hook for ProgressHook {
     }
 }
 
-/// Formats a learning rate with three digits; `0` at the start of a warm-up.
+/// Formats a learning rate with three digits. A rate of 0, as at the start of a warm-up, is `0`.
 fn readable_rate(lr: f64) -> String {
     if lr == 0.0 { "0".to_owned() } else { format!("{lr:.2e}") }
 }

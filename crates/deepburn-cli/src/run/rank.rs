@@ -1,11 +1,10 @@
-//! The part of a run that every rank executes: restore, train, export, test.
+//! The part of a run that every rank executes: restore, train, export and test.
 //!
-//! Main function: [`train_rank`]. All ranks call it together, and every collective inside happens on all of
-//! them.
+//! Main function: [`train_rank`]. All ranks call it together, and every collective in it is called on all of them.
 //!
-//! An error of one rank ends all ranks, so no phase needs an agreement of its own. A signal is different:
-//! ranks see it at different times, so the training loop and the evaluation exchange a flag between steps or
-//! batches, and all ranks return the same [`RankOutcome`].
+//! An error of one rank ends all ranks, so the ranks do not have to agree after each phase. A signal is different,
+//! because ranks receive it at different times. So the training loop and the evaluation exchange a flag between steps
+//! or batches, and all ranks return the same [`RankOutcome`].
 
 use std::path::PathBuf;
 
@@ -42,17 +41,17 @@ pub(super) enum RankOutcome {
     WithoutTest,
 }
 
-/// Everything that belongs to one rank alone.
+/// The inputs of one rank. Ranks of a process share `recipe` and `signals`.
 pub(super) struct RankRun<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
-    /// Kind of job, shared by all ranks of the process.
+    /// The recipe, shared by all ranks of the process.
     pub(super) recipe: &'a R,
     /// Model of this rank, without weights until it is sharded.
     pub(super) model: R::Model,
-    /// All ranks, as this one sees them.
+    /// The process group, with the rank of this member.
     pub(super) group: Group<B>,
     /// Device of this rank.
     pub(super) device: B::Device,
-    /// What records and shows the run; on most ranks almost nothing.
+    /// Hooks that record and show the run. Most of them are only on rank 0.
     pub(super) hooks: Vec<Box<dyn Hook>>,
     /// The signals that stop the run.
     pub(super) signals: &'a Signals,
@@ -60,11 +59,11 @@ pub(super) struct RankRun<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
 
 /// Trains, exports and tests the model on one rank.
 ///
-/// Restoring needs an engine, because states are sharded as the engine shards the model. So the engine is built first,
-/// with zeros for weights if the run resumes.
+/// A checkpoint is restored into an engine, which has already sharded the model. So the engine is initialized first. If
+/// the run resumes, it is initialized with weights of zero.
 ///
 /// # Errors
-/// The first error of this rank. It ends the other ranks as well.
+/// Returns the first error of this rank, which ends the other ranks as well.
 pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     run: &PreparedRun,
     rank: RankRun<'_, B, R>,
@@ -87,7 +86,7 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         Outcome::Finished { step, best } => (step, best),
         Outcome::Interrupted { checkpoint } => return Ok(RankOutcome::Interrupted { checkpoint }),
     };
-    // Hooks close their files, and the data loader ends its threads.
+    // Close the files of the hooks, and end the threads of the data loader.
     drop(hooks);
     drop(source);
     if engine.rank() == 0 {
@@ -97,18 +96,19 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         }
     }
 
-    // The model is saved before the test, so that a signal or a failure in the test loses the test alone. A signal
-    // that arrives while the model is written stops the test.
+    // The model is saved before the test, so that it is not lost if a signal or a failure ends the test. A signal that
+    // arrives while the model is written stops the test.
     save_model(&engine, recipe, &job.training.output_dir)
         .map_err(|cause| format!("step {step}: saving the model: {cause}"))?;
     let interrupt = signals.interrupt();
     test(&run.preparation, recipe, &engine, &task, (step, &interrupt))
 }
 
-/// Evaluates the model of `step` on the test split, if there is one, until `interrupt`. Rank 0 records the result.
+/// Evaluates the model of `step` on the test split, if there is one, until it is done or `interrupt` is triggered. Rank
+/// 0 records the result.
 ///
 /// # Errors
-/// Unreadable data, a failed collective, or a full disk.
+/// Returns an error if data cannot be read, if a collective fails, or if the result cannot be written.
 fn test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     preparation: &Preparation,
     recipe: &R,
@@ -153,10 +153,10 @@ fn train_plan(preparation: &Preparation, signals: &Signals, resumed: LoopState) 
     }
 }
 
-/// Returns what the job asks of its best model: the metric, early stopping, and whether it is the one to export.
+/// Returns the job's settings for the best model: the metric, early stopping, and whether the best model is exported.
 ///
-/// The identity of the evaluation data belongs to it: after a change of that data, metrics are not comparable, and the
-/// best model is chosen again.
+/// The plan includes the identity of the evaluation data. If a run resumes with other evaluation data, its metrics are
+/// not comparable with the earlier ones, and the best model is chosen again.
 fn best_plan(preparation: &Preparation) -> BestPlan {
     let training = &preparation.job.training;
     BestPlan {
@@ -176,8 +176,6 @@ fn best_plan(preparation: &Preparation) -> BestPlan {
 /// Prints whether training stopped early, and which model is saved.
 ///
 /// Without early stopping and without `load_best_model_at_end` it prints nothing.
-///
-/// The metric of the loop is minimized, so an accuracy is stored as the share of wrong answers.
 fn report_best(preparation: &Preparation, step: u64, best: Option<BestEvaluation>) {
     let training = &preparation.job.training;
     if step < preparation.max_steps
@@ -191,7 +189,7 @@ fn report_best(preparation: &Preparation, step: u64, best: Option<BestEvaluation
     if training.load_best_model_at_end
         && let Some(BestEvaluation { step, metric, by, .. }) = best
     {
-        // The loop minimizes, so that an accuracy is kept as the share of wrong answers.
+        // The training loop minimizes the metric, so an accuracy is stored as the error rate.
         let metric = match by {
             BestMetric::Loss => format!("eval loss {metric:.4}"),
             BestMetric::Accuracy => format!("eval accuracy {:.2} %", 100.0 * (1.0 - metric)),

@@ -1,4 +1,4 @@
-//! The results of a run: the test record, the exported model and the report.
+//! Writes the results of a run: the exported model, the test result and the report.
 //!
 //! | File | Content |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, else `perplexity` |
 //! | `report.html` | curves of loss, learning rate, gradient norm, throughput and memory in one self-contained page |
 //!
-//! The model is written first, because it is what the run was for. The report comes last and reads `metrics.jsonl`, so
-//! that it also has the steps before a resume.
+//! The model is written first, because it is the most important result. The report is written last. It is created from
+//! `metrics.jsonl`, so that it also has the steps before the run was resumed.
 //!
 //! `test.json` of a language model:
 //!
@@ -41,7 +41,7 @@ use crate::run::preparation::Preparation;
 /// Writes `test.json` with the loss and the accuracy or perplexity on the test split, and prints them.
 ///
 /// # Errors
-/// The file cannot be written.
+/// Returns an error if the file cannot be written.
 pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxError> {
     let Measured { row, num_targets, answers } = measured;
     let mut record = json!({ "test_loss": row.eval_loss, "targets": num_targets });
@@ -68,11 +68,12 @@ pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxE
 
 /// Gathers the model parameter by parameter. Rank 0 writes it in the layout of Hugging Face.
 ///
-/// All ranks check each parameter, so that a diverged model fails on all of them, and no rank waits for another.
+/// All ranks check each parameter for values that are not finite, so that all of them fail if training has diverged,
+/// and no rank waits in a collective.
 ///
 /// # Errors
-/// A parameter that is not finite, a failed collective, or a file that cannot be written. A failure leaves no
-/// model under its name.
+/// Returns an error if a parameter is not finite, if a collective fails, or if a file cannot be written. No incomplete
+/// model is left in the folder then.
 pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     engine: &Engine<B, R::Model>,
     recipe: &R,
@@ -83,10 +84,10 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         0 => Some(recipe.writer(&folder)?),
         _ => None,
     };
-    // One parameter at a time is whole on every rank, so that export needs little memory at any stage.
+    // Only one parameter at a time is gathered, so that the export needs little memory at any ZeRO stage.
     for parameter in engine.parameters() {
         let data = engine.states().master_data(parameter.index())?;
-        // Every rank sees the same values and so takes the same branch.
+        // Every rank has the same values, so all ranks take the same branch.
         if data.iter::<f32>().any(|value| !value.is_finite()) {
             return Err(format!(
                 "parameter {} is not finite, so that the model was not saved: training diverged in its last step; \
@@ -108,10 +109,11 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     Ok(())
 }
 
-/// Writes `report.html` with the curves of the run, and prints where the results are.
+/// Writes `report.html` with the curves of the run, and prints the path of the results.
 ///
 /// # Errors
-/// A failure while running: `metrics.jsonl` or `test.json` cannot be read, or the report cannot be written.
+/// Returns a failure while running if `metrics.jsonl` or `test.json` cannot be read, or if the report cannot be
+/// written.
 pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> Result<(), Failure> {
     let output = &preparation.job.training.output_dir;
     let rows = read_metrics(&output.join("metrics.jsonl")).map_err(Failure::run)?;
@@ -136,11 +138,11 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
     Ok(())
 }
 
-/// Returns the goodput of a launched job: the share of its time that went into training steps.
+/// Returns a line with the goodput of a launched job: the share of its wall-clock time that was spent in training
+/// steps.
 ///
-/// A step that was repeated after a restart counts once. The other time is start-up, checkpoints and lost steps.
-///
-/// Times are wall-clock. `None` without a launcher, which says when the job was started.
+/// A step that was repeated after a restart counts once. The rest of the time was spent on start-up, checkpoints and
+/// lost steps. Returns `None` without a launcher, because the start time is unknown then.
 fn goodput(rows: &[Row]) -> Option<String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
     let total = (now - launch_seconds()?).max(f64::MIN_POSITIVE);
@@ -156,12 +158,12 @@ fn goodput(rows: &[Row]) -> Option<String> {
     ))
 }
 
-/// Writes a file under a temporary name and renames it, so that readers see all of it or nothing.
+/// Writes a file under a temporary name and renames it, so that readers never see an incomplete file.
 ///
 /// # Errors
-/// The error of the operating system.
+/// Returns the error of the operating system.
 pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
-    // The temporary file is in the same folder, because renaming works within one file system only.
+    // The temporary file is in the same folder, because a rename works only within a file system.
     let partial = path.with_extension("partial");
     PartialFile::replace(path, partial, text)
 }

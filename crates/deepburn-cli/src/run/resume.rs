@@ -1,20 +1,23 @@
-//! Resuming a job from one of its own checkpoints, or from one that DeepSpeed saved.
+//! Resumes a job from one of its own checkpoints, or from a DeepSpeed checkpoint.
 //!
-//! Three rules decide what a run resumes from:
+//! Three rules determine the checkpoint that a run resumes from:
 //!
-//! - No checkpoint is ever overwritten. A run without `--resume` is refused where an earlier run has saved some. A run
-//!   that resumes from an older checkpoint saves beside the newer ones, as `step-00001000.2`.
-//! - A checkpoint belongs to its job. Model, data, order of samples and type of optimizer must be the same
-//!   ([`JobState::compare`]); everything else may change, and a change that affects numbers is logged.
-//! - A restart by the launcher resumes from the newest intact checkpoint of its own launch. Others in the folder belong
-//!   to earlier runs, and `--resume` decides about those ([`origin`]).
+//! - No checkpoint is ever overwritten. A run without `--resume` fails if the output folder has checkpoints of an
+//!   earlier run. A run that resumes from an older checkpoint keeps the newer ones, and saves under names such as
+//!   `step-00001000.2`.
+//! - Resuming fails if the model, the training data, the sample order or the optimizer type differ from the
+//!   checkpoint's ([`JobState::compare`]). Other settings may change. A change that affects later steps, such as
+//!   another learning rate, is logged as a warning. DeepSpeed checkpoints do not record the job, so that only the model
+//!   and the optimizer states are compared.
+//! - A restart by the launcher resumes from the newest intact checkpoint of the same launch. Checkpoints of earlier
+//!   runs in the folder are only used if `--resume` names them ([`origin`]).
 //!
 //! | Command | Checkpoint |
 //! |---|---|
-//! | `--resume` | the latest one of the output folder |
-//! | `--resume step-00001000` | the one of this name |
-//! | `--resume path/to/deepspeed` | the one that DeepSpeed's file `latest` names |
-//! | restart by `deepburn launch` | the newest intact one of this launch, else as the command says |
+//! | `--resume` | the latest checkpoint in the output folder |
+//! | `--resume step-00001000` | the checkpoint of this name |
+//! | `--resume path/to/deepspeed` | the checkpoint that DeepSpeed's file `latest` names |
+//! | restart by `deepburn launch` | the newest intact checkpoint of this launch, or else the one of the command |
 
 use std::fmt::Display;
 use std::fs;
@@ -46,7 +49,7 @@ pub(crate) fn folder(output: &Path) -> PathBuf {
 
 /// A checkpoint that a run resumes from.
 ///
-/// It is open and verified, so that a damaged file is an error before training starts.
+/// The checkpoint is open and verified, so that a damaged file is reported before training starts.
 pub(crate) enum Origin {
     /// A checkpoint that this program saved.
     Own(Checkpoint),
@@ -55,7 +58,7 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
-    /// Returns the number of optimizer steps before the checkpoint.
+    /// Returns the number of optimizer steps up to the checkpoint.
     pub(crate) fn step(&self) -> u64 {
         match self {
             Self::Own(checkpoint) => checkpoint.run().step,
@@ -63,9 +66,9 @@ impl Origin {
         }
     }
 
-    /// Returns the number of samples before the checkpoint, over all ranks.
+    /// Returns the number of samples up to the checkpoint, over all ranks.
     ///
-    /// Monitors continue their axis there.
+    /// The x axis of monitors continues at this number.
     pub(crate) fn samples(&self) -> u64 {
         match self {
             Self::Own(checkpoint) => {
@@ -76,9 +79,9 @@ impl Origin {
     }
 }
 
-/// Returns when the job saves, and which checkpoints it keeps.
+/// Returns the schedule of saves and the retention of checkpoints.
 ///
-/// The client state of a checkpoint is the [`JobState`], which a later run compares with its own.
+/// The client state of a checkpoint is the [`JobState`]. A run that resumes compares it with its own.
 pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
     let training = &preparation.job.training;
     CheckpointPlan {
@@ -96,12 +99,12 @@ pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
 
 /// Returns the checkpoint that the job resumes from, if it resumes.
 ///
-/// After a restart by the launcher it is the newest intact checkpoint since the launch, because the job has made
-/// progress since its command line was written. Before the first of these, and without a launcher, it is the one that
+/// After a restart by the launcher this is the newest intact checkpoint since the launch, because the job has made
+/// progress since its command line was written. If there is none yet, or without a launcher, it is the checkpoint that
 /// `--resume` names. `resume` is that option with its optional value.
 ///
 /// # Errors
-/// The errors of [`open`].
+/// Returns the errors of [`open`].
 pub(crate) fn origin(
     preparation: &Preparation,
     resume: Option<&Option<String>>,
@@ -116,11 +119,9 @@ pub(crate) fn origin(
 
 /// Checks the output folder before the data is read.
 ///
-/// Refuses a folder that another run writes to. Without `--resume` it refuses one with checkpoints of an earlier run,
-/// and with `--resume` alone one without any.
-///
 /// # Errors
-/// A user's mistake.
+/// Returns a user's mistake if another run writes to the folder, if it has checkpoints of an earlier run and `--resume`
+/// is not given, or if it has no checkpoints and `--resume` is given without a value.
 pub(crate) fn check_start(job: &Job, resume: Option<&Option<String>>) -> Result<(), Failure> {
     let output = &job.training.output_dir;
     refuse_running(output)?;
@@ -134,11 +135,11 @@ pub(crate) fn check_start(job: &Job, resume: Option<&Option<String>>) -> Result<
     }
 }
 
-/// Returns the newest intact checkpoint that this job has saved since its launch. Damaged ones are logged and skipped,
-/// because a failure that restarts a job may have cut its last write short.
+/// Returns the newest intact checkpoint that this job has saved since its launch. Damaged checkpoints are logged and
+/// skipped, because the failure that led to the restart may have interrupted the last save.
 ///
 /// # Errors
-/// A user's mistake: the folder of checkpoints cannot be read.
+/// Returns a user's mistake if the folder of checkpoints cannot be read.
 fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Failure> {
     let root = folder(&preparation.job.training.output_dir);
     if !root.is_dir() {
@@ -159,21 +160,23 @@ fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Fai
     Ok(None)
 }
 
-/// Opens the checkpoint that `--resume` names: a tag of the output folder, its latest one, or a folder of DeepSpeed.
+/// Opens the checkpoint that `--resume` names: a tag in the output folder, its latest checkpoint, or a folder that
+/// DeepSpeed saved.
 ///
 /// # Errors
-/// Always a user's mistake: there is no such checkpoint, it is damaged, or another job saved it.
+/// Returns a user's mistake if there is no such checkpoint, if it is damaged, if another job saved it, or if its step
+/// is beyond the end of the job.
 pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Origin, Failure> {
     let what = what.filter(|tag| *tag != "latest");
     let own = folder(&preparation.job.training.output_dir);
-    // A tag of this job comes first. Any other value is a folder if it exists, or if no tag can look like it.
+    // A tag of this job comes first. Any other value is a folder if it exists or has more than one path component.
     let is_folder = |what: &&str| {
         let path = Path::new(what);
         let is_own = what.parse::<Tag>().is_ok() && own.join(what).is_dir();
         !is_own && (path.exists() || path.components().count() > 1)
     };
-    // A checkpoint beyond the end of the job is an error rather than an empty run, which would export a model that the
-    // job file does not describe.
+    // A checkpoint beyond the end of the job is an error. A run without steps would export a model that the job file
+    // does not describe.
     let origin = match what.filter(is_folder) {
         Some(path) => Origin::DeepSpeed(open_deepspeed(preparation, Path::new(path))?),
         None => Origin::Own(open_own(preparation, what)?),
@@ -188,7 +191,7 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
     Ok(origin)
 }
 
-/// Opens a DeepSpeed checkpoint and checks that its model and optimizer are the job's.
+/// Opens a DeepSpeed checkpoint and checks that it has the job's model and optimizer states.
 fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedCheckpoint, Failure> {
     if !path.is_dir() {
         return Err(mistake(format!(
@@ -203,7 +206,7 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
     let holds_own = latest.lines().next().is_some_and(|name| is_own(&path.join(name.trim())));
     if is_own(path) || folder(path).is_dir() || holds_own {
         return Err(mistake(format!(
-            "{} is no checkpoint of DeepSpeed but of this program; give its output folder as --output-dir, and \
+            "{} is a DeepBurn checkpoint, not a DeepSpeed checkpoint; give its output folder as --output-dir, and \
              --resume alone or with the name of the checkpoint",
             path.display()
         )));
@@ -220,7 +223,7 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
     Ok(checkpoint)
 }
 
-/// Opens a checkpoint of this program and checks that it belongs to the job.
+/// Opens a checkpoint of this program and checks that it was saved by the same job.
 fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, Failure> {
     let tag = tag.map(str::parse::<Tag>).transpose().map_err(mistake)?;
     let root = folder(&preparation.job.training.output_dir);
@@ -237,8 +240,8 @@ fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, 
 
 /// Refuses the latest checkpoint if `metrics.jsonl` ends before its step.
 ///
-/// A run that resumes from an older checkpoint cuts the record back to that step. If it is killed before it saves, the
-/// latest checkpoint in the folder belongs to the run before it. Which of the two to continue is the user's choice.
+/// A run that resumes from an older checkpoint removes later rows from `metrics.jsonl`. If it is killed before it
+/// saves, the latest checkpoint in the folder is from the run before it. The user has to choose which run to continue.
 fn check_record(preparation: &Preparation, checkpoint: &Checkpoint) -> Result<(), Failure> {
     let path = preparation.job.training.output_dir.join("metrics.jsonl");
     if !path.exists() {
@@ -260,17 +263,18 @@ fn check_record(preparation: &Preparation, checkpoint: &Checkpoint) -> Result<()
 
 /// Returns the failure of a wrong `--resume`.
 ///
-/// All of them start with the option, because most causes are in the command line rather than in the job file.
+/// Every message starts with the option, because most causes are in the command line rather than in the job file.
 fn mistake(error: impl Display) -> Failure {
     Failure::mistake(format!("--resume: {error}"))
 }
 
-/// Restores engine and data loader of a rank from `origin`, and returns the state of its training loop.
+/// Restores the engine and the data loader of a rank from `origin`, and returns the state of its training loop.
 ///
-/// All ranks restore together, each its own part of the states.
+/// All ranks call it together. Each of them restores its own shard of the states.
 ///
 /// # Errors
-/// The checkpoint is from another model, or its data-loader position does not exist in this data.
+/// Returns an error if the checkpoint is from another model, or if its data-loader position does not exist in this
+/// data.
 pub(crate) fn restore<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine: &mut Engine<B, M>,
     origin: &Origin,
@@ -289,14 +293,15 @@ pub(crate) fn restore<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
 /// Restores a rank from a checkpoint of this program.
 ///
 /// Weights, optimizer states, schedule, loss scale, random-number streams, data-loader position and loop state are
-/// restored, so that the run continues to the bit. The number of ranks and the ZeRO stage may be others.
+/// restored, so that the run continues bit for bit. The number of ranks and the ZeRO stage may differ from the
+/// checkpoint's.
 fn restore_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     engine: &mut Engine<B, M>,
     checkpoint: &Checkpoint,
     source: &mut impl BatchSource<T>,
 ) -> Result<LoopState, BoxError> {
     let states = engine.load_checkpoint(checkpoint, LoadPlan::ALL)?;
-    // All ranks are at the same position, so an additional rank takes the first rank's position.
+    // All ranks have the same data-loader position, so an additional rank uses the first rank's.
     let position = states.rank_states.get(engine.rank()).or(states.rank_states.first());
     if let Some(position) = position {
         source.seek(position).map_err(at_position)?;
@@ -307,7 +312,7 @@ fn restore_own<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     Ok(states.loop_state)
 }
 
-/// Restores a rank from a checkpoint of DeepSpeed.
+/// Restores a rank from a DeepSpeed checkpoint.
 ///
 /// DeepSpeed does not save the data-loader position. The data loader is fast-forwarded by the same number of steps.
 fn restore_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
@@ -335,15 +340,15 @@ fn restore_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     Ok(())
 }
 
-/// Returns the error of a data loader that cannot go to its position.
+/// Returns the error of a data loader that cannot seek to its position.
 fn at_position(cause: BoxError) -> String {
     format!("--resume: data-loader position: {cause}")
 }
 
-/// Refuses an output folder with checkpoints of an earlier run, which a run from the beginning would overwrite.
+/// Refuses an output folder with checkpoints of an earlier run, which a new run would overwrite.
 ///
 /// # Errors
-/// A user's mistake.
+/// Returns a user's mistake if there are such checkpoints, or if the folder cannot be read.
 fn refuse_earlier(output: &Path) -> Result<(), Failure> {
     let root = folder(output);
     let earlier = match root.is_dir() {
@@ -358,7 +363,7 @@ fn refuse_earlier(output: &Path) -> Result<(), Failure> {
     )))
 }
 
-/// Warns of checkpoints that are newer than the one to resume from. They stay where they are.
+/// Warns of checkpoints that are newer than the one to resume from. They are kept.
 fn warn_of_newer(root: &Path, checkpoint: &Checkpoint) {
     let step = checkpoint.run().step;
     let newer = Checkpoint::all(root).unwrap_or_default();

@@ -1,12 +1,12 @@
-//! SIGTERM, SIGINT and SIGUSR1 end a run after the current step, with a checkpoint. A second SIGTERM or SIGINT ends it
-//! immediately.
+//! Signal handlers. SIGTERM, SIGINT and SIGUSR1 end a run after the current step, with a checkpoint. A second SIGTERM
+//! or SIGINT ends it immediately.
 //!
-//! `deepburn launch` sends SIGUSR1, because mpirun forwards that signal to all ranks and does not act on it. Further
-//! ones have no effect. One that arrives while the rank still prepares ends the run after its first step.
+//! `deepburn launch` sends SIGUSR1, because mpirun forwards that signal to all ranks and does not act on it. A second
+//! SIGUSR1 has no effect. A SIGUSR1 that arrives during the preparation ends the run after its first step.
 //!
 //! In a launched job SIGTERM has another meaning: mpirun sends it after another rank has failed. The step cannot be
-//! completed then, so the first SIGTERM only sets a flag. mpirun waits a second before it sends SIGKILL, and in that
-//! second the ranks report the failure, or the rank that they wait for.
+//! completed then, so the first SIGTERM only sets a flag. mpirun waits a second before it sends SIGKILL. In that second
+//! the ranks report the failure, or the rank that they wait for.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use signal_hook::flag;
 
 use crate::run::launcher_env::launch_id;
 
-/// The messages about a first and a second signal.
+/// The messages for a first and a second signal.
 type Messages = [&'static str; 2];
 
 const OF_SIGINT: Messages = [
@@ -44,14 +44,15 @@ pub(crate) struct Signals {
     terminated: Arc<AtomicBool>,
 }
 
-/// Turns a write beyond the file size limit (`ulimit -f`) into an error, as on a full disk. The default of SIGXFSZ ends
-/// the process.
+/// Makes a write beyond the file size limit (`ulimit -f`) return an error, as on a full disk. By default, SIGXFSZ would
+/// end the process.
 pub(crate) fn survive_file_limits() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
 impl Signals {
-    /// Starts to listen to SIGUSR1, whose default ends the process. Other signals still end a process that prepares.
+    /// Registers the handler of SIGUSR1, which would end the process by default. Other signals still end a process
+    /// during its preparation.
     pub(crate) fn prepare() -> io::Result<Self> {
         let signals = Self::default();
         survive_file_limits()?;
@@ -59,14 +60,15 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Starts to listen to SIGTERM and SIGINT too. With `prints`, each says what it does.
+    /// Registers the handlers of SIGTERM and SIGINT. With `prints`, they print what happens next.
     ///
     /// Ctrl-C twice always ends the process, even if it hangs in a collective. The shutdown is part of the signal
     /// handler, so that it does not depend on the training loop.
     pub(crate) fn listen(&self, prints: bool) -> io::Result<()> {
         let is_launched = launch_id().is_some();
-        // Handlers run in order of registration. Messages and the shutdown check the flag first, before this signal sets
-        // it. In a launched job, the launcher says what happens.
+        // Handlers run in order of registration. Messages and the shutdown are registered before the handler that sets
+        // the flag, so that the first signal does not end the process. In a launched job, the launcher prints the
+        // message.
         if prints && !is_launched {
             self.tell(SIGINT, OF_SIGINT)?;
             self.tell(SIGTERM, OF_SIGTERM)?;
@@ -83,17 +85,18 @@ impl Signals {
         self.note(SIGTERM)
     }
 
-    /// Says on standard error what a signal does, as soon as it arrives: a step may take minutes.
+    /// Registers a handler that prints on standard error what the signal does. It prints at once, because the current
+    /// step may take minutes.
     fn tell(&self, signal: i32, messages: Messages) -> io::Result<()> {
         let ends_process = self.ends_process.clone();
         let tell = move || {
             let text = messages[usize::from(ends_process.load(Relaxed))];
             let mut stderr =
                 libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
-            // A pipe that nobody reads would block the handler, and with it the shutdown.
-            // SAFETY: it is one descriptor, and it does not wait.
+            // A write to a full pipe would block the handler, and with it the shutdown.
+            // SAFETY: the pointer is to one `pollfd`, and with a timeout of 0 the call does not wait.
             if unsafe { libc::poll(&raw mut stderr, 1, 0) } == 1 {
-                // SAFETY: the text has this length. There is no remedy for a message that cannot be written.
+                // SAFETY: the text has this length. An error is ignored, because it cannot be reported.
                 let _ =
                     unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
             }
@@ -120,7 +123,7 @@ impl Signals {
         self.terminated.clone()
     }
 
-    /// Returns number and name of the last signal.
+    /// Returns the number and the name of the last signal.
     pub(crate) fn last(&self) -> (u8, &'static str) {
         match self.number.load(Relaxed) as i32 {
             SIGINT => (SIGINT as u8, "SIGINT"),

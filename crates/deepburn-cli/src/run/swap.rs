@@ -1,8 +1,7 @@
-//! Model states and activations on NVMe: their size, their folders, and the wear of the disk.
+//! Checks and reports of model states and activations that are offloaded to NVMe.
 //!
-//! Files on NVMe are checked before training, because a full disk in the middle of a step cannot be survived: gradients
-//! and optimizer states have no other place. The report at the end relates the bytes written to the endurance of a
-//! drive.
+//! The size and the folder of each swap file are checked before training, because a run cannot continue if the disk
+//! becomes full in the middle of a step. The report at the end relates the bytes written to the endurance of a drive.
 
 use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
 use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan, ZeroPlan};
@@ -15,7 +14,8 @@ use crate::run::preparation::Preparation;
 /// `activations` bytes of activations.
 ///
 /// # Errors
-/// A user's mistake: a folder is missing, unwritable, in memory or on a full disk.
+/// Returns a user's mistake if a folder is missing, cannot be written to, is on a file system in memory, or has too
+/// little free space.
 pub(crate) fn check_swap(
     preparation: &Preparation,
     local_ranks: usize,
@@ -31,13 +31,14 @@ pub(crate) fn check_swap(
         check("zero_optimization.offload_optimizer.nvme_path", file, state_bytes)?;
     }
     let Some(file) = preparation.plan.activations.offload.swap_file() else { return Ok(()) };
-    // Two files in one folder have to fit together.
+    // If both files are in one folder, the sum of their sizes has to fit.
     let shared = states.is_some_and(|states| states.folder == file.folder);
     let bytes = activations.saturating_add(if shared { state_bytes } else { 0 });
     check("activation_checkpointing.nvme_path", file, bytes)
 }
 
-/// Logs the contents of each rank's swap file. Warns of settings that leave it without parameters or make it large.
+/// Logs the contents of each rank's swap file. Warns if `max_in_cpu` keeps all parameters in memory, or if
+/// `sub_group_size` makes the file much larger than its contents.
 ///
 /// Every process calls it once, before training starts.
 pub(crate) fn announce_swap(preparation: &Preparation) {
@@ -66,7 +67,7 @@ pub(crate) fn announce_swap(preparation: &Preparation) {
              offload them to NVMe"
         );
     }
-    // The file has whole blocks for each group, so that blocks of small groups are mostly empty.
+    // Each group is padded to whole blocks, so the blocks of small groups are mostly empty.
     let unpadded = file_bytes(preparation, &with_sub_group_size(usize::MAX, zero));
     if bytes > unpadded.saturating_mul(2) {
         tracing::warn!(
@@ -89,14 +90,14 @@ fn with_sub_group_size(sub_group_size: usize, zero: &ZeroPlan) -> ZeroPlan {
     zero
 }
 
-/// Terabytes written that the warranty of a common 1 TB drive covers.
+/// Terabytes written (TBW) that the warranty of a common 1 TB drive covers.
 ///
-/// Larger drives are rated for proportionally more. The figure is for orientation and no limit.
+/// Larger drives have a proportionally higher rating. The figure is an example and not a limit.
 const RATED_TERABYTES: f64 = 600.0;
 
 /// Logs the bytes that a rank has read and written in `steps` steps, and how long a drive lasts at that rate.
 ///
-/// GB are 1e9 bytes. `waited` is the time in which the rank had nothing else to do than to wait for the disk.
+/// GB are 1e9 bytes. `waited` is the time in which the rank was blocked by the disk.
 pub(crate) fn report_swap(statistics: &IoStatistics, steps: u64) {
     let written = gigabytes(statistics.bytes_written);
     tracing::info!(
@@ -119,7 +120,7 @@ fn gigabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e9
 }
 
-/// Returns the plan of optimizer states on NVMe, if they are there.
+/// Returns the plan of the NVMe offload of optimizer states, if they are offloaded to NVMe.
 ///
 /// Gradients and parameter shards on NVMe are in the same file.
 fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
@@ -131,9 +132,8 @@ fn nvme(preparation: &Preparation) -> Option<&NvmePlan> {
 
 /// Returns the size of one rank's swap file with the plan `zero`.
 ///
-/// It is 0 if the plan keeps everything in memory.
-///
-/// Frozen parameters have neither states nor gradients in it.
+/// It is 0 if the plan keeps all states in memory. Frozen parameters have neither optimizer states nor gradients in the
+/// file.
 fn file_bytes(preparation: &Preparation, zero: &ZeroPlan) -> u64 {
     let plan = &preparation.plan;
     let ranks = preparation.job.training.ranks;

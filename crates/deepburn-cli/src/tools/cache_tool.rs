@@ -1,7 +1,7 @@
 //! `deepburn cache`: show or clear the token cache.
 //!
-//! The cache keeps the tokens of text files, so that the next run with the same files and the same tokenizer starts at
-//! once. Each entry is a line with key, size, time since its last use, and the file that it comes from:
+//! The cache stores the tokens of text files, so that a later run with the same files and the same tokenizer does not
+//! tokenize them again. Each entry is a line with its key, its size, the time since its last use, and its source file:
 //!
 //! ```text
 //! /home/user/.cache/deepburn/tokens
@@ -27,7 +27,7 @@ pub(crate) enum CacheAction {
 /// Lists or clears the token cache of the user.
 ///
 /// # Errors
-/// No home folder, or a cache that cannot be read or cleared.
+/// Returns a user's mistake if there is no home folder, or if the cache cannot be read or cleared.
 pub(crate) fn cache(action: Option<CacheAction>) -> Result<String, Failure> {
     let cache = TokenCache::of_user().ok_or_else(|| {
         Failure::mistake("no home folder for a token cache; set XDG_CACHE_HOME to a folder")
@@ -57,14 +57,14 @@ fn listing(cache: &TokenCache, entries: &[CacheEntry]) -> String {
         let name = entry.path.file_name().unwrap_or_default().to_string_lossy();
         let source = entry.source.as_deref().unwrap_or("unknown source");
         let (bytes, unused) = (size(entry.bytes), age(entry.unused));
-        // The file name also has a hash of the tokens, which tells users nothing.
+        // The file name also has a hash of the tokens, which is of no use to users.
         let key = name.split('-').next().unwrap_or_default();
         text.push_str(&format!("\n{key}  {bytes:>10}  {unused:>10}  {source}"));
     }
     text
 }
 
-/// Returns the size of all entries together.
+/// Returns the total size of all entries.
 fn total(entries: &[CacheEntry]) -> u64 {
     entries.iter().map(|entry| entry.bytes).sum()
 }

@@ -1,6 +1,7 @@
-//! `deepburn check-config`: explain a configuration in at most 30 lines, or all of it as JSON.
+//! `deepburn check-config`: explain a configuration in a summary of at most 30 lines, or as JSON.
 //!
-//! The summary shows the plan, the values of `"auto"` and the warnings. What does not fit is in the JSON.
+//! The summary shows the plan, the values of `"auto"` and the warnings. Values and warnings beyond the limit are only
+//! in the JSON.
 //!
 //! ```text
 //! configs/ds_zero3.json, on 2 ranks
@@ -13,9 +14,9 @@
 //!   activations kept for backward
 //! ```
 //!
-//! Values of `"auto"` follow with the reason of each, then warnings.
+//! The values of `"auto"` follow, each with its reason, and then the warnings.
 //!
-//! The JSON (`--json`) has the whole plan, every value of `"auto"` with its reason, and all notes.
+//! The JSON (`--json`) has the whole plan, every value of `"auto"` with its reason, and all warnings and notes.
 
 use std::path::{Path, PathBuf};
 
@@ -30,13 +31,13 @@ use serde_json::Value;
 use crate::counted::counted;
 use crate::failure::Failure;
 
-/// The most values of `"auto"` in the summary.
+/// Maximum number of `"auto"` values in the summary.
 const AUTOS_SHOWN: usize = 9;
 
-/// The most warnings in the summary.
+/// Maximum number of warnings in the summary.
 const WARNINGS_SHOWN: usize = 7;
 
-/// Values that a configuration may leave open to the job or the command line.
+/// Values that a configuration may leave to the job file or the command line.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct OpenValues {
     /// Samples of a micro-batch, if the file leaves it open.
@@ -57,10 +58,10 @@ impl OpenValues {
         }
     }
 
-    /// Refuses a micro-batch that differs from the one of the file.
+    /// Refuses a micro-batch size that differs from the file's.
     ///
     /// # Errors
-    /// A user's mistake.
+    /// Returns a user's mistake if `--micro-batch` and the file differ.
     pub(crate) fn check(self, batch: &BatchPlan) -> Result<(), Failure> {
         match self.micro_batch {
             Some(given) if given as usize != batch.micro_batch_size => {
@@ -77,10 +78,10 @@ impl OpenValues {
 
 /// Reads a configuration: a file, base64, inline JSON, or a Lightning strategy.
 ///
-/// DeepSpeed and its integrations accept these forms, so that users can pass their configuration unchanged.
+/// DeepSpeed and its integrations accept these forms, so users can pass their configuration unchanged.
 ///
 /// # Errors
-/// A user's mistake.
+/// Returns a user's mistake if the configuration cannot be read or parsed.
 pub(crate) fn read(config: &str) -> Result<RawConfig, Failure> {
     let config = located(config)?;
     match config.trim_start().starts_with('{') {
@@ -90,11 +91,11 @@ pub(crate) fn read(config: &str) -> Result<RawConfig, Failure> {
     .map_err(Failure::mistake)
 }
 
-/// Returns the path of a file that is there or, as for `finetune --config`, in `configs/`. Other forms of a
-/// configuration are returned unchanged.
+/// Returns the path of a configuration file, which is also searched in `configs/`, as for `finetune --config`. Other
+/// forms of a configuration are returned unchanged.
 ///
 /// # Errors
-/// A user's mistake: the name of a file that is in neither place.
+/// Returns a user's mistake if a file exists in neither folder.
 fn located(config: &str) -> Result<String, Failure> {
     let path = Path::new(config);
     let is_name =
@@ -109,11 +110,11 @@ fn located(config: &str) -> Result<String, Failure> {
 
 /// Explains `config` on `ranks` ranks, as a summary or as JSON.
 ///
-/// `config` is anything that [`read`] accepts, or a job file. The other sections of a job file provide the values that
-/// its `deepspeed` section leaves open.
+/// `config` is any form that [`read`] accepts, or a job file. The other sections of a job file provide the values that
+/// its `deepspeed` section does not set.
 ///
 /// # Errors
-/// A user's mistake, with everything that is wrong with the configuration.
+/// Returns a user's mistake with all errors of the configuration.
 pub(crate) fn check_config(
     config: &str,
     ranks: Option<usize>,
@@ -124,7 +125,7 @@ pub(crate) fn check_config(
         return Err(Failure::mistake("--ranks: too few: 0; use at least 1"));
     }
     let config = &located(config)?;
-    // A DeepSpeed file says nothing about ranks, unless it is an Accelerate configuration.
+    // Only Accelerate configurations have a number of processes. DeepSpeed configurations do not.
     let (written, facts) = match Job::is_job_file(Path::new(config)) {
         true => {
             let request = JobRequest { config: config.into(), ranks, ..JobRequest::default() };
@@ -148,7 +149,7 @@ pub(crate) fn check_config(
 
 /// Returns the lines of the summary, at most 30.
 ///
-/// The parts of the plan take 8 lines, and the limits on the lists keep the rest below 30.
+/// The plan has 8 lines. The limits on `"auto"` values and warnings keep the total at 30 lines or fewer.
 fn summary(source: &str, resolved: &Resolved) -> Vec<String> {
     let plan = &resolved.plan;
     let ranks = counted(plan.batch.world_size, "rank");
@@ -159,7 +160,7 @@ fn summary(source: &str, resolved: &Resolved) -> Vec<String> {
         ("precision", precision(plan)),
         ("optimizer", described(&plan.optimizer)),
         ("schedule", described(&plan.schedule)),
-        // Debug formatting keeps the point of 1.0.
+        // Debug formatting prints 1.0 with its decimal point.
         ("clipping", plan.gradient_clipping.map_or("off".to_owned(), |clip| format!("{clip:?}"))),
         ("activations", activations(plan)),
     ];
@@ -177,7 +178,7 @@ fn summary(source: &str, resolved: &Resolved) -> Vec<String> {
     lines
 }
 
-/// Returns `title` and the first `shown` of `lines`, or nothing without lines.
+/// Returns `title` and the first `shown` of `lines`. If there are no lines, the result is empty.
 fn limited(title: &str, noun: &str, mut lines: Vec<String>, shown: usize) -> Vec<String> {
     let more = lines.len().saturating_sub(shown);
     lines.truncate(shown);
@@ -190,7 +191,7 @@ fn limited(title: &str, noun: &str, mut lines: Vec<String>, shown: usize) -> Vec
     lines
 }
 
-/// Describes the batch of a step.
+/// Describes the batch size of a step.
 fn batch(batch: &BatchPlan) -> String {
     let BatchPlan { train_batch_size, micro_batch_size, gradient_accumulation_steps, world_size } =
         batch;
@@ -202,7 +203,7 @@ fn batch(batch: &BatchPlan) -> String {
     )
 }
 
-/// Describes what is sharded and what is offloaded.
+/// Describes the ZeRO stage, and which states are sharded and offloaded.
 fn zero(plan: &Plan) -> String {
     let zero = &plan.zero;
     let sharded = match zero.stage {
@@ -224,7 +225,7 @@ fn zero(plan: &Plan) -> String {
     format!("stage {}: {sharded}{states}{parameters}", zero.stage.number())
 }
 
-/// Describes the types of training.
+/// Describes the float types of training, and the loss scale.
 fn precision(plan: &Plan) -> String {
     let precision = &plan.precision;
     let mut text = precision.compute.name().to_owned();
@@ -237,7 +238,7 @@ fn precision(plan: &Plan) -> String {
     text
 }
 
-/// Describes the activation checkpointing.
+/// Describes the policy of activation checkpointing.
 fn activations(plan: &Plan) -> String {
     match plan.activations.recompute {
         RecomputePolicy::Off => "kept for backward".to_owned(),
@@ -247,11 +248,10 @@ fn activations(plan: &Plan) -> String {
     }
 }
 
-/// Formats a part of the plan as `type: name value, ...`, with the names of the JSON.
+/// Formats a part of the plan as `type: name value, ...`, with the field names of the JSON. Nested objects are
+/// flattened: their fields follow their name.
 ///
-/// The plan's serialization is the only list of its fields, so that a new field appears here without a change.
-///
-/// Nested objects are flattened: their fields follow the field's name.
+/// The fields come from the serialization of the plan, so a new field is shown without a change here.
 fn described(part: &impl Serialize) -> String {
     fn pairs(value: &Value) -> String {
         match value {

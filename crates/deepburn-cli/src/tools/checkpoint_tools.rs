@@ -1,18 +1,18 @@
 //! `deepburn inspect` and `deepburn consolidate`: show training checkpoints and export their weights.
 //!
-//! `consolidate` writes safetensors with the names of `transformers`, its `config.json`, and the tokenizer if
-//! the run has one, so that `from_pretrained` loads the folder. Existing weights and JSON files of the model
-//! are never overwritten. A checkpoint that another program saved with the library has no such names; its
-//! weights keep their module paths.
+//! `consolidate` writes safetensors with the parameter names of `transformers`, the `config.json`, and the tokenizer if
+//! the run has one, so that `from_pretrained` can load the folder. Existing weights and JSON files of the model are
+//! never overwritten. If another program saved the checkpoint with the library, these names are unknown, and weights
+//! are named by their module paths.
 //!
 //! ```text
 //! RUN/checkpoints/step-00001000/   the checkpoint, from any number of ranks
-//! RUN/model/                       the tokenizer is copied from here, if it is there
-//! OUT/model.safetensors            or shards with an index, by --max-shard-size
-//! OUT/config.json, …               the documents that the run stored in the checkpoint's client state
+//! RUN/model/                       source of the tokenizer files, if they exist
+//! OUT/model.safetensors            or several files with an index, depending on --max-shard-size
+//! OUT/config.json, …               the JSON files that the run stored in the checkpoint's client state
 //! ```
 //!
-//! `inspect` reads every byte of a checkpoint and compares hashes before it prints anything.
+//! `inspect` reads the whole checkpoint and compares its hashes before it prints anything.
 
 use std::fs;
 use std::path::Path;
@@ -56,13 +56,13 @@ pub(crate) fn weight_type() -> impl TypedValueParser<Value = FloatType> {
 pub(crate) struct Size(u64);
 
 impl FromStr for Size {
-    /// The message that the command line shows behind the option.
+    /// The message that clap prints after the name of the option.
     type Err = String;
 
     /// Parses a number with a unit. Units are decimal (`KB`, `MB`, `GB`) or binary (`KiB`, `MiB`, `GiB`), in any case.
     ///
     /// # Errors
-    /// Another form, 0, or a size that does not fit 64 bits.
+    /// Returns a message if the text has another form, or if the size is 0 or does not fit 64 bits.
     fn from_str(text: &str) -> Result<Self, String> {
         let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
         let factor = match unit.to_ascii_uppercase().as_str() {
@@ -87,7 +87,7 @@ impl FromStr for Size {
 /// Opens a checkpoint. `path` is its folder, the folder of all checkpoints, or the output folder of a run.
 ///
 /// # Errors
-/// A user's mistake: no checkpoint, or one that is damaged.
+/// Returns a user's mistake if there is no checkpoint, or if it is damaged.
 pub(crate) fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure> {
     let tag = tag.map(str::parse::<Tag>).transpose().map_err(Failure::mistake)?;
     let below = crate::run::resume::folder(path);
@@ -95,10 +95,12 @@ pub(crate) fn open(path: &Path, tag: Option<&str>) -> Result<Checkpoint, Failure
     Checkpoint::open(place, tag.as_ref()).map_err(Failure::mistake)
 }
 
-/// Opens the checkpoint that the latest one records as the best of its run. Checkpoints of abandoned runs do not count.
+/// Opens the checkpoint with the best evaluation of the run, as recorded in the latest checkpoint. Checkpoints of other
+/// runs in the folder are ignored.
 ///
 /// # Errors
-/// A user's mistake: no checkpoint, one of another program, or a best checkpoint that retention has deleted.
+/// Returns a user's mistake if there is no checkpoint, if another program saved it, or if retention has deleted the
+/// best checkpoint.
 pub(crate) fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
     let latest = open(path, None)?;
     let root = latest.path().parent().unwrap_or(path);
@@ -119,7 +121,7 @@ pub(crate) fn open_best(path: &Path) -> Result<Checkpoint, Failure> {
 /// Verifies a checkpoint and describes its contents.
 ///
 /// # Errors
-/// A user's mistake: no checkpoint, or a damaged one, with the file and what is wrong with it.
+/// Returns a user's mistake if there is no checkpoint, or if it is damaged. The message then names the damaged file.
 pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure> {
     let checkpoint = open(path, tag)?;
     match checkpoint.verify() {
@@ -130,11 +132,11 @@ pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure>
 
 /// Writes the weights of a checkpoint and the model's other files to `out`. Returns the paths of the files.
 ///
-/// Memory holds one parameter at a time. The weights are written first, and complete or not at all.
+/// Only one parameter at a time is in memory. The weights are written first, either completely or not at all.
 ///
 /// # Errors
-/// A user's mistake: a damaged checkpoint, files that exist, or a value that the type cannot represent. A
-/// failure while running if another file cannot be written.
+/// Returns a user's mistake if the checkpoint is damaged, if a file already exists, or if the float type cannot
+/// represent a value. Returns a failure while running if another file cannot be written.
 pub(crate) fn consolidate(
     checkpoint: &Checkpoint,
     out: &Path,
@@ -164,7 +166,7 @@ pub(crate) fn consolidate(
         write_whole(&out.join(name), &format!("{text}\n")).map_err(Failure::run)?;
         files.push(out.join(name).display().to_string());
     }
-    // The tokenizer is beside the model that the run has saved or will save.
+    // The tokenizer is in the folder of the model that the run has saved.
     let model = checkpoint.path().ancestors().nth(2).map(|output| output.join("model"));
     for name in TOKENIZER_FILES {
         let source = model.as_ref().map(|model| model.join(name)).filter(|path| path.is_file());
@@ -176,10 +178,11 @@ pub(crate) fn consolidate(
     Ok(files)
 }
 
-/// Refuses an output folder among the checkpoints.
+/// Refuses an output folder inside the folder of checkpoints, where the export could be mistaken for a checkpoint or
+/// deleted by retention.
 ///
 /// # Errors
-/// A user's mistake: the export would be mistaken for a checkpoint, or deleted by retention.
+/// Returns a user's mistake if `out` is inside the folder of checkpoints.
 fn refuse_inside(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
     let root = checkpoint.path().parent().and_then(|root| fs::canonicalize(root).ok());
     match (root, fs::canonicalize(out)) {
@@ -194,7 +197,7 @@ fn refuse_inside(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
 /// Writes the weights, and returns the paths of their files.
 ///
 /// # Errors
-/// The errors of the library's export.
+/// Returns a user's mistake with the error of the library's export.
 fn write(
     checkpoint: &Checkpoint,
     out: &Path,

@@ -1,9 +1,10 @@
 //! `deepburn estimate`: predict the memory and the step time of a model at one ZeRO stage or all of them.
 //!
-//! Model states and buffers need the model alone. Activations also need the length of a sequence, and step times a
-//! network ([`scaling`]). All three come from the same formulas as the forecast of a run.
+//! The sizes of model states and buffers depend only on the model and the plan. Activations are predicted if a sequence
+//! length is given, and step times if a network is given ([`scaling`]). The forecast of a run uses the same formulas.
 //!
-//! Output for GPT-2 small on 4 ranks, whose model states are the published 16 bytes per parameter:
+//! Output for GPT-2 small on 4 ranks. At stage 0 the model states take 16 bytes per parameter, the figure of the ZeRO
+//! paper (Rajbhandari et al., 2020):
 //!
 //! ```text
 //! MiB per rank, 4 ranks
@@ -67,7 +68,7 @@ pub(crate) struct EstimateArguments {
 /// Returns the table or the JSON of the requested stages.
 ///
 /// # Errors
-/// A user's mistake.
+/// Returns a user's mistake if an option, the model or the configuration is invalid.
 pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure> {
     let known = KnownModel::read(arguments.model.as_deref())?;
     let model = known.architecture();
@@ -77,7 +78,7 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     };
     let plan = plan(arguments, model)?;
     let stages = stages(stage_number(arguments, &plan)?)?;
-    // Step times need activations, for their operations.
+    // Step times need the activation graph, which contains the FLOPs.
     let length = match arguments.scaling.is_given() {
         true => arguments.sequence_length.or(Some(model.max_len() as u64)),
         false => arguments.sequence_length,
@@ -110,12 +111,10 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     Ok(lines.join("\n"))
 }
 
-/// Returns the plan of the configuration, or the default one.
-///
-/// Without a configuration it is AdamW in f32 with one sequence per micro-batch.
+/// Returns the plan of the configuration, or the default plan: AdamW in f32 with one sequence per micro-batch.
 ///
 /// # Errors
-/// A user's mistake, with everything that is wrong with the configuration.
+/// Returns a user's mistake with all errors of the configuration.
 fn plan(arguments: &EstimateArguments, model: &dyn Architecture) -> Result<Plan, Failure> {
     let written = match &arguments.deepspeed {
         Some(config) => read(config)?,
@@ -135,7 +134,7 @@ fn plan(arguments: &EstimateArguments, model: &dyn Architecture) -> Result<Plan,
 /// Returns the only stage to estimate; `None` for all of them.
 ///
 /// # Errors
-/// A user's mistake: a stage that the optimizer does not support.
+/// Returns a user's mistake if the optimizer does not support the stage.
 fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>, Failure> {
     let given = arguments.deepspeed.as_ref().map(|_| plan.zero.stage.number());
     if !plan.optimizer.exchanges_momentum() {
@@ -146,7 +145,7 @@ fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>
             "--stage: unsupported with {}: {stage}; use 0, or another optimizer",
             plan.optimizer.name()
         ))),
-        // These optimizers keep whole states on every rank, as at stage 0.
+        // These optimizers do not shard their states, as at stage 0.
         _ => Ok(Some(Stage::Disabled.number())),
     }
 }
@@ -187,19 +186,20 @@ impl EstimateInput<'_> {
 
 /// The requested step times.
 struct Scaling {
-    /// The most ranks of the tables.
+    /// Maximum number of ranks in the tables.
     ranks: u64,
-    /// The step of a rank.
+    /// The work of a rank in a step.
     workload: RankWorkload,
-    /// Machine and network.
+    /// The speed of the machine and the network.
     speed: Speed,
 }
 
 impl Scaling {
-    /// Returns `None` without `--network`.
+    /// Returns the requested step times; `None` without `--network`.
     ///
     /// # Errors
-    /// A user's mistake in the options, or threads that cannot be started to measure them.
+    /// Returns a user's mistake if the options conflict, or a failure while running if threads for a measurement cannot
+    /// be started.
     fn new(
         arguments: &EstimateArguments,
         subject: &EstimateInput<'_>,
@@ -218,11 +218,11 @@ impl Scaling {
         Ok(speed.map(|speed| Self { ranks, workload, speed }))
     }
 
-    /// Returns a row for each number of ranks. All ranks have the micro-batches of the plan, so that the batch grows
-    /// with the number of ranks.
+    /// Returns a row for each number of ranks. Each rank has the micro-batches of the plan, so the global batch size
+    /// grows with the number of ranks (weak scaling).
     ///
     /// # Errors
-    /// A user's mistake: a plan that the cost model does not support.
+    /// Returns a user's mistake if the cost model does not support the plan.
     fn rows(&self, subject: &EstimateInput<'_>, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
         let Some(graph) = subject.graph else { return Ok(Vec::new()) };
         let zero = subject.zero(stage);
@@ -239,7 +239,7 @@ impl Scaling {
     /// Returns the assumed speeds and a table for each stage.
     ///
     /// # Errors
-    /// A user's mistake: a plan that the cost model does not support.
+    /// Returns a user's mistake if the cost model does not support the plan.
     fn lines(&self, subject: &EstimateInput<'_>, stages: &[Stage]) -> Result<Vec<String>, Failure> {
         let Self { workload, speed, .. } = self;
         let mut lines = vec![workload.line(subject.graph.map_or(0, ActivationGraph::flops))];
@@ -267,24 +267,20 @@ impl Scaling {
     }
 }
 
-/// Returns the peak memory of a rank, with activations if they are known.
+/// Returns the peak memory of a rank, which is the column *GB/rank* of step times.
 ///
-/// Without activations it is the sum of states and buffers. With them it is the peak of a training pass, in which some
-/// buffers are not yet or no longer in use.
-///
-/// It is what the column *GB/rank* of step times shows.
+/// Without activations it is the sum of states and buffers. With activations it is the peak of a training pass, in
+/// which not all buffers are in use at the same time.
 fn training_bytes(estimate: &Estimate) -> u64 {
     let Some(pass) = estimate.pass else { return estimate.peak() };
     let kept = estimate.states.parameters.saturating_add(estimate.states.optimizer);
     kept.saturating_add(estimate.module_buffers).saturating_add(pass.device)
 }
 
-/// Returns the micro-batch whose activations are predicted.
-///
-/// `None` without a length: activations are then not predicted.
+/// Returns the shape of a micro-batch. It is `None` without a sequence length, and then activations are not predicted.
 ///
 /// # Errors
-/// A user's mistake: a length that the model does not support.
+/// Returns a user's mistake if the model does not support the length.
 fn batch_shape(
     length: Option<u64>,
     model: &dyn Architecture,
@@ -302,7 +298,7 @@ fn batch_shape(
 /// Returns the stages to estimate.
 ///
 /// # Errors
-/// A user's mistake: a number above 3.
+/// Returns a user's mistake if the number is above 3.
 fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
     let all = [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
     match number {
@@ -321,8 +317,8 @@ type EstimateRow = (&'static str, &'static str, u64);
 
 /// Returns the rows of an estimate.
 ///
-/// "At most" marks sizes that a run may stay below: buckets that are not full, and parameters that are
-/// gathered.
+/// "At most" marks upper bounds. A run may use less, for example because buckets are not full or fewer parameters are
+/// gathered at a time.
 fn rows(estimate: &Estimate) -> Vec<EstimateRow> {
     let Estimate { states, buffers, .. } = estimate;
     let mut rows = vec![
@@ -349,7 +345,7 @@ fn rows(estimate: &Estimate) -> Vec<EstimateRow> {
 
 /// Returns a table with one column per stage, in MiB.
 ///
-/// Rows of offload are omitted if no stage offloads anything.
+/// The rows of offloaded states are omitted if no stage offloads states.
 fn table(estimates: &[Estimate], ranks: u64) -> Vec<String> {
     let ranks = counted(ranks as usize, "rank");
     let mut lines = vec![format!("MiB per rank, {ranks}")];
@@ -431,7 +427,7 @@ mod tests {
         assert!(run(&["--micro-batch", "0"]).unwrap_err().contains("--micro-batch"));
     }
 
-    /// Figures of a cluster, so that nothing is measured.
+    /// Options for a cluster, so that no speed has to be measured.
     const CLUSTER: [&str; 8] = [
         "--network",
         "100Gb",

@@ -1,7 +1,7 @@
 //! `deepburn generate`: continue a text with a language model.
 //!
-//! Decoding is greedy unless a sampling option is given. Sampling depends on `--seed` alone, so that the same command
-//! prints the same text.
+//! Decoding is greedy unless a sampling option is given. Random sampling depends only on `--seed`, so that the same
+//! command prints the same text.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ pub(crate) struct GenerateArguments {
     /// Divide logits by T before sampling. Lower values favour likely tokens.
     #[arg(long, allow_negative_numbers = true)]
     temperature: Option<f64>,
-    /// Seed of the sampling [default: 0]
+    /// Seed of the sampling [default: 0].
     #[arg(long)]
     seed: Option<u64>,
 }
@@ -43,7 +43,8 @@ pub(crate) struct GenerateArguments {
 /// Returns the prompt with its continuation.
 ///
 /// # Errors
-/// A user's mistake: no language model, no tokenizer, an empty prompt, or sampling options out of range.
+/// Returns a user's mistake if the model is not a language model or has no tokenizer, if the prompt is empty, or if a
+/// sampling option is out of range.
 pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure> {
     let GenerateArguments { prompt, max_new_tokens, top_k, top_p, temperature, seed, .. } =
         arguments;
@@ -88,12 +89,13 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     tokenizer.decode(&[tokens, new].concat(), true).map_err(Failure::run)
 }
 
-/// Returns the last tokens of a prompt that leave room for `new` ones, and prints a note if the prompt is longer.
+/// Returns the last tokens of a prompt that fit into the model's positions together with `new` tokens. Prints a note if
+/// the prompt is longer.
 ///
-/// The beginning of a long prompt is dropped, because the end matters most for what follows.
+/// The beginning of a long prompt is dropped, because its end is most relevant for the continuation.
 ///
 /// # Errors
-/// A user's mistake: the new tokens alone fill all positions.
+/// Returns a user's mistake if the new tokens alone take all positions.
 fn last_tokens(tokens: &[u32], new: usize, positions: usize) -> Result<&[u32], Failure> {
     let room = positions.saturating_sub(new);
     if room == 0 {

@@ -7,7 +7,7 @@
 //!     status: supported
 //! ```
 //!
-//! The text comes from the same tables that parse and check a configuration, so it cannot be out of date.
+//! The text comes from the same declarations that parse and check a configuration, so it is always up to date.
 
 use deepburn_config::{KeyEntry, find_keys, job_keys, schema};
 
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 /// Returns the keys below `path`, or a JSON Schema.
 ///
 /// # Errors
-/// A user's mistake: an unknown key, or a section without a schema of its own.
+/// Returns a user's mistake if the key is unknown, or if there is no schema for the section.
 pub(crate) fn keys(path: Option<&str>, as_schema: bool) -> Result<String, Failure> {
     if as_schema {
         let schema = match path {
@@ -62,7 +62,7 @@ fn entry(entry: &KeyEntry) -> String {
     lines.join("\n")
 }
 
-/// The ZeRO stages at which a key has an effect, as users read them.
+/// Formats the ZeRO stages at which a key has an effect.
 pub(super) fn stages((first, last): (u8, u8)) -> String {
     match first == last {
         true => format!("ZeRO stage {first} only"),

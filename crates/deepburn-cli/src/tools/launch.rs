@@ -1,8 +1,8 @@
 //! `deepburn launch`: the command line of `deepburn-launch`.
 //!
-//! The launcher itself is the crate `deepburn-launch`. This module maps the options of DeepSpeed's launcher to it:
-//! `--include`, `--exclude`, `--num_nodes` and `--num_gpus` have the same meaning, and options without one here are
-//! refused with a remedy. `--dry-run` prints the command line of mpirun.
+//! The launcher is implemented in the crate `deepburn-launch`. This module parses the options of DeepSpeed's launcher:
+//! `--include`, `--exclude`, `--num_nodes` and `--num_gpus` have the same meaning, and for unsupported options the
+//! error names an alternative. `--dry-run` prints the command line of mpirun.
 //!
 //! A restart (`--max-restarts`) repeats the whole job. Ranks resume from the newest checkpoint of the launch
 //! ([`resume`](crate::run::resume)).
@@ -77,7 +77,7 @@ pub(crate) struct LaunchArguments {
     unsupported: Unsupported,
 }
 
-/// Options of DeepSpeed's launcher that are not supported. They are parsed so that the error can say what to do.
+/// Options of DeepSpeed's launcher that are not supported. They are parsed so that the error can name an alternative.
 #[derive(Debug, Args)]
 struct Unsupported {
     #[arg(long = "master_addr", alias = "master-addr", hide = true)]
@@ -101,7 +101,7 @@ impl Unsupported {
     /// Refuses the first option that was given.
     ///
     /// # Errors
-    /// A user's mistake, with what to do instead.
+    /// Returns a user's mistake that names the alternative.
     fn refuse(&self) -> Result<(), Failure> {
         let rendezvous = "mpirun connects the ranks; leave it out";
         let options = [
@@ -123,12 +123,12 @@ impl Unsupported {
 /// Launches a job and waits until it ends.
 ///
 /// # Errors
-/// A user's mistake, hosts that do not answer, or failed ranks. Failed ranks give the exit status of the rank that
-/// failed first.
+/// Returns a user's mistake, a failure while running if a host does not answer, or the failure of a rank. In the last
+/// case the exit status is the status of the rank that failed first.
 pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
     let dry_run = arguments.dry_run;
     let launch = planned(arguments)?;
-    // The line is printed in any case, so that users can start mpirun themselves.
+    // The command line is always printed, so that users can start mpirun themselves.
     let line = quoted(&launch.words());
     if dry_run {
         return console::print(&line);
@@ -151,11 +151,11 @@ pub(crate) fn launch(arguments: LaunchArguments) -> Result<(), Failure> {
 /// Returns the launch that the command line describes.
 ///
 /// # Errors
-/// A user's mistake, before any host is contacted.
+/// Returns a user's mistake. No host has been contacted then.
 fn planned(arguments: LaunchArguments) -> Result<Launch, Failure> {
     arguments.unsupported.refuse()?;
     let hosts = selected_hosts(&arguments)?;
-    // `finetune` is found beside this program if it is not on PATH.
+    // If `finetune` is not on PATH, it is searched in the folder of this program.
     let own = env::current_exe().ok();
     let beside = own.as_deref().and_then(|file| file.parent());
     let path = env::var_os("PATH");
@@ -179,7 +179,8 @@ fn planned(arguments: LaunchArguments) -> Result<Launch, Failure> {
 /// Returns the hosts of the hostfile, or this machine, with the slots that the options select.
 ///
 /// # Errors
-/// A user's mistake: an unreadable hostfile, unknown hosts or slots, or options that exclude each other.
+/// Returns a user's mistake if the hostfile cannot be read, if a host or slot is unknown, or if options exclude each
+/// other.
 fn selected_hosts(arguments: &LaunchArguments) -> Result<Vec<HostSlots>, Failure> {
     let selection = Selection {
         include: arguments.include.clone(),

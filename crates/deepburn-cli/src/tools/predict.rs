@@ -1,10 +1,10 @@
 //! `deepburn predict`: classify texts with a trained classifier.
 //!
 //! A file is read, classified and written in parts of at most [`PART_TEXTS`] texts, so that memory does not grow with
-//! the file. A second thread reads the next part while one is classified.
+//! the file. A second thread reads the next part while the current one is classified.
 //!
-//! Columns and maximum length come from the `job.json` of the run, so that a model sees texts as in training. Options
-//! override them. If the table has labels, the summary shows the accuracy:
+//! The names of columns and the maximum length come from the `job.json` of the run, so that texts are read and
+//! truncated as in training. Options override them. If the table has labels, the summary shows the accuracy:
 //!
 //! ```text
 //! texts classified: 1000; accuracy 91.30 % (913 of 1000 with a known label)
@@ -25,9 +25,9 @@ use crate::job::model_folder::ModelFolder;
 use crate::tools::predictions::{OutputColumns, Prediction, PredictionWriter};
 use crate::tools::trained_classifier::{TrainedClassifier, likeliest};
 
-/// The most texts of a part.
+/// Maximum number of texts in a part.
 const PART_TEXTS: usize = 1024;
-/// The size of its texts, in bytes, at which a part is complete.
+/// A part is also complete if its texts have this many bytes.
 const PART_BYTES: usize = 4 << 20;
 
 /// Options of `deepburn predict`.
@@ -64,7 +64,8 @@ pub(crate) struct PredictArguments {
 /// Classifies texts and writes a row for each.
 ///
 /// # Errors
-/// A user's mistake in the model, the table or the output, or a failure while running. A failure leaves no output file.
+/// Returns a user's mistake if the model, the table or the output is invalid, or a failure while running. No output
+/// file is created then.
 pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
     deepburn::start_threads().map_err(Failure::run)?;
     let folder = ModelFolder::find(&arguments.model, "--model")?;
@@ -91,7 +92,8 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
         }
         Some(path) => {
             thread::scope(|scope| {
-                // The channel holds one part, so that at most three are in memory: read, waiting and classified.
+                // The channel buffers one part, so that at most three parts are in memory: one is read, one waits in
+                // the channel, and one is classified.
                 let (sender, parts) = sync_channel(1);
                 scope.spawn(move || send_parts(path, &table, &sender));
                 classify_all(parts, &classifier, &mut writer, &mut summary)
@@ -108,7 +110,7 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
 /// Refuses an output that would overwrite the table, because its other columns would be lost.
 ///
 /// # Errors
-/// A user's mistake.
+/// Returns a user's mistake if input and output are the same file.
 fn check_places(arguments: &PredictArguments) -> Result<(), Failure> {
     let (Some(file), Some(output)) = (&arguments.file, &arguments.output) else { return Ok(()) };
     let same = match (file.canonicalize(), output.canonicalize()) {
@@ -126,9 +128,8 @@ fn check_places(arguments: &PredictArguments) -> Result<(), Failure> {
 
 /// Returns the columns to read and to write.
 ///
-/// A label column from the run is optional: tables to classify often have none. One from the command line is required.
-///
-/// Classes without names are shown by their numbers.
+/// The label column of the run is optional, because tables to classify often have no labels. A label column from the
+/// command line is required. If classes have no names, their numbers are shown.
 fn columns(
     arguments: &PredictArguments,
     folder: &ModelFolder,
@@ -153,25 +154,25 @@ fn columns(
     Ok(OutputColumns { table, classes, are_numbers: classifier.name(0).is_none() })
 }
 
-/// Rows of the table, or the error that ended it.
+/// A part of the table's rows, or the error that ended reading.
 type Part = Result<Vec<TableText>, DataError>;
 
-/// Reads the table part by part, until its end or until the receiver is gone.
+/// Reads the table part by part, until its end or until the receiver is dropped.
 ///
-/// An error is sent in place of a part and ends the table.
+/// If reading fails, the error is sent as the last part.
 fn send_parts(path: &Path, columns: &TextColumns, parts: &SyncSender<Part>) {
     let (mut part, mut bytes) = (Vec::new(), 0);
     let outcome = read_texts(path, columns, &mut |row| {
         bytes += row.text.len();
         part.push(row);
-        // Both limits bound the memory: many short texts, or few long ones.
+        // There are two limits, because a part may have many short texts or few long ones.
         if part.len() < PART_TEXTS && bytes < PART_BYTES {
             return true;
         }
         bytes = 0;
         parts.send(Ok(std::mem::take(&mut part))).is_ok()
     });
-    // Without a receiver, classification has already failed.
+    // If the receiver was dropped, classification has already failed.
     let _ = match outcome {
         Ok(()) => parts.send(Ok(part)),
         Err(error) => parts.send(Err(error)),
@@ -181,7 +182,7 @@ fn send_parts(path: &Path, columns: &TextColumns, parts: &SyncSender<Part>) {
 /// Classifies and writes all parts.
 ///
 /// # Errors
-/// A part that cannot be read or classified, or a table without rows.
+/// Returns a failure if a part cannot be read or classified, or if the table has no rows.
 fn classify_all(
     parts: Receiver<Part>,
     classifier: &TrainedClassifier,
@@ -202,7 +203,7 @@ fn classify_all(
 /// Classifies and writes a part. Returns whether the output is still open.
 ///
 /// # Errors
-/// A text that cannot be tokenized, logits that are not finite, or an output that cannot be written.
+/// Returns a failure if a text cannot be tokenized, if logits are not finite, or if the output cannot be written.
 fn classify(
     part: Vec<TableText>,
     classifier: &TrainedClassifier,
@@ -231,7 +232,7 @@ struct PredictionSummary {
     texts: usize,
     /// Rows whose label is a class of the model.
     labelled: usize,
-    /// Rows whose prediction is their label.
+    /// Rows whose prediction equals their label.
     correct: usize,
     /// An example of a label that is not a class of the model.
     unknown: Option<String>,

@@ -1,7 +1,7 @@
-//! Predictions as rows of a file or of standard output.
+//! Writes predictions as rows of a file or to standard output.
 //!
-//! Main type: [`PredictionWriter`]. It writes a file under a temporary name and renames it at the end, so that a
-//! failure leaves an existing file as it was.
+//! Main type: [`PredictionWriter`]. It writes a file under a temporary name and renames it at the end, so that an
+//! existing file is unchanged if writing fails.
 //!
 //! A row has the columns of the input, then the prediction, then the probability of each class. In CSV these are
 //! `predicted_label`, `predicted_class`, `probability` and one `probability_CLASS` per class. In JSON lines the
@@ -35,8 +35,8 @@ pub(crate) struct Prediction {
 
 /// The columns of the output.
 ///
-/// Columns of the input keep their names. A column that would have the name of another one is an error rather than
-/// renamed, because a reader could not know which is which.
+/// Columns of the input keep their names. If two columns have the same name, it is an error. Renaming one of them would
+/// make the output ambiguous.
 #[derive(Debug, Clone)]
 pub(crate) struct OutputColumns {
     /// Columns of the input, which come first.
@@ -49,11 +49,11 @@ pub(crate) struct OutputColumns {
 
 /// Writes predictions, one row each.
 ///
-/// The columns are fixed when it starts. Invalid ones are an error before the model classifies anything.
+/// The columns are checked when the writer starts, so that invalid ones are reported before a text is classified.
 pub(crate) struct PredictionWriter {
     /// Names of the columns.
     columns: OutputColumns,
-    /// Where rows go.
+    /// Format and destination of the rows.
     sink: OutputSink,
     /// The file to rename at the end.
     file: Option<PartialFile>,
@@ -63,17 +63,19 @@ pub(crate) struct PredictionWriter {
 enum OutputSink {
     /// A CSV file with a header.
     Csv(Box<csv::Writer<BufWriter<File>>>),
-    /// A file with one JSON object a line.
+    /// A file with one JSON object per line.
     JsonLines(BufWriter<File>),
     /// JSON objects on standard output.
     Screen(io::Stdout),
 }
 
 impl PredictionWriter {
-    /// Starts `output`, a `.csv` or `.jsonl` file, or rows of JSON on standard output.
+    /// Starts the output file `output`, a `.csv` or `.jsonl` file. Without a file, rows are JSON objects on standard
+    /// output.
     ///
     /// # Errors
-    /// A user's mistake: another format, an unwritable path, or two columns with one name.
+    /// Returns a user's mistake if the format is not supported, if the path cannot be written to, or if two columns
+    /// have the same name.
     pub(crate) fn start(output: Option<&Path>, columns: OutputColumns) -> Result<Self, Failure> {
         columns.check()?;
         let Some(path) = output else {
@@ -98,7 +100,7 @@ impl PredictionWriter {
         if path.is_dir() {
             return Err(refused(ErrorKind::IsADirectory.into()));
         }
-        // The number of the process keeps two commands with the same output apart.
+        // The process ID is in the temporary name, so that two commands with the same output do not conflict.
         let name = path.file_name().map(|it| it.to_string_lossy()).unwrap_or_default();
         let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
         let whole = PartialFile::create(path, partial).map_err(refused)?;
@@ -112,16 +114,16 @@ impl PredictionWriter {
         Ok(writer)
     }
 
-    /// Writes the names of the columns, in CSV.
+    /// Writes the CSV header. JSON lines have none.
     fn write_header(&mut self) -> io::Result<()> {
         let OutputSink::Csv(writer) = &mut self.sink else { return Ok(()) };
         Ok(writer.write_record(self.columns.names())?)
     }
 
-    /// Writes a row. Returns whether standard output is still open.
+    /// Writes a row. Returns `false` if standard output was closed.
     ///
     /// # Errors
-    /// The file cannot be written, for example on a full disk.
+    /// Returns a failure while running if the output cannot be written, for example because the disk is full.
     pub(crate) fn write(&mut self, row: &Prediction) -> Result<bool, Failure> {
         let outcome = match &mut self.sink {
             OutputSink::Csv(writer) => {
@@ -136,10 +138,10 @@ impl PredictionWriter {
         outcome.map_err(|error| self.failed(error)).map(|()| true)
     }
 
-    /// Completes the file under its final name.
+    /// Completes the file and renames it to its final name.
     ///
     /// # Errors
-    /// The file cannot be written, for example on a full disk.
+    /// Returns a failure while running if the file cannot be written, for example because the disk is full.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
         let written = match &mut self.sink {
             OutputSink::Csv(writer) => writer.flush(),
@@ -163,20 +165,18 @@ fn cannot_write(path: &Path, error: io::Error) -> Failure {
     Failure::run(format!("{} cannot be written: {error}", path.display()))
 }
 
-/// The columns of every output, between the input's columns and the class columns.
+/// The columns of every output, between the columns of the input and the probabilities of the classes.
 const OWN: [&str; 3] = ["predicted_label", "predicted_class", "probability"];
 
 impl OutputColumns {
-    /// Returns all names, in the order of a row.
-    ///
-    /// Columns of the input come first, then the prediction, then one probability for each class.
+    /// Returns the names of all columns: the columns of the input, the prediction, and a probability for each class.
     fn names(&self) -> Vec<String> {
         let own = OWN.map(str::to_owned);
         let classes = self.classes.iter().map(|class| format!("probability_{class}"));
         self.inputs().map(|(_, name)| name.clone()).chain(own).chain(classes).collect()
     }
 
-    /// Returns the columns of the input, each with the option that names it.
+    /// Returns the columns of the input, each with its command-line option.
     fn inputs(&self) -> impl Iterator<Item = (&'static str, &String)> {
         let TextColumns { text, label, copied } = &self.table;
         let label = label.iter().map(|name| ("--label-field", name));
@@ -187,10 +187,10 @@ impl OutputColumns {
     /// Refuses columns of the input that are named twice or have the name of an output column.
     ///
     /// # Errors
-    /// A user's mistake, with the option that names the column.
+    /// Returns a user's mistake with the option of the column.
     fn check(&self) -> Result<(), Failure> {
         let mut names = self.names();
-        // JSON has this field in place of one column for each class.
+        // JSON has this field instead of a column for each class.
         names.push("probabilities".to_owned());
         for (option, name) in self.inputs() {
             if self.inputs().filter(|(_, other)| *other == name).count() > 1 {
@@ -207,9 +207,7 @@ impl OutputColumns {
         Ok(())
     }
 
-    /// Returns the cells of a row in CSV.
-    ///
-    /// They are in the order of [`names`](Self::names).
+    /// Returns the cells of a CSV row, in the order of [`names`](Self::names).
     fn cells(&self, prediction: &Prediction) -> Vec<String> {
         let Prediction { row, class, probabilities } = prediction;
         let mut cells = vec![row.text.clone()];
@@ -228,7 +226,7 @@ impl OutputColumns {
 
     /// Returns a row as a JSON object.
     ///
-    /// Classes without names are numbers in JSON, too.
+    /// If classes have no names, `predicted_label` is a number.
     fn object(&self, prediction: &Prediction) -> Value {
         let Prediction { row, class, probabilities } = prediction;
         let mut object = Map::new();
@@ -251,10 +249,10 @@ impl OutputColumns {
     }
 }
 
-/// Returns a cell as JSON: a number if it is written as one, else a text. "007" stays a text.
+/// Returns a cell as JSON: a number or a string.
 ///
-/// Only a number that is printed in the same way again is one, so that ids keep leading zeros and many
-/// digits.
+/// A cell is only a number if it would be printed in the same way again. So ids such as `007`, or ids with more digits
+/// than a number can have, stay strings.
 fn shown(cell: &str) -> Value {
     match serde_json::from_str(cell) {
         Ok(Value::Number(number)) if number.to_string() == cell => Value::Number(number),
@@ -262,7 +260,7 @@ fn shown(cell: &str) -> Value {
     }
 }
 
-/// Rounds a probability to eight decimals. Further ones are noise of f32 arithmetic.
+/// Rounds a probability to eight decimals. Further decimals are rounding errors of f32.
 fn rounded(probability: f64) -> f64 {
     (probability * 1e8).round() / 1e8
 }

@@ -1,15 +1,16 @@
 //! Predicted step times over a range of ranks, for `deepburn estimate --network`.
 //!
-//! Main type: [`ScalingArguments`], the machine and the network of a user. Missing figures are measured on this machine
-//! ([`measured`]) or assumed, and the output states the source of each. The cost model of a step is
-//! [`cost`](deepburn::zero::cost).
+//! Main type: [`ScalingArguments`], the options for the machine and the network. Figures that are not given are
+//! measured on this machine ([`measured`]) or assumed, and the output states the source of each. The cost model of a
+//! step is [`cost`](deepburn::zero::cost).
 //!
-//! Ranks on links have a machine each, so that ideal scaling keeps the step time. Rank threads share one machine: they
-//! share its FLOP/s and its memory bandwidth, and ideally the step time grows with their number. The efficiency of a
-//! row is relative to that ideal.
+//! With a network, each rank has its own hardware, and the step time would ideally stay the same as ranks are added.
+//! Rank threads share the FLOP/s and the memory bandwidth of one machine, so the step time is ideally proportional to
+//! their number. The efficiency of a row is relative to this ideal.
 //!
 //! Output for GPT-2 small at stage 3 (`--network 100Gb --flops 150T --memory-bandwidth 1.5TB --sequence-length 512`).
-//! One short sequence per rank is too little work for the parameters that a step moves, which the efficiency shows:
+//! The efficiency is low, because one short sequence per rank is little computation compared with the communication of
+//! the parameters:
 //!
 //! ```text
 //! step of a rank: 1 micro-batch of 1 x 512 tokens, 408.25 GFLOP
@@ -44,8 +45,7 @@ const ASSUMED_LATENCY: f64 = 5e-6;
 /// Source of a measured figure.
 const MEASURED: &str = "measured on this machine";
 
-/// The most ranks of a prediction: more than any cluster has, and few enough that no count of tokens or bytes
-/// overflows.
+/// Maximum number of ranks of a prediction. No cluster has more, and numbers of tokens and bytes do not overflow.
 const MAX_RANKS: u64 = 1 << 20;
 
 /// The machine and the network of the predicted step times.
@@ -73,7 +73,7 @@ pub(crate) struct ScalingArguments {
     memory_bandwidth: Option<f64>,
 }
 
-/// The workload of a rank. Its sizes decide how much of its peak a machine reaches.
+/// The work of a rank in a step. How much of its peak performance a machine reaches depends on these sizes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RankWorkload {
     /// Micro-batch of a rank.
@@ -115,7 +115,8 @@ impl ScalingArguments {
     /// Returns the speed of machine and network; `None` without `--network`.
     ///
     /// # Errors
-    /// Conflicting options, or threads that cannot be started for a measurement.
+    /// Returns a user's mistake if options conflict, or a failure while running if threads for a measurement cannot be
+    /// started.
     pub(crate) fn speed(
         &self,
         workload: &RankWorkload,
@@ -141,7 +142,7 @@ impl ScalingArguments {
         }
         let measured = match (self.flops, self.memory_bandwidth) {
             (Some(_), Some(_)) => None,
-            // The arrays of all threads share the caches.
+            // Rank threads share the caches, so the measured arrays are as large as the arrays of all ranks.
             _ => Some(MeasuredSpeed::new(workload, if is_threads { ranks } else { 1 })),
         };
         let figure =
@@ -172,7 +173,7 @@ impl ScalingArguments {
 }
 
 impl Speed {
-    /// Returns the speed of each of `ranks` ranks.
+    /// Returns the speed of each rank if there are `ranks` ranks.
     pub(crate) fn rank_speed(&self, ranks: u64) -> RankSpeed {
         match self.network {
             Network::Threads { .. } => self.rank.shared_by(ranks),
@@ -185,9 +186,8 @@ impl Speed {
         &self.network
     }
 
-    /// Returns the figures behind the predictions, each with its source.
-    ///
-    /// Two lines: the speed and the network.
+    /// Returns two lines with the figures that the predictions are based on, the speed and the network. Each figure has
+    /// its source.
     pub(crate) fn lines(&self, workload: &RankWorkload) -> Vec<String> {
         let [flops, memory, latency] = self.sources;
         let RankSpeed { flops: rate, memory_bandwidth } = self.rank;
@@ -244,11 +244,11 @@ impl Speed {
         record
     }
 
-    /// Returns the throughput of a row per unit of hardware, relative to one rank.
+    /// Returns the scaling efficiency of a row: the ideal step time, divided by the predicted one.
     ///
-    /// It is 1 if communication costs nothing and the machine does not slow down.
+    /// It is 1 if the throughput per machine is the same as with one rank.
     fn efficiency(&self, row: &StepCost, one: &StepCost) -> f64 {
-        // Threads share the hardware, so that ideally the step time is proportional to their number.
+        // Threads share the hardware, so the ideal step time is proportional to their number.
         let ideal = match self.network {
             Network::Threads { .. } => one.seconds * row.ranks as f64,
             Network::Links(_) => one.seconds,
@@ -257,11 +257,7 @@ impl Speed {
     }
 }
 
-/// Returns the powers of two below `ranks`, and `ranks`.
-///
-/// They are few enough for a table even at the highest number of ranks.
-///
-/// The last row so has the ranks that were asked for.
+/// Returns the powers of two below `ranks`, followed by `ranks`.
 pub(crate) fn rank_counts(ranks: u64) -> Vec<u64> {
     let powers = (0..u64::BITS).map(|power| 1_u64 << power);
     powers.take_while(|count| *count < ranks).chain([ranks]).collect()
@@ -269,8 +265,8 @@ pub(crate) fn rank_counts(ranks: u64) -> Vec<u64> {
 
 /// Returns the table of a stage.
 ///
-/// Memory is in GB (1e9 bytes), times are in seconds of one step, and tokens are of all ranks. *Hidden* is
-/// communication that runs beside computation.
+/// Memory is in GB (1e9 bytes), times are in seconds per step, and the throughput is the sum over all ranks. *Hidden*
+/// is the communication time that overlaps with computation.
 pub(crate) fn table(
     stage: Stage,
     rows: &[ScalingRow],
@@ -329,7 +325,7 @@ pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &RankWorkloa
     rows.iter().map(record).collect()
 }
 
-/// Returns the throughput of all ranks.
+/// Returns the throughput of all ranks together.
 fn tokens_per_second(cost: &StepCost, workload: &RankWorkload) -> f64 {
     (cost.ranks * workload.tokens()) as f64 / cost.seconds
 }
@@ -340,7 +336,7 @@ impl RankWorkload {
         self.micro_batches * self.batch.sequences * self.batch.length
     }
 
-    /// Describes the step of a rank in one line. `flops` are the operations of a micro-batch.
+    /// Describes the work of a rank in one line. `flops` is the number of operations of a micro-batch.
     pub(crate) fn line(&self, flops: u64) -> String {
         let Self { batch, micro_batches, .. } = self;
         format!(

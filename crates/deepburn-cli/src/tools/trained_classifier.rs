@@ -1,9 +1,7 @@
-//! Inference with a trained classifier: from texts to class probabilities.
+//! Inference with a trained classifier, from texts to class probabilities.
 //!
-//! Main type: [`TrainedClassifier`], an encoder or a GPT-2 classifier. Texts are tokenized, cut and padded as in
-//! training and evaluation.
-//!
-//! Inference needs no sharding, so the model is loaded on the plain backend `flex` and runs on all cores.
+//! Main type: [`TrainedClassifier`], an encoder or a GPT-2 classifier. Texts are tokenized, truncated and padded as in
+//! training. The model is not sharded. It is loaded on the plain backend `flex` and runs on all cores.
 
 use std::path::Path;
 
@@ -15,14 +13,14 @@ use deepburn_models::{TextBatch, TextLimits};
 use crate::failure::Failure;
 use crate::job::known_model::{Classify, KnownModel};
 
-/// The most texts of a batch.
+/// Maximum number of texts in a batch.
 const BATCH_TEXTS: usize = 64;
-/// The most tokens of a batch, padding included, unless a single text has more.
+/// Maximum number of tokens in a batch, including padding, unless a single text has more.
 const BATCH_TOKENS: usize = 8192;
 
 /// A classifier, its tokenizer and the names of its classes.
 ///
-/// It is immutable, and all its methods compute on all cores.
+/// It is immutable.
 pub(crate) struct TrainedClassifier {
     /// Maps a batch to logits.
     classify: Classify,
@@ -32,15 +30,16 @@ pub(crate) struct TrainedClassifier {
     limits: TextLimits,
     /// Class names, if the model has some.
     names: Option<ClassNames>,
-    /// Tokens that texts are cut to.
+    /// Maximum number of tokens of a text. Longer texts are truncated.
     max_length: usize,
 }
 
 impl TrainedClassifier {
-    /// Reads the classifier in `folder`. Texts are cut to `max_length` tokens, or to the maximum of the model.
+    /// Reads the classifier in `folder`. Texts are truncated to `max_length` tokens, or to the maximum of the model.
     ///
     /// # Errors
-    /// A user's mistake: no classifier, damaged files, or a model that supports fewer tokens.
+    /// Returns a user's mistake if the folder has no classifier, if a file is damaged, or if the model supports fewer
+    /// tokens than `max_length`.
     pub(crate) fn open(folder: &Path, max_length: Option<usize>) -> Result<Self, Failure> {
         let KnownModel::Classifier(config) = KnownModel::read(Some(folder))? else {
             return Err(Failure::mistake(format!(
@@ -74,7 +73,7 @@ impl TrainedClassifier {
         self.limits.num_classes
     }
 
-    /// Returns the number of tokens that texts are cut to.
+    /// Returns the number of tokens that texts are truncated to.
     pub(crate) fn max_length(&self) -> usize {
         self.max_length
     }
@@ -84,7 +83,7 @@ impl TrainedClassifier {
         self.names.as_ref()?.as_slice().get(class).map(String::as_str)
     }
 
-    /// Returns the class of a label in a table: a name, or else a class number.
+    /// Returns the class of a label in a table. The label is a class name, or else a class number.
     pub(crate) fn class(&self, label: &str) -> Option<usize> {
         let label = label.trim();
         let names = self.names.as_ref().map_or(&[][..], ClassNames::as_slice);
@@ -92,11 +91,11 @@ impl TrainedClassifier {
         named.or_else(|| label.parse().ok().filter(|class| *class < self.limits.num_classes))
     }
 
-    /// Returns the probabilities of all classes for each of `texts`. Texts of similar length share a batch, so that
-    /// there is little padding; results are in the order of `texts`.
+    /// Returns the probabilities of all classes for each of `texts`, in the same order. Batches have texts of similar
+    /// length, so that there is little padding.
     ///
     /// # Errors
-    /// A text that cannot be tokenized, or logits that are not finite.
+    /// Returns a user's mistake if a text cannot be tokenized, or a failure while running if logits are not finite.
     pub(crate) fn predict(&self, texts: &[&str]) -> Result<Vec<Vec<f64>>, Failure> {
         let texts = LabelledTexts::unlabelled(texts, &self.tokenizer, self.max_length, "the texts")
             .map_err(Failure::mistake)?;
@@ -132,10 +131,10 @@ impl TrainedClassifier {
     }
 }
 
-/// Returns the probabilities of logits. The highest logit is subtracted first, so that no exponential overflows.
+/// Computes the softmax of `logits`. The highest logit is subtracted first, so that no exponential overflows.
 ///
 /// # Errors
-/// A failure while running: logits that are not finite.
+/// Returns a failure while running if a logit is not finite.
 fn softmax(logits: &[f32]) -> Result<Vec<f64>, Failure> {
     if logits.iter().any(|logit| !logit.is_finite()) {
         return Err(Failure::run("the model's logits are not finite; train it again"));
@@ -146,7 +145,7 @@ fn softmax(logits: &[f32]) -> Result<Vec<f64>, Failure> {
     Ok(weights.into_iter().map(|weight| weight / sum).collect())
 }
 
-/// Returns the class with the highest probability, the first of equals.
+/// Returns the class with the highest probability. If several classes have it, returns the first.
 pub(crate) fn likeliest(probabilities: &[f64]) -> usize {
     let better = |best: usize, class: usize| {
         if probabilities[class] > probabilities[best] { class } else { best }

@@ -1,31 +1,33 @@
-"""Traces of a fine-tune of the tiny GPT-2 with Muon and LAMB, for tests/programs.
+"""Prints traces of fine-tuning the tiny GPT-2 with Muon and LAMB, for tests/programs.
 
     pip install torch==2.9 transformers==5.23 deepspeed==0.19.8 ninja numpy
     python optimizer_traces.py > optimizer_traces.json      # reads ../../../../models/tests/data/tiny and tokens.bin
 
-It prints how far the variants are from each other to stderr. Model, data, batches, clipping and warm-up are those of
-traces/s0_n1.json: 4 sequences of 32 tokens a step, in the order of the file, on one rank, gradients clipped to a norm
-of 1, five steps of logarithmic warm-up, of which the first two have a learning rate of 0. Each variant is a trace of
-the same format. In its rows, `loss` is from before the step, `grad_norm` from before clipping (null where DeepSpeed
-keeps none), `lr` the rate of the matrices (of everything with LAMB), and `adam_lr` that of AdamW. `ds` is
-a configuration of DeepSpeed. Without a `warmup_max_lr` its schedule goes up to the rates of the optimizer's groups.
+The differences between the variants are printed to stderr. Model, data, batches, clipping and warm-up are the same as
+in traces/s0_n1.json: 4 sequences of 32 tokens per step, in the order of the file, on one rank, gradients clipped to a
+norm of 1, and five steps of logarithmic warm-up, of which the first two have a learning rate of 0.
 
-muon            torch.optim.Muon for the 2D weights of the blocks, torch.optim.AdamW for everything else, all in f32.
-                Muon sees each matrix as [out, in]; of attn.c_attn, which is [in, 3 * out], three of them
-muon_f64        the same in f64, model included, to tell the rounding errors of f32 from differences of the formula
-muon_bf16       `muon` as PyTorch publishes it, with the Newton-Schulz iteration in bfloat16; its numbers depend on how
+Each variant is a trace of the same format. In its rows, `loss` is the loss before the step, `grad_norm` the norm before
+clipping (null if DeepSpeed does not store it), `lr` the learning rate of the matrices (of all parameters with LAMB),
+and `adam_lr` the learning rate of AdamW. `ds` is a DeepSpeed configuration. Without `warmup_max_lr`, its schedule
+increases to the learning rates of the optimizer's groups.
+
+muon            torch.optim.Muon for the 2D weights of the blocks, torch.optim.AdamW for all other parameters, in f32.
+                Each matrix is transposed to [out, in]. attn.c_attn, which is [in, 3 * out], is split into three of them
+muon_f64        `muon` in f64, including the model, to tell rounding errors of f32 from differences of the formula
+muon_bf16       `muon` as published in PyTorch, with the Newton-Schulz iteration in bfloat16. Its numbers depend on how
                 the CPU adds products of bfloat16
-deepspeed_muon  DeepSpeed without ZeRO, with its Newton-Schulz iterations in f32. It takes 2D parameters as they are
-                ([in, out], all of attn.c_attn as one), and takes wte and wpe too: their names do not contain "embed"
-deepspeed_muon_standard     the same with ns_method "standard"
-deepspeed_muon_published    `deepspeed_muon` in fp16, which DeepSpeed chooses where the CPU supports it, or else in f32
+deepspeed_muon  DeepSpeed without ZeRO, with its Newton-Schulz iterations in f32. It does not transpose or split 2D
+                parameters ([in, out], attn.c_attn as one matrix), and also updates wte and wpe, because their names do
+                not contain "embed"
+deepspeed_muon_standard     `deepspeed_muon` with ns_method "standard"
+deepspeed_muon_published    `deepspeed_muon` in fp16, which DeepSpeed chooses if the CPU supports it, or else in f32
 deepspeed_muon_stage1, _stage2, _stage3
                 `deepspeed_muon` with ZeRO, which clips orthogonalized updates instead of gradients
-lamb            the formula of DeepSpeed's csrc/lamb/fused_lamb_cuda_kernel.cu for all parameters; the model in f32,
-                moments and update in f64. `coefficients` of a row says how many parameters have a coefficient of 1
-                because a norm is 0, of min_coeff, between the bounds, and of max_coeff. No row has one of the
-                first or the last kind
-lamb_fast       the same with 10 times the learning rate, at which losses move more, and fewer coefficients are min_coeff
+lamb            the formula of DeepSpeed's csrc/lamb/fused_lamb_cuda_kernel.cu for all parameters, with the model in f32
+                and moments and update in f64. `coefficients` of a row is the number of parameters whose coefficient is
+                1 because a norm is 0, min_coeff, between the bounds, and max_coeff. The first and the last are always 0
+lamb_fast       `lamb` with 10 times the learning rate, so that losses change more, and fewer coefficients are min_coeff
 """
 import contextlib, json, math, os, pathlib, socket, sys
 
@@ -91,12 +93,12 @@ def trace(ds, rows):
 
 
 def warmup(step):
-    """The factor of step `step`, counted from 0. DeepSpeed sets the rate of a step after the step before it."""
+    """Returns the factor of step `step`, counted from 0. DeepSpeed sets the rate of a step after the previous step."""
     return min(1.0, math.log(max(step, 1)) / math.log(WARMUP))
 
 
 def train(net, update):
-    """`update` takes a step with a factor of its learning rates and returns the rates."""
+    """Trains and returns the rows. `update` takes a step with a factor of its learning rates and returns the rates."""
     rows = []
     for step, tokens in enumerate(batches()):
         loss = net(input_ids=tokens, labels=tokens).loss
@@ -110,7 +112,7 @@ def train(net, update):
 
 @contextlib.contextmanager
 def without_bfloat16():
-    """torch.optim.Muon converts to bfloat16 what it orthogonalizes. Here it gets a copy of the same type instead."""
+    """Makes torch.optim.Muon orthogonalize matrices in their own type. It would convert them to bfloat16."""
     published = torch.Tensor.bfloat16
     torch.Tensor.bfloat16 = torch.Tensor.clone
     try:
@@ -120,7 +122,7 @@ def without_bfloat16():
 
 
 def matrices(net):
-    """Functions that return the matrices of a tensor shaped as a 2D weight of the blocks, with the weight."""
+    """Returns the 2D weights of the blocks, each with a function that splits a tensor of its shape into matrices."""
     def transposed(weight):
         return [weight.T]
 
@@ -134,7 +136,7 @@ def matrices(net):
 def torch_muon(dtype=torch.float32, published=False):
     net = model().to(dtype)
     hidden = matrices(net)
-    # The optimizer's parameters: copies of the matrices, as it wants them.
+    # The parameters of the optimizer are copies of the matrices in its layout.
     copies = [[torch.nn.Parameter(part.contiguous()) for part in parts(weight.data)] for weight, parts in hidden]
     taken = {id(weight) for weight, _ in hidden}
     muon = torch.optim.Muon([copy for own in copies for copy in own], nesterov=True, ns_steps=5, **MUON)

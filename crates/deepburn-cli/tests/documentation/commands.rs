@@ -1,4 +1,4 @@
-//! Commands in the documentation: their programs, subcommands, options, files and keys exist.
+//! Checks that the programs, subcommands, options, files and keys of commands in the documentation exist.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::{run, shell};
 const CARGO_FLAGS: [&str; 6] =
     ["--release", "--workspace", "--bins", "--lib", "--no-deps", "--open"];
 
-/// Programs of others, which are not checked.
+/// Programs that are not part of DeepBurn and are not checked.
 const OTHERS: [&str; 7] = ["git", "cd", "echo", "mdbook", "mpirun", "srun", "node-a"];
 
 #[test]

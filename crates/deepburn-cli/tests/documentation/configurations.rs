@@ -1,4 +1,4 @@
-//! Configurations in the documentation load, and keys that it names exist.
+//! Checks that configurations in the documentation can be loaded, and that all keys in it exist.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::markdown::Page;
 const SECTIONS: [&str; 4] = ["model", "data", "training", "deepspeed"];
 const BATCH_SIZES: [&str; 2] = ["train_batch_size", "train_micro_batch_size_per_gpu"];
 
-/// Adds what a part of a configuration leaves out for brevity.
+/// Adds required sections to an incomplete configuration.
 fn completed(mut config: Value) -> Value {
     let is_job = SECTIONS.iter().any(|section| config.get(section).is_some());
     if is_job {
@@ -52,7 +52,7 @@ fn json_blocks_are_configurations() {
     assert!(checked > 5, "only {checked} blocks");
 }
 
-/// Returns a function that tells whether a key of a job file exists.
+/// Returns a function that returns whether a key of a job file exists.
 pub(crate) fn known_keys() -> impl Fn(&str) -> bool {
     let listing = deepburn(&["keys"]).unwrap();
     let paths = listing.lines().filter(|line| !line.starts_with(' ')).map(without_variant);

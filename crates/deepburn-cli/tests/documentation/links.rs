@@ -1,4 +1,4 @@
-//! Links between pages.
+//! Checks links between pages.
 
 use std::fs;
 

@@ -1,9 +1,9 @@
-//! Pages of Markdown: their code, headings and links.
+//! Parses Markdown pages into code blocks, headings and links.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Pages beside the README and the book whose links are checked too.
+/// Other pages than the README and the book. Only their links are checked.
 const OTHERS: [&str; 5] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -76,7 +76,7 @@ impl Page {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns what stands between single backticks.
+    /// Returns the texts between single backticks.
     pub(crate) fn inline_code(&self) -> Vec<String> {
         let prose = self.prose();
         let parts =

@@ -1,6 +1,6 @@
-//! Words of commands, as a shell splits them.
+//! Splits shell commands into words.
 
-/// Splits a script into commands and these into words. It knows quotes, comments and continued lines, and nothing else.
+/// Splits a script into commands, and commands into words. Only quotes, comments and continued lines are supported.
 pub(crate) fn commands(script: &str) -> Vec<Vec<String>> {
     let mut commands = vec![vec![]];
     let mut word: Option<String> = None;

@@ -1,7 +1,7 @@
-//! Backends other than the CPU's own, those that this build has.
+//! Tests of the other backends that are compiled in: wgpu, tch and cuda.
 //!
-//! `cargo test --release --workspace --features wgpu --test programs backends` (a software device of
-//! Vulkan will do); likewise `--features tch` and `--features cuda`.
+//! Run them with `cargo test --release --workspace --features wgpu --test programs backends`, or with `--features tch`
+//! or `--features cuda`. For wgpu, a software Vulkan device is enough.
 
 #[cfg(feature = "wgpu")]
 mod host_optimizer;
@@ -15,7 +15,7 @@ use crate::resume::{long, same_in_pieces};
 /// Names of all backends.
 const ALL: [&str; 4] = ["flex", "wgpu", "cuda", "tch"];
 
-/// Whether this build has a backend.
+/// Returns whether a backend is compiled in.
 #[allow(clippy::match_like_matches_macro)] // The arms are constants of one build only.
 fn compiled(backend: &str) -> bool {
     match backend {
@@ -26,12 +26,12 @@ fn compiled(backend: &str) -> bool {
     }
 }
 
-/// The backends of this build.
+/// Returns the backends that are compiled in.
 pub(crate) fn backends() -> impl Iterator<Item = &'static str> {
     ALL.into_iter().filter(|backend| compiled(backend))
 }
 
-/// Backends other than flex.
+/// Returns the backends that are compiled in, except flex.
 fn others() -> impl Iterator<Item = &'static str> {
     backends().filter(|backend| *backend != "flex")
 }
@@ -49,7 +49,7 @@ fn a_backend_that_is_not_compiled_in_names_its_feature() {
     }
 }
 
-/// Activations of a device wait in host memory, and the numbers stay what they are.
+/// Activations of a device can be offloaded to host memory without changing the numbers.
 #[test]
 #[cfg_attr(feature = "fusion", ignore = "with fusion nothing is offloaded")]
 fn activations_of_a_device_wait_on_the_host() {
@@ -80,7 +80,7 @@ fn missing_devices_are_refused_by_index() {
     }
 }
 
-/// A GPT-2 of two layers in which no size is even, from seeded weights.
+/// Trains a randomly initialized GPT-2 of two layers with odd sizes.
 #[test]
 fn two_layers_learn_as_on_flex() {
     for backend in others() {
@@ -94,8 +94,8 @@ fn two_layers_learn_as_on_flex() {
     }
 }
 
-/// Orders of addition that differ leave some 1e-6 of a loss of 5 a step, and AdamW's first steps
-/// amplify them.
+/// Another order of additions changes a loss of 5 by about 1e-6 per step, and the first steps of AdamW amplify the
+/// difference.
 #[track_caller]
 fn near(row: &StepRow, expected: &StepRow, what: &str) {
     let what = format!("{what}: {row:?} {expected:?}");
@@ -104,7 +104,7 @@ fn near(row: &StepRow, expected: &StepRow, what: &str) {
     assert!((norm - expected).abs() < 1e-3 * expected, "{what}");
 }
 
-/// As on flex, for a number of ranks.
+/// For a fixed number of ranks, all stages have the same bits, as on flex.
 #[test]
 #[cfg_attr(feature = "fusion", ignore = "fusion depends on earlier ops")]
 fn stages_agree_to_the_bit() {
@@ -120,7 +120,7 @@ fn stages_agree_to_the_bit() {
     }
 }
 
-/// A checkpoint that was saved in the background resumes to the same result.
+/// Resuming from a checkpoint that was saved asynchronously gives the same result.
 #[test]
 #[cfg_attr(feature = "fusion", ignore = "fusion depends on earlier ops")]
 fn interrupted_runs_resume_to_the_bit() {
@@ -129,7 +129,7 @@ fn interrupted_runs_resume_to_the_bit() {
     }
 }
 
-/// 16 bits where the device has them; where not, a message that says so.
+/// A device either supports a 16-bit type, or the error names the key of the type.
 #[test]
 fn sixteen_bits_train_or_are_refused_by_name() {
     for backend in others() {
@@ -141,7 +141,7 @@ fn sixteen_bits_train_or_are_refused_by_name() {
             };
             let Some(other) = job(backend).train_if_typed() else { continue };
             for (row, expected) in other.steps.iter().zip(&job("flex").train().steps) {
-                // 8 bits of precision in bf16, rounded in other places.
+                // bf16 has 8 bits of precision, and other backends round at other operations.
                 assert!((row.loss - expected.loss).abs() < 2e-2, "{row:?} {expected:?}");
             }
         }

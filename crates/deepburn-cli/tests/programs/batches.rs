@@ -1,11 +1,11 @@
-//! Steps whose batches change: dynamic batches, curricula, batch-size schedules.
+//! Tests of dynamic batching, curricula and batch-size schedules.
 
 use serde_json::{Value, json};
 
 use crate::job::{Job, STAGES, Trained};
 use crate::reviews::{reviews, test_record};
 
-/// The reviews under a budget of tokens, for one epoch.
+/// Returns a job that trains on reviews with a token budget for one epoch.
 pub(crate) fn budgeted(ranks: usize) -> Job {
     reviews()
         .with("training.max_steps", Value::Null)
@@ -30,7 +30,7 @@ fn tokens(trained: &Trained) -> Vec<u64> {
     trained.steps.iter().map(|row| row.tokens).collect()
 }
 
-/// An epoch has every text once, whatever the number of ranks: the tokens add up to the same.
+/// With any number of ranks, an epoch has every text once, so the number of tokens is the same.
 #[test]
 fn an_epoch_has_every_token_once_on_any_number_of_ranks() {
     let fixed = reviews()
@@ -45,7 +45,7 @@ fn an_epoch_has_every_token_once_on_any_number_of_ranks() {
         assert_eq!(tokens(&trained).iter().sum::<u64>(), expected, "{ranks} ranks");
         let most = 4096 * 2 * ranks as u64;
         assert!(tokens(&trained).iter().all(|tokens| *tokens <= most));
-        // Fewer steps than with 16 texts a micro-batch: a budget holds more of the short ones.
+        // There are fewer steps than with 16 texts per micro-batch, because more short texts fit into a budget.
         assert!(trained.steps.len() * ranks < fixed.steps.len());
         assert_eq!(test_record(&job)["targets"], 400);
     }
@@ -59,7 +59,7 @@ fn the_rate_follows_the_samples_of_a_step_and_stages_agree_to_the_bit() {
         assert_eq!(other.numbers(), trained[0].numbers(), "stage {stage}");
     }
     let rates: Vec<f64> = trained[0].steps.iter().map(|row| row.lr).collect();
-    // (rate / base)^2 is the number of samples over 64, the batch that the rate is meant for.
+    // (rate / base)^2 is the number of samples divided by 64, the batch size for which the rate is not scaled.
     for rate in &rates {
         let samples = (rate / 5e-3).powi(2) * 64.0;
         assert!((samples - samples.round()).abs() < 1e-9 && samples >= 2.0, "{rates:?}");
@@ -104,7 +104,7 @@ fn batch_sizes_follow_their_schedule() {
             .zero("stage", stage);
         assert_eq!(other.train().numbers(), trained.numbers(), "stage {stage}");
     }
-    // 1,250 sequences: 4, 8, 8, then 16 at a time.
+    // 1,250 sequences in steps of 4, 8, 8 and then 16.
     let epoch = Job::tiny()
         .with("deepspeed.gradient_accumulation_steps", 1)
         .with(

@@ -1,4 +1,4 @@
-//! The best model of a run: kept, saved, consolidated, and found again by a run that resumes.
+//! Tests of the best model of a run: keeping its checkpoint, saving and consolidating it, and resuming.
 
 use std::fs;
 
@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use crate::job::{Job, Trained, data, tensors};
 use crate::program::{deepburn, finetune};
 
-/// Evaluates after every step on the data of the test, at a rate at which the loss rises again.
+/// Returns a job that evaluates on the test data after every step. Its learning rate is so high that the loss increases
+/// again.
 fn job() -> Job {
     Job::tiny()
         .with("data.path", Value::Null)
@@ -36,7 +37,7 @@ fn the_best_model_is_saved() {
         deepburn(job.folder(), &["consolidate", "output", "best", "--best"]).succeeded();
         let consolidated = fs::read(out.join("model.safetensors")).unwrap();
         assert_eq!(tensors(&consolidated), trained.tensors());
-        // The same job without it leaves the last model.
+        // The same job without it saves the last model.
         fs::remove_dir_all(job.folder().join("output")).unwrap();
         let last = job.with("training.load_best_model_at_end", false).train();
         assert_eq!(last.evaluations, trained.evaluations);

@@ -1,4 +1,4 @@
-//! Runs that resume from checkpoints of DeepSpeed, compared with the same runs in DeepSpeed.
+//! Compares runs that resume from DeepSpeed checkpoints with the same runs in DeepSpeed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use crate::job::{Job, STAGES, Trained, data};
 use crate::program::{Ending, finetune};
 use crate::traces::{FP32, Nearness, assert_near};
 
-/// The golden model's.
+/// Returns the folder of checkpoints of the tiny model.
 fn golden(name: &str) -> PathBuf {
     data("deepspeed").join(name)
 }
 
-/// Checkpoints of a smaller model, `mini`, with its own tokens.
+/// Returns the folder of checkpoints of a smaller model, `mini`, which has its own tokens.
 pub(crate) fn small(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deepburn-deepspeed/tests/data").join(name)
 }
@@ -23,7 +23,7 @@ pub(crate) fn trace(folder: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(folder.join("trace.json")).unwrap()).unwrap()
 }
 
-/// The job that the checkpoint in `folder` is of.
+/// Returns the job that saved the checkpoint in `folder`.
 fn job(folder: &Path) -> Job {
     let trace = trace(folder);
     let last = trace["resumed"].as_array().unwrap().last().unwrap()["step"].clone();
@@ -41,7 +41,8 @@ pub(crate) fn small_job(folder: &Path) -> Job {
         .with("data.path", json!(small("tokens.bin")))
 }
 
-fn go_on(job: &Job, from: &Path) -> Ending {
+/// Runs the job with `--resume` and the folder `from`.
+fn resume_from(job: &Job, from: &Path) -> Ending {
     fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
     let from = from.to_str().unwrap();
     finetune(job.folder(), &["--config", "job.json", "--resume", from])
@@ -49,7 +50,7 @@ fn go_on(job: &Job, from: &Path) -> Ending {
 
 #[track_caller]
 fn follows(job: &Job, folder: &Path, nearness: &Nearness, what: &str) {
-    go_on(job, folder).succeeded();
+    resume_from(job, folder).succeeded();
     let steps = Trained::read(&job.folder().join("output")).steps;
     assert_near(&steps, trace(folder)["resumed"].as_array().unwrap(), nearness, what);
 }
@@ -86,7 +87,7 @@ fn every_stage_and_precision_resumes_along_its_trace() {
     }
 }
 
-/// Two parameter groups there, of which one does not decay: the default of `training.no_decay`.
+/// The checkpoints have two parameter groups, one of them without weight decay, as by default with `training.no_decay`.
 #[test]
 fn parameter_groups_resume_along_their_trace() {
     for name in ["s2_groups", "s3_groups"] {
@@ -98,7 +99,7 @@ fn parameter_groups_resume_along_their_trace() {
     }
 }
 
-/// Ranks then see the samples in another order, but the model is the same.
+/// With another number of ranks the order of samples differs, but the initial weights are the same.
 #[test]
 fn any_number_of_ranks_starts_from_the_same_weights() {
     let folder = small("s3");
@@ -108,7 +109,7 @@ fn any_number_of_ranks_starts_from_the_same_weights() {
             .with("training.max_steps", 6)
             .with("deepspeed.train_micro_batch_size_per_gpu", 1)
             .sharded(stage, ranks);
-        go_on(&job, &folder.join("global_step6")).succeeded();
+        resume_from(&job, &folder.join("global_step6")).succeeded();
         Trained::read(&job.folder().join("output")).weights
     };
     let expected = evaluated(3, 3);
@@ -117,9 +118,9 @@ fn any_number_of_ranks_starts_from_the_same_weights() {
     }
 }
 
-/// A resumed run saves its own checkpoints and resumes from these.
+/// After resuming from DeepSpeed, a run saves its own checkpoints and can resume from them.
 #[test]
-fn own_checkpoints_follow_those_of_deepspeed() {
+fn a_run_resumed_from_deepspeed_saves_its_own_checkpoints() {
     let folder = small("s2");
     let job = small_job(&folder).with("training.save_steps", 3);
     follows(&job, &folder, &FP32, "with checkpoints");
@@ -130,8 +131,8 @@ fn own_checkpoints_follow_those_of_deepspeed() {
     let resumed = Trained::read(&job.folder().join("output"));
     assert_eq!(resumed.numbers().0, straight.numbers().0);
     assert!(resumed.weights == straight.weights);
-    // A run of DeepSpeed does not continue in a folder with other checkpoints.
-    go_on(&job, &folder).failed(2, &["training.output_dir", "earlier run"]);
+    // Resuming from DeepSpeed fails if the output folder already has checkpoints.
+    resume_from(&job, &folder).failed(2, &["training.output_dir", "earlier run"]);
 }
 
 #[test]
@@ -139,11 +140,11 @@ fn unsupported_settings_are_refused() {
     let folder = small("s2");
     let names = ["global_step6"];
     let short = small_job(&folder).with("training.max_steps", 5);
-    go_on(&short, &folder).failed(2, &["--resume", "step 6", "training.max_steps"]);
+    resume_from(&short, &folder).failed(2, &["--resume", "step 6", "training.max_steps"]);
     let other = small_job(&folder)
         .with("deepspeed.optimizer", json!({"type": "Lion", "params": {"lr": 1e-3}}));
-    go_on(&other, &folder).failed(2, &[&names[..], &["exp_avg_sq"]].concat());
-    go_on(&job(&folder), &folder).failed(2, &[&names[..], &["shape"]].concat());
+    resume_from(&other, &folder).failed(2, &[&names[..], &["exp_avg_sq"]].concat());
+    resume_from(&job(&folder), &folder).failed(2, &[&names[..], &["shape"]].concat());
 
     let copy = tempfile::tempdir().unwrap();
     for name in [
@@ -161,11 +162,12 @@ fn unsupported_settings_are_refused() {
     bytes[middle] ^= 1;
     fs::write(&file, bytes).unwrap();
     let job = small_job(&folder);
-    go_on(&job, copy.path()).failed(2, &["--resume", "zero_pp_rank_1", "damaged"]);
-    // Another rank's, whole.
+    resume_from(&job, copy.path()).failed(2, &["--resume", "zero_pp_rank_1", "damaged"]);
+    // An intact file of another rank.
     fs::copy(copy.path().join("zero_pp_rank_0_mp_rank_00_optim_states.pt"), &file).unwrap();
-    go_on(&job, copy.path()).failed(2, &["--resume", "zero_pp_rank_1", "saved as zero_pp_rank_0"]);
+    resume_from(&job, copy.path())
+        .failed(2, &["--resume", "zero_pp_rank_1", "saved as zero_pp_rank_0"]);
     fs::remove_file(&file).unwrap();
-    go_on(&job, copy.path()).failed(2, &["--resume", "ranks"]);
+    resume_from(&job, copy.path()).failed(2, &["--resume", "ranks"]);
     assert!(!job.folder().join("output").exists());
 }

@@ -1,5 +1,4 @@
-//! Numbers that must not depend on how a job is run: the same to the bit at every stage, with every
-//! size of bucket, and every time.
+//! Tests that results have the same bits at every stage, with every bucket size, and in every run.
 
 use serde_json::{Value, json};
 
@@ -9,10 +8,10 @@ pub(crate) fn dropout() -> Value {
     json!({"embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.1})
 }
 
-/// A kind of job. It is a function, because every job has its own folder.
+/// A constructor of a job. Every job has its own folder, so it has to be created for each run.
 type NewJob = fn() -> Job;
 
-/// fp16 whose first steps overflow, so that skipped steps are among those compared.
+/// Returns a job in fp16 whose first steps overflow, so that skipped steps are compared too.
 pub(crate) fn fp16() -> Job {
     let fp16 = json!({"enabled": true, "initial_scale_power": 24, "hysteresis": 1});
     Job::uneven().with("deepspeed.fp16", fp16).with("training.max_steps", 9)
@@ -48,7 +47,7 @@ fn stages_and_runs_agree_to_the_bit() {
     }
 }
 
-/// Keys of `zero_optimization` that affect communication but no number.
+/// Returns keys of `zero_optimization` that affect communication but not the numbers.
 fn ways_to_travel() -> Vec<Value> {
     vec![
         json!({"reduce_bucket_size": 1}),
@@ -104,8 +103,8 @@ fn the_seed_decides() {
     assert_ne!(with_seed(1).numbers(), with_seed(2).numbers());
 }
 
-/// Every rank draws its own numbers for dropout; with the same on all, ranks that see the same
-/// sample would drop the same.
+/// Every rank has its own random numbers for dropout. Otherwise, ranks with the same sample would drop the same
+/// elements.
 #[test]
 fn ranks_drop_differently() {
     let one_sample = |ranks: usize| {

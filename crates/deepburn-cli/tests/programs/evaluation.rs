@@ -1,4 +1,4 @@
-//! Evaluation against another library's numbers.
+//! Compares an evaluation with the numbers of `transformers`.
 
 use std::fs;
 #[cfg(unix)]
@@ -16,8 +16,8 @@ use crate::program::{Ending, finetune, finetune_command};
 /// `transformers` 5 and torch 2.9 in f64.
 const LOSS: f64 = 6.263568922407208;
 
-/// Products of 48 values in f32 differ by some 1e-7 from those in f64, and so does a mean over
-/// thousands; the contract with users is 1e-4.
+/// Products of 48 values in f32 differ by about 1e-7 from products in f64, and so does a mean over thousands of them.
+/// The documented tolerance is 1e-4.
 const TOLERANCE: f64 = 1e-6;
 
 #[test]
@@ -42,7 +42,7 @@ fn the_loss_matches_transformers() {
     }
 }
 
-/// The whole evaluation takes minutes; one batch of it takes milliseconds.
+/// The whole evaluation would take minutes, but the signal is handled after one batch, which takes milliseconds.
 #[cfg(unix)]
 #[test]
 fn a_signal_in_an_evaluation_is_answered() {
@@ -69,7 +69,7 @@ fn a_signal_in_an_evaluation_is_answered() {
     assert!(ending.stderr.contains("stopped by SIGTERM"), "{}", ending.stderr);
     let rows = fs::read_to_string(&metrics).unwrap();
     assert!(!rows.contains("eval_loss"), "{rows}");
-    // Resuming makes the evaluation first, here of fewer samples.
+    // The resumed run repeats the evaluation first, here with fewer samples.
     let resumed = ["--config", "job.json", "--resume", "--set", "training.eval_max_samples=4"];
     finetune(job.folder(), &resumed).succeeded();
     let rows = Trained::read(&job.folder().join("output"));

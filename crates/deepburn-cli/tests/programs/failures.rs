@@ -1,4 +1,4 @@
-//! Jobs that fail while running: status 1, one message with rank and step.
+//! Tests of jobs that fail while running, with status 1 and one message that names the rank and the step.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,13 +15,13 @@ fn a_non_finite_loss_names_step_and_parameter() {
             .with("deepspeed.optimizer", json!({"type": "SGD", "params": {"lr": 1e38}}));
         let ending = job.run().failed(1, &["rank ", "step 2", "wte.weight", "not finite"]);
         assert!(!job.folder().join("output/model").exists(), "{}", ending.stderr);
-        // The steps before it are on record.
+        // The steps before the failure are in metrics.jsonl.
         let metrics = fs::read_to_string(job.folder().join("output/metrics.jsonl")).unwrap();
         assert_eq!(metrics.lines().count(), 1, "{metrics}");
     }
 }
 
-/// A record that cannot be written until the end is a failure, on all ranks.
+/// If `metrics.jsonl` still cannot be written at the end, the run fails on all ranks.
 #[test]
 fn a_full_disk_names_rank_step_and_file() {
     let job = Job::tiny();
@@ -31,7 +31,7 @@ fn a_full_disk_names_rank_step_and_file() {
     assert!(!job.folder().join("output/model").exists());
 }
 
-/// A failed run leaves no model and no report, not even the report of an earlier run.
+/// After a failed run there is no report, not even the report of an earlier run.
 #[test]
 fn a_failed_run_leaves_no_report() {
     let optimizer = json!({"type": "SGD", "params": {"lr": 1e38}});
@@ -42,7 +42,7 @@ fn a_failed_run_leaves_no_report() {
     assert!(!job.folder().join("output/report.html").exists());
 }
 
-/// A scale that never falls, and gradients that are never finite: an end instead of a dead run.
+/// With a static loss scale and gradients that always overflow, the run fails instead of skipping all steps.
 #[test]
 fn a_run_that_skips_every_step_ends() {
     let ends = |steps: u64| {
@@ -58,7 +58,7 @@ fn a_run_that_skips_every_step_ends() {
     assert!(ending.stderr.contains("3 of 3 steps were skipped"), "{}", ending.stderr);
 }
 
-/// The model is written under other names first; what stands where it belongs stays.
+/// The model is written under temporary names first, so existing files are kept if the export fails.
 #[test]
 fn a_failed_model_export_names_rank_step_and_file() {
     let job = Job::tiny();

@@ -1,14 +1,14 @@
-//! Ranks as processes that are killed, stopped, interrupted and started again, on one machine and on
-//! two. Where Open MPI is missing the tests say so and pass.
+//! Tests of rank processes that are killed, stopped, interrupted and restarted, on one machine and on two. If Open MPI
+//! is not installed, the tests print that they are skipped, and pass.
 //!
-//! The long one kills ranks for five minutes, with 20 s between kills on average:
+//! A long test kills ranks for five minutes, with 20 s between kills on average:
 //!
 //! ```sh
 //! cargo test --release --workspace --features deepburn-cli/mpi --test programs -- \
 //!     --ignored --nocapture random_kills
 //! ```
 //!
-//! `DEEPBURN_SOAK=30` makes it last for 30 seconds.
+//! With `DEEPBURN_SOAK=30` it takes 30 seconds.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use serde_json::json;
 use crate::job::{Job, Trained};
 use crate::program::command;
 
-/// A hang, at last. Jobs here end within a few seconds.
+/// Time after which a job counts as hanging. The jobs of these tests end within a few seconds.
 const HANG: Duration = Duration::from_secs(120);
 
 const MACHINES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deepburn-launch/tests/machines.sh");
 
-/// Whether Open MPI is installed. Prints that `test` is skipped if it is not.
+/// Returns whether Open MPI is installed. If not, prints that `test` is skipped.
 fn has_mpirun(test: &str) -> bool {
     let version = Command::new("mpirun").arg("--version").output();
     let found = version.is_ok_and(|it| String::from_utf8_lossy(&it.stdout).contains("Open MPI"));
@@ -36,7 +36,7 @@ fn has_mpirun(test: &str) -> bool {
     found
 }
 
-/// A job of many short steps, each of which is shown. Random kills find every phase of it.
+/// Returns a job with many short steps, each of which is logged. Random kills hit every phase of a step.
 fn busy(ranks: usize, steps: u64) -> Job {
     Job::uneven()
         .sharded(3, ranks)
@@ -84,17 +84,17 @@ impl<'a> LaunchedJob<'a> {
         Self { job, child }
     }
 
-    /// The job file, by whose path the processes of this job are known.
+    /// Returns the path of the job file. Processes of the job are found by this argument.
     fn config(job: &Job) -> PathBuf {
         job.folder().join("job.json")
     }
 
-    /// The output so far.
+    /// Returns the output so far.
     fn log(&self) -> String {
         fs::read_to_string(self.job.folder().join("log")).unwrap()
     }
 
-    /// All processes of the job.
+    /// Returns all processes of the job.
     fn processes(&self) -> Vec<u32> {
         let config = Self::config(self.job).to_str().unwrap().to_owned();
         let numbers = fs::read_dir("/proc").unwrap().flatten();
@@ -106,7 +106,7 @@ impl<'a> LaunchedJob<'a> {
         numbers.filter(is_ours).collect()
     }
 
-    /// The process of a rank; `None` where it does not run.
+    /// Returns the process of a rank, or `None` if it is not running.
     fn rank(&self, rank: usize) -> Option<u32> {
         let variable = format!("OMPI_COMM_WORLD_RANK={rank}");
         let is_rank = |number: &u32| {
@@ -131,7 +131,7 @@ impl<'a> LaunchedJob<'a> {
         }
     }
 
-    /// Waits until `step` has been shown.
+    /// Waits until `step` has been logged.
     #[track_caller]
     fn wait_for_step(&mut self, step: u64) {
         let line = format!("step {step}/");
@@ -142,7 +142,7 @@ impl<'a> LaunchedJob<'a> {
         });
     }
 
-    /// Waits until a rank listens to SIGUSR1.
+    /// Waits until a rank has a handler for SIGUSR1.
     #[track_caller]
     fn wait_for_listener(&mut self, rank: usize) {
         self.wait_for("a listener", |running| {
@@ -150,19 +150,19 @@ impl<'a> LaunchedJob<'a> {
                 fs::read_to_string(format!("/proc/{}/status", running.rank(rank)?)).ok()?;
             let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
             let caught = u64::from_str_radix(caught.trim(), 16).ok()?;
-            // The first bit is signal 1, SIGUSR1 is number 10.
+            // Bit 0 is signal 1, and SIGUSR1 is signal 10.
             (caught & 1 << 9 != 0).then_some(())
         });
     }
 
-    /// Sends a signal to a rank, once it runs.
+    /// Waits until a rank is running and sends it a signal.
     #[track_caller]
     fn signal_rank(&mut self, signal: &str, rank: usize) {
         let number = self.wait_for(&format!("rank {rank}"), |running| running.rank(rank));
         kill(signal, number);
     }
 
-    /// Waits for the end of the job and returns its status and what it printed. Nothing may be left.
+    /// Waits for the end of the job and of all its processes. Returns its status and its output.
     #[track_caller]
     fn end(mut self) -> (ExitStatus, String) {
         let status = self.wait_for("the end", |running| running.child.try_wait().expect("a child"));
@@ -170,7 +170,7 @@ impl<'a> LaunchedJob<'a> {
         (status, self.log())
     }
 
-    /// Waits for the end of a job that fails with one message of one rank, with all of `parts`.
+    /// Waits for the end of a job, which has to fail with one message of one rank that contains all of `parts`.
     #[track_caller]
     fn fails(self, parts: &[&str]) {
         let (status, log) = self.end();
@@ -190,7 +190,7 @@ impl<'a> LaunchedJob<'a> {
 
 impl Drop for LaunchedJob<'_> {
     fn drop(&mut self) {
-        // A test that failed leaves nothing behind.
+        // End all processes if the test failed.
         if let Ok(None) = self.child.try_wait() {
             self.processes().into_iter().for_each(|number| kill("KILL", number));
             let _ = self.child.kill();
@@ -208,7 +208,7 @@ fn output(job: &Job) -> PathBuf {
     job.folder().join("output")
 }
 
-/// The same job on threads, in its own folder.
+/// Runs the same job with rank threads in its own folder.
 fn on_threads(ranks: usize, steps: u64) -> Trained {
     busy(ranks, steps).train()
 }
@@ -243,7 +243,7 @@ fn a_killed_rank_is_named() {
     running.fails(&["the process of rank 2 on ", " failed: step ", "collective"]);
 }
 
-/// Before there is a step.
+/// The rank is killed before the first step.
 #[test]
 fn a_rank_killed_during_preparation_ends_the_job() {
     if !has_mpirun("a_rank_killed_during_preparation_ends_the_job") {
@@ -252,7 +252,7 @@ fn a_rank_killed_during_preparation_ends_the_job() {
     for rank in 0..2 {
         let job = busy(2, 100_000);
         let mut running = LaunchedJob::mpirun(&job);
-        // Not earlier: mpirun of Open MPI 4.1 can hang when a rank dies while it connects to mpirun.
+        // Killing a rank earlier can make mpirun of Open MPI 4.1 hang, while the rank connects to it.
         running.wait_for("the job", |running| running.log().contains("ZeRO stage").then_some(()));
         running.signal_rank("KILL", rank);
         let (status, log) = running.end();
@@ -282,7 +282,7 @@ fn an_interrupted_job_resumes_to_the_same_bits() {
     }
     const STEPS: u64 = 150;
     let expected = on_threads(2, STEPS);
-    // As soon as a rank runs, while both prepare, and in a step.
+    // In steps 3 and 8, and during the preparation.
     for (signal, status, step) in
         [("TERM", 143, Some(3)), ("INT", 130, Some(8)), ("TERM", 143, None)]
     {
@@ -295,7 +295,7 @@ fn an_interrupted_job_resumes_to_the_same_bits() {
         kill(signal, running.child.id());
         let (ended, log) = running.end();
         if step.is_none() && ended.success() {
-            // mpirun loses a signal while it starts ranks, and the next came too late.
+            // mpirun loses signals while it starts ranks, and the repeated signal came after the end of the job.
             assert_same(&job, &expected);
             continue;
         }
@@ -309,7 +309,7 @@ fn an_interrupted_job_resumes_to_the_same_bits() {
         assert!(ended.success(), "{log}");
         assert_same(&job, &expected);
     }
-    // Batch systems send SIGUSR1, and mpirun hands it on.
+    // Batch systems send SIGUSR1 to mpirun, which forwards it.
     let job = busy(2, STEPS);
     let mut running = LaunchedJob::mpirun(&job);
     running.wait_for_step(5);
@@ -329,7 +329,7 @@ fn a_second_signal_ends_the_job_at_once() {
     let job = busy(2, 100_000);
     let mut running = LaunchedJob::launch(&job, &[], &[]);
     running.wait_for_step(2);
-    // A rank that is stopped cannot end its step.
+    // A stopped rank cannot complete its step.
     running.signal_rank("STOP", 1);
     kill("TERM", running.child.id());
     running.wait_for("the first", |running| running.log().contains("asked to save").then_some(()));
@@ -339,7 +339,7 @@ fn a_second_signal_ends_the_job_at_once() {
     assert!(log.contains("mpirun is asked to end the ranks at once"), "{log}");
 }
 
-/// Kills ranks of a job that is restarted, `delays` apart. Returns the printed goodput.
+/// Launches a job with restarts and kills its ranks after `delays`. Returns the printed goodput.
 #[track_caller]
 fn restarted(
     job: &Job,
@@ -350,7 +350,7 @@ fn restarted(
     let mut kills = 0;
     for (rank, delay) in delays {
         sleep(delay);
-        // There is no process to kill between two starts and after the end of the job.
+        // Between two starts and after the end of the job, there is no process to kill.
         let found = running.wait_for("a rank", |running| match running.child.try_wait().unwrap() {
             Some(_) => Some(None),
             None => running.rank(rank % ranks).map(Some),
@@ -358,7 +358,7 @@ fn restarted(
         let Some(number) = found else { break };
         kill("KILL", number);
         kills += 1;
-        // A process that is being killed is not found again.
+        // Wait until the killed process is gone, so that it is not found again.
         running.wait_for("its end", |_| {
             (!Path::new(&format!("/proc/{number}/cmdline")).exists()).then_some(())
         });
@@ -383,8 +383,8 @@ fn a_restarted_job_ends_with_the_same_bits() {
     assert_same(&job, &on_threads(2, STEPS));
 }
 
-/// Checkpoints after the one that `--resume` names are of another branch. A restart before the first save
-/// must not resume from them.
+/// Checkpoints that are newer than the one in `--resume` are from an earlier run. A restart before the first save must
+/// not resume from them.
 #[test]
 fn a_restart_resumes_from_its_own_branch() {
     if !has_mpirun("a_restart_resumes_from_its_own_branch") {
@@ -410,7 +410,7 @@ fn a_restart_resumes_from_its_own_branch() {
     assert_same(&job, &Trained::read(&output(&expected)));
 }
 
-/// A mistake of the user is one after a restart too.
+/// A user's mistake would fail again after a restart.
 #[test]
 fn a_mistake_is_not_restarted() {
     if !has_mpirun("a_mistake_is_not_restarted") {
@@ -435,7 +435,7 @@ fn random_kills_for_minutes_change_no_bit() {
         job.with("deepspeed.train_micro_batch_size_per_gpu", 32)
             .with("deepspeed.gradient_accumulation_steps", 8)
     };
-    // How many steps take so long is found out first.
+    // Measure the time of a step first, to choose the number of steps.
     let probe = Instant::now();
     enlarged(busy(2, 20)).train();
     let steps = (20.0 * seconds as f64 / probe.elapsed().as_secs_f64()).ceil() as u64;
@@ -456,11 +456,11 @@ fn random_kills_for_minutes_change_no_bit() {
     assert_same(&job, &enlarged(busy(2, steps)).train());
 }
 
-/// Two machines, which are network namespaces and are removed when this is dropped.
+/// Two simulated machines. They are network namespaces, which are removed when the value is dropped.
 struct TwoMachines([String; 2]);
 
 impl TwoMachines {
-    /// Returns `None` without namespaces or root, and prints that `test` is skipped.
+    /// Creates the machines. Without root or namespaces, prints that `test` is skipped and returns `None`.
     fn up(test: &str, name: &str) -> Option<Self> {
         if !has_mpirun(test) {
             return None;
@@ -476,7 +476,7 @@ impl TwoMachines {
         None
     }
 
-    /// Starts `job` from the first machine: 2 ranks on it, 1 on the other.
+    /// Launches `job` from the first machine, with 2 ranks on it and 1 rank on the other.
     fn launch<'a>(&self, job: &'a Job, options: &[&str]) -> LaunchedJob<'a> {
         let [a, b] = &self.0;
         let hosts = job.folder().join("hosts");
@@ -502,7 +502,7 @@ impl Drop for TwoMachines {
     }
 }
 
-/// A job whose paths mean the same on every machine.
+/// Returns a job with absolute paths, which are the same on both machines.
 fn portable(steps: u64) -> Job {
     let job = busy(3, steps);
     let data = job.folder().join("uneven.bin");
@@ -530,15 +530,15 @@ fn a_rank_killed_on_another_machine_is_named() {
     running.signal_rank("KILL", 2);
     let (ended, log) = running.end();
     assert_eq!(ended.code(), Some(137), "{log}");
-    // No process on the first machine sees the process end. mpirun does, and ends the others, which report what they
-    // waited for.
+    // The ranks on the first machine do not see that the process has ended. mpirun does and terminates them, and they
+    // report the rank that they wait for.
     let line = format!("error: rank 2 on {} ended by signal 9", machines.0[1]);
     assert!(log.contains(&line), "{log}");
-    // Among the ranks that one waits for there may be others that are still on their way.
+    // A rank may also wait for other ranks that have not reached the collective yet.
     let missing = format!("rank 2 on {}, last seen in collective ", machines.0[1]);
     let is_report = |line: &&str| line.contains("] error: rank ") && line.contains(&missing);
     let reports: Vec<_> = log.lines().filter(is_report).collect();
-    // One line for each of the two ranks that are left, or one for both where the first could still tell the other.
+    // Each of the two remaining ranks prints a line, or only one of them if it could still notify the other.
     assert!((1..=2).contains(&reports.len()), "{log}");
     let has_location =
         |line: &&str| line.contains(" failed: step ") && line.contains("in collective ");

@@ -1,4 +1,4 @@
-//! Data and models by their names on the Hub, out of its cache, and the cache of tokens.
+//! Tests of data sets and models from the cache of the Hub, and of the token cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use crate::job::{Job, tiny_model};
 use crate::reviews::reviews;
 
-/// A commit, as the cache names its snapshots.
+/// A commit hash, which is the name of a snapshot in the cache.
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Puts files into the cache as the Hub's libraries do.
+/// Writes files to the cache in the layout of `huggingface_hub`.
 fn cache(job: &Job, repository: &str, files: &[(&str, String)]) {
     let home = job.folder().join("hf/hub").join(repository);
     fs::create_dir_all(home.join("refs")).unwrap();
@@ -31,7 +31,7 @@ fn rows(count: usize) -> String {
     rows.collect()
 }
 
-/// The reviews of a data set with two configurations.
+/// Returns a job on a data set of reviews with two configurations.
 fn named_reviews() -> Job {
     let job = reviews()
         .with("data.path", "acme/reviews")
@@ -59,7 +59,7 @@ fn splits_are_found_by_their_names() {
     let resolved: Value = serde_json::from_str(&resolved).unwrap();
     assert_eq!(resolved["data"]["splits"]["path"], "acme/reviews");
 
-    // The same data in a folder, and as shares of the split that trains.
+    // The same data in a local folder, and with fractions of the train split.
     let folder = job.folder().join("hf/hub/datasets--acme--reviews/snapshots").join(COMMIT);
     let local = named_reviews().with("data.path", folder.to_str().unwrap());
     assert_eq!(local.train().numbers(), trained.numbers());
@@ -86,7 +86,7 @@ fn text_tokenizers_and_models_have_names_too() {
     cache(&job, "models--acme--tiny", &[("config.json", read(&tiny_model().join("config.json")))]);
     let snapshot = job.folder().join("hf/hub/models--acme--tiny/snapshots").join(COMMIT);
     fs::copy(tiny_model().join("model.safetensors"), snapshot.join("model.safetensors")).unwrap();
-    // A tokenizer of the model's vocabulary.
+    // A tokenizer that fits the vocabulary of the model.
     let trained = reviews().with("training.max_steps", 1);
     trained.train();
     let tokenizer = read(&trained.folder().join("output/model/tokenizer.json"));

@@ -9,27 +9,27 @@ use tempfile::TempDir;
 
 use crate::program::{Ending, finetune};
 
-/// Folder of the data files of these tests.
+/// Returns the path of a data file of these tests.
 pub(crate) fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }
 
-/// A GPT-2 of 3 layers, width 48 and 512 tokens, without dropout.
+/// Returns the folder of a GPT-2 with 3 layers, width 48 and 512 tokens, without dropout.
 pub(crate) fn tiny_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/data/tiny")
 }
 
-/// Stages that every invariant is tried on.
+/// The stages at which every invariant is tested.
 pub(crate) const STAGES: [u8; 4] = [0, 1, 2, 3];
 
-/// A job file that is still being written.
+/// A job file in its own folder. It is written when the job is run.
 pub(crate) struct Job {
     json: Value,
     folder: TempDir,
 }
 
 impl Job {
-    /// The tiny model on its tokens: 2 ranks, 4 steps of 2 micro-batches of 2 sequences of 32.
+    /// Returns a job with the tiny model on 2 ranks: 4 steps of 2 micro-batches of 2 sequences of 32 tokens.
     pub(crate) fn tiny() -> Self {
         let json = json!({
             "model": {"pretrained": tiny_model()},
@@ -49,8 +49,8 @@ impl Job {
         Self { json, folder: tempfile::tempdir().unwrap() }
     }
 
-    /// A model of seeded weights in which no size divides by 2 or 4: width 45, inner width 37,
-    /// 131 tokens. Every rank count from 2 to 4 has to pad.
+    /// Returns a job with a randomly initialized model of odd sizes: width 45, inner width 37, 131 tokens. On 2 to 4
+    /// ranks its shards have to be padded.
     pub(crate) fn uneven() -> Self {
         let job = Self::tiny();
         let mut state = 1_u64;
@@ -70,7 +70,7 @@ impl Job {
         )
     }
 
-    /// Sets a value; sections on the way are made.
+    /// Sets the value of a key. Missing sections are created.
     pub(crate) fn with(mut self, path: &str, value: impl Into<Value>) -> Self {
         *self.at(path) = value.into();
         self
@@ -90,12 +90,12 @@ impl Job {
         path.split('.').fold(&mut self.json, |node, key| &mut node[key])
     }
 
-    /// The folder of the job file, which is the current folder of the program too.
+    /// Returns the folder of the job file, which is also the current folder of the program.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The job file's content.
+    /// Returns the content of the job file.
     pub(crate) fn json(&self) -> &Value {
         &self.json
     }
@@ -106,7 +106,7 @@ impl Job {
         finetune(self.folder(), &["--config", "job.json"])
     }
 
-    /// Runs the job, which must end well.
+    /// Runs the job and returns its results. Panics if the program fails.
     #[track_caller]
     pub(crate) fn train(&self) -> Trained {
         self.run().succeeded();
@@ -152,8 +152,8 @@ impl Trained {
         trained
     }
 
-    /// Everything that must not depend on how the job is run: losses and norms to the bit, the
-    /// weights byte for byte.
+    /// Returns the numbers that must not depend on how the job is run: the bits of losses and norms, and the bytes of
+    /// the weights.
     pub(crate) fn numbers(&self) -> (Vec<[u64; 3]>, &[u8]) {
         // A skipped step has no norm.
         let bits = |row: &StepRow| {
@@ -162,13 +162,13 @@ impl Trained {
         (self.steps.iter().map(bits).collect(), &self.weights)
     }
 
-    /// The weights by name.
+    /// Returns the weights by name.
     pub(crate) fn tensors(&self) -> Vec<(String, Vec<f32>)> {
         tensors(&self.weights)
     }
 }
 
-/// The tensors of a safetensors file of f32, by name.
+/// Returns the tensors of a safetensors file in f32, by name.
 pub(crate) fn tensors(file: &[u8]) -> Vec<(String, Vec<f32>)> {
     let mut tensors: Vec<_> = safetensors::SafeTensors::deserialize(file)
         .unwrap()
@@ -183,10 +183,10 @@ pub(crate) fn tensors(file: &[u8]) -> Vec<(String, Vec<f32>)> {
     tensors
 }
 
-/// All that a run writes into its folder.
+/// The files and folders that a run writes to its output folder.
 pub(crate) const OUTPUTS: [&str; 4] = ["metrics.jsonl", "job.json", "report.html", "model"];
 
-/// Returns the [`OUTPUTS`] that a run left in `output`.
+/// Returns the [`OUTPUTS`] that exist in `output`.
 pub(crate) fn left(output: &Path) -> Vec<&'static str> {
     OUTPUTS.into_iter().filter(|name| output.join(name).exists()).collect()
 }

@@ -1,11 +1,11 @@
-//! `deepburn launch`: the command line that it prints, and what it refuses. `deepburn-launch` tests what
-//! happens to the processes.
+//! Tests of `deepburn launch`: the command line that it prints, and invalid options. The tests of `deepburn-launch`
+//! start processes.
 
 use std::fs;
 
 use crate::program::{Ending, deepburn};
 
-/// Runs `deepburn launch` in a folder with the hostfile `hosts`.
+/// Runs `deepburn launch` in a folder that has the hostfile `hosts`.
 fn launch(arguments: &[&str]) -> Ending {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("hosts"), "worker-1 slots=2\nworker-0 slots=4\n").unwrap();
@@ -33,7 +33,7 @@ fn finds_programs_next_to_the_launcher() {
     let line = line.succeeded().stdout;
     assert!(line.contains(" -np 3 -H localhost:3 "), "{line}");
     let finetune = env!("CARGO_BIN_EXE_finetune");
-    // A `finetune` on PATH goes first.
+    // A `finetune` on PATH takes precedence.
     assert!(line.contains(&format!(" {finetune} job.yaml")) || line.contains(" finetune job.yaml"));
 }
 

@@ -1,4 +1,4 @@
-//! Runs that exceed a memory limit are refused before anything is written.
+//! Tests that runs which exceed a memory limit fail before anything is written.
 
 use std::fs;
 use std::process::Command;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::job::Job;
 use crate::program::{Ending, command};
 
-/// Runs a job with an address space of `kibibytes`.
+/// Runs a job with an address space limit of `kibibytes`.
 #[cfg(target_os = "linux")]
 fn run_within(job: &Job, kibibytes: u64) -> Ending {
     fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
@@ -19,7 +19,7 @@ fn run_within(job: &Job, kibibytes: u64) -> Ending {
     Ending::of(shell.output().unwrap())
 }
 
-/// 604 million parameters: 9.7 GB of model states on two ranks, of which 4.8 are the optimizer's.
+/// The model has 604 million parameters: 9.7 GB of model states on two ranks, including 4.8 GB of optimizer states.
 #[cfg(target_os = "linux")]
 #[test]
 fn model_states_beyond_a_limit_are_refused() {

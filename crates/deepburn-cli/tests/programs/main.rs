@@ -1,7 +1,7 @@
-//! `finetune` and `deepburn` from end to end: the programs are run as a user runs them.
+//! End-to-end tests of `finetune` and `deepburn`, which are run as by a user.
 //!
-//! `data/` holds the token file, two traces of PyTorch with DeepSpeed on the small model in
-//! `models/tests/data/tiny`, and two checkpoints of DeepSpeed after 6 of 12 steps on it.
+//! `tests/data/` has a token file, traces of PyTorch and DeepSpeed on the small model in `models/tests/data/tiny`, and
+//! two DeepSpeed checkpoints of this model after 6 of 12 steps.
 
 mod backends;
 mod batches;

@@ -1,4 +1,4 @@
-//! Mistakes of users: each is one message with status 2, before anything is written.
+//! Tests of invalid inputs. Each one leads to a single message with status 2, before anything is written.
 
 mod checkpoints;
 mod command_lines;
@@ -11,7 +11,7 @@ use std::fs;
 use crate::job::{Job, left};
 use crate::program::{Ending, finetune};
 
-/// Runs an invalid job and returns how its ending differs from a mistake.
+/// Runs an invalid job. Returns the difference from a correctly reported mistake, if there is one.
 fn fault(job: &Job, arguments: &[&str], parts: &[&str]) -> Option<String> {
     let ending = finetune(job.folder(), arguments);
     fault_of(job, &ending, parts)
@@ -30,7 +30,7 @@ fn fault_of_job(job: &Job, parts: &[&str]) -> Option<String> {
     fault(job, &["--config", "job.json"], parts)
 }
 
-/// Fails with all faults at once, each under the name of its case.
+/// Panics with all faults at once, each with the name of its case.
 #[track_caller]
 fn none(faults: Vec<(String, Option<String>)>) {
     let faults: Vec<_> = faults

@@ -1,4 +1,4 @@
-//! The ledger of a run against the published formulae and against `deepburn estimate`.
+//! Compares the memory ledger of a run with the formulas of the ZeRO paper and with `deepburn estimate`.
 
 use deepburn::config::{RawConfig, RunContext, resolve};
 use deepburn::metrics::MemoryRow;
@@ -14,7 +14,7 @@ use crate::program::deepburn;
 
 const RANKS: u64 = 4;
 
-/// 0.2 million parameters, so that the padding of the last shard does not matter.
+/// A model with 0.2 million parameters, so that the padding of the last shard does not matter.
 fn model() -> Value {
     json!({"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 64, "vocab_size": 512})
 }
@@ -39,7 +39,7 @@ fn memory(job: Job, stage: u8) -> MemoryRow {
     steps[1].memory
 }
 
-/// Rajbhandari et al. 2020 with fp32 parameters and gradients: 4 + 4 + 8 bytes an element.
+/// The formulas of Rajbhandari et al. (2020) with fp32 parameters and gradients: 4 + 4 + 8 bytes per parameter.
 #[test]
 fn model_states_match_the_formulas() {
     let psi = num_parameters();
@@ -56,7 +56,7 @@ fn model_states_match_the_formulas() {
     }
 }
 
-/// The library's estimate for a job, resolved as the program does.
+/// Returns the library's estimate for a job, which is resolved in the same way as by the program.
 fn predicted(job: &Job, stage: u8) -> Estimate {
     let written = RawConfig::from_json(&job.json()["deepspeed"].to_string()).unwrap();
     let facts = RunContext { hidden_size: Some(64), ..RunContext::on_host(RANKS as usize) };
@@ -149,7 +149,7 @@ fn the_estimate_accounts_for_offload() {
     }
 }
 
-/// `deepburn estimate` prints that estimate.
+/// Checks that `deepburn estimate` prints the estimate `predicted`.
 fn tool_says(job: &Job, stage: u8, predicted: &Estimate) {
     let Value::Object(fields) = &job.json()["model"]["config"] else { unreachable!("see above") };
     let mut fields: Map<String, Value> = fields.clone();
@@ -175,7 +175,7 @@ fn tool_says(job: &Job, stage: u8, predicted: &Estimate) {
     assert_eq!(ending.succeeded().stdout.trim(), predicted.to_string().trim());
 }
 
-/// A limit on live parameters is kept, up to the largest parameter, which an op needs whole.
+/// The limit on live parameters is kept, unless a single parameter that an op needs is larger.
 #[test]
 fn gathered_parameters_stay_below_their_limit() {
     let free = memory(job(), 3).gathered_peak;

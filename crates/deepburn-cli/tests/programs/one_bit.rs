@@ -1,14 +1,14 @@
-//! 1-bit Adam in whole runs.
+//! End-to-end tests of 1-bit Adam.
 
 use serde_json::{Value, json};
 
 use crate::backends::backends;
 use crate::job::{Job, Trained};
 
-/// Exact steps of [`compressed`].
+/// Number of steps of [`compressed`] before it begins to compress.
 const FREEZE: u64 = 2;
 
-/// A job on 3 ranks whose later steps exchange momenta.
+/// Returns a job on 3 ranks whose later steps exchange compressed momenta.
 pub(crate) fn compressed(job: Job) -> Job {
     let optimizer = json!({"type": "OneBitAdam", "params": {
         "lr": 1e-3, "weight_decay": 0.1, "freeze_step": FREEZE,
@@ -16,7 +16,7 @@ pub(crate) fn compressed(job: Job) -> Job {
     job.with("deepspeed.optimizer", optimizer).sharded(0, 3)
 }
 
-/// The published guide, at the stage that its refusal names. It never compresses in so few steps.
+/// The published guide, at the stage that the error suggests. It has too few steps to begin compression.
 #[test]
 fn the_guide_of_1_bit_adam_trains_at_stage_1() {
     let guide: Value =
@@ -33,7 +33,7 @@ fn the_guide_of_1_bit_adam_trains_at_stage_1() {
     assert_eq!(Trained::read(&job.folder().join("output")).steps.len(), 4);
 }
 
-/// Devices take the steps of the CPU, as near as their arithmetic is.
+/// All backends have nearly the same losses.
 #[test]
 fn backends_agree() {
     let job = |backend: &str| {
@@ -45,8 +45,8 @@ fn backends_agree() {
     for backend in backends().filter(|backend| *backend != "flex") {
         let Some(trained) = job(backend).train_if_typed() else { continue };
         for (found, expected) in losses(trained).iter().zip(&expected) {
-            // Sums in another order: 1e-6 in a gradient. A momentum near 0 may so get the other sign, which moves
-            // one weight by twice a scale.
+            // Sums in another order change a gradient by about 1e-6. So the sign of a momentum near 0 may change, which
+            // moves a weight by twice the scale.
             assert!((found - expected).abs() < 1e-3 * expected, "{backend}: {found}, {expected}");
         }
     }

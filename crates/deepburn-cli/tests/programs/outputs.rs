@@ -1,4 +1,4 @@
-//! The results of a successful run, and the tools that read them.
+//! Tests of the results of a successful run, and of the tools that read them.
 
 use std::fs;
 use std::path::Path;
@@ -86,7 +86,7 @@ fn the_job_is_recorded_with_its_plan_and_every_auto() {
     assert_eq!(resolved["plan"]["optimizer"]["lr"], json!(0.02));
     assert_eq!(resolved["plan"]["schedule"]["total_steps"], json!(4));
     assert_eq!(resolved["plan"]["zero"]["stage"], json!("3"));
-    // As written, and what it became.
+    // The section as written, and the resolved values.
     assert_eq!(record["deepspeed"]["train_batch_size"], json!("auto"));
     for key in [
         "train_batch_size",
@@ -117,8 +117,7 @@ fn the_report_is_self_contained() {
     }
 }
 
-/// With a learning rate of 0 the model that comes out is the one that went in, whatever it was
-/// sharded into in between.
+/// With a learning rate of 0, the exported weights are the initial weights at any stage and number of ranks.
 #[test]
 fn saving_changes_no_bit() {
     let original = tensors(&fs::read(tiny_model().join("model.safetensors")).unwrap());
@@ -139,7 +138,7 @@ fn saving_changes_no_bit() {
     }
 }
 
-/// `transformers` ignores fields that it does not know, and so does training.
+/// Unknown fields have no effect on training, as in `transformers`.
 #[test]
 fn unknown_fields_of_a_config_are_exported_with_a_warning() {
     let job = Job::tiny().with("training.max_steps", 1).with("model.pretrained", "given");
@@ -195,7 +194,7 @@ fn evaluations_are_rows_of_their_own() {
     };
     let steps: Vec<_> = job.train().evaluations.iter().map(|row| row.step).collect();
     assert_eq!(steps, [2, 4, 5]);
-    // Every sequence counts once, however many ranks share them.
+    // Every sequence is evaluated once with any number of ranks.
     let alone = at(0, 1);
     for (stage, ranks) in [(1, 2), (2, 3), (3, 4)] {
         let shared = at(stage, ranks);
@@ -229,7 +228,7 @@ fn a_text_model_writes_text() {
     );
 }
 
-/// The guides load or are refused with what `configs/guides/README.md` promises.
+/// Each guide is loaded, or fails with the error that `configs/guides/README.md` describes.
 #[test]
 fn guides_load_or_are_diagnosed() {
     let guides = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/guides");
@@ -258,7 +257,7 @@ fn guides_load_or_are_diagnosed() {
     }
 }
 
-/// S4 is a guide as it was published: it trains.
+/// S4 is a published guide, which trains unchanged.
 #[test]
 fn a_guide_trains() {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/guides/S4.json");
@@ -285,7 +284,7 @@ fn a_job_is_found_in_configs_and_its_files_beside_it() {
     ending.failed(2, &["mine.json", "configs/mine.json"]);
 }
 
-/// Options win over `--set`, `--set` over the file.
+/// Options take precedence over `--set`, and `--set` over the file.
 #[test]
 fn the_command_line_wins() {
     let job = Job::tiny();
@@ -319,7 +318,7 @@ fn the_command_line_wins() {
     assert_eq!(record["resolved"]["plan"]["zero"]["stage"], json!("1"));
 }
 
-/// `finetune ... 2>&1 | head` must train to the end all the same.
+/// `finetune ... 2>&1 | head` still trains to the end.
 #[test]
 fn a_closed_pipe_does_not_stop_training() {
     let job = Job::tiny();
@@ -331,7 +330,7 @@ fn a_closed_pipe_does_not_stop_training() {
     assert_eq!(left(&job.folder().join("output")), OUTPUTS);
 }
 
-/// A table in a file on a full disk is not taken for a whole one.
+/// If standard output is a file on a full disk, the program fails.
 #[test]
 fn a_result_that_cannot_be_written_is_a_failure() {
     for arguments in [&["keys", "--schema"][..], &["env"], &["estimate", "--ranks", "4"]] {

@@ -1,4 +1,4 @@
-//! Parameter groups of a job: frozen weights stay, stages agree, and invalid groups are refused.
+//! Tests of parameter groups: frozen weights do not change, all stages agree, and invalid groups are errors.
 
 use std::fs;
 
@@ -37,7 +37,7 @@ fn frozen_weights_stay_and_stages_agree() {
         let job = grouped(stage, 2);
         let trained = job.train();
         assert_eq!(trained.numbers(), expected.numbers(), "stage {stage}");
-        // Measured and forecast, without states of the frozen table.
+        // Neither the measured nor the forecast memory has optimizer states of the frozen table.
         let memory = trained.steps.last().unwrap().memory;
         let all = Job::tiny().sharded(stage, 2).train().steps.last().unwrap().memory;
         assert!(memory.optimizer < all.optimizer, "stage {stage}");
@@ -52,7 +52,7 @@ fn biases_and_norms_do_not_decay_by_default() {
     let job = Job::tiny().with("training.no_decay", "nothing");
     let decayed = job.train();
     assert_eq!(record(&job)["training"]["no_decay"], "nothing");
-    // The first step is taken at the first rate from the same weights.
+    // The loss of the first step is computed with the same initial weights.
     assert_eq!(spared.steps[0].loss, decayed.steps[0].loss);
     assert_ne!(spared.weights, decayed.weights);
     let groups = json!([{ "dims": [1], "weight_decay": 0.0 }]);
@@ -86,7 +86,7 @@ fn a_run_resumes_with_its_groups() {
     let arguments = ["--config", "job.json", "--resume"];
     crate::program::finetune(job.folder(), &arguments).succeeded();
     assert_eq!(Trained::read(&job.folder().join("output")).numbers(), whole.numbers());
-    // A parameter that was frozen has no moments.
+    // The checkpoint has no moments of a parameter that was frozen.
     let job = job.with("training.param_groups", json!([])).with("training.max_steps", 8);
     fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
     let ending = crate::program::finetune(job.folder(), &arguments);

@@ -1,4 +1,4 @@
-//! `deepburn predict`: what a trained classifier says, and names of classes from the data to the output.
+//! Tests of `deepburn predict`, and of class names from the data to the output.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ fn write_reviews(path: &Path, seed: u64, count: usize) {
     writer.flush().unwrap();
 }
 
-/// A job on tables whose labels are names.
+/// Returns the job with tables whose labels are class names.
 fn named(job: Job) -> Job {
     let job = job
         .with(
@@ -49,13 +49,13 @@ fn config(job: &Job) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// The rows of a table, by column.
+/// Returns the rows of a CSV table, by column.
 fn table(path: &Path) -> Vec<BTreeMap<String, String>> {
     let mut reader = csv::Reader::from_path(path).unwrap();
     reader.deserialize().collect::<Result<_, _>>().unwrap()
 }
 
-/// A table of predictions has the accuracy of `test.json`, to the bit.
+/// Checks that the predictions have exactly the accuracy in `test.json`.
 fn assert_accuracy(job: &Job) {
     predict(job, &["--file", "test.csv", "--output", "found.csv"]).succeeded();
     let rows = table(&job.folder().join("found.csv"));
@@ -109,7 +109,7 @@ fn predictions_of_gpt2_have_its_test_accuracy() {
     assert_accuracy(&job);
     assert_eq!(config(&job)["id2label"]["1"], NAMES[1]);
 
-    // A run's folder is a place to start from, and its names go with it.
+    // The output folder of a run can be used as pretrained model. Its class names are kept.
     let next = named(reviews()).with("model", json!({"pretrained": job.folder().join("output")}));
     let other = next.folder().join("other.csv");
     fs::write(&other, "stars,review\nugly,it was\nugly,it is\n").unwrap();
@@ -204,7 +204,7 @@ fn labels_that_a_split_or_the_model_does_not_have_are_named() {
     }
 }
 
-/// A checkpoint is of the classes that it was trained with.
+/// A run cannot resume with other classes than in its checkpoint.
 #[test]
 fn a_run_resumes_with_its_own_classes_alone() {
     let job = named(reviews()).with("training.max_steps", 2).with("training.save_steps", 1);
@@ -235,7 +235,7 @@ fn a_model_from_scratch_takes_the_vocabulary_of_its_tokenizer() {
     let config = config(&job);
     assert_eq!((&config["vocab_size"], &config["eos_token_id"]), (&json!(320), &json!(0)));
 
-    // Weights that know nothing would draw the rows of padding as readily as the others.
+    // The weights are almost untrained, so the unused rows of the embedding would be sampled as often as tokens.
     let prompt = "word ".repeat(100);
     let arguments = ["generate", "--model", "output", "--prompt", &prompt, "--top-k", "320"];
     let ending =
@@ -249,7 +249,7 @@ fn a_model_from_scratch_takes_the_vocabulary_of_its_tokenizer() {
     assert_eq!(self::config(&given)["vocab_size"], 301);
 }
 
-/// `transformers` finds the end of a padded text by these ids.
+/// `transformers` uses these ids to find the end of a padded text.
 #[test]
 fn a_classifier_has_the_special_tokens_of_its_tokenizer() {
     let job = named(reviews().with(

@@ -1,7 +1,7 @@
-//! Ranks as processes of mpirun: the numbers of rank threads, to the bit.
+//! Tests that rank processes started by mpirun compute the same bits as rank threads.
 //!
-//! `cargo test --release --workspace --features deepburn-cli/mpi --test programs processes`. Needs Open
-//! MPI; without its `mpirun` nothing is tested, and each test says so.
+//! Run them with `cargo test --release --workspace --features deepburn-cli/mpi --test programs processes`. They need
+//! Open MPI. Without its `mpirun`, the tests print that they are skipped.
 
 use std::fs;
 use std::process::Command;
@@ -21,7 +21,7 @@ use crate::reviews::test_record;
 use crate::swapping::all_swapped;
 use crate::traces::{self, BF16, FP16, FP32, Nearness, assert_near};
 
-/// Whether processes can be started. Says so where not.
+/// Returns whether processes can be started. If not, prints that the test is skipped.
 fn can_launch() -> bool {
     let version = Command::new("mpirun").arg("--version").output();
     let can = version.is_ok_and(|it| String::from_utf8_lossy(&it.stdout).contains("Open MPI"));
@@ -37,7 +37,7 @@ fn launch(job: &Job, processes: usize, more: &[&str]) -> Ending {
     finetune_processes(job.folder(), processes, &[&["--config", "job.json"], more].concat())
 }
 
-/// Trains with as many processes as the job has ranks, in the folder `output`.
+/// Trains with one process per rank of the job, in the folder `output`.
 #[track_caller]
 fn train(job: &Job, more: &[&str]) -> Trained {
     let ranks = job.json()["training"]["ranks"].as_u64().unwrap() as usize;
@@ -45,7 +45,7 @@ fn train(job: &Job, more: &[&str]) -> Trained {
     Trained::read(&job.folder().join("output"))
 }
 
-/// Trains with threads and with processes, which must give the same bits.
+/// Trains with threads and with processes, and checks that the results have the same bits.
 #[track_caller]
 fn same(job: &Job, what: &str) -> Trained {
     let output = job.folder().join("output");
@@ -78,7 +78,7 @@ fn small_buckets(overlap: bool) -> Value {
     })
 }
 
-/// Two micro-batches a step, dropout, clipping and an embedding that is tied.
+/// Compares a job with two micro-batches per step, dropout, clipping and a tied embedding.
 #[track_caller]
 fn same_at(stage: u8, (name, precision): (&str, Precision), ranks: usize, buckets: &Value) {
     let mut job = precision();
@@ -95,7 +95,7 @@ fn same_at(stage: u8, (name, precision): (&str, Precision), ranks: usize, bucket
     assert!(skipped < trained.steps.len(), "{what}");
 }
 
-/// Every pair of stage, precision and number of ranks.
+/// All combinations of stage and precision, each with one number of ranks from 1 to 3.
 #[test]
 fn processes_and_threads_agree_to_the_bit() {
     if !can_launch() {
@@ -113,8 +113,8 @@ fn processes_and_threads_agree_to_the_bit() {
     }
 }
 
-/// The same for all of them: `cargo test --release --workspace --features deepburn-cli/mpi --test
-/// programs -- --ignored all_processes`.
+/// All combinations. Run this test with `cargo test --release --workspace --features deepburn-cli/mpi --test programs
+/// -- --ignored all_processes`.
 #[test]
 #[ignore = "takes minutes: all stages, precisions, buckets and 1 to 4 ranks, and once 8"]
 fn all_processes_and_threads_agree_to_the_bit() {
@@ -131,7 +131,7 @@ fn all_processes_and_threads_agree_to_the_bit() {
     }
 }
 
-/// Model states on NVMe, and activations that are computed again.
+/// Model states are on NVMe, and activations are recomputed.
 #[test]
 fn processes_and_threads_agree_with_little_memory() {
     if !can_launch() {
@@ -145,7 +145,7 @@ fn processes_and_threads_agree_with_little_memory() {
     }
 }
 
-/// On the other backends of this build, tensors travel through host memory.
+/// On other backends, tensors are sent through host memory.
 #[test]
 fn backends_agree_to_the_bit() {
     if !can_launch() {
@@ -159,7 +159,7 @@ fn backends_agree_to_the_bit() {
     }
 }
 
-/// Dynamic batches: ranks that see other numbers of samples, an evaluation, a test.
+/// With dynamic batching, ranks have different numbers of samples. The job has an evaluation and a test.
 #[test]
 fn classifiers_agree_to_the_bit() {
     if can_launch() {
@@ -186,7 +186,7 @@ fn processes_reproduce_the_traces_of_deepspeed() {
     }
 }
 
-/// Keeps the checkpoints up to `step`, as if the run had ended there.
+/// Removes the checkpoints after `step`, as if the run had ended there.
 fn forget_after(job: &Job, step: u64) {
     for later in step + 1..=STEPS {
         let _ = fs::remove_dir_all(checkpoints(job).join(format!("step-{later:08}")));
@@ -195,7 +195,7 @@ fn forget_after(job: &Job, step: u64) {
     fs::remove_dir_all(job.folder().join("output/model")).unwrap();
 }
 
-/// Two steps in threads, two in processes and two in threads again, and the other way round.
+/// A run takes two steps with threads, two with processes and two with threads again, or the other way round.
 #[test]
 fn a_run_changes_between_threads_and_processes() {
     if !can_launch() {
@@ -229,7 +229,7 @@ fn a_run_changes_between_threads_and_processes() {
     }
 }
 
-/// Resuming a checkpoint of 4 threads on 2 ranks gives the same bits with processes and with threads.
+/// A checkpoint of 4 threads resumes on 2 ranks, with the same bits for processes and threads.
 #[test]
 fn processes_resume_with_another_number_of_ranks() {
     if !can_launch() {
@@ -259,7 +259,7 @@ fn processes_resume_from_deepspeed_checkpoints() {
     }
 }
 
-/// One message, however many processes there are, and nothing is written.
+/// With any number of processes there is one message, and nothing is written.
 #[test]
 fn invalid_jobs_of_processes_are_refused_once() {
     if !can_launch() {
@@ -277,9 +277,9 @@ fn invalid_jobs_of_processes_are_refused_once() {
     refused(Job::tiny(), &["--nonsense"], &["--nonsense"]);
 }
 
-/// The launcher says how many ranks there are; rank 0 speaks and writes.
+/// Without `training.ranks`, the launcher sets the number of ranks. Only rank 0 prints and writes.
 #[test]
-fn a_job_without_a_number_of_ranks_takes_that_of_the_launcher() {
+fn the_launcher_sets_the_number_of_ranks() {
     if !can_launch() {
         return;
     }
@@ -296,7 +296,7 @@ fn a_job_without_a_number_of_ranks_takes_that_of_the_launcher() {
     assert_eq!(help.matches("Usage:").count(), 1, "{help}");
 }
 
-/// Momenta that ranks agree on, before and after a change from threads to processes.
+/// 1-bit Adam exchanges momenta before and after a change from threads to processes.
 #[test]
 fn processes_exchange_momenta_as_threads_do() {
     if !can_launch() {

@@ -1,4 +1,4 @@
-//! A program under test, run to its end.
+//! Runs a program under test and checks how it ended.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -11,29 +11,29 @@ pub(crate) struct Ending {
     pub(crate) stderr: String,
 }
 
-/// Runs `finetune` with its current folder at `folder`.
+/// Runs `finetune` with the current folder `folder`.
 pub(crate) fn finetune<S: AsRef<str>>(folder: &Path, arguments: &[S]) -> Ending {
     run(env!("CARGO_BIN_EXE_finetune"), folder, arguments)
 }
 
-/// Runs `deepburn` with its current folder at `folder`.
+/// Runs `deepburn` with the current folder `folder`.
 pub(crate) fn deepburn<S: AsRef<str>>(folder: &Path, arguments: &[S]) -> Ending {
     run(env!("CARGO_BIN_EXE_deepburn"), folder, arguments)
 }
 
-/// `finetune`, ready to be started with its current folder at `folder`.
+/// Returns the command of `finetune` with the current folder `folder`.
 pub(crate) fn finetune_command<S: AsRef<str>>(folder: &Path, arguments: &[S]) -> Command {
     command(env!("CARGO_BIN_EXE_finetune"), folder, arguments)
 }
 
-/// Runs `finetune` as `processes` ranks of mpirun, with its current folder at `folder`.
+/// Runs `finetune` with mpirun on `processes` ranks, with the current folder `folder`.
 #[cfg(feature = "mpi")]
 pub(crate) fn finetune_processes(folder: &Path, processes: usize, arguments: &[&str]) -> Ending {
-    // More processes than cores, which wait for each other without taking the cores of those that compute.
+    // There may be more processes than cores. Processes that wait yield their core.
     let options = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"];
     let processes = ["-np", &processes.to_string(), env!("CARGO_BIN_EXE_finetune")];
     let mut mpirun = command("mpirun", folder, &[&options[..], &processes, arguments].concat());
-    // Containers of tests often have no other user.
+    // Test containers often have only the root user.
     mpirun.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     Ending::of(mpirun.output().unwrap())
 }
@@ -42,7 +42,7 @@ fn run<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Ending {
     Ending::of(command(program, folder, arguments).output().unwrap())
 }
 
-/// `program`, ready to be started with its current folder at `folder`.
+/// Returns the command of `program` with the current folder `folder`.
 pub(crate) fn command<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[S]) -> Command {
     let mut command = Command::new(program);
     command
@@ -50,7 +50,7 @@ pub(crate) fn command<S: AsRef<str>>(program: &str, folder: &Path, arguments: &[
         .current_dir(folder)
         .env_remove("RUST_LOG")
         .env("RUST_BACKTRACE", "1")
-        // Nothing is downloaded, and caches stay in the folder.
+        // Nothing is downloaded, and caches are in the folder.
         .env("HF_HUB_OFFLINE", "1")
         .env("HF_HOME", folder.join("hf"))
         .env("XDG_CACHE_HOME", folder.join("cache"))
@@ -70,14 +70,14 @@ impl Ending {
         }
     }
 
-    /// The program ended well.
+    /// Panics unless the program succeeded.
     #[track_caller]
     pub(crate) fn succeeded(self) -> Self {
         assert_eq!(self.status, Some(0), "{}", self.stderr);
         self
     }
 
-    /// The program ended with `status` and one message, in which all of `parts` are.
+    /// Panics unless the program ended with `status` and one error message that contains all of `parts`.
     #[track_caller]
     pub(crate) fn failed(self, status: i32, parts: &[&str]) -> Self {
         if let Some(fault) = self.fault(status, parts) {
@@ -86,7 +86,7 @@ impl Ending {
         self
     }
 
-    /// Returns the difference from [`failed`](Self::failed), if there is one.
+    /// Returns the reason for which [`failed`](Self::failed) would panic, if there is one.
     pub(crate) fn fault(&self, status: i32, parts: &[&str]) -> Option<String> {
         let messages = self.stderr.lines().filter(|line| line.starts_with("error: ")).count();
         let shown = |what: &str| Some(format!("{what}\nstderr: {}", self.stderr));

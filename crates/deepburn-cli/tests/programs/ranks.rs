@@ -1,8 +1,8 @@
-//! Ranks against one rank that sees the concatenated batch.
+//! Compares several ranks with one rank that has the concatenated batch.
 //!
-//! In sequential order rank r of W takes the sequences r, r + W, ... so that the ranks together have
-//! seen what one rank sees in micro-batches W times as large. One step of plain SGD with learning
-//! rate 1 subtracts the gradient, so equal weights after it are equal gradients.
+//! In sequential order, rank r of W takes the sequences r, r + W and so on. So W ranks together have the same samples
+//! as one rank with W times as large micro-batches. A step of plain SGD with learning rate 1 subtracts the gradient, so
+//! the gradients are equal if the weights after the step are equal.
 
 use serde_json::json;
 
@@ -23,7 +23,7 @@ fn step(kind: NewJob, stage: u8, ranks: usize) -> Trained {
 }
 
 #[test]
-fn gradients_equal_those_of_one_rank_on_the_whole_batch() {
+fn gradients_equal_one_rank_with_the_whole_batch() {
     let kinds: [(&str, NewJob); 3] = [
         ("tied", Job::uneven),
         ("untied", || Job::uneven().with("model.config.tie_word_embeddings", false)),
@@ -47,12 +47,12 @@ fn gradients_equal_those_of_one_rank_on_the_whole_batch() {
     }
 }
 
-/// The samples of each rank are fixed: an epoch on 3 ranks has the tokens of all sequences.
+/// An epoch on 3 ranks has the tokens of all sequences.
 #[test]
 fn an_epoch_sees_every_sequence() {
     let job = Job::uneven().with("training.max_steps", json!(null)).with("training.epochs", 1);
     let job = job.with("deepspeed.gradient_accumulation_steps", 1).sharded(1, 3);
-    // 4000 tokens are 125 sequences of 32; 42 to each rank, in micro-batches of 2.
+    // 4000 tokens are 125 sequences of 32. Each rank takes 42 of them, in micro-batches of 2.
     let steps = job.train().steps;
     assert_eq!(steps.len(), 21);
     assert!(steps.iter().all(|row| row.tokens == 3 * 2 * 32), "{steps:?}");

@@ -1,5 +1,4 @@
-//! Activation checkpointing: the numbers of a run that keeps its activations, alone and with everything that
-//! moves states out of memory.
+//! Tests that activation checkpointing does not change the numbers of a run, alone and together with offload.
 
 use std::fs;
 
@@ -9,9 +8,9 @@ use crate::job::{Job, STAGES, Trained};
 use crate::resume::{STEPS, assert_same, checkpoints, long, resume};
 use crate::swapping::all_swapped;
 
-/// The job in `precision`, fp32 without one.
+/// Returns a job in `precision`, or in fp32 by default.
 pub(crate) fn in_precision(precision: Option<&str>) -> Job {
-    // Dropout everywhere, and products long enough for the selective policy to keep.
+    // All dropouts are enabled, and products are large enough that the selective policy keeps them.
     let job = long().with("model.config.n_embd", 130).with("model.config.n_inner", 150);
     let job = job.with("model.config.attn_pdrop", 0.1).with("model.config.embd_pdrop", 0.1);
     match precision {
@@ -28,7 +27,7 @@ pub(crate) fn recomputed(job: Job, section: serde_json::Value) -> Job {
     job.with("deepspeed.activation_checkpointing", section)
 }
 
-/// A section that offloads saved activations to NVMe, in the build folder.
+/// Returns a section that offloads saved activations to a file in the build folder.
 pub(crate) fn offloaded(policy: &str) -> serde_json::Value {
     let folder = env!("CARGO_TARGET_TMPDIR");
     json!({"policy": policy, "nvme_path": folder, "offload_threshold": 0})
@@ -56,7 +55,7 @@ fn recomputed_activations_change_no_bit() {
     }
 }
 
-/// Gradients, optimizer states and parameters on NVMe, and no activations kept.
+/// Gradients, optimizer states and parameters are on NVMe, and all activations are recomputed.
 #[test]
 fn everything_together_changes_no_bit() {
     for (ranks, precision) in
@@ -86,7 +85,7 @@ fn runs_change_what_they_recompute() {
     assert_same(&Trained::read(&job.folder().join("output")), &expected, "from full to off");
 }
 
-/// The record of a step has the bytes of activations.
+/// The bytes of activations are in the row of a step.
 #[test]
 fn activations_take_less() {
     let peak = |job: Job| {

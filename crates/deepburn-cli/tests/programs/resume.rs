@@ -1,4 +1,4 @@
-//! Interrupted runs that resume from checkpoints, to the bit.
+//! Tests that runs which resume from a checkpoint have the same bits as uninterrupted runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub(crate) fn resume(job: &Job, more: &[&str]) -> Ending {
     finetune(job.folder(), &[&["--config", "job.json", "--resume"], more].concat())
 }
 
-/// The same losses, norms and scales to the bit, and the same weights. Weights are not printed.
+/// Checks that losses, norms, loss scales and weights have the same bits. Weights are not printed.
 #[track_caller]
 pub(crate) fn assert_same(run: &Trained, expected: &Trained, what: &str) {
     assert_eq!(run.numbers().0, expected.numbers().0, "{what}");
@@ -43,7 +43,7 @@ pub(crate) fn assert_same(run: &Trained, expected: &Trained, what: &str) {
 
 pub(crate) const STEPS: u64 = 6;
 
-/// A job that ends at step 6 with dropout, shuffling, a schedule, and an evaluation.
+/// Returns a job of 6 steps with dropout, shuffling, a learning-rate schedule and an evaluation.
 pub(crate) fn long() -> Job {
     Job::uneven()
         .with("data.shuffle", true)
@@ -58,7 +58,7 @@ pub(crate) fn long() -> Job {
         )
 }
 
-/// Checks a run in pieces, as if the process ended after each checkpoint.
+/// Checks that resuming from each checkpoint gives the same result as the uninterrupted run.
 #[track_caller]
 pub(crate) fn same_in_pieces(name: &str, asynchronous: bool, job: impl Fn() -> Job) {
     let straight = job().train();
@@ -66,7 +66,7 @@ pub(crate) fn same_in_pieces(name: &str, asynchronous: bool, job: impl Fn() -> J
     assert_same(&job.train(), &straight, &format!("{name}: saving changes the run"));
     assert_eq!(tags(&job), ["step-00000002", "step-00000004", "step-00000006"]);
     for step in [4, 2] {
-        // Later checkpoints are gone. The record has their steps.
+        // Later checkpoints are removed. metrics.jsonl still has the rows of their steps.
         for later in (step + 1..=STEPS).map(|step| format!("step-{step:08}")) {
             let _ = fs::remove_dir_all(checkpoints(&job).join(later));
         }
@@ -83,7 +83,7 @@ fn every_stage_and_precision_resumes_to_the_bit() {
     let precisions = [
         ("fp32", "fp32_is_the_default", json!(null)),
         ("bf16", "bf16", json!({"enabled": true})),
-        // Its first steps overflow, and later ones double the scale again.
+        // The first steps of fp16 overflow, and later steps double the loss scale again.
         (
             "fp16",
             "fp16",
@@ -93,7 +93,7 @@ fn every_stage_and_precision_resumes_to_the_bit() {
     ];
     for (name, key, section) in precisions {
         for stage in STAGES {
-            // Half of them save in the background.
+            // Half of the jobs save asynchronously.
             let asynchronous = stage % 2 == 1;
             same_in_pieces(&format!("{name}, stage {stage}"), asynchronous, || {
                 let job = long().sharded(stage, 3);
@@ -123,7 +123,7 @@ fn dynamic_batching_resumes_to_the_bit() {
     });
 }
 
-/// A job whose run ended with a checkpoint of its last step, and which ends with a test.
+/// Returns a job that has saved a checkpoint after its last step and has a test split, with its results.
 fn finished(stage: u8, ranks: usize) -> (Job, Trained) {
     let job = long()
         .with("data.splits", json!({"train": "80%", "eval": "10%", "test": "10%"}))
@@ -146,11 +146,11 @@ fn any_number_of_ranks_and_stage_loads_the_same_model() {
             resume(&job, &[]).succeeded();
             let weights = fs::read(job.folder().join("output/model/model.safetensors")).unwrap();
             assert!(weights == trained.weights, "stage {stage}, {ranks} ranks");
-            // Ranks add up other shares of it.
+            // With other numbers of ranks, the loss is added up in another order.
             assert!((loss(&job) / expected - 1.0).abs() < 1e-6, "{} {expected}", loss(&job));
         }
     }
-    // Training continues smoothly.
+    // The loss has no jump when training continues.
     let job = job.with("training.max_steps", 2 * STEPS);
     let ending = resume(&job, &[]).succeeded();
     assert!(
@@ -179,7 +179,7 @@ fn a_damaged_checkpoint_is_refused_and_an_older_one_offered() {
         resume(&job, &[]).failed(2, &parts);
         deepburn(job.folder(), &["inspect", "output"]).failed(2, &parts[1..3]);
     }
-    // The suggested one leads to the same result. The damaged one is kept under another name.
+    // Resuming from the suggested checkpoint gives the same result. The damaged one is kept under another name.
     resume(&job, &["step-00000004"]).succeeded();
     assert_same(&Trained::read(&job.folder().join("output")), &straight, "from the older one");
     assert!(checkpoints(&job).join("step-00000006.damaged-1").is_dir());
@@ -187,7 +187,7 @@ fn a_damaged_checkpoint_is_refused_and_an_older_one_offered() {
     resume(&job, &["step-00000005"]).failed(2, &["step-00000005", "step-00000002"]);
     resume(&job, &["../x"]).failed(2, &["--resume", "../x", "no such folder"]);
     resume(&job, &["x y"]).failed(2, &["--resume", "x y", "bad tag"]);
-    resume(&job, &["output"]).failed(2, &["--resume", "of this program", "--output-dir"]);
+    resume(&job, &["output"]).failed(2, &["--resume", "DeepBurn checkpoint", "--output-dir"]);
     resume(&Job::tiny(), &[]).failed(2, &["--resume", "no checkpoint"]);
 
     let foreign = checkpoints(&job).join("global_step7");
@@ -202,7 +202,7 @@ fn earlier_checkpoints_are_never_overwritten() {
     job.train();
     let before = fs::read(checkpoints(&job).join("step-00000002/manifest.json")).unwrap();
     job.run().failed(2, &["training.output_dir", "earlier run", "--resume"]);
-    // A run that resumes from an older checkpoint warns, and saves beside the newer ones.
+    // A run that resumes from an older checkpoint logs a warning and keeps the newer checkpoints.
     let ending = resume(&job, &["step-00000002"]).succeeded();
     assert!(ending.stderr.contains("step-00000004, step-00000006 stay"), "{}", ending.stderr);
     let expected = ["02", "04", "04.2", "06", "06.2"].map(|end| format!("step-000000{end}"));
@@ -212,7 +212,7 @@ fn earlier_checkpoints_are_never_overwritten() {
     let after = fs::read(checkpoints(&job).join("step-00000002/manifest.json")).unwrap();
     assert_eq!(before, after);
     resume(&job, &[]).succeeded();
-    // The record of a run that was killed before it saved ends before the latest checkpoint.
+    // If a run is killed before it saves, metrics.jsonl ends before the latest checkpoint.
     let record = job.folder().join("output/metrics.jsonl");
     let rows = fs::read_to_string(&record).unwrap();
     let three: Vec<_> = rows.lines().take(3).collect();
@@ -256,7 +256,7 @@ fn another_job_is_refused_and_another_rate_is_logged() {
     let rate = "deepspeed.optimizer.params.weight_decay=0.2";
     let ending = resume(&job, &["--set", rate]).succeeded();
     assert!(ending.stderr.contains("weight_decay changes from 0.1"), "{}", ending.stderr);
-    // A section that the job of the checkpoint does not have.
+    // The job of the checkpoint does not have this section.
     let ending = resume(&job, &["--set", "deepspeed.bf16.enabled=true"]).succeeded();
     let warning = "deepspeed.bf16 changes from null in the checkpoint to {\"enabled\":true}";
     assert!(ending.stderr.contains(warning), "{}", ending.stderr);
@@ -278,8 +278,8 @@ fn training_continues_after_a_failed_save() {
     }
 }
 
-/// On a disk that holds five checkpoints and the model: `mount -t tmpfs -o size=3m tmpfs DIR`, then
-/// `DEEPBURN_SMALL_DISK=DIR cargo test --release -- --ignored a_full_disk`.
+/// This test needs a disk that is large enough for five checkpoints and the model. Run
+/// `mount -t tmpfs -o size=3m tmpfs DIR`, then `DEEPBURN_SMALL_DISK=DIR cargo test --release -- --ignored a_full_disk`.
 #[test]
 #[ignore = "needs a small disk, which DEEPBURN_SMALL_DISK names"]
 fn a_full_disk_does_not_stop_training() {
@@ -298,7 +298,7 @@ fn a_full_disk_does_not_stop_training() {
         for part in ["the disk is too full", "training continues", "make room"] {
             assert!(ending.stderr.contains(part), "{}", ending.stderr);
         }
-        // The last that had room is whole.
+        // The last checkpoint that fitted on the disk is intact.
         let last = Checkpoint::open_intact(&output.join("checkpoints"), None).unwrap();
         assert!((1..12).contains(&last.run().step));
         resume(&job, &[]).succeeded();
@@ -314,7 +314,7 @@ fn the_newest_and_the_best_are_kept() {
         .with("training.max_steps", 10)
         .with("training.save_total_limit", 2)
         .with("training.save_best_limit", 1)
-        // It soon diverges: the first evaluations are the best.
+        // Training diverges soon, so the first evaluations are the best.
         .with(
             "deepspeed.scheduler",
             json!({"type": "WarmupLR", "params": {
@@ -328,7 +328,7 @@ fn the_newest_and_the_best_are_kept() {
     assert_eq!(tags(&job), expected);
 }
 
-/// Starts the job, on which many steps are left.
+/// Starts the job, which has many steps.
 fn start(job: &Job, more: &[&str]) -> Child {
     fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
     let mut command = finetune_command(job.folder(), &[&["--config", "job.json"], more].concat());
@@ -383,7 +383,7 @@ fn a_signal_saves_a_checkpoint_and_explains_how_to_resume() {
 }
 
 /// Kills the job with SIGKILL after random times, `kills` times in total, and resumes from the latest checkpoint each
-/// time. Every completed run has the result of an undisturbed one.
+/// time. Checks that every completed run has the same result as an uninterrupted run.
 fn soak(kills: usize) {
     let job = || {
         let job = Job::uneven().with("data.shuffle", true).with("training.max_steps", 60);
@@ -395,7 +395,7 @@ fn soak(kills: usize) {
     let (mut job, mut killed, mut finished, mut state) = (job(), 0, 0, 12345_u64);
     while killed < kills || finished == 0 {
         let saved = checkpoints(&job).is_dir() && !tags(&job).is_empty();
-        // Every other run saves in the background.
+        // Every second run saves asynchronously.
         let asynchronous = format!("training.async_save={}", killed % 2 == 1);
         let more: &[_] = if saved { &["--resume", "latest"] } else { &[] };
         let mut child = start(&job, &[&["--set", &asynchronous], more].concat());
@@ -417,7 +417,7 @@ fn soak(kills: usize) {
             continue;
         }
         let ending = Ending::of(child.wait_with_output().unwrap());
-        // A rebuilt status: `try_wait` has taken it.
+        // `try_wait` has already returned the status.
         assert!(status.is_some_and(|status| status.success()), "{}", ending.stderr);
         assert_same(&Trained::read(&job.folder().join("output")), &straight, "interrupted");
         finished += 1;
@@ -432,7 +432,7 @@ fn killed_runs_resume_to_the_same_result() {
     soak(4);
 }
 
-/// The same for longer: `DEEPBURN_SOAK=100 cargo test --release -- --ignored soak`.
+/// A longer soak test. Run it with `DEEPBURN_SOAK=100 cargo test --release -- --ignored soak`.
 #[test]
 #[ignore = "takes minutes; DEEPBURN_SOAK says how often to kill"]
 fn soak_of_many_kills() {
@@ -456,7 +456,7 @@ fn consolidated_weights_match_the_model() {
         let model = folder.join("output/model").join(name);
         assert_eq!(read(&folder.join("whole").join(name)), read(&model), "{name}");
     }
-    // Nothing is replaced, and nothing laid among checkpoints.
+    // Existing files are not replaced, and nothing is written to the folder of checkpoints.
     let inside = ["consolidate", "output", "output/checkpoints"];
     deepburn(folder, &inside).failed(2, &["a folder of checkpoints"]);
     fs::create_dir(folder.join("taken")).unwrap();
@@ -490,7 +490,7 @@ fn inspect_shows_what_is_inside() {
     }
     let checkpoint = Checkpoint::open(&checkpoints(&job), None).unwrap();
     let numel = checkpoint.layout().numel(0);
-    let path = &checkpoint.layout().atoms()[0].path;
+    let path = &checkpoint.layout().entries()[0].path;
     assert_eq!(checkpoint.read(path, &StateKind::Weights, 0..numel).unwrap().len(), numel);
     deepburn(job.folder(), &["inspect", "nowhere"]).failed(2, &["nowhere", "no such folder"]);
 }

@@ -1,4 +1,4 @@
-//! The encoder on reviews: what it learns, and that ranks and stages change nothing.
+//! Tests of classifiers on reviews: they learn, and stages do not change their numbers.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use crate::job::{Job, STAGES, tiny_model};
 use crate::program::finetune;
 
-/// A small encoder on reviews written on the spot: 3,200 train, 400 evaluate, 400 test.
+/// Returns a job that trains a small encoder on synthetic reviews: 3,200 for training, 400 for evaluation, 400 for the
+/// test.
 pub(crate) fn reviews() -> Job {
     Job::tiny()
         .with(
@@ -57,7 +58,7 @@ fn synthetic_reviews_are_learnt() {
     assert!(job.folder().join("output/model/tokenizer.json").exists());
 }
 
-/// The job that a newcomer starts with, as it stands.
+/// The example configuration for new users trains unchanged.
 #[test]
 fn the_configuration_for_synthetic_reviews_learns_them() {
     let folder = tempfile::tempdir().unwrap();
@@ -69,8 +70,8 @@ fn the_configuration_for_synthetic_reviews_learns_them() {
     assert!(record["test_accuracy"].as_f64().unwrap() > 0.8, "{record}");
 }
 
-/// Texts of many lengths, micro-batches that no rank count divides, dropout: the same bits at every
-/// stage.
+/// Texts have many lengths, micro-batches are not divisible by the number of ranks, and dropout is enabled. All stages
+/// have the same bits.
 #[test]
 fn stages_agree_to_the_bit_on_ragged_texts() {
     for ranks in [2, 3] {
@@ -86,7 +87,7 @@ fn stages_agree_to_the_bit_on_ragged_texts() {
     }
 }
 
-/// Rows train in their order where nothing draws another, whatever the seed.
+/// Without shuffling, the order of rows does not depend on the seed.
 #[test]
 fn rows_keep_their_order_without_shuffling() {
     let lines = (0..40).map(|i| {
@@ -119,7 +120,7 @@ fn rows_keep_their_order_without_shuffling() {
     assert!(part.windows(2).all(|pair| pair[0] < pair[1]), "{part:?}");
 }
 
-/// More classes than a matrix of answers is made for, and a column of ids taken for classes.
+/// With many classes there is no confusion matrix. A label column that contains ids is reported.
 #[test]
 fn many_classes_are_counted_without_a_matrix() {
     let job = |highest: usize| {
@@ -167,7 +168,7 @@ fn tables_are_read_and_a_part_of_one_evaluates() {
     assert_eq!(record["confusion"].as_array().unwrap().len(), 3);
 }
 
-/// A file that is sorted by label, as IMDB's are.
+/// The file is sorted by label, as the files of IMDB.
 #[test]
 fn a_limit_within_one_class_is_warned_of() {
     let job = reviews()
@@ -187,7 +188,7 @@ fn a_limit_within_one_class_is_warned_of() {
     fs::write(folder.join("train.csv"), table(["neg", "pos", "neg", "pos"])).unwrap();
     fs::write(folder.join("eval.csv"), table(["pos", "pos", "neg", "neg"])).unwrap();
     let warning = "training.eval_max_samples: 20: the first";
-    // The job owns the folder.
+    // The folder exists as long as the job.
     let job = job.with("training.eval_max_samples", 20);
     let ending = job.run().succeeded();
     assert!(ending.stderr.contains(warning), "{}", ending.stderr);
@@ -203,7 +204,7 @@ fn a_limit_within_one_class_is_warned_of() {
     assert!(!ending.stderr.contains("eval_max_samples"), "{}", ending.stderr);
 }
 
-/// GPT-2 with scores for classes, from a language model's weights: the same bits at every stage.
+/// GPT-2 with a classification head, initialized from a language model, has the same bits at every stage.
 #[test]
 fn gpt2_classifies_texts() {
     let job = |stage| {

@@ -1,4 +1,4 @@
-//! Every schedule and every optimizer through the program.
+//! End-to-end tests of every schedule and every optimizer.
 
 use deepburn::schedule::Schedule;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::job::Job;
 
 const STEPS: usize = 14;
 
-/// Every schedule there is, with an end, a turn or a stair inside of 14 steps.
+/// Returns all schedules, each with an end, a cycle or a staircase step within 14 steps.
 fn schedules() -> Vec<Value> {
     let of = |kind: &str, params: Value| json!({"type": kind, "params": params});
     vec![
@@ -55,7 +55,7 @@ fn schedules() -> Vec<Value> {
     ]
 }
 
-/// The plan that the program says it ran with gives the learning rates that it reports.
+/// The reported learning rates are the ones of the plan in `job.json`.
 #[test]
 fn every_schedule_gives_its_learning_rates() {
     for schedule in schedules() {
@@ -69,7 +69,7 @@ fn every_schedule_gives_its_learning_rates() {
         let mut expected = Schedule::new(&plan(&job).schedule);
         for row in &steps {
             let off = row.lr - expected.learning_rate();
-            // The last digit may be lost between printing and reading.
+            // Printing and parsing may change the last digit.
             assert!(off.abs() <= 1e-12 * row.lr, "{schedule}, step {}: {off}", row.step);
             expected.advance();
         }
@@ -77,7 +77,7 @@ fn every_schedule_gives_its_learning_rates() {
     }
 }
 
-/// The plan of a job, resolved as the program has to.
+/// Returns the plan of a job, which is resolved in the same way as by the program.
 fn plan(job: &Job) -> deepburn::config::Plan {
     let written = deepburn::config::RawConfig::from_json(&job.json()["deepspeed"].to_string());
     let facts = deepburn::config::RunContext {
@@ -89,7 +89,7 @@ fn plan(job: &Job) -> deepburn::config::Plan {
     deepburn::config::resolve(&written.unwrap(), &facts).unwrap().plan
 }
 
-/// Every optimizer lowers the loss, and to the same bit at every stage.
+/// Every optimizer lowers the loss, with the same bits at every stage.
 #[test]
 fn every_optimizer_learns() {
     for optimizer in [

@@ -1,4 +1,4 @@
-//! Model states on NVMe: the numbers of states in memory, resuming, and folders that cannot be used.
+//! Tests of model states on NVMe: the same numbers as in memory, resuming, and invalid folders.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::job::{Job, STAGES};
 use crate::resume::{STEPS, assert_same, checkpoints, long, resume};
 
-/// The same job with its optimizer states in `folder` inside its own.
+/// Returns the job with its optimizer states on NVMe, in a folder inside the job's folder.
 fn swapped(job: Job, overlaps: bool) -> Job {
     let folder = job.folder().join("swap");
     fs::create_dir_all(&folder).unwrap();
@@ -20,13 +20,13 @@ fn swapped(job: Job, overlaps: bool) -> Job {
     )
 }
 
-/// The same with its parameters there too.
+/// Returns the job with its parameters on NVMe, too.
 pub(crate) fn all_swapped(job: Job, max_in_cpu: u64) -> Job {
     let job = swapped(job, true).zero("stage3_max_live_parameters", json!(2000));
     job.zero("offload_param", json!({"device": "nvme", "max_in_cpu": max_in_cpu}))
 }
 
-/// Evaluation between steps included.
+/// The job also evaluates between steps.
 #[test]
 fn parameters_on_nvme_change_no_bit() {
     for (ranks, precision) in
@@ -47,7 +47,7 @@ fn parameters_on_nvme_change_no_bit() {
     }
 }
 
-/// A run resumes with its parameters on another tier, also from a checkpoint that was written asynchronously.
+/// A run can resume with its parameters on another tier, also from a checkpoint that was saved asynchronously.
 #[test]
 fn runs_change_the_place_of_their_parameters() {
     let expected = long().sharded(3, 2).train();
@@ -89,8 +89,8 @@ fn states_on_nvme_change_no_bit() {
     }
 }
 
-/// States that are saved from a file load in memory, and the other way round; saves that are written while
-/// steps are taken see the states of their own step.
+/// A checkpoint of states on NVMe can be loaded to memory, and the other way round. An asynchronous save has the states
+/// of its own step, even if later steps are taken while it is written.
 #[test]
 fn runs_change_between_nvme_and_memory() {
     let expected = long().sharded(2, 2).train();

@@ -1,4 +1,4 @@
-//! Runs against the record of PyTorch with DeepSpeed on the same model, data and configuration.
+//! Compares runs with traces of PyTorch and DeepSpeed on the same model, data and configuration.
 
 use std::fs;
 
@@ -8,18 +8,18 @@ use serde_json::Value;
 use crate::backends::backends;
 use crate::job::{Job, STAGES, Trained, data};
 
-/// A trace and the job that must reproduce it.
+/// Returns the job that must reproduce `trace`.
 pub(crate) fn job(trace: &Value) -> Job {
     Job::tiny()
         .with("deepspeed", trace["ds"].clone())
         .with("data.sequence_length", trace["seq"].clone())
         .with("training.ranks", trace["world"].clone())
-        // DeepSpeed decays every parameter.
+        // DeepSpeed applies weight decay to all parameters.
         .with("training.no_decay", "nothing")
         .with("training.max_steps", trace["rows"].as_array().unwrap().len())
 }
 
-/// How near a run has to come to a trace. Learning rates, loss scales and skipped steps are exact.
+/// The tolerances of a comparison with a trace. Learning rates, loss scales and skipped steps have to be equal.
 pub(crate) struct Nearness {
     pub(crate) loss: f64,
     /// Relative.
@@ -28,17 +28,17 @@ pub(crate) struct Nearness {
     pub(crate) steps: usize,
 }
 
-/// fp32: what two orders of addition leave after a dozen steps.
+/// In fp32, only the order of additions differs over a dozen steps.
 pub(crate) const FP32: Nearness = Nearness { loss: 1e-4, norm: 1e-3, steps: usize::MAX };
 
-/// bfloat16 has 8 bits of precision; products of it are rounded in another order here.
+/// bfloat16 has 8 bits of precision, and products are rounded in another order than in PyTorch.
 pub(crate) const BF16: Nearness = Nearness { loss: 5e-3, norm: 2e-2, steps: usize::MAX };
 
-/// fp16 has 11 bits of precision. The scale first grows after step 12; from then on DeepSpeed
-/// divides the gradients of growth steps by twice the scale that they have.
+/// fp16 has 11 bits of precision. The loss scale first grows after step 12. From then on, DeepSpeed divides the
+/// gradients of steps in which the scale grows by twice their scale.
 pub(crate) const FP16: Nearness = Nearness { loss: 3e-3, norm: 1e-2, steps: 12 };
 
-/// The trace of this name.
+/// Reads the trace of this name.
 pub(crate) fn read(name: &str) -> Value {
     let trace = fs::read_to_string(data(&format!("traces/{name}.json"))).unwrap();
     serde_json::from_str(&trace).unwrap()
@@ -75,7 +75,7 @@ pub(crate) fn assert_near(steps: &[StepRow], expected: &[Value], nearness: &Near
         assert_eq!(Some(row.loss_scale), number("loss_scale"), "{what}");
         assert_eq!(Some(row.skipped), expected["skipped"].as_bool(), "{what}");
         assert_eq!(row.grad_norm.is_none(), row.skipped, "{what}");
-        // DeepSpeed keeps no norm at stage 0.
+        // DeepSpeed does not store the norm at stage 0.
         if let Some(norm) = number("grad_norm") {
             assert!((row.grad_norm.unwrap() - norm).abs() < nearness.norm * norm, "{what}");
         }
@@ -110,7 +110,7 @@ fn optimizers_that_look_at_whole_tensors() {
     for name in ["muon", "lamb", "lamb_fast"] {
         let (trace, rows) = (&traces[name], traces[name]["rows"].as_array().unwrap());
         for backend in backends() {
-            // Each program compiles the kernels of a device again.
+            // On other backends only stage 3 is tested, because each run compiles the kernels of the device again.
             let stages = if backend == "flex" { &STAGES[..] } else { &STAGES[3..] };
             for &stage in stages {
                 let job = job(trace).zero("stage", stage).with("training.backend", backend);

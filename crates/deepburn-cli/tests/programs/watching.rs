@@ -1,4 +1,4 @@
-//! Monitoring of runs: monitors, profiles, floating-point operations and comparisons.
+//! Tests of monitors, profiles, the FLOPs profiler and plots of several runs.
 
 use std::fs;
 
@@ -60,7 +60,7 @@ fn a_profile_has_the_phases_and_collectives_of_every_rank() {
     assert_eq!([count("step"), count("data"), count("optimizer step")][..], [4, 4, 4][..]);
     assert_eq!((count("forward"), count("backward")), (8, 8));
     let collectives = [count("all_gather"), count("reduce_scatter")];
-    // Each pass gathers and reduces something on each rank.
+    // Each pass has all-gathers and reductions on each rank.
     assert!(collectives.iter().all(|count| *count >= 8), "{collectives:?}");
     let named =
         |name: &str| events.iter().any(|event| event["ph"] == "M" && event["args"]["name"] == name);
@@ -71,15 +71,15 @@ fn a_profile_has_the_phases_and_collectives_of_every_rank() {
     assert!(job.folder().join("profile/memory.html").exists());
 }
 
-/// Products of the model by hand: each projection's rows times its weights, attention's scores and
-/// mixtures, the head on the positions that predict; twice that backward.
+/// The FLOPs of the model's products, computed by hand: the projections, the two products of attention, and the output
+/// layer on the positions that predict a token. Backward has twice as many.
 #[test]
 fn operations_match_the_formula_at_every_stage() {
     let (rows, length) = (2 * 32, 32);
     let projections = 2 * rows * LAYERS * 12 * WIDTH * WIDTH;
     let attention = LAYERS * 2 * 2 * (rows * length) * WIDTH;
     let head = 2 * 2 * (length - 1) * WIDTH * VOCABULARY;
-    // 2 micro-batches a step.
+    // 2 micro-batches per step.
     let forward = 2 * (projections + attention + head);
     for stage in [0, 3] {
         let section = json!({
@@ -98,7 +98,7 @@ fn operations_match_the_formula_at_every_stage() {
     }
 }
 
-/// Before anything is trained, and without a trace in the places that are refused.
+/// The error is reported before training, and nothing is written to the invalid paths.
 #[test]
 fn unwritable_paths_are_refused() {
     let job = || Job::tiny().with("data.splits", json!({"train": "90%", "test": "10%"}));

@@ -1,9 +1,9 @@
 //! The arithmetic of the collectives, on the waiting rank's thread.
 //!
 //! Each function waits for the deposits of all ranks and computes this rank's
-//! result. The arrays of other ranks are read in place, and copied only into
-//! new results. Reductions get the arrays in rank order, so the order of
-//! additions does not depend on which rank arrives first.
+//! result. The arrays of other ranks are read in place and only copied into new
+//! results. Reductions process the arrays in rank order, so the order of
+//! additions does not depend on which rank deposits first.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ impl<T: SharedPayload> Contributions<T> {
         self.by_rank[0].len()
     }
 
-    /// Returns the part of array `index` that `rank` owns, from every rank, and
-    /// the partition of the array.
+    /// Returns the part of array `index` that `rank` owns, from the arrays of
+    /// all ranks, and the partition of the array.
     fn parts(&self, index: usize, rank: usize) -> (Vec<T>, Partition) {
         let partition = Partition::new(self.by_rank[0][index].numel(), self.world_size());
         let part = |arrays: &Arc<Vec<T>>| arrays[index].part(partition.owned(rank));
@@ -53,8 +53,8 @@ impl<T: SharedPayload> Contributions<T> {
         (0..self.num_arrays()).map(reduce).collect()
     }
 
-    /// Returns the first rank whose arrays are in the same memory as those from
-    /// `rank`.
+    /// Returns the first rank whose arrays are in the same memory as the arrays
+    /// from `rank`.
     fn first_at_home_of(&self, rank: usize) -> usize {
         let mine = &self.by_rank[rank];
         let shares = |other: &Arc<Vec<T>>| {
@@ -84,7 +84,7 @@ pub(crate) fn all_reduce<T: SharedPayload>(
     let contributions = Contributions::<T>::wait(ticket)?;
     let world_size = contributions.world_size();
     // Each rank starts with its own chunk and continues with the following
-    // ones, so ranks that arrive together work on different chunks.
+    // chunks, so ranks that wait at the same time work on different chunks.
     let wanted: Vec<_> = (0..world_size).map(|i| (ticket.rank() + i) % world_size).collect();
     let reduce = |rank| -> Deposit { Arc::new(contributions.reduce_chunk(rank, op)) };
     let mut chunks = ticket.results(&wanted, reduce)?;
@@ -97,7 +97,8 @@ pub(crate) fn all_reduce<T: SharedPayload>(
     }))
 }
 
-/// The shards of all ranks, joined once for each memory that ranks live in.
+/// Returns the concatenated shards of all ranks. They are concatenated once per
+/// memory in which ranks have their arrays.
 pub(crate) fn all_gather<T: SharedPayload>(
     ticket: &Ticket,
     numels: &[usize],
@@ -112,7 +113,8 @@ pub(crate) fn all_gather<T: SharedPayload>(
     Ok(results.into_iter().flat_map(|result| arrays::<T>(result).to_vec()).collect())
 }
 
-/// Returns the part of every array of every rank that this rank owns.
+/// Returns one array per input array: this rank's parts of the arrays of all
+/// ranks, concatenated in rank order.
 pub(crate) fn all_to_all<T: SharedPayload>(ticket: &Ticket) -> Result<Vec<T>, CommError> {
     let contributions = Contributions::<T>::wait(ticket)?;
     let join = |index: usize| {
@@ -123,8 +125,8 @@ pub(crate) fn all_to_all<T: SharedPayload>(ticket: &Ticket) -> Result<Vec<T>, Co
     Ok(ticket.compute(|| (0..contributions.num_arrays()).map(join).collect()))
 }
 
-/// Returns the arrays of `root`, in the memory of this rank's arrays if it
-/// passed some.
+/// Returns the arrays of `root`, in the same memory as this rank's arrays if it
+/// passed any.
 pub(crate) fn broadcast<T: SharedPayload>(
     ticket: &Ticket,
     root: usize,

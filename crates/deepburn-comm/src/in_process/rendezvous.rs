@@ -1,21 +1,22 @@
-//! The meeting point of rank threads: sequence numbers, the comparison of
-//! calls, waiting, and the end of the group.
+//! The rendezvous of rank threads: sequence numbers, the comparison of calls,
+//! waiting, and the end of the group.
 //!
 //! [`Rendezvous`] does not depend on element types. Arrays are stored as
 //! type-erased [`Deposit`]s, and results are computed by closures. All payload
 //! types can therefore share one order of collectives.
 //!
 //! The n-th collective of every rank is *round* n. A rank never blocks when it
-//! deposits its arrays; it blocks when it needs the result and a deposit is
-//! missing. The wait ends in one of four ways: all deposits are there, a rank
-//! has failed, a missing rank has left the group, or the time-out has passed.
-//! The last three end the group for all ranks, because a rank that missed one
-//! round can never be in step again.
+//! deposits its arrays. It blocks when it needs the result and a deposit is
+//! missing. The wait ends when all deposits have been made, a rank has failed,
+//! a missing rank has left the group, or the time-out has expired. The last
+//! three cases end the group for all ranks, because a rank that misses a round
+//! can never be in step with the other ranks again.
 //!
 //! Lock discipline: one mutex protects all state. No payload is computed,
-//! copied or dropped while it is held, because payloads may run device code,
-//! and their `Drop` may too. The mutex also orders memory: everything that a
-//! rank wrote before it deposited is visible to ranks that fetch the deposit.
+//! copied or dropped while the mutex is held, because payloads may run device
+//! code, also in `Drop`. The mutex also provides memory ordering: everything
+//! that a rank wrote before its deposit is visible to the ranks that read the
+//! deposit.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -26,18 +27,19 @@ use std::time::{Duration, Instant};
 use super::round::{Completion, Deposit, Round};
 use crate::{Absence, Call, CollectiveTag, CommError, GroupFailure, Side, Statistics, panic};
 
-/// The meeting point of the ranks of one group.
+/// The rendezvous of the ranks of one group.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     world_size: usize,
     timeout: Duration,
     state: Mutex<RendezvousState>,
-    /// Whether `state.failure` is set. Every tensor op of every rank checks it,
-    /// and would otherwise lock the mutex.
+    /// Whether `state.failure` is set. This flag exists because every tensor op
+    /// of every rank checks for failures and would otherwise have to lock the
+    /// mutex.
     has_failed: AtomicBool,
     /// Notified when a round completes, a result is ready, a rank leaves or the
-    /// group ends. All rounds share it, because ranks usually wait for the same
-    /// round.
+    /// group ends. One condition variable is sufficient for all rounds, because
+    /// ranks usually wait for the same round.
     changed: Condvar,
 }
 
@@ -79,8 +81,9 @@ impl Rendezvous {
     }
 
     pub(crate) fn failure(&self) -> Option<GroupFailure> {
-        // The mutex orders the failure itself. A rank that reads an outdated
-        // `false` here computes one more op.
+        // Relaxed ordering is sufficient, because the failure is read under the
+        // mutex. A rank that reads an outdated `false` here only computes one
+        // more op.
         if !self.has_failed.load(Ordering::Relaxed) {
             return None;
         }
@@ -149,8 +152,8 @@ impl Rendezvous {
     }
 
     fn lock(&self) -> MutexGuard<'_, RendezvousState> {
-        // A poisoned state is still consistent: no payload code runs under the
-        // lock, and each change is complete before anything could panic.
+        // A poisoned state is still consistent, because no payload code runs
+        // under the lock and no change is interrupted by code that could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -210,11 +213,12 @@ impl Ticket {
         self.wait_until(Round::deposits)
     }
 
-    /// Returns the results `wanted` of this round, in that order.
+    /// Returns the results of this round with the indices `wanted`, in that
+    /// order.
     ///
-    /// Each result is computed once, by the first rank that needs it. No rank
-    /// depends on another rank to wait: a rank that has dropped its handle, or
-    /// is busy elsewhere, delays nobody.
+    /// Each result is computed once, by the first rank that needs it. A rank
+    /// that has dropped its handle, or is computing something else, therefore
+    /// does not delay other ranks.
     pub(crate) fn results(
         &self,
         wanted: &[usize],
@@ -232,8 +236,9 @@ impl Ticket {
         self.wait_until(|round| round.results(wanted))
     }
 
-    /// Runs payload code. A panic ends the group at once, because others may
-    /// wait for the result of this rank, and then continues to unwind.
+    /// Runs payload code. A panic ends the group immediately, because other
+    /// ranks may wait for the result of this rank. The panic then continues to
+    /// unwind.
     pub(crate) fn compute<R>(&self, work: impl FnOnce() -> R) -> R {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
             let cause = format!("panic in {}: {}", self.call, panic::message(&*payload));
@@ -263,8 +268,8 @@ impl Ticket {
                 Ok(answer) => return Ok(answer),
                 Err(absent) => absent,
             };
-            // Checked after `poll`, so a deposit that arrives exactly at the
-            // deadline counts.
+            // The deadline is checked after `poll`, so a deposit that arrives
+            // exactly at the deadline is accepted.
             if let Some(cause) = self.wait_failure(&state, absent, deadline) {
                 return Err(rendezvous.fail(state, self.rank, cause));
             }
@@ -272,8 +277,8 @@ impl Ticket {
         }
     }
 
-    /// Returns the reason why waiting for the ranks `absent` is useless; `None`
-    /// if they may still arrive.
+    /// Returns an error if waiting for the ranks `absent` must end; `None` if
+    /// they may still deposit.
     fn wait_failure(
         &self,
         state: &RendezvousState,
@@ -282,7 +287,7 @@ impl Ticket {
     ) -> Option<CommError> {
         let call = Box::new(self.call.clone());
         // A rank that is computing a result of a complete round may already
-        // have left; it will still finish.
+        // have left the group, but it will still finish the result.
         let missing = state.rounds.get(&call.sequence).map(Round::missing).unwrap_or_default();
         if let Some(&rank) = missing.iter().find(|rank| state.ranks[**rank].has_left) {
             return Some(CommError::Left { rank, waiting: self.rank, call });

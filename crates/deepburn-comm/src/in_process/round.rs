@@ -1,11 +1,11 @@
-//! One collective: the deposits of all ranks, and the results that ranks share.
+//! One collective: the deposits of all ranks, and the results that are shared by ranks.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use crate::Side;
 
-/// Arrays or results of one rank with an erased type.
+/// The type-erased arrays or results of one rank.
 pub(crate) type Deposit = Arc<dyn Any + Send + Sync>;
 
 /// Whether all ranks have completed a phase of a round.
@@ -22,10 +22,10 @@ pub(crate) enum Completion {
 pub(crate) struct Round {
     /// The deposits by rank; `None` until a rank has deposited.
     deposits: Vec<Option<Deposit>>,
-    /// The call that the others are compared with: the first one with arrays,
-    /// or else the first one.
+    /// The call that other calls are compared with: the first call with arrays, or the first call
+    /// if none has arrays.
     reference: Option<Side>,
-    /// One shared result for each rank; each collective defines their meaning.
+    /// The shared results, one slot per rank. Their meaning depends on the collective.
     results: Vec<ResultState>,
     /// The number of ranks that have received their result or released their
     /// claim.
@@ -35,7 +35,7 @@ pub(crate) struct Round {
 /// A result that is computed by the first rank that needs it.
 #[derive(Debug, Clone)]
 enum ResultState {
-    /// No rank computes it yet.
+    /// No rank has started to compute the result.
     Unclaimed,
     /// A rank is computing it.
     Claimed {
@@ -82,8 +82,8 @@ impl Round {
         all.ok_or_else(|| self.missing())
     }
 
-    /// Claims for rank `by` the first of the `wanted` results that no rank
-    /// computes yet; `None` if there is none.
+    /// Claims the first unclaimed result in `wanted` for rank `by`. Returns `None` if all of them
+    /// are claimed or ready.
     pub(crate) fn claim(
         &mut self,
         wanted: &[usize],

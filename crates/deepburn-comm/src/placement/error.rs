@@ -5,7 +5,7 @@ use super::Launcher;
 /// The reason why the environment does not define the rank of this process.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// A variable has a value that no launcher writes.
+    /// A variable has a value that no launcher sets.
     #[error(
         "{name} is `{value}`, but {rule}; launchers set this variable: unset it and start the job \
          again, or set DEEPBURN_LAUNCHER=none to run all ranks in this process"
@@ -47,7 +47,7 @@ pub enum PlacementError {
         other_name: &'static str,
         /// Its value.
         other_value: usize,
-        /// The remedy.
+        /// How to fix the problem.
         remedy: &'static str,
     },
 

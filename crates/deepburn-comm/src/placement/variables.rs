@@ -7,8 +7,8 @@ use super::{Launcher, PlacementError};
 pub(super) struct Variables<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
-    /// Returns the value of a variable; `None` if it is unset or empty, as
-    /// `NAME= program` leaves it.
+    /// Returns the value of a variable; `None` if it is unset or empty, for
+    /// example because of `NAME= program`.
     pub(super) fn text(&self, name: &str) -> Option<String> {
         (self.0)(name).filter(|value| !value.trim().is_empty())
     }
@@ -40,8 +40,8 @@ impl Variables<'_> {
         Number::parse(name, self.required_text(name, present, launcher)?)
     }
 
-    /// Reads a rank and a number of ranks; `None` unless both are set. Either
-    /// name alone may be used by programs that start no processes.
+    /// Reads a rank and a number of ranks; `None` unless both are set. A single
+    /// variable may have been set by another program that is not a launcher.
     pub(super) fn pair(
         &self,
         rank: &'static str,

@@ -1,4 +1,4 @@
-//! Every collective against a serial reference, and the order of additions.
+//! Compares every collective with a serial reference, and checks the order of additions.
 
 use deepburn_comm::{CollectiveTag, Count, Host, Operation, ProcessGroup, ReduceOp};
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use super::{Floats, TAG, array, on_ranks, sum};
 
 const OPS: [ReduceOp; 3] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max];
 
-/// Values on which the order of additions shows.
+/// Values whose sum depends on the order of additions.
 fn values(rank: usize, index: usize, numel: usize) -> Vec<f32> {
     let magnitudes = [1e8, 1.0, -1e8, 0.1, 3e-7];
     (0..numel)
@@ -15,7 +15,7 @@ fn values(rank: usize, index: usize, numel: usize) -> Vec<f32> {
         .collect()
 }
 
-/// The reduction, written as plainly as possible: rank after rank.
+/// A simple serial reduction in rank order.
 fn reference(inputs: &[Vec<f32>], op: ReduceOp) -> Vec<f32> {
     let mut result = inputs[0].clone();
     for input in &inputs[1..] {
@@ -136,8 +136,8 @@ fn broadcast_hands_over_the_roots_arrays_without_a_copy() {
     }
 }
 
-/// Two ranks, mean: the coalesced reduce-scatter of DeepSpeed's
-/// `runtime/comm/test_coalesced_collectives.py`; where it returns short chunks, ours are padded.
+/// The coalesced reduce-scatter of DeepSpeed's `runtime/comm/test_coalesced_collectives.py` with
+/// two ranks and the mean. DeepSpeed returns short chunks, and this crate returns padded chunks.
 #[test]
 fn coalesced_reduce_scatter_gives_deepspeeds_numbers() {
     let results = on_ranks(2, |member| {
@@ -164,7 +164,7 @@ fn coalesced_reduce_scatter_gives_deepspeeds_numbers() {
 
 #[test]
 fn additions_go_from_rank_to_rank() {
-    // (1e8 + 1) - 1e8 = 0 in f32; any other order gives 1.
+    // In f32, (1e8 + 1) - 1e8 is 0. Another order of additions gives 1.
     let inputs = [1e8f32, 1.0, -1e8];
     let results = on_ranks(3, |member| sum(member, TAG, vec![inputs[member.rank()]; 4]));
     assert_eq!(results, vec![vec![0.0; 4]; 3]);

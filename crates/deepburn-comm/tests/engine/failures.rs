@@ -1,4 +1,5 @@
-//! Disagreement, absence, leaving, bad arguments: every rank gets an error that says who and what.
+//! Mismatches, missing ranks, leaving and invalid arguments: every rank gets an error that names
+//! the rank and the problem.
 
 use std::thread;
 use std::time::Duration;

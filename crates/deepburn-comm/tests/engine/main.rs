@@ -1,4 +1,4 @@
-//! The in-process engine, used as ranks use it: threads, collectives, failures.
+//! Tests of the in-process engine with rank threads: collectives and failures.
 
 mod collectives;
 mod failures;
@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use deepburn_comm::{CollectiveTag, CommError, Host, Member, ProcessGroup, ReduceOp, run_ranks};
 
-/// Long enough that no test reaches it unless something hangs.
+/// A time-out that is only reached if a test hangs.
 const LONG: Duration = Duration::from_secs(60);
 
 const TAG: CollectiveTag = CollectiveTag::new("test", 0);
 
 type Floats = Host<f32>;
 
-/// Runs `body` on every rank; none may fail.
+/// Runs `body` on every rank and panics if a rank fails.
 fn on_ranks<R: Send>(
     world_size: usize,
     body: impl Fn(&Member) -> Result<R, CommError> + Sync,
@@ -27,12 +27,12 @@ fn on_ranks<R: Send>(
         .unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// One array from a vector.
+/// Returns a list with one array.
 fn array(values: Vec<f32>) -> Vec<Floats> {
     vec![values.into()]
 }
 
-/// All-reduce of one array, waited for.
+/// Runs an all-reduce of one array and waits for the result.
 fn sum(member: &Member, tag: CollectiveTag, values: Vec<f32>) -> Result<Vec<f32>, CommError> {
     Ok(member.all_reduce(tag, array(values), ReduceOp::Sum)?.wait()?.remove(0).into_vec())
 }

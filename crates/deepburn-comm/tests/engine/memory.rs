@@ -1,4 +1,5 @@
-//! Arrays and results are freed as soon as the last rank is done with them.
+//! Tests that arrays and results are freed as soon as the last rank no longer
+//! needs them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use deepburn_comm::{
 
 use super::{LONG, TAG};
 
-/// A payload that counts how many arrays exist, and on which device they are.
+/// A payload with a device that counts the live arrays.
 #[derive(Debug, Clone)]
 struct Counted(Arc<Allocation>);
 

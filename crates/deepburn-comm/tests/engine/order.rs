@@ -1,4 +1,4 @@
-//! Handles waited for in any order, or not at all.
+//! Tests of waiting for handles in any order, or not at all.
 
 use std::thread;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn handles_may_be_waited_for_in_different_orders() {
         };
         let mut handles: Vec<Option<_>> =
             (0..8).map(|id| start(id).map(Some)).collect::<Result<_, _>>()?;
-        // A different order on every rank; 3 and 5 are coprime to 8.
+        // Every rank waits in a different order. All strides are coprime to 8.
         let stride = [1, 7, 3, 5][member.rank()];
         let mut sums = vec![0.0; 8];
         for i in 0..8 {
@@ -44,7 +44,7 @@ fn a_dropped_handle_holds_nobody_up() {
             if rank == dropping {
                 return Ok(None);
             }
-            // The other has left the group by now, most likely.
+            // The other rank has most likely left the group by now.
             thread::sleep(Duration::from_millis(5));
             let last = |arrays: Vec<Floats>| arrays[0].last().copied();
             Ok(Some([

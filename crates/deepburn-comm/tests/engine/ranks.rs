@@ -1,4 +1,4 @@
-//! Failures of ranks: which one is reported, and that all the others end.
+//! Failures of ranks: the reported failure, and the end of all other ranks.
 
 use std::ops::Range;
 use std::panic::{catch_unwind, panic_any};
@@ -13,19 +13,20 @@ use deepburn_comm::{
 
 use super::{LONG, TAG, sum};
 
-/// Runs a body that fails, and checks that it does so without waiting for a time-out.
+/// Runs a body that fails, and checks that it fails without waiting for the time-out.
 fn failure_of<R: Send, E: std::fmt::Display + Send>(
     world_size: usize,
     body: impl Fn(Member) -> Result<R, E> + Sync,
 ) -> RankFailure<E> {
     let start = Instant::now();
     let Err(failure) = run_ranks(world_size, LONG, body) else { panic!("no rank failed") };
-    // Far above what it takes, far below the time-out: only a hang is this slow.
+    // This limit is far above the normal duration and far below the time-out, so only a hang
+    // exceeds it.
     assert!(start.elapsed() < LONG / 4);
     failure
 }
 
-/// Steps for ever; only a failure ends it. Raises errors the way tensor ops do.
+/// Runs steps until the group fails. Like tensor ops, it raises errors as panics.
 fn step_for_ever(member: &Member) -> Result<(), String> {
     for id in 0.. {
         sum(member, CollectiveTag::new("step", id), vec![1.0; 3])
@@ -106,7 +107,8 @@ fn a_panic_comes_before_those_it_causes_through_a_poisoned_lock() {
         let failure = failure_of(3, |member| -> Result<(), String> {
             let _handle = member.all_reduce(TAG, super::array(vec![]), ReduceOp::Sum);
             let _slow = SlowToUnwind;
-            // Rank 1 takes the lock first; the others find it poisoned before it has unwound.
+            // Rank 1 takes the lock first. The other ranks find the lock poisoned before rank 1 has
+            // unwound.
             let guard = if member.rank() == 1 {
                 let guard = lock.lock().unwrap();
                 member.barrier(TAG).unwrap();
@@ -145,7 +147,7 @@ fn a_mismatch_is_the_cause_not_what_follows_from_it() {
 fn a_timeout_is_the_cause() {
     let given_up = Barrier::new(2);
     let failure = run_ranks(2, Duration::from_millis(30), |member| {
-        // Rank 1 comes only after rank 0 has given up.
+        // Rank 1 starts the collective only after rank 0 has timed out.
         if member.rank() == 1 {
             given_up.wait();
         }
@@ -202,7 +204,7 @@ fn a_panic_that_a_rank_catches_ends_nothing() {
     assert_eq!(results, Ok(vec![(true, 2.0); 2]));
 }
 
-/// A payload that cannot be joined.
+/// A payload whose concatenation panics.
 #[derive(Debug, Clone)]
 struct Brittle;
 

@@ -1,6 +1,6 @@
-//! Many collectives of all kinds with random delays and random order of waiting.
+//! Runs many collectives of all kinds with random delays and in random order of waiting.
 //!
-//! The suite runs a short form; `DEEPBURN_STRESS_ROUNDS=20000` sets the number of collectives.
+//! By default the test is short; `DEEPBURN_STRESS_ROUNDS=20000` sets the number of collectives.
 
 use std::thread;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use super::{Floats, on_ranks};
 
 const DEFAULT_ROUNDS: u64 = 2_000;
 
-/// A small generator of its own, so that ranks share or do not share a sequence as needed.
+/// A small random number generator. Ranks use one with a common seed and one with a different seed
+/// per rank.
 struct Dice(u64);
 
 impl Dice {
@@ -24,7 +25,7 @@ impl Dice {
     }
 }
 
-/// A collective under way and the first element that its result must have.
+/// A pending collective and the expected first element of its result.
 type Flight = (Pending<Floats>, f32);
 
 fn start(member: &Member, id: u64, kind: u64, numel: usize) -> Result<Option<Flight>, CommError> {
@@ -66,7 +67,7 @@ fn run(member: &Member, rounds: u64) -> Result<(), CommError> {
     let mut own = Dice(0xd1b5_4a32_d192_ed03 ^ (member.rank() as u64 + 1));
     let mut flights = Vec::new();
     for id in 0..rounds {
-        // Barriers are rare: they would keep the ranks close together.
+        // Barriers are rare, because they would keep the ranks in lockstep.
         let kind = common.roll(41) / 8;
         let numel = 1 + common.roll(40) as usize;
         flights.extend(start(member, id, kind, numel)?);

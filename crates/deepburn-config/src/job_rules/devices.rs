@@ -6,8 +6,8 @@ use super::*;
 const LARGEST_INDEX: i64 = u16::MAX as i64;
 
 impl JobReader<'_> {
-    /// Reads the list of indices; `None` where it is not given or `"auto"`, or where an error was
-    /// reported. How many devices there are is not known here.
+    /// Reads the list of indices. Returns `None` if it is not given or is `"auto"`, or if an error
+    /// was reported. The number of existing devices is not known here.
     pub(crate) fn devices(&mut self, devices: &Entry<'_>, backend: Backend) -> Option<Vec<usize>> {
         let node = devices.given()?;
         let Some(nodes) = node.as_list() else {

@@ -1,18 +1,18 @@
 //! The section `data.splits` of a job file, read as a [`SplitPlan`].
 //!
-//! Which of the plan's variants a section means follows from its values alone: all of them shares, all of them names
-//! of splits, or all of them paths. Only `eval` may be a share beside names or paths.
+//! The values determine the variant of the plan: all are percentages, all are names of splits, or
+//! all are paths. Only `eval` may be a percentage next to names or paths.
 
 use super::*;
 
-/// Shares are typed by people: 33.3 + 33.3 + 33.4 may be a little over 100.
+/// Tolerance for rounding: the sum of 33.3, 33.3 and 33.4 may be slightly above 100.
 const TOLERANCE: f64 = 1e-9;
 
-/// What to write, for an error.
+/// An example for error messages.
 const EXAMPLE: &str = "write for example {\"train\": \"90%\", \"eval\": \"10%\"}";
 
 impl JobReader<'_> {
-    /// Reads the section. What is wrong is reported, and reads as everything.
+    /// Reads the section. An invalid section is reported, and the plan then trains on all data.
     pub(crate) fn splits(&mut self, section: &Splits<'_>, path: Option<Place>) -> SplitPlan {
         let keys = [&section.train, &section.eval, &section.test];
         let given = keys.map(|key| key.value.map(str::trim));
@@ -59,7 +59,7 @@ impl JobReader<'_> {
         }
     }
 
-    /// Shares of one path.
+    /// Reads percentages of one path.
     fn shares(&mut self, section: &Splits<'_>, path: Option<Place>) -> SplitPlan {
         let keys = [&section.train, &section.eval, &section.test];
         let [train, eval, test] = keys.map(|key| self.share(key, key.value.map(str::trim)));
@@ -71,7 +71,8 @@ impl JobReader<'_> {
         SplitPlan::Shares { path, train, eval, test }
     }
 
-    /// Returns the share of a split, and 0 without a text. Reports an invalid text, which counts as 0.
+    /// Returns the fraction of a split, and 0 if `text` is `None`. Reports an invalid text, and
+    /// returns 0.
     fn share(&mut self, key: &Setting<'_, Option<&str>>, text: Option<&str>) -> f64 {
         let Some(text) = text else { return 0.0 };
         match text.trim_end_matches('%').trim_end().parse::<f64>() {

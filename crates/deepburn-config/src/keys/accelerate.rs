@@ -1,16 +1,16 @@
 //! The keys of Accelerate's YAML (`accelerate config`).
 //!
 //! The section `deepspeed_config` is translated to a DeepSpeed configuration. Most other keys
-//! describe how Accelerate starts processes: they are accepted and noted, because the program that
-//! trains starts its ranks itself.
+//! describe how Accelerate starts processes: they are accepted with a note, because DeepBurn starts
+//! the ranks itself.
 
 use crate::spec::*;
 
-/// Why keys about starting processes change nothing.
+/// The reason why keys about starting processes have no effect.
 const LAUNCH: &str = "DeepBurn starts the ranks itself";
-/// Why keys about TPUs change nothing.
+/// The reason why keys about TPUs have no effect.
 const TPU: &str = "TPUs are not supported";
-/// Where to offload to; its doc names the key of DeepSpeed.
+/// The device of an offload. The doc of each key names the key of DeepSpeed.
 const DEVICE: Spec<&str> = one_of(&["none", "cpu", "nvme"], "none");
 
 section! {

@@ -1,5 +1,5 @@
-//! `activation_checkpointing`: which activations backward computes again, and where the others are
-//! kept.
+//! `activation_checkpointing`: the activations that backward recomputes, and where the others are
+//! stored.
 //!
 //! `policy`, `every_nth_block`, `nvme_path` and `offload_threshold` are keys of DeepBurn; the
 //! others are DeepSpeed's.

@@ -1,13 +1,13 @@
-//! `data_efficiency` and `curriculum_learning`: dynamic batches and short sequences first.
+//! `data_efficiency` and `curriculum_learning`: dynamic batching, and a curriculum over the
+//! sequence length.
 //!
-//! Both came from DeepSpeed's data efficiency library. Lengths are taken from the samples
-//! themselves, so that keys about a separate analysis of the data set change nothing or are
-//! refused.
+//! Both are from DeepSpeed's data efficiency library. Lengths are read from the samples, so keys
+//! about a separate analysis of the data set have no effect or are errors.
 
 use crate::plan::LrScaling;
 use crate::spec::*;
 
-/// DeepSpeed's schedules; `custom` is known and refused.
+/// DeepSpeed's schedules. `custom` is not supported.
 const SCHEDULES: &[&str] = &["fixed_discrete", "fixed_linear", "fixed_root", "custom"];
 
 section! {

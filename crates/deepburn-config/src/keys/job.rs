@@ -1,30 +1,31 @@
 //! The keys of a job file: `model`, `data`, `training`, `deepspeed`.
 //!
 //! Names match Hugging Face's `TrainingArguments` where both have the same meaning. A key of
-//! `TrainingArguments` that DeepSpeed has in its own file is an error, which names the place where
-//! the key belongs.
+//! `TrainingArguments` that DeepSpeed has in its own file is an error that names the key to use
+//! instead.
 
 use crate::job_plan::{Architecture, Backend, Join, ModelMetric};
 use crate::keys::{DeepSpeed, SCHEMA};
 use crate::plan::NoDecay;
 use crate::spec::*;
 
-/// Smallest vocabulary of a byte-level tokenizer: 256 bytes and the end of text.
+/// Minimum vocabulary size of a byte-level tokenizer: 256 bytes and the end of text.
 const SMALLEST_VOCABULARY: i64 = 257;
 
 shared! {
-    // A key that only the command line has: a job file describes the job, not one run of it.
+    // This is only a command-line option, because a job file describes the job and not a single
+    // run.
     /// Checkpoint to resume from. Set it on the command line with --resume.
     ON_THE_COMMAND_LINE: () = free().refused(
         "is a command-line option, not a key of the job file", "give --resume or --resume TAG on the command line",
     );
 }
 
-/// What to write instead of Hugging Face's name of the micro-batch.
+/// The remedy for Hugging Face's name of the micro-batch size.
 const MICRO_BATCH: &str =
     "write training.micro_batch_size or deepspeed.train_micro_batch_size_per_gpu";
 
-/// A key that Hugging Face's trainer has here and DeepSpeed has in its own file.
+/// A key of Hugging Face's `TrainingArguments` that is set in the DeepSpeed configuration.
 const fn belongs(remedy: &'static str) -> Spec<()> {
     free()
         .refused("is not a key of the job file", remedy)
@@ -92,9 +93,9 @@ section! {
         vocab_size: usize = count_in(SMALLEST_VOCABULARY, 1 << 24, 512).unit("tokens"),
         /// Sequence length of a sample. Classification truncates longer texts.
         sequence_length: usize = positive(128).unit("tokens"),
-        /// Shuffle the samples in every epoch. All ranks draw equally many, so each epoch leaves
-        /// out the remainder of the number of samples divided by the ranks, different ones each
-        /// time. Without shuffling, ranks with one sample less repeat one.
+        /// Shuffle the samples in every epoch. All ranks draw the same number of samples, so each
+        /// epoch skips the remainder of samples divided by ranks; the skipped samples differ
+        /// between epochs. Without shuffling, ranks with one sample less repeat one.
         shuffle: bool = flag(true),
         /// Leave out the last step if training.epochs ends before its global batch is full. Batches
         /// may take samples of two epochs, so only the end of training is affected. Unset:
@@ -175,8 +176,8 @@ section! {
         resume_from_checkpoint = ON_THE_COMMAND_LINE,
         /// Learning rate, if the deepspeed section leaves lr unset or "auto".
         learning_rate: Option<f64> = opt_real(NotNegative),
-        /// Micro-batch size per rank, if the deepspeed section sets neither batch size or says
-        /// "auto".
+        /// Micro-batch size per rank, if the deepspeed section sets neither batch size, or sets it
+        /// to "auto".
         micro_batch_size: Option<usize> = opt_positive().unit("samples"),
         /// Enable or disable activation checkpointing, which recomputes activations in backward to
         /// save memory. deepspeed.activation_checkpointing selects the policy.

@@ -1,7 +1,7 @@
 //! The keys of DeepSpeed's JSON, of the job file and of Accelerate's YAML: each is declared once,
 //! in its section.
 //!
-//! The sections hold the keys of DeepSpeed 0.19 and those that older files still carry.
+//! The sections contain the keys of DeepSpeed 0.19, and older keys that are still in use.
 //! [`crate::rules`] turns them into the plan.
 
 pub(crate) mod accelerate;
@@ -29,11 +29,11 @@ pub(crate) use zero::*;
 use crate::plan::{GradientReduction, Precision};
 use crate::spec::*;
 
-/// Why keys that only occur in DeepSpeed's own code are ignored.
+/// The reason why keys that only occur in DeepSpeed's code are ignored.
 const UNREAD: &str = "DeepSpeed does not read this key either";
 
 shared! {
-    // Where an editor finds the schema of the file.
+    // Editors read the schema of the file from this key.
     /// JSON Schema of the file, for editors.
     SCHEMA: Option<&str> = opt_text().inert("only editors use it; deepburn keys --schema prints a schema");
 }
@@ -110,7 +110,7 @@ section! {
         /// Leave out the last step if training.epochs ends before its global batch is full.
         /// data.drop_last of a job file takes precedence.
         dataloader_drop_last: bool = flag(false),
-        checkpoint = section::<Checkpoint>().inert(CHECKPOINTS),
+        checkpoint = section::<CheckpointSection>().inert(CHECKPOINTS),
         activation_checkpointing: Activations<'a> = section(),
         aio: Aio<'a> = section(),
         amp = switched_off::<Amp>("Apex mixed precision", "set amp.enabled to false, or use torch_autocast instead"),
@@ -138,7 +138,10 @@ section! {
         schema as "$schema" = SCHEMA,
         /// Visible CUDA devices.
         cuda_visible_devices = free()
-            .ignored("the environment sets the visible devices; training.devices selects among them"),
+            .ignored(
+                "the environment variable CUDA_VISIBLE_DEVICES sets the visible devices; training.devices \
+                 selects among them",
+            ),
         /// Internal name of comms_logger in DeepSpeed.
         comms_config = free().ignored(UNREAD),
         /// Internal name of the monitor sections in DeepSpeed.

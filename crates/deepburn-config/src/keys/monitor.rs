@@ -1,11 +1,11 @@
-//! What is printed and measured, and what other programs read of a run.
+//! Monitors and profilers.
 //!
-//! Every section has an `enabled` of its own. Monitors of services that have no library for Rust
-//! are in [`super::unsupported`].
+//! Every section has a key `enabled`. Monitors of services without a Rust library are in
+//! [`super::unsupported`].
 
 use crate::spec::*;
 
-/// Name of a run that has none.
+/// Default name of a run.
 pub(crate) const DEFAULT_JOB_NAME: &str = "DeepSpeedJobName";
 
 section! {

@@ -1,31 +1,31 @@
 //! Offload of optimizer states and parameters: `offload_optimizer`, `offload_param`, `aio`.
 //!
-//! The sections look alike in DeepSpeed and share their first keys. Buffers, threads and pinned
-//! memory are choices of DeepSpeed's implementation: these keys are accepted and noted.
+//! Both sections have the same first keys. Keys about buffers, threads and pinned memory are
+//! specific to DeepSpeed's implementation; they are accepted with a note.
 
 use crate::spec::*;
 
 shared! {
-    // Where a section's tensors go.
+    // The device of the offloaded tensors.
     /// Device to offload to: "none", "cpu" (host memory) or "nvme". Accumulated gradients are
     /// offloaded with the optimizer states, and parameters only if optimizer states are. On CPU
     /// backends, "cpu" changes nothing.
     DEVICE: &str = one_of(&["none", "cpu", "nvme"], "none").auto();
 
-    // Where the files are for the device `nvme`.
+    // The folder of the files for the device `nvme`.
     /// Folder for offloaded data, on a local disk. Required by offload_optimizer with device
     /// "nvme"; offload_param uses the same folder.
     NVME_PATH: Option<&str> = opt_text().auto();
 
-    // Page-locked memory, which only copies to a GPU use.
+    // Only copies to a GPU use page-locked memory.
     /// Keep offloaded data in page-locked memory, which a GPU copies faster.
     PIN_MEMORY: bool = flag(true).inert("offloaded data is never page-locked");
 }
 
-/// Why there are no buffers for parameters.
+/// The reason why parameters have no buffers.
 const STRAIGHT: &str = "shards are read directly into the memory of operations; \
      stage3_prefetch_bucket_size limits how far ahead";
-/// Why settings of DeepSpeed's thread pool change nothing.
+/// The reason why settings of DeepSpeed's thread pool have no effect.
 const THREADS: &str = "each request in flight has its own thread";
 
 section! {
@@ -49,11 +49,11 @@ section! {
         /// Fraction of the optimizer states to offload; the states of the first parameters stay on
         /// the device. Smaller values update faster and need more device memory. Below 1.0 only for
         /// device "cpu" at stage 3.
-        ratio: f64 = real(Share, 1.0),
+        ratio: f64 = real(Fraction, 1.0),
         /// Overlap the CPU update with backward (SuperOffload).
         super_offload = flag(false).inert("the CPU update starts after backward"),
         /// Fraction of the CPU cores for the update.
-        cpuadam_cores_perc = real(Share, 0.8).inert("the update uses all cores of its rank"),
+        cpuadam_cores_perc = real(Fraction, 0.8).inert("the update uses all cores of its rank"),
     }
 
     /// Offload of parameter shards (stage 3). Requires offload_optimizer.

@@ -1,28 +1,29 @@
-//! `optimizer`: which one, and its hyper-parameters, with DeepSpeed's and PyTorch's own defaults.
+//! `optimizer`: the optimizers and their hyper-parameters, with the defaults of DeepSpeed and
+//! PyTorch.
 //!
-//! Each optimizer has a section of parameters of its own, so that a parameter of another optimizer
-//! is an unknown key. What several of them share is a constant. The names of DeepSpeed and PyTorch
-//! that do not exist here are variants without parameters, and refused by name.
+//! Each optimizer has a separate section of parameters, so that a parameter of another optimizer is
+//! an unknown key. Parameters of several optimizers are constants. Unsupported optimizers of
+//! DeepSpeed and PyTorch are variants without parameters, and are errors that name the optimizer.
 
 use crate::plan::MuonScale;
 use crate::spec::*;
 
-/// Why there is no choice of PyTorch's implementations.
+/// The reason why PyTorch's implementations cannot be selected.
 const FUSED: &str = "the update is always fused";
-/// Why settings of DeepSpeed's transport change nothing.
+/// The reason why settings of DeepSpeed's transport have no effect.
 const TRANSPORT: &str = "collectives run between threads or over MPI, from host memory";
 
 shared! {
-    // Of all optimizers but Muon and Adagrad, which have other defaults.
+    // For all optimizers except Muon and Adagrad, which have other defaults.
     /// Learning rate. Unset or "auto": training.learning_rate of a job file, if set. Schedules with
     /// their own rates override it.
     LR: f64 = real(NotNegative, 1e-3).auto();
 
-    // Of the Adam family and Lion.
+    // For the Adam family and Lion.
     /// Decay rates of the first and second moment. Larger values average over more steps.
     BETAS: [f64; 2] = pair(Decay, &[0.9, 0.999]).auto();
 
-    // Of Adam. It may be 0, as in PyTorch and DeepSpeed.
+    // For Adam. It may be 0, as in PyTorch and DeepSpeed.
     /// Term added to the square root of the second moment for numerical stability.
     EPS: f64 = real(NotNegative, 1e-8).auto();
 
@@ -31,7 +32,7 @@ shared! {
     /// Term added to the square root of the second moment for numerical stability.
     POSITIVE_EPS: f64 = real(Positive, 1e-8).auto();
 
-    // Of all optimizers. Whether it is decoupled is the optimizer's choice.
+    // For all optimizers. The optimizer determines whether it is decoupled.
     /// Weight decay. training.no_decay of a job file excludes biases and norms by default.
     WEIGHT_DECAY: f64 = real(NotNegative, 0.0).auto();
 
@@ -41,14 +42,14 @@ shared! {
     /// Lower bound of the trust ratio.
     MIN_COEFF: f64 = real(NotNegative, 0.01);
 
-    // Length of the exact phase of 1-bit Adam and 1-bit LAMB. The range is checked by a rule, which
-    // says what a good value is.
+    // Length of the exact phase of 1-bit Adam and 1-bit LAMB. A rule checks the range, and suggests
+    // a good value.
     /// Steps of uncompressed warm-up; at least 1, and 15 to 25 % of all steps is a good choice.
     /// Afterwards the second moment is frozen and momenta are compressed. If it is frozen too
     /// early, training diverges.
     FREEZE_STEP: i64 = integer(100_000).unit("steps");
 
-    // Refused where it is on: its maximum is another state that nothing here keeps.
+    // true is an error, because the maximum would be another optimizer state.
     /// Use the maximum of all second moments so far (AMSGrad).
     AMSGRAD: bool = fixed(false, "AMSGrad");
 
@@ -60,18 +61,18 @@ shared! {
     /// Use PyTorch's foreach implementation.
     FOREACH: Option<bool> = opt_flag().inert(FUSED);
 
-    // What DeepSpeed does with gradients after a step.
+    // DeepSpeed's handling of gradients after a step.
     /// Free gradients after the step.
     SET_GRAD_NONE: bool = flag(true).inert("gradients are always freed");
 
-    // Refused where it is off: moments are kept in fp32.
+    // false is an error, because moments are stored in fp32.
     /// Keep optimizer states in fp32.
     FP32_STATES: bool = fixed(true, "16-bit optimizer states");
 
     /// Maximize the objective instead of minimizing it.
     MAXIMIZE: bool = fixed(false, "maximization of the objective");
 
-    // Of the optimizers with compressed momenta. LAMB itself honours its key of this name.
+    // For the optimizers with compressed momenta. LAMB supports its key of this name.
     /// Add eps to the second moment before the square root instead of after it.
     EPS_INSIDE_SQRT: bool =
         fixed(false, "an eps inside the square root, which DeepSpeed accepts and ignores");
@@ -84,14 +85,14 @@ shared! {
     /// Communication backend of compressed all-reduces.
     COMM_BACKEND_NAME: &str = one_of(&["nccl", "mpi", "hccl", "compressed"], "nccl").inert(TRANSPORT);
 
-    // DeepSpeed refuses the key here too, in these words.
+    // DeepSpeed also rejects the key, with this message.
     /// Gradient clipping; not an optimizer parameter.
     MAX_GRAD_NORM: () = free().refused(
         "'max_grad_norm' is not supported as an optimizer parameter", "use the top-level key gradient_clipping",
     );
 }
 
-/// An optimizer that does not exist here.
+/// Declares an unsupported optimizer.
 const fn missing(name: &'static str, feature: &'static str) -> Variant {
     Variant::missing(name, feature, "use AdamW")
 }

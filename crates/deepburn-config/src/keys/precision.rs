@@ -1,14 +1,14 @@
 //! Precision: `fp16`, `bf16`, `data_types` and `torch_autocast`.
 //!
-//! At most one of `fp16` and `bf16` is on. `torch_autocast` keeps parameters in fp32 and may stand
-//! beside neither of another type. Master weights and optimizer states are always fp32: keys that
-//! ask for 16 bits are refused.
+//! At most one of `fp16` and `bf16` is on. `torch_autocast` keeps parameters in fp32, and cannot be
+//! combined with an `fp16` or `bf16` of another type. Master weights and optimizer states are
+//! always fp32; keys that request 16 bits are errors.
 
 use crate::plan::Precision;
 use crate::spec::*;
 
-/// The names that DeepSpeed knows. fp32 and int8 are not types of autocast: they are accepted where
-/// the section is switched off.
+/// The names that DeepSpeed knows. fp32 and int8 are not autocast types; they are accepted only if
+/// the section is disabled.
 const AUTOCAST_TYPES: &[&str] = &[
     "bfloat16",
     "bf16",

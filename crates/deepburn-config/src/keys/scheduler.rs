@@ -12,7 +12,7 @@ shared! {
     /// Learning rate at the start of the warm-up, used for the first two steps.
     MIN_LR: f64 = per_group(NotNegative, 0.0).auto();
 
-    // Of all of DeepSpeed's schedules with a warm-up.
+    // For all of DeepSpeed's schedules with a warm-up.
     /// Length of the warm-up; 0 and 1 mean 2. "auto": training.warmup_steps of the job file, or 2.
     WARMUP_STEPS: usize = count(1000).unit("steps").auto();
 
@@ -21,24 +21,24 @@ shared! {
     /// faster at the start.
     SHAPE: WarmupShape = choice("log");
 
-    // The one parameter that schedules with a decay require; `"auto"` is the length of the job.
+    // The only required parameter of schedules with a decay; `"auto"` is the length of the job.
     /// Length of the schedule, including the warm-up. "auto": the number of steps of the job.
     TOTAL_STEPS: Option<usize> = opt_positive().required().unit("steps").auto();
 
-    // Of DeepSpeed's schedules.
+    // For DeepSpeed's schedules.
     /// Index of the last completed step of the schedule; -1 starts at the beginning.
     LAST_ITERATION: i64 = integer_in(-1, i64::MAX, -1);
 
-    // Of PyTorch's schedules.
+    // For PyTorch's schedules.
     /// Index of the last completed step of the schedule; -1 starts at the beginning.
     LAST_EPOCH: i64 = integer(-1).unavailable("a PyTorch schedule with a start position", Differs, "set it to -1");
 
-    // Of PyTorch's schedules.
+    // For PyTorch's schedules.
     /// Print every change of the learning rate.
     VERBOSE: () = free().inert("metrics.jsonl contains the learning rate of every step");
 }
 
-/// A schedule that does not exist here.
+/// Declares an unsupported schedule.
 const fn missing(name: &'static str, feature: &'static str) -> Variant {
     let remedy = "use a supported schedule, such as WarmupLR";
     Variant::missing(name, feature, remedy)
@@ -184,9 +184,9 @@ section! {
     /// Linear change from start_factor to end_factor times lr, then constant.
     pub(crate) struct LinearLr<'a> {
         /// Factor of lr in the first step.
-        start_factor: f64 = real(Share, 0.3333333333333333),
+        start_factor: f64 = real(Fraction, 0.3333333333333333),
         /// Factor of lr after total_iters steps.
-        end_factor: f64 = real(Share, 1.0),
+        end_factor: f64 = real(Fraction, 1.0),
         /// Number of steps from start_factor to end_factor.
         total_iters: usize = positive(5).unit("steps"),
         last_epoch = LAST_EPOCH,

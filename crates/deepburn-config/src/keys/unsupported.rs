@@ -1,13 +1,14 @@
-//! Sections of features that do not exist in this version: known by name, refused when asked for.
+//! Sections of features that are not supported in this version. Requesting one is an error that
+//! names the feature.
 //!
-//! Each is accepted as long as it is switched off, so that a file that carries it unused works.
-//! Nothing reads these sections: each key is its line in the table.
+//! A disabled section is accepted, so that files that contain it can be used. No code reads these
+//! sections; a key is only an entry in the table.
 
 use crate::spec::*;
 
 section! {
     /// Checkpoint options.
-    pub(crate) enum Checkpoint {
+    pub(crate) enum CheckpointSection {
         /// Reaction to different tags across ranks: "Ignore", "Warn" or "Fail".
         tag_validation = one_of(&["Ignore", "Warn", "Fail"], "Warn"),
         /// Load universal checkpoints.

@@ -1,7 +1,7 @@
-//! `zero_optimization`: what is sharded, and how it travels.
+//! `zero_optimization`: sharding, communication and offload of model states.
 //!
-//! Sizes are counted in elements. Keys that only choose DeepSpeed's algorithm are accepted and
-//! noted; ZeRO++ and MiCS are refused.
+//! Sizes are in elements. Keys that only select an algorithm of DeepSpeed are accepted with a note.
+//! ZeRO++ and MiCS are not supported.
 
 use crate::keys::{Aio, OffloadOptimizer, OffloadParam};
 use crate::spec::*;
@@ -12,9 +12,9 @@ const ELEMENTS: &str = "elements";
 const ZERO_PP: &str = "ZeRO++ (quantized or hierarchical communication)";
 /// Feature of the keys `mics_*`.
 const MICS: &str = "MiCS (sharding inside groups of ranks)";
-/// Why keys about checkpoints change nothing.
+/// The reason why keys about checkpoints have no effect.
 pub(crate) const CHECKPOINTS: &str = "training checkpoints have a layout of their own";
-/// Why the granularity of gathers cannot be chosen.
+/// The reason why the granularity of gathers cannot be selected.
 const JOINED: &str = "parameters are gathered in the order of use, several in one all-gather";
 
 /// Default of `sub_group_size`, in elements. Parameters are updated one by one here, whatever it

@@ -4,17 +4,18 @@ use serde::Serialize;
 
 use super::SwapFilePlan;
 
-/// What happens to the activations that forward saves for backward.
+/// How the activations that forward saves for backward are stored.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct ActivationPlan {
-    /// Which of them are freed.
+    /// The activations that are freed and recomputed.
     pub recompute: RecomputePolicy,
-    /// Where the others are kept. [`Device`](ActivationOffload::Device) where nothing is
+    /// Where the other activations are stored. [`Device`](ActivationOffload::Device) if nothing is
     /// recomputed.
     pub offload: ActivationOffload,
 }
 
-/// Activation checkpointing: which activations forward frees, for backward to compute again.
+/// Activation checkpointing: the activations that forward frees and backward recomputes (Chen et
+/// al. 2016).
 ///
 /// | Policy | Memory of a block | Work that is repeated |
 /// |---|---|---|
@@ -25,40 +26,40 @@ pub struct ActivationPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecomputePolicy {
-    /// None.
+    /// No activations.
     #[default]
     Off,
-    /// All activations of every block; the block's inputs stay.
+    /// All activations of every block except its inputs.
     Full,
-    /// The cheap activations of every block; every second product and the block's inputs stay.
+    /// The cheap activations of every block. Every second product and the block's inputs are kept.
     Selective,
     /// All activations of every n-th block; the other blocks keep theirs.
     EveryNth(usize),
 }
 
-/// Where the activations of recomputed blocks are kept that are not recomputed.
+/// Where the kept activations of recomputed blocks are stored.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(tag = "device", rename_all = "snake_case")]
 pub enum ActivationOffload {
     /// On the device.
     #[default]
     Device,
-    /// In host memory, beside the device.
+    /// In host memory.
     Host {
-        /// Bytes from which on an activation is offloaded.
+        /// Minimum size of an offloaded activation, in bytes.
         threshold: usize,
     },
-    /// In a file of each rank on NVMe, which grows as they need it.
+    /// In a file of each rank on NVMe, which grows as needed.
     Nvme {
         /// The file.
         file: SwapFilePlan,
-        /// Bytes from which on an activation is offloaded.
+        /// Minimum size of an offloaded activation, in bytes.
         threshold: usize,
     },
 }
 
 impl ActivationOffload {
-    /// The file on NVMe, where there is one.
+    /// Returns the file on NVMe, if there is one.
     pub fn swap_file(&self) -> Option<&SwapFilePlan> {
         let Self::Nvme { file, .. } = self else { return None };
         Some(file)

@@ -1,34 +1,34 @@
-//! Short sequences first: how long sequences are at each step (Li et al. 2022).
+//! Curriculum learning: the sequence length at each step (Li et al. 2022).
 
 use serde::Serialize;
 
-/// A length of sequences that rises from step to step. What is longer is cut to it.
+/// A sequence length that increases during training. Longer sequences are truncated.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CurriculumPlan {
     /// Shortest length, in tokens, at least 1.
     pub min_difficulty: usize,
     /// Longest length, in tokens.
     pub max_difficulty: usize,
-    /// How the length rises from one to the other.
+    /// How the length increases from the minimum to the maximum.
     pub schedule: CurriculumSchedule,
 }
 
-/// How a curriculum rises.
+/// The schedule of a curriculum.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum CurriculumSchedule {
     /// In stages.
     Discrete {
-        /// All stages that end, in order.
+        /// All stages except the last, in order.
         stages: Vec<CurriculumStage>,
-        /// Length after the last of them.
+        /// Length in the last stage.
         last: usize,
     },
     /// Along `(t / T)^(1 / r)`.
     Root {
         /// Steps until the longest length, `T`.
         total_steps: usize,
-        /// Lengths are multiples of it, except the longest one.
+        /// Lengths are multiples of this number, except the longest one.
         difficulty_step: usize,
         /// Degree of the root, `r`; 1 is a line.
         root_degree: f64,

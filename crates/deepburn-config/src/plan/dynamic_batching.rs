@@ -1,24 +1,24 @@
-//! Batches of as many samples as a budget of tokens holds, and the learning rate they get.
+//! Dynamic batching by a token budget, and the scaling of the learning rate.
 
 use serde::Serialize;
 
 use crate::choice::choices;
 
-/// Batches of about equal cost, with as many samples as fit.
+/// Batches of about equal cost, with a varying number of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct DynamicBatchingPlan {
-    /// Most tokens of a rank's micro-batch, padding included.
+    /// Maximum tokens of a rank's micro-batch, including padding.
     pub max_tokens: usize,
-    /// Fewest samples of a micro-batch.
+    /// Minimum samples of a micro-batch.
     pub min_batch_size: usize,
-    /// Most samples of a micro-batch; `None` leaves it to `max_tokens`.
+    /// Maximum samples of a micro-batch; `None` for no limit other than `max_tokens`.
     pub max_batch_size: Option<usize>,
     /// The order in which samples are taken.
     pub order: PickingOrderPlan,
     /// How the learning rate follows the number of samples of a step. The schedule's rate applies
     /// to a step of `train_batch_size` samples.
     pub lr_scaling: LrScaling,
-    /// Print how the samples of an epoch are batched.
+    /// Whether to print how the samples of an epoch are batched.
     pub verbose: bool,
 }
 
@@ -26,11 +26,11 @@ pub struct DynamicBatchingPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum PickingOrderPlan {
-    /// As they lie.
+    /// The order of the data.
     Dataloader,
-    /// Another one each epoch.
+    /// A new random order in each epoch.
     Random {
-        /// Fixes all epochs.
+        /// Determines the order of all epochs.
         seed: u64,
     },
     /// The shortest first.
@@ -41,11 +41,11 @@ pub enum PickingOrderPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LrScaling {
-    /// In proportion (Goyal et al. 2017).
+    /// In proportion to the batch size (Goyal et al. 2017).
     Linear,
-    /// With its square root (Krizhevsky 2014), which keeps the variance of an update.
+    /// In proportion to its square root (Krizhevsky 2014), which keeps the variance of an update.
     Sqrt,
-    /// Not at all.
+    /// No scaling.
     None,
 }
 

@@ -1,16 +1,16 @@
-//! What a run leaves for other programs: part of the plan.
+//! The outputs of a run for other programs.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-/// What is written besides the record and the report; `None` is off.
+/// The outputs in addition to the metrics and the report; `None` is off.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct MonitorPlan {
     /// TensorBoard's event files.
     pub tensorboard: Option<MonitorFolder>,
-    /// One CSV file a metric.
+    /// One CSV file per metric.
     pub csv: Option<MonitorFolder>,
     /// A timeline of some steps.
     pub profile: Option<ProfilePlan>,
@@ -18,17 +18,17 @@ pub struct MonitorPlan {
     pub flops: Option<FlopsPlan>,
 }
 
-/// Where a monitor writes.
+/// The output folder of a monitor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MonitorFolder {
-    /// Folder of the folder, relative to the working directory; `None` is the job's own.
+    /// Parent folder, relative to the working directory; `None` for the job's output folder.
     pub output_path: Option<PathBuf>,
     /// Name of the run: one folder, never empty.
     pub job_name: String,
 }
 
 impl MonitorFolder {
-    /// The folder of the run, for a job that writes to `output_dir`.
+    /// Returns the folder of the run, for a job that writes to `output_dir`.
     ///
     /// ```
     /// use std::path::Path;
@@ -50,12 +50,13 @@ impl MonitorFolder {
 pub struct ProfilePlan {
     /// First and last step of each window, from 1; at least one window.
     pub steps: Vec<RangeInclusive<u64>>,
-    /// Where it is written, relative to the working directory; `None` is in the job's own folder.
+    /// Output folder, relative to the working directory; `None` for a folder in the job's output
+    /// folder.
     pub output_folder: Option<PathBuf>,
 }
 
 impl ProfilePlan {
-    /// The folder of the profile, for a job that writes to `output_dir`.
+    /// Returns the folder of the profile, for a job that writes to `output_dir`.
     pub fn under(&self, output_dir: &Path) -> PathBuf {
         self.output_folder.clone().unwrap_or_else(|| output_dir.join("profile"))
     }
@@ -64,7 +65,7 @@ impl ProfilePlan {
 /// The count of floating-point operations, and how it is printed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FlopsPlan {
-    /// Part of forward that is computed again in backward.
+    /// Fraction of forward that is recomputed in backward.
     pub recompute_fwd_factor: f64,
     /// The step that is profiled, from 1.
     pub profile_step: u64,
@@ -74,8 +75,8 @@ pub struct FlopsPlan {
     pub top_modules: usize,
     /// Whether the whole tree is printed.
     pub detailed: bool,
-    /// File instead of the screen.
+    /// Output file; `None` for the console.
     pub output_file: Option<PathBuf>,
-    /// Operations a second that the device can do at best, in FLOP/s.
+    /// Peak performance of the device, in FLOP/s.
     pub peak_flops: Option<f64>,
 }

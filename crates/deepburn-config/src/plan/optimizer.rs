@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::choice::choices;
 
-/// The optimizer, with the hyper-parameters it has.
+/// An optimizer and its hyper-parameters.
 ///
 /// ```
 /// use deepburn_config::{AdamPlan, OptimizerPlan};
@@ -69,7 +69,7 @@ pub enum OptimizerPlan {
     /// 1-bit LAMB (Li et al. 2021): LAMB without bias correction whose ranks exchange compressed
     /// momenta.
     OneBitLamb(OneBitLambPlan),
-    /// 0/1 Adam (Lu et al. 2022): 1-bit Adam with fewer exact gradients, and with steps between
+    /// 0/1 Adam (Lu et al. 2022): 1-bit Adam with fewer exact gradients, and with local steps in
     /// which ranks exchange nothing.
     ZeroOneAdam(ZeroOneAdamPlan),
 }
@@ -83,7 +83,7 @@ pub struct AdamPlan {
     pub betas: [f64; 2],
     /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Weight decay; decoupled or L2 is the variant's choice.
+    /// Weight decay; the variant determines whether it is decoupled or L2.
     pub weight_decay: f64,
     /// Whether the moments are divided by `1 - beta^t`.
     pub bias_correction: bool,
@@ -100,7 +100,7 @@ pub struct LambPlan {
     pub eps: f64,
     /// Whether `eps` is added under the square root.
     pub eps_inside_sqrt: bool,
-    /// Decay that is a part of each tensor's direction.
+    /// Weight decay, which is part of each tensor's update direction.
     pub weight_decay: f64,
     /// Whether the learning rate is multiplied by `sqrt(1 - beta2^t) / (1 - beta1^t)`.
     pub bias_correction: bool,
@@ -125,7 +125,7 @@ pub struct MuonPlan {
     pub scale: MuonScale,
     /// Adam on all other parameters.
     pub adam: AdamPlan,
-    /// Whether that Adam's weight decay is decoupled.
+    /// Whether the weight decay of Adam is decoupled.
     pub decouples_decay: bool,
 }
 
@@ -182,13 +182,12 @@ pub struct OneBitLambPlan {
 pub struct ZeroOneAdamPlan {
     /// Adam in all steps. Weight decay is decoupled and `bias_correction` is false.
     pub adam: AdamPlan,
-    /// The last step that may update the second moment. Afterwards each rank takes steps of its
-    /// own.
+    /// The last step that may update the second moment. Afterwards, ranks take local steps.
     pub var_freeze_step: u64,
-    /// Updates of the second moment, which take exact gradients, after which the interval between
-    /// them doubles.
+    /// Number of updates of the second moment after which the interval between them doubles. These
+    /// updates use exact gradients.
     pub var_update_scaler: u64,
-    /// Steps of a rank's own after which the interval between exchanges doubles.
+    /// Number of local steps after which the interval between exchanges doubles.
     pub local_step_scaler: u64,
     /// The longest interval between exchanges, in steps.
     pub local_step_clipper: u64,
@@ -199,7 +198,7 @@ choices!(MuonScale { "original" => Original, "match_rms_adamw" => MatchRmsAdamw 
 /// Name, learning rate, weight decay and betas of an optimizer, as far as it has them.
 type Settings<'a> = (&'static str, &'a mut f64, &'a mut f64, Option<&'a mut [f64; 2]>);
 
-/// The settings of the optimizer `name` in a part of it that has betas.
+/// Returns the settings of the optimizer `name`, from a plan with betas.
 macro_rules! settings {
     ($name:literal, $part:expr) => {{
         let part = $part;
@@ -208,7 +207,7 @@ macro_rules! settings {
 }
 
 impl OptimizerPlan {
-    /// The settings that optimizers share, whatever their variant.
+    /// Returns the settings that all variants have in common.
     fn settings(&mut self) -> Settings<'_> {
         match self {
             Self::AdamW(adam) => settings!("AdamW", adam),
@@ -217,7 +216,7 @@ impl OptimizerPlan {
             Self::Lion { lr, weight_decay, betas } => ("Lion", lr, weight_decay, Some(betas)),
             Self::Adagrad { lr, weight_decay, .. } => ("Adagrad", lr, weight_decay, None),
             Self::Lamb(lamb) => settings!("Lamb", lamb),
-            // The betas belong to the Adam beside it.
+            // The betas apply to Adam, which updates the other parameters.
             Self::Muon(muon) => ("Muon", &mut muon.lr, &mut muon.weight_decay, None),
             Self::OneBitAdam(plan) => settings!("OneBitAdam", &mut plan.adam),
             Self::OneBitLamb(plan) => settings!("OneBitLamb", &mut plan.lamb),
@@ -235,25 +234,26 @@ impl OptimizerPlan {
         *self.clone().settings().1
     }
 
-    /// Returns the decoupled weight decay or the L2 penalty, whichever it has.
+    /// Returns the decoupled weight decay or the L2 penalty.
     pub fn weight_decay(&self) -> f64 {
         *self.clone().settings().2
     }
 
-    /// Whether it has betas; Muon has them for the Adam beside it.
+    /// Returns whether the optimizer has betas. Muon has betas for the parameters that Adam
+    /// updates.
     pub fn has_betas(&self) -> bool {
         matches!(self, Self::Muon(_)) || self.clone().settings().3.is_some()
     }
 
-    /// Whether ranks exchange compressed momenta instead of gradients, after some step at least.
-    /// 0/1 Adam's are also gradients or movements. Each rank then needs its whole gradient and
-    /// momentum, so nothing is sharded or offloaded.
+    /// Returns whether ranks exchange compressed momenta instead of gradients, at least after some
+    /// step. 0/1 Adam also exchanges compressed gradients or parameter movements. Each rank then
+    /// needs the full gradient and momentum, so nothing is sharded or offloaded.
     pub fn exchanges_momentum(&self) -> bool {
         matches!(self, Self::OneBitAdam(_) | Self::OneBitLamb(_) | Self::ZeroOneAdam(_))
     }
 
-    /// The same with another weight decay and other betas, where they are given. An optimizer
-    /// without betas has none after it either.
+    /// Returns the plan with another weight decay and other betas, if they are given. Betas are
+    /// ignored for an optimizer without betas.
     pub fn with(&self, decay: Option<f64>, other_betas: Option<[f64; 2]>) -> Self {
         let mut plan = self.clone();
         let (_, _, weight_decay, betas) = plan.settings();

@@ -1,4 +1,4 @@
-//! Parameter groups: parameters that are updated otherwise than the optimizer says of all.
+//! Parameter groups: parameters whose settings differ from the optimizer's.
 //!
 //! Main type: [`ParamGroups`], which selects parameters of a model by their module paths and numbers
 //! of dimensions. `deepburn_zero::assignment` assigns the updates, because that needs a model's parameters.
@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use super::{MuonPlan, OptimizerPlan};
 use crate::choice::choices;
 
-/// How the parameters of a model are updated where the optimizer's own settings do not apply.
+/// The settings of parameters for which the optimizer's settings do not apply.
 ///
 /// ```
 /// use deepburn_config::{GroupUpdate, NoDecay, ParamGroup, ParamGroups, PathPattern};
@@ -26,13 +26,13 @@ use crate::choice::choices;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ParamGroups {
-    /// Each parameter is in one of them at most.
+    /// The groups. A parameter is in at most one group.
     pub groups: Vec<ParamGroup>,
-    /// What weight decay leaves alone, unless its group has a weight decay of its own.
+    /// The parameters without weight decay, unless their group sets one.
     pub no_decay: NoDecay,
 }
 
-/// What weight decay leaves alone.
+/// The parameters without weight decay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoDecay {
@@ -46,57 +46,57 @@ pub enum NoDecay {
 
 choices!(NoDecay { "biases_and_norms" => BiasesAndNorms, "nothing" => Nothing });
 
-/// Parameters with settings of their own.
+/// A group of parameters with separate settings.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ParamGroup {
-    /// Those with a module path that one of the patterns occurs in; of any path without a pattern.
+    /// Patterns that select parameters by their module path; empty for any path.
     pub params: Vec<PathPattern>,
-    /// Those with so many dimensions: 1 for a bias, 2 for a matrix; of any number where it is
-    /// empty.
+    /// Numbers of dimensions of the selected parameters: 1 for a bias, 2 for a matrix; empty for
+    /// any number.
     pub dims: Vec<usize>,
-    /// What becomes of them.
+    /// How the parameters are updated.
     pub update: GroupUpdate,
 }
 
-/// What becomes of the parameters of a group.
+/// How the parameters of a group are updated.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupUpdate {
-    /// They stay as they are.
+    /// The parameters are not updated.
     Frozen,
-    /// They are trained.
+    /// The parameters are trained.
     Trained {
-        /// How fast they learn.
+        /// The learning rate.
         rate: GroupRate,
         /// Weight decay in place of the optimizer's.
         weight_decay: Option<f64>,
         /// Decay of the moments in place of the optimizer's.
         betas: Option<[f64; 2]>,
-        /// How many matrices side by side Muon finds in each; 0 leaves them to Adam. `None`: what
-        /// they are is seen from their layers and names.
+        /// Number of adjacent matrices in each parameter for Muon; 0 uses Adam instead. `None`
+        /// determines it from the layer and the name.
         #[serde(skip_serializing_if = "Option::is_none")]
         muon_matrices: Option<usize>,
     },
 }
 
-/// The learning rate of a group. The schedule applies to every group alike.
+/// The learning rate of a group. The schedule applies to all groups.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupRate {
     /// The schedule's learning rate times this factor.
     Factor(f64),
-    /// This replaces the optimizer's learning rate; the schedule scales both alike.
+    /// This replaces the optimizer's learning rate. The schedule scales both by the same factor.
     Own(f64),
 }
 
-/// A regular expression that is looked for in module paths.
+/// A regular expression for module paths.
 #[derive(Debug, Clone)]
 pub struct PathPattern(Regex);
 
 impl PathPattern {
-    /// Reads a pattern, in the syntax of the `regex` crate: `^wte\.` for example.
+    /// Parses a pattern in the syntax of the `regex` crate, `^wte\.` for example.
     ///
-    /// It is looked for anywhere in a path, so `^` and `$` are part of most patterns:
+    /// The pattern may match anywhere in a path, so most patterns need `^` or `$`:
     ///
     /// ```
     /// use deepburn_config::PathPattern;
@@ -109,10 +109,11 @@ impl PathPattern {
     /// ```
     ///
     /// # Errors
-    /// What is wrong with it, on one line.
+    /// Returns the problem of the pattern, on one line.
     pub fn new(pattern: &str) -> Result<Self, String> {
         let reason = |error: regex::Error| match error {
-            // The last line of the error says what is wrong; those before show where.
+            // The last line of the error describes the problem. The lines before it show the
+            // position.
             regex::Error::Syntax(text) => {
                 text.lines().last().unwrap_or_default().replace("error: ", "")
             }
@@ -121,12 +122,12 @@ impl PathPattern {
         Regex::new(pattern).map(Self).map_err(reason)
     }
 
-    /// The regular expression as it was written.
+    /// Returns the regular expression as it was written.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }
 
-    /// Whether it occurs in `path`.
+    /// Returns whether the pattern matches in `path`.
     pub fn occurs_in(&self, path: &str) -> bool {
         self.0.is_match(path)
     }
@@ -144,34 +145,34 @@ impl Serialize for PathPattern {
     }
 }
 
-/// Groups that do not fit the optimizer.
+/// Parameter groups that are not valid for the optimizer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ParamGroupError {
-    /// Adam's learning rate is in proportion to the rate of Muon's matrices, which is 0.
+    /// Adam's learning rate is set in proportion to the rate of Muon's matrices, which is 0.
     #[error(
         "optimizer.params.muon_lr is 0 and Adam's {adam_lr:?}, in proportion to it; give a muon_lr above 0, or freeze \
          the matrices"
     )]
     MuonRate {
-        /// Adam's.
+        /// Adam's learning rate.
         adam_lr: f64,
     },
-    /// A setting that the optimizer or the group's parameters lack, or a value out of range.
+    /// A setting that the optimizer or the group's parameters do not have, or a value out of range.
     #[error("param_groups[{group}]: {reason}")]
     Unfit {
-        /// Its place in the list.
+        /// Index of the group in the list.
         group: usize,
-        /// What is wrong, and the remedy.
+        /// The problem and the remedy.
         reason: String,
     },
 }
 
 impl ParamGroups {
-    /// Refuses settings that `optimizer` has not. `cycles_momentum`: whether the schedule sets the
-    /// betas of every step.
+    /// Checks that `optimizer` has the settings of all groups. `cycles_momentum` is true if the
+    /// schedule sets the betas of every step.
     ///
     /// # Errors
-    /// [`ParamGroupError::Unfit`] and [`ParamGroupError::MuonRate`].
+    /// Returns [`ParamGroupError::Unfit`] or [`ParamGroupError::MuonRate`].
     pub fn check(
         &self,
         optimizer: &OptimizerPlan,
@@ -192,7 +193,7 @@ impl ParamGroups {
 }
 
 impl ParamGroup {
-    /// Why it cannot be used with `optimizer`.
+    /// Returns the reason why the group cannot be used with `optimizer`, if there is one.
     fn unfit(&self, optimizer: &OptimizerPlan, cycles_momentum: bool) -> Option<String> {
         if self.params.is_empty() && self.dims.is_empty() {
             return Some("it selects every parameter; give params or dims".to_owned());

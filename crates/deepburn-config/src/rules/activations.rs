@@ -1,16 +1,16 @@
 //! Activation checkpointing: `activation_checkpointing`, and `training.gradient_checkpointing` of a
 //! job file.
 //!
-//! DeepSpeed's section describes checkpoints that the model's code asks for. Here it asks for them
-//! itself: whatever differs from the default turns checkpointing on, for all blocks of the model.
+//! DeepSpeed's section configures checkpoints that the model's code requests. In DeepBurn, the
+//! section itself requests them: any value other than the default turns checkpointing on, for all
+//! blocks of the model.
 //!
-//! `cpu_checkpointing` offloads the activations that checkpointing keeps: to host memory beside a
-//! device, and to NVMe where `nvme_path` names a folder, which is the only offload of a backend
-//! whose device is the host.
+//! `cpu_checkpointing` offloads the activations that checkpointing keeps: to host memory, or to
+//! NVMe if `nvme_path` names a folder. A backend whose device is the host can only offload to NVMe.
 
 use super::*;
 
-/// What is recomputed, and where the rest is kept.
+/// Resolves which activations are recomputed, and where the others are stored.
 pub(crate) fn resolve(context: &mut Context<'_>) -> ActivationPlan {
     let section = &context.top.activation_checkpointing.value;
     let asking = asking_key(context);
@@ -20,14 +20,14 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> ActivationPlan {
     note!(if offload == ActivationOffload::Device && threshold.is_given();
         context, threshold => "has no effect: activations are not offloaded");
     match recompute {
-        // An error where offload was asked for.
+        // If an offload was requested, an error has been reported.
         RecomputePolicy::Off => ActivationPlan::default(),
         _ => ActivationPlan { recompute, offload },
     }
 }
 
-/// Returns the first key that asks for checkpointing. Notes which of DeepSpeed's keys do nothing
-/// else here.
+/// Returns the first key that requests checkpointing. Adds a note for each of DeepSpeed's keys that
+/// has no other effect.
 fn asking_key<'a>(context: &mut Context<'a>) -> Option<&'a Entry<'a>> {
     let section = &context.top.activation_checkpointing.value;
     let flags = [
@@ -87,8 +87,8 @@ fn resolve_policy(asking: Option<&Entry<'_>>, context: &mut Context<'_>) -> Reco
     }
 }
 
-/// Where saved activations are kept. A path comes before host memory, which on a host device they
-/// never leave.
+/// Resolves where saved activations are stored. A path takes precedence over host memory, where
+/// they already are on a host device.
 fn resolve_offload(section: &Activations<'_>, context: &mut Context<'_>) -> ActivationOffload {
     let threshold = section.offload_threshold.value;
     let (path, to_host) = (&section.nvme_path, &section.cpu_checkpointing);

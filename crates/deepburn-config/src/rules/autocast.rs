@@ -10,7 +10,7 @@
 use super::*;
 
 /// `torch.amp.GradScaler` with PyTorch's defaults, which DeepSpeed uses under `torch_autocast`. It
-/// has no minimum: the scale falls until its inverse leaves f32, and the run ends there.
+/// has no minimum: the scale decreases until its inverse exceeds f32, and then the run ends.
 pub(super) const GRAD_SCALER: DynamicScalePlan = DynamicScalePlan {
     initial_scale: 65536.0,
     window: 2000,
@@ -20,7 +20,7 @@ pub(super) const GRAD_SCALER: DynamicScalePlan = DynamicScalePlan {
     growth: ScaleGrowth::AtWindow,
 };
 
-/// The type of `torch_autocast`, or of `fp16.auto_cast`.
+/// Resolves the type of `torch_autocast` or of `fp16.auto_cast`.
 pub(super) fn resolve(compute: Precision, context: &mut Context<'_>) -> Option<Precision> {
     let top = context.top;
     let (section, auto_cast) = (&top.torch_autocast.value, &top.fp16.value.auto_cast);
@@ -39,7 +39,7 @@ pub(super) fn resolve(compute: Precision, context: &mut Context<'_>) -> Option<P
     Some(dtype)
 }
 
-/// The type that the section names, bfloat16 where it names none.
+/// Returns the type that the section names; bfloat16 if it names none.
 fn dtype(section: &TorchAutocast<'_>, context: &mut Context<'_>) -> Option<Precision> {
     let dtype = &section.dtype;
     match dtype.value {
@@ -50,7 +50,7 @@ fn dtype(section: &TorchAutocast<'_>, context: &mut Context<'_>) -> Option<Preci
                 "write \"bfloat16\", or set torch_autocast.enabled to false to train in fp32");
             None
         }
-        // A value that is not of its kind has been reported.
+        // An invalid value has already been reported.
         None if dtype.is_given() => None,
         None => {
             warning!(context, dtype =>
@@ -62,7 +62,8 @@ fn dtype(section: &TorchAutocast<'_>, context: &mut Context<'_>) -> Option<Preci
     }
 }
 
-/// The list changes nothing, but DeepSpeed refuses one that does not hold names.
+/// Checks the list of module names. It has no effect, but DeepSpeed rejects a list that contains
+/// other values.
 fn check_module_names(section: &TorchAutocast<'_>, context: &mut Context<'_>) {
     let modules = &section.lower_precision_safe_modules;
     let Some(names) = modules.given().and_then(Node::as_list) else { return };

@@ -1,7 +1,7 @@
 //! The batch triple: `train_batch_size = micro batch * accumulation steps * world size`.
 //!
-//! Follows DeepSpeed's order of resolution and its wording. It refuses triples that do not multiply
-//! to each other and names each single change that would mend them.
+//! Follows DeepSpeed's order of resolution and its wording. A triple that does not satisfy the
+//! equation is an error, which lists each single change that would fix it.
 
 use super::*;
 
@@ -9,14 +9,14 @@ use super::*;
 const SHOWN: [&str; 3] =
     ["Train batch size", "Micro batch size per gpu", "Gradient accumulation steps"];
 
-/// The three numbers in the order of [`SHOWN`], as far as they are known; signed, since 0 and less
-/// are errors that name the number.
+/// The three numbers in the order of [`SHOWN`], as far as they are known. They are signed, because
+/// the error for a number below 1 shows it.
 type Triple = [Option<i64>; 3];
 
-/// What is wrong with a triple.
+/// A problem of a triple.
 #[derive(Debug)]
 struct Problem {
-    /// Which of the three numbers is to be changed.
+    /// Index of the number to change.
     number: usize,
     message: String,
     remedy: String,
@@ -49,8 +49,8 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> BatchPlan {
     BatchPlan { train_batch_size, micro_batch_size, gradient_accumulation_steps, world_size }
 }
 
-/// Reports that neither batch size is known. A key that is there and unreadable has been reported;
-/// it is not missing.
+/// Reports that neither batch size is known. A key with an invalid value has already been reported,
+/// and is not missing.
 fn report_missing(context: &mut Context<'_>) {
     let (train, micro) =
         (&context.top.train_batch_size, &context.top.train_micro_batch_size_per_gpu);
@@ -63,7 +63,7 @@ fn report_missing(context: &mut Context<'_>) {
          estimate take --micro-batch");
 }
 
-/// What the file gives, and the job's micro-batch where the file leaves it open.
+/// Returns the numbers of the file, and the job's micro-batch size if the file does not set it.
 fn supply(context: &Context<'_>) -> Triple {
     let key = &context.top.train_micro_batch_size_per_gpu;
     let train = context.top.train_batch_size.value;
@@ -77,11 +77,12 @@ fn supply(context: &Context<'_>) -> Triple {
 
 /// Completes a triple in DeepSpeed's order of resolution; `None` when neither batch size is known.
 ///
-/// Numbers that are given are kept, even where they contradict each other, because [`verify`] then
-/// shows the user's own numbers. Divisions round down as in DeepSpeed: a triple that does not
-/// divide fails the multiplication afterwards.
+/// Given numbers are kept even if they contradict each other, because [`verify`] then shows the
+/// user's numbers. Divisions round down as in DeepSpeed. If there is a remainder, the triple fails
+/// the check afterwards.
 fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
-    // What divides by zero becomes 0, which `verify` names; what overflows no longer multiplies.
+    // A division by zero gives 0, which `verify` reports. An overflow saturates, so that the triple
+    // fails the check.
     let over = |a: i64, b: i64| a.checked_div_euclid(b).unwrap_or(0);
     let times = |a: i64, b: i64| a.saturating_mul(b);
     Some(match given {
@@ -95,12 +96,12 @@ fn complete(given: Triple, world: i64) -> Option<[i64; 3]> {
     })
 }
 
-/// Checks a complete triple. `given` says whose fault a number below 1 is: a derived one follows
-/// from a given one.
+/// Checks a complete triple. `given` determines which number below 1 is reported, because a derived
+/// number follows from given ones.
 fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Problem> {
     let [train, micro, steps] = triple;
     let too_small = |number: &usize| triple[*number] <= 0;
-    // Numbers that the file gives come before those that follow from them.
+    // Given numbers are reported before derived ones.
     if let Some(number) = (0..3).filter(too_small).min_by_key(|number| given[*number].is_none()) {
         let message = format!("{}: {} has to be greater than 0", SHOWN[number], triple[number]);
         let names =
@@ -114,7 +115,7 @@ fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Problem> {
         };
         return Err(Problem { number, message, remedy });
     }
-    // Saturates far above any i64, to which it is then unequal.
+    // Saturates far above the range of i64, so that it never equals `train` then.
     let product = (i128::from(micro) * i128::from(steps)).saturating_mul(i128::from(world));
     if i128::from(train) != product {
         let message = format!(
@@ -127,7 +128,7 @@ fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The single changes that make the triple agree.
+/// Lists the single changes that make the triple consistent.
 fn mend([train, micro, steps]: [i64; 3], world: i64, product: i128) -> String {
     let mut fixes = vec![format!("train_batch_size {product}")];
     for (name, one, other) in [
@@ -136,7 +137,7 @@ fn mend([train, micro, steps]: [i64; 3], world: i64, product: i128) -> String {
         ("a world size of", micro, steps),
     ] {
         let (train, rest) = (i128::from(train), i128::from(one) * i128::from(other));
-        // A world of 0 ranks, reported elsewhere, must not divide.
+        // A world size of 0, which is reported elsewhere, must not be a divisor.
         if rest != 0 && train % rest == 0 && train / rest > 0 {
             fixes.push(format!("{name} {}", train / rest));
         }
@@ -152,7 +153,7 @@ mod tests {
 
     type Row = ([Option<i64>; 3], i64, Result<[i64; 3], &'static str>);
 
-    /// Made by running DeepSpeed's own rules: train, micro, steps, world.
+    /// Results of DeepSpeed's rules: train, micro, steps, world.
     const DEEPSPEED: [Row; 17] = [
         ([Some(32), Some(4), Some(8)], 1, Ok([32, 4, 8])),
         ([Some(32), Some(4), Some(8)], 8, Err("32 != 4 * 8 * 8")),

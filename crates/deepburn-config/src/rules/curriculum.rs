@@ -1,20 +1,20 @@
-//! `curriculum_learning`: short sequences first.
+//! `curriculum_learning`: a curriculum over the sequence length.
 //!
-//! The section that DeepSpeed had at the top level before 0.19. It refuses schedules that fall,
-//! whose stages are out of order, or that leave their bounds.
+//! DeepSpeed had this section at the top level before 0.19. Decreasing lengths, stages out of order
+//! and lengths out of bounds are errors.
 
 use super::*;
 
-/// Tensor cores multiply 16-bit matrices whose sizes are multiples of it at full speed.
+/// Tensor cores multiply 16-bit matrices at full speed if their sizes are multiples of this number.
 const TENSOR_CORE_MULTIPLE: usize = 8;
 
-/// The section's part of the plan; `None` where it is off or wrong.
+/// Resolves the section; `None` if it is off or invalid.
 pub(crate) fn resolve(context: &mut Context<'_>) -> Option<CurriculumPlan> {
     let section = &context.top.curriculum_learning.value;
     if !section.enabled.value {
         return None;
     }
-    // All three are asked for before the first that is missing ends it.
+    // All three keys are read first, so that each missing key is reported.
     let min = require(&section.min_difficulty, context);
     let max = require(&section.max_difficulty, context);
     let kind = require(&section.schedule_type, context);
@@ -36,7 +36,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<CurriculumPlan> {
     Some(CurriculumPlan { min_difficulty, max_difficulty, schedule })
 }
 
-/// `fixed_linear` is the root of degree 1; `fixed_root` gives its own.
+/// Resolves `fixed_linear`, which is a root of degree 1, or `fixed_root`.
 fn root(is_linear: bool, context: &mut Context<'_>) -> Option<CurriculumSchedule> {
     let config = &context.top.curriculum_learning.value.schedule_config.value;
     let degree = &config.root_degree;
@@ -51,10 +51,11 @@ fn root(is_linear: bool, context: &mut Context<'_>) -> Option<CurriculumSchedule
     Some(CurriculumSchedule::Root { total_steps, difficulty_step, root_degree: root_degree? })
 }
 
-/// A length for each stage, in the order of the steps at which stages end.
+/// Resolves `fixed_discrete`: a length for each stage, in the order of the steps at which stages
+/// end.
 ///
-/// The first fault ends it: the checks that follow need lists of matching lengths in ascending
-/// order.
+/// Only the first problem is reported, because the other checks need lists of matching lengths in
+/// ascending order.
 fn discrete([min, max]: [usize; 2], context: &mut Context<'_>) -> Option<CurriculumSchedule> {
     let config = &context.top.curriculum_learning.value.schedule_config.value;
     let ScheduleConfig { total_curriculum_step, difficulty_step, root_degree, .. } = config;
@@ -81,14 +82,14 @@ fn discrete([min, max]: [usize; 2], context: &mut Context<'_>) -> Option<Curricu
     None
 }
 
-/// The value of a key without a default. Reports it where it is missing.
+/// Returns the value of a key without a default, and reports a missing key.
 fn require<T: Clone>(key: &Setting<'_, Option<T>>, context: &mut Context<'_>) -> Option<T> {
     refuse!(if !key.is_given(); context, key => "is missing, and the curriculum needs it";
         "add it: {}, or set curriculum_learning.enabled to false", key.key.kind);
     key.value.clone()
 }
 
-/// Warns of keys of another schedule.
+/// Warns about keys of another schedule.
 fn warn_unused(keys: &[&Entry<'_>], context: &mut Context<'_>) {
     for key in keys.iter().filter(|key| key.is_given()) {
         warning!(context, *key => "changes nothing: it belongs to another schedule_type"; "remove it");

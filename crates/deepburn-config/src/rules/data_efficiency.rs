@@ -5,7 +5,7 @@
 
 use super::*;
 
-/// The section's part of the plan; `None` where dynamic batching is off or wrong.
+/// Resolves the section; `None` if dynamic batching is off or invalid.
 pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> {
     let efficiency = &context.top.data_efficiency.value;
     let sampling = &efficiency.data_sampling.value;
@@ -26,7 +26,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> 
     let size = max.value.unwrap_or(usize::MAX);
     refuse!(if size < min; context, max =>
         "{size} is below min_batch_size {min}"; "raise it or lower min_batch_size");
-    // The budget has no default and holds a token of each sample at least.
+    // The budget has no default, and must allow at least one token per sample.
     let key = &batching.max_tokens;
     refuse!(if !key.is_given(); context, key => "is missing, and dynamic batching needs it";
         "add it: an integer of at least 1, the tokens of a micro-batch");

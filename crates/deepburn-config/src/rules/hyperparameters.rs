@@ -2,10 +2,10 @@
 
 use super::*;
 
-/// Learning rate of transformers' trainer, which `"auto"` stands for.
+/// Default learning rate of transformers' `Trainer`, which is the value of `"auto"`.
 const TRANSFORMERS_LR: f64 = 5e-5;
 
-/// Returns the section's learning rate, or the job's where the section leaves it open.
+/// Returns the section's learning rate, or the job's if the section does not set it.
 pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
     let wanted = context.run.learning_rate;
     if key.is_auto() {
@@ -24,8 +24,9 @@ pub(super) fn learning_rate(key: &Setting<'_, f64>, context: &mut Context<'_>) -
     lr
 }
 
-/// Returns Adam of the keys that the Adam family shares, without bias correction. `divides`: whether
-/// eps divides elements whose second moment is 0, so that one that is 0 in f32 is refused.
+/// Returns the settings of Adam from the keys that the Adam family shares, without bias correction.
+/// If `divides` is true, elements whose second moment is 0 are divided by eps, so an eps that is 0
+/// in f32 is an error.
 pub(super) fn moments(params: &Entry<'_>, divides: bool, context: &mut Context<'_>) -> AdamPlan {
     let keys = Moments::read(params);
     let lr = learning_rate(&keys.lr, context);
@@ -35,7 +36,7 @@ pub(super) fn moments(params: &Entry<'_>, divides: bool, context: &mut Context<'
     filled!(AdamPlan, keys { betas, weight_decay } lr, eps, bias_correction: false)
 }
 
-/// Returns a smallest and a largest value. Refuses a smallest that is above the largest.
+/// Returns a minimum and a maximum. A minimum above the maximum is an error.
 pub(super) fn bounds(
     smallest: &Setting<'_, f64>,
     largest: &Setting<'_, f64>,

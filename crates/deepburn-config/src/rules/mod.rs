@@ -1,9 +1,9 @@
 //! The rules of DeepSpeed's sections: each turns a section into its part of the plan.
 //!
-//! A rule that reports an error still returns a value; the verdict discards it together with the
-//! rest of the plan. Sections are checked in full also where they are switched off.
+//! A rule that reports an error still returns a value, which is discarded with the rest of the
+//! plan. Disabled sections are checked completely too.
 //!
-//! What most rules use is imported here, so that a rule imports this module alone.
+//! Names that most rules use are imported here, so that a rule only imports this module.
 
 mod activations;
 mod autocast;
@@ -65,8 +65,8 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
     }
 }
 
-/// Reports a learning rate beyond f32, in which parameters would become infinite, settings of groups that the optimizer
-/// lacks, and learning rates without a proportion.
+/// Reports a learning rate that exceeds f32, because parameters would become infinite, settings of groups that the
+/// optimizer does not have, and learning rates whose ratio is not defined.
 fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: &mut Context<'_>) {
     let lr = optimizer.lr();
     refuse!(if lr > f64::from(f32::MAX);
@@ -84,9 +84,9 @@ fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: 
     }
 }
 
-/// The variant that `name`, the section's `type`, names. Reports an unknown name with the nearest
-/// known one, and a known one that does not exist in this version; a missing `type` has been
-/// reported.
+/// Returns the variant that `name`, the section's `type`, selects. Reports an unknown name with the
+/// most similar known name, and a variant that is not supported in this version. A missing `type`
+/// has already been reported.
 fn choose(
     name: &Setting<'_, Option<&str>>,
     variants: &'static [Variant],

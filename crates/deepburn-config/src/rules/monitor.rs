@@ -1,14 +1,14 @@
-//! What other programs read of a run: monitors, the step profiler and the count of operations.
+//! Outputs for other programs: monitors, the step profiler and the FLOPS profiler.
 //!
-//! The rules turn each section that is switched on into its part of the [`MonitorPlan`]; one that
-//! is off is `None`, whatever else it says.
+//! Each enabled section is resolved to its part of the [`MonitorPlan`]. A disabled section is
+//! `None`, whatever its other keys.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use super::*;
 
-/// The part of the plan about what is written for other programs.
+/// Resolves the outputs for other programs.
 pub(crate) fn resolve(context: &mut Context<'_>) -> MonitorPlan {
     let top = context.top;
     let (events, csv) = (&top.tensorboard.value, &top.csv_monitor.value);
@@ -26,7 +26,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> MonitorPlan {
     }
 }
 
-/// A name that is a folder of its own, on every system. Reports one that is not.
+/// Returns the name of a new folder. Reports a name that is not valid on every system.
 fn folder_name(key: &Setting<'_, &str>, context: &mut Context<'_>) -> String {
     let name = key.value;
     let fault = match name {
@@ -44,19 +44,19 @@ fn folder_name(key: &Setting<'_, &str>, context: &mut Context<'_>) -> String {
     name.to_owned()
 }
 
-/// A path; an empty one is none.
+/// Returns a path; `None` if it is empty.
 fn path(text: Option<&str>) -> Option<PathBuf> {
     text.filter(|text| !text.is_empty()).map(PathBuf::from)
 }
 
-/// The steps that are profiled.
+/// Resolves the steps to profile.
 fn profile(section: &Profiling<'_>, context: &mut Context<'_>) -> Option<ProfilePlan> {
     if !section.enabled.value {
         return None;
     }
     let key = &section.profile_steps;
     let steps = match key.given() {
-        // Anything but a list has been reported.
+        // A value that is not a list has already been reported.
         Some(node) => windows(node.as_list()?),
         None => Err("is missing, but says which steps are profiled".to_owned()),
     };
@@ -70,7 +70,8 @@ fn profile(section: &Profiling<'_>, context: &mut Context<'_>) -> Option<Profile
     Some(ProfilePlan { steps, output_folder: path(section.output_folder.value) })
 }
 
-/// First and last of each window: two numbers are one window, any other count are steps.
+/// Returns the first and the last step of each window. Two numbers are one window; any other count
+/// of numbers lists single steps.
 fn windows(nodes: &[Node]) -> Result<Vec<RangeInclusive<u64>>, String> {
     let step = |node: &Node| {
         let step = node.as_integer().and_then(|step| u64::try_from(step).ok());
@@ -92,7 +93,7 @@ fn windows(nodes: &[Node]) -> Result<Vec<RangeInclusive<u64>>, String> {
     }
 }
 
-/// The step whose operations are counted.
+/// Resolves the step whose operations are counted.
 fn flops(section: &FlopsProfiler<'_>, context: &mut Context<'_>) -> Option<FlopsPlan> {
     if !section.enabled.value {
         return None;
@@ -107,7 +108,7 @@ fn flops(section: &FlopsProfiler<'_>, context: &mut Context<'_>) -> Option<Flops
     ))
 }
 
-/// A run of known length may end before the step that was asked for.
+/// Warns if a run of known length ends before the requested step.
 fn warn_if_never(key: &Entry<'_>, step: u64, context: &mut Context<'_>) {
     let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
     warning!(if step > total; context, key => "step {step} is never reached: the run has {total} steps";

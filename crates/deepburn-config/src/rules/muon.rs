@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Learning rate of the Adam beside DeepSpeed's Muon when none is given.
+/// Default learning rate of Adam, which updates the other parameters in DeepSpeed's Muon.
 const MUON_ADAM_LR: f64 = 3e-4;
 
 /// Smallest norm by which `torch.optim.Muon` divides a matrix.
@@ -24,7 +24,7 @@ pub(super) fn resolve(params: &Muon<'_>, context: &mut Context<'_>) -> Optimizer
     )
 }
 
-/// The learning rates of matrices and of all other parameters.
+/// Returns the learning rates of matrices and of all other parameters.
 fn rates(params: &Muon<'_>, context: &mut Context<'_>) -> (f64, f64) {
     let shared = learning_rate(&params.lr, context);
     let asks = params.lr.is_given() || context.run.learning_rate.is_some();

@@ -1,17 +1,17 @@
 //! Offload of optimizer states and parameters: `offload_optimizer`, `offload_param`, `aio`.
 //!
-//! On a backend whose device is the host, offload to `cpu` already holds and is accepted. On other
-//! backends, `cpu` keeps optimizer states and parameters in host memory. On every backend they can
-//! be kept on NVMe, in one file a rank. As in DeepSpeed, parameters are offloaded only where
-//! optimizer states are; here they go to NVMe only where optimizer states are there too. An
-//! optimizer that exchanges momenta excludes both.
+//! On a backend whose device is the host, an offload to `cpu` is accepted and changes nothing. On
+//! other backends, `cpu` stores optimizer states and parameters in host memory. On every backend
+//! they can be stored on NVMe, in one file per rank. As in DeepSpeed, parameters are offloaded only
+//! if optimizer states are offloaded. In DeepBurn, parameters can be on NVMe only if optimizer
+//! states are on NVMe too. An optimizer that exchanges momenta supports neither offload.
 
 use super::*;
 
-/// Checks where optimizer states and parameters are to be kept, and returns both.
+/// Checks and resolves where optimizer states and parameters are stored.
 ///
-/// States are resolved before parameters, which may only go where the states are. Both are checked
-/// before either is resolved.
+/// States are resolved before parameters, because parameters can only be offloaded to the device of
+/// the states. Both are checked before either is resolved.
 pub(super) fn resolve(
     optimizer: &OptimizerPlan,
     stage: u8,
@@ -36,7 +36,7 @@ pub(super) fn resolve(
         needs: "use stage 1 or more, or remove it",
     };
     let states = target.check(optimizer, context);
-    // A device that is excluded has been reported.
+    // An unsupported device has already been reported.
     let is_excluded = optimizer.exchanges_momentum();
     let states = if is_excluded { "none" } else { states };
     let states = resolve_states(states, stage, context);
@@ -45,7 +45,7 @@ pub(super) fn resolve(
     (states, shards)
 }
 
-/// Where optimizer states and accumulated gradients are kept.
+/// Resolves where optimizer states and accumulated gradients are stored.
 fn resolve_states(device: &str, stage: u8, context: &mut Context<'_>) -> OptimizerOffload {
     let zero = &context.top.zero_optimization.value;
     let section = &zero.offload_optimizer.value;
@@ -67,7 +67,8 @@ fn resolve_states(device: &str, stage: u8, context: &mut Context<'_>) -> Optimiz
         let OffloadOptimizer { nvme_path, pipeline, pipeline_read, pipeline_write, .. } = section;
         note_unused(&[nvme_path, pipeline, pipeline_read, pipeline_write], context);
     }
-    // DeepSpeed refuses to offload a part of the states at stages 1 and 2, and ignores the key on NVMe.
+    // DeepSpeed rejects a partial offload of the states at stages 1 and 2, and ignores the key on
+    // NVMe.
     let ratio = &section.ratio;
     match offload {
         _ if ratio.value == 1.0 => {}
@@ -81,7 +82,7 @@ fn resolve_states(device: &str, stage: u8, context: &mut Context<'_>) -> Optimiz
     offload
 }
 
-/// Where parameters are kept that are to be offloaded to `device`.
+/// Resolves where parameters are stored if `device` is requested for them.
 fn resolve_parameters(
     section: &OffloadParam<'_>,
     device: &str,
@@ -111,22 +112,22 @@ fn resolve_parameters(
     ParameterOffload::Device
 }
 
-/// Notes which of `keys` are given without effect.
+/// Adds a note for each of `keys` that is given without an effect.
 fn note_unused(keys: &[&Entry<'_>], context: &mut Context<'_>) {
     for key in keys.iter().filter(|key| key.is_given()) {
         note!(context, *key => "has no effect: nothing is offloaded so");
     }
 }
 
-/// The section `aio`: of the top level, or inside of `zero_optimization`.
+/// Returns the section `aio` of the top level or of `zero_optimization`.
 fn aio<'a>(top: &'a DeepSpeed<'a>) -> &'a Aio<'a> {
     let inner = &top.zero_optimization.value.aio;
     let is_inside = !top.aio.is_given() && inner.is_given();
     if is_inside { &inner.value } else { &top.aio.value }
 }
 
-/// Checks `aio`, which DeepSpeed has at the top level, and which matters where something `is_used`
-/// on NVMe.
+/// Checks `aio`, which is a top-level section in DeepSpeed, and which has an effect only if NVMe
+/// `is_used`.
 pub(crate) fn check_aio(is_used: bool, context: &mut Context<'_>) {
     let top = context.top;
     let inner = &top.zero_optimization.value.aio;
@@ -138,8 +139,7 @@ pub(crate) fn check_aio(is_used: bool, context: &mut Context<'_>) {
     if !is_used {
         return note_unused(&[block_size, queue_depth, use_gds], context);
     }
-    // Direct I/O needs whole pages; each request has a thread, of which a process may well have
-    // 1024.
+    // Direct I/O needs whole pages. Each request has a thread, and a process can have 1024 threads.
     refuse!(if !block_size.value.is_multiple_of(4096);
         context, block_size => "{} is not a multiple of 4096", block_size.value; "write 1048576");
     refuse!(if queue_depth.value > 1024; context, queue_depth => "{} is more than 1024", queue_depth.value; "write 8");
@@ -147,8 +147,8 @@ pub(crate) fn check_aio(is_used: bool, context: &mut Context<'_>) {
         "asks for GPUDirect Storage, which is not available"; "set it to false");
 }
 
-/// Files of optimizer states. Unlike DeepSpeed's, transfers overlap the update unless the file says
-/// no.
+/// Resolves the files of optimizer states. Unlike in DeepSpeed, transfers overlap the update unless
+/// the configuration disables it.
 fn nvme(sub_group_size: usize, context: &mut Context<'_>) -> NvmePlan {
     let section = &context.top.zero_optimization.value.offload_optimizer.value;
     let folder = folder(&section.nvme_path);
@@ -163,36 +163,37 @@ fn nvme(sub_group_size: usize, context: &mut Context<'_>) -> NvmePlan {
     }
 }
 
-/// The folder that a key names; an empty text names none.
+/// Returns the folder that a key names; `None` if the text is empty.
 pub(super) fn folder<'a>(path: &Setting<'a, Option<&'a str>>) -> Option<&'a str> {
     path.value.filter(|path| !path.is_empty())
 }
 
-/// A file in `folder`, read and written as `aio` says.
+/// Returns the plan of a file in `folder`, with the I/O options of `aio`.
 pub(super) fn swap_file(folder: &str, top: &DeepSpeed<'_>) -> SwapFilePlan {
     let Aio { block_size, queue_depth, .. } = aio(top);
     let (block_size, queue_depth) = (block_size.value, queue_depth.value);
     SwapFilePlan { folder: folder.into(), block_size, queue_depth }
 }
 
-/// What can be offloaded.
+/// Model states that can be offloaded.
 struct Target<'a> {
     what: &'static str,
-    /// Name of its section.
+    /// Name of the section.
     name: &'static str,
-    /// Where it is kept, by its section.
+    /// The device that the section sets.
     device: &'a Setting<'a, &'a str>,
     /// The flag that the section replaced.
     outdated: &'a Setting<'a, Option<bool>>,
-    /// Whether it is sharded at this stage: if not, a device is ignored, as in DeepSpeed.
+    /// Whether the model states are sharded at this stage. If not, the device is ignored, as in
+    /// DeepSpeed.
     is_sharded: bool,
-    /// What to do at a stage that does not shard it.
+    /// The remedy at a stage that does not shard the model states.
     needs: &'static str,
 }
 
 impl<'a> Target<'a> {
-    /// Checks where it is to be kept: where its section says, or the outdated flag. Reports a device
-    /// that cannot be had, or that changes nothing. Returns the device.
+    /// Returns the device that the section or the outdated flag sets. Reports a device that is not
+    /// supported or has no effect.
     fn check(&self, optimizer: &OptimizerPlan, context: &mut Context<'_>) -> &'a str {
         let Target { what, device, outdated, name, is_sharded, needs } = *self;
         let (mut at, mut place): (&Entry<'_>, _) = (device, device.value);

@@ -14,7 +14,8 @@ pub(super) fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPla
     let params = OneBitLamb::read(entry);
     let freeze_step = freeze_step(&params.freeze_step, context);
     let coeff_beta = params.coeff_beta.value;
-    // The average starts at 0, and its missing part is a factor of all later updates.
+    // The average starts at 0. If it is frozen too early, all later updates are too small by the
+    // same factor.
     warning!(if (freeze_step as f64) * (1.0 - coeff_beta) < 1.0 - 1e-9; context, &params.freeze_step =>
         "{freeze_step} is below 1 / (1 - coeff_beta): the average of trust ratios, which starts at 0, is {:.0} % \
          too small when it is frozen", 100.0 * coeff_beta.powf(freeze_step as f64);
@@ -57,7 +58,8 @@ pub(super) fn zero_one_adam(entry: &Entry<'_>, context: &mut Context<'_>) -> Opt
     })
 }
 
-/// Returns the number of exact steps. Refuses 0 and warns when the run ends before the freeze.
+/// Returns the number of exact steps. Reports a number below 1, and warns if the run ends before
+/// the freeze.
 fn freeze_step(key: &Setting<'_, i64>, context: &mut Context<'_>) -> u64 {
     let step = key.value;
     refuse!(if step < 1; context, key =>
@@ -72,8 +74,8 @@ fn freeze_step(key: &Setting<'_, i64>, context: &mut Context<'_>) -> u64 {
     step
 }
 
-/// Warns when the second moment is frozen while the learning rate still rises: it then follows
-/// gradients of weights that have hardly moved.
+/// Warns if the second moment is frozen while the learning rate still rises. It is then based on
+/// gradients of weights that have hardly changed.
 pub(crate) fn check_warmup(optimizer: &OptimizerPlan, warmup: usize, context: &mut Context<'_>) {
     let (name, step) = match optimizer {
         OptimizerPlan::OneBitAdam(plan) => ("freeze_step", plan.freeze_step),

@@ -1,23 +1,23 @@
-//! `optimizer`: which one, and its hyper-parameters.
+//! `optimizer`: the optimizer and its hyper-parameters.
 //!
-//! `Adam` decouples weight decay unless `adam_w_mode` is false, as in DeepSpeed; `torch_adam` picks
-//! PyTorch's class, whose AdamW decays by 0.01 when nothing is said. Optimizers that do not exist
-//! here are refused by name.
+//! `Adam` decouples weight decay unless `adam_w_mode` is false, as in DeepSpeed; `torch_adam`
+//! selects PyTorch's class, whose AdamW has a default weight decay of 0.01. An unsupported
+//! optimizer is an error that names it.
 
 use super::*;
 
-/// Weight decay of PyTorch's AdamW when none is given.
+/// Default weight decay of PyTorch's AdamW.
 const TORCH_ADAMW_DECAY: f64 = 0.01;
 
-/// AdamW with the default of every key.
+/// Returns AdamW with the default of every key.
 fn default() -> AdamPlan {
     let nothing = Node::map(Vec::new());
     let keys = Moments::read(&Entry::document(&nothing));
     filled!(AdamPlan, keys { lr, betas, eps, weight_decay } bias_correction: true)
 }
 
-/// The section's part of the plan. Without the section it is AdamW, and a warning says so:
-/// DeepSpeed expects the program to bring an optimizer of its own then.
+/// Resolves the section. Without the section, AdamW is used with a warning, because DeepSpeed then
+/// expects the program to provide an optimizer.
 pub(crate) fn resolve(context: &mut Context<'_>) -> OptimizerPlan {
     let top = context.top;
     let section = &top.optimizer.value;
@@ -54,7 +54,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> OptimizerPlan {
     }
 }
 
-/// Adam and AdamW, which differ in where the weight decay goes.
+/// Resolves Adam and AdamW, which differ in how the weight decay is applied.
 fn adam_family(name: &str, entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let params = Adam::read(entry);
     let decoupled = name == "AdamW" || params.adam_w_mode.value;
@@ -71,7 +71,7 @@ fn adam_family(name: &str, entry: &Entry<'_>, context: &mut Context<'_>) -> Opti
     if decoupled { OptimizerPlan::AdamW(plan) } else { OptimizerPlan::Adam(plan) }
 }
 
-/// LAMB, with the bounds of its trust ratio.
+/// Resolves LAMB, with the bounds of its trust ratio.
 fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let params = Lamb::read(entry);
     let trust_ratio = bounds(&params.min_coeff, &params.max_coeff, context);
@@ -80,7 +80,7 @@ fn lamb(entry: &Entry<'_>, context: &mut Context<'_>) -> OptimizerPlan {
         lr, betas, eps, weight_decay, trust_ratio))
 }
 
-/// SGD. Nesterov's variant needs a momentum, as in PyTorch.
+/// Resolves SGD. Nesterov momentum needs a momentum above 0, as in PyTorch.
 fn sgd(params: &Sgd<'_>, context: &mut Context<'_>) -> OptimizerPlan {
     let (momentum, dampening) = (params.momentum.value, params.dampening.value);
     refuse!(if params.nesterov.value && (momentum == 0.0 || dampening != 0.0); context, &params.nesterov =>

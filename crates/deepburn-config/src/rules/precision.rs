@@ -1,16 +1,16 @@
-//! Precision: `fp16`, `bf16`, `data_types` and the type in which gradients travel.
+//! Precision: `fp16`, `bf16`, `data_types` and the data type of communicated gradients.
 
 use super::*;
 
-/// fp16 itself overflows at 2^16: a scale above it can only be on its way down.
+/// fp16 overflows at 2^16, so a larger scale can only decrease.
 const USABLE_SCALE_POWER: i64 = 16;
 
-/// Resolves all of them.
+/// Resolves all sections about precision.
 ///
-/// The type of the parameters comes first, then autocast, which may not mix with another 16-bit
-/// type. From both follows whether the loss is scaled and what happens to a step that overflows:
-/// fp16 overflows in normal operation and skips the step, while in fp32 a gradient that is not
-/// finite is an error of the model or the data.
+/// The type of the parameters is resolved first, then autocast, which must not be combined with
+/// another 16-bit type. Both determine whether the loss is scaled and how an overflow is handled.
+/// fp16 overflows in normal operation and skips the step, while a non-finite gradient in fp32 is an
+/// error of the model or the data.
 pub(crate) fn resolve(context: &mut Context<'_>) -> PrecisionPlan {
     let top = context.top;
     let (fp16, bf16) = (&top.fp16.value, &top.bf16.value);
@@ -31,8 +31,8 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> PrecisionPlan {
     };
     let autocast = autocast::resolve(compute, context);
     let scaled = compute == Precision::Fp16 || autocast == Some(Precision::Fp16);
-    // Autocast in bf16 has fp32 parameters and gradients: a value that is not finite ends the run
-    // as in fp32.
+    // Autocast in bf16 has fp32 parameters and gradients: a non-finite value ends the run, as in
+    // fp32.
     let skips = scaled || compute == Precision::Bf16 && bf16.check_grad_overflow.value;
     let dtypes = [&top.communication_data_type, &top.data_types.value.grad_accum_dtype];
     let communication = dtypes[0].value.unwrap_or(compute);
@@ -52,13 +52,13 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> PrecisionPlan {
     PrecisionPlan { compute, autocast, communication, accumulation, loss_scale, overflow }
 }
 
-/// The loss scale of fp16 parameters: fixed, or DeepSpeed's dynamic one.
+/// Returns the loss scale of fp16 parameters: static, or DeepSpeed's dynamic loss scale.
 fn loss_scale(fp16: &Fp16<'_>) -> LossScalePlan {
     let scale = fp16.loss_scale.value;
     if scale != 0.0 {
         return LossScalePlan::Static { scale };
     }
-    // Numbers below their range have been reported; they are not used.
+    // Numbers below their range have already been reported, and are not used.
     let at_least_one = |number: i64| number.max(1) as u64;
     LossScalePlan::Dynamic(DynamicScalePlan {
         initial_scale: 2_f64.powi(fp16.initial_scale_power.value as i32),
@@ -70,7 +70,7 @@ fn loss_scale(fp16: &Fp16<'_>) -> LossScalePlan {
     })
 }
 
-/// Checks the loss scale, fixed or dynamic.
+/// Checks the static or dynamic loss scale.
 fn check_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
     let scale = &fp16.loss_scale;
     let (min, max) = (f32::MIN_POSITIVE, f32::MAX);
@@ -92,7 +92,8 @@ fn check_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
     }
 }
 
-/// A scale that never grows or never stops shrinking is a mistake even where it is switched off.
+/// Checks the dynamic loss scale. A scale that never grows or never stops shrinking is an error
+/// even if it is disabled.
 fn check_dynamic_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
     for setting in [&fp16.loss_scale_window, &fp16.min_loss_scale] {
         let value = setting.value;
@@ -114,8 +115,8 @@ fn check_dynamic_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
     }
 }
 
-/// Updates that overflow before the scale is one that fp16 can hold: one for each halving, and the
-/// hysteresis before the first.
+/// Returns the number of updates that overflow until fp16 can represent the scale: one for each
+/// halving, plus the hysteresis before the first.
 fn predicted_skips(power: i64, hysteresis: i64) -> i64 {
     (power - USABLE_SCALE_POWER).saturating_add(hysteresis - 1)
 }

@@ -1,8 +1,8 @@
-//! How the gradients of all ranks become one.
+//! The reduction of gradients over all ranks.
 
 use super::*;
 
-/// The part of the plan about the reduction of gradients.
+/// Resolves the reduction of gradients.
 pub(crate) fn resolve(
     optimizer: &OptimizerPlan,
     stage: Stage,

@@ -1,10 +1,10 @@
-//! `scheduler`: DeepSpeed's schedules and four of PyTorch's, every default filled in.
+//! `scheduler`: DeepSpeed's schedules and four of PyTorch's, with all defaults filled in.
 //!
 //! Steps are applied optimizer steps; a skipped step does not advance a schedule.
 
 use super::*;
 
-/// The section's part of the plan.
+/// Resolves the section.
 pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> SchedulePlan {
     let lr = optimizer.lr();
     let top = context.top;
@@ -34,7 +34,7 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> S
     }
 }
 
-/// A schedule whose `params` are missing altogether still lacks what it requires.
+/// Reports the required keys of a schedule whose section `params` is missing.
 fn require_params(params: &Entry<'_>, variant: &Variant, context: &mut Context<'_>) {
     let required = variant.keys.iter().filter(|key| key.required && !params.is_given());
     for key in required {
@@ -43,7 +43,7 @@ fn require_params(params: &Entry<'_>, variant: &Variant, context: &mut Context<'
     }
 }
 
-/// Length of the warm-up: DeepSpeed never uses fewer than 2 steps, since log(1) is 0.
+/// Returns the length of the warm-up. As in DeepSpeed, it is at least 2 steps, because log(1) is 0.
 fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
     let mut steps = key.value;
     if key.is_auto() {
@@ -58,10 +58,10 @@ fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
     steps.max(2)
 }
 
-/// Length of the schedule: given, or known to the job for `"auto"`.
+/// Returns the length of the schedule: the given length, or the length of the job for `"auto"`.
 ///
-/// A length that is missing altogether was reported with the required keys. The warm-up's length
-/// then takes its place, so that the rules that follow have nothing more to report.
+/// A missing length has been reported with the required keys. The length of the warm-up is then
+/// used instead, so that the following rules report nothing else.
 fn length(key: &Setting<'_, Option<usize>>, warmup: usize, context: &mut Context<'_>) -> usize {
     let known = context.run.total_steps.filter(|_| key.is_auto());
     if let Some(known) = known {
@@ -77,8 +77,8 @@ fn length(key: &Setting<'_, Option<usize>>, warmup: usize, context: &mut Context
     total
 }
 
-/// Resolves the peak of a schedule, where the section gives one; `"auto"` is the optimizer's
-/// learning rate. Warns where the job asks for another learning rate.
+/// Resolves the peak of a schedule, if the section sets it; `"auto"` is the optimizer's learning
+/// rate. Warns if the job sets another learning rate.
 fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
     if key.is_auto() {
         context.answer(key, lr, "the optimizer's lr");
@@ -91,13 +91,13 @@ fn max_lr(key: &Entry<'_>, lr: f64, context: &mut Context<'_>) -> Option<f64> {
     Some(max)
 }
 
-/// The learning rate before the warm-up; `"auto"` is 0, as in transformers.
+/// Returns the learning rate before the warm-up; `"auto"` is 0, as in transformers.
 fn min_lr(key: &Setting<'_, f64>, context: &mut Context<'_>) -> f64 {
     context.answer(key, 0.0, "0");
     key.value
 }
 
-/// WarmupLR: the peak is the optimizer's learning rate unless the section gives one.
+/// Resolves WarmupLR. The peak is the optimizer's learning rate unless the section sets it.
 fn warmup(params: &WarmupLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
     filled!(SchedulePlan::Warmup, params { shape, last_batch_iteration }
         max_lr: max_lr(&params.warmup_max_lr, lr, context).unwrap_or(lr),
@@ -106,7 +106,8 @@ fn warmup(params: &WarmupLr<'_>, lr: f64, context: &mut Context<'_>) -> Schedule
     )
 }
 
-/// WarmupDecayLR: the peak has a default of its own, not the optimizer's learning rate.
+/// Resolves WarmupDecayLR. The default of the peak is a constant, not the optimizer's learning
+/// rate.
 fn warmup_decay(params: &WarmupDecayLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
     let peak = &params.warmup_max_lr;
     let max_lr = max_lr(peak, lr, context).unwrap_or(peak.value);
@@ -119,7 +120,7 @@ fn warmup_decay(params: &WarmupDecayLr<'_>, lr: f64, context: &mut Context<'_>) 
     )
 }
 
-/// WarmupCosineLR: ratios of the optimizer's learning rate, which is the peak.
+/// Resolves WarmupCosineLR, with ratios of the optimizer's learning rate, which is the peak.
 fn warmup_cosine(params: &WarmupCosineLr<'_>, lr: f64, context: &mut Context<'_>) -> SchedulePlan {
     let warmup_steps = warmup_steps(&params.warmup_num_steps, context);
     filled!(SchedulePlan::WarmupCosine, params { warmup_min_ratio, cos_min_ratio, shape, last_batch_iteration }
@@ -129,7 +130,8 @@ fn warmup_cosine(params: &WarmupCosineLr<'_>, lr: f64, context: &mut Context<'_>
     )
 }
 
-/// OneCycle: the learning rate up and down once, the momentum against it, then decay.
+/// Resolves OneCycle: the learning rate rises and falls once, the momentum changes inversely, and
+/// then both decay.
 fn one_cycle(params: &OneCycle<'_>, has_betas: bool, context: &mut Context<'_>) -> SchedulePlan {
     let cycles = params.cycle_momentum.value;
     // Only optimizers with betas have a momentum to cycle.
@@ -144,7 +146,7 @@ fn one_cycle(params: &OneCycle<'_>, has_betas: bool, context: &mut Context<'_>) 
     SchedulePlan::OneCycle(filled!(OneCyclePlan, params {
         decay_lr_rate, first_step_size, first_stair_count, decay_step_size, last_batch_iteration,
     }
-        // Both are required: a missing one has been reported.
+        // Both keys are required. A missing key has already been reported.
         min_lr: params.cycle_min_lr.value.unwrap_or(0.0),
         max_lr: params.cycle_max_lr.value.unwrap_or(0.0),
         second_step_size: params.cycle_second_step_size.value.unwrap_or(steps),
@@ -153,8 +155,8 @@ fn one_cycle(params: &OneCycle<'_>, has_betas: bool, context: &mut Context<'_>) 
     ))
 }
 
-/// The plan of one of PyTorch's schedules. A required key that is missing has been reported; it
-/// reads as 1.
+/// Resolves a schedule of PyTorch. A missing required key has already been reported, and is read as
+/// 1.
 fn torch_schedule(name: &str, params: &Entry<'_>, lr: f64) -> SchedulePlan {
     match name {
         "StepLR" => {

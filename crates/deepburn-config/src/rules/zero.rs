@@ -1,11 +1,12 @@
-//! `zero_optimization`: what is sharded, and how it travels.
+//! `zero_optimization`: sharding, communication and offload of model states.
 //!
-//! The stage comes first: it decides which other keys have an effect. A key that was chosen and has
-//! none is a warning; one that stands there with its default, as in most files, is a note.
+//! The stage is resolved first, because it determines which other keys have an effect. A key
+//! without an effect is a warning if it differs from its default, and a note if it has its default,
+//! as in most files.
 
 use super::*;
 
-/// The section's part of the plan.
+/// Resolves the section.
 pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> ZeroPlan {
     let zero = &context.top.zero_optimization.value;
     let stage = resolve_stage(optimizer, context);
@@ -14,11 +15,11 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Z
     let (optimizer_states, parameter_shards) = offload::resolve(optimizer, stage.number(), context);
     let square = |hidden: usize| hidden.saturating_mul(hidden);
     let bucket = size(&zero.reduce_bucket_size, square, "hidden size squared", context);
-    // floor(0.9 h^2) without a detour over doubles.
+    // floor(0.9 h^2), computed in integers.
     let most = |hidden| usize::try_from(square(hidden) as u128 * 9 / 10).unwrap_or(usize::MAX);
     let prefetch = &zero.stage3_prefetch_bucket_size;
     let prefetch = size(prefetch, most, "0.9 times the hidden size squared", context);
-    // Biases and norms of a transformer stay gathered.
+    // With this size, biases and norms of a transformer are persistent.
     let several = |hidden: usize| hidden.saturating_mul(10);
     let persistent = &zero.stage3_param_persistence_threshold;
     let persistent = size(persistent, several, "10 times the hidden size", context);
@@ -28,7 +29,7 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Z
         gradients: filled!(GradientPlan, zero {
             contiguous_gradients, reduce_scatter, ignore_unused_parameters,
         }
-            // A bucket of one element holds one gradient, as an empty one does in DeepSpeed.
+            // A bucket of one element holds one gradient, as a bucket of size 0 does in DeepSpeed.
             reduce_bucket_size: bucket.max(1),
             overlap_comm: zero.overlap_comm.value.unwrap_or(stage == Stage::Parameters),
         ),
@@ -38,7 +39,7 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Z
         }
             prefetch_bucket_size: prefetch,
             persistence_threshold: persistent,
-            // Python's largest size means no limit.
+            // Python's `sys.maxsize` means no limit.
             model_persistence_threshold: if of_model < i64::MAX as usize { of_model } else { usize::MAX },
         ),
         optimizer_states,
@@ -48,9 +49,9 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Z
 
 /// Returns the stage of the run.
 ///
-/// An optimizer that exchanges momenta has whole states on every rank. Stage 1 would shard nothing
-/// and is resolved to 0, so that everything after this, estimates of memory too, sees what the run
-/// really does. Stages 2 and 3 are errors, as in DeepSpeed.
+/// An optimizer that exchanges momenta has the full states on every rank. Stage 1 would shard
+/// nothing and is resolved to 0, so that all other code, such as memory estimates, uses the actual
+/// stage. Stages 2 and 3 are errors, as in DeepSpeed.
 fn resolve_stage(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Stage {
     let top = context.top;
     let setting = &top.zero_optimization.value.stage;
@@ -89,7 +90,7 @@ fn check_effects(stage: u8, context: &mut Context<'_>) {
             true => format!("stage {first}"),
             false => format!("stages {first} to {last}"),
         };
-        // The default is in many files; only a value that was chosen deserves a warning.
+        // Many files contain the default. Only another value deserves a warning.
         let (severity, remedy) = match key.asks(Trigger::Differs, node) {
             false => (Severity::Note, String::new()),
             // The optimizer, not the file, has set the stage.
@@ -103,7 +104,7 @@ fn check_effects(stage: u8, context: &mut Context<'_>) {
     }
 }
 
-/// DeepSpeed refuses an odd size where it all-gathers in halves: stages 1 and 2.
+/// Reports an odd size at stages 1 and 2, where DeepSpeed all-gathers in halves and rejects it.
 fn check_allgather_bucket(zero: &Zero<'_>, stage: Stage, context: &mut Context<'_>) {
     let size = zero.allgather_bucket_size.value;
     refuse!(if matches!(stage, Stage::OptimizerStates | Stage::Gradients) && size % 2 == 1;
@@ -112,8 +113,8 @@ fn check_allgather_bucket(zero: &Zero<'_>, stage: Stage, context: &mut Context<'
         "write {}", size.saturating_add(1));
 }
 
-/// A size that is given, derived from the hidden size for `"auto"` as the Hugging Face integration
-/// does, or the default.
+/// Returns a given size. For `"auto"`, returns the size derived from the hidden size, as in the
+/// Hugging Face integration, or the default if the hidden size is not known.
 fn size(
     setting: &Setting<'_, usize>,
     rule: impl Fn(usize) -> usize,

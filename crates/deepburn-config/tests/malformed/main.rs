@@ -1,11 +1,11 @@
-//! Wrong DeepSpeed configurations: one message each, with the key, the value and the remedy.
+//! Invalid DeepSpeed configurations: one message each, with the key, the value and the remedy.
 
 mod unsupported;
 
 use deepburn_config::{RawConfig, RunContext, Severity, resolve};
 use serde_json::{Value, json};
 
-/// `fragment` is put beside a batch size; every part must be in the message.
+/// Checks that `fragment` next to a batch size is rejected with a message that contains every part.
 fn refused(fragment: &str, parts: &[&str]) {
     let text = format!("{{\"train_micro_batch_size_per_gpu\": 1, {fragment}}}");
     let message = match RawConfig::from_json(&text) {

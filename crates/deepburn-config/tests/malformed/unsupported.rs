@@ -1,4 +1,4 @@
-//! Features of DeepSpeed that do not exist here.
+//! Unsupported features of DeepSpeed.
 
 use crate::refused;
 

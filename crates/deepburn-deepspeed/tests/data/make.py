@@ -1,20 +1,20 @@
-"""Makes the checkpoints that the tests of deepburn-deepspeed read, with DeepSpeed itself.
+"""Writes the checkpoints that the tests of deepburn-deepspeed read, with DeepSpeed.
 
     pip install torch==2.9 transformers==5 deepspeed==0.19.8 safetensors numpy
     python make.py              # all of them
     python make.py s2 s3_bf16   # some
 
-Every variant runs in a torchrun of its own, on the CPU. A folder NAME holds:
+Every variant runs in a separate torchrun process, on the CPU. A folder NAME contains:
 
-    latest, TAG/*.pt   what DeepSpeed saved after SAVE steps
-    expected.json      what is in it, as the live engine knew it when it saved: per parameter shape,
-                       tied names, SHA-256 of the f32 bytes of its weights and of the optimizer's arrays
-    trace.json         (of the variants that train the model in `mini/`) losses, learning rates, gradient
-                       norms and loss scales of the whole run, and of a run that went on from the checkpoint
+    latest, TAG/*.pt   the checkpoint that DeepSpeed saved after SAVE steps
+    expected.json      the state of the live engine at the time of the save: shape and tied names of each
+                       parameter, SHA-256 of the f32 bytes of its weights and of the optimizer's arrays
+    trace.json         (for variants that train the model in `mini/`) losses, learning rates, gradient norms
+                       and loss scales of the whole run, and of a run that resumed from the checkpoint
 
 `mini/` has the initial weights and the configuration of that model, `tokens.bin` the u16 tokens.
-Weights come from DeepSpeed's accessors of full parameters (safe_get_full_*), and are compared with
-what its zero_to_fp32 makes of the files, so that nothing of this crate judges itself.
+Weights are read with DeepSpeed's accessors of full parameters (safe_get_full_*) and compared with the
+output of its zero_to_fp32, so that the expected values do not depend on this crate.
 """
 import hashlib, json, os, pathlib, shutil, subprocess, sys
 
@@ -36,21 +36,21 @@ def traced(world, stage, **more):
 
 
 VARIANTS = {
-    # Of the mini model, with a trace to go on along.
+    # Variants of the mini model, with a trace.
     "s0": traced(2, 0),
     "s1": traced(2, 1),
     "s2": traced(3, 2),
     "s3": traced(3, 3),
     "s0_fp16": traced(2, 0, fp16=FP16),
     "s0_fp16_fused": variant(2, 0, fp16=FP16, fused=True),
-    # One micro-batch a step: with several, DeepSpeed's stages differ in which steps they skip. The scale
-    # does not grow: DeepSpeed halves the gradients of steps in which it does.
+    # One micro-batch per step: with several, DeepSpeed's stages skip different steps. The scale does not
+    # grow, because DeepSpeed halves the gradients of steps in which it grows.
     "s2_fp16": traced(2, 2, fp16={**FP16, "initial_scale_power": 22, "loss_scale_window": 100}, gradient_accumulation_steps=1),
     "s1_bf16": traced(2, 1, bf16=BF16),
     "s3_bf16": traced(2, 3, bf16=BF16),
     "s2_groups": traced(2, 2, groups=True),
     "s3_groups": traced(2, 3, groups=True, zero={"sub_group_size": 1500}),
-    # Of a smaller model: layouts.
+    # Variants of a smaller model, to cover all layouts.
     "one_rank": variant(1, 2),
     "one_rank_s3": variant(1, 3, tag="last"),
     "s0_bf16": variant(2, 0, bf16=BF16),
@@ -96,7 +96,7 @@ def prepare():
         c = GPT2Config(vocab_size=vocab, n_positions=positions, n_embd=width, n_layer=layers, n_head=2, resid_pdrop=0.0,
                        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
         model = GPT2LMHeadModel(c)
-        with torch.no_grad():  # No two layer norms are alike, so that a wrong order shows at once.
+        with torch.no_grad():  # All layer norms differ, so that a wrong order is detected.
             for p in model.parameters():
                 p.add_(torch.randn(p.shape) * 0.02)
         model.save_pretrained(HERE / name)
@@ -135,7 +135,7 @@ def worker(name):
             optimizer = torch.optim.Adagrad(params, lr=1e-2)
         elif v["client"] == "lion":
             optimizer = Lion(params)
-        if v["fused"]:  # The CPU has no fused Adam, whose wrapper writes another layout.
+        if v["fused"]:  # The wrapper of fused Adam, which the CPU does not have, writes another layout.
             import deepspeed.runtime.engine as runtime
             runtime.FusedAdam = torch.optim.AdamW
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n)) if name == "s0_sgd" else None
@@ -191,8 +191,8 @@ def worker(name):
         return hashlib.sha256(t.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
 
     def of_fp16_optimizer(opt):
-        """Masters and arrays of the wrappers of stage 0, which have no accessors: one flat tensor a group
-        (fused), or one tensor a parameter (unfused)."""
+        """Masters and arrays of the wrappers of stage 0, which have no accessors: one flat tensor per group
+        (fused), or one tensor per parameter (unfused)."""
         found = {}
         for g, group in enumerate(opt.fp16_groups):
             at = 0
@@ -206,7 +206,7 @@ def worker(name):
         return found
 
     def of_partitions(opt, keys):
-        """Arrays of stages 1 and 2, put together out of all ranks' partitions."""
+        """Arrays of stages 1 and 2, assembled from the partitions of all ranks."""
         found = {}
         for g, group in enumerate(opt.round_robin_bit16_groups):
             offsets = opt.round_robin_bit16_offsets[g]
@@ -243,7 +243,7 @@ def worker(name):
             if p in wrapped:
                 full, arrays = wrapped[p]
             elif p.requires_grad:
-                # The accessors are wrong with round_robin_gradients; in f32 the model has the masters.
+                # The accessors are wrong with round_robin_gradients; in f32 the model contains the masters.
                 accessor = eng.zero_optimization() and "round_robin_gradients" not in v["zero"]
                 full = safe_get_full_fp32_param(p) if accessor else p.data
                 for k in keys if p not in parts else ():
@@ -283,14 +283,14 @@ def worker(name):
 
 
 def second_opinion(name, digest):
-    """What zero_to_fp32 makes of the files is what the engine knew."""
+    """Checks that the output of zero_to_fp32 equals the state of the engine."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     known = json.loads((HERE / name / "expected.json").read_text())
     if known["stage"] == 0 or VARIANTS[name]["exclude"]:
         return
     try:
         state = get_fp32_state_dict_from_zero_checkpoint(HERE / name)
-    except Exception as e:  # It does not know BF16_Optimizer's files.
+    except Exception as e:  # zero_to_fp32 does not support the files of BF16_Optimizer.
         print("no second opinion:", name, repr(e))
         return
     for p in known["parameters"]:

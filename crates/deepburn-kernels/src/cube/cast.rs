@@ -1,13 +1,14 @@
 //! Conversion between f32 and the 16-bit types on the device.
 //!
-//! Optimizer steps do not use it: they write the working copy in their own launch.
+//! Optimizer steps do not need this conversion: they write the working copy in the same kernel
+//! launch.
 
 use cubecl::prelude::*;
 
 use super::device_buffer::{DeviceBuffer, DeviceDType, cubes, with_element};
 
-/// Returns the elements in another type, rounded to nearest even. Numbers beyond the range become
-/// infinite.
+/// Returns the elements in another type, rounded to nearest even. Values beyond the range of the
+/// type become infinite.
 ///
 /// Allocates the result and queues one kernel; an empty buffer needs no launch.
 pub fn cast<R: Runtime>(

@@ -1,16 +1,14 @@
 //! Flat arrays in device memory.
 //!
-//! A [`DeviceBuffer`] is a handle of CubeCL with a length and an element type. Clones
-//! share the memory. The macro `with_element` turns the type, which is known at
-//! run time, into a type parameter of a kernel, so each kernel is compiled once
-//! for each combination of types that is used.
+//! A [`DeviceBuffer`] is a handle of CubeCL with a length and an element type. Clones share the
+//! memory. The macro `with_element` turns the run-time element type into a type parameter of a
+//! kernel. Each kernel is therefore compiled once for each combination of types that is used.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
 
-/// The number of units in a cube, which are the threads of a block in CUDA's
-/// terms. All kernels use it.
+/// The number of units in a cube (threads of a block in CUDA's terms), for all kernels.
 pub(crate) const CUBE_DIM: u32 = 256;
 
 /// The type of the elements of a [`DeviceBuffer`].
@@ -44,12 +42,12 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Returns a buffer of the first `len` elements behind a handle. The memory
-    /// is shared, not copied.
+    /// Creates a buffer of the first `len` elements of a handle's memory. The memory is shared, not
+    /// copied.
     ///
     /// # Panics
     ///
-    /// Panics if the handle's memory is smaller.
+    /// Panics if the handle's memory is smaller than `len` elements.
     pub fn new(handle: Handle, len: usize, dtype: DeviceDType) -> Self {
         let bytes = handle.size_in_used();
         assert!(
@@ -86,15 +84,15 @@ impl DeviceBuffer {
         self.handle
     }
 
-    /// Returns the buffer as an argument of a kernel. Kernels see at least one
-    /// element.
+    /// Returns the buffer as a kernel argument with at least one element.
     pub(crate) fn arg<R: Runtime>(&self) -> ArrayArg<R> {
-        // SAFETY: `new` and `empty` made sure that the memory holds `len` elements.
+        // SAFETY: `new` and `empty` ensure that the memory holds at least `len` elements and at
+        // least one.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.len.max(1)) }
     }
 }
 
-/// Evaluates a launch with `$element` being the Rust type of a buffer's elements.
+/// Evaluates a launch in which `$element` is the Rust type of a buffer's elements.
 macro_rules! with_element {
     ($dtype:expr, $element:ident => $launch:expr) => {
         match $dtype {

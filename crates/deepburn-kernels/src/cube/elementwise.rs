@@ -1,7 +1,7 @@
 //! Element-wise optimizer steps on a device, in one launch.
 //!
-//! Main trait: [`ElementKernel`], a step's function for one element. The kernel around it is the
-//! same for every optimizer:
+//! Main trait: [`ElementKernel`], a step's function for one element. All optimizers share the
+//! kernel that calls this function:
 //!
 //! ```text
 //! unit i      g = f32(grad[i]) * grad_scale
@@ -10,34 +10,33 @@
 //! scalars     | the step's scalars ... | grad_scale |         one small array per launch
 //! ```
 //!
-//! Scalars are an array and not constants, so the kernel is compiled once for a training run
-//! although the learning rate changes in every step.
+//! Scalars are passed as an array instead of constants, so the kernel is compiled only once per
+//! training run although the learning rate changes in every step.
 
 use cubecl::prelude::*;
 
 use super::device_buffer::{DeviceBuffer, DeviceDType, cubes, with_element};
 use crate::elementwise::Elementwise;
 
-/// The buffers that one step updates, all of equal length. Each must have memory that no other
-/// tensor uses.
+/// The buffers that one step updates, all of equal length. No other tensor may use their memory.
 #[derive(Debug)]
 pub struct OwnedBuffers<'a> {
-    /// The master parameter, f32.
+    /// The master weights, in f32.
     pub param: &'a DeviceBuffer,
-    /// The optimizer's arrays, f32. A step uses the first [`ElementwiseStep::states`](crate::ElementwiseStep::states) of them and
-    /// does not touch the others.
+    /// The optimizer states, in f32. A step uses the first [`ElementwiseStep::states`](crate::ElementwiseStep::states)
+    /// of them and does not touch the others.
     pub states: &'a [&'a DeviceBuffer],
-    /// The 16-bit copy, to which the rounded new parameter is written.
+    /// The 16-bit working copy, which receives the rounded updated weights.
     pub working: Option<&'a DeviceBuffer>,
 }
 
-/// A step's function for one element, with the arithmetic of its CPU version.
+/// A step's function for one element, with the same arithmetic as on the CPU.
 #[cube]
 pub(crate) trait ElementKernel: Send + Sync + 'static {
     /// Updates element `i` of the parameter and of the states.
     ///
     /// `scalars` are the step's [`Elementwise::scalars`]. `grad` is the element of the gradient as
-    /// f32, already multiplied by its factor.
+    /// f32, already multiplied by `grad_scale`.
     fn element(
         i: usize,
         scalars: &Array<f32>,
@@ -71,7 +70,7 @@ pub(crate) fn lerp(from: f32, to: f32, weight: f32) -> f32 {
 ///
 /// # Panics
 ///
-/// Panics as [`update`](super::update) does.
+/// Panics under the same conditions as [`update`](super::update).
 pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usize>(
     client: &ComputeClient<R>,
     step: S,
@@ -117,7 +116,8 @@ pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usi
     }
 }
 
-/// Panics unless all buffers have one length and those that are updated are f32.
+/// Checks that all buffers have the same length and that all updated buffers are f32. Panics
+/// otherwise.
 fn check<S: Elementwise<N>, const N: usize>(
     grad: &DeviceBuffer,
     param: &DeviceBuffer,

@@ -5,8 +5,8 @@
 //! flat    | a a a b b c c c c 0 0 0 |      zeros up to the requested length
 //! ```
 //!
-//! One launch per part keeps the kernel free of a search for the part that an element belongs to.
-//! The launches are queued, so the host does not wait between them.
+//! With one launch per part, the kernel does not have to search for the part that contains an
+//! element. The launches are queued, so the host does not wait between them.
 
 use cubecl::prelude::*;
 
@@ -14,12 +14,12 @@ use super::device_buffer::{DeviceBuffer, cubes, with_element};
 
 /// Returns a new buffer of `len` elements: the parts one after the other, then zeros.
 ///
-/// Each part is one launch, and so is the padding.
+/// Uses one launch per part, and one launch for the padding.
 ///
 /// # Panics
 ///
-/// Panics if the parts have more than `len` elements together, if they differ in type, or if there
-/// is no part.
+/// Panics if the parts have more than `len` elements together, if they differ in type, or if
+/// `parts` is empty.
 pub fn flatten<R: Runtime>(
     client: &ComputeClient<R>,
     parts: &[DeviceBuffer],
@@ -36,7 +36,7 @@ pub fn flatten<R: Runtime>(
         start += part.len();
     }
     if start < len {
-        // A part without elements, so that everything from here on is padding.
+        // An empty part, so that all following elements are padding.
         copy(client, &DeviceBuffer::empty(client, 0, dtype), &flat, start, len - start);
     }
     flat
@@ -56,7 +56,8 @@ fn copy<R: Runtime>(
     let extent = [start as u32, part.len() as u32, count as u32];
     let extent = client.create_from_slice(u32::as_bytes(&extent));
     let (cubes, dim) = cubes(client, count);
-    // SAFETY: every unit checks that its element exists, and the caller that `flat` is long enough.
+    // SAFETY: every unit checks that its element exists, and the caller has checked that `flat` is
+    // long enough.
     unsafe {
         let extent = ArrayArg::from_raw_parts(extent, 3);
         with_element!(flat.dtype(), T => {
@@ -65,8 +66,8 @@ fn copy<R: Runtime>(
     }
 }
 
-/// Writes one element per unit. `extent` has the first element of the result, the length of the
-/// part and the number of elements to write.
+/// Writes one element per unit. `extent` contains the first element of the result, the length of
+/// the part and the number of elements to write.
 #[cube(launch_unchecked)]
 fn copy_kernel<T: Float>(extent: &Array<u32>, part: &Array<T>, flat: &mut Array<T>) {
     let i = ABSOLUTE_POS;

@@ -1,4 +1,4 @@
-//! Sum of squares and check for overflow on the device.
+//! Sum of squares and overflow check on the device.
 //!
 //! ```text
 //! gradient rows of 256     row 0 | row 1 | ... | row n - 1 | row n | ...
@@ -8,25 +8,26 @@
 //! host                     adds the sums of the cubes in f64, in their order
 //! ```
 //!
-//! The shape depends on the length only, so the result is the same in every run on one device.
+//! The division into cubes depends only on the length, so the result is the same in every run on
+//! the same device.
 
 use cubecl::prelude::*;
 
 use super::device_buffer::{CUBE_DIM, DeviceBuffer, DeviceDType, with_element};
 use crate::GradientStats;
 
-/// The largest number of cubes in a launch, each of which leaves one sum for the host.
+/// The maximum number of cubes in a launch. Each cube produces one sum, which the host adds.
 const MAX_CUBES: usize = 1024;
 
-/// The smallest number of elements that a unit takes, so that short arrays use few cubes.
+/// The minimum number of elements per unit, so that short arrays use few cubes.
 const PER_UNIT: usize = 16;
 
 /// Returns the sum of squares of a gradient, and whether all elements are finite, in one pass.
 /// Waits for the device.
 ///
-/// Squares are f32. If their sum overflows although every element is finite (elements of about
-/// 1e19), the elements are copied to the host and summed there. If an element is not finite, the
-/// sum is NaN.
+/// Squares are computed in f32. If their sum overflows although every element is finite (elements
+/// of about 1e19), the elements are copied to the host and summed there. If an element is not
+/// finite, the sum is NaN.
 ///
 /// # Panics
 ///
@@ -39,7 +40,8 @@ pub fn gradient_stats<R: Runtime>(client: &ComputeClient<R>, grad: &DeviceBuffer
     let sums = DeviceBuffer::empty(client, cubes, DeviceDType::F32);
     let bad = client.empty(cubes * size_of::<u32>());
     let (count, dim) = (CubeCount::Static(cubes as u32, 1, 1), CubeDim::new_1d(CUBE_DIM));
-    // SAFETY: every unit checks that its elements exist, and there is a place for each cube.
+    // SAFETY: every unit checks that its elements exist, and both results have one element for each
+    // cube.
     unsafe {
         let bad = ArrayArg::from_raw_parts(bad.clone(), cubes);
         with_element!(grad.dtype(), G => {
@@ -59,16 +61,16 @@ pub fn gradient_stats<R: Runtime>(client: &ComputeClient<R>, grad: &DeviceBuffer
     if sum_of_squares.is_finite() {
         return GradientStats { sum_of_squares, finite };
     }
-    // Only f32 has finite numbers whose squares it cannot hold.
+    // Only f32 gradients can have finite elements whose squares overflow f32.
     let values = read(grad.clone().into_handle());
     let values = &f32::from_bytes(&values)[..grad.len()];
     crate::gradient_stats(crate::FloatSlice::F32(values))
 }
 
-/// Writes the sum of squares of each cube to `sums`, and 1 to `bad` for a cube that found an
+/// Writes the sum of squares of each cube to `sums`. Writes 1 to `bad` for each cube with an
 /// element that is not finite.
 ///
-/// Neighbouring units read neighbouring elements, so that the device combines their reads.
+/// Adjacent units read adjacent elements, so that the device coalesces their reads.
 #[cube(launch_unchecked)]
 fn stats_kernel<G: Float>(grad: &Array<G>, sums: &mut Array<f32>, bad: &mut Array<u32>) {
     let mut squares = SharedMemory::<f32>::new(256usize);

@@ -6,8 +6,8 @@ use super::device_buffer::DeviceBuffer;
 use super::elementwise::OwnedBuffers;
 use crate::ElementwiseStep;
 
-/// Queues one optimizer step as a single pass over the elements, as [`ElementwiseStep::update`] on
-/// the CPU.
+/// Queues one optimizer step as a single pass over the elements, like [`ElementwiseStep::update`]
+/// on the CPU.
 ///
 /// # Panics
 ///

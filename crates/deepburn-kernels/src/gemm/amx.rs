@@ -1,14 +1,15 @@
-//! Products of pairs of bf16 numbers with Intel AMX, whose registers are tiles of 16 x 16 of them.
+//! Products of pairs of bf16 numbers with Intel AMX, whose tile registers hold 16 x 16 pairs.
 //!
 //! # Numbers
-//! For each element and each block of 32 depths, `tdpbf16ps` adds up the even depths and the odd ones, in two sums that
-//! start at +0 and grow by fused multiply-adds in ascending order. Then it adds the sum of both to the element. Every
-//! operation rounds to the nearest even number, reads subnormal numbers as 0 and replaces subnormal results by 0,
-//! whatever the control register says (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
+//! For each element and each block of 32 depths, `tdpbf16ps` computes two sums, one of the even and one of the odd
+//! depths. Both start at +0 and are accumulated by fused multiply-adds in ascending order. The instruction then adds
+//! both sums to the element. Every operation rounds to the nearest even number, reads subnormal numbers as 0 and
+//! replaces subnormal results by 0, independently of the control register (Intel 64 and IA-32 Architectures Software
+//! Developer's Manual, volume 2).
 //!
 //! # State
-//! This kernel has been executed in an emulator (Bochs), not on a processor, and has never been timed. It is therefore
-//! checked when it is first used: see [`Amx::detect`].
+//! This kernel has been tested in an emulator (Bochs) but not on a processor, and it has not been timed. It is
+//! therefore checked before its first use: see [`Amx::detect`].
 
 use std::sync::OnceLock;
 
@@ -26,22 +27,22 @@ mod tiles;
 
 use tiles::Tiles;
 
-/// Rows and columns of a tile: two registers by two.
+/// Rows and columns of a tile, which consists of two by two registers.
 const ROWS: usize = 32;
 const COLUMNS: usize = 32;
-/// Depths that one instruction multiplies.
+/// The number of depths that one instruction multiplies.
 const DEPTH_STEP: usize = 2 * PAIRS;
-/// Pairs in a row of a register.
+/// The number of pairs in a row of a register.
 const PAIRS: usize = 16;
 
-/// Pairs of bf16 numbers in tiles. Created only if the processor and the operating system support AMX, and the
-/// processor also supports AVX512-BF16, which packs the numbers.
+/// The kernel for pairs of bf16 numbers with AMX. Created only if the processor and the operating system support AMX,
+/// and the processor also supports AVX512-BF16, which is used for packing.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Amx(());
 
 impl Amx {
     /// Requests AMX once per process and computes a small product with it. AMX is not used if the result differs from
-    /// the AVX512-BF16 result, because the processor or a hypervisor reports a feature that does not work.
+    /// the AVX512-BF16 result, in case a processor or a hypervisor reports AMX although it does not work.
     pub(super) fn detect() -> Option<Self> {
         static USABLE: OnceLock<bool> = OnceLock::new();
         let usable = USABLE.get_or_init(|| {
@@ -52,10 +53,10 @@ impl Amx {
     }
 }
 
-/// Whether two kernels give the same product. Its numbers are integers whose sums stay below 2^24, so that they are
-/// exact in any order.
+/// Returns true if two kernels give the same product. The operands are integers whose sums stay below 2^24, so the
+/// result is exact for any order of summation.
 pub(super) fn agree(kernel: impl Kernel, other: impl Kernel) -> bool {
-    // Parts of tiles, and two panels of depths of which the second is not full.
+    // The shape covers partial tiles and two panels of depths, the second of which is not full.
     let (rows, depth, columns) = (40, 545, 50);
     let numbers = |len: usize| {
         (0..len).map(|i| bf16::from_f32((i * 7919 % 257) as f32 - 128.0)).collect::<Vec<_>>()
@@ -78,7 +79,7 @@ impl Kernel for Amx {
 
     const DEPTH: usize = 2;
     const DEPTH_STEP: usize = DEPTH_STEP;
-    /// A right panel of 32 KiB, which leaves a third of the first-level cache to left panels and sums.
+    /// A right panel of 32 KiB, which leaves a third of the first-level cache for left panels and sums.
     const PANEL_DEPTH: usize = 512;
     const LEFT_LANES: usize = ROWS;
     const ROWS: usize = ROWS;

@@ -10,12 +10,12 @@ mod pack;
 
 use pack::pack_singles;
 
-/// 32-bit lanes of a register.
+/// The number of 32-bit lanes of a register.
 const LANES: usize = 8;
 
-/// Rows and columns of a tile. Of sixteen registers twelve hold sums, two a row of the right panel, and two numbers of
-/// the left panel in turn. A tile of 4 x 24 has as many sums and needs all registers, so the compiler keeps one sum in
-/// memory, which halves the speed.
+/// Rows and columns of a tile. Of the sixteen registers, twelve hold sums, two hold a row of the right panel, and two
+/// hold alternating numbers of the left panel. A tile of 4 x 24 has the same number of sums but needs all registers, so
+/// the compiler keeps one sum in memory, which halves the speed.
 const ROWS: usize = 6;
 const VECTORS: usize = 2;
 const TILE_COLUMNS: usize = VECTORS * LANES;
@@ -24,11 +24,11 @@ const TILE_COLUMNS: usize = VECTORS * LANES;
 /// six rows of the left operand fit into a first-level cache of 32 KiB.
 const RIGHT_MICRO_PANELS: usize = 2;
 
-/// Micro-panels of `ROWS` lanes in a left panel. Where rows lie side by side, as in a weight gradient, a depth of them is
-/// three cache lines, each of which is then read once.
+/// Micro-panels of `ROWS` lanes in a left panel. If the rows of the operand are adjacent in memory, as in a weight
+/// gradient, one depth of a panel is three cache lines, and each line is read once.
 const LEFT_MICRO_PANELS: usize = 8;
 
-/// x86 with AVX2, fused multiply-add and conversions of fp16. Made only where the processor has them.
+/// The kernel for AVX2 with fused multiply-add and fp16 conversions. Created only if the processor supports them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Avx2(());
 
@@ -52,13 +52,14 @@ impl Kernel for Avx2 {
     const ROWS: usize = ROWS;
     const COLUMNS: usize = RIGHT_MICRO_PANELS * TILE_COLUMNS;
 
-    /// With one thread, 512 rows as deep as a panel, which stay in a second-level cache of 512 KiB. Two threads are as
-    /// fast with twice as much, and the more threads there are, the more work a block needs for each wait at its end.
+    /// The limit for one thread is 512 rows with the depth of a panel, which stay in a second-level cache of 512 KiB.
+    /// Two threads are equally fast with twice this size. All threads wait at the end of a block, so a block needs more
+    /// work if there are more threads.
     fn left_limit(threads: usize) -> usize {
         (512_usize << 10).saturating_mul(threads).min(LEFT_LIMIT)
     }
 
-    /// A left panel consists of micro-panels of `ROWS` lanes, one after the other.
+    /// A left panel consists of consecutive micro-panels of `ROWS` lanes.
     fn left_at(left: Left<f32>, row: usize, depth: usize) -> *const f32 {
         left.row(row).wrapping_add(depth * ROWS)
     }
@@ -84,8 +85,8 @@ impl Kernel for Avx2 {
         }
     }
 
-    /// Rows of a tile are few cache lines each, and as far apart as the result is wide, so that the processor does not
-    /// recognise them as a sequence.
+    /// Each row of a tile is a few cache lines, and consecutive rows are one row of the result apart, so the hardware
+    /// prefetcher does not recognise them as a sequence.
     fn prefetch_result(self, row: RowMut<'_>, columns: usize) {
         lines(row.addresses(columns)).for_each(prefetch);
     }
@@ -100,12 +101,18 @@ impl Kernel for Avx2 {
     }
 }
 
-/// Multiplies rows of the left operand with one micro-panel of the right one. The sums are added to the sums of earlier depths
-/// at the end.
+/// Multiplies rows of the left operand with one micro-panel of the right operand. If the tile accumulates, the sums are
+/// added to the sums of earlier depths at the end.
+///
+/// # Safety
+/// The processor supports AVX2 and FMA. `left` is valid for reads of `depth * ROWS` numbers and `right` for reads of
+/// `depth * TILE_COLUMNS` numbers. `tile.values` is valid for reads and writes of `TILE_COLUMNS` numbers in each of
+/// `ROWS` rows, which start every `RIGHT_MICRO_PANELS * TILE_COLUMNS` numbers. These numbers are initialised if
+/// `tile.accumulate` is true, and no other thread accesses them during the call. All pointers are aligned for `f32`.
 #[target_feature(enable = "avx2,fma")]
 #[allow(clippy::needless_range_loop)]
 unsafe fn tile_f32(depth: usize, mut left: *const f32, mut right: *const f32, tile: Tile) {
-    // Loops over numbers, which the compiler unrolls: through iterators it keeps the sums in memory.
+    // The loops run over indices, because the compiler unrolls them. With iterators it keeps the sums in memory.
     let mut sums = [[_mm256_setzero_ps(); VECTORS]; ROWS];
     // SAFETY: the panels have these depths and the tile these rows, as the caller promises.
     unsafe {

@@ -1,7 +1,7 @@
 //! Products with AVX-512: of pairs of bf16 numbers by `vdpbf16ps`, and of single precision.
 //!
 //! `vdpbf16ps` takes subnormal inputs as 0, replaces subnormal sums by 0 and rounds to the nearest even number,
-//! whatever the control register says (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
+//! independently of the control register (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
 
 use std::arch::x86_64::*;
 
@@ -15,10 +15,10 @@ pub(super) mod pack;
 
 use pack::{pack_pair_rows, pack_pairs, pack_singles};
 
-/// 32-bit lanes of a register.
+/// The number of 32-bit lanes of a register.
 const LANES: usize = 16;
 
-/// Pairs of bf16 numbers. Made only where the processor has AVX512-BF16.
+/// The kernel for pairs of bf16 numbers. Created only if the processor supports AVX512-BF16.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Avx512Bf16(());
 
@@ -29,7 +29,7 @@ impl Avx512Bf16 {
     }
 }
 
-/// Single precision. Made only where the processor has AVX-512.
+/// The kernel for single precision. Created only if the processor supports AVX-512.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Avx512(());
 
@@ -43,8 +43,9 @@ impl Avx512 {
     }
 }
 
-/// Rows and columns of a tile of pairs: 24 registers hold sums, four a row of the right panel, one a pair of the left
-/// operand. A row of a right panel is made of 128 bytes of each of two rows of the operand, which are whole cache lines.
+/// Rows and columns of a tile of pairs: 24 registers hold sums, four hold a row of the right panel, and one holds a
+/// pair of the left operand. A row of a right panel consists of 128 bytes from each of two rows of the operand, which
+/// are complete cache lines.
 const PAIR_ROWS: usize = 6;
 const PAIR_VECTORS: usize = 4;
 const PAIR_COLUMNS: usize = PAIR_VECTORS * LANES;
@@ -54,14 +55,15 @@ impl Kernel for Avx512Bf16 {
 
     const DEPTH: usize = 2;
     const DEPTH_STEP: usize = 2;
-    /// A right panel of 512 KiB, half of the second-level cache. From there it comes fast enough: a step of a tile
-    /// reads 256 bytes of it in twelve cycles. More depths at a time mean fewer sums that go to memory and back.
+    /// A right panel of 512 KiB, half of the second-level cache. This cache is fast enough: a step of a tile reads 256
+    /// bytes of the panel in twelve cycles. With more depths per panel, sums are stored and loaded less often.
     const PANEL_DEPTH: usize = 4096;
     const LEFT_LANES: usize = 32;
     const ROWS: usize = PAIR_ROWS;
     const COLUMNS: usize = PAIR_COLUMNS;
 
-    /// Two depths that lie side by side are a pair already. The last of an odd number of depths has none.
+    /// Two adjacent depths already form a pair in memory. An odd number of depths is packed, because the last depth has
+    /// no partner.
     fn in_place(self, left: Matrix<'_>) -> Option<Left<Pair>> {
         match left.elements {
             FloatSlice::Bf16(elements)
@@ -76,7 +78,7 @@ impl Kernel for Avx512Bf16 {
         }
     }
 
-    /// An odd number of cache lines, so that rows do not all begin in the same set of a cache.
+    /// Returns an odd number of cache lines, so that the rows do not all start in the same cache set.
     fn left_row_bytes(depth: usize) -> usize {
         const LINE: usize = 64;
         let lines = depth
@@ -86,7 +88,7 @@ impl Kernel for Avx512Bf16 {
         (lines | 1) * LINE
     }
 
-    /// Packed rows are what `in_place` finds in a matrix.
+    /// Packed rows have the same layout as the rows that `in_place` uses.
     fn left_at(left: Left<Pair>, row: usize, depth: usize) -> *const Pair {
         left.row(row).wrapping_add(depth / 2)
     }
@@ -124,8 +126,15 @@ impl Kernel for Avx512Bf16 {
     }
 }
 
-/// Multiplies a tile of `ROWS` rows. Its sums start from the sums of earlier depths, so that an element is one sum over
-/// all pairs in their order, wherever depths are divided into blocks.
+/// Multiplies a tile of `ROWS` rows. If the tile accumulates, its sums start from the sums of earlier depths. Each
+/// element is therefore one sum over all pairs in order, regardless of how the depths are divided into blocks.
+///
+/// # Safety
+/// The processor supports AVX-512 F and BW and AVX512-BF16. For each of `ROWS` rows, which start every
+/// `left.row_bytes` bytes, `left` is valid for reads of `pairs` pairs, which need not be aligned. `right` is valid for
+/// reads of `pairs * PAIR_COLUMNS` pairs. `tile.values` is aligned to 64 bytes and valid for reads and writes of
+/// `ROWS * PAIR_COLUMNS` numbers, which are initialised if `tile.accumulate` is true. No other thread accesses the
+/// tile during the call.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 #[allow(clippy::needless_range_loop)]
 unsafe fn tile_bf16<const ROWS: usize>(
@@ -134,11 +143,12 @@ unsafe fn tile_bf16<const ROWS: usize>(
     mut right: *const Pair,
     tile: Tile,
 ) {
-    // Loops over numbers, which the compiler unrolls: through iterators it keeps the sums in memory, at half the speed.
+    // The loops run over indices, because the compiler unrolls them. With iterators it keeps the sums in memory, which
+    // halves the speed.
     let mut sums = [[_mm512_setzero_ps(); PAIR_VECTORS]; ROWS];
     let mut first = left.first;
     // SAFETY: the operands have these depths and the tile these rows, as the caller promises. Rows of 16-bit numbers
-    // may start at any of them.
+    // may start at any 16-bit boundary.
     unsafe {
         if tile.accumulate {
             for row in 0..ROWS {
@@ -171,8 +181,8 @@ unsafe fn tile_bf16<const ROWS: usize>(
     }
 }
 
-/// Rows and columns of a tile in single precision: 24 registers hold sums, three a row of the right panel, one a number
-/// of the left.
+/// Rows and columns of a tile in single precision: 24 registers hold sums, three hold a row of the right panel, and one
+/// holds a number of the left panel.
 const ROWS: usize = 8;
 const VECTORS: usize = 3;
 const COLUMNS: usize = VECTORS * LANES;
@@ -187,8 +197,9 @@ impl Kernel for Avx512 {
     const ROWS: usize = ROWS;
     const COLUMNS: usize = COLUMNS;
 
-    /// A MiB a thread, the second-level cache of most cores with AVX-512: the rows of tiles come from there for every
-    /// right panel. Half as much has more waits at the ends of blocks, and is slower on two threads.
+    /// The limit is 1 MiB per thread, the second-level cache of most cores with AVX-512, because the left rows are read
+    /// from this cache again for every right panel. Half of this size causes more waits at the ends of blocks and is
+    /// slower with two threads.
     fn left_limit(threads: usize) -> usize {
         (1_usize << 20).saturating_mul(threads).min(LEFT_LIMIT)
     }
@@ -208,8 +219,9 @@ impl Kernel for Avx512 {
         unsafe { tile_f32(depth, left.first, right, tile) }
     }
 
-    /// Rows of a tile are three cache lines each, and as far apart as the result is wide, so that the processor does not
-    /// recognise them as a sequence. Pairs take half the time for a tile, and gain nothing.
+    /// Each row of a tile is three cache lines, and consecutive rows are one row of the result apart, so the hardware
+    /// prefetcher does not recognise them as a sequence. Tiles of pairs take half the time and do not benefit from
+    /// prefetching.
     fn prefetch_result(self, row: RowMut<'_>, columns: usize) {
         lines(row.addresses(columns)).for_each(prefetch);
     }
@@ -224,7 +236,13 @@ impl Kernel for Avx512 {
     }
 }
 
-/// Multiplies a tile. Its sums are added to the sums of earlier depths at the end.
+/// Multiplies a tile. If the tile accumulates, its sums are added to the sums of earlier depths at the end.
+///
+/// # Safety
+/// The processor supports AVX-512 F and BW. For each of `depth` depths, `left` is valid for reads of the first `ROWS`
+/// of `LANES` numbers; `right` is valid for reads of `depth * COLUMNS` numbers. All pointers are aligned for `f32`.
+/// `tile.values` is valid for reads and writes of `ROWS * COLUMNS` numbers, which are initialised if `tile.accumulate`
+/// is true. No other thread accesses the tile during the call.
 #[target_feature(enable = "avx512f,avx512bw")]
 #[allow(clippy::needless_range_loop)]
 unsafe fn tile_f32(depth: usize, mut left: *const f32, mut right: *const f32, tile: Tile) {

@@ -1,15 +1,18 @@
-//! How a product is cut into tiles, and who computes which.
+//! The division of a product into blocks, tasks and tiles, and their distribution over threads.
 //!
-//! A product is divided into blocks whose part of the left operand stays in a cache. The left operand is read where it
-//! lies if the kernel can multiply its rows from there. Otherwise all threads pack its part of a block. Then each task
-//! packs a panel of the right operand and multiplies it with all of its rows while the panel is in a cache of the core.
+//! A product is divided into blocks whose part of the left operand stays in a cache. The left operand is read in place
+//! if the kernel can multiply its rows without packing. Otherwise all threads pack the operand's part of a block. Then
+//! each task packs a panel of the right operand and multiplies it with all rows of the task while the panel is in a
+//! cache of the core.
 //!
-//! A kernel says how many depths a panel may have. If they are all depths of the product, a finished tile goes to the
-//! result at once. If not, the sums of a task stay in scratch memory, in single precision, until all depths are in; if
-//! the depths are divided into blocks, so do the sums of all tasks.
+//! The kernel defines the maximum number of depths of a panel. If a panel has all depths of the product, a finished
+//! tile is written to the result at once. Otherwise the sums of a task stay in scratch memory, in single precision,
+//! until all depths have been added. If the depths are divided into blocks, the sums of all tasks stay in scratch
+//! memory.
 //!
-//! Each element is a sum over depths in their order, in panels of `PANEL_DEPTH`, of which a block has whole ones. The
-//! cut into blocks and tasks does not change that, so neither does the number of threads.
+//! Each element is a sum over the depths in order, in panels of `PANEL_DEPTH` depths. A block always contains complete
+//! panels. The division into blocks and tasks, and therefore the number of threads, does not change the order of
+//! summation.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,19 +24,22 @@ use super::pack::Strip;
 use super::result::{RowMut, Rule};
 use super::scratch::{Scratch, ScratchKind};
 
-/// Bytes, for each thread, of the sums that a product keeps from one block of depths to the next. With few threads, a
-/// block then has more panels of columns than tasks are wanted, so that no panel is packed for a part of the rows only.
+/// The size in bytes, per thread, of the sums that a product keeps from one block of depths to the next. With few
+/// threads, a block then has more panels of columns than the required number of tasks, so each panel is packed for all
+/// rows.
 const SUM_BYTES: usize = 4 << 20;
 
-/// Panels of columns that are too few for a near cache: a block of the left operand is read once for each.
+/// The number of panels of columns up to which a block of the left operand need not fit in a cache of the core: the
+/// block is read only once per panel.
 const FEW_PANELS: usize = 4;
 
-/// Rows, in whole left panels, that a block has before it has all depths. A task packs its panels of the right operand,
-/// which is little work beside their products with so many rows. A task has as many at most if it keeps sums: 64 columns
-/// wide, they are 128 KiB of the second-level cache.
+/// The number of rows, rounded to complete left panels, that a block needs before it covers all depths. A task packs
+/// its panels of the right operand; compared with the products with this many rows, the packing is little work. It is
+/// also the maximum number of rows of a task that keeps sums: with 64 columns, the sums take 128 KiB of the
+/// second-level cache.
 const BLOCK_ROWS: usize = 512;
 
-/// Tasks a thread that a product is cut into, so that a thread that comes late does not hold up all others.
+/// The number of tasks per thread, so that a thread that starts late does not delay all others.
 const TASKS_PER_THREAD: usize = 4;
 
 /// Computes a product of at least one row, column and depth.
@@ -74,7 +80,8 @@ pub(super) fn multiply_in_blocks<K: Kernel>(
     Scratch::with(ScratchKind::Block, left_bytes + sizes.sum_bytes::<K>(shape), |scratch| {
         let packed = scratch.as_ptr().cast::<K::Packed>().cast_const();
         let sums = scratch.as_ptr().wrapping_add(left_bytes).cast();
-        // Depths come last: all of them are in before other rows and columns use the sums.
+        // The loop over depths is the innermost: all depths are added before other rows and columns use the memory of
+        // the sums.
         for rows in cut(shape[0], sizes.rows) {
             for columns in cut(shape[2], sizes.columns) {
                 for depths in cut(shape[1], sizes.depths) {
@@ -98,37 +105,38 @@ pub(super) fn multiply_in_blocks<K: Kernel>(
     });
 }
 
-/// Parts of `0..count`, each of `size` numbers but the last.
+/// Divides `0..count` into ranges of `size` numbers. The last range may be shorter.
 fn cut(count: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).step_by(size).map(move |start| start..count.min(start.saturating_add(size)))
 }
 
-/// The size of parts of `count` numbers that have at most `most` each and differ little: a multiple of `step`, as `most`
-/// is, or all.
+/// Returns a size for dividing `count` numbers into parts of similar size with at most `most` numbers each: a multiple
+/// of `step`, or `count` itself. `most` must be a multiple of `step`.
 fn evenly(count: usize, most: usize, step: usize) -> usize {
     count.min(count.div_ceil(count.div_ceil(most)).next_multiple_of(step))
 }
 
-/// How many rows, columns and depths of a product belong to a block.
+/// The numbers of rows, columns and depths of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BlockSizes {
-    /// A multiple of the kernel's left lanes, or all.
+    /// A multiple of the kernel's left lanes, or all rows.
     pub(super) rows: usize,
-    /// A multiple of the kernel's columns, or all.
+    /// A multiple of the kernel's columns, or all columns.
     pub(super) columns: usize,
-    /// A multiple of the kernel's panel depth, or all.
+    /// A multiple of the kernel's panel depth, or all depths.
     pub(super) depths: usize,
 }
 
 impl BlockSizes {
-    /// Sizes for a product of `[rows, depth, columns]`: all depths, if a block then has `BLOCK_ROWS` rows, or all of
-    /// them. Otherwise depths are divided too. Rows, columns and depths are each divided evenly.
+    /// Returns the sizes for a product of `[rows, depth, columns]`. A block has all depths if it then still has
+    /// `BLOCK_ROWS` rows or all rows. Otherwise the depths are divided too. Rows, columns and depths are each divided
+    /// evenly.
     pub(super) fn new<K: Kernel>([rows, depth, columns]: [usize; 3], threads: usize) -> Self {
         let left_limit = match columns.div_ceil(K::COLUMNS) <= FEW_PANELS {
             true => LEFT_LIMIT,
             false => K::left_limit(threads),
         };
-        // A depth above the limit may be one that no memory has, with strides of 0.
+        // With strides of 0, a depth above the limit may exceed the address space.
         let most_rows = match depth <= left_limit {
             true => left_limit / K::left_row_bytes(depth) / K::LEFT_LANES * K::LEFT_LANES,
             false => 0,
@@ -148,12 +156,13 @@ impl BlockSizes {
         Self { rows, columns: evenly(columns, most_columns, K::COLUMNS), depths }
     }
 
-    /// Bytes of the packed left operand of a block.
+    /// Returns the size in bytes of the packed left operand of a block.
     pub(super) fn left_bytes<K: Kernel>(self) -> usize {
         self.rows.next_multiple_of(K::LEFT_LANES) * K::left_row_bytes(self.depths)
     }
 
-    /// Bytes of the sums that one block of depths leaves to the next; none if a block has all depths of `shape`.
+    /// Returns the size in bytes of the sums that are carried from one block of depths to the next; 0 if a block has
+    /// all depths of `shape`.
     pub(super) fn sum_bytes<K: Kernel>(self, [_, depth, _]: [usize; 3]) -> usize {
         if self.depths >= depth {
             return 0;
@@ -163,7 +172,7 @@ impl BlockSizes {
     }
 }
 
-/// A part of the result over a part of the depths.
+/// A range of rows and columns of the result over a range of depths.
 struct Block<'a, K: Kernel> {
     kernel: K,
     product: &'a Product<'a>,
@@ -172,24 +181,23 @@ struct Block<'a, K: Kernel> {
     rows: Range<usize>,
     columns: Range<usize>,
     depths: Range<usize>,
-    /// These rows and depths of the left operand, from the first of both on. Those that are packed are in scratch
-    /// memory.
+    /// The left operand, starting at the first row and depth of the block. A packed operand is in scratch memory.
     left: Left<K::Packed>,
-    /// The sums over the depths before, if this block does not have all depths: `[panel of columns][row][column]`.
+    /// The sums over the previous depths, if this block does not have all depths: `[panel of columns][row][column]`.
     sums: Option<*mut f32>,
 }
 
-// SAFETY: while `left` is packed, each panel belongs to one thread; afterwards all threads only read. The sums of a task
-// belong to the thread that runs it.
+// SAFETY: while `left` is packed, each panel is written by exactly one thread; afterwards all threads only read it. The
+// sums of a task are accessed only by the thread that runs it.
 unsafe impl<K: Kernel> Sync for Block<'_, K> {}
 
-/// Rows and columns of a block that one task computes.
+/// The rows and columns of a block that one task computes.
 #[derive(Clone, Copy)]
 struct Task {
-    /// In the block, a multiple of the kernel's rows.
+    /// The first row, relative to the block. A multiple of the kernel's rows.
     row: usize,
     rows: usize,
-    /// In the block, a multiple of the kernel's columns.
+    /// The first column, relative to the block. A multiple of the kernel's columns.
     column: usize,
     columns: usize,
 }
@@ -199,17 +207,17 @@ struct Task {
 struct TaskScratch<P> {
     /// A panel of the right operand.
     right: *mut P,
-    /// Of every tile, or of one at a time if the product has one panel of depths.
+    /// The sums of every tile, or of one tile at a time if the product has one panel of depths.
     sums: *mut f32,
 }
 
 impl<K: Kernel> Block<'_, K> {
-    /// Depths of the product.
+    /// Returns the number of depths of the product.
     fn depth(&self) -> usize {
         self.product.left.columns()
     }
 
-    /// Whether a right panel has all depths, so that a tile is finished at once.
+    /// Returns true if a right panel has all depths, so that a tile is finished at once.
     fn has_one_panel(&self) -> bool {
         self.depth() <= K::PANEL_DEPTH
     }
@@ -221,8 +229,8 @@ impl<K: Kernel> Block<'_, K> {
             let lanes = [self.rows.start + lane, (self.rows.len() - lane).min(K::LEFT_LANES)];
             let depths = [self.depths.start, self.depths.len()];
             let strip = Strip::rows(self.product.left, lanes, depths);
-            // SAFETY: the scratch memory has room for all panels of the block, and each is written once. A block with
-            // fewer depths than the first leaves room.
+            // SAFETY: the scratch memory is large enough for all panels of the block, and each panel is written once. A
+            // block never has more depths than the first block, for which the memory was allocated.
             unsafe { self.kernel.pack_left(strip, self.left.row(lane).cast_mut()) };
         });
     }
@@ -285,8 +293,9 @@ impl<K: Kernel> Block<'_, K> {
         });
     }
 
-    /// Adds the products of one panel of depths to the sums of a task; of the first panel it writes them. After the
-    /// last one each tile goes to the result. Meanwhile `next`, which this thread packs afterwards, comes near.
+    /// Adds the products of one panel of depths to the sums of a task. The first panel overwrites the sums, and after
+    /// the last panel each tile is written to the result. In the meantime, `next`, the strip that this thread packs
+    /// afterwards, is prefetched.
     fn add_depths(
         &self,
         task: Task,
@@ -296,7 +305,7 @@ impl<K: Kernel> Block<'_, K> {
     ) {
         let strip = self.right(task, depth);
         let depths = strip.depth;
-        // SAFETY: the scratch memory has room for a panel of this depth.
+        // SAFETY: the scratch memory is large enough for a panel of this depth.
         unsafe { self.kernel.pack_right(strip, scratch.right) };
         let tiles = task.rows.div_ceil(K::ROWS);
         for number in 0..tiles {
@@ -319,7 +328,8 @@ impl<K: Kernel> Block<'_, K> {
             }
             let tile = Tile { values, accumulate: depth > 0, columns: task.columns };
             let padded = depths.next_multiple_of(K::DEPTH_STEP);
-            // SAFETY: both operands have these depths and the scratch memory this tile. The caller is in `run`.
+            // SAFETY: both operands contain these depths, and the scratch memory contains this tile. The caller runs
+            // inside `Kernel::run`.
             unsafe { self.kernel.tile(padded, left, scratch.right, tile) };
             if is_last {
                 self.each_row(task, row, left.count, |index, result| {
@@ -333,7 +343,8 @@ impl<K: Kernel> Block<'_, K> {
         }
     }
 
-    /// Calls `work` with the elements of the result that belong to some rows of a task, and the index of each row.
+    /// Calls `work` for each of `rows` rows of a task from row `first` on, with the index of the row and its elements
+    /// of the result.
     fn each_row(&self, task: Task, first: usize, rows: usize, work: impl Fn(usize, RowMut<'_>)) {
         let column = self.columns.start + task.column;
         let rule = self.rule.columns(column, task.columns);
@@ -344,7 +355,7 @@ impl<K: Kernel> Block<'_, K> {
         }
     }
 
-    /// The depths of a panel from `depth` on, in the right operand's columns.
+    /// Returns the task's columns of the right operand over the depths of one panel, from `depth` on.
     fn right(&self, task: Task, depth: usize) -> Strip<'_> {
         let depths = (self.depths.end - depth).min(K::PANEL_DEPTH);
         let columns = [self.columns.start + task.column, task.columns];
@@ -352,10 +363,10 @@ impl<K: Kernel> Block<'_, K> {
     }
 }
 
-/// Calls `work` with every number below `count`, and with the number that the same thread has taken for afterwards.
+/// Calls `work` with every number below `count`, and with the number that the same thread will process next.
 ///
-/// The calling thread takes part. It does not wait until others wake up, which takes as long as a few per cent of a
-/// product of GPT-2, and a thread that comes late leaves its share to the others.
+/// The calling thread takes part and starts without waiting for other threads to wake up, which would take a few per
+/// cent of the time of a GPT-2 product. If a thread starts late, the other threads do its work.
 fn each(count: usize, threads: usize, work: impl Fn(usize, Option<usize>) + Sync) {
     let taken = AtomicUsize::new(0);
     let take = || Some(taken.fetch_add(1, Ordering::Relaxed)).filter(|number| *number < count);

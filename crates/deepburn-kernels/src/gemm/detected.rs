@@ -1,4 +1,4 @@
-//! Which kernel this processor runs.
+//! Detection of the kernel that this processor runs.
 
 use super::Arithmetic;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -11,7 +11,7 @@ use super::{
     avx512::{Avx512, Avx512Bf16},
 };
 
-/// The fastest kernel of an arithmetic that this processor can run.
+/// The fastest kernel for an arithmetic that this processor supports.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Detected {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -45,7 +45,7 @@ impl Detected {
         Amx::detect().map(Self::Amx)
     }
 
-    /// Only Linux is known to hand out tiles on request.
+    /// AMX is requested only on Linux.
     #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
     fn of_tiles() -> Option<Self> {
         None
@@ -56,7 +56,7 @@ impl Detected {
         Self::Portable(Portable)
     }
 
-    /// All kernels of an arithmetic that this processor can run, the fastest one first.
+    /// Returns all kernels for an arithmetic that this processor supports, the fastest first.
     #[cfg(all(test, target_arch = "x86_64"))]
     pub(super) fn all(arithmetic: Arithmetic) -> Vec<Self> {
         let pairs = match arithmetic {
@@ -75,7 +75,7 @@ impl Detected {
         vec![Self::Portable(Portable)]
     }
 
-    /// The name of the instruction set.
+    /// Returns the name of the instruction set.
     pub(super) fn name(self) -> &'static str {
         match self {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

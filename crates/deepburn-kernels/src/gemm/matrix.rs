@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use crate::FloatSlice;
 
-/// A matrix to read. Element `(i, j)` is at `i * row_stride + j * column_stride`.
+/// A read-only matrix. Element `(i, j)` is at index `i * row_stride + j * column_stride`.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
     pub(super) elements: FloatSlice<'a>,
@@ -17,11 +17,11 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// A matrix of `[rows, columns]` elements with strides `[row_stride, column_stride]`, in elements. A stride of 0
-    /// repeats a row or a column.
+    /// Creates a matrix of `[rows, columns]` elements with strides `[row_stride, column_stride]`, in elements. A stride
+    /// of 0 repeats a row or a column.
     ///
     /// # Panics
-    /// If an element lies outside of `elements`.
+    /// Panics if an element is outside of `elements`.
     pub fn strided(
         elements: impl Into<FloatSlice<'a>>,
         shape: [usize; 2],
@@ -30,7 +30,8 @@ impl<'a> Matrix<'a> {
         let (elements, [rows, columns], [row_stride, column_stride]) =
             (elements.into(), shape, strides);
         if rows > 0 && columns > 0 {
-            // A product that wraps around would admit strides that lead out of the slice.
+            // Checked arithmetic: an index that wraps around would accept strides that lead out of
+            // the slice.
             let last_row = (rows - 1).checked_mul(row_stride);
             let last_column = (columns - 1).checked_mul(column_stride);
             let last = last_row.zip(last_column).and_then(|(row, column)| row.checked_add(column));
@@ -43,10 +44,10 @@ impl<'a> Matrix<'a> {
         Self { elements, rows, columns, row_stride, column_stride }
     }
 
-    /// A matrix whose rows start every `row_stride` elements.
+    /// Creates a matrix whose rows start every `row_stride` elements.
     ///
     /// # Panics
-    /// As [`Self::strided`].
+    /// Panics under the same conditions as [`Self::strided`].
     pub fn new(
         elements: impl Into<FloatSlice<'a>>,
         rows: usize,
@@ -67,24 +68,24 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Number of columns.
+    /// Returns the number of columns.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Columns `start..start + columns`.
+    /// Returns columns `start..start + columns`.
     pub(super) fn columns_from(self, start: usize, columns: usize) -> Self {
         let elements =
             self.elements.starting_at((start * self.column_stride).min(self.elements.len()));
         Self::strided(elements, [self.rows, columns], [self.row_stride, self.column_stride])
     }
 
-    /// Rows `start..start + rows`.
+    /// Returns rows `start..start + rows`.
     pub(super) fn rows_from(self, start: usize, rows: usize) -> Self {
         self.transposed().columns_from(start, rows).transposed()
     }
@@ -102,10 +103,11 @@ pub enum Target {
 }
 
 impl Target {
-    /// A pointer to the element `count` further on.
+    /// Returns a pointer that is `count` elements after this one.
     ///
     /// # Safety
-    /// As for [`pointer::add`](https://doc.rust-lang.org/std/primitive.pointer.html#method.add): both are in one array.
+    /// The same conditions as for [`pointer::add`](https://doc.rust-lang.org/std/primitive.pointer.html#method.add):
+    /// both pointers are in the same array.
     pub unsafe fn add(self, count: usize) -> Self {
         // SAFETY: as the caller promises.
         unsafe {
@@ -136,7 +138,7 @@ impl From<*mut bf16> for Target {
     }
 }
 
-/// A matrix to write, whose rows may lie apart.
+/// A mutable matrix, whose rows need not be adjacent in memory.
 #[derive(Debug)]
 pub struct MatrixMut<'a> {
     pub(super) target: Target,
@@ -146,16 +148,18 @@ pub struct MatrixMut<'a> {
     life: PhantomData<&'a mut f32>,
 }
 
-// SAFETY: whoever made the matrix promised that nobody else uses its elements while it lives.
+// SAFETY: the creator of the matrix promised that no other code accesses its elements during its
+// lifetime.
 unsafe impl Send for MatrixMut<'_> {}
-// SAFETY: only this crate writes through a shared reference, each element from one thread.
+// SAFETY: only this crate writes through a shared reference, and each element is written by one
+// thread only.
 unsafe impl Sync for MatrixMut<'_> {}
 
 impl<'a> MatrixMut<'a> {
-    /// A matrix whose rows start every `row_stride` elements.
+    /// Creates a matrix whose rows start every `row_stride` elements.
     ///
     /// # Panics
-    /// If an element lies outside of `elements`, or if rows overlap.
+    /// Panics if an element is outside of `elements`, or if rows overlap.
     pub fn new<E>(elements: &'a mut [E], rows: usize, columns: usize, row_stride: usize) -> Self
     where
         *mut E: Into<Target>,
@@ -165,18 +169,18 @@ impl<'a> MatrixMut<'a> {
             .checked_mul(row_stride)
             .and_then(|last| last.checked_add(columns));
         assert!(rows == 0 || end.is_some_and(|end| end <= elements.len()));
-        // SAFETY: the slice is borrowed for as long as the matrix lives, and long enough.
+        // SAFETY: the slice is borrowed for the lifetime of the matrix, and it is long enough.
         unsafe { Self::from_pointer(elements.as_mut_ptr(), rows, columns, row_stride) }
     }
 
-    /// A matrix whose first element is at `pointer`.
+    /// Creates a matrix whose first element is at `pointer`.
     ///
     /// # Safety
-    /// All elements of the matrix are valid for as long as it lives, and nobody else reads or
-    /// writes them meanwhile. What lies between its rows may be another's.
+    /// All elements of the matrix are valid during its lifetime, and no other code reads or writes
+    /// them during this time. The memory between the rows may be used by other code.
     ///
     /// # Panics
-    /// If rows overlap.
+    /// Panics if rows overlap.
     pub unsafe fn from_pointer(
         pointer: impl Into<Target>,
         rows: usize,

@@ -1,4 +1,4 @@
-//! Packing: some rows or columns of an operand, in the order in which a kernel reads them.
+//! Packing of rows or columns of an operand in the order in which a kernel reads them.
 
 use std::ops::Range;
 
@@ -9,10 +9,11 @@ use super::matrix::Matrix;
 use crate::FloatSlice;
 use crate::element::Element;
 
-/// Some lanes of an operand, rows of the left one or columns of the right one, over some depths.
+/// A range of lanes of an operand over a range of depths. Lanes are rows of the left operand or columns of the right
+/// operand.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Strip<'a> {
-    /// From the first lane's first depth on.
+    /// The elements, starting at the first depth of the first lane.
     pub(super) elements: FloatSlice<'a>,
     pub(super) lanes: usize,
     pub(super) depth: usize,
@@ -21,7 +22,7 @@ pub(super) struct Strip<'a> {
 }
 
 impl<'a> Strip<'a> {
-    /// Rows `lane..lane + lanes` of `matrix`, whose columns are depths `depth..depth + depths`.
+    /// Returns rows `lane..lane + lanes` of `matrix` over its columns `depth..depth + depths`, which are the depths.
     pub(super) fn rows(
         matrix: Matrix<'a>,
         [lane, lanes]: [usize; 2],
@@ -37,14 +38,14 @@ impl<'a> Strip<'a> {
         }
     }
 
-    /// Lanes `lane..lane + lanes` of the strip.
+    /// Returns lanes `lane..lane + lanes` of the strip.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn lanes_from(self, lane: usize, lanes: usize) -> Self {
         Self { elements: self.elements.starting_at(lane * self.lane_stride), lanes, ..self }
     }
 
-    /// Asks the processor to bring part `part` of `parts` of the elements near. Rows that lie a page apart are not
-    /// recognised as a sequence, so each would cost a wait for memory.
+    /// Prefetches part `part` of `parts` of the elements into the cache. The hardware prefetcher does not recognise
+    /// rows that are a page apart as a sequence, so each of them would cause a cache miss.
     #[inline(always)]
     pub(super) fn prefetch(&self, part: usize, parts: usize) {
         match self.elements {
@@ -56,7 +57,7 @@ impl<'a> Strip<'a> {
 
     #[inline(always)]
     fn prefetch_elements<E>(&self, elements: &[E], part: usize, parts: usize) {
-        // Sequences of elements that lie side by side, and how far these are apart.
+        // The number of contiguous sequences of elements, the distance between them and their length.
         let (count, stride, len) = if self.lane_stride == 1 {
             (self.depth, self.depth_stride, self.lanes)
         } else if self.depth_stride == 1 {
@@ -70,13 +71,13 @@ impl<'a> Strip<'a> {
         }
     }
 
-    /// Columns `lane..lane + lanes` of `matrix`, whose rows are depths `depth..depth + depths`.
+    /// Returns the columns `lanes` (start and count) of `matrix` over its rows `depths`, which are the depths.
     pub(super) fn columns(matrix: Matrix<'a>, lanes: [usize; 2], depths: [usize; 2]) -> Self {
         Self::rows(matrix.transposed(), lanes, depths)
     }
 }
 
-/// An address in each cache line that has some of the bytes.
+/// Returns one address in each cache line that contains some of the bytes.
 #[inline(always)]
 pub(super) fn lines(bytes: Range<*const u8>) -> impl Iterator<Item = *const u8> {
     const LINE: usize = 64;
@@ -86,27 +87,27 @@ pub(super) fn lines(bytes: Range<*const u8>) -> impl Iterator<Item = *const u8> 
     (0..count).map(move |line| bytes.start.wrapping_byte_sub(before).wrapping_byte_add(line * LINE))
 }
 
-/// Asks the processor to bring a cache line near.
+/// Prefetches a cache line.
 #[inline(always)]
 pub(super) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint, which reads nothing; every x86-64 processor has it.
+        // SAFETY: the instruction is a hint that reads no memory, and every x86-64 processor supports it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
 }
 
-/// A number of a panel: made of `DEPTH` numbers of successive depths.
+/// An element of a panel, which consists of `DEPTH` numbers of successive depths.
 pub(super) trait Packed: Copy + Send + Sync {
     const DEPTH: usize;
 
-    /// The packed element of one lane, given its number at each depth.
+    /// Returns the packed element of one lane. `at` returns the lane's number at each depth.
     fn pack<E: Element>(at: impl Fn(usize) -> E) -> Self;
 
-    /// The same where only the first depth exists.
+    /// Returns the packed element for a lane with only the first depth.
     fn pack_last<E: Element>(first: E) -> Self;
 }
 
@@ -146,10 +147,12 @@ impl Packed for Pair {
     }
 }
 
-/// Packs a strip as `[depth][width]`. Lanes and depths that it lacks, up to `width` and `padded`, become zero.
+/// Packs a strip as `[depth][width]`. Lanes and depths beyond the strip, up to `width` and `padded`, are set to zero.
 ///
 /// # Safety
-/// `panel` has room for `width` lanes of depth `padded`.
+/// `panel` is aligned for `P` and valid for writes of `width` lanes of depth `padded`:
+/// `width * padded.div_ceil(P::DEPTH)` packed elements. The strip has at most `width` lanes and at most `padded`
+/// depths.
 #[inline(always)]
 pub(super) unsafe fn pack<P: Packed>(strip: Strip<'_>, width: usize, padded: usize, panel: *mut P) {
     // SAFETY: as the caller promises.
@@ -162,6 +165,10 @@ pub(super) unsafe fn pack<P: Packed>(strip: Strip<'_>, width: usize, padded: usi
     }
 }
 
+/// Packs the elements of a strip for one element type.
+///
+/// # Safety
+/// The same conditions as for [`pack`]. `elements` are the elements of `strip`.
 #[inline(always)]
 unsafe fn pack_elements<E: Element, P: Packed>(
     elements: &[E],
@@ -172,7 +179,7 @@ unsafe fn pack_elements<E: Element, P: Packed>(
 ) {
     let Strip { lanes, depth, lane_stride, depth_stride, .. } = strip;
     if lanes < width || depth < padded {
-        // SAFETY: the caller promises the room; zero bits are the number 0 in every packed type.
+        // SAFETY: the caller promises that the panel has this size; zero bits are the number 0 in every packed type.
         unsafe { panel.write_bytes(0, width * padded.div_ceil(P::DEPTH)) };
     }
     if lanes == 0 || depth == 0 {
@@ -185,13 +192,13 @@ unsafe fn pack_elements<E: Element, P: Packed>(
     };
     let whole = depth / P::DEPTH;
     let store = |index: usize, lane: usize, value: P| {
-        // SAFETY: the caller promises the room.
+        // SAFETY: the caller promises that the panel has this size, and the strip's lanes and depths do not exceed it.
         unsafe { panel.add(index * width + lane).write(value) };
     };
     let each = |index: usize, lane: usize| {
         store(index, lane, P::pack(|i| read(lane, index * P::DEPTH + i)));
     };
-    // In the order in which the elements lie in memory.
+    // Elements are read in the order of their addresses.
     if lane_stride <= depth_stride {
         (0..whole).for_each(|index| (0..lanes).for_each(|lane| each(index, lane)));
     } else {

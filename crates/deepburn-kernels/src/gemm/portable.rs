@@ -4,16 +4,21 @@ use super::kernel::{Kernel, LeftRows, Tile};
 use super::pack::{Strip, pack};
 use super::result::RowMut;
 
-/// Rows and columns of a tile. In NEON's registers of four numbers, 24 hold sums, six a row of the right panel and one
-/// a number of the left.
+/// Rows and columns of a tile. With NEON's registers of four numbers, 24 registers hold sums, six hold a row of the
+/// right panel, and one holds a number of the left panel.
 const ROWS: usize = 4;
 const COLUMNS: usize = 24;
 
-/// Any processor, by multiplication and addition of vectors.
+/// The kernel for any processor, with vector multiplications and additions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Portable;
 
-/// Multiplies a tile, whose sums stay in registers where there are 32 of them.
+/// Multiplies a tile. Its sums stay in registers on processors with 32 vector registers.
+///
+/// # Safety
+/// `left` is valid for reads of `depth * ROWS` numbers and `right` for reads of `depth * COLUMNS` numbers.
+/// `tile.values` is valid for reads and writes of `ROWS * COLUMNS` numbers, which are initialised if `tile.accumulate`
+/// is true. All pointers are aligned for `f32`. No other thread accesses the tile during the call.
 unsafe fn tile(depth: usize, left: *const f32, right: *const f32, tile: Tile) {
     let mut sums = [[0.0_f32; COLUMNS]; ROWS];
     for at in 0..depth {
@@ -39,7 +44,8 @@ unsafe fn tile(depth: usize, left: *const f32, right: *const f32, tile: Tile) {
     }
 }
 
-/// The sum and a product; fused where every processor of the architecture has that instruction.
+/// Returns `left * right + sum`. The operation is fused if every processor of the architecture
+/// supports this.
 #[inline(always)]
 fn add_product(left: f32, right: f32, sum: f32) -> f32 {
     match cfg!(target_arch = "aarch64") {

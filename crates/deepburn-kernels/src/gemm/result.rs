@@ -1,27 +1,28 @@
-//! What happens to finished sums on their way to the result.
+//! Writing finished sums to the result.
 
 use half::{bf16, f16};
 
 use super::matrix::{MatrixMut, Target};
 use crate::element::Element;
 
-/// How sums become elements of the result: `element = factor * sum + bias`, or that added to the element.
+/// The conversion of sums to elements of the result: `element = factor * sum + bias`, or
+/// `element += factor * sum + bias` if `accumulate` is true.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rule<'a> {
     pub(super) factor: f32,
-    /// One number a column.
+    /// One number per column.
     pub(super) bias: Option<&'a [f32]>,
     pub(super) accumulate: bool,
 }
 
 impl<'a> Rule<'a> {
-    /// The rule for part of the columns.
+    /// Returns the rule for a range of the columns.
     pub(super) fn columns(self, start: usize, columns: usize) -> Self {
         Self { bias: self.bias.map(|bias| &bias[start..start + columns]), ..self }
     }
 }
 
-/// Some elements of a row of the result.
+/// Consecutive elements of a row of the result.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowMut<'a> {
     target: Target,
@@ -29,10 +30,10 @@ pub(super) struct RowMut<'a> {
 }
 
 impl<'a> RowMut<'a> {
-    /// Elements of row `row` from column `column` on.
+    /// Returns the elements of row `row` from column `column` on.
     ///
     /// # Safety
-    /// The elements that are written are in the matrix, and no other thread uses them.
+    /// The elements that are written are in the matrix, and no other thread accesses them.
     pub(super) unsafe fn new(
         out: &MatrixMut<'_>,
         row: usize,
@@ -44,7 +45,7 @@ impl<'a> RowMut<'a> {
         Self { target, rule }
     }
 
-    /// The addresses of its first `columns` elements.
+    /// Returns the address range of the first `columns` elements.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn addresses(self, columns: usize) -> std::ops::Range<*const u8> {
         let (first, size) = match self.target {

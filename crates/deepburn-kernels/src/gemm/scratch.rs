@@ -1,25 +1,25 @@
-//! Memory for packed panels and sums, which each thread keeps for its next product.
+//! Memory for packed panels and sums. Each thread keeps this memory for its next product.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::Cell;
 use std::num::NonZero;
 use std::ptr::NonNull;
 
-/// Cache lines and the widest registers start at multiples of it.
+/// The alignment in bytes: the size of a cache line and of the widest registers.
 const ALIGNMENT: NonZero<usize> = NonZero::new(64).unwrap();
 
-/// What scratch memory is for. A thread keeps one piece of each kind.
+/// The use of scratch memory. A thread keeps one allocation of each kind.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ScratchKind {
-    /// The left operand of a block, and sums from one block of depths to the next: at most 8 MiB, and about 4 MiB for
-    /// each thread of the product. The calling thread has it.
+    /// The packed left operand of a block, and the sums that are carried from one block of depths to the next: at most
+    /// 8 MiB, plus about 4 MiB for each thread of the product. Allocated by the calling thread.
     Block,
     /// A panel of the right operand and the sums of a task: at most 1 MiB.
     Panel,
 }
 
-/// A piece of memory that a thread keeps for its next product, as large as the largest of its kind so far. Without it the
-/// system would hand out, and clear, the pages of every product anew.
+/// An allocation that a thread keeps for its next product. It has the size of the largest allocation of its kind so
+/// far. Without this reuse, the operating system would map and clear the pages again for every product.
 pub(super) struct Scratch {
     start: NonNull<u8>,
     layout: Layout,
@@ -32,17 +32,17 @@ thread_local! {
 impl Scratch {
     /// Calls `work` with at least `bytes` bytes of scratch memory with any content, aligned to 64.
     ///
-    /// A thread that waits for others may compute another product meanwhile, which gets a piece of its own.
+    /// While a thread waits for others, it may compute another product. The nested product gets a separate allocation.
     pub(super) fn with<R>(
         kind: ScratchKind,
         bytes: usize,
         work: impl FnOnce(NonNull<u8>) -> R,
     ) -> R {
         if bytes == 0 {
-            // The pieces stay for products that `work` computes.
+            // The kept allocations remain available to products that `work` computes.
             return work(NonNull::without_provenance(ALIGNMENT));
         }
-        // A piece that is too small is freed before a larger one is allocated.
+        // An allocation that is too small is freed before a larger one is made.
         let kept = Self::take(kind).filter(|kept| kept.layout.size() >= bytes);
         let scratch = kept.unwrap_or_else(|| Self::new(bytes));
         let result = work(scratch.start);
@@ -57,7 +57,7 @@ impl Scratch {
         scratch
     }
 
-    /// Keeps the piece, unless a product inside of this one has left a larger one.
+    /// Keeps the allocation for the next product, unless a nested product has already stored a larger one.
     fn keep(self, kind: ScratchKind) {
         let mut kept = KEPT.take();
         let place = &mut kept[kind as usize];
@@ -67,11 +67,11 @@ impl Scratch {
         KEPT.set(kept);
     }
 
-    /// Allocates a piece of at least one byte.
+    /// Allocates `bytes` bytes, which must not be 0.
     fn new(bytes: usize) -> Self {
         let layout =
             Layout::from_size_align(bytes, ALIGNMENT.get()).expect("sizes of products are checked");
-        // SAFETY: the size is not 0, as `with` has seen.
+        // SAFETY: the size is not 0, as `with` has checked.
         let start = NonNull::new(unsafe { alloc(layout) });
         Self { start: start.unwrap_or_else(|| handle_alloc_error(layout)), layout }
     }
@@ -79,7 +79,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and nobody has the pointer any more.
+        // SAFETY: the memory was allocated with this layout, and no other code has a pointer to it any more.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }
@@ -88,7 +88,7 @@ impl Drop for Scratch {
 mod tests {
     use super::*;
 
-    /// Where scratch memory of a kind starts.
+    /// Returns the start of scratch memory of a kind.
     fn start(kind: ScratchKind, bytes: usize) -> NonNull<u8> {
         Scratch::with(kind, bytes, |start| start)
     }

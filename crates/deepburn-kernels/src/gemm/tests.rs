@@ -11,7 +11,7 @@ use crate::testing::in_pool;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 
-/// Numbers of an operand in one of its types, and what they are in `f64`.
+/// The numbers of an operand in one of the supported types.
 #[derive(Debug, Clone)]
 enum Numbers {
     F32(Vec<f32>),
@@ -36,7 +36,7 @@ impl Numbers {
         }
     }
 
-    /// As a product in this arithmetic takes it.
+    /// Returns a number as a product in this arithmetic reads it.
     fn at(&self, index: usize, arithmetic: Arithmetic) -> f64 {
         let value = match self {
             Self::F32(all) => all[index],
@@ -47,7 +47,8 @@ impl Numbers {
     }
 }
 
-/// Whether this processor multiplies pairs: AMX is used only beside AVX512-BF16.
+/// Returns true if this processor multiplies pairs. AMX is used only together with AVX512-BF16, so the check for
+/// AVX512-BF16 is sufficient.
 fn in_pairs(arithmetic: Arithmetic) -> bool {
     #[cfg(target_arch = "x86_64")]
     let has = avx512::Avx512Bf16::detect().is_some();
@@ -56,7 +57,7 @@ fn in_pairs(arithmetic: Arithmetic) -> bool {
     has && arithmetic == Arithmetic::Bf16
 }
 
-/// Reproducible numbers between -1 and 1.
+/// Returns reproducible numbers between -1 and 1.
 fn numbers(seed: u64) -> impl Iterator<Item = f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     std::iter::repeat_with(move || {
@@ -67,19 +68,19 @@ fn numbers(seed: u64) -> impl Iterator<Item = f32> {
     })
 }
 
-/// A product with operands in any type and order.
+/// A product with operands of any type and layout.
 #[derive(Debug, Clone)]
 struct Case {
     shape: [usize; 3],
     kinds: [usize; 2],
-    /// Strides of rows and columns of each operand.
+    /// The row and column strides of each operand.
     strides: [[usize; 2]; 2],
     arithmetic: Arithmetic,
     seed: u64,
 }
 
 impl Case {
-    /// Operands whose numbers lie row by row, or column by column.
+    /// Creates a case whose operands are dense and row-major, or column-major if transposed.
     fn dense(
         shape: [usize; 3],
         kinds: [usize; 2],
@@ -110,7 +111,7 @@ impl Case {
         Product::new(left, right, self.arithmetic)
     }
 
-    /// Each element in `f64`, and the sum of the magnitudes that were added.
+    /// Returns each element of the product in `f64`, and the sum of the magnitudes of its terms.
     fn expected(&self, [left, right]: &[Numbers; 2]) -> Vec<(f64, f64)> {
         let [m, k, n] = self.shape;
         let [[left_row, left_column], [right_row, right_column]] = self.strides;
@@ -129,7 +130,7 @@ impl Case {
         all
     }
 
-    /// Computes the product with every kernel that this processor can run, not only the fastest one.
+    /// Checks the product with every kernel that this processor supports, not only the fastest kernel.
     fn check(&self) {
         let operands = self.operands();
         let expected = self.expected(&operands);
@@ -143,8 +144,9 @@ impl Case {
         let mut out = vec![f32::NAN; m * n];
         self.product(operands).compute(kernel, &MatrixMut::new(&mut out, m, n, n), false);
         for (index, (out, (expected, size))) in out.iter().zip(expected).enumerate() {
-            // The products are exact or fused; each of `k` additions rounds by half a unit of at most the sum of all
-            // magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and once more a block.
+            // The products are exact or fused. Each of `k` additions has a rounding error of at most half a unit of the
+            // sum of all magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), and each block adds
+            // one more rounding.
             let bound = (k + 2) as f64 * f64::from(f32::EPSILON) * size + 1e-38;
             let error = (f64::from(*out) - expected).abs();
             assert!(
@@ -158,7 +160,7 @@ impl Case {
 
 #[test]
 fn all_shapes_up_to_130_agree_with_f64() {
-    // Every row count, depth and column count occurs, beside sizes that share no factor with them.
+    // Every row count, depth and column count occurs, combined with sizes that have no common factor with it.
     for size in 1..=130 {
         let others = [1 + size * 37 % 130, 1 + size * 59 % 130];
         let shapes = [
@@ -180,7 +182,7 @@ fn all_shapes_up_to_130_agree_with_f64() {
 
 #[test]
 fn panels_of_depth_and_rows_agree_with_f64() {
-    // Several panels of depths on each kernel but AVX512-BF16, several left panels, and tasks on several threads.
+    // Several panels of depths on each kernel except AVX512-BF16, several left panels, and tasks on several threads.
     for shape in [[530, 400, 70], [33, 2000, 100], [3, 5000, 3], [700, 3, 200], [1, 1, 1000]] {
         for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
             for transposed in [[false, false], [true, false], [false, true], [true, true]] {
@@ -228,7 +230,7 @@ proptest! {
     }
 }
 
-/// Full blocks and their remainders are packed by separate code for each layout, but hold the same numbers.
+/// Full blocks and remainders are packed by separate code for each layout, but the packed numbers must be the same.
 #[test]
 fn layouts_do_not_change_a_bit() {
     for [m, k, n] in [[64, 64, 128], [96, 130, 192], [67, 129, 131], [33, 63, 65]] {
@@ -237,7 +239,7 @@ fn layouts_do_not_change_a_bit() {
         {
             let stored =
                 |rows: usize, columns: usize, seed: u64, transposed: bool, offset: usize| {
-                    // Rows start at any element, with others between them.
+                    // Rows start at any element, and there are other elements between the rows.
                     let (lines, len) = if transposed { (columns, rows) } else { (rows, columns) };
                     let stride = len + offset;
                     let mut all = vec![f32::NAN; offset + lines * stride];
@@ -285,7 +287,7 @@ fn results_are_scaled_shifted_and_added() {
     let expected = case.expected(&operands);
     let product = case.product(&operands).scaled(0.5).plus(&bias);
     for kernel in Detected::all(Arithmetic::Bf16) {
-        // Rows lie apart; what is between them stays.
+        // The rows are not adjacent, and the elements between them must not change.
         let mut out = vec![7.0_f32; 19 * 60];
         product.compute(kernel, &MatrixMut::new(&mut out, 19, 53, 60), false);
         let mut narrow = vec![bf16::from_f32(7.0); 19 * 53];
@@ -294,7 +296,7 @@ fn results_are_scaled_shifted_and_added() {
             assert!(row[53..].iter().all(|untouched| *untouched == 7.0));
             for (j, value) in row[..53].iter().enumerate() {
                 let expected = expected[i * 53 + j].0 * 0.5 + f64::from(bias[j]);
-                // Thirty additions of numbers below 1.
+                // The tolerance for thirty additions of numbers below 1.
                 assert!((f64::from(*value) - expected).abs() < 4e-6, "{i} {j}: {value} {expected}");
                 assert_eq!(
                     narrow[i * 53 + j].to_bits(),
@@ -327,7 +329,7 @@ fn infinity_and_nan_stay_in_their_rows_and_columns() {
             let with = |len, at| {
                 ones(len).enumerate().map(move |(i, one)| if i == at { special } else { one })
             };
-            // The last row, depth and column, beside the zeros that fill up panels.
+            // The special number is in the last row, depth and column, next to the zeros that pad the panels.
             let left = Numbers::new(kind, with(m * k, m * k - 1));
             let right = Numbers::new(kind, with(k * n, k * n - 1));
             for (left, right, is_reached) in [
@@ -386,7 +388,7 @@ fn a_product_without_depth_is_its_bias() {
     assert_eq!(out, [2.0, 4.0, 2.0, 4.0]);
 }
 
-/// The smallest blocks, and thus the most of them, on every kernel.
+/// Compares a single block with the smallest blocks, on every kernel.
 #[test]
 fn blocks_do_not_change_a_bit() {
     for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
@@ -407,11 +409,11 @@ fn blocks_do_not_change_a_bit() {
 }
 
 fn check_blocks<K: Kernel>(kernel: K) {
-    // The last block is shorter. An odd number of depths leaves half a pair there.
+    // The last block is shorter. With an odd number of depths, it ends with half a pair.
     for rest in [76, 75] {
         let shape = [70, 2 * K::PANEL_DEPTH + rest, 150];
         for transposed in [[false, false], [true, true]] {
-            // The second operands are read where they lie, if a kernel does that with this depth.
+            // Operands of the second kind are read in place if a kernel supports this for the depth.
             for kind in [0, 2] {
                 let case = Case::dense(shape, [kind, kind], transposed, Arithmetic::Bf16);
                 check_blocks_of(kernel, &case);
@@ -452,30 +454,30 @@ fn check_blocks_of<K: Kernel>(kernel: K, case: &Case) {
 fn blocks_are_as_large_as_the_caches() {
     const KIB: usize = 1 << 10;
     let sizes = |shape| BlockSizes::new::<Portable>(shape, 1);
-    // All of a product whose left operand has 1.5 MiB.
+    // A block has all of a product whose left operand has 1.5 MiB.
     let shape = [512, 768, 50_257];
     assert_eq!(sizes(shape), BlockSizes { rows: 512, columns: 50_257, depths: 768 });
     assert_eq!(sizes(shape).sum_bytes::<Portable>(shape), 0);
-    // Many rows are divided evenly. 2,730 would fit.
+    // Many rows are divided evenly, although 2,730 rows would fit.
     let rows = sizes([50_257, 768, 100]).rows;
     assert_eq!(rows, 50_257_usize.div_ceil(19).next_multiple_of(4));
     assert!(rows * 768 * 4 <= 8192 * KIB);
-    // If less than 512 rows would fit, depths are divided, too.
+    // If fewer than 512 rows would fit, the depths are divided, too.
     let shape = [256, 50_257, 768];
     assert_eq!(sizes(shape), BlockSizes { rows: 256, columns: 768, depths: 29 * 256 });
     assert_eq!(sizes(shape).left_bytes::<Portable>(), 256 * 29 * KIB);
     assert_eq!(sizes(shape).sum_bytes::<Portable>(shape), 256 * 768 * 4);
-    // Sums of all columns would be 100 MiB.
+    // The sums of all columns would take 100 MiB, so the columns are divided.
     let shape = [4096, 16_384, 50_257];
     let found = sizes(shape);
     assert_eq!([found.rows, found.depths], [512, 4096]);
     assert!(found.sum_bytes::<Portable>(shape) <= 4096 * KIB, "{found:?}");
     assert_eq!(found.columns, 50_257_usize.div_ceil(25).next_multiple_of(24));
-    // A depth that no memory has: strides may be 0.
+    // A depth that exceeds the address space, which is possible with a stride of 0.
     assert_eq!(sizes([1, usize::MAX, 1]).depths % 256, 0);
 }
 
-/// Panels of depths that would not fit whole do not divide depths that do.
+/// If all depths of a product fit in a block, they are not divided, even if they are not a multiple of a panel.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn depths_that_fit_are_not_divided() {
@@ -493,24 +495,25 @@ fn depths_that_fit_are_not_divided() {
     check::<avx512::Avx512Bf16>([4096, 6144, 768], 2);
 }
 
-/// Blocks of this kernel grow with the threads.
+/// The blocks of the AVX2 kernel grow with the number of threads.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn blocks_are_as_large_as_the_caches_of_avx2() {
     let sizes = |shape, threads| BlockSizes::new::<avx2::Avx2>(shape, threads);
-    // At most 528 rows, which are eleven left panels of 48: two blocks of eight panels.
+    // A block has at most 528 rows, which are eleven left panels of 48 rows. The 768 rows are divided into two blocks
+    // of eight panels.
     let shape = [768, 3072, 512];
     assert_eq!(sizes(shape, 1), BlockSizes { rows: 384, columns: 512, depths: 192 });
     assert_eq!(sizes(shape, 2), BlockSizes { rows: 384, columns: 512, depths: 3 * 192 });
     assert_eq!(sizes(shape, 16), BlockSizes { rows: 384, columns: 512, depths: 3072 });
     assert_eq!(sizes(shape, 64), sizes(shape, 16));
-    // No block of one row is left over.
+    // The rows are divided evenly, without a block of a single row.
     assert_eq!(sizes([529, 3072, 512], 1).rows, 288);
-    // The left operand is read for one panel of columns only.
+    // With one panel of columns, the left operand is read only once, so the limit does not depend on the threads.
     assert_eq!(sizes([50_257, 768, 1], 2), sizes([50_257, 768, 1], 16));
 }
 
-/// So do these, which are twice as large.
+/// The blocks of the AVX-512 kernel also grow with the number of threads, and they are twice as large.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn blocks_are_as_large_as_the_caches_of_avx512() {
@@ -520,7 +523,7 @@ fn blocks_are_as_large_as_the_caches_of_avx512() {
     assert_eq!(sizes(shape, 1), BlockSizes { rows: 256, columns: 768, depths: 5 * 192 });
     assert_eq!(sizes(shape, 2), BlockSizes { rows: 256, columns: 768, depths: 10 * 192 });
     assert_eq!(sizes(shape, 8).depths, sizes(shape, 64).depths);
-    // Its gradient of the embedding: at most 1,024 rows of 256 depths.
+    // The loss head's gradient of the embedding: at most 1,024 rows of 256 depths.
     let shape = [50_257, 256, 768];
     assert_eq!(sizes(shape, 1), BlockSizes { rows: 1008, columns: 768, depths: 256 });
 }

@@ -1,4 +1,4 @@
-//! The cases of DeepSpeed's `tests/unit/launcher/test_run.py`, and those that it leaves out.
+//! The cases of DeepSpeed's `tests/unit/launcher/test_run.py`, and additional cases.
 
 use super::*;
 
@@ -106,7 +106,7 @@ fn what_is_not_there_is_named() {
                  one of them"
             )
         );
-        // A `@` where a comma belongs.
+        // A `@` in place of a comma.
         assert!(message("worker-1@worker-0:1@5").contains("unknown host: `5`"));
         assert!(message("worker-1@@worker-0").contains("unknown host: ``"));
         for entry in ["worker-0:", "worker-0:a", "worker-0:0:1", "worker-0:0-2", "worker-0:-1"] {
@@ -147,7 +147,7 @@ fn counts_take_the_first_hosts_and_slots() {
     assert_eq!(select(Some(1), None), expected(&[("worker-0", &[0, 1, 2, 3])]));
     assert_eq!(select(None, Some(2)), expected(&[("worker-0", &[0, 1]), ("worker-1", &[0, 1])]));
     assert_eq!(select(Some(1), Some(1)), expected(&[("worker-0", &[0])]));
-    // As in DeepSpeed, the slots of the hostfile are no limit.
+    // As in DeepSpeed, the count may exceed the slots of the hostfile.
     assert_eq!(select(Some(1), Some(5)), expected(&[("worker-0", &[0, 1, 2, 3, 4])]));
     assert_eq!(select(Some(0), None), Err(SelectionError::Zero { option: "--num_nodes" }));
     assert_eq!(select(None, Some(0)), Err(SelectionError::Zero { option: "--num_gpus" }));

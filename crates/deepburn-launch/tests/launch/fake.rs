@@ -1,4 +1,4 @@
-//! A stand-in for `mpirun`: a script that does what a test wants, without ranks.
+//! Tests with a fake `mpirun`: a script that simulates its behaviour without starting ranks.
 
 use std::fs;
 
@@ -38,7 +38,7 @@ impl Fake {
 }
 
 #[test]
-fn the_exit_status_is_that_of_mpirun() {
+fn the_exit_status_of_mpirun_is_returned() {
     for status in [0, 1, 2, 7, 137] {
         let fake = Fake::new(&format!("exit {status}"));
         assert_eq!(fake.job().run().status, Some(status));
@@ -95,7 +95,7 @@ fn a_mistake_is_not_repeated() {
     assert_eq!(fake.calls().len(), 1);
 }
 
-/// Waits without an end, and does the given things on signals.
+/// Returns a fake `mpirun` that runs forever and sets the given signal traps.
 fn waiting(traps: &str) -> Fake {
     Fake::new(&format!("{traps}\necho ready\nwhile :; do sleep 0.05; done"))
 }
@@ -147,7 +147,7 @@ fn ranks_that_do_not_stop_in_time_are_ended() {
 
 #[test]
 fn nothing_survives_a_third_signal() {
-    // The rank is in a session of its own, out of reach of signals to the group of mpirun.
+    // The rank has its own session, so it does not receive signals to the process group of mpirun.
     let fake = waiting(
         "setsid sh -c 'echo $$ > rank; exec sleep 1000' &
         while [ ! -s rank ]; do sleep 0.05; done
@@ -182,14 +182,15 @@ fn what_mpirun_leaves_is_ended() {
 
 #[test]
 fn an_mpirun_that_ignores_the_end_of_a_rank_is_killed() {
-    // `sleep` never waits for the child that the shell left to it.
+    // `sleep` never reaps the child process that it inherits from the shell.
     let fake = Fake::new("sleep 0.1 & exec sleep 600");
     let ended = fake.job().run();
     assert_eq!(ended.status, Some(137), "{}", ended.stderr);
     assert!(ended.stderr.contains("mpirun does not react"), "{}", ended.stderr);
 }
 
-/// The network to a host is gone: `mpirun` has begun to end the job and waits for TCP.
+/// Simulates a lost connection to a host: `mpirun` has started to end the job and waits for the TCP
+/// time-out.
 #[test]
 fn an_mpirun_that_cannot_end_the_job_is_killed() {
     let fake = Fake::new(
@@ -226,7 +227,7 @@ fn another_mpirun_is_refused() {
     }
 }
 
-/// A remote shell with hosts of every kind.
+/// A fake remote shell with hosts that respond, fail and hang.
 const SHELL: &str = "case $1 in
     up*) exec \"$2\" ;;
     down) echo 'ssh: connect to host down port 22: No route to host' >&2; exit 255 ;;
@@ -250,7 +251,7 @@ fn hosts_that_do_not_answer_are_named() {
     assert!(ended.stderr.contains(&expected), "{}", ended.stderr);
     assert_eq!(ended.status, Some(200));
     assert_eq!(fake.calls(), Vec::<String>::new(), "mpirun was started");
-    // The launcher kills the remote shell but does not wait for its end.
+    // The launcher kills the remote shell, but does not wait until it has ended.
     wait_for_end(fake.read("dead").trim());
 
     let all: [(&str, &[usize]); 3] = [("up-1", &[0]), ("localhost", &[0]), ("up-2", &[0])];

@@ -1,4 +1,5 @@
-//! A launcher in a process of its own, as signals and children are of a process.
+//! Runs a launcher in a separate process, because signals and child processes affect the whole
+//! process.
 
 use std::env;
 use std::fmt::Write as _;
@@ -12,22 +13,22 @@ use std::time::{Duration, Instant, SystemTime};
 use deepburn_launch::{HostSlots, Launch, Mpirun, forwarded_variables};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What the process launches. Also the text by which it is handed over: `key=value` lines.
+/// The job to launch. It is passed to the launcher process as text.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
     pub(crate) mpirun: String,
     pub(crate) hosts: Vec<HostSlots>,
     pub(crate) remote_shell: String,
-    /// A script for `sh`, which every rank runs.
+    /// A script for `sh` that every rank runs.
     pub(crate) script: String,
     pub(crate) connect_timeout: u64,
     pub(crate) grace: u64,
     pub(crate) max_restarts: u32,
-    /// Words before the launcher's own, such as those that enter a machine.
+    /// Words that precede the launcher's command line, for example to run it on another machine.
     pub(crate) before: Vec<String>,
 }
 
-/// How the process ended.
+/// The result of a launcher process.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: Option<i32>,
@@ -35,7 +36,7 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
 }
 
-/// A launcher that runs.
+/// A running launcher process.
 pub(crate) struct Running {
     child: Child,
     lines: Receiver<String>,
@@ -43,14 +44,14 @@ pub(crate) struct Running {
     stderr: thread::JoinHandle<String>,
 }
 
-/// The variable that has the job of a launcher process.
+/// The variable that passes the job to a launcher process.
 const JOB: &str = "LAUNCH_TEST_JOB";
 
-/// Between the words of a job's text.
+/// The separator between words in the text of a job.
 const SEPARATOR: char = '\u{1f}';
 
 impl Job {
-    /// `script` on one rank of this machine, started by `mpirun`.
+    /// Returns a job that runs `script` on one rank on this machine, started by `mpirun`.
     pub(crate) fn new(mpirun: &str, script: &str) -> Self {
         Self {
             mpirun: mpirun.to_owned(),
@@ -64,7 +65,7 @@ impl Job {
         }
     }
 
-    /// The same on other hosts.
+    /// Returns the same job on other hosts.
     pub(crate) fn on(mut self, hosts: &[(&str, &[usize])]) -> Self {
         let host = |(name, slots): &(&str, &[usize])| HostSlots {
             name: (*name).to_owned(),
@@ -91,7 +92,7 @@ impl Job {
         let stdout = BufReader::new(child.stdout.take().unwrap());
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                // The test may end before the output does.
+                // The test may end before all output has been read.
                 let _ = sender.send(line);
             }
         });
@@ -163,12 +164,12 @@ impl Running {
         }
     }
 
-    /// Sends a signal to the launcher alone.
+    /// Sends a signal to the launcher process only.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Waits for the end.
+    /// Waits until the launcher has ended.
     pub(crate) fn wait(mut self) -> Ended {
         let status = self.child.wait().unwrap().code();
         self.seen.extend(self.lines.iter().map(|line| line + "\n"));
@@ -176,13 +177,13 @@ impl Running {
     }
 }
 
-/// Whether a process of this number runs.
+/// Returns whether a process with this id is running.
 pub(crate) fn is_running(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
-/// Waits for the end of a process that has been sent a signal.
+/// Waits until a process that was sent a signal has ended.
 ///
 /// A signal takes effect after the call that sends it has returned.
 pub(crate) fn wait_for_end(pid: &str) {

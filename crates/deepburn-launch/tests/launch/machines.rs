@@ -1,4 +1,4 @@
-//! Several machines, which are network namespaces (`tests/machines.sh`).
+//! Tests with several machines, which are network namespaces (`tests/machines.sh`).
 
 use std::path::Path;
 use std::process::Command;
@@ -10,14 +10,14 @@ use crate::openmpi::is_installed;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machines.sh");
 
-/// Machines, which are removed when this is dropped.
+/// Two machines. They are removed when the value is dropped.
 struct Machines {
     names: Vec<String>,
 }
 
 impl Machines {
-    /// Creates two machines whose names begin with `name`; without root or namespaces it says that
-    /// `test` is skipped.
+    /// Creates two machines whose names start with `name`. Without root permissions or namespaces,
+    /// prints that `test` is skipped and returns `None`.
     fn new(test: &str, name: &str) -> Option<Self> {
         if !is_installed(test) {
             return None;
@@ -37,7 +37,7 @@ impl Machines {
         assert!(Command::new(SCRIPT).args(words).status().unwrap().success());
     }
 
-    /// A job that is started on the first machine.
+    /// Returns a job that is launched on the first machine.
     fn job(&self, script: &str, slots: [&[usize]; 2]) -> Job {
         let hosts: Vec<(&str, &[usize])> =
             self.names.iter().map(String::as_str).zip(slots).collect();

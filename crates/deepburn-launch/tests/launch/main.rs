@@ -1,5 +1,5 @@
-//! Jobs from their start to their end: with a stand-in for `mpirun`, with Open MPI, and on machines
-//! that are network namespaces.
+//! Tests of whole jobs: with a fake `mpirun`, with Open MPI, and on several machines, which are
+//! network namespaces.
 
 mod fake;
 mod launcher;

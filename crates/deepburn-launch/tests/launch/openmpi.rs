@@ -1,4 +1,4 @@
-//! Real ranks on this machine, where Open MPI is installed.
+//! Tests with real ranks on this machine, if Open MPI is installed.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::launcher::{Job, is_running};
 
-/// Whether `mpirun` is Open MPI's; says so if it is not.
+/// Returns whether `mpirun` is Open MPI's. If it is not, prints that `test` is skipped.
 pub(crate) fn is_installed(test: &str) -> bool {
     let output = Command::new("mpirun").arg("--version").output();
     let found =
@@ -39,8 +39,8 @@ fn ranks_know_their_place_and_devices() {
 }
 
 #[test]
-fn the_status_is_that_of_the_rank_that_failed_first() {
-    if !is_installed("the_status_is_that_of_the_rank_that_failed_first") {
+fn the_status_of_the_first_failed_rank_is_returned() {
+    if !is_installed("the_status_of_the_first_failed_rank_is_returned") {
         return;
     }
     for (failure, status) in [("exit 7", 7), ("kill -KILL $$", 128 + 9)] {
@@ -50,8 +50,8 @@ fn the_status_is_that_of_the_rank_that_failed_first() {
 }
 
 #[test]
-fn a_job_goes_on_after_a_restart() {
-    if !is_installed("a_job_goes_on_after_a_restart") {
+fn a_job_continues_after_a_restart() {
+    if !is_installed("a_job_continues_after_a_restart") {
         return;
     }
     let script = "[ $OMPI_COMM_WORLD_RANK = 1 ] && [ -z \"$DEEPBURN_RESTART\" ] && exit 7; \
@@ -69,8 +69,8 @@ fn ranks_have_time_to_save_after_a_signal() {
         return;
     }
     for signal in [Signal::TERM, Signal::INT] {
-        // Longer than the second after which mpirun kills ranks itself. All wait for each other, as
-        // ranks that save a checkpoint do.
+        // Saving takes longer than the second after which mpirun kills ranks. All ranks wait for
+        // each other, as when they save a checkpoint.
         let folder = tempfile::tempdir().unwrap();
         let saved = folder.path().display();
         let script = format!(

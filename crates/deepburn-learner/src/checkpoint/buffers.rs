@@ -1,8 +1,8 @@
-//! Layout, comparison and reading of buffers in checkpoints.
+//! Describes, compares and reads buffers in checkpoints.
 //!
-//! A buffer is an entry of kind `Buffer` with values alone, in its own element
-//! type. Checkpoints of early versions lack such entries. They still load, with
-//! a warning for each value that they cannot restore.
+//! A buffer is an entry of kind `Buffer`, which has only values, in the
+//! buffer's own element type. Checkpoints of early versions lack such entries.
+//! They still load, with a warning for each value that they cannot restore.
 
 use burn::tensor::TensorData;
 use deepburn_checkpoint::{
@@ -17,8 +17,9 @@ use super::element::{data_of, element_type};
 ///
 /// # Errors
 ///
-/// Returns an error if checkpoints do not store the type of the buffer.
-pub(super) fn buffer_atom(buffer: &Buffer) -> Result<ParamEntry, CheckpointError> {
+/// Returns an error if the element type of the buffer is not supported in
+/// checkpoints.
+pub(super) fn buffer_entry(buffer: &Buffer) -> Result<ParamEntry, CheckpointError> {
     let element = element_type(buffer.dtype())?;
     Ok(ParamEntry {
         path: buffer.path().to_owned(),
@@ -26,7 +27,7 @@ pub(super) fn buffer_atom(buffer: &Buffer) -> Result<ParamEntry, CheckpointError
         kind: EntryKind::Buffer,
         trainable: false,
         aliases: buffer.aliases().to_vec(),
-        slots: vec![StoredState { slot: StateKind::Weights, element }],
+        states: vec![StoredState { kind: StateKind::Weights, element }],
     })
 }
 
@@ -42,24 +43,24 @@ pub(super) fn buffer_atom(buffer: &Buffer) -> Result<ParamEntry, CheckpointError
 /// Returns the difference, as the reason in an error message.
 pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(), String> {
     let (layout, path) = (checkpoint.layout(), buffer.path());
-    let Some(atom) = layout.find(path).map(|atom| &layout.atoms()[atom]) else {
-        let old = layout.atoms().iter().all(|atom| atom.kind == EntryKind::Parameter);
+    let Some(entry) = layout.find(path).map(|index| &layout.entries()[index]) else {
+        let old = layout.entries().iter().all(|entry| entry.kind == EntryKind::Parameter);
         let constant = buffer.kind() != BufferKind::RunningStatistic;
         if old && constant {
             return Ok(());
         }
         return Err(format!("it has no buffer {path}, but this model has one"));
     };
-    if atom.shape[..] != buffer.shape()[..] {
-        let (shape, own) = (&atom.shape, buffer.shape().to_vec());
+    if entry.shape[..] != buffer.shape()[..] {
+        let (shape, own) = (&entry.shape, buffer.shape().to_vec());
         return Err(format!("its buffer {path} has shape {shape:?}, but this model's has {own:?}"));
     }
     let own = element_type(buffer.dtype()).map_err(|error| error.to_string())?;
-    let stored = atom.element_of(&StateKind::Weights);
-    let fits = match atom.kind {
+    let stored = entry.element_of(&StateKind::Weights);
+    let fits = match entry.kind {
         EntryKind::Buffer => stored == Some(own),
         EntryKind::Parameter => {
-            stored.is_some() && !atom.trainable && buffer.kind() == BufferKind::RunningStatistic
+            stored.is_some() && !entry.trainable && buffer.kind() == BufferKind::RunningStatistic
         }
     };
     if !fits {
@@ -75,7 +76,7 @@ pub(super) fn check_buffer(checkpoint: &Checkpoint, buffer: &Buffer) -> Result<(
 /// Reads the values of a buffer; `None` if the checkpoint does not have it.
 ///
 /// The result has all elements, flat, in the stored type. Every rank reads
-/// whole buffers.
+/// complete buffers.
 ///
 /// # Errors
 ///
@@ -95,7 +96,7 @@ pub(super) fn read_buffer(
 pub(super) fn warn_of_missing(checkpoint: &Checkpoint, buffers: &[Buffer]) {
     let (layout, folder) = (checkpoint.layout(), checkpoint.path().display());
     for path in buffers.iter().map(Buffer::path) {
-        match layout.find(path).map(|atom| layout.atoms()[atom].kind) {
+        match layout.find(path).map(|index| layout.entries()[index].kind) {
             Some(EntryKind::Buffer) => {}
             Some(EntryKind::Parameter) => tracing::warn!(
                 "{folder}: running statistic {path} was saved before buffers were stored and has \

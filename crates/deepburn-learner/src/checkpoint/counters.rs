@@ -7,7 +7,7 @@ use super::state::EngineState;
 use crate::engine::EngineCounters;
 use crate::loss_scale::ScalerState;
 
-/// The largest counter that is accepted. No run reaches it, and products with
+/// The largest accepted counter. No real run reaches it, and products with
 /// batch sizes still fit into 64 bits.
 const LARGEST: u64 = 1 << 40;
 
@@ -20,9 +20,9 @@ const REMEDY: &str = "load a checkpoint that a run saved";
 /// Checks that the counters of a checkpoint are in the range that a run can
 /// produce.
 ///
-/// A checkpoint is a file from outside. Its counters are multiplied by batch
-/// sizes and added to after loading, so a damaged or hostile file must not
-/// reach that arithmetic.
+/// A checkpoint is untrusted input. After loading, its counters are incremented
+/// and multiplied by batch sizes, which would overflow with the values of a
+/// malicious file.
 ///
 /// # Errors
 ///
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_that_no_run_has_are_refused_by_name() {
+    fn counters_out_of_range_are_refused_by_name() {
         assert_eq!(verdict("/optimizer_steps", json!(3)), Ok(()));
         for (pointer, value, name) in [
             ("/optimizer_steps", json!(u64::MAX), "optimizer_steps is 18446744073709551615"),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_deepspeed_are_checked_alike() {
+    fn counters_of_deepspeed_are_checked_too() {
         let counters =
             Counters { global_steps: 3, skipped_steps: 1, global_samples: 24, optimizer_steps: 2 };
         let scaler =

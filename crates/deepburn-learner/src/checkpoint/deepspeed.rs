@@ -1,7 +1,7 @@
 //! Resuming from DeepSpeed checkpoints.
 //!
-//! The files are read in place (`deepburn-deepspeed`), range by range, so a
-//! rank reads about what it keeps. A [`TorchModel`] translates names and
+//! The crate `deepburn-deepspeed` reads ranges directly from the files, so each
+//! rank reads little more than its own shards. A [`TorchModel`] maps names and
 //! layouts:
 //!
 //! ```text
@@ -9,8 +9,8 @@
 //! PyTorch the name that `name` returns, [out, in] if `is_transposed`
 //! ```
 //!
-//! Not loaded: integer and bool buffers, random streams, the position of the
-//! data loader, and the optimizer states of 1-bit LAMB.
+//! Integer and bool buffers, random streams, the position of the data loader,
+//! and the optimizer states of 1-bit LAMB are not loaded.
 
 use std::collections::HashMap;
 
@@ -105,8 +105,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Loads weights, buffers and the parts of the training state that `plan`
     /// selects.
     ///
-    /// DeepSpeed saves between steps only, so the number of micro-steps follows
-    /// from the number of steps.
+    /// DeepSpeed saves only between optimizer steps, so the number of
+    /// micro-steps is computed from the number of steps.
     ///
     /// # Errors
     ///
@@ -117,7 +117,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         stored: &MappedCheckpoint<'_>,
         plan: LoadPlan,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |piece: &StateSegment<'_>| stored.read(piece);
+        let read = |segment: &StateSegment<'_>| stored.read(segment);
         self.zero_grad();
         self.states.load_weights(read)?;
         let is_first = self.rank() == 0;
@@ -174,7 +174,7 @@ pub fn check_deepspeed_checkpoint<'a>(
     stored.check(own, Some(moments(optimizer))).map_err(|reason| stored.unfit(reason))
 }
 
-/// A parameter of this model.
+/// A parameter of the Burn model.
 struct Own<'a> {
     /// The module path.
     path: &'a str,
@@ -188,7 +188,7 @@ struct Own<'a> {
 struct MappedCheckpoint<'a> {
     /// The checkpoint.
     checkpoint: &'a DeepSpeedCheckpoint,
-    /// The names and layouts of the PyTorch model.
+    /// The mapping to names and layouts of the PyTorch model.
     model: &'a dyn TorchModel,
     /// The entries by PyTorch name. A tied parameter has several names.
     by_name: HashMap<&'a str, &'a SavedParameter>,
@@ -225,8 +225,8 @@ impl<'a> MappedCheckpoint<'a> {
         }
         let stored: Vec<&str> = self.checkpoint.moments().iter().map(String::as_str).collect();
         match moments {
-            // DeepSpeed also stores trust ratios and factors, which this reader
-            // does not read but the updates need.
+            // The updates also need trust ratios and factors, which DeepSpeed
+            // stores but this reader does not read.
             Some(own) if own.contains(&"exp_avg_sq_fresh") => Err(format!(
                 "loading optimizer states of OneBitLamb from a DeepSpeed checkpoint is not supported, and it kept {}: \
                  finish the run with DeepSpeed, or start from its weights (a program of your own can load the weights \
@@ -342,11 +342,11 @@ impl<'a> MappedCheckpoint<'a> {
 
     /// Reads a segment of an array, in the element order of this model.
     ///
-    /// A transposed matrix is read whole, because a segment of it is not
+    /// A transposed matrix is read completely, because a segment of it is not
     /// contiguous in the file.
-    fn read(&self, piece: &StateSegment<'_>) -> Result<TensorData, TrainingCheckpointError> {
-        let (name, parameter) = self.find(piece.path).map_err(|reason| self.unfit(reason))?;
-        let array = match piece.array {
+    fn read(&self, segment: &StateSegment<'_>) -> Result<TensorData, TrainingCheckpointError> {
+        let (name, parameter) = self.find(segment.path).map_err(|reason| self.unfit(reason))?;
+        let array = match segment.array {
             StateArray::Weights => Array::Weights,
             StateArray::Moment(moment) => Array::Moment(moment),
             StateArray::Gradient
@@ -356,15 +356,15 @@ impl<'a> MappedCheckpoint<'a> {
                 unreachable!("a checkpoint of DeepSpeed has neither gradients nor errors")
             }
         };
-        let values = match (&parameter.shape[..], self.model.is_transposed(piece.path)) {
+        let values = match (&parameter.shape[..], self.model.is_transposed(segment.path)) {
             (&[rows, columns], true) => {
                 let whole = self.checkpoint.read(&name, array, 0..rows * columns)?;
-                // `rows` and `columns` are the dimensions in the file. A row of
-                // this model's matrix has `rows` elements.
+                // `rows` and `columns` are the dimensions in the file. In this
+                // model, a row of the matrix has `rows` elements.
                 let place = |index: usize| index % rows * columns + index / rows;
-                piece.range.clone().map(|index| whole[place(index)]).collect()
+                segment.range.clone().map(|index| whole[place(index)]).collect()
             }
-            _ => self.checkpoint.read(&name, array, piece.range.clone())?,
+            _ => self.checkpoint.read(&name, array, segment.range.clone())?,
         };
         let len = [values.len()];
         Ok(TensorData::new(values, len))

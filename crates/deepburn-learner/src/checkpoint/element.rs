@@ -1,8 +1,8 @@
 //! Conversion of element types and values between checkpoints and Burn.
 //!
-//! Both sides name the same types. Burn has two more cases: `Flex32` is f32 in
-//! memory and is stored as f32, and bools, whose size depends on the backend,
-//! are stored as one byte each.
+//! Both sides have the same types, with two exceptions in Burn: `Flex32` is f32
+//! in memory and is stored as f32, and bools, whose size depends on the
+//! backend, are stored as one byte each.
 
 use burn::tensor::{BoolStore, DType, TensorData};
 use deepburn_checkpoint::{CheckpointError, ElementType, Values};

@@ -6,8 +6,8 @@
 //! writer thread               └─ write array, free it, next ─┘
 //! ```
 //!
-//! The writer thread takes part in no collective. The ranks exchange only in
-//! `finish`, which all of them call between the same two steps.
+//! The writer thread does not take part in collectives. The ranks communicate
+//! only in `finish`, which all of them call between the same two steps.
 
 use std::io;
 use std::path::PathBuf;
@@ -33,13 +33,13 @@ const CHUNK: usize = 1 << 20;
 /// A checkpoint that [`Engine::start_save`](crate::Engine::start_save) started.
 ///
 /// The checkpoint exists once all ranks have called [`finish`](Self::finish).
-/// If the save is dropped, or the run fails before, its files are removed.
+/// If the save is dropped or the run fails before that, the files are removed.
 ///
-/// A rank keeps each array in its state at the start of the save until the
-/// array is written. If the next optimizer step comes before anything is
-/// written, the save holds a second copy of all arrays that it writes: the
-/// owned slices at stage 3, and also the complete replicated arrays at lower
-/// stages. The ledger does not count these copies.
+/// Until an array is written, a rank keeps its values from the start of the
+/// save. If the next optimizer step is taken before anything is written, the
+/// save therefore holds a second copy of all arrays that it writes: the owned
+/// slices at stage 3, and also the complete replicated arrays at lower stages.
+/// The memory ledger does not count these copies.
 #[derive(Debug)]
 #[must_use = "a save that is dropped is undone"]
 pub struct SaveInProgress {
@@ -101,7 +101,7 @@ pub(super) struct Snapshot<B: Backend> {
     pub(super) rank: usize,
     /// The owned slices, in the order in which they are written.
     pub(super) arrays: Vec<OwnedArray<B>>,
-    /// The state that only this rank has, as JSON.
+    /// The state of this rank only, as JSON.
     pub(super) state: Value,
 }
 
@@ -115,16 +115,16 @@ impl<B: OptimizerOps> Snapshot<B> {
     ) -> Result<RankRecord, CheckpointError> {
         let Self { layout, rank, arrays, state } = self;
         let mut writer = RankWriter::create(ticket, layout.clone(), rank)?;
-        for (piece, array) in layout.pieces(rank).iter().zip(arrays) {
+        for (segment, array) in layout.segments(rank).iter().zip(arrays) {
             for start in (0..array.numel()).step_by(CHUNK) {
-                // Checked once per chunk, so that dropping a save does not wait
-                // for a large array.
+                // The flag is checked once per chunk, so that dropping a save
+                // does not wait for a large array.
                 if unwanted.load(Relaxed) {
                     return Err(undone(ticket));
                 }
                 let data = array.data(start..array.numel().min(start + CHUNK));
                 let data = data.map_err(|error| unread(ticket, error))?;
-                write_part(&mut writer, &layout, piece, &data)?;
+                write_part(&mut writer, &layout, segment, &data)?;
             }
         }
         writer.finish(state)
@@ -150,14 +150,14 @@ struct Writing {
 }
 
 impl Writing {
-    /// Starts the thread. If the system refuses one, `wait` returns the error,
-    /// so that all ranks learn of it in the exchange of `finish`.
+    /// Starts the thread. If the thread cannot be started, `wait` returns the
+    /// error, so that all ranks are informed in the exchange of `finish`.
     fn start<B: OptimizerOps>(ticket: SaveTicket, snapshot: Snapshot<B>) -> Self {
         let unwanted = Arc::new(AtomicBool::new(false));
         let name = format!("rank {} checkpoint", snapshot.rank);
         let (folder, asked) = (ticket.folder().to_owned(), unwanted.clone());
-        // Ranks that share a device also share its stream; the thread has to
-        // join it before it reads arrays.
+        // Ranks that share a device also share its stream, which the thread has
+        // to use before it reads arrays.
         let write = move || B::in_shared_stream(|| snapshot.write(&ticket, &asked));
         let (thread, failure) = match thread::Builder::new().name(name).spawn(write) {
             Ok(thread) => (Some(thread), None),
@@ -169,7 +169,7 @@ impl Writing {
         Self { thread, failure, unwanted }
     }
 
-    /// Joins the thread. A panic of the thread continues on the caller's
+    /// Joins the thread. A panic of the thread is resumed on the caller's
     /// thread.
     fn wait(&mut self) -> Result<RankRecord, CheckpointError> {
         if let Some(failure) = self.failure.take() {
@@ -203,10 +203,10 @@ fn undone(ticket: &SaveTicket) -> CheckpointError {
 fn write_part(
     writer: &mut RankWriter,
     layout: &Layout,
-    piece: &Segment,
+    segment: &Segment,
     data: &TensorData,
 ) -> Result<(), CheckpointError> {
-    let atom = &layout.atoms()[piece.atom];
-    let (path, slot) = (&atom.path, &atom.slots[piece.slot].slot);
-    writer.write_bytes(path, slot, element_type(data.dtype)?, data.as_bytes())
+    let entry = &layout.entries()[segment.entry];
+    let (path, kind) = (&entry.path, &entry.states[segment.state].kind);
+    writer.write_bytes(path, kind, element_type(data.dtype)?, data.as_bytes())
 }

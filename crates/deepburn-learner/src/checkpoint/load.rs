@@ -1,5 +1,5 @@
-//! Loading: every rank reads the slices that it keeps at its own stage, from
-//! all files that contain them.
+//! Loads training checkpoints. Every rank reads the slices that it owns at its
+//! stage, from all files that contain them.
 //!
 //! Loading has two phases. First every rank checks the checkpoint against its
 //! engine without changing anything, and the ranks exchange the results
@@ -28,7 +28,7 @@ use serde_json::Value;
 use super::buffers::{check_buffer, read_buffer, warn_of_missing};
 use super::counters::check_counters;
 use super::element::{data_of, dtype_of};
-use super::save::{SERVER_ERROR, WORKER_ERROR, slot_of};
+use super::save::{SERVER_ERROR, WORKER_ERROR, state_kind};
 use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
 use crate::best::LoopState;
@@ -81,11 +81,6 @@ pub struct ClientStates {
 
 impl ClientStates {
     /// Reads the client states of a checkpoint without an engine.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the checkpoint was not saved by an engine, or if its
-    /// counters are out of range.
     ///
     /// # Errors
     ///
@@ -147,8 +142,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         plan: LoadPlan,
     ) -> Result<ClientStates, TrainingCheckpointError> {
         self.check_settled("load_checkpoint")?;
-        // No early return before the exchange: the other ranks would wait for
-        // this one.
+        // There must be no early return before the exchange, because the other
+        // ranks would wait for this rank.
         let checked = self.check(checkpoint, plan);
         let mut saved = None;
         let tag = checked.map(|states| {
@@ -165,9 +160,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(saved.into())
     }
 
-    /// Checks that `checkpoint` is intact and matches this engine.
+    /// Checks that `checkpoint` is intact and matches this engine. Nothing is
+    /// changed.
     ///
-    /// Reads every file once to verify its checksum. Changes nothing.
+    /// Every file is read once to verify its checksum.
     ///
     /// # Errors
     ///
@@ -192,8 +188,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Checks that model and checkpoint have the same parameters and buffers.
     ///
-    /// Names may differ where a tied parameter has several paths: any of them
-    /// matches.
+    /// If a tied parameter has several paths, any of them may match.
     ///
     /// # Errors
     ///
@@ -202,10 +197,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let layout = checkpoint.layout();
         for parameter in self.parameters() {
             let path = parameter.path();
-            let Some(atom) = layout.find(path) else {
+            let Some(entry) = layout.find(path) else {
                 return Err(format!("it has no parameter {path}, but this model has one"));
             };
-            let ParamEntry { shape, kind, .. } = &layout.atoms()[atom];
+            let ParamEntry { shape, kind, .. } = &layout.entries()[entry];
             if *kind == EntryKind::Buffer {
                 return Err(format!(
                     "{path} is a buffer there and a float parameter of this model: load it into the \
@@ -220,14 +215,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             }
         }
         self.buffers().iter().try_for_each(|buffer| check_buffer(checkpoint, buffer))?;
-        let mut atoms = layout.atoms().iter();
-        let known = |atom: &ParamEntry| {
-            let paths = || [&atom.path].into_iter().chain(&atom.aliases);
+        let mut entries = layout.entries().iter();
+        let known = |entry: &ParamEntry| {
+            let paths = || [&entry.path].into_iter().chain(&entry.aliases);
             self.parameters().iter().any(|own| paths().any(|path| own.path() == path))
                 || self.buffers().iter().any(|own| paths().any(|path| own.path() == path))
         };
-        match atoms.find(|atom| !known(atom)) {
-            Some(atom) => Err(format!("it has a parameter {}, but this model has none", atom.path)),
+        match entries.find(|entry| !known(entry)) {
+            Some(entry) => {
+                Err(format!("it has a parameter {}, but this model has none", entry.path))
+            }
             None => Ok(()),
         }
     }
@@ -241,12 +238,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     fn check_moments(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         let layout = checkpoint.layout();
         for parameter in self.parameters().iter().filter(|parameter| parameter.is_trainable()) {
-            let atom = layout.find(parameter.path()).map(|atom| &layout.atoms()[atom]);
-            let slots = atom.map(|atom| &atom.slots[..]).unwrap_or_default();
-            let stored: Vec<&str> = slots
+            let entry = layout.find(parameter.path()).map(|index| &layout.entries()[index]);
+            let states = entry.map(|entry| &entry.states[..]).unwrap_or_default();
+            let stored: Vec<&str> = states
                 .iter()
-                .filter(|stored| matches!(stored.slot, StateKind::Moment(_)))
-                .map(|stored| stored.slot.as_str())
+                .filter(|stored| matches!(stored.kind, StateKind::Moment(_)))
+                .map(|stored| stored.kind.as_str())
                 .collect();
             let own = self.states().moments(parameter.index());
             if stored.is_empty() && !own.is_empty() {
@@ -283,8 +280,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Checks that an accumulation in progress can continue with the same batch
-    /// sizes and element type.
+    /// Checks that batch sizes and element type are the same as in the
+    /// checkpoint if an accumulation is in progress.
     fn check_accumulation(
         &self,
         checkpoint: &Checkpoint,
@@ -314,8 +311,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Loads weights, buffers and the parts of the training state that `plan`
     /// selects. The caller has checked that they fit.
     ///
-    /// The order matters: moments reset what 1-bit optimizers derive from them,
-    /// so their errors and local states come after.
+    /// The order matters: loading moments resets the states that 1-bit
+    /// optimizers derive from them, so compression errors and local states are
+    /// loaded afterwards.
     ///
     /// # Errors
     ///
@@ -327,7 +325,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         plan: LoadPlan,
         saved: &Saved,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |piece: &StateSegment<'_>| read(checkpoint, piece);
+        let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
         // Gradients of the old weights must not enter the first step with the
         // new ones.
         self.states.zero_grad();
@@ -358,12 +356,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         checkpoint: &Checkpoint,
         saved: &Saved,
     ) -> Result<(), TrainingCheckpointError> {
-        let read = |piece: &StateSegment<'_>| read(checkpoint, piece);
+        let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
         let EngineState { progress, optimizer_steps, loss_scale, next_size, .. } = &saved.engine;
         self.states.load_moments(*optimizer_steps, read)?;
         self.states.load_scalars(|path, name| {
             let layout = checkpoint.layout();
-            let path = &layout.atoms()[layout.find(path)?].path;
+            let path = &layout.entries()[layout.find(path)?].path;
             Some(f64::from_bits(*saved.engine.scalars.get(path)?.get(name)?))
         });
         let quantity = self.states.compressed_quantity(*optimizer_steps + 1);
@@ -376,10 +374,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             );
         }
         let workers = |path: &str| {
-            let atom = checkpoint.layout().find(path).filter(|_| is_same);
-            let atom = atom.map(|atom| &checkpoint.layout().atoms()[atom]);
-            let slots = atom.into_iter().flat_map(|atom| &atom.slots);
-            slots.filter(|stored| is_worker_error(stored.slot.as_str())).count()
+            let entry = checkpoint.layout().find(path).filter(|_| is_same);
+            let entry = entry.map(|index| &checkpoint.layout().entries()[index]);
+            let states = entry.into_iter().flat_map(|entry| &entry.states);
+            states.filter(|stored| is_worker_error(stored.kind.as_str())).count()
         };
         self.states.load_errors(workers, read)?;
         let local_rates = saved.engine.local_rates_bits.map(f64::from_bits);
@@ -394,8 +392,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Continues the random streams of this rank. A rank that the saved run did
-    /// not have starts new ones from the seed of rank 0.
+    /// Restores the random streams of this rank. A rank that the saved run did
+    /// not have starts new streams from the seed of rank 0.
     fn adopt_random_state(&mut self, ranks: &[RankState]) {
         let random = match ranks.get(self.rank()) {
             Some(state) => Some(state.random),
@@ -432,11 +430,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         let layout = checkpoint.layout();
         let sum = |path: &str| {
-            let atom = &layout.atoms()[layout.find(path)?];
-            let record = records.get(atom.path.as_str())?;
+            let entry = &layout.entries()[layout.find(path)?];
+            let record = records.get(entry.path.as_str())?;
             Some(GradientSum {
                 micro_batches: record.micro_batches,
-                dtype: dtype_of(atom.element_of(&StateKind::Gradient)?),
+                dtype: dtype_of(entry.element_of(&StateKind::Gradient)?),
                 peak: record.peak_bits.map(f32::from_bits),
             })
         };
@@ -449,41 +447,41 @@ fn larger(left: f32, right: f32) -> f32 {
     if left.is_nan() || left > right { left } else { right }
 }
 
-/// Returns true if a slot stores a compression error or another state that
-/// differs between ranks.
-fn is_of_ranks(slot: &str) -> bool {
-    slot == SERVER_ERROR
-        || [is_worker_error, is_local_momentum, is_movement].into_iter().any(|is_it| is_it(slot))
+/// Returns true if `name` is a compression error or another state that differs
+/// between ranks.
+fn is_of_ranks(name: &str) -> bool {
+    name == SERVER_ERROR
+        || [is_worker_error, is_local_momentum, is_movement].into_iter().any(|is_it| is_it(name))
 }
 
-/// Returns true if a slot stores the worker error of some rank.
-fn is_worker_error(slot: &str) -> bool {
-    is_numbered(slot, WORKER_ERROR)
+/// Returns true if `name` is the worker error of a rank.
+fn is_worker_error(name: &str) -> bool {
+    is_numbered(name, WORKER_ERROR)
 }
 
-/// Returns true if a slot stores the local momentum of some rank.
-fn is_local_momentum(slot: &str) -> bool {
-    is_numbered(slot, "exp_avg_")
+/// Returns true if `name` is the local momentum of a rank.
+fn is_local_momentum(name: &str) -> bool {
+    is_numbered(name, "exp_avg_")
 }
 
-/// Returns true if a slot stores the accumulated update of some rank.
-fn is_movement(slot: &str) -> bool {
-    is_numbered(slot, "momentum_accumulator_")
+/// Returns true if `name` is the accumulated update of a rank.
+fn is_movement(name: &str) -> bool {
+    is_numbered(name, "momentum_accumulator_")
 }
 
-/// Returns true if the name of a slot is `prefix` followed by the number of a
-/// rank.
-///
-/// For example `worker_error_3` for the prefix `worker_error_`.
-fn is_numbered(slot: &str, prefix: &str) -> bool {
-    slot.strip_prefix(prefix).is_some_and(|rank| rank.parse::<usize>().is_ok())
+/// Returns true if `name` is `prefix` followed by the number of a rank, such as
+/// `worker_error_3` for the prefix `worker_error_`.
+fn is_numbered(name: &str, prefix: &str) -> bool {
+    name.strip_prefix(prefix).is_some_and(|rank| rank.parse::<usize>().is_ok())
 }
 
-/// Returns how many ranks stored an array of the given kind.
+/// Returns the number of ranks that stored an array whose name satisfies
+/// `is_it`.
 fn ranks_with(checkpoint: &Checkpoint, is_it: fn(&str) -> bool) -> usize {
-    let slots =
-        |atom: &ParamEntry| atom.slots.iter().filter(|stored| is_it(stored.slot.as_str())).count();
-    checkpoint.layout().atoms().iter().map(slots).max().unwrap_or(0)
+    let count = |entry: &ParamEntry| {
+        entry.states.iter().filter(|stored| is_it(stored.kind.as_str())).count()
+    };
+    checkpoint.layout().entries().iter().map(count).max().unwrap_or(0)
 }
 
 /// Joins names with commas for an error message.
@@ -497,9 +495,9 @@ pub(super) fn listed(names: &[&str]) -> String {
 /// Reads a segment of an array, converted to tensor data.
 fn read(
     checkpoint: &Checkpoint,
-    piece: &StateSegment<'_>,
+    segment: &StateSegment<'_>,
 ) -> Result<TensorData, TrainingCheckpointError> {
-    Ok(data_of(checkpoint.read(piece.path, &slot_of(piece.array), piece.range.clone())?))
+    Ok(data_of(checkpoint.read(segment.path, &state_kind(segment.array), segment.range.clone())?))
 }
 
 /// Parses a JSON state of the checkpoint.

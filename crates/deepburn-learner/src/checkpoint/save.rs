@@ -1,13 +1,13 @@
-//! Saving: every rank writes its owned slices, and rank 0 commits the
-//! checkpoint.
+//! Saves training checkpoints. Every rank writes its owned slices, and rank 0
+//! commits the checkpoint.
 //!
 //! ```text
 //! check ─► [average buffers] ─► layout ─► [errors of 1-bit optimizers] ─► rank 0 begins [ticket]
 //!       ─► snapshot of handles ─► writer threads (`in_progress.rs`) ─► [records] ─► rank 0 commits [folder]
 //! ```
 //!
-//! Brackets are collectives. The layout is computed by every rank from the same
-//! sizes, so only the ticket (the temporary folder) has to be exchanged.
+//! Steps in brackets are collectives. Every rank computes the layout from the
+//! same sizes, so only the ticket (the temporary folder) has to be exchanged.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use deepburn_zero::{
 };
 use serde_json::{Value, json};
 
-use super::buffers::buffer_atom;
+use super::buffers::buffer_entry;
 use super::element::element_type;
 use super::in_progress::{SaveInProgress, Snapshot};
 use super::state::{BatchSizes, EngineState, GradientRecord, Random, RankState, Stream};
@@ -46,7 +46,7 @@ pub struct SaveRequest {
     pub client_state: Value,
     /// State of this rank only, such as the position of its data loader.
     pub rank_state: Value,
-    /// The state of a training loop outside the engine.
+    /// The state of the training loop outside the engine.
     pub loop_state: LoopState,
 }
 
@@ -96,7 +96,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                         checkpoint holds: save after the step's last micro-batch";
             return Err(EngineError::Order { call: "start_save", when }.into());
         }
-        // Saved running statistics are the agreed ones, equal on all ranks.
+        // Running statistics are averaged over the ranks before they are saved.
         self.agree_buffers()?;
         let SaveRequest { tag, job, metric, client_state, rank_state, loop_state } = request;
         let step = self.global_steps();
@@ -107,7 +107,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         errors.iter_mut().zip(local).for_each(|(errors, local)| errors.extend(local));
 
         let mut save = None;
-        // Only rank 0 touches the shared folder, and every rank gets its ticket
+        // Only rank 0 accesses the shared folder. All ranks receive its ticket
         // or its error.
         let begun = (self.rank() == 0).then(|| {
             let begun = match tag {
@@ -133,9 +133,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(SaveInProgress::start(ticket, snapshot, step, commit))
     }
 
-    /// Returns an error if the engine has state that no checkpoint holds: an
-    /// open pass, undivided gradients of `train_pass`, or unreduced gradients
-    /// of `no_sync`.
+    /// Returns an error if the engine has state that checkpoints do not
+    /// contain: an open pass, undivided gradients of `train_pass`, or unreduced
+    /// gradients of `no_sync`.
     pub(super) fn check_settled(&self, call: &'static str) -> Result<(), EngineError> {
         self.check_group()?;
         if self.states().has_open_pass() {
@@ -157,10 +157,10 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// buffers.
     fn layout(&self) -> Result<Layout, TrainingCheckpointError> {
         let states = self.states();
-        let atom = |index: usize| {
+        let entry = |index: usize| {
             let parameter = &self.parameters()[index];
-            let slots = states.arrays(index).into_iter().map(|(array, dtype)| {
-                Ok(StoredState { slot: slot_of(array), element: element_type(dtype)? })
+            let stored = states.arrays(index).into_iter().map(|(array, dtype)| {
+                Ok(StoredState { kind: state_kind(array), element: element_type(dtype)? })
             });
             Ok(ParamEntry {
                 path: parameter.path().to_owned(),
@@ -168,13 +168,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 kind: EntryKind::Parameter,
                 trainable: parameter.is_trainable(),
                 aliases: states.aliases(index).to_vec(),
-                slots: slots.collect::<Result<_, CheckpointError>>()?,
+                states: stored.collect::<Result<_, CheckpointError>>()?,
             })
         };
-        let atoms = (0..self.parameters().len()).map(atom);
-        let atoms = atoms.chain(self.buffers().iter().map(buffer_atom));
-        let atoms = atoms.collect::<Result<Vec<_>, CheckpointError>>()?;
-        Ok(Layout::new(atoms, self.group().world_size())?)
+        let entries = (0..self.parameters().len()).map(entry);
+        let entries = entries.chain(self.buffers().iter().map(buffer_entry));
+        let entries = entries.collect::<Result<Vec<_>, CheckpointError>>()?;
+        Ok(Layout::new(entries, self.group().world_size())?)
     }
 
     /// Takes a snapshot of everything that this rank saves.
@@ -192,18 +192,18 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Snapshot<B> {
         let (states, rank) = (self.states(), self.rank());
         let parameters = self.parameters().len();
-        let owned = |piece: &Segment| {
-            if let Some(buffer) = piece.atom.checked_sub(parameters) {
+        let owned = |segment: &Segment| {
+            if let Some(buffer) = segment.entry.checked_sub(parameters) {
                 return buffers[buffer].clone();
             }
-            let (array, _) = states.arrays(piece.atom)[piece.slot];
-            let error = || errors[piece.atom].iter().find(|(error, _)| *error == array);
-            match states.owned(piece.atom, array).or_else(|| Some(error()?.1.clone())) {
+            let (array, _) = states.arrays(segment.entry)[segment.state];
+            let error = || errors[segment.entry].iter().find(|(error, _)| *error == array);
+            match states.owned(segment.entry, array).or_else(|| Some(error()?.1.clone())) {
                 Some(owned) => owned,
                 None => unreachable!("the layout was made of what there is"),
             }
         };
-        let arrays = layout.pieces(rank).iter().map(owned).collect();
+        let arrays = layout.segments(rank).iter().map(owned).collect();
         Snapshot { layout, rank, arrays, state: json!(self.rank_state(client)) }
     }
 
@@ -265,14 +265,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 }
 
-/// The prefix of worker-error slots; the number of the rank follows.
+/// The prefix of the names of worker errors; the number of the rank follows.
 pub(super) const WORKER_ERROR: &str = "worker_error_";
 
-/// The slot of server errors.
+/// The name of the server error.
 pub(super) const SERVER_ERROR: &str = "server_error";
 
-/// Returns the slot in which an array is stored.
-pub(super) fn slot_of(array: StateArray) -> StateKind {
+/// Returns the kind of state under which an array is stored.
+pub(super) fn state_kind(array: StateArray) -> StateKind {
     match array {
         StateArray::Weights => StateKind::Weights,
         StateArray::Gradient => StateKind::Gradient,

@@ -1,4 +1,4 @@
-//! The JSON states of a checkpoint: one of the engine, and one of each rank.
+//! The JSON states of a checkpoint: one for the engine, and one for each rank.
 //!
 //! Names of fields are part of the file format and never change. Fields that
 //! were added later have a default for older checkpoints.
@@ -101,7 +101,7 @@ pub(super) struct Random {
 pub(super) struct Stream {
     /// The seed that all ranks share.
     pub(super) seed: u64,
-    /// The number of words drawn.
+    /// The number of random words generated so far.
     #[serde(with = "decimal")]
     pub(super) position: u128,
 }

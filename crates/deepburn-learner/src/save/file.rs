@@ -8,9 +8,9 @@ use deepburn_safetensors::{Header, TensorFileWriter};
 
 use super::{SaveError, SavedTensor};
 
-/// Creates the file of `path` with the header of `tensors`, whose values then
-/// have to be written in this order. The data goes to `path` with the suffix
-/// `.partial`, which is renamed when the file is complete.
+/// Creates the file `path` with the header of `tensors`, whose values then have
+/// to be written in this order. The data is written to `path` with the suffix
+/// `.partial`, and this file is renamed when it is complete.
 ///
 /// # Errors
 ///
@@ -35,7 +35,7 @@ pub(super) fn create<B: OptimizerOps>(
     TensorFileWriter::create(path, path.with_file_name(partial), &header).map_err(failed)
 }
 
-/// Returns the conversion of an I/O error at `path`.
+/// Returns a function that converts an I/O error at `path`.
 pub(super) fn failure(path: &Path) -> impl Fn(io::Error) -> SaveError {
     move |error| SaveError::File { path: path.to_owned(), reason: error.to_string() }
 }

@@ -56,8 +56,8 @@ impl<B: OptimizerOps> SavedTensor<B> {
         Ok(tensors)
     }
 
-    /// Takes part in gathering the values and drops them. Ranks that write no
-    /// file call it. Copies nothing if the tensor is not sharded.
+    /// Takes part in gathering the values and drops them, for ranks that do not
+    /// write the file. Copies nothing if the tensor is not sharded.
     pub(super) fn gather(&self) {
         if let TensorSource::Half(tensor, _) = &self.values {
             drop(tensor.clone().into_full());
@@ -75,8 +75,8 @@ impl<B: OptimizerOps> SavedTensor<B> {
             TensorSource::Half(tensor, precision) => self.rounded(&floats(tensor), *precision),
             TensorSource::Exact(read) => {
                 let data = read();
-                // Devices store bools in words of different sizes; the file has
-                // one byte each.
+                // The size of a bool depends on the device; the file has one
+                // byte per bool.
                 Ok(match data.dtype {
                     DType::Bool(_) => data.iter::<bool>().map(u8::from).collect(),
                     _ => data.as_bytes().to_vec(),

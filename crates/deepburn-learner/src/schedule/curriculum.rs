@@ -1,14 +1,16 @@
 //! The length of sequences by optimizer step: curriculum learning (Li et al. 2022).
 //!
-//! It rises in stages or along a root, never falls, and is within the plan's bounds at every step.
+//! The length increases in stages or along a root function, never decreases, and always stays
+//! within the plan's bounds.
 
 use deepburn_config::{CurriculumPlan, CurriculumSchedule};
 
 /// Returns the length of sequences in optimizer step `step`, in tokens. Steps count from 1, as in
 /// DeepSpeed; skipped steps do not count.
 ///
-/// Along a root it is `min + (max - min) * (step / total_steps)^(1 / root_degree)`, rounded down to
-/// a multiple of `difficulty_step`, and at least `min_difficulty` rounded up to one:
+/// For a root schedule it is `min + (max - min) * (step / total_steps)^(1 / root_degree)`, rounded
+/// down to a multiple of `difficulty_step`, but at least `min_difficulty` rounded up to such a
+/// multiple:
 ///
 /// ```
 /// use deepburn_config::{CurriculumPlan, CurriculumSchedule};
@@ -36,7 +38,7 @@ pub fn sequence_length(plan: &CurriculumPlan, step: usize) -> usize {
         &CurriculumSchedule::Root { total_steps, difficulty_step, root_degree } => {
             let risen = (step as f64 / total_steps as f64).powf(root_degree.recip());
             let range = max_difficulty - min_difficulty;
-            // Beyond what a usize holds the cast stops at its largest.
+            // The cast saturates at `usize::MAX`.
             let exact = (risen * range as f64 + min_difficulty as f64).floor() as usize;
             let lowest = min_difficulty.div_ceil(difficulty_step);
             let steps = (exact / difficulty_step).max(lowest);
@@ -80,7 +82,7 @@ mod tests {
         assert_eq!(lengths(&plan, FIRST), [2, 4, 4, 6, 6, 8, 8, 10, 10, 10]);
     }
 
-    /// What DeepSpeed 0.19.8 gives for schedules drawn at random:
+    /// The results of DeepSpeed 0.19.8 for randomly chosen schedules:
     /// ```python
     /// s = CurriculumScheduler({"min_difficulty": lo, "max_difficulty": hi,
     ///     "schedule_type": "fixed_root", "schedule_config": {
@@ -109,7 +111,7 @@ mod tests {
         }
     }
 
-    /// The same, `fixed_discrete`.
+    /// The results of DeepSpeed 0.19.8 for `fixed_discrete` schedules.
     #[test]
     fn stages_of_deepspeed() {
         let steps = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89];

@@ -1,16 +1,16 @@
-//! The learning rate of steps with different numbers of samples: dynamic batching.
+//! The learning-rate factor of dynamic batching, in which steps have different numbers of samples.
 
 use deepburn_config::LrScaling;
 
-/// Returns the factor of the learning rate for a step of `samples` samples, if the rate is meant
-/// for `reference` samples, at least 1. It is their ratio (Goyal et al. 2017), the ratio's square
-/// root (Krizhevsky 2014), or 1:
+/// Returns the factor of the learning rate for a step of `samples` samples, if the rate was chosen
+/// for `reference` samples (at least 1). The factor is the ratio of the two (Goyal et al. 2017),
+/// the square root of the ratio (Krizhevsky 2014), or 1:
 ///
 /// ```
 /// use deepburn_config::LrScaling;
 /// use deepburn_learner::schedule::lr_factor;
 ///
-/// // Four times as many samples as the rate is meant for.
+/// // Four times as many samples as the rate was chosen for.
 /// assert_eq!(lr_factor(LrScaling::Linear, 64, 16), 4.0);
 /// assert_eq!(lr_factor(LrScaling::Sqrt, 64, 16), 2.0);
 /// assert_eq!(lr_factor(LrScaling::None, 64, 16), 1.0);

@@ -1,14 +1,14 @@
-//! The one-cycle policy (Smith 2018): the learning rate rises and falls once
-//! while the momentum falls and rises; then both decay.
+//! The one-cycle policy (Smith 2018). The learning rate rises and falls once
+//! while the momentum falls and rises. After the cycle both decay.
 //!
 //! The momentum differs from DeepSpeed's in two points. The first step uses the
-//! cycle's maximal momentum, where DeepSpeed leaves the minimal one in the
-//! optimizer. The growth after the cycle stops at [`HIGHEST_GROWN_BETA1`]; in
-//! DeepSpeed it passes 1, and Adam diverges.
+//! cycle's maximal momentum, where DeepSpeed's optimizer still has the minimal
+//! one. The growth after the cycle is limited to [`HIGHEST_GROWN_BETA1`]; in
+//! DeepSpeed the momentum exceeds 1, and Adam diverges.
 
 use deepburn_config::OneCyclePlan;
 
-/// Adam's second beta while the momentum is cycled.
+/// Adam's second beta while the schedule changes the momentum.
 pub(super) const BETA2: f64 = 0.99;
 
 /// The limit of the momentum after the cycle, unless the cycle's own maximum is
@@ -24,7 +24,7 @@ pub(super) fn learning_rate(plan: &OneCyclePlan, i: i64) -> f64 {
 }
 
 /// Returns the momentum of the step after position `i`; `None` if the plan does
-/// not cycle it.
+/// not change it.
 pub(super) fn beta1(plan: &OneCyclePlan, i: i64) -> Option<f64> {
     let cycle = plan.momentum.as_ref()?;
     Some(match phase(plan, i) {
@@ -66,8 +66,8 @@ fn phase(plan: &OneCyclePlan, i: i64) -> CyclePhase {
 }
 
 /// Returns `step / size`, rounded down to a multiple of `1 / stairs` if there
-/// are stairs. Integer arithmetic makes sure that the top is exactly 1 for all
-/// sizes.
+/// are stairs. The integer arithmetic ensures that the result at the top is
+/// exactly 1 for all sizes.
 fn stair(step: usize, size: usize, stairs: usize) -> f64 {
     match (size, stairs) {
         (0, _) => 0.0,

@@ -1,13 +1,14 @@
-//! Numbers that DeepSpeed's own schedulers gave, PyTorch's formulae, and properties.
+//! Compares schedules with values of DeepSpeed's and PyTorch's schedulers, and tests their
+//! properties.
 //!
-//! The tables list what optimizer steps 1, 2, 3, ... ran with. They are printed with 10 to 12
-//! digits, hence the tolerance of half a unit of their last digit, below 1e-9 throughout.
+//! The tables list the values that optimizer steps 1, 2, 3, ... used. They have 10 to 12 digits, so
+//! the tolerance is half a unit of the last digit, which is always below 1e-9.
 
 use super::*;
 use deepburn_config::{MomentumCycle, OneCyclePlan, WarmupShape};
 use proptest::prelude::*;
 
-/// What the first `count` steps run with.
+/// Returns the learning rates of the first `count` steps.
 fn rates(plan: &SchedulePlan, count: usize) -> Vec<f64> {
     let mut schedule = Schedule::new(plan);
     (0..count)
@@ -19,7 +20,7 @@ fn rates(plan: &SchedulePlan, count: usize) -> Vec<f64> {
         .collect()
 }
 
-/// What step `k` (from 1) runs with.
+/// Returns the learning rate of step `k`, counted from 1.
 fn rate_at(plan: &SchedulePlan, k: i64) -> f64 {
     let mut schedule = Schedule::new(plan);
     schedule.seek(k - 2);
@@ -125,7 +126,7 @@ fn long_warmups_at_chosen_steps() {
         (1001, 0.0001),
         (1002, 0.0001),
     ] {
-        // Printed with 8 digits of numbers below 1e-4.
+        // The expected values are below 1e-4 and have 8 digits.
         assert!((rate_at(&thousand, k) - expected).abs() < 1e-12, "step {k}");
     }
     let hundred = warmup(WarmupShape::Log, 100, 0.0, 3e-5);
@@ -223,13 +224,15 @@ fn warmup_cosine_meets_its_marks() {
         (600, 550, 0.0, 0.0),
     ] {
         let plan = cosine(WarmupShape::Log, n, t, [warmup_min, cos_min]);
-        // The marks are read after a step: position 0 is what step 2 runs with.
+        // The expected values are read after a step, so position 0 gives the
+        // rate of step 2.
         let after = |i: usize| rate_at(&plan, i as i64 + 2);
         for (lr, ratio) in [(after(0), warmup_min), (after(n - 1), 1.0), (after(t - 1), cos_min)] {
             assert!((lr - 0.0015 * ratio).abs() < 1e-12, "{lr} {ratio}");
         }
     }
-    // No step between warm-up and end: straight to the minimum.
+    // There is no step between the warm-up and the end, so the minimum follows
+    // immediately.
     let plan = cosine(WarmupShape::Log, 10, 10, [0.0, 0.1]);
     for i in 10..15 {
         assert!((rate_at(&plan, i + 2) - 0.0015 * 0.1).abs() < 1e-15);
@@ -297,7 +300,7 @@ fn range_test_is_flat_on_a_stair_and_strict_without() {
 fn one_cycle_without_decay() {
     let plan = one_cycle([0.01, 0.1], [4, 6]);
     let expected = [
-        // DeepSpeed runs step 1 with the minimal momentum, .8; ours has the cycle's maximum.
+        // DeepSpeed uses the minimal momentum, .8, for step 1. This crate uses the cycle's maximum.
         [0.01, 0.9],
         [0.0325, 0.875],
         [0.055, 0.85],
@@ -315,7 +318,7 @@ fn one_cycle_without_decay() {
     ];
     assert_rates(&SchedulePlan::OneCycle(plan.clone()), &expected.map(|[lr, _]| lr));
     for (k, [_, beta1]) in expected.into_iter().enumerate() {
-        // Momentum is printed with 8 digits.
+        // The expected momentum has 8 digits.
         assert!((one_cycle::beta1(&plan, k as i64 - 1).unwrap() - beta1).abs() < 6e-9, "{k}");
     }
 }
@@ -341,7 +344,7 @@ fn one_cycle_with_decay_keeps_momentum_below_one() {
         [0.01, 0.9],
         [0.008, 0.945],
         [0.0066666667, 0.99],
-        // DeepSpeed continues with 1.035, 1.08, 1.125.
+        // In DeepSpeed the momentum continues with 1.035, 1.08, 1.125.
         [0.0057142857, limit],
         [0.005, limit],
         [0.0044444444, limit],
@@ -370,7 +373,8 @@ fn one_cycle_in_stairs() {
         ],
     );
     assert_eq!(rates(&stairs(8), 20), rates(&stairs(0), 20));
-    // Sizes whose quotient no float holds exactly still reach the top.
+    // The top is reached even if the quotient of the sizes is not exact in
+    // floating point.
     let uneven = SchedulePlan::OneCycle(OneCyclePlan {
         first_stair_count: 2,
         second_stair_count: 2,
@@ -427,14 +431,15 @@ fn third_steps_by_hand() {
     }
 }
 
-/// What `torch.optim.lr_scheduler` (PyTorch 2.9.0) gives steps 1 to 8 from lr 0.1.
+/// The learning rates of `torch.optim.lr_scheduler` (PyTorch 2.9.0) for steps 1 to 8, starting from
+/// 0.1.
 #[test]
 fn pytorch_schedules() {
     assert_rates(
         &SchedulePlan::Step { lr: 0.1, step_size: 3, gamma: 0.6 },
         &[0.1, 0.1, 0.1, 0.06, 0.06, 0.06, 0.036, 0.036],
     );
-    // Past half a period it rises again.
+    // After half a period the rate increases again.
     assert_rates(
         &SchedulePlan::CosineAnnealing { lr: 0.1, t_max: 4, eta_min: 0.01 },
         &[0.1, 0.086819805153, 0.055, 0.023180194847, 0.01, 0.023180194847, 0.055, 0.086819805153],
@@ -455,7 +460,7 @@ fn warmups_meet_their_marks_at_many_lengths() {
         for shape in [WarmupShape::Log, WarmupShape::Linear] {
             let flat = rates(&warmup(shape, n, 0.1, 0.2), 2 * n + 2);
             let fall = rates(&decay(shape, n, 2 * n, 0.1, 0.2), 2 * n + 2);
-            // The mark "lr[N]" is read after N + 1 steps.
+            // The value "lr[N]" is read after N + 1 steps.
             assert!(flat[0] == 0.1 && fall[0] == 0.1);
             assert!((flat[n + 1] - 0.2).abs() < 1e-15 && (fall[n + 1] - 0.2).abs() < 1e-15);
             assert!(flat.is_sorted() && flat[n + 1..].iter().all(|lr| *lr == flat[n + 1]));

@@ -1,4 +1,4 @@
-//! The warm-up that three schedules share, and the decay after it.
+//! The warm-up of three schedules, and the decay after it.
 
 use deepburn_config::WarmupShape;
 
@@ -7,7 +7,7 @@ use deepburn_config::WarmupShape;
 pub(super) struct Warmup {
     /// The number of applied steps, at least 2.
     steps: usize,
-    /// Logarithmic, as DeepSpeed by default, or linear.
+    /// Logarithmic (DeepSpeed's default) or linear.
     shape: WarmupShape,
 }
 
@@ -37,13 +37,14 @@ impl Warmup {
     }
 
     /// Returns the progress of a decay to step `total`, from 0 to 1. It is one
-    /// step ahead of [`Self::remaining`], because DeepSpeed's cosine counts
-    /// from one.
+    /// step ahead of [`Self::remaining`], because DeepSpeed's cosine schedule
+    /// counts steps from 1.
     pub(super) fn decayed(self, i: i64, total: usize) -> f64 {
         ((i as f64 - self.steps as f64 + 1.0) / self.decay_steps(total)).clamp(0.0, 1.0)
     }
 
-    /// The number of decay steps, at least 1 so that it can be a divisor.
+    /// Returns the number of decay steps, at least 1 so that it can be a
+    /// divisor.
     fn decay_steps(self, total: usize) -> f64 {
         total.saturating_sub(self.steps).max(1) as f64
     }

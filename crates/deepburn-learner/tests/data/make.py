@@ -1,5 +1,5 @@
-"""Makes the checkpoints that tests/training/deepspeed.rs goes on from: torch.nn.Linear layers, one of them frozen,
-trained by DeepSpeed on 2 ranks, and the losses of the steps that followed there.
+"""Writes the checkpoints from which tests/training/deepspeed.rs resumes: torch.nn.Linear layers, one of them frozen,
+trained by DeepSpeed on 2 ranks, and the losses of the following steps.
 
     pip install torch==2.9 deepspeed==0.19.8
     DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 make.py

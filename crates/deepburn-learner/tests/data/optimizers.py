@@ -3,15 +3,15 @@
     pip install torch==2.9 deepspeed==0.19.8
     python optimizers.py > optimizers.json
 
-It prints how far the variants are from each other to stderr. Every variant is trained for 20 steps with a
-constant learning rate. Of each variant, optimizers.json has
+The differences between the variants are printed to stderr. Every variant is trained for 20 steps with a
+constant learning rate. For each variant, optimizers.json contains
 
-    losses    before each of the steps
-    weights   after the last one: by Burn's names, matrices as Burn keeps them ([in, out]), row by row
+    losses    the losses before each of the steps
+    weights   the weights after the last step, by Burn's names; matrices in Burn's layout ([in, out]), row by row
 
 muon            torch.optim.Muon for the matrices, torch.optim.AdamW for biases and the norm, all in f32
-muon_f64        the same in f64, to tell the rounding errors of f32 from differences of the formula
-muon_bf16       the same as PyTorch publishes it, with the Newton-Schulz iteration in bfloat16; its numbers depend on
+muon_f64        the same in f64, to distinguish rounding errors of f32 from differences in the formula
+muon_bf16       PyTorch's unmodified optimizer, with the Newton-Schulz iteration in bfloat16; the results depend on
                 how the CPU adds products of bfloat16
 muon_match_rms  `muon` with adjust_lr_fn="match_rms_adamw"
 deepspeed_muon_standard, deepspeed_muon_gram
@@ -44,14 +44,14 @@ def values(count, seed):
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        # As PyTorch keeps them: more rows than columns, as many, fewer.
+        # In PyTorch's layout: more rows than columns, as many rows as columns, fewer rows.
         self.first = torch.nn.Linear(5, 7)
         self.norm = torch.nn.LayerNorm(7)
         self.middle = torch.nn.Linear(7, 7)
         self.head = torch.nn.Linear(7, 3)
         for seed, parameter in enumerate(self.parameters()):
             given = values(parameter.numel(), 1000 * seed)
-            # Burn keeps the weight of a linear layer as [in, out].
+            # Burn stores the weight of a linear layer as [in, out].
             given = given.reshape(parameter.shape) if parameter.ndim == 1 else given.reshape(parameter.T.shape).T
             parameter.data = given.contiguous()
 
@@ -112,7 +112,7 @@ def torch_muon(published=False, **more):
 def deepspeed_muon(ns_method):
     def optimizer(net):
         matrices, others = net.split()
-        # It chooses 16 bits wherever the CPU supports them.
+        # By default it uses 16 bits if the CPU supports them.
         original_muon.ns_compute_dtype = lambda _: torch.float32
         return original_muon.SingleDeviceMuonWithAuxAdam([
             {"params": matrices, "use_muon": True, "ns_method": ns_method, **MUON},
@@ -146,14 +146,14 @@ def corrections(step):
 
 
 def deepspeed_lamb(bias_correction):
-    # The kernel keeps constants in f32, of which 1 - 0.999 is 1.3e-5 too small: that is not reproduced here.
+    # The kernel stores constants in f32, in which 1 - 0.999 is too small by 1.3e-5. This is not reproduced here.
     def update(p, m, v, step):
         direction = m / (v.sqrt() + LAMB["eps"]) + LAMB["weight_decay"] * p
         coefficient = 1.0
         if p.norm() != 0 and direction.norm() != 0:
             coefficient = (p.norm() / direction.norm()).clamp(*COEFFICIENTS).item()
         first, second = corrections(step) if bias_correction else (1.0, 1.0)
-        # The correction is part of the learning rate: eps, decay and coefficient see uncorrected moments.
+        # The bias correction is part of the learning rate: eps, decay and coefficient use uncorrected moments.
         return direction, coefficient * second ** 0.5 / first
     return lamb(update)
 

@@ -21,7 +21,7 @@ class Net(torch.nn.Module):
         self.middle = torch.nn.Linear(7, 7)
         self.head = torch.nn.Linear(7, 3)
         for seed, parameter in enumerate(self.parameters()):
-            # Burn keeps the weight of a linear layer as [in, out].
+            # Burn stores the weight of a linear layer as [in, out].
             shape = tuple(reversed(parameter.shape))
             parameter.data = values(parameter.numel(), 1000 * seed).reshape(shape).permute(*reversed(range(len(shape)))).contiguous()
 
@@ -36,7 +36,7 @@ def losses(optimizer, groups):
     found = []
     for step in range(STEPS):
         for group, rate in zip(optimizer.param_groups, rates):
-            # As DeepSpeed's WarmupLR, which holds its minimum for two steps.
+            # Like DeepSpeed's WarmupLR, which keeps its minimum for two steps.
             group["lr"] = rate * min(1.0, max(0, step - 1) / WARMUP)
         x = values(BATCH * 5, 31 * step).reshape(BATCH, 5)
         y = values(BATCH * 3, 17 * step + 5).reshape(BATCH, 3)

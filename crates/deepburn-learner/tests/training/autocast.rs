@@ -1,7 +1,7 @@
-//! A net trained under `torch_autocast` beside PyTorch's own run of it.
+//! Compares training with `torch_autocast` with the same run in PyTorch.
 //!
-//! The trace is in `autocast_types.json` of the crate deepburn-zero, with the script that recorded it,
-//! whose header describes the net.
+//! The trace is in `autocast_types.json` of the crate deepburn-zero. The header of the script that
+//! recorded it describes the net.
 
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ use deepburn_learner::{EngineError, initialize};
 use deepburn_zero::{Group, Training};
 use serde_json::Value;
 
-/// Fields in the order in which the generator fills them.
+/// The net of the script. The fields are in the order in which the generator
+/// fills them.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     conv: Conv2d<B>,
@@ -46,7 +47,7 @@ impl<B: Backend> Net<B> {
         }
     }
 
-    /// Logits `[4, 5]` of images `[4, 2, 8, 8]`.
+    /// Returns the logits `[4, 5]` of images `[4, 2, 8, 8]`.
     fn forward(&self, images: Tensor<B, 4>) -> Tensor<B, 2> {
         let x = activation::gelu(self.conv.forward(images));
         let x = self.embed.forward(x.reshape([4, 6, 64]).swap_dims(1, 2));
@@ -72,7 +73,8 @@ impl Numbers {
     }
 }
 
-/// Fills parameters with the next numbers, each within its bound.
+/// Fills each parameter with the next random numbers, within the bound of this
+/// parameter.
 struct Fill<'a> {
     numbers: &'a mut Numbers,
     bounds: std::vec::IntoIter<f64>,
@@ -84,7 +86,7 @@ impl<B: Backend> ModuleMapper<B> for Fill<'_> {
         let bound = self.bounds.next().unwrap();
         let mut shape = tensor.dims();
         let values = self.numbers.values(shape.iter().product(), bound);
-        // PyTorch keeps the weight of a linear layer transposed.
+        // PyTorch stores the weight of a linear layer transposed.
         if D == 2 {
             shape.swap(0, 1);
         }
@@ -114,7 +116,8 @@ fn numbers(values: &Value) -> Vec<f64> {
     values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
 }
 
-/// Losses of ten steps; all ranks have the same batch, so the mean over them equals one rank's.
+/// Returns the losses of ten steps. All ranks have the same batch, so their mean loss equals the
+/// loss of one rank.
 fn losses(world_size: usize, stage: u8, autocast: &str) -> Vec<f32> {
     let (plan, trace) = (plan(world_size, stage, autocast), trace());
     let results = run_ranks(world_size, Duration::from_secs(60), |member| {
@@ -157,11 +160,11 @@ const BF16: &str = r#"{"enabled": true, "dtype": "bfloat16"}"#;
 fn losses_follow_pytorchs_autocast() {
     let trace = trace();
     let found = losses(1, 0, BF16);
-    // PyTorch's own bf16 losses are within 5e-3 of its fp32 losses; which products are rounded where
-    // differs between kernels.
+    // PyTorch's own bf16 losses are within 5e-3 of its fp32 losses; the points at which products are
+    // rounded differ between kernels.
     let difference = largest_difference(&found, &numbers(&trace["losses"]));
     assert!(difference < 1e-2, "{difference}: {found:?}");
-    // Without autocast it is the same net.
+    // Without autocast the losses match PyTorch's fp32 losses.
     let found = losses(1, 0, r#"{"enabled": false}"#);
     let difference = largest_difference(&found, &numbers(&trace["fp32_losses"]));
     assert!(difference < 1e-4, "{difference}: {found:?}");

@@ -18,9 +18,10 @@ use deepburn_zero::{BufferKind, Category, Group, ZeroError};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 
-use crate::common::{self, Net, Statistics, Trained, Trainer, on_ranks, plan};
+use crate::models::{self, Net, Statistics, Trained, Trainer, on_ranks, plan};
 
-/// What is compared to the bit: losses by micro-batch, and the buffers after all of them.
+/// The results of a run that must be bit-identical: the loss of each micro-batch, and the final
+/// buffers.
 #[derive(Debug, Clone, PartialEq)]
 struct End {
     losses: Vec<u32>,
@@ -55,7 +56,7 @@ fn end(engine: &Trainer, losses: Vec<u32>) -> Result<End, EngineError> {
     Ok(End { losses, buffers: buffers(engine)?, evaluated: evaluated(engine)? })
 }
 
-/// Optimizer steps have two micro-batches: this is in the middle of one.
+/// An optimizer step has two micro-batches, so this is in the middle of a step.
 const SAVED: usize = 5;
 const LAST: usize = 10;
 
@@ -69,7 +70,7 @@ fn straight_and_resumed_in(
     stages: [u8; 2],
     ranks: usize,
 ) -> [Vec<End>; 2] {
-    let plan = |stage| common::plan_in(precision, stage, ranks);
+    let plan = |stage| models::plan_in(precision, stage, ranks);
     let straight = on_ranks(&plan(stages[0]), Net::new, |engine| {
         run(engine, SAVED)?;
         engine.save_checkpoint(root, SaveRequest::default())?;
@@ -81,7 +82,8 @@ fn straight_and_resumed_in(
         &plan(stages[1]),
         |rank| Net::new(rank + 7),
         |engine| {
-            // It has statistics of its own by then, one of them not agreed on.
+            // The engine has other statistics before the load, and one of them
+            // was not averaged over the ranks.
             run(engine, 3)?;
             engine.forward(|net| net.loss(1))?;
             let loss = engine.forward(|net| net.loss(2))?;
@@ -96,7 +98,7 @@ fn straight_and_resumed_in(
 }
 
 #[test]
-fn a_resumed_run_has_the_statistics_of_the_undisturbed_one() {
+fn a_resumed_run_has_the_statistics_of_an_uninterrupted_one() {
     for stage in 0..4 {
         for ranks in 1..=4 {
             let root = tempfile::tempdir().unwrap();
@@ -110,7 +112,7 @@ fn a_resumed_run_has_the_statistics_of_the_undisturbed_one() {
     }
 }
 
-/// The model casts nothing: its f32 inputs meet 16-bit weights.
+/// The model does not cast its f32 inputs to the 16-bit type of the weights.
 #[test]
 fn a_16_bit_run_resumes_with_f32_statistics() {
     for precision in ["bf16", "fp16"] {
@@ -139,7 +141,8 @@ fn all_stages_have_the_same_statistics() {
     }
 }
 
-/// The values of floats in the module that an engine hands out, by path.
+/// Returns the values of a buffer in the module that the engine returns, by
+/// path.
 fn visited(engine: &Trainer, path: &str) -> Vec<u8> {
     let net = engine.module();
     let data = match path {
@@ -154,7 +157,7 @@ fn visited(engine: &Trainer, path: &str) -> Vec<u8> {
     data.as_bytes().to_vec()
 }
 
-/// The buffers in a file are these, each in its own type.
+/// Checks that a file contains these buffers, each in its own type.
 fn check_export(path: &Path, buffers: &[(String, Vec<u8>)]) {
     let file = std::fs::read(path).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap();
@@ -175,14 +178,15 @@ const TYPES: [(&str, Dtype, BufferKind); 6] = [
 ];
 
 #[test]
-fn what_is_live_is_saved_consolidated_and_exported() {
+fn buffers_are_saved_consolidated_and_exported() {
     for stage in 0..4 {
         for ranks in [1, 2, 3] {
             let root = tempfile::tempdir().unwrap();
             let half = root.path().join("half.safetensors");
             let live = on_ranks(&plan(stage, ranks), Net::new, |engine| {
                 run(engine, SAVED)?;
-                // A forward pass without a backward pass: saving makes the ranks agree.
+                // After a forward pass without a backward pass, saving averages the statistics over
+                // the ranks.
                 let seed = 90 + engine.rank();
                 engine.forward(|net| net.loss(seed))?;
                 engine.save_16bit_model(&half, HalfPrecision::Bf16).unwrap();
@@ -249,7 +253,9 @@ fn ranks_average_what_each_of_them_tracked() {
     }
 }
 
-/// A micro-batch that each rank may leave out of its statistics, or spoil.
+/// Runs a micro-batch with which each rank updates its statistics with the
+/// scale of `change`, or not at all for `None`. Returns the statistics before
+/// the pass, after the forward pass and after the backward pass.
 fn with_statistics(change: impl Fn(usize) -> Option<f32> + Sync) -> Vec<[Vec<f32>; 3]> {
     on_ranks(
         &plan(1, 3),
@@ -278,7 +284,7 @@ fn with_statistics(change: impl Fn(usize) -> Option<f32> + Sync) -> Vec<[Vec<f32
 }
 
 #[test]
-fn a_rank_without_finite_statistics_contributes_those_it_had() {
+fn a_rank_without_finite_statistics_contributes_its_previous_ones() {
     let seen = with_statistics(|rank| Some(if rank == 1 { f32::NAN } else { rank as f32 + 2.5 }));
     assert!(seen[1][1].iter().all(|value| value.is_nan()));
     for place in 0..3 {
@@ -301,7 +307,7 @@ fn statistics_that_no_rank_updated_keep_their_bits() {
 }
 
 #[test]
-fn any_number_of_ranks_evaluates_alike_after_a_resume() {
+fn any_number_of_ranks_evaluates_equally_after_a_resume() {
     let root = tempfile::tempdir().unwrap();
     let saved = on_ranks(&plan(3, 3), Net::new, |engine| {
         run(engine, SAVED)?;
@@ -345,7 +351,7 @@ fn one_module_may_be_cloned_into_all_ranks() {
             },
         );
         assert_eq!(separate, clones, "stage {stage}");
-        // The module that was cloned is as it was.
+        // The original module is unchanged.
         let mean = net.lock().unwrap().norm.running_mean.value().into_data();
         assert_eq!(mean.to_vec::<f32>().unwrap(), [0.0; 3]);
     }
@@ -353,13 +359,13 @@ fn one_module_may_be_cloned_into_all_ranks() {
 
 #[test]
 fn layers_that_share_a_statistic_are_refused() {
-    let failed = common::failure(2, |group| {
-        let mut net = common::Pair::new();
+    let failed = models::failure(2, |group| {
+        let mut net = models::Pair::new();
         net.second = net.first.clone();
         initialize(net, &plan(1, 2), group).map(drop)
     });
     assert!(failed.contains("running statistic second.running_mean is the same"), "{failed}");
-    let failed = common::failure(2, |group: Group<_>| {
+    let failed = models::failure(2, |group: Group<_>| {
         let net = Net::with_width(3 + group.rank());
         initialize(net, &plan(1, 2), group).map(drop)
     });
@@ -370,7 +376,7 @@ fn layers_that_share_a_statistic_are_refused() {
 }
 
 #[test]
-fn the_ledger_has_what_was_estimated() {
+fn the_ledger_matches_the_estimate() {
     for stage in 0..4 {
         for ranks in [1, 2, 3] {
             let mut plan = plan(stage, ranks);
@@ -380,7 +386,7 @@ fn the_ledger_has_what_was_estimated() {
                 run(engine, 4)?;
                 engine.evaluate(|net| net.loss(1).into_scalar())?;
                 assert_eq!(engine.ledger().usage(Category::Parameters).current, initially);
-                let estimate = common::estimate(engine, &plan);
+                let estimate = models::estimate(engine, &plan);
                 assert_eq!(estimate.module_buffers, 2 * 4 * (3 + 6) + 8 * 6 + 6);
                 Ok((initially as u64, estimate))
             });
@@ -397,20 +403,20 @@ fn models_without_statistics_send_nothing_and_others_one_message_a_pass() {
     let calls = |statistics: Statistics, purpose: &'static str| {
         statistics.total(|_, other| other == purpose).calls
     };
-    let seen = common::statistics(&plan(1, 2), Net::new(0), |net, seed| net.loss(seed), 4);
+    let seen = models::statistics(&plan(1, 2), Net::new(0), |net, seed| net.loss(seed), 4);
     assert_eq!(calls(seen, "running statistics"), 4);
-    let seen = common::statistics(&plan(1, 2), common::Plain::new(), |net, seed| net.loss(seed), 4);
+    let seen = models::statistics(&plan(1, 2), models::Plain::new(), |net, seed| net.loss(seed), 4);
     assert_eq!(calls(seen.clone(), "running statistics") + calls(seen, "buffers"), 0);
 }
 
 #[test]
 fn statistics_stay_f32_in_16_bits() {
     for precision in ["bf16", "fp16"] {
-        let plan = common::plan_in(precision, 3, 2);
+        let plan = models::plan_in(precision, 3, 2);
         let root = tempfile::tempdir().unwrap();
-        let seen = common::on_ranks_with(
+        let seen = models::on_ranks_with(
             &plan,
-            |_| common::Centred::new(),
+            |_| models::Centred::new(),
             |engine| {
                 for seed in 0..4 {
                     let loss = engine.forward(|net| net.loss(seed))?;
@@ -427,7 +433,7 @@ fn statistics_stay_f32_in_16_bits() {
         let stored = checkpoint.read("mean", &StateKind::Weights, 0..4).unwrap();
         assert_eq!(stored.element_type(), ElementType::F32);
         assert_eq!(stored.bytes(), seen[0].as_bytes());
-        // More digits than 16 bits hold: nothing was rounded on the way.
+        // Some values cannot be represented in bf16, so they were not rounded.
         let rounds = |value: &f32| bf16::from_f32(*value).to_f32() != *value;
         assert!(seen[0].to_vec::<f32>().unwrap().iter().any(rounds));
     }
@@ -462,8 +468,8 @@ fn checkpoints_of_other_buffers_change_nothing() {
     assert!(refusals[0].contains("order is stored as I64 and this model's buffer is I32"));
 }
 
-/// Checkpoints from before there were buffers have statistics as frozen parameters, and integers
-/// and bools not at all.
+/// Checkpoints of early versions store statistics as frozen parameters, and do not store integers
+/// and bools.
 #[test]
 fn old_checkpoints_load() {
     let root = tempfile::tempdir().unwrap();
@@ -478,7 +484,7 @@ fn old_checkpoints_load() {
     );
     let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
     let old = root.path().join("old");
-    common::write_as_old(&checkpoint, &old);
+    models::write_as_old(&checkpoint, &old);
     let old = Checkpoint::open_intact(&old, None).unwrap();
     let expected = checkpoint.read("norm.running_var", &StateKind::Weights, 0..3).unwrap();
     on_ranks(
@@ -496,10 +502,10 @@ fn old_checkpoints_load() {
 }
 
 #[test]
-fn integers_of_all_types_are_those_of_rank_0() {
+fn integers_of_all_types_are_taken_from_rank_0() {
     let root = tempfile::tempdir().unwrap();
     let plan = plan(3, 3);
-    let save = |engine: &mut common::Numbers| {
+    let save = |engine: &mut models::Numbers| {
         let read = |path: &str| Ok((path.to_owned(), engine.buffer_data(path)?));
         let values = engine.buffers().iter().map(|buffer| read(buffer.path()));
         let values: Vec<(String, TensorData)> = values.collect::<Result<_, EngineError>>()?;
@@ -507,16 +513,16 @@ fn integers_of_all_types_are_those_of_rank_0() {
         let sum = engine.evaluate(|net| net.sum().into_scalar())?;
         Ok::<_, TrainingCheckpointError>((values, sum))
     };
-    let seen = common::on_ranks_with(&plan, common::IntTypes::new, save);
+    let seen = models::on_ranks_with(&plan, models::IntTypes::new, save);
     assert!(seen.iter().all(|other| *other == seen[0]), "{seen:?}");
     assert_eq!(seen[0].0.len(), 9);
     let extreme = i64::MIN + 1;
     assert_eq!(seen[0].0[0].1.to_vec::<i64>().unwrap(), [extreme, 0, i64::MAX]);
 
     let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
-    let loaded = common::on_ranks_with(
+    let loaded = models::on_ranks_with(
         &plan,
-        |rank| common::IntTypes::new(rank + 1),
+        |rank| models::IntTypes::new(rank + 1),
         |engine| {
             engine.load_checkpoint(&checkpoint, LoadPlan::ModuleOnly)?;
             let sum = engine.evaluate(|net| net.sum().into_scalar())?;
@@ -524,13 +530,13 @@ fn integers_of_all_types_are_those_of_rank_0() {
         },
     );
     assert_eq!(loaded[0], (seen[0].0[8].1.clone(), seen[0].1));
-    let types = checkpoint.layout().atoms()[1..].iter().map(|atom| atom.slots[0].element);
+    let types = checkpoint.layout().entries()[1..].iter().map(|entry| entry.states[0].element);
     let expected = ["I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"];
     assert_eq!(types.map(ElementType::name).collect::<Vec<_>>(), expected);
 }
 
 #[test]
-fn a_buffer_that_is_not_there_is_named() {
+fn an_unknown_buffer_is_an_error() {
     on_ranks(
         &plan(0, 1),
         |_| Net::new(0),
@@ -543,9 +549,10 @@ fn a_buffer_that_is_not_there_is_named() {
     );
 }
 
-/// What a parameter knows besides its values survives: the layout in which it is recorded.
+/// Properties of a parameter besides its values are kept, such as the layout in which it is
+/// recorded.
 #[test]
-fn records_of_a_module_with_statistics_are_as_before() {
+fn records_of_a_module_with_statistics_are_unchanged() {
     let net = || {
         let mut net = Net::new(2);
         net.frozen = LinearConfig::new(6, 5).with_layout(LinearLayout::Col).init(&FlexDevice);

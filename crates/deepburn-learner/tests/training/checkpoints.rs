@@ -1,4 +1,4 @@
-//! Training that is interrupted and resumes from a checkpoint.
+//! Training that is interrupted and resumed from a checkpoint.
 
 mod refused;
 mod saves;
@@ -20,7 +20,7 @@ use deepburn_learner::{
 use deepburn_zero::{Group, RandomState, StateArray, Training};
 use serde_json::{Value, json};
 
-use crate::common::Numbered;
+use crate::models::Numbered;
 
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
@@ -33,7 +33,7 @@ struct Net<B: Backend> {
 type Trained = Training<Flex>;
 type Trainer = Engine<Flex, Net<Trained>>;
 
-/// Sizes that no rank count from 2 to 4 divides.
+/// Sizes that are not divisible by 2, 3 or 4 ranks.
 fn net(width: usize) -> Net<Trained> {
     let device = &FlexDevice;
     let net = Net {
@@ -61,7 +61,8 @@ impl<B: Backend> Net<B> {
 
 const MICRO_BATCHES: usize = 3;
 
-/// A kind of training, all of it but stage and ranks.
+/// Returns the configuration of a kind of training, without the stage and the
+/// number of ranks.
 fn config(kind: &str) -> Value {
     let mut config = json!({
         "train_micro_batch_size_per_gpu": 4,
@@ -98,10 +99,10 @@ fn config(kind: &str) -> Value {
     config
 }
 
-/// The end of a kind whose states are offloaded to NVMe, as far as its stage allows it.
+/// The suffix of a kind whose states are offloaded to NVMe, as far as the stage supports it.
 const ON_NVME: &str = " on NVMe";
 
-/// What stands before the share of the states that are in host memory, in a kind of stage 3.
+/// In a kind of stage 3, the text before the ratio of states that are offloaded to host memory.
 const ON_HOST: &str = " on host by ";
 
 fn plan(kind: &str, stage: u8, ranks: usize) -> Plan {
@@ -141,7 +142,8 @@ fn with_engine<R: Send>(
     ranks.unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// What must be the same: of each micro-batch its loss, of each step its norm, rate and scale.
+/// The values that must be equal: the loss of each micro-batch, and the norm, learning rate and
+/// loss scale of each step.
 type Trace = Vec<[u64; 4]>;
 
 fn micro_batch(engine: &mut Trainer) -> Result<[u64; 4], EngineError> {
@@ -163,7 +165,7 @@ fn run(engine: &mut Trainer, micro_steps: usize) -> Result<Trace, EngineError> {
     (0..rest).map(|_| micro_batch(engine)).collect()
 }
 
-/// Everything that a rank owns, as bits.
+/// Returns the bytes of all arrays that a rank owns.
 fn owned(engine: &Trainer) -> Vec<(String, StateArray, Vec<u8>)> {
     let states = engine.states();
     let arrays = |index: usize| {
@@ -177,7 +179,8 @@ fn owned(engine: &Trainer) -> Vec<(String, StateArray, Vec<u8>)> {
     (0..engine.parameters().len()).flat_map(arrays).collect()
 }
 
-/// What a rank is after all: what it owns, the values that ops use, and everything else.
+/// The state of a rank at the end: the owned arrays, the parameters that operations use, and
+/// everything else.
 #[derive(Debug, PartialEq)]
 struct End {
     owned: Vec<(String, StateArray, Vec<u8>)>,
@@ -213,12 +216,12 @@ fn save(engine: &Trainer, root: &Path) -> Result<(), TrainingCheckpointError> {
 
 const LAST: usize = 8 * MICRO_BATCHES;
 
-/// Trains to the end; the second result is the same with an interruption after `at` micro-batches.
+/// Trains to the end without an interruption, and with an interruption after `at` micro-batches.
 fn both_ways(kind: &str, stages: [u8; 2], ranks: usize, at: usize) -> [Vec<(Trace, End)>; 2] {
     both_ways_of([kind; 2], stages, ranks, at)
 }
 
-/// The same, resumed as another kind.
+/// Like [`both_ways`], but the run is resumed as another kind.
 fn both_ways_of(
     kinds: [&str; 2],
     stages: [u8; 2],
@@ -234,7 +237,7 @@ fn both_ways_of(
     });
     let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
     let resumed = with_engine(&plan(kinds[1], stages[1], ranks), |engine| {
-        // It comes to a checkpoint with a life of its own.
+        // The engine has trained before it loads the checkpoint.
         run(engine, 2)?;
         let client = engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
         assert_eq!(client.client_state, json!({"note": 0.1}));
@@ -257,11 +260,11 @@ fn same(kind: &str, stages: [u8; 2], ranks: usize, at: usize) {
 }
 
 #[test]
-fn a_resumed_run_is_the_undisturbed_one_to_the_bit() {
+fn a_resumed_run_is_bit_identical_to_an_uninterrupted_one() {
     for kind in ["fp32", "bf16", "bf16 sums", "fp16", "fp16 in fp32"] {
         for stage in 0..4 {
             for ranks in [1, 3] {
-                // After whole steps, and after one and two micro-batches of the next.
+                // After complete steps, and after one and two micro-batches of the next step.
                 for at in [2, 3, 4].map(|steps| steps * MICRO_BATCHES + steps % MICRO_BATCHES) {
                     same(kind, [stage, stage], ranks, at);
                 }
@@ -284,7 +287,7 @@ fn fp16_runs_skip_steps_before_and_after_they_are_interrupted() {
 }
 
 #[test]
-fn another_stage_goes_on_with_the_same_bits() {
+fn resuming_at_another_stage_is_bit_identical() {
     for kind in ["fp32", "bf16", "fp16"] {
         for stages in [[0, 3], [3, 0], [2, 1], [1, 3], [3, 2]] {
             same(kind, stages, 3, 2 * MICRO_BATCHES);
@@ -293,7 +296,8 @@ fn another_stage_goes_on_with_the_same_bits() {
     }
 }
 
-/// What is saved does not depend on where it was, nor does what is loaded.
+/// Checkpoints do not depend on the offloading of the run that saves or loads
+/// them.
 #[test]
 fn offloaded_states_are_saved_and_loaded_like_others() {
     for kind in ["fp32", "bf16", "bf16 sums", "fp16", "fp16 in fp32"] {
@@ -313,7 +317,7 @@ fn offloaded_states_are_saved_and_loaded_like_others() {
     }
 }
 
-/// Nor on how much of it was where.
+/// Checkpoints do not depend on the ratio of offloaded states either.
 #[test]
 fn states_offloaded_in_part_are_saved_and_loaded_like_others() {
     for kind in ["fp32", "bf16 sums", "fp16 in fp32"] {
@@ -330,7 +334,7 @@ fn states_offloaded_in_part_are_saved_and_loaded_like_others() {
     }
 }
 
-/// All elements of an array, joined from what the ranks own.
+/// Concatenates the owned parts of all ranks to complete arrays.
 fn joined(ranks: &[Vec<(String, StateArray, Vec<u8>)>]) -> Vec<(String, StateArray, Vec<u8>)> {
     let mut whole = ranks[0].clone();
     for rank in &ranks[1..] {
@@ -375,7 +379,7 @@ fn any_number_of_ranks_loads_equal_states() {
 }
 
 #[test]
-fn what_is_loaded_can_be_chosen() {
+fn parts_of_a_checkpoint_can_be_loaded() {
     let root = tempfile::tempdir().unwrap();
     let saved = with_engine(&plan("fp16", 2, 2), |engine| {
         run(engine, 4 * MICRO_BATCHES + 1)?;
@@ -409,7 +413,7 @@ fn what_is_loaded_can_be_chosen() {
     assert_eq!((without_moments.3, without_moments.4), (4, 13));
     let zero = |it: &(String, StateArray, Vec<u8>)| it.2.iter().all(|byte| *byte == 0);
     assert!(without_moments.0.iter().all(|it| it.1 == StateArray::Weights || zero(it)));
-    // The step in progress is begun again.
+    // The step in progress is restarted.
     assert!(!without_moments.0.iter().any(|it| it.1 == StateArray::Gradient));
 
     let load = LoadPlan::Training { optimizer_states: true, lr_scheduler_states: false };
@@ -419,8 +423,8 @@ fn what_is_loaded_can_be_chosen() {
     assert_ne!((*rate, *scale), fresh);
 }
 
-/// Weights just above the middle of two of bf16: a cast that drops the last bits first takes them for
-/// the middle and rounds them down, to even.
+/// Sets all weights to a value just above the midpoint of two bf16 numbers. A cast that truncates the
+/// last bits first would see the midpoint and round down, to even.
 struct AboveTheMiddle;
 
 impl ModuleMapper<Trained> for AboveTheMiddle {
@@ -462,12 +466,12 @@ fn frozen_parameters_are_stored_once_and_in_their_own_type() {
     with_engine(&plan("bf16", 3, 2), |engine| save(engine, root.path()));
     let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
     let layout = checkpoint.layout();
-    let atom = |path| &layout.atoms()[layout.find(path).unwrap()];
-    let frozen = atom("frozen.weight");
+    let entry = |path| &layout.entries()[layout.find(path).unwrap()];
+    let frozen = entry("frozen.weight");
     assert!(!frozen.trainable);
-    assert_eq!(frozen.slots.len(), 1);
+    assert_eq!(frozen.states.len(), 1);
     assert_eq!(frozen.element_of(&StateKind::Weights).unwrap().name(), "BF16");
-    let trained = atom("up.weight");
+    let trained = entry("up.weight");
     assert_eq!(trained.element_of(&StateKind::Weights).unwrap().name(), "F32");
     assert!(trained.element_of(&StateKind::moment("exp_avg_sq")).is_some());
 }

@@ -22,7 +22,8 @@ struct Net<B: Backend> {
 }
 
 impl<B: Backend> Net<B> {
-    /// Maps rows of 3 to rows of 3; weights are small and depend on the place alone.
+    /// Creates a net that maps rows of 3 to rows of 3. The weights are small and depend only on
+    /// their position.
     fn new() -> Self {
         let linear = |from, to| {
             let mut layer =
@@ -110,7 +111,7 @@ fn a_second_model_does_not_disturb_the_first() {
 }
 
 #[test]
-fn models_draw_different_masks() {
+fn models_have_different_dropout_masks() {
     on_ranks(0, 1, |engine| {
         let (mut first, mut second) = (engine()?, engine()?);
         let losses = [step(&mut first)?, step(&mut second)?];
@@ -121,17 +122,17 @@ fn models_draw_different_masks() {
 
 #[test]
 fn the_stream_of_a_second_model_resumes_in_a_program_that_has_it_alone() {
-    let go_on = |engine: &mut NetEngine| -> Result<Vec<f32>, EngineError> {
+    let losses = |engine: &mut NetEngine| -> Result<Vec<f32>, EngineError> {
         (0..2).map(|_| engine.forward(|net| net.loss(batch()).into_scalar())).collect()
     };
     on_ranks(0, 2, |engine| {
         let _first = engine()?;
         let mut second = engine()?;
-        go_on(&mut second)?;
+        losses(&mut second)?;
         let state = second.states().random_state();
         let mut third = engine()?;
         third.states().set_random_state(state);
-        assert_eq!(go_on(&mut second)?, go_on(&mut third)?);
+        assert_eq!(losses(&mut second)?, losses(&mut third)?);
         Ok(())
     });
 }
@@ -152,8 +153,8 @@ fn activations_count_for_the_model_that_runs() {
     });
 }
 
-/// A generator is trained through a discriminator, whose own gradients it must leave alone and whose
-/// parameters it must see as they are now, although they were gathered for an earlier pass.
+/// A generator is trained through a discriminator. This must not change the discriminator's
+/// gradients, and must use its current parameters, although they were gathered for an earlier pass.
 #[test]
 fn a_backward_pass_updates_its_own_model_alone() {
     let run = |stage, world_size, trains_generator: bool| {
@@ -196,7 +197,7 @@ fn a_backward_pass_updates_its_own_model_alone() {
     }
 }
 
-/// Accumulated gradients of all parameters.
+/// Returns the accumulated gradients of all parameters.
 fn gradients(engine: &NetEngine) -> Result<Vec<Option<Vec<f32>>>, EngineError> {
     let paths = engine.parameters().iter().map(|parameter| parameter.path().to_owned());
     let data = paths.map(|path| engine.states().gradient_data(&path));
@@ -205,7 +206,7 @@ fn gradients(engine: &NetEngine) -> Result<Vec<Option<Vec<f32>>>, EngineError> {
 }
 
 #[test]
-fn draws_between_calls_leave_the_models_alone_and_resume() {
+fn random_ops_between_calls_have_their_own_stream() {
     let draw = || Tensor::<Trained, 1>::random([4], Distribution::Default, &FlexDevice).into_data();
     on_ranks(0, 2, |engine| {
         let mut first = engine()?;
@@ -223,8 +224,9 @@ fn draws_between_calls_leave_the_models_alone_and_resume() {
     });
 }
 
-/// The plain order of a GAN: the discriminator judges images of a generator that has had no pass yet.
-/// Autodiff once lost gradients of leaves that were read before they were marked.
+/// The usual order of a GAN: the discriminator is trained on images of a generator that has not run a
+/// pass of its own yet. Autodiff once lost gradients of leaves that were read before they were
+/// marked.
 #[test]
 fn a_model_that_was_read_before_its_first_pass_keeps_its_gradients() {
     let run = |stage, world_size, reads_first: bool| {
@@ -270,7 +272,7 @@ fn a_step_before_an_open_backward_is_an_error() {
         generator.backward(loss)?;
         discriminator.step()?;
         generator.step()?;
-        // A pass that is given up holds nothing back.
+        // A forward pass that is dropped does not block later steps.
         drop(generator.forward(|net| judge.loss(net.forward(batch())))?);
         generator.zero_grad();
         step(&mut discriminator)?;

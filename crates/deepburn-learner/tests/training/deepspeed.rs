@@ -1,5 +1,6 @@
-//! A Burn model of one's own that resumes from DeepSpeed checkpoints: `Linear` layers, whose weights
-//! PyTorch keeps transposed. `data/make.py` made the checkpoints and the losses that followed there.
+//! A custom Burn model of `Linear` layers, whose weights PyTorch stores transposed, resumes from
+//! DeepSpeed checkpoints. `data/make.py` wrote the checkpoints and the losses of the following
+//! steps.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ struct Net<B: Backend> {
 type Trained = Training<Flex>;
 type Trainer = Engine<Flex, Net<Trained>>;
 
-/// Weights drawn at random, of which none is left after loading.
+/// Creates a net with random weights, all of which are replaced by loading.
 fn net() -> Net<Trained> {
     let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&FlexDevice);
     let frozen: Linear<Trained> = linear(6, 6);
@@ -47,7 +48,8 @@ impl<B: Backend> Net<B> {
     }
 }
 
-/// What the layers are called there, and how they are kept.
+/// The names of the layers in PyTorch, and whether their weights are
+/// transposed.
 struct Torch {
     prefix: &'static str,
     transposed: bool,
@@ -99,7 +101,7 @@ fn micro_batch(engine: &mut Trainer) -> Result<f64, EngineError> {
 }
 
 #[test]
-fn linear_layers_go_on_along_deepspeeds_trace() {
+fn linear_layers_follow_deepspeeds_trace() {
     for saved_at in [2, 3] {
         let checkpoint = DeepSpeedCheckpoint::open(&folder(saved_at), None).unwrap();
         let trace = trace(saved_at);
@@ -114,7 +116,8 @@ fn linear_layers_go_on_along_deepspeeds_trace() {
             for (micro, losses) in trace["losses"].as_array().unwrap().iter().enumerate() {
                 for (rank, found) in ranks.iter().enumerate() {
                     let expected = losses[rank].as_f64().unwrap();
-                    // Two orders of addition in f32, over four steps.
+                    // The order of f32 additions differs, and the difference
+                    // grows over four steps.
                     assert!(
                         (found[micro] - expected).abs() < 1e-6,
                         "from stage {saved_at} at {stage}, rank {rank}, {micro}: {} {expected}",
@@ -126,9 +129,9 @@ fn linear_layers_go_on_along_deepspeeds_trace() {
     }
 }
 
-/// Any number of ranks reads the same model.
+/// The loaded model does not depend on the number of ranks.
 #[test]
-fn any_number_of_ranks_loads_it() {
+fn any_number_of_ranks_loads_the_checkpoint() {
     let checkpoint = DeepSpeedCheckpoint::open(&folder(3), None).unwrap();
     let config = trace(3)["ds"].clone();
     let loss = |stage: u8, ranks: usize| {
@@ -140,7 +143,7 @@ fn any_number_of_ranks_loads_it() {
         assert!(losses.iter().all(|loss| loss.to_bits() == losses[0].to_bits()));
         losses[0]
     };
-    // The first one after the checkpoint.
+    // The first loss after the checkpoint.
     let expected = trace(3)["losses"][0][0].as_f64().unwrap() as f32;
     for (stage, ranks) in [(0, 1), (1, 3), (2, 2), (3, 1), (3, 4), (3, 5)] {
         let found = loss(stage, ranks);
@@ -151,9 +154,10 @@ fn any_number_of_ranks_loads_it() {
     }
 }
 
-/// What does not fit is told, and the engine is as it was.
+/// If the model does not match, an error is returned and the engine is
+/// unchanged.
 #[test]
-fn what_does_not_fit_is_refused() {
+fn models_that_do_not_match_are_refused() {
     let checkpoint = DeepSpeedCheckpoint::open(&folder(2), None).unwrap();
     let config = trace(2)["ds"].clone();
     let cases = [
@@ -204,7 +208,7 @@ impl TorchModel for Below {
 }
 
 #[test]
-fn running_statistics_have_to_be_there() {
+fn missing_running_statistics_are_refused() {
     let checkpoint = DeepSpeedCheckpoint::open(&folder(2), None).unwrap();
     let plan = plan(&trace(2)["ds"], 1, 2);
     let errors = run_ranks(2, Duration::from_secs(60), |member| {

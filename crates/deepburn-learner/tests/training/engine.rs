@@ -13,7 +13,7 @@ use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, initialize};
 use deepburn_zero::{Group, Training};
 
-use crate::common::Numbered;
+use crate::models::Numbered;
 
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
@@ -147,13 +147,14 @@ fn no_sync_gives_the_same_gradients_up_to_rounding() {
         let (Some(quiet), Some(synced)) = (quiet[0], synced[0]) else {
             panic!("a step was taken");
         };
-        // Three micro-batches added before instead of after two ranks: a few roundings of 6e-8.
+        // The three micro-batches are added before the two ranks instead of after: a few rounding
+        // errors of 6e-8.
         assert!((quiet - synced).abs() < 1e-6 * synced, "{quiet} {synced}");
     }
 }
 
 #[test]
-fn a_step_right_after_no_sync_reduces_what_it_left() {
+fn a_step_right_after_no_sync_reduces_the_pending_gradients() {
     let norms = |quiet: bool| {
         with_engine(&plan(0, 2, 2), 0.0, |engine| {
             let rank = engine.rank();
@@ -168,7 +169,7 @@ fn a_step_right_after_no_sync_reduces_what_it_left() {
             Ok(engine.global_gradient_norm())
         })
     };
-    // One micro-batch each way, so that even the order of additions is the same.
+    // There is only one micro-batch, so the order of additions is the same too.
     assert_eq!(norms(true), norms(false));
 }
 
@@ -231,7 +232,7 @@ fn a_loss_without_parameters_is_an_error() {
 }
 
 #[test]
-fn a_boundary_can_be_set_by_hand() {
+fn a_boundary_can_be_set_manually() {
     with_engine(&plan(3, 4, 1), 0.0, |engine| {
         micro_batch(engine, 0)?;
         engine.set_gradient_accumulation_boundary(Some(true));
@@ -275,7 +276,8 @@ fn evaluation_sees_the_trained_weights_and_no_dropout() {
 fn dropout_differs_between_ranks_and_repeats_between_stages() {
     let losses = |stage, seed| {
         with_engine(&plan(stage, 1, 3), 0.5, |engine| {
-            // The same start at every stage, whatever was drawn when the module was built.
+            // All stages start with the same random state, regardless of the random numbers used to
+            // create the module.
             engine.seed(seed);
             let drawn = engine.forward(|_| {
                 let ones = Tensor::<Trained, 1>::ones([64], &FlexDevice);
@@ -302,7 +304,7 @@ fn a_rank_that_computes_for_long_notices_the_failure_of_another() {
         engine.forward(|_| {
             assert!(rank == 0, "rank 1 gives up");
             let mut sum = Tensor::<deepburn_zero::Zero<Flex>, 1>::ones([1], &FlexDevice);
-            // Minutes of ops without a single collective.
+            // These operations take minutes and include no collective.
             for _ in 0..500_000_000u64 {
                 sum = sum + 1.0;
             }
@@ -315,14 +317,14 @@ fn a_rank_that_computes_for_long_notices_the_failure_of_another() {
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_ends_the_run_by_name() {
+fn a_gradient_that_is_not_finite_ends_the_run_and_is_named() {
     for stage in 0..=3 {
         let failure = run_ranks(2, Duration::from_secs(60), |member| {
             let mut engine = initialize(net(0.0), &plan(stage, 1, 2), Group::<Flex>::new(member))?;
             let rank = engine.rank();
             let loss = engine.forward(|net| {
                 let loss = net.loss(0);
-                // One rank alone: the others learn of it.
+                // Only one rank has NaN, but all ranks must report it.
                 if rank == 1 { loss.mul_scalar(f32::NAN) } else { loss }
             })?;
             engine.backward(loss)?;

@@ -71,7 +71,7 @@ fn step(engine: &mut Net) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Every call that can fail, after a failure.
+/// Makes every call that can fail after a failure, and returns the messages.
 fn later_calls(
     engine: &mut Net,
     parameters: usize,
@@ -90,7 +90,7 @@ fn later_calls(
         engine.no_sync(|_| Ok(())).unwrap_err().to_string(),
         engine.save_16bit_model(&path, HalfPrecision::Bf16).map(drop).unwrap_err().to_string(),
         engine.save_checkpoint(folder, SaveRequest::default()).unwrap_err().to_string(),
-        // Twice: what failed once does not work the second time.
+        // A call that failed fails again.
         engine.forward(TwoHeads::loss).map(drop).unwrap_err().to_string(),
     ];
     assert!(std::fs::read_dir(folder).unwrap().next().is_none(), "nothing was written");
@@ -112,7 +112,8 @@ fn after_the_failure_of_a_rank_every_call_of_the_others_names_it() {
             let plan = plan(stage, ranks);
             let ended = run_ranks::<(), _>(ranks, Duration::from_secs(60), |member| {
                 let mut engine = initialize(TwoHeads::new(), &plan, Group::new(member))?;
-                // Made now, because ops fail once a rank has.
+                // These are computed before, because operations fail after the
+                // failure of a rank.
                 let parameters = engine.module().num_params();
                 let loss = Tensor::ones([1], &Default::default());
                 if engine.rank() == ranks - 1 {
@@ -123,14 +124,15 @@ fn after_the_failure_of_a_rank_every_call_of_the_others_names_it() {
                     let when = "of this rank's own making";
                     return Err(EngineError::Order { call: "a call", when });
                 }
-                // A collective that the failed rank does not come to.
+                // The failed rank does not take part in the collectives of the
+                // next step.
                 let first = loop {
                     if let Err(error) = step(&mut engine) {
                         break error;
                     }
                 };
                 let folder = tempfile::tempdir().unwrap();
-                // A panic here would be hidden behind the failure that came first.
+                // A panic here would be masked by the first failure.
                 let later =
                     AssertUnwindSafe(|| later_calls(&mut engine, parameters, loss, folder.path()));
                 let messages = catch_unwind(later)
@@ -156,9 +158,9 @@ fn after_the_failure_of_a_rank_every_call_of_the_others_names_it() {
     }
 }
 
-/// A panic that is caught leaves an engine that can be used, if all ranks were at the same place.
+/// After a panic that is caught, the engine is usable if all ranks panicked at the same point.
 #[test]
-fn after_a_panic_that_all_ranks_catch_training_goes_on() {
+fn training_continues_after_a_panic_that_all_ranks_catch() {
     for stage in 0..=3 {
         let plan = plan(stage, 2);
         let ranks = run_ranks(2, Duration::from_secs(60), |member| {
@@ -189,9 +191,9 @@ fn after_a_panic_that_all_ranks_catch_training_goes_on() {
     }
 }
 
-/// Autodiff would differentiate the sum of the elements.
+/// Without the check, autodiff would differentiate the sum of the elements.
 #[test]
-fn a_loss_with_several_elements_is_refused_and_training_goes_on() {
+fn a_loss_with_several_elements_is_refused_and_training_continues() {
     let plan = plan(3, 2);
     let ranks = run_ranks(2, Duration::from_secs(60), |member| {
         let mut engine: Net = initialize(TwoHeads::new(), &plan, Group::new(member))?;
@@ -207,7 +209,7 @@ fn a_loss_with_several_elements_is_refused_and_training_goes_on() {
 }
 
 #[test]
-fn a_detached_loss_is_refused_and_training_goes_on() {
+fn a_detached_loss_is_refused_and_training_continues() {
     let plan = plan(3, 2);
     let ranks = run_ranks(2, Duration::from_secs(60), |member| {
         let mut engine: Net = initialize(TwoHeads::new(), &plan, Group::new(member))?;

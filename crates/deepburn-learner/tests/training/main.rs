@@ -1,16 +1,16 @@
-//! Engines in training: their calls, precision, checkpoints and failures. One program, because each would compile
-//! the tensor stack again.
+//! Tests of training with the engine: its calls, precision, checkpoints and failures. They are one program,
+//! because every test program has to link the tensor stack again.
 
 mod autocast;
 mod buffers;
 mod checkpoints;
-mod common;
 mod contexts;
 mod deepspeed;
 mod engine;
 mod failures;
 mod mixed;
 mod mlp;
+mod models;
 mod one_bit;
 mod optimizers;
 mod param_groups;

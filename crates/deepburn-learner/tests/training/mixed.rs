@@ -14,7 +14,7 @@ use deepburn_zero::{Group, Training};
 use half::{bf16, f16};
 use serde_json::{Value, json};
 
-use crate::common::Numbered;
+use crate::models::Numbered;
 
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
@@ -25,7 +25,7 @@ struct Net<B: Backend> {
 type Trained = Training<Flex>;
 type Trainer = Engine<Flex, Net<Trained>>;
 
-/// Sizes that no rank count from 2 to 4 divides.
+/// Sizes that are not divisible by 2, 3 or 4 ranks.
 fn net() -> Net<Trained> {
     let device = &FlexDevice;
     let net = Net {
@@ -82,7 +82,7 @@ fn on_ranks<R: Send>(
     try_ranks(plan, body).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// One step; the loss of rank `poisoned` is multiplied by `factor`.
+/// Takes one step. The loss of rank `poisoned` is multiplied by `factor`.
 fn step(
     engine: &mut Trainer,
     seed: usize,
@@ -160,7 +160,7 @@ fn small_updates_are_not_lost() {
         let changed = |a: &[f32], b: &[f32]| a.iter().zip(b).filter(|(a, b)| a != b).count();
         let start = (masters(engine)?, seen(engine)?);
         step(engine, 0, None)?;
-        // All masters moved; hardly one crossed the middle between two bf16 numbers.
+        // All masters changed, but almost none of them crossed the midpoint of two bf16 numbers.
         assert_eq!(changed(&masters(engine)?, &start.0), 26);
         assert!(changed(&seen(engine)?, &start.1) <= 2);
         for _ in 0..400 {
@@ -193,13 +193,13 @@ fn an_overflow_on_one_rank_skips_the_step_on_all() {
             assert_eq!((applied.is_skipped(), applied.loss_scale), (false, 4.0));
             masters(engine)
         });
-        // As if the skipped steps had never been: also for Adam's bias correction.
+        // The result is the same as without the skipped steps, including Adam's bias correction.
         let twin = on_ranks(&plan(stage, 3, &fp16(4)), |engine| {
             step(engine, 0, None)?;
             step(engine, 1, None)?;
             masters(engine)
         });
-        // Powers of two as scales change no rounding until numbers leave fp16's range.
+        // Scales that are powers of two do not change the rounding of values in fp16's range.
         for (rank, twin) in ranks.iter().zip(&twin) {
             for (value, twin) in rank.iter().zip(twin) {
                 assert!((value - twin).abs() < 1e-5, "stage {stage}: {value} {twin}");
@@ -223,7 +223,8 @@ fn the_norm_is_unscaled_and_the_scale_changes_no_update() {
     let (plain, scaled) = (static_scale(1.0), static_scale(1024.0));
     let exact = steps(&json!({}));
     for ((norm, scaled), exact) in plain.0.iter().zip(&scaled.0).zip(&exact.0) {
-        // 11 bits of precision in a few products.
+        // fp16 has a precision of 11 bits, and the norm depends on a few
+        // products.
         assert!((norm - scaled).abs() < 1e-3 * norm && (norm - exact).abs() < 5e-3 * norm);
     }
     for (value, scaled) in plain.1.iter().zip(&scaled.1) {
@@ -246,7 +247,7 @@ fn an_overflow_at_the_smallest_scale_ends_the_run_with_the_parameters_name() {
 }
 
 #[test]
-fn bf16_skips_or_ends_as_it_is_told_at_every_stage() {
+fn bf16_skips_or_ends_as_configured_at_every_stage() {
     for stage in 0..=3 {
         let bf16 = |check| json!({"bf16": {"enabled": true, "check_grad_overflow": check}});
         on_ranks(&plan(stage, 2, &bf16(true)), |engine| {
@@ -263,9 +264,9 @@ fn bf16_skips_or_ends_as_it_is_told_at_every_stage() {
     }
 }
 
-/// 16-bit sums over micro-batches lose what is small beside them; fp32 sums do not.
+/// 16-bit sums over micro-batches lose small addends; fp32 sums do not.
 #[test]
-fn gradients_accumulate_in_the_type_that_was_asked_for() {
+fn gradients_accumulate_in_the_configured_type() {
     let end = |dtype: Option<&str>| {
         let mut precision = json!({"bf16": {"enabled": true}, "gradient_accumulation_steps": 16});
         if let Some(dtype) = dtype {
@@ -285,13 +286,13 @@ fn gradients_accumulate_in_the_type_that_was_asked_for() {
     let (default, in_fp32, in_bf16) = (end(None), end(Some("fp32")), end(Some("bf16")));
     assert_eq!(default, in_fp32);
     assert_ne!(default.0, in_bf16.0);
-    // 26 elements of 4 and of 2 bytes.
+    // There are 26 elements, with 4 and 2 bytes each.
     assert_eq!((default.1, in_bf16.1), (26 * 4, 26 * 2));
 }
 
-/// What travels in 16 bits travels as half the bytes; gathers carry the working copy.
+/// Messages in 16 bits have half as many bytes. Gathers send the working copy.
 #[test]
-fn gathers_and_reductions_carry_the_types_of_the_plan() {
+fn gathers_and_reductions_use_the_types_of_the_plan() {
     for (precision, gathered, reduced) in [
         (json!({}), "f32", "f32"),
         (json!({"bf16": {"enabled": true}}), "bf16", "bf16"),

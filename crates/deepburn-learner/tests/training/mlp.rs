@@ -34,7 +34,7 @@ impl Net<Trained> {
         net.map(&mut Fill { seed: 0 })
     }
 
-    /// Mean squared error of batch number `step`.
+    /// Returns the mean squared error of batch number `step`.
     fn loss(&self, step: usize) -> Tensor<Trained, 1> {
         let tensor = |columns: usize, seed| {
             let data = TensorData::new(values(6 * columns, seed), [6, columns]);
@@ -50,7 +50,7 @@ fn values(count: usize, seed: usize) -> Vec<f32> {
     (1..=count).map(|i| ((seed + i) * 37 % 101) as f32 / 101.0 - 0.4).collect()
 }
 
-/// Fills each parameter with values of its own.
+/// Fills the parameters with different values.
 struct Fill {
     seed: usize,
 }
@@ -68,7 +68,8 @@ impl ModuleMapper<Trained> for Fill {
     }
 }
 
-/// All ranks have the same batch, so that they take the steps of one.
+/// All ranks have the same batch, so that they take the same steps as a single
+/// rank.
 pub(crate) fn step(
     engine: &mut Engine<Flex, Net<Trained>>,
     number: usize,

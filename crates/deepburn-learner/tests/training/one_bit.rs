@@ -1,4 +1,5 @@
-//! 1-bit Adam and 1-bit LAMB through the engine: runs that are interrupted around the freeze, and what is refused.
+//! 1-bit Adam and 1-bit LAMB with the engine: runs that are interrupted around the freeze, and refused
+//! checkpoints.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use serde_json::json;
 
 use crate::mlp::{Net, Trained, step};
 
-/// Exact steps; the steps after them exchange signs.
+/// The number of exact steps. Later steps exchange signs.
 const FREEZE: usize = 3;
 const STEPS: usize = 7;
 
@@ -48,7 +49,7 @@ fn with_freeze(
 
 type Trainer = Engine<Flex, Net<Trained>>;
 
-/// Losses, weights and compression errors of a rank, and the scalars of 1-bit LAMB.
+/// The losses, weights and compression errors of a rank, and the scalars of 1-bit LAMB.
 #[derive(Debug, PartialEq)]
 struct Run {
     losses: Vec<f64>,
@@ -57,8 +58,8 @@ struct Run {
     errors: Vec<(StateArray, Vec<f32>)>,
 }
 
-/// Takes steps `steps`, from the checkpoint in `folder` unless they are the first, and saves there at the end. Each
-/// rank has batches of its own.
+/// Takes the steps `steps` and saves a checkpoint in `folder`. Unless they are the first steps, the run resumes
+/// from the checkpoint in `folder`. Each rank has different batches.
 fn train(plan: &Plan, folder: &Path, steps: std::ops::Range<usize>) -> Vec<Run> {
     let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
         let rank = member.rank();
@@ -83,7 +84,8 @@ fn weights(engine: &Trainer) -> Result<Vec<Vec<f32>>, EngineError> {
     (0..engine.parameters().len()).map(of).collect()
 }
 
-/// What this rank owns of all errors, parameter after parameter.
+/// Returns the parts of all compression errors that this rank owns, by
+/// parameter.
 fn errors(engine: &Trainer) -> Result<Vec<(StateArray, Vec<f32>)>, EngineError> {
     let mut all = Vec::new();
     for (array, owned) in engine.states().owned_errors()?.into_iter().flatten() {
@@ -127,12 +129,12 @@ fn a_resumed_run_takes_the_same_steps_wherever_it_was_interrupted() {
     }
 }
 
-/// Of all elements, in the order of the model: the mean of the worker errors, or the server errors, by parts that ranks
-/// own.
+/// Returns the mean of the worker errors, or the server errors, of all elements in model order. The parts that the
+/// ranks own are concatenated.
 fn mean_errors(ranks: &[&Vec<(StateArray, Vec<f32>)>], is_worker: bool) -> Vec<f64> {
     let is_chosen = |array: &StateArray| (*array != StateArray::ServerError) == is_worker;
     let workers = if is_worker { ranks.len() } else { 1 };
-    // Arrays of one parameter follow each other, and every rank has the same ones.
+    // The arrays of one parameter are consecutive, and every rank has the same arrays.
     let chosen = |rank: &&Vec<(StateArray, Vec<f32>)>| -> Vec<Vec<f32>> {
         rank.iter()
             .filter(|(array, _)| is_chosen(array))
@@ -153,9 +155,9 @@ fn mean_errors(ranks: &[&Vec<(StateArray, Vec<f32>)>], is_worker: bool) -> Vec<f
     means
 }
 
-/// With another number of ranks no error is lost: the mean of the worker errors is what it was.
+/// With another number of ranks no error is lost: the mean of the worker errors is unchanged.
 #[test]
-fn errors_go_on_with_another_number_of_ranks() {
+fn errors_are_kept_with_another_number_of_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let before = train(&plan(2, "fp32", 1), folder.path(), 0..STEPS);
     for ranks in [3, 4] {
@@ -165,7 +167,7 @@ fn errors_go_on_with_another_number_of_ranks() {
             let checkpoint = Checkpoint::open_intact(folder.path(), None)?;
             engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
             let errors = errors(&engine)?;
-            // It trains on.
+            // Training continues.
             step(&mut engine, 0)?;
             Ok::<_, TrainingCheckpointError>(errors)
         });
@@ -175,19 +177,20 @@ fn errors_go_on_with_another_number_of_ranks() {
         let [worker, server] = [true, false].map(|is_worker| mean_errors(&before, is_worker));
         let others = [true, false].map(|is_worker| mean_errors(&after, is_worker));
         for (was, is) in worker.iter().chain(&server).zip(others.iter().flatten()) {
-            // Means of two numbers below 0.1, rounded once.
+            // The means of two numbers below 0.1 are rounded once.
             assert!((was - is).abs() < 1e-8, "{was}, {is}");
         }
         assert!(worker.len() == server.len() && worker.iter().chain(&server).any(|x| *x != 0.0));
     }
-    // One rank has nobody to exchange with.
+    // A single rank does not exchange anything and has no errors.
     let alone = train(&plan(1, "fp32", 1), folder.path(), STEPS..STEPS + 1);
     assert!(alone[0].errors.is_empty());
 }
 
-/// Exact steps after compressed ones change the second moment, and what is compressed with it.
+/// Exact steps after compressed steps change the second moment, and with it the compressed
+/// quantity.
 #[test]
-fn errors_are_dropped_when_the_freeze_is_put_off() {
+fn errors_are_dropped_when_the_freeze_is_postponed() {
     let folder = tempfile::tempdir().unwrap();
     let before = train(&plan(2, "fp32", 1), folder.path(), 0..STEPS);
     assert!(!before[0].errors.is_empty());
@@ -199,7 +202,7 @@ fn errors_are_dropped_when_the_freeze_is_put_off() {
     assert_eq!(compressed[0].weights, compressed[1].weights);
 }
 
-/// No gradient travels after the freeze, so none is rounded to the type in which gradients travel.
+/// No gradients are sent after the freeze, so none are rounded to the communication type.
 #[test]
 fn the_communication_type_ends_at_the_freeze() {
     let plan = plan(2, "fp32", 1);
@@ -232,7 +235,8 @@ fn states_of_compressed_steps_are_refused_by_other_optimizers() {
     );
 }
 
-/// Checkpoints contain sums over all ranks, but not of single ranks.
+/// Checkpoints contain gradient sums over all ranks, but not the sums of single
+/// ranks.
 #[test]
 fn a_checkpoint_in_mid_accumulation_is_refused_after_the_freeze() {
     let plan = plan(2, "fp32", 2);

@@ -1,5 +1,5 @@
-//! Muon and LAMB beside PyTorch's and DeepSpeed's: losses and weights of `data/optimizers.json`, made by
-//! `data/optimizers.py`.
+//! Compares Muon and LAMB with PyTorch and DeepSpeed. The losses and weights are in
+//! `data/optimizers.json`, written by `data/optimizers.py`.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::mlp::{Net, losses, step};
 
-/// The plan of a variant of the script, in this precision.
+/// Returns the plan of a variant of the script in this precision.
 fn plan(variant: &str, (stage, ranks): (u8, usize), precision: &str) -> Plan {
     let muon = |adjust: &str| {
         json!({"type": "Muon", "params": {
@@ -45,7 +45,7 @@ fn plan(variant: &str, (stage, ranks): (u8, usize), precision: &str) -> Plan {
     if precision != "fp32" {
         config[precision] = json!({"enabled": true});
     }
-    // PyTorch leaves the choice of matrices to its caller: there the last layer is one.
+    // In PyTorch the caller chooses the matrices, and the script includes the last layer.
     let head = ParamGroup {
         params: vec![PathPattern::new(r"^head\.weight$").unwrap()],
         dims: Vec::new(),
@@ -81,16 +81,17 @@ const VARIANTS: [&str; 6] = [
 ];
 
 #[test]
-fn losses_are_those_of_pytorch_and_deepspeed() {
+fn losses_match_pytorch_and_deepspeed() {
     for variant in VARIANTS {
         let expected = numbers(&expected(variant)["losses"]);
         let alone = losses(&plan(variant, (0, 1), "fp32"));
         for (step, (found, expected)) in alone.iter().zip(&expected).enumerate() {
-            // f32 in another order of additions; DeepSpeed divides by a norm that is 1e-7 larger.
+            // The order of f32 additions differs, and DeepSpeed divides by a norm that is larger by
+            // 1e-7.
             let what = format!("{variant}, step {step}");
             assert!((found - expected).abs() < 5e-6, "{what}: {found}, {expected}");
         }
-        // The ranks have the same samples, whose mean over 2 and 4 ranks is exact.
+        // The ranks have the same samples, so the mean over 2 or 4 ranks is exact.
         for place in [(0, 2), (1, 2), (2, 4), (3, 1), (3, 2)] {
             assert_eq!(losses(&plan(variant, place, "fp32")), alone, "{variant} at {place:?}");
         }
@@ -98,7 +99,7 @@ fn losses_are_those_of_pytorch_and_deepspeed() {
 }
 
 #[test]
-fn weights_are_those_of_pytorch() {
+fn weights_match_pytorch() {
     for variant in ["muon", "muon_match_rms", "lamb"] {
         let plan = plan(variant, (3, 2), "fp32");
         let weights = run_ranks(2, Duration::from_secs(60), |member| {
@@ -121,13 +122,13 @@ fn weights_are_those_of_pytorch() {
             assert_eq!(found.len(), expected.len(), "{path}");
             let pairs = found.iter().zip(&expected);
             let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            // PyTorch's f32 is 2e-6 from its f64.
+            // PyTorch's results in f32 and f64 differ by 2e-6.
             assert!(worst < 2e-5, "{variant}, {path}: {worst:e}");
         }
     }
 }
 
-/// Saved at one stage and number of ranks, resumed at others.
+/// The run is saved at one stage and number of ranks, and resumed at others.
 #[test]
 fn a_resumed_run_takes_the_same_steps() {
     for (variant, precision) in

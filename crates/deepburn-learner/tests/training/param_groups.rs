@@ -1,4 +1,5 @@
-//! Parameter groups beside PyTorch's: losses of `data/param_groups.json`, made by `data/param_groups.py`.
+//! Compares parameter groups with PyTorch. The losses are in `data/param_groups.json`, written by
+//! `data/param_groups.py`.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ fn group(params: &[&str], dims: &[usize], update: GroupUpdate) -> ParamGroup {
     ParamGroup { params, dims: dims.to_vec(), update }
 }
 
-/// The groups of a function of the script.
+/// Returns the groups of a function of the script.
 fn groups(name: &str) -> ParamGroups {
     let trained = |rate, weight_decay, betas| GroupUpdate::Trained {
         rate,
@@ -80,18 +81,18 @@ fn expected(name: &str) -> Vec<f64> {
 }
 
 #[test]
-fn losses_are_those_of_pytorch() {
+fn losses_match_pytorch() {
     for name in ["adamw", "sgd"] {
         let expected = expected(name);
         for (stage, ranks) in [(0, 1), (0, 2), (1, 2), (2, 3), (3, 1), (3, 2)] {
             let found = losses(&plan(name, stage, ranks));
             for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                // f32 in another order of additions.
+                // The order of f32 additions differs.
                 let what = format!("{name}, stage {stage}, {ranks} ranks, step {step}");
                 assert!((found - expected).abs() < 1e-5, "{what}: {found}, {expected}");
             }
         }
-        // The groups matter: without them the losses are others.
+        // Without the groups the losses are different.
         let without = Plan { param_groups: ParamGroups::default(), ..plan(name, 0, 1) };
         let difference = losses(&without)[19] - expected[19];
         assert!(difference.abs() > 1e-3, "{name}: {difference}");

@@ -54,7 +54,7 @@ fn plan(stage: u8, gather: bool) -> Plan {
     resolve(&RawConfig::from_json(&text).unwrap(), &facts).unwrap().plan
 }
 
-/// Trains three steps on two ranks and saves; what each rank returned.
+/// Trains three steps on two ranks and saves. Returns the result of each rank.
 fn train_and_save(
     plan: &Plan,
     path: &std::path::Path,
@@ -123,14 +123,14 @@ fn weights_and_buffers_are_saved_by_module_path() {
             let rounded: Vec<f32> = values.iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
             assert_eq!(read(name), rounded, "{name} at stage {stage}");
         }
-        // Training moved the buffers away from where they start.
+        // Training has changed the buffers from their initial values.
         assert!(read("norm.running_mean").iter().any(|value| *value != 0.0));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
     }
 }
 
 #[test]
-fn stage_3_saves_only_when_told_to() {
+fn stage_3_saves_only_if_configured() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let saved = train_and_save(&plan(3, false), &path, |_| {});
@@ -143,7 +143,8 @@ fn stages_agree_on_a_module_with_buffers() {
     let folder = tempfile::tempdir().unwrap();
     let losses = |stage: u8| {
         let ranks = run_ranks(2, Duration::from_secs(60), |member| {
-            // Weights of one fixed draw: every rank starts from rank 0's.
+            // The initial weights are fixed, because every stage must start
+            // with the same ones.
             let mut engine = initialize(fixed(), &plan(stage, true), Group::new(member))?;
             let mut losses = vec![];
             for step in 0..4 {
@@ -165,7 +166,7 @@ fn stages_agree_on_a_module_with_buffers() {
     drop(folder);
 }
 
-/// A net whose weights depend on their place alone.
+/// Creates a net whose weights depend only on their position.
 fn fixed() -> Net<Trained> {
     use burn::module::{ModuleMapper, Param};
     struct Numbered(usize);

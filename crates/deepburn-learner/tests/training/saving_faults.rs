@@ -1,5 +1,5 @@
 //! `save_16bit_model` when the file cannot be written: all ranks fail together, training continues,
-//! and the next save equals an undisturbed run's.
+//! and the next save is the same as in a run without a failure.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ type Trained = Training<Flex>;
 const ROWS: usize = 9;
 const WIDTH: usize = 5;
 
-/// An embedding of positions that are stored with the model, a mask, and a frozen layer.
+/// A model with an embedding of stored positions, a mask, and a frozen layer.
 #[derive(Module, Debug)]
 struct Positions<B: Backend> {
     table: Embedding<B>,
@@ -73,10 +73,10 @@ fn step(engine: &mut Engine<Flex, Positions<Trained>>, number: usize) -> Result<
     Ok(value)
 }
 
-/// What a rank saw: its losses, and the result of each save.
+/// The results of a rank: its losses, and the result of each save.
 type Seen = (Vec<f32>, Vec<Result<bool, String>>);
 
-/// Trains two steps, saves at each of `paths` and trains two more.
+/// Trains two steps, saves to each of `paths` and trains two more steps.
 fn train(stage: u8, ranks: usize, precision: HalfPrecision, paths: &[PathBuf]) -> Vec<Seen> {
     let plan = plan(stage, ranks);
     let run = run_ranks(ranks, Duration::from_secs(60), |member| {
@@ -100,7 +100,7 @@ fn train(stage: u8, ranks: usize, precision: HalfPrecision, paths: &[PathBuf]) -
     run.unwrap_or_else(|failure| panic!("stage {stage}, {ranks} ranks: {failure}"))
 }
 
-/// The same weights in every run; the engine's `initialize` takes rank 0's.
+/// Creates a model with the same weights in every run.
 fn fixed_weights() -> Positions<Trained> {
     use burn::module::ModuleMapper;
     struct Filled(usize);
@@ -122,7 +122,7 @@ fn fixed_weights() -> Positions<Trained> {
     Positions::new().map(&mut Filled(3))
 }
 
-/// All ranks failed for the same reason, which is rank 0's.
+/// Checks that all ranks failed with the error of rank 0.
 fn check_failure(seen: &[Seen], save: usize, part: &str) {
     let own = seen[0].1[save].as_ref().unwrap_err();
     assert!(own.contains("cannot write") && own.contains(part), "{own}");
@@ -137,7 +137,7 @@ fn only_file(folder: &Path, name: &str) {
 }
 
 #[test]
-fn a_save_that_fails_fails_everywhere_and_leaves_training_as_it_was() {
+fn a_failed_save_fails_on_all_ranks_and_does_not_change_training() {
     for ranks in 1..=3 {
         let reference = tempfile::tempdir().unwrap();
         let whole = reference.path().join("model.safetensors");
@@ -181,8 +181,8 @@ fn a_full_disk_keeps_the_earlier_file() {
     }
 }
 
-/// A disk that is full in the middle of the file; where the test may not mount one, the test above
-/// has to do.
+/// A disk that becomes full in the middle of the file. Skipped if the test is not allowed to mount
+/// a tmpfs.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_disk_that_fills_up_in_the_middle() {
@@ -196,7 +196,7 @@ fn a_disk_that_fills_up_in_the_middle() {
         return;
     }
     let ballast = disk.path().join("ballast");
-    // A page is left: the header goes in, the tensors do not.
+    // One page is left, which is enough for the header but not for the tensors.
     fs::write(&ballast, vec![0; 60 << 10]).unwrap();
     let path = disk.path().join("model.safetensors");
     let failed = train_large(&path, &ballast);
@@ -207,7 +207,8 @@ fn a_disk_that_fills_up_in_the_middle() {
     }
 }
 
-/// Saves twice a layer larger than what is left, and makes room in between.
+/// Saves a layer that is larger than the free space twice, and frees space in
+/// between.
 #[cfg(target_os = "linux")]
 fn train_large(path: &Path, ballast: &Path) -> Vec<Vec<Result<bool, String>>> {
     let plan = plan(3, 2);
@@ -257,7 +258,7 @@ fn integers_and_bools_are_saved_in_their_own_type() {
 }
 
 #[test]
-fn a_weight_beyond_f16_is_every_ranks_error_and_bf16_holds_it() {
+fn a_weight_beyond_f16_is_an_error_on_every_rank_and_fits_bf16() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let plan = plan(3, 2);

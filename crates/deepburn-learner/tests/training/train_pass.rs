@@ -1,4 +1,5 @@
-//! Passes whose backward is the caller's: the same bits as the engine's own, and what is refused.
+//! `train_pass`: results are bit-identical to `forward` and `backward`, and invalid calls are
+//! refused.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, initialize};
 use deepburn_zero::{Category, Group, Training, Zero};
 
-/// Two towers on one input, of which the second multiplies the first.
+/// Two towers with the same input, whose outputs are multiplied.
 #[derive(Module, Debug)]
 struct Towers<B: Backend> {
     left: Linear<B>,
@@ -38,7 +39,8 @@ fn towers() -> Towers<Trained> {
     let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&FlexDevice);
     let towers =
         Towers { left: linear(4, 9), right: linear(4, 9), gelu: Gelu::new(), out: linear(9, 3) };
-    // Clones of parameters that were never read would each draw values of their own.
+    // Parameters are initialised when they are first read. Clones would otherwise get different
+    // random values.
     assert!(!weights(&towers).is_empty());
     towers
 }
@@ -91,7 +93,7 @@ fn weights<B: Backend>(module: &impl Module<B>) -> Vec<f32> {
 }
 
 #[test]
-fn a_train_pass_has_the_bits_of_forward_and_backward() {
+fn a_train_pass_is_bit_identical_to_forward_and_backward() {
     let module = towers();
     for (stage, accumulation, ranks, more) in [
         (0, 1, 1, ""),
@@ -140,7 +142,8 @@ fn parameters_are_gathered_as_in_the_engines_own_passes() {
         }
         Ok(peak(engine))
     });
-    // Backward is noticed with its first gradient, when its first parameter has been read.
+    // The backward pass is noticed at its first gradient, when its first parameter has already been
+    // gathered.
     let largest = 9 * 4 * size_of::<f32>();
     let (own, given) = (own.unwrap(), given.unwrap());
     assert!(
@@ -150,7 +153,7 @@ fn parameters_are_gathered_as_in_the_engines_own_passes() {
 }
 
 #[test]
-fn a_learning_rate_is_that_of_one_step() {
+fn a_learning_rate_applies_to_one_step() {
     let seen = with_engine(&plan(2, 1, 1, ""), &towers(), |engine| {
         let mut rates = Vec::new();
         for rate in [Some(0.5), None, Some(0.0)] {
@@ -199,7 +202,7 @@ fn fp16_and_mixed_accumulations_are_refused() {
 }
 
 #[test]
-fn the_whole_module_outlives_its_engine() {
+fn the_whole_module_is_independent_of_its_engine() {
     let module = towers();
     let plan = plan(3, 1, 3, r#", "bf16": {"enabled": true}"#);
     let found = with_engine(&plan, &module, |engine| {
@@ -215,7 +218,7 @@ fn the_whole_module_outlives_its_engine() {
     let (whole, masters) = found.swap_remove(0);
     let whole = whole.unwrap();
     assert_eq!(weights(&whole), masters);
-    // It trains and evaluates like any other module.
+    // The module trains and evaluates like any other module.
     let gradients = whole.loss(1).backward();
     assert!(whole.out.weight.val().grad(&gradients).is_some());
     let loss = burn::module::AutodiffModule::valid(&whole).loss(1);

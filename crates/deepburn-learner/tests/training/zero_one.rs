@@ -1,4 +1,4 @@
-//! 0/1 Adam through the engine: runs that are interrupted at every kind of step.
+//! 0/1 Adam with the engine: runs that are interrupted at every kind of step.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use serde_json::json;
 
 use crate::mlp::{Net, Trained, step};
 
-/// Steps 1, 2 and 4 take the mean gradient, step 3 compressed gradients. Ranks agree after steps 5, 6, 8, 12 and 16, and
-/// are apart after 7, 9, 10, 11, 13 and 14.
+/// The number of steps. Steps 1, 2 and 4 use the mean gradient, step 3 compressed gradients. The ranks have the same
+/// parameters after steps 5, 6, 8, 12 and 16, and different parameters after steps 7, 9, 10, 11, 13 and 14.
 const STEPS: usize = 14;
 
 fn plan(ranks: usize, precision: &str, optimizer: &str) -> Plan {
@@ -34,7 +34,8 @@ fn plan(ranks: usize, precision: &str, optimizer: &str) -> Plan {
         "train_micro_batch_size_per_gpu": 6,
         "gradient_clipping": 0.5,
         "optimizer": {"type": optimizer, "params": params},
-        // Sums of learning rates that no short number is.
+        // The sums of these learning rates have no short decimal
+        // representation.
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1e-2, "warmup_num_steps": 7}},
     });
     if precision != "fp32" {
@@ -45,7 +46,8 @@ fn plan(ranks: usize, precision: &str, optimizer: &str) -> Plan {
 
 type Trainer = Engine<Flex, Net<Trained>>;
 
-/// What a rank has at the end, with the elements that it owns of what every rank has of its own.
+/// The results of a rank at the end of a run. `of_ranks` has its owned elements of the states that
+/// differ between ranks.
 #[derive(Debug, PartialEq)]
 struct Run {
     losses: Vec<f64>,
@@ -54,8 +56,8 @@ struct Run {
     of_ranks: Vec<(StateArray, Vec<f32>)>,
 }
 
-/// Takes steps `steps`, from the checkpoint in `folder` unless they are the first, and saves there at the end. Each
-/// rank has batches of its own.
+/// Takes the steps `steps` and saves a checkpoint in `folder`. Unless they are the first steps, the run resumes
+/// from the checkpoint in `folder`. Each rank has different batches.
 fn train(plan: &Plan, folder: &Path, steps: std::ops::Range<usize>) -> Vec<Run> {
     let ranks = run_ranks(plan.batch.world_size, Duration::from_secs(60), |member| {
         let rank = member.rank();
@@ -89,7 +91,7 @@ fn of_ranks(engine: &Trainer) -> Result<Vec<(StateArray, Vec<f32>)>, EngineError
     Ok(all)
 }
 
-/// The plan with another `var_freeze_step`.
+/// Returns the plan with another `var_freeze_step`.
 fn with_freeze(mut plan: Plan, step: u64) -> Plan {
     if let OptimizerPlan::ZeroOneAdam(zero_one) = &mut plan.optimizer {
         zero_one.var_freeze_step = step;
@@ -97,7 +99,8 @@ fn with_freeze(mut plan: Plan, step: u64) -> Plan {
     plan
 }
 
-/// Errors of gradients are no errors of updates: the latter are a learning rate smaller.
+/// Compression errors of gradients cannot be used for updates, which are smaller by the learning
+/// rate.
 #[test]
 fn a_freeze_at_the_checkpoint_drops_the_errors_of_gradients() {
     let plan = plan(3, "fp32", "ZeroOneAdam");
@@ -107,14 +110,15 @@ fn a_freeze_at_the_checkpoint_drops_the_errors_of_gradients() {
         train(&late, folder.path(), 0..6);
         let resumed = train(&with_freeze(plan.clone(), freeze), folder.path(), 6..STEPS);
         let straight = resumed[0].losses.iter().fold(0.0_f64, |most, loss| most.max(*loss));
-        // Batches have losses below 0.3 from the first step on; errors of gradients made them some thousands.
+        // The losses are below 0.3 from the first step on. With the errors of gradients they were several
+        // thousand.
         assert!(straight < 1.0, "frozen after {freeze} steps: {:?}", resumed[0].losses);
     }
 }
 
-/// A later freeze puts local steps off: ranks take the exact steps with one model.
+/// A later freeze postpones local steps: the ranks take exact steps with the same parameters.
 #[test]
-fn a_freeze_after_the_checkpoint_brings_ranks_together() {
+fn a_freeze_after_the_checkpoint_averages_the_ranks() {
     let plan = plan(3, "fp32", "ZeroOneAdam");
     for interrupted in [7, 8, 11] {
         let folder = tempfile::tempdir().unwrap();
@@ -123,13 +127,14 @@ fn a_freeze_after_the_checkpoint_brings_ranks_together() {
         assert!(
             exact.iter().all(|run| run.weights == exact[0].weights && run.local_rates.is_none())
         );
-        // And local steps begin from that model: ranks agree after step 16.
+        // Local steps then start from these parameters, and the ranks have the
+        // same parameters after step 16.
         let later = train(&with_freeze(plan.clone(), STEPS as u64), folder.path(), STEPS..16);
         assert!(later.iter().all(|run| run.weights == later[0].weights));
     }
 }
 
-/// A group that does not move exchanges nothing, and has no errors in checkpoints.
+/// A group with a learning rate of 0 exchanges nothing, and has no errors in checkpoints.
 #[test]
 fn a_group_without_a_rate_resumes() {
     let still = ParamGroup {
@@ -182,9 +187,9 @@ fn a_resumed_run_takes_the_same_steps_wherever_it_was_interrupted() {
     }
 }
 
-/// With another number of ranks, every rank starts with the mean of what ranks had of their own.
+/// With another number of ranks, every rank starts with the mean of the ranks' local states.
 #[test]
-fn runs_go_on_with_another_number_of_ranks() {
+fn runs_resume_with_another_number_of_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let before = train(&plan(2, "fp32", "ZeroOneAdam"), folder.path(), 0..STEPS);
     for (ranks, precision) in [(1, "fp32"), (3, "fp32"), (4, "bf16")] {
@@ -196,7 +201,7 @@ fn runs_go_on_with_another_number_of_ranks() {
             let common = weights(&engine)?;
             engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
             let (loaded, rates) = (weights(&engine)?, engine.states().local_rates());
-            // Steps 15 and 16, of which the second exchanges.
+            // Steps 15 and 16, of which the second averages the parameters.
             let numbers = [STEPS, STEPS + 1];
             numbers.into_iter().try_for_each(|number| step(&mut engine, number).map(drop))?;
             assert_eq!(engine.states().local_rates(), None);
@@ -209,14 +214,16 @@ fn runs_go_on_with_another_number_of_ranks() {
             assert!(common != loaded && loaded != trained);
             let means = before[0].weights.iter().flatten().zip(before[1].weights.iter().flatten());
             for (loaded, (one, other)) in loaded.iter().flatten().zip(means) {
-                // Half a dozen roundings of numbers below 2.
+                // The results differ by about six rounding errors of numbers
+                // below 2.
                 assert!((loaded - (one + other) / 2.0).abs() < 1e-6);
             }
         }
     }
 }
 
-/// What single ranks have is refused by optimizers whose ranks are always alike.
+/// Local states are refused by optimizers that keep the same states on all
+/// ranks.
 #[test]
 fn states_between_exchanges_are_refused_by_other_optimizers() {
     for ranks in [1, 2] {

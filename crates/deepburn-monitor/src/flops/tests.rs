@@ -1,4 +1,4 @@
-//! Profiles of small models whose sums are known.
+//! Profiles of small models with known sums.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,7 +1,8 @@
-//! The tree of modules that the paths describe.
+//! The module tree, built from the module paths of the entries.
 //!
-//! A node has only its own counts, as the entries do. Sums over submodules are
-//! computed when they are needed; models have few enough modules.
+//! A node stores the counts of its module without submodules, like the entries.
+//! Sums over submodules are computed on demand, because models have few
+//! modules.
 
 use super::{FlopsTotals, ModuleFlops};
 use std::fmt;

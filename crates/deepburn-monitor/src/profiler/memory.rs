@@ -1,16 +1,16 @@
 //! Memory over time: a table, and a page with a chart for each rank.
 //!
-//! Samples are taken when a rank reports, usually several times a step. The
-//! table has all of them. A chart has at most 300 points and at most 12 bands;
-//! categories beyond are added up as *other*.
+//! A sample is taken whenever a rank reports its memory, usually several times
+//! per step. The table contains all samples. A chart has at most 300 points and
+//! at most 12 bands; further categories are summed as *other*.
 
 use crate::chart::{Chart, MAX_SERIES, stacked};
 use crate::html;
 use crate::report_error::ReportError;
 use std::io;
 
-/// The number of points in a chart. If there are more, the fullest of each
-/// range is drawn.
+/// The number of points in a chart. If there are more samples, the sample with
+/// the largest total of each range is drawn.
 const MOMENTS: usize = 300;
 
 /// The memory of a rank at one time.
@@ -18,7 +18,7 @@ const MOMENTS: usize = 300;
 pub(super) struct Sample {
     /// Microseconds since the start of the profiler.
     pub(super) at: f64,
-    /// The rank that the memory belongs to.
+    /// The rank that reported the memory.
     pub(super) rank: usize,
     /// Bytes by category.
     pub(super) bytes: Vec<(String, u64)>,
@@ -40,7 +40,7 @@ impl Sample {
 ///
 /// # Errors
 ///
-/// Returns an error if the text cannot be made; memory is its only cause.
+/// Returns an error if the table cannot be formatted.
 pub(super) fn to_csv(samples: &[Sample]) -> io::Result<String> {
     let mut table = csv::Writer::from_writer(Vec::new());
     table.write_record(["microseconds", "rank", "category", "bytes"])?;
@@ -77,7 +77,7 @@ pub(super) fn to_html(samples: &[Sample]) -> Result<String, ReportError> {
 }
 
 /// Returns the chart of a rank: MiB of each category over milliseconds,
-/// stacked. Of each range of samples the one with the largest sum is drawn.
+/// stacked. For each range of samples, the one with the largest total is drawn.
 fn chart(rank: usize, samples: &[&Sample]) -> Chart {
     const MIB: f64 = (1 << 20) as f64;
     let mut names: Vec<&str> = Vec::new();
@@ -90,7 +90,7 @@ fn chart(rank: usize, samples: &[&Sample]) -> Chart {
     names.truncate(MAX_SERIES - 1);
     let mut rows = Vec::new();
     for stretch in samples.chunks(samples.len().div_ceil(MOMENTS).max(1)) {
-        // The chart is there to show peaks, and a mean would hide them.
+        // The chart shows peaks, which a mean would hide.
         let Some(fullest) = stretch.iter().max_by_key(|sample| sample.total()) else { continue };
         let mut amounts: Vec<u64> = names.iter().map(|name| fullest.of(name)).collect();
         let named: u64 = amounts.iter().sum();

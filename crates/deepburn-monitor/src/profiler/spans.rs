@@ -1,9 +1,8 @@
 //! The `tracing` layer that receives spans.
 //!
-//! A span is recorded when it is left, with the thread that leaves it. Its
-//! start and fields are kept in the registry's extensions of the span
-//! meanwhile. A span that is entered several times gives one record for each
-//! time.
+//! A span is recorded when a thread exits it. Until then, its start time and
+//! fields are stored in the extensions of the registry's span. A span that is
+//! entered several times is recorded once for each entry.
 
 use super::Profiler;
 use serde_json::{Map, Value};
@@ -29,7 +28,7 @@ where
     }))
 }
 
-/// The layer. Its field is the profiler that gets the records.
+/// The layer, with the profiler that receives the records.
 struct Spans(Profiler);
 
 /// The fields of a span and the time at which it was entered.

@@ -1,4 +1,4 @@
-//! Profiles of threads that play ranks.
+//! Profiles of threads that simulate ranks.
 
 use super::*;
 
@@ -9,10 +9,10 @@ fn profiler(windows: Vec<RangeInclusive<u64>>, folder: &Path) -> Profiler {
 }
 use tracing_subscriber::layer::SubscriberExt;
 
-/// Two ranks that take steps 1 to 4 with spans in them, of which `windows` are profiled.
+/// Runs steps 1 to 4 with spans on two ranks, and profiles the steps in `windows`.
 fn profiled(windows: Vec<RangeInclusive<u64>>, folder: &Path) -> Profiler {
     let profiler = profiler(windows, folder);
-    // The filter of notes belongs to their own layer.
+    // The filter of log messages belongs to the layer that prints them.
     let subscriber = tracing_subscriber::registry().with(profiler.layer());
     let dispatch = tracing::Dispatch::new(subscriber);
     thread::scope(|scope| {
@@ -56,7 +56,8 @@ fn a_trace_has_a_track_for_each_rank_and_the_steps_that_were_wanted() {
     let profiler = profiler(vec![2..=3], folder.path());
     let subscriber = tracing_subscriber::registry().with(profiler.layer());
     let dispatch = tracing::Dispatch::new(subscriber);
-    // One after the other: while a rank is inside a step, what any thread does is recorded.
+    // The ranks run one after the other: while a rank is inside a step, the memory of all ranks is
+    // recorded.
     for rank in [1, 0] {
         let (profiler, dispatch) = (profiler.clone(), dispatch.clone());
         let work =
@@ -83,7 +84,7 @@ fn a_trace_has_a_track_for_each_rank_and_the_steps_that_were_wanted() {
         let (ts, dur) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
         assert!(ts >= 0.0 && dur >= 0.0 && event["pid"] == std::process::id());
     }
-    // A step holds its spans.
+    // The spans of a step are inside the step's own span.
     let (step, gather) = (named(events, "step")[0], named(events, "gather")[0]);
     let end = |it: &Value| it["ts"].as_f64().unwrap() + it["dur"].as_f64().unwrap();
     assert!(step["ts"].as_f64() <= gather["ts"].as_f64() && end(gather) <= end(step));
@@ -100,7 +101,7 @@ fn ranks_at_the_same_time_leave_a_memory_timeline() {
     let table = fs::read_to_string(folder.path().join("a/b/memory.csv")).unwrap();
     let lines: Vec<_> = table.lines().collect();
     assert_eq!(lines[0], "microseconds,rank,category,bytes");
-    // Step 2 of one rank may fall into a step of the other.
+    // Step 2 of one rank may overlap a step of the other rank.
     assert!((13..=17).contains(&lines.len()), "{table}");
     assert!(lines.iter().any(|line| line.ends_with(",1,gradients,4194304")), "{table}");
     let page = fs::read_to_string(folder.path().join("a/b/memory.html")).unwrap();

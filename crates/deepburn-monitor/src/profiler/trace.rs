@@ -25,13 +25,13 @@ pub(super) struct Complete {
 
 /// Returns the complete trace.
 ///
-/// The text is built in memory as a whole.
+/// The whole text is built in memory.
 pub(super) fn to_json(recording: &Recording) -> String {
     let pid = std::process::id();
     let mut events = vec![json!({
         "name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": "DeepBurn"},
     })];
-    // Tracks are sorted by name, rank after rank.
+    // Tracks are sorted by name, so ranks are in order.
     let mut order: Vec<usize> = (0..recording.threads.len()).collect();
     order.sort_by_key(|track| natural(&recording.threads[*track].1));
     for (place, track) in order.into_iter().enumerate() {

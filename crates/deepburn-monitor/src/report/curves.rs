@@ -1,8 +1,8 @@
 //! The curves of a run.
 //!
-//! A chart without data is omitted: evaluations of a run that has none, the
-//! loss scale outside of fp16, phases and tiers of metrics that do not have
-//! them. Horizontal axes are optimizer steps.
+//! Charts without data are omitted: evaluation curves of a run without
+//! evaluations, the loss scale outside of fp16, and phases and memory tiers that
+//! are missing in the metrics. Horizontal axes are optimizer steps.
 
 use crate::chart::{Chart, Series, stacked};
 use crate::metrics::{EvalRow, MemoryRow, StepRow};
@@ -77,8 +77,8 @@ fn by_eval(evals: &[EvalRow], value: fn(&EvalRow) -> f64) -> Series {
 /// Returns the seconds of each of the [`PHASES`] of a step, if they were
 /// measured.
 ///
-/// The last one is the rest of the step's time. `None` also if a time is not
-/// finite.
+/// The last value is the rest of the step's time. If a time is not finite, the
+/// result is `None` too.
 pub(super) fn phases(row: &StepRow) -> Option<[f64; PHASES.len()]> {
     let seconds = row.seconds?;
     let known = [seconds.data, seconds.forward, seconds.backward, seconds.optimizer];

@@ -1,7 +1,8 @@
-//! The program and machine of a run, as far as they explain its speed.
+//! The program version and the machine of a run, which help to explain its
+//! speed.
 //!
-//! Main type: [`Environment`]. It describes rank 0's machine; other machines of
-//! a job are not recorded.
+//! Main type: [`Environment`], which describes rank 0's machine. Other machines
+//! of a job are not recorded.
 
 use std::time::SystemTime;
 use std::{env, fmt, fs, thread};
@@ -25,7 +26,7 @@ pub struct Environment {
     pub cores: usize,
 }
 
-/// One line for each value, in the form that a bug report quotes.
+/// Formats one line per value, for bug reports.
 impl fmt::Display for Environment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let known = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".to_owned());

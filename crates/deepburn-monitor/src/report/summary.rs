@@ -1,17 +1,17 @@
 //! The summary at the top of the page.
 //!
-//! All numbers come from `metrics.jsonl`, so a report of a run in progress has
-//! them too. Sums and means are over the rows of the file: rows of earlier runs
-//! that this one resumed count as well.
+//! All numbers come from `metrics.jsonl`, so they are also available during a
+//! run. Sums and means cover all rows of the file, including rows that were
+//! written before the run was resumed.
 
 use super::curves::{self, PHASES};
 use crate::html::grouped;
 use crate::metrics::{EvalRow, StepRow};
 
-/// Returns names and values of everything that the rows contain.
+/// Returns the names and values of the summary.
 ///
-/// Memory is of rank 0's process, and tokens are of all ranks. Perplexity is
-/// exp(loss), for tasks without an accuracy.
+/// Memory is measured in rank 0's process, and tokens are summed over all
+/// ranks. Perplexity is exp(loss), for tasks without an accuracy.
 pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)> {
     let mut rows = Vec::new();
     let mut add = |name: &str, value: String| rows.push((name.to_owned(), value));
@@ -47,8 +47,8 @@ pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)
 
 /// Returns the total time of each phase over the measured steps.
 ///
-/// Shares are of the sum over all phases. The list is empty if no step was
-/// measured.
+/// Percentages are relative to the sum over all phases. The list is empty if no
+/// step was measured.
 pub(super) fn phases(steps: &[StepRow]) -> Vec<(String, String)> {
     let mut sums = [0.0; PHASES.len()];
     for times in steps.iter().filter_map(curves::phases) {
@@ -66,7 +66,7 @@ pub(super) fn phases(steps: &[StepRow]) -> Vec<(String, String)> {
     PHASES.into_iter().zip(sums).map(row).collect()
 }
 
-/// Formats a time in hours, minutes and seconds, with at most two of them.
+/// Formats a time in hours, minutes and seconds, with at most two units.
 fn duration(seconds: f64) -> String {
     let whole = seconds as u64;
     match (whole / 3600, whole / 60 % 60) {
@@ -109,7 +109,7 @@ mod tests {
         ];
         assert_eq!(shown, expected);
         assert_eq!(phases(&[unmeasured]), []);
-        // A clock that was read twice at different times leaves nothing negative.
+        // If the phases take longer than the step, the rest is 0 and not negative.
         let late = StepRow { step_seconds: 0.5, ..row };
         assert!(curves::phases(&late).is_some_and(|times| times[4] == 0.0));
         assert_eq!(curves::phases(&StepRow { step_seconds: f64::NAN, ..row }), None);

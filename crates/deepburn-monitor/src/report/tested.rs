@@ -1,4 +1,4 @@
-//! The test result, `test.json`, as tables.
+//! Tables of the test result, `test.json`.
 //!
 //! ```text
 //! {"test_loss": …, "test_accuracy": …, "perplexity": …, "targets": …,
@@ -45,7 +45,7 @@ fn figures(test: &Value) -> Vec<(String, String)> {
 
 /// Returns the counts of predicted classes for each true class.
 ///
-/// `None` unless it is a square matrix of counts.
+/// Returns `None` unless the value is a square matrix of counts.
 fn confusion(test: &Value) -> Option<Vec<Vec<u64>>> {
     let rows: Vec<Vec<u64>> = serde_json::from_value(test.get("confusion")?.clone()).ok()?;
     // A matrix that is not square was not written by this program.

@@ -63,7 +63,7 @@ fn page(rows: &[Row]) -> String {
     .unwrap()
 }
 
-/// A run of 3,000 steps with evaluations, a diverged stretch and skipped steps.
+/// Returns a run of 3,000 steps with evaluations, a diverged range and skipped steps.
 fn long_run() -> Vec<Row> {
     (1..=3000)
         .flat_map(|k| {

@@ -1,4 +1,4 @@
-//! Collectives between processes give what rank threads give, to the bit.
+//! Tests that collectives between processes return the same bits as rank threads.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::job::{as_rank, succeeds};
 const LONG: Duration = Duration::from_secs(60);
 const NUMELS: [usize; 7] = [0, 1, 2, 5, 12, 45, 3000];
 
-/// Values on which the order of additions shows.
+/// Values whose sum depends on the order of additions.
 fn values(rank: usize, index: usize, numel: usize) -> Vec<f32> {
     let magnitudes = [1e8, 1.0, -1e8, 0.1, 3e-7];
     (0..numel)
@@ -32,7 +32,7 @@ where
     };
     for (id, op) in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max].into_iter().enumerate() {
         let tag = |purpose| CollectiveTag::new(purpose, id as u64);
-        // Started together, so that several are under way.
+        // Several collectives are started before the first wait.
         let all = group.all_reduce(tag("all"), arrays(rank), op).unwrap();
         let own = group.reduce_scatter(tag("own"), arrays(rank), op).unwrap();
         drop(group.all_reduce(tag("dropped"), arrays(rank), op).unwrap());
@@ -77,7 +77,8 @@ fn threads_results(world_size: usize) -> Vec<Vec<Vec<u32>>> {
 #[test]
 #[ignore = "runs under mpirun"]
 fn same_bits_as_threads() {
-    // The second run cuts messages into pieces; the third shows that runs may follow each other.
+    // The second run splits messages into pieces. The third run checks that runs can follow each
+    // other.
     for piece in [1 << 30, 1 << 10, 1 << 30] {
         as_rank(LONG, piece, |group| {
             let seen = results(group, group.rank(), group.world_size());

@@ -1,4 +1,4 @@
-//! A rank that fails, in whatever way, ends all ranks, with one line that names it.
+//! Tests that any failure of a rank ends all ranks, with one line that names the failed rank.
 
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use deepburn_comm::{CollectiveTag, CommError, Host, ProcessGroup, ReduceOp};
 
 use crate::job::{as_rank, mpirun, text_of};
 
-/// How long a job may take to start and to end on a busy machine; a hang takes a minute.
+/// The maximum time for a job to start and end on a busy machine. A hang would take a minute.
 const SOON: Duration = Duration::from_secs(20);
 const LONG: Duration = Duration::from_secs(60);
 
-/// Runs a body that has to fail, soon, and returns what was printed.
+/// Runs a body, checks that it fails within `SOON`, and returns its output.
 fn fails(ranks: usize, body: &str, variables: &[(&str, &str)]) -> Option<String> {
     let started = Instant::now();
     let output: Output = mpirun(ranks, body, variables)?;
@@ -21,7 +21,8 @@ fn fails(ranks: usize, body: &str, variables: &[(&str, &str)]) -> Option<String>
     Some(text)
 }
 
-/// Runs `run` on this rank; the rank that is to report a failure prints it and all end.
+/// Runs `sums` collectives and then `run` on this rank, which must fail. The reporting rank prints
+/// the failure, and all ranks exit.
 fn report(timeout: Duration, run: impl FnOnce(usize) -> Result<(), CommError>, sums: usize) {
     let rank = deepburn_mpi::Process::connect().unwrap().rank();
     let ended = as_rank(timeout, 1 << 20, |group| {
@@ -121,7 +122,7 @@ fn ranks_disagree() {
     match ended {
         Err(failure) if failure.rank == rank => eprintln!("REPORT: {failure}"),
         Err(_) => {}
-        // The rank that has left early did all it wanted.
+        // The rank that ends early succeeds.
         Ok(()) if how == "left" && rank == 2 => return,
         Ok(()) => panic!("ranks that disagree went on"),
     }

@@ -1,4 +1,4 @@
-//! Starting bodies under `mpirun`.
+//! Starts test bodies under `mpirun`.
 
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -6,7 +6,8 @@ use std::time::Duration;
 use deepburn_comm::{RankFailure, run_rank};
 use deepburn_mpi::{MpiGroup, Process, Settings};
 
-/// Runs `body` (the path of an ignored test) on `ranks` processes; `None` without `mpirun`.
+/// Runs `body` (the path of an ignored test) on `ranks` processes. Returns `None` if `mpirun` is
+/// not installed.
 pub(crate) fn mpirun(ranks: usize, body: &str, variables: &[(&str, &str)]) -> Option<Output> {
     let program = std::env::current_exe().unwrap();
     let mut command = Command::new("mpirun");
@@ -26,7 +27,7 @@ pub(crate) fn mpirun(ranks: usize, body: &str, variables: &[(&str, &str)]) -> Op
     }
 }
 
-/// Runs `body` and checks that every rank has ended well.
+/// Runs `body` and checks that all ranks succeed.
 pub(crate) fn succeeds(ranks: usize, body: &str) {
     let Some(output) = mpirun(ranks, body, &[]) else { return };
     let text = text_of(&output);
@@ -34,13 +35,13 @@ pub(crate) fn succeeds(ranks: usize, body: &str) {
     assert_eq!(text.matches("1 passed").count(), ranks, "{text}");
 }
 
-/// All that ranks have printed.
+/// Returns the output of all ranks.
 pub(crate) fn text_of(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     format!("{out}{err}")
 }
 
-/// Runs `run` as the rank that this process is.
+/// Runs `run` as the rank of this process.
 pub(crate) fn as_rank<R>(
     timeout: Duration,
     piece: usize,

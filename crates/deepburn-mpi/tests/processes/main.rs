@@ -1,7 +1,8 @@
-//! The engine with real processes, started by `mpirun`.
+//! Tests of the engine with real processes, started by `mpirun`.
 //!
-//! A test starts `mpirun` with this very test program, which then runs one *body* on every rank: a
-//! test that is ignored except under a launcher. Without `mpirun` the tests say so and pass.
+//! A test starts `mpirun` with this test program, which then runs one *body* on every rank. A body
+//! is a test that is ignored except under a launcher. If `mpirun` is not installed, the tests print
+//! a message and pass.
 
 #![cfg(feature = "mpi")]
 

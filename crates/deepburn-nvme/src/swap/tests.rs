@@ -1,4 +1,4 @@
-//! Swap files on a file in memory that returns short counts and errors when told to.
+//! Tests of swap files on a fake file in memory that can return short counts and errors.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,12 +15,12 @@ use crate::{ALIGNMENT, AlignedBuffer, IoPolicy, PendingIo, SwapError, SwapOperat
 
 const FOLDER: &str = "/in/memory";
 
-/// What a call does instead of transferring everything.
+/// An injected fault of a read or write.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// Transfers at most so many bytes.
+    /// The call transfers at most this number of bytes.
     Short(usize),
-    /// Fails.
+    /// The call fails.
     Error(Errno),
 }
 
@@ -29,12 +29,12 @@ enum Fault {
 struct FakeFile {
     data: Mutex<Vec<u8>>,
     direct: bool,
-    /// Reads and writes so far.
+    /// The number of reads and writes so far.
     calls: AtomicU64,
     faults: HashMap<u64, Fault>,
-    /// Every read and write waits here for the others.
+    /// A barrier at which every read and write waits.
     barrier: Option<Barrier>,
-    /// Bytes of the disk, where it is full some day.
+    /// The size of the disk in bytes; `None` if it is unlimited.
     room: Option<u64>,
 }
 
@@ -43,7 +43,7 @@ impl FakeFile {
         Self { data: Mutex::new(vec![0; bytes as usize]), direct: true, ..Self::default() }
     }
 
-    /// A file whose call number `call`, counted from 0, goes wrong.
+    /// Returns a file with a fault in call number `call`, counted from 0.
     fn faulty(bytes: u64, call: u64, fault: Fault) -> Self {
         Self { faults: HashMap::from([(call, fault)]), ..Self::new(bytes) }
     }
@@ -82,7 +82,7 @@ impl RawFile for FakeFile {
     fn drop_cache(&self, _: u64, _: u64) {}
 
     fn grow(&self, added: Range<u64>) -> Result<(), Errno> {
-        // As large as a disk that is full then.
+        // The file grows up to the size of the disk.
         let mut data = self.data.lock().unwrap();
         let has_room = self.room.is_none_or(|room| added.end <= room);
         has_room.then(|| data.resize(added.end as usize, 0)).ok_or(Errno::NOSPC)
@@ -114,7 +114,7 @@ fn errno_of(error: &SwapError) -> Option<(SwapOperation, i32)> {
     }
 }
 
-/// One call of a random program; numbers are reduced to what is there.
+/// A call in a random test program. Numbers are reduced modulo the number of existing items.
 #[derive(Debug, Clone)]
 enum Step {
     Write {
@@ -128,9 +128,9 @@ enum Step {
         start: usize,
         end: usize,
     },
-    /// Waits for the pending request of this number.
+    /// Waits for the pending request with this number.
     Wait(usize),
-    /// Drops it.
+    /// Drops the pending request with this number.
     Drop(usize),
     WaitAll,
 }
@@ -149,13 +149,13 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn faults() -> impl Strategy<Value = HashMap<u64, Fault>> {
-    // A direct transfer of less than a sector would be an error.
+    // Direct I/O cannot continue after a transfer of less than a sector.
     let short = (ALIGNMENT..3 * ALIGNMENT).prop_map(Fault::Short);
     let fault = prop_oneof![short, Just(Fault::Error(Errno::INTR))];
     prop::collection::hash_map(0..200_u64, fault, 0..60)
 }
 
-/// Runs a random program on `swap` beside a model: what every read must return.
+/// Runs a random program on `swap` and compares every read with a model.
 fn check_against_model(swap: &SwapFile, sizes: &[usize], steps: Vec<Step>) {
     let regions: Vec<_> = sizes.iter().map(|&size| swap.region(size).unwrap()).collect();
     let mut model: Vec<Vec<u8>> = sizes.iter().map(|&size| vec![0; size]).collect();
@@ -229,7 +229,7 @@ proptest! {
     }
 }
 
-/// Writes and reads one region in turns while one request of the disk fails.
+/// Alternately writes and reads one region while one disk request fails.
 fn check_after_failure(swap: &SwapFile, waits: &[bool]) {
     let region = swap.region(4 * 4096).unwrap();
     let mut reads = Vec::new();
@@ -297,7 +297,7 @@ fn threads_share_a_file() {
 #[test]
 fn a_failed_write_fails_everything_after_it() {
     for (errno, remedy) in [(Errno::NOSPC, "the disk is full"), (Errno::IO, "smartctl")] {
-        // The third block of the write.
+        // The fault is in the third block of the write.
         let swap = swap(FakeFile::faulty(16 * 4096, 2, Fault::Error(errno)), 1, 1);
         let region = swap.region(8 * 4096).unwrap();
         let other = swap.region(4096).unwrap();
@@ -321,7 +321,8 @@ fn a_failed_write_is_reported_after_it_was_dropped() {
     let swap = swap(FakeFile::faulty(8 * 4096, 0, Fault::Error(Errno::IO)), 1, 2);
     let region = swap.region(4096).unwrap();
     drop(swap.write(&region, 0, filled(&swap, 4096, 1)).unwrap());
-    // Started before or after the failure, the read must not return what was there before.
+    // The read must not return old data, regardless of whether it is started before or after the
+    // failure.
     let read = swap.read(&region, 0..4096).and_then(PendingIo::wait).unwrap_err();
     let SwapError::EarlierWrite(first) = &read else { panic!("{read}") };
     assert_eq!(errno_of(first), Some((SwapOperation::Write, Errno::IO.raw_os_error())));
@@ -405,7 +406,7 @@ fn a_growing_file_grows_and_uses_released_regions_again() {
             let read = swap.read(region, 0..region.len()).unwrap().wait().unwrap();
             assert_eq!(read.as_bytes(), filled(&swap, region.len(), seed).as_bytes());
         }
-        // The next owner of these parts writes while this is still being written.
+        // The next regions in these parts are written while these writes are still in progress.
         for region in &regions {
             drop(swap.write(region, 0, filled(&swap, region.len(), !seed)).unwrap());
             swap.release(region);
@@ -422,7 +423,7 @@ fn a_disk_that_is_full_refuses_a_region_and_keeps_the_others() {
     let mut swap = swap(FakeFile::new(4096), 1, 1);
     swap.growing = Some(Arc::new(FakeFile { room: Some(20 << 20), ..FakeFile::new(4096) }));
     let first = swap.region(4096).unwrap();
-    // In steps of 16 MiB, and of what is needed where the disk has no more.
+    // The file grows in steps of 16 MiB, or by the missing bytes if the disk has no more space.
     swap.region(1).unwrap();
     assert_eq!(swap.bytes(), 4096 + (16 << 20));
     swap.region(18 << 20).unwrap();

@@ -10,8 +10,8 @@ pub(crate) const QUERY_BLOCK: usize = 128;
 pub enum AttentionMask {
     /// Keys up to the query's own position.
     Causal,
-    /// The first keys of the query's sequence; the others are padding. The list has the length of
-    /// each sequence, and a length of 0 counts as 1.
+    /// The first keys of the query's sequence; the others are padding. The list contains the length
+    /// of each sequence. A length of 0 counts as 1.
     Lengths(Arc<[usize]>),
 }
 
@@ -44,13 +44,12 @@ impl AttentionMask {
 pub struct SelfAttention {
     /// The number of sequences.
     pub batch: usize,
-    /// The number of heads. The width of a head is the model's width divided by
-    /// it.
+    /// The number of heads. The width of a head is the model's width divided by this number.
     pub heads: usize,
-    /// The factor of the scores.
+    /// The factor by which the scores are multiplied.
     pub scale: f64,
     /// Whether 16-bit queries and keys are multiplied in f32 even if this is slower. The flex
-    /// kernels always add in f32.
+    /// kernels always accumulate in f32.
     pub upcast: bool,
     /// The keys that a query attends to.
     pub mask: AttentionMask,

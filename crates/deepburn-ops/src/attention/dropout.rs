@@ -1,8 +1,8 @@
-//! Dropout of attention weights, as a function of their positions.
+//! Dropout of attention weights, computed from a seed and the position of each weight.
 
-/// Dropout of attention weights. Whether a weight is dropped is a function of
-/// its position, so backward needs no mask. The other weights are divided by
-/// the fraction that is kept.
+/// Dropout of attention weights. Whether a weight is dropped depends only on the seed and the
+/// weight's position, so no mask is saved for the backward pass. The remaining weights are divided
+/// by the keep probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionDropout {
     /// The seed of the selection.
@@ -12,19 +12,19 @@ pub struct AttentionDropout {
 }
 
 impl AttentionDropout {
-    /// Returns true if the weight of key `key` is dropped for query `row`,
-    /// which is counted over the queries of all heads of all sequences.
+    /// Returns true if the weight of key `key` is dropped for query `row`. Rows are numbered over
+    /// the queries of all heads of all sequences.
     pub fn drops(self, row: usize, key: usize) -> bool {
         self.row(row).drops(key as u32)
     }
 
-    /// Returns the factor of the weights that are kept.
+    /// Returns the factor by which the remaining weights are multiplied, `1 / (1 - probability)`.
     pub(crate) fn factor(self) -> f64 {
         1.0 / (1.0 - self.probability)
     }
 
-    /// Returns the random numbers of query `row`, which is counted over the queries of all heads of
-    /// all sequences.
+    /// Returns the random numbers of query `row`. Rows are numbered over the queries of all heads
+    /// of all sequences.
     pub(crate) fn row(self, row: usize) -> DropoutRow {
         // SplitMix64 (Steele et al. 2014).
         let mut z = self.seed.wrapping_add((row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -39,17 +39,18 @@ impl AttentionDropout {
 /// The random numbers of one query.
 #[derive(Clone, Copy)]
 pub(crate) struct DropoutRow {
-    /// Combined with the number of the key.
+    /// Combined with the index of the key.
     low: u32,
     /// Combined with the result of the hash.
     high: u32,
-    /// A number below it drops the weight: the probability in units of 2^-32.
+    /// The drop probability in units of 2^-32. A weight is dropped if its random number is below
+    /// this threshold.
     threshold: u32,
 }
 
 impl DropoutRow {
-    /// Returns true if the weight of key `key` is dropped. Integer arithmetic only, so that a loop
-    /// over keys vectorises.
+    /// Returns true if the weight of key `key` is dropped. Uses integer arithmetic only, so that a
+    /// loop over keys vectorises.
     #[inline(always)]
     pub(crate) fn drops(self, key: u32) -> bool {
         // A 32-bit finaliser with low bias (Wellons, "Prospecting for hash functions").

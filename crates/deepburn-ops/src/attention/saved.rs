@@ -1,4 +1,5 @@
-//! The values of an attention that its passes hand on.
+//! The output of attention's forward pass, and the values saved for its
+//! backward pass.
 
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
@@ -8,22 +9,22 @@ use super::dropout::AttentionDropout;
 /// The result of a forward pass.
 #[derive(Debug)]
 pub struct AttentionOutput<B: Backend> {
-    /// `[batch * positions, width]`.
+    /// The attention output, `[batch * positions, width]`.
     pub output: FloatTensor<B>,
-    /// The logarithm of the sum of exponentials of each row of scores, `[batch
-    /// * heads, positions]`, in at least f32.
+    /// The log-sum-exp of each row of scores, `[batch * heads, positions]`, in
+    /// at least f32.
     pub log_sums: FloatTensor<B>,
 }
 
-/// The values that backward needs.
+/// The values saved for the backward pass.
 #[derive(Debug, Clone)]
 pub struct AttentionSaved<B: Backend> {
-    /// The input.
+    /// The input: queries, keys and values, `[batch * positions, 3 * width]`.
     pub projected: FloatTensor<B>,
     /// See [`AttentionOutput`].
     pub output: FloatTensor<B>,
     /// See [`AttentionOutput`].
     pub log_sums: FloatTensor<B>,
-    /// The same as in forward.
+    /// The dropout of the forward pass.
     pub dropout: Option<AttentionDropout>,
 }

@@ -1,9 +1,9 @@
-//! The results of a loss head, and the chunks in which it computes logits.
+//! The results of a language-model head with its loss, and the size of its chunks of logits.
 
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-/// A value for each input of the head that may be trained.
+/// One value for each input of the head that may need a gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadGradients<T> {
     /// For the hidden states, `[tokens, width]`.
@@ -21,7 +21,7 @@ pub struct HeadLoss<B: Backend> {
     pub gradients: HeadGradients<Option<FloatTensor<B>>>,
 }
 
-/// The largest size of a chunk's f32 logits in bytes, unless one row is larger.
+/// The maximum size of a chunk's f32 logits in bytes. Only a single row may exceed it.
 const CHUNK_BYTES: usize = 64 << 20;
 
 /// Returns the number of rows of logits, one per token, that

@@ -1,8 +1,8 @@
-//! The families with a forward and a backward pass, in ops of the backend.
+//! The op families with a forward and a backward pass, implemented with ops of the backend.
 //!
-//! The provided methods bound the memory: scores and logits exist a block at a time, and only the
-//! values that backward needs are kept. burn-cubecl's products use tensor cores where the device
-//! has them.
+//! The provided methods limit memory use: scores and logits are computed one block at a time, and
+//! only the values that the backward pass needs are saved. burn-cubecl's matrix products use tensor
+//! cores if the device has them.
 
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 

@@ -1,8 +1,9 @@
-//! The families on GPUs through CubeCL: wgpu (Vulkan, Metal, WebGPU) and CUDA.
+//! The op families on GPUs through CubeCL: wgpu (Vulkan, Metal, WebGPU) and CUDA.
 //!
 //! - Optimizer steps, gradient statistics, conversions and concatenation are kernels of
-//!   `deepburn_kernels::cube`. They run on the device, and only the statistics return to the host.
-//! - Forward and backward passes use the provided methods, as burn-cubecl's own ops.
+//!   `deepburn_kernels::cube`. They run on the device, and only the statistics are copied to the
+//!   host.
+//! - Forward and backward passes use the provided methods, which call burn-cubecl's ops.
 //! - All ranks of a process submit their work to one stream of the device (`stream`).
 
 mod fused;

@@ -1,11 +1,11 @@
 //! Optimizer kernels on the device.
 //!
-//! Masters, moments and gradients stay in device memory. A step is one kernel launch over all
-//! elements: one thread per element reads the gradient, updates master and states in place and
-//! writes the working copy. The call returns when the kernel is queued. Only
-//! [`OptimizerOps::gradient_stats`] waits for the device.
+//! Master weights, optimizer states and gradients stay in device memory. A step is one kernel
+//! launch over all elements: one thread per element reads the gradient, updates the master weight
+//! and the states in place, and writes the working copy. The call returns when the kernel is
+//! queued. Only [`OptimizerOps::gradient_stats`] waits for the device.
 //!
-//! The kernels know f32, f16 and bf16. Gradients of other types are converted to f32 first.
+//! The kernels support f32, f16 and bf16. Gradients of other types are converted to f32 first.
 
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
@@ -18,8 +18,8 @@ use deepburn_kernels::{ElementwiseStep, GradientStats};
 
 use crate::optimizer::{OptimizerOps, UpdateArrays};
 
-/// Results agree with the CPU's up to the last bits, because a device may fuse multiplications and
-/// additions.
+/// Results can differ from the CPU's in the last bits, because a device may fuse multiplications
+/// and additions.
 impl<R, F, I, BT> OptimizerOps for CubeBackend<R, F, I, BT>
 where
     R: CubeRuntime,
@@ -27,10 +27,10 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    /// Allocates only the working copy, also for a working type of f32.
+    /// Allocates only the working copy, even if its type is f32.
     ///
-    /// A shared array (one that a checkpoint is being saved from, for example) is copied on the device
-    /// first, so its other holder keeps the old values.
+    /// A shared array, for example one that is being saved to a checkpoint, is first copied on the device, so its other
+    /// owner keeps the old values.
     fn update(
         step: &ElementwiseStep,
         grad_scale: f32,
@@ -67,8 +67,8 @@ where
         cube::gradient_stats(&gradient.client, &buffer(&gradient))
     }
 
-    /// Conversions between f32, f16 and bf16 are a kernel with rounding to nearest even; others are
-    /// burn-cubecl's.
+    /// Conversions between f32, f16 and bf16 use a kernel that rounds to nearest even. Other
+    /// conversions use burn-cubecl's cast.
     ///
     /// The result keeps the shape and is contiguous.
     fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
@@ -76,7 +76,7 @@ where
         if held == DType::from(dtype) {
             return tensor;
         }
-        // Both types must be known to the kernel.
+        // The kernel must support both types.
         let (Some(_), Some(wanted)) = (element_type(held.into()), element_type(dtype)) else {
             return Self::float_cast(tensor, dtype);
         };
@@ -86,7 +86,7 @@ where
         Self::float_reshape(cast, shape)
     }
 
-    /// Copies one part per launch, on the device.
+    /// Copies the parts on the device, with one kernel launch per part.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
         let parts: Vec<_> = parts.into_iter().map(known::<Self, R>).collect();
         let buffers: Vec<_> = parts.iter().map(buffer).collect();
@@ -94,7 +94,7 @@ where
     }
 }
 
-/// Returns the kernels' name of a float type; `None` for f64 and other types that they do not know.
+/// Returns the kernels' identifier of a float type; `None` for f64 and other unsupported types.
 fn element_type(dtype: FloatDType) -> Option<DeviceDType> {
     match dtype {
         FloatDType::F32 => Some(DeviceDType::F32),
@@ -104,8 +104,8 @@ fn element_type(dtype: FloatDType) -> Option<DeviceDType> {
     }
 }
 
-/// Returns the tensor, contiguous and in a type that the kernels know. Other types are converted to
-/// f32.
+/// Returns the tensor in contiguous layout and in a type that the kernels support. Other types are
+/// converted to f32.
 fn known<B, R>(tensor: CubeTensor<R>) -> CubeTensor<R>
 where
     R: CubeRuntime,
@@ -130,7 +130,7 @@ fn exclusive<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
 ///
 /// # Panics
 ///
-/// Panics if the kernels do not know the type.
+/// Panics if the kernels do not support the type.
 fn buffer<R: CubeRuntime>(tensor: &CubeTensor<R>) -> DeviceBuffer {
     let dtype = element_type(tensor.dtype().into());
     let dtype = dtype.expect("masters are f32, and gradients were made of a known type");
@@ -139,7 +139,7 @@ fn buffer<R: CubeRuntime>(tensor: &CubeTensor<R>) -> DeviceBuffer {
 
 /// Returns a buffer as a flat tensor on the device of `like`.
 ///
-/// The buffer's memory belongs to the tensor from then on.
+/// The tensor takes ownership of the buffer's memory.
 fn tensor<R: CubeRuntime>(buffer: DeviceBuffer, like: &CubeTensor<R>) -> CubeTensor<R> {
     let dtype = match buffer.dtype() {
         DeviceDType::F32 => DType::F32,

@@ -1,4 +1,4 @@
-//! One stream of the device for all ranks of a process, and the device's products and layouts.
+//! A device stream that all ranks of a process share, and the device's matrix products and layouts.
 
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
@@ -19,14 +19,14 @@ where
     /// Runs the work in stream 0 of the device.
     ///
     /// By default, CubeCL gives each thread its own stream with its own memory pool. A rank that
-    /// reads another rank's tensor would then need a synchronisation for every read, and could get
-    /// memory whose last reader in the other stream has not finished.
+    /// reads another rank's tensor would then need a synchronisation for every read, and could be
+    /// given memory that a kernel in the other stream is still reading.
     fn in_shared_stream<T>(run: impl FnOnce() -> T) -> T {
         StreamId { value: 0 }.executes(run)
     }
 }
 
-/// burn-cubecl's products are used as they are.
+/// Uses burn-cubecl's matrix product.
 impl<R, F, I, BT> MatmulOps for CubeBackend<R, F, I, BT>
 where
     R: CubeRuntime,

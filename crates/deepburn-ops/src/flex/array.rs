@@ -45,8 +45,8 @@ pub(crate) fn is_supported(tensor: &FlexTensor) -> bool {
 
 /// Returns the arithmetic of a product with operands of these types: bf16 only if both are bf16.
 ///
-/// f16 is widened and multiplied in f32: processors have no fast f16 product with f32 sums, and
-/// bf16 would lose three of its eleven significant bits.
+/// f16 is widened and multiplied in f32: processors have no fast f16 product with f32 sums, and a
+/// conversion to bf16 would lose three of f16's eleven significant bits.
 pub(crate) fn arithmetic(operands: [DType; 2]) -> Arithmetic {
     match operands {
         [DType::BF16, DType::BF16] => Arithmetic::Bf16,
@@ -67,7 +67,7 @@ pub(crate) fn owned(tensor: FlexTensor) -> FlexTensor {
 }
 
 /// Returns the storage of a tensor from its first element on. The slice may extend beyond the
-/// tensor's last element. It is empty for an empty view whose offset lies beyond the end of the
+/// tensor's last element. It is empty for an empty view whose offset is beyond the end of the
 /// storage.
 ///
 /// # Panics
@@ -103,7 +103,7 @@ pub(crate) fn matrix_at(tensor: &FlexTensor, offset: usize) -> Option<Matrix<'_>
     let [rows, columns] = [shape[rank - 2], shape[rank - 1]];
     let strides = [strides[rank - 2], strides[rank - 1]].map(usize::try_from);
     let [Ok(row_stride), Ok(column_stride)] = strides else { return None };
-    // An empty view may lie beyond the end.
+    // The offset of an empty view may be beyond the end of the storage.
     let stored = stored(tensor);
     let elements = stored.starting_at(offset.min(stored.len()));
     Some(Matrix::strided(elements, [rows, columns], [row_stride, column_stride]))
@@ -155,11 +155,12 @@ pub(crate) fn read<'a>(
     }
 }
 
-/// An array that several threads write at the same time, each thread its own ranges, as f32.
+/// An array that several threads write as f32 at the same time. Each thread writes different
+/// ranges.
 ///
-/// It is a raw pointer with a length, because the ranges of a thread need not be adjacent: a head
-/// of an attention owns some columns of every row. The borrow checker cannot express that, so
-/// callers promise it.
+/// The array is a raw pointer with a length, because the ranges of a thread need not be adjacent:
+/// an attention head owns some columns of every row. The borrow checker cannot express such ranges,
+/// so callers must ensure that the ranges of different threads do not overlap.
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
     /// The first element and its type.
@@ -168,7 +169,7 @@ pub(crate) struct Output {
     len: usize,
 }
 
-// SAFETY: a caller that takes a part promises that no other thread uses it.
+// SAFETY: a caller that accesses a range promises that no other thread uses it.
 unsafe impl Send for Output {}
 // SAFETY: as above.
 unsafe impl Sync for Output {}
@@ -191,12 +192,12 @@ impl Output {
     /// Panics if `index` is greater than the length.
     pub(crate) fn at(self, index: usize) -> Target {
         assert!(index <= self.len);
-        // SAFETY: in the array, or at its end.
+        // SAFETY: the element is in the array or at its end.
         unsafe { self.target.add(index) }
     }
 
     /// Calls `work` with a slice for the elements in `range`, which must be written completely. The
-    /// content of the slice is arbitrary at first.
+    /// initial content of the slice is arbitrary.
     ///
     /// f32 elements are written in place. 16-bit elements are written to `room` and rounded to
     /// nearest even afterwards.
@@ -217,7 +218,8 @@ impl Output {
     ) {
         let len = range.len();
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: inside of the array, and the caller's alone.
+        // SAFETY: the range is inside the array, and the caller promises that no other thread
+        // accesses it.
         unsafe {
             match self.at(range.start) {
                 Target::F32(first) => work(std::slice::from_raw_parts_mut(first, len)),
@@ -235,7 +237,7 @@ impl Output {
         }
     }
 
-    /// Calls `work` with the current elements in `range` as f32 and stores what it leaves there.
+    /// Calls `work` with the current elements in `range` as f32 and stores the updated values.
     ///
     /// # Safety
     ///
@@ -252,7 +254,8 @@ impl Output {
     ) {
         let len = range.len();
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: inside of the array, written, and the caller's alone.
+        // SAFETY: the range is inside the array, and the caller promises that it was written and
+        // that no other thread accesses it.
         unsafe {
             match self.at(range.start) {
                 // `write` passes f32 elements in place, so they keep their values.
@@ -282,7 +285,7 @@ pub(crate) fn written(
     dtype: DType,
     fill: impl FnOnce(Output),
 ) -> FlexTensor {
-    /// The same for one element type.
+    /// Creates the tensor for one element type.
     fn filled<E: burn_backend::Element + bytemuck::Pod>(
         shape: Shape,
         fill: impl FnOnce(Output),
@@ -292,7 +295,7 @@ pub(crate) fn written(
     {
         let len = shape.num_elements();
         let mut values = unwritten::<E>(len);
-        // SAFETY: the vector is alive until `fill` has returned, and used by nobody else.
+        // SAFETY: the vector is alive until `fill` has returned, and no other code uses it.
         fill(unsafe { Output::new(values.as_mut_ptr(), len) });
         FlexTensor::from_data(TensorData::new(values, shape))
     }
@@ -331,33 +334,34 @@ pub(crate) fn changed(tensor: FlexTensor, work: impl FnOnce(Output)) -> FlexTens
         DType::BF16 => target::<bf16>(&mut tensor, start),
         other => panic!("the kernels of the CPU backend change no {other:?}"),
     };
-    // SAFETY: `storage_mut` made the storage this tensor's alone, and it is alive until `work` has returned.
+    // SAFETY: after `storage_mut`, only this tensor owns the storage, and the tensor is alive until `work` has
+    // returned.
     work(unsafe { Output::new(target, end - start) });
     tensor
 }
 
-/// Returns a tensor of `shape` with `values`, rounded to `dtype`. Takes over the vector if `dtype`
-/// is f32.
+/// Returns a tensor of `shape` with `values`, rounded to `dtype`. Takes ownership of the vector if
+/// `dtype` is f32.
 pub(crate) fn from_values(values: Vec<f32>, shape: impl Into<Shape>, dtype: DType) -> FlexTensor {
     if dtype == DType::F32 {
         return FlexTensor::from_data(TensorData::new(values, shape.into()));
     }
     written(shape, dtype, |out| {
-        // SAFETY: nobody else has the output.
+        // SAFETY: no other code has access to the output.
         unsafe {
             out.write(0..values.len(), &mut Vec::new(), |room| room.copy_from_slice(&values))
         };
     })
 }
 
-/// Allocates `len` numbers whose values are arbitrary and must be written before they are read.
+/// Allocates `len` numbers with arbitrary values, which must be written before they are read.
 ///
 /// Zeroing them first would cost about as much memory bandwidth as the kernel that writes them.
 #[allow(clippy::uninit_vec)]
 pub(crate) fn unwritten<E: bytemuck::Pod>(len: usize) -> Vec<E> {
     let mut values = Vec::with_capacity(len);
-    // SAFETY: the capacity is there, any bits are a number, and every caller writes all elements
-    // before it reads one or gives them away.
+    // SAFETY: the capacity is at least `len`, any bits are a valid number, and every caller writes
+    // all elements before it reads them or passes them on.
     unsafe { values.set_len(len) };
     values
 }
@@ -368,7 +372,7 @@ mod tests {
 
     fn set_first(tensor: FlexTensor) -> FlexTensor {
         changed(tensor, |all| {
-            // SAFETY: nobody else has the elements, which were written.
+            // SAFETY: no other code has access to the elements, and all of them were written.
             unsafe { all.update(0..1, &mut Vec::new(), |first| first[0] = 9.0) };
         })
     }

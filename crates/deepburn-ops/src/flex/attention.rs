@@ -1,8 +1,9 @@
 //! Self-attention in blocks of query rows.
 //!
-//! The unit of work is one head of one sequence, so there are `batch * heads` of them, and each
-//! runs on one thread. Within a head, the scores of [`QUERY_BLOCK`] queries exist at a time (Dao et
-//! al. 2022, without blocks of keys: a CPU cache holds complete rows of scores).
+//! Each head of each sequence is one task, so there are `batch * heads` tasks, and each task runs
+//! on one thread. Within a head, only the scores of [`QUERY_BLOCK`] queries exist at a time. This
+//! follows FlashAttention (Dao et al. 2022), but the keys are not divided into blocks, because a
+//! CPU cache holds complete rows of scores.
 //!
 //! ```text
 //! projected, a row per position, positions of a sequence below each other
@@ -22,14 +23,14 @@
 //!
 //! Scores, weights and sums are f32. In a product of two bf16 operands, the weights and the
 //! gradients of the scores are rounded to bf16. A row is shifted by its maximum before the
-//! exponentials. A score of NaN or plus infinity makes its row NaN. Keys beyond the mask get weight
-//! 0 exactly, but 0 times a value that is not finite is NaN, so padding must be finite.
+//! exponentials. A score of NaN or plus infinity makes its row NaN. Masked keys get a weight of
+//! exactly 0. Padding must be finite, because 0 times a value that is not finite is NaN.
 //!
 //! # Memory
 //!
-//! A thread holds `128 * positions` f32 scores in forward. In backward, it holds twice as many, and
-//! the sums for keys and values, `2 * positions * width` f32. They are freed at the end of the
-//! head.
+//! In the forward pass, a thread holds `128 * positions` f32 scores. In the backward pass, it holds
+//! twice this number, and the gradient sums for keys and values, `2 * positions * width` f32. All
+//! of this memory is freed when the head is finished.
 
 use std::ops::Range;
 
@@ -54,10 +55,10 @@ use crate::portable;
 
 vectorised! {
     /// Turns the scores of a block of queries into attention weights in place, and stores the
-    /// logarithm of each row's sum of exponentials in `log_sums`.
+    /// log-sum-exp of each row in `log_sums`.
     ///
-    /// `scores` has rows of `keys` elements. The first query attends to the first `visible` keys
-    /// and each following one to `more` keys more. The weights of the other keys are 0.
+    /// `scores` has rows of `keys` elements. The first query attends to the first `visible` keys,
+    /// and each following query to `more` additional keys. The weights of the other keys are 0.
     fn softmax_rows(
         scores: &mut [f32],
         keys: usize,
@@ -85,12 +86,12 @@ vectorised! {
 }
 
 vectorised! {
-    /// Turns scores into weights as in forward, from the saved logarithms of the sums: `exp(score -
-    /// log_sum)`.
+    /// Recomputes the attention weights of the forward pass from the scores and the saved log-sums:
+    /// `exp(score - log_sum)`.
     ///
-    /// Backward thus needs no second pass for maximum and sum. The arguments are the same as for
-    /// [`softmax_rows`].
-    fn weigh_rows(
+    /// The backward pass therefore does not compute the maximum and the sum of a row again. The
+    /// arguments are the same as for [`softmax_rows`].
+    fn weighted_rows(
         scores: &mut [f32],
         keys: usize,
         visible: usize,
@@ -173,9 +174,9 @@ impl AttentionDims {
 
     /// Returns the offset of the first element of a head's rows in a matrix.
     ///
-    /// `head` counts over the heads of all sequences. The matrix has `parts` sections of columns
-    /// side by side, each with all heads: three for the projected matrix, one for the result.
-    /// `part` is the section.
+    /// `head` is an index over the heads of all sequences. The columns of the matrix are divided
+    /// into `parts` sections, each with all heads: three for the projected matrix, one for the
+    /// result. `part` is the index of the section.
     fn place(self, head: usize, rows: &Range<usize>, part: usize, parts: usize) -> usize {
         let row = head / self.heads * self.positions + rows.start;
         (row * parts + part) * self.row() + head % self.heads * self.width
@@ -233,19 +234,20 @@ struct Inputs<'a> {
 }
 
 impl Inputs<'_> {
-    /// Returns a product that runs on this thread only: the other threads have heads of their own.
+    /// Returns a product that runs on this thread only, because the other threads process other
+    /// heads.
     fn product<'a>(&self, left: Matrix<'a>, right: Matrix<'a>) -> Product<'a> {
         Product::new(left, right, self.arithmetic).on(Threads::One)
     }
 
     /// Returns the number of keys that a block of queries is multiplied with: under a causal mask
-    /// those up to the end of the block, otherwise all.
+    /// the keys up to the end of the block, otherwise all keys.
     fn keys(&self, rows: &Range<usize>) -> usize {
         self.mask.keys(rows.end, self.dims.positions)
     }
 
-    /// Returns how many keys the first of the queries `rows` attends to, and how many more each
-    /// following one does: 1 under a causal mask, 0 for padded sequences.
+    /// Returns the number of keys that the first of the queries `rows` attends to, and the number
+    /// of additional keys for each following query: 1 under a causal mask, 0 for padded sequences.
     fn seen(&self, head: usize, rows: &Range<usize>) -> (usize, usize) {
         let AttentionDims { heads, positions, .. } = self.dims;
         let visible = self.mask.seen(head / heads, rows.start, positions);
@@ -258,8 +260,7 @@ impl Inputs<'_> {
         let Some(dropout) = self.dropout else { return };
         let keys = weights.len() / rows.len();
         for (query, weights) in rows.clone().zip(weights.chunks_exact_mut(keys)) {
-            // The number of the row is unique in the batch, so every row has its own random
-            // numbers.
+            // The row index is unique in the batch, so every row has its own random numbers.
             let row = dropout.row(head * self.dims.positions + query);
             drop_row(weights, row, dropout.factor() as f32);
         }
@@ -288,7 +289,7 @@ impl Inputs<'_> {
             self.drop(weights, head, &rows);
             let values = dims.projected(self.projected, head, &(0..keys), 2);
             let out = output.at(dims.place(head, &rows, 0, 1));
-            // SAFETY: these rows of this head's columns are written by nobody else.
+            // SAFETY: no other thread writes these rows of this head's columns.
             let out = unsafe { MatrixMut::from_pointer(out, rows.len(), dims.width, dims.row()) };
             self.product(Matrix::new(&weights[..], rows.len(), keys, keys), values).write_to(out);
         }
@@ -297,8 +298,8 @@ impl Inputs<'_> {
     /// Computes the gradients of one head: writes its columns of queries, keys and values in
     /// `gradient`.
     ///
-    /// For each block of queries, scores and weights are computed again. With the dropped-out
-    /// weights `q = p m` and the gradient `dy` of the result:
+    /// For each block of queries, scores and weights are recomputed. With the weights after
+    /// dropout, `q = p m`, and the gradient `dy` of the output:
     ///
     /// ```text
     /// dv += q^T dy                    [keys, width]
@@ -308,7 +309,7 @@ impl Inputs<'_> {
     /// dk += scale ds^T q              [keys, width]
     /// ```
     ///
-    /// The blocks run from the last one to the first, a fixed order.
+    /// The blocks are processed from the last to the first, so the order of summation is fixed.
     fn backward_head(&self, head: usize, given: &Given<'_>, gradient: Output) {
         let dims = self.dims;
         let mut scratch = BackwardScratch::new(dims);
@@ -326,7 +327,7 @@ impl Inputs<'_> {
             self.scores(weights, head, &rows);
             let log_sums = &given.log_sums[head * dims.positions..][rows.clone()];
             let (visible, more) = self.seen(head, &rows);
-            weigh_rows(weights, keys, visible, more, log_sums);
+            weighted_rows(weights, keys, visible, more, log_sums);
 
             let out = MatrixMut::new(scores_grad, rows.len(), keys, keys);
             self.product(grad, values.transposed()).write_to(out);
@@ -342,7 +343,7 @@ impl Inputs<'_> {
             let [queries, key_rows] = [(&rows, 0), (&all, 1)]
                 .map(|(rows, part)| dims.projected(self.projected, head, rows, part));
             let queries_grad = gradient.at(dims.place(head, &rows, 0, 3));
-            // SAFETY: these rows of this head's columns are written by nobody else.
+            // SAFETY: no other thread writes these rows of this head's columns.
             let out =
                 unsafe { MatrixMut::from_pointer(queries_grad, rows.len(), width, 3 * dims.row()) };
             self.product(scores_grad, key_rows).scaled(dims.scale).write_to(out);
@@ -370,7 +371,7 @@ struct BackwardScratch {
     corrections: [f32; QUERY_BLOCK],
     /// `[positions, width]`: the sum over blocks of queries, in f32 for every type of the result.
     keys_grad: Vec<f32>,
-    /// The same for the values.
+    /// The same sum for the gradient of the values.
     values_grad: Vec<f32>,
 }
 
@@ -396,7 +397,7 @@ impl BackwardScratch {
         for (part, sums) in [(1, &self.keys_grad), (2, &self.values_grad)] {
             for (position, sums) in sums.chunks_exact(dims.width.max(1)).enumerate() {
                 let start = dims.place(head, &(position..position + 1), part, 3);
-                // SAFETY: this head's columns are written by nobody else.
+                // SAFETY: no other thread writes this head's columns.
                 unsafe {
                     gradient.write(start..start + dims.width, &mut room, |row| {
                         row.copy_from_slice(sums)
@@ -407,13 +408,13 @@ impl BackwardScratch {
     }
 }
 
-/// The values of forward and the gradient of the result, which backward needs beside the inputs.
+/// The values that the backward pass needs in addition to the inputs.
 struct Given<'a> {
     /// The gradient of the result, `[batch * positions, heads * width]`.
     grad: FloatSlice<'a>,
-    /// The result of forward, with the same shape.
+    /// The output of the forward pass, with the same shape.
     output: FloatSlice<'a>,
-    /// The logarithms of the sums of exponentials, `[batch * heads, positions]`.
+    /// The log-sum-exp of each row of scores, `[batch * heads, positions]`.
     log_sums: &'a [f32],
 }
 
@@ -441,7 +442,7 @@ impl Given<'_> {
 /// Scores, weights and sums are f32 for 16-bit inputs too, so [`SelfAttention::upcast`] has no
 /// effect here.
 impl AttentionOps for Flex {
-    /// Allocates the result and the logarithms of the sums, which are f32 for every input type.
+    /// Allocates the result and the log-sums, which are f32 for every input type.
     fn attention_forward(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
@@ -457,8 +458,8 @@ impl AttentionOps for Flex {
         let mut log_sums = unwritten(dims.batch * dims.heads * dims.positions);
         let output = written([rows, dims.row()], projected.dtype(), |output| {
             log_sums
-                // A chunk of zero elements is an error of rayon; without positions there are no
-                // chunks either way.
+                // rayon panics on a chunk size of 0. Without positions there are no chunks in
+                // either case.
                 .par_chunks_mut(dims.positions.max(1))
                 .enumerate()
                 .for_each(|(head, log_sums)| inputs.forward_head(head, output, log_sums));

@@ -15,10 +15,10 @@
 //!
 //! # Numerics
 //!
-//! A row is shifted by its largest logit. Exponentials are added in f32 in blocks of 4096, and the
-//! sums of blocks, the losses of rows and the sum of all losses in f64. The result is rounded to
-//! f32 once. A logit of NaN or plus infinity makes the loss and the gradient of its row NaN. Minus
-//! infinity is a probability of 0, and as a target an infinite loss.
+//! A row is shifted by its largest logit. Exponentials are added in f32 within blocks of 4096. The
+//! sums of blocks, the losses of rows and the sum of all losses are f64. The result is rounded to
+//! f32 once. A logit of NaN or plus infinity makes the loss and the gradient of its row NaN. A
+//! logit of minus infinity has a probability of 0; if it is the target, the loss is infinite.
 //!
 //! # Threads
 //!
@@ -47,9 +47,9 @@ use crate::portable;
 const SUM_BLOCK: usize = 4096;
 
 vectorised! {
-    /// Returns the loss of a row of logits, `log(sum(exp(l))) - l[target]`. With `gradient`, the
-    /// logits are overwritten with its gradient, `exp(l) / sum(exp(l))`, less 1 at the target.
-    /// `target` must be below the length.
+    /// Returns the loss of a row of logits, `log(sum(exp(l))) - l[target]`. If `gradient` is true,
+    /// the logits are overwritten with the gradient of the loss: `exp(l) / sum(exp(l))`, minus 1 at
+    /// the target. `target` must be less than the number of logits.
     ///
     /// Without `gradient` the logits stay unchanged and the exponentials are not stored.
     fn row_loss(logits: &mut [f32], target: usize, gradient: bool) -> f64 {
@@ -87,15 +87,16 @@ vectorised! {
     }
 }
 
-/// Returns the summed loss of rows of `vocab` logits, one row per target. With `gradient`, the
-/// logits are overwritten with their gradient; it is 0 for masked rows, whose target is negative.
+/// Returns the summed loss of rows of `vocab` logits, one row per target. If `gradient` is true,
+/// the logits are overwritten with their gradient. The gradient is 0 for masked rows, whose target
+/// is negative.
+///
+/// Losses are added in f64 in the order of the rows. A row of logits is read three times with
+/// `gradient` and twice without: for its maximum, its exponentials, and the division by their sum.
 ///
 /// # Panics
 ///
 /// Panics if a target is `vocab` or more.
-///
-/// Losses are added in f64 in the order of the rows. A row of logits is read three times with
-/// `gradient` and twice without: for its maximum, its exponentials, and the division by their sum.
 fn rows_loss(logits: &mut [f32], vocab: usize, targets: &[i64], gradient: bool) -> f64 {
     let losses: Vec<f64> = logits
         .par_chunks_mut(vocab.max(1))
@@ -113,7 +114,8 @@ fn rows_loss(logits: &mut [f32], vocab: usize, targets: &[i64], gradient: bool) 
             }
         })
         .collect();
-    // Collected first: a parallel sum would depend on how rayon divides the rows.
+    // The losses are collected first, because a parallel sum would depend on how rayon divides the
+    // rows.
     losses.iter().sum()
 }
 
@@ -123,8 +125,8 @@ impl CrossEntropyOps for Flex {
     /// Computes logits in f32 for 16-bit inputs too. If hidden states and weight are bf16, the
     /// gradients of the logits are rounded to bf16 for the two products that follow.
     ///
-    /// Beside the chunk of logits, the requested gradients are allocated in f32. They stay alive
-    /// until backward. A head without tokens uses the portable implementation.
+    /// In addition to the chunk of logits, the requested gradients are allocated in f32. They are
+    /// kept until the backward pass. A head without tokens uses the portable implementation.
     fn head_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -202,7 +204,7 @@ impl CrossEntropyOps for Flex {
         let mut loss = 0.0;
         let logits = changed(logits, |all| {
             let len = targets.len() * vocab;
-            // SAFETY: nobody else has the elements, all of which are written.
+            // SAFETY: no other code has access to the elements, and all of them are written.
             unsafe {
                 all.update(0..len, &mut Vec::new(), |all| {
                     loss = rows_loss(all, vocab, &targets, gradient)
@@ -213,8 +215,9 @@ impl CrossEntropyOps for Flex {
         (loss, gradient.then_some(logits))
     }
 
-    /// Returns the gradient itself if the factor is 1 and the type f32. Otherwise f32 gradients are
-    /// scaled in place and 16-bit results are written to a new tensor, with one rounding.
+    /// Returns the gradient unchanged if the factor is 1 and `dtype` is f32. Otherwise f32
+    /// gradients are scaled in place and 16-bit results are written to a new tensor, with one
+    /// rounding.
     fn scale_gradient(
         gradient: FloatTensor<Self>,
         factor: FloatTensor<Self>,

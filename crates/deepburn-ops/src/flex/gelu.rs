@@ -1,8 +1,8 @@
 //! GELU with the tanh approximation, an element-wise op in one pass.
 //!
-//! Each block of elements is read, computed in f32 and written or, in backward, updated in place.
-//! NaN gives NaN. Minus infinity gives NaN too, as the product of an infinity and a gate of 0. From
-//! about 1e19 on, where `x^2` overflows, the derivative is NaN.
+//! Each block of elements is read, computed in f32 and written. The backward pass updates the
+//! gradient in place. NaN gives NaN. Minus infinity gives NaN too, because it is multiplied by a
+//! gate of 0. From about 1e19 on, where `x^2` overflows, the derivative is NaN.
 
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
@@ -22,8 +22,8 @@ const CUBE: f32 = (CUBIC * TWICE_SQRT_2_OVER_PI) as f32;
 
 /// Returns `sigmoid(2 u(x))`, the factor of `x` in GELU.
 ///
-/// For large negative `x`, the exponential becomes infinite and the gate 0. Backward evaluates the
-/// gate again: keeping it would take as much memory as the input.
+/// For large negative `x`, the exponential becomes infinite and the gate 0. The backward pass
+/// recomputes the gate, because saving it would take as much memory as the input.
 #[inline(always)]
 fn gate(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x * (LINEAR + CUBE * x * x)))
@@ -44,20 +44,19 @@ vectorised! {
     fn backward(x: &[f32], grad: &mut [f32]) {
         for (x, grad) in x.iter().zip(grad) {
             let x = *x;
-            // Each `exp` is evaluated again in backward: keeping the gate would take as much memory
-            // as the input.
+            // The gate is recomputed, because saving it would take as much memory as the input.
             let gate = gate(x);
             *grad *= gate + x * gate * (1.0 - gate) * (LINEAR + 3.0 * CUBE * x * x);
         }
     }
 }
 
-/// Element-wise, so results do not depend on the shape or on the division into blocks.
+/// GELU is element-wise, so results do not depend on the shape or on the division into blocks.
 ///
-/// A thread reads and writes one block at a time; the only scratch memory are the f32 copies of a
+/// A thread reads and writes one block at a time; the only scratch memory is the f32 copies of a
 /// block of 16-bit elements.
 impl GeluOps for Flex {
-    /// Allocates the result. The input stays as it is, because backward needs it.
+    /// Allocates the result. The input is not modified, because the backward pass needs it.
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
         if !is_supported(&x) {
             return portable::gelu::forward::<Self>(x);

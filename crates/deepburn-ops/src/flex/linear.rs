@@ -1,4 +1,4 @@
-//! Affine maps as one or two matrix products.
+//! Linear layers as one or two matrix products.
 //!
 //! The bias is added to the finished f32 sums of the product before they are rounded, so the result
 //! is rounded once. The products read transposed operands through their strides and run on all
@@ -25,8 +25,8 @@ use super::vector::vectorised;
 use crate::linear::{LinearGradients, LinearOps};
 use crate::portable;
 
-/// The number of rows that a thread adds at a time for the gradient of a bias. It fixes the order
-/// of the additions.
+/// The number of rows that a thread adds at a time for a bias gradient. It fixes the order of the
+/// additions.
 const ROWS: usize = 64;
 
 vectorised! {
@@ -50,7 +50,7 @@ fn product(
 ) -> FlexTensor {
     let (rows, columns) = (left.rows(), right.columns());
     written([rows, columns], dtype, |out| {
-        // SAFETY: nobody else has the output.
+        // SAFETY: no other code has access to the output.
         let out = unsafe { MatrixMut::from_pointer(out.at(0), rows, columns, columns) };
         Product::new(left, right, arithmetic).write_to(out);
     })
@@ -59,8 +59,8 @@ fn product(
 /// The products use bf16 arithmetic if both operands are bf16, and f32 otherwise. Types other than
 /// f32, f16 and bf16 use the portable implementation.
 ///
-/// A matrix that is transposed, or a view with other strides, is multiplied where it lies. Only
-/// negative strides need a copy.
+/// Transposed matrices and views with other strides are multiplied without a copy. Only negative
+/// strides require a copy.
 impl LinearOps for Flex {
     /// The result has the type of `x`.
     fn fused_linear(
@@ -78,11 +78,11 @@ impl LinearOps for Flex {
                 with_matrix(&weight, |weight| product(x, weight, dtype, arithmetic))
             });
         };
-        // A bias is as long as a row, so an f32 copy of all of it is small.
+        // A bias has the length of one row, so an f32 copy of it is small.
         let bias = widen(bias);
         let (rows, columns) = (x.shape()[0], weight.shape()[1]);
         written([rows, columns], dtype, |out| {
-            // SAFETY: nobody else has the output.
+            // SAFETY: no other code has access to the output.
             let out = unsafe { MatrixMut::from_pointer(out.at(0), rows, columns, columns) };
             with_matrix(&x, |x| {
                 with_matrix(&weight, |weight| {

@@ -10,9 +10,9 @@
 //!                                 product 5: lhs[1, 0] rhs[0, 2]
 //! ```
 //!
-//! Many products are distributed over the threads, and each of a few products is divided among all
-//! threads. Both ways give the same bits, because an element is always a sum over depths in their
-//! order.
+//! If there are many products, each product runs on one thread. If there are few, each product is
+//! divided among all threads. Both ways give bitwise identical results, because each element is
+//! always summed over the depth in the same order.
 
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
@@ -24,16 +24,16 @@ use rayon::prelude::*;
 use super::array::{Output, arithmetic, is_supported, matrix_at, written};
 use crate::matmul::MatmulOps;
 
-/// The number of products from which on each is the work of one thread. With fewer products,
-/// threads would be idle.
+/// The minimum number of products for which each product runs on one thread. With fewer products,
+/// some threads would be idle.
 const ENOUGH_PRODUCTS: usize = 4;
 
-/// The number of multiplications, over all products, below which handing work to threads costs more
-/// than it saves. burn-flex uses the same limit for batched products.
+/// The number of multiplications, over all products, below which distributing the work over threads
+/// costs more than it saves. burn-flex uses the same limit for batched products.
 const WORTH_THREADS: usize = 128 * 128 * 128;
 
 /// Operands of different types, types other than f32, f16 and bf16, vectors, and shapes that cannot
-/// be broadcast are left to burn-flex's own product, which also reports errors.
+/// be broadcast use burn-flex's own product, which also reports errors.
 impl MatmulOps for Flex {
     /// # Panics
     ///
@@ -84,7 +84,7 @@ fn broadcast(left: &[usize], right: &[usize]) -> Option<Vec<usize>> {
         .collect()
 }
 
-/// The products of the matrices of two tensors.
+/// A batch of matrix products of two tensors.
 struct Products<'a> {
     /// The left operand, with non-negative strides.
     lhs: &'a FlexTensor,
@@ -119,7 +119,7 @@ impl Products<'_> {
             unreachable!("no stride is negative");
         };
         let target = out.at(index * rows * columns);
-        // SAFETY: every product has elements of its own.
+        // SAFETY: every product writes different elements.
         let out = unsafe { MatrixMut::from_pointer(target, rows, columns, columns) };
         Product::new(left, right, arithmetic([self.lhs.dtype(), self.rhs.dtype()]))
             .on(threads)

@@ -1,4 +1,4 @@
-//! The families on burn-flex, Burn's CPU backend: kernels that read and write the memory of host
+//! The op families on burn-flex, Burn's CPU backend: kernels that read and write the memory of host
 //! tensors.
 //!
 //! # Types
@@ -13,14 +13,14 @@
 //!
 //! Work is divided into blocks on the current rayon pool. The size of a block does not depend on
 //! the number of threads, and partial sums are added in the order of the blocks. Results are
-//! therefore the same bits with every number of threads.
+//! therefore bitwise identical for every number of threads.
 //!
 //! # Memory
 //!
 //! An op allocates its result and, per thread, at most a few blocks of f32 scratch memory.
-//! Attention and the loss head also allocate the scores or logits of one block; their modules give
-//! the sizes. Inputs are copied only if they are not contiguous, and an input that nobody else
-//! holds is updated in place where the result has its shape.
+//! Attention and the loss head also allocate the scores or logits of one block; their modules
+//! document the sizes. Inputs are copied only if they are not contiguous. An input without other
+//! owners is updated in place if the result has the same shape.
 
 mod array;
 mod attention;

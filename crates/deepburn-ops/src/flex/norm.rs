@@ -4,8 +4,8 @@
 //! centred elements, then the output, while the row is in the cache. The variance is a sum of
 //! squared differences, not a difference of large numbers.
 //!
-//! Backward updates the gradient in place. The gradients of `gamma` and `beta` are sums over all
-//! rows: each block has sums of its own, which are added in the order of the blocks.
+//! The backward pass updates the gradient in place. The gradients of `gamma` and `beta` are sums
+//! over all rows: each block computes partial sums, which are added in the order of the blocks.
 //!
 //! ```text
 //! grad [rows, width]     rows 0 .. 31    --> sums 0 [width] --+
@@ -13,9 +13,9 @@
 //!                        rows 64 .. 95   --> sums 2 [width] --+    added from first to last
 //! ```
 //!
-//! All arithmetic is f32, with the order of sums of the function `combine`. A row with an element
-//! that is not finite becomes NaN; other rows do not change, but the gradients of `gamma` and
-//! `beta` are sums over all rows.
+//! All arithmetic is f32, and sums are in the order of the function `combine`. A row with an
+//! element that is not finite becomes NaN. Other rows are not affected, but the gradients of
+//! `gamma` and `beta` are, because they are sums over all rows.
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
@@ -104,9 +104,9 @@ vectorised! {
 /// Supports f32, f16 and bf16 rows. The weights may have another type, because they are widened to
 /// f32 completely.
 ///
-/// In forward, the scratch memory of a thread is two blocks of f32 rows for 16-bit inputs and none
-/// for f32. In backward, it also includes two rows of sums per block, `2 * width` f32 for every 32
-/// rows, until they are added.
+/// In the forward pass, the scratch memory of a thread is two blocks of f32 rows for 16-bit inputs
+/// and none for f32. In the backward pass, it also includes two rows of sums per block, `2 * width`
+/// f32 for every 32 rows, until the sums of all blocks are added.
 ///
 /// Rows are not divided: one thread computes all sums over a row, so a single very long row uses
 /// one thread.

@@ -1,9 +1,8 @@
 //! Optimizer steps on the memory of flex tensors.
 //!
-//! Masters and moments are updated in place by `deepburn_kernels` on all threads of the rayon pool.
-//! Nothing is copied, except for a tensor that somebody else holds (a checkpoint that is being
-//! saved, for example): it is copied before the first write, so its other holder keeps the old
-//! values.
+//! Master weights and optimizer states are updated in place by `deepburn_kernels` on all threads of
+//! the rayon pool. A tensor is copied only if it has another owner, for example a checkpoint that
+//! is being saved. It is copied before the first write, so the other owner keeps the old values.
 //!
 //! ```text
 //! gradient  f32 or 16 bits, read only      | g0 g1 g2 ... |
@@ -24,10 +23,10 @@ use crate::layout::LayoutOps;
 use crate::optimizer::{OptimizerOps, UpdateArrays};
 use crate::stream::StreamOps;
 
-/// Gradients are f32, f16 or bf16; other types panic.
+/// Gradients must be f32, f16 or bf16; other types cause a panic.
 impl OptimizerOps for Flex {
-    /// Allocates only the working copy. For a working type other than f16 and bf16, the result has
-    /// none: the caller uses the master.
+    /// Allocates only the working copy. For a working type other than f16 and bf16, no working copy
+    /// is returned, and the caller uses the master weights.
     fn update(
         step: &ElementwiseStep,
         grad_scale: f32,
@@ -40,8 +39,8 @@ impl OptimizerOps for Flex {
         let mut states: Vec<_> = states.into_iter().map(owned).collect();
         let len = master.layout().num_elements();
         let gradient = contiguous(&gradient);
-        // `storage_mut` copies a shared storage. Masters and states usually
-        // have one holder.
+        // `storage_mut` copies a shared storage. Master weights and states usually have a single
+        // owner.
         let mut update = |working: Option<WorkingCopy<'_>>| {
             let used = states.iter_mut().take(step.states());
             let mut used: Vec<_> = used.map(|state| state.storage_mut()).collect();
@@ -64,8 +63,8 @@ impl OptimizerOps for Flex {
         kernels::gradient_stats(elements(&contiguous(&gradient)))
     }
 
-    /// Conversions between f32 and the 16-bit types run on all threads; others are burn-flex's. The
-    /// result keeps the shape.
+    /// Conversions between f32 and the 16-bit types run on all threads; other conversions use
+    /// burn-flex's cast. The result keeps the shape.
     fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         let shape = tensor.shape();
         let len = shape.num_elements();
@@ -88,8 +87,8 @@ impl OptimizerOps for Flex {
         cast.reshape(shape)
     }
 
-    /// Copies the parts on all threads. They must have one type, and parts that are not contiguous
-    /// are copied twice.
+    /// Copies the parts on all threads. All parts must have the same type. Parts that are not
+    /// contiguous are copied twice.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
         /// Concatenates contiguous parts with elements `E`.
         fn copied<E: Element + bytemuck::Pod + Default>(
@@ -113,7 +112,7 @@ impl OptimizerOps for Flex {
 /// no queue to share.
 impl StreamOps for Flex {}
 
-/// The layout of a tensor is known at any time.
+/// The layout of a tensor is always known.
 impl LayoutOps for Flex {
     fn is_contiguous(tensor: &FlexTensor) -> bool {
         tensor.is_contiguous()

@@ -1,12 +1,12 @@
-//! Arithmetic on f32 slices that the compiler turns into vector instructions of the processor at
-//! hand.
+//! Arithmetic on f32 slices that the compiler vectorises for the current processor.
 //!
 //! The macro [`vectorised`] compiles a function for AVX-512, for AVX2 and for the baseline of the
 //! target, and selects one when it is called. Targets other than x86-64 have the baseline only,
 //! which includes NEON on 64-bit Arm.
 //!
 //! Sums have a fixed number of lanes that does not depend on the width of a register, and Rust does
-//! not fuse a multiplication with an addition. Every path therefore computes the same bits.
+//! not fuse a multiplication with an addition. All variants therefore compute bitwise identical
+//! results.
 //!
 //! ```text
 //! values   0  1  2 ... 15 | 16 17 ... 31 | 32 33            element i goes to lane i % 16
@@ -133,7 +133,7 @@ pub(crate) fn max(values: &[f32]) -> f32 {
 pub(crate) fn exp(x: f32) -> f32 {
     const LOWEST: f32 = -87.336_54;
     const HIGHEST: f32 = 88.722_83;
-    // Adding and taking away 1.5 * 2^23 rounds to the nearest integer.
+    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
     const ROUND: f32 = 12_582_912.0;
     let bounded = if x > HIGHEST { HIGHEST } else { x };
     let bounded = if bounded < LOWEST { LOWEST } else { bounded };
@@ -146,8 +146,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     p = p * r + 1.666_666_5e-1;
     p = p * r + 0.5;
     let e = p * r * r + r + 1.0;
-    // n is from -126 to 128: halves of it, so that both powers are normal numbers. Of NaN n is
-    // anything, and the product is NaN.
+    // n is between -126 and 128. 2^n is the product of two powers with about half the exponent, so
+    // that both powers are normal numbers. For NaN, n is arbitrary, and the product is NaN.
     let n = (n + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let half = n >> 1;
     let power = |n: i32| f32::from_bits(((n.wrapping_add(127)) << 23) as u32);

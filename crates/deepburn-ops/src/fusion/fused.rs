@@ -1,13 +1,13 @@
-//! The families with a forward and a backward pass, in plain ops.
+//! The op families with a forward and a backward pass, implemented with plain ops.
 //!
-//! Burn fuses element-wise ops and reductions into kernels, so hand-written kernels would only
-//! split its groups.
+//! Burn fuses element-wise ops and reductions into kernels, so a hand-written kernel would only
+//! split a group of fused ops.
 
 use burn_fusion::{Fusion, FusionBackend};
 
 use crate::{AttentionOps, CrossEntropyOps, GeluOps, LayerNormOps, LinearOps};
 
-// Plain ops are what fusion makes kernels of.
+// The provided methods use plain ops, which Burn fuses into kernels.
 impl<B: FusionBackend> AttentionOps for Fusion<B> {}
 impl<B: FusionBackend> CrossEntropyOps for Fusion<B> {}
 impl<B: FusionBackend> GeluOps for Fusion<B> {}

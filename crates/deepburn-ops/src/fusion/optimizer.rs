@@ -1,16 +1,16 @@
 //! Optimizer kernels in the queue of lazy tensors.
 //!
-//! Updates and concatenations are queued as custom ops and run when the queue does:
+//! Updates and concatenations are queued as custom ops, which run when Burn executes the queue:
 //!
 //! ```text
 //! queue of the device
 //!   ... backward ops ... | deepburn optimizer update | next step's ops ...
-//! inputs   [gradient, master, states ...]      handles of the backend below
+//! inputs   [gradient, master, states ...]      handles of the inner backend
 //! outputs  [master, states ..., working copy]  registered under new ids
 //! ```
 //!
-//! The statistics of a gradient are read on the host, so [`OptimizerOps::gradient_stats`] computes
-//! the gradient's tensor first, which runs the queue up to there.
+//! Gradient statistics are read on the host. [`OptimizerOps::gradient_stats`] therefore executes
+//! the queue up to the gradient first.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -24,7 +24,7 @@ use deepburn_kernels::{ElementwiseStep, GradientStats};
 
 use crate::optimizer::{OptimizerOps, UpdateArrays};
 
-/// The backend below does the arithmetic.
+/// The inner backend performs the arithmetic.
 impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
     /// Queues the update and returns handles of its results. An input that has no other handle is
     /// updated in place.
@@ -37,7 +37,8 @@ impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
     ) -> (UpdateArrays<Self>, Option<FloatTensor<Self>>) {
         let UpdateArrays { master, states } = arrays;
         let shape = master.shape();
-        // A working copy in f32 would equal the master, which the caller then uses.
+        // An f32 working copy would equal the master weights, so the caller uses the master weights
+        // instead.
         let working = working.filter(|dtype| matches!(dtype, FloatDType::F16 | FloatDType::BF16));
         let count = states.len();
         let mut results = vec![(shape.clone(), DType::F32); 1 + count];
@@ -64,22 +65,22 @@ impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
     }
 }
 
-/// A kernel of the backend below that waits in the queue until its inputs are computed.
+/// A kernel of the inner backend that is queued until its inputs are computed.
 trait Kernel<B: FusionBackend>: Debug + Send + Sync + 'static {
-    /// The name of the custom op in the descriptions of the queue.
+    /// The name of the custom op in the queue's intermediate representation.
     const NAME: &'static str;
 
-    /// Runs the kernel and returns the results in the order in which they were announced to
+    /// Runs the kernel and returns the results in the order in which their shapes were passed to
     /// [`queue`].
     fn run(&self, inputs: Vec<FloatTensor<B>>) -> Vec<FloatTensor<B>>;
 }
 
-/// An optimizer step. Its inputs are the gradient, the master and the states.
+/// An optimizer step. Its inputs are the gradient, the master weights and the optimizer states.
 #[derive(Debug)]
 struct OptimizerUpdate {
     /// The scalars of the step, by value: the step may run after the call has returned.
     step: ElementwiseStep,
-    /// The factor of the gradient.
+    /// The factor by which the gradient is multiplied.
     grad_scale: f32,
     /// The type of the working copy, f16 or bf16; `None` for no copy.
     working: Option<FloatDType>,
@@ -113,8 +114,8 @@ impl<B: FusionBackend + OptimizerOps> Kernel<B> for Flatten {
     }
 }
 
-/// Adds a kernel to the queue of the device that the inputs are on. Returns lazy tensors for its
-/// results, whose shapes and types must be given in order, because the kernel has not run yet.
+/// Adds a kernel to the queue of the inputs' device and returns lazy tensors for its results. The
+/// kernel has not run yet, so `results` must list the shapes and types in order.
 ///
 /// # Panics
 ///
@@ -126,8 +127,8 @@ fn queue<B: FusionBackend, K: Kernel<B>>(
 ) -> Vec<FusionTensor<B::FusionRuntime>> {
     let client = inputs[0].client.clone();
     let streams = OperationStreams::with_inputs(&inputs);
-    // `into_ir` marks the last use of a tensor that nobody else holds. It then leaves the container
-    // when it is read, and the kernel can write its memory in place.
+    // `into_ir` marks the last use of a tensor without other owners. Reading the tensor then
+    // removes it from the container, and the kernel can update its memory in place.
     let inputs: Vec<_> = inputs.into_iter().map(FusionTensor::into_ir).collect();
     let results: Vec<_> = results
         .into_iter()
@@ -145,7 +146,7 @@ struct Queued<B, K> {
     kernel: K,
     /// The ids, shapes and types of inputs and outputs.
     description: CustomOpIr,
-    /// The backend below, whose tensors the kernel gets.
+    /// The inner backend, whose tensors are passed to the kernel.
     backend: PhantomData<B>,
 }
 

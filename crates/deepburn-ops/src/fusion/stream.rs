@@ -1,7 +1,7 @@
-//! The shared stream of the backend below, and what is known of lazy tensors.
+//! The shared stream of the inner backend, and the layout of lazy tensors.
 //!
-//! A lazy tensor has no layout until the queue has run, so a query answers `false`, which is always
-//! a valid answer.
+//! A lazy tensor has no layout until the queue has run, so `is_contiguous` returns `false`, which
+//! is always allowed.
 
 use burn_backend::tensor::FloatTensor;
 use burn_fusion::{Fusion, FusionBackend};
@@ -10,14 +10,14 @@ use crate::layout::LayoutOps;
 use crate::matmul::MatmulOps;
 use crate::stream::StreamOps;
 
-/// The backend below decides which stream the ranks share.
+/// The inner backend decides which stream the ranks share.
 impl<B: FusionBackend + StreamOps> StreamOps for Fusion<B> {
     fn in_shared_stream<T>(run: impl FnOnce() -> T) -> T {
         B::in_shared_stream(run)
     }
 }
 
-/// A product is an op of the queue, into which Burn may fuse the element-wise ops that follow.
+/// A matrix product is a queued op. Burn may fuse the following element-wise ops into it.
 impl<B: FusionBackend> MatmulOps for Fusion<B> {}
 
 impl<B: FusionBackend + LayoutOps> LayoutOps for Fusion<B> {

@@ -1,13 +1,13 @@
-//! The gradients of an affine map.
+//! The parameter gradients of a linear layer.
 
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-/// The gradients of the trained parameters.
+/// The gradients of weight and bias.
 #[derive(Debug)]
 pub struct LinearGradients<B: Backend> {
-    /// `[in, out]`.
+    /// The gradient of the weight, `[in, out]`.
     pub weight: FloatTensor<B>,
-    /// `[out]`.
+    /// The gradient of the bias, `[out]`.
     pub bias: FloatTensor<B>,
 }

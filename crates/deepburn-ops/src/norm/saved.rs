@@ -1,4 +1,5 @@
-//! The values of a layer norm that its passes hand on.
+//! The output of layer normalisation's forward pass, and the values saved for
+//! its backward pass.
 
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
@@ -6,7 +7,7 @@ use burn_backend::tensor::FloatTensor;
 /// The result of a forward pass.
 #[derive(Debug)]
 pub struct LayerNormOutput<B: Backend> {
-    /// `[rows, width]`.
+    /// The normalised rows, `[rows, width]`.
     pub output: FloatTensor<B>,
     /// The mean of each row, `[rows, 1]`, in at least f32.
     pub mean: FloatTensor<B>,
@@ -14,12 +15,12 @@ pub struct LayerNormOutput<B: Backend> {
     pub reciprocal_deviation: FloatTensor<B>,
 }
 
-/// The values that backward needs.
+/// The values saved for the backward pass.
 #[derive(Debug, Clone)]
 pub struct LayerNormSaved<B: Backend> {
     /// The input, `[rows, width]`.
     pub x: FloatTensor<B>,
-    /// `[width]`.
+    /// The weight, `[width]`.
     pub gamma: FloatTensor<B>,
     /// See [`LayerNormOutput`].
     pub mean: FloatTensor<B>,
@@ -30,10 +31,10 @@ pub struct LayerNormSaved<B: Backend> {
 /// The gradients of the inputs.
 #[derive(Debug)]
 pub struct LayerNormGradients<B: Backend> {
-    /// `[rows, width]`.
+    /// The gradient of the input, `[rows, width]`.
     pub x: FloatTensor<B>,
-    /// `[width]`.
+    /// The gradient of the weight, `[width]`.
     pub gamma: FloatTensor<B>,
-    /// `[width]`.
+    /// The gradient of the bias, `[width]`.
     pub beta: FloatTensor<B>,
 }

@@ -1,4 +1,4 @@
-//! Self-attention in blocks of query rows, in ops that every backend has.
+//! Self-attention in blocks of query rows, with ops that every backend supports.
 //!
 //! ```text
 //! projected [batch * positions, 3 * width]
@@ -12,12 +12,13 @@
 //!         [batch * positions, width]
 //! ```
 //!
-//! The largest tensors are the scores of a block, `batch * heads * 128 * positions` numbers in at
-//! least f32. They exist a few times, because each op makes a tensor of its own. Masks, and the
-//! choice of dropped weights, are computed on the host and copied to the device for each block.
+//! The largest tensors are the scores of a block: `batch * heads * 128 * positions` elements in at
+//! least f32. Several tensors of this size exist at the same time, because each op allocates its
+//! result. Attention masks and dropout masks are computed on the host and copied to the device for
+//! each block.
 //!
-//! Masked keys get a score of minus infinity by an addition. Keys and queries must therefore be
-//! finite at masked positions too: infinity minus infinity is NaN.
+//! Masking adds minus infinity to the scores of masked keys. Keys and queries must therefore be
+//! finite at masked positions too, because infinity minus infinity is NaN.
 
 use std::ops::Range;
 
@@ -43,8 +44,8 @@ pub fn forward<B: Backend>(
     AttentionOutput { output: primitive(merge_heads(output)), log_sums: primitive(log_sums) }
 }
 
-/// Returns the attention of `queries` at the last positions of `keys` and `values`,
-/// `[batch * queries, width]`, without dropout.
+/// Returns the attention of `queries` over `keys` and `values`, `[batch * queries, width]`, without
+/// dropout. The queries are the last positions.
 pub fn over_cache<B: Backend>(
     queries: Heads<B>,
     keys: Heads<B>,
@@ -54,14 +55,14 @@ pub fn over_cache<B: Backend>(
     merge_heads(attend(queries, [keys, values], attention, None).0)
 }
 
-/// Returns the output by head, `[batch, heads, queries, head width]`, and the logarithm of each
-/// row's sum of exponentials, `[batch * heads, queries]`.
+/// Returns the output by head, `[batch, heads, queries, head width]`, and the log-sum-exp of each
+/// row of scores, `[batch * heads, queries]`.
 ///
-/// The keys may begin before the queries (a cache of earlier positions): then the queries are the
+/// With a cache of earlier positions, there are more keys than queries. The queries are then the
 /// last positions.
 ///
-/// Each block of queries is computed completely before the next one. Outputs and logarithms of the
-/// blocks are concatenated at the end.
+/// Each block of queries is computed completely before the next one. The outputs and log-sums of
+/// the blocks are concatenated at the end.
 fn attend<B: Backend>(
     queries: Heads<B>,
     [keys, values]: [Heads<B>; 2],
@@ -84,8 +85,8 @@ fn attend<B: Backend>(
         let exponentials = (scores - max.clone()).exp();
         let sums = exponentials.clone().sum_dim(3);
         let log_sums = sums.clone().log() + max;
-        // Dropout follows normalisation: the weights that are kept do not sum to 1, but their
-        // expectation does.
+        // Dropout is applied after normalisation, so the remaining weights sum to 1 only in
+        // expectation.
         let weights = drop_weights(exponentials / sums, dropout, &block, rows);
         let output = cast(weights, values.dtype()).matmul(rows_of(&values, 0..visible));
         (output, log_sums.reshape([batch * heads, block.len()]))
@@ -96,10 +97,11 @@ fn attend<B: Backend>(
 
 /// Implements [`AttentionOps::attention_backward`](crate::AttentionOps::attention_backward).
 ///
-/// The weights are computed again from the saved logarithms. With weights `p`, dropped-out weights
-/// `q = p m` and `c = sum(dy y)` for each row: `dv = q^T dy`, `ds = p (m (dy v^T) - c)` (Dao et al.
-/// 2022, appendix B.2). The gradients of keys and values are sums over the blocks of queries in at
-/// least f32, added in the order of the blocks.
+/// The weights are recomputed from the saved log-sums. For each row, let `p` be the weights, `m`
+/// the dropout factors, `q = p m` the weights after dropout, and `c = sum(dy y)`. Then
+/// `dv = q^T dy` and `ds = p (m (dy v^T) - c)` (Dao et al. 2022, appendix B.2). The gradients of
+/// keys and values are sums over the blocks of queries in at least f32, added in the order of the
+/// blocks.
 pub fn backward<B: Backend>(
     grad: B::FloatTensorPrimitive,
     saved: AttentionSaved<B>,
@@ -137,7 +139,7 @@ pub fn backward<B: Backend>(
         let scores_grad = cast(scores_grad * attention.scale, dtype);
         query_grads.push(scores_grad.clone().matmul(keys));
         let key_part = scores_grad.swap_dims(2, 3).matmul(queries);
-        // A block contributes to the keys that it attends to only.
+        // A block contributes only to the keys that it attends to.
         let visible = [0..batch, 0..heads, 0..seen, 0..head_width];
         let add = |sum: Heads<B>, part| {
             let added = sum.clone().slice(visible.clone()) + in_f32(part);
@@ -173,7 +175,7 @@ fn merge_heads<B: Backend>(by_head: Heads<B>) -> Tensor<B, 2> {
 
 /// Returns the positions `rows` of every head.
 ///
-/// A view on backends with strides, and a copy elsewhere.
+/// The result is a view on backends with strided tensors, and a copy on others.
 fn rows_of<B: Backend>(all: &Tensor<B, 4>, rows: Range<usize>) -> Tensor<B, 4> {
     all.clone().narrow(2, rows.start, rows.len())
 }
@@ -181,7 +183,7 @@ fn rows_of<B: Backend>(all: &Tensor<B, 4>, rows: Range<usize>) -> Tensor<B, 4> {
 /// Returns the scaled scores `[batch, heads, rows, keys]` in at least f32, with minus infinity for
 /// masked keys. The first query is at position `first` of the keys.
 ///
-/// The queries are scaled before the product, so that 16-bit products overflow less easily.
+/// The queries are scaled before the product, which makes overflow in 16-bit products less likely.
 fn scores<B: Backend>(
     queries: Heads<B>,
     keys: Heads<B>,
@@ -192,7 +194,7 @@ fn scores<B: Backend>(
     let (queries, keys) =
         if attention.upcast { (in_f32(queries), in_f32(keys)) } else { (queries, keys) };
     let scores = in_f32((queries * attention.scale).matmul(keys.swap_dims(2, 3)));
-    // The mask of one row as numbers to add: 0 or minus infinity.
+    // The additive mask of one row: 0 for visible keys, minus infinity for the others.
     let bias = |sequence, query| {
         let seen = attention.mask.seen(sequence, query, visible);
         (0..visible).map(move |key| if key < seen { 0.0 } else { f32::NEG_INFINITY })
@@ -202,9 +204,9 @@ fn scores<B: Backend>(
         let bias = Tensor::<B, 3>::from_data(TensorData::new(bias, shape), (&device, DType::F32));
         cast(bias, dtype)
     };
-    // Rows with the same mask are one axis, along which it is broadcast: all heads under a causal
-    // mask, all heads and queries of a sequence with padding. A single query under a causal mask
-    // attends to all keys.
+    // Rows with the same mask are merged into one axis, along which the mask is broadcast. These
+    // are the heads of all sequences under a causal mask, and all heads and queries of one sequence
+    // with padding. A single query under a causal mask attends to all keys and needs no mask.
     let (bias, shape) = match attention.mask {
         AttentionMask::Causal if rows == 1 => return scores,
         AttentionMask::Causal => {
@@ -219,11 +221,11 @@ fn scores<B: Backend>(
     (scores.reshape(shape) + bias).reshape([batch, heads, rows, visible])
 }
 
-/// Applies dropout to the weights `[batch, heads, rows, keys]` of the queries `block` of
-/// `positions`. Returns them unchanged without dropout.
+/// Applies dropout to the weights `[batch, heads, rows, keys]` of the queries `block` out of
+/// `positions`. Returns the weights unchanged if `dropout` is `None`.
 ///
-/// The choice is a function of seed and position, so it is evaluated on the host, one byte per
-/// weight, and is the same in both passes and on all backends.
+/// The dropout mask depends only on seed and position. It is computed on the host, with one byte
+/// per weight, so both passes and all backends drop the same weights.
 fn drop_weights<B: Backend>(
     weights: Tensor<B, 4>,
     dropout: Option<AttentionDropout>,

@@ -1,11 +1,13 @@
-//! Softmax cross-entropy with the linear layer before it, in ops that every backend has.
+//! Softmax cross-entropy fused with the preceding linear layer, with ops that every backend
+//! supports.
 //!
 //! For a row of logits `l` and a target `t`, the loss is `log(sum(exp(l))) - l[t]` and its gradient
-//! `softmax(l) - one_hot(t)`. Logits are shifted by their largest one before the exponentials. NaN
-//! and plus infinity make a row's loss and gradient NaN.
+//! `softmax(l) - one_hot(t)`. The maximum of each row is subtracted from its logits before the
+//! exponentials. A logit of NaN or plus infinity makes the loss and the gradient of its row NaN.
 //!
-//! The logits of a chunk of tokens exist at a time ([`logits_chunk_rows`]), several times over: as
-//! logits, shifted, as exponentials and as gradient. They are at least f32.
+//! Only one chunk of tokens is processed at a time ([`logits_chunk_rows`]). Several tensors of
+//! `[rows, vocab]` exist for this chunk, in at least f32: the logits, the shifted logits, the
+//! exponentials and the gradient.
 
 use burn::tensor::{DType, Int, Tensor};
 use burn_backend::{Backend, TensorMetadata};
@@ -17,10 +19,10 @@ use crate::cross_entropy::head::{HeadGradients, HeadLoss, logits_chunk_rows};
 /// respect to the logits.
 ///
 /// A negative target is replaced by 0, which is a valid index, and its loss and gradient are masked
-/// afterwards. A target beyond the vocabulary is an error of the backend, or gives an arbitrary
-/// loss where indices are not checked.
+/// afterwards. A target beyond the vocabulary fails in the backend, or gives an arbitrary loss if
+/// the backend does not check indices.
 ///
-/// The steps, each a tensor op on the device:
+/// Each of the following steps runs as tensor ops on the device:
 ///
 /// ```text
 /// shifted      = logits - max of the row
@@ -43,7 +45,7 @@ fn chunk<B: Backend>(
     let loss = (sums.clone().log() - target).mask_fill(masked.clone(), 0.0).sum();
     let gradient = gradient.then(|| {
         let probabilities = exponentials / sums;
-        // Minus one at each target, in a tensor of the right shape, type and device.
+        // The value -1 for each target, with the matching shape, element type and device.
         let ones = targets.clone().float().cast(probabilities.dtype()) * 0.0 - 1.0;
         let [rows, vocab] = probabilities.dims();
         probabilities
@@ -55,8 +57,9 @@ fn chunk<B: Backend>(
 
 /// Implements [`CrossEntropyOps::head_loss`](crate::CrossEntropyOps::head_loss).
 ///
-/// Products are in the type of the inputs, so that 16-bit inputs use the hardware for them; the
-/// gradient of the logits is rounded to that type first. Sums over chunks are in at least f32.
+/// Products are computed in the type of the inputs, so 16-bit inputs use the hardware's 16-bit
+/// instructions. The gradient of the logits is first rounded to this type. Sums over chunks are
+/// accumulated in at least f32.
 ///
 /// Gradients that are not requested are not computed.
 pub fn head_loss<B: Backend>(
@@ -121,7 +124,7 @@ pub fn logits_loss<B: Backend>(
 }
 
 /// Implements [`CrossEntropyOps::scale_gradient`](crate::CrossEntropyOps::scale_gradient). The
-/// factor stays on its device.
+/// factor is not copied to the host.
 pub fn scale_gradient<B: Backend>(
     gradient: B::FloatTensorPrimitive,
     factor: B::FloatTensorPrimitive,

@@ -11,8 +11,8 @@ pub(crate) const CUBIC: f64 = 0.044_715;
 pub(crate) const TWICE_SQRT_2_OVER_PI: f64 =
     2.0 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
 
-/// Returns `sigmoid(2 u(x))` and `2 u(x) / x`. The second one has a finite limit at 0, and backward
-/// uses it again.
+/// Returns `sigmoid(2 u(x))` and `2 u(x) / x`. The quotient has a finite limit at 0, and the
+/// backward pass uses it in the derivative.
 fn gate<B: Backend>(x: Tensor<B, 2>) -> (Tensor<B, 2>, Tensor<B, 2>) {
     let square = x.clone() * x.clone();
     let slope = square * (CUBIC * TWICE_SQRT_2_OVER_PI) + TWICE_SQRT_2_OVER_PI;

@@ -1,6 +1,6 @@
-//! Affine maps as the backend's matrix products.
+//! Linear layers, computed with the backend's matrix product.
 //!
-//! The products have the type, and the precision, of the backend's product of its operands.
+//! The backend's matrix product determines the element type and the precision of the results.
 
 use burn::tensor::Tensor;
 use burn_backend::{Backend, TensorMetadata};
@@ -30,9 +30,9 @@ pub fn x_gradient<B: Backend>(
     B::float_matmul(grad, B::float_transpose(weight))
 }
 
-/// Implements [`LinearOps::linear_gradients`](crate::LinearOps::linear_gradients). The sum over
-/// rows for the bias is in at least f32, because a sum of thousands of rows would lose its small
-/// terms in 16 bits.
+/// Implements [`LinearOps::linear_gradients`](crate::LinearOps::linear_gradients). The bias
+/// gradient is summed over rows in at least f32, because a 16-bit sum of thousands of rows would
+/// lose small terms.
 pub fn gradients<B: Backend>(
     grad: B::FloatTensorPrimitive,
     x: B::FloatTensorPrimitive,

@@ -1,13 +1,14 @@
-//! The families, implemented with ops that every backend has.
+//! The op families, implemented with ops that every backend supports.
 //!
-//! These are the provided methods of the traits; a backend overrides a method
-//! if it has a kernel. Backward formulas are written by hand, so only the
-//! values that they need are kept, and large intermediate tensors are computed
-//! in blocks. 16-bit inputs are computed in f32.
+//! The provided methods of the op traits call these functions. A backend
+//! overrides a method if it has its own kernel. The backward formulas are
+//! written by hand, so only the values that they need are saved. Large
+//! intermediate tensors are computed in blocks, and 16-bit inputs are computed
+//! in f32.
 //!
-//! They run on every backend, and are the reference for the kernels of flex and
-//! LibTorch: tests compare all of them with the same formulae in f64. The order
-//! of sums is the backend's.
+//! These functions are also the reference for the flex and LibTorch kernels:
+//! tests compare all implementations with the same formulas in f64. The backend
+//! determines the order of summation.
 
 pub mod attention;
 pub mod cross_entropy;
@@ -19,7 +20,7 @@ use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-/// Returns a primitive as a tensor of rank `D`, which it must have.
+/// Wraps a primitive, whose rank must be `D`, as a tensor.
 pub(crate) fn tensor<B: Backend, const D: usize>(primitive: FloatTensor<B>) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }
@@ -29,7 +30,7 @@ pub(crate) fn primitive<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Flo
     tensor.into_primitive().tensor()
 }
 
-/// Converts a 16-bit tensor to f32; returns any other unchanged.
+/// Converts a 16-bit tensor to f32; returns other tensors unchanged.
 pub(crate) fn in_f32<B: Backend, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
     match x.dtype() {
         DType::F16 | DType::BF16 => x.cast(DType::F32),

@@ -1,7 +1,7 @@
-//! Layer normalisation in ops that every backend has.
+//! Layer normalisation with ops that every backend supports.
 //!
-//! Rows, means and deviations are at least f32; each op allocates a tensor of the shape of `x`. The
-//! variance is a mean of squared differences from the mean.
+//! Rows, means and deviations are computed in at least f32. Each op allocates a tensor with the
+//! shape of `x`. The variance is the mean of the squared differences from the mean.
 
 use burn::tensor::Tensor;
 use burn_backend::Backend;
@@ -41,7 +41,8 @@ pub fn forward<B: Backend>(
 /// `dx = r (g - mean(g) - n mean(g n))`, where the means are over a row (Ba, Kiros and Hinton
 /// 2016). The gradients of `gamma` and `beta` are sums over all rows: `sum(dy n)` and `sum(dy)`.
 ///
-/// Gradients of `x` have its type, gradients of the weights the type of `gamma`.
+/// The gradient of `x` has the type of `x`. The gradients of `gamma` and `beta` have the type of
+/// `gamma`.
 pub fn backward<B: Backend>(
     grad: B::FloatTensorPrimitive,
     saved: LayerNormSaved<B>,
@@ -57,7 +58,7 @@ pub fn backward<B: Backend>(
     let gamma_grad = weights((grad.clone() * normalised.clone()).sum_dim(0));
     let beta_grad = weights(grad.clone().sum_dim(0));
     let scaled = grad * in_f32(gamma).unsqueeze::<2>();
-    // The normalised row is computed again from `x`, which costs less memory than keeping it.
+    // The normalised row is recomputed from `x`, which needs less memory than saving it.
     let along = (scaled.clone() * normalised.clone()).mean_dim(1);
     let x_grad = (scaled.clone() - scaled.mean_dim(1) - normalised * along) * reciprocal_deviation;
     LayerNormGradients { x: primitive(cast(x_grad, dtype)), gamma: gamma_grad, beta: beta_grad }

@@ -1,9 +1,8 @@
 //! Self-attention with LibTorch's fused kernel for the CPU.
 //!
-//! The kernel (`_scaled_dot_product_flash_attention_for_cpu`) computes blocks of queries and keys
-//! and never holds the complete matrix of scores. It supports the causal mask and no dropout. All
-//! other cases use
-//! [`crate::portable::attention`]: CUDA, padded sequences and dropout.
+//! The kernel (`_scaled_dot_product_flash_attention_for_cpu`) works on blocks of queries and keys
+//! and never materializes the full score matrix. It is used for the causal mask without dropout.
+//! All other cases (CUDA, padded sequences and dropout) use [`crate::portable::attention`].
 //!
 //! ```text
 //! projected [batch * positions, 3 * width]
@@ -23,11 +22,11 @@ use crate::attention::{
 };
 use crate::portable;
 
-/// Forward and backward select the implementation by the same conditions. The saved logarithms have
-/// the same meaning in both.
+/// The forward and the backward pass select the implementation by the same conditions. The saved
+/// log-sums have the same meaning in both implementations.
 impl<E: TchElement> AttentionOps for LibTorch<E> {
-    /// The kernel computes scores and sums in at least f32. Its logarithms of the sums have the
-    /// shape `[batch, heads, positions]`, which is flattened here.
+    /// The kernel computes scores and sums in at least f32. Its log-sums have the shape
+    /// `[batch, heads, positions]`; the first two axes are merged here.
     fn attention_forward(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
@@ -53,8 +52,8 @@ impl<E: TchElement> AttentionOps for LibTorch<E> {
         }
     }
 
-    /// Computes the gradients of queries, keys and values, and concatenates them to the columns of
-    /// `projected`.
+    /// Computes the gradients of queries, keys and values, and concatenates them in the column
+    /// order of `projected`.
     fn attention_backward(
         grad: FloatTensor<Self>,
         saved: AttentionSaved<Self>,
@@ -99,7 +98,7 @@ fn has_kernel(projected: &Tensor, attention: &SelfAttention) -> bool {
 ///
 /// # Panics
 ///
-/// Panics if LibTorch cannot reshape the matrix, because its sizes do not fit the attention.
+/// Panics if LibTorch cannot reshape the matrix, because its shape does not match `attention`.
 fn split_heads(
     projected: &Tensor,
     &SelfAttention { batch, heads, .. }: &SelfAttention,
@@ -121,7 +120,7 @@ fn merge_heads(by_head: Tensor) -> Tensor {
 ///
 /// # Panics
 ///
-/// Panics if it has another number of axes.
+/// Panics if the tensor has a different number of axes.
 fn sizes(by_head: &Tensor) -> [i64; 4] {
     by_head.size().try_into().expect("it is split by head")
 }

@@ -1,4 +1,4 @@
-//! Softmax cross-entropy in chunks of tokens, with ops of LibTorch that work in place.
+//! Softmax cross-entropy in chunks of tokens, with LibTorch's in-place ops.
 //!
 //! ```text
 //! for each chunk of rows
@@ -24,9 +24,9 @@ use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss, logits_chun
 /// Targets may have any integer type and are converted to 64 bits, the type of LibTorch's indices.
 impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
     /// The gradient of the logits is rounded to the type of the operands before the products, so
-    /// that 16-bit operands use the hardware for them.
+    /// that 16-bit operands use the hardware's 16-bit instructions.
     ///
-    /// Returns gradients in at least f32, and only those that are requested.
+    /// Returns only the requested gradients, in at least f32.
     fn head_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -81,8 +81,8 @@ impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
         (wrap(loss.reshape([1])), gradient.map(wrap))
     }
 
-    /// Multiplies in place if the gradient is not shared. The factor stays on its device:
-    /// reading it would wait for all queued kernels.
+    /// Multiplies in place if the gradient is not shared. The factor is not copied to the host,
+    /// because reading it would wait for all queued kernels.
     fn scale_gradient(
         mut gradient: FloatTensor<Self>,
         factor: FloatTensor<Self>,
@@ -106,8 +106,9 @@ impl<E: TchElement> CrossEntropyOps for LibTorch<E> {
 /// A target below 0 is replaced by 0 so that it is a valid index. Its loss and its row of the
 /// gradient are then set to 0.
 ///
-/// Masked rows of the gradient are found on the device with `nonzero`, which waits for it on CUDA.
-/// There are few or none in most batches, so a pass over the complete gradient would cost more.
+/// The masked rows of the gradient are found on the device with `nonzero`, which synchronizes on
+/// CUDA. Most batches have few or no masked rows, so a pass over the complete gradient would cost
+/// more.
 fn chunk(logits: Tensor, targets: Tensor, gradient: bool) -> (Tensor, Option<Tensor>) {
     let mut log_probabilities = logits.log_softmax(1, wide(logits.kind()));
     drop(logits);
@@ -120,7 +121,7 @@ fn chunk(logits: Tensor, targets: Tensor, gradient: bool) -> (Tensor, Option<Ten
         let mut probabilities = log_probabilities.exp_();
         let ones = Tensor::full(targets.size(), -1.0, (probabilities.kind(), targets.device()));
         let _ = probabilities.scatter_add_(1, &targets, &ones);
-        // Masked rows are few or none, so they are not worth a pass over all.
+        // Usually few or no rows are masked, so a pass over all rows would be slower.
         let rows = masked.squeeze_dim(1).nonzero().squeeze_dim(1);
         if rows.numel() > 0 {
             let _ = probabilities.index_fill_(0, &rows, 0.0);
@@ -130,10 +131,10 @@ fn chunk(logits: Tensor, targets: Tensor, gradient: bool) -> (Tensor, Option<Ten
     (loss, gradient)
 }
 
-/// Returns `sum + gradient^T hidden` in at least f32. f32 products are added by the product itself
-/// (`addmm`); a 16-bit product is rounded to 16 bits first and then added in f32.
+/// Returns `sum + gradient^T hidden` in at least f32. An f32 product is accumulated in place by
+/// `addmm`. A 16-bit product is rounded to 16 bits first and then added in f32.
 ///
-/// The first chunk defines the sum, so no zeros are allocated.
+/// The first chunk initializes the sum, so no zeros are allocated.
 fn added(sum: Option<Tensor>, gradient: &Tensor, hidden: &Tensor) -> Tensor {
     let gradient = gradient.tr();
     match sum {
@@ -143,7 +144,7 @@ fn added(sum: Option<Tensor>, gradient: &Tensor, hidden: &Tensor) -> Tensor {
     }
 }
 
-/// Returns LibTorch's name for a float type; f32 for types without one.
+/// Returns LibTorch's element type for a float type; f32 for types without an equivalent.
 fn kind_of(dtype: DType) -> Kind {
     match dtype {
         DType::F64 => Kind::Double,

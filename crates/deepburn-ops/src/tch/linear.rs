@@ -1,4 +1,4 @@
-//! Affine maps with LibTorch's matrix products.
+//! Linear layers with LibTorch's matrix products.
 //!
 //! Products are in the type of the operands. A transposed operand is a view, which the product
 //! reads without a copy.
@@ -27,7 +27,7 @@ impl<E: TchElement> LinearOps for LibTorch<E> {
         wrap(grad.tensor.mm(&weight.tensor.tr()))
     }
 
-    /// The sum for the bias is in at least f32 and is rounded once. The weight gradient has the
+    /// The bias gradient is summed in at least f32 and rounded once. The weight gradient has the
     /// operands' type.
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
         let (grad, kind) = (grad.tensor, x.tensor.kind());

@@ -1,13 +1,13 @@
-//! The families on LibTorch, PyTorch's C++ library, on the CPU or on CUDA.
+//! The op families on LibTorch, PyTorch's C++ library, on the CPU or on CUDA.
 //!
-//! Ops use LibTorch's own kernels where it has one for the complete op: layer normalisation
-//! (forward), GELU, linear layers and, on the CPU, causal attention without dropout. The loss head,
-//! layer normalisation's backward pass and the optimizer steps are written here. Other cases use
-//! [`crate::portable`].
+//! Ops use LibTorch's own kernel if one covers the complete op: layer normalisation (forward),
+//! GELU, linear layers and, on the CPU, causal attention without dropout. The cross-entropy loss,
+//! layer normalisation's backward pass and the optimizer steps are implemented here. Other cases
+//! use [`crate::portable`].
 //!
-//! Threads are LibTorch's intra-op pool, except for optimizer steps, which run on the rayon pool.
-//! The order of sums within a kernel is LibTorch's, and may change with its version and its number
-//! of threads.
+//! Ops run on LibTorch's intra-op thread pool, and optimizer steps on the rayon pool. LibTorch
+//! determines the order of summation within a kernel, which may change with its version and its
+//! number of threads.
 
 mod attention;
 mod cross_entropy;
@@ -19,8 +19,7 @@ mod optimizer;
 use burn_tch::TchTensor;
 use tch::{Kind, Tensor};
 
-/// Makes the result of an op a tensor of the backend. The backend keeps track of shared memory from
-/// here on.
+/// Wraps the result of an op as a tensor of the backend, which tracks shared memory from then on.
 fn wrap(tensor: Tensor) -> TchTensor {
     TchTensor::new(tensor)
 }

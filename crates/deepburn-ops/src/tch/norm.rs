@@ -1,4 +1,4 @@
-//! Layer normalisation with LibTorch's kernel in forward and a formula here in backward.
+//! Layer normalisation with LibTorch's forward kernel and a hand-written backward pass.
 //!
 //! LibTorch's own backward kernel is not in the Rust bindings. The formula here needs several
 //! passes over `[rows, width]` tensors in at least f32.
@@ -12,8 +12,8 @@ use crate::norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSa
 
 /// Means and deviations have at least f32 precision for rows of every type.
 impl<E: TchElement> LayerNormOps for LibTorch<E> {
-    /// LibTorch's kernel for mixed types: 16-bit rows with f32 weights give a 16-bit output and f32
-    /// statistics.
+    /// Uses LibTorch's kernel for mixed types: 16-bit rows with f32 weights give a 16-bit output
+    /// and f32 statistics.
     fn layer_norm_forward(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,

@@ -19,10 +19,10 @@ use crate::matmul::MatmulOps;
 use crate::optimizer::{OptimizerOps, UpdateArrays, flatten_on_host, update_on_host};
 use crate::stream::StreamOps;
 
-/// Gradients are f32, f16 or bf16; other types panic.
+/// Gradients must be f32, f16 or bf16; other types cause a panic.
 impl<E: TchElement> OptimizerOps for LibTorch<E> {
-    /// Allocates only the working copy on the CPU. For a working type other than f16 and bf16, the
-    /// result has none: the caller uses the master.
+    /// Allocates only the working copy on the CPU. For a working type other than f16 and bf16, no
+    /// working copy is returned, and the caller uses the master weights.
     ///
     /// The kernel reads and writes LibTorch's memory through raw pointers, which is sound because
     /// the tensors are contiguous, in host memory and, after `exclusive`, not shared.
@@ -38,8 +38,8 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
         }
         let UpdateArrays { master, mut states } = arrays;
         let unused = states.split_off(step.states().min(states.len()));
-        // A shared tensor (one that a checkpoint is being saved from, for example) is copied, so its
-        // other holder keeps the old values.
+        // A shared tensor, for example one that is being saved to a checkpoint, is copied, so its other owner keeps the
+        // old values.
         let mut master = exclusive(master);
         let mut states: Vec<_> = states.into_iter().map(exclusive).collect();
         let gradient = gradient.tensor.contiguous();
@@ -72,8 +72,8 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
         kernels::gradient_stats(elements(&gradient))
     }
 
-    /// Copies the parts into a zeroed tensor, one after the other. Parts on another device go
-    /// through host memory.
+    /// Copies the parts into a zeroed tensor, one after the other. Parts on another device are
+    /// copied through host memory.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
         if parts[0].tensor.device() != Device::Cpu {
             return flatten_on_host::<Self>(parts, len);
@@ -89,7 +89,7 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
         TchTensor::new(flat)
     }
 
-    /// LibTorch rounds to nearest even, and numbers beyond the range become infinite.
+    /// LibTorch rounds to nearest even. Values beyond the range of `dtype` become infinite.
     fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
         if tensor.dtype() == dtype.into() { tensor } else { Self::float_cast(tensor, dtype) }
     }
@@ -102,15 +102,15 @@ impl<E: TchElement> StreamOps for LibTorch<E> {}
 /// LibTorch's products use the hardware's 16-bit instructions, so the provided method is used.
 impl<E: TchElement> MatmulOps for LibTorch<E> {}
 
-/// The layout of a tensor is known at any time.
+/// The layout of a tensor is always known.
 impl<E: TchElement> LayoutOps for LibTorch<E> {
     fn is_contiguous(tensor: &TchTensor) -> bool {
         tensor.tensor.is_contiguous()
     }
 }
 
-/// Returns a contiguous tensor whose memory is not shared. Copies the tensor unless it is one
-/// already.
+/// Returns a contiguous tensor whose memory is not shared. Copies the tensor unless it already
+/// meets both conditions.
 fn exclusive(tensor: TchTensor) -> TchTensor {
     if tensor.can_mut() && tensor.tensor.is_contiguous() {
         tensor
@@ -121,19 +121,19 @@ fn exclusive(tensor: TchTensor) -> TchTensor {
 
 /// Returns the elements of an [`exclusive`] tensor in host memory, whose type must be `T`.
 ///
+/// A tensor without elements has no memory, so its slice does not use the pointer.
+///
 /// # Panics
 ///
 /// Panics if the elements of the tensor do not have the size of `T`.
-///
-/// A tensor without elements has no memory, so its slice does not use the pointer.
 fn slice_mut<T>(tensor: &mut TchTensor) -> &mut [T] {
     let (data, len) = (tensor.tensor.data_ptr().cast::<T>(), tensor.tensor.numel());
     assert_eq!(size_of::<T>(), tensor.tensor.kind().elt_size_in_bytes());
     if len == 0 {
         return &mut [];
     }
-    // SAFETY: the tensor is contiguous, in host memory that nobody else holds, of elements as large
-    // as `T`, and stays borrowed for as long as the slice.
+    // SAFETY: the tensor is contiguous and in host memory without other owners, its elements have
+    // the size of `T`, and it stays borrowed as long as the slice.
     unsafe { std::slice::from_raw_parts_mut(data, len) }
 }
 
@@ -149,8 +149,8 @@ fn elements(tensor: &Tensor) -> FloatSlice<'_> {
         if tensor.numel() == 0 {
             return &[];
         }
-        // SAFETY: the tensor is contiguous, in host memory, of elements as large as `T`, and stays
-        // borrowed for as long as the slice.
+        // SAFETY: the tensor is contiguous and in host memory, its elements have the size of `T`,
+        // and it stays borrowed as long as the slice.
         unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<T>(), tensor.numel()) }
     }
     match tensor.kind() {

@@ -19,7 +19,7 @@ const KERNELS: Attention = (Flex::attention_forward, Flex::attention_backward);
 const PORTABLE: Attention =
     (portable::attention::forward::<Flex>, portable::attention::backward::<Flex>);
 
-/// Sequences, positions, heads and width of a head.
+/// The number of sequences, positions and heads, and the width of a head.
 #[derive(Clone, Copy, Debug)]
 struct Size(usize, usize, usize, usize);
 
@@ -38,7 +38,7 @@ impl Size {
 
 const DROPOUT: AttentionDropout = AttentionDropout { seed: 77, probability: 1.0 / 3.0 };
 
-/// Output and gradient.
+/// Returns output and gradient.
 fn run(
     (forward, backward): Attention,
     [projected, dy]: &[Array; 2],
@@ -57,7 +57,7 @@ fn run(
 
 fn check(size: Size) {
     let Size(batch, positions, ..) = size;
-    // Among them 0, which counts as 1, and one that is too long.
+    // The lengths include 0, which counts as 1, and a length that is too large.
     let lengths = (0..batch).map(|sequence| (sequence * 7 + 2) % (positions + 2)).collect();
     check_mask(size, &size.options());
     check_mask(size, &SelfAttention { mask: AttentionMask::Lengths(lengths), ..size.options() });
@@ -78,8 +78,9 @@ fn check_mask(size: Size, options: &SelfAttention) {
             for (kind, way) in [("kernels", KERNELS), ("portable", PORTABLE)] {
                 let dropout = drops.then_some(DROPOUT);
                 let found = run(way, &arrays, options, dropout, dtype);
-                // In 16 bits the saved output is rounded, and backward subtracts with it; the
-                // portable way also rounds scores, weights and partial sums over queries.
+                // In 16 bits the saved output is rounded, and the backward pass computes a
+                // difference from it. The portable implementation also rounds scores, weights and
+                // partial sums over queries.
                 let rounding = match dtype {
                     DType::F32 => 1.0,
                     _ if kind == "portable" => 4.0 + positions as f64 / 8.0,
@@ -127,7 +128,7 @@ fn upcasting_multiplies_queries_and_keys_in_f32() {
 
 #[test]
 fn extreme_scores_stay_finite() {
-    // Scores of 1e38 and their negatives.
+    // The scores are 1e38 and -1e38.
     let projected = Array { shape: [2, 3], values: vec![1e19, -1e19, 2.0, 1e19, 1e19, 4.0] };
     let arrays = [projected, Array { shape: [2, 1], values: vec![1.0; 2] }];
     let options = SelfAttention {
@@ -149,7 +150,7 @@ fn nan_reaches_who_sees_it() {
     let mut arrays = size.arrays(DType::F32);
     // A key of position 2.
     arrays[0].values[2 * 6 + 2] = f64::NAN;
-    // The portable way adds minus infinity to scores that are not seen, and of NaN that is NaN.
+    // The portable implementation adds minus infinity to masked scores, so a masked NaN stays NaN.
     for (way, expected) in [(KERNELS, [false, false, true, true]), (PORTABLE, [true; 4])] {
         let [y, gradient] = run(way, &arrays, &size.options(), None, DType::F32);
         let seen: Vec<bool> = y.chunks(2).map(|row| row[0].is_nan()).collect();
@@ -171,7 +172,8 @@ fn the_cache_gives_what_whole_sequences_give() {
     assert!(difference < 1e-6, "{difference}");
 }
 
-/// Draws are independent of the neighbours in each direction, and of the next seed's.
+/// Dropout decisions are independent of the neighbours in each direction, and of the decisions for
+/// the next seed.
 #[test]
 fn dropped_weights_are_a_random_share() {
     for probability in [0.1, 0.5, 0.9] {
@@ -190,12 +192,12 @@ fn dropped_weights_are_a_random_share() {
                 pairs[1] += own * drops(seed, row + 1, key) / 160_000.0;
                 pairs[2] += own * drops(next, row, key) / 160_000.0;
             }
-            // Five standard errors of 160,000 draws.
+            // The tolerance is five standard errors of 160,000 samples.
             let error = |p: f64| 5.0 * (p * (1.0 - p) / 160_000.0).sqrt();
             assert!((mean - probability).abs() < error(probability), "{probability} {seed} {mean}");
             let both = probability * probability;
             for pair in pairs {
-                // Neighbouring pairs share draws: their mean varies a little more.
+                // Neighbouring pairs share samples, so their mean varies slightly more.
                 assert!((pair - both).abs() < 2.0 * error(both), "{probability} {seed} {pairs:?}");
             }
         }
@@ -204,7 +206,7 @@ fn dropped_weights_are_a_random_share() {
 
 #[test]
 fn dropout_keeps_the_expectation() {
-    // All values are 1, so an output is the sum of its weights: 1 without dropout.
+    // All values are 1, so an output is the sum of its weights, which is 1 without dropout.
     let mut projected = Array::new([256, 3 * 8], 1);
     for (i, value) in projected.values.iter_mut().enumerate() {
         *value = if i % 24 >= 16 { 1.0 } else { *value };
@@ -219,8 +221,8 @@ fn dropout_keeps_the_expectation() {
     let y = self_attention(projected.tensor(DType::F32), &options, 0.25);
     let y: Vec<f32> = y.into_data().to_vec().unwrap();
     let mean = y.iter().sum::<f32>() / y.len() as f32;
-    // 1024 independent rows; a row's deviation is at most sqrt(0.25 / 0.75), at the first position,
-    // and far less on average. Each head has two equal columns.
+    // There are 1024 independent rows. The standard deviation of a row is at most sqrt(0.25 /
+    // 0.75), at the first position, and far less on average. Each head has two equal columns.
     assert!((mean - 1.0).abs() < 0.05, "{mean}");
     assert!(y.iter().any(|value| (value - 1.0).abs() > 0.01));
 }

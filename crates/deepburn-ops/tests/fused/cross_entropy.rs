@@ -16,7 +16,7 @@ fn inputs(tokens: usize, width: usize, vocab: usize, dtype: DType) -> [Array; 2]
     [hidden, Array::new([vocab, width], 2).rounded(dtype)]
 }
 
-/// Targets of which every fourth is masked.
+/// Returns targets, every fourth of which is masked.
 fn targets(tokens: usize, vocab: usize) -> Vec<i64> {
     let target = |i: usize| if i % 4 == 3 { -100 } else { (i * 7 % vocab) as i64 };
     (0..tokens).map(target).collect()
@@ -49,9 +49,9 @@ fn check(tokens: usize, width: usize, vocab: usize) {
         let weight_grad = reference::product(&gradient, true, hidden, false).values;
         for portable in [false, true] {
             let found = run(portable, &inputs, &targets, ALL, dtype);
-            // Logits of the kernels are in f32. Where the inputs are bf16, (p - y) is rounded to it once before it is
-            // multiplied. The portable way rounds logits of up to `width` and (p - y) to the type of the inputs,
-            // which adds up over the width and over tokens.
+            // The kernels compute logits in f32. For bf16 inputs, (p - y) is rounded to bf16 once before it is
+            // multiplied. The portable implementation rounds logits of up to `width` and (p - y) to the type of the
+            // inputs, and these errors add up over the width and over the tokens.
             let (loss_tolerance, tolerance) = match dtype {
                 DType::F32 => (1e-5, 1e-5),
                 _ if portable => [tolerance(dtype) * (width + tokens) as f64; 2].into(),
@@ -75,7 +75,7 @@ fn odd_sizes() {
 
 #[test]
 fn several_chunks_and_blocks_are_one_loss() {
-    // 64 MiB hold the logits of 16 tokens of this vocabulary.
+    // With this vocabulary, the logits of 16 tokens take 64 MiB.
     let (tokens, vocab) = (19, 1_000_000);
     let inputs = inputs(tokens, 2, vocab, DType::F32);
     let targets = targets(tokens, vocab);
@@ -83,7 +83,7 @@ fn several_chunks_and_blocks_are_one_loss() {
     let (loss, gradient) = reference::cross_entropy(&logits, &targets);
     let found = run(false, &inputs, &targets, ALL, DType::F32);
     assert_close(&values(found.loss), &[loss], 1e-5, "loss");
-    // Products that add up a million terms in f32.
+    // The products add up a million terms in f32.
     let hidden = reference::product(&gradient, false, &inputs[1], false).values;
     let weight = reference::product(&gradient, true, &inputs[0], false).values;
     assert_close(&values(found.gradients.hidden.unwrap()), &hidden, 1e-4, "dhidden");

@@ -1,4 +1,4 @@
-//! Layer norm, GELU and affine maps.
+//! Layer normalisation, GELU and linear layers.
 
 use burn::tensor::DType;
 use burn_flex::{Flex, FlexTensor};
@@ -23,7 +23,7 @@ const NORMS: [Norm; 2] = [
     (portable::norm::forward::<Flex>, portable::norm::backward::<Flex>),
 ];
 
-/// Output and gradients by x, gamma and beta.
+/// Returns the output and the gradients with respect to x, gamma and beta.
 fn run_norm((forward, backward): Norm, inputs: &[Array; 4], dtype: DType) -> [Vec<f64>; 4] {
     let [x, gamma, beta, dy] = inputs;
     let (x, gamma) = (primitive(x.tensor(dtype)), primitive(gamma.vector(dtype)));
@@ -74,7 +74,8 @@ fn layer_norm_of_no_rows_is_empty() {
 
 #[test]
 fn layer_norm_far_from_zero_keeps_its_digits() {
-    // The mean is a thousand deviations away: the squares of x alone would lose everything.
+    // The mean is a thousand standard deviations from 0, so a variance computed from the squares of
+    // x would lose all digits.
     let mut x = Array::new([4, 64], 1);
     x.values.iter_mut().for_each(|x| *x += 1024.0);
     let inputs = [
@@ -86,7 +87,7 @@ fn layer_norm_far_from_zero_keeps_its_digits() {
     let [x, gamma, beta, dy] = &inputs;
     let expected = reference::layer_norm(x, gamma, beta, 1e-5, dy);
     let found = run_norm(NORMS[0], &inputs, DType::F32);
-    // An f32 of 1024 is exact to 6e-5.
+    // An f32 near 1024 has a rounding error of up to 6e-5.
     assert_close(&found[0], &expected[0], 3e-4, "y");
 }
 
@@ -107,7 +108,7 @@ fn nan_stays_in_its_row() {
 
 #[test]
 fn gelu_and_its_derivative() {
-    // From where the gate is 0 to where it is 1.
+    // The range from a gate of 0 to a gate of 1.
     let x = Array { shape: [5, 321], values: (0..1605).map(|i| i as f64 / 64.0 - 12.5).collect() };
     let dy = Array::new([5, 321], 3);
     for dtype in DTYPES {
@@ -152,7 +153,7 @@ fn check_linear([rows, columns, out]: [usize; 3], dtype: DType) {
     let bias = primitive(bias.vector(dtype));
     let close = |found: FlexTensor, expected: &[f64], what| {
         assert_eq!(found.dtype(), dtype);
-        // In 16 bits the product is rounded, and then its sum with the bias.
+        // In 16 bits, the product is rounded, and then its sum with the bias is rounded.
         assert_close(&values(found), expected, 2.0 * tolerance(dtype), what);
     };
     close(Flex::fused_linear(x.clone(), weight.clone(), Some(bias)), &y.values, "y");

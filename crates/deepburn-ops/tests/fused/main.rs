@@ -1,5 +1,5 @@
-//! Forward and gradients of every family against references in f64: the kernels of the CPU backend,
-//! and the portable way, which other backends start from.
+//! Tests of outputs and gradients of every op family against references in f64, for the kernels of
+//! the CPU backend and for the portable implementation, which other backends use by default.
 
 mod attention;
 mod cross_entropy;
@@ -10,7 +10,7 @@ mod steps;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flex::Flex;
 
-/// Shape and values of a matrix.
+/// The shape and the values of a matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Array {
     pub(crate) shape: [usize; 2],
@@ -18,18 +18,19 @@ pub(crate) struct Array {
 }
 
 impl Array {
-    /// Deterministic values of about unit size; `seed` tells arrays apart.
+    /// Creates a matrix with deterministic values between -1 and 1. Different seeds give different
+    /// matrices.
     pub(crate) fn new(shape: [usize; 2], seed: u64) -> Self {
         let value = |i: usize| {
             let bits = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ (seed << 17));
             let bits = (bits ^ (bits >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            // 20 bits: exact in f32.
+            // The value has 20 bits, which f32 represents exactly.
             ((bits ^ (bits >> 32)) & 0xf_ffff) as f64 / 524_288.0 - 1.0
         };
         Self { shape, values: (0..shape[0] * shape[1]).map(value).collect() }
     }
 
-    /// The values as `dtype` rounds them.
+    /// Rounds the values to `dtype`.
     pub(crate) fn rounded(mut self, dtype: DType) -> Self {
         let data = TensorData::new(self.values.clone(), self.shape).convert_dtype(dtype);
         self.values = data.iter::<f64>().collect();
@@ -58,7 +59,8 @@ pub(crate) fn values(primitive: burn_flex::FlexTensor) -> Vec<f64> {
     burn_flex::FlexTensor::into_data(primitive).iter::<f64>().collect()
 }
 
-/// Largest difference, by the size of the expected values, at least 1.
+/// Asserts that all differences are within `tolerance`, relative to the largest expected value (at
+/// least 1).
 #[track_caller]
 pub(crate) fn assert_close(found: &[f64], expected: &[f64], tolerance: f64, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
@@ -69,8 +71,9 @@ pub(crate) fn assert_close(found: &[f64], expected: &[f64], tolerance: f64, what
     }
 }
 
-/// One rounding of the result in 16 bits (f16 has 11 bits of precision, bf16 8), everything inside
-/// being in f32; f32 itself to the 1e-5 that fused ops owe unfused ones.
+/// Returns the tolerance: one rounding of the result in 16 bits (f16 has 11 bits of precision, bf16
+/// has 8), because all intermediate values are f32. For f32, it is the 1e-5 by which fused and
+/// unfused ops may differ.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 1e-3,
@@ -81,7 +84,7 @@ pub(crate) fn tolerance(dtype: DType) -> f64 {
 
 pub(crate) const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// Runs on 1, 2 and 5 threads and checks that the bits are the same.
+/// Runs a closure on 1, 2 and 5 threads and checks that the results are bitwise identical.
 #[track_caller]
 pub(crate) fn same_on_all_threads(run: impl Fn() -> Vec<f64> + Sync) {
     let bits = |threads| {

@@ -1,10 +1,10 @@
-//! The formulas in f64, as plainly as they can be written.
+//! Plain implementations of the formulas in f64.
 
 use deepburn_ops::{AttentionMask, SelfAttention};
 
 use crate::Array;
 
-/// Output and gradients by x, gamma and beta.
+/// Returns the output and the gradients with respect to x, gamma and beta.
 pub(crate) fn layer_norm(
     x: &Array,
     gamma: &Array,
@@ -34,7 +34,7 @@ pub(crate) fn layer_norm(
     result
 }
 
-/// Output and gradient.
+/// Returns output and gradient.
 pub(crate) fn gelu(x: &Array, dy: &Array) -> [Vec<f64>; 2] {
     let c = (2.0 / std::f64::consts::PI).sqrt();
     let u = |x: f64| c * (x + 0.044_715 * x.powi(3));
@@ -47,7 +47,7 @@ pub(crate) fn gelu(x: &Array, dy: &Array) -> [Vec<f64>; 2] {
     [y, dx.collect()]
 }
 
-/// `left right`, either transposed if asked.
+/// Returns the matrix product `left right`, with either operand transposed on request.
 pub(crate) fn product(left: &Array, left_t: bool, right: &Array, right_t: bool) -> Array {
     let at = |a: &Array, t: bool, i: usize, j: usize| {
         let (i, j) = if t { (j, i) } else { (i, j) };
@@ -64,7 +64,7 @@ pub(crate) fn product(left: &Array, left_t: bool, right: &Array, right_t: bool) 
     Array { shape: [m, n], values }
 }
 
-/// Summed loss and its gradient by logits.
+/// Returns the summed loss and its gradient with respect to the logits.
 pub(crate) fn cross_entropy(logits: &Array, targets: &[i64]) -> (f64, Array) {
     let mut loss = 0.0;
     let mut gradient = Vec::new();
@@ -86,7 +86,8 @@ pub(crate) fn cross_entropy(logits: &Array, targets: &[i64]) -> (f64, Array) {
     (loss, Array { shape: logits.shape, values: gradient })
 }
 
-/// Output and gradient by the packed input. `factor(head, query, key)` multiplies weights.
+/// Returns the output and the gradient with respect to the packed input. Each weight is multiplied
+/// by `factor(head, query, key)`.
 pub(crate) fn attention(
     projected: &Array,
     &SelfAttention { batch, heads, scale, ref mask, .. }: &SelfAttention,

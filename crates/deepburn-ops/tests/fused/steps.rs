@@ -1,4 +1,5 @@
-//! The autodiff steps: gradients of fused ops equal the gradients of the ops that they replace.
+//! Tests of the autodiff steps: the gradients of fused ops equal the gradients of the ops that they
+//! replace.
 
 use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 use burn_flex::Flex;
@@ -21,7 +22,8 @@ fn targets(values: &[i64]) -> Tensor<B, 1, Int> {
     Tensor::from_data(TensorData::new(values.to_vec(), [values.len()]), &Default::default())
 }
 
-/// Output and gradient of each input that `learns`, of a sum of the output with odd weights.
+/// Returns the output, and the gradients of a weighted sum of the output with respect to each input
+/// that `learns`.
 fn run(
     inputs: &[Array],
     learns: &[bool],
@@ -46,7 +48,7 @@ fn run(
     found
 }
 
-/// Compares two functions for every choice of inputs that learn.
+/// Compares two functions for every subset of inputs that require a gradient.
 fn compare(
     inputs: &[Array],
     fused: impl Fn(&[Tensor<B, 2>]) -> Tensor<B, 2>,
@@ -179,7 +181,7 @@ fn dropped_weights_carry_no_gradient() {
         mask: AttentionMask::Causal,
     };
     let x = input(&Array::new([1, 6], 1), DType::F32).require_grad();
-    // With a single position there is one weight: either it stays, as 2, or nothing is left.
+    // With a single position there is one weight, which becomes 2 or is dropped.
     let mut seen = [false; 2];
     for _ in 0..100 {
         let y = self_attention(x.clone(), &options, 0.5);
@@ -205,7 +207,7 @@ fn sixteen_bit_gradients_have_their_inputs_type_and_overflow_to_infinity() {
             assert_eq!(grad.dtype(), dtype);
             let values = grad.into_data();
             let infinite = values.iter::<f32>().any(f32::is_infinite);
-            // Only f16 ends at 65504.
+            // Only f16 has a maximum of 65504.
             assert_eq!(infinite, dtype == DType::F16);
         }
     }

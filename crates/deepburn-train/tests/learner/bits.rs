@@ -1,4 +1,4 @@
-//! The Learner's losses and weights equal the engine's, to the bit.
+//! The Learner's losses and weights are bit-identical to the engine's.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::recorder::{Seen, run, schedule, training};
 
 const EPOCHS: usize = 2;
 
-/// Ranges of the training and validation data by rank, as the documentation describes them.
+/// Returns the ranges of the training and validation data of each rank, as documented.
 fn ranges(ranks: usize) -> Vec<(Range<usize>, Range<usize>)> {
     match ranks {
         1 => vec![(0..26, 0..13)],
@@ -32,7 +32,7 @@ fn slice<B: Backend<Device = FlexDevice>>(loader: Loader<B>, range: Range<usize>
     }
 }
 
-/// The same training with the engine's own calls.
+/// Runs the same training with direct calls of the engine.
 fn by_hand(plan: &Plan) -> (Seen, Vec<f32>) {
     let ranks = plan.batch.world_size;
     let (train, valid) = (train_loader(), valid_loader());
@@ -53,7 +53,8 @@ fn by_hand(plan: &Plan) -> (Seen, Vec<f32>) {
             engine.zero_grad();
             let mut batches: Vec<_> = valid.iter().collect();
             let own = batches.len();
-            // Rank 0 has most batches; others repeat one to keep it company.
+            // Rank 0 has the most batches. Other ranks repeat a batch, because all ranks must
+            // evaluate together.
             batches.resize(ranges(ranks)[0].1.len().div_ceil(BATCH), batches[0].clone());
             for (number, batch) in batches.into_iter().enumerate() {
                 let loss = engine.evaluate(|net| scalar(net.classify(batch).loss))?;
@@ -110,7 +111,7 @@ fn agree(stage: u8, accumulation: usize, ranks: usize) {
 }
 
 #[test]
-fn losses_and_weights_are_those_of_the_engine() {
+fn losses_and_weights_equal_the_engines() {
     for ranks in [1, 3] {
         for (stage, accumulation) in [(0, 1), (2, 2), (3, 1), (3, 2)] {
             agree(stage, accumulation, ranks);
@@ -145,9 +146,9 @@ fn metrics_see_every_batch_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let (seen, _) =
         run(training(folder.path()).num_epochs(1), ShardedStrategy::new(plan(3, 1, 3)), None);
-    // Three ranks of nine items, two a batch; the ranks take turns.
+    // Three ranks with nine items each, two per batch; batches are reported in rank order.
     let expected = [2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25, 26, 27].map(|at| (at, 27));
     assert_eq!(seen.train_progress, expected);
-    // 5, 4 and 4 items: 3, 2 and 2 batches.
+    // The ranks have 5, 4 and 4 items, which are 3, 2 and 2 batches.
     assert_eq!(seen.valid_losses.len(), 7);
 }

@@ -1,4 +1,4 @@
-//! A classifier of short token sequences, its data, and plans to train it.
+//! A classifier of short token sequences, its data, and plans for its training.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use deepburn::zero::Training;
 pub(crate) type Trained = Training<Flex>;
 pub(crate) type Plain = <Trained as AutodiffBackend>::InnerBackend;
 
-/// A class that `step` panics on.
+/// A class for which `step` panics.
 pub(crate) const POISON: i32 = 99;
 const LENGTH: usize = 5;
 
@@ -60,7 +60,7 @@ pub(crate) fn classifier() -> Classifier<Trained> {
     net.map(&mut Numbered(0))
 }
 
-/// The same weights in every run: small numbers that depend on their place alone.
+/// Sets the same weights in every run: small numbers that depend only on their position.
 struct Numbered(usize);
 
 impl<B: AutodiffBackend> ModuleMapper<B> for Numbered {
@@ -76,7 +76,7 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Numbered {
     }
 }
 
-/// All weights, in the order of the module.
+/// All weights, in module order.
 pub(crate) struct Weights(pub(crate) Vec<f32>);
 
 impl Weights {
@@ -140,7 +140,7 @@ impl<B: Backend> Batcher<B, Sentence, Sentences<B>> for Stack {
     }
 }
 
-/// `count` sentences whose class is the sum of their tokens modulo 3.
+/// Returns `count` sentences whose class is the sum of their tokens modulo 3.
 pub(crate) fn sentences(count: usize, from: usize) -> Vec<Sentence> {
     let sentence = |i: usize| {
         let tokens = std::array::from_fn(|j| ((i * 7 + j * j * 3 + i * j) % 11) as i32);
@@ -149,15 +149,15 @@ pub(crate) fn sentences(count: usize, from: usize) -> Vec<Sentence> {
     (from..from + count).map(sentence).collect()
 }
 
-/// Makes `step` panic when it comes to item `at`.
+/// Makes `step` panic at item `at`.
 pub(crate) fn poison(mut items: Vec<Sentence>, at: usize) -> Vec<Sentence> {
     items[at].class = POISON;
     items
 }
 
-/// Items of the training data: they do not divide evenly, neither by 3 ranks nor by batches.
+/// The number of training items. It is divisible neither by 3 ranks nor by the batch size of a rank.
 pub(crate) const TRAIN_ITEMS: usize = 26;
-/// Items of the validation data: on 3 ranks, one has a batch more than the others.
+/// The number of validation items. On 3 ranks, one rank has one batch more than the others.
 pub(crate) const VALID_ITEMS: usize = 13;
 pub(crate) const BATCH: usize = 2;
 
@@ -180,7 +180,7 @@ pub(crate) fn valid_loader() -> Loader<Plain> {
     loader(sentences(VALID_ITEMS, 100), None)
 }
 
-/// A plan with the optimizer of [`adamw`].
+/// Returns a plan with the same optimizer as [`adamw`].
 pub(crate) fn plan(stage: u8, accumulation: usize, ranks: usize) -> Plan {
     plan_with(stage, accumulation, ranks, "")
 }

@@ -1,4 +1,4 @@
-//! Burn's Learner on sharded ranks, seen through its public interface.
+//! Tests of Burn's Learner on sharded ranks, through the public interface.
 #![recursion_limit = "256"]
 
 mod bits;

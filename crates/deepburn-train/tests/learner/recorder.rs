@@ -26,12 +26,12 @@ pub(crate) type Marker = LearningComponentsMarker<
     OptimizerAdaptor<AdamW, Classifier<Trained>, Trained>,
 >;
 
-/// What was seen of a run.
+/// The recorded calls of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) train_losses: Vec<f64>,
     pub(crate) valid_losses: Vec<f64>,
-    /// Items processed and in all, of each training batch.
+    /// The processed and total number of items at each training batch.
     pub(crate) train_progress: Vec<(usize, usize)>,
     /// Whether the renderer was dropped.
     pub(crate) is_closed: bool,
@@ -40,7 +40,7 @@ pub(crate) struct Seen {
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub(crate) seen: Arc<Mutex<Seen>>,
-    /// Stops training at this many batches.
+    /// Stops training after this many batches.
     pub(crate) stop: Option<(usize, Interrupter)>,
 }
 
@@ -95,14 +95,14 @@ pub(crate) fn learner() -> Learner<Marker> {
     Learner::new(classifier(), adamw().init(), schedule())
 }
 
-/// A training with the loss as its metric.
+/// Returns a training with the loss as metric.
 pub(crate) fn training(folder: &Path) -> SupervisedTraining<Marker> {
     SupervisedTraining::new(folder, train_loader(), valid_loader())
         .metrics((LossMetric::<Flex>::new(),))
         .with_application_logger(None)
 }
 
-/// Runs a training, and returns what was seen of it and the weights at the end.
+/// Runs a training, and returns the recorded calls and the final weights.
 pub(crate) fn run(
     training: SupervisedTraining<Marker>,
     strategy: ShardedStrategy<Flex>,
@@ -122,7 +122,7 @@ pub(crate) fn run(
     (seen, weights)
 }
 
-/// The message that a training ends with.
+/// Returns the panic message of a training.
 pub(crate) fn failure(launch: impl FnOnce()) -> String {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(launch));
     *panic.expect_err("the training was to fail").downcast::<String>().unwrap()

@@ -1,4 +1,4 @@
-//! What is refused before training starts.
+//! Settings that are rejected before training starts.
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::decay::WeightDecayConfig;
@@ -14,7 +14,7 @@ use deepburn_train::{ShardedStrategy, sharded};
 use crate::classifier::*;
 use crate::recorder::{Marker, Recorder, failure, learner, training};
 
-/// Prepares to train no epochs with an optimizer; returns why that was refused.
+/// Launches a training of no epochs with an optimizer, and returns the error message if there is one.
 fn refusal<O>(plan: Plan, optimizer: O) -> Option<String>
 where
     O: Optimizer<Classifier<Trained>, Trained> + 'static,
@@ -35,7 +35,7 @@ where
     Some(*panic.downcast::<String>().unwrap())
 }
 
-/// A plan with this optimizer.
+/// Returns a plan with an optimizer.
 fn optimizer(kind: &str, params: &str) -> Plan {
     let json = format!(
         r#"{{"train_micro_batch_size_per_gpu": {BATCH},
@@ -69,7 +69,7 @@ fn optimizers_that_behave_alike_are_accepted() {
         optimizer("AdamW", r#""betas": [0.8, 0.99], "eps": 1e-5, "weight_decay": 0.05"#),
         adamw().init(),
     );
-    // DeepSpeed's Adam is AdamW, which without decay is Adam.
+    // DeepSpeed's Adam is AdamW by default. Without weight decay, AdamW equals Adam.
     accept(optimizer("Adam", eps), AdamConfig::new().init());
     let l2 = r#""adam_w_mode": false, "weight_decay": 0.1, "eps": 1e-5"#;
     let decay = Some(WeightDecayConfig::new(0.1));
@@ -108,7 +108,7 @@ fn other_hyper_parameters_are_refused() {
     refuse(plan(), same().with_weight_decay(0.02).init(), expected);
     refuse(plan(), same().with_cautious_weight_decay(true).init(), expected);
     refuse(plan(), same().with_amsgrad(true).init(), expected);
-    // A decay this small is the size of few updates.
+    // A weight decay this small only changes weights as much as a few updates.
     let slight = optimizer("AdamW", r#""eps": 1e-5, "weight_decay": 1e-4"#);
     let cautious = AdamWConfig::new().with_cautious_weight_decay(true).init();
     refuse(slight, cautious, &["weight decay 0.0001"]);
@@ -123,7 +123,7 @@ fn other_hyper_parameters_are_refused() {
     );
 }
 
-/// Why a training with this plan is refused.
+/// Returns the error message of a training with a plan.
 fn refused(
     plan: Plan,
     change: impl FnOnce(SupervisedTraining<Marker>) -> SupervisedTraining<Marker>,

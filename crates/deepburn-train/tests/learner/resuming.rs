@@ -9,7 +9,7 @@ use deepburn_train::ShardedStrategy;
 use crate::classifier::{Weights, classifier, plan};
 use crate::recorder::{failure, run, training};
 
-/// Batches that three ranks train on in an epoch.
+/// The number of batches in an epoch over three ranks.
 const BATCHES: usize = 15;
 
 fn epochs_in(folder: &Path) -> BTreeSet<String> {
@@ -26,7 +26,7 @@ fn an_interrupted_run_that_is_resumed_ends_in_the_same_bits() {
         let training = |folder: &Path| training(folder).num_epochs(4).grads_accumulation(2);
         let (undisturbed, weights) = run(training(one.path()), strategy(one.path()), None);
 
-        // In the middle of the third epoch.
+        // The run stops in the middle of the third epoch.
         let stop = 2 * BATCHES + 7;
         let (first, at_the_stop) = run(training(other.path()), strategy(other.path()), Some(stop));
         assert!((stop..4 * BATCHES).contains(&first.train_losses.len()));
@@ -48,7 +48,7 @@ fn a_run_resumes_on_another_number_of_ranks_and_stage() {
         |stage, ranks| ShardedStrategy::new(plan(stage, 1, ranks)).checkpoints(folder.path());
     let (_, weights) = run(training(folder.path()).num_epochs(2), start(3, 3), None);
     for (stage, ranks) in [(0, 1), (2, 2), (3, 1)] {
-        // Nothing is left to train: the weights come from the checkpoint as they are.
+        // All epochs are complete, so the weights of the checkpoint are returned unchanged.
         let training = || training(folder.path()).checkpoint(2);
         let (seen, loaded) = run(training().num_epochs(2), start(stage, ranks), None);
         assert!(seen.train_losses.is_empty());
@@ -99,12 +99,12 @@ fn a_missing_checkpoint_ends_the_run_with_its_name() {
 #[test]
 fn training_continues_without_a_checkpoint_that_cannot_be_written() {
     let folder = tempfile::tempdir().unwrap();
-    // A file where the folder is to be.
+    // A file has the path of the checkpoint folder.
     let occupied = folder.path().join("occupied");
     std::fs::write(&occupied, "").unwrap();
     let strategy = ShardedStrategy::new(plan(3, 1, 2)).checkpoints(&occupied);
     let (seen, weights) = run(training(folder.path()).num_epochs(4), strategy, None);
-    // Seven batches of each rank in each epoch.
+    // Each rank has seven batches in each epoch.
     assert_eq!(seen.train_losses.len(), 4 * 14);
     assert!(weights != Weights::of(&classifier()));
 }

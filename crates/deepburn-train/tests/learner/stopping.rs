@@ -1,4 +1,4 @@
-//! Trainings that end early, on purpose or not.
+//! Trainings that are stopped early or fail.
 
 use burn::module::Module;
 use burn::optim::adaptor::OptimizerAdaptor;
@@ -39,7 +39,7 @@ fn training_stops_early_on_all_ranks() {
         );
         let recorder = Recorder::default();
         let seen = recorder.seen.clone();
-        // A learning rate of zero improves nothing.
+        // With a learning rate of zero, the loss does not improve.
         let learner: Learner<Constant> = Learner::new(classifier(), adamw().init(), 0.0);
         SupervisedTraining::new(folder.path(), train_loader(), valid_loader())
             .metrics((loss,))
@@ -49,7 +49,7 @@ fn training_stops_early_on_all_ranks() {
             .num_epochs(9)
             .with_training_strategy(sharded(plan(3, 1, ranks)))
             .launch(learner);
-        // The first epoch is the best; the third is the second one without improvement.
+        // The first epoch is the best, and the third is the second without an improvement.
         let batches = [13, 0, 15][ranks - 1];
         assert_eq!(seen.lock().unwrap().train_losses.len(), 3 * batches);
     }
@@ -86,7 +86,7 @@ fn launch(items: Vec<Sentence>, valid: Vec<Sentence>, stage: u8) -> (String, boo
 #[test]
 fn a_step_that_panics_ends_all_ranks_with_its_message() {
     for stage in [0, 3] {
-        // In the middle of the slice of rank 1.
+        // The item is in the middle of rank 1's slice.
         let items = poison(sentences(24, 0), 12);
         let (message, is_closed) = launch(items, sentences(6, 50), stage);
         let expected = ["rank 1", "this class was not to be seen"];
@@ -97,7 +97,7 @@ fn a_step_that_panics_ends_all_ranks_with_its_message() {
 
 #[test]
 fn a_validation_step_that_fails_ends_all_ranks() {
-    // A class that the loss has no logit for.
+    // The model has no logit for this class.
     let valid = poison(sentences(9, 50), 8);
     let (message, is_closed) = launch(sentences(24, 0), valid, 3);
     assert!(message.contains("rank 2 failed"), "{message}");
@@ -140,7 +140,7 @@ type TrickyMarker = LearningComponentsMarker<
     OptimizerAdaptor<AdamW, Tricky<Trained>, Trained>,
 >;
 
-/// A model whose step does not return the gradients of its one backward pass.
+/// A model whose step does not return the gradients of exactly one backward pass.
 #[derive(Module, Debug)]
 struct Tricky<B: Backend> {
     classifier: Classifier<B>,

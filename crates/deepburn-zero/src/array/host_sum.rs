@@ -1,22 +1,22 @@
 //! Sums of arrays in host memory.
 //!
-//! One pass adds the parts of all ranks block by block, with all cores of the rayon pool:
+//! The parts of all ranks are added block by block in one pass, on all threads of the rayon pool:
 //!
 //! ```text
 //!  rank 0   │ block 0 │ block 1 │ …      16-bit or f32 elements, read in place
 //!  rank 1   │ block 0 │ block 1 │ …
 //!  rows     │  row 7  │         │ …      sorted by position, added last
 //!           ▼
-//!  sum in f32, one block a thread  ──►  divided, rounded once, written
+//!  sum in f32, one block per thread  ──►  divided, rounded once, written
 //! ```
 //!
 //! Sums are in f32 and rounded once, as on a device. Here only one block per thread is in f32 at a
-//! time. The generic path would widen the whole 16-bit gradient of a large vocabulary, once for
-//! each rank.
+//! time. The generic path would convert the complete 16-bit gradient of a large vocabulary to f32,
+//! once for each rank.
 //!
 //! The order of additions at each element is fixed: dense parts in rank order, then rows in rank
-//! order. The number of threads does not change a bit, because no two threads add to the same
-//! element.
+//! order. The result is bitwise independent of the number of threads, because no two threads add to
+//! the same element.
 
 use std::ops::{Deref, Range};
 
@@ -44,16 +44,15 @@ pub(super) struct HostSum {
     dense: Vec<Bytes>,
     /// The rows of all sparse gradients.
     rows: SparseRows,
-    /// The number of ranks for a mean; `None` for a sum, and for a mean over one rank.
+    /// The number of ranks for a mean. `None` for a sum, and for a mean over one rank.
     divisor: Option<f32>,
 }
 
 impl HostSum {
-    /// Collects arrays of `numel` elements, whose sum is divided by `count` if it is given.
+    /// Collects arrays of `numel` elements. Their sum is divided by `count` if it is given.
     ///
-    /// Returns `None` if this path does not apply: if an array is not contiguous in host memory,
-    /// has another type or is not aligned, or if sums are in f64. The caller then uses the
-    /// backend's ops.
+    /// Returns `None` if an array is not contiguous in host memory, has another type or is not
+    /// aligned, or if sums are in f64. The caller then uses the backend's ops.
     pub(super) fn new<B: Backend>(
         dense: &[B::FloatTensorPrimitive],
         rows: &[RowGradient<B>],
@@ -97,7 +96,7 @@ impl HostSum {
     }
 
     /// Writes elements `range` of the sum to `out`. A block with a single operand and no divisor is
-    /// copied, so it keeps its bits (NaN payloads too).
+    /// copied, so its bits do not change, NaN payloads included.
     fn sum_block<E: Element>(&self, dense: &[&[E]], range: Range<usize>, out: &mut [E]) {
         let rows = self.rows.of(&range);
         if let ([only], [], None) = (dense, rows, self.divisor) {
@@ -109,7 +108,7 @@ impl HostSum {
         for (index, part) in dense.iter().enumerate() {
             let part = E::widen_all(&part[range.clone()], &mut room[..out.len()]);
             match index {
-                // Not added to 0, which would lose the sign of -0.
+                // Copied instead of added to 0, because 0 + -0 would lose the sign.
                 0 => sum.copy_from_slice(part),
                 _ => sum.iter_mut().zip(part).for_each(|(sum, value)| *sum += value),
             }
@@ -126,31 +125,31 @@ impl HostSum {
 
 /// The rows of embedding gradients, sorted by their position in the flat order.
 ///
-/// A thread finds the rows of its block with two binary searches instead of looking at all of them.
+/// Because they are sorted, a thread finds the rows of its block with two binary searches.
 pub(super) struct SparseRows {
-    /// Sorted by start. The sort is stable, so rows of one position stay in the order in which they
-    /// are added.
+    /// Sorted by start. The sort is stable, so rows at the same position stay in the order of
+    /// addition.
     places: Vec<RowPlace>,
-    /// The number of elements of the longest row. It bounds how far before a block a row may begin
-    /// that reaches into it.
+    /// The number of elements of the longest row. A row that overlaps a block begins at most this
+    /// many elements before the block.
     longest: usize,
-    /// The values of each block of rows that has a row in the part.
+    /// The values of each [`RowBlock`](crate::rows::RowBlock) that has a row in the part.
     values: Vec<F32Values>,
 }
 
-/// A row, cut to the part of the flat order that is being summed.
+/// A row, clipped to the part of the flat order that is being summed.
 struct RowPlace {
-    /// The position of its first element in the sum.
+    /// The position of the row's first element in the sum.
     start: usize,
-    /// The range of its elements within the values of its block.
+    /// The range of the row's elements in the values of its block.
     values: Range<usize>,
-    /// The index of its block in [`SparseRows::values`].
+    /// The index of the row's block in [`SparseRows::values`].
     block: usize,
 }
 
 impl SparseRows {
-    /// Reads the rows that overlap the part of the flat order that each gradient stands for. A row
-    /// that crosses an end of the part is cut there.
+    /// Reads the rows of each gradient that overlap its part of the flat order. A row that crosses
+    /// a boundary of the part is clipped.
     pub(super) fn read<B: Backend>(gradients: &[RowGradient<B>]) -> Self {
         let (mut places, mut values) = (Vec::new(), Vec::new());
         for gradient in gradients {
@@ -172,7 +171,7 @@ impl SparseRows {
                         });
                     }
                 }
-                // Most parts have few rows or none of a block, whose values are then not read.
+                // Many parts contain no row of a block. The values of such a block are not read.
                 if places.len() > known {
                     values.push(F32Values::read::<B>(block.values.clone()));
                 }
@@ -188,7 +187,7 @@ impl SparseRows {
         self.places.is_empty()
     }
 
-    /// Adds every row to `sum`, which holds the whole part.
+    /// Adds every row to `sum`, which covers the complete part.
     pub(super) fn add_all(&self, sum: &mut [f32]) {
         let range = 0..sum.len();
         for row in &self.places {
@@ -199,14 +198,15 @@ impl SparseRows {
     /// Returns the rows that have elements in `range`, and possibly a few before it if rows differ
     /// in length.
     fn of(&self, range: &Range<usize>) -> &[RowPlace] {
-        // Starts are sorted, ends are not if rows were cut. The longest row bounds how far back a
-        // row can begin that still reaches into the range.
+        // Starts are sorted, but ends are not if rows were clipped. A row that overlaps the range
+        // begins less than `longest` elements before it.
         let first = self.places.partition_point(|place| place.start + self.longest <= range.start);
         let end = self.places.partition_point(|place| place.start < range.end);
         &self.places[first.min(end)..end]
     }
 
-    /// Adds the elements of a row that lie in `range` to `sum`, which stands for `range`.
+    /// Adds the elements of a row that are in `range` to `sum`, which holds the elements of
+    /// `range`.
     fn add(&self, row: &RowPlace, range: &Range<usize>, sum: &mut [f32]) {
         let values = &self.values[row.block][row.values.clone()];
         let (first, last) = (range.start.max(row.start), range.end.min(row.start + values.len()));
@@ -222,14 +222,14 @@ impl SparseRows {
 
 /// The elements of a tensor in host memory as f32.
 enum F32Values {
-    /// The tensor's own memory, already in f32 and aligned.
+    /// The memory of the tensor, which is in f32 and aligned.
     Shared(Bytes),
     /// A converted copy.
     Own(Vec<f32>),
 }
 
 impl F32Values {
-    /// Reads the values, without a copy if the backend keeps f32 elements in host memory.
+    /// Reads the values. If the backend keeps f32 elements in host memory, they are not copied.
     fn read<B: Backend>(tensor: B::FloatTensorPrimitive) -> Self {
         if tensor.dtype() != DType::F32 {
             return Self::Own(float_into_host::<B>(tensor));
@@ -237,7 +237,7 @@ impl F32Values {
         let bytes = float_bytes::<B>(tensor);
         match bytemuck::try_cast_slice::<u8, f32>(&bytes) {
             Ok(_) => Self::Shared(bytes),
-            // A backend may read into memory that is not aligned.
+            // A backend may return memory that is not aligned for f32.
             Err(_) => Self::Own(bytemuck::pod_collect_to_vec(&bytes)),
         }
     }

@@ -1,48 +1,49 @@
-//! Which parameters are matrices of hidden layers, and how they lie in memory.
+//! Detects matrices of hidden layers and their memory layout.
 //!
-//! Main type: [`Matrices`]. Muon is defined on the weight of a linear map. Embeddings and the
-//! output layer are matrices too, but Adam trains them better (Jordan et al. 2024), and a fused
-//! projection is several maps.
+//! Main type: [`Matrices`]. Muon is defined on the weight matrix of a linear map. Embeddings and
+//! the output layer are matrices too, but Jordan et al. 2024 train them with Adam, which works
+//! better. A fused query, key and value projection holds several linear maps, which are
+//! orthogonalized separately.
 
 use super::ModelParameter;
 
-/// The linear maps that a parameter holds.
+/// The linear maps that are stored in one parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrices {
-    /// How many there are, side by side along the outputs: 3 in the fused query, key and value
-    /// projection.
+    /// The number of maps, concatenated along the output dimension: 3 in a fused query, key and
+    /// value projection.
     pub count: usize,
-    /// How each lies in memory.
+    /// The memory layout of each map.
     pub layout: MatrixLayout,
 }
 
 /// The order of the dimensions of a linear map's weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixLayout {
-    /// `[inputs, outputs]`: Burn's `Linear`, and other parameters with two dimensions.
+    /// `[inputs, outputs]`, as in Burn's `Linear` and other parameters with two dimensions.
     InputsFirst,
-    /// `[outputs, inputs, ...]`: convolutions, whose inputs are channels times the kernel's
-    /// elements.
+    /// `[outputs, inputs, ...]`, as in convolutions. The number of inputs is the number of channels
+    /// times the kernel size.
     OutputsFirst,
 }
 
-/// Names of projections that hold query, key and value one after the other, in GPT-2, PyTorch's
-/// attention and others. GPT-NeoX's `query_key_value` alternates between them head by head, so it is
-/// not listed.
+/// Names of projections in which query, key and value are concatenated, as in GPT-2 and PyTorch's
+/// attention. GPT-NeoX's `query_key_value` interleaves them head by head, so it is not listed.
 const FUSED: [&str; 6] = ["c_attn", "qkv", "qkv_proj", "wqkv", "in_proj", "in_proj_weight"];
 
-/// Names of output layers wherever they occur.
+/// Names of output layers at any depth of the module tree.
 const OUTPUT_LAYERS: [&str; 2] = ["lm_head", "score"];
 
-/// Names of output layers in the model itself: deeper down they name a part of a layer.
+/// Names of output layers that are direct fields of the model. Deeper in the module tree these
+/// names refer to a part of a layer.
 const OUTPUT_FIELDS: [&str; 2] = ["head", "output"];
 
 impl Matrices {
-    /// What Muon finds in a parameter, `None` for one that it leaves to Adam. `count`, where it is
-    /// given, decides: 0 is none.
+    /// Returns the matrices of a parameter, or `None` if Adam updates the parameter. A `count` from
+    /// a parameter group overrides the detection; 0 selects Adam.
     ///
     /// # Errors
-    /// `count` does not fit the shape; the reason and the remedy.
+    /// Returns a message with the reason and the remedy if `count` does not fit the shape.
     pub(super) fn of(
         parameter: &ModelParameter<'_>,
         count: Option<usize>,
@@ -64,8 +65,8 @@ impl Matrices {
                  group, or give 0"
             )),
             Some(count) if !is_announced && !outputs.is_multiple_of(count) => Err(format!(
-                "muon_matrices is {count}, and parameter {path} of shape {shape:?} is not so many matrices side by \
-                 side; give 0, or a number that divides its {outputs} outputs"
+                "muon_matrices is {count}, and parameter {path} of shape {shape:?} cannot be divided into {count} equal \
+                 matrices; give 0, or a number that divides its {outputs} outputs"
             )),
             Some(count) => Ok(Some(Self { count, layout })),
             None if !is_matrix || is_left_to_adam(parameter) => Ok(None),
@@ -74,7 +75,7 @@ impl Matrices {
         }
     }
 
-    /// Returns the number of outputs and of inputs of each map in a parameter of this shape.
+    /// Returns the numbers of outputs and inputs of each map in a parameter of this shape.
     pub(crate) fn dimensions(self, shape: &[usize]) -> (usize, usize) {
         let (first, rest) =
             (shape.first().copied().unwrap_or(1), shape.iter().skip(1).product::<usize>());
@@ -85,7 +86,7 @@ impl Matrices {
     }
 }
 
-/// Whether a parameter is not known to be a map of a hidden layer.
+/// Returns true unless the parameter is known to be a linear map of a hidden layer.
 fn is_left_to_adam(parameter: &ModelParameter<'_>) -> bool {
     let ModelParameter { path, shape, layer, .. } = *parameter;
     let path = path.to_lowercase();
@@ -98,9 +99,9 @@ fn is_left_to_adam(parameter: &ModelParameter<'_>) -> bool {
     };
     let is_output = |name: &&str| OUTPUT_LAYERS.contains(name) || name.starts_with("classifier");
     let is_filter = layer.starts_with("Conv");
-    // A single row outside of a linear layer is a token or a scale.
+    // Outside of linear layers, a parameter with a dimension of length 1 is a token or a scale.
     let is_row = !matches!(layer, "Linear" | "") && shape.contains(&1);
-    // Of three and more dimensions only filters are known to be maps.
+    // With three or more dimensions, only convolution filters are known to be linear maps.
     let is_unknown = is_row || shape.len() > 2;
     layer == "Embedding"
         || (is_unknown && !is_filter)
@@ -109,8 +110,7 @@ fn is_left_to_adam(parameter: &ModelParameter<'_>) -> bool {
         || names.first().is_some_and(|name| OUTPUT_FIELDS.contains(name))
 }
 
-/// Whether the layer that holds the parameter, or the parameter itself, has the name of a fused
-/// projection.
+/// Returns true if the parameter or its layer has the name of a fused projection.
 fn is_fused(path: &str) -> bool {
     let path = path.to_lowercase();
     let mut names = path.rsplit('.').take(2);
@@ -151,8 +151,8 @@ mod tests {
         }
         assert_eq!(of("h.0.attn.c_attn.weight", &[8, 24], "Linear"), inputs_first(3));
         assert_eq!(of("layers.0.in_proj.weight", &[8, 24], "Linear"), inputs_first(3));
-        // Not three projections of one size: fewer keys than queries, a part of another layer,
-        // heads side by side.
+        // Not three concatenated projections of equal size: fewer keys than queries, a part of
+        // another layer, interleaved heads.
         assert_eq!(of("h.0.attn.qkv.weight", &[8, 12], "Linear"), inputs_first(1));
         assert_eq!(of("h.0.mixer.in_proj.weight", &[8, 32], "Linear"), inputs_first(1));
         assert_eq!(of("h.0.qkv.lora_b.weight", &[8, 24], "Linear"), inputs_first(1));
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(Matrices::of(&parameter, Some(4)), Ok(inputs_first(4)));
         let reason = Matrices::of(&parameter, Some(3)).unwrap_err();
         assert!(reason.contains("shape [50, 8]") && reason.contains("its 8 outputs"), "{reason}");
-        // A lazy column-major layer announces its outputs first.
+        // The declared shape of a lazy column-major layer is `[outputs, inputs]`.
         let lazy = ModelParameter { shape: &[9, 4], is_announced: true, ..parameter };
         assert_eq!(Matrices::of(&lazy, Some(3)), Ok(inputs_first(3)));
         let bias = ModelParameter { shape: &[8], ..parameter };

@@ -1,15 +1,15 @@
-//! A parameter, as the assignment of updates sees it.
+//! The properties of a parameter that determine its update settings.
 
-/// A parameter of a model, as far as its update depends on it.
+/// The properties of a model parameter that determine its update settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelParameter<'a> {
-    /// Module path; the first one of a tied parameter.
+    /// The module path. For a tied parameter, the path of its first occurrence.
     pub path: &'a str,
-    /// Lengths of its dimensions.
+    /// The length of each dimension.
     pub shape: &'a [usize],
-    /// Name of the type of the layer that holds it, `Embedding` for example; empty where it is not
-    /// known.
+    /// The type name of the parameter's layer, such as `Embedding`. Empty if it is unknown.
     pub layer: &'a str,
-    /// Whether its value is still to be made, and may have its dimensions in another order.
+    /// Whether the parameter is lazy and not initialized yet, so that `shape` is the declared
+    /// shape. The value may have its dimensions in another order.
     pub is_announced: bool,
 }

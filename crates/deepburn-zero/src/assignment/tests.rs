@@ -1,4 +1,4 @@
-//! Updates of parameters by groups, and groups that do not fit.
+//! Tests of update settings by parameter group, and of groups that do not fit a model.
 
 use deepburn_config::{AdamPlan, MuonScale, NewtonSchulzPlan, OneBitAdamPlan, PathPattern};
 
@@ -90,8 +90,8 @@ fn muon_updates_matrices_and_adam_the_rest() {
         let update = GroupUpdate::Trained { rate, weight_decay: None, betas: None, muon_matrices };
         group(params, &[], update)
     };
-    // `lr` replaces the rate of either half; `lr_factor` multiplies the rate of the parameter's
-    // half.
+    // `lr` replaces the learning rate of both optimizers. `lr_factor` multiplies the rate of the
+    // parameter's optimizer.
     groups.groups = vec![
         with(&["^wte"], GroupRate::Own(0.01), Some(4)),
         with(&["gamma"], GroupRate::Own(0.01), None),

@@ -1,8 +1,8 @@
-//! Autodiff through the decorator.
+//! Autodiff for the decorated backend.
 //!
-//! [`Autocast`] lies above autodiff and shares its tensors, so gradients, leaves and inner tensors
-//! are passed on unchanged. The inner backend of `Autocast<Autodiff<B>>` is `Autocast<B>`: an
-//! evaluated module has the same type rules as a trained one.
+//! [`Autocast`] wraps the autodiff backend and uses the same tensors, so gradients, leaves and
+//! inner tensors are forwarded unchanged. The inner backend of `Autocast<Autodiff<B>>` is
+//! `Autocast<B>`, so evaluation follows the same type rules as training.
 
 use burn_backend::AutodiffBackend;
 use burn_backend::distributed::{
@@ -94,7 +94,7 @@ where
     }
 }
 
-/// Passes Burn's hooks for data parallelism on. They matter for `Autodiff<Autocast<B>>`, in
+/// Forwards Burn's hooks for data parallelism. They are needed for `Autodiff<Autocast<B>>`, in
 /// programs that train without an engine: autodiff then reports gradients to this backend.
 impl<B: TracksParameters + DistributedBackend> DistributedBackend for Autocast<B> {
     fn start_communication_server(devices: &[Device<Self>], config: DistributedConfig) {

@@ -1,9 +1,9 @@
-//! Fused ops, with operands brought to one type.
+//! Fused ops, with operands cast to one type.
 //!
-//! A fused op computes internally in f32 whatever the type of its operands. Only the operands of
-//! products are cast, and those that decide the type of the result. Methods with an `output` or
-//! `saved` struct are written by hand, because their types name the backend: the fields are moved
-//! into the same struct of the other backend.
+//! A fused op computes internally in f32, regardless of the type of its operands. Only the operands
+//! of products and the operands that determine the result type are cast. Methods with an output or
+//! saved-state struct are not generated, because these structs are generic over the backend. Each
+//! method moves the fields into the struct of the other backend.
 
 use burn_backend::DType;
 use burn_backend::tensor::{FloatTensor, IntTensor};
@@ -16,8 +16,9 @@ use deepburn_ops::{
 use super::ops::cast;
 use super::{Autocast, Operands, Rule, TracksParameters, in_type};
 
-/// Only the op that a model calls is cast. Its autodiff node calls `layer_norm_forward` and
-/// `layer_norm_backward` of the backend below, with operands that are already in one type.
+/// Only the op that a model calls casts its operands. The autodiff node of this op calls
+/// `layer_norm_forward` and `layer_norm_backward` of the inner backend, with operands that already
+/// have one type.
 impl<B: TracksParameters + LayerNormOps> LayerNormOps for Autocast<B> {
     cast! {
         #[full] fn fused_layer_norm(x: float, gamma: float, beta: float, epsilon: [f64]) -> float;
@@ -71,8 +72,8 @@ impl<B: TracksParameters + CrossEntropyOps> CrossEntropyOps for Autocast<B> {
         fn scale_gradient(gradient: float, factor: float, dtype: [DType]) -> float;
     }
 
-    /// Casts the hidden states and the output layer like the operands of a product. The targets are
-    /// integers.
+    /// Casts the hidden states and the weight like the operands of a product. The targets are
+    /// integers and are not cast.
     fn head_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -127,7 +128,7 @@ impl<B: TracksParameters + AttentionOps> AttentionOps for Autocast<B> {
     }
 }
 
-/// Casts the single operand of a product, which changes its type under autocast only.
+/// Casts the single operand of a product. Its type changes only under autocast.
 fn product_operand<B: TracksParameters>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     let mut operands = Operands::default();
     operands.see::<B>(&tensor);

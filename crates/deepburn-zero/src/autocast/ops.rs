@@ -1,8 +1,8 @@
-//! The tables of ops, with operands brought to one type before the inner backend runs them.
+//! The tables of ops. Operands are cast to one type before the inner backend runs an op.
 //!
-//! Tensors of [`Autocast`] and of its inner backend have the same types, so an op needs no
-//! conversion other than the cast. Int, bool and quantized ops are forwarded unchanged, as are the
-//! few methods that read data.
+//! [`Autocast`] and its inner backend have the same tensor types, so an op needs no conversion
+//! except the cast. Int, bool and quantized ops are forwarded unchanged, and so are the few methods
+//! that read data.
 #![deny(clippy::missing_trait_methods)]
 
 use std::ops::Range;
@@ -30,7 +30,7 @@ use crate::ops::int::{int_ops, int_view_ops};
 use crate::ops::module::{counted_module_ops, module_ops};
 use crate::ops::quantized::quantized_ops;
 
-/// Forwards the ops of a table to the inner backend `B`, with float operands of one type.
+/// Forwards the ops of a table to the inner backend `B`, with float operands cast to one type.
 ///
 /// `@rule` turns the attribute of a line into a [`Rule`](crate::autocast::Rule), `@see` collects
 /// the types of the operands, and `@cast` casts them:
@@ -77,7 +77,7 @@ macro_rules! cast {
     (@wrap $other:tt $value:expr) => { $value };
 
     ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
-        // Of ops without float operands nothing of this is left.
+        // In ops without float operands, `operands` and `dtype` are not used.
         #[allow(unused_mut, unused_variables)]
         fn $name($($arg: $crate::ops::kind!($kind)),*) -> $crate::ops::kind!($result) {
             let mut operands = $crate::autocast::Operands::default();

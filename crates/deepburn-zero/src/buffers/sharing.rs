@@ -1,12 +1,13 @@
-//! Finds running statistics and separates them from the clones of a module.
+//! Finds the running statistics of a module and makes them independent of the
+//! module's clones.
 //!
-//! To a module visitor, a running statistic looks like a parameter without
-//! gradient. The difference is that clones of a module share it, while each
-//! clone has its own parameters. The search therefore clones a throw-away copy
-//! of the module and changes a harmless mark in all floats of the clone
-//! (whether a gradient is required). Floats whose mark also changed in the copy
-//! are shared. This works for every type that stores its state like Burn's
-//! `RunningState`, not only for batch norm.
+//! A module visitor cannot distinguish a running statistic from a frozen
+//! parameter. The difference is that all clones of a module share a running
+//! statistic, while each clone has its own parameters. The search therefore
+//! makes a temporary copy of the module, clones the copy, and toggles the
+//! `require_grad` flag of all floats in the clone. A float whose flag also
+//! changed in the copy is shared. This works for every type that stores its
+//! state like Burn's `RunningState`, not only for batch norm.
 //!
 //! ```text
 //!                     copy      clone of copy     toggle the clone      copy afterwards
@@ -15,13 +16,14 @@
 //!  running_mean       no grad   ── shared ──      grad                  grad     shared
 //! ```
 //!
-//! Ranks that were given clones of one module would share its statistics
-//! between their threads. Only one operation ends this: the conversion to the
-//! inner backend and back (`valid`, `from_inner`). It drops the mappers of a
-//! parameter, so every parameter is put back afterwards.
+//! Rank threads that shard clones of one module would share its statistics.
+//! Burn has only one operation that creates independent statistics: the
+//! conversion to the inner backend and back (`valid`, `from_inner`). This
+//! conversion drops the mappers of parameters, so the original parameters are
+//! restored afterwards.
 //!
-//! Both the search and the separation would initialise lazy parameters, so they
-//! use a module in which those are replaced.
+//! Both the search and the conversion would initialise lazy parameters. They
+//! therefore use a module in which lazy parameters are replaced.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -35,8 +37,8 @@ use crate::error::ZeroError;
 use crate::initial::{initialise_constants, without_lazy_values};
 use crate::training::Training;
 
-/// Returns the module with its own running statistics, and their ids. A module
-/// without any is returned unchanged.
+/// Returns the module with independent running statistics, and the ids of these
+/// statistics. A module without running statistics is returned unchanged.
 ///
 /// # Errors
 ///
@@ -75,8 +77,8 @@ fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         module.visit(&mut marks);
         marks.found
     };
-    // The clone of the copy is toggled and dropped. Only what it shared with
-    // the copy has changed afterwards.
+    // The flags are toggled in a clone of the copy. Afterwards only the floats
+    // that both share have changed in the copy.
     let before = marks(&copy);
     drop(copy.clone().map(&mut Toggle));
     let mut paths = HashMap::<ParamId, String>::new();
@@ -93,7 +95,7 @@ fn find<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     Ok(paths.into_keys().collect())
 }
 
-/// A float of a module, and its mark.
+/// A float of a module with its `require_grad` flag.
 struct Mark {
     path: String,
     id: ParamId,
@@ -124,7 +126,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Marks {
     }
 }
 
-/// A mapper that toggles the mark of every float.
+/// A mapper that toggles the `require_grad` flag of every float.
 struct Toggle;
 
 impl<B: OptimizerOps> ModuleMapper<Training<B>> for Toggle {
@@ -140,7 +142,7 @@ impl<B: OptimizerOps> ModuleMapper<Training<B>> for Toggle {
 
 /// Collects parameters and puts them into another module of the same structure.
 struct Originals<B: OptimizerOps> {
-    /// The ids of running statistics, which are not put back.
+    /// The ids of running statistics, which are not restored.
     statistics: HashSet<ParamId>,
     path: Vec<String>,
     /// `Param`s of any rank and kind, by module path.
@@ -149,13 +151,13 @@ struct Originals<B: OptimizerOps> {
 }
 
 impl<B: OptimizerOps> Originals<B> {
-    /// Remembers the parameter at the current path.
+    /// Stores the parameter at the current path.
     fn keep<P: Clone + 'static>(&mut self, param: &P) {
         self.params.insert(self.path.join("."), Box::new(param.clone()));
     }
 
-    /// Returns the remembered parameter of the current path, or `param` if
-    /// there is none.
+    /// Returns the stored parameter of the current path, or `param` if there is
+    /// none.
     fn restore<P: 'static>(&mut self, param: P) -> P {
         let original = self.params.remove(&self.path.join("."));
         match original.and_then(|original| original.downcast().ok()) {

@@ -1,8 +1,8 @@
 //! Visitors and mappers for the buffers of a module.
 //!
-//! None of them uses a collective. A running statistic is locked while it is
-//! visited or mapped, and rank threads that share it would deadlock if one
-//! waited for another there.
+//! Visitors and mappers must not run collectives. A running statistic is locked
+//! while it is visited or mapped. If rank threads share the statistic and one
+//! of them waited for another in a collective, they would deadlock.
 
 use std::collections::{HashMap, HashSet};
 
@@ -45,7 +45,8 @@ impl<B: Backend> FoundBuffers<B> {
         }
     }
 
-    /// Records a buffer. If it was already found, it is tied to this path too.
+    /// Records a buffer. If it was already found, adds the current path to its
+    /// aliases.
     fn note(&mut self, id: ParamId, kind: BufferKind, data: impl FnOnce() -> TensorData) {
         let path = self.path.join(".");
         if let Some(index) = self.ids.get(&id) {
@@ -144,8 +145,8 @@ pub(super) enum NewValue<B: Backend> {
     Constant(TensorData),
 }
 
-/// A mapper that replaces the values of buffers. Other tensors stay as they
-/// are, and so do the ids and mappers of the replaced ones.
+/// A mapper that replaces the values of buffers. The ids and mappers of these
+/// buffers, and all other tensors, do not change.
 pub(super) struct Install<B: Backend> {
     /// The new values by the ids of their parameters.
     pub(super) values: HashMap<ParamId, NewValue<B>>,

@@ -1,7 +1,7 @@
-//! The times of a rank and of its link.
+//! The simulated clocks of a rank and its network link.
 //!
-//! Main type: `Clock`. A collective starts when it is asked for and the link is
-//! free, and takes its time on the link:
+//! Main type: `Clock`. A collective starts when the rank has requested it and
+//! the link is free:
 //!
 //! ```text
 //! end  = max(now, link) + seconds      start
@@ -11,25 +11,27 @@
 //!
 //! All times are in seconds since the clock began.
 
-/// Two clocks in seconds. Collectives run one after the other on the link, while the rank computes or waits.
+/// The clocks of a rank and its link, in seconds. Collectives run one after the
+/// other on the link while the rank computes or waits.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
-    /// Whether collectives run while the rank computes. Otherwise the rank runs
-    /// them itself when it waits for them, as rank threads do.
+    /// Whether collectives run while the rank computes. Otherwise a collective
+    /// runs on the rank's thread when the rank waits for it, as with rank
+    /// threads.
     overlaps: bool,
-    /// The time of the rank.
+    /// The current time of the rank.
     pub(super) now: f64,
-    /// The time from which on the link is free.
+    /// The time at which the link becomes free.
     link: f64,
-    /// The sum of computation.
+    /// The total computation time.
     pub(super) compute: f64,
-    /// The sum of all collectives, hidden ones included.
+    /// The total time of all collectives, including hidden ones.
     pub(super) communication: f64,
-    /// The sum of the times in which the rank waited for collectives.
+    /// The total time that the rank waited for collectives.
     pub(super) exposed: f64,
 }
 
-/// A collective that was started and has to be waited for.
+/// A started collective, which the rank has to wait for.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
 pub(super) struct Started {
@@ -45,24 +47,25 @@ impl Clock {
         Self { overlaps, ..Self::default() }
     }
 
-    /// Computes for `seconds`.
+    /// Advances the rank by `seconds` of computation.
     pub(super) fn compute(&mut self, seconds: f64) {
         self.now += seconds;
         self.compute += seconds;
     }
 
-    /// Starts a collective of `seconds` behind the collectives that the link
-    /// still runs. The rank does not wait.
+    /// Starts a collective that takes `seconds`, after all collectives that are
+    /// queued on the link. The rank does not wait.
     pub(super) fn start(&mut self, seconds: f64) -> Started {
-        // A collective can start neither before it is asked for nor before the
-        // ones ahead of it have ended.
+        // A collective starts when it has been requested and all earlier
+        // collectives have ended.
         let end = self.now.max(self.link) + seconds;
         self.link = end;
         self.communication += seconds;
         Started { seconds, end }
     }
 
-    /// Waits for the end of a collective. Takes no time if it ended earlier.
+    /// Waits for the end of a collective. Takes no time if the collective has
+    /// already ended.
     pub(super) fn wait(&mut self, started: Started) {
         let waited = match self.overlaps {
             true => (started.end - self.now).max(0.0),

@@ -1,15 +1,16 @@
-//! A collective of a simulated group, by its size.
+//! The operation and size of a simulated collective.
 
 use deepburn_comm::Operation;
 
-/// The size of a collective, over all arrays that it carries.
+/// The operation of a collective, and the total size of its arrays.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Collective {
-    /// The name under which it is counted, the same as in the engine's tag.
+    /// The name under which the collective is counted. It is the same as in the
+    /// engine's tag.
     pub(super) purpose: &'static str,
-    /// What the ranks do with the arrays.
+    /// The operation on the arrays.
     pub(super) operation: Operation,
-    /// The number of arrays. Each costs a message per peer.
+    /// The number of arrays. Each array needs one message per peer.
     pub(super) arrays: u64,
     /// The number of elements of the complete arrays, as in
     /// [`Count`](deepburn_comm::Count).
@@ -21,9 +22,9 @@ pub(super) struct Collective {
 }
 
 impl Collective {
-    /// Creates a collective of dense arrays with `elements` elements in all,
-    /// each of `element_bytes` bytes. Only the gradient of an embedding is not
-    /// dense: its contribution is shorter than its result.
+    /// Creates a collective of dense arrays with `elements` elements in total,
+    /// of `element_bytes` bytes each. All arrays are dense except the gradient
+    /// of an embedding, whose contribution is smaller than its result.
     pub(super) fn dense(
         purpose: &'static str,
         operation: Operation,
@@ -34,9 +35,9 @@ impl Collective {
         Self { purpose, operation, arrays, elements, sent: bytes, result: bytes }
     }
 
-    /// Returns the bytes that a rank sends to others, `(ranks - 1) / ranks` of
-    /// what the operation moves. An all-reduce is a reduce-scatter and an
-    /// all-gather, so it moves both.
+    /// Returns the bytes that a rank sends to other ranks: `(ranks - 1) /
+    /// ranks` of the operation's bytes. An all-reduce consists of a
+    /// reduce-scatter and an all-gather, so the bytes of both are added.
     pub(super) fn bytes_sent(&self, ranks: u64) -> u64 {
         let whole = match self.operation {
             Operation::ReduceScatter(_) => self.sent,

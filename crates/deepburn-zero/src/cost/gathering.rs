@@ -1,18 +1,19 @@
-//! Parameters that a simulated rank gathers at stage 3.
+//! The simulation of stage-3 parameter gathering on one rank.
 //!
-//! Main type: `SimulatedGatherer`. Its rules are the same as in `gather.rs`,
-//! whose `LookAhead` it uses together with the engine's `Trace`. A test
-//! compares the collectives of both. A change of the other rules has to be made
-//! in both.
+//! Main type: `SimulatedGatherer`. It follows the rules of the engine's
+//! gatherer in `gather.rs`, and shares `LookAhead` and `Trace` with it. The
+//! other rules are implemented twice and must be changed in both places. A test
+//! compares the collectives of the engine and the simulation.
 //!
 //! ```text
 //! Absent ──► Fetching ──► Gathered ──► Absent
-//!    read or prefetch   landed     not read again soon, or end of the pass
+//!    read or prefetch   awaited    not read again soon, or end of the pass
 //! ```
 //!
-//! Only counts of elements are simulated, never memory. A read takes four
-//! steps: start a gather if the parameter is absent, look ahead, wait for the
-//! parameter's own fetch, and release it unless it is read again soon.
+//! The simulation only counts elements and allocates no tensors. A read has
+//! four steps: start a gather if the parameter is absent, prefetch the next
+//! parameters, wait for the fetch of this parameter, and release the parameter
+//! unless it is read again soon.
 
 use std::collections::HashMap;
 
@@ -28,13 +29,13 @@ use crate::trace::{Phase, Trace};
 /// The state of a parameter on the simulated rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
-    /// Every rank has only its shard.
+    /// The rank has only its shard.
     Absent,
-    /// On its way, in the fetch with this number.
+    /// Being gathered, by the fetch with this number.
     Fetching(usize),
-    /// Complete, and kept for another op.
+    /// Gathered, and kept for another op.
     Gathered,
-    /// Complete for the whole step, or never sharded. Reads cost nothing.
+    /// Gathered for the complete step, or never sharded. Reads take no time.
     Persistent,
 }
 
@@ -44,28 +45,29 @@ pub(super) struct SimulatedGatherer<'a> {
     plan: GatherPlan,
     /// The elements of each parameter, without padding.
     numels: &'a [u64],
-    /// The size of an element in bytes, in the type in which ops compute.
+    /// The size of an element in the compute type, in bytes.
     element_bytes: u64,
-    /// The order of reads. The first pass records it.
+    /// The order of reads, which the first pass records.
     trace: Trace,
-    /// The half of the pass.
+    /// Whether the pass is in forward or backward.
     phase: Phase,
     /// The state of each parameter.
     presence: Vec<Presence>,
-    /// The fetches on their way, by number, with their parameters.
+    /// The pending fetches by number, with their parameters.
     fetches: HashMap<usize, (Started, Vec<usize>)>,
     /// The number of the next fetch. Fetches are numbered in the order in which
     /// they start.
     next_fetch: usize,
-    /// The elements on their way.
+    /// The number of elements of pending fetches.
     fetching: u64,
-    /// The elements of gathered parameters, without persistent ones.
+    /// The number of elements of gathered parameters, without persistent
+    /// parameters.
     gathered: u64,
 }
 
 impl<'a> SimulatedGatherer<'a> {
-    /// Creates the parameters of `numels` elements. The parameters at the
-    /// indices `persistent` stay complete.
+    /// Creates a gatherer for parameters with `numels` elements. The parameters
+    /// at the indices `persistent` stay gathered.
     pub(super) fn new(
         plan: GatherPlan,
         numels: &'a [u64],
@@ -88,20 +90,20 @@ impl<'a> SimulatedGatherer<'a> {
         }
     }
 
-    /// Starts a pass at the beginning of its forward.
+    /// Starts a pass with its forward phase.
     pub(super) fn start_pass(&mut self) {
         self.phase = Phase::Forward;
         self.trace.start_pass();
     }
 
-    /// Starts backward. The look-ahead of forward ends here.
+    /// Starts the backward phase. Prefetches now follow the order of backward.
     pub(super) fn start_backward(&mut self) {
         self.phase = Phase::Backward;
     }
 
-    /// Simulates an op that reads a parameter: the rank waits until the
-    /// parameter is complete. A persistent parameter is not part of the trace,
-    /// as in the engine.
+    /// Simulates the read of a parameter by an op: the rank waits until the
+    /// parameter is gathered. As in the engine, persistent parameters are not
+    /// part of the trace.
     pub(super) fn read(&mut self, index: usize, group: &mut SimulatedGroup<'_>) {
         if self.presence[index] == Presence::Persistent {
             return;
@@ -114,8 +116,8 @@ impl<'a> SimulatedGatherer<'a> {
             Presence::Fetching(number) => Some(number),
             _ => None,
         };
-        // The next fetch starts before the rank waits, so both are on the link
-        // meanwhile.
+        // The prefetch starts before the rank waits, so that it is queued on
+        // the link behind the awaited fetch.
         self.look_ahead(awaited, group);
         if let Some(number) = awaited {
             self.land(number, group);
@@ -125,8 +127,8 @@ impl<'a> SimulatedGatherer<'a> {
         }
     }
 
-    /// Ends a pass: waits for the fetches on their way in the order of their
-    /// start, and releases everything.
+    /// Ends a pass: waits for pending fetches in the order in which they were
+    /// started, and releases all gathered parameters.
     pub(super) fn finish_pass(&mut self, group: &mut SimulatedGroup<'_>) {
         let mut numbers: Vec<usize> = self.fetches.keys().copied().collect();
         numbers.sort_unstable();
@@ -135,8 +137,8 @@ impl<'a> SimulatedGatherer<'a> {
     }
 
     /// Prefetches the parameters that are read next, within the limits of the
-    /// plan. The fetch `awaited` is about to land, so it does not count as
-    /// being ahead.
+    /// plan. The fetch `awaited` is about to complete, so it does not count as
+    /// prefetched.
     fn look_ahead(&mut self, awaited: Option<usize>, group: &mut SimulatedGroup<'_>) {
         let awaited = awaited.and_then(|number| self.fetches.get(&number));
         let awaited = awaited.map_or(0, |(_, batch)| self.elements(batch));
@@ -145,7 +147,7 @@ impl<'a> SimulatedGatherer<'a> {
             bucket_size: self.plan.prefetch_bucket_size,
             room: self.plan.max_live_parameters.saturating_sub(live as usize),
         };
-        // The awaited fetch is about to land, so it does not count as ahead.
+        // Only elements of other fetches count as prefetched.
         if !limits.allows_another((self.fetching - awaited) as usize) {
             return;
         }
@@ -162,9 +164,9 @@ impl<'a> SimulatedGatherer<'a> {
         batch.iter().map(|index| self.numels[*index]).sum()
     }
 
-    /// Returns true if a parameter stays after a read: it is read again within
-    /// `max_reuse_distance` elements, and not more than `max_live_parameters`
-    /// are complete or on their way.
+    /// Returns true if a parameter stays gathered after a read: it is read
+    /// again within `max_reuse_distance` elements, and at most
+    /// `max_live_parameters` elements are gathered or being gathered.
     fn keeps(&self, index: usize) -> bool {
         let numel = |other: usize| self.numels[other] as usize;
         let limit = self.plan.max_reuse_distance;
@@ -184,7 +186,7 @@ impl<'a> SimulatedGatherer<'a> {
         self.fetching += elements;
     }
 
-    /// Waits for a fetch, after which its parameters are complete.
+    /// Waits for a fetch and marks its parameters as gathered.
     fn land(&mut self, number: usize, group: &mut SimulatedGroup<'_>) {
         let Some((started, batch)) = self.fetches.remove(&number) else { return };
         group.clock.wait(started);
@@ -195,8 +197,7 @@ impl<'a> SimulatedGatherer<'a> {
         }
     }
 
-    /// Returns a gathered parameter to its shard. Has no effect on other
-    /// states.
+    /// Releases a parameter if it is gathered. Has no effect in other states.
     fn release(&mut self, index: usize) {
         if self.presence[index] == Presence::Gathered {
             self.presence[index] = Presence::Absent;

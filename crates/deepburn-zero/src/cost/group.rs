@@ -1,8 +1,8 @@
 //! The process group of a simulated rank.
 //!
 //! Main type: `SimulatedGroup`. It advances the clocks by the times of ops and
-//! collectives, and counts collectives by purpose in the same way as the
-//! statistics of a real group. A test compares the two.
+//! collectives, and counts collectives by purpose, like the statistics of a
+//! real group. A test compares the counts with a real group.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ use super::clock::{Clock, Started};
 use super::collective::Collective;
 use super::{Network, RankSpeed};
 
-/// The group as one of its ranks sees it.
+/// A simulated process group from the view of one rank.
 pub(super) struct SimulatedGroup<'a> {
     /// The number of ranks.
     pub(super) ranks: u64,
     /// The speed of this rank.
     pub(super) speed: RankSpeed,
-    /// What connects the ranks.
+    /// The network between the ranks.
     pub(super) network: &'a Network,
-    /// The times of this rank and of its link.
+    /// The clocks of this rank and its link.
     pub(super) clock: Clock,
     /// The collectives by purpose.
     pub(super) counts: BTreeMap<&'static str, Count>,

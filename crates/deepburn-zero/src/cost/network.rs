@@ -1,35 +1,36 @@
-//! How long collectives take.
+//! The time of collectives.
 //!
 //! Main type: [`Network`]. Its rules follow the collectives of `deepburn-mpi` and of rank threads
 //! (`deepburn-comm/src/in_process/README.md`).
 //!
-//! With `p` ranks, a latency of `a` seconds per message, `n` arrays of `B` bytes in all and a
-//! bandwidth of `W` bytes per second, links between processes take
+//! For `p` ranks, a latency of `a` seconds per message, `n` arrays of `B` bytes in total and a
+//! bandwidth of `W` bytes per second, the time of a collective between processes is
 //!
 //! ```text
-//! meeting           (p - 1) a                        every rank announces what it sends
+//! headers           (p - 1) a                        every rank announces its arrays
 //! all-gather        n (p - 1) a + (p - 1)/p B / W
 //! reduce-scatter    the same, and B / memory bandwidth to add up the contributions
 //! all-reduce        reduce-scatter, then all-gather
 //! ```
 //!
-//! Messages inside a machine and between machines use different links at the same time, so the
-//! slower of the two counts.
+//! Messages inside a machine and between machines use different links at the same time, so the time
+//! of the slower link counts.
 
 use deepburn_comm::Operation;
 
 use super::RankSpeed;
 use super::collective::Collective;
 
-/// The connection of the ranks.
+/// The network between the ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Network {
     /// Links between processes. A communication thread runs collectives while the rank computes.
     Links(Links),
-    /// The memory of one process whose threads are the ranks. They share the cores, so no collective is hidden.
+    /// Shared memory of one process, whose threads are the ranks. The threads share the cores, so
+    /// no collective is hidden.
     Threads {
-        /// The seconds per other rank of a collective: the time to wake its thread and to get a
-        /// core for it.
+        /// The latency of a collective for each other rank, in seconds: the time to wake the thread
+        /// of that rank and schedule it on a core.
         latency: f64,
     },
 }
@@ -37,13 +38,14 @@ pub enum Network {
 /// The links of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Links {
-    /// Bytes per second that leave a machine, and as many that arrive. Its ranks share them.
+    /// The bandwidth between machines in each direction, in bytes per second. All ranks of a
+    /// machine share it.
     pub bandwidth: f64,
-    /// The seconds that a message takes besides its bytes.
+    /// The latency of a message, in seconds.
     pub latency: f64,
     /// The number of ranks on a machine.
     pub ranks_per_machine: u64,
-    /// Bytes per second that one rank sends to other ranks of its machine.
+    /// The bandwidth from one rank to other ranks of its machine, in bytes per second.
     pub local_bandwidth: f64,
 }
 
@@ -53,8 +55,8 @@ impl Network {
         matches!(self, Self::Links(_))
     }
 
-    /// Returns the seconds of a collective of `ranks` ranks, each of this `speed`. One rank
-    /// exchanges nothing.
+    /// Returns the seconds of a collective over `ranks` ranks of this `speed`. Returns 0 for a
+    /// single rank.
     pub(super) fn seconds(&self, collective: &Collective, ranks: u64, speed: &RankSpeed) -> f64 {
         match self {
             _ if ranks < 2 => 0.0,
@@ -72,7 +74,7 @@ impl Links {
     /// that adds up contributions.
     fn seconds(&self, collective: &Collective, ranks: u64, speed: &RankSpeed) -> f64 {
         let Collective { operation, arrays, sent, result, .. } = *collective;
-        // Every rank tells every other what it is about to send.
+        // Every rank sends a header to every other rank.
         let meeting = (ranks - 1) as f64 * self.latency;
         // The owner of a part reads the contributions of all ranks.
         let reduction = || self.exchange(arrays, sent, ranks) + speed.transfer_seconds(sent);
@@ -87,13 +89,13 @@ impl Links {
             }
     }
 
-    /// Returns the seconds in which every rank sends its part of arrays of `bytes` bytes to every
-    /// other rank. All ranks of a machine share its outside bandwidth.
+    /// Returns the seconds for an exchange in which every rank sends one part of `bytes` bytes of
+    /// arrays to every other rank. All ranks of a machine share the bandwidth to other machines.
     fn exchange(&self, arrays: u64, bytes: u64, ranks: u64) -> f64 {
         let of_machine = self.ranks_per_machine.clamp(1, ranks);
         let (neighbours, remote) = (of_machine - 1, ranks - of_machine);
-        // Each rank owns one part and sends the other parts to their owners, or its own part to
-        // all.
+        // Each rank owns one part. It sends the other parts to their owners (reduce-scatter), or
+        // its own part to all ranks (all-gather).
         let part = bytes as f64 / ranks as f64;
         let local = neighbours as f64 * part / self.local_bandwidth;
         let outside = (remote * of_machine) as f64 * part / self.bandwidth;
@@ -106,13 +108,13 @@ impl Links {
 /// exchange references, so only additions and copies count.
 fn bytes_by_threads(collective: &Collective, ranks: u64) -> u64 {
     let Collective { operation, sent, result, .. } = *collective;
-    // A rank reads its part of what all ranks have, and writes it.
+    // A rank reads its part of the arrays of all ranks and writes the result.
     let reduction = sent + result / ranks;
     match operation {
         Operation::ReduceScatter(_) => reduction,
-        // Then it makes its own copy of the whole.
+        // Each rank then copies the complete result.
         Operation::AllReduce(_) => reduction + 2 * result,
-        // One rank copies for all, which share the result.
+        // One rank makes a copy, and all ranks share it.
         Operation::AllGather | Operation::Broadcast { .. } => 2 * result / ranks,
         Operation::AllToAll => 2 * result,
         Operation::Barrier => 0,

@@ -1,11 +1,12 @@
-//! How fast a rank computes.
+//! The compute speed of a rank.
 
-/// The speed of one rank. The figures are what kernels reach, not the peaks of a data sheet.
+/// The speed of one rank. Use the throughput that kernels achieve, not the peak values of a data
+/// sheet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RankSpeed {
-    /// Floating-point operations per second of matrix products, in the element type of the run.
+    /// The floating-point operations per second of matrix products, in the compute type of the run.
     pub flops: f64,
-    /// Bytes per second that ops read and write in memory, both counted.
+    /// The memory bandwidth in bytes per second. Reads and writes both count.
     pub memory_bandwidth: f64,
 }
 
@@ -16,13 +17,13 @@ impl RankSpeed {
         Self { flops: self.flops / ranks, memory_bandwidth: self.memory_bandwidth / ranks }
     }
 
-    /// Returns the seconds of an op with `flops` floating-point operations that moves `bytes`
-    /// bytes: the longer of both times (Williams et al. 2009, the roofline model).
+    /// Returns the seconds of an op with `flops` floating-point operations that reads and writes
+    /// `bytes` bytes: the longer of the two times (roofline model, Williams et al. 2009).
     pub(super) fn seconds(&self, flops: u64, bytes: u64) -> f64 {
         (flops as f64 / self.flops).max(self.transfer_seconds(bytes))
     }
 
-    /// Returns the seconds in which memory moves `bytes` bytes.
+    /// Returns the seconds to read or write `bytes` bytes in memory.
     pub(super) fn transfer_seconds(&self, bytes: u64) -> f64 {
         bytes as f64 / self.memory_bandwidth
     }

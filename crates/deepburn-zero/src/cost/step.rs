@@ -1,19 +1,20 @@
-//! A training step on one of many equal ranks.
+//! The time of a training step on one of several identical ranks.
 //!
-//! Main types: [`StepModel`], what a step does, and [`StepCost`], how long that takes.
+//! Main types: [`StepModel`], the work of a step, and [`StepCost`], its time.
 //!
-//! A step is simulated as one steady micro-batch and one update, and the micro-batch counts as many
-//! times as the plan accumulates:
+//! One micro-batch and one optimizer update are simulated. The time of the micro-batch is
+//! multiplied by the gradient accumulation steps:
 //!
 //! ```text
 //! seconds = micro_batches * (forward, backward, barrier) + (batch totals, norm, optimizer, all-gathers, loss)
 //! ```
 //!
-//! Micro-batches can be added up, because each begins and ends with an idle link. The first one has
-//! no earlier sums to add to, which is ignored. The events of a micro-batch do not depend on the
-//! number of ranks, so one `StepModel` gives the cost for any number of them. What depends on it
-//! are the times and sizes of collectives, the shards that the optimizer updates, and which
-//! parameters are persistent.
+//! The times of micro-batches can be added, because the link is idle at the beginning and end of
+//! each. The model ignores that the first micro-batch has no earlier gradient sums to add to. The
+//! events of a micro-batch do not depend on the number of ranks, so one `StepModel` predicts the
+//! cost for any number of ranks. Three things depend on the number of ranks: the times and sizes of
+//! collectives, the size of the shards that the optimizer updates, and the set of persistent
+//! parameters.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -34,7 +35,7 @@ use crate::estimate::{
 };
 use crate::persistence::persistent_parameters;
 
-/// The size of a number that ranks exchange for a norm or a loss, in bytes (f64).
+/// The size of a host number (f64) in bytes. Ranks exchange such numbers for norms and losses.
 const NUMBER: u64 = 8;
 
 /// The size of an fp32 element in bytes.
@@ -43,13 +44,13 @@ const FP32: u64 = 4;
 /// The reason why the time of a step cannot be predicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnsupportedPlan {
-    /// Ranks exchange momenta, norms or matrices while they update.
+    /// The optimizer exchanges momenta, norms or matrices during the update.
     Optimizer,
     /// Model states or activations are offloaded.
     Offload,
-    /// A parameter has no gradient.
+    /// A parameter is frozen.
     Frozen,
-    /// The activation graph belongs to another model, or is too large to simulate.
+    /// The activation graph does not match the parameters, or is too large to simulate.
     Model,
 }
 
@@ -69,8 +70,8 @@ impl fmt::Display for UnsupportedPlan {
 
 impl std::error::Error for UnsupportedPlan {}
 
-/// The work of a training step on each rank: ops, reads of parameters and buckets of gradients. It
-/// is the same for any number of ranks, because every rank has micro-batches of the same size.
+/// The work of a training step on each rank: ops, parameter reads and gradient buckets. It does not
+/// depend on the number of ranks, because every rank processes micro-batches of the same size.
 #[derive(Debug)]
 pub struct StepModel<'a> {
     /// The ops of a micro-batch.
@@ -81,47 +82,46 @@ pub struct StepModel<'a> {
     zero: &'a ZeroPlan,
     /// The events of a micro-batch in order.
     events: Vec<PassEvent>,
-    /// The parameters that each op reads, by position in `parameters`.
+    /// The parameters that each op reads, as indices of `parameters`.
     reads: Vec<Vec<usize>>,
-    /// The elements of each parameter.
+    /// The number of elements of each parameter.
     numels: Vec<u64>,
     /// The bytes of model states per element.
     bytes: ElementBytes,
     /// The size of a gradient element during communication, in bytes.
-    travelling: u64,
-    /// The micro-batches per optimizer step (`gradient_accumulation_steps`).
+    communicated: u64,
+    /// The number of micro-batches per optimizer step (`gradient_accumulation_steps`).
     micro_batches: u64,
 }
 
-/// The time of a step on each rank, and the bytes that the rank sends. Every number covers the
-/// whole step with all its micro-batches, and `seconds` is `compute` plus the part of
-/// `communication` that is not `hidden`.
+/// The time of a training step on each rank, and the bytes that the rank sends. All numbers cover
+/// the complete step with all its micro-batches. `seconds` is `compute + communication - hidden`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepCost {
     /// The number of ranks.
     pub ranks: u64,
-    /// The seconds of computation: passes, sums of gradients and the optimizer.
+    /// The seconds of computation: training passes, gradient accumulation and the optimizer.
     pub compute: f64,
-    /// The seconds of collectives, hidden ones included.
+    /// The seconds of all collectives, including hidden ones.
     pub communication: f64,
     /// The seconds of collectives that run while the rank computes.
     pub hidden: f64,
     /// The seconds of the step.
     pub seconds: f64,
-    /// The bytes that a rank sends to others, without headers.
+    /// The bytes that a rank sends to other ranks, without headers.
     pub bytes_sent: u64,
-    /// The collectives by purpose, as the statistics of a group count them.
+    /// The collectives by purpose, counted like the statistics of a process group.
     pub collectives: BTreeMap<&'static str, Count>,
 }
 
 impl<'a> StepModel<'a> {
-    /// Creates the step of a model with `parameters` and the pass of `graph`, under `plan` with
-    /// `zero` in place of its ZeRO section. `estimate` has to be the memory estimate for the same
-    /// arguments.
+    /// Creates the model of a training step from the parameters and the activation graph of a
+    /// model. `zero` replaces the ZeRO section of `plan`. `estimate` must be the memory estimate
+    /// for the same arguments.
     ///
     /// # Errors
     ///
-    /// Returns an error if the plan or the model has parts whose time is not predicted.
+    /// Returns an error if step times are not predicted for the plan or the model.
     pub fn new(
         plan: &Plan,
         zero: &'a ZeroPlan,
@@ -137,7 +137,7 @@ impl<'a> StepModel<'a> {
             reads: reads(graph, parameters).ok_or(UnsupportedPlan::Model)?,
             numels: parameters.iter().map(|parameter| parameter.numel).collect(),
             bytes: ElementBytes::new(&plan.optimizer, &plan.precision, micro_batches),
-            travelling: plan.precision.communication.bytes() as u64,
+            communicated: plan.precision.communication.bytes() as u64,
             micro_batches: micro_batches as u64,
             graph,
             parameters,
@@ -145,7 +145,7 @@ impl<'a> StepModel<'a> {
         })
     }
 
-    /// Returns the cost of a step on `ranks` ranks, each of this `speed`.
+    /// Returns the cost of a step on `ranks` ranks with this `speed` each.
     ///
     /// # Panics
     ///
@@ -159,7 +159,8 @@ impl<'a> StepModel<'a> {
             self.bytes.parameter,
             &persistent,
         );
-        // The first pass records the order of reads; the second follows it, as all later ones do.
+        // The first pass records the order of parameter reads. The second pass prefetches in this
+        // order, like all later passes, and is measured.
         let mut recording = SimulatedGroup::new(ranks, speed, network);
         self.micro_batch(&mut recording, &mut gatherer);
         let mut pass = SimulatedGroup::new(ranks, speed, network);
@@ -169,8 +170,8 @@ impl<'a> StepModel<'a> {
         self.sum_up(&pass, &step)
     }
 
-    /// Adds up all micro-batches of a step and its update. `pass` is one micro-batch, which begins
-    /// and ends with an idle link.
+    /// Adds the times of all micro-batches and of the update. `pass` is the simulation of one
+    /// micro-batch, `step` the simulation of the update.
     fn sum_up(&self, pass: &SimulatedGroup<'_>, step: &SimulatedGroup<'_>) -> StepCost {
         let passes = self.micro_batches;
         let total = |of: fn(&SimulatedGroup<'_>) -> f64| passes as f64 * of(pass) + of(step);
@@ -192,8 +193,8 @@ impl<'a> StepModel<'a> {
         }
     }
 
-    /// Simulates forward and backward of a micro-batch. Buckets land in the order in which they
-    /// were reduced, so a queue holds the ones on their way.
+    /// Simulates the forward and backward pass of a micro-batch. Reductions complete in the order
+    /// in which they were started, so pending buckets are kept in a queue.
     fn micro_batch(&self, group: &mut SimulatedGroup<'_>, gatherer: &mut SimulatedGatherer<'_>) {
         let mut flights = VecDeque::new();
         gatherer.start_pass();
@@ -202,12 +203,13 @@ impl<'a> StepModel<'a> {
                 PassEvent::Forward(op) | PassEvent::Recompute(op) => {
                     self.read(*op, usize::MAX, group, gatherer);
                     let op = &self.graph.ops[*op];
-                    // The loss head makes its gradients in forward.
+                    // The loss head also computes its gradients in forward, which together is three
+                    // times the work of a forward pass.
                     let factor = if op.backward == BackwardOp::LossHead { 3 } else { 1 };
                     group.compute(factor * op.flops, factor * self.bytes_of(op));
                 }
                 PassEvent::StartBackward => gatherer.start_backward(),
-                // Backward reads the weight only; biases and tables have no use there.
+                // Backward reads only weights. It needs no biases and no embedding tables.
                 PassEvent::ReadAgain(index) => {
                     let count = reads_in_backward(&self.graph.ops[*index]);
                     self.read(*index, count, group, gatherer);
@@ -224,7 +226,7 @@ impl<'a> StepModel<'a> {
                     flights.push_back((self.reduce(bucket, group), bucket));
                 }
                 PassEvent::Land => {
-                    // Buckets land in the order in which they were sent.
+                    // The oldest pending bucket completes first.
                     if let Some((started, bucket)) = flights.pop_front() {
                         group.clock.wait(started);
                         group.compute(0, self.bytes_of_sums(bucket, group.ranks));
@@ -232,14 +234,14 @@ impl<'a> StepModel<'a> {
                 }
             }
         }
-        // The ranks agree on the end of backward before fetches are released.
+        // All ranks wait for the end of backward before they release pending fetches.
         let barrier = Collective::dense("end of backward", Operation::Barrier, [0, 0], 0);
         group.run(&barrier);
         gatherer.finish_pass(group);
     }
 
-    /// Reads the first `count` parameters of an op, which are gathered at stage 3 and complete at
-    /// all other stages.
+    /// Reads the first `count` parameters of an op. They are gathered at stage 3. At other stages
+    /// parameters are not sharded, and a read takes no time.
     fn read(
         &self,
         op: usize,
@@ -252,8 +254,8 @@ impl<'a> StepModel<'a> {
         }
     }
 
-    /// Starts the reduction of a bucket. Only stages that shard gradients reduce-scatter, and only
-    /// if the plan says so.
+    /// Starts the reduction of a bucket: a reduce-scatter if gradients are sharded and
+    /// `reduce_scatter` is enabled, otherwise an all-reduce.
     fn reduce(&self, bucket: &[BucketedNumel], group: &mut SimulatedGroup<'_>) -> Started {
         let scatters = self.zero.shards_gradients() && self.zero.gradients.reduce_scatter;
         let elements = sum(bucket.iter().map(|it| it.numel));
@@ -265,21 +267,22 @@ impl<'a> StepModel<'a> {
             },
             arrays: bucket.len() as u64,
             elements,
-            sent: sum(bucket.iter().map(|it| it.held)).saturating_mul(self.travelling),
-            result: elements.saturating_mul(self.travelling),
+            sent: sum(bucket.iter().map(|it| it.held)).saturating_mul(self.communicated),
+            result: elements.saturating_mul(self.communicated),
         })
     }
 
-    /// Simulates the step after the last micro-batch, including what the training loop exchanges:
-    /// the totals of the batch, the norm and the loss, each a small all-reduce of f64.
+    /// Simulates the optimizer step after the last micro-batch. This includes three small
+    /// all-reduces of f64 numbers by the training loop: the batch totals, the gradient norm and the
+    /// loss.
     fn update(&self, group: &mut SimulatedGroup<'_>, persistent: &[usize]) {
         let numbers = |purpose, count| {
-            // Numbers of a rank travel as one f64 array.
+            // A rank sends its numbers in one f64 array.
             let operation = Operation::AllReduce(ReduceOp::Sum);
             Collective::dense(purpose, operation, [1, count], NUMBER)
         };
-        // The loop exchanges these before the first micro-batch. Their place in the step does not
-        // matter for the sum.
+        // The training loop reduces the batch totals before the first micro-batch. The position
+        // does not change the total time.
         group.run(&numbers("batch totals", 3));
         group.run(&numbers("gradient norm", 2));
         group.compute(0, self.bytes_of_update(group.ranks));
@@ -296,8 +299,9 @@ impl<'a> StepModel<'a> {
         group.run(&numbers("loss", 3));
     }
 
-    /// Returns the numbers of arrays and elements of each all-gather of updated parameters. The
-    /// buckets follow `publish.rs`; at stages 0 and 3 there are none.
+    /// Returns the number of arrays and the number of elements of each all-gather of updated
+    /// parameters. The buckets are the same as in `publish.rs`. At stages 0 and 3 no parameters are
+    /// gathered after the update.
     fn published(&self) -> Vec<[u64; 2]> {
         if !matches!(self.zero.stage, Stage::OptimizerStates | Stage::Gradients) {
             return Vec::new();
@@ -317,8 +321,8 @@ impl<'a> StepModel<'a> {
         buckets
     }
 
-    /// Returns the indices of the parameters that stay complete. There are none on one rank, whose
-    /// shards are whole parameters already.
+    /// Returns the indices of the persistent parameters. There are none on a single rank, whose
+    /// shards are complete parameters.
     fn persistent(&self, ranks: u64) -> Vec<usize> {
         match self.zero.stage {
             Stage::Parameters if ranks > 1 => {
@@ -328,8 +332,9 @@ impl<'a> StepModel<'a> {
         }
     }
 
-    /// Returns the bytes that an op reads and writes in forward. Backward moves twice as many: it
-    /// reads the gradient of each output and makes one for each input.
+    /// Returns the bytes that an op reads and writes in forward. The backward pass reads and writes
+    /// twice as many bytes, because it additionally reads the gradient of each output and writes
+    /// the gradient of each input.
     fn bytes_of(&self, op: &GraphOp) -> u64 {
         let activations = op.inputs.iter().chain(&op.outputs);
         let activations = sum(activations.map(|index| self.graph.activations[*index].bytes));
@@ -341,21 +346,21 @@ impl<'a> StepModel<'a> {
         activations.saturating_add(parameters)
     }
 
-    /// Returns the bytes that are moved to add a reduced bucket to the sums of earlier
-    /// micro-batches: the new gradient is read, and the sum is read and written.
+    /// Returns the bytes that are read and written to add a reduced bucket to the gradient sums of
+    /// earlier micro-batches. The new gradient is read, and the sum is read and written.
     fn bytes_of_sums(&self, bucket: &[BucketedNumel], ranks: u64) -> u64 {
         if self.micro_batches == 1 {
             return 0;
         }
-        // Without cut gradients every rank adds the complete bucket.
+        // If gradients are not sharded, every rank adds the complete bucket.
         let shards = if self.zero.shards_gradients() { ranks } else { 1 };
         let kept = sum(bucket.iter().map(|it| shard(it.numel, shards)));
-        kept.saturating_mul(self.travelling + 2 * self.bytes.gradient)
+        kept.saturating_mul(self.communicated + 2 * self.bytes.gradient)
     }
 
-    /// Returns the bytes that an optimizer step reads and writes. The norm reads the owned
-    /// gradients. The update reads the gradient, and reads and writes values, masters and moments;
-    /// a 16-bit copy is only written.
+    /// Returns the bytes that an optimizer step reads and writes. The gradient norm reads the owned
+    /// gradients. The update reads the gradients, and reads and writes parameters, master weights
+    /// and moments. 16-bit parameters with master weights are only written.
     fn bytes_of_update(&self, ranks: u64) -> u64 {
         let shards = if self.zero.stage.shards_optimizer() { ranks } else { 1 };
         let ElementBytes { parameter, gradient, master, .. } = self.bytes;
@@ -369,7 +374,7 @@ impl<'a> StepModel<'a> {
     }
 }
 
-/// Returns an error for plans and models whose step has parts that are not simulated.
+/// Returns an error if the step of this plan or model has parts that are not simulated.
 fn check(
     plan: &Plan,
     zero: &ZeroPlan,
@@ -389,12 +394,13 @@ fn check(
     }
 }
 
-/// Returns the parameters that each op of `graph` reads, by position in `parameters`; `None` if the
-/// sizes differ.
+/// Returns the parameters that each op of `graph` reads, as indices of `parameters`. Returns `None`
+/// if the sizes do not match.
 ///
-/// The graph knows sizes and no names. A parameter that is read for the first time is therefore
-/// taken as the first unread one of its size. Collectives of one size cost the same, so a wrong
-/// match changes nothing. A tied parameter is the table of the last embedding.
+/// The graph contains the sizes of parameters but not their names. Each read of a new parameter is
+/// therefore matched with the first unread parameter of the same size. A wrong match does not
+/// change the result, because collectives of the same size take the same time. A tied parameter is
+/// matched with the table of the last embedding.
 fn reads(graph: &ActivationGraph, parameters: &[ParameterSize]) -> Option<Vec<Vec<usize>>> {
     let mut places: BTreeMap<u64, VecDeque<usize>> = BTreeMap::new();
     for (index, parameter) in parameters.iter().enumerate() {
@@ -419,8 +425,8 @@ fn reads(graph: &ActivationGraph, parameters: &[ParameterSize]) -> Option<Vec<Ve
     Some(reads)
 }
 
-/// Returns how many of an op's parameters its backward pass reads: the weight of a product or of a
-/// normalisation.
+/// Returns the number of parameters that the backward pass of an op reads: 1, the weight, for a
+/// product or a normalisation, otherwise 0.
 fn reads_in_backward(op: &GraphOp) -> usize {
     match op.backward {
         BackwardOp::Product | BackwardOp::Unary if !op.saved.is_empty() => 1,
@@ -433,7 +439,8 @@ fn shard(numel: u64, shards: u64) -> u64 {
     Partition::new(numel as usize, shards as usize).shard_len() as u64
 }
 
-/// Adds up without overflow. Sizes may come from a configuration file.
+/// Returns the saturating sum. Sizes may come from a configuration file, so the sum may exceed
+/// `u64`.
 fn sum(values: impl Iterator<Item = u64>) -> u64 {
     values.fold(0, u64::saturating_add)
 }

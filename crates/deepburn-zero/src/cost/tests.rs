@@ -1,4 +1,4 @@
-//! Tests of the cost model: formulae, bounds and bytes.
+//! Tests of the cost model: formulas, bounds and bytes sent.
 
 use deepburn_comm::{Operation, ReduceOp};
 use deepburn_config::{Plan, RawConfig, RunContext, Stage, ZeroPlan, resolve};
@@ -27,7 +27,7 @@ fn plan() -> Plan {
     resolve(&RawConfig::from_json(json).unwrap(), &RunContext::on_host(1)).unwrap().plan
 }
 
-/// A pass through square layers of `width` over `rows` rows.
+/// Returns the graph of `count` square layers of `width`, applied to `rows` rows.
 fn layers(width: u64, rows: u64, count: usize) -> ActivationGraph {
     let mut graph = ActivationGraph::new();
     let timing = GradientTiming::Immediate;
@@ -49,7 +49,7 @@ fn layers(width: u64, rows: u64, count: usize) -> ActivationGraph {
     graph
 }
 
-/// The cost of 20 layers of `width` over `rows` rows.
+/// Returns the cost of 20 layers of `width`, applied to `rows` rows.
 fn cost_of([width, rows]: [u64; 2], stage: Stage, ranks: u64, network: &Network) -> StepCost {
     let plan = plan();
     let zero = ZeroPlan { stage, ..plan.zero.clone() };
@@ -65,8 +65,8 @@ fn dense(operation: Operation, arrays: u64, elements: u64) -> Collective {
     Collective::dense("test", operation, [arrays, elements], 4)
 }
 
-/// The alpha-beta model of a ring: `(n - 1) (alpha + bytes / n / bandwidth)` a direction, and the same latency for the
-/// headers with which ranks meet.
+/// The alpha-beta model of a ring: `(n - 1) (alpha + bytes / n / bandwidth)` for a reduce-scatter
+/// or all-gather, and a latency of `(n - 1) alpha` for the headers.
 #[test]
 fn collectives_take_the_time_of_the_formula() {
     let speed = RankSpeed { flops: 1.0, memory_bandwidth: f64::INFINITY };
@@ -91,7 +91,7 @@ fn ranks_of_a_machine_share_its_link() {
     let alone = Network::Links(links).seconds(&gather, 16, &SPEED);
     let fast = Links { ranks_per_machine: 8, local_bandwidth: 1e12, ..links };
     let shared = Network::Links(fast).seconds(&gather, 16, &SPEED);
-    // 8 ranks send to 8 others over the link in place of one to 15.
+    // 8 ranks send to 8 ranks each over the link, instead of one rank to 15.
     assert!((shared / alone - 64.0 / 15.0).abs() < 1e-9, "{shared} {alone}");
     let inside = Network::Links(fast).seconds(&gather, 8, &SPEED);
     assert!((inside - 7.0 / 8.0 * 4.0 * f64::from(1 << 20) / 1e12).abs() < 1e-15, "{inside}");
@@ -116,14 +116,16 @@ fn a_collective_is_hidden_until_the_rank_waits() {
     assert_eq!((clock.now, clock.exposed), (5.0, 3.0));
 }
 
-/// Elements that a rank sends in one step for each parameter, when ranks are many. Rajbhandari et al. 2020 (section 7)
-/// have 2, 2, 2 and 3; stage 1 all-reduces gradients here, so it sends 1 more.
+/// The number of elements that a rank sends per parameter element in one step, for a large number
+/// of ranks. Rajbhandari et al. 2020 (section 7) report 2, 2, 2 and 3. Here stage 1 all-reduces
+/// gradients, which adds 1.
 #[test]
 fn stages_send_the_published_volume() {
     for (stage, volume) in STAGES.into_iter().zip([2.0, 3.0, 2.0, 3.0]) {
         let cost = cost_of([100, 10], stage, 4096, &Network::Links(LINKS));
         let elements = cost.bytes_sent as f64 / 4.0 / (20.0 * 100.0 * 100.0);
-        // The last layer's weight may be kept for backward; norms and losses are a few numbers.
+        // Tolerance: the last layer's weight may be kept for backward, and norms and losses are
+        // included.
         assert!((elements - volume).abs() < 0.06, "stage {stage:?}: {elements}");
     }
 }

@@ -1,15 +1,16 @@
-//! The tensors that a training pass makes, described op by op.
+//! The activations of a training pass, described op by op.
 //!
-//! Main type: [`ActivationGraph`]. It lists what each op of a model reads, makes, keeps for its
-//! backward pass and updates, in bytes. [`PassPlan`](super::PassPlan) computes the memory of a pass
-//! from it, op by op, for any policy of activation checkpointing. Korthikanti et al. 2022
-//! (*Reducing Activation Recomputation in Large Transformer Models*) count in the same way, for the
-//! ops of PyTorch. Here the ops of `deepburn-ops` decide what is kept.
+//! Main type: [`ActivationGraph`]. For each op of a model it lists the tensors that the op reads
+//! and creates, the tensors that autodiff saves for the backward pass, and the parameters that the
+//! op reads. [`PassPlan`](super::PassPlan) uses it to simulate the memory of a pass op by op, for
+//! any activation checkpointing policy. Korthikanti et al. 2022 (*Reducing Activation Recomputation
+//! in Large Transformer Models*) count activations in the same way for the ops of PyTorch. Here the
+//! ops of `deepburn-ops` determine which tensors are saved.
 //!
-//! A linear layer of `[rows, m]` to `[rows, n]` in f32, for example:
+//! For example, a linear layer from `[rows, m]` to `[rows, n]` in f32:
 //!
 //! ```text
-//! inputs      [x]                         made by an op before
+//! inputs      [x]                         output of an earlier op
 //! outputs     [4 * rows * n]              bytes
 //! saved       [Input(0)]                  x, for the gradient of the weight
 //! parameters  [weight m * n, bias n]
@@ -24,9 +25,9 @@ pub struct ActivationId(pub(super) usize);
 /// A tensor that autodiff keeps for the backward pass of an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeptTensor {
-    /// An input of the op, by its place.
+    /// The input of the op with this index.
     Input(usize),
-    /// An output of the op, by its place.
+    /// The output of the op with this index.
     Output(usize),
 }
 
@@ -35,44 +36,47 @@ pub enum KeptTensor {
 pub struct ReadParameter {
     /// The number of elements.
     pub numel: u64,
-    /// The size of an element of its gradient as autodiff computes it, in bytes.
+    /// The size of a gradient element as autodiff computes it, in bytes.
     pub gradient_bytes: u64,
-    /// The time at which the reducer gets the gradient.
+    /// The time at which autodiff reports the gradient to the reducer.
     pub timing: GradientTiming,
-    /// Whether it is also the table of an embedding, whose gradient it waits for.
+    /// Whether the parameter is tied to an embedding. Its gradient is then reported together with
+    /// the embedding's gradient.
     pub is_tied: bool,
 }
 
-/// The time at which the gradient of a parameter leaves autodiff.
+/// The time at which autodiff reports the gradient of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GradientTiming {
-    /// As soon as it is computed.
+    /// As soon as the gradient is computed.
     Immediate,
-    /// At the end of the backward pass, after a cast to f32: the order of autodiff puts the cast of a parameter
-    /// last.
+    /// At the end of the backward pass, after a cast to f32. Autodiff runs the backward of a
+    /// parameter's cast last.
     AfterCast,
 }
 
-/// The way in which an op computes the gradients of its inputs.
+/// The kind of an op's backward pass, which determines its gradients and their memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackwardOp {
-    /// It has no gradient: data, or a random draw.
+    /// The op has no gradient: it loads data or generates random numbers.
     None,
-    /// One new gradient, of the first input, which may reuse the memory of the output's gradient.
+    /// Computes the gradient of the first input, which may reuse the memory of the output's
+    /// gradient.
     Unary,
     /// Like `Unary`, but the gradient of the output stays in memory until the new gradient is
     /// complete: row selection or a cast.
     Copy,
-    /// All inputs share the gradient of the output.
+    /// An addition: all inputs share the gradient of the output.
     Add,
-    /// The gradient of the first input, then the gradients of the parameters. Both read the gradient of the output.
+    /// A product: computes the gradient of the first input, then the gradients of the parameters.
+    /// Both computations read the gradient of the output.
     Product,
-    /// Like `Product`, but forward has computed the gradients of the parameter and of the first
-    /// input in f32.
+    /// A fused output layer and loss. Like `Product`, but the forward pass already computes the
+    /// gradients of the parameter and the first input, in f32.
     LossHead,
-    /// The gradient of an embedding, which stays in rows.
+    /// An embedding lookup, whose gradient consists of rows.
     Lookup {
-        /// The number of elements of all rows.
+        /// The number of elements in all rows.
         numel: u64,
     },
 }
@@ -82,7 +86,7 @@ pub enum BackwardOp {
 pub struct ActivationOp<'a> {
     /// The activations that it reads.
     pub inputs: &'a [ActivationId],
-    /// The size of each tensor that it makes, in bytes.
+    /// The size of each output tensor, in bytes.
     pub outputs: &'a [u64],
     /// The tensors that its backward pass needs.
     pub saved: &'a [KeptTensor],
@@ -90,16 +94,16 @@ pub struct ActivationOp<'a> {
     pub parameters: &'a [ReadParameter],
     /// The kind of its backward pass.
     pub backward: BackwardOp,
-    /// Whether the policy `selective` counts it as a product: it costs much to compute again. Matrix products do
-    /// from [`SHORT_SUM`](super::SHORT_SUM) terms per sum on.
+    /// Whether the policy `selective` treats the op as expensive to recompute. This applies to
+    /// matrix products with at least [`SHORT_SUM`](super::SHORT_SUM) terms per sum.
     pub is_costly: bool,
-    /// Floating-point operations of its products in forward: a multiplication and an addition are two. Backward
-    /// takes twice as many.
+    /// The floating-point operations of its products in forward. A multiplication and an addition
+    /// count as two. Backward takes twice as many.
     pub flops: u64,
 }
 
 impl ActivationOp<'_> {
-    /// An op that reads nothing, makes nothing and has no gradient.
+    /// An op without inputs, outputs, parameters and gradient, for use with struct update syntax.
     pub const NONE: Self = ActivationOp {
         inputs: &[],
         outputs: &[],
@@ -116,11 +120,11 @@ impl ActivationOp<'_> {
 pub struct ActivationGraph {
     /// The ops in order.
     pub(crate) ops: Vec<GraphOp>,
-    /// The tensors, in the order in which ops make them.
+    /// The tensors in the order of creation.
     pub(crate) activations: Vec<GraphActivation>,
-    /// The bytes that live as long as the pass.
+    /// The bytes that are held for the complete pass.
     pub(super) constant: u64,
-    /// The block to which the next op belongs; `None` outside of all blocks.
+    /// The block of the next op; `None` outside of blocks.
     block: Option<usize>,
     /// The index of the next block.
     next_block: usize,
@@ -129,19 +133,19 @@ pub struct ActivationGraph {
 /// An op in the graph.
 #[derive(Debug, Clone)]
 pub(crate) struct GraphOp {
-    /// The index of its block in the pass; `None` outside of all blocks.
+    /// The index of its block in the pass; `None` outside of blocks.
     pub(crate) block: Option<usize>,
     /// The activations that it reads, by index.
     pub(crate) inputs: Vec<usize>,
-    /// The activations that it makes.
+    /// The activations that it creates, by index.
     pub(crate) outputs: Vec<usize>,
-    /// The activations that its backward pass needs.
+    /// The activations that its backward pass needs, by index.
     pub(crate) saved: Vec<usize>,
     /// The parameters that it reads.
     pub(crate) parameters: Vec<ReadParameter>,
     /// The kind of its backward pass.
     pub(crate) backward: BackwardOp,
-    /// Whether the policy `selective` counts it as a product.
+    /// Whether the policy `selective` treats the op as expensive to recompute.
     pub(super) is_costly: bool,
     /// The floating-point operations of forward.
     pub(crate) flops: u64,
@@ -152,11 +156,11 @@ pub(crate) struct GraphOp {
 pub(crate) struct GraphActivation {
     /// The size in bytes.
     pub(crate) bytes: u64,
-    /// The block of the op that makes it.
+    /// The block of the op that creates the tensor.
     pub(crate) block: Option<usize>,
-    /// The number of ops that read it.
+    /// The number of ops that read the tensor.
     pub(super) reads: usize,
-    /// Whether the op that makes it has a backward pass.
+    /// Whether the op that creates the tensor has a backward pass.
     pub(super) has_gradient: bool,
 }
 
@@ -166,7 +170,7 @@ impl ActivationGraph {
         Self::default()
     }
 
-    /// Adds bytes that live as long as the pass, such as the batch.
+    /// Adds bytes that are held for the complete pass, such as the batch.
     pub fn hold(&mut self, bytes: u64) {
         self.constant = self.constant.saturating_add(bytes);
     }
@@ -177,12 +181,13 @@ impl ActivationGraph {
         self.next_block += 1;
     }
 
-    /// Ends the blocks: the next op reads a parameter that belongs to none.
+    /// Ends the last block: the following ops are outside of blocks, until the next call of
+    /// [`start_block`](Self::start_block).
     pub fn end_blocks(&mut self) {
         self.block = None;
     }
 
-    /// Appends an op and returns the `N` tensors that it makes.
+    /// Appends an op and returns its `N` output tensors.
     ///
     /// # Panics
     ///
@@ -227,8 +232,8 @@ impl ActivationGraph {
         super::sum(self.ops.iter().map(|op| op.flops.saturating_mul(3)))
     }
 
-    /// Returns the bytes of all tensors, each with a gradient. It exceeds what a pass ever holds,
-    /// and saturates.
+    /// Returns an upper bound for the bytes of a pass: all tensors and gradients together, with a
+    /// wide margin. The sum saturates.
     pub(super) fn upper_bound(&self) -> u64 {
         let gradients = self.ops.iter().flat_map(|op| &op.parameters);
         let gradients = gradients.map(|it| it.numel.saturating_mul(16));

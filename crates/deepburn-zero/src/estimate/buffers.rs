@@ -1,11 +1,12 @@
-//! The buffers that ZeRO needs besides model states.
+//! The temporary buffers that ZeRO needs in addition to the model states.
 //!
 //! Main type: [`Gathering`], the complete parameters that stage 3 keeps or
-//! gathers beside the shards.
+//! gathers in addition to the shards.
 //!
-//! Every function returns elements on one rank, and the caller multiplies them
-//! by the bytes of an element. The numbers are upper limits, not averages: a
-//! bucket counts as full, and directions count for the largest round.
+//! Every function returns a number of elements on one rank, and the caller
+//! multiplies it by the size of an element. The numbers are upper limits, not
+//! averages: buckets are counted as full, and directions are counted for the
+//! largest round.
 
 use deepburn_comm::Partition;
 use deepburn_config::{OptimizerOffload, ZeroPlan};
@@ -16,22 +17,22 @@ use crate::optimizer::{ROUNDS_PER_MODEL, WORKSPACE};
 use crate::persistence::persistent_parameters;
 use crate::reduce::BUCKETS_PER_MODEL;
 
-/// Returns the elements of the bucket that is being filled and, with overlap,
-/// of the one that is being reduced.
+/// Returns the number of elements in gradient buckets: the bucket that is being
+/// filled and, with `overlap_comm`, the bucket that is being reduced.
 ///
 /// The capacity of a bucket is `reduce_bucket_size`, but at most 1/16 of the
-/// trainable elements, as in `reduce.rs`. A larger gradient has a bucket of its
-/// own.
+/// trainable elements, as in `reduce.rs`. A gradient that exceeds the capacity
+/// is reduced in a separate bucket.
 pub(super) fn bucket_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> u64 {
-    // On one rank, a gradient in a bucket is the same allocation as the
-    // accumulated one.
+    // On one rank, the gradient in a bucket and the accumulated gradient share
+    // one allocation.
     if ranks == 1 && zero.optimizer_states == OptimizerOffload::Device {
         return 0;
     }
     let trainable = || parameters.iter().filter(|p| p.is_trainable()).map(|p| p.numel);
     let share = sum(trainable()).div_ceil(BUCKETS_PER_MODEL as u64);
     let capacity = share.min(zero.gradients.reduce_bucket_size as u64);
-    // A gradient that exceeds the capacity has its own bucket.
+    // The largest gradient may exceed the capacity.
     let bucket = capacity.max(trainable().max().unwrap_or(0));
     bucket.saturating_mul(if zero.gradients.overlap_comm { 2 } else { 1 })
 }
@@ -39,20 +40,22 @@ pub(super) fn bucket_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ran
 /// Returns the peak number of direction elements on a rank during the optimizer
 /// step.
 ///
-/// The three kinds of rounds follow each other and are never in memory
-/// together, so the result is the maximum:
+/// The three kinds of rounds run one after the other and are never in memory at
+/// the same time, so the result is their maximum:
 ///
 /// - Norms and momenta: the owned elements of one round (1/16 of the model or
-///   one parameter), plus messages of one bit per element in both directions.
-/// - Fused momenta (1-bit LAMB): the momenta of all parameters, one more
+///   one parameter), plus the sent and received messages of one bit per
+///   element.
+/// - Fused momenta (1-bit LAMB): the momenta of all parameters, one additional
 ///   direction, and the messages.
-/// - Matrices (Muon): for each matrix of the largest round its shard and the
-///   whole matrix, plus the workspace of the iteration on the largest one.
+/// - Matrices (Muon): the shard and the complete matrix for each matrix of the
+///   largest round, plus the workspace of the Newton-Schulz iteration on the
+///   largest matrix.
 pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, ranks: u64) -> u64 {
     let shards = if zero.stage.shards_optimizer() { ranks } else { 1 };
     let owned = |numel: u64| Partition::new(numel as usize, shards as usize).shard_len() as u64;
     let with = |memory| parameters.iter().filter(move |p| p.direction == memory).map(|p| p.numel);
-    // A round contains a part of the model, or one parameter.
+    // A round contains up to 1/16 of the model, or one larger parameter.
     let total = sum(parameters.iter().filter(|p| p.is_trainable()).map(|p| p.numel));
     let share = total.div_ceil(ROUNDS_PER_MODEL as u64);
     let largest = with(DirectionMemory::Owned).max().unwrap_or(0);
@@ -61,23 +64,23 @@ pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, 
         0 => 0,
         largest => owned(share.max(largest)).saturating_add(padding),
     };
-    // Momenta are sent as one bit per element and one scale per rank, in both
-    // directions.
+    // A message has one bit per element and one scale per rank. It is sent and
+    // received.
     let errors = parameters.iter().filter(|p| p.keeps_errors).count() as u64;
     let of_messages = match errors {
         0 => 0,
         tensors => share.max(largest).div_ceil(16).saturating_add(tensors * ranks * 3),
     };
-    // A round has one matrix per rank. A rank first holds its parts of all
-    // directions and one complete direction, and after the computation the
+    // A round has one matrix per rank. A rank first holds its shards of all
+    // directions and one complete direction. After the computation it holds the
     // results of all owners.
     let mut matrices: Vec<u64> = with(DirectionMemory::Whole).collect();
     matrices.sort_unstable_by(|left, right| right.cmp(left));
     matrices.truncate(ranks as usize);
     let of_matrices = sum(matrices.iter().map(|numel| owned(*numel).saturating_add(*numel)));
     let workspace = matrices.first().map_or(0, |numel| numel.saturating_mul(WORKSPACE));
-    // 1-bit LAMB exchanges all momenta at once, and computes the direction
-    // beside the momentum.
+    // 1-bit LAMB exchanges all momenta in one round, and holds one direction in
+    // addition to the momenta.
     let fused = with(DirectionMemory::AllOwned);
     let of_fused = match fused.clone().max() {
         None => 0,
@@ -91,17 +94,18 @@ pub(super) fn direction_elements(parameters: &[ParameterSize], zero: &ZeroPlan, 
     of_rounds.max(of_matrices.saturating_add(workspace))
 }
 
-/// The elements of complete parameters that stage 3 keeps or gathers beside the
-/// shards.
+/// The number of elements of complete parameters that stage 3 keeps or gathers
+/// in addition to the shards.
 ///
 /// All are 0 below stage 3.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Gathering {
-    /// Complete copies that are kept between steps.
+    /// Elements of persistent copies, which are kept between steps.
     pub(super) persistent: u64,
-    /// The largest parameter that is gathered for an op.
+    /// Elements of the largest parameter that is gathered for an op.
     pub(super) largest: u64,
-    /// The limit for all parameters that are gathered at the same time.
+    /// The limit for the elements of all parameters that are gathered at the
+    /// same time.
     pub(super) limit: u64,
 }
 
@@ -129,14 +133,14 @@ impl Gathering {
             if persistent.binary_search(&index).is_ok() {
                 gathering.persistent = gathering.persistent.saturating_add(numel);
             } else {
-                // `max_live_parameters` only matters if the model has more
-                // elements than that.
+                // `max_live_parameters` is only a limit if these parameters
+                // have more elements.
                 gathered_sum = gathered_sum.saturating_add(numel);
                 gathering.largest = gathering.largest.max(numel);
             }
         }
-        // A single parameter may exceed the limit, because an op needs all of
-        // it.
+        // A single parameter may exceed the limit, because an op needs the
+        // complete parameter.
         gathering.limit = gathered_sum.min(plan.max_live_parameters as u64).max(gathering.largest);
         gathering
     }

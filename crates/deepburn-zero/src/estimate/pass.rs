@@ -1,13 +1,13 @@
-//! Predicts the memory of a training pass, op by op.
+//! Simulates the memory of a training pass, op by op.
 //!
-//! Main type: [`PassPlan`]. It simulates the ops of an [`ActivationGraph`]
-//! forwards and backwards and enters every tensor in a [`Ledger`], as a run
-//! does: activations, with the effects of activation checkpointing, and
-//! gradients from autodiff through buckets to their sum.
+//! Main type: [`PassPlan`]. It simulates the forward and backward pass of an
+//! [`ActivationGraph`] and counts every tensor in a [`Ledger`], like a real
+//! run. This includes activations under activation checkpointing, gradients in
+//! autodiff and in buckets, and gradient sums.
 //!
-//! A closed formula cannot give the peak, because the categories peak at
-//! different times: in backward, activations shrink while gradients grow. Only
-//! their sum at each op shows which moment needs the most memory.
+//! The peak has no closed formula, because the categories peak at different
+//! times: during backward, activations shrink while gradients grow. The
+//! simulation adds the categories at each op and takes the maximum.
 //!
 //! ```text
 //!            forward                         backward
@@ -15,10 +15,11 @@
 //!                                            ▁▂▃▄▅▆▇ gradient sums   (+ bucket, + gathered)
 //! ```
 //!
-//! The simulation has three parts with a ledger in common: `blocks.rs` holds
-//! activations, `gradients.rs` the gradients of parameters, and `SimulatedPass`
-//! the gradients of activations and gathered parameters. It also records the
-//! events of the pass, which the cost model replays against clocks.
+//! The simulation has three parts that share a ledger: `blocks.rs` holds the
+//! activations, `gradients.rs` holds the gradients of parameters, and
+//! `SimulatedPass` holds the gradients of activations and the gathered
+//! parameters. `SimulatedPass` also records the events of the pass, from which
+//! the cost model computes the time of a step.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -44,13 +45,13 @@ use gradients::GradientMemory;
 
 pub(crate) use event::{BucketedNumel, PassEvent};
 
-/// A number of bytes that no machine has. A larger pass is not simulated, so
-/// that sums in the ledger cannot overflow.
+/// The largest pass that is simulated: 64 PiB, more memory than any machine
+/// has. The limit ensures that sums in the ledger cannot overflow.
 const ABSURD: u64 = 1 << 56;
 
-/// The settings of a training pass.
+/// The settings that determine the memory of a training pass.
 ///
-/// The plan does not depend on a model, so one plan serves many graphs.
+/// One plan can be used for several activation graphs of a model.
 #[derive(Debug, Clone)]
 pub struct PassPlan {
     /// Which blocks are recomputed.
@@ -70,7 +71,7 @@ struct GatheringMemory {
     limit: u64,
     /// The size of an element in bytes.
     bytes: u64,
-    /// Parameters up to this number of elements are persistent and not
+    /// Parameters with at most this number of elements are persistent and not
     /// gathered.
     persistence_threshold: u64,
     /// Whether gathered parameters share the memory of their shards, as on one
@@ -89,13 +90,13 @@ struct ReductionMemory {
     on_device: bool,
     /// The capacity of a bucket in elements (`reduce_bucket_size`).
     bucket_size: u64,
-    /// Whether one bucket may be filled while another is reduced
+    /// Whether one bucket is filled while another is being reduced
     /// (`overlap_comm`).
     overlaps: bool,
     /// The size of an element during communication, in bytes.
-    travelling: u64,
-    /// The size of an element in the sum of one micro-batch and of several, in
-    /// bytes.
+    communicated: u64,
+    /// The sizes of an element in the gradient sum of one micro-batch, and in
+    /// the sum of several micro-batches, in bytes.
     summed: [u64; 2],
     /// The number of micro-batches per step.
     micro_batches: usize,
@@ -108,13 +109,13 @@ pub struct PassPeak {
     pub activations: u64,
     /// The bytes of offloaded activations.
     pub offloaded: u64,
-    /// The bytes on the device besides parameters and optimizer states: the
-    /// peak of the sum of activations, gradients, buckets and gathered
+    /// The bytes on the device in addition to parameters and optimizer states:
+    /// the peak of the sum of activations, gradients, buckets and gathered
     /// parameters.
     pub device: u64,
-    /// The same peak as the ledger counts it. On one rank at stage 3 the ledger
-    /// includes gathered parameters, although they share the memory of their
-    /// shards.
+    /// The value of `device` as the ledger reports it. On one rank at stage 3
+    /// the ledger counts gathered parameters, although they share the memory of
+    /// their shards.
     pub ledger: u64,
 }
 
@@ -133,14 +134,14 @@ fn scales_sums(plan: &Plan, ranks: u64) -> bool {
 }
 
 impl GatheringMemory {
-    /// Creates the settings. `estimate` says whether parameters are gathered at
-    /// all.
+    /// Creates the settings. Parameters are gathered if the gathered limit of
+    /// `estimate` is not 0.
     fn new(plan: &Plan, zero: &ZeroPlan, ranks: u64, estimate: &Estimate) -> Self {
         let is_gathered = estimate.buffers.gathered_limit > 0;
         let is_shared = zero.stage.shards_parameters() && ranks == 1 && !is_gathered;
         let bytes = plan.precision.compute.bytes() as u64;
-        // A parameter beyond the limit is gathered for a single op, rarely at
-        // the moment of the peak.
+        // A parameter that exceeds the limit is gathered for a single op only,
+        // which is rarely at the memory peak. It is therefore not counted.
         let limit = (zero.parameters.max_live_parameters as u64).saturating_mul(bytes);
         Self {
             limit: if is_shared || is_gathered { limit } else { 0 },
@@ -155,15 +156,15 @@ impl GatheringMemory {
 }
 
 impl PassPlan {
-    /// Creates the plan of a pass under `plan`, with `zero` instead of its ZeRO
-    /// section, on each of `ranks` ranks. `estimate` must belong to the same
+    /// Creates the plan of a pass on each of `ranks` ranks. `zero` replaces the
+    /// ZeRO section of `plan`. `estimate` must be the estimate for the same
     /// model and plan.
     pub fn new(plan: &Plan, zero: &ZeroPlan, ranks: u64, estimate: &Estimate) -> Self {
-        let travelling = plan.precision.communication.bytes() as u64;
+        let communicated = plan.precision.communication.bytes() as u64;
         let accumulated = plan.precision.accumulation.bytes() as u64;
-        // A sum of a single micro-batch stays in the communication type unless
-        // it is multiplied.
-        let first = if scales_sums(plan, ranks) { accumulated } else { travelling };
+        // The gradient sum of a single micro-batch stays in the communication
+        // type, unless it is multiplied after the reduction.
+        let first = if scales_sums(plan, ranks) { accumulated } else { communicated };
         Self {
             policy: plan.activations.recompute,
             offload: plan.activations.offload.clone(),
@@ -172,13 +173,14 @@ impl PassPlan {
                 shards: zero.shards_gradients(),
                 on_device: match zero.optimizer_states {
                     OptimizerOffload::Device => true,
-                    // A partial offload is treated like a complete one.
+                    // With a partial offload, all sums are counted on the
+                    // device, which is an upper limit.
                     OptimizerOffload::Host { ratio, .. } => ratio < 1.0,
                     OptimizerOffload::Nvme(_) => false,
                 },
                 bucket_size: zero.gradients.reduce_bucket_size as u64,
                 overlaps: zero.gradients.overlap_comm,
-                travelling,
+                communicated,
                 summed: [first, accumulated],
                 micro_batches: plan.batch.gradient_accumulation_steps,
             },
@@ -186,18 +188,18 @@ impl PassPlan {
         }
     }
 
-    /// Returns the plan with another policy of activation checkpointing.
+    /// Returns the plan with another activation checkpointing policy.
     pub fn with_policy(&self, policy: RecomputePolicy) -> Self {
         Self { policy, ..self.clone() }
     }
 
     /// Returns the peaks in the last micro-batch of a step.
     ///
-    /// The last micro-batch needs the most, because the sums of earlier ones
-    /// exist already. A graph beyond all machines returns a constant instead of
-    /// a simulation. On one rank at stage 3 two simulations run: one that
-    /// counts gathered parameters for the ledger, and one without them for the
-    /// device.
+    /// The last micro-batch has the highest peak, because the gradient sums of
+    /// earlier micro-batches already exist. A graph of more than 64 PiB is not
+    /// simulated, and its peaks on the device are reported as 64 PiB. On one
+    /// rank at stage 3 two simulations run: the ledger's peak includes gathered
+    /// parameters, and the device's peak does not.
     pub fn peak(&self, graph: &ActivationGraph) -> PassPeak {
         if graph.upper_bound() > ABSURD {
             return PassPeak { activations: ABSURD, offloaded: 0, device: ABSURD, ledger: ABSURD };
@@ -211,8 +213,8 @@ impl PassPlan {
         PassPeak { activations, offloaded, device, ledger }
     }
 
-    /// Returns the events of the pass in order; `None` for a graph that no
-    /// machine can hold.
+    /// Returns the events of the pass in order, or `None` for a graph of more
+    /// than 64 PiB.
     pub(crate) fn events(&self, graph: &ActivationGraph) -> Option<Vec<PassEvent>> {
         (graph.upper_bound() <= ABSURD).then(|| self.run(graph, self.gathering.limit).1)
     }
@@ -221,9 +223,8 @@ impl PassPlan {
     /// peaks of activations on the device, of offloaded activations, and of
     /// everything on the device, and the events.
     ///
-    /// The arrays are created op by op in a ledger of their own, whose peaks
-    /// are the result. The elements of the result are `[activations, offloaded
-    /// activations, device]`, in bytes.
+    /// Tensors are counted op by op in a new ledger, whose peaks are returned.
+    /// The peaks are `[activations, offloaded activations, device]`, in bytes.
     fn run(&self, graph: &ActivationGraph, gathered_limit: u64) -> ([u64; 3], Vec<PassEvent>) {
         let ledger = Ledger::new();
         let offload = match self.offload {
@@ -231,7 +232,8 @@ impl PassPlan {
             ActivationOffload::Host { threshold } => Some((Tier::Host, threshold)),
             ActivationOffload::Nvme { threshold, .. } => Some((Tier::Disk, threshold)),
         };
-        // The batch and the like live from the first op to the last.
+        // The batch and other constant memory is held from the first op to the
+        // last.
         let _constant = ledger.hold(Category::Activations, graph.constant as usize);
         let mut pass = SimulatedPass {
             activations: ActivationMemory::new(graph, self.policy, offload, &ledger),
@@ -254,7 +256,7 @@ impl PassPlan {
         pass.events.push(PassEvent::StartBackward);
         for (index, op) in graph.ops.iter().enumerate().rev() {
             pass.backward(index, op);
-            // Gradients of this op may have filled a bucket.
+            // The gradients of this op may have filled a bucket.
             pass.events.append(&mut pass.gradients.events);
         }
         pass.gradients.finish();
@@ -282,17 +284,17 @@ struct SimulatedPass<'a> {
     activations: ActivationMemory<'a>,
     /// The gradients of parameters.
     gradients: GradientMemory<'a>,
-    /// The parameters that are gathered.
+    /// The bytes of gathered parameters.
     gathered: Option<Lease>,
     /// The limit of gathered parameters in bytes.
     gathered_limit: u64,
-    /// The bytes of parameters that the rest of the pass reads again.
+    /// The bytes of parameters that the pass will read again.
     unread: u64,
-    /// The gradient of each activation. Activations that an addition joins
-    /// share one lease.
+    /// The gradient of each activation. The inputs of an addition share one
+    /// lease.
     of_values: Vec<Option<Rc<Lease>>>,
-    /// The gradients that loss heads have computed in forward, for the input
-    /// and for the parameters.
+    /// The gradients that loss heads have computed in forward: the gradient of
+    /// the input, and the gradients of the parameters.
     of_heads: Vec<(Lease, Vec<Lease>)>,
     /// The events of the pass so far.
     events: Vec<PassEvent>,
@@ -306,8 +308,8 @@ impl SimulatedPass<'_> {
         self.gather();
         self.activations.run(index, op);
         if op.backward == BackwardOp::LossHead {
-            // The loss head makes both gradients in f32, whatever the type of
-            // its operands.
+            // The loss head computes its gradients in f32, regardless of the
+            // type of its operands.
             let f32s = |bytes: u64, own: u64| self.hold(bytes / own * 4);
             let parameters = op.parameters.iter().map(|it| self.hold(it.numel * 4)).collect();
             let own = op.parameters.first().map_or(4, |it| it.gradient_bytes);
@@ -316,17 +318,17 @@ impl SimulatedPass<'_> {
         }
     }
 
-    /// Simulates the backward pass of an op: restores its block if that was
-    /// freed, creates the gradients of inputs and parameters, and drops the
-    /// gradient of the output and what autodiff had saved.
+    /// Simulates the backward pass of an op: restores its block if the block
+    /// was freed, creates the gradients of inputs and parameters, and drops the
+    /// gradient of the output and the saved tensors.
     ///
-    /// The order of these steps within an op decides the peak, so it follows
-    /// the kernels: a product needs the output's gradient until both gradients
-    /// exist, and a unary op can reuse its memory.
+    /// The order of these steps determines the peak, so it follows the kernels.
+    /// A product needs the output's gradient until both new gradients exist. A
+    /// unary op can reuse the memory of the output's gradient.
     fn backward(&mut self, index: usize, op: &GraphOp) {
         let reads_first = op.backward == BackwardOp::Product;
-        // A product gathers its weight before it restores its input, a
-        // normalisation after it.
+        // A product gathers its weight before its input is recomputed, a
+        // normalisation afterwards.
         if reads_first {
             self.events.push(PassEvent::ReadAgain(index));
         }
@@ -387,7 +389,8 @@ impl SimulatedPass<'_> {
         }
     }
 
-    /// Adds a new gradient to an activation's existing one.
+    /// Creates a gradient of an activation and adds it to the existing
+    /// gradient, if there is one.
     ///
     /// Activations without a gradient, such as token ids, are skipped.
     fn accumulate(&mut self, activation: Option<usize>) {
@@ -402,8 +405,8 @@ impl SimulatedPass<'_> {
 
     /// Registers a gradient that other activations may share.
     ///
-    /// An activation that several ops read gets one gradient from each. The
-    /// second one is added to the first, and only the sum stays.
+    /// An activation gets one gradient from each op that reads it. A further
+    /// gradient is added to the existing gradient, and only the sum is kept.
     fn share(&mut self, activation: usize, grad: Option<Rc<Lease>>) {
         let tensor = &self.graph.activations[activation];
         if !tensor.has_gradient {
@@ -420,14 +423,14 @@ impl SimulatedPass<'_> {
         self.of_values[activation] = sum;
     }
 
-    /// Enters activations of `bytes` bytes.
+    /// Counts `bytes` bytes as activations.
     fn hold(&self, bytes: u64) -> Lease {
         self.ledger.hold(Category::Activations, bytes as usize)
     }
 
-    /// Returns the bytes of an op's parameters that backward reads too: all of
-    /// a recomputed block, otherwise the weight of a product or a
-    /// normalisation.
+    /// Returns the bytes of an op's parameters that backward reads again: all
+    /// parameters if the op is recomputed, otherwise the weight of a product or
+    /// a normalisation.
     fn bytes_read_again(&self, op: &GraphOp) -> u64 {
         let GatheringMemory { bytes, persistence_threshold, .. } = self.plan.gathering;
         let count = match op.backward {
@@ -439,8 +442,9 @@ impl SimulatedPass<'_> {
         super::sum(numels.filter(|numel| *numel > persistence_threshold)).saturating_mul(bytes)
     }
 
-    /// Keeps parameters that are read again, up to the limit. The old lease is
-    /// dropped first, so that the ledger never has both.
+    /// Counts the parameters that will be read again as gathered, up to the
+    /// limit. The old lease is dropped first, so that parameters are never
+    /// counted twice.
     fn gather(&mut self) {
         let bytes = self.unread.min(self.gathered_limit);
         self.gathered = None;

@@ -1,8 +1,8 @@
-//! Model states that one rank keeps, by tier.
+//! The model states of one rank by tier.
 //!
 //! Main types: [`ParameterShards`], and [`StateBytes`] for gradients and optimizer states.
 //!
-//! The tiers follow the engine's rules, because both call `ShardTiers` and
+//! The tiers are the same as in the engine, because both call `ShardTiers` and
 //! `StateTiers` with the parameters in module order. Lengths include the
 //! padding of each shard.
 
@@ -49,14 +49,15 @@ impl ParameterShards {
 pub(super) struct StateBytes {
     /// The bytes on the device.
     pub(super) device: u64,
-    /// The bytes that are offloaded to host memory or NVMe, as the plan says.
+    /// The bytes that are offloaded. The plan determines whether they are in
+    /// host memory or on NVMe.
     pub(super) offloaded: u64,
 }
 
 impl StateBytes {
     /// Counts a state that is divided into `shards` shards. `element_bytes`
-    /// returns the bytes per element of a parameter with that many moments.
-    /// Frozen parameters have no states.
+    /// returns the bytes per element for a parameter with the given number of
+    /// moments. Frozen parameters have no states.
     pub(super) fn new(
         parameters: &[ParameterSize],
         zero: &ZeroPlan,
@@ -66,8 +67,8 @@ impl StateBytes {
         let mut tiers = StateTiers::new(parameters, zero);
         let (mut device, mut offloaded) = (0_u64, 0_u64);
         for parameter in parameters {
-            // Frozen parameters have no states and are not counted in the order
-            // of tiers.
+            // Frozen parameters have no states, and `StateTiers` expects only
+            // trainable parameters.
             let Some(moments) = parameter.moments else { continue };
             let numel = parameter.numel as usize;
             let sum = match tiers.next(numel) {

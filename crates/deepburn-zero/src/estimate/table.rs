@@ -1,15 +1,15 @@
-//! The table that an [`Estimate`] prints.
+//! The table output of an [`Estimate`].
 //!
 //! It has one row per quantity, in binary units. Rows that are 0 in most runs
-//! (buffers of the module, directions, offloaded states) appear only if they
-//! are not 0, and the rows of a training pass only if its activations are
+//! (module buffers, directions, offloaded states) are printed only if they are
+//! not 0. The rows of a training pass are printed only if the activations are
 //! known.
 
 use std::fmt;
 
 use super::Estimate;
 
-/// The name of the row for what an optimizer step holds temporarily.
+/// The label of the row for the temporary buffers of an optimizer step.
 const DIRECTIONS: &str = "optimizer directions, at most";
 
 impl fmt::Display for Estimate {
@@ -34,8 +34,9 @@ impl fmt::Display for Estimate {
         ];
         if let Some(pass) = self.pass {
             let kept = self.states.parameters.saturating_add(self.states.optimizer);
-            // The pass contains gradients, buckets and gathered parameters, so
-            // only the permanent states are added to its peak.
+            // The peak of the pass includes gradients, buckets and gathered
+            // parameters, so only parameters, optimizer states and module
+            // buffers are added.
             let all = kept.saturating_add(self.module_buffers).saturating_add(pass.device);
             rows.push(("activations, at most", pass.activations));
             rows.push(("a training pass, at most", all));
@@ -52,8 +53,8 @@ impl fmt::Display for Estimate {
 
 /// A number of bytes, printed in binary units with two decimals.
 ///
-/// Values below 1 KiB are printed as they are. The largest unit is PiB, so a
-/// larger value has more digits.
+/// Values below 1 KiB are printed in bytes. The largest unit is PiB, so larger
+/// values have more digits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bytes(pub(super) u64);
 
@@ -65,7 +66,7 @@ impl fmt::Display for Bytes {
         }
         let mut amount = self.0 as f64 / 1024.0;
         let mut unit = UNITS[0];
-        // The largest unit that leaves a number of at least 1.
+        // Selects the largest unit in which the number is at least 1.
         for larger in &UNITS[1..] {
             if amount < 1024.0 {
                 break;

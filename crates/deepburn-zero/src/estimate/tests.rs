@@ -29,7 +29,7 @@ fn plan(stage: Stage) -> ZeroPlan {
     resolve(&RawConfig::from_json(&json).unwrap(), &RunContext::on_host(1)).unwrap().plan.zero
 }
 
-/// The published rule: gradients in 16 bits, too.
+/// Mixed precision as in the ZeRO paper, with 16-bit gradients.
 fn mixed() -> PrecisionPlan {
     let bf16 = Precision::Bf16;
     PrecisionPlan { compute: bf16, accumulation: bf16, ..PrecisionPlan::FP32 }
@@ -41,7 +41,7 @@ fn sizes(numels: &[u64]) -> Vec<ParameterSize> {
 
 #[test]
 fn starting_takes_one_whole_parameter() {
-    // Shards of 3 and 2 elements; master and moments are 12 bytes.
+    // Shards have 3 and 2 elements. The master weight and the moments take 12 bytes per element.
     let found = estimate(
         &sizes(&[10, 7]),
         &plan(Stage::Parameters),
@@ -65,7 +65,8 @@ fn offloaded_states_leave_the_device() {
     assert!(left.to_string().contains("on the host"), "{left}");
 }
 
-/// With 10, 7 and 5 elements on 2 ranks, shards have 5, 4 and 3; the first parameters' shards stay.
+/// With 10, 7 and 5 elements on 2 ranks, shards have 5, 4 and 3 elements. The states of the first
+/// parameters stay on the device.
 #[test]
 fn a_part_of_the_states_leaves_the_device() {
     let bytes = ElementBytes::new(&ADAM, &PrecisionPlan::FP32, 1);
@@ -81,7 +82,7 @@ fn a_part_of_the_states_leaves_the_device() {
     }
 }
 
-/// Of 10, 7 and 5 elements on 2 ranks shards have 5, 4 and 3.
+/// With 10, 7 and 5 elements on 2 ranks, shards have 5, 4 and 3 elements.
 #[test]
 fn offloaded_parameters_leave_the_device() {
     let bytes = ElementBytes::new(&ADAM, &PrecisionPlan::FP32, 1);
@@ -99,7 +100,7 @@ fn offloaded_parameters_leave_the_device() {
         let estimate = estimate(&sizes(&[10, 7, 5]), &zero, 2, bytes);
         assert_eq!(estimate.states.parameters, 4 * device, "{shards:?}");
         assert_eq!((estimate.host, estimate.disk), (4 * host, 4 * disk), "{shards:?}");
-        // Below stage 3 nothing of the kind.
+        // Below stage 3, parameters are not offloaded.
         let zero = ZeroPlan { stage: Stage::Gradients, ..zero };
         assert_eq!(estimated(&sizes(&[10, 7, 5]), &zero, 2).states.parameters, 4 * 22);
     }
@@ -183,16 +184,18 @@ fn persistent_parameters_stay_whole_beside_their_shards() {
     let mut zero = plan(Stage::Parameters);
     zero.parameters.persistence_threshold = 10;
     let parameters = sizes(&[100, 10, 11, 8, 2]);
-    // 10, 8 and 2 stay: 20 elements beside shards of 50 + 5 + 6 + 4 + 1.
+    // The parameters of 10, 8 and 2 elements are persistent: 20 elements in addition to shards of
+    // 50 + 5 + 6 + 4 + 1.
     let estimate = estimated(&parameters, &zero, 2);
     assert_eq!(estimate.states.parameters, 4 * (20 + 66));
     assert_eq!(estimate.buffers.largest_gathered, 400);
     assert_eq!(estimate.buffers.gathered_limit, 4 * 111);
-    // Of 13 elements for the model, 10 leave no room for 8, but for 2.
+    // With a limit of 13 elements for the model, the parameters of 10 and 2 elements fit, and 8
+    // does not.
     zero.parameters.model_persistence_threshold = 13;
     let estimate = estimated(&parameters, &zero, 2);
     assert_eq!(estimate.states.parameters, 4 * (12 + 66));
-    // Nothing of the kind below stage 3.
+    // Below stage 3, no parameter is persistent.
     zero.stage = Stage::Gradients;
     assert_eq!(estimated(&parameters, &zero, 2).states.parameters, 4 * 131);
 }
@@ -211,7 +214,7 @@ fn live_limit_yields_to_the_largest_parameter() {
 fn buckets_are_limited_by_plan_and_model() {
     let mut zero = plan(Stage::Gradients);
     let parameters = sizes(&[100; 32]);
-    // A sixteenth of 3200 elements, twice.
+    // Two buckets of a sixteenth of 3200 elements.
     assert_eq!(estimated(&parameters, &zero, 2).buffers.buckets, 4 * 2 * 200);
     zero.gradients.overlap_comm = false;
     assert_eq!(estimated(&parameters, &zero, 2).buffers.buckets, 4 * 200);
@@ -288,7 +291,7 @@ proptest! {
         let bytes = ElementBytes::new(&ADAM, &PrecisionPlan::FP32, 2);
         let exact = estimated(&sizes(&numels), &plan(stage), ranks).states.total();
         let ideal = formula(numels.iter().sum(), stage, ranks, bytes).total();
-        // The formula's three categories are rounded up to a byte each.
+        // The formula rounds each of its three categories up to a byte.
         prop_assert!(exact + 3 >= ideal);
         prop_assert!(exact <= ideal + 16 * numels.len() as u64);
     }

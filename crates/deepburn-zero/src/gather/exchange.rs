@@ -1,4 +1,4 @@
-//! The exchange of the shards of a fetch.
+//! The all-gather of a fetch.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,13 +12,15 @@ use crate::ledger::Category;
 use crate::shard::ShardRead;
 
 impl<B: Backend> Gatherer<B> {
-    /// Starts to gather `indices` in one message. Their elements count as live.
-    /// If any shard is offloaded, only the reads start.
+    /// Starts to gather the parameters `indices` in one collective. Their
+    /// elements count as live from now on. If any shard is offloaded, only the
+    /// reads of the shards start, and [`finish`](Self::finish) starts the
+    /// collective.
     ///
     /// # Errors
     ///
-    /// Returns an error if the all-gather cannot start, a buffer cannot be
-    /// allocated or an earlier write to the file has failed.
+    /// Returns an error if the all-gather cannot start, if a buffer cannot be
+    /// allocated, or if an earlier write to the file has failed.
     pub(super) fn start(
         &self,
         purpose: &'static str,
@@ -47,13 +49,13 @@ impl<B: Backend> Gatherer<B> {
         Ok(Fetch::new(number, indices, progress, self.fetching.add(elements)))
     }
 
-    /// Waits for the parameters and returns each index with its tensor in the
-    /// parameter's shape.
+    /// Waits for the parameters of a fetch. Returns the index of each parameter
+    /// with its tensor, in the parameter's shape.
     ///
     /// # Errors
     ///
     /// Returns an error if the collective or a read fails, or if the fetch has
-    /// failed before.
+    /// already failed.
     pub(super) fn finish(
         &self,
         fetch: &Fetch<B>,
@@ -63,7 +65,8 @@ impl<B: Backend> Gatherer<B> {
             Some(FetchProgress::Reading { tag, shards, _lease }) => {
                 self.all_gather(tag, &fetch.indices, shards)?.wait()?
             }
-            // Only a failed fetch is waited for twice.
+            // The progress was taken by an earlier call. This only happens if
+            // that call failed.
             None => {
                 self.group.check()?;
                 let path = fetch.indices.first().map(|index| self.parameter(*index).path());
@@ -78,7 +81,7 @@ impl<B: Backend> Gatherer<B> {
         Ok(whole.collect())
     }
 
-    /// Starts the all-gather of shards after all reads are complete.
+    /// Waits for the reads of all shards and starts their all-gather.
     fn all_gather(
         &self,
         tag: CollectiveTag,

@@ -5,21 +5,21 @@
 //! fewer than `stage3_prefetch_bucket_size` elements, so the last one may
 //! exceed the bucket.
 //!
-//! The last one has to be allowed to exceed it. With `"auto"`, the bucket is
-//! smaller than every matrix of GPT-2. If a parameter had to fit, prefetching
-//! would never start and every gather would block its op. With this rule a
-//! prefetch gathers one matrix at a time while the op before it runs. The
-//! memory for this is bounded by `stage3_max_live_parameters`, which DeepSpeed
-//! exceeds by the last parameter and this rule never exceeds.
+//! The last parameter must be allowed to exceed the bucket. With `"auto"`, the
+//! bucket is smaller than every matrix of GPT-2. If parameters had to fit into
+//! the bucket, no matrix would be prefetched and every gather would block its
+//! op. With this rule a prefetch gathers one matrix while the preceding op
+//! runs. `stage3_max_live_parameters` limits the memory. DeepSpeed may exceed
+//! this limit by the last parameter; this rule never exceeds it.
 
 /// The limits of one prefetch, in elements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LookAhead {
-    /// Parameters are added while there are fewer elements; 0 turns prefetching
-    /// off.
+    /// Parameters are added while the prefetch has fewer elements; 0 disables
+    /// prefetching.
     pub(crate) bucket_size: usize,
-    /// The largest number of elements of all parameters together: the part of
-    /// `stage3_max_live_parameters` that is not in use.
+    /// The largest total number of elements of a prefetch: the unused part of
+    /// `stage3_max_live_parameters`.
     pub(crate) room: usize,
 }
 
@@ -27,15 +27,16 @@ impl LookAhead {
     /// Returns true if another prefetch may start while `ahead` elements are
     /// being prefetched.
     ///
-    /// At most half a bucket may be pending. Without this limit each read would
-    /// start a prefetch of one small parameter, and the fixed cost of a
-    /// collective would dominate.
+    /// A prefetch may start while at most half a bucket is pending. Without
+    /// this limit each read would start a prefetch of one small parameter, and
+    /// the fixed cost of the collectives would dominate.
     pub(crate) fn allows_another(&self, ahead: usize) -> bool {
         ahead <= self.bucket_size / 2
     }
 
-    /// Returns the parameters to prefetch: the first of `absent`, which is sorted by their next use,
-    /// each only once. `numel` returns the number of elements of a parameter.
+    /// Returns the parameters to prefetch, without duplicates. `absent` yields
+    /// absent parameters in the order of their next reads, and `numel` returns
+    /// the number of elements of a parameter.
     pub(crate) fn batch(
         &self,
         absent: impl Iterator<Item = usize>,
@@ -50,7 +51,8 @@ impl LookAhead {
             if batch.contains(&next) {
                 continue;
             }
-            // A smaller parameter that is read later must not take the space of one that is read earlier.
+            // Stop here instead of skipping this parameter: a smaller parameter
+            // that is read later must not take its space.
             elements = elements.saturating_add(numel(next));
             if elements > self.room {
                 break;
@@ -117,7 +119,7 @@ mod tests {
             if let Some((_, others)) = batch.split_last() {
                 prop_assert!(sum(others) < bucket_size);
             }
-            // It is not shorter than it has to be.
+            // The batch ends only at a limit.
             if let Some(next) = numels.get(batch.len()) {
                 prop_assert!(sum(&batch) >= bucket_size || sum(&batch) + next > room);
             }

@@ -1,10 +1,9 @@
 //! Activation functions.
 //!
-//! None of them is a product, so a block recomputes all of them cheaply
-//! ([`Cost::Low`](crate::recompute::Cost)). Softmax and the logarithms run in f32 under autocast,
-//! as in `torch.autocast`'s list for CUDA, because a sum of exponentials loses precision in 16
-//! bits. The backward functions run below autodiff, on operands whose types the forward pass has
-//! already fixed.
+//! All of these ops are cheap to recompute ([`Cost::Low`](crate::recompute::Cost)). Under autocast,
+//! softmax and the logarithms run in f32, as in `torch.autocast`'s op list for CUDA, because a sum
+//! of exponentials loses precision in 16 bits. The backward functions run below autodiff, on
+//! operands whose types the forward pass has already determined.
 
 use burn_backend::Scalar;
 use burn_backend::ops::ActivationOps;

@@ -1,8 +1,8 @@
 //! Bool tensors: masks and the results of comparisons.
 //!
-//! They are never parameters of the optimizer. A bool parameter of a module is a buffer
-//! (`buffers.rs`). Results enter the ledger as activations. They are never recomputed: a mask that
-//! autodiff saves stays in memory until backward has used it.
+//! Bool tensors are never trained: a bool parameter of a module is a buffer (`buffers.rs`). Results
+//! are counted in the ledger as activations. They are never recomputed: a mask that autodiff saves
+//! stays in memory until backward has used it.
 
 use burn_backend::ops::BoolTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, IntTensor};
@@ -15,7 +15,7 @@ use crate::Sharded;
 use crate::leased::Leased;
 use crate::ops::{forward, view};
 
-/// The table of ops whose result has memory of its own.
+/// The table of ops whose result has newly allocated memory.
 macro_rules! bool_ops {
     ($with:ident) => {
         $with! {

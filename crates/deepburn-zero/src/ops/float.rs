@@ -1,15 +1,15 @@
 //! Float tensors.
 //!
-//! Most ops are plain: `forward!` gathers their operands and enters their results. Three kinds are
-//! written by hand:
+//! For most ops, `forward!` gathers the operands and counts the results in the ledger. Three kinds
+//! of ops are written by hand:
 //!
 //! - *Views* (reshape, permute, slice, expand, cast) of a parameter are recorded on its handle.
 //!   Autodiff can then save the transposed weight of a linear layer without holding any data.
 //! - *Additions* of embedding gradients stay sparse. Autodiff sums the two gradients of a tied
 //!   embedding with [`float_add`](FloatTensorOps::float_add), and a dense sum would fill the whole
 //!   vocabulary.
-//! - *Random tensors* come from the rank's own stream, never from the generator of the device,
-//!   which the rank threads of a process share.
+//! - *Random tensors* are drawn from the rank's own stream. The generator of the device is not
+//!   used, because the rank threads of a process share it.
 
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{Device, FloatTensor, IndexingUpdateOp};
@@ -170,8 +170,8 @@ macro_rules! float_handle_ops {
 }
 pub(crate) use float_handle_ops;
 
-/// Tensors of this backend have no autodiff state: autodiff lies above it. `detach` and
-/// `require_grad` therefore return their operand.
+/// Tensors of this backend have no autodiff state, because autodiff wraps this backend. `detach`
+/// and `require_grad` therefore return their operand.
 impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     fn float_into_data(
         tensor: FloatTensor<Self>,
@@ -179,7 +179,8 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         B::float_into_data(tensor.into_full())
     }
 
-    /// Data from outside is not recorded: a record would hold as much as the tensor.
+    /// Data from outside is not recorded, because the record would take as much memory as the
+    /// tensor.
     fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
         ZeroTensor::full(B::float_from_data(data, device))
     }
@@ -197,11 +198,11 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         ZeroTensor::full(B::float_to_device(tensor.into_full(), device))
     }
 
-    /// Draws from the stream of this rank, so that neither the stage nor the timing of other ranks
-    /// changes the result.
+    /// Draws random values from the stream of this rank. Neither the stage nor the timing of other
+    /// ranks changes the result.
     ///
-    /// A recorded draw keeps a copy of the stream as it was before the draw. Recomputation draws
-    /// from that copy, so dropout has the same mask, and the stream itself does not advance again.
+    /// A recorded op keeps a copy of the stream's state before the op. Recomputation draws from
+    /// this copy, so dropout has the same mask, and the stream itself does not advance again.
     fn float_random(
         shape: Shape,
         distribution: Distribution,
@@ -228,9 +229,9 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         ZeroTensor::Recorded(tensor)
     }
 
-    /// Adds two tensors. A sum with the gradient of an embedding stays sparse: autodiff adds up the
-    /// gradients of a weight that is tied to another layer in this way. Rows of a different shape
-    /// than the other operand (a broadcast) become dense.
+    /// Adds two tensors. A sum with the gradient of an embedding stays sparse. Autodiff uses this
+    /// op to sum the gradients of a tied embedding. If the shapes differ (broadcasting), the sparse
+    /// gradient is converted to a dense tensor.
     fn float_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match (lhs, rhs) {
             (ZeroTensor::SparseRows(left), ZeroTensor::SparseRows(right)) => {
@@ -269,7 +270,7 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         tensor.view(View::SwapDims(dim1, dim2))
     }
 
-    /// Swaps the last two axes, as a recorded view on a parameter.
+    /// Swaps the last two axes. On a parameter, the view is only recorded.
     fn float_transpose(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let rank = tensor.rank();
         tensor.view(View::SwapDims(rank - 2, rank - 1))
@@ -291,8 +292,8 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
         tensor.view(View::Cast(dtype))
     }
 
-    /// Multiplies with the kernels of [`MatmulOps`], which may be faster than Burn's own. The
-    /// length of the sums decides whether selective activation checkpointing keeps the result.
+    /// Multiplies matrices with the kernels of [`MatmulOps`], which may be faster than Burn's. The
+    /// inner dimension determines whether selective activation checkpointing keeps the result.
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         product::count(&[&lhs, &rhs], || product::matmul(&lhs, &rhs));
         let cost = Cost::of_product(lhs.shape().as_slice().last().copied().unwrap_or(1));
@@ -305,8 +306,8 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
 
 /// Draws a tensor of `shape` from a stream and moves it to `device`.
 ///
-/// Types of 16 bits are drawn in f32 and rounded, so the stream advances by the same number of
-/// words in every precision except f64.
+/// Values of 16-bit types are drawn in f32 and rounded. The stream therefore advances by the same
+/// number of words in every precision except f64.
 fn draw<B: Backend>(
     random: &mut RandomStream,
     shape: Shape,

@@ -1,9 +1,9 @@
 //! Fused ops of `deepburn-ops`: layer norm, GELU, linear layer, cross entropy and attention.
 //!
-//! Their autodiff nodes lie above this backend and save what they are given here. A parameter that
-//! backward needs therefore stays a handle, and an activation stays a value of its block's tape.
-//! Forward ops are recorded for recomputation. Backward ops are not, because they run after the
-//! recording has ended.
+//! The autodiff nodes of these ops are defined above this backend and save its tensors. A parameter
+//! that backward needs is therefore saved as a handle, and an activation as a value of its block's
+//! tape. Forward ops are recorded for recomputation. Backward ops are not recorded, because they
+//! run after the recording has ended.
 //!
 //! Products are counted for model FLOPs ([`operations`](crate::operations)), in forward and in
 //! backward.
@@ -21,8 +21,8 @@ use crate::ops::{forward, recorded};
 use crate::recompute::{self, Cost};
 use crate::{Sharded, ZeroTensor};
 
-/// Layer norm. Backward needs the input and two numbers per row, the mean and the reciprocal
-/// standard deviation; all three results belong to one recorded op.
+/// Layer norm. The output, the mean and the reciprocal standard deviation of each row are the three
+/// results of one recorded op. Backward needs the input and both statistics.
 impl<B: MatmulOps + LayerNormOps> LayerNormOps for Sharded<B> {
     forward! {
         fn fused_layer_norm(x: float, gamma: float, beta: float, epsilon: [f64]) -> float;
@@ -70,7 +70,7 @@ impl<B: MatmulOps + GeluOps> GeluOps for Sharded<B> {
     }
 }
 
-/// Linear layers, `x [.., inputs]` times `weight`, plus an optional bias.
+/// Linear layers: `x [.., inputs]` times `weight`, plus an optional bias.
 impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
     fn fused_linear(
         x: FloatTensor<Self>,
@@ -101,8 +101,8 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
     }
 }
 
-/// The loss head: the product of the hidden states with the output layer, and the cross entropy of
-/// its logits. Logits exist for a chunk of rows at a time.
+/// The fused loss head: the output layer and the cross entropy of its logits. Only the logits of a
+/// chunk of rows are in memory at a time.
 impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     /// Returns the loss without gradients, for evaluation or for a part of the model that is not
     /// trained.
@@ -127,9 +127,9 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     /// Returns the loss together with the gradients that `wanted` selects, for an upstream gradient
     /// of 1.
     ///
-    /// The op is not recorded: its results are gradients, which backward multiplies by a scalar.
-    /// Recomputing them would need a second pass over the vocabulary. The operands are noted all
-    /// the same, because they may end a block.
+    /// The op is not recorded. Its results include the gradients, which backward only multiplies by
+    /// a scalar, and recomputing them would need a second pass over the vocabulary. The operands
+    /// are still noted, because they may end a block.
     fn head_loss(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -138,8 +138,8 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     ) -> HeadLoss<Self> {
         let product = || rows_times(&hidden, weight.shape().num_elements());
         count(&[&weight], product);
-        // The gradients are made here, while the logits of a chunk are at hand, and count as
-        // backward operations.
+        // The gradients are computed here, while the logits of a chunk are in memory. Their
+        // operations count as backward.
         let gradients = u64::from(wanted.hidden) + u64::from(wanted.weight);
         count_backward(&weight, || gradients * product());
         note_unrecorded(&[&hidden, &weight]);
@@ -170,8 +170,8 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
 /// Self-attention over packed projections `[batch * length, 3 * width]` of queries, keys and
 /// values.
 ///
-/// Selective activation checkpointing treats attention as an expensive product.
-/// Backward needs the output and one log-sum-exp per query and head, not the matrix of scores.
+/// Selective activation checkpointing treats attention as an expensive product. Backward needs the
+/// output and one log-sum-exp per query and head, but not the matrix of scores.
 impl<B: MatmulOps + AttentionOps> AttentionOps for Sharded<B> {
     fn self_attention(
         projected: FloatTensor<Self>,
@@ -219,8 +219,8 @@ impl<B: MatmulOps + AttentionOps> AttentionOps for Sharded<B> {
     }
 }
 
-/// Returns the operations of `products` products of attention, each of all queries with all keys of
-/// a row of the batch.
+/// Returns the number of operations in `products` attention products. Each product pairs all
+/// queries with all keys of a sequence in the batch.
 ///
 /// Forward has two products, scores and values. Backward has four: the gradients of values,
 /// probabilities, queries and keys. `projected` is `[batch * length, 3 * width]`. Masked positions
@@ -238,8 +238,8 @@ fn scores<B: Backend>(projected: &ZeroTensor<B>, attention: &SelfAttention, prod
     products * 2 * (pairs * width) as u64
 }
 
-/// Records the operands of an op that is not recorded, because its results are
-/// small or gradients.
+/// Notes the operands of an op that is not recorded, because its results are small or are
+/// gradients.
 fn note_unrecorded<B: Backend>(operands: &[&ZeroTensor<B>]) {
     if let Some(recorder) = recompute::recorder::<B>() {
         operands.iter().for_each(|operand| operand.note_parameter(&recorder));

@@ -1,7 +1,7 @@
 //! Integer tensors: token ids, indices and counters.
 //!
-//! They are never parameters of the optimizer. An integer parameter of a module is a buffer
-//! (`buffers.rs`). Results enter the ledger as activations and are never recomputed.
+//! Integer tensors are never trained: an integer parameter of a module is a buffer (`buffers.rs`).
+//! Results are counted in the ledger as activations and are never recomputed.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::leased::Leased;
 use crate::ops::{forward, view};
 use crate::session;
 
-/// The table of ops whose result has memory of its own.
+/// The table of ops whose result has newly allocated memory.
 macro_rules! int_ops {
     ($with:ident) => {
         $with! {

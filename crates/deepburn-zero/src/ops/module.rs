@@ -1,10 +1,11 @@
-//! Layers: embeddings, convolutions, pooling, interpolation, attention and losses as Burn's modules
-//! call them.
+//! Layers that Burn's modules call: embeddings, convolutions, pooling, interpolation, attention and
+//! losses.
 //!
 //! Two families are written by hand. The gradient of an embedding stays sparse ([`RowGradient`])
-//! and needs only the shape of the table, so backward does not gather it. Convolutions are counted
-//! for model FLOPs ([`operations`](crate::operations)). Transposed and deformable convolutions and
-//! Burn's `linear` and `attention` are not counted, and run the inner backend's own products.
+//! and needs only the shape of the table, so backward does not gather the table. Convolutions are
+//! counted for model FLOPs ([`operations`](crate::operations)). Transposed and deformable
+//! convolutions and Burn's `linear` and `attention` are not counted. They use the products of the
+//! inner backend.
 
 use burn_backend::TensorMetadata;
 use burn_backend::ops::{
@@ -20,7 +21,7 @@ use crate::recompute::Cost;
 use crate::rows::RowGradient;
 use crate::{Sharded, ZeroTensor};
 
-/// The table of layers that need the data of their operands and nothing else.
+/// The table of layers that need only the data of their operands.
 macro_rules! module_ops {
     ($with:ident) => {
         $with! {
@@ -98,9 +99,9 @@ pub(crate) use counted_module_ops;
 /// Implements a convolution over `$axes` axes and its two backward functions, with operation
 /// counts.
 ///
-/// Each backward function has as many operations as forward, because each pairs every output with
-/// every weight of its channel. `terms` is the number of products per output, `inputs / groups`
-/// times the kernel size.
+/// Each backward function takes as many operations as forward, because it also pairs every output
+/// with every weight of its channel. `terms` is the number of products per output element:
+/// `inputs / groups` times the kernel size.
 macro_rules! convolutions {
     ($($axes:literal: $forward:ident, $x_backward:ident, $weight_backward:ident;)*) => { $(
         fn $forward(
@@ -161,8 +162,8 @@ impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
         3: conv3d, conv3d_x_backward, conv3d_weight_backward;
     }
 
-    /// Returns the gradient of a table as the rows that were looked up, without reading the table.
-    /// Rows that occur several times are added up later, where a shard is reduced.
+    /// Returns the sparse gradient of a table: the rows that were looked up. The table is not read.
+    /// Duplicate rows are summed later, when a shard is reduced.
     fn embedding_backward(
         weights: FloatTensor<Self>,
         output_grad: FloatTensor<Self>,

@@ -1,4 +1,4 @@
-//! Floating-point operations of products, entered in the counter of the active call.
+//! Counts the floating-point operations of products in the counter of the active call.
 
 use burn_backend::{Backend, Shape, TensorMetadata};
 
@@ -20,8 +20,8 @@ pub(crate) fn count<B: Backend>(operands: &[&ZeroTensor<B>], count: impl FnOnce(
     });
 }
 
-/// Counts products of backward that an op already computes in forward, for the module of
-/// `parameter`.
+/// Counts operations as backward for an op that computes gradients in forward. They are attributed
+/// to the module of `parameter`.
 pub(crate) fn count_backward<B: Backend>(
     parameter: &ZeroTensor<B>,
     operations: impl FnOnce() -> u64,
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_convolution_counts_its_kernel_for_each_output() {
-        // LeNet's first layer: 6 channels of 5 x 5 over one, 24 x 24 places.
+        // LeNet's first layer: 6 output channels, 1 input channel, a 5 x 5 kernel, 24 x 24 outputs.
         assert_eq!(convolution(6 * 24 * 24, &Shape::from(vec![6, 1, 5, 5])), 2 * 6 * 24 * 24 * 25);
     }
 }

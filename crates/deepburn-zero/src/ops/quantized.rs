@@ -1,8 +1,8 @@
 //! Quantized tensors.
 //!
-//! They are the inner backend's own and pass through unchanged: they are never sharded, not counted
-//! in the ledger and not trained. Only dequantized results become floats of this backend, with a
-//! ledger entry.
+//! Quantized tensors are passed to the inner backend unchanged. They are not sharded, trained or
+//! counted in the ledger. Dequantized results are float tensors of this backend with a ledger
+//! entry.
 
 use burn_backend::ops::QTensorOps;
 use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};

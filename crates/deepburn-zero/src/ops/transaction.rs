@@ -1,7 +1,7 @@
 //! Reads several tensors in one synchronisation with the device.
 //!
-//! A sharded parameter among them is gathered, so all ranks have to read the same tensors in the
-//! same order.
+//! Reading a sharded parameter gathers it, so all ranks must read the same tensors in the same
+//! order.
 
 use burn_backend::ExecutionError;
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};

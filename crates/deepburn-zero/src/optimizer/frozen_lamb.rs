@@ -1,26 +1,28 @@
-//! 1-bit LAMB: its scalars per tensor, and its update after the freeze.
+//! 1-bit LAMB: the scalars of each tensor, and the update after the freeze.
 //!
 //! Main type: `LambScalars`. Source: Li et al. 2021, "1-bit LAMB", as in
 //! `deepspeed/runtime/fp16/onebit/lamb.py`.
 //!
-//! *Until the freeze* steps are LAMB's, and each tensor's trust ratio enters a moving average.
+//! *Until the freeze*, steps are LAMB steps, and the trust ratio of each tensor is added to a
+//! moving average.
 //!
-//! *At the freeze* (`freeze_tensors`) the second moment is copied to the fresh one. All tensors
-//! share one scale in the compressed exchange, so every momentum gets a factor that brings it to
-//! the mean magnitude of all momenta. Otherwise the signs of a small tensor would be scaled by a
-//! large one.
+//! *At the freeze* (`freeze_tensors`), the second moment is copied to the fresh second moment. All
+//! tensors share one scale in the compressed exchange. Every momentum is therefore multiplied by a
+//! factor that brings it to the mean magnitude of all momenta. Otherwise tensors with large momenta
+//! would determine the scale of tensors with small ones.
 //!
 //! *After the freeze*, in each step:
 //!
 //! ```text
-//! own gradient ─► local momentum ─► x scaling ─► compressed mean ─► / scaling ─► agreed momentum
-//! agreed momentum ─► direction (frozen second moment), fresh second moment
+//! local gradient ─► local momentum ─► x scaling ─► compressed mean ─► / scaling ─► mean momentum
+//! mean momentum ─► direction (frozen second moment), fresh second moment
 //! frozen vs fresh second moment ─► factor
 //! values -= lr * averaged trust ratio * factor * direction
 //! ```
 //!
-//! The scalars are computed from whole arrays with sums in a fixed order. Every rank therefore has
-//! the same bits without an exchange. Checkpoints store them by DeepSpeed's names.
+//! The scalars are computed from complete arrays with sums in a fixed order. Every rank therefore
+//! computes bitwise identical scalars without an exchange. Checkpoints store them by DeepSpeed's
+//! names.
 
 use burn_backend::{FloatDType, Shape};
 use bytemuck::cast_slice;
@@ -43,8 +45,8 @@ pub(super) struct LambScalars {
     /// The moving average of trust ratios until the freeze, constant after it. 0 before the first
     /// step.
     frozen_coeff: f64,
-    /// The factor of the frozen trust ratio in the last step. The next factor may differ from it by
-    /// a fraction only (`factor_threshold`).
+    /// The factor of the frozen trust ratio in the last step. The factor of the next step may
+    /// differ from it by at most the fraction `factor_threshold`.
     last_factor: f64,
     /// The factor of the momentum in the exchange; `None` before the freeze.
     scaling_coeff: Option<f64>,
@@ -65,12 +67,11 @@ impl Default for LambScalars {
 
 impl LambScalars {
     /// Adds the trust ratio of a step before the freeze to the moving average, with the decay
-    /// `coeff_beta`. Resets the other scalars: a run that was resumed with a later freeze still has
-    /// the scalars of the first one.
+    /// `coeff_beta`. Resets the other scalars, because a run that was resumed with a later freeze
+    /// still has the scalars of the earlier freeze.
     pub(super) fn average(&mut self, ratio: f64, coeff_beta: f64) {
         let mut frozen_coeff = self.frozen_coeff;
-        // A ratio of exactly 1 usually means that a norm is 0, so it carries no information about
-        // the tensor.
+        // A ratio of exactly 1 usually means that a norm is 0, so it is not added to the average.
         if ratio != 1.0 {
             frozen_coeff = coeff_beta * frozen_coeff + (1.0 - coeff_beta) * ratio;
         }
@@ -79,8 +80,7 @@ impl LambScalars {
 }
 
 impl<B: OptimizerOps> Optimizer<B> {
-    /// Returns the names and values of a parameter's scalars; empty if another optimizer updates
-    /// it.
+    /// Returns the names and values of a parameter's scalars; empty for other optimizers.
     pub(crate) fn scalars(&self, index: usize) -> Vec<(&'static str, f64)> {
         if !self.moments(index).contains(&FRESH_SECOND_MOMENT) {
             return Vec::new();
@@ -92,7 +92,7 @@ impl<B: OptimizerOps> Optimizer<B> {
     }
 
     /// Replaces the scalars of a parameter with the values that `read` returns for their names. A
-    /// missing one gets its initial value.
+    /// missing scalar gets its initial value.
     pub(crate) fn set_scalars(&mut self, index: usize, read: impl Fn(&str) -> Option<f64>) {
         let new = LambScalars::default();
         self.lamb_scalars[index] = LambScalars {
@@ -106,8 +106,7 @@ impl<B: OptimizerOps> Optimizer<B> {
 /// The root mean square below which a momentum counts as 0.
 const SMALLEST_SCALE: f64 = 1e-30;
 
-/// The bytes of a parameter's three moments in f32: views of moments in host memory, copies of
-/// moments on a device.
+/// The bytes of a parameter's three f32 moments. Moments on the device are copied to host memory.
 struct HostMoments {
     /// The momentum (`exp_avg`).
     first: Bytes,
@@ -119,7 +118,7 @@ struct HostMoments {
 
 impl<B: OptimizerOps> StepInProgress<'_, B> {
     /// Initialises the fresh second moments of these parameters and computes the factors of their
-    /// momenta. Does so once, in the first step after the freeze; later calls return at once.
+    /// momenta. This happens once, in the first step after the freeze. Later calls do nothing.
     pub(crate) fn freeze_tensors(&mut self, indices: &[usize]) {
         let is_frozen = |index: &usize| self.optimizer.lamb_scalars[*index].scaling_coeff.is_some();
         if indices.iter().all(is_frozen) {
@@ -129,7 +128,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         for index in indices {
             let HostMoments { first, second, .. } = self.host_moments(*index);
             let [first, second]: [&[f32]; 2] = [cast_slice(&first), cast_slice(&second)];
-            // Only elements that take part in exchanges count. With errors of 0, the sum is the
+            // Only live elements take part in exchanges. With errors of 0, `add_error` returns the
             // squares of the momentum.
             let mut errors = vec![0.0; first.len()];
             let squares = add_error(first, &mut errors, &live_elements(second));
@@ -138,33 +137,33 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
             scales.push(if scale < SMALLEST_SCALE { 0.0 } else { scale });
             let place = self.place(*index, FRESH_SECOND_MOMENT);
             let state = self.device_state(*index);
-            // The copy has memory of its own, so that steps update it in place.
+            // The copy has its own memory, so that steps can update it in place.
             state.moments[place] = tensor::<B>(second.to_vec(), &state.device);
         }
-        // A tensor without momentum says nothing about the size of the others.
+        // Tensors without momentum are excluded from the mean magnitude.
         let count = scales.iter().filter(|scale| **scale > 0.0).count();
         let united = scales.iter().sum::<f64>() / count as f64;
         for (index, scale) in indices.iter().zip(scales) {
             let scaling = if scale > 0.0 { united / scale } else { 1.0 };
             let scalars = &mut self.optimizer.lamb_scalars[*index];
             scalars.scaling_coeff = Some(scaling);
-            // A trust ratio that was 1 in every step has never been averaged. It stays 1, because
-            // at 0 the tensor would never move again.
+            // A trust ratio that was 1 in every step was never added to the average. It is set to
+            // 1, because with 0 the tensor would never be updated again.
             if scalars.frozen_coeff == 0.0 {
                 scalars.frozen_coeff = 1.0;
             }
         }
     }
 
-    /// Returns the factor of a momentum in the exchange; `None` if another optimizer updates the
-    /// parameter or before the freeze.
+    /// Returns the factor of a momentum in the exchange; `None` before the freeze and for other
+    /// optimizers.
     pub(crate) fn scaling(&self, index: usize) -> Option<f32> {
         self.optimizer.lamb_scalars[index].scaling_coeff.map(|scaling| scaling as f32)
     }
 
-    /// Turns a momentum that all ranks agreed on into a direction and updates the moments. Returns
-    /// the direction with the pass along it, whose rate is the learning rate times the averaged
-    /// trust ratio times the factor of this step.
+    /// Computes the direction from the mean momentum of all ranks and updates the moments. Returns
+    /// the direction together with the pass that applies it. The rate of this pass is the learning
+    /// rate times the averaged trust ratio times the factor of this step.
     ///
     /// # Errors
     ///
@@ -179,7 +178,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         };
         let direction = self.along(direction, &pass);
         let HostMoments { first, second, fresh } = self.host_moments(index);
-        // The factor depends on whole arrays, which every rank has, so no rank has to ask another.
+        // The factor depends on complete arrays, which every rank has, so no exchange is needed.
         let elements = float_bytes::<B>(direction.elements.clone());
         let arrays = [&first, &second, &fresh, &elements].map(|bytes| cast_slice(bytes));
         let sums = frozen_lamb_sums(plan.lamb.eps, arrays);
@@ -194,8 +193,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         Ok((direction, DescentStep::new(1.0, rate).into()))
     }
 
-    /// Replaces the momentum by the direction that `pass` makes of it. The values are an operand
-    /// and stay.
+    /// Replaces the momentum with the direction that `pass` computes from it. The values are an
+    /// operand and do not change.
     fn along(
         &mut self,
         mut direction: UpdateDirection<B>,
@@ -229,8 +228,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         place
     }
 
-    /// Returns the state of a parameter. It is on the device, because offload is an error for an
-    /// optimizer with a compressed exchange.
+    /// Returns the state of a parameter. It is on the device, because optimizers with a compressed
+    /// exchange do not support offload.
     fn device_state(&mut self, index: usize) -> &mut DeviceState<B> {
         match &mut self.optimizer.states[index] {
             Some(TieredState::Device(state)) => state,

@@ -5,8 +5,8 @@ use deepburn_config::OptimizerPlan;
 /// The name of the moving average of squared gradients.
 pub(super) const SECOND_MOMENT: &str = "exp_avg_sq";
 
-/// The name of 1-bit LAMB's second moment that is still updated after the freeze. It is 0 before
-/// the freeze.
+/// The name of the second moment that 1-bit LAMB still updates after the freeze. It is 0 before the
+/// freeze.
 pub(super) const FRESH_SECOND_MOMENT: &str = "exp_avg_sq_fresh";
 
 /// Returns the names of the moments that an optimizer keeps for each parameter, as PyTorch and

@@ -1,20 +1,20 @@
 //! Orthogonalised matrices, for Muon.
 //!
-//! Muon moves along `U V^T` where the momentum is `U S V^T`. The Newton-Schulz iteration of Jordan
-//! et al. 2024 approximates it with matrix products alone. After a division by the Frobenius norm,
-//! each iteration computes
+//! If the momentum has the singular value decomposition `U S V^T`, the update direction of Muon is
+//! `U V^T`. The Newton-Schulz iteration of Jordan et al. 2024 approximates it with matrix products
+//! only. The matrix is divided by its Frobenius norm, and each iteration then computes
 //!
 //! ```text
 //! A = X X^T
 //! X = a X + (b A + c A A) X
 //! ```
 //!
-//! Its coefficients make small singular values grow fast, and leave all of them between about 0.7
-//! and 1.2. PyTorch runs it in bf16, DeepSpeed in fp16 if the device supports it. Here it runs in
-//! f32, whose rounding errors are far smaller than the error of the iteration.
+//! The coefficients make small singular values grow fast, and all of them end between about 0.7 and
+//! 1.2. PyTorch runs the iteration in bf16, and DeepSpeed in fp16 if the device supports it. Here
+//! it runs in f32, whose rounding errors are far smaller than the error of the iteration.
 //!
-//! A parameter may contain several matrices side by side, such as the fused query, key and value
-//! projections. Each of them is orthogonalised separately.
+//! A parameter may consist of several matrices, such as the fused query, key and value projections.
+//! Each matrix is orthogonalised separately.
 
 use burn_backend::{Shape, Slice, TensorMetadata};
 use deepburn_config::{MuonScale, NewtonSchulzPlan};
@@ -22,18 +22,18 @@ use deepburn_ops::OptimizerOps;
 
 use crate::assignment::{Matrices, MatrixLayout};
 
-/// The peak number of elements that `orthogonalize` holds besides its operand, as a multiple of the
-/// parameter's elements: the results, their concatenation, a matrix before and after an iteration,
-/// and three products of its shorter side squared, none of which is larger than the matrix.
+/// The peak memory of `orthogonalize` besides its operand, as a multiple of the parameter's size.
+/// It covers the results, their concatenation, a matrix before and after an iteration, and three
+/// square products of the shorter side, none of which is larger than the matrix.
 pub(crate) const WORKSPACE: u64 = 7;
 
-/// Orthogonalises each matrix in `flat`, the values of a parameter of this shape, and returns them
-/// flat. Dimensions after the first are joined, as for convolution kernels. Holds up to `WORKSPACE`
-/// times as many elements.
+/// Orthogonalises each matrix in `flat`, the values of a parameter of this shape, and returns the
+/// flat result. Dimensions after the first are merged, as for convolution kernels. The function
+/// needs memory for up to `WORKSPACE` times the number of elements.
 ///
 /// # Panics
 ///
-/// Panics if the shape has no dimension or its first one is 0, which `Matrices` excludes.
+/// Panics if the shape has no dimension or its first dimension is 0, which `Matrices` excludes.
 pub(crate) fn orthogonalize<B: OptimizerOps>(
     flat: B::FloatTensorPrimitive,
     shape: &[usize],
@@ -44,7 +44,7 @@ pub(crate) fn orthogonalize<B: OptimizerOps>(
     let rows = shape[0];
     let columns = numel / rows;
     let whole = B::float_reshape(flat, Shape::from(vec![rows, columns]));
-    // Matrices lie side by side along the outputs.
+    // The matrices are concatenated along the output dimension.
     let (axis, len) = match matrices.layout {
         MatrixLayout::InputsFirst => (1, columns / matrices.count),
         MatrixLayout::OutputsFirst => (0, rows / matrices.count),
@@ -79,9 +79,10 @@ fn of_matrix<B: OptimizerOps>(
     plan: &NewtonSchulzPlan,
 ) -> B::FloatTensorPrimitive {
     let shape = matrix.shape();
-    // X X^T has the size of the rows, so a tall matrix is transposed to get the smaller product.
+    // X X^T is square with one row per row of X. A tall matrix is transposed, so that the product
+    // is smaller.
     let is_tall = shape[0] > shape[1];
-    // The norm needs flat memory. Only a part of a fused parameter is copied here, because its rows
+    // The norm needs contiguous memory. The reshape copies only slices of fused parameters, which
     // are not contiguous.
     let flat = B::float_reshape(matrix, Shape::from(vec![shape.num_elements()]));
     let norm = B::gradient_stats(flat.clone()).sum_of_squares.sqrt();
@@ -110,7 +111,7 @@ mod tests {
 
     #[test]
     fn the_learning_rate_follows_the_shape() {
-        // From 256 to 1024 values, and back.
+        // Layers from 256 to 1024 features and from 1024 to 256.
         assert_eq!(shape_factor(MuonScale::Original, 1024, 256), 2.0);
         assert_eq!(shape_factor(MuonScale::Original, 256, 1024), 1.0);
         assert_eq!(shape_factor(MuonScale::MatchRmsAdamw, 1024, 256), 0.2 * 32.0);

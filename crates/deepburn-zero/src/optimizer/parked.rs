@@ -1,22 +1,21 @@
-//! Updates of parked states, piece by piece with the kernels of the CPU.
+//! Updates offloaded states on the CPU, chunk by chunk.
 //!
 //! Main type: `HostUpdate`. All arrays of a parameter have the same layout, so
-//! one piece of each holds the same elements. For each piece in turn:
+//! chunk `i` has the same elements in each array. Each chunk takes four steps:
 //!
 //! ```text
-//! read     master | moments | values | gradient      from the pipeline, or host memory itself
+//! read     master | moments | values | gradient      through the pipeline, or in host memory
 //! compute  one call of the element-wise kernel       the gradient is widened to f32
 //! publish  the updated master, rounded               into the working copy
-//! store    the pieces that have changed              the pipeline writes behind
+//! store    the changed chunks                        the pipeline writes them in the background
 //! ```
 //!
-//! Nothing depends on where a piece begins, because updates are element-wise.
-//! The bits are therefore the same as for states on the device. Only the pieces
-//! in use are in memory; with a file the pipeline reads the next ones and
-//! writes the previous ones meanwhile.
+//! Updates are element-wise, so the results do not depend on the chunk size and
+//! are bitwise identical to updates on the device. Only the chunks in use are
+//! in memory. With a file, the pipeline reads the next chunks and writes the
+//! previous ones at the same time.
 //!
-//! The arrays have to be visited in the order that `ParkedState::reads` has
-//! announced.
+//! The arrays must be read in the order of `ParkedState::reads`.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -29,7 +28,7 @@ use deepburn_ops::float_into_host;
 use half::{bf16, f16};
 
 use super::{Squares, UpdateGradient};
-use crate::parked::{ParkedArray, PieceInMemory, PieceLayout, Pipeline};
+use crate::parked::{ChunkInMemory, ChunkLayout, ParkedArray, Pipeline};
 
 /// The update of one parameter whose states are parked.
 #[derive(Debug)]
@@ -39,18 +38,18 @@ pub(super) struct HostUpdate<'a> {
     /// The factor of the gradient.
     pub(super) scale: f32,
     /// The arrays that the pass uses: the master, if there is one and the pass
-    /// needs it, then moments.
+    /// needs it, then the moments.
     pub(super) arrays: &'a [Arc<ParkedArray>],
     /// Whether the optimizer has a master of the values.
     pub(super) has_master: bool,
-    /// The division of each array into pieces.
-    pub(super) layout: PieceLayout,
-    /// The transfers of the step.
+    /// The division of each array into chunks.
+    pub(super) layout: ChunkLayout,
+    /// The pipeline of the step's transfers.
     pub(super) pipeline: &'a mut Pipeline,
 }
 
-/// The values that an update changes. Without a master they are the kernel's
-/// parameter. With one, they only receive the result.
+/// The values that an update changes. Without a master, the kernel updates the
+/// values directly. With a master, they only receive the result.
 #[derive(Debug)]
 pub(super) enum HostValues<'a> {
     /// The values of a parameter without a master, in host memory.
@@ -65,12 +64,12 @@ pub(super) enum HostValues<'a> {
     RoundedMaster(&'a ParkedArray, FloatDType),
 }
 
-/// The values that a direction depends on. They are read and never changed.
+/// The values that a direction depends on. They are only read.
 #[derive(Debug)]
 pub(super) enum DirectionValues<'a> {
-    /// The direction does not depend on them.
+    /// The direction does not depend on the values.
     Unread,
-    /// They are the master, which is the first array.
+    /// The master, which is the first array.
     Master,
     /// The values of a parameter without a master, copied to host memory.
     Memory(&'a mut [f32]),
@@ -90,12 +89,12 @@ pub(super) enum HostGradient {
 }
 
 impl HostUpdate<'_> {
-    /// Updates all pieces.
+    /// Updates all chunks.
     ///
     /// # Errors
     ///
-    /// Returns an error if the disk fails. The pipeline remembers it, because
-    /// the states are then partly updated.
+    /// Returns an error if the disk fails. The states are then partly updated,
+    /// and the pipeline returns the error for every later step.
     pub(super) fn run(
         &mut self,
         mut values: HostValues<'_>,
@@ -105,20 +104,19 @@ impl HostUpdate<'_> {
             HostValues::Parked(array) | HostValues::RoundedMaster(array, _) => Some(*array),
             HostValues::Own(_) | HostValues::OfMaster(_) => None,
         };
-        // A save may still have to write the current elements. It gets a copy
-        // before they are overwritten.
+        // A checkpoint that is being saved may still need the current
+        // elements, so they are copied before they are overwritten.
         for array in self.arrays.iter().map(|array| &**array).chain(values_array) {
             let kept = array.keep_copies();
             self.pipeline.note(kept)?;
         }
-        for piece in self.layout.pieces() {
-            self.update(&piece, &mut values, gradient)?;
+        for chunk in self.layout.chunks() {
+            self.update(&chunk, &mut values, gradient)?;
         }
         Ok(())
     }
 
-    /// Updates one piece of all arrays and hands the changed pieces back for
-    /// writing.
+    /// Updates one chunk of all arrays and stores the changed chunks.
     ///
     /// # Errors
     ///
@@ -130,17 +128,16 @@ impl HostUpdate<'_> {
         gradient: &HostGradient,
     ) -> Result<(), SwapError> {
         let arrays = self.arrays.iter();
-        let mut pieces = arrays
-            .map(|array| array.piece(range, DType::F32, self.pipeline))
+        let mut chunks = arrays
+            .map(|array| array.chunk(range, DType::F32, self.pipeline))
             .collect::<Result<Vec<_>, SwapError>>()?;
         let mut own = match values {
-            HostValues::Parked(array) => Some(array.piece(range, DType::F32, self.pipeline)?),
+            HostValues::Parked(array) => Some(array.chunk(range, DType::F32, self.pipeline)?),
             _ => None,
         };
-        let gradient = gradient.piece(range, self.pipeline)?;
-        let mut states: Vec<_> = pieces.iter_mut().map(PieceInMemory::floats).collect();
-        // Without a master the values are the kernel's parameter. With one, the
-        // first state is.
+        let gradient = gradient.chunk(range, self.pipeline)?;
+        let mut states: Vec<_> = chunks.iter_mut().map(ChunkInMemory::floats).collect();
+        // The kernel updates the values, or the first state if it is a master.
         let own_values = match (&mut *values, &mut own) {
             (HostValues::Own(values), _) => Some(&mut values[range.clone()]),
             (_, Some(own)) => Some(own.floats()),
@@ -155,12 +152,12 @@ impl HostUpdate<'_> {
             (None, None) => unreachable!("the master is the first array"),
         }
         drop(states);
-        pieces.into_iter().chain(own).try_for_each(|piece| piece.store(self.pipeline))
+        chunks.into_iter().chain(own).try_for_each(|chunk| chunk.store(self.pipeline))
     }
 
-    /// Updates the moments of all pieces and writes `direction`, which is as
-    /// long as the arrays. Adds the squares of the values and of the direction
-    /// to `squares`.
+    /// Updates the moments of all chunks and writes the direction into
+    /// `direction`, which has the length of the arrays. Adds the squares of the
+    /// values and of the direction to `squares`.
     ///
     /// # Errors
     ///
@@ -176,21 +173,20 @@ impl HostUpdate<'_> {
             let kept = array.keep_copies();
             self.pipeline.note(kept)?;
         }
-        for range in self.layout.pieces() {
+        for range in self.layout.chunks() {
             let direction = &mut direction[range.clone()];
-            self.direct_piece(&range, &mut values, gradient, direction, squares.as_deref_mut())?;
+            self.direct_chunk(&range, &mut values, gradient, direction, squares.as_deref_mut())?;
         }
         Ok(())
     }
 
-    /// Makes the direction of one piece and stores the changed moments. The
-    /// slice of `direction` is the last state of the kernel, which writes it
-    /// there.
+    /// Computes the direction of one chunk and stores the changed moments. The
+    /// kernel writes the direction into its last state, which is `direction`.
     ///
     /// # Errors
     ///
     /// Returns an error if the disk fails.
-    fn direct_piece(
+    fn direct_chunk(
         &mut self,
         range: &Range<usize>,
         values: &mut DirectionValues<'_>,
@@ -199,17 +195,17 @@ impl HostUpdate<'_> {
         squares: Option<&mut Squares>,
     ) -> Result<(), SwapError> {
         let arrays = self.arrays.iter();
-        let mut pieces = arrays
-            .map(|array| array.piece(range, DType::F32, self.pipeline))
+        let mut chunks = arrays
+            .map(|array| array.chunk(range, DType::F32, self.pipeline))
             .collect::<Result<Vec<_>, SwapError>>()?;
         let mut own = match values {
             DirectionValues::Parked(array) => {
-                Some(array.piece(range, DType::F32, self.pipeline)?)
+                Some(array.chunk(range, DType::F32, self.pipeline)?)
             }
             _ => None,
         };
-        let gradient = gradient.piece(range, self.pipeline)?;
-        let mut states: Vec<_> = pieces.iter_mut().map(PieceInMemory::floats).collect();
+        let gradient = gradient.chunk(range, self.pipeline)?;
+        let mut states: Vec<_> = chunks.iter_mut().map(ChunkInMemory::floats).collect();
         states.push(direction);
         let mut unread = Vec::new();
         let (param, states) = match (&mut *values, &mut own, states.split_first_mut()) {
@@ -228,20 +224,20 @@ impl HostUpdate<'_> {
             of_values.push(param);
             of_direction.push(made);
         }
-        // The values have not changed, so the master is not written back.
+        // The values are unchanged, so the master is not written back.
         let masters = usize::from(matches!(values, DirectionValues::Master));
-        pieces.drain(masters..).try_for_each(|piece| piece.store(self.pipeline))
+        chunks.drain(masters..).try_for_each(|chunk| chunk.store(self.pipeline))
     }
 
-    /// Runs the kernel on one piece: `param` and `states` in place, with a
-    /// gradient in f32.
+    /// Runs the kernel on one chunk with an f32 gradient. `param` and `states`
+    /// are updated in place.
     fn compute(&self, param: &mut [f32], gradient: &[f32], states: &mut [&mut [f32]]) {
         let slice = OwnedSlice { param, states, working: None };
         self.step.update(self.scale, FloatSlice::F32(gradient), slice);
     }
 
-    /// Copies a piece of the updated master to the place where ops read it,
-    /// rounded if that is a 16-bit array.
+    /// Copies a chunk of the updated master into the working copy, rounded to
+    /// its type if it is a 16-bit array.
     ///
     /// # Errors
     ///
@@ -255,11 +251,11 @@ impl HostUpdate<'_> {
         match values {
             HostValues::OfMaster(copy) => copy[range.clone()].copy_from_slice(master),
             HostValues::RoundedMaster(array, dtype) => {
-                // Every element is overwritten, so the old copy is not read
-                // from the disk.
-                let unfilled = array.unfilled_piece(range, (*dtype).into());
-                let mut piece = self.pipeline.note(unfilled)?;
-                let bytes = piece.bytes();
+                // Every element is overwritten, so the old working copy is not
+                // read from the disk.
+                let unfilled = array.unfilled_chunk(range, (*dtype).into());
+                let mut chunk = self.pipeline.note(unfilled)?;
+                let bytes = chunk.bytes();
                 match dtype {
                     FloatDType::F16 => {
                         cast(master, bytemuck::cast_slice_mut::<_, f16>(bytes).into());
@@ -269,7 +265,7 @@ impl HostUpdate<'_> {
                     }
                     other => unreachable!("ops use 16 bits where there are masters, not {other:?}"),
                 }
-                piece.store(self.pipeline)?;
+                chunk.store(self.pipeline)?;
             }
             HostValues::Own(_) | HostValues::Parked(_) => {
                 unreachable!("values without a master are updated themselves")
@@ -280,8 +276,8 @@ impl HostUpdate<'_> {
 }
 
 impl HostGradient {
-    /// Takes the gradient of an update. A gradient on the device is copied to
-    /// host memory, in f32.
+    /// Converts the gradient of an update. A gradient on the device is copied to
+    /// host memory in f32.
     pub(super) fn of<B: Backend>(gradient: UpdateGradient<B>) -> Self {
         match gradient {
             UpdateGradient::Device(tensor) => Self::Memory(float_into_host::<B>(tensor)),
@@ -290,13 +286,13 @@ impl HostGradient {
         }
     }
 
-    /// Returns the elements of one piece in f32. Only a parked gradient or a
-    /// zero one takes new memory.
+    /// Returns the elements of one chunk in f32. Parked and zero gradients need
+    /// new memory; other gradients are borrowed.
     ///
     /// # Errors
     ///
     /// Returns an error if the disk fails.
-    fn piece(
+    fn chunk(
         &self,
         range: &Range<usize>,
         pipeline: &mut Pipeline,
@@ -306,8 +302,8 @@ impl HostGradient {
             Self::Zeros => return Ok(Cow::Owned(vec![0.0; range.len()])),
             Self::Parked(array, dtype) => (array, *dtype),
         };
-        let mut piece = array.piece(range, dtype, pipeline)?;
-        let bytes = &*piece.bytes();
+        let mut chunk = array.chunk(range, dtype, pipeline)?;
+        let bytes = &*chunk.bytes();
         let mut wide = vec![0.0; range.len()];
         match dtype {
             DType::F16 => widen(FloatSlice::F16(bytemuck::cast_slice(bytes)), &mut wide),

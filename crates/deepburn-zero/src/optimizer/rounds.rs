@@ -1,8 +1,8 @@
 //! The order in which a step updates parameters.
 //!
 //! Main type: [`StepOrder`]. Parameters with element-wise updates come first,
-//! one by one. The others need an exchange between ranks in the middle of their
-//! update, and one exchange serves several of them: a round.
+//! one by one. Other updates need an exchange between ranks halfway through. A
+//! round is a group of parameters that share one exchange.
 //!
 //! ```text
 //! elements   p0  p1  p4  ...          update and publish, no exchange
@@ -10,30 +10,31 @@
 //! round      p5    | direct         | one exchange | descend
 //! ```
 //!
-//! Rounds bound the memory of directions: the directions of one round exist
-//! together, and are freed before the next round begins. All ranks compute the
-//! same order from the sizes alone, so their collectives match.
+//! Rounds limit the memory of update directions, because only the directions of
+//! one round are in memory at a time. The order depends only on the sizes of the
+//! parameters. All ranks therefore compute the same order, and their collectives
+//! match.
 
 /// The values that the update of a parameter depends on.
 ///
-/// It decides which exchange an update needs. Within an optimizer it may differ
-/// between parameters (Muon updates vectors with AdamW) and between steps
-/// (before and after a freeze).
+/// The scope determines the exchange that an update needs. With one optimizer,
+/// it may differ between parameters (Muon updates vectors with AdamW) and
+/// between steps (before and after a freeze).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UpdateScope {
     /// Single elements.
     Elements,
     /// The L2 norms of the tensor's values and of its direction (LAMB).
     Norms,
-    /// A momentum that is averaged over ranks on its own scale (1-bit Adam, 0/1
-    /// Adam).
+    /// A momentum that is averaged over ranks with a separate scale (1-bit Adam,
+    /// 0/1 Adam).
     Momentum,
     /// The momenta of all parameters, averaged over ranks together (1-bit
     /// LAMB).
     FusedMomentum,
     /// The complete matrix, which one rank orthogonalises (Muon).
     Matrix {
-        /// The number of multiplications in one iteration of its
+        /// The number of multiplications in one iteration of the
         /// orthogonalisation.
         cost: u64,
     },
@@ -44,7 +45,7 @@ pub(crate) enum UpdateScope {
 pub(crate) struct StepOrder {
     /// The parameters that are updated one by one.
     pub(crate) elements: Vec<usize>,
-    /// The parameters that are updated in rounds, after the others.
+    /// The rounds, which come after `elements`.
     pub(crate) rounds: Vec<UpdateRound>,
 }
 
@@ -57,8 +58,8 @@ pub(crate) enum UpdateRound {
     Momenta(Vec<usize>),
     /// All parameters, whose momenta are averaged with common scales.
     FusedMomenta(Vec<usize>),
-    /// Matrices, each of which its owner orthogonalises. No rank owns two of a
-    /// round.
+    /// Matrices that are orthogonalised by their owners. Each rank owns at most
+    /// one matrix of a round.
     Matrices(Vec<MatrixOwner>),
 }
 
@@ -67,7 +68,7 @@ pub(crate) enum UpdateRound {
 pub(crate) struct MatrixOwner {
     /// The parameter index.
     pub(crate) index: usize,
-    /// The rank that orthogonalises it.
+    /// The rank that orthogonalises the matrix.
     pub(crate) rank: usize,
 }
 
@@ -78,12 +79,13 @@ pub(crate) struct PlannedUpdate {
     pub(crate) index: usize,
     /// The number of elements of the whole parameter, without padding.
     pub(crate) numel: usize,
-    /// The values that its update depends on.
+    /// The values that the update depends on.
     pub(crate) scope: UpdateScope,
 }
 
-/// A round of norms or momenta has at most this fraction of the model, or one
-/// parameter. Its directions are held in memory until the exchange is complete.
+/// The size limit of rounds of norms and momenta: a round has at most one
+/// parameter or the model's elements divided by this number. Its directions stay
+/// in memory until the exchange is complete.
 pub(crate) const ROUNDS_PER_MODEL: usize = 16;
 
 impl StepOrder {
@@ -117,13 +119,13 @@ impl UpdateRound {
 
 /// Divides the parameters of a scope into rounds of about equal size.
 ///
-/// A round is closed when the next parameter would exceed the capacity, so it
-/// has consecutive parameters of the scope. A parameter that exceeds the
-/// capacity has a round of its own.
+/// A round ends when the next parameter would exceed the capacity, so it has
+/// consecutive parameters of the scope. A parameter that is larger than the
+/// capacity gets a separate round.
 fn rounds_of(updates: &[PlannedUpdate], scope: UpdateScope) -> impl Iterator<Item = Vec<usize>> {
     let total: usize = updates.iter().map(|it| it.numel).sum();
-    // All trained parameters count, also ones of other scopes, so that the
-    // limit depends on the model alone.
+    // Parameters of other scopes count too, so that the capacity depends only on
+    // the model.
     let capacity = total.div_ceil(ROUNDS_PER_MODEL);
     let (mut rounds, mut held) = (Vec::<Vec<usize>>::new(), 0);
     for update in updates.iter().filter(|it| it.scope == scope) {
@@ -141,9 +143,10 @@ fn rounds_of(updates: &[PlannedUpdate], scope: UpdateScope) -> impl Iterator<Ite
     rounds.into_iter()
 }
 
-/// Assigns an owner to every matrix: the most expensive first, each to the rank
-/// with the least work so far (Graham 1969). The n-th round has the n-th matrix
-/// of every owner, so owners work at the same time on matrices of similar cost.
+/// Assigns an owner to every matrix. Matrices are assigned in order of decreasing
+/// cost, each to the rank with the least work so far (Graham 1969). Round `n` has
+/// the `n`-th matrix of every owner, so owners work on matrices of similar cost
+/// at the same time.
 fn matrix_rounds(updates: &[PlannedUpdate], ranks: usize) -> impl Iterator<Item = UpdateRound> {
     let cost = |it: &PlannedUpdate| match it.scope {
         UpdateScope::Matrix { cost } => Some((cost, it.index)),

@@ -1,8 +1,9 @@
-//! What each optimizer keeps, what its updates depend on, and the scalars of its steps.
+//! The definition of each optimizer: its states, the scope of its updates and the scalars of its
+//! steps.
 //!
-//! This is the only place that distinguishes optimizers. Checkpoints, offload, ledger and estimate
-//! take the arrays from `state_arrays`; the order of a step takes the dependencies from `scope`;
-//! and `step` computes the scalars of the kernels in f64.
+//! Only this module distinguishes optimizers. Checkpoints, offload, ledger and estimate use
+//! `state_arrays`, the order of a step uses `scope`, and `step` computes the scalars of the kernels
+//! in f64.
 //!
 //! ```text
 //! optimizer        arrays                                    update depends on
@@ -14,12 +15,12 @@
 //! Muon             momentum_buffer                           the whole matrix
 //! 1-bit Adam       exp_avg, exp_avg_sq                       momenta, after the freeze
 //! 1-bit LAMB       exp_avg, exp_avg_sq, exp_avg_sq_fresh     norms, then all momenta
-//! 0/1 Adam         exp_avg, exp_avg_sq, and two of its own   by `StepKind`
+//! 0/1 Adam         exp_avg, exp_avg_sq, and two others       see `StepKind`
 //! ```
 //!
-//! `time` is the number of a step, from 1: the number of applied steps before it, plus one. All
-//! questions about a step are functions of `time` and the plan alone, so a resumed run needs no
-//! further state to answer them.
+//! `time` is the number of a step, counted from 1: the number of applied steps before it, plus one.
+//! All functions about a step depend only on `time` and the plan, so a resumed run needs no further
+//! state.
 
 use deepburn_config::{
     AdamPlan, LambPlan, MuonPlan, OneBitAdamPlan, OneBitLambPlan, OptimizerPlan, ZeroOneAdamPlan,
@@ -33,41 +34,41 @@ use super::rounds::UpdateScope;
 use super::zero_one::{self, StepKind};
 use crate::assignment::{Matrices, UpdateSettings};
 
-/// The scalars of one step, the same for all parameters with the same settings. The variant fixes
-/// the number of passes and what lies between them.
+/// The scalars of one step, which are the same for all parameters with the same settings. The
+/// variant determines the number of passes and the exchange between them.
 #[derive(Debug)]
 pub(super) enum UpdateStep {
     /// One pass over the elements, which changes the moments and the values.
     Elements(ElementwiseStep),
-    /// LAMB: a pass that makes a direction, and a pass along it with a rate that follows from two
-    /// norms.
+    /// LAMB: a pass that computes a direction, and a pass that applies it with a rate that depends
+    /// on two norms.
     Norms {
         /// The first pass.
         direction: ElementwiseStep,
-        /// The learning rate, with bias correction if the plan has it. The trust ratio multiplies
-        /// it.
+        /// The learning rate, with bias correction if the plan has it. It is multiplied by the
+        /// trust ratio.
         step_size: f64,
         /// The bounds of the trust ratio (DeepSpeed's `min_coeff` and `max_coeff`).
         trust_ratio: [f64; 2],
-        /// The decay of the moving average of trust ratios; `None` if the optimizer keeps none.
-        /// 1-bit LAMB keeps one until the freeze.
+        /// The decay of the moving average of trust ratios, which 1-bit LAMB keeps until the
+        /// freeze; `None` for LAMB.
         coeff_beta: Option<f64>,
     },
-    /// Muon: a pass that makes a direction, whose matrices are then orthogonalised, and a pass
-    /// along the result.
+    /// Muon: a pass that computes a direction, whose matrices are then orthogonalised, and a pass
+    /// that applies the result.
     Matrix { direction: ElementwiseStep, lr: f64, plan: MuonPlan, matrices: Matrices },
-    /// A pass that makes the momentum of this rank, and a pass with the momentum that all ranks
-    /// agreed on. For 0/1 Adam it is a gradient or a movement instead of a momentum.
+    /// A pass that computes the momentum of this rank, and a pass with the mean momentum of all
+    /// ranks. 0/1 Adam averages gradients or accumulated updates instead of momenta.
     Momentum { local: ElementwiseStep, agreed: ElementwiseStep },
-    /// 1-bit LAMB after the freeze: a pass that makes the momentum of this rank, a pass that makes
-    /// a direction of the agreed momentum, and a pass along it with a rate that follows from the
-    /// tensor's frozen trust ratio.
+    /// 1-bit LAMB after the freeze: a pass that computes the momentum of this rank, a pass that
+    /// computes a direction from the mean momentum, and a pass that applies it with a rate that
+    /// depends on the tensor's frozen trust ratio.
     FrozenLamb { local: ElementwiseStep, direction: ElementwiseStep, lr: f64, plan: OneBitLambPlan },
 }
 
-/// Returns the names of all arrays that an optimizer keeps for each parameter: first the moments,
-/// which checkpoints store, then 0/1 Adam's arrays, which loading derives from what checkpoints
-/// store.
+/// Returns the names of all arrays that an optimizer keeps for each parameter. The moments come
+/// first; checkpoints store them. The additional arrays of 0/1 Adam follow. Loading a checkpoint
+/// derives them from the stored arrays.
 pub(crate) fn state_arrays(plan: &OptimizerPlan) -> &'static [&'static str] {
     match plan {
         OptimizerPlan::ZeroOneAdam(_) => &zero_one::ARRAYS,
@@ -78,20 +79,19 @@ pub(crate) fn state_arrays(plan: &OptimizerPlan) -> &'static [&'static str] {
 /// The memory for the direction of an update, until the direction is final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirectionMemory {
-    /// None: each element is updated at once.
+    /// No memory: each element is updated immediately.
     None,
     /// The owned elements, until the norms of the tensor are known or the ranks
     /// have averaged the direction.
     Owned,
     /// The owned elements of all such parameters together, until the ranks have
-    /// averaged them.
+    /// averaged the directions.
     AllOwned,
-    /// All elements, which one rank orthogonalises.
+    /// All elements of the parameter, which one rank orthogonalises.
     Whole,
 }
 
-/// Returns which part of the direction an update holds until it is final. The memory estimate uses
-/// it.
+/// Returns the memory for the direction of an update, which the memory estimate uses.
 pub(crate) fn direction_memory(plan: &OptimizerPlan) -> DirectionMemory {
     match plan {
         // The direction of 1-bit Adam is the momentum of this rank.
@@ -110,7 +110,7 @@ pub(crate) fn direction_memory(plan: &OptimizerPlan) -> DirectionMemory {
 }
 
 /// Returns true if ranks average momenta in step `time`. Each rank then uses its own gradient,
-/// because averaging gradients first would cost the communication that the compression saves.
+/// because averaging gradients would cost the communication that the compression saves.
 pub(super) fn agrees_on_momentum(plan: &OptimizerPlan, time: u64) -> bool {
     match plan {
         OptimizerPlan::OneBitAdam(plan) => time > plan.freeze_step,
@@ -128,9 +128,8 @@ pub(super) fn takes_own_gradients(plan: &OptimizerPlan, time: u64) -> bool {
     }
 }
 
-/// Returns true if the step before step `time` has changed a second moment. The set of elements
-/// that take part in exchanges then has to be computed again, because it consists of the elements
-/// with a second moment other than 0.
+/// Returns true if the step before step `time` has changed a second moment. Only elements with a
+/// nonzero second moment take part in exchanges, so this set must then be computed again.
 pub(super) fn second_moment_has_changed(plan: &OptimizerPlan, time: u64) -> bool {
     match plan {
         OptimizerPlan::ZeroOneAdam(plan) => time > 1 && zero_one::updates_variance(plan, time - 1),
@@ -138,9 +137,9 @@ pub(super) fn second_moment_has_changed(plan: &OptimizerPlan, time: u64) -> bool
     }
 }
 
-/// Returns true if compression errors from before step `time` are used in later steps. Until 1-bit
-/// Adam and 1-bit LAMB freeze the second moment they exchange nothing, and further elements may get
-/// their first gradient.
+/// Returns true if compression errors from before step `time` are used in later steps. 1-bit Adam
+/// and 1-bit LAMB compress nothing until they freeze the second moment. Until then, further
+/// elements may get their first gradient.
 pub(super) fn keeps_errors(plan: &OptimizerPlan, time: u64) -> bool {
     matches!(plan, OptimizerPlan::ZeroOneAdam(_)) || agrees_on_momentum(plan, time)
 }
@@ -155,26 +154,26 @@ pub(super) fn freezes_after(plan: &OptimizerPlan, time: u64) -> bool {
     }
 }
 
-/// Returns true if compression errors are useless after step `time`, because 0/1 Adam exchanges
-/// another quantity from then on: updates instead of gradients.
+/// Returns true if compression errors must be reset after step `time`, because 0/1 Adam exchanges
+/// updates instead of gradients in later steps.
 pub(super) fn forgets_errors(plan: &OptimizerPlan, time: u64) -> bool {
     matches!(plan, OptimizerPlan::ZeroOneAdam(plan) if time == plan.var_freeze_step)
 }
 
-/// Returns true if step `time` is the first one that each rank takes alone. The common parameters
-/// have to be stored before it.
+/// Returns true if step `time` is the first local step. The common parameters must be stored before
+/// this step.
 pub(super) fn is_first_local(plan: &OptimizerPlan, time: u64) -> bool {
     matches!(plan, OptimizerPlan::ZeroOneAdam(plan) if time == plan.var_freeze_step + 1)
 }
 
-/// Returns true if each rank takes step `time` alone.
+/// Returns true if step `time` is local: each rank updates its parameters with its own gradient.
 pub(super) fn is_local(plan: &OptimizerPlan, time: u64) -> bool {
     matches!(plan, OptimizerPlan::ZeroOneAdam(plan) if zero_one::is_local(plan, time))
 }
 
 /// Returns the name of the quantity that step `time` compresses, or would compress; `None` for an
-/// optimizer without compression. Errors of one quantity are useless for another, so a checkpoint
-/// stores the name beside them.
+/// optimizer without compression. The compression errors of one quantity cannot be used for
+/// another, so checkpoints store the name together with the errors.
 pub(super) fn compressed_quantity(plan: &OptimizerPlan, time: u64) -> Option<&'static str> {
     match plan {
         OptimizerPlan::OneBitAdam(_) => Some("momentum"),
@@ -186,7 +185,7 @@ pub(super) fn compressed_quantity(plan: &OptimizerPlan, time: u64) -> Option<&'s
 }
 
 /// Returns true if ranks have different parameters after step `time`. `local_rates` is the sum of
-/// learning rates since they last had the same ones, including this step's.
+/// learning rates since all ranks last had the same parameters, including this step.
 pub(super) fn leaves_ranks_apart(plan: &OptimizerPlan, time: u64, local_rates: f64) -> bool {
     match plan {
         OptimizerPlan::ZeroOneAdam(plan) => {
@@ -196,10 +195,10 @@ pub(super) fn leaves_ranks_apart(plan: &OptimizerPlan, time: u64, local_rates: f
     }
 }
 
-/// Returns what the update of a parameter of this shape depends on in step `time`.
+/// Returns the scope of the update of a parameter of this shape in step `time`.
 ///
-/// `local_rates` is the sum of the schedule's learning rates since ranks last had the same
-/// parameters, including this step's. It is multiplied by the parameter's `lr_factor` here.
+/// `local_rates` is the sum of the schedule's learning rates since all ranks last had the same
+/// parameters, including this step. This function multiplies it by the parameter's `lr_factor`.
 pub(super) fn scope(
     settings: &UpdateSettings,
     shape: &[usize],
@@ -231,8 +230,8 @@ pub(super) fn scope(
     }
 }
 
-/// Returns the scalars of step `time` for these settings. `rates` are the schedule's; `local_rates`
-/// is the same as in `scope`.
+/// Returns the scalars of step `time` for these settings. `rates` are the learning rate and betas
+/// of the schedule. `local_rates` is the same sum as in `scope`.
 pub(super) fn step(
     settings: &UpdateSettings,
     rates: Rates,
@@ -266,8 +265,8 @@ pub(super) fn step(
     }
 }
 
-/// Returns LAMB's scalars (You et al. 2020). `coeff_beta` is set for 1-bit LAMB, which averages
-/// trust ratios until its freeze.
+/// Returns the scalars of LAMB (You et al. 2020). `coeff_beta` is set for 1-bit LAMB, which
+/// averages trust ratios until its freeze.
 fn lamb(
     plan: &LambPlan,
     Rates { lr, betas }: Rates,
@@ -287,7 +286,7 @@ fn lamb(
 }
 
 /// Returns the scalars of 1-bit LAMB after the freeze (Li et al. 2021, and
-/// `deepspeed/runtime/fp16/onebit/lamb.py`). As there, nothing is bias-corrected.
+/// `deepspeed/runtime/fp16/onebit/lamb.py`). As in DeepSpeed, there is no bias correction.
 fn frozen_lamb(plan: &OneBitLambPlan, Rates { lr, betas }: Rates) -> UpdateStep {
     let LambPlan { betas: own, eps, weight_decay, .. } = plan.lamb;
     let [beta1, beta2] = betas.unwrap_or(own);
@@ -305,8 +304,8 @@ fn frozen_lamb(plan: &OneBitLambPlan, Rates { lr, betas }: Rates) -> UpdateStep 
 fn momentum(plan: &OneBitAdamPlan, Rates { lr, betas }: Rates) -> UpdateStep {
     let AdamPlan { betas: own, eps, weight_decay, .. } = plan.adam;
     let [beta1, _] = betas.unwrap_or(own);
-    // `beta1` is 0 in the second pass: the agreed momentum already contains the gradient and
-    // replaces this rank's.
+    // `beta1` is 0 in the second pass: the mean momentum already contains the gradient and replaces
+    // the momentum of this rank.
     let agreed = kernels::FrozenAdam { lr, beta1: 0.0, eps, weight_decay };
     UpdateStep::Momentum {
         local: kernels::LocalMomentumStep::new(beta1).into(),
@@ -338,12 +337,13 @@ fn zero_one_step(plan: &ZeroOneAdamPlan, rates: Rates, time: u64, local_rates: f
     }
 }
 
-/// Returns the scalars of an optimizer that depends on single elements. `betas` of the schedule
-/// replace the plan's; SGD uses the first one as its momentum.
+/// Returns the scalars of an optimizer with element-wise updates. The `betas` of the schedule
+/// replace the betas of the plan; SGD uses the first beta as its momentum.
 ///
 /// # Panics
 ///
-/// Panics for LAMB, Muon, 1-bit LAMB and 0/1 Adam, whose steps `step` handles itself.
+/// Panics for LAMB, Muon, 1-bit LAMB and 0/1 Adam, whose steps are not element-wise or have several
+/// kinds.
 fn elementwise(plan: &OptimizerPlan, Rates { lr, betas }: Rates, time: u64) -> ElementwiseStep {
     let adam = |plan: &AdamPlan, weight_decay| {
         let [beta1, beta2] = betas.unwrap_or(plan.betas);

@@ -1,19 +1,18 @@
-//! One step of the optimizer, parameter by parameter.
+//! One optimizer step, parameter by parameter.
 //!
-//! Main type: `StepInProgress`. Most updates are one pass over the elements. An optimizer that
-//! depends on norms or matrices needs two passes, because the ranks have to exchange something in
-//! between:
+//! Main type: `StepInProgress`. Most updates are one pass over the elements. An update that depends
+//! on norms, matrices or averaged momenta needs two passes with an exchange between ranks:
 //!
 //! ```text
 //! update   (gradient, moments, values) ──────────────────────────► values
-//! direct   (gradient, moments) ──► direction    the values stay as they are
+//! direct   (gradient, moments) ──► direction    the values do not change
 //!                                      │        the caller exchanges norms, matrices or momenta
 //! descend                   (direction, values) ─────────────────► values
 //! ```
 //!
-//! If ranks average momenta, the direction is the momentum. A direction is a third f32 array of the
-//! owned length, counted as bucket memory, and lives from `direct` to `descend`. The caller limits
-//! how many directions exist at the same time (`rounds.rs`).
+//! If ranks average momenta, the direction is the momentum. A direction is an additional f32 array
+//! of the owned length. It is counted as bucket memory and exists from `direct` to `descend`. The
+//! caller limits the number of directions that exist at the same time (`rounds.rs`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,20 +31,20 @@ use crate::assignment::Matrices;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::parked::{ParkedArray, WriteBehind};
 
-/// A step that updates one parameter after the other, in the order that `start_step` was told.
+/// A step that updates one parameter after the other, in the order that was passed to `start_step`.
 pub(crate) struct StepInProgress<'a, B: Backend> {
     /// The optimizer, whose step counter already has the number of this step.
     pub(super) optimizer: &'a mut Optimizer<B>,
     /// The scalars of the step, by index in the optimizer's settings.
     pub(super) steps: Vec<UpdateStep>,
-    /// The factor of every gradient: unscaling of the loss and clipping in one number.
+    /// The factor of every gradient, which combines loss unscaling and gradient clipping.
     pub(super) scale: f32,
 }
 
-/// The direction of a parameter's update, as long as the slice that this rank owns, in f32.
+/// The update direction of a parameter: an f32 array with the length of this rank's owned slice.
 ///
-/// It also holds the parameter's values until they are updated, unless the optimizer has a master
-/// of them. Meanwhile the parameter itself has none.
+/// Without a master, it also holds the parameter's values until they are updated. The parameter
+/// itself has no values during that time.
 #[derive(Debug)]
 pub(crate) struct UpdateDirection<B: Backend> {
     /// The index of the parameter.
@@ -67,9 +66,9 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         self.optimizer.has_master(index)
     }
 
-    /// Updates the owned elements of a parameter with their gradient, both flat and with the same
-    /// padding. Returns the new values in the type in which ops compute; `None` if they are parked
-    /// and were updated in place. Parameters have to come in the order of the step.
+    /// Updates the owned elements of a parameter with their gradient. Both are flat and have the
+    /// same padding. Returns the new values in the type in which ops compute; `None` if the values
+    /// are parked and were updated in place. Parameters must be updated in the order of the step.
     ///
     /// # Errors
     ///
@@ -92,10 +91,10 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
     }
 
     /// Updates the moments of a parameter and returns its direction. If ranks average momenta, the
-    /// moments stay and the direction is this rank's momentum.
+    /// moments do not change and the direction is this rank's momentum.
     ///
-    /// `owned` is the range of the elements that this rank updates, within the whole parameter. The
-    /// arrays have padding after them, which squares do not count.
+    /// `owned` is the range of elements that this rank updates, within the whole parameter. Sums of
+    /// squares do not include the padding at the end of the arrays.
     ///
     /// # Errors
     ///
@@ -135,7 +134,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
                 (elements, parked.map_or(UpdateValues::Device(own), UpdateValues::Parked))
             }
             Some(TieredState::Parked(state)) => {
-                // A direction without norms does not read the master, so the pass begins with the
+                // A direction without norms does not read the master, so the pass starts at the
                 // moments.
                 let first = usize::from(has_master && squares.is_none());
                 let mut update = HostUpdate {
@@ -155,8 +154,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         Ok(UpdateDirection { index, elements, squares, values, _lease: lease })
     }
 
-    /// Updates values by `pass` along a direction. Returns the new values, as `update` does. The
-    /// gradient's factor was applied when the direction was made, so it is 1 here.
+    /// Applies a direction to the values with `pass`. Returns the new values like `update`. The
+    /// factor of the gradient is 1, because it was applied when the direction was computed.
     ///
     /// # Errors
     ///
@@ -170,8 +169,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         self.pass(index, pass, 1.0, values, UpdateGradient::Device(elements))
     }
 
-    /// Returns the pass along a direction for an optimizer that depends on the L2 norms of a
-    /// tensor's values and of its direction, over all ranks.
+    /// Returns the pass that applies a direction of LAMB, given the L2 norms of the complete values
+    /// and of the complete direction.
     ///
     /// The rate is the step size times LAMB's trust ratio `|values| / |direction|`, clamped to the
     /// plan's bounds. 1-bit LAMB also adds the ratio to its moving average.
@@ -192,9 +191,9 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         DescentStep::new(1.0, step_size * ratio).into()
     }
 
-    /// Returns the pass along an orthogonalised direction of a parameter of this shape: decoupled
-    /// weight decay, then Muon's learning rate times the plan's scale for the dimensions of a
-    /// matrix.
+    /// Returns the pass that applies an orthogonalised direction to a parameter of this shape. It
+    /// uses decoupled weight decay. Its rate is Muon's learning rate times the plan's scale for the
+    /// dimensions of a matrix.
     pub(crate) fn descent_by_shape(&self, index: usize, shape: &[usize]) -> ElementwiseStep {
         let (lr, plan, matrices) = self.matrix(index);
         let (outputs, inputs) = matrices.dimensions(shape);
@@ -202,8 +201,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         DescentStep::new(1.0 - lr * plan.weight_decay, rate).into()
     }
 
-    /// Returns the orthogonalised direction of a whole parameter of this shape, flat. Only the
-    /// owner of a matrix calls it; nothing is exchanged.
+    /// Returns the flat orthogonalised direction of a whole parameter of this shape. Only the owner
+    /// of a matrix calls this function, and nothing is exchanged.
     pub(crate) fn orthogonalize(
         &self,
         index: usize,
@@ -214,7 +213,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         newton_schulz::orthogonalize::<B>(whole, shape, matrices, &plan.newton_schulz)
     }
 
-    /// Returns the pass with a momentum that all ranks agreed on.
+    /// Returns the pass that applies the mean momentum of all ranks.
     pub(crate) fn agreed(&self, index: usize) -> ElementwiseStep {
         let UpdateStep::Momentum { agreed, .. } = *self.step(index) else {
             unreachable!("the order of the step has it among the momenta")
@@ -222,15 +221,15 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         agreed
     }
 
-    /// Returns true if elements may take part in the exchange of this step that did not take part
-    /// before.
+    /// Returns true if the set of elements that take part in exchanges may have grown since the
+    /// last step.
     pub(crate) fn second_moment_has_changed(&self, index: usize) -> bool {
         let settings = self.optimizer.settings(index);
         settings
             .is_some_and(|it| rule::second_moment_has_changed(&it.optimizer, self.optimizer.time))
     }
 
-    /// Returns true if this step is the first that each rank takes alone.
+    /// Returns true if this step is the first local step.
     fn is_first_local(&self, index: usize) -> bool {
         let settings = self.optimizer.settings(index);
         settings.is_some_and(|it| rule::is_first_local(&it.optimizer, self.optimizer.time))
@@ -257,8 +256,8 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         &self.steps[settings]
     }
 
-    /// Runs one pass over the values and the moments that `step` uses, on the device or piece by
-    /// piece in host memory. Returns what is to be stored on the device, if anything.
+    /// Runs one pass over the values and the moments that `step` uses, on the device or chunk by
+    /// chunk in host memory. Returns the values to store on the device; `None` if they are parked.
     fn pass(
         &mut self,
         index: usize,
@@ -301,7 +300,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
 }
 
 /// Returns the gradient of a parameter whose states are on the device. An unused parameter gets
-/// zeros, because its moments decay all the same, as on every other rank.
+/// zeros, because its moments still decay, as on every other rank.
 fn on_device<B: OptimizerOps>(
     gradient: UpdateGradient<B>,
     state: &DeviceState<B>,
@@ -313,7 +312,8 @@ fn on_device<B: OptimizerOps>(
     }
 }
 
-/// Writes updated values into the array from which they were read, and waits for it.
+/// Writes updated values into the array from which they were read, and waits until they are
+/// written.
 ///
 /// # Errors
 ///

@@ -1,20 +1,20 @@
-//! What the optimizer keeps of one parameter, on its device or parked.
+//! The optimizer states of one parameter, on its device or offloaded.
 //!
-//! Main type: `TieredState`. All arrays of a parameter are f32, flat and equally long: the elements that
-//! the rank owns, and zeros up to the shard length. The order of the arrays is fixed:
+//! Main type: `TieredState`. All arrays of a parameter are flat f32 arrays of the same length: the elements
+//! that the rank owns, and zeros up to the shard length. The order of the arrays is fixed:
 //!
 //! ```text
 //! device   master: Option<tensor>   moments: [moment 0, moment 1, ..]
 //! parked   arrays: [master?, moment 0, moment 1, ..]
 //! ```
 //!
-//! so the moments of a parked state begin at index 1 if there is a master. Zeros stay zeros,
-//! because every update of an element depends on that element's gradient, value and moments alone.
+//! The moments of a parked state therefore begin at index 1 if there is a master. The padding stays
+//! zero, because the update of an element depends only on its own gradient, value and moments.
 //!
 //! A state on the device is updated by one fused kernel per parameter. The kernel takes the tensors
-//! out of the state and updates them in place, unless a checkpoint that is being written still
-//! shares them: then it makes new ones. A parked state is updated piece by piece on the CPU
-//! (`parked.rs`).
+//! out of the state and updates them in place. If a checkpoint that is being written still shares
+//! them, the kernel allocates new tensors instead. A parked state is updated chunk by chunk on the
+//! CPU (`parked.rs`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,35 +27,34 @@ use deepburn_ops::{OptimizerOps, UpdateArrays, float_bytes, float_from_host, flo
 use super::parked::{DirectionValues, HostGradient, HostUpdate, HostValues};
 use super::{Owned, Squares, UpdateGradient, UpdateValues};
 use crate::ledger::{Category, Lease, Ledger};
-use crate::parked::{ParkedArray, ParkedTensor, PieceLayout, PieceRead, WriteBehind};
+use crate::parked::{ChunkLayout, FileChunk, ParkedArray, ParkedTensor, WriteBehind};
 use crate::parking::Parking;
 
-/// What the optimizer keeps of one parameter's owned elements, padding included.
+/// The optimizer states of a parameter's owned elements, including padding.
 #[derive(Debug)]
 pub(super) enum TieredState<B: Backend> {
     /// On the device of the parameter.
     Device(DeviceState<B>),
-    /// In host memory beside a device, or in the rank's file on NVMe.
+    /// Offloaded to host memory or to the rank's file on NVMe.
     Parked(ParkedState<B>),
 }
 
-/// The arrays of a parameter outside of the device. Each array holds its own ledger entry.
+/// The offloaded arrays of a parameter. Each array holds its own ledger entry.
 #[derive(Debug)]
 pub(super) struct ParkedState<B: Backend> {
     /// The master, if there is one, and the moments. A checkpoint may hold a snapshot of an array
     /// while a step overwrites it.
     pub(super) arrays: Vec<Arc<ParkedArray>>,
-    /// The division into pieces, the same for each array.
-    pub(super) layout: PieceLayout,
-    /// The device of the parameter, to which results go.
+    /// The division into chunks, which is the same for each array.
+    pub(super) layout: ChunkLayout,
+    /// The device of the parameter, which receives the results.
     pub(super) device: B::Device,
 }
 
 /// The arrays of a parameter on its device.
 #[derive(Debug)]
 pub(super) struct DeviceState<B: Backend> {
-    /// The owned elements in full precision, if parameters are kept in 16 bits. `None` otherwise:
-    /// then the parameter itself has the values.
+    /// The f32 master of the owned elements; `None` if the parameter itself is f32.
     pub(super) master: Option<B::FloatTensorPrimitive>,
     /// The moments, in the order of `rule::state_arrays`.
     pub(super) moments: Vec<B::FloatTensorPrimitive>,
@@ -105,13 +104,14 @@ impl<B: OptimizerOps> ParkedState<B> {
         self.arrays[array].write(&values, DType::F32, &mut WriteBehind::default())
     }
 
-    /// Updates `values`, or the master and its copy in the type `working`. Returns the tensor that
-    /// is to be stored on the device; `None` if the values are parked.
+    /// Updates `values`, or the master and its copy in the type `working`. Returns the tensor to
+    /// store on the device; `None` if the values are parked.
     ///
-    /// There are four cases, by where the values are and whether a master exists:
+    /// There are four cases, depending on the location of the values and on whether there is a
+    /// master:
     ///
-    /// - Parked, no master: the pieces of the values are updated in place.
-    /// - Parked, with a master: each updated piece of the master is rounded into the parked copy,
+    /// - Parked, no master: the chunks of the values are updated in place.
+    /// - Parked, with a master: each updated chunk of the master is rounded into the parked copy,
     ///   which is not read.
     /// - On the device, no master: the values are copied to host memory, updated, and copied back.
     /// - On the device, with a master: the updated master is collected in host memory and uploaded,
@@ -155,9 +155,9 @@ impl<B: OptimizerOps> ParkedState<B> {
         }))
     }
 
-    /// Updates the moments and returns the direction, as long as the arrays, on the device. If
-    /// `squares` is set, the direction also depends on the values, and the squares of both are
-    /// added to it.
+    /// Updates the moments and returns the direction on the device. It has the length of the arrays.
+    /// If `squares` is set, the direction also depends on the values, and the squares of values and
+    /// direction are added to `squares`.
     ///
     /// # Errors
     ///
@@ -172,7 +172,7 @@ impl<B: OptimizerOps> ParkedState<B> {
         let gradient = HostGradient::of(gradient);
         let mut copy;
         let values = match values {
-            // Directions without norms (Muon) do not depend on the values, so these are not read.
+            // Directions without norms (Muon) do not depend on the values.
             _ if squares.is_none() => DirectionValues::Unread,
             UpdateValues::Parked(array) if !update.has_master => DirectionValues::Parked(array),
             UpdateValues::Device(Some(tensor)) => {
@@ -186,38 +186,39 @@ impl<B: OptimizerOps> ParkedState<B> {
         Ok(tensor::<B>(direction, &self.device))
     }
 
-    /// Lists what a pass over `arrays` reads of the file for one piece, in the order of the pass:
-    /// states, parked values, parked gradient. Arrays in host memory need no reads and are omitted.
+    /// Returns the file reads of a pass over `arrays` for one chunk, in the order of the pass:
+    /// states, parked values, parked gradient. Arrays in host memory are omitted, because they need
+    /// no reads.
     pub(super) fn reads(
         &self,
-        piece: &Range<usize>,
+        chunk: &Range<usize>,
         arrays: Range<usize>,
         values: Option<&ParkedArray>,
         gradient: Option<&ParkedTensor<'_>>,
-    ) -> impl Iterator<Item = PieceRead> {
+    ) -> impl Iterator<Item = FileChunk> {
         let states = self.arrays[arrays].iter();
-        let states = states.filter_map(|array| array.piece_read(piece, DType::F32));
-        let values = values.and_then(|values| values.piece_read(piece, DType::F32));
-        let gradient = gradient.and_then(|sum| sum.array.piece_read(piece, sum.dtype));
+        let states = states.filter_map(|array| array.file_chunk(chunk, DType::F32));
+        let values = values.and_then(|values| values.file_chunk(chunk, DType::F32));
+        let gradient = gradient.and_then(|sum| sum.array.file_chunk(chunk, sum.dtype));
         states.chain(values).chain(gradient)
     }
 }
 
-/// The values of an update, on the device of their state.
+/// The values of an update on the device.
 pub(super) struct ReadValues<B: Backend> {
     /// The values; `None` if the state has a master of them.
     pub(super) values: Option<B::FloatTensorPrimitive>,
-    /// The array from which they were read and into which the result is to be written; `None` if
-    /// they were on the device.
+    /// The parked array from which the values were read and into which the result must be written;
+    /// `None` if the values were on the device.
     pub(super) parked: Option<Arc<ParkedArray>>,
 }
 
 impl<B: OptimizerOps> DeviceState<B> {
-    /// Allocates `moments` arrays of zeros and takes the master, if `owned` has it. The ledger
-    /// counts all of them as optimizer states.
+    /// Allocates `moments` arrays of zeros and takes the master from `owned`, if there is one. The
+    /// ledger counts all arrays as optimizer states.
     pub(super) fn zeros(owned: Owned<B>, moments: usize, ledger: &Ledger) -> Self {
         let (len, device) = owned.place();
-        // Each array has memory of its own, so that steps update it in place.
+        // Each array has its own memory, so that steps can update it in place.
         let zeros = |_| tensor::<B>(vec![0.0; len], &device);
         let master = match owned {
             Owned::Elements(..) => None,
@@ -233,8 +234,8 @@ impl<B: OptimizerOps> DeviceState<B> {
         }
     }
 
-    /// Reads parked values to the device. With a partial offload (`ratio`) the states of a
-    /// parameter may be on the device while its shard is parked. With a master the values are not
+    /// Reads parked values to the device. With a partial offload (`ratio`), the states of a
+    /// parameter may be on the device while its shard is parked. With a master, the values are not
     /// needed and not read.
     ///
     /// # Errors
@@ -250,13 +251,12 @@ impl<B: OptimizerOps> DeviceState<B> {
         Ok(ReadValues { values, parked: Some(array) })
     }
 
-    /// Runs one fused pass over the master, or over `values` if there is none, and the moments that
-    /// `step` uses. Returns what is to be stored: the new values, rounded to `working` if it is
-    /// set.
+    /// Runs one fused pass over the moments that `step` uses and over the master, or over `values`
+    /// if there is no master. Returns the new values to store, rounded to `working` if it is set.
     ///
     /// # Panics
     ///
-    /// Panics if there is neither a master nor values, which would be an error of the caller.
+    /// Panics if there is neither a master nor values.
     pub(super) fn update(
         &mut self,
         step: &ElementwiseStep,
@@ -269,8 +269,8 @@ impl<B: OptimizerOps> DeviceState<B> {
         let Some(master) = self.master.take().or(values) else {
             unreachable!("a parameter has its values in one of two places")
         };
-        // Moments that the step does not use stay out of the kernel. They are the last ones of the
-        // list.
+        // The moments that the step does not use are at the end of the list. They are not passed to
+        // the kernel.
         let used = step.states();
         let states = self.moments.drain(..used).collect();
         let arrays = UpdateArrays { master, states };
@@ -283,9 +283,9 @@ impl<B: OptimizerOps> DeviceState<B> {
         copy.unwrap_or(master)
     }
 
-    /// Stores the current values, which are the same on all ranks, as the last array (0/1 Adam's
-    /// `common`): the master, or `values` if there is none. The tensor is shared, not copied; the
-    /// next update makes the copy.
+    /// Stores the current values, which are the same on all ranks, in the last array (0/1 Adam's
+    /// `common`). They are the master, or `values` if there is no master. The tensor is shared; the
+    /// next update copies it.
     pub(super) fn keep_common(&mut self, values: Option<&B::FloatTensorPrimitive>) {
         if let (Some(values), Some(common)) =
             (self.master.as_ref().or(values), self.moments.last_mut())
@@ -294,10 +294,9 @@ impl<B: OptimizerOps> DeviceState<B> {
         }
     }
 
-    /// Updates the moments and returns the direction, which `step` writes into one more array after
-    /// them. The values, `values` or the master, are an operand only and do not change. If
-    /// `squares` is set, the squares of values and direction are added to it, in host memory and in
-    /// f64.
+    /// Updates the moments and returns the direction, which `step` writes into an additional last
+    /// state. The master, or `values` if there is no master, is an operand and does not change. If
+    /// `squares` is set, the squares of values and direction are added to it in f64 on the host.
     pub(super) fn direct(
         &mut self,
         step: &ElementwiseStep,
@@ -310,8 +309,8 @@ impl<B: OptimizerOps> DeviceState<B> {
         let Some(master) = self.master.take().or_else(|| values.take()) else {
             unreachable!("a parameter has its values in one of two places")
         };
-        // The step's last state is the direction. 1-bit LAMB's steps before the freeze also leave
-        // out its third moment.
+        // The last state of the step is the direction. Before the freeze, 1-bit LAMB does not use
+        // its third moment.
         let read = step.states() - 1;
         let mut states: Vec<_> = self.moments.drain(..read).collect();
         let shape = Shape::from(vec![self.len]);

@@ -1,10 +1,11 @@
-//! The schedule of 0/1 Adam: a step's kind, as a function of its number.
+//! The schedule of 0/1 Adam: the kind of a step as a function of its number.
 //!
 //! Until `var_freeze_step`, some steps average exact gradients and update the second moment; the
-//! others average compressed gradients. The interval between updates doubles after every
-//! `var_update_scaler` updates. Later, each rank steps with its own gradient. The interval between
-//! averages doubles every `local_step_scaler` steps, up to `local_step_clipper`. DeepSpeed keeps
-//! counters. Here the step number determines everything, so a resumed run needs no counters.
+//! others average compressed gradients. The interval between updates of the second moment doubles
+//! after every `var_update_scaler` updates. After `var_freeze_step`, each rank takes steps with its
+//! own gradient, and ranks average their updates at intervals. The interval doubles every
+//! `local_step_scaler` steps, up to `local_step_clipper`. DeepSpeed keeps counters for this. Here
+//! the step number determines the kind, so a resumed run needs no counters.
 //!
 //! Source: Lu et al. 2022, "Maximizing Communication Efficiency for Large-scale Training via 0/1
 //! Adam", and `deepspeed/runtime/fp16/onebit/zoadam.py`. With `var_update_scaler` 2,
@@ -18,37 +19,38 @@
 
 use deepburn_config::ZeroOneAdamPlan;
 
-/// The names of the arrays that a rank keeps for each parameter. The last two are unused until
-/// `var_freeze_step`, but take memory from the start.
+/// The names of the arrays that a rank keeps for each parameter. The last two are allocated from
+/// the start but unused until `var_freeze_step`.
 pub(super) const ARRAYS: [&str; 4] = ["exp_avg", super::moments::SECOND_MOMENT, MOVED, COMMON];
 
-/// The arrays that differ between ranks after a local step. Checkpoints store one of each per rank.
+/// The arrays that differ between ranks after a local step. Checkpoints store each of them once per
+/// rank.
 pub(crate) const LOCAL_ARRAYS: [&str; 2] = ["exp_avg", MOVED];
 
-/// The sum of this rank's updates since the last average, by DeepSpeed's name.
+/// The sum of this rank's updates since the last average. The name is DeepSpeed's.
 pub(crate) const MOVED: &str = "momentum_accumulator";
 
-/// The parameter of all ranks after the last average. A rank's own values are `common` plus the
-/// movement.
+/// The values that all ranks had after the last average. The current values of a rank are `common`
+/// plus its `momentum_accumulator`.
 pub(crate) const COMMON: &str = "common";
 
 /// The kind of a step, the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepKind {
-    /// Adam's step with the mean gradient.
+    /// A step of Adam with the mean gradient.
     ExactGradient,
     /// A step with the mean of compressed gradients. The second moment stays unchanged.
     CompressedGradient,
     /// A step with this rank's own gradient.
     Local,
-    /// A step with this rank's own gradient, after which ranks average their updates.
+    /// A step with this rank's own gradient, followed by an average of the ranks' updates.
     Exchange,
 }
 
 impl StepKind {
-    /// Returns the kind of step `time`, from 1. `rates` is the sum of the learning rates since the
-    /// last exchange, including this step's. The momentum after an exchange is divided by it, so
-    /// there is no exchange as long as it is 0.
+    /// Returns the kind of step `time`, counted from 1. `rates` is the sum of learning rates since
+    /// the last exchange, including this step. The momentum after an exchange is divided by this
+    /// sum, so ranks exchange nothing as long as it is 0.
     pub(super) fn at(plan: &ZeroOneAdamPlan, time: u64, rates: f64) -> Self {
         match is_local(plan, time) {
             false if updates_variance(plan, time) => Self::ExactGradient,
@@ -59,16 +61,17 @@ impl StepKind {
     }
 }
 
-/// Returns true if each rank takes step `time` alone.
+/// Returns true if step `time` is local: each rank updates its parameters with its own gradient.
 pub(super) fn is_local(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     time > plan.var_freeze_step
 }
 
-/// Returns true if step `time`, from 1, updates the second moment, for which it uses the exact mean
-/// gradient.
+/// Returns true if step `time`, counted from 1, updates the second moment. Such a step uses the
+/// exact mean gradient.
 ///
-/// The updates with one interval are at `var_update_scaler` consecutive multiples of it. The
-/// interval then doubles. The loop runs once per interval, so at most about `log2(time)` times.
+/// With each interval there are `var_update_scaler` updates, at consecutive multiples of the
+/// interval. The interval then doubles. The loop runs once per interval, at most about `log2(time)`
+/// times.
 pub(super) fn updates_variance(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     let (mut last, mut interval) = (0_u64, 1_u64);
     while !is_local(plan, time) {
@@ -83,9 +86,9 @@ pub(super) fn updates_variance(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     false
 }
 
-/// Returns true if ranks exchange their movements in step `time`. The interval of exchanges is a
-/// power of two, which doubles every `local_step_scaler` local steps up to `local_step_clipper`.
-/// Shifts beyond 64 bits saturate.
+/// Returns true if ranks exchange their accumulated updates in step `time`. The interval between
+/// exchanges is a power of two that doubles every `local_step_scaler` local steps, up to
+/// `local_step_clipper`. Shifts beyond 64 bits saturate.
 fn exchanges(plan: &ZeroOneAdamPlan, time: u64) -> bool {
     let doublings = time.saturating_sub(plan.var_freeze_step + 1) / plan.local_step_scaler;
     let interval = match u32::try_from(doublings) {
@@ -115,7 +118,8 @@ mod tests {
         }
     }
 
-    /// The steps by DeepSpeed's counters, as in the simulation of `tests/states`.
+    /// Returns the kinds of steps according to DeepSpeed's counters, as in the simulation of
+    /// `tests/states`.
     fn counted(plan: &ZeroOneAdamPlan, steps: u64) -> Vec<StepKind> {
         let [mut var_interval, mut local_interval] = [1, 1];
         let [mut var_counter, mut local_counter] = [0, 0];
@@ -147,7 +151,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_schedule_is_that_of_counters(
+        fn the_schedule_matches_deepspeeds_counters(
             freeze in 1_u64..200,
             update in 1_u64..20,
             step in 1_u64..30,

@@ -1,4 +1,4 @@
-//! A handle on a parameter, as tensors of the module keep it.
+//! A handle to a parameter, which the tensors of the module hold.
 
 use std::sync::Arc;
 
@@ -8,11 +8,12 @@ use super::Parameter;
 use crate::session;
 use crate::view::View;
 
-/// A parameter under recorded views.
+/// A handle to a parameter with recorded views.
 ///
-/// A view of a sharded parameter cannot be computed without gathering it. The
-/// views are therefore recorded, with the shape and type of their result, and
-/// applied when an op reads the data. Backward can keep such a handle for free.
+/// Computing a view of a sharded parameter would gather it. Views are therefore
+/// only recorded, together with the shape and type of their result, and applied
+/// when an op reads the data. Autodiff can save such a handle for backward
+/// without holding any data.
 #[derive(Debug, Clone)]
 pub struct ParameterView<B: Backend> {
     /// The parameter, of this model or of another one on the thread.
@@ -32,7 +33,7 @@ impl<B: Backend> ParameterView<B> {
         Self { parameter, views: Vec::new(), shape, dtype }
     }
 
-    /// Records `view` on top of the existing views.
+    /// Records `view` after the existing views.
     pub(crate) fn viewed(mut self, view: View) -> Self {
         self.shape = view.shape(self.shape);
         self.dtype = view.dtype(self.dtype);
@@ -41,25 +42,25 @@ impl<B: Backend> ParameterView<B> {
     }
 
     /// Reads the parameter for an op, applies the views and counts the read. At
-    /// stage 3 this gathers the parameter from all ranks if no copy is kept.
+    /// stage 3 this gathers the parameter from all ranks unless there is a
+    /// gathered copy.
     ///
     /// # Panics
     ///
     /// Panics with a [`CommError`](deepburn_comm::CommError) if a collective
-    /// fails, and with a message if the engine is gone or another thread reads
-    /// a sharded parameter.
+    /// fails, and with a message if the engine was dropped or if another thread
+    /// reads a sharded parameter.
     pub(crate) fn read(self) -> B::FloatTensorPrimitive {
         session::with_counter(|counter| counter.read(self.parameter.path()));
         self.read_again()
     }
 
-    /// Reads the parameter for an op that runs again in backward. The operation
-    /// counter does not see this read, because recomputation is not part of a
-    /// model's operations.
+    /// Reads the parameter for an op that is recomputed in backward. The read is
+    /// not counted, because model FLOPs do not include recomputation.
     ///
     /// # Panics
     ///
-    /// Panics like [`read`](Self::read).
+    /// Panics for the same reasons as [`read`](Self::read).
     pub(crate) fn read_again(self) -> B::FloatTensorPrimitive {
         session::note_read(self.parameter.ledger());
         let whole = self.parameter.read();

@@ -1,9 +1,9 @@
-//! Activation offload: activations that wait for backward outside of the device.
+//! Activation offload: activations are stored in host memory or on NVMe until backward needs them.
 //!
-//! Main type: [`ActivationStore`], one for each model whose activations are offloaded. Forward
-//! parks the kept activations of a block, as one group, once the following block is over. Backward
-//! needs the groups in reverse order. When it reads the first activation of a group, the group
-//! before is prefetched:
+//! Main type: [`ActivationStore`], one for each model whose activations are offloaded. During
+//! forward, the kept activations of a block are parked as one group when the following block has
+//! ended. Backward needs the groups in reverse order. When it reads the first activation of a
+//! group, the preceding group is prefetched:
 //!
 //! ```text
 //!  forward    block 0 │ block 1 │ block 2 │ …        park group 0 │ park group 1 │ …
@@ -11,12 +11,12 @@
 //!               fetch 2 and start 1 │ use 1 and start 0 │ use 0
 //! ```
 //!
-//! An activation that is parked in forward and read again before backward is fetched and stays on
-//! the device.
+//! If an activation is read again in forward after it was parked, it is fetched and stays on the
+//! device.
 //!
-//! Memory held, beside what is parked: in forward one group that is being written, and in backward
-//! one group that was prefetched. Forward waits for a copy from a device into host memory. Writes
-//! to a file and all fetches overlap with computation.
+//! In addition to the parked data, forward needs memory for the group that is being written, and
+//! backward needs memory for the prefetched group. Forward waits for copies from a device to host
+//! memory. Writes to a file and all fetches overlap with computation.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -27,7 +27,7 @@ use deepburn_nvme::{SwapError, SwapFile};
 use deepburn_ops::read_to_host;
 
 use super::{
-    ParkedArray, ParkedRead, ParkedTensor, PieceLayout, Store, WriteBehind, io_policy, lock,
+    ChunkLayout, ParkedArray, ParkedRead, ParkedTensor, Store, WriteBehind, io_policy, lock,
 };
 use crate::group::Group;
 use crate::leased::{FullTensor, Leased};
@@ -36,15 +36,16 @@ use crate::ledger::{Category, Lease, Ledger};
 /// Parks the activations of one model on one rank.
 pub(crate) struct ActivationStore<B: Backend> {
     store: Store,
-    /// The size in bytes from which on an activation is parked.
+    /// The smallest size in bytes of an activation that is parked.
     threshold: usize,
-    /// Returns true if a tensor comes back as it was: its elements are stored in their flat order.
+    /// Returns true if the elements of a tensor are stored in their flat order. Only such a tensor
+    /// has the same layout after it was parked and fetched.
     is_contiguous: fn(&B::FloatTensorPrimitive) -> bool,
-    /// Ends all ranks if the disk fails.
+    /// The ranks, whose group ends with an error if the disk fails.
     group: Group<B>,
-    /// Counts parked bytes on their tier and fetched ones on the device.
+    /// Counts parked bytes on their tier and fetched bytes on the device.
     ledger: Ledger,
-    /// Writes to the file that are not complete yet.
+    /// The pending writes to the file.
     writes: Mutex<WriteBehind>,
     /// The groups of the current training pass.
     pass: Mutex<ParkedPass<B>>,
@@ -52,21 +53,21 @@ pub(crate) struct ActivationStore<B: Backend> {
 
 /// The groups that one training pass has parked.
 struct ParkedPass<B: Backend> {
-    /// Counted from 0.
+    /// The number of the pass, counted from 0.
     number: u64,
-    /// In the order of forward. A group that was prefetched is empty. References are weak, so an
-    /// activation that nobody holds any more is not fetched.
+    /// The groups in the order of forward. A prefetched group is empty. References are weak, so
+    /// activations that are no longer in use are not fetched.
     groups: Vec<Vec<Weak<ParkedActivation<B>>>>,
-    /// The bytes of the last group in the store.
+    /// The stored size of the last group in bytes.
     group_bytes: usize,
     /// Whether backward has started. Only then does a fetch start the fetch of another group.
     is_backward: bool,
 }
 
-/// An activation outside of the device, or on its way there or back.
+/// An activation that is parked or being transferred.
 pub(crate) struct ParkedActivation<B: Backend> {
     store: Arc<ActivationStore<B>>,
-    /// Its pass, and its group in it.
+    /// The number of its pass and of its group in the pass.
     pass: u64,
     group: usize,
     shape: Shape,
@@ -80,12 +81,12 @@ pub(crate) struct ParkedActivation<B: Backend> {
 enum Transit<B: Backend> {
     /// In host memory or in the file.
     Parked(Arc<ParkedArray>),
-    /// Being read from the file, into memory that becomes the tensor. The array keeps the region of
-    /// the file until the read has succeeded.
+    /// Being read from the file into the memory of the tensor. The array keeps the region of the
+    /// file until the read has succeeded.
     Arriving { array: Arc<ParkedArray>, read: ParkedRead, lease: Lease },
-    /// On the device again, or on its way there in the device's queue.
+    /// On the device, or queued for a copy to the device.
     Back(FullTensor<B>),
-    /// On the device, with the value of the tape that fetched it.
+    /// Taken by the tape value that fetched the activation.
     Fetched,
 }
 
@@ -97,7 +98,7 @@ impl<B: Backend> ParkedPass<B> {
 
 impl<B: Backend> ActivationStore<B> {
     /// Creates the store that `offload` selects; `None` if activations stay on the device. Tensors
-    /// for which `is_contiguous` returns false always stay there.
+    /// for which `is_contiguous` returns false always stay on the device.
     ///
     /// # Errors
     ///
@@ -122,7 +123,7 @@ impl<B: Backend> ActivationStore<B> {
 
     /// Starts a training pass. Its groups are counted from 0 again.
     pub(crate) fn start_forward(&self) {
-        // What an earlier pass has parked stays with those who hold it.
+        // Activations of an earlier pass stay parked as long as there are handles to them.
         let mut pass = lock(&self.pass);
         *pass = ParkedPass::new(pass.number + 1);
     }
@@ -145,12 +146,12 @@ impl<B: Backend> ActivationStore<B> {
         pass.group_bytes = 0;
     }
 
-    /// Returns true if a tensor can be parked and parking it frees memory: it is contiguous, not
-    /// small, and nobody else holds its memory.
+    /// Returns true if a tensor can be parked and parking it frees memory. It must be contiguous,
+    /// at least as large as the threshold, and the only user of its memory.
     ///
-    /// Views with another layout stay on the device. They would come back contiguous, and kernels
-    /// may add the elements in another order then. A broadcast value would even take more memory
-    /// parked than it frees.
+    /// Views with another layout stay on the device. They would be contiguous after a fetch, and
+    /// kernels might then sum their elements in another order. A parked broadcast value would even
+    /// take more memory than it frees.
     pub(crate) fn takes(&self, tensor: &FullTensor<B>) -> bool {
         let bytes = tensor.shape().num_elements() * tensor.dtype().size();
         let is_held_alone =
@@ -165,7 +166,7 @@ impl<B: Backend> ActivationStore<B> {
     ///
     /// # Panics
     ///
-    /// Panics with a [`CommError`] if the disk fails, because a tensor op cannot return it.
+    /// Panics with a [`CommError`] if the disk fails, because a tensor op cannot return an error.
     pub(crate) fn park(self: &Arc<Self>, tensor: FullTensor<B>) -> Arc<ParkedActivation<B>> {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let device = B::float_device(&tensor.tensor);
@@ -194,7 +195,7 @@ impl<B: Backend> ActivationStore<B> {
         &self.store
     }
 
-    /// Prefetches the group before the group of `parked`, in the backward part of its pass.
+    /// Prefetches the group that precedes the group of `parked`, if the pass is in backward.
     fn fetch_before(&self, parked: &ParkedActivation<B>) {
         let mut pass = lock(&self.pass);
         let is_backward = pass.is_backward && pass.number == parked.pass;
@@ -206,11 +207,11 @@ impl<B: Backend> ActivationStore<B> {
         Self::fetch_ahead(before);
     }
 
-    /// Starts the reads of a group. An error is not reported here; the read is tried again where
-    /// the data is needed.
+    /// Starts to read a group. Errors are ignored here, because the read is retried when the data
+    /// is needed.
     fn fetch_ahead(group: Option<Vec<Weak<ParkedActivation<B>>>>) {
         for parked in group.iter().flatten().filter_map(Weak::upgrade) {
-            // What cannot be read now is tried again where it is needed.
+            // A failed read is retried when the data is needed.
             let _ = parked.start_fetch();
         }
     }
@@ -226,8 +227,8 @@ impl<B: Backend> ActivationStore<B> {
         numel: usize,
         dtype: DType,
     ) -> Result<Arc<ParkedArray>, SwapError> {
-        // One piece: it is written and read as a whole.
-        let layout = PieceLayout { len: numel, piece: numel, element_bytes: dtype.size() };
+        // The array has one chunk, because it is written and read as a whole.
+        let layout = ChunkLayout { len: numel, chunk: numel, element_bytes: dtype.size() };
         let array =
             ParkedArray::unfilled(&self.store, layout, &self.ledger, Category::Activations)?;
         let mut pass = lock(&self.pass);
@@ -235,27 +236,27 @@ impl<B: Backend> ActivationStore<B> {
         let limit = pass.group_bytes;
         drop(pass);
         let mut writes = lock(&self.writes);
-        // The limit is the size of the group so far. Writes of earlier groups had the time of a
-        // block to complete, and are awaited now.
+        // The limit is the size of the group so far. The writes of earlier groups had a whole block
+        // of time to complete, so this call waits for them.
         writes.set_limit(limit);
         array.write(bytes, dtype, &mut writes)?;
         Ok(array)
     }
 
-    /// Returns the failure of a disk as a `CommError`, which ends all ranks. `what` is the
-    /// operation.
+    /// Converts a disk failure to a `CommError`, which ends the group. `what` is the operation,
+    /// "read" or "write".
     fn failed(&self, what: &str, error: &SwapError) -> CommError {
         self.group.failed(format!("cannot {what} an activation: {error}"))
     }
 }
 
 impl<B: Backend> ParkedActivation<B> {
-    /// Brings the data back to its device and returns it. The array is released. In backward the
-    /// group before is prefetched first, so that its reads overlap with this wait.
+    /// Copies the data to its device, returns it and releases the array. In backward, this first
+    /// starts to prefetch the preceding group, so that its reads overlap with the wait.
     ///
     /// # Panics
     ///
-    /// Panics with a [`CommError`] if the disk fails, because a tensor op cannot return it.
+    /// Panics with a [`CommError`] if the disk fails, because a tensor op cannot return an error.
     pub(crate) fn fetch(&self) -> FullTensor<B> {
         let fetched = self.start_fetch().and_then(|()| {
             self.store.fetch_before(self);
@@ -264,7 +265,7 @@ impl<B: Backend> ParkedActivation<B> {
         fetched.unwrap_or_else(|error| std::panic::panic_any(self.store.failed("read", &error)))
     }
 
-    /// Starts to read the data if it is parked. From then on the ledger counts it on the device.
+    /// Starts to read the data if it is parked. The ledger then counts it on the device.
     fn start_fetch(&self) -> Result<(), SwapError> {
         let mut transit = lock(&self.transit);
         if let Transit::Parked(array) = &*transit {
@@ -272,7 +273,7 @@ impl<B: Backend> ParkedActivation<B> {
             let bytes = self.shape.num_elements() * self.dtype.size();
             let lease = self.store.ledger.hold(Category::Activations, bytes);
             *transit = match self.store.store {
-                // A device copies while it computes.
+                // The copy to the device overlaps with computation.
                 Store::Host => Transit::Back(self.tensor(read, lease)?),
                 Store::Disk(_) => Transit::Arriving { array: array.clone(), read, lease },
             };
@@ -280,7 +281,7 @@ impl<B: Backend> ParkedActivation<B> {
         Ok(())
     }
 
-    /// Waits for data whose fetch was started. If that fails, the data is parked as before.
+    /// Waits for a started fetch. If the fetch fails, the data stays parked.
     fn arrive(&self) -> Result<FullTensor<B>, SwapError> {
         let mut transit = lock(&self.transit);
         match std::mem::replace(&mut *transit, Transit::Fetched) {
@@ -294,7 +295,7 @@ impl<B: Backend> ParkedActivation<B> {
         }
     }
 
-    /// Turns a read into a tensor of the original shape.
+    /// Waits for a read and returns a tensor of the original shape.
     fn tensor(&self, read: ParkedRead, lease: Lease) -> Result<FullTensor<B>, SwapError> {
         let tensor = B::float_reshape(read.wait::<B>(&self.device)?, self.shape.clone());
         Ok(Leased { tensor, lease: Some(Arc::new(lease)) })

@@ -1,9 +1,8 @@
-//! Elements of a parked array, as they were when a save asked for them.
+//! Copy-on-write snapshots of parked arrays for checkpoints.
 //!
-//! A save runs on its own thread while training continues. Copying all states at the start of a
-//! save would need the memory that offload was meant to free. A [`ParkedCopy`] therefore reads the
-//! array where it lies. Only a write to the array (an optimizer step) makes it read its elements
-//! into memory first.
+//! A checkpoint is saved on a separate thread while training continues. Copying all states at the
+//! start would need the memory that offload is meant to free. A [`ParkedCopy`] therefore reads the
+//! array in place. The elements are read into memory only before an optimizer step overwrites them.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -13,11 +12,10 @@ use deepburn_nvme::SwapError;
 
 use super::{ParkedArray, copied, lock};
 
-/// Elements of a parked array as they were when they were requested. It holds no memory until the
-/// array is overwritten.
+/// A snapshot of elements of a parked array. It takes no memory until the array is overwritten.
 #[derive(Debug)]
 pub(crate) struct ParkedCopy {
-    /// Of the array.
+    /// The range of elements in the array.
     range: Range<usize>,
     dtype: DType,
     source: Mutex<CopiedFrom>,
@@ -26,7 +24,7 @@ pub(crate) struct ParkedCopy {
 /// The source of a copy's elements.
 #[derive(Debug)]
 enum CopiedFrom {
-    /// The array, which has not changed since.
+    /// The array, which has not changed since the snapshot was taken.
     Parked(Arc<ParkedArray>),
     /// The bytes of the range, read before the array was overwritten.
     Memory(Vec<u8>),
@@ -50,11 +48,12 @@ impl ParkedCopy {
     ///
     /// # Panics
     ///
-    /// Panics if the copy has fewer elements.
+    /// Panics if `range` is out of bounds.
     pub(crate) fn read(&self, range: Range<usize>) -> Result<TensorData, SwapError> {
         assert!(range.end <= self.range.len(), "{range:?} of {} elements", self.range.len());
         let size = self.dtype.size();
-        // Locked while a file is read: a step waits before it overwrites what is read here.
+        // The lock is held while the file is read, so that a step waits before it overwrites the
+        // elements.
         let bytes = match &*lock(&self.source) {
             CopiedFrom::Memory(bytes) => copied(&bytes[range.start * size..range.end * size])?,
             CopiedFrom::Parked(array) => {
@@ -65,8 +64,8 @@ impl ParkedCopy {
         Ok(TensorData::from_bytes(Bytes::from_bytes_vec(bytes), [range.len()], self.dtype))
     }
 
-    /// Reads all elements into memory, so that the array can be overwritten. Does nothing the
-    /// second time.
+    /// Reads all elements into memory, so that the array can be overwritten. Later calls do
+    /// nothing.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
-//! Reads pieces of a file before a step needs them, and writes them after it has changed them.
+//! Overlaps the reads and writes of a file with the updates of an optimizer step.
 //!
-//! This is ZeRO-Infinity's overlap (Rajbhandari et al. 2021, section 6.2): while piece `i` is
-//! updated, piece `i + 1` is read and piece `i - 1` is written. Small pieces are transferred
-//! several at a time.
+//! This is the overlap of ZeRO-Infinity (Rajbhandari et al. 2021, section 6.2). While chunk `i` is
+//! updated, chunk `i + 1` is read and chunk `i - 1` is written. Several small chunks are transferred
+//! at a time.
 //!
 //! ```text
 //!  read     0 │ 1 │ 2 │ 3 │
@@ -10,11 +10,11 @@
 //!  write            0 │ 1 │ 2 │ 3
 //! ```
 //!
-//! In memory are at most the pieces that are being updated, and in each direction as many bytes as
-//! the largest update has, or one piece more.
+//! The memory is limited to the chunks that are being updated, plus, for reads and for writes each,
+//! the bytes of the largest update or one more chunk.
 //!
-//! A step that fails half-way has updated a part of the states. The pipeline keeps the error and
-//! refuses every later step, because there is nothing to continue from.
+//! A step that fails half-way has updated only a part of the states. The pipeline keeps the error
+//! and returns it for every later step, because training cannot continue from such states.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -25,15 +25,15 @@ use deepburn_nvme::{AlignedBuffer, PendingIo, Region, SwapError, SwapFile};
 /// Which transfers overlap with updates (`pipeline_read` and `pipeline_write`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PipelinePolicy {
-    /// Whether pieces are read before they are needed.
+    /// Whether chunks are read before they are needed.
     pub(crate) reads_ahead: bool,
-    /// Whether a step continues while its pieces are written.
+    /// Whether a step continues while changed chunks are written.
     pub(crate) writes_behind: bool,
 }
 
-/// A piece of an array in a file: where it is read from and written to.
+/// The location of a chunk in a file.
 #[derive(Debug, Clone)]
-pub(crate) struct PieceRead {
+pub(crate) struct FileChunk {
     /// The file of the rank.
     pub(super) file: Arc<SwapFile>,
     /// The region of the array in the file.
@@ -42,36 +42,36 @@ pub(crate) struct PieceRead {
     pub(super) bytes: Range<usize>,
 }
 
-/// Compares pieces of one file, so the file is not compared.
-impl PartialEq for PieceRead {
+/// Compares the location within a file. All compared chunks are in the same file.
+impl PartialEq for FileChunk {
     fn eq(&self, other: &Self) -> bool {
         self.region == other.region && self.bytes == other.bytes
     }
 }
 
-impl PieceRead {
-    /// Returns the number of bytes that are read, with padding.
+impl FileChunk {
+    /// Returns the size of the chunk in bytes, including padding.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Starts the read.
+    /// Starts to read the chunk.
     fn start(&self) -> Result<PendingIo, SwapError> {
         self.file.read(&self.region, self.bytes.clone())
     }
 }
 
-/// Writes in progress, up to a number of bytes. The default limit of 0 waits for every write.
+/// A queue of pending writes with a limit in bytes. The default limit of 0 waits for every write.
 #[derive(Debug, Default)]
 pub(crate) struct WriteBehind {
-    /// The number of bytes whose writes may be incomplete.
+    /// The largest number of bytes in pending writes.
     limit: usize,
-    /// The bytes of each write, oldest first.
+    /// The pending writes and their sizes in bytes, oldest first.
     writes: VecDeque<(usize, PendingIo)>,
 }
 
 impl WriteBehind {
-    /// Creates a queue that leaves writes of at most `limit` bytes incomplete.
+    /// Creates a queue with at most `limit` bytes in pending writes.
     pub(crate) fn new(limit: usize) -> Self {
         Self { limit, writes: VecDeque::new() }
     }
@@ -81,22 +81,22 @@ impl WriteBehind {
         self.limit = limit;
     }
 
-    /// Starts to write a piece, then waits for the oldest writes until the others are within the
-    /// limit.
+    /// Starts to write a chunk, then waits for the oldest writes until the pending ones are within
+    /// the limit.
     ///
     /// # Errors
     ///
     /// Returns an error if the disk fails, in this write or in an earlier one.
     pub(crate) fn write(
         &mut self,
-        piece: &PieceRead,
+        chunk: &FileChunk,
         buffer: AlignedBuffer,
     ) -> Result<(), SwapError> {
-        let (bytes, start) = (buffer.len(), piece.bytes.start);
-        self.writes.push_back((bytes, piece.file.write(&piece.region, start, buffer)?));
+        let (bytes, start) = (buffer.len(), chunk.bytes.start);
+        self.writes.push_back((bytes, chunk.file.write(&chunk.region, start, buffer)?));
         while self.writes.iter().map(|(bytes, _)| bytes).sum::<usize>() > self.limit {
             if let Some((_, pending)) = self.writes.pop_front() {
-                // Its buffer returns to the pool.
+                // Dropping the buffer returns it to the pool.
                 drop(pending.wait()?);
             }
         }
@@ -104,18 +104,18 @@ impl WriteBehind {
     }
 }
 
-/// The transfers of one step at a time.
+/// The pipeline of a step's reads and writes.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     policy: PipelinePolicy,
-    /// Pieces that this step has yet to start reading, in the order of its updates.
-    upcoming: VecDeque<PieceRead>,
-    /// Reads in progress, in the same order.
-    reads: VecDeque<(PieceRead, PendingIo)>,
+    /// The chunks whose reads have not started, in the order of the updates.
+    upcoming: VecDeque<FileChunk>,
+    /// The reads in progress, in the same order.
+    reads: VecDeque<(FileChunk, PendingIo)>,
     writes: WriteBehind,
-    /// The number of bytes that are read ahead.
+    /// The largest number of bytes that are read ahead.
     ahead: usize,
-    /// The error that ended a step half-way. States and parameters are then only partly updated.
+    /// The error of a step that failed half-way. States and parameters are then only partly updated.
     failure: Option<SwapError>,
 }
 
@@ -125,27 +125,26 @@ impl Pipeline {
         Self { policy, upcoming, reads, writes, ahead: 0, failure: None }
     }
 
-    /// Starts a step that reads these pieces in this order. One update needs at most `largest`
-    /// bytes.
+    /// Starts a step that reads `chunks` in this order. One update reads at most `largest` bytes.
     ///
     /// # Errors
     ///
-    /// Returns the error of an earlier failed step: there is nothing to continue from.
+    /// Returns the error of an earlier failed step, because training cannot continue after it.
     pub(crate) fn start(
         &mut self,
-        pieces: VecDeque<PieceRead>,
+        chunks: VecDeque<FileChunk>,
         largest: usize,
     ) -> Result<(), SwapError> {
         self.failure.clone().map_or(Ok(()), Err)?;
-        // A step that another rank has ended may have left some.
+        // A step that ended because another rank failed may have left reads.
         self.reads.clear();
         self.ahead = largest;
         self.writes.limit = if self.policy.writes_behind { largest } else { 0 };
-        self.upcoming = pieces;
+        self.upcoming = chunks;
         Ok(())
     }
 
-    /// Returns the next piece, and starts the reads of the following ones.
+    /// Returns the next chunk and starts to read the following ones.
     ///
     /// # Errors
     ///
@@ -153,27 +152,27 @@ impl Pipeline {
     ///
     /// # Panics
     ///
-    /// Panics if `piece` is not the next one that the step announced.
-    pub(crate) fn read(&mut self, piece: &PieceRead) -> Result<AlignedBuffer, SwapError> {
-        let read = self.read_in_order(piece);
+    /// Panics if `chunk` is not the next chunk of the list that was passed to [`start`](Self::start).
+    pub(crate) fn read(&mut self, chunk: &FileChunk) -> Result<AlignedBuffer, SwapError> {
+        let read = self.read_in_order(chunk);
         self.note(read)
     }
 
-    /// Writes a piece. An error may come from an earlier write.
+    /// Writes a chunk.
     ///
     /// # Errors
     ///
-    /// Returns an error if the disk fails.
+    /// Returns an error if the disk fails, in this write or in an earlier one.
     pub(crate) fn write(
         &mut self,
-        piece: &PieceRead,
+        chunk: &FileChunk,
         buffer: AlignedBuffer,
     ) -> Result<(), SwapError> {
-        let written = self.writes.write(piece, buffer);
+        let written = self.writes.write(chunk, buffer);
         self.note(written)
     }
 
-    /// Returns `outcome` unchanged. After a failure no other step starts.
+    /// Returns `outcome` unchanged and stores its error. After an error, no other step can start.
     pub(crate) fn note<T>(&mut self, outcome: Result<T, SwapError>) -> Result<T, SwapError> {
         if let Err(error) = &outcome {
             self.failure.get_or_insert_with(|| error.clone());
@@ -181,21 +180,21 @@ impl Pipeline {
         outcome
     }
 
-    /// Waits for the next piece and reads ahead within the limit. At least one piece is read ahead,
+    /// Waits for the next chunk and reads ahead within the limit. At least one chunk is read ahead,
     /// even if it is larger than the limit.
-    fn read_in_order(&mut self, piece: &PieceRead) -> Result<AlignedBuffer, SwapError> {
-        // Without reading ahead, and at the first piece of a step, nothing is in progress yet.
+    fn read_in_order(&mut self, chunk: &FileChunk) -> Result<AlignedBuffer, SwapError> {
+        // No read is in progress at the first chunk of a step, or if nothing is read ahead.
         if self.reads.is_empty() {
             self.read_next()?;
         }
         let Some((read, pending)) = self.reads.pop_front() else {
-            unreachable!("a step reads each of its pieces once")
+            unreachable!("a step reads each of its chunks once")
         };
-        assert_eq!(read, *piece, "a step reads its pieces in order");
+        assert_eq!(read, *chunk, "a step reads its chunks in order");
         let buffer = pending.wait()?;
-        let mut ahead: usize = self.reads.iter().map(|(piece, _)| piece.bytes.len()).sum();
+        let mut ahead: usize = self.reads.iter().map(|(chunk, _)| chunk.bytes.len()).sum();
         while self.policy.reads_ahead
-            && let Some(next) = self.upcoming.front().map(|piece| piece.bytes.len())
+            && let Some(next) = self.upcoming.front().map(|chunk| chunk.bytes.len())
             && (ahead == 0 || ahead + next <= self.ahead)
         {
             self.read_next()?;
@@ -204,11 +203,11 @@ impl Pipeline {
         Ok(buffer)
     }
 
-    /// Starts to read the next upcoming piece, if there is one.
+    /// Starts to read the next upcoming chunk, if there is one.
     fn read_next(&mut self) -> Result<(), SwapError> {
-        if let Some(piece) = self.upcoming.pop_front() {
-            let pending = piece.start()?;
-            self.reads.push_back((piece, pending));
+        if let Some(chunk) = self.upcoming.pop_front() {
+            let pending = chunk.start()?;
+            self.reads.push_back((chunk, pending));
         }
         Ok(())
     }
@@ -230,33 +229,33 @@ mod tests {
         Arc::new(SwapFile::create(folder, bytes, &IoPolicy::default()).unwrap())
     }
 
-    fn pieces(file: &Arc<SwapFile>, lens: &[usize]) -> Vec<PieceRead> {
-        let piece = |len: &usize| PieceRead {
+    fn chunks(file: &Arc<SwapFile>, lens: &[usize]) -> Vec<FileChunk> {
+        let chunk = |len: &usize| FileChunk {
             file: file.clone(),
             region: file.region(*len).unwrap(),
             bytes: 0..*len,
         };
-        lens.iter().map(piece).collect()
+        lens.iter().map(chunk).collect()
     }
 
-    /// Pieces of unequal sizes, several steps: each finds what the one before has left.
+    /// Each step reads the values that the previous step has written, with chunks of different sizes.
     #[test]
     fn each_step_sees_the_one_before() {
         let file = file(1 << 20);
         let lens = [8192, 4096, 4096, 4096, 16384, 4096];
-        let pieces = pieces(&file, &lens);
+        let chunks = chunks(&file, &lens);
         for policy in [OVERLAPPED, PipelinePolicy { reads_ahead: false, writes_behind: false }] {
             let mut pipeline = Pipeline::new(policy);
             let mut expected = None;
             for _ in 0..20 {
-                pipeline.start(pieces.iter().cloned().collect(), 16384).unwrap();
-                for piece in &pieces {
-                    let mut buffer = pipeline.read(piece).unwrap();
+                pipeline.start(chunks.iter().cloned().collect(), 16384).unwrap();
+                for chunk in &chunks {
+                    let mut buffer = pipeline.read(chunk).unwrap();
                     let values = buffer.as_mut_slice::<u32>();
                     let first = *expected.get_or_insert(values[0]);
                     assert!(values.iter().all(|value| *value == first), "{first} in {values:?}");
                     values.fill(first + 1);
-                    pipeline.write(piece, buffer).unwrap();
+                    pipeline.write(chunk, buffer).unwrap();
                 }
                 expected = expected.map(|value| value + 1);
             }
@@ -264,46 +263,47 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_three_pieces_are_in_memory() {
+    fn no_more_than_three_chunks_are_in_memory() {
         let file = file(1 << 20);
-        let pieces = pieces(&file, &[16384; 20]);
+        let chunks = chunks(&file, &[16384; 20]);
         let mut pipeline = Pipeline::new(OVERLAPPED);
         for _ in 0..5 {
-            pipeline.start(pieces.iter().cloned().collect(), 16384).unwrap();
-            for piece in &pieces {
-                let buffer = pipeline.read(piece).unwrap();
-                pipeline.write(piece, buffer).unwrap();
-                // The piece itself, one ahead, one behind, and the one whose write is waited for.
+            pipeline.start(chunks.iter().cloned().collect(), 16384).unwrap();
+            for chunk in &chunks {
+                let buffer = pipeline.read(chunk).unwrap();
+                pipeline.write(chunk, buffer).unwrap();
+                // The current chunk, one that is read ahead, one pending write, and one write that
+                // is being awaited.
                 assert!(file.pool().held_bytes() <= 4 * 16384, "{}", file.pool().held_bytes());
             }
         }
     }
 
-    /// A step that failed half-way has changed a part of the states.
+    /// A step that failed half-way has changed a part of the states, so no other step may start.
     #[test]
     fn no_step_follows_one_that_failed() {
         let [own, other] = [file(1 << 16), file(1 << 16)];
         let region = other.region(4096).unwrap();
-        let piece = PieceRead { file: own, region, bytes: 0..4096 };
+        let chunk = FileChunk { file: own, region, bytes: 0..4096 };
         let mut pipeline = Pipeline::new(OVERLAPPED);
-        pipeline.start([piece.clone()].into(), 4096).unwrap();
-        let failure = pipeline.read(&piece).unwrap_err();
+        pipeline.start([chunk.clone()].into(), 4096).unwrap();
+        let failure = pipeline.read(&chunk).unwrap_err();
         assert_eq!(pipeline.start(VecDeque::new(), 0).unwrap_err(), failure);
     }
 
-    /// Reads the arrays of Adam and a gradient, computes for `load` on each piece, and writes all but the
-    /// gradient. Returns how long the disk was at work, how long the step waited for it, and how long the
-    /// step took.
-    fn timed_step(file: &SwapFile, pieces: &[[PieceRead; 4]], load: Duration) -> [Duration; 3] {
-        let [first, ..] = pieces else { unreachable!("there are pieces") };
-        let largest = first.iter().map(PieceRead::bytes).sum();
+    /// Reads the arrays of Adam and a gradient, computes for `load` on each chunk, and writes all arrays
+    /// except the gradient. Returns the active time of the disk, the time for which the step waited for
+    /// it, and the time of the step.
+    fn timed_step(file: &SwapFile, chunks: &[[FileChunk; 4]], load: Duration) -> [Duration; 3] {
+        let [first, ..] = chunks else { unreachable!("there are chunks") };
+        let largest = first.iter().map(FileChunk::bytes).sum();
         let (before, started) = (file.statistics(), Instant::now());
         let mut pipeline = Pipeline::new(OVERLAPPED);
-        pipeline.start(pieces.iter().flatten().cloned().collect(), largest).unwrap();
+        pipeline.start(chunks.iter().flatten().cloned().collect(), largest).unwrap();
         let step = ElementwiseStep::from(AdamStep::new(&ADAM, 1));
-        for piece in pieces {
-            let read = |piece| pipeline.read(piece).unwrap();
-            let [mut param, mut m, mut v, gradient] = piece.each_ref().map(read);
+        for chunk in chunks {
+            let read = |chunk| pipeline.read(chunk).unwrap();
+            let [mut param, mut m, mut v, gradient] = chunk.each_ref().map(read);
             let update_started = Instant::now();
             loop {
                 let slice = OwnedSlice {
@@ -316,8 +316,8 @@ mod tests {
                     break;
                 }
             }
-            for (piece, buffer) in piece.iter().zip([param, m, v]) {
-                pipeline.write(piece, buffer).unwrap();
+            for (chunk, buffer) in chunk.iter().zip([param, m, v]) {
+                pipeline.write(chunk, buffer).unwrap();
             }
         }
         file.wait_all().unwrap();
@@ -334,22 +334,22 @@ mod tests {
         bias_correction: true,
     };
 
-    /// A step of Adam on 1 GiB of states and gradients, with updates that are repeated until they take as long
-    /// as their transfers, and longer.
+    /// Measures a step of Adam on 1 GiB of states and gradients. Updates are repeated until they take a multiple of
+    /// the time of their transfers.
     #[test]
     #[ignore = "measures a disk: 1 GiB in the folder of the crate"]
     fn transfers_hide_behind_longer_updates() {
-        const PIECES: usize = 64;
-        let bytes = crate::parked::PIECE * size_of::<f32>();
-        let file = file((4 * PIECES * bytes) as u64);
-        let pieces: Vec<[PieceRead; 4]> =
-            (0..PIECES).map(|_| pieces(&file, &[bytes; 4]).try_into().unwrap()).collect();
-        // The first round writes to blocks that are only reserved.
-        timed_step(&file, &pieces, Duration::ZERO);
-        let [active, ..] = timed_step(&file, &pieces, Duration::ZERO);
-        let transfer = active / PIECES as u32;
+        const CHUNKS: usize = 64;
+        let bytes = crate::parked::CHUNK * size_of::<f32>();
+        let file = file((4 * CHUNKS * bytes) as u64);
+        let chunks: Vec<[FileChunk; 4]> =
+            (0..CHUNKS).map(|_| chunks(&file, &[bytes; 4]).try_into().unwrap()).collect();
+        // The first round writes to blocks that are reserved but were never written.
+        timed_step(&file, &chunks, Duration::ZERO);
+        let [active, ..] = timed_step(&file, &chunks, Duration::ZERO);
+        let transfer = active / CHUNKS as u32;
         for factor in [0.0, 1.0, 1.5, 2.0, 3.0] {
-            let [active, waited, took] = timed_step(&file, &pieces, transfer.mul_f64(factor));
+            let [active, waited, took] = timed_step(&file, &chunks, transfer.mul_f64(factor));
             let hidden = 1.0 - waited.as_secs_f64() / active.as_secs_f64();
             println!(
                 "updates of {factor} transfers of {transfer:.1?}: step {took:.2?}, disk at work \

@@ -1,34 +1,34 @@
-//! Reads parked arrays whole, as flat tensors.
+//! Reads complete parked arrays as flat tensors.
 //!
-//! A read has two halves, so that a gather can start it early and wait for it where the parameter
-//! is needed. The disk is read into the memory that becomes the tensor on a CPU backend: the
-//! padding between pieces is closed in place, and the buffer returns to its pool when the tensor is
-//! dropped.
+//! Starting a read and waiting for it are separate calls, so a gather can start the read early and
+//! wait when the parameter is needed. On a CPU backend, the tensor uses the buffer that the file
+//! was read into. The padding between chunks is removed in place, and the buffer returns to its
+//! pool when the tensor is dropped.
 
 use burn_backend::{AllocationProperty, Backend, Bytes, DType, TensorData};
 use deepburn_nvme::{AlignedBuffer, PendingIo, SwapError};
 use deepburn_ops::float_from_host;
 
-use super::{ParkedArray, ParkedData, PieceLayout, copied, lock};
+use super::{ChunkLayout, ParkedArray, ParkedData, copied, lock};
 
 /// A parked array that is being read into memory.
 #[derive(Debug)]
 pub(crate) struct ParkedRead {
     source: ReadFrom,
-    layout: PieceLayout,
+    layout: ChunkLayout,
     dtype: DType,
 }
 
 /// The progress of a read.
 #[derive(Debug)]
 enum ReadFrom {
-    /// Copied from host memory: a later write must not change the tensor.
+    /// Copied from host memory, so that a later write does not change the tensor.
     Memory(Vec<u8>),
-    /// Being read from the file, with the padding of its pieces.
+    /// Being read from the file, including the padding of its chunks.
     Disk(PendingIo),
 }
 
-/// A parked array together with the type of its elements, which is what a read needs.
+/// A parked array and the type of its elements, for a read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ParkedTensor<'a> {
     pub(crate) array: &'a ParkedArray,
@@ -51,7 +51,7 @@ impl ParkedTensor<'_> {
                 ReadFrom::Memory(copied(&bytes[..layout.len * dtype.size()])?)
             }
             ParkedData::Disk { file, region } => {
-                let last = layout.pieces().last();
+                let last = layout.chunks().last();
                 let end = last.map_or(0, |last| layout.extent(&last, dtype.size()).end);
                 ReadFrom::Disk(file.read(region, 0..end)?)
             }
@@ -73,8 +73,8 @@ impl ParkedTensor<'_> {
 }
 
 impl ParkedRead {
-    /// Waits for all elements and returns them as a flat tensor. If the device of the backend is
-    /// the host, the tensor uses the memory that the disk was read into.
+    /// Waits for all elements and returns them as a flat tensor. On a CPU backend, the tensor uses
+    /// the buffer that the file was read into.
     ///
     /// # Errors
     ///
@@ -97,20 +97,20 @@ impl ParkedRead {
     }
 }
 
-/// Moves the pieces of an array together, in place. There are gaps only if a piece does not end at
-/// a multiple of the alignment.
-fn close_gaps(buffer: &mut AlignedBuffer, layout: PieceLayout, size: usize) {
-    for piece in layout.pieces() {
-        // Pieces move towards the start in ascending order, so none overwrites one that has yet to
-        // move.
-        let (from, to) = (layout.extent(&piece, size).start, piece.start * size);
+/// Removes the padding between the chunks of an array in place. There is padding only if a chunk
+/// does not end at a multiple of the alignment.
+fn close_gaps(buffer: &mut AlignedBuffer, layout: ChunkLayout, size: usize) {
+    for chunk in layout.chunks() {
+        // Chunks move towards the start in ascending order, so a chunk never overwrites one that
+        // has not been moved yet.
+        let (from, to) = (layout.extent(&chunk, size).start, chunk.start * size);
         if from != to {
-            buffer.as_mut_bytes().copy_within(from..from + piece.len() * size, to);
+            buffer.as_mut_bytes().copy_within(from..from + chunk.len() * size, to);
         }
     }
 }
 
-/// A buffer whose memory a tensor uses. It returns to its pool with the tensor.
+/// A buffer whose memory a tensor uses. It returns to its pool when the tensor is dropped.
 struct TensorBytes {
     buffer: AlignedBuffer,
     /// The number of bytes of the elements, without padding.

@@ -2,18 +2,18 @@ use deepburn_nvme::IoPolicy;
 
 use super::*;
 
-/// In host memory, and in a file on this machine's disk.
+/// Returns a store in host memory and a store in a file.
 fn stores() -> [Store; 2] {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = SwapFile::create(folder, 1 << 20, &IoPolicy::default()).unwrap();
     [Store::Host, Store::Disk(Arc::new(file))]
 }
 
-fn layout(len: usize, piece: usize) -> PieceLayout {
-    PieceLayout { len, piece, element_bytes: 4 }
+fn layout(len: usize, chunk: usize) -> ChunkLayout {
+    ChunkLayout { len, chunk, element_bytes: 4 }
 }
 
-fn zeros(store: &Store, layout: PieceLayout) -> Arc<ParkedArray> {
+fn zeros(store: &Store, layout: ChunkLayout) -> Arc<ParkedArray> {
     ParkedArray::zeros(store, layout, &Ledger::new(), Category::Optimizer).unwrap()
 }
 
@@ -36,12 +36,12 @@ fn whole(array: &ParkedArray) -> Vec<f32> {
 }
 
 #[test]
-fn pieces_are_one_array() {
+fn chunks_are_one_array() {
     let values = counted(3000);
     for (store, tier) in stores().iter().zip([Tier::Host, Tier::Disk]) {
-        for piece in [1, 3, 1000, 1024, 2048, 3000, usize::MAX] {
+        for chunk in [1, 3, 1000, 1024, 2048, 3000, usize::MAX] {
             let (ledger, layout) =
-                (Ledger::new(), layout(if piece < 4 { 10 } else { 3000 }, piece));
+                (Ledger::new(), layout(if chunk < 4 { 10 } else { 3000 }, chunk));
             let array = ParkedArray::zeros(store, layout, &ledger, Category::Optimizer).unwrap();
             let values = &values[..layout.len];
             assert_eq!(whole(&array), vec![0.0; layout.len]);
@@ -61,7 +61,7 @@ fn pieces_are_one_array() {
     }
 }
 
-/// A gradient of one micro-batch may be narrower than the sum of several.
+/// The gradient of one micro-batch may have a narrower type than the sum of several.
 #[test]
 fn types_may_change() {
     for store in stores() {
@@ -80,14 +80,14 @@ fn a_copy_keeps_what_it_was_made_of() {
     for store in stores() {
         let array = zeros(&store, layout(10, 4));
         let mut pipeline = Pipeline::new(PipelinePolicy { reads_ahead: true, writes_behind: true });
-        let reads = array.pieces().filter_map(|piece| array.piece_read(&piece, DType::F32));
+        let reads = array.chunks().filter_map(|chunk| array.file_chunk(&chunk, DType::F32));
         pipeline.start(reads.collect(), 4096).unwrap();
-        for range in array.pieces() {
-            let mut piece = array.piece(&range, DType::F32, &mut pipeline).unwrap();
-            for (index, value) in range.zip(piece.floats()) {
+        for range in array.chunks() {
+            let mut chunk = array.chunk(&range, DType::F32, &mut pipeline).unwrap();
+            for (index, value) in range.zip(chunk.floats()) {
                 *value = index as f32;
             }
-            piece.store(&mut pipeline).unwrap();
+            chunk.store(&mut pipeline).unwrap();
         }
         let copy = array.copy(3..8, DType::F32);
         drop(array.copy(0..10, DType::F32));
@@ -102,7 +102,7 @@ fn a_copy_keeps_what_it_was_made_of() {
 fn nothing_is_parked_of_a_rank_without_elements() {
     for store in stores() {
         let array = zeros(&store, layout(0, 4));
-        assert_eq!((array.pieces().count(), array.layout.file_bytes()), (0, 0));
+        assert_eq!((array.chunks().count(), array.layout.file_bytes()), (0, 0));
         array.write(&[], DType::F32, &mut WriteBehind::new(0)).unwrap();
         assert!(whole(&array).is_empty() && array.copy(0..0, DType::F32).numel() == 0);
     }
@@ -112,7 +112,7 @@ fn nothing_is_parked_of_a_rank_without_elements() {
 fn arrays_without_memory_are_errors() {
     let array = ParkedArray::zeros(
         &Store::Host,
-        layout(1 << 58, PIECE),
+        layout(1 << 58, CHUNK),
         &Ledger::new(),
         Category::Optimizer,
     );

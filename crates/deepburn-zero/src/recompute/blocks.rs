@@ -1,34 +1,34 @@
-//! The block of a model that each parameter belongs to.
+//! Assigns each parameter to a block of the model.
 //!
-//! Blocks are derived from module paths, so models need no annotations. A number in a path is an
-//! item of a list, and each item of the outermost list is a block:
+//! Blocks are derived from module paths, so models need no annotations. A number in a path is the
+//! index of a list item, and each item of the outermost list is a block:
 //!
 //! ```text
 //!  wte.weight                        no block
 //!  h.0.ln_1.gamma                    block 0   "h.0"
 //!  h.0.attn.c_attn.weight            block 0
-//!  h.1.mlp.2.weight                  block 1   "h.1"; the inner list does not count
+//!  h.1.mlp.2.weight                  block 1   "h.1"; the inner list is ignored
 //!  encoder.layers.0.norm.gamma       block 2   "encoder.layers.0"
 //!  ln_f.gamma                        no block
 //! ```
 //!
-//! A model without lists has a block for each child of the root that has parameters, such as
-//! `conv1` and `fc`. Parameters directly in the root belong to no block.
+//! In a model without lists, each child of the root that has parameters is a block, such as `conv1`
+//! and `fc`. Parameters directly in the root are outside of all blocks.
 
 use std::sync::Arc;
 
 /// The block of each parameter, by parameter index.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    /// Block numbers in order of first appearance; `None` outside of all blocks.
+    /// The block number of each parameter, in order of first appearance; `None` outside of all
+    /// blocks.
     of_parameter: Vec<Option<usize>>,
     /// The path of each block, by number.
     names: Vec<Arc<str>>,
 }
 
 impl Blocks {
-    /// Finds the blocks of a model whose parameters have these module paths, in order of their
-    /// indices.
+    /// Finds the blocks of a model. `paths` are the module paths of its parameters, by index.
     pub(crate) fn of<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Self {
         let has_lists = paths.clone().any(|path| list_item(path).is_some());
         let mut blocks = Self { of_parameter: Vec::new(), names: Vec::new() };
@@ -45,7 +45,7 @@ impl Blocks {
         self.of_parameter[index]
     }
 
-    /// Returns true if no parameter belongs to a block.
+    /// Returns true if the model has no blocks.
     pub(crate) fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
@@ -73,7 +73,7 @@ fn list_item(path: &str) -> Option<&str> {
     None
 }
 
-/// Returns the child of the root that a path goes through; `None` for a parameter of the root.
+/// Returns the first component of a path; `None` for a parameter of the root.
 fn child(path: &str) -> Option<&str> {
     path.split_once('.').map(|(child, _)| child)
 }

@@ -1,31 +1,33 @@
-//! The ops of one block in the order in which they ran, and the activations they made.
+//! The recorded ops of one block and their results.
 //!
-//! Main type: [`Tape`]. Autodiff saves [`RecordedTensor`]s, which are handles on values of a tape.
-//! When the block is over, [`Tape::free`] drops the data of its values. The first handle that
-//! backward reads makes [`Tape::restore`] run the recorded ops again, each at most once. Only an
-//! unexpected read of a freed value during forward ([`RecordedTensor::keep`]) adds a run of the ops
-//! that lead to it.
+//! Main type: [`Tape`]. Autodiff saves [`RecordedTensor`]s, which are handles to values of a tape.
+//! When the block has ended, [`Tape::free`] drops the data of its values. When backward reads the
+//! first handle, [`Tape::restore`] runs the recorded ops again, each at most once. An unexpected
+//! read of a freed value during forward ([`RecordedTensor::keep`]) additionally recomputes the ops
+//! that lead to this value.
 //!
 //! ```text
 //!  values   0        1        2        3          op A: (input) → 0
-//!  made by  A        B        B        C          op B: 0       → 1, 2
+//!  result of A       B        B        C          op B: 0       → 1, 2
 //!  handle   no       yes      no       yes        op C: 2       → 3
 //!  free     –        –        –        –          all data dropped
 //!  restore  wanted: 1 and 3   run A, B, C; drop 0 after B and 2 after C
 //! ```
 //!
-//! An op refers to values of its own tape by number and to everything else (parameters, outputs of
-//! earlier blocks, plain data) by the tensor itself. A tape therefore never refers to itself, and
-//! dropping a long one does not recurse over its ops.
+//! An op refers to values of its own tape by number. It holds all other operands as tensors:
+//! parameters, outputs of earlier blocks and plain data. A tape therefore never refers to itself,
+//! and dropping a long tape does not recurse over its ops.
 //!
-//! Memory held: while a block runs, the data of values that have a handle outside of the tape;
-//! after [`Tape::free`], values that are [kept](Keep) and the tensors of other blocks that its ops
-//! read; after [`Tape::park`], only the kept values that are small or shared; after
-//! [`Tape::restore`], what autodiff has saved of the block.
+//! A tape holds the following memory:
 //!
-//! Mostly the rank's own thread uses a tape, but a program may send activations to other threads
-//! and drop or read them there. The state is therefore locked, ops run without the lock, and
-//! `replays` counts the computations that may need data without a handle.
+//! - while the block runs: the values with a handle outside of the tape;
+//! - after [`Tape::free`]: the [kept](Keep) values, and the tensors of other blocks that its ops read;
+//! - after [`Tape::park`]: only the kept values that are small or shared;
+//! - after [`Tape::restore`]: the values that autodiff has saved.
+//!
+//! Usually only the rank's thread uses a tape, but a program may send activations to other threads
+//! and drop or read them there. The state is therefore locked. Ops run without the lock, and
+//! `replays` counts the recomputations in progress, which may need data without a handle.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -38,22 +40,23 @@ use crate::parameter::ParameterView;
 use crate::parked::{ActivationStore, ParkedActivation};
 use crate::rows::RowGradient;
 
-/// The recorded ops of one block. Handles keep it alive; ops of other blocks refer to it through
-/// them.
+/// The recorded ops of one block. Handles keep the tape alive, and ops of other blocks refer to it
+/// through handles.
 pub(crate) struct Tape<B: Backend> {
-    /// Its place among the tapes of the pass.
+    /// The position among the tapes of the pass.
     number: usize,
-    /// Numbers of the values that later blocks are expected to read, from the previous pass.
+    /// The numbers of the values that later blocks are expected to read, because they did so in the
+    /// previous pass.
     expected: BTreeSet<usize>,
     state: Mutex<TapeState<B>>,
 }
 
 /// The part of a tape that changes.
 struct TapeState<B: Backend> {
-    /// The number of computations of freed values in progress, also on other threads. Until they
-    /// are over, nothing is dropped that one of them may read.
+    /// The number of recomputations in progress, including other threads. Data that they may read
+    /// is not dropped until they have finished.
     replays: usize,
-    /// The ops in the order in which they ran. Empty once the values will not be freed any more.
+    /// The ops in the order in which they ran. Empty when the values will not be freed again.
     ops: Vec<RecordedOp<B>>,
     /// The results of the ops, numbered in order.
     values: Vec<TapeValue<B>>,
@@ -61,32 +64,32 @@ struct TapeState<B: Backend> {
 
 /// An op that can run again.
 struct RecordedOp<B: Backend> {
-    /// Values of the tape that it reads, one entry for each read.
+    /// The values of the tape that the op reads, one entry for each read.
     inputs: Vec<usize>,
-    /// The first of the values that it makes.
+    /// The number of its first result.
     first: usize,
-    /// The number of values that it makes.
+    /// The number of results.
     count: usize,
     /// Runs the op on operands from a reader.
     run: Run<B>,
 }
 
-/// An op with everything that it needs to run again, except the values of its own tape.
+/// A closure that runs an op again. It has all operands except the values of the op's own tape.
 type Run<B> = Arc<dyn Fn(&mut OperandReader<'_, B>) -> Vec<FullTensor<B>> + Send + Sync>;
 
-/// A value that an op of the tape has made.
+/// A result of an op of the tape.
 struct TapeValue<B: Backend> {
     /// The location of its data.
     data: ValueData<B>,
-    /// Whether a [`RecordedTensor`] on it lives.
+    /// Whether there is a [`RecordedTensor`] for the value.
     has_handle: bool,
-    /// How long its data stays.
+    /// How long the data is kept.
     keep: Keep,
 }
 
 /// The location of a value's data.
 enum ValueData<B: Backend> {
-    /// None: it is recomputed when it is needed.
+    /// The data was dropped and is recomputed when it is needed.
     Freed,
     /// On the device.
     Kept(FullTensor<B>),
@@ -104,7 +107,7 @@ impl<B: Backend> ValueData<B> {
         std::mem::replace(self, Self::Freed)
     }
 
-    /// Returns the data, which stays on the device; `None` if it is freed.
+    /// Returns the data, which stays on the device; `None` if it was freed. Parked data is fetched.
     fn read(&mut self) -> Option<FullTensor<B>> {
         self.fetch();
         match self {
@@ -113,7 +116,7 @@ impl<B: Backend> ValueData<B> {
         }
     }
 
-    /// Takes the data, brought back to the device; `None` if it is freed.
+    /// Takes the data; `None` if it was freed. Parked data is fetched.
     fn take_read(&mut self) -> Option<FullTensor<B>> {
         self.fetch();
         match self.take() {
@@ -122,7 +125,7 @@ impl<B: Backend> ValueData<B> {
         }
     }
 
-    /// Brings parked data back to the device. If that fails, it stays parked and the call panics.
+    /// Fetches parked data to the device. If this fails, the data stays parked and the call panics.
     fn fetch(&mut self) {
         if let Self::Parked(parked) = self {
             *self = Self::Kept(parked.fetch());
@@ -130,20 +133,20 @@ impl<B: Backend> ValueData<B> {
     }
 }
 
-/// How long the data of a value stays. A value without a handle is dropped in any case, except
-/// under `Tape`.
+/// How long the data of a value is kept. The data of a value without a handle is always dropped,
+/// except with `Tape`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// Until the block is over.
+    /// Until the block ends.
     Block,
-    /// As long as there is a handle, because it is an input of a later block.
+    /// As long as there is a handle, because the value is an input of a later block.
     WhileHeld,
-    /// Until backward has used the tape, because recomputing it would cost too much.
+    /// Until backward has used the tape, because the value is expensive to recompute.
     Tape,
 }
 
-/// An activation on a tape: a handle on a value, and the metadata that can be read without data.
-/// Cloning it shares the handle.
+/// An activation on a tape: a handle to a value, and metadata that is available without the data.
+/// Clones share the handle.
 #[derive(Debug, Clone)]
 pub struct RecordedTensor<B: Backend> {
     handle: Arc<Handle<B>>,
@@ -152,8 +155,8 @@ pub struct RecordedTensor<B: Backend> {
     device: B::Device,
 }
 
-/// Shows that somebody outside of the tape may read a value. The last clone drops the data of a
-/// value that nothing else needs.
+/// A reference to a value from outside of the tape. Dropping it drops the data of the value, unless
+/// the data is still needed.
 struct Handle<B: Backend> {
     tape: Arc<Tape<B>>,
     value: usize,
@@ -165,10 +168,10 @@ impl<B: Backend> Drop for Handle<B> {
         let replays = state.replays;
         let value = &mut state.values[self.value];
         value.has_handle = false;
-        // A recomputation on another thread may still read the value, and drops it at its end.
+        // A recomputation on another thread may still read the value. It drops the data when it ends.
         let is_needed = replays > 0 || value.keep == Keep::Tape;
         let data = if is_needed { None } else { Some(value.data.take()) };
-        // Data is dropped without the lock, so that other threads do not wait for it.
+        // The data is dropped after the lock is released, so that other threads do not wait.
         drop(state);
         drop(data);
     }
@@ -186,35 +189,36 @@ pub(crate) enum Operand<B: Backend> {
     Own(usize),
     /// A value of another tape.
     Recorded(RecordedTensor<B>),
-    /// A parameter under views.
+    /// A parameter with views.
     Parameter(ParameterView<B>),
-    /// A gradient of an embedding, which becomes dense when it is read.
+    /// A gradient of an embedding, which is converted to a dense tensor when it is read.
     SparseRows(RowGradient<B>),
     /// Ordinary data.
     Full(FullTensor<B>),
 }
 
-/// Hands the data of operands to a recorded op.
+/// Reads the operands of a recorded op.
 pub(crate) struct OperandReader<'a, B: Backend> {
     /// The tape of the op.
     tape: &'a Tape<B>,
-    /// Which operands may be taken instead of shared.
+    /// Determines which operands can be taken instead of shared.
     reads: Reads<'a>,
 }
 
 /// The reads of one run of an op, or of a whole recomputation.
 enum Reads<'a> {
-    /// The op runs for the first time; these values have no other handle and may be taken.
+    /// The first run of the op. The values in `last` have no other handle and can be taken.
     First { last: &'a [usize] },
-    /// The op runs again; reads of each value that are still to come.
+    /// A recomputation. `uses` has the number of remaining reads of each value, and `stays` has the
+    /// values that are kept afterwards.
     Again { uses: &'a mut [usize], stays: &'a [bool] },
 }
 
 impl<B: Backend> OperandReader<'_, B> {
     /// Returns the data of an operand. Each operand is read once.
     ///
-    /// The last read of a value takes its data, so that the op may change it in place. A parameter
-    /// is read through its views, and its read is counted in the first run only.
+    /// The last read of a value takes its data, so that the op can change the data in place. A
+    /// parameter is read through its views, and only the first run counts the read.
     ///
     /// # Panics
     ///
@@ -256,16 +260,16 @@ impl<B: Backend> OperandReader<'_, B> {
 /// An op that is about to run for the first time: its tape and the operands so far.
 pub(crate) struct OpRecord<B: Backend> {
     tape: Arc<Tape<B>>,
-    /// Operands that are values of the same tape, in the order of reads.
+    /// The operands that are values of the same tape, in the order of reads.
     inputs: Vec<usize>,
     /// The handles of these operands, which keep their data until the op has run.
     handles: Vec<Arc<Handle<B>>>,
-    /// How long the results stay.
+    /// How long the results are kept.
     keep: Keep,
 }
 
 impl<B: Backend> OpRecord<B> {
-    /// Starts the record of an op of `tape`, whose results stay as long as `keep` says.
+    /// Starts the record of an op of `tape`. `keep` determines how long its results are kept.
     pub(crate) fn new(tape: Arc<Tape<B>>, keep: Keep) -> Self {
         Self { tape, inputs: Vec::new(), handles: Vec::new(), keep }
     }
@@ -283,14 +287,14 @@ impl<B: Backend> OpRecord<B> {
         }
     }
 
-    /// Runs the op, records it and returns its results as handles. A failure of the op records
-    /// nothing.
+    /// Runs the op, records it and returns its results as handles. If the op panics, nothing is
+    /// recorded.
     pub(crate) fn run<const N: usize>(
         self,
         run: impl Fn(&mut OperandReader<'_, B>) -> [FullTensor<B>; N] + Send + Sync + 'static,
     ) -> [RecordedTensor<B>; N] {
-        // The op may take the data of an operand whose only handle it was given. A handle that is
-        // passed twice counts twice, and its value is then not taken.
+        // The op can take the data of an operand if it has the only handle. An operand that is
+        // passed twice has two handles, so its data is not taken.
         let only_here = self.handles.iter().filter(|handle| Arc::strong_count(handle) == 1);
         let last: Vec<usize> = only_here.map(|handle| handle.value).collect();
         let outputs =
@@ -345,7 +349,7 @@ impl<B: Backend> Tape<B> {
         first
     }
 
-    /// Drops the data of every value that is not kept. Values that are needed again are recomputed.
+    /// Drops the data of every value that is not kept. The data is recomputed when it is needed.
     pub(crate) fn free(&self) {
         let mut state = self.lock();
         let values = state.values.iter_mut();
@@ -378,7 +382,7 @@ impl<B: Backend> Tape<B> {
         }
     }
 
-    /// Forgets the ops. From then on, the data of a value stays as long as its handle.
+    /// Drops the recorded ops. The data of a value then stays as long as there is a handle.
     pub(crate) fn forget_ops(&self) {
         let mut state = self.lock();
         let ops = std::mem::take(&mut state.ops);
@@ -388,7 +392,7 @@ impl<B: Backend> Tape<B> {
         drop((ops, data));
     }
 
-    /// Recomputes the freed values that have a handle, and forgets the ops.
+    /// Recomputes the freed values that have a handle, and drops the recorded ops.
     ///
     /// # Panics
     ///
@@ -399,13 +403,12 @@ impl<B: Backend> Tape<B> {
         self.forget_ops();
     }
 
-    /// Recomputes the freed values for which `wanted` returns true, and only the values that they
-    /// depend on. What an op reads is dropped after its last use, as if the block ran for the first
-    /// time.
+    /// Recomputes the freed values for which `wanted` returns true and the values that they depend on.
+    /// Intermediate values are dropped after their last use, as in the first run of the block.
     fn compute(&self, wanted: impl Fn(usize, &TapeValue<B>) -> bool) {
         let mut state = self.lock();
-        // The plan is made under the lock and carried out without it, because ops gather parameters
-        // and may take long.
+        // The recomputation is planned with the lock but runs without it, because ops may gather
+        // parameters and take a long time.
         let Replay { ops, mut uses, stays } = state.replay(wanted);
         state.replays += 1;
         drop(state);
@@ -415,8 +418,7 @@ impl<B: Backend> Tape<B> {
             let mut state = self.lock();
             for (index, output) in (first..).zip(outputs) {
                 let value = &mut state.values[index];
-                // An op may make several values of which only some are needed. The others are
-                // dropped at once.
+                // If only some results of an op are needed, the others are dropped immediately.
                 if value.data.is_freed() && (stays[index] || uses[index] > 0) {
                     value.data = ValueData::Kept(output);
                 }
@@ -430,25 +432,25 @@ impl<B: Backend> Tape<B> {
     }
 
     fn lock(&self) -> MutexGuard<'_, TapeState<B>> {
-        // Mostly the rank's own thread; a program may hand activations to others. A poisoned lock means that a
-        // thread is already unwinding.
+        // Usually only the rank's thread takes the lock, but a program may send activations to other threads. A
+        // poisoned lock means that a thread is already unwinding.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A plan for recomputing some values.
 struct Replay<B: Backend> {
-    /// Ops to run, in order, and the first value that each makes.
+    /// The ops to run in order, each with the number of its first result.
     ops: Vec<(Run<B>, usize)>,
-    /// By value, how often these ops read it.
+    /// For each value, the number of reads by these ops.
     uses: Vec<usize>,
-    /// By value, whether its data stays afterwards: it had data before, or it is wanted.
+    /// For each value, whether its data is kept afterwards: it had data before, or it is wanted.
     stays: Vec<bool>,
 }
 
 impl<B: Backend> TapeState<B> {
-    /// Takes the data of values without a handle. Returns nothing while a computation may need
-    /// them. The caller drops the result without the lock.
+    /// Takes the data of values without a handle. Returns an empty list during a recomputation, which
+    /// may need the data. The caller drops the result after the lock is released.
     fn take_unheld(&mut self) -> Vec<ValueData<B>> {
         if self.replays > 0 {
             return Vec::new();
@@ -457,8 +459,8 @@ impl<B: Backend> TapeState<B> {
         self.values.iter_mut().filter(unheld).map(|value| value.data.take()).collect()
     }
 
-    /// Plans a recomputation: walks back from the wanted values over the ops that lead to them, as
-    /// far as data is missing.
+    /// Plans a recomputation. Walks over the ops in reverse order and selects the ones whose results
+    /// are wanted or are missing operands of selected ops.
     fn replay(&self, wanted: impl Fn(usize, &TapeValue<B>) -> bool) -> Replay<B> {
         let values = || self.values.iter().enumerate();
         let stays = values().map(|(index, value)| !value.data.is_freed() || wanted(index, value));
@@ -483,12 +485,12 @@ impl<B: Backend> TapeState<B> {
 }
 
 impl<B: Backend> RecordedTensor<B> {
-    /// Returns true if it is a value of `tape`.
+    /// Returns true if this is a value of `tape`.
     pub(crate) fn is_on(&self, tape: &Arc<Tape<B>>) -> bool {
         Arc::ptr_eq(&self.handle.tape, tape)
     }
 
-    /// Returns true if it is a value of this tape, which may already have been dropped.
+    /// Returns true if this is a value of `tape`, which may already have been dropped.
     pub(crate) fn is_of(&self, tape: &Weak<Tape<B>>) -> bool {
         std::ptr::eq(Weak::as_ptr(tape), Arc::as_ptr(&self.handle.tape))
     }
@@ -503,8 +505,8 @@ impl<B: Backend> RecordedTensor<B> {
         self.handle.value
     }
 
-    /// Keeps the data as long as there is a handle, because a later block reads it. If the tape was
-    /// freed before, which happens when the read was not expected, this value is recomputed.
+    /// Keeps the data as long as there is a handle, because a later block reads it. If the read was
+    /// not expected and the tape was already freed, the value is recomputed.
     pub(crate) fn keep(&self) {
         let (tape, own) = (&self.handle.tape, self.handle.value);
         let mut state = tape.lock();
@@ -532,7 +534,7 @@ impl<B: Backend> RecordedTensor<B> {
         }
     }
 
-    /// Returns the data if it is there, taken if this is the only handle.
+    /// Returns the data; `None` if it was freed. If this is the only handle, the data is taken.
     fn data(&self) -> Option<FullTensor<B>> {
         let is_only = Arc::strong_count(&self.handle) == 1;
         let mut state = self.handle.tape.lock();

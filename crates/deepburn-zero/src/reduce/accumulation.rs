@@ -1,14 +1,15 @@
-//! Adds reduced gradients up over the micro-batches of a step, on the device or in a parked array.
+//! Accumulates reduced gradients over the micro-batches of a step, on the device or in a parked
+//! array.
 //!
 //! ```text
-//!  micro-batch 1    no sum yet            keep as it is, in the type in which it travelled
+//!  micro-batch 1    no sum yet            keep the gradient in the communication type
 //!  micro-batch 2    sum + gradient        in the accumulation type
-//!  parked           read, add, write      squares and finiteness are computed while it is in memory
+//!  parked           read, add, write      squares and finiteness are computed while the sum is in memory
 //!  step             take                  parked elements stay readable until the next backward pass
 //! ```
 //!
-//! A device sum is counted as [`Category::Gradients`]. A parked sum is counted on its tier by its
-//! array, and as [`Category::Buckets`] while it is in memory.
+//! A sum on the device is counted as [`Category::Gradients`]. The array of a parked sum is counted on
+//! its tier. While a parked sum is in memory, it is also counted as [`Category::Buckets`].
 
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_comm::{CommError, Partition};
@@ -24,26 +25,26 @@ use crate::ledger::Category;
 use crate::parked::ParkedTensor;
 
 impl<B: Backend> GradientReducer<B> {
-    /// Takes the accumulated gradients by parameter index, flat: this rank's shard, or all elements
-    /// at stages 0 and 1. `None` for a parameter without a gradient. Elements that are parked stay
-    /// readable until the next backward pass.
+    /// Takes the flat accumulated gradients by parameter index; `None` for a parameter without a
+    /// gradient. A gradient has this rank's shard, or all elements at stages 0 and 1. Parked elements
+    /// stay readable until the next backward pass.
     pub(crate) fn take(&mut self) -> Vec<Option<Accumulated<B>>> {
         self.gradients.iter_mut().map(GradientState::take_sum).collect()
     }
 
-    /// Returns the accumulated gradient of one parameter, flat, as in [`take`](Self::take).
+    /// Returns the flat accumulated gradient of one parameter, as [`take`](Self::take) does.
     pub(crate) fn accumulated(&self, index: usize) -> Option<&Accumulated<B>> {
         self.gradients[index].sum()
     }
 
-    /// Checks an accumulated gradient: the elements that this rank owns of a mean, or all elements
-    /// of a rank's own gradient (1-bit optimizers).
+    /// Checks an accumulated gradient. If gradients are averaged, only the elements that this rank
+    /// owns are checked. Otherwise (1-bit optimizers) all elements are checked.
     pub(crate) fn check(&self, sum: &Accumulated<B>, partition: Partition) -> GradientCheck {
         if self.mean { self.checker.check(sum, partition) } else { self.checker.check_whole(sum) }
     }
 
     /// Returns true if an accumulated gradient of `count` micro-batches has type `dtype`. A
-    /// checkpoint in the middle of a step can be resumed only with the types it was saved with.
+    /// checkpoint in the middle of a step can only be resumed with the same types.
     pub(crate) fn accumulates_in(&self, dtype: DType, count: usize) -> bool {
         let Types { communication, accumulation } = self.types;
         let scaled = self.scaling.after != 1.0 || !self.types.widens();
@@ -51,8 +52,8 @@ impl<B: Backend> GradientReducer<B> {
         DType::from(kept) == dtype
     }
 
-    /// Keeps a sum over `count` micro-batches, to which later ones are added. `peak` is the largest
-    /// magnitude so far, where it matters.
+    /// Stores a sum over `count` micro-batches, to which later micro-batches are added. `peak` is the
+    /// largest magnitude so far, if the overflow check needs it.
     ///
     /// # Errors
     ///
@@ -69,7 +70,7 @@ impl<B: Backend> GradientReducer<B> {
                 SumElements::Device(Leased::held(tensor, &self.ledger, Category::Gradients))
             }
             SumHome::Parked(array) => {
-                // In memory until it is written.
+                // The sum is counted as bucket memory until it is written.
                 let Leased { tensor, lease: _lease } =
                     Leased::held(tensor, &self.ledger, Category::Buckets);
                 let partition = self.parameters[index].partition();
@@ -84,7 +85,7 @@ impl<B: Backend> GradientReducer<B> {
         Ok(())
     }
 
-    /// Returns the failure of a disk as a `CommError`, because backward can only return errors of
+    /// Converts a disk failure to a `CommError`, because backward can only return errors of
     /// collectives. `what` is the operation, "read" or "write".
     fn failed(&self, what: &str, index: usize, error: SwapError) -> CommError {
         let path = self.parameters[index].path();
@@ -106,7 +107,7 @@ impl<B: Backend> GradientReducer<B> {
         };
         let Accumulated { elements, peak, count } = earlier;
         let (sum, is_shared) = match elements {
-            // The ledger entry ends here, because the next sum is written over this one.
+            // The ledger entry ends here, because the next sum overwrites this one.
             SumElements::Device(sum) => (sum.into_inner(), false),
             SumElements::Parked { array, dtype, .. } => {
                 let sum = ParkedTensor { array: &array, dtype };
@@ -127,9 +128,9 @@ impl<B: Backend> GradientReducer<B> {
         });
         let [sum, gradient] =
             [sum, gradient].map(|part| in_type::<B>(part, self.types.accumulation));
-        // An addition writes over its left operand if nobody else holds it. A sum that lies in a
-        // buffer of the file is shared, so the gradient is the left operand. Two numbers have the
-        // same sum in either order.
+        // An addition overwrites its left operand if the operand is not shared. A sum in a file
+        // buffer is shared, so the gradient becomes the left operand. Addition is commutative, so
+        // the result is the same.
         let sum = match is_shared {
             true => B::float_add(gradient, sum),
             false => B::float_add(sum, gradient),
@@ -137,8 +138,8 @@ impl<B: Backend> GradientReducer<B> {
         self.keep(index, sum, peak, count + 1)
     }
 
-    /// Returns true if a sum over `count` micro-batches may have overflowed in fp16 although each
-    /// communicated gradient did not. With one micro-batch, the sum is the gradient itself.
+    /// Returns true if a sum over `count` micro-batches may exceed the fp16 range although the
+    /// communicated gradients do not. With one micro-batch, the sum is the gradient itself.
     fn watches_peaks(&self, count: usize) -> bool {
         let Types { communication, accumulation } = self.types;
         count > 1 && communication == FloatDType::F16 && accumulation == FloatDType::F32

@@ -1,18 +1,18 @@
-//! The gradient of one parameter, from backward to the optimizer step.
+//! The state of one parameter's gradient, from backward to the optimizer step.
 //!
-//! Main type: [`GradientState`], which describes everything that this rank holds of it. Whatever
-//! holds memory carries its own ledger entry, so a change of state updates the ledger.
+//! Main type: [`GradientState`], which describes everything that this rank holds for the gradient.
+//! All parts that hold memory have their own ledger entry, so a change of state updates the ledger.
 //!
 //! ```text
-//!              first gradient                     all landed
-//!  Awaited ───────────────────────► Travelling ◄──────────────► Accumulated
-//!     │                                 ▲       next micro-batch     │
-//!     └── in no_sync ──► Local ─────────┘                            │
-//!                              joins the next reduction              │
-//!  Awaited ◄───────────────── the step takes the sum ────────────────┘
+//!              first gradient                       all reduced
+//!  Awaited ───────────────────────► InReduction ◄──────────────► Accumulated
+//!     │                                 ▲         next micro-batch       │
+//!     └── in no_sync ──► Local ─────────┘                                │
+//!                              included in the next reduction            │
+//!  Awaited ◄───────────────── the step takes the sum ────────────────────┘
 //! ```
 //!
-//! Local and travelling gradients have the sum of earlier micro-batches beside them.
+//! While a gradient is local or in reduction, the state also holds the sum of earlier micro-batches.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,25 +32,26 @@ use crate::shard_spec::ShardSpec;
 /// The gradient of one parameter in a step.
 #[derive(Debug)]
 pub(super) enum GradientState<B: Backend> {
-    /// No micro-batch has given one.
+    /// No micro-batch has produced a gradient yet.
     Awaited,
-    /// Added up on this rank alone while synchronisation is off, in the accumulation type. It joins
-    /// the next reduction. Holds all elements, or the rows of an embedding.
+    /// A gradient that was accumulated on this rank alone while synchronisation is off. It is in
+    /// the accumulation type, has all elements or the rows of an embedding, and is included in the
+    /// next reduction.
     Local { gradient: Collected<B>, sum: Option<Accumulated<B>> },
-    /// In the bucket or being reduced. Holds all elements or rows of each gradient until its
-    /// reduction has landed.
-    Travelling { gradients: Travelling<B>, sum: Option<Accumulated<B>> },
+    /// Gradients in the bucket or being reduced. All elements or rows of each gradient are held
+    /// until its reduction is complete.
+    InReduction { gradients: InReduction<B>, sum: Option<Accumulated<B>> },
     /// The gradients of all micro-batches are in the sum.
     Accumulated(Accumulated<B>),
 }
 
-/// Gradients of one parameter that were reported and are not in its sum, oldest first. There are
-/// several if one backward pass goes through several forward passes.
+/// The reported gradients of one parameter that are not in its sum yet, oldest first. There are
+/// several if one backward pass covers several forward passes.
 #[derive(Debug)]
-pub(super) struct Travelling<B: Backend> {
-    /// In the bucket, one entry for each occurrence of the parameter in the bucket's list.
+pub(super) struct InReduction<B: Backend> {
+    /// The gradients in the bucket, one for each occurrence of the parameter in the bucket's list.
     in_bucket: VecDeque<Collected<B>>,
-    /// Sent, and kept because other ranks may still read them.
+    /// The sent gradients, which are kept because other ranks may still read them.
     reducing: VecDeque<Collected<B>>,
 }
 
@@ -62,7 +63,7 @@ pub(super) struct Collected<B: Backend> {
 }
 
 impl<B: Backend> GradientState<B> {
-    /// Returns the state in which nothing but the sum is left.
+    /// Returns the state with only the sum.
     fn settled(sum: Option<Accumulated<B>>) -> Self {
         sum.map_or(Self::Awaited, Self::Accumulated)
     }
@@ -71,24 +72,24 @@ impl<B: Backend> GradientState<B> {
     pub(super) fn is_settled(&self) -> bool {
         match self {
             Self::Awaited | Self::Accumulated(_) => true,
-            Self::Local { .. } | Self::Travelling { .. } => false,
+            Self::Local { .. } | Self::InReduction { .. } => false,
         }
     }
 
-    /// Returns the sum of the micro-batches that were reduced.
+    /// Returns the sum of the reduced micro-batches.
     pub(super) fn sum(&self) -> Option<&Accumulated<B>> {
         match self {
             Self::Awaited => None,
-            Self::Local { sum, .. } | Self::Travelling { sum, .. } => sum.as_ref(),
+            Self::Local { sum, .. } | Self::InReduction { sum, .. } => sum.as_ref(),
             Self::Accumulated(sum) => Some(sum),
         }
     }
 
-    /// Takes the sum out. Local and travelling gradients stay.
+    /// Takes the sum. Local gradients and gradients in reduction are not changed.
     pub(super) fn take_sum(&mut self) -> Option<Accumulated<B>> {
         match self {
             Self::Awaited => None,
-            Self::Local { sum, .. } | Self::Travelling { sum, .. } => sum.take(),
+            Self::Local { sum, .. } | Self::InReduction { sum, .. } => sum.take(),
             Self::Accumulated(_) => match std::mem::replace(self, Self::Awaited) {
                 Self::Accumulated(sum) => Some(sum),
                 _ => unreachable!("the state was matched just before"),
@@ -96,22 +97,22 @@ impl<B: Backend> GradientState<B> {
         }
     }
 
-    /// Replaces the sum. Local and travelling gradients stay.
+    /// Replaces the sum. Local gradients and gradients in reduction are not changed.
     pub(super) fn set_sum(&mut self, new: Accumulated<B>) {
         match self {
-            Self::Local { sum, .. } | Self::Travelling { sum, .. } => *sum = Some(new),
+            Self::Local { sum, .. } | Self::InReduction { sum, .. } => *sum = Some(new),
             Self::Awaited | Self::Accumulated(_) => *self = Self::Accumulated(new),
         }
     }
 
-    /// Keeps a gradient of this rank alone, in place of an earlier one, which the caller has added
-    /// to it.
+    /// Stores the local gradient of this rank. It replaces an earlier local gradient, which the
+    /// caller has already added.
     pub(super) fn keep_local(&mut self, gradient: Collected<B>) {
         let sum = self.take_sum();
         *self = Self::Local { gradient, sum };
     }
 
-    /// Takes the gradient of this rank alone out, if there is one.
+    /// Takes the local gradient of this rank, if there is one.
     pub(super) fn take_local(&mut self) -> Option<Collected<B>> {
         match std::mem::replace(self, Self::Awaited) {
             Self::Local { gradient, sum } => {
@@ -125,24 +126,24 @@ impl<B: Backend> GradientState<B> {
         }
     }
 
-    /// Adds a gradient to the ones in the bucket.
+    /// Adds a gradient to the bucket.
     pub(super) fn enter_bucket(&mut self, gradient: Collected<B>) {
-        if let Self::Travelling { gradients, .. } = self {
+        if let Self::InReduction { gradients, .. } = self {
             gradients.in_bucket.push_back(gradient);
             return;
         }
         let sum = self.take_sum();
-        let gradients = Travelling { in_bucket: [gradient].into(), reducing: VecDeque::new() };
-        *self = Self::Travelling { gradients, sum };
+        let gradients = InReduction { in_bucket: [gradient].into(), reducing: VecDeque::new() };
+        *self = Self::InReduction { gradients, sum };
     }
 
-    /// Moves the oldest gradient from the bucket to the ones being reduced, and returns the array
-    /// to send. `scale` multiplies it by the factor before the sum.
+    /// Moves the oldest gradient from the bucket to the gradients being reduced, and returns the
+    /// array to send. `scale` multiplies it by the factor before the sum.
     pub(super) fn leave_bucket(
         &mut self,
         scale: impl FnOnce(DeviceArray<B>) -> DeviceArray<B>,
     ) -> DeviceArray<B> {
-        let Self::Travelling { gradients: Travelling { in_bucket, reducing }, .. } = self else {
+        let Self::InReduction { gradients: InReduction { in_bucket, reducing }, .. } = self else {
             unreachable!("a bucket lists gradients that are in it")
         };
         let Some(mut gradient) = in_bucket.pop_front() else {
@@ -154,10 +155,10 @@ impl<B: Backend> GradientState<B> {
         sent
     }
 
-    /// Frees the oldest gradient that was being reduced. Reductions land in the order in which they
-    /// were started.
+    /// Frees the oldest gradient that was being reduced. Reductions complete in the order in which
+    /// they were started.
     pub(super) fn finish_reduction(&mut self) {
-        let Self::Travelling { gradients, sum } = self else {
+        let Self::InReduction { gradients, sum } = self else {
             unreachable!("a reduction that is over was under way")
         };
         gradients.reducing.pop_front();
@@ -166,37 +167,37 @@ impl<B: Backend> GradientState<B> {
         }
     }
 
-    /// Drops the sum and a local gradient. Travelling gradients stay, because other ranks may read
-    /// them.
+    /// Drops the sum and the local gradient. InReduction gradients are kept, because other ranks may
+    /// read them.
     pub(super) fn clear(&mut self) {
         match self {
-            Self::Travelling { sum, .. } => *sum = None,
+            Self::InReduction { sum, .. } => *sum = None,
             Self::Awaited | Self::Local { .. } | Self::Accumulated(_) => *self = Self::Awaited,
         }
     }
 }
 
-/// The location of the sum of a parameter's gradients. It is the same as for its optimizer states.
+/// The location of a parameter's accumulated gradient. It is the same as for its optimizer states.
 #[derive(Debug, Clone)]
 pub(crate) enum SumHome {
     /// On the device, as long as there is a sum.
     Device,
-    /// Beside the optimizer states, in an array of its own, which exists for the whole run.
+    /// In the store of the optimizer states, in an array that exists for the whole run.
     Parked(Arc<ParkedArray>),
 }
 
-/// A flat reduced gradient: this rank's shard of it, or all of it.
+/// A flat accumulated gradient: this rank's shard or all elements.
 ///
-/// The gradient of a single micro-batch stays in the type in which it travelled, if the
-/// accumulation type represents the same values. Widening it would cost memory and a pass, and the
-/// optimizer reads either type.
+/// The gradient of a single micro-batch stays in the communication type, if the accumulation type
+/// represents the same values. Widening it would take memory and time, and the optimizer reads
+/// either type.
 #[derive(Debug)]
 pub(crate) struct Accumulated<B: Backend> {
     pub(crate) elements: SumElements<B>,
-    /// The largest magnitude, `[1]`, that the sum had before the last addition; only where it
-    /// decides whether a step overflows (see `GradientChecker::fits`).
+    /// The largest magnitude that the sum had before the last addition, of shape `[1]`. It is set
+    /// only if the overflow check needs it (see `GradientChecker::fits`).
     pub(crate) peak: Option<B::FloatTensorPrimitive>,
-    /// The number of micro-batches in it.
+    /// The number of micro-batches in the sum.
     pub(crate) count: usize,
 }
 
@@ -209,7 +210,8 @@ pub(crate) enum SumElements<B: Backend> {
     Parked {
         array: Arc<ParkedArray>,
         dtype: DType,
-        /// Computed while the sum was in memory, so that the step needs no second read.
+        /// The check of the sum, computed while it was in memory, so that the step does not have to
+        /// read it again.
         check: GradientCheck,
     },
 }
@@ -244,7 +246,8 @@ pub(crate) struct GradientCheck {
     /// The sum of the squares of the elements that this rank owns, still multiplied by the loss
     /// scale.
     pub(crate) sum_of_squares: f64,
-    /// Whether they are finite, and never exceeded the range of the type in which ops compute.
+    /// Whether the elements are finite and never exceeded the range of the type in which ops
+    /// compute.
     pub(crate) fits: bool,
 }
 
@@ -269,8 +272,8 @@ impl<B: OptimizerOps> GradientChecker<B> {
 }
 
 impl<B: Backend> GradientChecker<B> {
-    /// Checks the elements that this rank owns of a sum. A parked sum was checked when it was
-    /// written, with the same additions.
+    /// Checks the elements of a sum that this rank owns. A parked sum was already checked when it
+    /// was written, with the same order of additions.
     pub(crate) fn check(&self, sum: &Accumulated<B>, partition: Partition) -> GradientCheck {
         match &sum.elements {
             SumElements::Device(elements) => {
@@ -280,7 +283,7 @@ impl<B: Backend> GradientChecker<B> {
         }
     }
 
-    /// Checks all elements of a sum. Only 1-bit optimizers need it, and they do not support
+    /// Checks all elements of a sum. Only 1-bit optimizers need this, and they do not support
     /// offload.
     pub(super) fn check_whole(&self, sum: &Accumulated<B>) -> GradientCheck {
         match &sum.elements {
@@ -317,8 +320,8 @@ impl<B: Backend> GradientChecker<B> {
     /// Returns true if an accumulated gradient never exceeded the range of the type in which ops
     /// compute.
     ///
-    /// DeepSpeed adds fp16 gradients up in fp16 and skips a step in which they overflow. The same
-    /// steps are skipped here, although the sum in f32 holds larger values. The `peak` finds an
+    /// DeepSpeed accumulates fp16 gradients in fp16 and skips a step if they overflow. The same
+    /// steps are skipped here, although the f32 sum can represent larger values. `peak` detects an
     /// overflow that a later micro-batch has cancelled.
     fn fits(
         &self,

@@ -1,19 +1,19 @@
-//! The buffers of a sharded module: access, saving and loading.
+//! Access to the buffers of a sharded module, for evaluation and checkpoints.
 
 use burn::module::AutodiffModule;
 use burn_backend::TensorData;
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
-use super::pieces::{Elements, OwnedArray, host_range};
+use super::segments::{Elements, OwnedArray, host_range};
 use crate::buffers::Buffer;
 use crate::error::ZeroError;
 use crate::flat::flat_range;
 use crate::training::Training;
 use deepburn_comm::Partition;
 
-/// These functions take the module that [`ModelStates::shard`] or a later call
-/// returned, because the values of buffers are in the module.
+/// Methods for buffers. They take the module that [`ModelStates::shard`] or a
+/// later call has returned, because the module holds the values of its buffers.
 impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the buffers in module order: running statistics, integer and
     /// bool parameters.
@@ -21,11 +21,11 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.buffers.all()
     }
 
-    /// Averages running statistics over the ranks, after each backward pass and
-    /// before the module is evaluated or saved. All ranks call this together.
+    /// Averages running statistics over the ranks. All ranks call this together
+    /// after each backward pass, and before the module is evaluated or saved.
     /// Without running statistics, nothing is exchanged.
     ///
-    /// An element that is infinite or NaN after an update counts as its
+    /// If an element is infinite or NaN after an update, the average uses its
     /// previous value.
     ///
     /// # Errors
@@ -39,9 +39,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.buffers.agree(module)
     }
 
-    /// Returns the values of the buffer at `path` in its own type (bools as one
-    /// byte each). A running statistic has the value of the last average. Uses
-    /// no collective.
+    /// Returns the values of the buffer at `path` in the type of the buffer; a
+    /// bool is one byte. For a running statistic, it returns the last average.
+    /// Uses no collective.
     ///
     /// # Errors
     ///
@@ -57,10 +57,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.buffers.data(module, index)
     }
 
-    /// Returns the elements that this rank saves of each buffer, flat. Buffers
+    /// Returns the flat elements of each buffer that this rank saves. Buffers
     /// are partitioned like parameters
-    /// ([`Partition::owned`](crate::Partition::owned)). Running statistics have
-    /// the values of the last average.
+    /// ([`Partition::owned`](crate::Partition::owned)). For running statistics,
+    /// the elements of the last average are returned.
     ///
     /// # Errors
     ///
@@ -80,9 +80,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         owned.collect()
     }
 
-    /// Returns the module with the complete, flat values that `read` returns
-    /// for each buffer; `None` leaves a buffer unchanged. If `read` fails,
-    /// nothing is changed.
+    /// Returns the module with new values of its buffers. `read` returns the
+    /// complete, flat values of a buffer, or `None` to leave it unchanged. If
+    /// `read` fails, nothing is changed.
     ///
     /// # Errors
     ///

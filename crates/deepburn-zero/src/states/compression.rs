@@ -1,21 +1,22 @@
 //! The compressed all-reduce of 1-bit optimizers.
 //!
-//! Main types: [`Momentum`], the values that one rank contributes, and [`ErrorFeedback`], its compression errors. Source:
-//! Tang et al. 2021, "1-bit Adam", as implemented by DeepSpeed's `compressed_allreduce`. Each rank sends one sign bit per
-//! element and one scale per tensor, and adds the compression error to the next step's values. Each rank averages its
-//! part of every tensor, compresses the mean in the same way with an error of its own, and sends it to all ranks. All
-//! ranks therefore get the same bits.
+//! Main types: [`Momentum`], the values that one rank contributes, and [`ErrorFeedback`], its compression errors.
+//! Source: Tang et al. 2021, "1-bit Adam", as implemented by DeepSpeed's `compressed_allreduce`. Each rank sends one
+//! sign bit per element and one scale per tensor, and adds the compression error to the values of the next step. Each
+//! rank averages its part of every tensor, compresses the mean in the same way with a separate error, and sends it to
+//! all ranks. The result is therefore bitwise identical on all ranks.
 //!
-//! An element whose second moment is 0 has never had a gradient, like the embedding of an unseen token. One bit cannot
-//! represent 0, and any other momentum would be divided by `sqrt(0) + eps`. Such elements are excluded: momentum and
-//! error stay 0, and scales do not count them. DeepSpeed needs a mask from the user for this (`exp_avg_mask`).
+//! An element whose second moment is 0 has never had a gradient, for example in the embedding of an unseen token. One
+//! bit cannot represent 0, and any other momentum would be divided by `sqrt(0) + eps`. Such elements are excluded:
+//! their momentum and error stay 0, and scales do not include them. In DeepSpeed, the user has to pass a mask for this
+//! (`exp_avg_mask`).
 //!
-//! One exchange of one tensor on three ranks, `n` elements, parts that begin at whole bytes:
+//! The exchange of a tensor of `n` elements on three ranks, with parts that begin at whole bytes:
 //!
 //! ```text
-//! value + worker error ─► signs [part 0 | part 1 | part 2] + scale      the rest is the new worker error
+//! value + worker error  ─► signs [part 0 | part 1 | part 2] + scale     the remainder is the new worker error
 //! all-to-all            ─► rank r has part r of all ranks
-//! mean + server error   ─► signs of part r + scale                      the rest is the new server error
+//! mean + server error   ─► signs of part r + scale                      the remainder is the new server error
 //! all-gather            ─► every rank has the signs of the mean, [part 0 | part 1 | part 2] + scales
 //! ```
 //!
@@ -40,22 +41,22 @@ const SCALE: usize = size_of::<f32>();
 
 /// The compression errors of one tensor on this rank, in host memory.
 ///
-/// They exist from the first exchange until the optimizer forgets them or a checkpoint is loaded.
+/// They exist from the first exchange until the optimizer resets them or a checkpoint is loaded.
 #[derive(Debug)]
 pub(super) struct ErrorFeedback {
-    /// One bit per element: whether it takes part in the exchange. Bit `i % 8` of byte `i / 8`
-    /// belongs to element `i`.
+    /// One bit per element: whether the element takes part in the exchange. Bit `i % 8` of byte
+    /// `i / 8` is the bit of element `i`.
     pub(super) live: Vec<u8>,
     /// The error of this rank's values, for all elements of the tensor.
     pub(super) worker: Vec<f32>,
-    /// The error of the mean, for the part that this rank averages; empty if the part is.
+    /// The error of the mean, for the part that this rank averages; empty if the part is empty.
     pub(super) server: Vec<f32>,
     /// The bytes of bits and errors in the ledger, in host memory.
     _lease: Lease,
 }
 
-/// The parts of a tensor that ranks average. They begin at whole bytes of signs, so they differ
-/// from the parts of `Partition`, which begin at any element.
+/// The parts of a tensor that ranks average. They begin at whole bytes of signs. The parts of
+/// `Partition`, in contrast, may begin at any element.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SignPartition {
     /// The number of elements of the tensor.
@@ -64,7 +65,7 @@ pub(super) struct SignPartition {
     bytes: Partition,
 }
 
-/// The momentum of one tensor, flat: this rank's before the exchange, and the mean of all ranks after it.
+/// The flat momentum of one tensor: this rank's momentum before the exchange, and the mean of all ranks after it.
 pub(super) struct Momentum {
     /// All elements of the tensor, in host memory.
     pub(super) values: Vec<f32>,
@@ -72,18 +73,19 @@ pub(super) struct Momentum {
     pub(super) feedback: ErrorFeedback,
 }
 
-/// Which tensors of an exchange share a scale.
+/// The scales of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scales {
     /// Each tensor has its own scale (1-bit Adam, 0/1 Adam).
     EachTensor,
-    /// All tensors share one (1-bit LAMB): a common scale for a rank's momenta, and one for the
-    /// means that it serves.
+    /// All tensors share a scale (1-bit LAMB): a rank has one scale for its momenta and one for the
+    /// means that it computes.
     AllTensors,
 }
 
 impl Scales {
-    /// Returns the scale of each tensor: the root mean square of its live elements, or of all live elements.
+    /// Returns the scale of each tensor: the root mean square of its live elements, or of the live elements of all
+    /// tensors.
     fn of(self, squares: &[LiveSquares]) -> Vec<f32> {
         let scale = |squares: &LiveSquares| squares.root_mean_square() as f32;
         match self {
@@ -102,7 +104,8 @@ impl SignPartition {
         Self { numel, bytes: Partition::new(numel.div_ceil(8), ranks) }
     }
 
-    /// Returns the elements that `rank` averages. The last ranks may have none of a small tensor.
+    /// Returns the elements that `rank` averages. For a small tensor, the range of the last ranks may
+    /// be empty.
     pub(super) fn elements(&self, rank: usize) -> Range<usize> {
         let Range { start, end } = self.bytes.owned(rank);
         (8 * start).min(self.numel)..(8 * end).min(self.numel)
@@ -113,7 +116,7 @@ impl SignPartition {
         self.elements(0).len()
     }
 
-    /// Returns the bytes of a message: the signs of the longest part and a scale.
+    /// Returns the size of a message in bytes: the signs of the longest part and a scale.
     fn message(&self) -> usize {
         self.bytes.shard_len() + SCALE
     }
@@ -122,8 +125,8 @@ impl SignPartition {
 /// Returns the size in bytes of [`ErrorFeedback`] for a tensor of `numel`
 /// elements on each of `ranks` ranks.
 ///
-/// It is the size on rank 0, whose part is the longest. On a single rank there is nothing to
-/// compress, so only the live bits remain.
+/// This is the size on rank 0, whose part is the longest. A single rank compresses nothing, so it
+/// only has the live bits.
 pub(crate) fn error_bytes(numel: u64, ranks: u64) -> u64 {
     let live = numel.div_ceil(8);
     let errors = match ranks {
@@ -150,16 +153,16 @@ impl ErrorFeedback {
     }
 }
 
-/// Replaces this rank's momenta with means over all ranks. A single rank
-/// compresses nothing. All ranks call this together with the same tensors.
+/// Replaces this rank's momenta with compressed means over all ranks. A single
+/// rank compresses nothing. All ranks call this together with the same tensors.
+///
+/// The function updates the compression errors, which are added in the next exchange. During the
+/// call, messages take `2 * ranks` times the message size of each tensor. There are two collectives,
+/// an all-to-all and an all-gather, each for all tensors at once.
 ///
 /// # Errors
 ///
 /// Returns an error if a collective fails.
-///
-/// Errors are updated, so the loss of this exchange enters the next one. Messages take `2 * ranks`
-/// times the message size of each tensor while the function runs. Two collectives: an all-to-all
-/// and an all-gather, each for all tensors at once.
 pub(super) fn compressed_means<B: Backend>(
     group: &Group<B>,
     tag: &CollectiveTag,
@@ -172,19 +175,19 @@ pub(super) fn compressed_means<B: Backend>(
         momenta.iter_mut().for_each(Momentum::clear_dead);
         return Ok(());
     }
-    // One cut per tensor: parts of a joint array would mix tensors in a byte of signs.
+    // Each tensor is partitioned separately, so that a byte never has the signs of two tensors.
     let cut: Vec<_> = momenta.iter().map(|it| SignPartition::new(it.values.len(), ranks)).collect();
     let messages: usize = cut.iter().map(|it| 2 * ranks * it.message()).sum();
     let _messages = ledger.hold(Category::Buckets, messages);
 
-    // First compression: this rank's values, cut into one message per rank.
+    // The first compression: this rank's values, divided into one message per rank.
     let squares: Vec<_> = momenta.iter_mut().map(Momentum::add_worker_error).collect();
     let sent = momenta.iter_mut().zip(&cut).zip(scales.of(&squares));
     let sent = sent.map(|((it, cut), scale)| it.compress(*cut, ranks, scale));
     let received = group.bytes().all_to_all(tag.clone(), sent.collect())?.wait()?;
 
     let rank = group.rank();
-    // Second compression: the mean of the part that this rank serves.
+    // The second compression: the mean of the part that this rank averages.
     let means = momenta.iter_mut().zip(&cut).zip(received);
     let squares: Vec<_> =
         means.map(|((it, cut), received)| it.average(*cut, rank, &received)).collect();
@@ -211,24 +214,24 @@ impl Momentum {
         }
     }
 
-    /// Adds the momentum to the worker error, which then has what is to be compressed. Returns the
+    /// Adds the momentum to the worker error, which then has the values to compress. Returns the
     /// squares of the live elements for the scale.
     fn add_worker_error(&mut self) -> LiveSquares {
         let ErrorFeedback { live, worker, .. } = &mut self.feedback;
         add_error(&self.values, worker, live)
     }
 
-    /// Returns the messages to all ranks, one after the other. Leaves the compression error in the worker error.
+    /// Returns the concatenated messages to all ranks, and stores the compression error in the worker error.
     fn compress(&mut self, cut: SignPartition, ranks: usize, scale: f32) -> Host<u8> {
         let ErrorFeedback { live, worker, .. } = &mut self.feedback;
-        // Leaves `value + error - scale * sign` in place of the value.
+        // This replaces each value with the remainder `value + error - scale * sign`.
         let signs = take_signs(worker, live, scale);
         let parts = (0..ranks).map(|rank| &signs[cut.bytes.owned(rank)]);
         parts.flat_map(|part| message(part, scale, cut)).collect::<Vec<_>>().into()
     }
 
-    /// Averages the signs of all ranks, each with its scale, for the part of this rank. Adds the
-    /// mean to the server error and returns its squares. The additions are in rank order.
+    /// Averages this rank's part of the scaled signs of all ranks, in rank order. Adds the mean to the
+    /// server error and returns the squares of the result.
     fn average(&mut self, cut: SignPartition, rank: usize, received: &[u8]) -> LiveSquares {
         let mut mean = vec![0.0; cut.elements(rank).len()];
         let ErrorFeedback { live, server, .. } = &mut self.feedback;
@@ -243,14 +246,14 @@ impl Momentum {
         add_error(&mean, server, live)
     }
 
-    /// Returns the message to all ranks. Leaves the compression error in the server error.
+    /// Returns the message to all ranks, and stores the compression error in the server error.
     fn serve(&mut self, cut: SignPartition, rank: usize, scale: f32) -> Host<u8> {
         let ErrorFeedback { live, server, .. } = &mut self.feedback;
         let signs = take_signs(server, &live[cut.bytes.owned(rank)], scale);
         message(&signs, scale, cut).into()
     }
 
-    /// Replaces the values by the means of all ranks: plus or minus the scale of the part, and 0
+    /// Replaces the values with the means over all ranks: plus or minus the scale of the part, and 0
     /// for excluded elements.
     fn decompress(&mut self, cut: SignPartition, means: &[u8]) {
         for (rank, message) in means.chunks_exact(cut.message()).enumerate() {
@@ -265,7 +268,7 @@ impl Momentum {
 /// scale.
 fn message(signs: &[u8], scale: f32, cut: SignPartition) -> Vec<u8> {
     let mut message = signs.to_vec();
-    // All messages of a collective have one length.
+    // All messages of a collective must have the same length.
     message.resize(cut.bytes.shard_len(), 0);
     message.extend(cast_slice(&[scale]));
     message

@@ -1,4 +1,4 @@
-//! Creates the states of a sharded model out of a module.
+//! Creates the states of a sharded model from a module.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -42,16 +42,17 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// Every rank starts with the values of rank 0, including buffers. The
     /// returned module is used like the original. Ranks may pass clones of one
-    /// module; the returned ones no longer share running statistics.
+    /// module; the returned modules no longer share running statistics.
     ///
-    /// Rank 0 alone initialises lazy parameters, one after the other. No rank
+    /// Only rank 0 initialises lazy parameters, one after the other. No rank
     /// holds more than its shards and one complete parameter.
     ///
     /// # Errors
     ///
     /// Returns an error if a parameter is not f32 or cannot be initialised, if
-    /// nothing is trainable, if a parameter group matches no parameter, if two
-    /// layers share a running statistic, or if the modules of the ranks differ.
+    /// no parameter is trainable, if a parameter group matches no parameter, if
+    /// two layers share a running statistic, or if the modules of the ranks
+    /// differ.
     pub fn shard<M: AutodiffModule<Training<B>>>(
         module: M,
         policy: Policy,
@@ -79,7 +80,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             precision.autocast.map(element_type),
         );
         let persistent = persistent_copies(&parameters, &group, zero);
-        // Persistent copies are made by the same all-gather that renews them
+        // Persistent copies are created by the same all-gather that updates them
         // after each step.
         gatherer.refresh_persistent(&persistent)?;
         let states = Self {
@@ -107,12 +108,12 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 }
 
-/// Returns an error for plans that shard or offload states: a compressed
+/// Checks that the plan neither shards nor offloads states, because a compressed
 /// exchange needs complete states on the device.
 ///
 /// # Errors
 ///
-/// Returns [`ZeroError::MomentumExchange`] with the setting that is in the way.
+/// Returns [`ZeroError::MomentumExchange`] with the unsupported setting.
 fn check_whole_states(zero: &ZeroPlan) -> Result<(), ZeroError> {
     let reason = match zero.stage {
         Stage::Disabled if zero.optimizer_states == OptimizerOffload::Device => return Ok(()),
@@ -122,7 +123,7 @@ fn check_whole_states(zero: &ZeroPlan) -> Result<(), ZeroError> {
     Err(ZeroError::MomentumExchange { reason })
 }
 
-/// The sharded parameters of a module, and what serves them.
+/// The sharded parameters of a module, with their gatherer, buffers and store.
 struct ShardedParameters<B: Backend> {
     gatherer: Arc<Gatherer<B>>,
     table: ParameterTable<B>,
@@ -130,7 +131,7 @@ struct ShardedParameters<B: Backend> {
     parking: Option<Parking>,
 }
 
-/// Replaces the values of `module` with handles and creates the optimizer of
+/// Replaces the values of `module` with handles and creates the optimizer for
 /// the slices that this rank updates.
 fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     module: M,
@@ -168,7 +169,7 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     Ok((module, ShardedParameters { gatherer, table, buffers, parking }))
 }
 
-/// Returns the element types in which gradients travel and accumulate.
+/// Returns the element types of gradient communication and accumulation.
 fn gradient_types(precision: &PrecisionPlan) -> Types {
     Types {
         communication: element_type(precision.communication),
@@ -201,7 +202,7 @@ fn gradient_reducer<B: OptimizerOps>(
     Ok(reducer)
 }
 
-/// Creates the recorder that keeps or recomputes the activations of blocks.
+/// Creates the recorder for activation checkpointing and activation offload.
 fn block_recorder<B: OptimizerOps>(
     plan: &ActivationPlan,
     parameters: &[Arc<Parameter<B>>],
@@ -214,11 +215,10 @@ fn block_recorder<B: OptimizerOps>(
     Ok(Rc::new(BlockRecorder::new(plan.recompute, store, ledger.clone(), paths)))
 }
 
-/// Returns the sizes of all parameters after checking that each has an
-/// optimizer.
+/// Checks the parameter groups and returns the sizes of all parameters.
 ///
 /// The sizes determine the tiers of offloaded states and the size of their file
-/// before anything is allocated.
+/// before memory is allocated.
 ///
 /// # Errors
 ///
@@ -246,9 +246,9 @@ fn updated_sizes(
     Ok(parameters.iter().zip(&trained).map(size).collect())
 }
 
-/// Returns the parameters of which every rank keeps a complete copy beside its
-/// shard; none below stage 3. On one rank, a shard on the device is already the
-/// complete parameter.
+/// Returns the parameters of which every rank keeps a complete copy in addition
+/// to its shard; none below stage 3. On one rank, a shard on the device is
+/// already the complete parameter.
 fn persistent_copies<B: Backend>(
     parameters: &[Arc<Parameter<B>>],
     group: &Group<B>,
@@ -263,8 +263,8 @@ fn persistent_copies<B: Backend>(
     persistent
 }
 
-/// Returns the tier of each parameter's gradient sum: the same as for its
-/// optimizer states.
+/// Returns the location of each parameter's accumulated gradient, which is the
+/// same as for its optimizer states.
 ///
 /// # Errors
 ///

@@ -1,12 +1,12 @@
-//! The exchanges between the two passes of an update that depends on more than single elements.
+//! The exchanges between the two passes of updates that are not element-wise.
 //!
-//! Main type: `Exchange`. There are three kinds:
+//! Main type: `Exchange`. There are three kinds of exchanges:
 //!
 //! - *Norms* (LAMB): each rank sums the squares of its owned elements along a fixed binary tree
-//!   (`TreeSum`). The ranks exchange the largest subtrees, and every rank adds them up in the same
-//!   way. The norms are therefore the same to the bit however the tensor is cut.
+//!   (`TreeSum`). The ranks exchange the sums of the largest subtrees, and every rank combines them
+//!   in the same way. The norms are therefore bitwise identical for every partition of the tensor.
 //! - *Matrices* (Muon): the shards of a direction are gathered, the owner orthogonalises the whole
-//!   matrix, and its result is broadcast to all ranks.
+//!   matrix, and the result is broadcast to all ranks.
 //! - *Momenta* (1-bit Adam, 1-bit LAMB, 0/1 Adam): see `compressed_means`.
 //!
 //! ```text
@@ -15,11 +15,11 @@
 //! direct      shards of A,B,C   shards of A,B,C   shards of A,B,C
 //! all-gather  A,B,C, keep A     A,B,C, keep B     A,B,C, keep C      one collective
 //! compute     A                 B                 C                  at the same time
-//! broadcast   A, then B, then C; each rank cuts out its shard        three collectives
+//! broadcast   A, then B, then C; each rank extracts its shard        three collectives
 //! ```
 //!
-//! At stage 0 the ranks have whole directions, so norms and gathers need no collective, but
-//! matrices are still divided among owners.
+//! At stage 0 the ranks have whole directions, so norms and gathers need no collective. Matrices
+//! are still divided among owners.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ use crate::optimizer::{MatrixOwner, StepInProgress, UpdateDirection, UpdateRound
 use crate::parameter::Parameter;
 use crate::shard_spec::ShardSpec;
 
-/// The exchange of one round. It borrows what it needs of the model states.
+/// The exchange of one round, with the parts of the model states that it needs.
 pub(super) struct Exchange<'a, B: Backend> {
     /// The ranks.
     pub(super) group: &'a Group<B>,
@@ -52,15 +52,12 @@ pub(super) struct Exchange<'a, B: Backend> {
 }
 
 impl<B: OptimizerOps> Exchange<'_, B> {
-    /// Converts the directions of a round to final ones and returns how to
-    /// apply each of them.
+    /// Runs the exchange of a round and returns each final direction with the
+    /// pass that applies it. All ranks call this with the same round.
     ///
     /// # Errors
     ///
     /// Returns an error if a collective fails.
-    ///
-    /// Each returned direction comes with the pass that changes the values along it. All ranks call
-    /// this with the same round.
     pub(super) fn run(
         &mut self,
         step: &mut StepInProgress<'_, B>,
@@ -87,9 +84,9 @@ impl<B: OptimizerOps> Exchange<'_, B> {
 
     /// Replaces this rank's momenta with the compressed mean over all ranks.
     ///
-    /// The momenta leave the device for the exchange, because compression runs on the CPU. With
-    /// `Scales::AllTensors` each one is multiplied by its factor before and divided by it after the
-    /// exchange.
+    /// The momenta are moved to host memory for the exchange, because compression runs on the CPU.
+    /// With `Scales::AllTensors`, each momentum is multiplied by its factor before the exchange and
+    /// divided by it afterwards.
     ///
     /// # Errors
     ///
@@ -106,7 +103,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             let parameter = &self.parameters[direction.index];
             let live = || step.live_elements(direction.index);
             let feedback = match self.errors[direction.index].take() {
-                // Elements without a gradient so far have an error of 0.
+                // The errors stay valid: elements that become live have an error of 0.
                 Some(mut feedback) if step.second_moment_has_changed(direction.index) => {
                     feedback.live = live();
                     feedback
@@ -114,7 +111,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
                 Some(feedback) => feedback,
                 None => ErrorFeedback::zeros(live(), parameter.numel(), self.group, self.ledger),
             };
-            // A one-element placeholder frees the copy on the device.
+            // The direction is replaced with one element, which frees its memory on the device.
             let none = B::float_zeros(Shape::from(vec![1]), parameter.device(), FloatDType::F32);
             let elements = std::mem::replace(&mut direction.elements, none);
             let mut values = float_into_host::<B>(elements);
@@ -147,11 +144,11 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         agreed.collect()
     }
 
-    /// Returns the L2 norms of values and direction of each tensor, over all
-    /// ranks.
+    /// Returns the L2 norms of the complete values and of the complete direction
+    /// of each tensor.
     ///
-    /// A rank sends about `2 log2(n)` numbers for each sum over its `n` elements, because a range
-    /// consists of that many complete subtrees.
+    /// A rank sends at most about `2 log2(n)` numbers for each sum over its `n` elements, because a
+    /// range consists of that many complete subtrees.
     ///
     /// # Errors
     ///
@@ -164,7 +161,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             let norms: Vec<_> = squares.iter().map(|sum| sum.total().sqrt()).collect();
             return Ok(norms.as_chunks().0.to_vec());
         }
-        // All sums of a round travel in one message, in the order of the directions.
+        // All sums of a round are sent in one message, in the order of the directions.
         let own: Vec<u8> =
             squares.iter().flat_map(|sum| sum.sums()).flat_map(f64::to_le_bytes).collect();
         let tag = CollectiveTag::new("norms", directions.first().map_or(0, |it| it.index as u64));
@@ -174,7 +171,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             .map(|bytes| bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes)))
             .collect();
         let norm = |partition: Partition| {
-            // The subtrees of all ranks are joined in rank order, which is the order of elements.
+            // The subtrees of all ranks are combined in rank order, which is the order of elements.
             let mut whole = TreeSum::new(0..partition.numel());
             for (rank, sums) in all.iter_mut().enumerate() {
                 let owned = partition.owned(rank);
@@ -184,16 +181,16 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             whole.total().sqrt()
         };
         let partitions = directions.iter().map(|it| self.parameters[it.index].partition());
-        // Twice per tensor: for its values and for its direction.
+        // Each tensor has two norms: for its values and for its direction.
         let norms: Vec<f64> = partitions.flat_map(|it| [it, it]).map(norm).collect();
         Ok(norms.as_chunks().0.to_vec())
     }
 
-    /// Lets the owner of each matrix orthogonalise it.
+    /// Orthogonalises each matrix on its owner and broadcasts the results.
     ///
     /// A rank holds the complete directions of the round until it has extracted
-    /// its own matrix, and later the results of all owners. While one rank
-    /// works, the ranks that own no matrix wait.
+    /// the matrix that it owns, and later the results of all owners. Ranks that
+    /// own no matrix wait for the owners.
     ///
     /// # Errors
     ///
@@ -212,8 +209,8 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         let own = place.map(|place| wholes.swap_remove(place).into_flat());
         // The matrices of other owners are dropped before the computation.
         drop(wholes);
-        // Each rank computes before the broadcasts, so that all owners work at
-        // the same time.
+        // Each owner computes before the first broadcast, so that all owners work
+        // at the same time.
         let mut result = place.zip(own).map(|(place, own)| {
             let parameter = &self.parameters[owners[place].index];
             let workspace = parameter.numel() * WORKSPACE as usize * size_of::<f32>();
@@ -225,8 +222,8 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             let parameter = &self.parameters[owner.index];
             let own = result.take_if(|_| owner.rank == self.group.rank());
             let whole = self.broadcast(parameter, own, owner.rank)?;
-            // The whole result is dropped at the end of the iteration; only this rank's slice
-            // stays.
+            // The whole result is dropped at the end of the iteration. Only this rank's slice is
+            // kept.
             direction.elements = self.share.of_whole::<B>(&whole, parameter.partition());
             let descent = step.descent_by_shape(direction.index, parameter.shape());
             turned.push((direction, descent));
@@ -234,9 +231,9 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         Ok(turned)
     }
 
-    /// Broadcasts the flat result of rank `owner`, which passes `own`.
-    ///
-    /// All other ranks pass `None` and receive into zeros of the same length.
+    /// Broadcasts the flat result of rank `owner`. The owner passes its result as
+    /// `own`. All other ranks pass `None` and receive into zeros of the same
+    /// length.
     ///
     /// # Errors
     ///
@@ -258,10 +255,8 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         Ok(result.swap_remove(0).into_flat())
     }
 
-    /// Gathers the complete directions of a round.
-    ///
-    /// They are flat and without padding, in the order of `directions`. At stage 0 they are shared,
-    /// not copied.
+    /// Gathers the complete directions of a round, flat and without padding, in the order of
+    /// `directions`. At stage 0 they are shared, not copied.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
-//! Compression errors of 1-bit Adam, in the form that checkpoints store.
+//! Saves and loads the compression errors of 1-bit optimizers.
 //!
-//! Each rank has its own worker error for each tensor, with all elements, so checkpoints have one array per rank. The
-//! server errors of all ranks form one more array. Each rank saves the elements that it owns of every array.
+//! For each tensor, every rank has a worker error with all elements, so checkpoints store one array per rank. The
+//! server errors of all ranks form one additional array. Each rank saves its owned elements of every array.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
 use super::compression::{ErrorFeedback, SignPartition};
-use super::pieces::{StateArray, StateSegment, read_floats};
 use super::rank_arrays::{OwnedState, in_host_memory, padded_bytes, read_mean};
+use super::segments::{StateArray, StateSegment, read_floats};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Lists the compression errors of the parameter at `index`. There are none before the first exchange and on a single
-    /// rank.
+    /// Returns the arrays of compression errors of the parameter at `index`. There are none before the first exchange,
+    /// and on a single rank.
     pub(super) fn error_arrays(&self, index: usize) -> impl Iterator<Item = StateArray> + use<B> {
         let ranks = self.group.world_size();
         let is_empty = self.parameters[index].numel() == 0;
@@ -28,12 +28,12 @@ impl<B: OptimizerOps> ModelStates<B> {
         workers.chain([StateArray::ServerError]).filter(move |_| has_errors)
     }
 
-    /// Returns the elements that this rank owns of all compression errors, by
+    /// Returns the elements of all compression errors that this rank owns, by
     /// parameter index, in the order of [`arrays`](Self::arrays). All ranks
     /// call this together.
     ///
     /// The result takes as much memory as this rank's errors. During the call,
-    /// one parameter's worker errors are in memory twice more.
+    /// there are two more copies of one parameter's worker errors.
     ///
     /// # Errors
     ///
@@ -79,8 +79,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// `workers` returns the number of ranks that saved a worker error for a
     /// parameter path, and `read` returns each segment. If the number of ranks
     /// has changed, every rank starts with the mean of all worker errors, which
-    /// compensates the mean over ranks by the same amount. On a single rank and
-    /// before the freeze, errors are dropped with a warning.
+    /// has the same effect on the mean over ranks. On a single rank and before
+    /// the freeze, the errors are dropped with a warning.
     ///
     /// # Errors
     ///
@@ -96,8 +96,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         if !self.parameters.iter().any(|parameter| has_errors(&parameter)) {
             return Ok(());
         }
-        // Exact steps come first: they change the second moment, and with it
-        // the set of compressed elements.
+        // Before the freeze, uncompressed steps still change the second moment
+        // and therefore the set of compressed elements.
         if ranks == 1 || !self.optimizer.keeps_errors() {
             let why = match ranks {
                 1 => "a single rank compresses nothing",

@@ -1,9 +1,10 @@
-//! States of 0/1 Adam that differ between ranks, in the form that checkpoints store.
+//! Saves and loads the states of 0/1 Adam that differ between ranks.
 //!
 //! Between two averages, ranks have different momenta and accumulated updates.
-//! Checkpoints store one array per rank of each, like worker errors. Parameters
-//! differ too, but follow from the accumulated update: checkpoints store the
-//! common parameters from which all ranks started.
+//! Checkpoints store one array per rank for each of them, as for worker errors.
+//! Parameters differ too, but are computed from the accumulated updates.
+//! Checkpoints only store the common parameters that all ranks had after the
+//! last average.
 //!
 //! ```text
 //! parameter of rank r = common + momentum_accumulator of rank r
@@ -16,8 +17,8 @@ use bytemuck::cast_slice;
 use deepburn_ops::{OptimizerOps, float_bytes, float_from_host};
 
 use super::ModelStates;
-use super::pieces::{StateArray, StateSegment};
 use super::rank_arrays::{OwnedState, read_mean};
+use super::segments::{StateArray, StateSegment};
 use crate::error::ZeroError;
 use crate::optimizer::{KeptArray, LOCAL_ARRAYS};
 use crate::parameter::Parameter;
@@ -25,13 +26,14 @@ use crate::publish::Publisher;
 
 impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the sum of learning rates since ranks last averaged their
-    /// updates. `None` if all ranks have the same parameters and moments:
-    /// directly after an average, and with every optimizer except 0/1 Adam.
+    /// updates. Returns `None` if all ranks have the same parameters and
+    /// moments: directly after an average, and with every optimizer except 0/1
+    /// Adam.
     pub fn local_rates(&self) -> Option<f64> {
         self.optimizer.local_rates()
     }
 
-    /// Lists the states of the parameter at `index` that differ between ranks.
+    /// Returns the states of the parameter at `index` that differ between ranks.
     pub(super) fn local_arrays(&self, index: usize) -> impl Iterator<Item = StateArray> + use<B> {
         let parameter = &self.parameters[index];
         let has_elements = parameter.is_trainable() && parameter.numel() > 0;
@@ -41,17 +43,17 @@ impl<B: OptimizerOps> ModelStates<B> {
         names.flat_map(move |name| (0..ranks).map(move |rank| StateArray::Local(name, rank)))
     }
 
-    /// Returns the elements that this rank owns of states that differ between
-    /// ranks, by parameter index, in the order of [`arrays`](Self::arrays). All
-    /// ranks call this together.
+    /// Returns the owned elements of the states that differ between ranks, by
+    /// parameter index, in the order of [`arrays`](Self::arrays). All ranks call
+    /// this together.
+    ///
+    /// The momentum and the accumulated updates of each parameter are exchanged
+    /// in host memory, one array at a time. The lists are empty between an
+    /// average and the next local step.
     ///
     /// # Errors
     ///
     /// Returns an error if a collective fails.
-    ///
-    /// The momentum and the movement of each parameter are exchanged in host
-    /// memory, one array at a time. Empty lists are returned between an average
-    /// and the next local step.
     pub fn owned_local(&self) -> Result<Vec<Vec<OwnedState<B>>>, ZeroError> {
         let of = |parameter: &Parameter<B>| {
             if self.local_arrays(parameter.index()).next().is_none() {
@@ -93,8 +95,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         if rates.is_none() || ranks == 0 || !self.optimizer.takes_local_steps() {
             return Ok(());
         }
-        // A larger `var_freeze_step` postpones the local steps, so all ranks
-        // start the next step with the same model.
+        // If the run was resumed with a larger `var_freeze_step`, the next step
+        // is not local and needs the same model on all ranks.
         let is_local = self.optimizer.steps_locally();
         self.optimizer.set_local_rates(rates.filter(|_| is_local));
         let rank = self.group.rank();
@@ -104,8 +106,8 @@ impl<B: OptimizerOps> ModelStates<B> {
                  updates"
             );
         }
-        // With the same ranks each one continues exactly. Otherwise all of them
-        // start from the mean, as if they had just averaged.
+        // With the same number of ranks, each rank continues exactly. Otherwise
+        // all ranks start from the mean, as after an average.
         let keeps_own = is_local && ranks == self.group.world_size();
         let own = if keeps_own { rank..rank + 1 } else { 0..ranks };
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);

@@ -1,8 +1,8 @@
-//! Arrays that differ between ranks, in checkpoints.
+//! Saves and loads arrays that differ between ranks.
 //!
 //! Examples are compression errors and the states of local steps. Checkpoints
-//! store one array per rank, each as long as the parameter. To save them, every
-//! rank receives the elements that it owns of every rank's array.
+//! store one array per rank, each with the length of the parameter. Before they
+//! are saved, every rank receives its owned elements of every rank's array.
 //!
 //! ```text
 //!             worker error of rank 0   worker error of rank 1
@@ -18,19 +18,17 @@ use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
-use super::pieces::{Elements, OwnedArray, StateArray, StateSegment, read_floats};
+use super::segments::{Elements, OwnedArray, StateArray, StateSegment, read_floats};
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
 
-/// An array of a parameter's states with the elements of it that this rank
-/// owns.
+/// An array of a parameter's states and the elements of it that this rank owns.
 pub type OwnedState<B> = (StateArray, OwnedArray<B>);
 
 impl<B: OptimizerOps> ModelStates<B> {
-    /// Exchanges the arrays of all ranks and returns the elements that this
-    /// rank owns of each, by rank. `values` is this rank's array with all
-    /// elements of a parameter that has at least one. All ranks call this
-    /// together.
+    /// Exchanges the arrays of all ranks and returns this rank's owned elements
+    /// of each array, by rank. `values` is this rank's array with all elements
+    /// of the parameter, which must not be empty. All ranks call this together.
     ///
     /// # Errors
     ///
@@ -43,8 +41,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     ) -> Result<Vec<OwnedArray<B>>, ZeroError> {
         let ranks = self.group.world_size();
         let partition = Partition::new(parameter.numel(), ranks);
-        // Padded so that the partition of bytes matches the partition of
-        // elements.
+        // The array is padded so that the partition of bytes matches the
+        // partition of elements.
         let sent = padded_bytes(values, ranks * partition.shard_len());
         let tag =
             CollectiveTag::new(what, parameter.index() as u64).naming([parameter.shared_path()]);
@@ -56,8 +54,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 }
 
-/// Reads the complete arrays of these ranks and returns their mean. A single
-/// array is returned with the same bits.
+/// Reads the complete arrays of these ranks and returns their mean. The mean of
+/// a single array is bitwise identical to the array.
 pub(super) fn read_mean<B: Backend, E: From<ZeroError>>(
     parameter: &Parameter<B>,
     ranks: Range<usize>,

@@ -1,19 +1,18 @@
-//! The optimizer step: the norm of the gradients, then the update.
+//! The optimizer step: gradient norm, clipping and update.
 //!
 //! A step has four phases, each with the same collectives on all ranks:
 //!
-//! 1. The rest of the gradients is reduced, and gathered parameters are
-//!    released.
+//! 1. The remaining gradients are reduced, and gathered parameters are released.
 //! 2. The squares of the owned gradient elements are summed over the ranks,
-//!    together with a flag for gradients that are not finite. If it is set, the
-//!    step ends here and changes nothing.
+//!    together with an overflow flag. If a gradient is not finite, the step ends
+//!    here and changes nothing.
 //! 3. Parameters are updated one by one and then in rounds
-//!    (`optimizer/rounds.rs`). At stages 1 and 2 updated slices are
-//!    all-gathered in buckets as soon as a bucket is full.
+//!    (`optimizer/rounds.rs`). At stages 1 and 2, updated slices are collected
+//!    in buckets, which are all-gathered when they are full.
 //! 4. Persistent parameters of stage 3 are gathered again.
 //!
-//! Each gradient is freed when its parameter has been updated, so less and less
-//! of them is left while all-gathers make complete parameters.
+//! Each gradient is freed when its parameter has been updated. The memory of
+//! gradients therefore shrinks while parameters are all-gathered.
 
 use std::sync::Arc;
 
@@ -35,8 +34,8 @@ use crate::shard_spec::ShardSpec;
 
 /// The result of an optimizer step.
 ///
-/// It is the same on every rank, so the loss scaler and the schedule stay in
-/// step without an exchange.
+/// The result is the same on every rank, so the loss scaler and the schedule
+/// stay synchronised without an exchange.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StepOutcome {
     /// The parameters were updated.
@@ -56,23 +55,23 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// gradients. All ranks call this together.
     ///
     /// `loss_scale` is the factor of the loss in backward. Gradients are
-    /// divided by it, and their global norm is then clipped to `clip`. Both are
-    /// one factor that the update applies, so gradients are not rewritten.
+    /// divided by it, and their global norm is then clipped to `clip`. The
+    /// update applies both as one factor, so gradients are not rewritten.
+    ///
+    /// Returns the norm before clipping, or the first parameter whose gradient
+    /// is not finite. An overflow also clears the gradients.
     ///
     /// # Errors
     ///
-    /// Returns an error if a collective fails or there are no gradients.
-    ///
-    /// Returns the norm before clipping, or the parameter with the first
-    /// gradient that is not finite. An overflow clears the gradients too.
+    /// Returns an error if a collective fails or if no parameter has a gradient.
     pub fn step(
         &mut self,
         rates: Rates,
         loss_scale: f64,
         clip: Option<f64>,
     ) -> Result<StepOutcome, ZeroError> {
-        // Activations that can still be recomputed depend on the current
-        // parameters, so they are restored before these change.
+        // Freed activations that are still held depend on the current
+        // parameters, so they are recomputed before the parameters change.
         session::close_recordings(&self.ledger)?;
         // Gathered parameters are outdated after the update.
         self.gatherer.release_all()?;
@@ -84,8 +83,8 @@ impl<B: OptimizerOps> ModelStates<B> {
                 return Ok(StepOutcome::Overflow { parameter });
             }
         };
-        // The gradients are still scaled, so unscaling and clipping become one
-        // factor.
+        // The gradients are still scaled, so unscaling and clipping are combined
+        // in one factor.
         let scale = unscale_and_clip(scaled_norm, loss_scale, clip) as f32;
         self.update(gradients, rates, scale)?;
         if self.optimizer.has_just_frozen() {
@@ -100,8 +99,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// moment was frozen. They are no longer trained, because their second
     /// moment stays 0.
     ///
-    /// Only rank 0 counts, without a collective: 1-bit optimizers keep complete
-    /// second moments, and all ranks have the same bits of them.
+    /// Only rank 0 counts the elements, without a collective, because the second
+    /// moments of 1-bit optimizers are complete and identical on all ranks.
     fn warn_of_dead_elements(&self) {
         if self.group.rank() > 0 {
             return;
@@ -129,8 +128,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// # Errors
     ///
-    /// Returns an error if a reduction fails, if no parameter has a gradient,
-    /// or if a trainable parameter has none and the plan does not allow it
+    /// Returns an error if a reduction fails, if no parameter has a gradient, or
+    /// if a trainable parameter has no gradient and the plan does not allow this
     /// (`ignore_unused_parameters`).
     fn take_gradients(&self) -> Result<Vec<Option<Accumulated<B>>>, ZeroError> {
         self.reducer.borrow_mut().reduce_rest()?;
@@ -151,16 +150,15 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// Each rank sums the squares of the elements that it owns, without
     /// padding, and the sums of the ranks are added in rank order. The
-    /// partition is the same at every stage, so the norm has the same bits at
+    /// partition is the same at every stage, so the norm is bitwise identical at
     /// every stage.
     ///
     /// If each rank has its own gradients (1-bit optimizers), the result is the
-    /// root of the mean of their squared norms, an upper bound for the norm of
-    /// the mean. All ranks use the same clip factor, so every rank keeps the
+    /// root mean square of the ranks' norms, which is an upper bound of the norm
+    /// of the mean. All ranks use the same clip factor, so every rank has the
     /// same weight in the average.
     ///
-    /// The sums are f64 and belong to gradients that are still multiplied by
-    /// the loss scale.
+    /// The sums are f64. The gradients are still multiplied by the loss scale.
     ///
     /// # Errors
     ///
@@ -173,22 +171,23 @@ impl<B: OptimizerOps> ModelStates<B> {
                 let check = reducer.check(gradient, parameter.partition());
                 squares += check.sum_of_squares;
                 if !check.fits {
-                    // Parameters are visited in module order, so the first one
-                    // stays.
+                    // Parameters are visited in module order, so only the first
+                    // one is stored.
                     first_bad.get_or_insert(parameter.index());
                 }
             }
         }
-        // Both values share one collective. A rank whose own gradients are
-        // finite must not continue alone.
+        // Both values share one collective. If the gradients of one rank are not
+        // finite, all ranks must skip the step.
         let bad = if first_bad.is_some() { 1.0 } else { 0.0 };
         let sums = self.group.sum(CollectiveTag::new("gradient norm", 0), vec![squares, bad])?;
         if sums[1] == 0.0 {
-            // Own gradients: the mean over ranks of their squared norms.
+            // If ranks have their own gradients, this is the mean of their squared
+            // norms.
             let gradients = if reducer.takes_mean() { 1 } else { self.group.world_size() };
             return Ok(Norm::Finite((sums[0] / gradients as f64).sqrt()));
         }
-        // The smallest index over the ranks is the largest negated index.
+        // The maximum of the negated indices is the smallest index over all ranks.
         let mine = first_bad.map_or(f64::NEG_INFINITY, |index| -(index as f64));
         let first = -self.group.max(CollectiveTag::new("gradient norm", 1), vec![mine])?[0];
         Ok(Norm::NotFinite { first: first as usize })
@@ -197,8 +196,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Updates every trainable parameter. At stages 1 and 2, ranks then
     /// all-gather the updated slices.
     ///
-    /// `gradients` are by parameter index and are consumed one by one. `scale`
-    /// multiplies each of them.
+    /// `gradients` has the gradients by parameter index, which are consumed one
+    /// by one. Each gradient is multiplied by `scale`.
     ///
     /// # Errors
     ///
@@ -216,7 +215,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let order = self.optimizer.order(&parameters, self.group.world_size(), rates.lr);
         let operands: Vec<_> = operands(&parameters, &gradients).collect();
         let mut step = self.optimizer.start_step(rates, scale, &operands, &order)?;
-        // The reads are planned; now each gradient can be taken out of the
+        // The reads are planned, so the gradients can now be taken out of the
         // list.
         drop(operands);
         let mut taken = |step: &StepInProgress<'_, B>, index: usize| {
@@ -226,13 +225,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         for index in order.elements {
             let (values, gradient) = taken(&step, index);
-            // `None`: the values are parked and were updated in place, so there
-            // is nothing to publish.
+            // Parked values were updated in place, so there is nothing to
+            // publish.
             if let Some(updated) = step.update(index, values, gradient)? {
                 publisher.store(share.stage, &parameters[index], updated)?;
             }
         }
-        // A round holds its directions in memory until the exchange is
+        // The directions of a round stay in memory until the exchange is
         // complete.
         for round in order.rounds {
             let mut directions = Vec::new();
@@ -302,15 +301,15 @@ fn values<B: OptimizerOps>(
         return UpdateValues::Parked(shard);
     }
     if has_master {
-        // The master has the values. Dropping the working copy now makes room
-        // for the new one.
+        // The master has the values. The working copy is dropped now, so that its
+        // memory can be reused for the new copy.
         drop(parameter.take());
         return UpdateValues::Device(None);
     }
     UpdateValues::Device(Some(share.take_values(parameter)))
 }
 
-/// The global norm, or the first parameter without a finite gradient.
+/// The global norm, or the first parameter whose gradient is not finite.
 enum Norm {
     /// The norm of the scaled gradients.
     Finite(f64),

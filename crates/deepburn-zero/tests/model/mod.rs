@@ -1,4 +1,4 @@
-//! A small model with everything that makes sharding hard, and what drives it.
+//! A small model that covers the difficult cases of sharding, and its training data and policies.
 #![allow(dead_code, unreachable_pub)]
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -19,7 +19,7 @@ use deepburn_zero::{Policy, Training};
 
 pub type Trained = Training<Flex>;
 
-/// Uneven widths, a tied head, a frozen layer, an unused one and a column-major one.
+/// A model with uneven widths, a tied head, and a frozen, an unused and a column-major layer.
 #[derive(Module, Debug)]
 pub struct Net<B: Backend> {
     tokens: Embedding<B>,
@@ -52,7 +52,7 @@ impl<B: Backend> Net<B> {
         net
     }
 
-    /// Mean cross-entropy of the next token, the head being the embedding itself.
+    /// Returns the mean cross-entropy of the next token. The embedding is also the output layer.
     pub fn loss(&self, rows: &[[i64; 5]]) -> Tensor<B, 1> {
         let device = &B::Device::default();
         let [batch, len] = [rows.len(), 4];
@@ -71,7 +71,7 @@ impl<B: Backend> Net<B> {
     }
 }
 
-/// Fills parameters with small numbers that depend on their place alone.
+/// Fills parameters with small numbers that depend only on the position of the element.
 struct Numbered(u64);
 
 impl<B: Backend> ModuleMapper<B> for Numbered {
@@ -87,7 +87,7 @@ impl<B: Backend> ModuleMapper<B> for Numbered {
     }
 }
 
-/// Rows of tokens for one global batch.
+/// Returns the token rows of one global batch.
 pub fn rows(count: usize, seed: u64) -> Vec<[i64; 5]> {
     let mut state = seed;
     let mut next = move || {
@@ -169,7 +169,7 @@ pub const MUON: MuonPlan = MuonPlan {
 pub const STAGES: [Stage; 4] =
     [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
 
-/// Values of every parameter, by module path.
+/// Collects the values of every parameter, by module path.
 pub struct Values(pub Vec<(String, Vec<f32>)>, pub Vec<String>);
 
 impl<B: Backend> ModuleVisitor<B> for Values {

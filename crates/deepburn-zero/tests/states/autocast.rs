@@ -1,7 +1,7 @@
-//! Element types of ops: results under autocast against those that PyTorch recorded, and gradients in
-//! the types of their operands.
+//! Tests the element types of ops: results under autocast are compared with types recorded from PyTorch, and
+//! gradients must have the types of their operands.
 //!
-//! `data/autocast_types.json` is what `data/autocast_types.py` printed; it says how it was made.
+//! `data/autocast_types.json` is the output of `data/autocast_types.py`, which describes how it was created.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -57,10 +57,10 @@ const AUTOCAST: PrecisionPlan =
     PrecisionPlan { autocast: Some(Precision::Bf16), ..PrecisionPlan::FP32 };
 const BF16: PrecisionPlan = PrecisionPlan { compute: Precision::Bf16, ..PrecisionPlan::FP32 };
 
-/// An op of the fixture: its name there, and the result's type here for operands of one type.
+/// An op: its name in the fixture, and a function that returns the type of its result for operands of one type.
 type Op = (&'static str, fn(DType) -> DType);
 
-/// One line an op; `$x` is an operand `[4, 6]`.
+/// Defines one op per line; `$x` is an operand of shape `[4, 6]`.
 macro_rules! ops {
     ($($name:literal: |$x:ident| $result:expr;)*) => {
         [$( ($name, |dtype| { let $x = |shape| x::<2>(shape, dtype); _ = &$x; $result.dtype() }), )*]
@@ -213,7 +213,7 @@ fn layers() -> Vec<Op> {
     ]
 }
 
-/// An op on operands of two types; the first has the type of the key.
+/// An op on operands of two types. The first operand has the type of the key.
 type MixedOp = (&'static str, fn(DType, DType) -> DType);
 
 fn mixed() -> Vec<MixedOp> {
@@ -249,9 +249,9 @@ fn fixture() -> Fixture {
 
 const TYPES: [(&str, DType); 2] = [("bf16", DType::BF16), ("f32", DType::F32)];
 
-/// Compares each op with operands of one type and of two types.
+/// Compares each op with the fixture, with operands of one type and of two types.
 #[test]
-fn types_under_autocast_are_those_of_pytorch() {
+fn types_under_autocast_match_pytorch() {
     let fixture = fixture();
     let expected = |name: &str, key: &str| fixture[name][key].clone();
     let differing = inside(AUTOCAST, |_| {
@@ -274,8 +274,8 @@ fn types_under_autocast_are_those_of_pytorch() {
     assert_eq!(differing, Vec::<String>::new());
 }
 
-/// Where this differs from PyTorch on purpose: Burn's normalisations are made of means and its binary
-/// cross-entropy of a log-sigmoid, which PyTorch computes inside its own in f32.
+/// Tests intentional differences from PyTorch. Burn computes normalisations from means and the binary cross-entropy
+/// from a log-sigmoid. These parts run in f32 here, and inside the op in PyTorch.
 #[test]
 fn parts_of_norms_and_losses_are_in_f32() {
     let fixture = fixture();
@@ -303,10 +303,10 @@ fn an_f32_input_takes_the_type_of_a_16_bit_layer() {
     inside(BF16, |net| {
         assert_eq!(net.layer.weight.val().dtype(), DType::BF16);
         assert_eq!(net.layer.forward(x::<2>(S, DType::F32)).dtype(), DType::BF16);
-        // A product of activations has no parameter to follow.
+        // A product of activations has no parameter that determines its type.
         let product = x::<2>(S, DType::F32).matmul(x::<2>([6, 4], DType::BF16));
         assert_eq!(product.dtype(), DType::F32);
-        // Nor has a sum with a parameter.
+        // A sum with a parameter does not follow the parameter either.
         let weight = net.layer.weight.val();
         assert_eq!((weight.transpose() + x::<2>([6, 6], DType::F32)).dtype(), DType::F32);
     });

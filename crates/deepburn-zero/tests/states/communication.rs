@@ -1,4 +1,4 @@
-//! What sharded training sends: how many collectives, how many elements, in which messages.
+//! Tests the communication of sharded training: the numbers of collectives, messages and elements.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use deepburn_config::{OptimizerPlan, Stage};
 use deepburn_kernels::TreeSum;
 use deepburn_zero::{Group, ModelStates, Policy, Rates, ZeroError};
 
-/// What `look` sees on rank 0 before training and after each of `steps` steps of one micro-batch.
+/// Returns the results of `look` on rank 0 before training and after each of `steps` steps of one micro-batch.
 pub(crate) fn observe<T: Send>(
     world_size: usize,
     policy: &Policy,
@@ -36,12 +36,12 @@ pub(crate) fn observe<T: Send>(
     ranks.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0)
 }
 
-/// Counters of rank 0 before training and after each of `steps` steps of one micro-batch.
+/// Returns the counters of rank 0 before training and after each of `steps` steps of one micro-batch.
 pub(crate) fn statistics(world_size: usize, policy: &Policy, steps: usize) -> Vec<Statistics> {
     observe(world_size, policy, steps, |member, _| member.statistics())
 }
 
-/// What the last step added to the counters.
+/// Returns the increase of the counters in the last step.
 pub(crate) fn last_step(
     seen: &[Statistics],
     select: impl Fn(Operation, &str) -> bool + Copy,
@@ -51,9 +51,9 @@ pub(crate) fn last_step(
     Count { calls: after.calls - before.calls, elements: after.elements - before.elements }
 }
 
-/// Elements of the parameters that get a gradient: trainable and used.
+/// The number of elements that get a gradient: parameters that are trainable and used.
 const WITH_GRADIENT: u64 = 13 * 6 + 2 * 6 + 4 * (6 * 6 + 6) + (6 * 7 + 7) + (7 * 6 + 6);
-/// All trainable elements: the unused layer too.
+/// The number of trainable elements, including the unused layer.
 const TRAINABLE: u64 = WITH_GRADIENT + 3 * 5 + 5;
 
 #[test]
@@ -72,16 +72,16 @@ fn each_gradient_is_reduced_once_a_micro_batch() {
 }
 
 #[test]
-fn gradients_travel_in_buckets() {
+fn gradients_are_reduced_in_buckets() {
     let calls = |size| {
         let mut policy = policy(Stage::Gradients);
         policy.zero.gradients.reduce_bucket_size = size;
         last_step(&statistics(2, &policy, 2), |_, purpose| purpose == "gradients").calls
     };
-    // One message a gradient; 15 parameters get one.
+    // Each of the 15 gradients is a separate message.
     assert_eq!(calls(1), 15);
     assert!(calls(50) < 15);
-    // However large a bucket may be, it stays below a sixteenth of the model.
+    // A bucket is never larger than a sixteenth of the model.
     assert_eq!(calls(500_000_000), calls(TRAINABLE.div_ceil(16) as usize));
 }
 
@@ -98,7 +98,7 @@ fn updated_parameters_are_gathered_once_a_step_at_stages_1_and_2() {
     }
 }
 
-/// All-gathers of the last of three steps for a change of the policy at stage 3.
+/// Returns the number of all-gathers in the last of three steps, with a changed policy at stage 3.
 fn gathers(change: impl Fn(&mut Policy)) -> u64 {
     let mut policy = policy(Stage::Parameters);
     change(&mut policy);
@@ -112,20 +112,20 @@ fn gathers_are_coalesced_once_the_order_is_known() {
         last_step(&seen, |op, _| op == Operation::AllGather).calls
     };
     let known = gathers(|_| {});
-    // One gather a use while recording; then one for the first use of each phase and one that
-    // fetches the rest ahead. Nothing is gathered twice, since everything may stay.
+    // While recording, each use is a separate gather. Later, each phase has one gather for the first use and one
+    // prefetch of all other parameters. No parameter is gathered twice, because all of them may be kept.
     assert!(first_step > 20, "{first_step}");
     assert!(known <= 4, "{known}");
 }
 
 #[test]
-fn without_prefetch_each_parameter_is_gathered_by_itself() {
+fn without_prefetch_each_parameter_is_gathered_separately() {
     let kept = gathers(|policy| policy.zero.parameters.prefetch_bucket_size = 0);
     let dropped = gathers(|policy| {
         policy.zero.parameters.prefetch_bucket_size = 0;
         policy.zero.parameters.max_reuse_distance = 0;
     });
-    // 17 parameters are used in forward, the frozen ones and the tied one among them.
+    // 17 parameters are used in forward, including the frozen ones and the tied one.
     assert_eq!(kept, 17);
     assert!(dropped > kept, "{dropped}");
 }
@@ -167,8 +167,8 @@ fn one_rank_takes_the_same_path() {
     assert_eq!(purposes(1), purposes(2));
 }
 
-/// Elements of the matrices that Muon orthogonalises: four projections of the attention, two of the inner layer, and
-/// the unused one.
+/// The number of elements of the matrices that Muon orthogonalises: four attention projections, two matrices of the
+/// inner layer, and the unused layer.
 const MATRICES: [u64; 7] = [6 * 6, 6 * 6, 6 * 6, 6 * 6, 6 * 7, 7 * 6, 3 * 5];
 
 #[test]
@@ -182,7 +182,7 @@ fn each_matrix_is_gathered_once_and_broadcast_once() {
             let whole: u64 = MATRICES.iter().sum();
             let what = format!("{ranks} ranks at stage {stage:?}");
             assert_eq!(results, Count { calls: 7, elements: whole }, "{what}");
-            // One message a round, in which each rank orthogonalises one matrix.
+            // Each round has one message, and each rank orthogonalises one matrix in it.
             let rounds = 7_u64.div_ceil(ranks as u64);
             let expected = match stage.shards_optimizer() {
                 true => Count { calls: rounds, elements: whole },
@@ -203,7 +203,7 @@ fn norms_are_a_few_numbers_a_round() {
             assert_eq!(norms, Count::default());
             continue;
         }
-        // Of each tensor a few sums in f64, of values and of the direction; of a round their number in bytes, too.
+        // For each tensor, a few f64 sums of values and of the direction are sent. A round also sends their size.
         let sums = |numel: usize| {
             let partition = Partition::new(numel, ranks);
             (0..ranks).map(|rank| TreeSum::len_of(partition.owned(rank))).max().unwrap_or(0)
@@ -216,5 +216,5 @@ fn norms_are_a_few_numbers_a_round() {
     }
 }
 
-/// Elements of all trainable tensors: embedding, norm, attention, inner layer, unused layer.
+/// The numbers of elements of all trainable tensors: embedding, norm, attention, inner layer, unused layer.
 const TENSORS: [usize; 17] = [78, 6, 6, 36, 6, 36, 6, 36, 6, 36, 6, 42, 7, 42, 6, 15, 5];

@@ -1,4 +1,4 @@
-//! Lazy parameters: rank 0 alone makes their values, and all ranks start from them.
+//! Tests lazy parameters: only rank 0 initialises them, and all ranks start with its values.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,14 +15,14 @@ use deepburn_zero::{Group, ModelStates, Training, ZeroError};
 
 use crate::model::{STAGES, Trained, policy};
 
-/// How often closures ran.
+/// Counts the calls of all initialisers.
 type Drawn = Arc<AtomicUsize>;
 
 fn numbers(count: usize, first: f32) -> Vec<f32> {
     (0..count).map(|number| number as f32 / 8.0 + first).collect()
 }
 
-/// A lazy parameter with numbers from `first` on.
+/// Returns a lazy parameter whose values count up from `first`.
 fn lazy<B: Backend, const D: usize>(
     drawn: &Drawn,
     shape: [usize; D],
@@ -37,15 +37,15 @@ fn lazy<B: Backend, const D: usize>(
     Param::uninitialized(ParamId::new(), init, B::Device::default(), true, shape.into())
 }
 
-/// One parameter of each kind that laziness could get wrong.
+/// A module with one parameter for each difficult case of lazy initialisation.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     odd: Param<Tensor<B, 2>>,
     tied: Param<Tensor<B, 2>>,
     frozen: Param<Tensor<B, 1>>,
-    /// Its closure freezes it, whatever it is asked for.
+    /// The initialiser freezes this parameter, even if a trainable one is requested.
     stubborn: Param<Tensor<B, 1>>,
-    /// Its closure makes another shape than announced.
+    /// The initialiser returns another shape than the one that the parameter reports.
     turned: Param<Tensor<B, 2>>,
     order: Param<Tensor<B, 1, Int>>,
     empty: Param<Tensor<B, 1>>,
@@ -79,7 +79,7 @@ fn ranks<T: Send>(
     ranks.unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// Path, shape, whether it is trained, and values of each parameter.
+/// The path and shape of each parameter, whether it is trained, and its values.
 type Found = Vec<(String, Vec<usize>, bool, Vec<f32>)>;
 
 fn found(states: &ModelStates<Flex>) -> Result<Found, ZeroError> {
@@ -111,7 +111,7 @@ fn expected() -> Found {
 fn rank_0_makes_every_value_and_all_ranks_start_from_it() {
     for (stage, world_size) in STAGES.into_iter().flat_map(|it| [(it, 1), (it, 2), (it, 3)]) {
         let drawn = Drawn::default();
-        // Clones of one module, as ranks that are threads get them.
+        // Rank threads use clones of one module.
         let net = Net::<Trained>::new(&drawn);
         let results = ranks(world_size, |group| {
             let (net, states) = ModelStates::shard(net.clone(), policy(stage), group)?;
@@ -123,7 +123,8 @@ fn rank_0_makes_every_value_and_all_ranks_start_from_it() {
             let case = format!("stage {stage:?}, {world_size} ranks");
             assert_eq!(result, (expected(), vec![2, 0, 1], false), "{case}");
         }
-        // Each of the six once; the twin is drawn as plain Burn draws it.
+        // Each of the six parameters is initialised once. The tied twin is also initialised, as in
+        // plain Burn.
         assert_eq!(drawn.load(Ordering::SeqCst), 6);
         assert!(!net.odd.is_initialized());
     }
@@ -153,7 +154,7 @@ struct Layers<B: Backend> {
     column_major: Linear<B>,
 }
 
-/// To find running statistics the module is copied, which must not draw anything.
+/// The module is copied to find running statistics. The copy must not initialise any parameter.
 #[test]
 fn running_statistics_are_found_without_values() {
     let drawn = Drawn::default();
@@ -166,7 +167,7 @@ fn running_statistics_are_found_without_values() {
         let (net, states) = ModelStates::shard(net.clone(), policy(Stage::Parameters), group)?;
         states.start_saving_pass()?;
         let buffers: Vec<_> = states.buffers().iter().map(|it| it.path().to_owned()).collect();
-        // What a record of this layer holds is turned when it is loaded.
+        // Loading a record of this layer transposes its weight.
         let record = net.column_major.weight.transform_for_save();
         Ok((buffers, found(&states)?, record.shape().to_vec()))
     });
@@ -201,7 +202,7 @@ fn a_value_that_cannot_be_made_ends_all_ranks_with_its_name() {
     assert!(message.contains(named) && message.contains("rank 0"), "{message}");
 }
 
-/// The message with which two ranks end that have these two parameters.
+/// Returns the error message of two ranks that have these two parameters.
 fn difference(first: impl Fn(&Drawn, usize) -> Param<Tensor<Trained, 2>> + Sync) -> String {
     let failure = run_ranks(2, Duration::from_secs(60), |member| {
         let drawn = Drawn::default();
@@ -218,7 +219,7 @@ fn difference(first: impl Fn(&Drawn, usize) -> Param<Tensor<Trained, 2>> + Sync)
 #[test]
 fn shapes_that_differ_between_ranks_are_an_error() {
     let message = difference(|drawn, rank| {
-        // As many elements: a collective alone would not notice.
+        // The number of elements is the same, so a collective would not detect the difference.
         Param::initialized(ParamId::new(), lazy(drawn, [[2, 3], [3, 2]][rank], 0.0).val())
     });
     assert!(message.contains("first has shape [3, 2] here and [2, 3] on rank 0"), "{message}");
@@ -251,14 +252,14 @@ fn a_parameter_frozen_on_one_rank_only_is_an_error() {
     assert!(message.contains("first is frozen here and trained on rank 0"), "{message}");
 }
 
-/// A module with a list of layers, and perhaps something after it.
+/// A module with a list of layers and an optional head.
 #[derive(Module, Debug)]
 struct Deep<B: Backend> {
     layers: Vec<Linear<B>>,
     head: Option<Linear<B>>,
 }
 
-/// The message with which three ranks end that have so many layers, all of one shape.
+/// Returns the error message of three ranks with these numbers of layers, all of the same shape.
 fn depth_difference(depths: [usize; 3], has_head: bool) -> String {
     let failure = run_ranks(3, Duration::from_secs(60), |member| {
         let layer = || LinearConfig::new(4, 4).init::<Trained>(&FlexDevice);

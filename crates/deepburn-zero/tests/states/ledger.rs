@@ -1,5 +1,5 @@
-//! What the ledger counts as activations: floats, ints, bools and casts, each for as long as it lives; and that
-//! gathered parameters go with their engine.
+//! Tests that the ledger counts float, int and bool tensors and casts as activations until they are dropped, and that
+//! gathered parameters are freed with their engine.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ struct Net<B: Backend> {
     layer: Linear<B>,
 }
 
-/// Runs `body` on one rank; it is given a count of the bytes of activations that are held.
+/// Runs `body` on one rank. Its argument is a function that returns the current bytes of activations.
 fn with_ledger(body: impl Fn(&dyn Fn() -> usize) + Sync) {
     let ranks = run_ranks(1, Duration::from_secs(60), |member| {
         let net = Net::<Trained> { layer: LinearConfig::new(2, 2).init(&FlexDevice) };
@@ -87,7 +87,7 @@ fn gathered_parameters_go_with_the_engine() {
         let (mut net, states) = ModelStates::shard(net, policy, Group::<Flex>::new(member))?;
         let ledger = states.ledger().clone();
         let gathered = || ledger.usage(Category::Gathered).current;
-        // The first pass records that each parameter is read twice; the second one stops in between.
+        // The first pass records that each parameter is read twice. The second pass reads it once.
         for reads in [2, 1] {
             net = states.start_training_pass(net)?;
             let _context = states.enter(Some(Pass::Train));

@@ -1,5 +1,5 @@
-//! The states of a model: sharding, reduction, updates, and what is counted of them. One program, because each would
-//! compile the tensor stack again.
+//! Tests of model states: sharding, reduction, updates and memory counters. They are one test program, because each
+//! program compiles the tensor stack again.
 
 mod autocast;
 mod communication;

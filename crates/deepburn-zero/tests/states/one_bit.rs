@@ -1,4 +1,4 @@
-//! 1-bit Adam: against a simulation in f64, and what ranks exchange and keep.
+//! Tests 1-bit Adam against a simulation in f64, and its communication and memory.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn one_bit(freeze_step: u64) -> Policy {
     Policy { optimizer: OptimizerPlan::OneBitAdam(plan), ..policy(Stage::Disabled) }
 }
 
-/// Shapes that no number of ranks divides, and one with fewer elements than ranks.
+/// A module whose parameters cannot be divided evenly over the ranks. One parameter has fewer elements than ranks.
 #[derive(Module, Debug)]
 pub(crate) struct Layers<B: Backend> {
     tokens: Embedding<B>,
@@ -51,7 +51,7 @@ impl<B: Backend> Layers<B> {
         }
     }
 
-    /// A loss whose gradient is known: all parameters times numbers that depend on step and rank.
+    /// Returns a loss with known gradients: the sum of all parameters times numbers that depend on step and rank.
     pub(crate) fn loss(&self, step: usize, rank: usize) -> Tensor<B, 1> {
         let sum = Tensor::zeros([1], &B::Device::default());
         let mut loss = RankProducts { step, rank, place: 0, sum };
@@ -60,8 +60,8 @@ impl<B: Backend> Layers<B> {
     }
 }
 
-/// The gradient of parameter number `place`. Element 3 of the first, and all of row 7, never have one. Element 12 has
-/// one from step 4 on, and element 13 from step 60 on.
+/// Returns the gradient of parameter number `place`. In the first parameter, element 3 and row 7 never have a gradient.
+/// Element 12 has a gradient from step 4 on, and element 13 from step 60 on.
 pub(crate) fn gradient(step: usize, rank: usize, place: usize, numel: usize) -> Vec<f32> {
     let mut state = (step * 1000 + rank * 100 + place) as u64;
     let mut next = move || {
@@ -73,7 +73,7 @@ pub(crate) fn gradient(step: usize, rank: usize, place: usize, numel: usize) -> 
     (0..numel).map(|i| next() as f32 / 64.0 * if is_dead(i) { 0.0 } else { 1.0 }).collect()
 }
 
-/// Whether an element of the first parameter has no gradient in `step`.
+/// Returns true if an element of the first parameter has no gradient in `step`.
 pub(crate) fn is_without_gradient(step: usize, i: usize) -> bool {
     i == 3 || i / 5 == 7 || (i == 12 && step < 4) || (i == 13 && step < 60)
 }
@@ -96,7 +96,7 @@ impl<B: Backend> ModuleVisitor<B> for RankProducts<B> {
     }
 }
 
-/// The learning rate of a step.
+/// Returns the learning rate of a step.
 pub(crate) fn rate(step: usize) -> f64 {
     ADAM.lr * (1.0 - step as f64 / (2 * STEPS) as f64)
 }
@@ -123,7 +123,8 @@ pub(crate) fn train_step(
     Ok((net, outcome))
 }
 
-/// Initial and final weights, which all ranks share, and the counters of rank 0 before and after the last step.
+/// Returns the initial and final weights, which are the same on all ranks, and the counters of rank 0 before and after
+/// the last step.
 pub(crate) fn train(
     module: &Layers<Trained>,
     ranks: usize,
@@ -149,7 +150,7 @@ pub(crate) fn train(
 }
 
 #[test]
-fn weights_are_those_of_a_simulation_in_f64() {
+fn weights_match_a_simulation_in_f64() {
     let mut worst = 0.0_f64;
     for (ranks, freeze_step) in [(1, 2), (2, 2), (3, 20), (4, 2), (4, 150)] {
         let ([before, after], _) = train(&Layers::new(), ranks, &one_bit(freeze_step), STEPS);
@@ -171,12 +172,12 @@ fn weights_are_those_of_a_simulation_in_f64() {
         }
     }
     println!("largest difference, relative to the largest weight: {worst:e}");
-    // Relative to the largest weight: 200 roundings of 6e-8 and as many of momenta, which partly cancel. One sign that
-    // f32 rounded the other way would be off by twice a scale, 1e-3 and more.
+    // The error is relative to the largest weight. It comes from 200 roundings of 6e-8 of the weights and of the
+    // momenta, which partly cancel. One sign that f32 rounds the other way would add twice a scale, at least 1e-3.
     assert!(worst < 3e-6, "{worst:e}");
 }
 
-/// Elements without a gradient before the freeze do not move but for weight decay.
+/// Elements without a gradient before the freeze are only changed by weight decay, which is 0 here.
 #[test]
 fn elements_without_a_gradient_keep_their_values() {
     for ranks in [1, 3] {
@@ -196,12 +197,12 @@ fn a_sum_of_gradients_is_as_many_times_their_mean() {
     let mut summed = one_bit(3);
     summed.reduction.op = GradientReduction::Sum;
     let mut large = one_bit(3);
-    // Twice the gradient on two ranks: Adam's updates are the same but for eps.
+    // The sum on two ranks is twice the mean. Adam's updates only differ by the effect of eps.
     if let OptimizerPlan::OneBitAdam(plan) = &mut large.optimizer {
         plan.adam.eps = ADAM.eps / 2.0;
     }
     let module = Layers::new();
-    // Both runs start from its values, which are made when they are first used.
+    // Using the module initialises its lazy parameters, so that both runs start with the same values.
     drop(module.loss(0, 0));
     let ([_, mean], _) = train(&module, 2, &large, 12);
     let ([_, sum], _) = train(&module, 2, &summed, 12);
@@ -210,7 +211,8 @@ fn a_sum_of_gradients_is_as_many_times_their_mean() {
     }
 }
 
-/// Bytes that travel for a purpose in the last step: of an all-reduce twice the array, of a half of one the array.
+/// Returns the bytes that are sent for these purposes in the last step. An all-reduce counts as twice the array, and a
+/// reduce-scatter or all-gather as the array.
 pub(crate) fn bytes([before, after]: &[Statistics; 2], purposes: &[&str], element: u64) -> u64 {
     let total = |statistics: &Statistics| -> u64 {
         let counts = statistics.iter().filter(|(_, purpose, _)| purposes.contains(purpose));
@@ -230,18 +232,18 @@ fn signs_take_a_sixteenth_of_the_bytes_of_16_bit_gradients() {
     let signs = bytes(&compressed, &["momenta"], 1);
     let numels = [9 * 5, 5 * 67, 67, 67, 1];
     assert_eq!(gradients, 2 * 2 * numels.iter().sum::<usize>() as u64);
-    // Both ways: parts of whole bytes, and a scale for each rank.
+    // Each direction sends parts of whole bytes and a scale for each rank.
     let part = |numel: usize| Partition::new(numel.div_ceil(8), ranks).shard_len() + 4;
     let expected: usize = numels.iter().map(|numel| 2 * ranks * part(*numel)).sum();
     assert_eq!(signs, expected as u64);
-    // Of a tensor of a million elements that is a sixteenth, and 32 bytes.
+    // For a tensor of a million elements, this is a sixteenth plus 32 bytes.
     assert_eq!(2 * ranks * part(1 << 20), ((2 * 2) << 20) / 16 + 2 * ranks * 4);
     // One exchange serves several tensors.
     let calls = |seen: &Statistics| seen.purpose("momenta").calls;
     assert!(calls(&compressed[1]) - calls(&compressed[0]) <= 2 * numels.len() as u64);
 }
 
-/// A gradient that is not finite on one rank, in a part that another rank would own, skips the step on all.
+/// If one rank has a gradient that is not finite, all ranks skip the step, even if another rank would own the element.
 #[test]
 fn an_overflow_of_one_rank_skips_the_step_of_all() {
     let outcomes = run_ranks(3, Duration::from_secs(60), |member| {
@@ -269,7 +271,7 @@ fn an_overflow_of_one_rank_skips_the_step_of_all() {
     }
 }
 
-/// All ranks clip by one norm: the root of the mean of their squares.
+/// All ranks clip by the same norm: the root mean square of their norms.
 #[test]
 fn ranks_clip_alike_after_the_freeze() {
     let outcomes = run_ranks(2, Duration::from_secs(60), |member| {
@@ -323,7 +325,7 @@ fn the_ledger_holds_what_the_estimate_says() {
             seen.unwrap_or_else(|failure| panic!("{failure}"))
         {
             assert_eq!((optimizer, host), (estimate.states.optimizer, estimate.host));
-            // Messages are small beside the directions.
+            // Messages are small compared to the directions.
             assert!(buckets <= estimate.buffers.directions, "{buckets}, {estimate:?}");
             assert_eq!(errors, if ranks == 1 { 0 } else { ranks + 1 });
         }

@@ -1,4 +1,4 @@
-//! 1-bit LAMB: against a simulation in f64, and what ranks exchange and keep.
+//! Tests 1-bit LAMB against a simulation in f64, and its communication and memory.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn with_decay(weight_decay: f64, plan: OneBitLambPlan) -> OneBitLambPlan {
     OneBitLambPlan { lamb: LambPlan { weight_decay, ..plan.lamb }, ..plan }
 }
 
-/// Gives every weight a number that is the same in each run: trust ratios depend on weights.
+/// Sets every weight to a number that is the same in each run, because trust ratios depend on the weights.
 struct Numbers {
     place: usize,
 }
@@ -52,7 +52,7 @@ impl ModuleMapper<Trained> for Numbers {
         &mut self,
         param: Param<Tensor<Trained, D>>,
     ) -> Param<Tensor<Trained, D>> {
-        // The first numbers are gradients, some of which are 0.
+        // Number 0 is skipped, because some of its values are 0.
         self.place += 1;
         let numbers =
             |it: &Tensor<Trained, D>| gradient(0, 7, self.place, it.dims().iter().product());
@@ -63,10 +63,10 @@ impl ModuleMapper<Trained> for Numbers {
     }
 }
 
-/// Initial and final weights, and the scalars of each tensor by name.
+/// The initial and final weights, and the scalars of each tensor by name.
 type Run = ([Weights; 2], Vec<Vec<(&'static str, f64)>>);
 
-/// Takes `STEPS` steps. All ranks end with the same.
+/// Takes `STEPS` steps and checks that all ranks end with the same states.
 fn run(ranks: usize, plan: OneBitLambPlan) -> Run {
     let module = Layers::<Trained>::new().map(&mut Numbers { place: 0 });
     let runs = run_ranks(ranks, Duration::from_secs(60), |member| {
@@ -114,9 +114,9 @@ fn simulated(ranks: usize, plan: OneBitLambPlan, before: &Weights) -> OneBitLamb
     simulated
 }
 
-/// The signs that travel depend on gradients alone. These cases have none that f32 could round the other way.
+/// The signs that are sent depend only on the gradients. In these cases, f32 rounding does not change any sign.
 #[test]
-fn weights_and_scalars_are_those_of_a_simulation_in_f64() {
+fn weights_and_scalars_match_a_simulation_in_f64() {
     let (mut worst, mut worst_scalar) = (0.0_f64, 0.0_f64);
     let narrow = OneBitLambPlan {
         lamb: LambPlan { trust_ratio: [0.05, 0.3], ..PLAN.lamb },
@@ -164,14 +164,15 @@ fn weights_and_scalars_are_those_of_a_simulation_in_f64() {
         assert!(moved > 0.1, "{moved}");
         (worst, worst_scalar) = (worst.max(off), worst_scalar.max(scalar_off));
     }
-    // Relative to the largest weight: 200 roundings of 6e-8 and as many of momenta and norms, which partly cancel. One
-    // sign that f32 rounded the other way would be off by 1e-2.
+    // The error is relative to the largest weight. It comes from 200 roundings of 6e-8 of weights, momenta and norms,
+    // which partly cancel. One sign that f32 rounds the other way would add 1e-2.
     assert!(worst < 3e-6, "{worst:e}");
-    // Relative. The tensor with one element has a momentum and a weight that pass 0, where f32 keeps less of them.
+    // The error is relative. The momentum and the weight of the tensor with one element cross 0, where the relative
+    // error of f32 is larger.
     assert!(worst_scalar < 2e-5, "{worst_scalar:e}");
 }
 
-/// Elements without a gradient before the freeze do not move but for weight decay.
+/// Elements without a gradient before the freeze are only changed by weight decay.
 #[test]
 fn elements_without_a_gradient_keep_their_values() {
     for ranks in [1, 3] {
@@ -183,7 +184,7 @@ fn elements_without_a_gradient_keep_their_values() {
     }
 }
 
-/// All tensors travel together: one exchange, with the bytes of 1-bit Adam.
+/// All tensors share one exchange, which sends as many bytes as 1-bit Adam.
 #[test]
 fn a_step_after_the_freeze_is_one_exchange() {
     let (ranks, policy) = (4, one_bit(OneBitLambPlan { freeze_step: 3, ..PLAN }));
@@ -223,7 +224,7 @@ fn the_ledger_holds_what_the_estimate_says() {
             let numel: usize = NUMELS.iter().sum();
             assert_eq!(optimizer, 3 * 4 * numel as u64);
             assert_eq!((optimizer, host), (estimate.states.optimizer, estimate.host));
-            // All momenta at once, and no more than that, the largest direction and messages.
+            // All momenta are in memory at once, in addition to at most the largest direction and messages.
             assert!(buckets >= 4 * numel);
             assert!(buckets as u64 <= estimate.buffers.directions, "{buckets}, {estimate:?}");
             assert!(estimate.buffers.directions <= 2 * 4 * numel as u64, "{estimate:?}");

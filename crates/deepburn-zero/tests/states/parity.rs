@@ -1,4 +1,4 @@
-//! Sharded training against its unsharded twin, on uneven shapes and several rank counts.
+//! Compares sharded training with unsharded training, with uneven shapes and several rank counts.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use deepburn_zero::{
     Category, Group, ModelStates, Policy, Rates, StepOutcome, Tier, ZeroError, swap_bytes,
 };
 
-/// What a rank saw: losses, gradients of the first step by path, final weights, gradient norms.
+/// The results of a rank: losses, gradients of the first step by path, final weights and gradient norms.
 #[derive(Debug, Clone, PartialEq)]
 struct Outcome {
     losses: Vec<f32>,
@@ -26,7 +26,7 @@ struct Outcome {
 
 const STEPS: usize = 3;
 const MICRO_BATCHES: usize = 2;
-/// Divisible by every number of ranks used here.
+/// The number of samples, which is divisible by every number of ranks in the tests.
 const SAMPLES: usize = 12;
 
 fn values(data: TensorData) -> Vec<f32> {
@@ -79,9 +79,9 @@ fn train(world_size: usize, policy: &Policy) -> Outcome {
     first
 }
 
-/// 1e-5: sums of 12 samples in another order, with gradients up to about 1.
+/// The tolerance of 1e-5 is for sums of 12 samples in another order, with gradients up to about 1.
 #[test]
-fn gradients_equal_those_of_one_rank_on_the_whole_batch() {
+fn gradients_match_one_rank_on_the_whole_batch() {
     let twin = train(1, &policy(Stage::Disabled));
     for world_size in [2, 3, 4] {
         for stage in STAGES {
@@ -133,7 +133,7 @@ fn buckets_prefetch_persistence_and_limits_change_nothing() {
         |p| p.zero.gradients.contiguous_gradients = false,
         |p| p.zero.gradients.reduce_scatter = false,
         |p| p.zero.parameters.prefetch_bucket_size = 0,
-        // Less than each matrix.
+        // The limit is smaller than each matrix.
         |p| p.zero.parameters.prefetch_bucket_size = 20,
         |p| {
             p.zero.parameters.prefetch_bucket_size = 20;
@@ -159,7 +159,7 @@ fn buckets_prefetch_persistence_and_limits_change_nothing() {
     assert_eq!(train(3, &small), plain);
 }
 
-/// Every optimizer; SGD with and without states.
+/// Returns the optimizers, including SGD with and without momentum.
 fn rules() -> [OptimizerPlan; 8] {
     let sgd = |momentum, dampening, nesterov| OptimizerPlan::Sgd {
         lr: 1e-2,
@@ -191,7 +191,7 @@ fn every_optimizer_gives_the_same_bits_at_every_stage() {
     }
 }
 
-/// A file in the folder of the crate.
+/// Returns an NVMe offload with a file in the folder of the crate.
 fn nvme(sub_group_size: usize, overlaps: bool) -> OptimizerOffload {
     OptimizerOffload::Nvme(NvmePlan {
         file: SwapFilePlan {
@@ -205,7 +205,7 @@ fn nvme(sub_group_size: usize, overlaps: bool) -> OptimizerOffload {
     })
 }
 
-/// Pieces that do not divide a shard, all rules, masters of 16-bit parameters.
+/// Covers chunks that do not divide a shard, all optimizers, and masters of 16-bit parameters.
 #[test]
 fn parked_states_change_nothing() {
     let host = |sub_group_size| OptimizerOffload::Host { sub_group_size, ratio: 1.0 };
@@ -216,8 +216,8 @@ fn parked_states_change_nothing() {
                 PrecisionPlan { compute, communication: compute, ..PrecisionPlan::FP32 };
             let plan = |stage| Policy { precision, optimizer: rule.clone(), ..policy(stage) };
             let plain = train(ranks, &plan(Stage::Gradients));
-            for (stage, piece) in STAGES.into_iter().zip([7, 1, 5, usize::MAX]) {
-                for store in [host(piece), nvme(piece, true), nvme(piece, false)] {
+            for (stage, chunk) in STAGES.into_iter().zip([7, 1, 5, usize::MAX]) {
+                for store in [host(chunk), nvme(chunk, true), nvme(chunk, false)] {
                     let mut parked = plan(stage);
                     parked.zero.optimizer_states = store.clone();
                     let trained = train(ranks, &parked);
@@ -228,7 +228,7 @@ fn parked_states_change_nothing() {
     }
 }
 
-/// The states of the first parameters on the device, the others' states in host memory.
+/// The states of the first parameters are on the device, and all other states are in host memory.
 #[test]
 fn states_parked_in_part_change_nothing() {
     for (ranks, compute) in [(1, Precision::Fp32), (2, Precision::Bf16), (3, Precision::Fp32)] {
@@ -258,7 +258,7 @@ fn ways_to_average_agree() {
     prescaled.reduction.prescale = true;
     let mut predivided = policy(Stage::Gradients);
     predivided.reduction.predivide_factor = 2.0;
-    // Divisions by powers of two are exact, so even the bits agree on four ranks.
+    // Divisions by powers of two are exact, so the results are bitwise identical on four ranks.
     assert_eq!(train(4, &prescaled), mean);
     assert_eq!(train(4, &predivided), mean);
 
@@ -272,7 +272,7 @@ fn ways_to_average_agree() {
     }
 }
 
-/// What `look` finds on each rank between a backward pass and its step.
+/// Returns the result of `look` on each rank between a backward pass and its step.
 fn after_backward<T: Send>(
     ranks: usize,
     policy: &Policy,
@@ -291,7 +291,7 @@ fn after_backward<T: Send>(
     found.unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// Model states in bytes per rank, by the formula of 16 bytes a parameter.
+/// The bytes of model states per rank match the formula of 16 bytes per parameter.
 #[test]
 fn the_ledger_shows_the_formula() {
     let mut frozen_bytes = 0;
@@ -328,7 +328,7 @@ fn the_ledger_shows_the_formula() {
     assert!(frozen_bytes > 0);
 }
 
-/// Shards of parameters outside of the device: in memory, on NVMe, or some here and some there.
+/// Shards of parameters are offloaded to host memory, to NVMe, or to both.
 #[test]
 fn parked_parameters_change_nothing() {
     let on_nvme =
@@ -368,7 +368,7 @@ fn parked_parameters_change_nothing() {
     }
 }
 
-/// Their updates read values twice, or not at all, before they change them.
+/// The updates of these optimizers read the values twice, or not at all, before they change them.
 #[test]
 fn parked_parameters_change_nothing_for_optimizers_with_directions() {
     for optimizer in [OptimizerPlan::Lamb(LAMB), OptimizerPlan::Muon(MUON)] {
@@ -396,7 +396,7 @@ fn parked_parameters_change_nothing_for_optimizers_with_directions() {
     }
 }
 
-/// A policy that keeps nothing on the device.
+/// Returns a policy that offloads all states and shards to NVMe.
 fn all_on_nvme() -> Policy {
     let mut parked = policy(Stage::Parameters);
     parked.zero.optimizer_states = nvme(usize::MAX, true);
@@ -427,7 +427,7 @@ fn parked_parameters_leave_the_device() {
                     states.step(Rates { lr: 1e-2, betas: None }, 1.0, None)?;
                     let ledger = states.ledger();
                     assert_eq!(gathered.current, 0, "gathered parameters are left over");
-                    // Some kept or fetched ahead, and the one that an op asks for.
+                    // The limit covers kept and prefetched parameters, plus the parameter that an op requests.
                     assert!(gathered.peak <= (100 + 78) * 4, "{}", gathered.peak);
                     kept.push(Category::ALL.map(|category| ledger.usage(category).current));
                 }
@@ -472,7 +472,7 @@ fn parameters_are_parked_only_beside_states() {
     }
 }
 
-/// Cuts all files without a name in `folder` that this process has open, so that they cannot be read.
+/// Truncates all open files of this process that were created in `folder`, so that they cannot be read.
 fn cut_files(folder: &std::path::Path) {
     for open in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
         let target = std::fs::read_link(open.path()).unwrap_or_default();
@@ -483,7 +483,8 @@ fn cut_files(folder: &std::path::Path) {
     }
 }
 
-/// A disk that fails while a parameter is gathered or a gradient is added to ends all ranks, and names both.
+/// If the disk fails while a parameter is gathered or a gradient is accumulated, all ranks end with an error that names
+/// the parameter and the folder.
 #[test]
 fn a_disk_that_fails_ends_all_ranks() {
     for (number, parameters) in [true, false].into_iter().enumerate() {
@@ -507,7 +508,7 @@ fn a_disk_that_fails_ends_all_ranks() {
                 states.start_backward();
                 drop(loss.backward());
                 states.finish_pass()?;
-                // Both ranks have read all they need by now.
+                // Both ranks have finished their reads.
                 states.group().barrier(deepburn_comm::CollectiveTag::new("pass", micro_batch))?;
                 if states.group().rank() == 1 {
                     cut_files(&folder);
@@ -524,7 +525,7 @@ fn a_disk_that_fails_ends_all_ranks() {
     }
 }
 
-/// Between backward and step the device holds neither gradients nor optimizer states.
+/// Between backward and step, the device holds neither gradients nor optimizer states.
 #[test]
 fn parked_states_leave_the_device() {
     for (stage, ranks) in STAGES.into_iter().skip(1).zip([1, 2, 3]) {
@@ -543,14 +544,14 @@ fn parked_states_leave_the_device() {
             });
             for (left, parked) in usage {
                 assert_eq!(left, [0, 0], "stage {stage:?} on {ranks} ranks");
-                // One gradient and two moments, each padded alike.
+                // There are one gradient and two moments with the same padding.
                 assert_eq!(parked[1], 2 * parked[0], "stage {stage:?} on {ranks} ranks");
             }
         }
     }
 }
 
-/// By bytes of either tier, which equal the estimate.
+/// The bytes on both tiers equal the estimate.
 #[test]
 fn a_part_of_the_states_leaves_the_device() {
     for ranks in [1, 2, 3] {
@@ -573,7 +574,7 @@ fn a_part_of_the_states_leaves_the_device() {
                 let bytes = ElementBytes::new(&parked.optimizer, &parked.precision, 1);
                 let estimate = estimate(&sizes, &parked.zero, ranks as u64, bytes);
                 assert_eq!(device[0] as u64, estimate.states.optimizer, "ratio {ratio}");
-                // A parameter that is not used has no gradient on the device.
+                // Unused parameters have no gradient on the device.
                 assert!(device[1] as u64 <= estimate.states.gradients, "ratio {ratio}");
                 assert_eq!((host[0] + host[1]) as u64, estimate.host, "ratio {ratio}");
                 let total = (device[0] + host[0]) as f64;
@@ -608,7 +609,7 @@ fn nothing_is_gathered_between_forward_and_backward_without_reuse() {
         Ok::<_, ZeroError>(peaks)
     });
     for peak in peaks.unwrap_or_else(|failure| panic!("{failure}")).concat() {
-        // One hundred elements kept or fetched ahead, and the one parameter an op asks for.
+        // The limit is one hundred kept or prefetched elements, plus the parameter that an op requests.
         assert!(peak <= (100 + 78) * 4, "{peak}");
     }
 }

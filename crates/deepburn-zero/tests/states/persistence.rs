@@ -1,4 +1,4 @@
-//! Parameters that stay whole at stage 3: the run holds what the estimate says.
+//! Tests that the memory of persistent parameters at stage 3 equals the estimate.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use proptest::prelude::*;
 
 type Trained = Training<Flex>;
 
-/// Vectors of any lengths, every third one frozen.
+/// Vectors of given lengths. Every third vector is frozen.
 #[derive(Module, Debug)]
 struct Vectors<B: Backend> {
     parts: Vec<Param<Tensor<B, 1>>>,
@@ -65,7 +65,7 @@ fn policy(plan: &Plan) -> Policy {
     }
 }
 
-/// Bytes of parameters in the ledger of each rank, before the first step and after it.
+/// Returns the bytes of parameters in the ledger of each rank, before and after the first step.
 fn held(sizes: &[usize], plan: &Plan, ranks: usize) -> Vec<[u64; 2]> {
     let held = run_ranks(ranks, Duration::from_secs(60), |member| {
         let net = Vectors::<Trained>::new(sizes);
@@ -96,9 +96,9 @@ fn estimated(sizes: &[usize], plan: &Plan, ranks: usize) -> u64 {
 #[test]
 fn sizes_10_8_and_2_with_thresholds_10_and_13() {
     let sizes = [10, 8, 2];
-    // Shards of 5, 4 and 1 elements, and the whole copies of 10 and 2 elements: 22 elements.
+    // Shards of 5, 4 and 1 elements and complete copies of 10 and 2 elements are 22 elements.
     assert_eq!(held(&sizes, &plan(10, 13, false, 2), 2), [[88, 88]; 2]);
-    // On one rank the shard is the whole parameter.
+    // On one rank, the shard is the complete parameter.
     assert_eq!(held(&sizes, &plan(10, 13, false, 1), 1), [[80, 80]]);
 }
 

@@ -1,4 +1,4 @@
-//! What is fetched ahead at stage 3: how many parameters in how many messages, and how many are whole at a time.
+//! Tests prefetching at stage 3: the numbers of parameters and messages, and the memory of gathered parameters.
 
 use burn_flex::Flex;
 use deepburn_comm::{Count, Operation};
@@ -8,8 +8,8 @@ use deepburn_zero::{Category, ModelStates, Policy};
 use crate::communication::{last_step, observe, statistics};
 use crate::model::policy;
 
-/// Elements in the order in which forward reads them: embedding, norm, four projections of the attention, two of the
-/// inner layer, the frozen layer. The head reads the embedding again.
+/// The sizes of the parameters in the order in which forward reads them: embedding, norm, four attention projections,
+/// two projections of the inner layer, and the frozen layer. The head reads the embedding again.
 const READS: [u64; 17] = [78, 6, 6, 36, 6, 36, 6, 36, 6, 36, 6, 42, 7, 42, 6, 36, 6];
 
 fn with(change: impl Fn(&mut GatherPlan)) -> Policy {
@@ -18,7 +18,7 @@ fn with(change: impl Fn(&mut GatherPlan)) -> Policy {
     policy
 }
 
-/// All-gathers of the last of three steps: of parameters that an op waits for at once, and of prefetches.
+/// Returns the all-gathers of the last of three steps: gathers for which an op waits, and prefetches.
 fn gathers(world_size: usize, policy: &Policy) -> [Count; 2] {
     let seen = statistics(world_size, policy, 3);
     ["gather", "prefetch"].map(|wanted| {
@@ -26,8 +26,8 @@ fn gathers(world_size: usize, policy: &Policy) -> [Count; 2] {
     })
 }
 
-/// What the rule gives when everything stays: one gather of the first parameter, and prefetches of so many
-/// parameters each.
+/// Returns the expected all-gathers if all gathered parameters are kept: one gather of the first parameter, and
+/// prefetches of these numbers of parameters.
 fn expected(prefetches: &[usize]) -> [Count; 2] {
     assert_eq!(1 + prefetches.iter().sum::<usize>(), READS.len());
     let elements = READS[1..].iter().sum();
@@ -38,12 +38,12 @@ fn expected(prefetches: &[usize]) -> [Count; 2] {
 fn a_bucket_smaller_than_each_matrix_brings_one_at_a_time() {
     for ranks in [1, 2, 3] {
         for (size, prefetches) in [
-            // One parameter at a time, whatever its size.
+            // One parameter is prefetched at a time, regardless of its size.
             (1, &[1; 16][..]),
             (6, &[1; 16]),
             // Vectors are added until there are 20 elements, and the matrix that follows exceeds the bucket.
             (20, &[3, 2, 2, 2, 2, 2, 2, 1]),
-            // Exactly full: two vectors and a matrix.
+            // Two vectors and a matrix fill the bucket exactly.
             (48, &[3, 3, 3, 3, 2, 2]),
             (1_000, &[16]),
         ] {
@@ -63,7 +63,8 @@ fn an_empty_bucket_turns_prefetching_off() {
     }
 }
 
-/// Without reuse backward gathers again. Only the first read of forward and of backward finds nothing on its way.
+/// Without reuse, backward gathers all parameters again. Only the first reads of forward and of backward were not
+/// prefetched.
 #[test]
 fn a_small_bucket_hides_as_many_gathers_as_a_large_one() {
     let gathered = [1, 20, 1_000].map(|size| {
@@ -87,7 +88,7 @@ fn prefetching_stays_within_the_live_limit() {
         });
         let peak = |states: &ModelStates<Flex>| states.ledger().usage(Category::Gathered).peak;
         let peaks = observe(2, &policy, 3, |_, states| peak(states));
-        // An op needs the largest parameter whole, whatever the limit.
+        // An op gathers the largest parameter even if it exceeds the limit.
         let most = limit.max(READS[0] as usize) * size_of::<f32>();
         assert!(peaks[3] <= most, "{} bytes, limit {limit}", peaks[3]);
         assert!(gathers(2, &policy)[1].calls > 0, "limit {limit}");

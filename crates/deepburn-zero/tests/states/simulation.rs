@@ -1,17 +1,17 @@
-//! 1-bit Adam, 0/1 Adam and 1-bit LAMB over several ranks in one process, as plain references in f64.
+//! Reference simulations of 1-bit Adam, 0/1 Adam and 1-bit LAMB in f64, for several ranks in one process.
 //!
 //! Main types: [`one_bit_adam::OneBitAdam`], [`zero_one_adam::ZeroOneAdam`] and
 //! [`one_bit_lamb::OneBitLamb`], each with a `step` on the gradients of all ranks,
-//! `gradients[rank][tensor][element]`; and [`CompressedMean`], the mean over ranks in one bit an element.
+//! `gradients[rank][tensor][element]`; and [`CompressedMean`], the mean over ranks with one bit per element.
 //!
 //! They follow DeepSpeed's `runtime/fp16/onebit/{adam,zoadam,lamb}.py` and `runtime/comm/nccl.py`, except
-//! for faults that all of these share:
+//! for these faults, which all of them share:
 //! - DeepSpeed's first call of `step` allocates states, counts as a step and drops the gradient. Here the
 //!   first step trains and has time 1.
-//! - DeepSpeed pads a vector to a multiple of `ranks * lcm(8, ranks)`. The zeros are compressed too: they make
-//!   the scale smaller, and their errors grow. Here padding takes no part.
-//! - DeepSpeed compresses elements that never had a gradient, unless a mask names them. Here they are dead
-//!   as long as their second moment is 0: nothing is sent for them, and their momentum is 0.
+//! - DeepSpeed pads a vector to a multiple of `ranks * lcm(8, ranks)`. The zeros are also compressed, which
+//!   makes the scale smaller, and their errors grow. Here padding is excluded.
+//! - DeepSpeed compresses elements that never had a gradient, unless a mask excludes them. Here such elements
+//!   are dead as long as their second moment is 0: nothing is sent for them, and their momentum is 0.
 
 pub(crate) mod one_bit_adam;
 pub(crate) mod one_bit_lamb;
@@ -19,14 +19,14 @@ pub(crate) mod zero_one_adam;
 
 use std::ops::Range;
 
-/// The mean of one vector over ranks, sent in one bit an element, with the errors that are kept for later.
+/// The mean of a vector over ranks with one bit per element, and its compression errors.
 #[derive(Debug, Clone)]
 pub(crate) struct CompressedMean {
-    /// What each rank's bits did not say.
+    /// The compression error of each rank's vector.
     pub(crate) worker_errors: Vec<Vec<f64>>,
-    /// What the bits of the means did not say. Each rank is the server of one chunk.
+    /// The compression error of the mean. Each rank is the server of one chunk.
     pub(crate) server_error: Vec<f64>,
-    /// The smallest sum whose sign was sent, beside its scale. f32 may round one that is near 0 to the other sign.
+    /// The smallest sum whose sign was sent, relative to its scale. In f32, a sum near 0 may have the other sign.
     pub(crate) closest: f64,
 }
 
@@ -39,17 +39,17 @@ impl CompressedMean {
         }
     }
 
-    /// Forgets the errors.
+    /// Resets the errors.
     pub(crate) fn reset(&mut self) {
         *self = Self::new(self.worker_errors.len(), self.server_error.len());
     }
 
-    /// The mean of the ranks' vectors, 0 for dead elements. One rank sends nothing and loses nothing.
+    /// Returns the mean of the ranks' vectors, which is 0 for dead elements. A single rank does not compress.
     pub(crate) fn mean(&mut self, values: &[Vec<f64>], live: &[bool]) -> Vec<f64> {
         self.fused_mean(values, live, &[live.len()])
     }
 
-    /// The same of several tensors, one after the other, of these lengths. A server has a chunk of each tensor, and one
+    /// Returns the mean of several concatenated tensors of these lengths. A server has a chunk of each tensor, and one
     /// scale for all its chunks.
     pub(crate) fn fused_mean(
         &mut self,
@@ -85,13 +85,15 @@ impl CompressedMean {
     }
 }
 
-/// Each rank's elements as a server: whole bytes of bits, of which the last ranks have fewer or none.
+/// Returns the elements of each rank as a server. They form whole bytes of bits, and the last ranks may have fewer
+/// elements or none.
 fn chunks(len: usize, ranks: usize) -> impl Iterator<Item = Range<usize>> {
     let chunk = 8 * len.div_ceil(8).div_ceil(ranks);
     (0..ranks).map(move |rank| (rank * chunk).min(len)..((rank + 1) * chunk).min(len))
 }
 
-/// The live elements of `values + error` as plus or minus their root mean square; `error` keeps the rest.
+/// Returns the live elements of `values + error` as plus or minus their root mean square, and stores the remainder in
+/// `error`.
 fn compress(values: &[f64], error: &mut [f64], live: &[bool], closest: &mut f64) -> Vec<f64> {
     let sums: Vec<f64> =
         values.iter().zip(error.iter()).map(|(value, error)| value + error).collect();
@@ -108,12 +110,12 @@ fn compress(values: &[f64], error: &mut [f64], live: &[bool], closest: &mut f64)
     sent
 }
 
-/// The values, 0 for dead elements.
+/// Returns the values, with 0 for dead elements.
 fn masked(values: &[f64], live: &[bool]) -> Vec<f64> {
     values.iter().zip(live).map(|(value, live)| if *live { *value } else { 0.0 }).collect()
 }
 
-/// The elements that ever had a gradient.
+/// Returns the live elements, which are the elements that have ever had a gradient.
 fn live_elements(second_moment: &[f64]) -> Vec<bool> {
     second_moment.iter().map(|v| *v != 0.0).collect()
 }
@@ -122,7 +124,7 @@ fn norm(values: &[f64]) -> f64 {
     values.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// The mean over ranks of the gradient of one tensor, in full.
+/// Returns the uncompressed mean over ranks of the gradient of one tensor.
 fn mean_gradient(gradients: &[Vec<Vec<f64>>], tensor: usize) -> Vec<f64> {
     let len = gradients[0][tensor].len();
     let mean =
@@ -130,7 +132,7 @@ fn mean_gradient(gradients: &[Vec<Vec<f64>>], tensor: usize) -> Vec<f64> {
     (0..len).map(mean).collect()
 }
 
-/// `beta * average + (1 - beta) * values`.
+/// Returns `beta * average + (1 - beta) * values`.
 fn moving_average(beta: f64, average: &[f64], values: &[f64]) -> Vec<f64> {
     average.iter().zip(values).map(|(a, x)| beta * a + (1.0 - beta) * x).collect()
 }
@@ -139,7 +141,7 @@ fn squared(values: &[f64]) -> Vec<f64> {
     values.iter().map(|x| x * x).collect()
 }
 
-/// A tensor's state of zeros, for each of several tensors.
+/// Returns a state of zeros for each tensor.
 fn zeros_like(tensors: &[Vec<f64>]) -> Vec<Vec<f64>> {
     tensors.iter().map(|tensor| vec![0.0; tensor.len()]).collect()
 }
@@ -152,10 +154,11 @@ mod tests {
     use super::*;
 
     const BETAS: [f64; 2] = [0.9, 0.99];
-    /// The last step before compression.
+    /// The number of the last step before compression.
     const FREEZE: u64 = 5;
 
-    /// Two tensors for each of three ranks; every fifth element has no gradient up to `FREEZE`.
+    /// Returns the gradients of two tensors for each of three ranks. Every fifth element has no gradient up to
+    /// `FREEZE`.
     fn gradients(step: u64) -> Vec<Vec<Vec<f64>>> {
         let element = |rank: u64, tensor: u64, i: u64| {
             let dead = i.is_multiple_of(5) && step <= FREEZE;
@@ -220,7 +223,7 @@ mod tests {
             adam.step(0.01, &gradients(step));
             zero_one.step(0.01, &gradients(step));
             lamb.step(0.01, &gradients(step));
-            // Steps 6 and 7 exchange, then every second one, and from step 10 on every fourth one.
+            // Ranks exchange in steps 6 and 7, then in every second step, and from step 10 on in every fourth step.
             let exchanges = step < 8 || step % if step < 10 { 2 } else { 4 } == 0;
             let agree = zero_one.ranks.iter().all(|rank| rank.params == zero_one.common);
             assert_eq!(agree, exchanges, "{step}");
@@ -250,7 +253,7 @@ mod tests {
         for i in 0..50 {
             let kept = exchange.worker_errors.iter().map(|error| error[i]).sum::<f64>() / 3.0;
             let rest = given[i] - sent[i] - kept - exchange.server_error[i];
-            // Hundreds of roundings of numbers below 1000.
+            // The tolerance covers hundreds of roundings of numbers below 1000.
             assert!(rest.abs() < 1e-10, "{i}: {rest:e}");
         }
     }

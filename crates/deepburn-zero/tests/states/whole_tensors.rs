@@ -1,4 +1,4 @@
-//! Optimizers that look at whole tensors, LAMB and Muon, against plain references in f64.
+//! Tests optimizers that depend on whole tensors (LAMB and Muon) against references in f64.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::model::{LAMB, MUON, STAGES, Trained, policy};
 
 const STEPS: usize = 200;
 
-/// Wide, tall and square matrices, a fused projection, filters, an embedding and an output layer.
+/// A module with wide, tall and square matrices, a fused projection, filters, an embedding and an output layer.
 #[derive(Module, Debug)]
 struct Layers<B: Backend> {
     tokens: Embedding<B>,
@@ -47,7 +47,7 @@ impl<B: Backend> Layers<B> {
         }
     }
 
-    /// A loss whose gradient is known: the sum of all parameters times the numbers of step `step`.
+    /// Returns a loss with known gradients: the sum of all parameters times the numbers of `step`.
     fn loss(&self, step: usize) -> Tensor<B, 1> {
         let mut loss = Products { step, place: 0, sum: Tensor::zeros([1], &B::Device::default()) };
         self.visit(&mut loss);
@@ -55,7 +55,7 @@ impl<B: Backend> Layers<B> {
     }
 }
 
-/// Whole numbers divided by 64: their mean over three ranks is exact.
+/// Returns whole numbers divided by 64, whose mean over three ranks is exact.
 fn gradient(step: usize, place: usize, numel: usize) -> Vec<f32> {
     let mut state = (step * 100 + place) as u64;
     let mut next = move || {
@@ -91,7 +91,7 @@ struct Weights {
     values: Vec<f32>,
 }
 
-/// Initial and final weights.
+/// Returns the initial and final weights.
 fn train(ranks: usize, policy: &Policy) -> [Vec<Weights>; 2] {
     let module = initial();
     let trained = run_ranks(ranks, Duration::from_secs(60), |member| {
@@ -115,7 +115,7 @@ fn train(ranks: usize, policy: &Policy) -> [Vec<Weights>; 2] {
     first
 }
 
-/// All runs start alike.
+/// Returns a module with the same initial values in all runs.
 fn initial() -> Layers<Trained> {
     struct Fill(usize);
     impl burn::module::ModuleMapper<Trained> for Fill {
@@ -146,13 +146,13 @@ fn weights(states: &ModelStates<Flex>) -> Result<Vec<Weights>, ZeroError> {
     (0..states.parameters().len()).map(of).collect()
 }
 
-/// The largest difference of the weights from `expected`.
+/// Returns the largest difference between the weights and `expected`.
 fn distance(weights: &[Weights], expected: &[Vec<f64>]) -> f64 {
     let pairs = weights.iter().zip(expected).flat_map(|(w, e)| w.values.iter().zip(e));
     pairs.map(|(found, expected)| (f64::from(*found) - expected).abs()).fold(0.0, f64::max)
 }
 
-/// The schedule of `train`.
+/// The learning rate schedule of `train`.
 fn rate(step: usize, lr: f64) -> f64 {
     lr * (1.0 - step as f64 / (2 * STEPS) as f64)
 }
@@ -193,7 +193,7 @@ fn lamb(plan: &LambPlan, start: &[Weights]) -> Vec<Vec<f64>> {
     start.iter().enumerate().map(train).collect()
 }
 
-/// A matrix of f64, row by row.
+/// An f64 matrix in row-major order.
 #[derive(Clone)]
 struct Matrix {
     rows: usize,
@@ -221,7 +221,7 @@ impl Matrix {
         })
     }
 
-    /// Newton-Schulz as Jordan et al. print it, for a matrix that is wide or square.
+    /// Runs the Newton-Schulz iteration of Jordan et al. on a wide or square matrix.
     fn orthogonalized(&self, plan: &MuonPlan) -> Self {
         if self.rows > self.columns {
             return self.transposed().orthogonalized(plan).transposed();
@@ -250,9 +250,9 @@ impl Matrix {
 struct Map {
     outputs: usize,
     inputs: usize,
-    /// Elements from one output to the next, and from one input to the next.
+    /// The strides between outputs and between inputs, in elements.
     strides: [usize; 2],
-    /// The first element.
+    /// The index of the first element.
     start: usize,
 }
 
@@ -262,7 +262,7 @@ impl Map {
     }
 }
 
-/// The maps in a parameter of [`Layers`]: what a person says of the model, not what the library finds.
+/// Returns the linear maps in a parameter of [`Layers`]. They are listed by hand, independently of the library.
 fn maps(path: &str) -> Vec<Map> {
     let inputs_first =
         |outputs, inputs, stride, start| Map { outputs, inputs, strides: [1, stride], start };
@@ -271,7 +271,7 @@ fn maps(path: &str) -> Vec<Map> {
         "tall.weight" => vec![inputs_first(2, 9, 2, 0)],
         "column.weight" => vec![inputs_first(5, 3, 5, 0)],
         "qkv.weight" => (0..3).map(|part| inputs_first(4, 4, 12, 4 * part)).collect(),
-        // Two input channels of two by two elements.
+        // The filters have two input channels of 2 x 2 elements.
         "filters.weight" => vec![Map { outputs: 3, inputs: 8, strides: [8, 1], start: 0 }],
         _ => Vec::new(),
     }
@@ -349,7 +349,7 @@ fn plan(optimizer: OptimizerPlan, stage: Stage) -> Policy {
     Policy { optimizer, param_groups, ..policy(stage) }
 }
 
-/// The weights of 200 steps on every number of ranks and at every stage: all the same bits.
+/// Checks that the weights after 200 steps are bitwise identical for every number of ranks and stage, and returns them.
 fn same_everywhere(optimizer: &OptimizerPlan) -> [Vec<Weights>; 2] {
     let alone = train(1, &plan(optimizer.clone(), Stage::Disabled));
     for ranks in 1..=4 {
@@ -364,7 +364,7 @@ fn same_everywhere(optimizer: &OptimizerPlan) -> [Vec<Weights>; 2] {
     alone
 }
 
-/// A layer whose value is made while it is sharded, and has its dimensions in another order than was announced.
+/// A module with a lazy layer. Its value has the dimensions in another order than the module reports.
 #[derive(Module, Debug)]
 struct Lazy<B: Backend> {
     column: Linear<B>,
@@ -375,7 +375,7 @@ struct Lazy<B: Backend> {
 fn a_lazy_column_major_layer_is_known_by_its_value() {
     let module = || {
         let column = LinearConfig::new(4, 12).with_bias(false).with_layout(LinearLayout::Col);
-        // Burn's column-major layer is no leaf of autodiff before it is loaded, and gets no gradient.
+        // Burn's column-major layer is not an autodiff leaf before it is loaded, and gets no gradient.
         let hidden = LinearConfig::new(4, 4).with_bias(false);
         Lazy::<Trained> { column: column.init(&FlexDevice), hidden: hidden.init(&FlexDevice) }
     };
@@ -402,13 +402,13 @@ fn a_lazy_column_major_layer_is_known_by_its_value() {
             Ok::<_, ZeroError>(())
         })
     };
-    // Twelve outputs, where four were announced.
+    // The value has 12 outputs, although the module reports 4.
     sharded(3).unwrap_or_else(|failure| panic!("{failure}"));
     let message = sharded(5).unwrap_err().to_string();
     assert!(message.contains("divides its 12 outputs"), "{message}");
 }
 
-/// An output layer that comes before the embedding it is tied to.
+/// A module whose output layer comes before the embedding to which it is tied.
 #[derive(Module, Debug)]
 struct Tied<B: Backend> {
     decoder: Linear<B>,
@@ -451,7 +451,7 @@ fn muon_needs_a_matrix_that_is_trained() {
     assert!(message.contains("Muon updates matrices of hidden layers"), "{message}");
 }
 
-/// Directions and whole matrices are in the ledger, and no more of them than the estimate says.
+/// Directions and whole matrices are counted in the ledger and do not exceed the estimate.
 #[test]
 fn directions_are_counted() {
     for optimizer in [OptimizerPlan::Lamb(LAMB), OptimizerPlan::Muon(MUON)] {
@@ -488,8 +488,8 @@ fn directions_are_counted() {
                 let what = format!("{ranks} ranks at stage {stage:?}: {usage:?}");
                 assert_eq!(usage.current, 0, "{what}");
                 let (peak, expected) = (usage.peak as u64, estimate.buffers.directions);
-                // Matrices have no more than their part of a workspace for the largest; a round of norms may be
-                // shorter than the longest possible.
+                // Most matrices need less workspace than the largest one, and a round of norms may be smaller than the
+                // largest possible round.
                 assert!(peak <= expected && 2 * peak >= expected, "{what}, expected {expected}");
             }
         }
@@ -505,8 +505,8 @@ fn lamb_follows_a_reference_in_f64_on_any_number_of_ranks() {
         optimizer.param_groups = ParamGroups::default();
         let [start, end] = train(1, &optimizer);
         let found = distance(&end, &lamb(&rule, &start));
-        // 200 steps of at most 1e-2 times the norm, each wrong by some 1e-7 of itself, and 200 roundings of numbers of
-        // about 1, which mostly cancel: 5e-7 is what is seen.
+        // The error comes from 200 steps of at most 1e-2 times the norm with a relative error of about 1e-7, and from
+        // 200 roundings of numbers of about 1, which mostly cancel. The observed error is 5e-7.
         assert!(found < 5e-6, "{found:e}");
     }
     same_everywhere(&OptimizerPlan::Lamb(LAMB));
@@ -518,8 +518,8 @@ fn muon_follows_a_reference_in_f64_on_any_number_of_ranks() {
         let rule = MuonPlan { scale, ..MUON };
         let [start, end] = train(1, &plan(OptimizerPlan::Muon(rule), Stage::Disabled));
         let found = distance(&end, &muon(&rule, &start));
-        // The iteration multiplies small singular values, and their roundings of 6e-8, by up to 3.4445^5, about 500.
-        // 200 steps of 1e-2 follow it and mostly cancel: 8e-7 is what is seen.
+        // The iteration multiplies small singular values and their rounding errors of 6e-8 by up to 3.4445^5, about
+        // 500. The errors of 200 steps of 1e-2 mostly cancel. The observed error is 8e-7.
         assert!(found < 5e-6, "{scale:?}: {found:e}");
     }
     same_everywhere(&OptimizerPlan::Muon(MUON));

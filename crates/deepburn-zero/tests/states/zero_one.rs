@@ -1,4 +1,4 @@
-//! 0/1 Adam: against a simulation in f64, and what ranks exchange and keep.
+//! Tests 0/1 Adam against a simulation in f64, and its communication and memory.
 
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ const ADAM: AdamPlan = AdamPlan {
     weight_decay: 0.01,
     bias_correction: false,
 };
-/// Updates of the second moment at 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40. Then intervals of 1, 2, 4 and 6 steps.
+/// A plan that updates the second moment in steps 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32 and 40. Later, the intervals
+/// between exchanges are 1, 2, 4 and 6 steps.
 const PLAN: ZeroOneAdamPlan = ZeroOneAdamPlan {
     adam: ADAM,
     var_freeze_step: 40,
@@ -35,7 +36,7 @@ fn zero_one(plan: ZeroOneAdamPlan) -> Policy {
     Policy { optimizer: OptimizerPlan::ZeroOneAdam(plan), ..policy(Stage::Disabled) }
 }
 
-/// The learning rate of a step. Two intervals between exchanges have none.
+/// Returns the learning rate of a step. It is 0 in two intervals between exchanges.
 fn rate(step: usize) -> f64 {
     match step {
         100..112 => 0.0,
@@ -58,14 +59,14 @@ fn train_step(
     Ok(net)
 }
 
-/// One rank after a step, and its counters so far.
+/// The state of one rank after a step, and its counters so far.
 struct AfterStep {
     weights: Weights,
     local_rates: Option<f64>,
     counters: Statistics,
 }
 
-/// What each rank sees before the first step and after each.
+/// Returns the states of each rank before the first step and after each step.
 fn train(ranks: usize, policy: &Policy, steps: usize) -> Vec<Vec<AfterStep>> {
     let module = Layers::<Trained>::new();
     let seen = run_ranks(ranks, Duration::from_secs(60), |member| {
@@ -89,7 +90,7 @@ fn wide(weights: &Weights) -> Vec<Vec<f64>> {
     weights.iter().map(|it| it.iter().map(|x| f64::from(*x)).collect()).collect()
 }
 
-/// Gradients of all ranks, widened.
+/// Returns the gradients of all ranks in f64.
 fn gradients(step: usize, ranks: usize, start: &Weights) -> Vec<Vec<Vec<f64>>> {
     let tensors = |rank| {
         let of = start.iter().enumerate();
@@ -99,7 +100,7 @@ fn gradients(step: usize, ranks: usize, start: &Weights) -> Vec<Vec<Vec<f64>>> {
 }
 
 #[test]
-fn weights_are_those_of_a_simulation_in_f64() {
+fn weights_match_a_simulation_in_f64() {
     for ranks in 1..=4 {
         let seen = train(ranks, &zero_one(PLAN), STEPS);
         let start = &seen[0][0].weights;
@@ -137,13 +138,13 @@ fn weights_are_those_of_a_simulation_in_f64() {
         assert_eq!(simulated.var_interval, 16);
         assert_eq!(simulated.local_step_interval, 6);
         assert_eq!(apart > 50, ranks > 1, "ranks were apart after {apart} steps");
-        // Relative to the largest weight: 200 roundings of 6e-8 and as many of momenta, which partly cancel. One sign
-        // that f32 rounded the other way would be off by twice a scale, 1e-3 and more.
+        // The error is relative to the largest weight. It comes from 200 roundings of 6e-8 of the weights and of the
+        // momenta, which partly cancel. One sign that f32 rounds the other way would add twice a scale, at least 1e-3.
         assert!(worst < 3e-6, "{worst:e}");
     }
 }
 
-/// Elements without a gradient up to the freeze keep their values, whatever comes after it.
+/// Elements without a gradient up to the freeze keep their values, even if they get a gradient later.
 #[test]
 fn elements_without_a_gradient_keep_their_values() {
     for ranks in [1, 3] {
@@ -159,7 +160,7 @@ fn elements_without_a_gradient_keep_their_values() {
     }
 }
 
-/// Calls for a purpose, and elements, in each step.
+/// Returns the calls and elements for a purpose in each step.
 fn traffic(seen: &[AfterStep], purpose: &str) -> Vec<(u64, u64)> {
     let of = |statistics: &Statistics| {
         let count = statistics.purpose(purpose);
@@ -175,7 +176,7 @@ fn steps_without_an_exchange_send_nothing() {
     let (gradients, signs) = (traffic(&seen[0], "gradients"), traffic(&seen[0], "momenta"));
     let updates = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40];
     let exchanges = |time: usize| match time {
-        // Steps without a learning rate, up to the exchange after the first with one.
+        // The learning rate is 0, up to the exchange after the first step with a nonzero rate.
         101..=112 => false,
         41..=70 => true,
         71..=100 => time.is_multiple_of(2),
@@ -189,7 +190,7 @@ fn steps_without_an_exchange_send_nothing() {
         assert_eq!(signs[time - 1].1 > 0, sends_signs, "signs of step {time}");
         assert_eq!(signs[time - 1].0 > 0, sends_signs, "signs of step {time}");
     }
-    // A message is the same whatever is compressed.
+    // All compressed quantities have messages of the same size.
     assert_eq!(signs[4], signs[40]);
 }
 
@@ -207,7 +208,7 @@ fn the_ledger_holds_what_the_estimate_says() {
             let group = Group::<Flex>::new(member);
             let (mut net, mut states) = ModelStates::shard(Layers::new(), policy.clone(), group)?;
             let mut seen = Vec::new();
-            // Exact, exact, compressed gradient, exchange, local.
+            // The steps have an exact gradient (twice), a compressed gradient, an exchange, and a local step.
             for step in 0..5 {
                 states.ledger().reset_peaks();
                 net = train_step(net, &mut states, step)?;
@@ -230,7 +231,7 @@ fn the_ledger_holds_what_the_estimate_says() {
         for (estimate, seen) in seen.unwrap_or_else(|failure| panic!("{failure}")) {
             for (step, (optimizer, host, buckets, of_ranks)) in seen.into_iter().enumerate() {
                 assert_eq!(optimizer, estimate.states.optimizer);
-                // Errors end at the freeze, and with the first exchange there are others.
+                // The errors are reset at the freeze, and the first exchange creates new ones.
                 let expected = if step < 3 { 0 } else { estimate.host };
                 assert_eq!(host, expected, "after step {}", step + 1);
                 if step >= 2 {

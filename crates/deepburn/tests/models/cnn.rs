@@ -1,4 +1,4 @@
-//! An image classifier with batch norm.
+//! An image classifier with batch normalization.
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};

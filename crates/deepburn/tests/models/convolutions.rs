@@ -22,7 +22,7 @@ use burn::tensor::ops::PadMode;
 use crate::harness::Network;
 use crate::samples::Samples;
 
-/// Smooths waves and volumes.
+/// Smooths 1-D signals and 3-D volumes.
 #[derive(Module, Debug)]
 pub(crate) struct Signals<B: Backend> {
     wave_in: Conv1d<B>,
@@ -80,7 +80,7 @@ impl<B: Backend> Network<B> for Signals<B> {
     }
 }
 
-/// Restores images from coarse ones.
+/// Reconstructs images from their downsampled versions.
 #[derive(Module, Debug)]
 pub(crate) struct Images<B: Backend> {
     depthwise: Conv2d<B>,
@@ -107,14 +107,14 @@ impl<B: Backend> Network<B> for Images<B> {
     fn loss(&self, samples: &Samples) -> Tensor<B, 1> {
         let images = samples.floats::<B, 4>(&[2, 6, 6]);
         let coarse = AvgPool2dConfig::new([2, 2]).init().forward(images.clone());
-        // Both have 2 x 2 places.
+        // Both outputs have 2 x 2 positions.
         let offsets = self.offsets.forward(coarse.clone()).tanh() * 0.3;
         let bent = self.deform.forward(coarse.clone(), offsets, None);
         let plain = self.depthwise.forward(coarse.clone());
         let x = Tensor::cat(vec![bent, plain], 1);
         let x = LocalResponseNormConfig::new(3).init().forward(x);
         let x = self.up.forward(LeakyReluConfig::new().init().forward(x));
-        // Patches of the coarse image weigh its channels.
+        // Patches of the coarse image determine the weights of the channels.
         let patches = Unfold4dConfig::new([2, 2]).init().forward(coarse);
         let weights = sigmoid(self.patches.forward(patches.swap_dims(1, 2)));
         let weights = weights.mean_dim(1).reshape([samples.len(), 3, 1, 1]);

@@ -42,7 +42,7 @@ impl<B: Backend> Classifier<B> {
         self.down.forward(self.dropout.forward(relu(x)))
     }
 
-    /// Divergence from the teacher's answers.
+    /// Returns the divergence from the teacher's predictions.
     fn loss(&self, samples: &Samples, taught: TensorData) -> Tensor<B, 1> {
         let taught = softmax(Tensor::from_data(taught, &B::Device::default()), 1);
         let answers = log_softmax(self.logits(samples), 1);
@@ -52,11 +52,11 @@ impl<B: Backend> Classifier<B> {
 
 type Engine = Trainer<Classifier<Trained>>;
 
-/// What a student ends with.
+/// The result of training a student.
 struct Student {
     losses: Vec<f32>,
     evaluation: Evaluation,
-    /// Bytes, most of the activations at a time.
+    /// The peak of the activations in bytes.
     activations: usize,
 }
 
@@ -69,13 +69,13 @@ fn assert_same(left: &[Student], right: &[Student], what: &str) {
     }
 }
 
-/// Trains `student` on what `teach` answers.
+/// Trains `student` on the logits that `teach` returns.
 fn learn(
     student: &mut Engine,
     mut teach: impl FnMut(&Samples) -> Result<TensorData, EngineError>,
 ) -> Result<Student, EngineError> {
     let (rank, world_size) = (student.rank(), student.group().world_size());
-    // The models themselves, as they were built, are not what is counted.
+    // The peaks must not include the construction of the models.
     student.ledger().reset_peaks();
     let mut losses = Vec::new();
     for step in 0..STEPS {
@@ -98,19 +98,19 @@ fn answers(teacher: &Engine, samples: &Samples) -> Result<TensorData, EngineErro
     teacher.evaluate(|teacher| teacher.logits(samples).into_data().convert::<f32>())
 }
 
-/// A wide teacher, in fp32 whatever the student's precision.
+/// Returns a wide teacher, which runs in fp32 for any precision of the student.
 fn teacher_of(job: Job) -> (Job, impl Fn() -> Classifier<Trained> + Sync) {
     (Job { precision: Fp32, ..job }, || Classifier::new(40, 0.1, 8))
 }
 
-/// Trains a student beside its teacher, whose engine is made second.
+/// Trains a student on the same thread as its teacher, whose engine is created second.
 fn together(job: Job) -> Vec<Student> {
     let (teaching, new_teacher) = teacher_of(job);
     let (plan, teacher_plan) = (job.plan(), teaching.plan());
     let ranks = run_ranks(job.ranks, |group| {
         let mut student = deepburn::initialize(Classifier::new(6, 0.3, 1), &plan, group.clone())?;
         let mut teacher = deepburn::initialize(new_teacher(), &teacher_plan, group)?;
-        // Building the teacher drew initial weights.
+        // The initialization of the teacher has advanced the random stream.
         student.seed(21);
         teacher.seed(22);
         Ok(learn(&mut student, |samples| answers(&teacher, samples))?)
@@ -118,7 +118,7 @@ fn together(job: Job) -> Vec<Student> {
     ranks.unwrap_or_else(|failure| panic!("{job:?}: {failure}"))
 }
 
-/// Trains a student that is alone on its thread, on recorded answers.
+/// Trains a student without a teacher on its thread, on recorded logits.
 fn alone(job: Job) -> Vec<Student> {
     let (teaching, new_teacher) = teacher_of(job);
     let (plan, teacher_plan) = (job.plan(), teaching.plan());
@@ -140,7 +140,8 @@ fn alone(job: Job) -> Vec<Student> {
     ranks.unwrap_or_else(|failure| panic!("{job:?}: {failure}"))
 }
 
-/// Losses, weights and the student's ledger equal a student's without a teacher on its thread.
+/// Asserts that losses, weights and the memory of the student do not change if a teacher runs on the
+/// same thread.
 fn the_teacher_leaves_the_student_alone(precision: Precision) {
     for ranks in [1, 3] {
         let runs = [0, 1, 2, 3].map(|stage| {

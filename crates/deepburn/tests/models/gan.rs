@@ -22,7 +22,7 @@ use crate::weights::{self, Seeded};
 
 const NOISE: usize = 3;
 
-/// Makes images of noise.
+/// Generates images from noise.
 #[derive(Module, Debug)]
 pub(crate) struct Generator<B: Backend> {
     project: Linear<B>,
@@ -57,7 +57,7 @@ impl<B: Backend> Generator<B> {
     }
 }
 
-/// Tells images of the data from made ones.
+/// Distinguishes images of the data from generated images.
 #[derive(Module, Debug)]
 pub(crate) struct Discriminator<B: Backend> {
     first: Conv2d<B>,
@@ -81,7 +81,7 @@ impl<B: Backend> Discriminator<B> {
         }
     }
 
-    /// Mean loss of calling `images` real, or made.
+    /// Returns the mean loss if `images` are labelled as real, or as generated.
     fn loss(&self, images: Tensor<B, 4>, real: bool) -> Tensor<B, 1> {
         let count = images.dims()[0];
         let x = self.activation.forward(self.first_norm.forward(self.first.forward(images)));
@@ -98,13 +98,13 @@ impl<B: Backend> Discriminator<B> {
 struct Gan {
     generator: Trainer<Generator<Trained>>,
     discriminator: Trainer<Discriminator<Trained>>,
-    /// Whether the generator learns from a copy of the discriminator that takes no gradients.
+    /// Whether the generator learns from a frozen copy of the discriminator.
     frozen_judge: bool,
-    /// Whether the discriminator draws numbers that it does not use.
+    /// Whether the discriminator draws random numbers that it does not use.
     noisy_discriminator: bool,
 }
 
-/// Losses of one step: discriminator, generator.
+/// The losses of discriminator and generator in one step.
 type Losses = [f32; 2];
 
 impl Gan {
@@ -126,7 +126,7 @@ impl Gan {
         discriminator.backward(loss)?;
         discriminator.step()?;
 
-        // Only the engine whose pass this is takes gradients; a frozen judge has none anyway.
+        // Only the generator's engine takes gradients in this pass. A frozen judge has none anyway.
         let frozen = frozen_judge.then(|| discriminator.module().clone().no_grad());
         let judge = frozen.as_ref().unwrap_or(discriminator.module());
         let loss = generator.forward(|generator| judge.loss(generator.draw(count), true))?;
@@ -140,7 +140,7 @@ impl Gan {
         (0..count).map(|_| self.take_step()).collect()
     }
 
-    /// A loss on given noise, and everything that both models hold.
+    /// Returns a loss on fixed noise, and all values of both models.
     fn evaluate(&self) -> Result<Evaluation, EngineError> {
         let noise = |samples: &Samples| samples.floats(&[NOISE]);
         let (images, mut values) = self.generator.evaluate(|generator| {
@@ -241,7 +241,7 @@ fn stages_agree_in_fp16() {
     stages_agree(Fp16);
 }
 
-/// 16-bit losses stay within 2 % of the fp32 losses; the noise is the same in both.
+/// Asserts that 16-bit losses are within 2 % of the fp32 losses with the same noise.
 fn stays_near_fp32(precision: Precision) {
     for ranks in [1, 3] {
         let run = |precision| train(Job::new(precision, 2, ranks), |_| ());
@@ -266,7 +266,7 @@ fn fp16_stays_near_fp32() {
     stays_near_fp32(Fp16);
 }
 
-/// Asserts that training is the same with a variation of it.
+/// Asserts that a variation does not change the results of training.
 fn nothing_changes_when(vary: impl Fn(&mut Gan) + Sync) {
     for (precision, stage, ranks) in [(Fp32, 0, 1), (Fp32, 1, 3), (Fp32, 3, 3), (Bf16, 3, 2)] {
         let job = Job::new(precision, stage, ranks);
@@ -284,7 +284,7 @@ fn what_one_model_draws_leaves_the_stream_of_another_alone() {
     nothing_changes_when(|gan| gan.noisy_discriminator = true);
 }
 
-/// Both engines continue where they were, in their random streams too.
+/// Asserts that both engines resume exactly, including their random streams.
 fn resumes(precision: Precision) {
     for (stage, ranks) in [(0, 1), (3, 3)] {
         let job = Job::new(precision, stage, ranks);
@@ -328,7 +328,7 @@ fn resumes_in_fp16() {
     resumes(Fp16);
 }
 
-/// Trained as a network of its own: images of given noise approach given images.
+/// Trains the generator alone: images of fixed noise approach target images.
 impl<B: Backend> Network<B> for Generator<B> {
     const COUPLES_SAMPLES: bool = true;
 

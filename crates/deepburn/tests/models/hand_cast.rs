@@ -1,10 +1,11 @@
-//! Nothing is cast in a model that does its own casts: it computes the same as on the bare backend.
+//! A model with explicit casts computes the same as on the plain backend: autocast adds no casts.
 //!
-//! The references need no recorded bits, which would differ between machines. The weights that a
-//! rank uses in a step are put into the same model
-//! - on Burn's own backend, where it evaluates to the same loss;
-//! - on the training backend of a thread without an engine, where it trains with the same loss and,
-//!   for one rank, the same gradients. (Autodiff takes norms apart, so this is another loss.)
+//! The references are computed in the test, because recorded bits would differ between machines. The
+//! weights that a rank uses in a step are copied into the same model
+//! - on Burn's own backend, where the evaluation loss must be the same;
+//! - on the training backend of a thread without an engine, where the training loss and, for one
+//!   rank, the gradients must be the same. (Autodiff decomposes norms, so this loss differs from the
+//!   evaluation loss.)
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
@@ -31,8 +32,8 @@ const VOCABULARY: usize = 11;
 const LENGTH: usize = 4;
 const WIDTH: usize = 6;
 
-/// A transformer that casts what it adds and its inputs to the type of its weights, and computes
-/// its loss in f32.
+/// A transformer that casts its inputs and position encodings to the type of its weights, and
+/// computes its loss in f32.
 #[derive(Module, Debug)]
 pub(crate) struct CastByHand<B: Backend> {
     tokens: Embedding<B>,
@@ -79,14 +80,14 @@ impl<B: Backend> Network<B> for CastByHand<B> {
 
 crate::test_model!(cast_by_hand, CastByHand);
 
-/// A step as the engine took it.
+/// The inputs and results of an engine's step.
 struct Taken {
-    /// What the forward pass used.
+    /// The weights of the forward pass.
     weights: Vec<Value>,
     evaluated: f32,
     loss: f32,
     loss_scale: f64,
-    /// Gradients of the scaled loss, in the order of the module.
+    /// The gradients of the scaled loss, in module order.
     gradients: Vec<TensorData>,
 }
 
@@ -107,13 +108,12 @@ fn take_step(engine: &mut Trainer<CastByHand<Trained>>) -> Result<Taken, BoxErro
     Ok(Taken { weights, evaluated, loss: value, loss_scale, gradients })
 }
 
-/// The model on `B` with given weights.
+/// Returns the model on `B` with the given weights.
 fn with_weights<B: Backend>(weights: &[Value]) -> CastByHand<B> {
     seeded::<B, CastByHand<B>>(SEED).map(&mut Replaced(weights.iter()))
 }
 
-/// Returns the loss of plain autodiff and the gradients of the scaled loss, as f32, in the order of
-/// the module.
+/// Returns the loss of plain autodiff and the gradients of the scaled loss, as f32, in module order.
 fn by_plain_autodiff(taken: &Taken, samples: &Samples) -> (f32, Vec<TensorData>) {
     let model = with_weights::<Trained>(&taken.weights);
     let loss = model.loss(samples);
@@ -138,9 +138,11 @@ impl ModuleVisitor<Trained> for Gradients {
     }
 }
 
-/// Largest difference of an embedding's gradient, as a part of its largest element: the rows of a
-/// token that occurs again are added in f32 and rounded once, where the bare backend rounds each
-/// sum to 16 bits; a batch has a token some six times, and bf16 rounds by up to 0.4 %.
+/// The largest allowed difference of an embedding's gradient, relative to its largest element.
+///
+/// If a token occurs several times, its rows are added in f32 and rounded once, while the plain
+/// backend rounds each sum to 16 bits. A batch contains a token about six times, and bf16 rounds by
+/// up to 0.4 %.
 const ROWS_TOLERANCE: f32 = 0.02;
 
 #[track_caller]

@@ -14,27 +14,27 @@ use crate::weights::{Seeded, Value, values};
 
 /// The backend that models train on.
 pub(crate) type Trained = Training<Flex>;
-/// The backend that they are evaluated on.
+/// The backend that models are evaluated on.
 pub(crate) type Inner = <Trained as AutodiffBackend>::InnerBackend;
 pub(crate) type Trainer<M> = Engine<Flex, M>;
 
-/// Weights that runs start from.
+/// The seed of the initial weights.
 pub(crate) const SEED: u64 = 0;
 
-/// Steps of a run.
+/// The number of steps in a run.
 pub(crate) const STEPS: usize = 10;
 
 const LEARNING_RATE: f64 = 3e-3;
 const BETAS: [f32; 2] = [0.9, 0.999];
-/// Large enough for gradients that are zero but for rounding (a bias before a norm, the keys' bias
-/// of attention) not to be blown up to whole updates.
+/// Some gradients are zero except for rounding (a bias before a norm, the bias of attention keys).
+/// With this epsilon, they do not cause updates of full size.
 const EPSILON: f32 = 1e-5;
 const WEIGHT_DECAY: f32 = 0.01;
 
-/// A model and its mean loss over samples, as a user of Burn writes them.
+/// A model and its mean loss over samples, written like any Burn model.
 pub(crate) trait Network<B: Backend>: Module<B> {
-    /// Whether the loss of a batch is more than the mean over its samples: with batch norm, or
-    /// where padding is left out of the mean.
+    /// Whether the loss of a batch differs from the mean of its samples' losses, as with batch norm
+    /// or if the mean ignores padding.
     const COUPLES_SAMPLES: bool = false;
 
     fn new(device: &B::Device) -> Self;
@@ -42,7 +42,7 @@ pub(crate) trait Network<B: Backend>: Module<B> {
     fn loss(&self, samples: &Samples) -> Tensor<B, 1>;
 }
 
-/// A network that trains and evaluates.
+/// A network that can be trained and evaluated.
 pub(crate) trait Trainable:
     Network<Trained> + AutodiffModule<Trained, InnerModule: Network<Inner>>
 {
@@ -67,7 +67,7 @@ pub(crate) enum Precision {
     Fp16,
 }
 
-/// What a run may vary without the model knowing.
+/// The options of a run that do not change the code of the model.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Job {
     pub(crate) precision: Precision,
@@ -76,14 +76,14 @@ pub(crate) struct Job {
     pub(crate) recompute: Recompute,
 }
 
-/// Which activations backward computes again.
+/// The activations that backward recomputes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recompute {
     Off,
     Full,
     Selective,
     EveryOther,
-    /// Selective, with what it keeps on NVMe.
+    /// Selective, with the kept activations offloaded to NVMe.
     Offloaded,
 }
 
@@ -92,12 +92,12 @@ impl Job {
         Self { precision, stage, ranks, recompute: Recompute::Off }
     }
 
-    /// Returns a plan in which the stages differ as much as they can: small buckets, some
-    /// parameters resident, others gathered.
+    /// Returns a plan in which the stages differ as much as possible: it has small buckets, and some
+    /// parameters are persistent while others are gathered.
     pub(crate) fn plan(&self) -> Plan {
         let mut config = json!({
             "train_micro_batch_size_per_gpu": GLOBAL_BATCH / self.ranks,
-            // Plain Burn does not clip either.
+            // Plain Burn does not clip gradients.
             "gradient_clipping": 0.0,
             "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "betas": BETAS,
                 "eps": EPSILON, "weight_decay": WEIGHT_DECAY}},
@@ -109,7 +109,7 @@ impl Job {
         match self.precision {
             Precision::Fp32 => {}
             Precision::Bf16 => config["bf16"] = json!({"enabled": true}),
-            // A scale at which no gradient of these models overflows: every step is taken.
+            // With this scale no gradient of these models overflows, so no step is skipped.
             Precision::Fp16 => {
                 config["fp16"] = json!({"enabled": true, "initial_scale_power": 6});
             }
@@ -126,25 +126,25 @@ impl Job {
     }
 }
 
-/// What a rank ends with. Equality is bitwise.
+/// The results of a rank. Equality is bitwise.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Outcome {
-    /// This rank's loss in each step.
+    /// The loss of this rank in each step.
     pub(crate) losses: Vec<f32>,
     pub(crate) evaluation: Evaluation,
 }
 
-/// The model without autodiff.
+/// The results of the model without autodiff.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Evaluation {
-    /// Loss on samples that are the same on every rank.
+    /// The loss on samples that are the same on every rank.
     pub(crate) loss: f32,
-    /// Everything that the module holds.
+    /// All values of the module.
     pub(crate) values: Vec<Value>,
 }
 
-/// Builds a network on each rank and runs `body` on its engine. Rank 0 has the weights of `seed`,
-/// the others have different ones.
+/// Builds a network on each rank and runs `body` on its engine. Rank 0 has the weights of `seed`, and
+/// each other rank has different weights.
 pub(crate) fn on_ranks<M: Trainable, R: Send>(
     job: Job,
     seed: u64,
@@ -178,13 +178,13 @@ pub(crate) fn take_steps<M: Trainable>(
     (0..count).map(|_| take_step()).collect()
 }
 
-/// Evaluates the model on held-out samples and reads everything that it holds.
+/// Evaluates the model on held-out samples and reads all of its values.
 pub(crate) fn evaluate<M: Trainable>(engine: &Trainer<M>) -> Result<Evaluation, EngineError> {
     engine.evaluate(Evaluation::of)
 }
 
 impl Evaluation {
-    /// Asserts equality of bits, naming what differs.
+    /// Asserts bitwise equality. The message names the value that differs.
     #[track_caller]
     pub(crate) fn assert_same(&self, other: &Self, what: &str) {
         assert_eq!(self.values.len(), other.values.len(), "{what}");
@@ -194,7 +194,7 @@ impl Evaluation {
         assert_eq!(self.loss, other.loss, "evaluation, {what}");
     }
 
-    /// Asserts that running statistics stay f32: in 16 bits they would stop moving.
+    /// Asserts that running statistics stay f32. In 16 bits, small updates would be lost to rounding.
     #[track_caller]
     pub(crate) fn assert_statistics_in_f32(&self, what: &str) {
         for (path, data) in self.values.iter().filter(|(path, _)| path.contains("running_")) {
@@ -208,7 +208,7 @@ impl Evaluation {
     }
 }
 
-/// Trains for all [`STEPS`]; returns the outcome of each rank.
+/// Trains for [`STEPS`] steps and returns the outcome of each rank.
 pub(crate) fn train<M: Trainable>(job: Job) -> Vec<Outcome> {
     on_ranks::<M, _>(job, SEED, |engine| {
         let losses = take_steps(engine, STEPS)?;
@@ -216,7 +216,7 @@ pub(crate) fn train<M: Trainable>(job: Job) -> Vec<Outcome> {
     })
 }
 
-/// Trains with Burn's own optimizer on the whole batch: no engine, no ranks.
+/// Trains with Burn's own optimizer on the global batch, without an engine.
 pub(crate) fn train_with_burn<M: Trainable>() -> Outcome {
     let mut model: M = seeded::<Trained, M>(SEED);
     let mut optimizer = AdamWConfig::new()
@@ -235,7 +235,7 @@ pub(crate) fn train_with_burn<M: Trainable>() -> Outcome {
     Outcome { losses, evaluation: Evaluation::of(&model.valid()) }
 }
 
-/// Returns the loss of the whole batch in each step.
+/// Returns the loss of the global batch in each step.
 pub(crate) fn mean_losses(ranks: &[Outcome]) -> Vec<f32> {
     let step = |step: usize| ranks.iter().map(|rank| rank.losses[step]).sum::<f32>();
     (0..ranks[0].losses.len()).map(|at| step(at) / ranks.len() as f32).collect()

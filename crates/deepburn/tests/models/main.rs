@@ -1,8 +1,9 @@
 //! Acceptance tests for models written the way Burn users write them.
 //!
-//! The models know nothing about ranks, sharding or precision: they are generic over their backend,
-//! are made of `burn::nn` layers, and take f32 inputs. Every one of them has to train alike at all
-//! stages, like plain Burn in fp32, close to that in 16 bits, and exactly on after a resume.
+//! The code of the models does not depend on ranks, sharding or precision: models are generic over
+//! their backend, consist of `burn::nn` layers, and take f32 inputs. For every model, the tests check
+//! that all stages give the same bits, that fp32 agrees with plain Burn, that 16-bit training is
+//! close to fp32, and that resuming is exact.
 #![recursion_limit = "256"]
 
 mod cnn;

@@ -17,7 +17,7 @@ const VOCABULARY: usize = 9;
 const LENGTH: usize = 4;
 const WIDTH: usize = 6;
 
-/// A language model of hand-written attention, with a tied head.
+/// A language model with hand-written attention and a tied output layer.
 #[derive(Module, Debug)]
 pub(crate) struct HandWritten<B: Backend> {
     tokens: Embedding<B>,
@@ -32,7 +32,7 @@ pub(crate) struct HandWritten<B: Backend> {
     unused: Linear<B>,
 }
 
-/// A linear layer whose weight is a direction and a length.
+/// A linear layer with weight normalization: its weight is a direction and a length.
 #[derive(Module, Debug)]
 struct WeightNorm<B: Backend> {
     direction: Param<Tensor<B, 2>>,
@@ -62,7 +62,7 @@ impl<B: Backend> HandWritten<B> {
         let queries = self.rotary.forward(self.queries.forward(x.clone()));
         let keys = self.rotary.forward(self.keys.forward(x.clone()));
         let scores = queries.matmul(keys.transpose()) / (WIDTH as f64).sqrt();
-        // Distances as an f32 constant, made anew in each pass.
+        // The distances are an f32 constant, which is created again in each pass.
         let places = Tensor::<B, 1, Int>::arange(0..LENGTH as i64, &x.device()).float();
         let places = places.unsqueeze_dim::<2>(0);
         let distances = (places.clone() - places.transpose()).abs().unsqueeze::<3>();
@@ -101,7 +101,7 @@ impl<B: Backend> Network<B> for HandWritten<B> {
     }
 }
 
-/// Losses and indexing on the outputs of two layers.
+/// Applies losses and indexing to the outputs of two layers.
 #[derive(Module, Debug)]
 pub(crate) struct Selections<B: Backend> {
     up: Linear<B>,
@@ -113,7 +113,7 @@ const FEATURES: usize = 5;
 const INNER: usize = 8;
 
 impl<B: Backend> Selections<B> {
-    /// Orders, sums, picks and writes activations.
+    /// Sorts, sums, selects and assigns activations.
     fn rearranged(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
         let batch = x.dims()[0];
         let device = &x.device();
@@ -132,7 +132,7 @@ impl<B: Backend> Selections<B> {
         stacked.mean_dim(1).squeeze_dim::<2>(1) + (high - low) * 0.1
     }
 
-    /// Arithmetic between activations, inputs and constants.
+    /// Combines activations, inputs and constants.
     fn arithmetic(&self, x: Tensor<B, 2>, y: Tensor<B, 2>) -> Tensor<B, 2> {
         let gram = x.clone().unsqueeze_dim::<3>(2).matmul(y.clone().unsqueeze_dim::<3>(1));
         let gram = gram.sum_dim(2).squeeze_dim::<2>(2);

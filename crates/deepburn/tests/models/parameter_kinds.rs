@@ -13,7 +13,7 @@ use crate::samples::Samples;
 const WIDTH: usize = 6;
 const PICKED: usize = 4;
 
-/// Predicts shuffled features; each seed gives another shuffle, another choice and another mask.
+/// Predicts shuffled features. Each seed gives another permutation, table of indices and mask.
 #[derive(Module, Debug)]
 pub(crate) struct Shuffled<B: Backend> {
     order: Param<Tensor<B, 1, Int>>,

@@ -1,4 +1,4 @@
-//! What has to hold for every model.
+//! Properties that hold for every model.
 
 use deepburn::checkpoint::Checkpoint;
 use deepburn::{EngineError, LoadPlan, SaveRequest};
@@ -11,8 +11,8 @@ use crate::samples::EPOCH;
 
 const STAGES: [u8; 4] = [0, 1, 2, 3];
 
-/// Asserts that losses, the evaluation and all values are the same bits at every stage, and the
-/// evaluation on every rank.
+/// Asserts that losses, the evaluation and all values are bit-identical at every stage, and that the
+/// evaluation is bit-identical on every rank.
 pub(crate) fn stages_agree<M: Trainable>(precision: Precision) {
     for ranks in 1..=4 {
         let outcomes = STAGES.map(|stage| train::<M>(Job::new(precision, stage, ranks)));
@@ -30,7 +30,7 @@ pub(crate) fn stages_agree<M: Trainable>(precision: Precision) {
     }
 }
 
-/// Asserts that losses, the evaluation and all values are the same bits with and without activation
+/// Asserts that losses, the evaluation and all values are bit-identical with and without activation
 /// checkpointing.
 pub(crate) fn recomputation_changes_nothing<M: Trainable>(precision: Precision) {
     for (ranks, stage) in [(1, 0), (1, 3), (2, 2), (3, 3)] {
@@ -50,19 +50,21 @@ pub(crate) fn recomputation_changes_nothing<M: Trainable>(precision: Precision) 
     }
 }
 
-/// Largest difference from plain Burn, relative to a loss and absolute for a weight (about 1).
+/// The largest allowed difference from plain Burn: relative for losses, absolute for weights (which
+/// are about 1).
 ///
-/// Both compute in f32 with relative errors of 6e-8 an operation, in other orders of addition; 1e-5
-/// leaves room for some hundred of them.
+/// Both compute in f32, with a relative error of 6e-8 per operation, but add in different orders.
+/// 1e-5 allows for a few hundred such errors.
 const FP32_TOLERANCE: f32 = 1e-5;
 
-/// The same for weights of a model with batch norm. The norm cancels the bias before it, whose
-/// gradient is a rounding error of about 1e-8. Adam makes a step of up to 1e-5 of it:
-/// `learning rate * 1e-8 / (1e-8 + epsilon)`.
+/// The same difference for weights of a model with batch norm.
+///
+/// The norm cancels a bias before it, so the bias's gradient is a rounding error of about 1e-8. Adam
+/// turns it into an update of up to 1e-5: `learning rate * 1e-8 / (1e-8 + epsilon)`.
 const TOLERANCE_BEFORE_BATCH_NORM: f32 = 1e-4;
 
-/// Asserts that training in fp32 gives the losses and weights of Burn's own optimizer, on one rank
-/// and, where a batch can be split without changing its loss, on several.
+/// Asserts that training in fp32 gives the losses and weights of Burn's own optimizer on one rank. If
+/// a batch can be split without changing its loss, several ranks are tested too.
 pub(crate) fn fp32_is_plain_burn<M: Trainable>() {
     let plain = train_with_burn::<M>();
     let (several, weight_tolerance) = match <M as Network<Trained>>::COUPLES_SAMPLES {
@@ -100,7 +102,7 @@ fn assert_near(left: f32, right: f32, tolerance: f32, what: &str) {
 #[track_caller]
 fn assert_weights_near(ours: &Evaluation, plain: &Evaluation, tolerance: f32, what: &str) {
     for ((path, ours), (_, plain)) in ours.values.iter().zip(&plain.values) {
-        // Weight decay acts on a parameter that got no gradient; in plain Burn it does not.
+        // DeepBurn applies weight decay to parameters without a gradient, and plain Burn does not.
         if path.starts_with("unused") {
             continue;
         }
@@ -111,8 +113,10 @@ fn assert_weights_near(ours: &Evaluation, plain: &Evaluation, tolerance: f32, wh
     }
 }
 
-/// Largest relative difference of a 16-bit loss from the fp32 loss: bf16 rounds each result by up to
-/// 0.4 %, and a loss is the result of a dozen layers in whose sums most of the errors cancel.
+/// The largest allowed relative difference of a 16-bit loss from the fp32 loss.
+///
+/// bf16 rounds each result by up to 0.4 %. A loss is the result of a dozen layers, in whose sums most
+/// of the errors cancel.
 const HALF_TOLERANCE: f32 = 0.02;
 
 /// Asserts that the loss of each step in 16 bits equals the fp32 loss, up to rounding.
@@ -124,16 +128,16 @@ pub(crate) fn stays_near_fp32<M: Trainable>(precision: Precision) {
             let what = format!("step {step}, {precision:?}, {ranks} ranks");
             assert_near(*half, *full, HALF_TOLERANCE, &what);
         }
-        // Both have the same samples.
+        // Both steps use the same samples.
         let (first, last) = (full[0], full[STEPS - EPOCH]);
         assert!(last < first, "nothing was learned: {full:?}");
     }
 }
 
-/// Asserts that a new engine resumes exactly from a checkpoint, at the stage that saved and at
-/// another one.
+/// Asserts that a new engine resumes exactly from a checkpoint, at the stage that saved it and at
+/// other stages.
 pub(crate) fn resumes<M: Trainable>(precision: Precision) {
-    // Ranks, the stage that saves, and those that load.
+    // The number of ranks, the stage that saves, and the stages that load.
     let resumptions: [(usize, u8, &[u8]); 4] =
         [(1, 0, &[0, 3]), (3, 1, &[1]), (3, 2, &[2, 0]), (3, 3, &[3, 1])];
     for (ranks, saving, loading) in resumptions {
@@ -147,7 +151,7 @@ pub(crate) fn resumes<M: Trainable>(precision: Precision) {
         for stage in loading.iter().copied() {
             let job = Job::new(precision, stage, ranks);
             let resumed = on_ranks::<M, _>(job, SEED + 10, |engine| {
-                // The engine comes to the checkpoint with states of its own.
+                // The engine has other states before it loads the checkpoint.
                 take_steps(engine, 2)?;
                 engine.load_checkpoint(&checkpoint, LoadPlan::ALL)?;
                 Ok(second_half(engine)?)
@@ -157,7 +161,7 @@ pub(crate) fn resumes<M: Trainable>(precision: Precision) {
     }
 }
 
-/// What comes after a checkpoint: an evaluation, then training.
+/// The results after a checkpoint: of an evaluation, and of further training.
 type SecondHalf = (Evaluation, Outcome);
 
 fn second_half<M: Trainable>(engine: &mut Trainer<M>) -> Result<SecondHalf, EngineError> {

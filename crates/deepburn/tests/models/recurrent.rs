@@ -1,4 +1,4 @@
-//! Sequence models that start from no state.
+//! Sequence models that start without a hidden state.
 
 use burn::module::Module;
 use burn::nn::loss::{HuberLossConfig, MseLoss, Reduction};
@@ -44,7 +44,7 @@ impl<B: Backend> Network<B> for SeriesLstm<B> {
     }
 }
 
-/// Predicts each next value of a series with the other recurrent layers.
+/// Predicts the next values of a series with the other recurrent layers.
 #[derive(Module, Debug)]
 pub(crate) struct SeriesStack<B: Backend> {
     rnn: Rnn<B>,
@@ -77,7 +77,7 @@ impl<B: Backend> Network<B> for SeriesStack<B> {
     }
 }
 
-/// Predicts the sums of a series with normed cells written by hand, forwards and backwards.
+/// Predicts the sums of a series with hand-written, normalized cells in both directions.
 #[derive(Module, Debug)]
 pub(crate) struct SeriesCells<B: Backend> {
     forwards: Vec<Cell<B>>,
@@ -85,7 +85,7 @@ pub(crate) struct SeriesCells<B: Backend> {
     head: Linear<B>,
 }
 
-/// An LSTM cell whose gates are one product.
+/// An LSTM cell that computes all gates in one matrix product.
 #[derive(Module, Debug)]
 struct Cell<B: Backend> {
     input: Linear<B>,
@@ -98,7 +98,7 @@ struct Cell<B: Backend> {
 impl<B: Backend> Cell<B> {
     fn new(inputs: usize, width: usize, device: &B::Device) -> Self {
         let mut input = LinearConfig::new(inputs, 4 * width).init::<B>(device);
-        // Cells remember at first: the bias of their forget gates is 1.
+        // The bias of the forget gates is 1, so that cells initially keep their state.
         let ones = Tensor::ones([width], device);
         let with_ones = |bias: Tensor<B, 1>| bias.slice_assign(s![width..2 * width], ones);
         input.bias = input.bias.map(|bias| bias.map(with_ones));
@@ -111,7 +111,7 @@ impl<B: Backend> Cell<B> {
         }
     }
 
-    /// Goes through the time steps of `x` and returns the outputs.
+    /// Iterates over the time steps of `x` and returns the outputs.
     fn forward(&self, x: Tensor<B, 3>) -> Tensor<B, 3> {
         let [batch, steps, _] = x.dims();
         let zeros = Tensor::<B, 2>::zeros([batch, self.width], &x.device());

@@ -1,24 +1,25 @@
-//! Synthetic samples, each a function of its number alone: any split over ranks sees the same data.
+//! Synthetic samples. A sample depends only on its index, so the data is the same for any number of
+//! ranks.
 
 use std::ops::Range;
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 
-/// Samples in a step, over all ranks: 1 to 4 ranks divide it.
+/// The number of samples in a step over all ranks, divisible by 1 to 4 ranks.
 pub(crate) const GLOBAL_BATCH: usize = 12;
 
-/// Steps before the data repeats.
+/// The number of steps after which the data repeats.
 pub(crate) const EPOCH: usize = 2;
 
-/// A micro-batch of numbered samples.
+/// A micro-batch of samples, identified by their indices.
 #[derive(Debug, Clone)]
 pub(crate) struct Samples {
     numbers: Range<u64>,
 }
 
 impl Samples {
-    /// Returns the samples that rank `rank` of `world_size` takes in step `step`, from 0.
+    /// Returns the samples of rank `rank` of `world_size` in step `step`, counted from 0.
     pub(crate) fn of_step(step: u64, rank: usize, world_size: usize) -> Self {
         let count = (GLOBAL_BATCH / world_size) as u64;
         let first = (step % EPOCH as u64) * GLOBAL_BATCH as u64 + rank as u64 * count;

@@ -78,7 +78,7 @@ impl<B: Backend> Network<B> for TextEncoder<B> {
     }
 }
 
-/// Translates a text by an encoder and a decoder, with learned positions.
+/// Translates a text with an encoder, a decoder and learned position embeddings.
 #[derive(Module, Debug)]
 pub(crate) struct Translator<B: Backend> {
     tokens: Embedding<B>,

@@ -6,11 +6,11 @@ use burn::tensor::{Bool, Int, Tensor, TensorData};
 
 use crate::samples::hash;
 
-/// Fills a module with values of a seed, whatever Burn's initializers drew.
+/// Replaces the values of a module by values that depend on a seed.
 ///
-/// Trainable values lie within 0.4 of 0, or of 1 where they scale (norms). Frozen values and
-/// running statistics lie up to 0.25 above, so that a variance is positive. Integers and flags are rotated:
-/// a permutation stays one.
+/// Trainable values differ from 0 by at most 0.4, or from 1 if they are scales (of norms). Frozen
+/// values and running statistics are between 0 and 0.25 (or 1 and 1.25), so variances are positive.
+/// Integers and flags are rotated, so a permutation remains a permutation.
 pub(crate) struct Seeded {
     seed: u64,
     drawn: u64,
@@ -72,7 +72,7 @@ impl<B: Backend> ModuleMapper<B> for Seeded {
     }
 }
 
-/// A value of a module: its path and its elements.
+/// The path and the elements of a value in a module.
 pub(crate) type Value = (String, TensorData);
 
 /// Reads every value of `module`: parameters, running statistics, integers and flags.
@@ -116,7 +116,7 @@ impl<B: Backend> ModuleVisitor<B> for Reader {
     }
 }
 
-/// Replaces the float values of a module, in the order of [`values`], types included.
+/// Replaces the float values of a module and their types, in the order of [`values`].
 pub(crate) struct Replaced<'a>(pub(crate) std::slice::Iter<'a, Value>);
 
 impl<B: Backend> ModuleMapper<B> for Replaced<'_> {

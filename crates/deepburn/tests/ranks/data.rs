@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use crate::net::{Net, ROWS, batch};
 
-/// Batches of an evaluation.
+/// The number of batches in an evaluation.
 pub(crate) const EVALUATION_BATCHES: usize = 3;
 
-/// What goes wrong on one rank.
+/// A fault that is injected on one rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Fault {
     /// A panic between two layers of forward.
@@ -24,11 +24,11 @@ pub(crate) enum Fault {
     Data,
     /// The second batch of an evaluation cannot be read.
     EvaluationData,
-    /// A loss that is not a number, on this rank alone.
+    /// The loss of this rank is NaN.
     NotANumber,
 }
 
-/// A micro-batch, and what is wrong with it.
+/// A micro-batch, and the fault that its loss triggers.
 pub(crate) struct TokenRows {
     tokens: [i64; ROWS],
     fault: Option<Fault>,
@@ -44,7 +44,7 @@ impl Batch for TokenRows {
     }
 }
 
-/// Seeded data of one rank for training, and data for evaluation that is the same each time.
+/// Seeded training data of one rank, and evaluation data that is always the same.
 pub(crate) struct SeededRows {
     seed: u64,
     steps: u64,
@@ -54,7 +54,7 @@ pub(crate) struct SeededRows {
 }
 
 impl SeededRows {
-    /// Data without evaluation data.
+    /// Creates training data without evaluation data.
     pub(crate) fn new(seed: u64, fault: Option<(u64, Fault)>) -> Self {
         Self { seed, steps: 0, evaluates: false, fault }
     }
@@ -63,7 +63,7 @@ impl SeededRows {
         Self { evaluates: true, ..self }
     }
 
-    /// The fault of the last step that was taken.
+    /// Returns the fault of the current step.
     fn fault(&self) -> Option<Fault> {
         self.fault.filter(|(step, _)| *step == self.steps).map(|(_, fault)| fault)
     }
@@ -76,7 +76,7 @@ impl BatchSource<TokenRows> for SeededRows {
         let take = |_| TokenRows { tokens: batch(&mut self.seed), fault };
         let taken: Vec<_> = (0..next.micro_batches).map(take).collect();
         match fault {
-            // As a file that is read ahead of its failure: the position has moved.
+            // Like a file that fails after a read-ahead: the position has already advanced.
             Some(Fault::Data) => Err("the data source is dry".into()),
             _ => Ok(taken.into()),
         }

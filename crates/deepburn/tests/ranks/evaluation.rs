@@ -20,8 +20,7 @@ const INNER: usize = 7;
 const RANKS: usize = 2;
 const STEPS: u64 = 4;
 
-/// Steps with the bits of their losses, evaluations with the bits of theirs, and the number of batches that were
-/// evaluated.
+/// The steps and evaluations of a run with the bits of their losses, and the number of evaluated batches.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct RunRecord {
     steps: Vec<(u64, u64)>,
@@ -29,7 +28,7 @@ struct RunRecord {
     batches: usize,
 }
 
-/// Records a run, and asks for its end in the middle of the evaluation after a step.
+/// Records a run, and interrupts it during the evaluation after a step.
 struct RecordingHook<'a> {
     record: &'a mut RunRecord,
     stop: Option<(u64, &'a Interrupt)>,
@@ -58,22 +57,22 @@ impl Hook for RecordingHook<'_> {
     }
 }
 
-/// How a run is made.
+/// The options of a run.
 #[derive(Clone, Copy)]
 struct RunOptions {
     stage: u8,
-    /// A fault of rank 1 and its step.
+    /// The fault of rank 1 and the step in which it occurs.
     fault: Option<(u64, Fault)>,
-    /// Optimizer steps between two checkpoints.
+    /// The number of optimizer steps between two checkpoints.
     save_steps: Option<u64>,
-    /// Step in whose evaluation rank 1 is asked to end the run.
+    /// The step after which rank 1 is interrupted during the evaluation.
     stop: Option<u64>,
     resumes: bool,
     best: BestPlan,
     lr: f64,
 }
 
-/// Trains and returns what each rank recorded, how the run ended, and the loss of the last model.
+/// Trains and returns the record, the outcome and the loss of the last model for each rank.
 fn run(root: &Path, options: RunOptions) -> Vec<(RunRecord, Outcome, f64)> {
     try_run(root, options).unwrap_or_else(|failure| panic!("{failure}"))
 }
@@ -149,7 +148,7 @@ fn an_evaluation_that_is_cut_short_is_made_when_the_run_resumes() {
         let first = run(parts.path(), RunOptions { stop: Some(2), ..options });
         for (record, outcome, _) in &first {
             assert!(matches!(outcome, Outcome::Interrupted { checkpoint: Some(_) }), "{outcome:?}");
-            // One whole evaluation, and two batches of the next.
+            // One complete evaluation, and two batches of the next.
             assert_eq!((record.evaluations.len(), record.batches), (1, EVALUATION_BATCHES + 2));
         }
         let second = run(parts.path(), RunOptions { resumes: true, ..options });
@@ -162,7 +161,7 @@ fn an_evaluation_that_is_cut_short_is_made_when_the_run_resumes() {
     }
 }
 
-/// At this rate the loss on the data of the evaluation rises after some steps.
+/// A learning rate at which the evaluation loss rises after some steps.
 const HIGH_RATE: f64 = 0.5;
 
 #[test]
@@ -172,7 +171,7 @@ fn training_ends_with_the_best_model_and_stops_without_progress() {
         let best = BestPlan { load_at_end: true, ..BestPlan::default() };
         let options = RunOptions { stage, best, lr: HIGH_RATE, ..PLAIN };
         let ended = run(folder.path(), options);
-        // Each best model has replaced the one before.
+        // Each best checkpoint has replaced the previous one.
         assert_eq!(Checkpoint::all(folder.path()).unwrap().len(), 1, "stage {stage}");
         for (record, outcome, last) in &ended {
             let mut losses = record.evaluations.iter().map(|(_, bits)| f64::from_bits(*bits));
@@ -194,7 +193,7 @@ fn early_stopping_stops_and_resumes_at_the_same_step() {
     for stage in [0, 3] {
         let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let options = RunOptions { stage, best, ..PLAIN };
-        // The first evaluation is the best so far; no later one is better by that much.
+        // The first evaluation is the best so far, and no later one improves by the threshold.
         let whole = run(whole.path(), options);
         assert!(whole.iter().all(|(record, ..)| record.steps.len() == 2), "{whole:?}");
         let first = run(parts.path(), RunOptions { stop: Some(2), ..options });
@@ -211,7 +210,7 @@ fn a_best_model_replaces_no_checkpoint_of_an_earlier_run() {
     let folder = tempfile::tempdir().unwrap();
     let best = BestPlan { load_at_end: true, ..BestPlan::default() };
     let options = RunOptions { best, ..PLAIN };
-    // Ends early with a checkpoint of step 2, and the one of its best model.
+    // The run ends early with a checkpoint of step 2 and a checkpoint of its best model.
     run(folder.path(), RunOptions { stop: Some(2), ..options });
     let steps = || -> Vec<u64> {
         Checkpoint::all(folder.path()).unwrap().iter().map(|it| it.run().step).collect()
@@ -238,7 +237,7 @@ fn data_that_cannot_be_read_loses_no_step() {
         for part in ["rank 1", "dry; the last complete step is saved in ", "step-00000002"] {
             assert!(message.contains(part), "stage {stage}, {fault:?}: {message}");
         }
-        // A step that has a checkpoint gets no second one.
+        // A step that already has a checkpoint is not saved again.
         assert_eq!(Checkpoint::all(parts.path()).unwrap().len(), 1, "stage {stage}, {fault:?}");
         let rest = run(parts.path(), RunOptions { resumes: true, ..options });
         for ((whole, ..), (rest, ..)) in whole.iter().zip(&rest) {

@@ -1,4 +1,4 @@
-//! A rank that fails ends all ranks, with its name and its cause.
+//! If a rank fails, all ranks end with an error that names the rank and the cause.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,10 @@ const FAILING_RANK: usize = 1;
 const FAILING_STEP: u64 = 2;
 const INNER: usize = 7;
 
-/// Far below the time-out of a collective, far above any delay of a busy machine.
+/// A time far below the time-out of a collective and far above any delay of a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Trains three ranks, one of them with a fault, and returns how it ended.
+/// Trains three ranks, injects a fault on one of them, and returns the error message.
 fn train(stage: u8, fault: Fault) -> String {
     let started = Instant::now();
     let plan = plan(stage, RANKS, 1);
@@ -61,7 +61,7 @@ fn data_that_ends_is_named_with_rank_and_step() {
     }
 }
 
-/// A NaN of one rank is in the gradients of all, so any rank may report it.
+/// A NaN of one rank reaches the reduced gradients of all ranks, so any rank may report it.
 #[test]
 fn a_loss_that_is_no_number_names_step_and_parameter() {
     for stage in 0..=3 {
@@ -70,7 +70,7 @@ fn a_loss_that_is_no_number_names_step_and_parameter() {
     }
 }
 
-/// Trains with another model on rank 2.
+/// Initializes another model on rank 2 and returns the error message.
 fn differ(stage: u8, other: impl Fn() -> usize + Sync) -> String {
     let plan = plan(stage, RANKS, 1);
     let started = Instant::now();
@@ -91,7 +91,7 @@ fn different_models_name_both_sides() {
     }
 }
 
-/// A rank that skips a step leaves the others waiting for it; they are told, not left.
+/// If a rank skips a step, the waiting ranks end with an error instead of a hang.
 #[test]
 fn a_rank_that_ends_early_is_named() {
     for stage in 0..=3 {
@@ -114,7 +114,7 @@ fn a_rank_that_ends_early_is_named() {
     }
 }
 
-/// A run after a failed one is not touched by it.
+/// A failed run does not affect the next run.
 #[test]
 fn failures_leave_nothing_behind() {
     for stage in 0..=3 {

@@ -1,4 +1,4 @@
-//! Ranks that fail, and ranks that run for long, through the public interface.
+//! Tests of failing ranks, early stopping and random delays through the public interface.
 
 mod data;
 mod evaluation;

@@ -1,4 +1,4 @@
-//! A small model whose sizes no number of ranks divides, with its data and its plans.
+//! A small model whose sizes are not divisible by the number of ranks, with its data and plans.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
@@ -21,7 +21,7 @@ pub(crate) struct Net<B: Backend> {
 }
 
 impl<B: Backend> Net<B> {
-    /// The same weights every time, with an inner width of `inner`.
+    /// Creates the model with fixed weights and an inner width of `inner`.
     pub(crate) fn new(inner: usize) -> Self {
         let device = &B::Device::default();
         let net = Self {
@@ -33,8 +33,8 @@ impl<B: Backend> Net<B> {
         net.map(&mut Numbered(1))
     }
 
-    /// Mean square of the prediction minus 1. `between` is called with the first layers done and
-    /// the last ones still to come.
+    /// Returns the mean square of the prediction minus 1. `between` is called between the first and
+    /// the last layers.
     pub(crate) fn loss(&self, batch: [i64; ROWS], between: impl FnOnce()) -> Tensor<B, 1> {
         let device = &B::Device::default();
         let batch = TensorData::new(batch.to_vec(), [1, ROWS]);
@@ -46,7 +46,7 @@ impl<B: Backend> Net<B> {
     }
 }
 
-/// Fills parameters with small numbers that depend on their place alone.
+/// Fills parameters with small numbers that depend only on their position.
 struct Numbered(u64);
 
 impl<B: Backend> ModuleMapper<B> for Numbered {
@@ -60,7 +60,7 @@ impl<B: Backend> ModuleMapper<B> for Numbered {
     }
 }
 
-/// A number from 0 to 1 by xorshift64 (Marsaglia 2003).
+/// Returns a number in [0, 1), drawn with xorshift64 (Marsaglia 2003).
 pub(crate) fn random(state: &mut u64) -> f32 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -68,17 +68,17 @@ pub(crate) fn random(state: &mut u64) -> f32 {
     (*state >> 40) as f32 / (1_u64 << 24) as f32
 }
 
-/// Tokens of a micro-batch.
+/// Returns the tokens of a micro-batch.
 pub(crate) fn batch(state: &mut u64) -> [i64; ROWS] {
     std::array::from_fn(|_| (random(state) * VOCAB as f32) as i64)
 }
 
-/// Everything sharded that the stage shards, in buckets of which a step needs several.
+/// Returns a plan with buckets so small that a step needs several of them.
 pub(crate) fn plan(stage: u8, ranks: usize, accumulation: usize) -> Plan {
     plan_at_rate(stage, ranks, accumulation, 1e-3)
 }
 
-/// The same at another learning rate.
+/// Returns the same plan with another learning rate.
 pub(crate) fn plan_at_rate(stage: u8, ranks: usize, accumulation: usize, lr: f64) -> Plan {
     let json = format!(
         r#"{{"train_micro_batch_size_per_gpu": {ROWS},

@@ -1,7 +1,7 @@
-//! Many iterations with ranks that are late at random: they must end, and delays must not show in
-//! the numbers.
+//! Many iterations with random delays of ranks: no iteration may hang, and delays must not change
+//! the results.
 //!
-//! The suite runs a short form. `DEEPBURN_STRESS_ITERATIONS=20000` sets the number of
+//! By default, a short form runs. `DEEPBURN_STRESS_ITERATIONS=20000` sets the number of
 //! rank-iterations (iterations times ranks) over stages 1 to 3 on 2 to 4 ranks.
 
 use std::thread;
@@ -13,21 +13,21 @@ use deepburn::prelude::*;
 use crate::net::{Net, batch, plan, random};
 
 const SHORT_FORM: usize = 600;
-/// Iterations of one group of ranks before a new one is made.
+/// The number of iterations of one group of ranks before a new group is created.
 const ITERATIONS: usize = 20;
 const ACCUMULATION: usize = 2;
 const INNER: usize = 7;
 
-/// How late ranks are.
+/// The delays of ranks.
 #[derive(Clone, Copy)]
 enum Delays {
     None,
-    /// Up to half a millisecond at every third opportunity, drawn from this seed.
+    /// On average, every third call waits up to half a millisecond. The delays depend on this seed.
     Random(u64),
 }
 
 impl Delays {
-    /// Where rank `rank` draws its delays from.
+    /// Returns a closure that delays rank `rank`.
     fn of(self, rank: usize) -> impl FnMut() {
         let mut state = match self {
             Self::None => 0,
@@ -41,7 +41,7 @@ impl Delays {
     }
 }
 
-/// Losses and gradient norms, to the bit, of rank 0.
+/// Returns the bits of the losses and gradient norms of rank 0.
 fn run(stage: u8, ranks: usize, delays: Delays) -> Vec<u64> {
     let plan = plan(stage, ranks, ACCUMULATION);
     let results = deepburn::run_ranks(ranks, |group: Group<Flex>| {

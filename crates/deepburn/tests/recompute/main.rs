@@ -1,7 +1,8 @@
-//! Activation checkpointing: what it saves, what it computes again, and what it must not change.
+//! Activation checkpointing: memory, recomputation and unchanged results.
 //!
-//! That a model trains to the same bits with it is a property of every model in `tests/models`. Here are
-//! the memory, parts that a program names, and activations that are used in unusual places.
+//! `tests/models` checks for every model that activation checkpointing does not change a bit. These
+//! tests check the memory, explicitly checkpointed parts, and activations that are used in unusual
+//! places.
 
 mod offload;
 mod stack;
@@ -24,13 +25,13 @@ type Net = Engine<Flex, Stack<Trained>>;
 const POLICIES: [&str; 4] =
     ["{}", r#"{"policy": "full"}"#, r#"{"policy": "selective"}"#, r#"{"every_nth_block": 3}"#];
 
-/// All of them, and those that offload what is kept.
+/// Returns all policies, and the policies that offload the kept activations.
 fn sections() -> impl Iterator<Item = String> {
     let offloaded = ["full", "selective"].map(|policy| offload::to_nvme(policy, 0));
     POLICIES.into_iter().map(str::to_owned).chain(offloaded)
 }
 
-/// Runs `body` on one rank at stage 3 with a section `activation_checkpointing`.
+/// Runs `body` on one rank at stage 3 with `section` as `activation_checkpointing`.
 fn with_engine<R: Send>(
     section: &str,
     layers: usize,
@@ -57,7 +58,7 @@ fn with_plan<R: Send>(
     results.unwrap_or_else(|failure| panic!("{:?}: {failure}", plan.activations)).remove(0)
 }
 
-/// Asserts that a run gives the same with every section `activation_checkpointing`.
+/// Asserts that `run` returns the same value with every section of [`sections`].
 #[track_caller]
 fn same_with_every_policy<R: PartialEq + Debug>(run: impl Fn(&str) -> R) {
     let kept = run("{}");
@@ -71,7 +72,7 @@ fn input() -> Tensor<Trained, 2> {
     (row.reshape([1, WIDTH]) * 0.1).sin().repeat_dim(0, BATCH)
 }
 
-/// Takes `steps` steps; returns their losses.
+/// Takes `steps` steps and returns their losses.
 fn train(
     engine: &mut Net,
     steps: usize,
@@ -87,7 +88,7 @@ fn train(
     (0..steps).map(|_| step()).collect()
 }
 
-/// Bytes of an activation as wide as the stack.
+/// The size of an activation of the stack's width, in bytes.
 const ACTIVATION: usize = BATCH * WIDTH * size_of::<f32>();
 
 fn peak(section: &str, layers: usize) -> usize {
@@ -97,11 +98,12 @@ fn peak(section: &str, layers: usize) -> usize {
     })
 }
 
-/// With every block freed, each block more costs its input and nothing else. Burn's layer norm normalises
-/// before it reads a parameter, so the block before ends with the normalised input.
+/// If every block is freed, an additional block only adds its inputs to the memory. Burn's layer norm
+/// normalizes before it reads a parameter, so the normalized input belongs to the previous block and
+/// is kept too.
 #[test]
 fn full_keeps_the_inputs_of_blocks_and_one_block() {
-    // Whose last blocks are equal.
+    // The last blocks of these stacks are equal.
     let [one, four, thirteen] = [1, 4, 13].map(|layers| peak(r#"{"policy": "full"}"#, layers));
     assert_eq!(thirteen - four, 9 * 2 * ACTIVATION);
     let kept = peak("{}", 1);
@@ -113,7 +115,7 @@ fn full_keeps_the_inputs_of_blocks_and_one_block() {
     assert!(thirteen < peak("{}", 13) / 2);
 }
 
-/// Selective keeps one product of two, every second block frees half of the blocks.
+/// `selective` keeps every second product, and `every_nth_block` frees only a part of the blocks.
 #[test]
 fn the_other_policies_lie_between() {
     let [kept, full, selective, third] =
@@ -123,7 +125,7 @@ fn the_other_policies_lie_between() {
     assert!(full[2] < full[3] && full[3] < 0.8 * full[0], "{full:?}");
 }
 
-/// Nothing of a pass is left in memory when it is over.
+/// After a pass, none of its activations are in memory.
 #[test]
 fn a_pass_leaves_nothing_behind() {
     for section in sections() {
@@ -138,7 +140,7 @@ fn a_pass_leaves_nothing_behind() {
     }
 }
 
-/// The operations of a model do not depend on what is computed twice.
+/// The operation counts of a model do not include recomputation.
 #[test]
 fn recomputed_operations_do_not_count() {
     let reads = |section: &str| {
@@ -157,7 +159,7 @@ fn recomputed_operations_do_not_count() {
     }
 }
 
-/// A part of a model that the program names, with and without a policy for the blocks.
+/// Explicitly checkpointed parts work with and without a policy for blocks.
 #[test]
 fn a_program_names_parts() {
     let plain = with_engine("{}", 6, |engine| train(engine, 3, |stack| stack.loss(input())));
@@ -165,7 +167,7 @@ fn a_program_names_parts() {
         let named = |stack: &Stack<Trained>| {
             let mut x = input();
             for pair in stack.blocks.chunks(2) {
-                // An inner part belongs to the outer one, and so do blocks.
+                // Inner parts and blocks are recomputed together with the outer part.
                 x = activation_checkpoint(|| {
                     let x = pair[0].forward(x.clone());
                     activation_checkpoint(|| pair[1].forward(x))
@@ -183,7 +185,7 @@ fn a_program_names_parts() {
     }
 }
 
-/// Outside of a training pass a named part runs and nothing else.
+/// Outside of a training pass, `activation_checkpoint` only calls its closure.
 #[test]
 fn a_named_part_outside_of_training_is_a_call() {
     assert_eq!(activation_checkpoint(|| 7), 7);
@@ -199,7 +201,8 @@ fn a_named_part_outside_of_training_is_a_call() {
     });
 }
 
-/// What forward hands out beside the loss keeps its values, whatever happens to the parameters.
+/// Activations that forward returns in addition to the loss keep their values after the parameters
+/// have changed.
 #[test]
 fn activations_outlive_their_pass() {
     let run = |section: &str| {
@@ -217,7 +220,7 @@ fn activations_outlive_their_pass() {
     same_with_every_policy(run);
 }
 
-/// The same where the backward pass never comes.
+/// The same holds if there is no backward pass.
 #[test]
 fn activations_outlive_a_pass_without_backward() {
     let run = |section: &str| {
@@ -231,7 +234,7 @@ fn activations_outlive_a_pass_without_backward() {
     same_with_every_policy(run);
 }
 
-/// The same where forward panics, and a step then changes the parameters.
+/// The same holds if forward panics and a step then changes the parameters.
 #[test]
 fn activations_outlive_a_pass_that_panicked() {
     let run = |section: &str| {
@@ -254,7 +257,7 @@ fn activations_outlive_a_pass_that_panicked() {
     same_with_every_policy(run);
 }
 
-/// What is computed again counts in the ledger of its own model.
+/// Recomputed activations are counted in the ledger of their own model.
 #[test]
 fn ledgers_of_two_models_stay_apart() {
     let run = |section: &str| {
@@ -276,8 +279,8 @@ fn ledgers_of_two_models_stay_apart() {
     same_with_every_policy(run);
 }
 
-/// A block that reads the output of a much earlier one: computed again in the first pass, kept in later
-/// ones.
+/// A block may read the output of a much earlier block, which is recomputed in the first pass and
+/// kept in later passes.
 #[test]
 fn skip_connections_reach_freed_blocks() {
     let skipping = |stack: &Stack<Trained>| {
@@ -298,7 +301,7 @@ fn skip_connections_reach_freed_blocks() {
     }
 }
 
-/// Ten thousand ops in one block: nothing recurses over them.
+/// A block may have ten thousand ops, because no code recurses over them.
 #[test]
 fn a_block_may_be_long() {
     let long = |stack: &Stack<Trained>| {
@@ -312,7 +315,7 @@ fn a_block_may_be_long() {
     assert_eq!(run(POLICIES[1]), run("{}"));
 }
 
-/// A second draw in a block comes from the same place of the stream when the block runs again.
+/// When a block is recomputed, its random ops draw from the same positions of the stream.
 #[test]
 fn draws_are_the_same() {
     let noisy = |stack: &Stack<Trained>| {

@@ -1,4 +1,4 @@
-//! Activation offload: what leaves the device, what stays, and a disk that fails.
+//! Activation offload: offloaded activations, activations that stay on the device, and disk failures.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::{
     ACTIVATION, BATCH, Net, POLICIES, Stack, Trained, WIDTH, input, train, with_engine, with_plan,
 };
 
-/// A section that keeps activations of at least `threshold` bytes on NVMe.
+/// Returns a section that offloads activations of at least `threshold` bytes to NVMe.
 pub(crate) fn to_nvme(policy: &str, threshold: usize) -> String {
     to_folder(policy, threshold, Path::new(env!("CARGO_TARGET_TMPDIR")))
 }
@@ -24,7 +24,7 @@ fn to_folder(policy: &str, threshold: usize, folder: &Path) -> String {
     )
 }
 
-/// The peaks of the device and of NVMe in a second step.
+/// Returns the activation peaks on the device and on NVMe in the second step.
 fn peaks(section: &str, layers: usize) -> [usize; 2] {
     with_engine(section, layers, |engine| {
         train(engine, 1, |stack| stack.loss(input()))?;
@@ -35,15 +35,15 @@ fn peaks(section: &str, layers: usize) -> [usize; 2] {
     })
 }
 
-/// Asserts that the device holds as much for 13 layers as for 7, but for vectors: less than a sixteenth of an
-/// activation for each of the 6 layers.
+/// Asserts that the device memory for 13 layers is the same as for 7 layers, except for vectors:
+/// less than a sixteenth of an activation for each of the 6 layers.
 #[track_caller]
 fn assert_flat(seven: [usize; 2], thirteen: [usize; 2]) {
     assert!(thirteen[0] < seven[0] + 6 * ACTIVATION / 16, "{seven:?} and {thirteen:?} bytes");
 }
 
-/// The device holds as much for a deep stack as for a shallow one, and NVMe the inputs of all blocks but the
-/// first.
+/// The device memory does not grow with the number of blocks. NVMe stores the inputs of all blocks
+/// except for the first.
 #[test]
 fn the_device_holds_no_more_for_more_blocks() {
     let section = to_nvme("full", 0);
@@ -55,7 +55,7 @@ fn the_device_holds_no_more_for_more_blocks() {
     assert_eq!(none, 0);
 }
 
-/// What selective keeps of a block leaves the device too.
+/// Activations that `selective` keeps are offloaded too.
 #[test]
 fn kept_products_leave_the_device() {
     let section = to_nvme("selective", 0);
@@ -64,14 +64,14 @@ fn kept_products_leave_the_device() {
     assert!(thirteen[1] - seven[1] > 6 * 2 * ACTIVATION, "{seven:?} and {thirteen:?}");
 }
 
-/// Activations that are smaller than the threshold stay.
+/// Activations that are smaller than the threshold stay on the device.
 #[test]
 fn small_activations_stay() {
     assert_eq!(peaks(&to_nvme("full", ACTIVATION + 1), 9), peaks(POLICIES[1], 9));
     assert!(peaks(&to_nvme("full", ACTIVATION), 9)[1] > 0);
 }
 
-/// Each step writes what it reads, and both as much as the inputs have.
+/// Each step writes and reads the same number of bytes: the size of the inputs.
 #[test]
 fn a_step_moves_what_it_parks() {
     with_engine(&to_nvme("full", 0), 9, |engine| {
@@ -84,13 +84,15 @@ fn a_step_moves_what_it_parks() {
         train(engine, 2, |stack| stack.loss(input()))?;
         let third = moved(engine);
         assert_eq!(third[0] - first[0], third[1] - first[1]);
-        // The inputs of all blocks but the first, each of them in two forms, in both steps.
+        // In both steps, two activations for each block except for the first: the input, and the
+        // normalized input.
         assert_eq!(third[0] - first[0], 2 * 8 * 2 * ACTIVATION as u64);
         Ok(())
     });
 }
 
-/// Views of other layouts between blocks: kernels add their elements in another order than a copy's.
+/// Transposed views stay on the device, because kernels may add their elements in another order than
+/// the elements of a contiguous copy.
 #[test]
 fn transposed_activations_stay() {
     let mixing = |stack: &Stack<Trained>| {
@@ -107,7 +109,7 @@ fn transposed_activations_stay() {
     assert_eq!(run(&to_nvme("selective", 0)), kept);
 }
 
-/// A broadcast value is larger than its memory.
+/// Broadcast views stay on the device, because a copy would be larger than the original.
 #[test]
 fn expanded_activations_stay() {
     let gated = |stack: &Stack<Trained>| {
@@ -128,7 +130,7 @@ fn expanded_activations_stay() {
     assert!(peak <= kept.1, "{peak} bytes, {} without offload", kept.1);
 }
 
-/// Host memory as beside a device: the same bits, and the bytes in the ledger of the host.
+/// Offload to host memory gives the same bits, and the host tier of the ledger counts the bytes.
 #[test]
 fn activations_go_to_host_memory() {
     for policy in ["full", "selective"] {
@@ -141,7 +143,7 @@ fn activations_go_to_host_memory() {
         let run = |plan: &Plan| {
             with_plan(plan, 9, |engine| {
                 let first = train(engine, 1, |stack| stack.loss(input()))?;
-                // The first pass does not know yet what later blocks will read.
+                // In the first pass, it is not yet known which activations later blocks read.
                 engine.ledger().reset_peaks();
                 let losses = (first, train(engine, 2, |stack| stack.loss(input()))?);
                 let usage = |tier| engine.ledger().usage_on(tier, Category::Activations);
@@ -157,7 +159,7 @@ fn activations_go_to_host_memory() {
     }
 }
 
-/// Batches that grow from step to step do not fill the disk with parts that none of them fits.
+/// If batches grow from step to step, the file reuses the space of smaller activations.
 #[test]
 fn growing_batches_use_the_file_again() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("growing-batches");
@@ -171,13 +173,13 @@ fn growing_batches_use_the_file_again() {
         }
         let parked = engine.ledger().usage_on(Tier::Disk, Category::Activations).peak as u64;
         let bytes: u64 = open_files(&folder).map(|file| file.metadata().unwrap().len()).sum();
-        // It grows by 16 MiB at a time.
+        // The file grows in units of 16 MiB.
         assert!(bytes < 2 * parked + (16 << 20), "{bytes} bytes for {parked}");
         Ok(())
     });
 }
 
-/// Two models on a thread have files of their own, and passes of both may be open.
+/// Two models on a thread use separate files, and passes of both may be open at the same time.
 #[test]
 fn passes_of_two_models_do_not_meet() {
     let run = |section: &str| {
@@ -203,14 +205,14 @@ fn passes_of_two_models_do_not_meet() {
     assert_eq!(run(&to_nvme("selective", 0)), run("{}"));
 }
 
-/// A disk that fails while backward reads from it is an error of the rank that names the folder.
+/// If the disk fails while backward reads activations, the error names the folder.
 #[test]
 fn a_disk_that_fails_is_named() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cut-activations");
     std::fs::create_dir_all(&folder).unwrap();
     with_engine(&to_folder("full", 0, &folder), 9, |engine| {
         let loss = engine.forward(|stack| stack.loss(input()))?;
-        // A write would make the file longer again.
+        // A later write would extend the file again.
         let parked = 8 * 2 * ACTIVATION as u64;
         while engine.states().io_statistics().unwrap().bytes_written < parked {
             std::thread::yield_now();
@@ -219,18 +221,18 @@ fn a_disk_that_fails_is_named() {
         let failure = engine.backward(loss).unwrap_err().to_string();
         assert!(failure.contains("cannot read an activation"), "{failure}");
         assert!(failure.contains(folder.to_str().unwrap()), "{failure}");
-        // And of no later step.
+        // Later steps return the same error.
         assert_eq!(engine.step().unwrap_err().to_string(), failure);
         Ok(())
     });
 }
 
-/// Cuts the files of this process in `folder` to nothing.
+/// Truncates the files that this process has open in `folder`.
 fn cut_files(folder: &Path) {
     open_files(folder).for_each(|file| file.set_len(0).unwrap());
 }
 
-/// The files that this process has open in `folder`, which have no names.
+/// Returns the unnamed files that this process has open in `folder`.
 fn open_files(folder: &Path) -> impl Iterator<Item = File> {
     let links = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let is_inside = move |link: &PathBuf| {

@@ -6,9 +6,9 @@ use burn::tensor::activation::gelu;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
 
-/// Rows of a batch.
+/// The number of rows in a batch.
 pub(crate) const BATCH: usize = 64;
-/// Width of the stack, long enough for its products to be kept by the selective policy.
+/// The width of the stack, large enough for the selective policy to keep products.
 pub(crate) const WIDTH: usize = 128;
 
 #[derive(Module, Debug)]
@@ -52,7 +52,7 @@ impl<B: Backend> Stack<B> {
         Self { blocks, out }.map(&mut Fixed { parameters: 0 })
     }
 
-    /// The loss of what comes out of the last block.
+    /// Returns the loss for the output of the last block.
     pub(crate) fn head(&self, x: Tensor<B, 2>) -> Tensor<B, 1> {
         (self.out.forward(x) - 1.0).powf_scalar(2.0).mean()
     }
@@ -61,7 +61,7 @@ impl<B: Backend> Stack<B> {
         self.head(self.blocks.iter().fold(x, |x, block| block.forward(x)))
     }
 
-    /// The loss, and something of the inside of each block.
+    /// Returns the loss, and an inner activation of each block.
     pub(crate) fn loss_and_hidden(&self, x: Tensor<B, 2>) -> (Tensor<B, 1>, Vec<Tensor<B, 2>>) {
         let mut hidden = Vec::new();
         let x = self.blocks.iter().fold(x, |x, block| {
@@ -72,7 +72,7 @@ impl<B: Backend> Stack<B> {
     }
 }
 
-/// Gives each parameter values of its own, the same in every run.
+/// Gives each parameter different values, which are the same in every run.
 struct Fixed {
     parameters: usize,
 }

@@ -1,4 +1,5 @@
-//! Memory of a large text: at most 1.2 times the file when it is tokenized, little from the cache.
+//! Peak memory for a large text: at most 1.2 times the file size during tokenization, and little
+//! for cached tokens.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -6,17 +7,17 @@ use std::path::PathBuf;
 
 use crate::*;
 
-/// Names the folder for the process that is measured.
+/// The folder of the text, for the process that is measured.
 const FOLDER: &str = "DEEPBURN_LARGE_TEXT_FOLDER";
 
-/// Most memory that this process has had, in bytes.
+/// Returns the peak memory of this process in bytes.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
-/// Opens the text in a process of its own; see below.
+/// Opens the text in a separate process, which the test below starts.
 #[test]
 #[ignore = "started by memory_of_a_large_text"]
 fn opens_a_large_text() {

@@ -1,4 +1,5 @@
-//! Malformed input, one line a case: each must be an error whose message says where and why.
+//! Malformed inputs, one case per line. Each must be an error that names the location and the
+//! reason.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +13,7 @@ const BYTE_LEVEL: &str = r#"{"version": "1.0", "added_tokens": [], "model": {"ty
 const CONTINUING_PREFIX: &str = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "BPE",
     "continuing_subword_prefix": "@@@@", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}}"#;
 
-/// A tokenizer of whole words with `more` fields; what `more` asks for is sound JSON.
+/// A word-level tokenizer with additional fields `more`, which must be valid JSON.
 fn words(more: &str) -> String {
     format!(
         r#"{{"version": "1.0", "added_tokens": [], {more}, "model": {{"type": "WordLevel",
@@ -20,7 +21,7 @@ fn words(more: &str) -> String {
     )
 }
 
-/// Writes `contents` to `name` in a folder that lives as long as the test.
+/// A temporary folder of a test, with a helper that writes files.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -72,7 +73,7 @@ fn token_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         (file("bin", &[0; 16]), "name must end in `.bin`"),
         (file("empty.bin", &[]), "empty.bin` is empty"),
         (file("odd.bin", &[0; 9]), "9 bytes"),
-        (file("ragged.u32.bin", &[0; 18]), "18 bytes, no multiple of the 4 bytes"),
+        (file("ragged.u32.bin", &[0; 18]), "18 bytes, which is not a multiple of the 4 bytes"),
         (file("short.bin", &[0; 6]), "has 3 tokens, fewer than one sequence"),
         (file("short.u32.bin", &[0; 12]), "data.sequence_length = 4"),
         (file("id.bin", &[1, 0, 2, 0, 100, 0, 0, 0]), "id 100 at token 2"),
@@ -115,7 +116,7 @@ fn text_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
     ]
 }
 
-/// Cases of tokenizer files and sizes, on text that is in order.
+/// Cases of tokenizer files and sizes, with valid text.
 fn tokenizer_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
     let good = folder.file("good.txt", "good words and more of them");
     let load = |path: PathBuf| text_with(good.clone(), TokenizerChoice::Load(path));
@@ -143,7 +144,7 @@ fn tokenizer_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         (file("model.json", r#"{"version": "1.0", "model": {"type": "?"}}"#), "cannot be loaded"),
         (file("future.json", r#"{"version": "9.0", "model": {}}"#), "cannot be loaded"),
         (file("merge.json", BYTE_LEVEL), "cannot be loaded"),
-        // The library panics at each of these: while it loads, and while it encodes.
+        // The library panics on each of these files, while it loads or while it encodes.
         (
             file("decoder.json", r#"{"version": "1.0", "decoder": {"type": "ByteLevel", "tr"#),
             "JSON",
@@ -169,7 +170,7 @@ fn tokenizer_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
     ]
 }
 
-/// Cases of settings, on data that is in order.
+/// Cases of settings, with valid data.
 fn setting_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
     let synthetic = |bytes| DataSource {
         content: Content::Synthetic {
@@ -230,8 +231,8 @@ fn a_tokenizer_that_panics_while_it_decodes_is_named() {
     assert!(message.contains("strip.json` failed while decoding"), "{message}");
 }
 
-/// What a library panics at while an error is on its way must not reach the user's terminal: the
-/// cases above run in a process of their own, whose standard error stays empty.
+/// Panics of libraries that are converted to errors must not be printed. The cases above run in a
+/// separate process, whose standard error must stay empty.
 #[test]
 fn panics_of_libraries_are_not_printed() {
     let tests = std::env::current_exe().unwrap();
@@ -249,11 +250,12 @@ fn a_sampler_needs_a_sample_for_each_rank() {
         let shard = DataShard { rank, num_ranks };
         DistributedSampler::new(n, shard, Order::Sequential).map(drop).unwrap_err().to_string()
     };
-    assert!(new(3, 0, 4).contains("3 training sequences cannot feed 4 ranks"));
-    assert!(new(3, 0, 4).contains("use at most 3 ranks"));
+    assert!(new(3, 0, 4).contains("number of ranks = 4: each rank needs a training sequence"));
+    assert!(new(3, 0, 4).contains("there are only 3; use fewer ranks"));
+    assert!(new(1, 0, 2).contains("there is only 1;"));
     assert!(new(3, 3, 3).contains("rank = 3: it must be below the number of ranks, 3"));
     assert!(new(3, 0, 0).contains("rank = 0: it must be below the number of ranks, 0"));
-    assert!(new(0, 0, 1).contains("0 training sequences"));
+    assert!(new(0, 0, 1).contains("there are none;"));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
 
-/// A column and what is in it.
+/// A column and its values.
 pub(crate) enum Column<'a> {
     Text(&'a str, Vec<Option<&'a str>>),
     Label(&'a str, Vec<i64>),

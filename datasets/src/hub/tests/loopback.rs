@@ -1,7 +1,7 @@
 //! A Hub on loopback, for tests: repositories in the Hub's URL layout, and faults on demand.
 //!
-//! Small files are served in place, named by git's hash; larger ones by a redirect to a storage
-//! path, named by their SHA-256, as the Hub does with LFS.
+//! Small files are served directly, with their git hash as the etag. Larger files are redirected to
+//! a storage path with their SHA-256, as the Hub does for LFS.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,46 +18,46 @@ use crate::hash::hexadecimal;
 /// Commit of every repository.
 pub(crate) const COMMIT: &str = "b08601e04326c79dfdd32d625aee71d232d685c3";
 
-/// Files larger than this are stored elsewhere.
+/// Files with more bytes are on the storage server.
 const LARGE: usize = 1024;
 
-/// What goes wrong with the contents of large files.
+/// A fault in the transfer of large files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// Each connection ends after so many bytes.
+    /// Each connection is closed after this number of bytes.
     DropEvery(usize),
-    /// The first connections bring half of it, then nothing more.
+    /// The first connections send half of the contents and then stall.
     Stall(usize),
-    /// The first connections bring a wrong byte.
+    /// The first connections send a wrong byte.
     Corrupt(usize),
-    /// Ranges are not understood, and the first connections end half way.
+    /// Ranges are ignored, and the first connections are closed halfway.
     IgnoreRange(usize),
     /// The first connections are answered with a status.
     Status(u16, usize),
-    /// More comes than was announced.
+    /// The server sends more bytes than it announced.
     Endless,
-    /// Contents come with a content encoding.
+    /// The contents have a content encoding.
     Encoded,
     /// The storage redirects to itself.
     Ring,
 }
 
-/// What a repository is listed with, by its address: `datasets/owner/name` or `models/owner/name`.
+/// The files of each repository, by its path: `datasets/owner/name` or `models/owner/name`.
 pub(crate) type Repos = BTreeMap<String, BTreeMap<String, Vec<u8>>>;
 
 struct HubState {
     repos: Repos,
     fault: Fault,
     token: Option<String>,
-    /// Where the storage is, if it is elsewhere.
+    /// The endpoint of the storage server, if it is a separate one.
     storage: Option<String>,
-    /// Connections that asked for contents.
+    /// The number of requests for contents.
     transfers: usize,
     requests: Vec<String>,
 }
 
-/// The server; it ends with the process.
+/// The server, which runs until the process ends.
 pub(crate) struct Loopback {
     pub(crate) endpoint: String,
     state: Arc<Mutex<HubState>>,
@@ -86,7 +86,7 @@ impl Loopback {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = Arc::clone(&shared);
-                // A client that has gone is no concern of the server.
+                // A disconnected client is not an error of the server.
                 thread::spawn(move || answer(stream, &state).unwrap_or_default());
             }
         });
@@ -99,7 +99,7 @@ impl Loopback {
         Self::serve(BTreeMap::from([(format!("datasets/{id}"), files.collect())]), fault)
     }
 
-    /// Refuses whoever does not show `token`.
+    /// Rejects requests without `token`.
     pub(crate) fn require(&self, token: &str) {
         self.state.lock().unwrap().token = Some(token.to_owned());
     }
@@ -143,7 +143,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<HubState>) -> Option<()> {
     let expected = state.token.as_ref().map(|token| format!("Bearer {token}"));
     let path = request.path.trim_start_matches('/').replace("%20", " ");
     if let Some(digest) = path.strip_prefix("storage/") {
-        // The storage knows no tokens, and must not be shown any.
+        // The storage server must not receive a token.
         assert_eq!(request.authorization, None);
         let mut contents = state.repos.values().flat_map(|files| files.values());
         let contents = contents.find(|bytes| sha256(bytes) == digest)?.clone();
@@ -166,7 +166,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<HubState>) -> Option<()> {
         }
         Some(Found::Large(bytes)) => {
             let digest = sha256(&bytes);
-            // By another name, as the Hub's storage has: credentials must not go there.
+            // Another host name, as for the Hub's storage: credentials must not be sent there.
             let port = stream.local_addr().ok()?.port();
             let storage = storage.unwrap_or_else(|| format!("http://localhost:{port}"));
             let headers = [
@@ -259,7 +259,7 @@ fn send_faulty(
     send_range(stream, request, &contents, &[])
 }
 
-/// Announces everything that was asked for, and ends or stalls after `bytes` of it.
+/// Announces the requested range, and closes or stalls the connection after `bytes` bytes.
 fn send_part(
     stream: &mut TcpStream,
     request: &Request,
@@ -271,7 +271,7 @@ fn send_part(
     stream.write_all(head.as_bytes()).ok()?;
     stream.write_all(&body[..bytes.min(body.len())]).ok()?;
     if stalls {
-        // Until the client goes, or for so long that a test without patience would be noticed.
+        // Waits until the client disconnects, or for so long that a missing timeout is noticed.
         stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
         let _ = stream.read(&mut [0]);
     }

@@ -1,26 +1,26 @@
-//! The ops of the models, for memory forecasts.
+//! Builds the activation graph of a model from its ops, for memory forecasts.
 //!
-//! Main type: [`GraphBuilder`]. Each method appends one op with its outputs, the tensors it saves for
-//! backward, its parameters and its floating-point operations. For fused ops, `deepburn-ops` documents what
-//! they save. For Burn's own ops it is what `burn-autodiff` 0.21 saves.
+//! Main type: [`GraphBuilder`]. Each method appends one op with its outputs, the tensors that it saves for backward,
+//! its parameters and its floating-point operations. The saved tensors of fused ops are documented in `deepburn-ops`.
+//! The saved tensors of Burn's ops are as in `burn-autodiff` 0.21.
 //!
-//! With `torch_autocast`, products read casts of their operands, and the casts are tensors of their own.
-//! Layer normalisation reads f32.
+//! With `torch_autocast`, matrix products read casts of their operands, which are separate tensors. Layer normalisation
+//! reads f32.
 //!
-//! What each op saves for backward, which decides the peak:
+//! The tensors that each op saves for backward determine the peak:
 //!
 //! ```text
-//! linear                 its input; the parameter is read again
-//! layer_norm             its input, and mean and inverse deviation of each row in f32
+//! linear                 its input; backward reads the parameter again
+//! layer_norm             its input, and the mean and the inverse deviation of each row in f32
 //! attention              projected queries, keys and values; its output; one f32 for each query of each head
-//! dropout                its mask; at probability 0 there is no op
+//! dropout                its mask; with probability 0 there is no op
 //! elementwise            its input (GELU, ReLU) or its output (tanh, sigmoid)
-//! lookup, select, add    nothing but indices
+//! lookup, select, add    only indices, or nothing
 //! loss                   the gradient of its input
 //! ```
 //!
-//! FLOPs count a multiplication and an addition as two, and products alone, as the engine's operation counter
-//! does. A test compares the graph with the ledger and the counter of a real step.
+//! Only the FLOPs of matrix products are counted, with two for a multiplication and an addition, as by the engine's
+//! operation counter. A test compares the graph with the ledger and the counter of a real step.
 
 use deepburn::zero::estimate::{
     ActivationGraph, ActivationId, ActivationOp, BackwardOp, GradientTiming, KeptTensor,
@@ -32,10 +32,10 @@ use deepburn_models::{ForwardPass, PassTensor};
 /// Bytes of an element in f32.
 const F32: u64 = 4;
 
-/// An activation with its number of elements and the bytes of each.
+/// An activation with its number of elements and the bytes of an element.
 #[derive(Debug, Clone, Copy)]
 struct Sized {
-    /// Number of the tensor in the graph.
+    /// Identifier of the tensor in the graph.
     id: ActivationId,
     /// Number of elements.
     numel: u64,
@@ -56,16 +56,16 @@ impl Sized {
 pub(super) struct GraphBuilder {
     /// The ops appended so far.
     graph: ActivationGraph,
-    /// Tensors by the numbers under which the model knows them.
+    /// Tensors by their [`PassTensor`] index, which identifies them to the model.
     tensors: Vec<Sized>,
     /// Bytes of an element of a parameter.
     parameter: u64,
-    /// Bytes of an element of a product with `torch_autocast`.
+    /// Bytes of an element of matrix products with `torch_autocast`.
     autocast: Option<u64>,
 }
 
 impl GraphBuilder {
-    /// Returns an empty graph in the types of `precision`.
+    /// Creates the builder of an empty graph with the float types of `precision`.
     pub(super) fn new(precision: &PrecisionPlan) -> Self {
         Self {
             graph: ActivationGraph::new(),
@@ -80,14 +80,14 @@ impl GraphBuilder {
         self.graph
     }
 
-    /// Returns a tensor that the model knows by its number.
+    /// Returns a tensor by its index.
     fn at(&self, tensor: PassTensor) -> Sized {
         self.tensors[tensor.0]
     }
 
-    /// Gives a tensor a number.
+    /// Stores a tensor and returns its index.
     ///
-    /// The model sees only the number, so it cannot depend on types.
+    /// The model only gets the index, so its description cannot depend on float types.
     fn named(&mut self, tensor: Sized) -> PassTensor {
         self.tensors.push(tensor);
         PassTensor(self.tensors.len() - 1)
@@ -100,7 +100,7 @@ impl GraphBuilder {
         Sized { id, numel, element }
     }
 
-    /// Appends a cast to elements of `element` bytes, unless `x` has them.
+    /// Appends a cast to elements of `element` bytes, unless `x` already has this type.
     fn cast(&mut self, x: Sized, element: u64) -> Sized {
         if x.element == element {
             return x;
@@ -120,14 +120,14 @@ impl GraphBuilder {
         self.cast(x, element)
     }
 
-    /// Returns a parameter of `numel` elements that an op reads in its own type.
+    /// Returns a parameter of `numel` elements that an op reads without a cast.
     fn own(&self, numel: u64) -> ReadParameter {
         let timing = GradientTiming::Immediate;
         ReadParameter { numel, gradient_bytes: self.parameter, timing, is_tied: false }
     }
 
-    /// Returns a parameter of `numel` elements that a product reads. With autocast its gradient has the type of the
-    /// product until a cast.
+    /// Returns a parameter of `numel` elements that a matrix product reads. With autocast, its gradient has the type of
+    /// the product until it is cast.
     fn of_product(&self, numel: u64) -> ReadParameter {
         match self.autocast {
             None => self.own(numel),
@@ -159,7 +159,7 @@ impl ForwardPass for GraphBuilder {
         self.graph.start_block();
     }
 
-    /// Ends the last block: what follows is never recomputed.
+    /// Ends the last block. Ops after it are never recomputed.
     fn end_blocks(&mut self) {
         self.graph.end_blocks();
     }
@@ -193,9 +193,9 @@ impl ForwardPass for GraphBuilder {
     /// Appends a layer normalisation over rows of `width` elements. It saves its input and two numbers per row.
     fn layer_norm(&mut self, x: PassTensor, width: u64) -> PassTensor {
         let x = self.at(x);
-        // Under autocast, layer normalisation belongs to the ops that run in f32.
+        // With autocast, layer normalisation is one of the ops that run in f32.
         let x = if self.autocast.is_some() { self.cast(x, F32) } else { x };
-        // Statistics are in f32 whatever the type of the rows.
+        // Mean and inverse deviation are in f32 for any type of the rows.
         let row = (x.numel / width.max(1)).saturating_mul(F32);
         let [id, _, _] = self.graph.push(&ActivationOp {
             inputs: &[x.id],
@@ -226,8 +226,8 @@ impl ForwardPass for GraphBuilder {
     }
 
     /// Appends attention over sequences of `length` tokens. It saves its input, its output of `numel` elements, and one
-    /// number for each query of each head. Its two products count in full, masked positions included, as in the
-    /// operation counter.
+    /// number for each query of each head. The FLOPs of its two products include masked positions, as in the operation
+    /// counter.
     fn attention(
         &mut self,
         projected: PassTensor,
@@ -265,7 +265,7 @@ impl ForwardPass for GraphBuilder {
         self.named(y)
     }
 
-    /// Appends the sum of a branch and the residual stream, in the wider of their types.
+    /// Appends the sum of a branch and the residual stream, in the wider one of their types.
     fn add(&mut self, branch: PassTensor, x: PassTensor) -> PassTensor {
         let [branch, x] = [branch, x].map(|operand| self.at(operand));
         let element = branch.element.max(x.element);
@@ -308,15 +308,14 @@ impl ForwardPass for GraphBuilder {
         self.named(y)
     }
 
-    /// Appends the weighted mean of each sequence, a product of weights and residual stream.
+    /// Appends the weighted mean of each sequence, which is a product of weights and the residual stream.
     fn weighted_means(&mut self, x: PassTensor, rows: u64, numel: u64, length: u64) -> PassTensor {
         let x = self.at(x);
         let x = self.product_operand(x);
         if x.element != F32 {
             self.graph.hold(rows.saturating_mul(x.element));
         }
-        // Selective checkpointing keeps the results of costly ops, and sums that are short are cheap to
-        // repeat.
+        // Selective checkpointing keeps the results of costly ops. Short sums are cheap to recompute.
         let is_costly = length >= SHORT_SUM as u64;
         let flops = x.numel.saturating_mul(2);
         let y = self.unary(x, numel, x.element, ActivationOp { is_costly, flops, ..UNARY });
@@ -339,12 +338,10 @@ impl ForwardPass for GraphBuilder {
     }
 }
 
-/// An op whose gradient reuses the memory of its output's gradient.
+/// An op whose input gradient reuses the memory of its output gradient.
 const UNARY: ActivationOp<'_> = ActivationOp { backward: BackwardOp::Unary, ..ActivationOp::NONE };
 
 /// Returns the bytes of an element.
-///
-/// A type of parameters or of autocast.
 fn bytes_of(precision: Precision) -> u64 {
     precision.bytes() as u64
 }

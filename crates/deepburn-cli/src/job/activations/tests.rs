@@ -1,4 +1,4 @@
-//! The forecast of a pass against the ledger of a training step.
+//! Compares the forecast of a training pass with the memory ledger of a real training step.
 
 use burn_flex::{Flex, FlexDevice};
 use deepburn::BoxError;
@@ -49,7 +49,7 @@ impl Run<'_> {
         PassPeak { ledger: peak.ledger + states, ..peak }
     }
 
-    /// What the ledger of rank 0 says after two steps.
+    /// Returns the peaks in the ledger of rank 0 in the second of two steps.
     fn measured<M>(
         &self,
         model: impl Fn() -> M + Sync,
@@ -87,7 +87,7 @@ impl Run<'_> {
         let ratios = [
             forecast.activations as f64 / measured.activations as f64,
             forecast.ledger as f64 / measured.ledger as f64,
-            // Casts between blocks, which are kept too, are not in the graphs.
+            // The graphs do not contain the casts between blocks, which are kept as well.
             match self.section.get("torch_autocast") {
                 Some(_) => 1.0,
                 None => (forecast.offloaded + 1) as f64 / (measured.offloaded + 1) as f64,
@@ -110,7 +110,7 @@ const POLICIES: [&str; 6] = [
     r#"{"policy": "selective", "offload_threshold": 4096}"#,
 ];
 
-/// Sections that change what a pass holds.
+/// Sections that change the memory of a training pass.
 fn sections() -> Vec<Value> {
     let mut sections = Vec::new();
     for policy in POLICIES {

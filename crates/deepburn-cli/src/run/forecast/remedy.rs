@@ -1,8 +1,8 @@
 //! Settings that make a run fit in memory.
 //!
-//! Main function: [`remedy`]. It tries changes from the smallest to the largest and returns the first that fits. What a
-//! change costs decides the order: activation checkpointing costs a second forward pass, smaller micro-batches cost
-//! throughput, more sharding costs communication, and offload costs most.
+//! Main function: [`remedy`]. It tries changes in the order of their cost and returns the first one that makes the run
+//! fit. Activation checkpointing costs a second forward pass, smaller micro-batches reduce throughput, more sharding
+//! needs more communication, and offload is the slowest.
 //!
 //! Examples, in the order of the search:
 //!
@@ -24,24 +24,23 @@ use deepburn_config::{
 /// A change of the training pass.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PassChange {
-    /// Activation checkpointing.
+    /// Another policy of activation checkpointing.
     pub(super) policy: Option<RecomputePolicy>,
-    /// Sequences of a micro-batch.
+    /// Another number of sequences per micro-batch.
     pub(super) sequences: Option<u64>,
 }
 
-/// Changes are combined with the same functions that format them, so an advice always names what was
-/// forecast.
+/// [`settings`](Self::settings) formats the same value that is forecast, so a suggestion always matches its forecast.
 impl PassChange {
     /// Full activation checkpointing.
     const FULL: Self = Self { policy: Some(RecomputePolicy::Full), sequences: None };
 
-    /// Changes the sequences of a micro-batch too.
+    /// Returns this change with another number of sequences per micro-batch.
     fn of_sequences(self, sequences: u64) -> Self {
         Self { sequences: Some(sequences), ..self }
     }
 
-    /// Returns the settings, joined with "and"; empty for no change.
+    /// Returns the settings, joined with "and". The text is empty if nothing changes.
     fn settings(self) -> String {
         let policy =
             self.policy.map(|_| r#"set deepspeed.activation_checkpointing to {"policy": "full"}"#);
@@ -53,15 +52,17 @@ impl PassChange {
     }
 }
 
-/// Elements of buckets and of gathered parameters that are enough for most models.
+/// The number of elements of smaller buckets and of fewer gathered parameters. It is enough for most models.
 const SMALL_BUFFERS: usize = 10_000_000;
 
 /// Returns the smallest change that makes a run fit, or `None` if no change is enough.
 ///
-/// If the model states fit (`states_fit`), changes of activations come first: activation checkpointing, smaller
-/// micro-batches, then both. Otherwise, or if those are not enough, states are sharded further or offloaded: with the
-/// pass as it is, with activation checkpointing, and with single sequences too. Each of these is tried with smaller
-/// buffers as well. `sequences` is the size of a micro-batch, and `fits` forecasts a changed run.
+/// If the model states fit (`states_fit`), changes that reduce activations are tried first: activation checkpointing,
+/// smaller micro-batches, then both. If the states do not fit, or if these changes are not enough, states are sharded
+/// further or offloaded. This is tried with the unchanged pass, then with activation checkpointing, then with
+/// micro-batches of a single sequence as well. Each of these is also tried with smaller buffers.
+///
+/// `sequences` is the number of sequences per micro-batch. `fits` forecasts a changed run and returns whether it fits.
 pub(super) fn remedy(
     plan: &Plan,
     sequences: u64,
@@ -81,7 +82,7 @@ pub(super) fn remedy(
     } else {
         PassChange::FULL
     };
-    // If the states fit, a change of activations alone may be enough.
+    // If the states fit, reducing activations may be enough.
     if states_fit {
         let halves = std::iter::successors(Some(sequences / 2), |half| Some(half / 2));
         let smaller = halves.take_while(|half| *half > 0);
@@ -92,7 +93,7 @@ pub(super) fn remedy(
             return Some(pass.settings());
         }
     }
-    // Changes of states come after all changes of activations alone, and are combined with as few of those as possible.
+    // Changes of the model states come last, and are combined with as few changes of activations as possible.
     for pass in [PassChange::default(), full, full.of_sequences(1)] {
         let small = with_small_buffers(zero);
         let found = sharding(zero, &|zero| fits(zero, pass)).or_else(|| {
@@ -111,12 +112,12 @@ pub(super) fn remedy(
     None
 }
 
-/// The setting of [`with_small_buffers`].
+/// The settings of [`with_small_buffers`].
 const SMALLER: &str = "set reduce_bucket_size and stage3_max_live_parameters to 1e7";
 
 /// Returns the plan with smaller buckets and fewer gathered parameters.
 ///
-/// Buffers that are smaller already stay as they are.
+/// Buffers that are already smaller are not changed.
 fn with_small_buffers(zero: &ZeroPlan) -> ZeroPlan {
     let mut zero = zero.clone();
     let bucket = &mut zero.gradients.reduce_bucket_size;
@@ -126,10 +127,11 @@ fn with_small_buffers(zero: &ZeroPlan) -> ZeroPlan {
     zero
 }
 
-/// Returns the smallest change of the plan that makes the model states fit: stage 3, optimizer states on NVMe, both, or
+/// Returns the smallest change of the plan that makes the run fit: stage 3, optimizer states on NVMe, both, or
 /// parameters on NVMe too.
 ///
-/// The order is by cost: stage 3 needs communication, NVMe needs the disk in every step.
+/// They are tried in the order of their cost: stage 3 needs more communication, and NVMe reads and writes in every
+/// step.
 fn sharding(zero: &ZeroPlan, fits: &dyn Fn(&ZeroPlan) -> bool) -> Option<String> {
     let at_stage = |stage| ZeroPlan { stage, ..zero.clone() };
     // Stage 0 has no optimizer states to offload.
@@ -160,7 +162,7 @@ fn sharding(zero: &ZeroPlan, fits: &dyn Fn(&ZeroPlan) -> bool) -> Option<String>
     })
 }
 
-/// Returns optimizer states on NVMe. The forecast does not depend on the folder.
+/// Returns the offload of optimizer states to NVMe. The forecast does not depend on the folder.
 fn on_disk() -> OptimizerOffload {
     OptimizerOffload::Nvme(NvmePlan {
         file: SwapFilePlan { folder: PathBuf::new(), block_size: 0, queue_depth: 0 },

@@ -1,33 +1,33 @@
-//! The forecast of a process's resident set.
+//! The forecast of the resident set of a process.
 //!
-//! Main type: [`Resident`]. The bytes of tensors are computed. The program, the data and the temporary memory of
-//! kernels are measured with the backend `flex` and the allocator of the programs (`benches/src/tables/forecast.rs`).
-//! That bench compares forecasts with runs.
+//! Main type: [`Resident`]. The bytes of tensors are computed. The memory of the program, of its data and of temporary
+//! buffers in kernels was measured with the backend `flex` and the allocator of the programs. The benchmark in
+//! `benches/src/tables/forecast.rs` compares forecasts with runs.
 
 use super::{Forecast, LocalRanks, TrainedModel};
 use crate::job::memory::MemoryLimit;
 use crate::run::preparation::Preparation;
 
-/// Bytes of a process without tensors: code, tokenizer, thread stacks, and pages that the allocator keeps.
+/// Bytes of a process without tensors: code, tokenizer, thread stacks, and free pages that the allocator keeps.
 const PROGRAM: u64 = 60 << 20;
 
 /// Bytes of an element in f32.
 const F32: u64 = 4;
 
-/// Copies of a large gradient in f32, beside the tensor that the ledger counts. The loss and the reduction hold up to
-/// two while they scale, round and add it.
+/// Temporary copies of a large gradient in f32, in addition to the tensor that the ledger counts. The loss and the
+/// reduction hold up to two copies while they scale, round and add the gradient.
 const GRADIENT_COPIES: u64 = 2;
 
-/// Bytes of buffers for NVMe: the parts of offloaded states that are read, updated and written at a time, and gradients
-/// on their way to the disk.
+/// Bytes of buffers for NVMe: the parts of offloaded states that are read, updated and written at a time, and the
+/// gradients that are being written.
 const SWAP_BUFFERS: u64 = 80 << 20;
 
-/// Margin of the forecast, as a divisor: it may be too low by a seventh (15 %), the part that gaps of the system's heap
-/// have taken where large blocks have no heap of their own. With one, it is too low by 3 % at most in the bench
-/// `forecast`.
+/// Margin of the forecast, as a divisor: the forecast may be too low by a seventh (15 %). This much memory was lost in
+/// gaps of the system allocator's heap if the process has no page heap for large blocks. With the page heap, the
+/// forecast is too low by at most 3 % in the benchmark `forecast`.
 const DOUBT: u64 = 7;
 
-/// Address space that a process reserves without using it: thread stacks and arenas of the allocator.
+/// Address space that a process reserves without using it, for thread stacks and the arenas of the allocator.
 const ADDRESS_SPACE: u64 = 512 << 20;
 
 /// The resident set of this process, in bytes.
@@ -35,7 +35,7 @@ const ADDRESS_SPACE: u64 = 512 << 20;
 pub(super) struct Resident {
     /// Tensors of its ranks in host memory.
     pub(super) tensors: u64,
-    /// Logits of the chunk that the loss of a language model computes at a time.
+    /// Logits of the chunk for which the loss of a language model is computed at a time.
     pub(super) logits: u64,
     /// Copies of the gradient of the largest parameter, and buffers for NVMe.
     pub(super) copies: u64,
@@ -56,7 +56,7 @@ impl Resident {
         let largest = model.sizes.iter().map(|size| size.numel).max().unwrap_or(0);
         let swap = if forecast.rank.disk > 0 { SWAP_BUFFERS } else { 0 };
         let copies = largest.saturating_mul(F32 * GRADIENT_COPIES).saturating_add(swap);
-        // All ranks of the process may be at the same point of their step.
+        // All ranks of the process may have their copies at the same time.
         let copies = copies.saturating_mul(ranks);
         Self { tensors, logits: logits.saturating_mul(ranks), copies }
     }
@@ -67,14 +67,14 @@ impl Resident {
         self.tensors.saturating_add(beside)
     }
 
-    /// Returns whether the run stays below `limit` with the margin of the forecast.
+    /// Returns whether the run stays below `limit`, including the margin of the forecast.
     pub(super) fn is_below(&self, limit: &MemoryLimit, local: &LocalRanks) -> bool {
         let bytes = self.compared(limit, local);
         let reserved = if limit.of_process { ADDRESS_SPACE } else { 0 };
         bytes.saturating_add(bytes / DOUBT).saturating_add(reserved) <= limit.bytes
     }
 
-    /// Returns the bytes to compare with `limit`: of all processes of this host, or of this one.
+    /// Returns the bytes to compare with `limit`: the bytes of all processes of this host, or of this process.
     pub(super) fn compared(&self, limit: &MemoryLimit, local: &LocalRanks) -> u64 {
         let is_share = limit.of_process || local.are_threads;
         if is_share { self.total() } else { self.total().saturating_mul(local.count) }

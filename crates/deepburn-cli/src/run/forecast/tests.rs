@@ -1,4 +1,4 @@
-//! Tests of the forecast.
+//! Tests of the memory forecast.
 
 use deepburn::config::{RawConfig, RunContext, resolve};
 use deepburn::zero::estimate::{ActivationOp, BackwardOp, KeptTensor};
@@ -7,7 +7,7 @@ use super::*;
 
 const LIMIT: MemoryLimit = MemoryLimit { bytes: 1000, what: "a limit", of_process: false };
 
-/// Adam in fp32 on one parameter of `numel` elements.
+/// Forecasts Adam in fp32 on one parameter of `numel` elements.
 fn with_forecast<T>(
     stage: u8,
     (ranks, are_threads): (u64, bool),
@@ -58,7 +58,7 @@ fn blocks(batch: BatchShape) -> ActivationGraph {
 
 #[test]
 fn threads_share_gathered_parameters() {
-    // Of 100 elements on 4 ranks: parameters, gradients and moments take 400, 400 and 800 bytes.
+    // The parameters, gradients and moments of 100 elements take 400, 400 and 800 bytes.
     for (stage, threads, processes) in [
         (0, 4 * 1600, 4 * 1600),
         (1, 400 + 4 * 400 + 800, 4 * 800 + 800),

@@ -1,10 +1,10 @@
-//! Measurements of this machine, in under a second.
+//! Measures the speed of this machine in under a second.
 //!
-//! Main type: [`MeasuredSpeed`]. It times a matrix product and an element-wise op of the backend `flex` on arrays as large
-//! as the model's, because rates depend on the size.
+//! Main type: [`MeasuredSpeed`]. It times a matrix product and an element-wise op of the backend `flex` on arrays of
+//! the model's size, because rates depend on the size.
 //!
-//! Each figure is a median after one warm-up, so that a single interruption does not change it. With rank threads the
-//! arrays are as large as the arrays of all ranks together, because the threads share the caches.
+//! Each figure is a median after a warm-up, so that an interruption does not change it. With rank threads, the arrays
+//! are as large as the arrays of all ranks together, because the threads share the caches.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -18,15 +18,16 @@ use deepburn_config::Precision;
 use super::RankWorkload;
 use crate::failure::Failure;
 
-/// Time of one measurement.
+/// Time after which a measurement ends.
 const BUDGET: Duration = Duration::from_millis(300);
-/// The most repetitions of one measurement.
+/// Maximum number of repetitions of a measurement.
 const REPETITIONS: usize = 1000;
-/// The most rows and columns of a measured array.
+/// Maximum number of rows and columns of a measured array.
 const LARGEST: usize = 4096;
-/// The fewest elements of an array whose bandwidth is measured: 1 MiB, more than the level 1 cache of a core.
+/// Minimum number of elements of the array for the memory bandwidth. It takes 1 MiB, which is more than the level 1
+/// cache of a core.
 const LEAST_ELEMENTS: usize = 1 << 18;
-/// The most rank threads in the measurement of a barrier.
+/// Maximum number of rank threads in the measurement of a barrier.
 const MAX_THREADS: u64 = 256;
 
 /// The speed of this machine on all cores.
@@ -39,10 +40,10 @@ pub(super) struct MeasuredSpeed {
 }
 
 impl MeasuredSpeed {
-    /// Measures a product and an addition of the size of `workload` on `ranks` ranks together.
+    /// Measures a matrix product and an addition with the sizes of `workload` on `ranks` ranks together.
     ///
-    /// Arrays have at most 4096 rows and columns, so that a measurement takes less than a second. Memory: two
-    /// factors, one result, and an array for the addition.
+    /// Arrays have at most 4096 rows and columns, so that a measurement takes less than a second. The measurement
+    /// allocates the two operands and the result of the product, and an array for the addition.
     pub(super) fn new(workload: &RankWorkload, ranks: u64) -> Self {
         let clamped = |size: u64| (size as usize).clamp(1, LARGEST);
         let tokens = workload.batch.sequences.saturating_mul(workload.batch.length);
@@ -57,14 +58,14 @@ impl MeasuredSpeed {
         // Values do not affect the speed, and ones neither overflow nor become subnormal.
         let ones = |shape: [usize; 2]| Tensor::<Flex, 2>::ones(shape, &FlexDevice).cast(dtype);
         let (left, right) = (ones([rows, width]), ones([width, inner]));
-        // Training multiplies through `MatmulOps`. Burn's own product on flex has another speed.
+        // Training uses `MatmulOps` for its products. Burn's own product on flex has another speed.
         let [left, right] = [left, right].map(|operand| operand.into_primitive().tensor());
         let product = median_seconds(|| Flex::matmul(left.clone(), right.clone()));
         let elements = (rows * inner).max(LEAST_ELEMENTS);
         let array = ones([1, elements]);
         let addition = median_seconds(|| array.clone().add_scalar(1.0));
         Self {
-            // A product needs a multiplication and an addition for each pair.
+            // Each term of the product is a multiplication and an addition.
             flops: (2 * rows * width * inner) as f64 / product,
             // Each element is read once and written once.
             memory_bandwidth: (2 * elements * dtype.size()) as f64 / addition,
@@ -83,18 +84,18 @@ fn median_seconds<T>(mut run: impl FnMut() -> T) -> f64 {
         times.push(started.elapsed().as_secs_f64());
     }
     times.sort_by(f64::total_cmp);
-    // A clock that does not advance would make the rate infinite.
+    // If the clock did not advance, the rate would be infinite.
     times[times.len() / 2].max(1e-9)
 }
 
-/// Returns the seconds of a barrier of `ranks` rank threads, divided by the number of other ranks.
+/// Returns the time of a barrier of `ranks` rank threads in seconds, divided by the number of other ranks.
 ///
-/// A barrier stands for the cost of a collective between threads, apart from the copies: each rank waits
-/// until all others have come. With more threads than cores the scheduler's delays are included. More than
-/// 256 ranks are measured as 256.
+/// The time of a barrier is the latency of a collective between threads, without the copies: each rank waits until all
+/// others have reached it. If there are more threads than cores, it includes delays of the scheduler. At most 256 ranks
+/// are measured.
 ///
 /// # Errors
-/// Threads cannot be started.
+/// Returns a failure while running if threads cannot be started.
 pub(super) fn barrier_seconds(ranks: u64) -> Result<f64, Failure> {
     let ranks = ranks.clamp(2, MAX_THREADS);
     let times = run_ranks(ranks as usize, Duration::from_secs(60), |member: Member| {

@@ -1,7 +1,7 @@
 //! Parsers of rates and times on the command line: `100Gb`, `12.5GB`, `150T`, `5us`.
 //!
-//! Bandwidth is the place where bits and bytes are confused most: vendors write links in bits and memory in bytes. So a
-//! unit is required, `b` and `B` differ, and `100G` is an error.
+//! Bits and bytes are easily confused in a bandwidth, because vendors give network links in bits and memory in bytes.
+//! So a unit is required, `b` and `B` differ, and `100G` is an error.
 
 /// The value of `--network`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -18,7 +18,7 @@ pub(super) enum NetworkKind {
 /// Parses `threads` or a bandwidth.
 ///
 /// # Errors
-/// The message of [`bandwidth`], which clap shows behind the option.
+/// Returns the message of [`bandwidth`], which clap prints after the name of the option.
 pub(super) fn network(text: &str) -> Result<NetworkKind, String> {
     match text {
         "threads" => Ok(NetworkKind::Threads),
@@ -30,7 +30,7 @@ pub(super) fn network(text: &str) -> Result<NetworkKind, String> {
 /// Returns bytes per second.
 ///
 /// # Errors
-/// A number without a unit, or another unit.
+/// Returns a message if the unit is missing or unknown, or if the number is not positive.
 pub(super) fn bandwidth(text: &str) -> Result<f64, String> {
     let rule = || {
         format!(
@@ -50,7 +50,7 @@ pub(super) fn bandwidth(text: &str) -> Result<f64, String> {
 /// Parses a number of operations per second: `150T`, `80G`.
 ///
 /// # Errors
-/// Another form, or a number that is not positive.
+/// Returns a message if the text has another form, or if the number is not positive.
 pub(super) fn flops(text: &str) -> Result<f64, String> {
     prefixed(text).ok_or_else(|| {
         format!("invalid FLOP/s {text:?}; use a positive number with k, M, G, T or P, such as 150T")
@@ -60,7 +60,7 @@ pub(super) fn flops(text: &str) -> Result<f64, String> {
 /// Parses a time: `5us`, `200ns`, `1ms`, `0.1s`. Returns seconds.
 ///
 /// # Errors
-/// A number without a unit, or a negative time.
+/// Returns a message if the unit is missing or unknown, or if the time is negative.
 pub(super) fn seconds(text: &str) -> Result<f64, String> {
     let units_per_second = [("ns", 1e9), ("us", 1e6), ("µs", 1e6), ("ms", 1e3), ("s", 1.0)];
     let read = units_per_second.iter().find_map(|(unit, count)| {

@@ -1,4 +1,4 @@
-//! The simulated step against the counters of a real one.
+//! Compares predicted steps with the counters of real ones.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -29,10 +29,10 @@ fn counts(statistics: &Statistics) -> BTreeMap<String, Count> {
     counts
 }
 
-/// Purposes that belong to the training loop, which these tests do without.
+/// Purposes of collectives in the training loop, which these tests do not use.
 const OF_THE_LOOP: [&str; 2] = ["batch totals", "loss"];
 
-/// A cluster of round figures.
+/// A cluster with round figures.
 const NETWORK: Network = Network::Links(Links {
     bandwidth: 1e9,
     latency: 1e-6,
@@ -99,7 +99,7 @@ impl Job {
         step.cost(ranks, speed, network)
     }
 
-    /// Collectives and operations of a micro-batch that are predicted.
+    /// Returns the predicted collectives of a step and operations of a micro-batch.
     fn predicted(&self) -> (BTreeMap<String, Count>, u64) {
         let counts = self.cost(SPEED, &NETWORK).collectives.into_iter();
         let counts = counts.filter(|(purpose, _)| !OF_THE_LOOP.contains(purpose));
@@ -107,7 +107,7 @@ impl Job {
         (counts.map(|(purpose, count)| (purpose.to_owned(), count)).collect(), flops)
     }
 
-    /// What the third step adds to the counters of rank 0, and the operations of its last micro-batch.
+    /// Returns the collectives of rank 0 in the third step, and the operations of its last micro-batch.
     fn measured(&self) -> (BTreeMap<String, Count>, u64) {
         let (mut seen, _) = self.train(3, |member| counts(&member.statistics()));
         let ((mut after, flops), (before, _)) = (seen.pop().unwrap(), seen.pop().unwrap());
@@ -120,8 +120,8 @@ impl Job {
         (after, flops)
     }
 
-    /// Trains for `steps` steps. Returns, of rank 0 and for each step, what `look` sees after it, the operations of its
-    /// last micro-batch, and its seconds.
+    /// Trains for `steps` steps. Returns for each step of rank 0: the result of `look` after it, the operations of its
+    /// last micro-batch, and its time in seconds.
     fn train<T: Send>(
         &self,
         steps: usize,
@@ -164,7 +164,8 @@ impl Job {
         assert_eq!(predicted, measured, "{what}");
     }
 
-    /// As `check`, for gradients whose order at the end of backward is not known: their elements.
+    /// Compares only the elements of gradient reductions, not their number, which depends on the order of gradients in
+    /// backward.
     #[track_caller]
     fn check_elements(&self) {
         let ((mut predicted, _), (mut measured, _)) = (self.predicted(), self.measured());
@@ -183,7 +184,7 @@ fn zero(stage: u8, section: Value) -> Value {
     json!({"zero_optimization": zero})
 }
 
-/// `section` with further keys.
+/// Returns `section` with additional keys.
 fn with(mut section: Value, keys: Value) -> Value {
     section.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
     section
@@ -258,14 +259,15 @@ fn element_types_and_untied_heads_match_the_engine() {
             let mut job = Job::new(with(zero(stage, json!({})), bf16.clone()), 2);
             job.config.tie_word_embeddings = is_tied;
             job.check();
-            // Gradients of cast parameters come together at the end, in an order of autodiff's own.
+            // The gradients of cast parameters are computed together at the end of backward. Autodiff determines their
+            // order.
             job.section = with(zero(stage, json!({})), autocast.clone());
             job.check_elements();
         }
     }
 }
 
-/// A model large enough that its products take most of a step.
+/// A job whose model is large enough that matrix products take most of a step.
 fn measured_job(stage: u8, ranks: u64) -> Job {
     let config = Gpt2Config { n_embd: 256, n_head: 4, n_positions: 64, ..small() };
     let gathering = json!({"stage3_prefetch_bucket_size": 5_000_000});
@@ -273,14 +275,14 @@ fn measured_job(stage: u8, ranks: u64) -> Job {
     Job { config, batch, ..Job::new(zero(stage, gathering), ranks as usize) }
 }
 
-/// Seconds of each of `steps` steps of rank 0 after two others.
+/// Returns the times of `steps` steps of rank 0 in seconds, after two warm-up steps.
 fn step_seconds(job: &Job, steps: usize) -> Vec<f64> {
     let times = job.train(steps + 2, |_| ()).1;
     times[2..].to_vec()
 }
 
-/// `cargo test --release --workspace --lib -- --ignored --nocapture predicted_steps`: equal total work on 1 to 64 rank
-/// threads, measured and predicted.
+/// Prints measured and predicted step times of the same total work on 1 to 64 rank threads. Run it with
+/// `cargo test --release --workspace --lib -- --ignored --nocapture predicted_steps`.
 #[test]
 #[ignore = "measures time"]
 fn predicted_steps_beside_measured_ones() {

@@ -1,5 +1,5 @@
-//! Optimizer states in host memory beside wgpu: given the same gradients, they end in the bits of the same
-//! optimizer on flex, and the device holds none of them.
+//! Tests offload of optimizer states to host memory with wgpu. With the same gradients, the states and parameters have
+//! the same bits as with the optimizer on flex, and the device has no optimizer states.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -29,7 +29,7 @@ const RATES: Rates = Rates { lr: 1e-2, betas: None };
 /// A power of two, so that the division by it is exact.
 const LOSS_SCALE: f64 = 8.0;
 
-/// No number of elements is divided by the ranks or by a piece.
+/// No number of elements is divisible by the number of ranks or by the size of a piece.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     up: Linear<B>,
@@ -114,7 +114,7 @@ fn rules() -> [OptimizerPlan; 4] {
     ]
 }
 
-/// One array of a parameter, flat.
+/// A flat array of a parameter.
 #[derive(Debug, Clone, PartialEq)]
 struct Array {
     path: String,
@@ -122,7 +122,7 @@ struct Array {
     values: Vec<f32>,
 }
 
-/// The elements that a rank owns of all arrays.
+/// Returns the elements of all arrays that a rank owns.
 fn arrays<B: OptimizerOps>(states: &ModelStates<B>) -> Result<Vec<Array>, ZeroError> {
     let mut found = vec![];
     for parameter in states.parameters() {
@@ -145,7 +145,7 @@ struct StepRecord {
     working: Vec<Vec<f32>>,
 }
 
-/// Trains on `ranks` ranks and joins what they own.
+/// Trains on `ranks` ranks and joins their elements.
 fn record<B: OptimizerOps>(ranks: usize, policy: &Policy) -> Vec<StepRecord> {
     let by_rank = run_ranks::<B, _>(ranks, |group| {
         let rank = group.rank();
@@ -175,7 +175,7 @@ fn record<B: OptimizerOps>(ranks: usize, policy: &Policy) -> Vec<StepRecord> {
         .unwrap()
 }
 
-/// Steps and records.
+/// Takes a step and records it.
 fn step_record<B: OptimizerOps>(
     states: &mut ModelStates<B>,
     before: Vec<Array>,
@@ -189,7 +189,7 @@ fn step_record<B: OptimizerOps>(
     Ok(StepRecord { before, sums, after: arrays(states)?, working })
 }
 
-/// Appends what another rank owns.
+/// Appends the elements of another rank.
 fn join((mut record, other): (StepRecord, StepRecord)) -> StepRecord {
     for (arrays, others) in [(&mut record.before, other.before), (&mut record.after, other.after)] {
         for (array, other) in arrays.iter_mut().zip(others) {
@@ -201,7 +201,7 @@ fn join((mut record, other): (StepRecord, StepRecord)) -> StepRecord {
     record
 }
 
-/// The device holds neither optimizer states nor gradients; the host holds all of them.
+/// Checks that all optimizer states and gradients are in host memory and none are on the device.
 fn check_ledger<B: OptimizerOps>(states: &ModelStates<B>, policy: &Policy, ranks: usize) {
     let trainable = states.parameters().iter().filter(|parameter| parameter.is_trainable());
     let owned: usize =
@@ -217,7 +217,7 @@ fn check_ledger<B: OptimizerOps>(states: &ModelStates<B>, policy: &Policy, ranks
     }
 }
 
-/// Gives flex the same weights and, at each step, the same gradients; it ends in the same bits.
+/// Checks that flex computes the same bits from the same weights and, in each step, the same gradients.
 fn assert_flex_agrees(records: &[StepRecord], policy: &Policy, what: &str) {
     let checked = run_ranks::<Flex, _>(1, |group| {
         let net = Net::<Training<Flex>>::new();
@@ -272,7 +272,7 @@ fn states_on_the_host_have_the_bits_of_flex() {
     }
 }
 
-/// The losses of a whole job. Adam on the device is another kernel, so its numbers are only near.
+/// Compares the losses of complete jobs. Adam on the device is another kernel, so its numbers are only close.
 #[test]
 #[cfg_attr(feature = "fusion", ignore = "what fusion fuses depends on what ran before")]
 fn jobs_with_states_on_the_host_agree_at_every_stage() {

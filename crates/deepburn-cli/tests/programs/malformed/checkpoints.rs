@@ -1,4 +1,4 @@
-//! Checkpoints that are broken, lie about themselves or belong to another model.
+//! Tests of model checkpoints that are damaged, inconsistent or from another model.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Job, fault_of_job, none};
 use crate::job::tiny_model;
 
-/// A checkpoint in parts that can be spoilt one by one.
+/// The parts of a checkpoint, which can be damaged separately.
 struct Parts {
     config: Value,
     header: Value,
@@ -33,7 +33,7 @@ impl Parts {
         [&length, header.as_bytes(), self.tensors.as_slice()].concat()
     }
 
-    /// The entry of a tensor, whose name has the prefix of `transformers` or not.
+    /// Returns the entry of a tensor, whose name may have the prefix of `transformers`.
     fn entry(&mut self, name: &str) -> &mut Value {
         let prefixed = format!("transformer.{name}");
         let name = if self.header.get(&prefixed).is_some() { &prefixed } else { name };
@@ -47,10 +47,10 @@ impl Parts {
     }
 }
 
-/// A name, how the checkpoint is spoilt, and what the message must name.
+/// The name of the case, the damage, and the texts that the message has to contain.
 type Case<T> = (&'static str, T, &'static [&'static str]);
 
-/// The job that starts from the checkpoint which `spoil` made in a folder.
+/// Checks jobs that start from a checkpoint which `spoil` has written.
 fn check<T>(cases: &[Case<T>], spoil: impl Fn(&T, &Path)) {
     let faults = cases.iter().map(|(case, what, parts)| {
         let job = Job::tiny().with("model.pretrained", "checkpoint");
@@ -185,8 +185,7 @@ fn parts() {
     });
 }
 
-/// Gives a tensor another name; without one the tensor becomes the next one's first bytes, which
-/// its shape tells.
+/// Renames a tensor to `to`, or to a name that the model does not have.
 fn rename(parts: &mut Parts, name: &str, to: Option<&str>) {
     let entry = parts.entry(name).take();
     let header = parts.header.as_object_mut().unwrap();
@@ -194,7 +193,7 @@ fn rename(parts: &mut Parts, name: &str, to: Option<&str>) {
     header.insert(to.unwrap_or("ln_f.weight_copy").to_owned(), entry);
 }
 
-/// A tensor with and without the prefix.
+/// Adds a copy of a tensor, so that it exists with and without the prefix.
 fn twice(parts: &mut Parts) {
     let end = parts.tensors.len();
     let mut entry = parts.entry("wpe.weight").clone();
@@ -326,7 +325,7 @@ fn folders() {
     });
 }
 
-/// Replaces the weights by an index.
+/// Replaces the weights with an index.
 fn index(folder: &Path, text: &str) {
     fs::remove_file(folder.join("model.safetensors")).unwrap();
     fs::write(folder.join("model.safetensors.index.json"), text).unwrap();

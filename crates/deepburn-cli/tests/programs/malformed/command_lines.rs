@@ -1,4 +1,4 @@
-//! Wrong command lines of both programs.
+//! Tests of invalid command lines of both programs.
 
 use std::fs;
 
@@ -119,7 +119,7 @@ fn rejects_wrong_command_lines_of_deepburn() {
     none(faults.collect());
 }
 
-/// Numbers that a sampler cannot use, with a model that could generate.
+/// The model is valid, but the sampling options are out of range.
 #[test]
 fn rejects_invalid_sampling_options() {
     let job = Job::uneven()

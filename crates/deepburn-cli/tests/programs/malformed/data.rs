@@ -1,4 +1,4 @@
-//! Data and tokenizers that cannot be used.
+//! Tests of invalid data and tokenizers.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Job, fault_of_job, none};
 
-/// A file by name and content, and what the message must name.
+/// The name and the content of a file, and the texts that the message has to contain.
 type Case = (&'static str, Vec<u8>, &'static [&'static str]);
 
 fn check(kind: &str, cases: Vec<Case>) {
@@ -37,7 +37,7 @@ fn rejects_invalid_token_files() {
             ("a.bin", vec![7], &["a.bin", "1 bytes"]),
             ("a.bin", ids(100)[1..].to_vec(), &["a.bin", "199 bytes"]),
             ("a.bin", ids(31), &["a.bin", "data.sequence_length"]),
-            ("a.bin", ids(32), &["1 training sequences", "2 ranks"]),
+            ("a.bin", ids(32), &["number of ranks = 2", "there is only 1;"]),
             ("a.bin", u16s([512; 100]), &["a.bin", "id 512", "vocab"]),
             ("a.bin", u16s([u16::MAX; 100]), &["a.bin", "id 65535"]),
             ("a.bin", u16s((0..1000).map(|at| if at == 999 { 600 } else { 1 })), &["token 999"]),
@@ -45,7 +45,7 @@ fn rejects_invalid_token_files() {
             ("a.u32.bin", vec![0; 42], &["a.u32.bin", "42 bytes"]),
             ("a.u32.bin", u32s([512; 100]), &["a.u32.bin", "id 512"]),
             ("a.u32.bin", u32s([u32::MAX; 100]), &["a.u32.bin", "id 4294967295"]),
-            // Text by the wrong name: its letters are ids far above the vocabulary.
+            // A text file with the extension of token files. Its bytes are ids far above the vocabulary.
             ("a.bin", b"To be, or not to be, that is the question.".repeat(9), &["vocab"]),
             ("a.npy", ids(100), &["a.npy", ".bin"]),
             ("a.txt", ids(100), &["a.txt", ".bin"]),
@@ -146,7 +146,7 @@ fn paths() {
     none(faults.collect());
 }
 
-/// Files by name and content.
+/// Names and contents of files.
 type Files = &'static [(&'static str, &'static [u8])];
 
 #[test]
@@ -179,7 +179,7 @@ fn tokenizers() {
     none(faults.collect());
 }
 
-/// A tokenizer that knows more than the model, trained on the spot.
+/// The tokenizer is trained on the text and has more tokens than the model.
 #[test]
 fn a_tokenizer_larger_than_the_model() {
     let job = Job::uneven()
@@ -187,7 +187,7 @@ fn a_tokenizer_larger_than_the_model() {
     none(vec![("131 tokens".to_owned(), fault_of_job(&job, &["vocab_size"]))]);
 }
 
-/// Files and folders in the way of the results.
+/// Existing files and folders conflict with the results.
 #[test]
 fn rejects_unusable_output_folders() {
     let cases: [(&str, Make); 5] = [

@@ -1,4 +1,4 @@
-//! Files that are not a job, a DeepSpeed or an Accelerate configuration.
+//! Tests of invalid job files, DeepSpeed configurations and Accelerate configurations.
 
 use std::fs;
 
@@ -99,7 +99,7 @@ fn rejects_invalid_accelerate_files() {
     none(faults.collect());
 }
 
-/// The keys are each right; together they are not.
+/// Each key is valid, but they contradict each other.
 #[test]
 fn rejects_contradictory_settings() {
     let faults = [

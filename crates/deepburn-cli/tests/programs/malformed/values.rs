@@ -1,16 +1,16 @@
-//! One wrong value in a job that is right otherwise.
+//! Tests of a single invalid value in a valid job.
 
 use std::fs;
 
 use super::{Job, fault, none};
 
-/// Stands in a job for a value that JSON has no way to hold.
+/// A placeholder in the JSON, which is replaced by the value of a case. The value may be invalid JSON.
 const PLACEHOLDER: &str = "@value@";
 
-/// Path, value as it stands in the file, and what the message must name.
+/// The path of a key, its value as text, and the texts that the message has to contain.
 type Case = (&'static str, &'static str, &'static [&'static str]);
 
-/// The job with `value` at `path`, word for word.
+/// Checks jobs in which the key `path` has the text `value`.
 fn check(cases: &[Case]) {
     let faults = cases.iter().map(|&(path, value, parts)| {
         let job = Job::tiny().with(path, PLACEHOLDER);

@@ -1,4 +1,4 @@
-//! Parameter groups that do not fit an optimizer.
+//! Parameter groups that are not valid for an optimizer.
 
 use super::*;
 use crate::plan::AdamPlan;

@@ -1,4 +1,4 @@
-//! Whether processor and operating system let this process use AMX.
+//! Detection of AMX, and the request to the operating system to use it.
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 
@@ -15,10 +15,12 @@ const OSXSAVE: u32 = 1 << 27;
 /// Bits of XCR0: tile configuration and tile data.
 const XTILE: u64 = 1 << 17 | 1 << 18;
 
-/// Whether this process can execute AMX-BF16 instructions from now on, on all threads, present and future.
+/// Requests permission to use AMX. Returns true if all current and future threads of this process can execute AMX-BF16
+/// instructions.
 ///
-/// Linux requires since 5.16 that a process asks. The answer is no where the processor has no AMX-BF16, where the
-/// system is older or refuses, and where a thread's alternative signal stack is too small for 8 KiB of tiles.
+/// Since version 5.16, Linux requires that a process requests this permission. The function returns false if the
+/// processor does not support AMX-BF16, if the kernel is older or refuses the request, or if the alternative signal
+/// stack of a thread is too small for 8 KiB of tiles.
 pub(super) fn request() -> bool {
     has_amx() && {
         // SAFETY: the call takes two integers and changes no memory of this process.
@@ -29,7 +31,7 @@ pub(super) fn request() -> bool {
     }
 }
 
-/// Whether the processor has AMX-BF16 and the operating system saves the tile registers.
+/// Returns true if the processor supports AMX-BF16 and the operating system saves the tile registers.
 fn has_amx() -> bool {
     // These functions are safe in newer versions of Rust than the oldest that is supported.
     #[allow(unused_unsafe)]
@@ -43,7 +45,7 @@ fn has_amx() -> bool {
     if basic & OSXSAVE == 0 || extended & AMX_BF16 == 0 || extended & AMX_TILE == 0 {
         return false;
     }
-    // SAFETY: OSXSAVE says that XGETBV exists and is enabled.
+    // SAFETY: the OSXSAVE bit is set, so XGETBV exists and is enabled.
     let xcr0 = unsafe { _xgetbv(0) };
     xcr0 & XTILE == XTILE
 }

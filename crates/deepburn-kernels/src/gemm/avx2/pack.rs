@@ -1,4 +1,4 @@
-//! Packing with AVX2: eight numbers at a time, widened to single precision.
+//! Packing with AVX2, which widens eight numbers at a time to single precision.
 
 use std::arch::x86_64::*;
 
@@ -11,7 +11,7 @@ use crate::gemm::pack::{Strip, pack};
 
 /// Reads a register of numbers.
 trait Load: Element {
-    /// Eight numbers, widened.
+    /// Returns eight numbers, widened.
     ///
     /// # Safety
     /// The processor has AVX2 and F16C.
@@ -24,7 +24,7 @@ macro_rules! load {
             #[inline]
             #[target_feature(enable = "avx2,f16c")]
             unsafe fn load(numbers: &[Self; LANES]) -> __m256 {
-                // SAFETY: the reference is to eight numbers.
+                // SAFETY: the reference points to eight numbers.
                 unsafe { $read(numbers.as_ptr()) }
             }
         }
@@ -36,10 +36,11 @@ load!(bf16, |at: *const bf16| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256
     _mm_loadu_si128(at.cast())
 ))));
 
-/// Packs a strip as micro-panels `[depth][WIDTH]`, one after the other.
+/// Packs a strip as consecutive micro-panels `[depth][WIDTH]`.
 ///
 /// # Safety
-/// The processor has AVX2 and F16C, and there is room for `lanes.div_ceil(WIDTH)` whole micro-panels of the strip's depth.
+/// The processor has AVX2 and F16C, and `panels` is valid for writes of `lanes.div_ceil(WIDTH)` complete micro-panels
+/// of the strip's depth.
 #[target_feature(enable = "avx2,f16c")]
 pub(super) unsafe fn pack_singles<const WIDTH: usize>(strip: Strip<'_>, panels: *mut f32) {
     // SAFETY: as the caller promises.
@@ -52,11 +53,11 @@ pub(super) unsafe fn pack_singles<const WIDTH: usize>(strip: Strip<'_>, panels: 
     }
 }
 
-/// Packs a strip by the way in which its elements lie. Lanes that do not fill a micro-panel, and elements that lie apart in
-/// both directions, are packed one by one.
+/// Packs a strip with the method for its strides. Lanes that do not fill a micro-panel, and elements that are
+/// contiguous in neither direction, are packed one by one.
 ///
 /// # Safety
-/// As [`pack_singles`].
+/// The same conditions as for [`pack_singles`].
 #[inline(always)]
 unsafe fn pack_strip<E: Load, const WIDTH: usize>(
     elements: &[E],
@@ -67,7 +68,7 @@ unsafe fn pack_strip<E: Load, const WIDTH: usize>(
     let Strip { lanes, depth, lane_stride, depth_stride, .. } = strip;
     let is_dense = lane_stride == 1 || depth_stride == 1;
     let whole = if is_dense { lanes / WIDTH } else { 0 };
-    // `eight` would read zeros behind the end.
+    // `eight` would return zeros for elements beyond the end.
     assert!(
         whole == 0 || (lanes - 1) * lane_stride + (depth - 1) * depth_stride < elements.len(),
         "a strip is inside of its operand"
@@ -90,10 +91,11 @@ unsafe fn pack_strip<E: Load, const WIDTH: usize>(
     }
 }
 
-/// Packs micro-panels of lanes that lie side by side.
+/// Packs micro-panels of lanes that are adjacent in memory.
 ///
 /// # Safety
-/// The processor has AVX2 and F16C, and there is room for `count` micro-panels of this depth.
+/// The processor has AVX2 and F16C, and `panels` is valid for writes of `count` micro-panels of
+/// this depth.
 #[inline(always)]
 unsafe fn pack_across<E: Load, const WIDTH: usize>(
     elements: &[E],
@@ -116,10 +118,11 @@ unsafe fn pack_across<E: Load, const WIDTH: usize>(
     }
 }
 
-/// Packs lanes whose depths lie side by side: blocks of eight lanes and depths are transposed.
+/// Packs lanes whose depths are adjacent in memory, by transposing blocks of eight lanes and eight
+/// depths.
 ///
 /// # Safety
-/// The processor has AVX2 and F16C, and there is room for a micro-panel of this depth.
+/// The processor has AVX2 and F16C, and `panel` is valid for writes of a micro-panel of this depth.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn pack_along<E: Load, const WIDTH: usize>(
@@ -154,7 +157,7 @@ unsafe fn pack_along<E: Load, const WIDTH: usize>(
     }
 }
 
-/// Returns the eight elements from `from` on. Those behind the end are zero.
+/// Returns the eight elements from `from` on. Elements beyond the end are zero.
 #[inline(always)]
 fn eight<E: Load>(elements: &[E], from: usize) -> [E; LANES] {
     let rest = elements.get(from..).unwrap_or_default();
@@ -164,10 +167,10 @@ fn eight<E: Load>(elements: &[E], from: usize) -> [E; LANES] {
     }
 }
 
-/// Stores the first `count` of eight numbers: all, or six.
+/// Stores the first `count` of eight numbers, where `count` is 8 or 6.
 ///
 /// # Safety
-/// There is room for them, and the processor has AVX2.
+/// `out` is valid for writes of `count` numbers, and the processor has AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn store(out: *mut f32, numbers: __m256, count: usize) {
@@ -188,7 +191,7 @@ unsafe fn store(out: *mut f32, numbers: __m256, count: usize) {
 #[target_feature(enable = "avx2")]
 fn transposed(rows: [__m256; LANES]) -> [__m256; LANES] {
     let [r0, r1, r2, r3, r4, r5, r6, r7] = rows;
-    // Pairs of rows are interleaved, then pairs of these, then halves are exchanged.
+    // Interleaves pairs of rows, then pairs of the results, and finally exchanges halves.
     let halves = |a, b, c, d| {
         let [ab_low, ab_high] = [_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)];
         let [cd_low, cd_high] = [_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d)];

@@ -1,4 +1,4 @@
-//! Packing with AVX-512: sixteen packed elements at a time.
+//! Packing with AVX-512, sixteen packed elements at a time.
 
 use std::arch::x86_64::*;
 
@@ -10,15 +10,16 @@ use crate::gemm::pack::{Pair, Strip, pack};
 
 /// Reads a register of numbers.
 pub(in crate::gemm) trait Load: Copy {
-    /// What the operand consists of.
+    /// The element type of the operand.
     type Element: Copy;
-    /// Numbers in 32 bits of a register, which are a packed element.
+    /// The number of elements in a packed element of 32 bits.
     const DEPTH: usize;
 
-    /// The first `count` numbers, which lie side by side; the rest is zero.
+    /// Loads `count` consecutive numbers; the rest of the register is zero.
     ///
     /// # Safety
-    /// They are readable, `count` is at most `16 * DEPTH`, and the processor has the features of the implementation.
+    /// `first` is valid for reads of `count` numbers, `count` is at most `16 * DEPTH`, and the processor has the
+    /// features of the implementation.
     unsafe fn load(first: *const Self::Element, count: usize) -> __m512i;
 }
 
@@ -30,19 +31,19 @@ fn mask32(count: usize) -> u32 {
     ((1_u64 << count.min(32)) - 1) as u32
 }
 
-/// bf16 as it is, in pairs.
+/// Loads bf16 numbers unchanged, in pairs.
 #[derive(Clone, Copy)]
 pub(in crate::gemm) struct Bf16Pairs;
-/// Single precision rounded to pairs of bf16.
+/// Loads single-precision numbers, rounded to pairs of bf16 numbers.
 #[derive(Clone, Copy)]
 pub(in crate::gemm) struct F32Pairs;
-/// Single precision as it is.
+/// Loads single-precision numbers unchanged.
 #[derive(Clone, Copy)]
 struct F32Singles;
-/// bf16 widened.
+/// Loads bf16 numbers, widened to single precision.
 #[derive(Clone, Copy)]
 struct Bf16Singles;
-/// fp16 widened.
+/// Loads fp16 numbers, widened to single precision.
 #[derive(Clone, Copy)]
 struct F16Singles;
 
@@ -100,11 +101,11 @@ singles!(F16Singles, f16, |at: *const f16, mask| _mm512_castps_si512(_mm512_cvtp
     _mm256_maskz_loadu_epi16(mask, at.cast())
 )));
 
-/// Packs a strip as pairs, `[pair of depths][width]`. Lanes that it lacks are zero.
+/// Packs a strip as pairs, `[pair of depths][width]`. Lanes beyond the strip are zero.
 ///
 /// # Safety
-/// The processor has these features. `width` is a multiple of 32 and at least the strip's lanes, and the panel has room
-/// for `depth.div_ceil(2)` rows of that many pairs.
+/// The processor has these features. `width` is a multiple of 32 and at least the number of the strip's lanes, and
+/// `panel` is valid for writes of `depth.div_ceil(2)` rows of `width` pairs.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(in crate::gemm) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: *mut Pair) {
     // SAFETY: as the caller promises.
@@ -117,11 +118,11 @@ pub(in crate::gemm) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: 
     }
 }
 
-/// Packs a strip as rows of pairs, a lane every `row_bytes` bytes.
+/// Packs a strip as rows of pairs, with one lane every `row_bytes` bytes.
 ///
 /// # Safety
-/// The processor has these features. `row_bytes` is a multiple of 4 and holds all depths of a lane, and there is room
-/// for a row for each lane of the strip.
+/// The processor has these features. `row_bytes` is a multiple of 4 and large enough for all depths of a lane, and
+/// `rows` is valid for writes of one row for each lane of the strip.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn pack_pair_rows(strip: Strip<'_>, rows: *mut Pair, row_bytes: usize) {
     let row_pairs = row_bytes / size_of::<Pair>();
@@ -135,13 +136,13 @@ pub(super) unsafe fn pack_pair_rows(strip: Strip<'_>, rows: *mut Pair, row_bytes
     }
 }
 
-/// Packs rows by the way in which their elements lie, 32 lanes and depths at a time.
+/// Packs rows with the method for their strides, 32 lanes and 32 depths at a time.
 ///
-/// Full blocks have a copy of the code with constant counts, here and in the other functions. The compiler then drops
-/// the masks and keeps the block in registers, instead of in an array on the stack.
+/// Full blocks use a copy of the code with constant counts, here and in the other functions. The compiler then removes
+/// the masks and keeps the block in registers instead of in an array on the stack.
 ///
 /// # Safety
-/// As [`pack_pair_rows`], with a lane every `row_pairs` pairs.
+/// The same conditions as for [`pack_pair_rows`], with one lane every `row_pairs` pairs.
 #[inline(always)]
 unsafe fn pack_rows<L: Load>(
     elements: &[L::Element],
@@ -161,7 +162,8 @@ unsafe fn pack_rows<L: Load>(
         for start in (0..depth).step_by(SIDE) {
             let counts = [(lanes - lane).min(SIDE), (depth - start).min(SIDE)];
             let first = elements.as_ptr().wrapping_add(lane * lane_stride + start * depth_stride);
-            // SAFETY: these lanes and depths are in the elements, as just checked, and there is room for the rows.
+            // SAFETY: these lanes and depths are in the elements, as just checked, and the caller promises the size of
+            // `rows`.
             unsafe {
                 let rows = rows.add(lane * row_pairs + start / 2).cast();
                 match depth_stride {
@@ -179,11 +181,11 @@ unsafe fn pack_rows<L: Load>(
 /// Packs rows one number at a time.
 ///
 /// # Safety
-/// There is room for a row of `row_pairs` pairs for each lane, which holds all depths.
+/// `rows` is valid for writes of one row of `row_pairs` pairs for each lane, and a row is large enough for all depths.
 unsafe fn pack_each_row(strip: Strip<'_>, rows: *mut Pair, row_pairs: usize) {
     for lane in 0..strip.lanes {
         let elements = strip.elements.starting_at(lane * strip.lane_stride);
-        // SAFETY: the caller promises room for all rows.
+        // SAFETY: the caller promises that `rows` has the size of all rows.
         unsafe {
             let row = Strip { elements, lanes: 1, ..strip };
             pack(row, 1, strip.depth.next_multiple_of(2), rows.add(lane * row_pairs));
@@ -191,7 +193,7 @@ unsafe fn pack_each_row(strip: Strip<'_>, rows: *mut Pair, row_pairs: usize) {
     }
 }
 
-/// Packs a block of lanes whose depths lie side by side as rows of pairs.
+/// Packs a block of lanes whose depths are adjacent in memory as rows of pairs.
 ///
 /// # Safety
 /// The caller has the features of [`pack_pairs`]. A block has at most 32 depths. From `first` on, `depth` elements can be
@@ -214,11 +216,12 @@ unsafe fn copy_rows<L: Load>(
     }
 }
 
-/// Packs a block of lanes that lie side by side as rows of pairs.
-/// Its loops are over numbers, because the compiler does not unroll the iterators.
+/// Packs a block of lanes that are adjacent in memory as rows of pairs. The loops run over indices, because the
+/// compiler does not unroll the iterators.
 ///
 /// # Safety
-/// As [`copy_rows`], but `lanes` elements, at most 32, can be read every `depth_stride` elements, for each depth.
+/// The same conditions as for [`copy_rows`], but `lanes` elements, at most 32, can be read every `depth_stride`
+/// elements, for each depth.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn transpose_rows<L: Load>(
@@ -247,7 +250,8 @@ unsafe fn transpose_rows<L: Load>(
     }
 }
 
-/// Depths `at` and `at + 1` of at most 32 lanes that lie side by side, in pairs. A depth that does not exist is zero.
+/// Loads depths `at` and `at + 1` of at most 32 lanes that are adjacent in memory, in pairs. A depth that does not
+/// exist is zero.
 ///
 /// # Safety
 /// The caller has the features of [`pack_pairs`]. From `first` on, `lanes` elements can be read every `depth_stride`
@@ -269,7 +273,7 @@ unsafe fn load_pairs<L: Load>(
     }
 }
 
-/// Numbers of two registers in turn: in each pair the one of `even` is the lower half.
+/// Interleaves the numbers of two registers. In each pair, the number from `even` is the lower half.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn interleaved(even: __m512i, odd: __m512i) -> [__m512i; 2] {
@@ -282,16 +286,16 @@ fn interleaved(even: __m512i, odd: __m512i) -> [__m512i; 2] {
         }
         order
     };
-    // SAFETY: an array is as large as a register.
+    // SAFETY: an array has the size of a register.
     let order: [__m512i; 2] = unsafe { std::mem::transmute(ORDER) };
     order.map(|order| _mm512_permutex2var_epi16(even, order, odd))
 }
 
-/// Packs a strip in single precision, `[depth][width]`. Lanes that it lacks are zero.
+/// Packs a strip in single precision, `[depth][width]`. Lanes beyond the strip are zero.
 ///
 /// # Safety
-/// The processor has these features. `width` is a multiple of 16 and at least the strip's lanes, and the panel has room
-/// for that many numbers of each depth.
+/// The processor has these features. `width` is a multiple of 16 and at least the number of the strip's lanes, and
+/// `panel` is valid for writes of `width` numbers for each depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_singles(strip: Strip<'_>, width: usize, panel: *mut f32) {
     // SAFETY: as the caller promises.
@@ -306,10 +310,10 @@ pub(super) unsafe fn pack_singles(strip: Strip<'_>, width: usize, panel: *mut f3
     }
 }
 
-/// Packs a strip as `[depth][width]` by the way in which its elements lie.
+/// Packs a strip as `[depth][width]` with the method for its strides.
 ///
 /// # Safety
-/// As [`pack_pairs`] for pairs, as [`pack_singles`] for single precision.
+/// The same conditions as for [`pack_pairs`] (pairs) or [`pack_singles`] (single precision).
 #[inline(always)]
 unsafe fn pack_strip<L: Load, P: crate::gemm::pack::Packed>(
     elements: &[L::Element],
@@ -324,7 +328,8 @@ unsafe fn pack_strip<L: Load, P: crate::gemm::pack::Packed>(
         return;
     }
     assert!((lanes - 1) * lane_stride + (depth - 1) * depth_stride < elements.len());
-    // SAFETY: these lanes and depths are in the elements, as just checked, and the panel has room.
+    // SAFETY: these lanes and depths are in the elements, as just checked, and the caller promises the size of the
+    // panel.
     unsafe {
         let (first, panel) = (elements.as_ptr(), panel.cast());
         match (lane_stride, L::DEPTH) {
@@ -342,11 +347,12 @@ unsafe fn pack_strip<L: Load, P: crate::gemm::pack::Packed>(
     }
 }
 
-/// Packs lanes that lie side by side, in single precision.
+/// Packs lanes that are adjacent in memory, in single precision.
 ///
 /// # Safety
 /// The caller has the features of [`pack_singles`]. From `first` on, `lanes` elements can be read every `depth_stride`
-/// elements, for each depth. `width` is a multiple of 16, and the panel has room for that many numbers of each depth.
+/// elements, for each depth. `width` is a multiple of 16, and `panel` is valid for writes of `width` numbers for each
+/// depth.
 #[inline(always)]
 unsafe fn pack_across<L: Load>(
     first: *const L::Element,
@@ -367,12 +373,13 @@ unsafe fn pack_across<L: Load>(
     }
 }
 
-/// Packs lanes that lie side by side, in pairs: a row of the panel at a time, from as many cache lines as it needs.
+/// Packs lanes that are adjacent in memory, in pairs. Each row of the panel is completed before the next, so only the
+/// cache lines of two depths are read at a time.
 ///
 /// # Safety
 /// The caller has the features of [`pack_pairs`]. From `first` on, `lanes` elements can be read every `depth_stride`
-/// elements, for each depth. `width` is a multiple of 32, and the panel has room for `depth.div_ceil(2)` rows of that
-/// many pairs.
+/// elements, for each depth. `width` is a multiple of 32, and `panel` is valid for writes of `depth.div_ceil(2)` rows
+/// of `width` pairs.
 #[inline(always)]
 unsafe fn pack_pairs_across<L: Load>(
     first: *const L::Element,
@@ -400,12 +407,12 @@ unsafe fn pack_pairs_across<L: Load>(
     }
 }
 
-/// Packs sixteen lanes whose depths lie side by side. Lanes from `lanes` on are zero.
+/// Packs sixteen lanes whose depths are adjacent in memory. Lanes from `lanes` on are zero.
 ///
 /// # Safety
-/// The caller has the features of the packing. From `first` on, `depth` elements can be read every `lane_stride`
-/// elements, for each of at most sixteen `lanes`. The panel has room for sixteen packed elements every `width`, for each
-/// packed depth.
+/// The caller has the features of [`pack_pairs`] (pairs) or [`pack_singles`] (single precision). From `first` on,
+/// `depth` elements can be read every `lane_stride` elements, for each of at most sixteen `lanes`. `panel` is valid for
+/// writes of sixteen packed elements every `width` elements, for each packed depth.
 #[inline(always)]
 unsafe fn pack_along<L: Load>(
     first: *const L::Element,
@@ -430,10 +437,11 @@ unsafe fn pack_along<L: Load>(
     }
 }
 
-/// Packs a block of at most sixteen lanes and sixteen packed elements of each, whose depths lie side by side.
+/// Packs a block of at most sixteen lanes, whose depths are adjacent in memory, with at most sixteen packed elements
+/// per lane.
 ///
 /// # Safety
-/// As [`pack_along`].
+/// The same conditions as for [`pack_along`].
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn transpose_panel<L: Load>(
@@ -461,7 +469,7 @@ unsafe fn transpose_panel<L: Load>(
 #[target_feature(enable = "avx512f")]
 pub(in crate::gemm) fn transposed(rows: [__m512i; LANES]) -> [__m512i; LANES] {
     let mut a = rows;
-    // 2 x 2 blocks of numbers, then 4 x 4, then of whole 128-bit parts.
+    // Exchanges 2 x 2 blocks of numbers, then 4 x 4 blocks, and finally complete 128-bit parts.
     for i in (0..LANES).step_by(2) {
         a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
         a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);

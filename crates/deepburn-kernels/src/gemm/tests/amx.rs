@@ -1,5 +1,6 @@
-//! Products with AMX against Intel's pseudo-code in scalar arithmetic, bit by bit. Without AMX, the pseudo-code also
-//! computes the tiles, from panels that are packed as for AMX; without AVX512-BF16, which packs, tests are skipped.
+//! Bitwise comparison of products with AMX and Intel's pseudo-code in scalar arithmetic. The pseudo-code also computes
+//! tiles, from panels that are packed as for AMX, so that the packing is tested without AMX. Tests are skipped without
+//! AVX512-BF16, which the packing needs.
 
 use super::*;
 use crate::gemm::amx::{Amx, agree, pack};
@@ -7,13 +8,14 @@ use crate::gemm::avx512::Avx512Bf16;
 use crate::gemm::kernel::{LeftRows, Tile};
 use crate::gemm::pack::{Pair, Strip};
 
-/// What the instruction does to subnormal numbers that it reads and writes.
+/// Replaces subnormal numbers by 0, as the instruction does when it reads and writes numbers.
 fn flush(x: f32) -> f32 {
     if x.is_subnormal() { 0_f32.copysign(x) } else { x }
 }
 
 /// Adds the products of at most 32 depths to a sum, in the order of the pseudo-code of TDPBF16PS (Intel 64 and IA-32
-/// Architectures Software Developer's Manual, volume 2). Filling up with zeros changes no bit, since sums start at +0.
+/// Architectures Software Developer's Manual, volume 2). Padding with zeros does not change the result, since sums
+/// start at +0.
 fn add_block(sum: f32, row: &[f32], column: &[f32]) -> f32 {
     let mut halves = [0_f32; 2];
     for (depth, (x, y)) in row.iter().zip(column).enumerate() {
@@ -23,7 +25,7 @@ fn add_block(sum: f32, row: &[f32], column: &[f32]) -> f32 {
     flush(flush(sum) + flush(halves[0] + halves[1]))
 }
 
-/// The packing of AMX with tiles computed by the pseudo-code. Made only where the processor has AVX512-BF16.
+/// The packing of AMX with tiles computed by the pseudo-code. Created only if the processor supports AVX512-BF16.
 #[derive(Debug, Clone, Copy)]
 struct Emulated(());
 
@@ -76,7 +78,7 @@ impl Kernel for Emulated {
     }
 }
 
-/// Checks products by the emulated tiles, and by AMX where it is.
+/// Checks products with emulated tiles, and with AMX if it is available.
 fn check(case: &Case, operands: &[Numbers; 2]) {
     if Avx512Bf16::detect().is_some() {
         check_with(Emulated(()), case, operands);
@@ -127,7 +129,7 @@ fn shapes_up_to_70_have_the_bits_of_the_pseudo_code() {
             [others[0], size, others[1]],
             [others[1], others[0], size],
         ] {
-            // Four orders and five pairs of types: within 20 cases, each with each.
+            // Four layouts and five pairs of types: 20 consecutive cases contain every combination.
             let strides = [
                 [[k + 3, 1], [n + 5, 1]],
                 [[1, m + 1], [1, k + 7]],
@@ -156,7 +158,8 @@ fn panels_of_depth_and_rows_have_the_bits_of_the_pseudo_code() {
 #[test]
 fn any_bit_pattern_has_the_bits_of_the_pseudo_code() {
     let case = Case::dense([40, 70, 50], [2, 2], [false, false], Arithmetic::Bf16);
-    // Every pattern, then only those whose products stay finite: subnormal numbers and sums occur in both.
+    // First every pattern, then only patterns whose products stay finite. Subnormal numbers and sums occur in both
+    // cases.
     for largest in [f32::INFINITY, 1e18] {
         let patterns = |seed| {
             numbers(seed).map(move |x| {
@@ -173,7 +176,7 @@ fn any_bit_pattern_has_the_bits_of_the_pseudo_code() {
 }
 
 #[test]
-fn tiles_outlive_those_of_a_product_inside_of_another() {
+fn tiles_survive_a_nested_product() {
     let Some(kernel) = Amx::detect() else {
         eprintln!("skipped: no AMX-BF16, or the system does not allow it");
         return;
@@ -185,13 +188,14 @@ fn tiles_outlive_those_of_a_product_inside_of_another() {
         check(&case, &case.operands());
         let left = LeftRows { first: ones.as_ptr(), row_bytes: 64, count: 32 };
         let tile = Tile { values: sums.as_mut_ptr(), accumulate: true, columns: 32 };
-        // SAFETY: one block of 32 depths of each panel, and one tile, which AMX does not need aligned.
+        // SAFETY: both panels have one block of 32 depths, and `sums` has the size of one tile, which AMX does not
+        // require to be aligned.
         unsafe { kernel.tile(32, left, ones.as_ptr(), tile) };
     });
     assert_eq!(sums, [33.0; 32 * 32]);
 }
 
-/// The portable kernel with one mistake: sums of earlier depths are lost.
+/// The portable kernel with a deliberate error: sums of earlier depths are lost.
 #[derive(Debug, Clone, Copy)]
 struct Mistaken;
 

@@ -1,4 +1,5 @@
-//! Checkpoints that do not fit or are damaged: refused on all ranks, with nothing changed.
+//! Checkpoints that are damaged or do not match the engine are refused on all ranks, and the engine
+//! is unchanged.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use deepburn_zero::Group;
 
 use super::{MICRO_BATCHES, net, owned, plan, run, save, with_engine};
 
-/// The message with which loading is refused on every rank.
+/// Returns the message with which loading is refused on every rank.
 fn refused(checkpoint: &Checkpoint, kind: &str, ranks: usize, load: LoadPlan) -> String {
     let messages = with_engine(&plan(kind, 2, ranks), |engine| {
         run(engine, 1)?;
@@ -18,7 +19,7 @@ fn refused(checkpoint: &Checkpoint, kind: &str, ranks: usize, load: LoadPlan) ->
         let error = engine.load_checkpoint(checkpoint, load).unwrap_err();
         assert!(error.is_recoverable());
         assert_eq!(owned(engine), before);
-        // Nothing is lost.
+        // Training continues.
         run(engine, MICRO_BATCHES)?;
         Ok(error.to_string())
     });
@@ -26,7 +27,7 @@ fn refused(checkpoint: &Checkpoint, kind: &str, ranks: usize, load: LoadPlan) ->
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_changes_nothing() {
+fn checkpoints_that_do_not_match_are_refused() {
     let root = tempfile::tempdir().unwrap();
     with_engine(&plan("fp32", 1, 2), |engine| {
         run(engine, MICRO_BATCHES)?;
@@ -46,7 +47,8 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     let message = refused(&middle, "bf16", 2, LoadPlan::ALL);
     assert!(message.contains("computing in F32"), "{message}");
 
-    // Another optimizer, number of ranks or type takes the rest.
+    // Without the optimizer states, another optimizer, number of ranks or type
+    // can load the checkpoint.
     let rest = LoadPlan::Training { optimizer_states: false, lr_scheduler_states: true };
     for (kind, ranks) in [("sgd", 2), ("fp32", 1), ("bf16", 3)] {
         with_engine(&plan(kind, 3, ranks), |engine| {
@@ -85,7 +87,7 @@ fn a_damaged_checkpoint_is_refused_on_all_ranks() {
     assert!(message.contains("rank-00001.safetensors: damaged"), "{message}");
 }
 
-/// Replaces a piece of a manifest and corrects the checksum that it ends with.
+/// Replaces a part of a manifest and corrects the checksum at its end.
 fn reseal(manifest: &Path, from: &str, to: &str) {
     let text = std::fs::read_to_string(manifest).unwrap();
     let (fields, _) = text.rsplit_once(",\n  \"checksum\": \"").unwrap();
@@ -96,7 +98,7 @@ fn reseal(manifest: &Path, from: &str, to: &str) {
 }
 
 #[test]
-fn counters_that_no_run_has_are_refused_though_the_checksum_is_right() {
+fn counters_out_of_range_are_refused_despite_a_correct_checksum() {
     let root = tempfile::tempdir().unwrap();
     with_engine(&plan("fp32", 2, 2), |engine| {
         run(engine, MICRO_BATCHES)?;

@@ -1,4 +1,4 @@
-//! Saves that fail, that run beside training, and that come at the wrong moment.
+//! Saves that fail, asynchronous saves, and saves at the wrong time.
 
 use deepburn_checkpoint::{Checkpoint, Tag};
 use deepburn_comm::CollectiveTag as CommTag;
@@ -7,7 +7,7 @@ use deepburn_learner::{EngineError, LoadPlan, SaveRequest};
 use super::{LAST, MICRO_BATCHES, ON_HOST, end, micro_batch, owned, plan, run, save, with_engine};
 
 #[test]
-fn a_save_that_fails_leaves_training_alone() {
+fn training_continues_after_a_failed_save() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("file");
     std::fs::write(&file, "in the way").unwrap();
@@ -29,9 +29,9 @@ fn a_save_that_fails_leaves_training_alone() {
     Checkpoint::open_intact(root.path(), None).unwrap();
 }
 
-/// What a rank owned at one moment stays, whatever steps are taken before it is written.
+/// A snapshot of a rank is not changed by steps that are taken before it is written.
 #[test]
-fn steps_leave_what_is_being_saved_alone() {
+fn steps_do_not_change_a_save_in_progress() {
     let offloaded = ["fp32 on NVMe", "bf16 on NVMe", "fp16 in fp32 on NVMe"];
     let in_part = ["fp32 on host by 0.6", "bf16 on host by 0.6"];
     for kind in ["fp32", "bf16", "fp16 in fp32"].into_iter().chain(offloaded).chain(in_part) {
@@ -58,7 +58,7 @@ fn steps_leave_what_is_being_saved_alone() {
 }
 
 #[test]
-fn a_save_goes_on_beside_training() {
+fn training_continues_during_a_save() {
     for stage in 0..4 {
         let root = tempfile::tempdir().unwrap();
         let at = 3 * MICRO_BATCHES + 1;
@@ -67,7 +67,7 @@ fn a_save_goes_on_beside_training() {
             let saved = owned(engine);
             let save = engine.start_save(root.path(), SaveRequest::default())?;
             assert_eq!(save.step(), 3);
-            // One at a time.
+            // Only one save at a time is possible.
             let error = engine.start_save(root.path(), SaveRequest::default()).unwrap_err();
             assert!(error.is_recoverable(), "{error}");
             let trace = run(engine, LAST)?;
@@ -84,7 +84,7 @@ fn a_save_goes_on_beside_training() {
 }
 
 #[test]
-fn a_save_that_is_dropped_or_fails_on_its_way_leaves_no_trace() {
+fn a_save_that_is_dropped_or_fails_leaves_no_files() {
     let root = tempfile::tempdir().unwrap();
     let names = || {
         let names = std::fs::read_dir(root.path()).unwrap();
@@ -102,7 +102,7 @@ fn a_save_that_is_dropped_or_fails_on_its_way_leaves_no_trace() {
         run(engine, 3 * MICRO_BATCHES)?;
         engine.group().barrier(CommTag::new("steps taken", 0)).map_err(EngineError::from)?;
         if engine.rank() == 0 {
-            // Somebody tidies up where it is written.
+            // The folder of the save is deleted by someone else.
             for name in names().iter().filter(|name| name.contains("partial")) {
                 std::fs::remove_dir_all(root.path().join(name)).unwrap();
             }
@@ -118,7 +118,7 @@ fn a_save_that_is_dropped_or_fails_on_its_way_leaves_no_trace() {
 }
 
 #[test]
-fn the_middle_of_a_pass_is_no_moment_to_save_or_load() {
+fn saving_and_loading_in_the_middle_of_a_pass_are_refused() {
     let root = tempfile::tempdir().unwrap();
     with_engine(&plan("fp32", 1, 2), |engine| {
         save(engine, root.path())?;

@@ -1,21 +1,23 @@
-//! The activations that a pass holds under a policy of activation checkpointing.
+//! The simulated memory of activations under an activation checkpointing policy.
 //!
-//! Main type: `ActivationMemory`. It follows the rules of `recompute`: the data of a block is freed
-//! when the next block has begun, except for what that one reads, and is computed again when
-//! backward reads the block.
+//! Main type: `ActivationMemory`. It follows the rules of `recompute.rs`: the activations of a
+//! block are freed when the next block has begun, except for the activations that the next block
+//! reads. They are recomputed when backward reads the block.
 //!
 //! ```text
 //!              block 0 runs   block 1 runs   block 2 runs   backward of 1
 //! block 0      all            inputs of 1    inputs of 1    inputs of 1
-//! block 1                     all            inputs of 2    all, computed again
+//! block 1                     all            inputs of 2    all, recomputed
 //! ```
 //!
-//! With activation offload, what is kept of a block leaves the device when the block after it is
-//! freed, because that one may still read it. It returns one block ahead of backward: the first
-//! activation of a group that is fetched starts the fetch of the group before.
+//! With activation offload, the kept activations of a block are parked (moved to host memory or
+//! NVMe) when the next block is freed, because until then the next block may read them. Backward
+//! prefetches parked activations one block ahead: fetching the first activation of a group starts
+//! the fetch of the preceding group.
 //!
-//! An activation stays while an op of forward has yet to read it (`reads`), while a backward pass
-//! that saved it is still to come (`saves`), or while its `Keep` says so.
+//! An activation is held while an op of forward has not read it yet (`reads`), while an op has
+//! saved it and the op's backward pass has not run yet (`saves`), or for as long as its `Keep`
+//! requires.
 
 use deepburn_config::RecomputePolicy;
 use deepburn_nvme::SwapFile;
@@ -25,42 +27,44 @@ use crate::ledger::{Category, Lease, Ledger, Tier};
 use crate::recompute::recomputes;
 use crate::recompute::tape::Keep;
 
-/// The activations of a pass. All lists are by index of the activation unless they say otherwise.
+/// The activations of a pass. All lists are indexed by activation unless stated otherwise.
 pub(super) struct ActivationMemory<'a> {
     /// The ops and their tensors.
     graph: &'a ActivationGraph,
-    /// Which blocks are freed, and what is kept of them.
+    /// Determines which blocks are freed and which of their activations are kept.
     policy: RecomputePolicy,
     /// The ledger of the simulation.
     ledger: &'a Ledger,
-    /// The data of each activation on the device; `None` if it is freed or parked.
+    /// The lease of each activation on the device; `None` if the activation is freed or parked.
     data: Vec<Option<Lease>>,
     /// The outstanding uses of each activation.
     tensors: Vec<TensorUse>,
-    /// The block that forward is in.
+    /// The current block of forward.
     block: Option<usize>,
-    /// The number of costly ops in this block so far. `selective` keeps every second one.
+    /// The number of costly ops in this block so far. `selective` keeps the outputs of every second
+    /// costly op.
     costly: usize,
     /// The ops of each block in order.
     ops: Vec<Vec<usize>>,
-    /// Whether backward has restored the block, by block.
+    /// Whether backward has restored each block, by block.
     is_restored: Vec<bool>,
     /// The activations outside of the device.
     offload: OffloadMemory,
-    /// The block that was freed last, which is not parked yet.
+    /// The block that was freed last. Its kept activations are not parked yet.
     freed: Option<usize>,
 }
 
 /// The activations outside of the device.
 struct OffloadMemory {
-    /// Their tier, and the size in bytes from which on they are parked; `None` without offload.
+    /// The tier of parked activations, and the smallest size in bytes that is parked; `None`
+    /// without offload.
     target: Option<(Tier, usize)>,
     /// The bytes of each parked activation on its tier.
     parked: Vec<Option<Lease>>,
-    /// The activations that were parked together, in the order of forward. There is one group per
-    /// block.
+    /// The groups of activations that were parked together, in the order of forward. Each block has
+    /// one group.
     groups: Vec<Vec<usize>>,
-    /// Whether backward has begun, so that fetches look one group ahead.
+    /// Whether backward has begun. If so, a fetch prefetches the preceding group.
     is_backward: bool,
 }
 
@@ -71,13 +75,13 @@ struct TensorUse {
     reads: usize,
     /// The number of ops that have saved it and whose backward pass has not run yet.
     saves: usize,
-    /// Whether it outlives its block.
+    /// How long the tensor is kept.
     keep: Keep,
 }
 
 impl<'a> ActivationMemory<'a> {
-    /// Creates the memory before the pass. `offload` is the tier of parked activations and their
-    /// smallest size in bytes.
+    /// Creates the state before the pass. `offload` is the tier of parked activations and the
+    /// smallest size in bytes that is parked.
     pub(super) fn new(
         graph: &'a ActivationGraph,
         policy: RecomputePolicy,
@@ -107,13 +111,13 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
-    /// Returns true if the tensors of a block are freed and computed again.
+    /// Returns true if the activations of a block are freed and recomputed.
     fn recomputes(&self, block: Option<usize>) -> bool {
         block.is_some_and(|block| recomputes(self.policy, block))
     }
 
-    /// Runs an op of forward: brings its inputs back, frees the block before if the op begins
-    /// another one, and creates its outputs.
+    /// Simulates an op of forward: fetches parked inputs, frees the preceding block if the op
+    /// begins another block, and creates the outputs.
     pub(super) fn run(&mut self, index: usize, op: &GraphOp) {
         if let Some(block) = op.block {
             self.ops[block].push(index);
@@ -124,12 +128,13 @@ impl<'a> ActivationMemory<'a> {
             if other != op.block && self.recomputes(other) {
                 self.tensors[*input].keep = Keep::WhileHeld;
             }
-            // A recorded op holds what it reads of other blocks until its block is restored.
+            // A recorded op holds its inputs from other blocks until its block is restored.
             if other != op.block && self.recomputes(op.block) {
                 self.tensors[*input].saves += 1;
             }
         }
-        // The block before is freed only now, because its outputs were still read by this op.
+        // The preceding block is freed after the inputs were marked above, because this op may read
+        // its outputs.
         if self.block != op.block {
             self.end_block();
             (self.block, self.costly) = (op.block, 0);
@@ -141,7 +146,7 @@ impl<'a> ActivationMemory<'a> {
             self.tensors[*input].reads -= 1;
             self.drop_unused(*input);
         }
-        // A value stays for its block unless the policy keeps it.
+        // An activation is kept until the end of its block unless the policy keeps it longer.
         let mut keep = Keep::Block;
         if op.is_costly && self.recomputes(op.block) {
             self.costly += 1;
@@ -156,8 +161,7 @@ impl<'a> ActivationMemory<'a> {
         op.outputs.iter().for_each(|output| self.drop_unused(*output));
     }
 
-    /// Ends forward. The last block is still open and is not freed, because backward starts with
-    /// it.
+    /// Ends forward. The last block is not freed, because backward starts with it.
     pub(super) fn end_forward(&mut self) {
         if let Some(block) = self.block.take() {
             self.forget(block);
@@ -166,8 +170,8 @@ impl<'a> ActivationMemory<'a> {
         self.fetch_group(self.offload.groups.len().checked_sub(1));
     }
 
-    /// Frees the data of the block that has ended, except for values with another `Keep`, and parks
-    /// what is left of the block before it.
+    /// Frees the activations of the block that has ended, except those with another `Keep`. Then
+    /// parks the kept activations of the block before it.
     fn end_block(&mut self) {
         let Some(block) = self.block.take() else { return };
         if !self.recomputes(Some(block)) {
@@ -184,8 +188,8 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
-    /// Parks what is kept of a freed block, if it is large enough. On NVMe, sizes are padded to
-    /// what direct I/O needs.
+    /// Parks the kept activations of a freed block that reach the threshold. On NVMe, sizes are
+    /// padded to the alignment of direct I/O.
     fn park(&mut self, block: usize) {
         let Some((tier, threshold)) = self.offload.target else { return };
         let mut group = Vec::new();
@@ -203,7 +207,8 @@ impl<'a> ActivationMemory<'a> {
         self.offload.groups.push(group);
     }
 
-    /// Brings back an activation that an op reads. In backward, also fetches the group before.
+    /// Fetches an activation that an op reads, if it is parked. In backward, also prefetches the
+    /// preceding group.
     fn fetch(&mut self, index: usize) {
         if self.offload.parked[index].take().is_some() {
             self.data[index] = Some(self.hold(index));
@@ -214,7 +219,7 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
-    /// Brings back all activations of a group that are still parked.
+    /// Fetches all activations of a group that are still parked.
     fn fetch_group(&mut self, group: Option<usize>) {
         let Some(group) = group else { return };
         for index in self.offload.groups[group].clone() {
@@ -229,7 +234,8 @@ impl<'a> ActivationMemory<'a> {
         self.data[index].is_some() || self.offload.parked[index].is_some()
     }
 
-    /// Drops what the backward pass of an op has used and no other op needs.
+    /// Releases the tensors that an op has saved after its backward pass. A tensor that no other op
+    /// needs is dropped.
     pub(super) fn release(&mut self, op: &GraphOp) {
         for saved in &op.saved {
             self.tensors[*saved].saves -= 1;
@@ -237,17 +243,17 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
-    /// Restores the block of an op whose backward pass is about to read what was freed. Returns the
-    /// ops that ran again in order; none if nothing was missing.
+    /// Restores the saved tensors of an op before its backward pass. Returns the recomputed ops in
+    /// order, which are none if no tensor was missing.
     pub(super) fn restore(&mut self, op: &GraphOp) -> Vec<usize> {
         let again = self.compute(op);
         op.saved.iter().for_each(|saved| self.fetch(*saved));
         again
     }
 
-    /// Runs the ops that lead to missing tensors of the block again. A tensor that only these ops
-    /// read is dropped after its last use, as in the engine, so the peak can be lower than the
-    /// whole block.
+    /// Recomputes the missing activations of the op's block. As in the engine, an activation that
+    /// only the recomputed ops read is dropped after its last use, so the peak can be lower than
+    /// the size of the block.
     fn compute(&mut self, op: &GraphOp) -> Vec<usize> {
         let Some(block) = op.block.filter(|block| self.recomputes(Some(*block))) else {
             return Vec::new();
@@ -269,7 +275,7 @@ impl<'a> ActivationMemory<'a> {
                 }
             }
             for output in &op.outputs {
-                // An output that was kept is not made twice.
+                // An output that was kept is not created again.
                 if self.data[*output].is_none() {
                     self.data[*output] = Some(self.hold(*output));
                 }
@@ -284,17 +290,16 @@ impl<'a> ActivationMemory<'a> {
         ops
     }
 
-    /// Plans the restoration of a freed block. Returns the ops that lead to what backward reads of
-    /// it in order, the number of times that they read each tensor, and whether each tensor stays
-    /// afterwards.
+    /// Plans the recomputation of a freed block. Returns the ops to run in order, the number of
+    /// times that these ops read each tensor, and whether each tensor is kept afterwards.
     ///
-    /// It goes through the ops backwards: an op is needed if one of its outputs is missing, and its
-    /// own inputs are then needed too.
+    /// The ops are visited in reverse order: an op is needed if one of its outputs is missing, and
+    /// then its inputs are needed too.
     fn replay(&self, block: usize) -> (Vec<usize>, Vec<usize>, Vec<bool>) {
         let count = self.data.len();
         let is_wanted = |index: usize| self.is_of(index, block) && self.tensors[index].saves > 0;
         let stays: Vec<bool> = (0..count).map(|it| self.has(it) || is_wanted(it)).collect();
-        // Missing and wanted: what has to be computed at least.
+        // The tensors that backward needs and that are missing.
         let mut missing: Vec<bool> = (0..count).map(|it| !self.has(it) && stays[it]).collect();
         let mut uses = vec![0; count];
         let mut ops = Vec::new();
@@ -313,10 +318,11 @@ impl<'a> ActivationMemory<'a> {
         (ops, uses, stays)
     }
 
-    /// Ends the recording of a block. From now on a tensor of it stays only as long as backward
-    /// needs it, and the inputs that its ops held for recomputation are released.
+    /// Ends the recording of a block. From now on its activations are kept only as long as backward
+    /// needs them. The inputs from other blocks that its ops held for recomputation are released.
     fn forget(&mut self, block: usize) {
-        // A block is restored once. Later ops of it find their data.
+        // A block is restored once. The backward passes of its other ops find their activations
+        // restored.
         if !self.recomputes(Some(block)) || std::mem::replace(&mut self.is_restored[block], true) {
             return;
         }
@@ -336,13 +342,13 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
-    /// Returns true if a tensor was made in this block.
+    /// Returns true if a tensor was created in this block.
     fn is_of(&self, index: usize, block: usize) -> bool {
         self.graph.activations[index].block == Some(block)
     }
 
-    /// Drops a tensor without outstanding uses. `Keep::Tape` outlives its uses, because a later
-    /// recomputation starts from it.
+    /// Drops a tensor without outstanding uses. A tensor with `Keep::Tape` is not dropped, because
+    /// a later recomputation starts from it.
     fn drop_unused(&mut self, index: usize) {
         let TensorUse { reads, saves, keep } = self.tensors[index];
         if reads == 0 && saves == 0 && keep != Keep::Tape {
@@ -351,7 +357,7 @@ impl<'a> ActivationMemory<'a> {
         }
     }
 
-    /// Enters the data of an activation on the device.
+    /// Counts an activation on the device.
     fn hold(&self, index: usize) -> Lease {
         self.ledger.hold(Category::Activations, self.graph.activations[index].bytes as usize)
     }

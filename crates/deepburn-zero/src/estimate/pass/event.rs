@@ -1,33 +1,35 @@
-//! What a simulated training pass does, in order.
+//! The events of a simulated training pass.
 //!
-//! Main type: [`PassEvent`]. The memory of a pass does not depend on time, so its events are the same on any machine
-//! and network; [`cost`](crate::cost) replays them against clocks.
+//! Main type: [`PassEvent`]. The events and their order do not depend on the speed of the machine
+//! and the network. [`cost`](crate::cost) replays them with simulated clocks to predict the time of
+//! a step.
 
 /// One event of a training pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PassEvent {
-    /// An op of forward runs; its place in the graph.
+    /// The forward pass of the op with this index in the graph runs.
     Forward(usize),
-    /// Backward begins.
+    /// The backward pass begins.
     StartBackward,
-    /// Backward runs an op of forward again (activation checkpointing).
+    /// Backward recomputes the op with this index (activation checkpointing).
     Recompute(usize),
-    /// The backward pass of an op reads the parameter that it needs. A product does before its input is computed again.
+    /// The backward pass of the op with this index reads its weight. A product reads the weight
+    /// before its input is recomputed.
     ReadAgain(usize),
-    /// The backward pass of an op runs.
+    /// The backward pass of the op with this index runs.
     Backward(usize),
-    /// The gradients of a bucket start to be reduced.
+    /// The reduction of a bucket starts.
     Reduce(Vec<BucketedNumel>),
-    /// The oldest bucket under way is awaited and added to the sums.
+    /// The rank waits for the oldest pending reduction and adds its gradients to the gradient sums.
     Land,
 }
 
-/// The elements of a gradient in a bucket.
+/// The number of elements of a gradient in a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BucketedNumel {
-    /// The number of elements of the parameter, which the sum will have.
+    /// The number of elements of the parameter and of the reduced gradient.
     pub(crate) numel: u64,
-    /// The number of elements that the rank contributes. It is smaller for an
-    /// embedding, of whose gradient a rank has only the rows of its tokens.
+    /// The number of elements that the rank contributes. It can be smaller for an embedding,
+    /// because the gradient of a rank contains only the rows of its tokens.
     pub(crate) held: u64,
 }

@@ -1,22 +1,23 @@
-//! The gradients of parameters on their way from autodiff to their sums.
+//! The simulated memory of parameter gradients, from autodiff to the gradient sums.
 //!
-//! Main type: `GradientMemory`. It follows the rules of `reduce`, and counts the same ledger
-//! categories:
+//! Main type: `GradientMemory`. It follows the rules of the gradient reducer (`reduce.rs`) and
+//! counts in the same ledger categories:
 //!
 //! ```text
 //! autodiff (Activations) ─► bucket (Buckets) ─► reduced (Buckets) ─► sum (Gradients)
 //! ```
 //!
-//! Two cases wait at the end of the pass. A gradient behind a cast of the parameter is final only
-//! when autodiff reaches the cast, which it does last. The gradient of a tied embedding has a dense
-//! part, from the output layer, and rows from the lookup, and is reported when both exist.
+//! Two kinds of gradients are delayed. If a parameter was cast, its gradient is final when autodiff
+//! has run the backward of the cast, which it runs last. The gradient of a tied embedding consists
+//! of a dense part from the output layer and rows from the lookup, and is reported when both parts
+//! exist.
 
 use super::*;
 use crate::estimate::activations::{GradientTiming, ReadParameter};
 
-/// The gradients of a pass.
+/// The parameter gradients of a pass.
 pub(super) struct GradientMemory<'a> {
-    /// The settings of reduction.
+    /// The settings of the reduction.
     plan: ReductionMemory,
     /// The ledger of the simulation.
     ledger: &'a Ledger,
@@ -26,37 +27,39 @@ pub(super) struct GradientMemory<'a> {
     bucket: Vec<BucketedGradient>,
     /// The buckets that are being reduced, oldest first.
     in_flight: VecDeque<Vec<BucketedGradient>>,
-    /// The sums to which this micro-batch has been added.
+    /// The gradient sums to which this micro-batch has been added.
     sums: Vec<Lease>,
-    /// The sums of earlier micro-batches to which this one has not been added yet. They are in the
-    /// order of forward. Gradients land in about the reverse order, so in the middle of backward
-    /// the sizes of the sums that are left are approximate.
+    /// The gradient sums of earlier micro-batches to which this micro-batch has not been added yet,
+    /// in the order of forward. Gradients complete in approximately the reverse order, so during
+    /// backward the sizes of the remaining sums are approximate.
     earlier: VecDeque<Lease>,
-    /// Dense gradients that wait for the rows of their embedding, with their elements.
+    /// Dense gradients of tied embeddings that wait for the rows of the lookup, with their number
+    /// of elements.
     tied: Vec<(Lease, u64)>,
-    /// Gradients that are cast to f32 at the end of the pass.
+    /// Gradients that wait for their cast to f32 at the end of the pass.
     uncast: Vec<(Lease, ReadParameter)>,
-    /// Embeddings whose rows wait for the dense part: elements of the table and of the rows.
+    /// Embeddings whose rows wait for the dense part: the number of elements of the table and of
+    /// the rows.
     lookups: Vec<(u64, u64)>,
-    /// The events of buckets since the pass has last taken them.
+    /// The reduction events since the last time the pass took them.
     pub(super) events: Vec<PassEvent>,
 }
 
 /// A gradient in a bucket.
 struct BucketedGradient {
-    /// The elements of the parameter and of what this rank holds.
+    /// The number of elements of the parameter, and the number that this rank holds.
     numel: BucketedNumel,
     /// The bytes in the bucket.
     _lease: Lease,
 }
 
 impl<'a> GradientMemory<'a> {
-    /// Creates the memory before the last micro-batch of a step: the sums of earlier micro-batches
-    /// exist already, unless they are offloaded.
+    /// Creates the state before the last micro-batch of a step. The gradient sums of earlier
+    /// micro-batches already exist, unless they are offloaded.
     pub(super) fn new(graph: &ActivationGraph, plan: ReductionMemory, ledger: &'a Ledger) -> Self {
         let all = graph.ops.iter().flat_map(|op| &op.parameters);
         let trained: Vec<u64> = all
-            // A tied parameter is listed by the embedding too.
+            // A tied parameter is also listed by the embedding.
             .filter(|it| !it.is_tied)
             .map(|it| it.numel)
             .collect();
@@ -75,14 +78,14 @@ impl<'a> GradientMemory<'a> {
             events: Vec::new(),
         };
         if plan.micro_batches > 1 && plan.on_device {
-            // The sum of one micro-batch is in the type in which it travelled.
+            // The sum of a single micro-batch may be in the communication type.
             let bytes = plan.summed[usize::from(plan.micro_batches > 2)];
             memory.earlier = trained.iter().map(|numel| memory.sum(*numel, bytes)).collect();
         }
         memory
     }
 
-    /// Takes the gradient of a parameter from autodiff.
+    /// Receives the gradient of a parameter from autodiff.
     pub(super) fn reduce(&mut self, parameter: &ReadParameter) {
         let ReadParameter { numel, gradient_bytes, timing, is_tied } = *parameter;
         let lease = self.hold(Category::Activations, numel, gradient_bytes);
@@ -96,8 +99,8 @@ impl<'a> GradientMemory<'a> {
         }
     }
 
-    /// Takes the gradient of an embedding, which has `rows` elements in its rows, and the dense
-    /// part too if it is tied.
+    /// Receives the gradient of an embedding with `rows` elements in its rows. For a tied
+    /// embedding, also takes the dense part.
     pub(super) fn reduce_rows(&mut self, op: &GraphOp, rows: u64) {
         // The dense part of a tied table may still wait for its cast.
         let waits = self.uncast.iter().any(|(_, parameter)| parameter.is_tied);
@@ -111,7 +114,8 @@ impl<'a> GradientMemory<'a> {
         }
     }
 
-    /// Ends the pass: casts what waited for it, reduces the last bucket and waits for all buckets.
+    /// Ends the pass: casts the gradients that wait for a cast, reduces the last bucket and waits
+    /// for all reductions.
     pub(super) fn finish(&mut self) {
         for (lease, ReadParameter { numel, is_tied, .. }) in std::mem::take(&mut self.uncast) {
             let cast = self.hold(Category::Activations, numel, size_of::<f32>() as u64);
@@ -133,11 +137,11 @@ impl<'a> GradientMemory<'a> {
         }
     }
 
-    /// Puts the gradient of a parameter of `numel` elements into the bucket, `held` of which are in
-    /// memory. The bucket is reduced before a gradient that would exceed the capacity, and after
-    /// one that reaches it.
+    /// Adds the gradient of a parameter with `numel` elements to the bucket. `held` of its elements
+    /// are in memory. If the gradient would exceed the capacity, the bucket is reduced first. If
+    /// the bucket then reaches the capacity, it is reduced too.
     fn collect(&mut self, numel: u64, held: u64) {
-        let _lease = self.hold(Category::Buckets, held, self.plan.travelling);
+        let _lease = self.hold(Category::Buckets, held, self.plan.communicated);
         // A gradient is never divided between buckets.
         if !self.bucket.is_empty() && self.bucket_numel() + numel > self.capacity {
             self.flush();
@@ -153,8 +157,8 @@ impl<'a> GradientMemory<'a> {
         self.bucket.iter().map(|it| it.numel.numel).sum()
     }
 
-    /// Starts to reduce the bucket. With overlap one bucket may be on its way; without it, the rank
-    /// waits at once.
+    /// Starts the reduction of the bucket. With `overlap_comm` one reduction may be pending.
+    /// Without it, the rank waits immediately.
     fn flush(&mut self) {
         if self.bucket.is_empty() {
             return;
@@ -162,7 +166,7 @@ impl<'a> GradientMemory<'a> {
         let bucket = std::mem::take(&mut self.bucket);
         self.events.push(PassEvent::Reduce(bucket.iter().map(|it| it.numel).collect()));
         self.in_flight.push_back(bucket);
-        // With overlap one bucket may be on its way while the next is filled.
+        // With overlap, one bucket may be reduced while the next is filled.
         let allowed = usize::from(self.plan.overlaps);
         while self.in_flight.len() > allowed {
             if let Some(flight) = self.in_flight.pop_front() {
@@ -185,9 +189,9 @@ impl<'a> GradientMemory<'a> {
         }
     }
 
-    /// Enters the sum that a rank keeps of a gradient of `numel` elements, `bytes` bytes each. An
-    /// offloaded sum is on the device only until it has been written, so it counts as bucket
-    /// memory.
+    /// Counts the gradient sum that a rank keeps for a parameter with `numel` elements, of `bytes`
+    /// bytes each. An offloaded sum is on the device only until it has been written, so it is
+    /// counted as bucket memory.
     fn sum(&self, numel: u64, bytes: u64) -> Lease {
         let shards = if self.plan.shards { self.plan.ranks } else { 1 };
         let len = Partition::new(numel as usize, shards as usize).shard_len() as u64;
@@ -195,7 +199,7 @@ impl<'a> GradientMemory<'a> {
         self.hold(category, len, bytes)
     }
 
-    /// Enters `numel` elements of `bytes` bytes.
+    /// Counts `numel` elements of `bytes` bytes each in `category`.
     fn hold(&self, category: Category, numel: u64, bytes: u64) -> Lease {
         self.ledger.hold(category, (numel * bytes) as usize)
     }

@@ -2,13 +2,13 @@
 //!
 //! - Steps `1..=freeze_step`, the warm-up: Adam on the mean gradient, without bias correction. The mean
 //!   gradient updates both moments.
-//! - From step `freeze_step + 1` on, the second moment stays. Each rank adds its own gradient to the common
-//!   momentum, the results are averaged in one bit an element, tensor by tensor, and the average is the new
-//!   momentum of all ranks. Errors refer to the momentum and start at 0.
+//! - From step `freeze_step + 1` on, the second moment does not change. Each rank adds its own gradient to the
+//!   common momentum. The results are averaged with one bit per element, tensor by tensor, and the average is
+//!   the new momentum of all ranks. Compression errors are errors of the momentum and start at 0.
 //! - Weight decay is added to the direction: `p -= lr * (m / (sqrt(v) + eps) + weight_decay * p)`.
 //!
-//! DeepSpeed accepts `bias_correction`, `eps_inside_sqrt` and `max_grad_norm`, and does not use them. Its warm-up
-//! has one update fewer than `freeze_step`, since the call that drops its gradient counts.
+//! DeepSpeed accepts `bias_correction`, `eps_inside_sqrt` and `max_grad_norm` but does not use them. Its warm-up
+//! has one update less than `freeze_step`, because the call that drops its gradient counts as a step.
 
 use super::{CompressedMean, live_elements, mean_gradient, moving_average, squared, zeros_like};
 
@@ -17,15 +17,15 @@ pub(crate) struct OneBitAdamRule {
     pub(crate) betas: [f64; 2],
     pub(crate) eps: f64,
     pub(crate) weight_decay: f64,
-    /// Steps of the warm-up, at least 1.
+    /// The number of warm-up steps, at least 1.
     pub(crate) freeze_step: u64,
 }
 
-/// Parameters and states, `[tensor][element]`; all are the same on every rank.
+/// The parameters and states as `[tensor][element]`, which are the same on every rank.
 #[derive(Debug, Clone)]
 pub(crate) struct OneBitAdam {
     rule: OneBitAdamRule,
-    /// Steps so far.
+    /// The number of steps so far.
     pub(crate) time: u64,
     pub(crate) params: Vec<Vec<f64>>,
     pub(crate) m: Vec<Vec<f64>>,
@@ -41,7 +41,7 @@ impl OneBitAdam {
         Self { rule, time: 0, params, m, v, exchanges }
     }
 
-    /// One step on `gradients[rank][tensor][element]`.
+    /// Takes a step with `gradients[rank][tensor][element]`.
     pub(crate) fn step(&mut self, lr: f64, gradients: &[Vec<Vec<f64>>]) {
         self.time += 1;
         let OneBitAdamRule { betas: [beta1, beta2], eps, weight_decay, freeze_step } = self.rule;

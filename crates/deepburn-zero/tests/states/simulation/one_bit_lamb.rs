@@ -1,24 +1,28 @@
 //! 1-bit LAMB (Li et al. 2021, arXiv 2104.06069), as DeepSpeed's `onebit/lamb.py`.
 //!
-//! - Steps `1..=freeze_step`, the warm-up: LAMB on the mean gradient without bias correction. The trust ratio
-//!   `norm(p) / norm(direction)` is clamped to `min_coeff..=max_coeff`, 1 where a norm is 0. A ratio other than
-//!   1 enters `frozen_coeff = coeff_beta * frozen_coeff + (1 - coeff_beta) * ratio`, which starts at 0.
-//! - Before step `freeze_step + 1`, once: `fresh_v = v`, and for each tensor the root mean square of its momentum.
-//!   `scaling_coeff` is the mean of these over the tensors (the united scale) divided by the tensor's own.
-//! - From then on: each rank's `scaling_coeff * (beta1 * m + (1 - beta1) * g)` of all tensors, one after the other,
-//!   is ONE vector, averaged in one bit an element with one scale a rank. Servers have a part of each tensor, where
-//!   DeepSpeed cuts the vector. `m` is the result divided by
-//!   `scaling_coeff`, `(m - beta1 * last m) / (1 - beta1)` stands for the gradient in `fresh_v`, and the direction
-//!   is `m / (sqrt(v) + eps) + weight_decay * p` with the frozen `v`.
+//! - Steps `1..=freeze_step` are the warm-up: LAMB on the mean gradient without bias correction. The trust ratio
+//!   `norm(p) / norm(direction)` is clamped to `min_coeff..=max_coeff`; it is 1 if a norm is 0. A ratio other than
+//!   1 is averaged: `frozen_coeff = coeff_beta * frozen_coeff + (1 - coeff_beta) * ratio`, which starts at 0.
+//! - Before step `freeze_step + 1`, `fresh_v = v` is set once. `scaling_coeff` of a tensor is the united scale divided
+//!   by the root mean square of its momentum. The united scale is the mean of these root mean squares.
+//! - Later steps: `scaling_coeff * (beta1 * m + (1 - beta1) * g)` of all tensors of a rank is concatenated to ONE
+//!   vector and averaged with one bit per element and one scale per rank. Servers have a part of each tensor; in
+//!   DeepSpeed, they have a part of the vector. The new `m` is the result divided by `scaling_coeff`.
+//!   `(m - beta1 * last m) / (1 - beta1)` replaces the gradient in `fresh_v`, and the direction is
+//!   `m / (sqrt(v) + eps) + weight_decay * p` with the frozen `v`.
 //! - `factor` is the largest `(sqrt(v) + eps) / (sqrt(fresh_v) + eps)`. With weight decay it becomes
 //!   `factor * r + 1 - r`, `r = min(1, norm of the direction without decay / norm with it)`. It is clamped to
-//!   `factor_min..=factor_max`, then to within `factor_threshold` of the last factor (1 at first), relatively.
-//!   `p -= lr * frozen_coeff * factor * direction`.
+//!   `factor_min..=factor_max`, and then to a relative distance of `factor_threshold` from the last factor, which
+//!   starts at 1. The update is `p -= lr * frozen_coeff * factor * direction`.
 //!
-//! DeepSpeed's faults, right here: a tensor whose momentum is 0 divides by 0 in `scaling_coeff` (here it is left
-//! out of the united scale); dead elements count in root mean squares, and their quotient of 1 keeps the largest
-//! one from falling below 1 (here both are of live elements). A tensor whose ratio was 1 in every warm-up step has
-//! a `frozen_coeff` of 0 and no longer moves (here it is 1). Kept as it is: a short warm-up leaves the average too small.
+//! These faults of DeepSpeed are corrected:
+//! - For a tensor whose momentum is 0, `scaling_coeff` is divided by 0. Here the tensor is excluded from the united
+//!   scale.
+//! - Dead elements count in root mean squares, and their quotient of 1 prevents a `factor` below 1. Here both use only
+//!   live elements.
+//! - A tensor whose ratio was 1 in every warm-up step has a `frozen_coeff` of 0 and is no longer updated. Here it is 1.
+//!
+//! As in DeepSpeed, the average is too small after a short warm-up.
 
 use super::{
     CompressedMean, live_elements, mean_gradient, moving_average, norm, squared, zeros_like,
@@ -29,7 +33,7 @@ pub(crate) struct OneBitLambRule {
     pub(crate) betas: [f64; 2],
     pub(crate) eps: f64,
     pub(crate) weight_decay: f64,
-    /// Steps of the warm-up, at least 1.
+    /// The number of warm-up steps, at least 1.
     pub(crate) freeze_step: u64,
     pub(crate) max_coeff: f64,
     pub(crate) min_coeff: f64,
@@ -39,11 +43,11 @@ pub(crate) struct OneBitLambRule {
     pub(crate) factor_threshold: f64,
 }
 
-/// Parameters and states, `[tensor][element]` or `[tensor]`; all are the same on every rank.
+/// The parameters and states as `[tensor][element]` or `[tensor]`, which are the same on every rank.
 #[derive(Debug, Clone)]
 pub(crate) struct OneBitLamb {
     rule: OneBitLambRule,
-    /// Steps so far.
+    /// The number of steps so far.
     pub(crate) time: u64,
     pub(crate) params: Vec<Vec<f64>>,
     pub(crate) m: Vec<Vec<f64>>,
@@ -52,7 +56,7 @@ pub(crate) struct OneBitLamb {
     pub(crate) frozen_coeff: Vec<f64>,
     pub(crate) last_factor: Vec<f64>,
     pub(crate) scaling_coeff: Vec<f64>,
-    /// Of all tensors, one after the other.
+    /// The compressed mean of all concatenated tensors.
     pub(crate) exchange: CompressedMean,
 }
 
@@ -73,7 +77,7 @@ impl OneBitLamb {
         }
     }
 
-    /// One step on `gradients[rank][tensor][element]`.
+    /// Takes a step with `gradients[rank][tensor][element]`.
     pub(crate) fn step(&mut self, lr: f64, gradients: &[Vec<Vec<f64>>]) {
         self.time += 1;
         if self.time > self.rule.freeze_step {
@@ -98,7 +102,7 @@ impl OneBitLamb {
         }
         if self.time == self.rule.freeze_step {
             self.fresh_v = self.v.clone();
-            // An average that has seen no ratio but 1.
+            // All ratios were 1, so the average was never updated.
             let unseen = self.frozen_coeff.iter_mut().filter(|coeff| **coeff == 0.0);
             unseen.for_each(|coeff| *coeff = 1.0);
             self.set_scaling_coeffs();
@@ -165,7 +169,7 @@ impl OneBitLamb {
             .reduce(f64::max);
         let mut factor = largest.unwrap_or(1.0);
         if rule.weight_decay > 0.0 {
-            // NaN, where the direction is 0, counts as 1.
+            // If the direction is 0, the ratio is NaN and counts as 1.
             let ratio = ratio.min(1.0);
             factor = factor * ratio + (1.0 - ratio);
         }
@@ -173,7 +177,7 @@ impl OneBitLamb {
         factor.min(last * (1.0 + rule.factor_threshold)).max(last * (1.0 - rule.factor_threshold))
     }
 
-    /// The direction without and with weight decay.
+    /// Returns the direction without and with weight decay.
     fn directions(&self, tensor: usize) -> (Vec<f64>, Vec<f64>) {
         let moments = self.m[tensor].iter().zip(&self.v[tensor]);
         let preliminary: Vec<f64> = moments.map(|(m, v)| m / (v.sqrt() + self.rule.eps)).collect();

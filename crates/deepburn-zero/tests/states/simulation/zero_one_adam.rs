@@ -1,22 +1,24 @@
 //! 0/1 Adam (Lu et al. 2022, arXiv 2202.06009), as DeepSpeed's `onebit/zoadam.py`.
 //!
-//! - Steps `1..=var_freeze_step`. Where `t % var_interval == 0`, both moments take the mean gradient in full;
-//!   elsewhere only the first one does, and the gradients are averaged in one bit an element. After a step of
-//!   the first kind `var_counter` grows by 1; at `var_update_scaler` it becomes 0 and `var_interval` doubles.
-//! - Then the second moment stays and the errors are set to 0, once. Each rank takes local steps with its own
-//!   momentum, and adds up its movement `u` and the learning rates. Where `t % local_step_interval == 0` the
-//!   ranks go back to their last common parameters, average `u * (sqrt(v) + eps)` in one bit an element, and
-//!   with the result `c` take `m = -c / (sum of learning rates)` and `p += c / (sqrt(v) + eps)`. After every
-//!   such step `local_step_counter` grows by 1; at `local_step_scaler` it becomes 0 and `local_step_interval`
-//!   doubles, up to `local_step_clipper`.
-//! - No bias correction. All counters start with 1 for intervals and 0 for the rest.
+//! - Steps `1..=var_freeze_step`: if `t % var_interval == 0`, the uncompressed mean gradient updates both moments.
+//!   Otherwise the gradients are averaged with one bit per element and only update the first moment. After a step of
+//!   the first kind, `var_counter` grows by 1; at `var_update_scaler` it becomes 0 and `var_interval` doubles.
+//! - Later steps: the second moment does not change, and the errors are reset to 0 once. Each rank takes local steps
+//!   with its own momentum, and accumulates its movement `u` and the learning rates. If
+//!   `t % local_step_interval == 0`, the ranks return to their last common parameters, average
+//!   `u * (sqrt(v) + eps)` with one bit per element, and apply the result `c`: `m = -c / (sum of learning rates)` and
+//!   `p += c / (sqrt(v) + eps)`. After every later step, `local_step_counter` grows by 1; at `local_step_scaler` it
+//!   becomes 0 and `local_step_interval` doubles, up to `local_step_clipper`.
+//! - There is no bias correction. Intervals start at 1 and counters at 0.
 //!
-//! DeepSpeed's faults, right here: one rank leaves out the momentum of every step without a variance update;
-//! a sum of learning rates of 0 makes the momentum NaN (here nothing is exchanged); `p - u` is the last common
-//! parameter up to rounding only, so ranks drift apart; a dead element that gets a gradient later moves by
-//! `lr * m / eps` until the next exchange (here its local gradient is 0). Its weight decay is part of `u`, so that it
-//! enters the momentum and is multiplied by up to `1 / (1 - beta1)`. Here it is decoupled: every local step multiplies
-//! the common parameters and `u` by `1 - lr * weight_decay`.
+//! These faults of DeepSpeed are corrected:
+//! - One rank omits the momentum of every step without a variance update.
+//! - If the sum of learning rates is 0, the momentum becomes NaN. Here nothing is exchanged.
+//! - `p - u` equals the last common parameter only up to rounding, so ranks drift apart.
+//! - A dead element that gets a gradient later moves by `lr * m / eps` until the next exchange. Here its local gradient
+//!   is 0.
+//! - Weight decay is part of `u`, so it is added to the momentum and multiplied by up to `1 / (1 - beta1)`. Here it is
+//!   decoupled: every local step multiplies the common parameters and `u` by `1 - lr * weight_decay`.
 
 use super::{
     CompressedMean, live_elements, masked, mean_gradient, moving_average, squared, zeros_like,
@@ -29,33 +31,33 @@ pub(crate) struct ZeroOneAdamRule {
     pub(crate) weight_decay: f64,
     /// The last step that may update the second moment, at least 1.
     pub(crate) var_freeze_step: u64,
-    /// Updates of the second moment between two doublings of their interval.
+    /// The number of updates of the second moment between two doublings of their interval.
     pub(crate) var_update_scaler: u64,
-    /// Local steps between two doublings of the interval of exchanges.
+    /// The number of local steps between two doublings of the interval of exchanges.
     pub(crate) local_step_scaler: u64,
     /// The longest interval of exchanges.
     pub(crate) local_step_clipper: u64,
 }
 
-/// What every rank has of its own, `[tensor][element]`; the same on all after an exchange.
+/// The states of one rank as `[tensor][element]`, which are the same on all ranks after an exchange.
 #[derive(Debug, Clone)]
 pub(crate) struct RankStates {
     pub(crate) params: Vec<Vec<f64>>,
     pub(crate) m: Vec<Vec<f64>>,
-    /// Movement since the last exchange.
+    /// The movement since the last exchange.
     pub(crate) moved: Vec<Vec<f64>>,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct ZeroOneAdam {
     rule: ZeroOneAdamRule,
-    /// Steps so far.
+    /// The number of steps so far.
     pub(crate) time: u64,
     pub(crate) var_interval: u64,
     pub(crate) var_counter: u64,
     pub(crate) local_step_interval: u64,
     pub(crate) local_step_counter: u64,
-    /// Sum of the learning rates since the last exchange.
+    /// The sum of the learning rates since the last exchange.
     pub(crate) lrs: f64,
     pub(crate) ranks: Vec<RankStates>,
     pub(crate) v: Vec<Vec<f64>>,
@@ -83,7 +85,7 @@ impl ZeroOneAdam {
         }
     }
 
-    /// One step on `gradients[rank][tensor][element]`.
+    /// Takes a step with `gradients[rank][tensor][element]`.
     pub(crate) fn step(&mut self, lr: f64, gradients: &[Vec<Vec<f64>>]) {
         self.time += 1;
         if self.time <= self.rule.var_freeze_step {
@@ -93,7 +95,7 @@ impl ZeroOneAdam {
         }
     }
 
-    /// A step of the first phase, which leaves every rank with the same states.
+    /// Takes a step of the first phase, after which every rank has the same states.
     fn common_step(&mut self, lr: f64, gradients: &[Vec<Vec<f64>>]) {
         let [beta1, beta2] = self.rule.betas;
         let updates_variance = self.time.is_multiple_of(self.var_interval);
@@ -125,7 +127,7 @@ impl ZeroOneAdam {
         }
     }
 
-    /// A step of the second phase, with an exchange at some of them.
+    /// Takes a step of the second phase. Some of these steps include an exchange.
     fn local_step(&mut self, lr: f64, gradients: &[Vec<Vec<f64>>]) {
         self.lrs += lr;
         for tensor in 0..self.v.len() {
@@ -154,7 +156,7 @@ impl ZeroOneAdam {
         }
     }
 
-    /// Replaces what the ranks did on their own by its mean.
+    /// Replaces the movements of the ranks with their mean.
     fn exchange(&mut self, tensor: usize) {
         let v = &self.v[tensor];
         let root = |i: usize| v[i].sqrt() + self.rule.eps;

@@ -1,10 +1,11 @@
-//! Access to model states by segment, for checkpoints.
+//! Saves and loads model states by segment, for checkpoints.
 //!
-//! Each rank saves the elements that it owns of each array, without padding;
-//! this is the same at every stage. Each rank loads the range that it keeps at
-//! its own stage and number of ranks. States that were saved at one stage
-//! therefore load at any other. After loading, working copies, masters, and
-//! complete and persistent parameters are the same as in an uninterrupted run.
+//! Each rank saves its owned elements of each array, without padding. The
+//! partition is the same at every stage. Each rank loads the range that it keeps
+//! at its own stage and number of ranks. States can therefore be loaded at
+//! another stage than they were saved at. After loading, working copies, masters,
+//! and complete and persistent parameters are the same as in an uninterrupted
+//! run.
 //!
 //! ```text
 //! a parameter of 10 elements on 4 ranks, shards of 3 elements
@@ -13,11 +14,11 @@
 //! loaded by 2 ranks, whole     rank 0: 0..10  rank 1: 0..10
 //! ```
 //!
-//! Saving copies nothing: an `OwnedArray` shares the tensor or the parked array
-//! with the model, and a step that finds it in use updates a copy. Working
-//! copies, gathered and persistent parameters are not saved, because loading
-//! makes them from the weights with the casts and collectives of an optimizer
-//! step.
+//! Saving does not copy arrays. An `OwnedArray` shares the tensor or the parked
+//! array with the model, and a step copies an array that is still shared.
+//! Working copies, gathered and persistent parameters are not saved, because
+//! loading recomputes them from the weights with the casts and collectives of an
+//! optimizer step.
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -37,24 +38,26 @@ use crate::reduce::SumElements;
 use crate::session;
 use crate::shard::Shard;
 
-/// An array of a parameter's states, as long as the parameter.
+/// An array of a parameter's states, with one element per element of the
+/// parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateArray {
-    /// The values: f32 masters if there are any. While ranks of 0/1 Adam take
-    /// local steps, the values that all ranks have in common.
+    /// The values, which are the f32 masters if there are masters. Between two
+    /// averages of 0/1 Adam, the common values that all ranks had after the
+    /// last average.
     Weights,
     /// A state of the optimizer by its PyTorch name: `exp_avg`, `exp_avg_sq`,
-    /// `momentum_buffer`, `sum`. While ranks of 0/1 Adam take local steps,
-    /// elements of `exp_avg` come from the rank that owns them.
+    /// `momentum_buffer`, `sum`. Between two averages of 0/1 Adam, each element
+    /// of `exp_avg` has the value of the rank that owns it.
     Moment(&'static str),
     /// The gradient that was accumulated so far in the current step.
     Gradient,
-    /// The compression error of the momentum on this rank.
+    /// The compression error of the momentum on the given rank.
     WorkerError(usize),
-    /// The compression error of the mean momentum; each rank holds its part.
+    /// The compression error of the mean momentum. Each rank holds a part of it.
     ServerError,
-    /// A state of 0/1 Adam on the given rank that differs between ranks:
-    /// `exp_avg` or `momentum_accumulator`.
+    /// A state of 0/1 Adam that differs between ranks, on the given rank. The
+    /// name is `exp_avg` or `momentum_accumulator`.
     Local(&'static str, usize),
 }
 
@@ -78,15 +81,15 @@ pub struct StateSegment<'a> {
     pub path: &'a str,
     /// The array.
     pub array: StateArray,
-    /// The range of the flat parameter; empty for a rank that holds only
-    /// padding.
+    /// The range of elements in the flat parameter; empty for a rank that holds
+    /// only padding.
     pub range: Range<usize>,
 }
 
-/// The elements of an array that a rank owns, at the time of the call.
+/// A snapshot of the elements of an array that a rank owns.
 ///
-/// Later steps do not change them: a step that finds the snapshot still in use
-/// updates a copy. Until then it takes no memory. It can be sent to another
+/// Later steps do not change the snapshot. It takes no memory until a step
+/// updates the array, which is then copied. A snapshot can be sent to another
 /// thread.
 #[derive(Debug, Clone)]
 pub struct OwnedArray<B: Backend>(pub(super) Elements<B>);
@@ -96,7 +99,7 @@ pub struct OwnedArray<B: Backend>(pub(super) Elements<B>);
 pub(super) enum Elements<B: Backend> {
     /// On the device.
     Float(B::FloatTensorPrimitive),
-    /// In offloaded states.
+    /// Offloaded.
     Parked(Arc<ParkedCopy>),
     /// In host memory: integers, and bools of one byte each.
     Host(TensorData),
@@ -130,15 +133,15 @@ impl<B: Backend> OwnedArray<B> {
     }
 }
 
-/// The state of an accumulated gradient besides its values.
+/// The properties of an accumulated gradient, without its values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GradientSum {
-    /// The number of micro-batches in it.
+    /// The number of micro-batches in the sum.
     pub micro_batches: usize,
     /// The type of the sum.
     pub dtype: DType,
-    /// The largest magnitude of this rank's part so far, if the overflow check
-    /// needs it.
+    /// The largest magnitude that this rank's part of the sum had so far, if the
+    /// overflow check needs it.
     pub peak: Option<f32>,
 }
 
@@ -147,13 +150,13 @@ pub struct GradientSum {
 pub struct RandomState {
     /// The seed that all ranks share.
     pub seed: u64,
-    /// The index of the model among the models of a rank; it selects the
+    /// The index of the model among the models of a rank, which selects the
     /// stream.
     pub model: u32,
-    /// The number of words that this rank has drawn.
+    /// The number of 32-bit words that this rank has drawn.
     pub position: u128,
-    /// The thread's stream for random ops outside of calls, which all its
-    /// models share.
+    /// The position of the thread's stream for random ops outside of calls. All
+    /// models of the thread share this stream.
     pub between_calls: Option<StreamPosition>,
 }
 
@@ -162,7 +165,7 @@ pub struct RandomState {
 pub struct StreamPosition {
     /// The seed that all ranks share.
     pub seed: u64,
-    /// The number of words that this rank has drawn.
+    /// The number of 32-bit words that this rank has drawn.
     pub position: u128,
 }
 
@@ -175,9 +178,9 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the arrays of the parameter at `index` and their types. All
     /// ranks return the same list.
     ///
-    /// The list has the weights first, then moments, the accumulated gradient,
-    /// and the arrays that differ between ranks. Frozen parameters have weights
-    /// alone.
+    /// The list starts with the weights, followed by the moments, the
+    /// accumulated gradient and the arrays that differ between ranks. Frozen
+    /// parameters only have weights.
     pub fn arrays(&self, index: usize) -> Vec<(StateArray, DType)> {
         let parameter = &self.parameters[index];
         let weights = match self.optimizer.has_master(index) {
@@ -200,17 +203,16 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// ([`Partition::owned`](crate::Partition::owned)), flat and without
     /// padding.
     ///
-    /// Returns `None` if there is no such array, and for arrays that differ
-    /// between ranks: [`owned_errors`](Self::owned_errors) and
-    /// [`owned_local`](Self::owned_local) exchange those first.
+    /// Returns `None` if the array does not exist, and for arrays that differ
+    /// between ranks. Use [`owned_errors`](Self::owned_errors) and
+    /// [`owned_local`](Self::owned_local) for such arrays.
     pub fn owned(&self, index: usize, array: StateArray) -> Option<OwnedArray<B>> {
         let (parameter, share) = (&self.parameters[index], self.share);
         let partition = parameter.partition();
-        // Positions within the stored array: a shard begins with its own first
-        // element.
+        // Positions are relative to the stored array, which starts at the first
+        // owned element if it is a shard.
         let range = share.owned_range(partition);
-        // Masters and moments come from the optimizer; the other arrays have no
-        // copy there.
+        // The optimizer stores masters and moments, but no other arrays.
         let kept = match array {
             StateArray::Weights if self.local_rates().is_some() && parameter.is_trainable() => {
                 self.optimizer.kept_moment(index, COMMON, range.clone())
@@ -226,7 +228,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         let owned = match (kept, array) {
             (Some(KeptArray::Parked(copy)), _) => return Some(OwnedArray(Elements::Parked(copy))),
-            // A view without the padding, which shares the memory of the array.
+            // The result is a view without padding, which shares the memory of the
+            // array.
             (Some(KeptArray::Device(state)), _) => narrow::<B>(state, range),
             (None, StateArray::Gradient) => {
                 let reducer = self.reducer.borrow();
@@ -238,8 +241,8 @@ impl<B: OptimizerOps> ModelStates<B> {
                     }
                 }
             }
-            // Without a master the parameter itself has the weights, whole or
-            // as a shard.
+            // Without a master, the parameter itself has the weights: all
+            // elements or a shard.
             (None, _) => match parameter.shard() {
                 Some(Shard::Device(shard)) => {
                     narrow::<B>(shard.into_inner(), 0..partition.owned(share.rank).len())
@@ -255,7 +258,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         Some(OwnedArray(Elements::Float(owned)))
     }
 
-    /// Returns the state of an accumulated gradient; `None` if there is none.
+    /// Returns the properties of an accumulated gradient; `None` if there is
+    /// none.
     pub fn gradient_sum(&self, index: usize) -> Option<GradientSum> {
         let reducer = self.reducer.borrow();
         let sum = reducer.accumulated(index)?;
@@ -266,8 +270,8 @@ impl<B: OptimizerOps> ModelStates<B> {
         })
     }
 
-    /// Returns true if all gradients are accumulated and reduced. False during
-    /// a backward pass, and after passes whose gradients stayed on this rank
+    /// Returns true if all gradients are reduced and accumulated. Returns false
+    /// during a backward pass, and after passes without a reduction
     /// (`no_sync`).
     pub fn gradients_are_settled(&self) -> bool {
         self.reducer.borrow().is_settled()
@@ -304,7 +308,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         })
     }
 
-    /// Continues this rank's random streams at `state`.
+    /// Moves this rank's random streams to the position `state`.
     pub fn set_random_state(&self, state: RandomState) {
         let RandomState { seed, model, position, between_calls } = state;
         self.binding.with_random(|random| {
@@ -319,23 +323,23 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
     }
 
-    /// Replaces the values of all parameters with those that `read` returns for
-    /// each segment, in f32 or a narrower type. All ranks call this together,
-    /// between passes. Gathered parameters are released.
+    /// Replaces the values of all parameters. `read` returns the values of each
+    /// segment in f32 or a narrower type. All ranks call this together, between
+    /// passes. Gathered parameters are released.
+    ///
+    /// One parameter is read at a time. At stages 1 and 2, each rank reads only
+    /// its slice, and the complete parameters are all-gathered.
     ///
     /// # Errors
     ///
-    /// Returns the errors of `read`, or an error for a segment of the wrong
-    /// length or a failed collective. The model is then partly loaded.
-    ///
-    /// One parameter is read at a time. At stages 1 and 2 each rank reads its
-    /// slice only, and all-gathers make the complete parameters.
+    /// Returns the errors of `read`, or an error if a segment has the wrong
+    /// length or a collective fails. The model is then partly loaded.
     pub fn load_weights<E: From<ZeroError>>(
         &mut self,
         mut read: impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
         session::close_recordings(&self.ledger).map_err(ZeroError::from)?;
-        // Gathered copies are of the old values.
+        // Gathered copies have the old values.
         self.finish_pass()?;
         let stage = self.share.stage;
         let working = self.compute;
@@ -345,14 +349,13 @@ impl<B: OptimizerOps> ModelStates<B> {
             // reads all elements that it keeps.
             let trains = parameter.is_trainable();
             let cut = if trains { stage.shards_optimizer() } else { stage.shards_parameters() };
-            let values = self.piece(parameter, StateArray::Weights, cut, &mut read)?;
-            // Rounded in the same way as in the optimizer; a backend's cast may
-            // round differently.
+            let values = self.read_array(parameter, StateArray::Weights, cut, &mut read)?;
+            // The cast rounds in the same way as the optimizer. A backend's cast
+            // may round differently.
             let stored = B::cast(values.clone(), working);
             self.optimizer.set_common(parameter.index(), values.clone());
             self.optimizer.set_master(parameter.index(), values).map_err(ZeroError::from)?;
-            // A parked shard is overwritten where it is, so nothing is
-            // published.
+            // A parked shard is overwritten in place, so nothing is published.
             if let Some(shard) = parameter.update_parked() {
                 let mut writes = WriteBehind::default();
                 let written =
@@ -363,8 +366,8 @@ impl<B: OptimizerOps> ModelStates<B> {
             if stage.shards_parameters() {
                 drop(parameter.take());
             }
-            // Every rank has read a frozen parameter completely, so it is
-            // stored without an exchange.
+            // Every rank has read all elements of a frozen parameter that it
+            // keeps, so the parameter is stored without an exchange.
             let stage = if trains || stage.shards_parameters() { stage } else { Stage::Disabled };
             publisher.store(stage, parameter, stored).map_err(ZeroError::from)?;
         }
@@ -376,13 +379,13 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// Replaces all moments with those that `read` returns for each segment,
-    /// after `steps` optimizer steps. Resets compression errors and states that
-    /// differ between ranks.
+    /// Replaces all moments, and sets the number of applied optimizer steps to
+    /// `steps`. `read` returns the values of each segment. Compression errors
+    /// and states that differ between ranks are reset.
     ///
     /// # Errors
     ///
-    /// Returns the errors of `read`, or an error for a segment of the wrong
+    /// Returns the errors of `read`, or an error if a segment has the wrong
     /// length.
     pub fn load_moments<E: From<ZeroError>>(
         &mut self,
@@ -397,7 +400,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             }
             let moments = self.optimizer.moments(index).iter();
             let moments = moments
-                .map(|name| self.piece(parameter, StateArray::Moment(name), cut, &mut read))
+                .map(|name| self.read_array(parameter, StateArray::Moment(name), cut, &mut read))
                 .collect::<Result<Vec<_>, E>>()?;
             self.optimizer.set_moments(index, moments).map_err(ZeroError::from)?;
         }
@@ -409,14 +412,14 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// Replaces all accumulated gradients. `sums` has the state of each
-    /// gradient by parameter index; `read` returns the segments. Parameters
-    /// without an entry get no gradient.
+    /// Replaces all accumulated gradients. `sums` has the properties of each
+    /// gradient by parameter index, or `None` for a parameter without a
+    /// gradient. `read` returns the values of each segment.
     ///
     /// # Errors
     ///
-    /// Returns the errors of `read`, or an error for a segment of the wrong
-    /// length or an unsupported type.
+    /// Returns the errors of `read`, or an error if a segment has the wrong
+    /// length or a gradient has an unsupported type.
     pub fn load_gradients<E: From<ZeroError>>(
         &mut self,
         sums: &[Option<GradientSum>],
@@ -430,7 +433,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 return Err(ZeroError::GradientType { path, dtype }.into());
             }
             let cut = self.share.cuts_gradients;
-            let values = self.piece(parameter, StateArray::Gradient, cut, &mut read)?;
+            let values = self.read_array(parameter, StateArray::Gradient, cut, &mut read)?;
             let values = B::cast(values, FloatDType::from(dtype));
             let peak = peak.map(|peak| {
                 float_from_host::<B>(TensorData::new(vec![peak], [1]), parameter.device())
@@ -442,9 +445,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         Ok(())
     }
 
-    /// Reads an array as this rank keeps it, in f32: its padded shard, or all
-    /// elements without `cut`.
-    fn piece<E: From<ZeroError>>(
+    /// Reads an array in f32: this rank's padded shard if `cut` is true, and
+    /// otherwise all elements.
+    fn read_array<E: From<ZeroError>>(
         &self,
         parameter: &Parameter<B>,
         array: StateArray,
@@ -457,8 +460,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             false => (0..partition.numel(), partition.numel()),
         };
         let mut values = read_floats(parameter, array, range, read)?;
-        // The padding of a shard is zero, as after sharding, and no update
-        // changes it.
+        // The padding of a shard is zero. Updates do not change it.
         values.resize(len, 0.0);
         let data = TensorData::new(values, Shape::from(vec![len]));
         Ok(float_from_host::<B>(data, parameter.device()))

@@ -1,4 +1,5 @@
-//! Models with buffers, and ranks that train them.
+//! Models of the tests, most of them with buffers, and functions that train
+//! them on several ranks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,8 +26,7 @@ pub(crate) type Trainer = Engine<Flex, Net<Trained>>;
 pub(crate) type Numbers = Engine<Flex, IntTypes<Trained>>;
 pub(crate) use deepburn_comm::Statistics;
 
-/// Images that are normalised, whose features are put in another order, masked and normalised
-/// again.
+/// A model of images. The features are normalised, permuted, masked and normalised again.
 #[derive(Module, Debug)]
 pub(crate) struct Net<B: Backend> {
     pub(crate) convolution: Conv2d<B>,
@@ -38,11 +38,11 @@ pub(crate) struct Net<B: Backend> {
     pub(crate) head: Linear<B>,
 }
 
-/// Features of an image behind the pooling.
+/// The number of features of an image after the pooling.
 const FEATURES: usize = 6;
 
 impl Net<Trained> {
-    /// A net whose values depend on `seed`.
+    /// Creates a net whose values depend on `seed`.
     pub(crate) fn new(seed: usize) -> Self {
         let mut net = Self::with_width(3).map(&mut NumberedTrained(seed * 1000));
         let order = (0..FEATURES as i64).map(|i| (i * 5 + seed as i64) % FEATURES as i64);
@@ -73,7 +73,7 @@ impl<B: Backend> Net<B> {
         let device = &self.order.val().device();
         let images = Tensor::<B, 4>::from_data(TensorData::new(values, [2, 1, 6, 6]), device);
         let hidden = self.norm.forward(self.convolution.forward(images)).tanh();
-        // [2, 3, 4, 4] to the means of the upper and the lower half of each channel.
+        // Averages the upper and the lower half of each channel of shape [2, 3, 4, 4].
         let hidden = hidden.reshape([2, FEATURES, 8]).mean_dim(2).squeeze_dim::<2>(2);
         let hidden = hidden.select(1, self.order.val());
         let mask = self.mask.val().unsqueeze::<2>().expand([2, FEATURES]);
@@ -83,7 +83,7 @@ impl<B: Backend> Net<B> {
     }
 }
 
-/// Fills every parameter with numbers of its own, in the order of the module.
+/// Fills the parameters with different numbers, in module order.
 pub(crate) struct Numbered(pub(crate) usize);
 
 impl ModuleMapper<Trained> for Numbered {
@@ -104,7 +104,8 @@ impl ModuleMapper<Trained> for Numbered {
     }
 }
 
-/// Weights that depend on their place and a start.
+/// Fills the trainable parameters with numbers that depend on their position
+/// and a start value.
 struct NumberedTrained(usize);
 
 impl ModuleMapper<Trained> for NumberedTrained {
@@ -139,7 +140,7 @@ fn bool_param(values: Vec<bool>) -> Param<Tensor<Trained, 1, Bool>> {
     Param::initialized(ParamId::new(), Tensor::from_data(TensorData::new(values, len), &FlexDevice))
 }
 
-/// Two layers that may be clones of one.
+/// Two layers, of which one may be a clone of the other.
 #[derive(Module, Debug)]
 pub(crate) struct Pair<B: Backend> {
     pub(crate) first: BatchNorm<B>,
@@ -153,7 +154,7 @@ impl Pair<Trained> {
     }
 }
 
-/// No buffers, but a frozen layer.
+/// A model without buffers and with a frozen layer.
 #[derive(Module, Debug)]
 pub(crate) struct Plain<B: Backend> {
     frozen: Linear<B>,
@@ -172,8 +173,8 @@ impl Plain<Trained> {
     }
 }
 
-/// Its own kind of running statistic: features in the type of the weights, whose mean is tracked
-/// and subtracted in f32.
+/// A model with a custom running statistic: the mean of the features is tracked and subtracted in
+/// f32, although the features have the type of the weights.
 #[derive(Module, Debug)]
 pub(crate) struct Centred<B: Backend> {
     linear: Linear<B>,
@@ -198,7 +199,7 @@ impl Centred<Trained> {
     }
 }
 
-/// Integers of every type, and bools.
+/// A model with integer parameters of every type, and bools.
 #[derive(Module, Debug)]
 pub(crate) struct IntTypes<B: Backend> {
     weight: Linear<B>,
@@ -233,7 +234,7 @@ impl IntTypes<Trained> {
 }
 
 impl<B: Backend> IntTypes<B> {
-    /// Something that depends on all small integers.
+    /// Returns a value that depends on all integers of up to 32 bits.
     pub(crate) fn sum(&self) -> Tensor<B, 1> {
         let small = [&self.i32, &self.i16, &self.i8, &self.u32, &self.u16, &self.u8];
         let floats = small.into_iter().enumerate().map(|(place, param)| {
@@ -262,7 +263,7 @@ pub(crate) fn plan_in(precision: &str, stage: u8, ranks: usize) -> Plan {
     resolve(&RawConfig::from_value(&config).unwrap(), &RunContext::on_host(ranks)).unwrap().plan
 }
 
-/// Runs `body` with an engine on each rank, over the net that `build` makes for it.
+/// Runs `body` on each rank, with an engine for the net that `build` returns for this rank.
 pub(crate) fn on_ranks<R: Send>(
     plan: &Plan,
     build: impl Fn(usize) -> Net<Trained> + Sync,
@@ -284,7 +285,7 @@ pub(crate) fn on_ranks_with<M: AutodiffModule<Trained>, R: Send>(
     ranks.unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// What ranks fail with.
+/// Returns the error message with which the ranks fail.
 pub(crate) fn failure(
     ranks: usize,
     body: impl Fn(Group<Flex>) -> Result<(), EngineError> + Sync,
@@ -293,7 +294,8 @@ pub(crate) fn failure(
     failed.map(drop).unwrap_err().to_string()
 }
 
-/// What rank 0 sent in `passes` backward passes, from the first one on.
+/// Returns the communication statistics of rank 0 after `passes` backward
+/// passes.
 pub(crate) fn statistics<M: AutodiffModule<Trained> + Sync>(
     plan: &Plan,
     module: M,
@@ -314,7 +316,7 @@ pub(crate) fn statistics<M: AutodiffModule<Trained> + Sync>(
     ranks.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0)
 }
 
-/// What a rank of this engine was to need.
+/// Returns the memory estimate for a rank of this engine.
 pub(crate) fn estimate(engine: &Trainer, plan: &Plan) -> Estimate {
     let sizes: Vec<_> = engine
         .parameters()
@@ -330,24 +332,25 @@ pub(crate) fn estimate(engine: &Trainer, plan: &Plan) -> Estimate {
     estimate_sizes(&sizes, &plan.zero, ranks, bytes).with_module_buffers(buffers)
 }
 
-/// Writes a checkpoint as it was before there were buffers.
+/// Writes a checkpoint in the form of early versions, which did not support
+/// buffers.
 pub(crate) fn write_as_old(checkpoint: &Checkpoint, root: &Path) {
     let layout = checkpoint.layout();
-    let old = |atom: &ParamEntry| {
-        let float = atom.slots.iter().all(|stored| stored.element.is_trainable());
-        float.then(|| ParamEntry { kind: EntryKind::Parameter, ..atom.clone() })
+    let old = |entry: &ParamEntry| {
+        let float = entry.states.iter().all(|stored| stored.element.is_trainable());
+        float.then(|| ParamEntry { kind: EntryKind::Parameter, ..entry.clone() })
     };
-    let atoms: Vec<_> = layout.atoms().iter().filter_map(old).collect();
-    let old = Arc::new(Layout::new(atoms, layout.world_size()).unwrap());
+    let entries: Vec<_> = layout.entries().iter().filter_map(old).collect();
+    let old = Arc::new(Layout::new(entries, layout.world_size()).unwrap());
     std::fs::create_dir_all(root).unwrap();
     let save = Save::begin(root, Tag::of_step(1), old.clone()).unwrap();
     let records = (0..old.world_size()).map(|rank| {
         let mut writer = RankWriter::create(save.ticket(), old.clone(), rank).unwrap();
-        for piece in old.pieces(rank) {
-            let atom = &old.atoms()[piece.atom];
-            let StoredState { slot, element } = &atom.slots[piece.slot];
-            let values = checkpoint.read(&atom.path, slot, piece.range).unwrap();
-            writer.write_bytes(&atom.path, slot, *element, values.bytes()).unwrap();
+        for segment in old.segments(rank) {
+            let entry = &old.entries()[segment.entry];
+            let StoredState { kind, element } = &entry.states[segment.state];
+            let values = checkpoint.read(&entry.path, kind, segment.range).unwrap();
+            writer.write_bytes(&entry.path, kind, *element, values.bytes()).unwrap();
         }
         writer.finish(checkpoint.rank_state(rank).unwrap().clone()).unwrap()
     });

@@ -104,8 +104,8 @@ pub enum TextBatchError {
 
 impl<B: Backend> TextBatch<B> {
     /// Returns a batch of `lengths.len()` texts. `input_ids` contains one row per text, padded with any token id. A row
-    /// of length 0 has a negative label and does not affect the loss. Such rows give all ranks the same number of
-    /// batches.
+    /// of length 0 has a negative label and does not affect the loss. Such rows complete the last batches, so that all
+    /// ranks have the same number of batches.
     ///
     /// # Errors
     /// Returns [`TextBatchError`] if a count, a length, a token or a label is invalid.

@@ -1,5 +1,5 @@
 //! The throughput of checkpoints of GPT-2 124M: writing, verifying and reading,
-//! beside `dd conv=fsync` of the same bytes.
+//! compared with `dd conv=fsync` of the same bytes.
 //!
 //! ```text
 //! cargo bench -p deepburn-checkpoint [-- FOLDER]

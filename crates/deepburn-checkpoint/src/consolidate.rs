@@ -259,7 +259,7 @@ fn shard_name(index: usize, count: usize) -> String {
 /// Returns an error if the folder already has weights.
 ///
 /// Shards of an earlier export with another number of files would otherwise
-/// stay beside the new ones, and a reader could mix both.
+/// stay next to the new ones, and a reader could mix both.
 fn refuse_weights(out: &Path) -> Result<(), CheckpointError> {
     let is_weights = |name: &String| {
         name == INDEX || name.starts_with("model") && name.ends_with(".safetensors")

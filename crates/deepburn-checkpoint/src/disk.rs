@@ -4,7 +4,7 @@
 //! A file is durable after `fsync` on the file and on the folder that contains
 //! its entry. Both are needed: a file that is flushed, but whose folder is not,
 //! may be gone after a power failure. An atomic replacement writes a hidden
-//! file beside the target, flushes it, and renames it, so readers see the old
+//! file next to the target, flushes it, and renames it, so readers see the old
 //! or the new content and never a part.
 
 use std::fs::{self, File};

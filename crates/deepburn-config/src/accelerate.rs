@@ -220,7 +220,7 @@ mod tests {
         let error =
             translate(&yaml("  zero_stage: 3\n"), "x.yaml", folder.path()).unwrap_err().to_string();
         assert!(error.contains("deepspeed_config.zero_stage: contradicts"), "{error}");
-        // What `accelerate config` writes beside a file.
+        // Keys that `accelerate config` writes next to `deepspeed_config_file`.
         let both = translate(
             &yaml("  zero3_init_flag: true\nfsdp_config: {}\ndynamo_backend: 'NO'\n"),
             "x.yaml",

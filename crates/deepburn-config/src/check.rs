@@ -23,7 +23,7 @@ pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) 
     if let Value::Map(_) = node.value {
         Check { known: entries(keys), findings }.section(keys, node, "");
     } else {
-        refuse!(findings, "" => "the file holds {}; must be a section", node.noun(); "wrap the keys in {{ ... }}");
+        refuse!(findings, "" => "the file contains {}; must be a section", node.noun(); "wrap the keys in {{ ... }}");
     }
 }
 

@@ -54,7 +54,7 @@ impl JobReader<'_> {
         let found = find(Path::new(given), &self.folders(), "file or folder");
         let found = found.ok().filter(|_| !given.is_empty());
         refuse!(if found.is_none(); self.findings, &*key.path =>
-            "\"{given}\": no such file or folder, from the current folder or beside the job file";
+            "\"{given}\": no such file or folder, relative to the current folder or to the folder of the job file";
             "give an existing file or folder");
         found
     }
@@ -80,7 +80,7 @@ impl JobReader<'_> {
         let architecture = model.architecture.value;
         refuse!(if architecture == Architecture::Encoder && pretrained.is_some();
             self.findings, "model.pretrained" =>
-            "imdb_encoder starts from weights of its own in this version"; "remove it");
+            "imdb_encoder does not support pretrained weights in this version"; "remove it");
         ModelJob { architecture, pretrained, config }
     }
 
@@ -126,9 +126,9 @@ impl JobReader<'_> {
                 "is missing, and kind \"tokens\" needs it"; "{token_file}");
         } else if matches!(kind, DataKind::Text { .. } | DataKind::Tokens) && splits.holds_out() {
             refuse!(self.findings, "data.splits.eval" =>
-                "is a share of a split with a path of its own, which only kind \"classification\" can take: text \
+                "is a fraction of a split with its own path, which only kind \"classification\" supports: other text \
                  continues from sample to sample";
-                "give a file, or shares of data.path for all splits");
+                "give a file, or fractions of data.path for all splits");
         } else if is_tokens && splits.is_on_the_hub() {
             refuse!(self.findings, "data.path" =>
                 "is a repository, and kind \"tokens\" reads a local file"; "{token_file}");

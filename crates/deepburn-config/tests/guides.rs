@@ -147,7 +147,7 @@ fn s4_loads_on_one_rank_and_disagrees_on_two() {
     );
 }
 
-/// Unscaled gradients are out of the range of fp16.
+/// Without a loss scale, small gradients are below the range of fp16.
 #[test]
 fn narrow_gradients_are_warned_of() {
     for (keys, key) in [

@@ -36,7 +36,8 @@ fn read(entry: &Value, all: &[Value]) -> RawConfig {
     }
 }
 
-/// On one GPU of two, with what the trainers of these projects know.
+/// Resolves a configuration on one GPU of two, with the values that the trainers of these projects
+/// set.
 fn outcome(written: &RawConfig) -> Result<Resolved, String> {
     let facts = RunContext {
         host_device: false,

@@ -223,7 +223,7 @@ type Read = (CommonFields, SavedState, Vec<(String, Arc<Tensor>)>);
 /// # Errors
 ///
 /// Returns an error if the files are not from one save or of an unsupported
-/// kind. A model file without flat groups beside optimizer files is a mixture
+/// kind. A model file without flat groups next to optimizer files is a mixture
 /// of two saves.
 fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> {
     let model = ModelStatesFile::open(path)?;
@@ -239,8 +239,7 @@ fn of_whole_model(folder: &Folder, path: &Path) -> Result<Read, DeepSpeedError> 
             state
         }
         (false, false) => {
-            let reason =
-                "it is of stage 0, and there are files of partitioned optimizers beside it";
+            let reason = "it is a stage 0 checkpoint, but its folder also has files of a partitioned optimizer";
             return Err(DeepSpeedError::mixed(path, reason));
         }
     };

@@ -197,7 +197,7 @@ impl<'a> Value<'a> {
         let entries: Vec<_> = entries.collect::<Result<_, _>>()?;
         let mut seen = std::collections::HashSet::new();
         if !entries.iter().all(|(key, _)| seen.insert(key)) {
-            return Err(self.refuse("a dict that has no key twice"));
+            return Err(self.refuse("a dict without duplicate keys"));
         }
         Ok(entries)
     }

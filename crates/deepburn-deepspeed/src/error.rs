@@ -63,7 +63,7 @@ pub enum DeepSpeedError {
         reason: String,
     },
     /// This kind of checkpoint is not supported.
-    #[error("{}: {found}, which is not read here; {remedy}", .path.display())]
+    #[error("{}: {found}, which is not supported; {remedy}", .path.display())]
     Unsupported {
         /// The file or folder.
         path: PathBuf,

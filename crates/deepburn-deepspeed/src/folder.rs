@@ -109,7 +109,7 @@ fn tagged(path: &Path, tag: &str) -> Result<PathBuf, DeepSpeedError> {
     let names = names(path)?;
     let found: Vec<_> = names.into_iter().filter(|name| has_files(&path.join(name))).collect();
     let there = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
-    let reason = format!("there is no checkpoint `{tag}` here; those that there are: {there}");
+    let reason = format!("there is no checkpoint `{tag}` here; existing checkpoints: {there}");
     Err(DeepSpeedError::missing(path, reason))
 }
 

@@ -39,8 +39,8 @@ pub(crate) struct OptimStatesFile {
     pub(crate) groups: Vec<RankGroup>,
     /// The state of a dynamic loss scaler; `None` for a static scale.
     pub(crate) loss_scale: Option<LossScale>,
-    /// The step count outside the groups, for optimizers that do not count
-    /// steps per tensor.
+    /// The step count of an optimizer that counts steps per parameter group, or
+    /// once for all groups.
     steps: Option<u64>,
 }
 

@@ -127,9 +127,8 @@ fn join(rank: &OptimStatesFile, expected: usize) -> Result<Vec<Joined>, DeepSpee
     }
     if joined[0].len() != expected {
         let found = joined[0].len();
-        let reason = format!(
-            "its flat groups have {found} elements, where the parameters' parts come to {expected}"
-        );
+        let reason =
+            format!("its flat groups have {found} elements, but the parameters have {expected}");
         return Err(DeepSpeedError::mixed(rank.path(), reason));
     }
     Ok(joined)

@@ -418,8 +418,8 @@ impl<'a> Walker<'a> {
         self.push(PickleNode::Storage { key, element, len })
     }
 
-    /// Returns the tensor that a call of `torch._utils._rebuild_tensor_v2`
-    /// would create, after checking its bounds.
+    /// Returns the tensor that a call of `torch._utils._rebuild_tensor` or
+    /// `_rebuild_tensor_v2` would create, after checking its bounds.
     ///
     /// `arguments` are the storage, the offset of the first element, shape and
     /// strides, and further ones that are not needed. A tensor is contiguous if

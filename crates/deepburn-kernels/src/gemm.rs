@@ -17,7 +17,7 @@
 //!   order. Results of different instruction sets may differ, because they round at different points: AMX keeps two
 //!   sums, one of even and one of odd depths, in each block of 32 depths (Intel 64 and IA-32 Architectures Software
 //!   Developer's Manual, volume 2).
-//! - NaN and infinity affect only the elements whose row or column contains them.
+//! - NaN and infinity affect exactly the elements whose row or column contains them.
 //! - In pairs, subnormal numbers are treated as 0, as the processor's instructions define.
 
 mod blocking;

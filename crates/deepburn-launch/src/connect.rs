@@ -118,7 +118,7 @@ fn probe(shell: &str, host: &str, timeout: Duration) -> Result<Command, ConnectE
     let program = words.next().ok_or(ConnectError::NoShell)?;
     let mut command = Command::new(program);
     if Path::new(program).file_name().is_some_and(|name| name == "ssh") {
-        // A password prompt would block the check forever.
+        // A password prompt would block the check until the time-out.
         let seconds = timeout.as_secs().max(1);
         command.args(["-o", "BatchMode=yes", "-o", &format!("ConnectTimeout={seconds}")]);
     }

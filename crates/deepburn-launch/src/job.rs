@@ -12,8 +12,8 @@
 //! Processes that `mpirun` leaves behind are then killed.
 //!
 //! A run has five threads: two copy output, one waits for the end of `mpirun`, one checks whether
-//! `mpirun` has stalled, and the calling thread handles events. All threads send events to the same
-//! queue, so events are handled one at a time.
+//! `mpirun` has stalled, and the calling thread handles events. The other threads send their events
+//! to one queue, so events are handled one at a time.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};

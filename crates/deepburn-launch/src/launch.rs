@@ -93,8 +93,8 @@ impl Launch {
     ///
     /// # Errors
     ///
-    /// Returns an error if a host does not respond, if `mpirun` is missing or not Open MPI's, or if
-    /// signals or processes cannot be watched.
+    /// Returns an error if a host does not respond, if `mpirun` is missing or not Open MPI's, if the
+    /// program of the ranks is not executable, or if signals or processes cannot be watched.
     pub fn run(&self) -> Result<JobEnd, LaunchError> {
         self.check_mpirun()?;
         self.check_program()?;

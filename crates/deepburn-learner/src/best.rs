@@ -91,7 +91,7 @@ pub struct LoopState {
     pub evaluation_pending: bool,
     /// `None` before the first evaluation whose metric is a number.
     pub best: Option<BestEvaluation>,
-    /// Consecutive evaluations that did not improve by at least the threshold.
+    /// Consecutive evaluations that did not improve by more than the threshold.
     pub evaluations_without_improvement: u64,
 }
 
@@ -113,7 +113,7 @@ impl LoopState {
     /// evaluation whose metric is NaN or infinite is never the best.
     ///
     /// As in `transformers`, there are two comparisons: any improvement makes a
-    /// model the best one, but only an improvement by at least the threshold
+    /// model the best one, but only an improvement by more than the threshold
     /// resets the early-stopping counter.
     pub(crate) fn record(&mut self, plan: &BestPlan, row: &EvalRow) -> bool {
         self.evaluation_pending = false;

@@ -26,12 +26,12 @@ pub enum EngineError {
         /// The number of ranks in the group.
         actual: usize,
     },
-    /// The batch size is not a multiple of the micro-batches.
+    /// The batch size, or its schedule, is not supported.
     #[error(transparent)]
     BatchSize(#[from] BatchSizeError),
     /// `no_sync` was called at a stage that partitions gradients.
     #[error(
-        "no_sync keeps whole gradients on every rank, which ZeRO stage {stage} is there to avoid: \
+        "no_sync keeps complete gradients on every rank, which contradicts ZeRO stage {stage}: \
          use stage 0 or 1, or accumulate gradients with synchronisation"
     )]
     NoSync {

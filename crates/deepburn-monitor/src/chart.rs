@@ -91,8 +91,8 @@ impl Series {
 }
 
 /// Returns the lowest and highest point of each range, in order. Short lines
-/// are returned unchanged. A point that is not finite is kept too, so that gaps
-/// stay visible.
+/// are returned unchanged. The first point of a range that is not finite is kept
+/// too, so that gaps stay visible.
 ///
 /// Each range has at most three points: a gap, the lowest and the highest value.
 fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {

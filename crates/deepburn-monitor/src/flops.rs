@@ -238,7 +238,8 @@ fn quantity(value: f64, unit: &str) -> String {
     format!("{number} {prefix}{unit}").trim_end().to_owned()
 }
 
-/// Formats a time in s, ms or us, such that the integer part is not 0.
+/// Formats a time in the largest unit (s, ms, us) in which it is at least 1, or
+/// else in us.
 fn duration(seconds: f64) -> String {
     match seconds {
         _ if seconds >= 1.0 => format!("{seconds:.2} s"),

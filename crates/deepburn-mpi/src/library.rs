@@ -9,9 +9,10 @@
 //! | data and control messages | `MPI_Isend`, `MPI_Irecv`, `MPI_Test` |
 //! | control messages of unknown size | `MPI_Iprobe`, `MPI_Get_count`, `MPI_Recv` |
 //!
-//! Only `MPI_Recv` and `MPI_Finalize` can block, and `MPI_Recv` is only called for a message that has arrived. The
-//! error handler is set to `MPI_ERRORS_RETURN`, so that errors are returned; MPI's default handler ends the process.
-//! The MPI 3.1 standard leaves the state of MPI undefined after an error, so the engine ends the run.
+//! After the start, only `MPI_Recv` and `MPI_Finalize` are blocking functions, and `MPI_Recv` is only called for a
+//! message that has arrived. The error handler is set to `MPI_ERRORS_RETURN`, so that errors are returned; MPI's
+//! default handler ends the process. The MPI 3.1 standard leaves the state of MPI undefined after an error, so the
+//! engine ends the run.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -90,7 +91,7 @@ impl Mpi {
     pub(crate) fn init() -> Result<Self, MpiError> {
         let mut granted = 0;
         // SAFETY: argc and argv may be null since MPI-2; `granted` is valid for a write. The caller
-        // starts one communication thread a process, so this runs once.
+        // starts one communication thread per process, so this runs once.
         let code = unsafe {
             ffi::MPI_Init_thread(
                 ptr::null_mut(),

@@ -125,7 +125,7 @@ pub enum SwapError {
         folder: PathBuf,
         /// The number of bytes requested, including padding.
         requested: u64,
-        /// The number of bytes that are not in a region.
+        /// The number of bytes after the last region.
         left: u64,
         /// The size of the file in bytes.
         bytes: u64,

@@ -124,7 +124,7 @@ impl RawFile for DiskFile {
 }
 
 /// Converts the error of reserving `bytes` in a file. For a full disk, the error contains the
-/// missing space.
+/// needed and the free space.
 pub(crate) fn no_space(folder: &Path, bytes: Range<u64>, errno: Errno) -> SwapError {
     let needed = bytes.end - bytes.start;
     match errno {

@@ -309,7 +309,8 @@ impl AllocationController for StorageShard {
             ShardMemory::Shared { storage, index } => storage.shard(*index).as_ptr(),
             ShardMemory::Own(words) => words.as_mut_ptr().cast(),
         };
-        // SAFETY: the shard has `len` bytes. Its only owner is borrowed exclusively, and no full array exists:
+        // SAFETY: the shard has `len` bytes. Its only owner is borrowed exclusively, and no full array reads this
+        // memory:
         // [Note: No write while a full array exists]
         unsafe { std::slice::from_raw_parts_mut(start.cast(), self.len) }
     }

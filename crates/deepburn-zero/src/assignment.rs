@@ -172,8 +172,8 @@ impl Assignment<'_> {
         Ok(self.settings(self.group_of(parameter)?, parameter)?)
     }
 
-    /// Checks that a group with `betas` has a parameter that Adam updates. Muon, which updates
-    /// matrices, has no betas.
+    /// Checks that a group with `betas` has a trained parameter that Muon does not update, because
+    /// Muon has no betas.
     fn check_betas(
         self,
         parameters: &[ModelParameter<'_>],

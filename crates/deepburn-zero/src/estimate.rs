@@ -113,8 +113,7 @@ pub struct Estimate {
     /// threads share this copy.
     pub starting: u64,
     /// The bytes of model states in host memory, including compression errors,
-    /// which are always in host memory. All other fields except `disk` cover
-    /// the device.
+    /// which are always in host memory. No other field includes these bytes.
     pub host: u64,
     /// The bytes of model states on NVMe, without padding to blocks.
     pub disk: u64,

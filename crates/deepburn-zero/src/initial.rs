@@ -3,10 +3,10 @@
 //!
 //! Burn's parameters are lazy: until its first use, a parameter is a closure
 //! that creates the value. Rank 0 runs these closures one after the other while
-//! it shards the parameters, so no rank ever holds the complete model. While
-//! rank 0 computes a value, the other ranks wait. On these ranks a lazy
-//! parameter is removed from the module without being initialised. Main type:
-//! [`InitialValue`].
+//! it shards the parameters, so at stage 3 no rank ever holds the complete
+//! model. While rank 0 computes a value, the other ranks wait. On these ranks a
+//! lazy parameter is removed from the module without being initialised. Main
+//! type: [`InitialValue`].
 //!
 //! ```text
 //!           rank 0                          other ranks

@@ -125,9 +125,8 @@ pub(crate) fn reducer_of<B: Backend>(
     Some((reducer.downcast().ok()?, index))
 }
 
-/// The smallest number of buckets per model: the capacity of a bucket is at most the number of
-/// trainable elements divided by this number. A gradient that is larger than the capacity is
-/// reduced alone.
+/// The capacity of a bucket is at most the number of trainable elements divided by this number. A
+/// gradient that is larger than the capacity is reduced alone, so a model may have fewer buckets.
 ///
 /// With a bucket size for large models, all gradients of a small model would fit in one bucket, and
 /// no reduction would overlap with backward. Small messages between ranks of one process are cheap.

@@ -191,8 +191,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.binding.has_open_pass()
     }
 
-    /// Ends the training pass. Its backward pass either starts now or never.
-    /// Returns false if there was no training pass.
+    /// Closes the open training pass, so that it no longer waits for a backward
+    /// pass. Call it right before the backward pass, after a closure that ran
+    /// both passes, or to abandon the pass. Returns false if no pass was open.
     pub fn close_training_pass(&self) -> bool {
         self.binding.close_pass()
     }
@@ -406,7 +407,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// ops compute. All ranks call this together.
     ///
     /// Between two averages of 0/1 Adam ([`local_rates`](Self::local_rates)), the
-    /// result is the values of this rank, which differ between ranks.
+    /// result has the values of this rank, which differ between ranks.
     ///
     /// The result has the parameter's shape. It takes the memory of the whole
     /// parameter on the host and, during the call, on the device.
@@ -429,7 +430,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// ops compute in 16 bits. All ranks call this together.
     ///
     /// A frozen parameter has no masters, so its 16-bit values are returned.
-    /// Between two averages of 0/1 Adam, the result is the values of this rank,
+    /// Between two averages of 0/1 Adam, the result has the values of this rank,
     /// which differ between ranks.
     ///
     /// # Errors

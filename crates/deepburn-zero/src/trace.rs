@@ -10,7 +10,7 @@
 //! ```text
 //!  pass 1   record   F:0 F:1 F:2 B:2 B:1         nothing is prefetched
 //!  pass 2   follow   F:0 F:1 …                   upcoming: 1, 2
-//!  pass 3   deviate  F:0 F:2                     the record is F:0 F:2, and recording starts again
+//!  pass 3   deviate  F:0 F:2                     the record becomes F:0 F:2, recording continues
 //!  pass 4   follow   F:0 F:2 …
 //! ```
 //!
@@ -39,8 +39,9 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Starts a pass at the first use. If the previous pass ended early, the
-    /// record is truncated, so that later uses are no longer prefetched.
+    /// Resets the position to the start of the recorded reads. If the previous
+    /// pass stopped before the end of the record, the rest is removed, so those
+    /// parameters are no longer prefetched.
     pub(crate) fn start_pass(&mut self) {
         // A pass without reads does not change the record.
         if self.position > 0 && self.position < self.uses.len() {

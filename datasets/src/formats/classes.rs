@@ -69,7 +69,8 @@ impl ClassReader {
         Self { mapping: Mapping::Undecided { names: names.map(<[String]>::to_vec) }, first: None }
     }
 
-    /// Creates a reader for another split, whose labels must be in `classes`.
+    /// Creates a reader for another split. Its labels must be of the kind of
+    /// `classes`, and known if the classes are.
     pub(crate) fn following(classes: &Classes) -> Self {
         let mapping = match classes {
             Classes::Numbers { count } => Mapping::Numbers { count: *count },

@@ -79,7 +79,7 @@ impl RequestError {
 
 /// Counts failed attempts and waits between them.
 struct Attempts<'a> {
-    /// When to give up.
+    /// How long and how often a request is retried.
     policy: &'a RetryPolicy,
     /// The address, for errors.
     url: &'a str,
@@ -130,7 +130,7 @@ pub(crate) struct Downloader {
     agent: Agent,
     /// The access token, which is sent only to the endpoint.
     token: Option<HubToken>,
-    /// When to give up.
+    /// How long and how often a request is retried.
     policy: RetryPolicy,
     /// Whether a progress bar is drawn on a terminal.
     shows_progress: bool,

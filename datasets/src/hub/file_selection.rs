@@ -49,14 +49,15 @@ impl FileSelection<'_> {
     /// Selects from `files`, the listing of `place`.
     ///
     /// # Errors
-    /// Returns [`DataError::NotFound`] if no file matches.
+    /// Returns [`DataError::NotFound`] if no file matches, or if the matching
+    /// files are ambiguous or incomplete.
     pub(crate) fn select_in<'f>(&self, place: &str, files: &'f [String]) -> Result<Vec<&'f str>> {
         let (place, wanted) = (place.to_owned(), self.described());
         self.select(files).map_err(|reason| DataError::NotFound { place, wanted, reason })
     }
 
-    /// Returns the matching `files` in sorted order, or the reason why none
-    /// matches. Paths are separated by `/`.
+    /// Returns the matching `files` in sorted order, or the reason why none is
+    /// selected. Paths are separated by `/`.
     pub(crate) fn select<'f>(&self, files: &'f [String]) -> Result<Vec<&'f str>, String> {
         let all: Vec<&str> = files.iter().map(String::as_str).collect();
         let mut selected = match self {

@@ -58,8 +58,8 @@ impl Location {
     ///
     /// # Errors
     /// Returns [`DataError::InvalidFile`] for a single file,
-    /// [`DataError::NotFound`] if a folder does not have the split, and the
-    /// errors of [`Hub::split`].
+    /// [`DataError::NotFound`] if the split of a folder is missing, ambiguous or
+    /// incomplete, and the errors of [`Hub::split`].
     pub fn split(&self, hub: &Hub, name: Option<&str>, split: &str) -> Result<Vec<PathBuf>> {
         match self {
             Self::Folder(path) => {

@@ -181,8 +181,8 @@ impl Tokenizer {
         self.call("encoding", |inner| Ok(inner.encode_fast(text, false)?.get_ids().to_vec()))
     }
 
-    /// Returns the ids of each document. Uses all threads. Each result is equal
-    /// to the result of [`Tokenizer::encode`].
+    /// Encodes documents on all threads. Returns the ids of each document in the
+    /// order of `documents`, equal to the result of [`Tokenizer::encode`].
     ///
     /// # Errors
     /// Returns the errors of [`Tokenizer::encode`].

@@ -79,7 +79,7 @@ impl ModelConfigError {
     }
 }
 
-/// Fields of unsupported features. They must be missing, null, false, 0 or empty; other values are rejected.
+/// Fields of unsupported features. They must be missing, null, false, 0 or an empty object; other values are rejected.
 const FIXED: [(&str, &str); 10] = [
     ("add_cross_attention", "this is a decoder on its own; set it to false"),
     ("auto_map", "code shipped with a checkpoint is not run; remove it"),

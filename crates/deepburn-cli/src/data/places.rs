@@ -17,8 +17,8 @@ use crate::job::model_folder::model_in;
 /// Resolves paths and repository names to local files.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    /// The client of the Hub. It is created when it is first needed, so that a job on local files does not depend on
-    /// environment variables of the Hub.
+    /// The client of the Hub. It is created when it is first needed, so that most jobs on local files need neither the
+    /// Hub's environment variables nor a home folder.
     hub: OnceCell<Hub>,
 }
 
@@ -93,7 +93,7 @@ impl Places {
     /// Returns the client of the Hub.
     ///
     /// # Errors
-    /// Returns an error if an environment variable of the Hub is invalid.
+    /// Returns an error if no environment variable names the Hub's cache and there is no home folder.
     fn hub(&self) -> Result<&Hub, DataError> {
         if let Some(hub) = self.hub.get() {
             return Ok(hub);

@@ -106,7 +106,7 @@ impl TextSource {
 /// Returns the token budget of a plan.
 ///
 /// `sequence_picking_order` is a trade-off: batches of texts of similar length need the least padding, but their order
-/// is less random. The order of the data loader is closest to training without dynamic batching.
+/// is less random. `dataloader` takes the texts in the order of the data set, the same in every epoch.
 pub(crate) fn budget(plan: &DynamicBatchingPlan) -> TokenBudget {
     TokenBudget {
         max_tokens: plan.max_tokens,

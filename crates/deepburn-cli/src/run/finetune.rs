@@ -361,7 +361,9 @@ impl Run<'_> {
     fn interrupted_in_test(&self, signal: &str) -> String {
         let remedy = match self.training().save_steps {
             Some(_) => "give the same command with --resume to test it",
-            None => "set training.save_steps to be able to test it later with --resume",
+            None => {
+                "no checkpoint was saved; set training.save_steps, so that --resume can repeat an interrupted test"
+            }
         };
         format!(
             "stopped by {signal} in the test: the model is saved, test.json is not written; {remedy}"

@@ -7,7 +7,7 @@
 //!   `step-00001000.2`.
 //! - Resuming fails if the model, the training data, the sample order or the optimizer type differ from the
 //!   checkpoint's ([`JobState::compare`]). Other settings may change. A change that affects later steps, such as
-//!   another learning rate, is logged as a warning. DeepSpeed checkpoints do not record the job, so that only the model
+//!   another learning rate, is logged as a warning. DeepSpeed checkpoints do not record the job, so only the model
 //!   and the optimizer states are compared.
 //! - A restart by the launcher resumes from the newest intact checkpoint of the same launch. Checkpoints of earlier
 //!   runs in the folder are only used if `--resume` names them ([`origin`]).

@@ -185,7 +185,7 @@ fn a_damaged_checkpoint_is_refused_and_an_older_one_offered() {
     assert!(checkpoints(&job).join("step-00000006.damaged-1").is_dir());
 
     resume(&job, &["step-00000005"]).failed(2, &["step-00000005", "step-00000002"]);
-    resume(&job, &["../x"]).failed(2, &["--resume", "../x", "no such folder"]);
+    resume(&job, &["../no-such-run"]).failed(2, &["--resume", "../no-such-run", "no such folder"]);
     resume(&job, &["x y"]).failed(2, &["--resume", "x y", "bad tag"]);
     resume(&job, &["output"]).failed(2, &["--resume", "DeepBurn checkpoint", "--output-dir"]);
     resume(&Job::tiny(), &[]).failed(2, &["--resume", "no checkpoint"]);

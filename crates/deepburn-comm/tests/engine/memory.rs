@@ -12,7 +12,7 @@ use deepburn_comm::{
 
 use super::{LONG, TAG};
 
-/// A payload with a device that counts the live arrays.
+/// A payload with a device number, which counts the live arrays.
 #[derive(Debug, Clone)]
 struct Counted(Arc<Allocation>);
 

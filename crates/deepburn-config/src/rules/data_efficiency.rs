@@ -14,7 +14,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> 
     for outer in [&efficiency.enabled, &sampling.enabled] {
         let path = &outer.path;
         note!(if outer.value && !enabled.value;
-            context, outer => "true turns nothing on: dynamic_batching.enabled is false");
+            context, outer => "true has no effect: dynamic_batching.enabled is false");
         refuse!(if enabled.value && !outer.value;
             context, enabled => "true asks for dynamic batching, but {path} is false";
             "set {path} to true, or this to false");
@@ -31,7 +31,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> 
     refuse!(if !key.is_given(); context, key => "is missing, and dynamic batching needs it";
         "add it: an integer of at least 1, the tokens of a micro-batch");
     let max_tokens = key.value?;
-    refuse!(if max_tokens < min; context, key => "{max_tokens} tokens do not hold min_batch_size {min} samples";
+    refuse!(if max_tokens < min; context, key => "{max_tokens} tokens are fewer than the {min} samples of min_batch_size";
         "raise it or lower min_batch_size");
     Some(
         filled!(DynamicBatchingPlan, batching { min_batch_size, max_batch_size, lr_scaling, verbose }

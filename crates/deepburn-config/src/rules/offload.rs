@@ -10,8 +10,8 @@ use super::*;
 
 /// Checks and resolves where optimizer states and parameters are stored.
 ///
-/// States are resolved before parameters, because parameters can only be offloaded to the device of
-/// the states. Both are checked before either is resolved.
+/// States are resolved before parameters, because parameters can be offloaded only if the states
+/// are, and to NVMe only if the states are on NVMe. Both are checked before either is resolved.
 pub(super) fn resolve(
     optimizer: &OptimizerPlan,
     stage: u8,
@@ -97,7 +97,7 @@ fn resolve_parameters(
         ("nvme", OptimizerOffload::Nvme(NvmePlan { file, .. })) => {
             refuse!(if folder(&section.nvme_path).is_some_and(|folder| file.folder != *folder);
                 context, &section.nvme_path =>
-                "is not offload_optimizer.nvme_path, {}: one file a rank holds both", file.folder.display();
+                "differs from offload_optimizer.nvme_path, {}: each rank keeps both in one file", file.folder.display();
                 "name the same folder, or leave it out");
             return ParameterOffload::Nvme { max_in_cpu: section.max_in_cpu.value, device_is_host };
         }
@@ -115,7 +115,7 @@ fn resolve_parameters(
 /// Adds a note for each of `keys` that is given without an effect.
 fn note_unused(keys: &[&Entry<'_>], context: &mut Context<'_>) {
     for key in keys.iter().filter(|key| key.is_given()) {
-        note!(context, *key => "has no effect: nothing is offloaded so");
+        note!(context, *key => "has no effect without offload");
     }
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn check_aio(is_used: bool, context: &mut Context<'_>) {
     let top = context.top;
     let inner = &top.zero_optimization.value.aio;
     let is_twice = inner.is_given() && top.aio.is_given();
-    refuse!(if is_twice; context, inner => "is there twice: aio is given too"; "remove one of them");
+    refuse!(if is_twice; context, inner => "is given twice: the file has a section aio, too"; "remove one of them");
     warning!(if inner.is_given() && !is_twice; context, inner =>
         "is taken as aio, a section of the top level in DeepSpeed"; "move it out of zero_optimization");
     let Aio { block_size, queue_depth, use_gds } = aio(top);
@@ -214,7 +214,7 @@ impl<'a> Target<'a> {
             _ if !is_sharded && !is_excluded => warning!(context, at =>
                 "\"{place}\" is ignored: {what} are not sharded at this stage"; "{needs}"),
             "cpu" if context.run.host_device => {
-                note!(context, at => "{what} already live in host memory");
+                note!(context, at => "{what} are already in host memory");
             }
             _ if is_excluded => refuse!(context, at =>
                 "\"{place}\" is not supported with {}: each rank exchanges its whole momentum", optimizer.name();

@@ -86,8 +86,8 @@ impl DeviceBuffer {
 
     /// Returns the buffer as a kernel argument with at least one element.
     pub(crate) fn arg<R: Runtime>(&self) -> ArrayArg<R> {
-        // SAFETY: `new` and `empty` ensure that the memory holds at least `len` elements and at
-        // least one.
+        // SAFETY: `new` and `empty` ensure that the memory holds `len` elements. No kernel accesses
+        // the element of an empty buffer.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.len.max(1)) }
     }
 }

@@ -14,7 +14,7 @@
 use cubecl::prelude::*;
 
 use super::device_buffer::{CUBE_DIM, DeviceBuffer, DeviceDType, with_element};
-use crate::GradientStats;
+use crate::{FloatSlice, GradientStats};
 
 /// The maximum number of cubes in a launch. Each cube produces one sum, which the host adds.
 const MAX_CUBES: usize = 1024;
@@ -61,10 +61,11 @@ pub fn gradient_stats<R: Runtime>(client: &ComputeClient<R>, grad: &DeviceBuffer
     if sum_of_squares.is_finite() {
         return GradientStats { sum_of_squares, finite };
     }
-    // Only f32 gradients can have finite elements whose squares overflow f32.
-    let values = read(grad.clone().into_handle());
-    let values = &f32::from_bytes(&values)[..grad.len()];
-    crate::gradient_stats(crate::FloatSlice::F32(values))
+    // Squares of f32 and bf16 elements can overflow f32; squares of f16 elements cannot.
+    let bytes = read(grad.clone().into_handle());
+    with_element!(grad.dtype(), G => {
+        crate::gradient_stats(FloatSlice::from(&G::from_bytes(&bytes)[..grad.len()]))
+    })
 }
 
 /// Writes the sum of squares of each cube to `sums`. Writes 1 to `bad` for each cube with an

@@ -24,8 +24,8 @@ pub(super) trait Kernel: Copy + Send + Sync {
     /// The maximum number of depths of a right panel, so that the panel stays in a cache of the core. A multiple of
     /// `DEPTH_STEP`.
     const PANEL_DEPTH: usize;
-    /// The number of rows of a left panel. Tiles do not cross panels, except if `left_at` stores a panel as consecutive
-    /// rows, or as the consecutive rows of tiles.
+    /// The number of rows of a left panel. Tiles do not cross panels, except if a panel consists of consecutive rows,
+    /// or of the consecutive rows of tiles, as `left_at` defines.
     const LEFT_LANES: usize;
     /// The number of rows of a tile.
     const ROWS: usize;
@@ -33,7 +33,7 @@ pub(super) trait Kernel: Copy + Send + Sync {
     const COLUMNS: usize;
 
     /// Returns the maximum size in bytes of the left operand in a block. `threads` threads pack this part of the
-    /// operand and then read it from a shared cache. At most `LEFT_LIMIT`.
+    /// operand and then read it together from a cache. At most `LEFT_LIMIT`.
     fn left_limit(_threads: usize) -> usize {
         LEFT_LIMIT
     }
@@ -64,13 +64,15 @@ pub(super) trait Kernel: Copy + Send + Sync {
     /// Packs a left panel of at most `LEFT_LANES` lanes.
     ///
     /// # Safety
-    /// `panel` is valid for writes of `LEFT_LANES` rows of `left_row_bytes(strip.depth)` bytes.
+    /// The strip has at most `LEFT_LANES` lanes. `panel` is aligned for `Self::Packed` and valid for writes of
+    /// `LEFT_LANES` rows of `left_row_bytes(strip.depth)` bytes.
     unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut Self::Packed);
 
     /// Packs a right panel of at most `COLUMNS` lanes.
     ///
     /// # Safety
-    /// `panel` is valid for writes of `COLUMNS` lanes of the strip's depth, padded to a multiple of `DEPTH_STEP`.
+    /// The strip has at most `COLUMNS` lanes. `panel` is aligned for `Self::Packed` and valid for writes of `COLUMNS`
+    /// lanes of the strip's depth, padded to a multiple of `DEPTH_STEP`.
     unsafe fn pack_right(self, strip: Strip<'_>, panel: *mut Self::Packed);
 
     /// Multiplies rows of the left operand with a right panel over `depth` depths, a multiple of `DEPTH_STEP`, into a
@@ -78,9 +80,9 @@ pub(super) trait Kernel: Copy + Send + Sync {
     ///
     /// # Safety
     /// `left` starts at the first of these depths, and both operands contain all of them. The right panel was packed
-    /// from at least `tile.columns` lanes. `tile` has `ROWS * COLUMNS` elements, aligned to 64 bytes. If it
-    /// accumulates, an earlier call with the same rows and columns wrote these elements. The method is called by the
-    /// closure that is passed to `run`.
+    /// from at least `tile.columns` lanes. `tile` has `ROWS * COLUMNS` elements, aligned to 64 bytes, and no other
+    /// thread accesses them during the call. If it accumulates, an earlier call with the same rows and columns wrote
+    /// these elements. The method is called by the closure that is passed to `run`.
     unsafe fn tile(
         self,
         depth: usize,

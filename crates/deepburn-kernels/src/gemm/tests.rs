@@ -413,7 +413,7 @@ fn check_blocks<K: Kernel>(kernel: K) {
     for rest in [76, 75] {
         let shape = [70, 2 * K::PANEL_DEPTH + rest, 150];
         for transposed in [[false, false], [true, true]] {
-            // Operands of the second kind are read in place if a kernel supports this for the depth.
+            // Left operands of kind 2 (bf16) are read in place if a kernel supports this for their depth and strides.
             for kind in [0, 2] {
                 let case = Case::dense(shape, [kind, kind], transposed, Arithmetic::Bf16);
                 check_blocks_of(kernel, &case);

@@ -293,8 +293,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let (then, now) = (saved.batch, self.batch_state());
         if then != now {
             return Err(format!(
-                "it was saved in mid-accumulation with {then:?} and this run has {now:?}: finish the \
-                 step with the same batches, or load without optimizer states, which begins it anew"
+                "it was saved during gradient accumulation with {then:?}, and this run has {now:?}: finish the \
+                 step with the same batches, or load without optimizer states, which restarts the step"
             ));
         }
         let (working, compute) = (checkpoint.run().working, self.states().compute_type());

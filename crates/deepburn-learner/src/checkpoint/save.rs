@@ -142,8 +142,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Err(EngineError::Order { call, when: "between forward and backward" });
         }
         if self.undivided && self.progress.accumulated > 0 {
-            let when =
-                "in the middle of an accumulation of train_pass, whose sums no checkpoint holds";
+            let when = "during gradient accumulation with train_pass, whose sums are not part of a checkpoint";
             return Err(EngineError::Order { call, when });
         }
         if !self.states().gradients_are_settled() {

@@ -146,7 +146,7 @@ def corrections(step):
 
 
 def deepspeed_lamb(bias_correction):
-    # The kernel stores constants in f32, in which 1 - 0.999 is too small by 1.3e-5. This is not reproduced here.
+    # The kernel stores constants in f32, in which 1 - 0.999 has a relative error of 1.3e-5. This is not reproduced here.
     def update(p, m, v, step):
         direction = m / (v.sqrt() + LAMB["eps"]) + LAMB["weight_decay"] * p
         coefficient = 1.0

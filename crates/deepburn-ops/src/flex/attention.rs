@@ -289,7 +289,7 @@ impl Inputs<'_> {
             self.drop(weights, head, &rows);
             let values = dims.projected(self.projected, head, &(0..keys), 2);
             let out = output.at(dims.place(head, &rows, 0, 1));
-            // SAFETY: no other thread writes these rows of this head's columns.
+            // SAFETY: no other thread accesses these rows of this head's columns.
             let out = unsafe { MatrixMut::from_pointer(out, rows.len(), dims.width, dims.row()) };
             self.product(Matrix::new(&weights[..], rows.len(), keys, keys), values).write_to(out);
         }
@@ -343,7 +343,7 @@ impl Inputs<'_> {
             let [queries, key_rows] = [(&rows, 0), (&all, 1)]
                 .map(|(rows, part)| dims.projected(self.projected, head, rows, part));
             let queries_grad = gradient.at(dims.place(head, &rows, 0, 3));
-            // SAFETY: no other thread writes these rows of this head's columns.
+            // SAFETY: no other thread accesses these rows of this head's columns.
             let out =
                 unsafe { MatrixMut::from_pointer(queries_grad, rows.len(), width, 3 * dims.row()) };
             self.product(scores_grad, key_rows).scaled(dims.scale).write_to(out);
@@ -397,7 +397,7 @@ impl BackwardScratch {
         for (part, sums) in [(1, &self.keys_grad), (2, &self.values_grad)] {
             for (position, sums) in sums.chunks_exact(dims.width.max(1)).enumerate() {
                 let start = dims.place(head, &(position..position + 1), part, 3);
-                // SAFETY: no other thread writes this head's columns.
+                // SAFETY: no other thread accesses this head's columns.
                 unsafe {
                     gradient.write(start..start + dims.width, &mut room, |row| {
                         row.copy_from_slice(sums)

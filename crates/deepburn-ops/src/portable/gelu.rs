@@ -41,8 +41,9 @@ pub fn backward<B: Backend>(
     let dtype = x.dtype();
     let x = in_f32(x);
     let (gate, slope) = gate(x.clone());
-    // With `a = 2 sqrt(2 / pi)`: `2 u' = a (1 + 3 c x^2)`, and the slope is `a (1 + c x^2)`.
-    let steepness = slope * 3.0 - 2.0 * TWICE_SQRT_2_OVER_PI;
-    let derivative = gate.clone() + x * gate.clone() * (gate.neg() + 1.0) * steepness;
+    // With `a = 2 sqrt(2 / pi)` and `c = CUBIC`, the slope is `2 u / x = a (1 + c x^2)`. Therefore
+    // `2 u' = a (1 + 3 c x^2) = 3 slope - 2 a`.
+    let twice_du = slope * 3.0 - 2.0 * TWICE_SQRT_2_OVER_PI;
+    let derivative = gate.clone() + x * gate.clone() * (gate.neg() + 1.0) * twice_du;
     primitive(cast(in_f32(grad) * derivative, dtype))
 }

@@ -89,8 +89,9 @@ impl Links {
             }
     }
 
-    /// Returns the seconds for an exchange in which every rank sends one part of `bytes` bytes of
-    /// arrays to every other rank. All ranks of a machine share the bandwidth to other machines.
+    /// Returns the seconds for an exchange of arrays with `bytes` bytes in total. They are divided
+    /// into one part per rank, and every rank sends one part to every other rank. All ranks of a
+    /// machine share the bandwidth to other machines.
     fn exchange(&self, arrays: u64, bytes: u64, ranks: u64) -> f64 {
         let of_machine = self.ranks_per_machine.clamp(1, ranks);
         let (neighbours, remote) = (of_machine - 1, ranks - of_machine);

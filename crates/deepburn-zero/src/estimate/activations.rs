@@ -94,8 +94,8 @@ pub struct ActivationOp<'a> {
     pub parameters: &'a [ReadParameter],
     /// The kind of its backward pass.
     pub backward: BackwardOp,
-    /// Whether the policy `selective` treats the op as expensive to recompute. This applies to
-    /// matrix products with at least [`SHORT_SUM`](super::SHORT_SUM) terms per sum.
+    /// Whether the policy `selective` treats the op as expensive to recompute, such as attention
+    /// and matrix products with at least [`SHORT_SUM`](super::SHORT_SUM) terms per sum.
     pub is_costly: bool,
     /// The floating-point operations of its products in forward. A multiplication and an addition
     /// count as two. Backward takes twice as many.

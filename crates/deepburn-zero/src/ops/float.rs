@@ -8,8 +8,8 @@
 //! - *Additions* of embedding gradients stay sparse. Autodiff sums the two gradients of a tied
 //!   embedding with [`float_add`](FloatTensorOps::float_add), and a dense sum would fill the whole
 //!   vocabulary.
-//! - *Random tensors* are drawn from the rank's own stream. The generator of the device is not
-//!   used, because the rank threads of a process share it.
+//! - *Random tensors* are drawn from the rank's own stream on a thread with a sharded model. The
+//!   generator of the device is not used there, because the rank threads of a process share it.
 
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{Device, FloatTensor, IndexingUpdateOp};

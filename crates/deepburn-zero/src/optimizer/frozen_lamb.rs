@@ -106,7 +106,8 @@ impl<B: OptimizerOps> Optimizer<B> {
 /// The root mean square below which a momentum counts as 0.
 const SMALLEST_SCALE: f64 = 1e-30;
 
-/// The bytes of a parameter's three f32 moments. Moments on the device are copied to host memory.
+/// The bytes of a parameter's three f32 moments. On a CPU backend they share the memory of the
+/// moments. On other devices they are copies.
 struct HostMoments {
     /// The momentum (`exp_avg`).
     first: Bytes,

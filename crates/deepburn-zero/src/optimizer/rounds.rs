@@ -83,9 +83,9 @@ pub(crate) struct PlannedUpdate {
     pub(crate) scope: UpdateScope,
 }
 
-/// The size limit of rounds of norms and momenta: a round has at most one
-/// parameter or the model's elements divided by this number. Its directions stay
-/// in memory until the exchange is complete.
+/// The size limit of rounds of norms and momenta: a round has at most the model's
+/// elements divided by this number, or a single larger parameter. Its directions
+/// stay in memory until the exchange is complete.
 pub(crate) const ROUNDS_PER_MODEL: usize = 16;
 
 impl StepOrder {

@@ -137,9 +137,10 @@ pub(super) fn second_moment_has_changed(plan: &OptimizerPlan, time: u64) -> bool
     }
 }
 
-/// Returns true if compression errors from before step `time` are used in later steps. 1-bit Adam
-/// and 1-bit LAMB compress nothing until they freeze the second moment. Until then, further
-/// elements may get their first gradient.
+/// Returns true if step `time` uses the compression errors of earlier steps (error feedback). For
+/// 1-bit Adam and 1-bit LAMB, this holds only after `freeze_step`: earlier steps are uncompressed,
+/// and the set of elements to compress still grows, because an element joins it with its first
+/// gradient.
 pub(super) fn keeps_errors(plan: &OptimizerPlan, time: u64) -> bool {
     matches!(plan, OptimizerPlan::ZeroOneAdam(_)) || agrees_on_momentum(plan, time)
 }

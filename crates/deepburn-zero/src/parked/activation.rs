@@ -41,7 +41,7 @@ pub(crate) struct ActivationStore<B: Backend> {
     /// Returns true if the elements of a tensor are stored in their flat order. Only such a tensor
     /// has the same layout after it was parked and fetched.
     is_contiguous: fn(&B::FloatTensorPrimitive) -> bool,
-    /// The ranks, whose group ends with an error if the disk fails.
+    /// The process group, which ends with an error if the disk fails.
     group: Group<B>,
     /// Counts parked bytes on their tier and fetched bytes on the device.
     ledger: Ledger,

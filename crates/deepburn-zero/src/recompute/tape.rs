@@ -459,8 +459,8 @@ impl<B: Backend> TapeState<B> {
         self.values.iter_mut().filter(unheld).map(|value| value.data.take()).collect()
     }
 
-    /// Plans a recomputation. Walks over the ops in reverse order and selects the ones whose results
-    /// are wanted or are missing operands of selected ops.
+    /// Plans a recomputation. Walks over the ops in reverse order and selects the ones with a freed
+    /// result that is wanted or is an operand of a selected op.
     fn replay(&self, wanted: impl Fn(usize, &TapeValue<B>) -> bool) -> Replay<B> {
         let values = || self.values.iter().enumerate();
         let stays = values().map(|(index, value)| !value.data.is_freed() || wanted(index, value));

@@ -167,8 +167,8 @@ impl<B: Backend> GradientState<B> {
         }
     }
 
-    /// Drops the sum and the local gradient. InReduction gradients are kept, because other ranks may
-    /// read them.
+    /// Drops the sum and the local gradient. Gradients in reduction are kept, because other ranks
+    /// may read them.
     pub(super) fn clear(&mut self) {
         match self {
             Self::InReduction { sum, .. } => *sum = None,

@@ -44,8 +44,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// returned module is used like the original. Ranks may pass clones of one
     /// module; the returned modules no longer share running statistics.
     ///
-    /// Only rank 0 initialises lazy parameters, one after the other. No rank
-    /// holds more than its shards and one complete parameter.
+    /// Only rank 0 initialises lazy parameters, one after the other. In addition
+    /// to the states that it keeps, a rank holds at most one complete parameter.
     ///
     /// # Errors
     ///

@@ -105,7 +105,7 @@ singles!(F16Singles, f16, |at: *const f16, mask| _mm512_castps_si512(_mm512_cvtp
 ///
 /// # Safety
 /// The processor has these features. `width` is a multiple of 32 and at least the number of the strip's lanes, and
-/// `panel` is valid for writes of `depth.div_ceil(2)` rows of `width` pairs.
+/// `panel` is aligned for pairs and valid for writes of `depth.div_ceil(2)` rows of `width` pairs.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(in crate::gemm) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: *mut Pair) {
     // SAFETY: as the caller promises.
@@ -122,7 +122,7 @@ pub(in crate::gemm) unsafe fn pack_pairs(strip: Strip<'_>, width: usize, panel: 
 ///
 /// # Safety
 /// The processor has these features. `row_bytes` is a multiple of 4 and large enough for all depths of a lane, and
-/// `rows` is valid for writes of one row for each lane of the strip.
+/// `rows` is aligned for pairs and valid for writes of one row for each lane of the strip.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn pack_pair_rows(strip: Strip<'_>, rows: *mut Pair, row_bytes: usize) {
     let row_pairs = row_bytes / size_of::<Pair>();
@@ -181,7 +181,8 @@ unsafe fn pack_rows<L: Load>(
 /// Packs rows one number at a time.
 ///
 /// # Safety
-/// `rows` is valid for writes of one row of `row_pairs` pairs for each lane, and a row is large enough for all depths.
+/// `rows` is aligned for pairs and valid for writes of one row of `row_pairs` pairs for each lane, and a row is large
+/// enough for all depths.
 unsafe fn pack_each_row(strip: Strip<'_>, rows: *mut Pair, row_pairs: usize) {
     for lane in 0..strip.lanes {
         let elements = strip.elements.starting_at(lane * strip.lane_stride);
@@ -196,9 +197,9 @@ unsafe fn pack_each_row(strip: Strip<'_>, rows: *mut Pair, row_pairs: usize) {
 /// Packs a block of lanes whose depths are adjacent in memory as rows of pairs.
 ///
 /// # Safety
-/// The caller has the features of [`pack_pairs`]. A block has at most 32 depths. From `first` on, `depth` elements can be
-/// read every `lane_stride` elements, and from `rows` on, `depth.div_ceil(2)` pairs written every `row_pairs` pairs, for
-/// each lane.
+/// The caller has the features of [`pack_pairs`]. A block has at most 32 depths. For each lane, `depth` elements can be
+/// read from `first` on, every `lane_stride` elements, and `depth.div_ceil(2)` pairs can be written from `rows` on,
+/// every `row_pairs` pairs.
 #[inline(always)]
 unsafe fn copy_rows<L: Load>(
     first: *const L::Element,
@@ -295,7 +296,7 @@ fn interleaved(even: __m512i, odd: __m512i) -> [__m512i; 2] {
 ///
 /// # Safety
 /// The processor has these features. `width` is a multiple of 16 and at least the number of the strip's lanes, and
-/// `panel` is valid for writes of `width` numbers for each depth.
+/// `panel` is aligned for `f32` and valid for writes of `width` numbers for each depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn pack_singles(strip: Strip<'_>, width: usize, panel: *mut f32) {
     // SAFETY: as the caller promises.
@@ -469,7 +470,7 @@ unsafe fn transpose_panel<L: Load>(
 #[target_feature(enable = "avx512f")]
 pub(in crate::gemm) fn transposed(rows: [__m512i; LANES]) -> [__m512i; LANES] {
     let mut a = rows;
-    // Exchanges 2 x 2 blocks of numbers, then 4 x 4 blocks, and finally complete 128-bit parts.
+    // Transposes 2 x 2 blocks of numbers, then 4 x 4 blocks, and finally the matrix of 128-bit parts.
     for i in (0..LANES).step_by(2) {
         a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
         a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);

@@ -243,7 +243,7 @@ mod tests {
             ("fsdp_config: {a: 1}", "asks for FSDP"),
             ("num_machines: 2", "more than one machine"),
             ("dynamo_backend: INDUCTOR", "asks for compilation"),
-            ("- a\n- b", "the file holds a list"),
+            ("- a\n- b", "the file contains a list"),
             ("a: [", "x.yaml"),
         ] {
             let message = read(yaml).expect_err(yaml).to_string();

@@ -320,7 +320,7 @@ mod tests {
     fn the_top_must_be_a_section() {
         assert_eq!(
             findings("[]"),
-            ["error: the file holds a list; must be a section; wrap the keys in { ... }"]
+            ["error: the file contains a list; must be a section; wrap the keys in { ... }"]
         );
     }
 }

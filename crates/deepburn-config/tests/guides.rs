@@ -58,7 +58,7 @@ fn s0_trains_in_fp16_and_disagrees_on_two_ranks() {
     assert_eq!(resolved.plan.precision.compute, Precision::Fp16);
     warns(&resolved, "fp16.initial_scale_power", "about 17 updates will be skipped");
     warns(&resolved, "zero_optimization.overlap_reduce", "is taken as overlap_comm");
-    assert!(resolved.notes.iter().any(|note| note.message.contains("already live in host memory")));
+    assert!(resolved.notes.iter().any(|note| note.message.contains("already in host memory")));
 }
 
 #[test]

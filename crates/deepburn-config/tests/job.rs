@@ -330,7 +330,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"data": {"path": "owner/name", "splits": {"train": "train", "eval": "10%"}}}"#,
-            ["data.splits.eval", "only kind \"classification\"", "shares of data.path"],
+            ["data.splits.eval", "only kind \"classification\"", "fractions of data.path"],
         ),
         (r#"{"data": {"join": "space"}}"#, ["data.join", "\"space\"", "blank_line"]),
         (
@@ -413,7 +413,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (
             r#"{"deepspeed": 3}"#,
-            ["deepspeed section of job.json", "the file holds a number", "{ ... }"],
+            ["deepspeed section of job.json", "the file contains a number", "{ ... }"],
         ),
         (
             r#"{"training": {"seed": 1, "seed": 2}}"#,

@@ -255,7 +255,7 @@ fn one_bit_adam_is_not_offloaded() {
             assert_eq!(resolved.plan.zero.optimizer_states, OptimizerOffload::Device);
             assert_eq!(resolved.plan.zero.parameter_shards, ParameterOffload::Device);
             let path = format!("zero_optimization.{path}");
-            let part = "already live in host memory";
+            let part = "already in host memory";
             assert!(says(&resolved, Severity::Note, &path, part), "{:?}", resolved.notes);
             let nvme = json!({"device": "nvme", "nvme_path": "/x"});
             for (host_device, device) in

@@ -243,7 +243,7 @@ fn checkpoints_are_found_by_tag_by_latest_and_by_folder() {
         assert_eq!(checkpoint.path(), root.join("last"));
     }
     let error = DeepSpeedCheckpoint::open(&root, Some("first")).unwrap_err();
-    assert!(error.to_string().contains("no checkpoint `first` here; those that there are: last"));
+    assert!(error.to_string().contains("no checkpoint `first` here; existing checkpoints: last"));
     let outside = DeepSpeedCheckpoint::open(&root, Some("../one_rank/global_step3"));
     assert!(matches!(outside, Err(DeepSpeedError::Missing { .. })));
     let error = DeepSpeedCheckpoint::open(&data("mini"), None).unwrap_err();

@@ -102,7 +102,7 @@ fn resolve_offload(section: &Activations<'_>, context: &mut Context<'_>) -> Acti
             return ActivationOffload::Nvme { file, threshold };
         }
         None if to_host.value && context.run.host_device => note!(context, to_host =>
-            "turns checkpointing on and nothing else: saved activations already live in host memory; nvme_path \
+            "turns checkpointing on and nothing else: saved activations are already in host memory; nvme_path \
              offloads them to a folder on NVMe"),
         None if to_host.value => return ActivationOffload::Host { threshold },
         None => {}

@@ -32,7 +32,7 @@ fn features_that_do_not_exist() {
         ),
         (
             r#""zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}, "offload_param": {"device": "nvme", "nvme_path": "/y"}}"#,
-            ["offload_param.nvme_path", "one file a rank", "name the same folder"],
+            ["offload_param.nvme_path", "keeps both in one file", "name the same folder"],
         ),
         (
             r#""zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}"#,

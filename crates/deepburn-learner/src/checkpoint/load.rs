@@ -300,7 +300,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let (working, compute) = (checkpoint.run().working, self.states().compute_type());
         if dtype_of(working) != compute {
             return Err(format!(
-                "it was saved in mid-accumulation, computing in {working}, and this run computes in \
+                "it was saved during gradient accumulation, computing in {working}, and this run computes in \
                  {}: finish the step in the same type, or load without optimizer states",
                 compute.name()
             ));

@@ -193,7 +193,7 @@ fn fp16_and_mixed_accumulations_are_refused() {
         engine.train_pass(backward)?;
         engine.step()?;
         let saved = engine.save_checkpoint(std::path::Path::new("/nowhere"), Default::default());
-        assert!(saved.unwrap_err().to_string().contains("accumulation of train_pass"));
+        assert!(saved.unwrap_err().to_string().contains("accumulation with train_pass"));
         let loss = engine.forward(|net| net.loss(2))?;
         Ok(engine.backward(loss).unwrap_err().to_string())
     });

@@ -209,9 +209,9 @@ impl Checkpoint {
         range: Range<usize>,
     ) -> Result<Values, CheckpointError> {
         let place = self.find(path, kind, &range)?;
-        // Files are verified before memory is allocated. A verified file is as
-        // large as its values, so a forged size in the manifest cannot exhaust
-        // memory.
+        // Files are verified before memory is allocated for their values. The
+        // verification checks that each file is as large as the manifest says,
+        // so a forged size cannot allocate more memory than there is on disk.
         self.verify_owners(place.0, &range)?;
         let mut values = Values::zeros(self.element(place), range.len());
         self.fill(place, range.start, values.bytes_mut())?;

@@ -524,16 +524,17 @@ impl<B: OptimizerOps> Optimizer<B> {
         B::float_add(array(COMMON), array(zero_one::MOVED))
     }
 
-    /// Starts a step that updates the parameters in `order`. The gradient of
-    /// each update is multiplied by `scale`. `operands` are the offloaded
-    /// operands of all trainable parameters.
+    /// Starts an optimizer step that updates the parameters in the sequence of
+    /// `order` and multiplies each gradient by `scale`. `operands` has the
+    /// offloaded parameter shards and gradients of all trainable parameters.
     ///
-    /// The step is counted immediately. If it fails half-way, the model is
-    /// partly updated, and the pipeline returns the error for every later step.
+    /// The step counter increases now, even if the step fails later. A step that
+    /// fails half-way leaves the model partly updated, and every later step
+    /// returns the same error.
     ///
     /// # Errors
     ///
-    /// Returns an error if the disk failed in an earlier step.
+    /// Returns an error if a disk read or write failed in an earlier step.
     pub(crate) fn start_step(
         &mut self,
         rates: Rates,

@@ -362,7 +362,8 @@ impl Run<'_> {
         let remedy = match self.training().save_steps {
             Some(_) => "give the same command with --resume to test it",
             None => {
-                "no checkpoint was saved; set training.save_steps, so that --resume can repeat an interrupted test"
+                "without training.save_steps there is no checkpoint of the last step; set it, so that --resume can \
+                 repeat an interrupted test"
             }
         };
         format!(

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{Kernel, LEFT_LIMIT, Left, LeftRows, Tile};
+use super::kernel::{Kernel, Left, LeftRows, Tile};
 use super::pack::{Strip, lines, prefetch};
 use super::result::RowMut;
 
@@ -51,13 +51,10 @@ impl Kernel for Avx2 {
     const LEFT_LANES: usize = LEFT_MICRO_PANELS * ROWS;
     const ROWS: usize = ROWS;
     const COLUMNS: usize = RIGHT_MICRO_PANELS * TILE_COLUMNS;
-
-    /// The limit for one thread is 512 rows with the depth of a panel, which stay in a second-level cache of 512 KiB.
-    /// Two threads are equally fast with twice this size. All threads wait at the end of a block, so a block needs more
-    /// work if there are more threads.
-    fn left_limit(threads: usize) -> usize {
-        (512_usize << 10).saturating_mul(threads).min(LEFT_LIMIT)
-    }
+    /// 512 rows with the depth of a panel, which stay in a second-level cache of 512 KiB. Two threads are equally fast
+    /// with twice this size. All threads wait at the end of a block, so a block needs more work if there are more
+    /// threads.
+    const LEFT_BYTES: usize = 512 << 10;
 
     /// A left panel consists of consecutive micro-panels of `ROWS` lanes.
     fn left_at(left: Left<f32>, row: usize, depth: usize) -> *const f32 {

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{Kernel, LEFT_LIMIT, Left, LeftRows, Tile};
+use super::kernel::{Kernel, Left, LeftRows, Tile};
 use super::matrix::Matrix;
 use super::pack::{Pair, Strip, lines, prefetch};
 use super::result::RowMut;
@@ -196,13 +196,9 @@ impl Kernel for Avx512 {
     const LEFT_LANES: usize = LANES;
     const ROWS: usize = ROWS;
     const COLUMNS: usize = COLUMNS;
-
-    /// The limit is 1 MiB per thread, the second-level cache of most cores with AVX-512, because the left rows are read
-    /// from this cache again for every right panel. Half of this size causes more waits at the ends of blocks and is
-    /// slower with two threads.
-    fn left_limit(threads: usize) -> usize {
-        (1_usize << 20).saturating_mul(threads).min(LEFT_LIMIT)
-    }
+    /// The second-level cache of most cores with AVX-512, because the left rows are read from this cache again for every
+    /// right panel. Half of this size causes more waits at the ends of blocks and is slower with two threads.
+    const LEFT_BYTES: usize = 1 << 20;
 
     unsafe fn pack_left(self, strip: Strip<'_>, panel: *mut f32) {
         // SAFETY: the kernel exists only where the processor can run it; the rest as the caller promises.

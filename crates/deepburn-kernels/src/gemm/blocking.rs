@@ -134,7 +134,7 @@ impl BlockSizes {
     pub(super) fn new<K: Kernel>([rows, depth, columns]: [usize; 3], threads: usize) -> Self {
         let left_limit = match columns.div_ceil(K::COLUMNS) <= FEW_PANELS {
             true => LEFT_LIMIT,
-            false => K::left_limit(threads),
+            false => K::LEFT_BYTES.saturating_mul(threads).min(LEFT_LIMIT),
         };
         // With strides of 0, a depth above the limit may exceed the address space.
         let most_rows = match depth <= left_limit {

@@ -31,12 +31,9 @@ pub(super) trait Kernel: Copy + Send + Sync {
     const ROWS: usize;
     /// The number of columns of a tile and of a right panel.
     const COLUMNS: usize;
-
-    /// Returns the maximum size in bytes of the left operand in a block. `threads` threads pack this part of the
-    /// operand and then read it together from a cache. At most `LEFT_LIMIT`.
-    fn left_limit(_threads: usize) -> usize {
-        LEFT_LIMIT
-    }
+    /// The maximum size in bytes of the left operand in a block, for each thread. The threads pack this part of the
+    /// operand and then read it together from a cache. A block has at most `LEFT_LIMIT` bytes.
+    const LEFT_BYTES: usize = LEFT_LIMIT;
 
     /// Returns the left operand in place if tiles can be multiplied without packing it; `None` otherwise.
     fn in_place(self, _left: Matrix<'_>) -> Option<Left<Self::Packed>> {

@@ -38,8 +38,8 @@ impl JobReader<'_> {
         let given = key.value?;
         let place = Place::find(given, &self.folders());
         refuse!(if place.is_none(); self.findings, &*key.path =>
-            "\"{given}\": no such file or folder, from the current folder or beside the job file, and it is not a \
-             repository on the Hub (owner/name)"; "{remedy}");
+            "\"{given}\": no such file or folder, relative to the current folder or to the folder of the job file, \
+             and it is not a repository on the Hub (owner/name)"; "{remedy}");
         place
     }
 

@@ -10,11 +10,8 @@
 //! happen to a correct job.
 
 use std::fmt;
-use std::process::ExitCode;
 
 use deepburn::BoxError;
-
-use crate::console;
 
 /// Why a command failed.
 ///
@@ -92,21 +89,6 @@ fn exceeded_limit(message: &str) -> &'static str {
          group) or use fewer ranks"
     } else {
         ""
-    }
-}
-
-/// Prints the failure, if there is one, and returns the exit status.
-///
-/// A failure of another process is not printed, because that process prints it.
-pub fn exit(result: Result<(), Failure>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            if !matches!(failure, Failure::Elsewhere { .. }) {
-                console::eprint(&failure.to_string());
-            }
-            ExitCode::from(failure.status())
-        }
     }
 }
 

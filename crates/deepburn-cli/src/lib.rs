@@ -22,6 +22,7 @@
 //! failed prints it, and all processes exit with the same status.
 
 use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
 
 use clap::Parser;
 use deepburn::comm::Placement;
@@ -40,7 +41,7 @@ mod run;
 mod tools;
 
 pub use allocator::{HugePageAllocator, set_block_thresholds};
-pub use failure::{Failure, exit};
+pub use failure::Failure;
 pub use run::finetune::{Arguments, finetune};
 pub use tools::{Tools, run as run_tool};
 
@@ -88,4 +89,19 @@ pub fn start_logging() -> Profiler {
     // A second call keeps the first subscriber.
     let _ = tracing_subscriber::registry().with(notes).with(profiler.layer()).try_init();
     profiler
+}
+
+/// Prints the failure, if there is one, and returns the exit status.
+///
+/// A failure of another process is not printed, because that process prints it.
+pub fn exit(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !matches!(failure, Failure::Elsewhere { .. }) {
+                console::eprint(&failure.to_string());
+            }
+            ExitCode::from(failure.status())
+        }
+    }
 }

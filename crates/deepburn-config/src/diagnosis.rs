@@ -111,7 +111,7 @@ impl fmt::Display for Diagnosis {
 /// );
 /// # Ok::<(), deepburn_config::ConfigError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Report {
     /// The source of the configuration: a path, or `inline configuration`.
     pub source: String,
@@ -135,6 +135,13 @@ impl fmt::Display for Report {
             write!(f, "\n  {diagnosis}")?;
         }
         Ok(())
+    }
+}
+
+/// Prints the message, because a program whose `main` returns the error prints this form.
+impl fmt::Debug for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -266,7 +273,7 @@ pub(crate) use {note, refuse, report, warning};
 ///
 /// All variants except the last occur before values are checked: the text cannot be found, read or
 /// parsed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ConfigError {
     /// The file does not exist.
     #[error("{path}: no such {what}; looked for {tried}")]
@@ -329,6 +336,13 @@ pub enum ConfigError {
     Invalid(#[from] Report),
 }
 
+/// Prints the message, like the form of [`Report`].
+impl fmt::Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -345,6 +359,7 @@ mod tests {
             "x.json: 1 problem\n  error: b.c: -1 is below 0; give 0 or more\n  \
              warning: d: has no effect\n  note: a: good to know"
         );
+        assert_eq!(format!("{report:?}"), report.to_string());
     }
 
     #[test]

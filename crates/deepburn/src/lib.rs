@@ -77,6 +77,8 @@ pub use deepburn_zero as zero;
 pub use deepburn_zero::activation_checkpoint;
 pub use ranks::{COLLECTIVE_TIMEOUT, Ranks, RanksError, run_ranks};
 
+use std::fmt;
+
 use deepburn_config::{ConfigError, Plan, RawConfig, Report, RunContext, Severity, resolve};
 
 /// The names that most programs need.
@@ -107,7 +109,7 @@ pub fn plan(json: &str, world_size: usize) -> Result<Plan, PlanError> {
 }
 
 /// An error of [`plan`].
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum PlanError {
     /// The configuration is not valid JSON or not a JSON object.
     #[error(transparent)]
@@ -116,4 +118,12 @@ pub enum PlanError {
     /// unsupported settings.
     #[error(transparent)]
     Refused(#[from] Report),
+}
+
+/// Prints the message, because a program whose `main` returns the error prints
+/// this form.
+impl fmt::Debug for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -43,6 +43,10 @@ pub(crate) struct Events {
     receiver: Receiver<LaunchEvent>,
 }
 
+/// The time in which the same signal counts as one. `timeout` sends its signal
+/// to the process that it started and to its process group.
+const REPEATED: Duration = Duration::from_millis(150);
+
 impl Events {
     /// Starts to catch SIGTERM, SIGINT, SIGHUP and SIGUSR1.
     ///
@@ -61,8 +65,12 @@ impl Events {
             signal_hook::low_level::pipe::register(signal, writer)?;
             let sender = sender.clone();
             thread::spawn(move || {
-                let mut byte = [0];
+                let (mut byte, mut last) = ([0], None::<Instant>);
                 while reader.read_exact(&mut byte).is_ok() {
+                    let now = Instant::now();
+                    if last.replace(now).is_some_and(|last| now - last < REPEATED) {
+                        continue;
+                    }
                     if sender.send(LaunchEvent::Signal(signal)).is_err() {
                         break;
                     }

@@ -15,7 +15,7 @@
 //! | Command | Checkpoint |
 //! |---|---|
 //! | `--resume` | the latest checkpoint in the output folder |
-//! | `--resume step-00001000` | the checkpoint of this name |
+//! | `--resume step-00001000`, or its path | this checkpoint in the output folder |
 //! | `--resume path/to/deepspeed` | the checkpoint that DeepSpeed's file `latest` names |
 //! | restart by `deepburn launch` | the newest intact checkpoint of this launch, or else the one of the command |
 
@@ -169,6 +169,7 @@ fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Fai
 pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Origin, Failure> {
     let what = what.filter(|tag| *tag != "latest");
     let own = folder(&preparation.job.training.output_dir);
+    let what = what.map(|what| tag_of_path(what, &own).unwrap_or(what));
     // A tag of this job comes first. Any other value is a folder if it exists or has more than one path component.
     let is_folder = |what: &&str| {
         let path = Path::new(what);
@@ -189,6 +190,14 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
         )));
     }
     Ok(origin)
+}
+
+/// Returns the tag if `path` is a checkpoint in the folder `own`. Messages show checkpoints as paths, which users copy.
+fn tag_of_path<'a>(path: &'a str, own: &Path) -> Option<&'a str> {
+    let path = Path::new(path);
+    let (parent, tag) = (path.parent()?, path.file_name()?.to_str()?);
+    let is_own = fs::canonicalize(parent).ok()? == fs::canonicalize(own).ok()?;
+    (is_own && tag.parse::<Tag>().is_ok() && path.is_dir()).then_some(tag)
 }
 
 /// Opens a DeepSpeed checkpoint and checks that it has the job's model and optimizer states.

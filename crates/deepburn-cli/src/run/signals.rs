@@ -1,6 +1,9 @@
 //! Signal handlers. SIGTERM, SIGINT and SIGUSR1 end a run after the current step, with a checkpoint. A second SIGTERM
 //! or SIGINT ends it immediately.
 //!
+//! `timeout` sends its signal twice: to the process that it started, and to its process group. A signal that arrives
+//! again within [`REPEATED`] therefore counts as one.
+//!
 //! `deepburn launch` sends SIGUSR1, because mpirun forwards that signal to all ranks and does not act on it. A second
 //! SIGUSR1 has no effect. A SIGUSR1 that arrives during the preparation ends the run after its first step.
 //!
@@ -10,11 +13,12 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use deepburn::Interrupt;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
-use signal_hook::flag;
+use signal_hook::{flag, low_level};
 
 use crate::run::launcher_env::launch_id;
 
@@ -31,17 +35,69 @@ const OF_SIGTERM: Messages = [
     "\nSIGTERM: the run ends immediately\n",
 ];
 
+/// The time in which the same signal counts as one. It is shorter than the time between two presses of a key.
+const REPEATED: Duration = Duration::from_millis(150);
+
 /// The signals that this process has received.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    /// Whether a signal has arrived.
-    received: Arc<AtomicBool>,
-    /// Whether the next signal ends the process.
-    ends_process: Arc<AtomicBool>,
-    /// Number of the last signal.
-    number: Arc<AtomicUsize>,
+    /// The request to end the run.
+    request: Arc<EndRequest>,
     /// Whether mpirun is ending the job.
     terminated: Arc<AtomicBool>,
+}
+
+/// A request to end the run. Signal handlers change it, so all fields are atomic.
+#[derive(Debug)]
+struct EndRequest {
+    /// Whether a signal has arrived.
+    received: Arc<AtomicBool>,
+    /// Number of the last signal.
+    number: AtomicI32,
+    /// The time from which `first` is counted.
+    start: Instant,
+    /// The milliseconds from `start` to the first signal, plus 1; 0 before it.
+    first: AtomicU64,
+}
+
+impl Default for EndRequest {
+    fn default() -> Self {
+        Self {
+            received: Arc::default(),
+            number: AtomicI32::default(),
+            start: Instant::now(),
+            first: AtomicU64::default(),
+        }
+    }
+}
+
+/// The place of a signal among the signals of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arrival {
+    /// The first signal.
+    First,
+    /// The first signal again, sent by the same program.
+    Repeated,
+    /// A later signal.
+    Second,
+}
+
+impl EndRequest {
+    /// Records a signal that arrives now. It may be called in a signal handler.
+    fn receive(&self, signal: i32) -> Arrival {
+        let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
+        let is_same = self.number.swap(signal, Relaxed) == signal;
+        self.received.store(true, Relaxed);
+        match self.first.compare_exchange(0, now, Relaxed, Relaxed) {
+            Ok(_) => Arrival::First,
+            Err(first)
+                if is_same && u128::from(now.saturating_sub(first)) < REPEATED.as_millis() =>
+            {
+                Arrival::Repeated
+            }
+            Err(_) => Arrival::Second,
+        }
+    }
 }
 
 /// Makes a write beyond the file size limit (`ulimit -f`) return an error, as on a full disk. By default, SIGXFSZ would
@@ -56,7 +112,12 @@ impl Signals {
     pub(crate) fn prepare() -> io::Result<Self> {
         let signals = Self::default();
         survive_file_limits()?;
-        signals.note(SIGUSR1)?;
+        let request = signals.request.clone();
+        let receive = move || {
+            request.receive(SIGUSR1);
+        };
+        // SAFETY: the action reads a clock and changes atomics, which a signal handler may do.
+        unsafe { low_level::register(SIGUSR1, receive) }?;
         Ok(signals)
     }
 
@@ -66,56 +127,40 @@ impl Signals {
     /// handler, so that it does not depend on the training loop.
     pub(crate) fn listen(&self, prints: bool) -> io::Result<()> {
         let is_launched = launch_id().is_some();
-        // Handlers run in order of registration. Messages and the shutdown are registered before the handler that sets
-        // the flag, so that the first signal does not end the process. In a launched job, the launcher prints the
-        // message.
-        if prints && !is_launched {
-            self.tell(SIGINT, OF_SIGINT)?;
-            self.tell(SIGTERM, OF_SIGTERM)?;
-        }
-        flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, self.ends_process.clone())?;
-        self.note(SIGINT)?;
+        // In a launched job, the launcher prints the messages.
+        let prints = prints && !is_launched;
+        self.end_at(SIGINT, prints.then_some(OF_SIGINT))?;
         if is_launched {
+            // The handler that ends the process is registered first, so that the first signal does not end it.
             let terminated = &self.terminated;
             flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, terminated.clone())?;
-            flag::register(SIGTERM, terminated.clone())?;
-            return Ok(());
+            flag::register(SIGTERM, terminated.clone()).map(drop)
+        } else {
+            self.end_at(SIGTERM, prints.then_some(OF_SIGTERM))
         }
-        flag::register_conditional_shutdown(SIGTERM, 128 + SIGTERM, self.ends_process.clone())?;
-        self.note(SIGTERM)
     }
 
-    /// Registers a handler that prints on standard error what the signal does. It prints at once, because the current
-    /// step may take minutes.
-    fn tell(&self, signal: i32, messages: Messages) -> io::Result<()> {
-        let ends_process = self.ends_process.clone();
-        let tell = move || {
-            let text = messages[usize::from(ends_process.load(Relaxed))];
-            let mut stderr =
-                libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
-            // A write to a full pipe would block the handler, and with it the shutdown.
-            // SAFETY: the pointer is to one `pollfd`, and with a timeout of 0 the call does not wait.
-            if unsafe { libc::poll(&raw mut stderr, 1, 0) } == 1 {
-                // SAFETY: the text has this length. An error is ignored, because it cannot be reported.
-                let _ =
-                    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+    /// Registers the handler of a signal that ends the run, and the process if it arrives a second time. `messages` are
+    /// printed at once, because the current step may take minutes.
+    fn end_at(&self, signal: i32, messages: Option<Messages>) -> io::Result<()> {
+        let request = self.request.clone();
+        let [first, second] = messages.unwrap_or_default();
+        let end = move || match request.receive(signal) {
+            Arrival::First => tell(first),
+            Arrival::Repeated => {}
+            Arrival::Second => {
+                tell(second);
+                low_level::exit(128 + signal);
             }
         };
-        // SAFETY: the action loads a flag and calls `poll` and `write`, which a signal handler may do.
-        unsafe { signal_hook::low_level::register(signal, tell) }.map(drop)
-    }
-
-    /// Registers a signal as a request to end the run.
-    fn note(&self, signal: i32) -> io::Result<()> {
-        flag::register_usize(signal, self.number.clone(), signal as usize)?;
-        flag::register(signal, self.received.clone())?;
-        flag::register(signal, self.ends_process.clone())?;
-        Ok(())
+        // SAFETY: the action reads a clock, changes atomics and calls `poll`, `write` and `_exit`, which a signal handler
+        // may do.
+        unsafe { low_level::register(signal, end) }.map(drop)
     }
 
     /// Returns the interrupt of the training loop, which a signal triggers.
     pub(crate) fn interrupt(&self) -> Interrupt {
-        Interrupt::from_flag(self.received.clone())
+        Interrupt::from_flag(self.request.received.clone())
     }
 
     /// Returns a flag that is set when mpirun ends the job.
@@ -125,10 +170,37 @@ impl Signals {
 
     /// Returns the number and the name of the last signal.
     pub(crate) fn last(&self) -> (u8, &'static str) {
-        match self.number.load(Relaxed) as i32 {
+        match self.request.number.load(Relaxed) {
             SIGINT => (SIGINT as u8, "SIGINT"),
             SIGUSR1 => (SIGUSR1 as u8, "SIGUSR1"),
             _ => (SIGTERM as u8, "SIGTERM"),
         }
+    }
+}
+
+/// Writes a text to standard error from a signal handler.
+fn tell(text: &str) {
+    let mut stderr = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
+    // A write to a full pipe would block the handler, and with it the end of the process.
+    // SAFETY: the pointer is to one `pollfd`, and with a timeout of 0 the call does not wait.
+    if unsafe { libc::poll(&raw mut stderr, 1, 0) } == 1 {
+        // SAFETY: the text has this length. An error is ignored, because it cannot be reported.
+        let _ = unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_signal_at_once_counts_as_one() {
+        let request = EndRequest::default();
+        assert_eq!(request.receive(SIGTERM), Arrival::First);
+        assert_eq!(request.receive(SIGTERM), Arrival::Repeated);
+        assert_eq!(request.receive(SIGINT), Arrival::Second);
+        std::thread::sleep(REPEATED);
+        assert_eq!(request.receive(SIGINT), Arrival::Second);
+        assert!(request.received.load(Relaxed));
     }
 }

@@ -69,6 +69,14 @@ pub enum DataError {
         /// The rule that the value breaks, and the remedy.
         rule: String,
     },
+    /// An error of the repository that a key of the job file names.
+    #[error("{key}: {error}")]
+    Repository {
+        /// The key.
+        key: &'static str,
+        /// The error, which names the repository or an address in it.
+        error: Box<DataError>,
+    },
     /// A server that could not be reached.
     #[error(
         "cannot fetch `{url}`: {reason}; check the network and HF_ENDPOINT, or give the path of a local copy"

@@ -25,6 +25,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -224,8 +225,14 @@ fn split(text: &str) -> Option<(&str, &str)> {
 fn without_checksum(path: &Path, text: &str) -> CheckpointError {
     match check_version(path, text) {
         Err(error @ CheckpointError::Version { .. }) => error,
-        Err(error) if !text.contains(FORMAT) => error,
-        _ => CheckpointError::damaged(path, "it does not end with its checksum; is it truncated?"),
+        // Valid JSON without the name of the format belongs to another program. A truncated manifest
+        // is not valid JSON.
+        Err(error)
+            if serde_json::from_str::<IgnoredAny>(text).is_ok() && !text.contains(FORMAT) =>
+        {
+            error
+        }
+        _ => CheckpointError::damaged(path, "it does not end with its checksum: it is truncated"),
     }
 }
 
@@ -329,12 +336,14 @@ mod tests {
         let json = serde_json::to_string(&newer).unwrap();
         let error = parse(&json).unwrap_err();
         assert!(matches!(error, CheckpointError::Version { found: 2, supported: 1, .. }));
-        for text in ["", "[]", "{}", r#"{"format":"pt","version":1}"#, "\u{0}"] {
+        for text in ["[]", "{}", r#"{"format":"pt","version":1}"#] {
             assert!(matches!(parse(text).unwrap_err(), CheckpointError::Foreign { .. }), "{text}");
         }
         let whole = text(&manifest(json!(null)));
-        let error = parse(&whole[..whole.len() / 2]).unwrap_err();
-        assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+        for text in ["", "\u{0}", &whole[..10], &whole[..whole.len() / 2]] {
+            let error = parse(text).unwrap_err();
+            assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -84,11 +84,7 @@ impl RankFile {
         let entry = &manifest.ranks[rank];
         let expected = identity.of_file(rank, layout.world_size());
         if metadata.len() != entry.length {
-            let reason = format!(
-                "it has {} bytes instead of {}; is it truncated?",
-                metadata.len(),
-                entry.length
-            );
+            let reason = format!("it has {} bytes instead of {}", metadata.len(), entry.length);
             return Err(mixed(&path, &file, &expected)
                 .unwrap_or_else(|| CheckpointError::damaged(&path, reason)));
         }

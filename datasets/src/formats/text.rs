@@ -89,9 +89,7 @@ pub fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
     if !fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let mut files = entries_below(path)?;
-    files.retain(|file| Format::of(file).is_some() && !file.is_dir());
-    files.sort();
+    let [files, _] = sorted_files(path)?;
     match files.is_empty() {
         true => Err(DataError::invalid(
             path,
@@ -99,6 +97,26 @@ pub fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
         )),
         false => Ok(files),
     }
+}
+
+/// Returns the files in a folder of texts and its subfolders that are not read,
+/// sorted by path; none if the folder has no text files.
+///
+/// # Errors
+/// Returns [`DataError::Unreadable`] if a folder cannot be read.
+pub fn skipped_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let [texts, others] = sorted_files(folder)?;
+    Ok(if texts.is_empty() { Vec::new() } else { others })
+}
+
+/// Returns the text files in `folder` and its subfolders, and the other files,
+/// sorted by path.
+fn sorted_files(folder: &Path) -> Result<[Vec<PathBuf>; 2]> {
+    let mut files = entries_below(folder)?;
+    files.retain(|file| !file.is_dir());
+    files.sort();
+    let (texts, others) = files.into_iter().partition(|file| Format::of(file).is_some());
+    Ok([texts, others])
 }
 
 /// Streams the text of a file to `sink`, in parts, without its byte-order
@@ -154,6 +172,7 @@ mod tests {
         ]);
         let documents = read_documents(dir.path(), TEXT_FIELD).unwrap();
         assert_eq!(documents, ["first", "one more", "second", "third", ""]);
+        assert_eq!(skipped_files(dir.path()).unwrap(), [dir.path().join("c/skipped.md")]);
     }
 
     #[test]

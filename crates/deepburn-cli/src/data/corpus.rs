@@ -14,7 +14,7 @@ use deepburn_datasets::{
     TokenizerChoice, open,
 };
 
-use crate::data::places::Places;
+use crate::data::places::{Places, files_at};
 
 /// Bytes of the synthetic corpus. They are enough for any run on a few cores and generated in a moment.
 const SYNTHETIC_BYTES: usize = 2 << 20;
@@ -123,8 +123,8 @@ pub(crate) fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError
             }
         }
         SplitPlan::Paths { train, eval, test, .. } => {
-            let files = |path: &Option<PathBuf>| path.clone().map(|path| vec![path]);
-            Splits::Paths { train: vec![train.clone()], eval: files(eval), test: files(test) }
+            let files = |path: &Option<PathBuf>| path.as_deref().map(files_at).transpose();
+            Splits::Paths { train: files_at(train)?, eval: files(eval)?, test: files(test)? }
         }
     })
 }

@@ -7,10 +7,10 @@
 //! an error names a missing file.
 
 use std::cell::OnceCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use deepburn_config::Place;
-use deepburn_datasets::{DataError, Hub, Location, RepoKind};
+use deepburn_datasets::{DataError, Hub, Location, RepoKind, skipped_files};
 
 use crate::job::model_folder::model_in;
 
@@ -34,7 +34,10 @@ impl Places {
         match place {
             // The path may be the output folder of a run, which has the model in a subfolder.
             Place::Local(path) => Ok(model_in(path)),
-            Place::Hub(text) => Location::parse(text, RepoKind::Model)?.model(self.hub()?),
+            Place::Hub(text) => self
+                .hub()
+                .and_then(|hub| Location::parse(text, RepoKind::Model)?.model(hub))
+                .map_err(of_key("model.pretrained")),
         }
     }
 
@@ -45,7 +48,10 @@ impl Places {
     pub(crate) fn tokenizer(&self, place: &Place) -> Result<PathBuf, DataError> {
         match place {
             Place::Local(path) => Ok(path.clone()),
-            Place::Hub(text) => Location::parse(text, RepoKind::Model)?.tokenizer(self.hub()?),
+            Place::Hub(text) => self
+                .hub()
+                .and_then(|hub| Location::parse(text, RepoKind::Model)?.tokenizer(hub))
+                .map_err(of_key("data.tokenizer")),
         }
     }
 
@@ -59,11 +65,13 @@ impl Places {
         name: Option<&str>,
         split: &str,
     ) -> Result<Vec<PathBuf>, DataError> {
-        let location = match place {
-            Place::Local(path) => Location::Folder(path.clone()),
-            Place::Hub(text) => Location::parse(text, RepoKind::Dataset)?,
-        };
-        location.split(self.hub()?, name, split)
+        match place {
+            Place::Local(path) => Location::Folder(path.clone()).split(self.hub()?, name, split),
+            Place::Hub(text) => self
+                .hub()
+                .and_then(|hub| Location::parse(text, RepoKind::Dataset)?.split(hub, name, split))
+                .map_err(of_key("data.path")),
+        }
     }
 
     /// Returns the files of data that the job divides into splits by fractions: the training split of a data set, or a
@@ -80,12 +88,12 @@ impl Places {
             (Place::Local(path), None) if path.is_dir() => {
                 // A folder without splits is read as a folder of files.
                 let Ok(files) = self.split(place, None, TRAIN) else {
-                    return Ok(vec![path.clone()]);
+                    return files_at(path);
                 };
                 tracing::info!("{}: using its split `train`", path.display());
                 Ok(files)
             }
-            (Place::Local(path), None) => Ok(vec![path.clone()]),
+            (Place::Local(path), None) => files_at(path),
             _ => self.split(place, name, TRAIN),
         }
     }
@@ -101,4 +109,27 @@ impl Places {
         let hub = Hub::from_env()?;
         Ok(self.hub.get_or_init(|| hub))
     }
+}
+
+/// Returns a function that adds the key that names a repository to an error.
+fn of_key(key: &'static str) -> impl FnOnce(DataError) -> DataError {
+    move |error| DataError::Repository { key, error: Box::new(error) }
+}
+
+/// Returns a file, or a folder of which all text files are read. Logs other files in the folder, because nothing else
+/// shows that they are missing from the data.
+///
+/// # Errors
+/// Returns an error if the folder cannot be read.
+pub(crate) fn files_at(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let skipped = if path.is_dir() { skipped_files(path)? } else { Vec::new() };
+    if let Some(first) = skipped.first() {
+        tracing::info!(
+            "{}: files without the extension .txt, .jsonl, .csv or .parquet are not read: {}, such as {}",
+            path.display(),
+            skipped.len(),
+            first.display()
+        );
+    }
+    Ok(vec![path.to_owned()])
 }

@@ -28,13 +28,13 @@ pub(crate) fn check_swap(
     let states = nvme(preparation).map(|nvme| &nvme.file);
     let state_bytes = file_bytes(preparation, &preparation.plan.zero);
     if let Some(file) = states {
-        check("zero_optimization.offload_optimizer.nvme_path", file, state_bytes)?;
+        check("deepspeed.zero_optimization.offload_optimizer.nvme_path", file, state_bytes)?;
     }
     let Some(file) = preparation.plan.activations.offload.swap_file() else { return Ok(()) };
     // If both files are in one folder, the sum of their sizes has to fit.
     let shared = states.is_some_and(|states| states.folder == file.folder);
     let bytes = activations.saturating_add(if shared { state_bytes } else { 0 });
-    check("activation_checkpointing.nvme_path", file, bytes)
+    check("deepspeed.activation_checkpointing.nvme_path", file, bytes)
 }
 
 /// Logs the contents of each rank's swap file. Warns if `max_in_cpu` keeps all parameters in memory, or if

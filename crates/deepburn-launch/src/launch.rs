@@ -208,7 +208,8 @@ impl Launch {
         if self.max_restarts > 0 {
             // The elapsed time is unknown if the system clock has been set back.
             let seconds = self.started.elapsed().unwrap_or_default().as_secs_f64();
-            tracing::info!("{restarts} restarts; {seconds:.1} s since the launch");
+            let plural = if restarts == 1 { "" } else { "s" };
+            tracing::info!("{restarts} restart{plural}; {seconds:.1} s since the launch");
         }
         end
     }

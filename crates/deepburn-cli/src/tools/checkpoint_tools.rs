@@ -143,12 +143,12 @@ pub(crate) fn consolidate(
     float: FloatType,
     max_shard_size: Size,
 ) -> Result<Vec<String>, Failure> {
-    refuse_inside(checkpoint, out)?;
+    check_output(checkpoint, out)?;
     let what = Consolidation { element: float.element(), max_shard_bytes: max_shard_size.0 };
     let hf_export = JobState::read(checkpoint).ok().map(|state| state.hf_export);
     let Some(hf_export) = hf_export.map(|it| it.with_dtype(float)) else {
-        tracing::warn!(
-            "finetune did not save this checkpoint: weights are named by their module paths"
+        tracing::info!(
+            "finetune did not save this checkpoint, so weights are named by their paths in the module"
         );
         return write(checkpoint, out, &what, &deepburn::checkpoint::AsTrained);
     };
@@ -178,12 +178,18 @@ pub(crate) fn consolidate(
     Ok(files)
 }
 
-/// Refuses an output folder inside the folder of checkpoints, where the export could be mistaken for a checkpoint or
-/// deleted by retention.
+/// Checks the output folder. It must not be inside the folder of checkpoints, where the export could be mistaken for a
+/// checkpoint or deleted by retention.
 ///
 /// # Errors
-/// Returns a user's mistake if `out` is inside the folder of checkpoints.
-fn refuse_inside(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
+/// Returns a user's mistake if `out` is inside the folder of checkpoints, or exists and is not a folder.
+fn check_output(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
+    if out.exists() && !out.is_dir() {
+        return Err(Failure::mistake(format!(
+            "{} exists and is not a folder; give another folder",
+            out.display()
+        )));
+    }
     let root = checkpoint.path().parent().and_then(|root| fs::canonicalize(root).ok());
     match (root, fs::canonicalize(out)) {
         (Some(root), Ok(place)) if place.starts_with(&root) => Err(Failure::mistake(format!(

@@ -232,7 +232,7 @@ fn without_checksum(path: &Path, text: &str) -> CheckpointError {
         {
             error
         }
-        _ => CheckpointError::damaged(path, "it does not end with its checksum: it is truncated"),
+        _ => CheckpointError::damaged(path, "it does not end with its checksum"),
     }
 }
 

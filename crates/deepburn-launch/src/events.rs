@@ -68,9 +68,10 @@ impl Events {
                 let (mut byte, mut last) = ([0], None::<Instant>);
                 while reader.read_exact(&mut byte).is_ok() {
                     let now = Instant::now();
-                    if last.replace(now).is_some_and(|last| now - last < REPEATED) {
+                    if last.is_some_and(|last| now - last < REPEATED) {
                         continue;
                     }
+                    last = Some(now);
                     if sender.send(LaunchEvent::Signal(signal)).is_err() {
                         break;
                     }

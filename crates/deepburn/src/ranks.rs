@@ -5,6 +5,7 @@
 //! preparation on a single rank uses [`Ranks`], which provides the ranks of this
 //! process before they run.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
@@ -52,7 +53,7 @@ pub fn run_ranks<B: StreamOps, R: Send>(
 }
 
 /// The reason why ranks cannot run.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum RanksError {
     /// The environment variables of the launcher are contradictory.
     #[error(transparent)]
@@ -102,6 +103,14 @@ pub enum RanksError {
     /// The processes could not connect.
     #[error(transparent)]
     Comm(#[from] CommError),
+}
+
+/// Prints the message, because a program whose `main` returns the error prints
+/// this form.
+impl fmt::Debug for RanksError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The ranks that this process runs: all ranks of a job, or one of them.

@@ -100,13 +100,19 @@ pub fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Returns the files in a folder of texts and its subfolders that are not read,
-/// sorted by path; none if the folder has no text files.
+/// sorted by path; none if the folder has no text files. Hidden files and
+/// folders are not listed, because they are not data.
 ///
 /// # Errors
 /// Returns [`DataError::Unreadable`] if a folder cannot be read.
 pub fn skipped_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let [texts, others] = sorted_files(folder)?;
-    Ok(if texts.is_empty() { Vec::new() } else { others })
+    let is_hidden = |file: &PathBuf| {
+        let below = file.strip_prefix(folder).unwrap_or(file);
+        below.iter().any(|name| name.as_encoded_bytes().starts_with(b"."))
+    };
+    let listed = others.into_iter().filter(|file| !is_hidden(file));
+    Ok(if texts.is_empty() { Vec::new() } else { listed.collect() })
 }
 
 /// Returns the text files in `folder` and its subfolders, and the other files,
@@ -168,6 +174,7 @@ mod tests {
             ("a/z.jsonl", b"{\"text\": \"first\"}\n\n{\"id\": 1, \"text\": \"one more\"}\r\n"),
             ("c/d/e.txt", b"third"),
             ("c/skipped.md", b"no"),
+            (".git/HEAD", b"no"),
             ("empty.txt", b""),
         ]);
         let documents = read_documents(dir.path(), TEXT_FIELD).unwrap();

@@ -6,15 +6,16 @@
 //! The tokenizer is the one in the job file, or else the pretrained model's. If there is neither, a tokenizer is
 //! trained on the text.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
 use deepburn_datasets::{
     Content, Corpus, DataError, DataSource, Fractions, Join, Splits, SyntheticCorpus, TokenCache,
-    TokenizerChoice, open,
+    TokenizerChoice, open, skipped_files,
 };
 
-use crate::data::places::{Places, files_at};
+use crate::data::places::Places;
 
 /// Bytes of the synthetic corpus. They are enough for any run on a few cores and generated in a moment.
 const SYNTHETIC_BYTES: usize = 2 << 20;
@@ -106,7 +107,7 @@ pub(crate) fn tokenizer_of(checkpoint: &Path) -> Option<PathBuf> {
 /// Returns an error if a file cannot be downloaded from the Hub, or if the data set does not have a split.
 pub(crate) fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError> {
     let name = data.name.as_deref();
-    Ok(match &data.splits {
+    let splits = match &data.splits {
         SplitPlan::Shares { path, train, eval, test } => Splits::Shares {
             files: match path {
                 Some(path) => places.whole(path, name)?,
@@ -123,8 +124,37 @@ pub(crate) fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError
             }
         }
         SplitPlan::Paths { train, eval, test, .. } => {
-            let files = |path: &Option<PathBuf>| path.as_deref().map(files_at).transpose();
-            Splits::Paths { train: files_at(train)?, eval: files(eval)?, test: files(test)? }
+            let files = |path: &Option<PathBuf>| path.clone().map(|path| vec![path]);
+            Splits::Paths { train: vec![train.clone()], eval: files(eval), test: files(test) }
         }
-    })
+    };
+    if !matches!(data.kind, DataKind::Tokens) {
+        note_skipped_files(&splits)?;
+    }
+    Ok(splits)
+}
+
+/// Logs the files in folders of texts that are not read, because nothing else shows that they are missing from the data.
+///
+/// # Errors
+/// Returns an error if a folder cannot be read.
+fn note_skipped_files(splits: &Splits) -> Result<(), DataError> {
+    let paths: BTreeSet<&PathBuf> = match splits {
+        Splits::Shares { files, .. } => files.iter().collect(),
+        Splits::Paths { train, eval, test } => {
+            train.iter().chain(eval.iter().flatten()).chain(test.iter().flatten()).collect()
+        }
+    };
+    for folder in paths.into_iter().filter(|path| path.is_dir()) {
+        let skipped = skipped_files(folder)?;
+        if let Some(first) = skipped.first() {
+            tracing::info!(
+                "{}: files without the extension .txt, .jsonl, .csv or .parquet are not read: {}, such as {}",
+                folder.display(),
+                skipped.len(),
+                first.display()
+            );
+        }
+    }
+    Ok(())
 }

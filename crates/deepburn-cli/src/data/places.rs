@@ -7,10 +7,10 @@
 //! an error names a missing file.
 
 use std::cell::OnceCell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use deepburn_config::Place;
-use deepburn_datasets::{DataError, Hub, Location, RepoKind, skipped_files};
+use deepburn_datasets::{DataError, Hub, Location, RepoKind};
 
 use crate::job::model_folder::model_in;
 
@@ -88,12 +88,12 @@ impl Places {
             (Place::Local(path), None) if path.is_dir() => {
                 // A folder without splits is read as a folder of files.
                 let Ok(files) = self.split(place, None, TRAIN) else {
-                    return files_at(path);
+                    return Ok(vec![path.clone()]);
                 };
                 tracing::info!("{}: using its split `train`", path.display());
                 Ok(files)
             }
-            (Place::Local(path), None) => files_at(path),
+            (Place::Local(path), None) => Ok(vec![path.clone()]),
             _ => self.split(place, name, TRAIN),
         }
     }
@@ -114,22 +114,4 @@ impl Places {
 /// Returns a function that adds the key that names a repository to an error.
 fn of_key(key: &'static str) -> impl FnOnce(DataError) -> DataError {
     move |error| DataError::Repository { key, error: Box::new(error) }
-}
-
-/// Returns a file, or a folder of which all text files are read. Logs other files in the folder, because nothing else
-/// shows that they are missing from the data.
-///
-/// # Errors
-/// Returns an error if the folder cannot be read.
-pub(crate) fn files_at(path: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let skipped = if path.is_dir() { skipped_files(path)? } else { Vec::new() };
-    if let Some(first) = skipped.first() {
-        tracing::info!(
-            "{}: files without the extension .txt, .jsonl, .csv or .parquet are not read: {}, such as {}",
-            path.display(),
-            skipped.len(),
-            first.display()
-        );
-    }
-    Ok(vec![path.to_owned()])
 }

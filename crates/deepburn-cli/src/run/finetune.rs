@@ -74,8 +74,8 @@ pub struct Arguments {
     /// Output folder for metrics, checkpoints, model and report.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Resume from a checkpoint: the latest one in output_dir/checkpoints, the one named TAG, or a FOLDER saved by
-    /// DeepSpeed.
+    /// Resume from a checkpoint: the latest one in output_dir/checkpoints, the one named TAG (or its path), or a FOLDER
+    /// saved by DeepSpeed.
     #[arg(long, value_name = "TAG|FOLDER", num_args = 0..=1)]
     resume: Option<Option<String>>,
 }

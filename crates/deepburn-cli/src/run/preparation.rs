@@ -335,7 +335,7 @@ fn resolve_plan(
     }
     let plan = resolved.plan.clone();
     if plan.zero.parameters.gather_16bit_weights_on_model_save {
-        let key = "zero_optimization.stage3_gather_16bit_weights_on_model_save";
+        let key = "deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save";
         tracing::info!(
             "{key}: finetune saves the model in fp32; only save_16bit_model asks for it"
         );

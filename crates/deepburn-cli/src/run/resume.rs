@@ -160,8 +160,8 @@ fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Fai
     Ok(None)
 }
 
-/// Opens the checkpoint that `--resume` names: a tag in the output folder, its latest checkpoint, or a folder that
-/// DeepSpeed saved.
+/// Opens the checkpoint that `--resume` names: the tag or the path of a checkpoint in the output folder, its latest
+/// checkpoint, or a folder that DeepSpeed saved.
 ///
 /// # Errors
 /// Returns a user's mistake if there is no such checkpoint, if it is damaged, if another job saved it, or if its step
@@ -169,7 +169,7 @@ fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Fai
 pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Origin, Failure> {
     let what = what.filter(|tag| *tag != "latest");
     let own = folder(&preparation.job.training.output_dir);
-    let what = what.map(|what| tag_of_path(what, &own).unwrap_or(what));
+    let what = what.map(|what| tag_of_path(what, &own).unwrap_or(what).trim_end_matches('/'));
     // A tag of this job comes first. Any other value is a folder if it exists or has more than one path component.
     let is_folder = |what: &&str| {
         let path = Path::new(what);
@@ -197,7 +197,7 @@ fn tag_of_path<'a>(path: &'a str, own: &Path) -> Option<&'a str> {
     let path = Path::new(path);
     let (parent, tag) = (path.parent()?, path.file_name()?.to_str()?);
     let is_own = fs::canonicalize(parent).ok()? == fs::canonicalize(own).ok()?;
-    (is_own && tag.parse::<Tag>().is_ok() && path.is_dir()).then_some(tag)
+    (is_own && tag.parse::<Tag>().is_ok() && path.join("manifest.json").exists()).then_some(tag)
 }
 
 /// Opens a DeepSpeed checkpoint and checks that it has the job's model and optimizer states.

@@ -1,5 +1,5 @@
-//! Signal handlers. SIGTERM, SIGINT and SIGUSR1 end a run after the current step, with a checkpoint. A second SIGTERM
-//! or SIGINT ends it immediately.
+//! Signal handlers. SIGTERM, SIGINT and SIGUSR1 end a run after the current step, with a checkpoint. A SIGTERM or SIGINT
+//! after another of these signals ends it immediately.
 //!
 //! `timeout` sends its signal twice: to the process that it started, and to its process group. A signal that arrives
 //! again within [`REPEATED`] therefore counts as one.
@@ -56,7 +56,7 @@ struct EndRequest {
     number: AtomicI32,
     /// The time from which `first` is counted.
     start: Instant,
-    /// The milliseconds from `start` to the first signal, plus 1; 0 before it.
+    /// The number of the first signal, in the lowest 8 bits, and the milliseconds from `start` to it; 0 before it.
     first: AtomicU64,
 }
 
@@ -85,13 +85,22 @@ enum Arrival {
 impl EndRequest {
     /// Records a signal that arrives now. It may be called in a signal handler.
     fn receive(&self, signal: i32) -> Arrival {
-        let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1;
-        let is_same = self.number.swap(signal, Relaxed) == signal;
+        self.receive_after(signal, self.start.elapsed())
+    }
+
+    /// Records a signal that arrives `after` the start.
+    ///
+    /// The first signal is one atomic value, so that two threads that handle the same signal agree on which is first.
+    fn receive_after(&self, signal: i32, after: Duration) -> Arrival {
+        self.number.store(signal, Relaxed);
         self.received.store(true, Relaxed);
+        // All caught signals have numbers from 1 to 255.
+        let now = (after.as_millis() as u64) << 8 | signal as u64;
         match self.first.compare_exchange(0, now, Relaxed, Relaxed) {
             Ok(_) => Arrival::First,
             Err(first)
-                if is_same && u128::from(now.saturating_sub(first)) < REPEATED.as_millis() =>
+                if first & 0xff == signal as u64
+                    && u128::from((now >> 8).saturating_sub(first >> 8)) < REPEATED.as_millis() =>
             {
                 Arrival::Repeated
             }
@@ -196,11 +205,11 @@ mod tests {
     #[test]
     fn the_same_signal_at_once_counts_as_one() {
         let request = EndRequest::default();
-        assert_eq!(request.receive(SIGTERM), Arrival::First);
-        assert_eq!(request.receive(SIGTERM), Arrival::Repeated);
-        assert_eq!(request.receive(SIGINT), Arrival::Second);
-        std::thread::sleep(REPEATED);
-        assert_eq!(request.receive(SIGINT), Arrival::Second);
+        let start = Duration::from_secs(9);
+        assert_eq!(request.receive_after(SIGTERM, start), Arrival::First);
+        assert_eq!(request.receive_after(SIGTERM, start + REPEATED / 2), Arrival::Repeated);
+        assert_eq!(request.receive_after(SIGINT, start + REPEATED / 2), Arrival::Second);
+        assert_eq!(request.receive_after(SIGTERM, start + REPEATED), Arrival::Second);
         assert!(request.received.load(Relaxed));
     }
 }

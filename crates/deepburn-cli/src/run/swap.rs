@@ -63,7 +63,7 @@ pub(crate) fn announce_swap(preparation: &Preparation) {
         && !has_parameters
     {
         tracing::warn!(
-            "offload_param: all parameters stay in memory, because max_in_cpu is {max_in_cpu} elements; set it to 0 to \
+            "deepspeed.zero_optimization.offload_param: all parameters stay in memory, because max_in_cpu is {max_in_cpu} elements; set it to 0 to \
              offload them to NVMe"
         );
     }
@@ -71,7 +71,7 @@ pub(crate) fn announce_swap(preparation: &Preparation) {
     let unpadded = file_bytes(preparation, &with_sub_group_size(usize::MAX, zero));
     if bytes > unpadded.saturating_mul(2) {
         tracing::warn!(
-            "zero_optimization.sub_group_size: groups of {} elements make the swap file slow and {:.0} times as large \
+            "deepspeed.zero_optimization.sub_group_size: groups of {} elements make the swap file slow and {:.0} times as large \
              as its contents; use 1e6 or more",
             nvme.sub_group_size,
             bytes as f64 / unpadded.max(1) as f64

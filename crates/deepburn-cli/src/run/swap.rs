@@ -63,16 +63,16 @@ pub(crate) fn announce_swap(preparation: &Preparation) {
         && !has_parameters
     {
         tracing::warn!(
-            "deepspeed.zero_optimization.offload_param: all parameters stay in memory, because max_in_cpu is {max_in_cpu} elements; set it to 0 to \
-             offload them to NVMe"
+            "deepspeed.zero_optimization.offload_param: all parameters stay in memory, because max_in_cpu is \
+             {max_in_cpu} elements; set it to 0 to offload them to NVMe"
         );
     }
     // Each group is padded to whole blocks, so the blocks of small groups are mostly empty.
     let unpadded = file_bytes(preparation, &with_sub_group_size(usize::MAX, zero));
     if bytes > unpadded.saturating_mul(2) {
         tracing::warn!(
-            "deepspeed.zero_optimization.sub_group_size: groups of {} elements make the swap file slow and {:.0} times as large \
-             as its contents; use 1e6 or more",
+            "deepspeed.zero_optimization.sub_group_size: groups of {} elements make the swap file slow and {:.0} times \
+             as large as its contents; use 1e6 or more",
             nvme.sub_group_size,
             bytes as f64 / unpadded.max(1) as f64
         );

@@ -18,6 +18,7 @@
 //! make the same calls in the same order. If one rank fails, the run ends on
 //! all ranks.
 
+mod accumulation;
 mod batch_schedule;
 mod best;
 mod checkpoint;

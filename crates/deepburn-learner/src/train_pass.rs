@@ -86,26 +86,4 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.next_rate = Some(rate);
         Ok(())
     }
-
-    /// Returns an error if divided and undivided gradients would be added,
-    /// because no single divisor would be correct for the sum.
-    pub(crate) fn accumulate_as(
-        &mut self,
-        call: &'static str,
-        undivided: bool,
-    ) -> Result<(), EngineError> {
-        if self.progress.accumulated > 0 && self.undivided != undivided {
-            let when = "in an accumulation that mixes backward and train_pass";
-            return Err(EngineError::Order { call, when });
-        }
-        self.undivided = undivided;
-        Ok(())
-    }
-
-    /// Returns the divisor of the accumulated gradients, apart from the loss
-    /// scale.
-    pub(crate) fn take_divisor(&mut self) -> f64 {
-        let undivided = std::mem::take(&mut self.undivided);
-        if undivided { self.batch.gradient_accumulation_steps as f64 } else { 1.0 }
-    }
 }

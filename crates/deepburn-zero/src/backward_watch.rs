@@ -58,6 +58,17 @@ impl BackwardWatch {
         }
     }
 
+    /// Returns true if the pass in progress has reported a gradient of this model.
+    pub(crate) fn is_reporting(&self) -> bool {
+        self.reporting
+    }
+
+    /// Forgets a pass that failed before its end.
+    pub(crate) fn abandon(&mut self) {
+        self.reporting = false;
+        self.announce = None;
+    }
+
     /// Returns the number of completed backward passes with gradients of this model.
     pub(crate) fn completed(&self) -> u64 {
         self.completed

@@ -315,10 +315,22 @@ impl<B: Backend> GradientReducer<B> {
         self.gradients.iter().all(GradientState::is_settled)
     }
 
-    /// Drops all sums and all local gradients. Gradients in the bucket or in flight, for example
-    /// after a failed backward pass, are not dropped.
+    /// Drops all gradients: sums, local gradients, and what a failed backward pass left in the
+    /// bucket or in flight. All ranks must call this at the same point.
+    ///
+    /// The results of reductions in flight are dropped without waiting for them. Other ranks do not
+    /// need this rank to receive its result, and the collective keeps the sent arrays.
     pub(crate) fn clear(&mut self) {
-        self.gradients.iter_mut().for_each(GradientState::clear);
+        self.bucket.clear();
+        self.in_flight.clear();
+        self.gradients.iter_mut().for_each(|gradient| *gradient = GradientState::Awaited);
+        self.watch.abandon();
+    }
+
+    /// Returns true if a backward pass of this model has reported gradients and did not end, because
+    /// it failed.
+    pub(crate) fn is_backward_incomplete(&self) -> bool {
+        self.watch.is_reporting()
     }
 
     /// Counts a gradient in the ledger. For sparse rows, only the values are counted.

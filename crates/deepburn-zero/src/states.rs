@@ -356,9 +356,16 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.reducer.borrow_mut().set_micro_batches(count);
     }
 
-    /// Drops all accumulated gradients.
+    /// Drops all gradients, including those that a failed backward pass left
+    /// behind. Uses no collective. All ranks must call it at the same point.
     pub fn zero_grad(&self) {
         self.reducer.borrow_mut().clear();
+    }
+
+    /// Returns true if a backward pass has reported gradients of this model and
+    /// failed before its end.
+    pub fn is_backward_incomplete(&self) -> bool {
+        self.reducer.borrow().is_backward_incomplete()
     }
 
     /// Returns the parameters in module order.

@@ -166,15 +166,6 @@ impl<B: Backend> GradientState<B> {
             *self = Self::settled(sum.take());
         }
     }
-
-    /// Drops the sum and the local gradient. Gradients in reduction are kept, because other ranks
-    /// may read them.
-    pub(super) fn clear(&mut self) {
-        match self {
-            Self::InReduction { sum, .. } => *sum = None,
-            Self::Awaited | Self::Local { .. } | Self::Accumulated(_) => *self = Self::Awaited,
-        }
-    }
 }
 
 /// The location of a parameter's accumulated gradient. It is the same as for its optimizer states.

@@ -1,58 +1,151 @@
 //! Accumulation: the micro-batches of an optimizer step.
 //!
-//! Gradients of micro-batches are added until [`Engine::step`] is called at an
-//! accumulation boundary. The functions of this file count the micro-batches,
-//! change their number, and drop what was accumulated.
+//! As in DeepSpeed, a micro-batch ends with a call of [`Engine::step`]. Several
+//! backward passes before this call, such as one for each loss, belong to the
+//! same micro-batch. The call that ends the last micro-batch of a step is the
+//! accumulation boundary, at which the parameters are updated.
+//!
+//! ```text
+//! gradient_accumulation_steps: 2
+//! backward ─► step     │ backward ─► backward ─► step     │ backward ─► step
+//! micro-batch 1        │ micro-batch 2: boundary, update  │ micro-batch 1 of the next step
+//! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use burn::module::AutodiffModule;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
+use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::batch_schedule::with_train_batch_size;
+use crate::engine::Step;
 use crate::source::StepSize;
 use crate::{Engine, EngineError};
 
+/// The weights of the losses in an accumulation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LossWeights {
+    /// `backward` divided each loss by the number of micro-batches per step.
+    #[default]
+    Equal,
+    /// At least one weight was passed to `backward_weighted`.
+    Given,
+    /// `train_pass` does not see the losses, so the step divides the gradients
+    /// by the number of micro-batches.
+    Undivided,
+}
+
+/// With one micro-batch per step, the warning about missing calls of `step` is
+/// logged at this number of backward passes, because a micro-batch rarely has
+/// that many losses.
+const MANY_LOSSES: usize = 16;
+
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
-    /// Counts a backward pass. Logs a warning if there are more of them than
-    /// micro-batches per step.
+    /// Counts a backward pass of the current micro-batch. Logs a warning once if
+    /// `step` seems to be called too rarely.
     ///
-    /// More backward passes than micro-batches are correct if a micro-batch has
-    /// several losses. They also occur in a loop that never calls `step` and
-    /// therefore never updates the parameters. The warning is logged once.
-    pub(crate) fn count_micro_batch(&mut self) {
-        self.progress.accumulated += 1;
+    /// Several backward passes are correct if a micro-batch has several losses.
+    /// They also occur in a loop that calls `step` only after every
+    /// `gradient_accumulation_steps` micro-batches, as in PyTorch, or never.
+    pub(crate) fn count_backward(&mut self) {
+        self.backward_passes += 1;
         let steps = self.batch.gradient_accumulation_steps;
-        if self.progress.accumulated > steps && self.boundary.is_none() && !self.warned_of_excess {
+        let suspicious = if steps > 1 { steps } else { MANY_LOSSES };
+        if self.backward_passes >= suspicious && self.boundary.is_none() && !self.warned_of_excess {
             self.warned_of_excess = true;
             warn!(
-                "{} backward passes since the last optimizer step, but gradient_accumulation_steps is {steps}: call \
-                 Engine::step after the backward pass of every micro-batch",
-                self.progress.accumulated
+                "{} backward passes without a call of Engine::step count as one micro-batch, and \
+                 gradient_accumulation_steps is {steps}: if they are several micro-batches, call Engine::step \
+                 after each of them; it updates the parameters at the accumulation boundary",
+                self.backward_passes
             );
         }
     }
 
-    /// Drops the accumulated gradients, and an open forward pass whose backward
-    /// pass was not run.
+    /// Returns true if there are gradients for the next optimizer step.
+    pub(crate) fn is_accumulating(&self) -> bool {
+        self.progress.accumulated > 0 || self.backward_passes > 0
+    }
+
+    /// Ends the current micro-batch.
+    pub(crate) fn end_micro_batch(&mut self) {
+        self.progress.micro_steps += 1;
+        self.progress.accumulated += 1;
+        self.backward_passes = 0;
+    }
+
+    /// Updates the parameters with the micro-batches since the last optimizer
+    /// step, although there are fewer than `gradient_accumulation_steps`.
+    /// Returns `None` if there is none.
+    ///
+    /// Call it on all ranks at the end of an epoch whose micro-batches do not
+    /// fill the last step. The gradients of [`backward`](Self::backward) and
+    /// [`train_pass`](Self::train_pass) become the mean over the micro-batches
+    /// that there are. Weights that were passed to
+    /// [`backward_weighted`](Self::backward_weighted) stay as they are. The
+    /// step counts the samples of these micro-batches only.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`step`](Self::step).
+    pub fn finish_accumulation(&mut self) -> Result<Option<Step>, EngineError> {
+        self.check_group()?;
+        self.check_passes("finish_accumulation")?;
+        if self.backward_passes > 0 {
+            self.end_micro_batch();
+        }
+        let present = self.progress.accumulated;
+        if present == 0 {
+            return Ok(None);
+        }
+        let planned = self.batch.gradient_accumulation_steps;
+        let divisor = match self.loss_weights {
+            // The losses were divided by the planned number.
+            LossWeights::Equal => present as f64 / planned as f64,
+            LossWeights::Given => 1.0,
+            LossWeights::Undivided => present as f64,
+        };
+        let samples = present * self.batch.micro_batch_size * self.batch.world_size;
+        self.update(divisor, samples as u64).map(Some)
+    }
+
+    /// Returns the number of micro-batches that [`step`](Self::step) has ended
+    /// since the last optimizer step.
+    pub fn accumulated_micro_batches(&self) -> usize {
+        self.progress.accumulated
+    }
+
+    /// Drops the accumulated gradients, gradients that a failed backward pass
+    /// left behind, and an open forward pass whose backward pass was not run.
+    /// The next micro-batch is the first one of a step.
+    ///
+    /// Uses no collective. All ranks must call it at the same point.
     pub fn zero_grad(&mut self) {
         self.states.zero_grad();
         self.states.close_training_pass();
         self.progress.accumulated = 0;
-        self.undivided = false;
+        self.backward_passes = 0;
+        self.loss_weights = LossWeights::default();
     }
 
-    /// Returns true if [`step`](Self::step) will update the parameters after
-    /// the current micro-batch.
+    /// Returns true if the call of [`step`](Self::step) that ends the current
+    /// micro-batch updates the parameters. After a call of `step`, the current
+    /// micro-batch is the next one.
     pub fn is_gradient_accumulation_boundary(&self) -> bool {
-        let accumulated = self.progress.accumulated.max(1);
-        self.boundary.unwrap_or(accumulated >= self.batch.gradient_accumulation_steps)
+        let micro_batches = self.progress.accumulated + 1;
+        self.boundary.unwrap_or(micro_batches >= self.batch.gradient_accumulation_steps)
     }
 
-    /// Sets whether the next steps are accumulation boundaries. With `None`,
-    /// the number of micro-batches decides again.
+    /// Sets whether the next calls of [`step`](Self::step) are accumulation
+    /// boundaries. With `None`, the number of micro-batches decides again.
+    ///
+    /// As in DeepSpeed, the weight of a loss does not change: it stays one over
+    /// `gradient_accumulation_steps`, however many micro-batches there are.
+    /// [`finish_accumulation`](Self::finish_accumulation) takes the mean over
+    /// the micro-batches instead.
     pub fn set_gradient_accumulation_boundary(&mut self, boundary: Option<bool>) {
         self.boundary = boundary;
     }
@@ -65,7 +158,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Returns an error if the size is not a multiple of the micro-batch size
     /// times the number of ranks, or in the middle of an accumulation.
     pub fn set_train_batch_size(&mut self, train_batch_size: usize) -> Result<(), EngineError> {
-        if self.progress.accumulated > 0 {
+        if self.is_accumulating() {
             let (call, when) = ("set_train_batch_size", "in the middle of an accumulation");
             return Err(EngineError::Order { call, when });
         }
@@ -107,25 +200,64 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Returns an error if divided and undivided gradients would be added,
-    /// because no single divisor would be correct for the sum.
+    /// Sets the weights of the next loss.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error after a failed backward pass, and if divided and
+    /// undivided gradients would be added: no single divisor would be correct
+    /// for the sum.
     pub(crate) fn accumulate_as(
         &mut self,
         call: &'static str,
-        undivided: bool,
+        weights: LossWeights,
     ) -> Result<(), EngineError> {
-        if self.progress.accumulated > 0 && self.undivided != undivided {
-            let when = "in an accumulation that mixes backward and train_pass";
-            return Err(EngineError::Order { call, when });
-        }
-        self.undivided = undivided;
+        self.check_backward(call)?;
+        let earlier = if self.is_accumulating() { self.loss_weights } else { weights };
+        self.loss_weights = match (earlier, weights) {
+            (earlier, weights) if earlier == weights => weights,
+            (LossWeights::Undivided, _) | (_, LossWeights::Undivided) => {
+                let when = "in an accumulation that mixes backward and train_pass";
+                return Err(EngineError::Order { call, when });
+            }
+            _ => LossWeights::Given,
+        };
         Ok(())
     }
 
-    /// Returns the divisor of the accumulated gradients, apart from the loss
-    /// scale.
-    pub(crate) fn take_divisor(&mut self) -> f64 {
-        let undivided = std::mem::take(&mut self.undivided);
-        if undivided { self.batch.gradient_accumulation_steps as f64 } else { 1.0 }
+    /// Returns the divisor of the gradients of a complete accumulation, apart
+    /// from the loss scale.
+    pub(crate) fn divisor(&self) -> f64 {
+        match self.loss_weights {
+            LossWeights::Equal | LossWeights::Given => 1.0,
+            LossWeights::Undivided => self.batch.gradient_accumulation_steps as f64,
+        }
+    }
+
+    /// Returns an error if a backward pass failed after it had reported
+    /// gradients. An optimizer step would use a part of them.
+    pub(crate) fn check_backward(&self, call: &'static str) -> Result<(), EngineError> {
+        if self.states.is_backward_incomplete() {
+            let when = "after a backward pass that failed (zero_grad drops its gradients)";
+            return Err(EngineError::Order { call, when });
+        }
+        Ok(())
+    }
+
+    /// Returns an error if a pass is open whose gradients an update would miss,
+    /// or whose parameters it would change.
+    pub(crate) fn check_passes(&self, call: &'static str) -> Result<(), EngineError> {
+        self.check_backward(call)?;
+        if self.states.has_open_pass() {
+            let when = "between forward and backward, or after a forward whose backward never came \
+                        (zero_grad drops such a pass)";
+            return Err(EngineError::Order { call, when });
+        }
+        if self.states.is_read_by_open_pass() {
+            let when = "while a forward pass of another engine that read this model waits for its \
+                        backward (its zero_grad drops such a pass)";
+            return Err(EngineError::Order { call, when });
+        }
+        Ok(())
     }
 }

@@ -15,9 +15,12 @@
 //! resumes from a checkpoint that DeepSpeed saved.
 //!
 //! Saving fails between forward and backward, and after `no_sync` passes whose
-//! gradients still differ between ranks. Loading fails if the model, the
-//! moments or, in the middle of an accumulation, the batch sizes differ.
-//! Everything is checked before the engine is changed.
+//! gradients still differ between ranks. Loading fails if the model or the
+//! moments differ. In the middle of an accumulation it also fails if the batch
+//! sizes, the element type, the loss scale or the trained parameters differ,
+//! because the gradients of the micro-batches so far would not fit; this holds
+//! without optimizer states too. Everything is checked before the engine is
+//! changed.
 
 mod buffers;
 mod counters;

@@ -6,9 +6,9 @@
 //! updates the parameters.
 //!
 //! ```text
-//! forward(run)       mark leaves, gather parameters                         per micro-batch
-//! backward(loss)     loss * weight * loss scale, reduce gradients           per micro-batch
-//! step()             count the micro-batch; at a boundary:                  per optimizer step
+//! forward(run)       mark leaves, gather parameters                         per loss
+//! backward(loss)     loss * weight * loss scale, reduce gradients           per loss
+//! step()             count the micro-batch; at a boundary:                  per micro-batch
 //!                    unscale, norm, clip, update ─► schedule, loss scale
 //! ```
 //!
@@ -35,6 +35,7 @@ use serde::{Deserialize, Serialize};
 use tracing::trace_span;
 
 use crate::EngineError;
+use crate::accumulation::LossWeights;
 use crate::loss_scale::LossScaler;
 use crate::schedule::Schedule;
 use crate::source::StepSize;
@@ -89,10 +90,12 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     /// The learning rate of the next optimizer step, which overrides the
     /// schedule.
     pub(crate) next_rate: Option<f64>,
-    /// Whether the accumulated gradients come from losses that were not divided
-    /// by the number of micro-batches (`train_pass`).
-    pub(crate) undivided: bool,
-    /// Whether the warning about too many backward passes was given.
+    /// Backward passes since the last call of `step`. They belong to the current
+    /// micro-batch.
+    pub(crate) backward_passes: usize,
+    /// The weights of the losses since the last optimizer step.
+    pub(crate) loss_weights: LossWeights,
+    /// Whether the warning about missing calls of `step` was given.
     pub(crate) warned_of_excess: bool,
     /// The record of the last optimizer step of this run.
     last_step: Option<Step>,
@@ -110,15 +113,17 @@ const MAX_SKIPS_IN_A_ROW: u64 = 100;
 // Errors about malformed checkpoints say `struct Progress`.
 #[serde(rename = "Progress", deny_unknown_fields)]
 pub(crate) struct EngineCounters {
-    /// Micro-batches since the start of the run.
+    /// Micro-batches since the start of the run: calls of `step`.
     pub(crate) micro_steps: u64,
-    /// Micro-batches since the last optimizer step.
+    /// Calls of `step` since the last optimizer step.
     pub(crate) accumulated: usize,
     /// Optimizer steps, including skipped ones.
     pub(crate) global_steps: u64,
-    /// Optimizer steps that were skipped because a gradient was not finite.
+    /// Optimizer steps that were skipped because a gradient was not finite or
+    /// because they had no target.
     pub(crate) skipped_steps: u64,
-    /// Consecutive skipped steps since the last applied one.
+    /// Consecutive steps since the last applied one that were skipped because a
+    /// gradient was not finite.
     pub(crate) skipped_in_a_row: u64,
     /// Samples processed on all ranks.
     pub(crate) global_samples: u64,
@@ -147,7 +152,8 @@ pub struct Step {
     /// The factor by which the loss was multiplied in the backward passes.
     pub loss_scale: f64,
     /// The global L2 norm of the unscaled gradients before clipping. `None` for
-    /// a step that was skipped because a gradient was not finite.
+    /// a step that was skipped because a gradient was not finite or because the
+    /// step had no target.
     pub gradient_norm: Option<f64>,
 }
 
@@ -191,7 +197,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             boundary: None,
             next_size: None,
             next_rate: None,
-            undivided: false,
+            backward_passes: 0,
+            loss_weights: LossWeights::default(),
             warned_of_excess: false,
             last_step: None,
             failure: OnceCell::new(),
@@ -291,6 +298,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// accumulated gradients are the mean over the whole batch. Running
     /// statistics that the forward pass updated are averaged over the ranks.
     ///
+    /// A micro-batch with several losses runs `forward` and `backward` for each
+    /// of them before it calls [`step`](Self::step). Their gradients are added.
+    ///
     /// # Errors
     ///
     /// Returns the same errors as [`forward`](Self::forward), and an error if
@@ -299,7 +309,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// parameters that `forward` prepared.
     pub fn backward(&mut self, loss: Tensor<Training<B>, 1>) -> Result<(), EngineError> {
         let weight = 1.0 / self.batch.gradient_accumulation_steps as f64;
-        self.backward_weighted(loss, weight)
+        self.run_backward(loss, weight, LossWeights::Equal)
     }
 
     /// Runs the backward pass with a given loss weight.
@@ -308,15 +318,30 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// If micro-batches have different numbers of targets, pass `targets *
     /// world_size / total`, where `total` counts the targets of the whole step
     /// on all ranks. Gradients are averaged over ranks, which is why the world
-    /// size is a factor.
+    /// size is a factor. A step whose total is 0 has nothing to learn from, so
+    /// leave it out.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`forward`](Self::forward).
+    /// Returns the same errors as [`backward`](Self::backward), and an error if
+    /// the weight is not finite.
     pub fn backward_weighted(
         &mut self,
         loss: Tensor<Training<B>, 1>,
         weight: f64,
+    ) -> Result<(), EngineError> {
+        if !weight.is_finite() {
+            return Err(EngineError::LossWeight { weight });
+        }
+        self.run_backward(loss, weight, LossWeights::Given)
+    }
+
+    /// Runs the backward pass of a loss.
+    fn run_backward(
+        &mut self,
+        loss: Tensor<Training<B>, 1>,
+        weight: f64,
+        weights: LossWeights,
     ) -> Result<(), EngineError> {
         self.check_group()?;
         let numel = loss.shape().num_elements();
@@ -333,7 +358,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Err(EngineError::DetachedLoss);
         }
         self.states.close_training_pass();
-        self.accumulate_as("backward", false)?;
+        self.accumulate_as("backward", weights)?;
         let _context = self.states.enter(None);
         // The loss is multiplied in f32, because the loss scale alone may
         // exceed the range of fp16. The weight and the loss scale are combined
@@ -356,12 +381,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // the `guard`.
         self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
         self.times.backward += started.elapsed();
-        self.count_micro_batch();
+        self.count_backward();
         Ok(())
     }
 
     /// Ends a micro-batch. At an accumulation boundary, updates the parameters
     /// and returns the record of the step; otherwise returns `None`.
+    ///
+    /// As in DeepSpeed, every call counts as one micro-batch, however many
+    /// backward passes came before it. A call without a backward pass since the
+    /// last one therefore counts as a micro-batch whose gradients are 0.
     ///
     /// Gradients are unscaled, checked for overflow, clipped by their global
     /// norm, and applied. With a dynamic loss scale, a step whose gradients are
@@ -370,47 +399,42 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ///
     /// # Errors
     ///
-    /// Returns an error if there was no backward pass since the last step, or
+    /// Returns an error if there was no backward pass since the last update, or
     /// if a collective fails. A gradient that is not finite is an error if
     /// steps are not skipped (fp32, bf16 without `check_grad_overflow`, bf16
     /// autocast), if the loss scale is already at its minimum, or after 100
     /// consecutive skipped steps with a static scale.
     pub fn step(&mut self) -> Result<Option<Step>, EngineError> {
         self.check_group()?;
-        let call = "step";
-        if self.states.has_open_pass() {
-            let when = "between forward and backward, or after a forward whose backward never came \
-                        (zero_grad drops such a pass)";
-            return Err(EngineError::Order { call, when });
-        }
-        if self.states.is_read_by_open_pass() {
-            let when = "while a forward pass of another engine that read this model waits for its \
-                        backward (its zero_grad drops such a pass)";
-            return Err(EngineError::Order { call, when });
-        }
-        if self.progress.accumulated == 0 {
+        self.check_passes("step")?;
+        if !self.is_accumulating() {
             let when = "before any backward of this engine";
-            return Err(EngineError::Order { call, when });
+            return Err(EngineError::Order { call: "step", when });
         }
         let boundary = self.is_gradient_accumulation_boundary();
-        self.progress.micro_steps += 1;
+        self.end_micro_batch();
         if !boundary {
             return Ok(None);
         }
+        let samples = self.batch.train_batch_size as u64;
+        self.update(self.divisor(), samples).map(Some)
+    }
+
+    /// Updates the parameters with the accumulated gradients, divided by
+    /// `divisor` and the loss scale. `samples` is the number of samples of the
+    /// step, unless the caller has set another one.
+    pub(crate) fn update(&mut self, divisor: f64, samples: u64) -> Result<Step, EngineError> {
         // The gradients of this accumulation are consumed even if the step is
         // skipped.
         self.progress.accumulated = 0;
-        let StepSize { samples, lr_factor } = self
-            .next_size
-            .take()
-            .unwrap_or(StepSize { samples: self.batch.train_batch_size as u64, lr_factor: 1.0 });
+        let StepSize { samples, lr_factor } =
+            self.next_size.take().unwrap_or(StepSize { samples, lr_factor: 1.0 });
         let scheduled = lr_factor * self.schedule.learning_rate();
         // A learning rate that the caller has set applies to one step, even if
         // the step is skipped.
         let lr = self.next_rate.take().unwrap_or(scheduled);
         let rates = Rates { lr, betas: self.schedule.betas() };
         let loss_scale = self.scaler.scale();
-        let divisor = self.take_divisor();
         let started = Instant::now();
         let outcome = trace_span!("optimizer step")
             .in_scope(|| self.states.step(rates, loss_scale * divisor, self.clip));
@@ -428,12 +452,23 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 None
             }
         };
+        Ok(self.record_step(samples, rates.lr, loss_scale, gradient_norm))
+    }
+
+    /// Counts an optimizer step, applied or skipped, and returns its record.
+    fn record_step(
+        &mut self,
+        samples: u64,
+        learning_rate: f64,
+        loss_scale: f64,
+        gradient_norm: Option<f64>,
+    ) -> Step {
         self.progress.global_steps += 1;
         self.progress.global_samples += samples;
         let number = self.progress.global_steps;
-        let step = Step { number, learning_rate: rates.lr, loss_scale, gradient_norm };
+        let step = Step { number, learning_rate, loss_scale, gradient_norm };
         self.last_step = Some(step);
-        Ok(Some(step))
+        step
     }
 
     /// Handles an overflow. The optimizer and the schedule stay unchanged, so
@@ -491,7 +526,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     /// Returns the number of optimizer steps that were skipped because a
-    /// gradient was not finite. It is always 0 in fp32 and with bf16 autocast.
+    /// gradient was not finite (never in fp32 and with bf16 autocast), or
+    /// because no rank had a target ([`train`](crate::train)).
     pub fn skipped_steps(&self) -> u64 {
         self.progress.skipped_steps
     }
@@ -512,7 +548,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.progress.global_tokens += tokens;
     }
 
-    /// Returns the number of micro-batches that this rank has processed.
+    /// Returns the number of micro-batches so far: calls of
+    /// [`step`](Self::step).
     pub fn micro_steps(&self) -> u64 {
         self.progress.micro_steps
     }

@@ -84,6 +84,15 @@ pub enum EngineError {
         /// The rate.
         rate: f64,
     },
+    /// The weight of a loss is not finite.
+    #[error(
+        "the weight of the loss is {weight}; it must be a finite number. A step without any target, \
+         whose total is 0, has nothing to learn from: leave it out on all ranks"
+    )]
+    LossWeight {
+        /// The weight.
+        weight: f64,
+    },
     /// The engine's functions were called in the wrong order.
     #[error("{call} was called {when}: the order is forward, backward, step")]
     Order {

@@ -11,6 +11,7 @@ use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Pass, Training};
 use tracing::trace_span;
 
+use crate::accumulation::LossWeights;
 use crate::engine::guard;
 use crate::{Engine, EngineError};
 
@@ -32,18 +33,22 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// this number. If the number is a power of two, the division is exact and
     /// the result is bit-identical.
     ///
+    /// A micro-batch with several losses calls this once for each of them, or
+    /// adds them, before it calls [`step`](Self::step).
+    ///
     /// # Errors
     ///
     /// Returns the same errors as [`forward`](Self::forward). Also returns an
     /// error in fp16 (the loss would have to be scaled), if `run` does not call
     /// `backward` exactly once, or if the accumulation was started with
-    /// `backward`.
+    /// `backward`. After an error, call [`zero_grad`](Self::zero_grad) before
+    /// the next pass, because some gradients may have been added.
     pub fn train_pass<T>(&mut self, run: impl FnOnce(&M) -> T) -> Result<T, EngineError> {
         self.check_group()?;
         if self.scaler.is_dynamic() || self.scaler.scale() != 1.0 {
             return Err(EngineError::ScaledLoss);
         }
-        self.accumulate_as("train_pass", true)?;
+        self.accumulate_as("train_pass", LossWeights::Undivided)?;
         let prepared = self.states.start_training_pass(self.module.clone());
         self.module = self.note(prepared.map_err(EngineError::from))?;
         let _context = self.states.enter(Some(Pass::Train));
@@ -63,7 +68,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let backward = self.states.backward_began().map_or(started, |began| began.max(started));
         self.times.forward += backward - started;
         self.times.backward += backward.elapsed();
-        self.count_micro_batch();
+        self.count_backward();
         Ok(result)
     }
 

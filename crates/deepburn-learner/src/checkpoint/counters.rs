@@ -36,6 +36,7 @@ pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
         ("optimizer_steps", state.optimizer_steps, LARGEST),
         ("progress.micro_steps", micro_steps, LARGEST),
         ("progress.accumulated", accumulated as u64, LARGEST),
+        ("backward_passes", state.backward_passes.unwrap_or(0) as u64, LARGEST),
         ("progress.global_steps", global_steps, LARGEST),
         ("progress.skipped_steps", skipped_steps, LARGEST),
         ("progress.skipped_in_a_row", skipped_in_a_row, LARGEST),

@@ -9,10 +9,10 @@
 //! ```text
 //! 1 weights            working copies, masters and persistent copies follow from them
 //! 2 buffers
-//! 3 moments, scalars   with optimizer_states
+//! 3 moments, scalars, loss scale   with optimizer_states
 //! 4 errors, local      1-bit optimizers; need the second moments of 3
-//! 5 gradients          in the middle of an accumulation
-//! 6 loss scale, schedule, random streams
+//! 5 gradients          in the middle of an accumulation, with their loss scale
+//! 6 schedule, random streams
 //! ```
 
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ use super::buffers::{check_buffer, read_buffer, warn_of_missing};
 use super::counters::check_counters;
 use super::element::{data_of, dtype_of};
 use super::save::{SERVER_ERROR, WORKER_ERROR, state_kind};
-use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
+use super::state::{Accumulation, EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
 use crate::best::LoopState;
 use crate::engine::EngineCounters;
@@ -43,11 +43,10 @@ pub enum LoadPlan {
     /// random streams stay as they are, so a new engine trains from step 0.
     ModuleOnly,
     /// The weights, the counters, the random streams, and the parts selected
-    /// here.
+    /// here. In the middle of an accumulation, also the gradients of the
+    /// micro-batches so far and their loss scale, so that no sample is lost.
     Training {
-        /// Loads moments, loss scale and, in the middle of an accumulation, the
-        /// accumulated gradients. Without them, an accumulation in progress
-        /// starts again with its first micro-batch.
+        /// Loads moments and loss scale.
         optimizer_states: bool,
         /// Loads the position of the learning-rate schedule.
         lr_scheduler_states: bool,
@@ -176,11 +175,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         checkpoint.verify()?;
         let saved = Saved::read(checkpoint)?;
         let fits = self.check_model(checkpoint).and_then(|()| match plan {
-            LoadPlan::Training { optimizer_states: true, .. } => {
-                self.check_moments(checkpoint)?;
+            LoadPlan::Training { optimizer_states, .. } => {
+                if optimizer_states {
+                    self.check_moments(checkpoint)?;
+                }
                 self.check_accumulation(checkpoint, &saved.engine)
             }
-            _ => Ok(()),
+            LoadPlan::ModuleOnly => Ok(()),
         });
         fits.map_err(|reason| unfit(checkpoint, reason))?;
         Ok(saved)
@@ -280,30 +281,61 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Checks that batch sizes and element type are the same as in the
-    /// checkpoint if an accumulation is in progress.
+    /// Checks that the engine can continue an accumulation in progress: with
+    /// the same batch sizes, element type, loss scale and trained parameters.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first difference, as the reason in an error message.
     fn check_accumulation(
         &self,
         checkpoint: &Checkpoint,
         saved: &EngineState,
     ) -> Result<(), String> {
-        if saved.progress.accumulated == 0 {
+        if saved.accumulation().is_none() {
             return Ok(());
         }
+        const REMEDY: &str = "finish the step there and save again, or load the module only \
+                              (LoadPlan::ModuleOnly), which starts a new run";
         let (then, now) = (saved.batch, self.batch_state());
         if then != now {
             return Err(format!(
-                "it was saved during gradient accumulation with {then:?}, and this run has {now:?}: finish the \
-                 step with the same batches, or load without optimizer states, which restarts the step"
+                "it was saved during gradient accumulation with {then:?}, and this run has {now:?}: use the same \
+                 batches, {REMEDY}"
             ));
         }
         let (working, compute) = (checkpoint.run().working, self.states().compute_type());
         if dtype_of(working) != compute {
             return Err(format!(
                 "it was saved during gradient accumulation, computing in {working}, and this run computes in \
-                 {}: finish the step in the same type, or load without optimizer states",
+                 {}: use the same type, {REMEDY}",
                 compute.name()
             ));
+        }
+        // A dynamic scale is loaded with the gradients.
+        let is_loaded = saved.loss_scale.is_some() && self.scaler.is_dynamic();
+        if let Some(then) = saved.gradient_scale().filter(|_| !is_loaded)
+            && then != self.scaler.scale()
+        {
+            return Err(format!(
+                "it was saved during gradient accumulation with a loss scale of {then}, and this run has {}: use the \
+                 same scale, {REMEDY}",
+                self.scaler.scale()
+            ));
+        }
+        let layout = checkpoint.layout();
+        for parameter in self.parameters() {
+            let entry = layout.find(parameter.path()).map(|index| &layout.entries()[index]);
+            if entry.is_some_and(|entry| entry.trainable != parameter.is_trainable()) {
+                let trained = |is: bool| if is { "trained" } else { "frozen" };
+                return Err(format!(
+                    "it was saved during gradient accumulation with parameter {} {}, and here it is {}: train the \
+                     same parameters, {REMEDY}",
+                    parameter.path(),
+                    trained(!parameter.is_trainable()),
+                    trained(parameter.is_trainable())
+                ));
+            }
         }
         Ok(())
     }
@@ -328,8 +360,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
         // Gradients of the old weights must not enter the first step with the
         // new ones.
-        self.states.zero_grad();
-        self.progress.accumulated = 0;
+        self.zero_grad();
         self.states.load_weights(read)?;
         if self.rank() == 0 {
             warn_of_missing(checkpoint, self.buffers());
@@ -339,8 +370,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Ok(());
         };
         self.progress = EngineCounters { accumulated: 0, ..saved.engine.progress };
+        self.next_size = saved.engine.next_size;
         if optimizer_states {
             self.adopt_optimizer_states(checkpoint, saved)?;
+        }
+        if let Some(accumulation) = saved.engine.accumulation() {
+            self.adopt_accumulation(checkpoint, saved, accumulation)?;
         }
         if lr_scheduler_states {
             self.schedule.seek(saved.engine.schedule);
@@ -349,15 +384,14 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Loads optimizer states, compression errors, accumulated gradients and the
-    /// loss scale.
+    /// Loads optimizer states, compression errors and the loss scale.
     fn adopt_optimizer_states(
         &mut self,
         checkpoint: &Checkpoint,
         saved: &Saved,
     ) -> Result<(), TrainingCheckpointError> {
         let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
-        let EngineState { progress, optimizer_steps, loss_scale, next_size, .. } = &saved.engine;
+        let EngineState { optimizer_steps, loss_scale, .. } = &saved.engine;
         self.states.load_moments(*optimizer_steps, read)?;
         self.states.load_scalars(|path, name| {
             let layout = checkpoint.layout();
@@ -382,12 +416,28 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.states.load_errors(workers, read)?;
         let local_rates = saved.engine.local_rates_bits.map(f64::from_bits);
         self.states.load_local(local_rates, ranks_with(checkpoint, is_local_momentum), read)?;
-        let sums = self.gradient_sums(checkpoint, &saved.ranks);
-        self.states.load_gradients(&sums, read)?;
-        self.progress.accumulated = progress.accumulated;
-        self.next_size = *next_size;
         if let Some(state) = loss_scale {
             self.scaler.restore(*state);
+        }
+        Ok(())
+    }
+
+    /// Loads the gradients of an accumulation in progress. They are multiplied
+    /// by the loss scale of the saved run, so it is loaded too.
+    fn adopt_accumulation(
+        &mut self,
+        checkpoint: &Checkpoint,
+        saved: &Saved,
+        accumulation: Accumulation,
+    ) -> Result<(), TrainingCheckpointError> {
+        let sums = self.gradient_sums(checkpoint, &saved.ranks);
+        let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
+        self.states.load_gradients(&sums, read)?;
+        self.progress.accumulated = accumulation.micro_batches;
+        self.backward_passes = accumulation.backward_passes;
+        self.loss_weights = saved.engine.loss_weights;
+        if let Some(state) = saved.engine.loss_scale {
+            self.scaler.restore(state);
         }
         Ok(())
     }

@@ -28,6 +28,7 @@ use super::element::element_type;
 use super::in_progress::{SaveInProgress, Snapshot};
 use super::state::{BatchSizes, EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
+use crate::accumulation::LossWeights;
 use crate::best::LoopState;
 use crate::{Engine, EngineError};
 
@@ -91,7 +92,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Result<SaveInProgress, TrainingCheckpointError> {
         self.check_settled("start_save")?;
         let ranks = self.group().world_size();
-        if ranks > 1 && !self.states().takes_mean_gradients() && self.progress.accumulated > 0 {
+        if ranks > 1 && !self.states().takes_mean_gradients() && self.is_accumulating() {
             let when = "between two micro-batches of a step, whose gradients 1-bit optimizers keep apart on every rank and no \
                         checkpoint holds: save after the step's last micro-batch";
             return Err(EngineError::Order { call: "start_save", when }.into());
@@ -134,14 +135,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     /// Returns an error if the engine has state that checkpoints do not
-    /// contain: an open pass, undivided gradients of `train_pass`, or unreduced
-    /// gradients of `no_sync`.
+    /// contain: an open pass, gradients of a failed backward pass, undivided
+    /// gradients of `train_pass`, or unreduced gradients of `no_sync`.
     pub(super) fn check_settled(&self, call: &'static str) -> Result<(), EngineError> {
         self.check_group()?;
         if self.states().has_open_pass() {
             return Err(EngineError::Order { call, when: "between forward and backward" });
         }
-        if self.undivided && self.progress.accumulated > 0 {
+        self.check_backward(call)?;
+        if self.loss_weights == LossWeights::Undivided && self.is_accumulating() {
             let when = "during gradient accumulation with train_pass, whose sums are not part of a checkpoint";
             return Err(EngineError::Order { call, when });
         }
@@ -219,6 +221,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             loss_scale: self.scaler.state(),
             schedule: self.schedule.position(),
             batch: self.batch_state(),
+            backward_passes: Some(self.backward_passes),
+            gradient_scale_bits: Some(self.scaler.scale().to_bits()),
+            loss_weights: self.loss_weights,
             next_size: self.next_size,
             scalars: self.scalars(),
             training_loop,

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::accumulation::LossWeights;
 use crate::best::LoopState;
 use crate::engine::EngineCounters;
 use crate::loss_scale::ScalerState;
@@ -37,6 +38,19 @@ pub(super) struct EngineState {
     pub(super) schedule: i64,
     /// The batch sizes, which have to be the same to finish an accumulation.
     pub(super) batch: BatchSizes,
+    /// Backward passes since the last call of `step`. Absent in older
+    /// checkpoints, whose `progress.accumulated` counts backward passes instead
+    /// of calls of `step`.
+    #[serde(default)]
+    pub(super) backward_passes: Option<usize>,
+    /// The factor of the losses of an accumulation in progress, dynamic or
+    /// static, as the bits of an `f64`; absent in older checkpoints.
+    #[serde(default)]
+    pub(super) gradient_scale_bits: Option<u64>,
+    /// The weights of the losses of an accumulation in progress; absent in older
+    /// checkpoints.
+    #[serde(default)]
+    pub(super) loss_weights: LossWeights,
     /// The number of samples and the learning-rate factor of the step in
     /// progress, if they differ from the configuration.
     pub(super) next_size: Option<StepSize>,
@@ -49,6 +63,50 @@ pub(super) struct EngineState {
     pub(super) training_loop: LoopState,
     /// The client state of the caller.
     pub(super) client: Value,
+}
+
+/// The progress of an optimizer step that is not complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Accumulation {
+    /// Complete micro-batches since the last optimizer step.
+    pub(super) micro_batches: usize,
+    /// Backward passes of the micro-batch in progress.
+    pub(super) backward_passes: usize,
+}
+
+impl EngineState {
+    /// Returns the loss scale of the accumulated gradients; `None` in older
+    /// checkpoints with a static scale.
+    pub(super) fn gradient_scale(&self) -> Option<f64> {
+        let dynamic = self.loss_scale.map(|state| state.scale);
+        self.gradient_scale_bits.map(f64::from_bits).or(dynamic)
+    }
+
+    /// Returns the progress of the optimizer step; `None` if the checkpoint was
+    /// saved after a complete step.
+    ///
+    /// In an older checkpoint that was saved between backward and step,
+    /// `accumulated` includes the micro-batch in progress, and `micro_steps`
+    /// does not. It is recognized by this difference of one, if all steps had
+    /// the same number of micro-batches with one backward pass each. Other
+    /// older checkpoints were saved after a call of `step`, where both counters
+    /// have the same meaning as today.
+    pub(super) fn accumulation(&self) -> Option<Accumulation> {
+        let EngineCounters { micro_steps, accumulated, global_steps, .. } = self.progress;
+        let steps = self.batch.gradient_accumulation_steps as u64;
+        let of_complete_steps = global_steps.saturating_mul(steps);
+        let (micro_batches, backward_passes) = match self.backward_passes {
+            Some(passes) => (accumulated, passes),
+            None if accumulated > 0
+                && micro_steps.checked_sub(of_complete_steps) == Some(accumulated as u64 - 1) =>
+            {
+                (accumulated - 1, 1)
+            }
+            None => (accumulated, 0),
+        };
+        let accumulation = Accumulation { micro_batches, backward_passes };
+        (micro_batches > 0 || backward_passes > 0).then_some(accumulation)
+    }
 }
 
 /// The batch sizes of an accumulation in progress.
@@ -130,5 +188,45 @@ mod decimal {
     /// Parses a number from a string.
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u128, D::Error> {
         String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Returns the state of an engine with 4 micro-batches per step after two
+    /// steps, as an older version saved it.
+    fn older(micro_steps: u64, accumulated: usize) -> EngineState {
+        let state = json!({
+            "progress": {
+                "micro_steps": micro_steps, "accumulated": accumulated, "global_steps": 2,
+                "skipped_steps": 0, "skipped_in_a_row": 0, "global_samples": 16,
+                "global_tokens": 0,
+            },
+            "optimizer_steps": 2, "loss_scale": null, "schedule": 1,
+            "batch": {"micro_batch_size": 1, "gradient_accumulation_steps": 4, "world_size": 2},
+            "next_size": null, "client": null,
+        });
+        serde_json::from_value(state).unwrap()
+    }
+
+    #[test]
+    fn counters_of_older_checkpoints_keep_their_meaning() {
+        let accumulation =
+            |micro_batches, backward_passes| Some(Accumulation { micro_batches, backward_passes });
+        // After a call of `step`.
+        assert_eq!(older(8, 0).accumulation(), None);
+        assert_eq!(older(9, 1).accumulation(), accumulation(1, 0));
+        assert_eq!(older(11, 3).accumulation(), accumulation(3, 0));
+        // Between backward and step, when the backward pass was already counted.
+        assert_eq!(older(8, 1).accumulation(), accumulation(0, 1));
+        assert_eq!(older(10, 3).accumulation(), accumulation(2, 1));
+        // After a change of the batch size, the difference says nothing.
+        assert_eq!(older(3, 1).accumulation(), accumulation(1, 0));
+        let newer = EngineState { backward_passes: Some(2), ..older(9, 1) };
+        assert_eq!(newer.accumulation(), accumulation(1, 2));
     }
 }

@@ -1,13 +1,16 @@
 //! Tests of training with the engine: its calls, precision, checkpoints and failures. They are one program,
 //! because every test program has to link the tensor stack again.
 
+mod accumulation;
 mod autocast;
 mod buffers;
 mod checkpoints;
 mod contexts;
 mod deepspeed;
 mod engine;
+mod failed_backward;
 mod failures;
+mod line;
 mod mixed;
 mod mlp;
 mod models;

@@ -47,12 +47,22 @@ fn checkpoints_that_do_not_match_are_refused() {
     let message = refused(&middle, "bf16", 2, LoadPlan::ALL);
     assert!(message.contains("computing in F32"), "{message}");
 
-    // Without the optimizer states, another optimizer, number of ranks or type
-    // can load the checkpoint.
+    // Without the optimizer states, another optimizer can load the checkpoint. The accumulation in
+    // progress still needs the same number of ranks and type.
     let rest = LoadPlan::Training { optimizer_states: false, lr_scheduler_states: true };
+    with_engine(&plan("sgd", 3, 2), |engine| {
+        engine.load_checkpoint(&middle, rest)?;
+        run(engine, 3 * MICRO_BATCHES)?;
+        Ok(())
+    });
+    let message = refused(&middle, "fp32", 1, rest);
+    assert!(message.contains("during gradient accumulation"), "{message}");
+    let message = refused(&middle, "bf16", 3, rest);
+    assert!(message.contains("during gradient accumulation"), "{message}");
+    // After a complete step, the number of ranks and the type may differ too.
     for (kind, ranks) in [("sgd", 2), ("fp32", 1), ("bf16", 3)] {
         with_engine(&plan(kind, 3, ranks), |engine| {
-            engine.load_checkpoint(&middle, rest)?;
+            engine.load_checkpoint(&whole, rest)?;
             run(engine, 3 * MICRO_BATCHES)?;
             Ok(())
         });
@@ -88,7 +98,7 @@ fn a_damaged_checkpoint_is_refused_on_all_ranks() {
 }
 
 /// Replaces a part of a manifest and corrects the checksum at its end.
-fn reseal(manifest: &Path, from: &str, to: &str) {
+pub(crate) fn reseal(manifest: &Path, from: &str, to: &str) {
     let text = std::fs::read_to_string(manifest).unwrap();
     let (fields, _) = text.rsplit_once(",\n  \"checksum\": \"").unwrap();
     assert!(fields.contains(from), "{fields}");

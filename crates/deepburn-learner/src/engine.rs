@@ -455,6 +455,20 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(self.record_step(samples, rates.lr, loss_scale, gradient_norm))
     }
 
+    /// Ends an optimizer step without any target, whose micro-batches are not
+    /// run. Parameters, optimizer states, schedule and loss scale stay
+    /// unchanged; the step counts as skipped.
+    pub(crate) fn skip_step(&mut self) -> Step {
+        let samples = self.batch.train_batch_size as u64;
+        let StepSize { samples, lr_factor } =
+            self.next_size.take().unwrap_or(StepSize { samples, lr_factor: 1.0 });
+        let scheduled = lr_factor * self.schedule.learning_rate();
+        let lr = self.next_rate.take().unwrap_or(scheduled);
+        self.progress.micro_steps += self.batch.gradient_accumulation_steps as u64;
+        self.progress.skipped_steps += 1;
+        self.record_step(samples, lr, self.scaler.scale(), None)
+    }
+
     /// Counts an optimizer step, applied or skipped, and returns its record.
     fn record_step(
         &mut self,

@@ -24,6 +24,7 @@ pub struct Measured {
     /// The record for `metrics.jsonl`.
     pub row: EvalRow,
     /// The number of targets (labelled tokens or samples) that were evaluated.
+    /// If it is 0, the loss is NaN.
     pub num_targets: u64,
     /// The confusion matrix; `None` for a task that does not predict classes.
     pub answers: Option<ConfusionMatrix>,
@@ -185,7 +186,7 @@ impl Sums {
     /// Sums over all ranks and divides by the number of targets.
     ///
     /// The accuracy is the fraction of targets whose class was predicted
-    /// correctly.
+    /// correctly. Without targets, the loss is NaN and there is no accuracy.
     ///
     /// # Errors
     ///
@@ -200,11 +201,13 @@ impl Sums {
         // The loss and the number of targets come first, then the counts, if
         // there are any.
         let answers = (sums.len() > 2).then(|| ConfusionMatrix::from_counts(&sums[2..]));
-        let accuracy = answers.as_ref().map(|answers| answers.num_correct() as f64 / sums[1]);
+        let accuracy = answers.as_ref().filter(|_| sums[1] > 0.0);
+        let accuracy = accuracy.map(|answers| answers.num_correct() as f64 / sums[1]);
         Ok(Measured {
             row: EvalRow {
                 step: engine.global_steps(),
-                eval_loss: sums[0] / sums[1],
+                // Without targets, 0/0 is NaN even if the task returned a loss.
+                eval_loss: if sums[1] > 0.0 { sums[0] / sums[1] } else { f64::NAN },
                 eval_accuracy: accuracy,
             },
             num_targets: sums[1] as u64,

@@ -16,6 +16,8 @@ pub trait Batch {
     /// Returns the number of terms in the loss: labelled tokens or samples.
     /// Micro-batches are weighted by this number, so that the gradient of a
     /// step does not depend on how its samples are divided into micro-batches.
+    /// It may be 0 for some micro-batches of a step. A step in which it is 0 for
+    /// all micro-batches of all ranks is skipped.
     fn num_targets(&self) -> usize;
 }
 

@@ -16,6 +16,9 @@
 //! over the ranks, so all ranks leave the loop at the same step. After an
 //! interruption or unreadable data, the last complete step is saved.
 //!
+//! A step without any target on any rank is skipped before its forward passes,
+//! so it changes neither parameters nor optimizer states.
+//!
 //! The loop stores no separate files. Each checkpoint contains `LoopState`, the
 //! engine's counters and the position of the data.
 
@@ -37,8 +40,8 @@ use crate::metrics::{EvalRow, StepRow};
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
 use crate::task::{Batch, Task};
-use crate::{BoxError, Cause, Engine, TrainError};
-use step::{RankFlags, StepData, Totals, train_step};
+use crate::{BoxError, Cause, Engine, EngineError, TrainError};
+use step::{RankFlags, StepData, Totals, complete, train_step};
 
 /// An observer of a run. Every rank has its own hooks and calls them at the
 /// same steps, in the order in which they were passed.
@@ -133,9 +136,15 @@ pub struct TrainPlan {
 /// All ranks call this together. With `plan.best.load_at_end` the engine has
 /// the weights of the best model afterwards.
 ///
+/// A step in which no micro-batch of any rank has a target is skipped with a
+/// warning: parameters, optimizer states, schedule and loss scale stay
+/// unchanged, and its row has no loss and is marked as skipped.
+///
 /// # Errors
 ///
 /// Returns the first failure of this rank with the step in which it occurred.
+/// Ten consecutive steps without any target are a failure, and so is a run in
+/// which no step has one.
 pub fn train<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
@@ -156,6 +165,7 @@ where
         // here.
         state: plan.resumed.resumed_with(&plan.best),
         first_step: engine.global_steps(),
+        empty_steps: 0,
     };
     if let (0, Some(best), None) = (engine.rank(), plan.resumed.best, run.state.best) {
         warn!(
@@ -165,6 +175,11 @@ where
         );
     }
     let step = engine.global_steps();
+    if engine.is_accumulating() {
+        let when = "in the middle of an accumulation (finish_accumulation or zero_grad ends it)";
+        let cause = EngineError::Order { call: "train", when }.into();
+        return Err(TrainError { step: step + 1, cause });
+    }
     // If the previous run was interrupted during an evaluation, the evaluation
     // is repeated first.
     let mut is_interrupted = plan.resumed.evaluation_pending
@@ -191,7 +206,15 @@ struct TrainLoop<'a, 'b> {
     state: LoopState,
     /// The number of optimizer steps before this run.
     first_step: u64,
+    /// The number of consecutive steps without any target before the next step.
+    empty_steps: u64,
 }
+
+/// A run ends at the last of this many consecutive steps without any target.
+/// A few such steps may be due to single samples without labels. More of them
+/// mean that the labels are missing, or that a curriculum, which depends on
+/// applied steps, never advances.
+const MAX_EMPTY_STEPS: u64 = 10;
 
 impl TrainLoop<'_, '_> {
     /// Returns true if all steps were taken or early stopping applies.
@@ -238,7 +261,7 @@ impl TrainLoop<'_, '_> {
         if counts {
             engine.states().start_counting();
         }
-        let data = self.take_data(engine, source)?;
+        let data = self.take_data(engine, source, step)?;
         let mine =
             RankFlags { interrupted: plan.interrupt.is_asked(), written: self.saver.has_written() };
         let (row, all) = train_step(engine, task, data, self.hooks, mine)?;
@@ -276,11 +299,13 @@ impl TrainLoop<'_, '_> {
     ///
     /// # Errors
     ///
-    /// Returns [`Cause::Data`] if a rank cannot read its data, on every rank.
+    /// Returns [`Cause::Data`] on every rank if a rank cannot read its data, or
+    /// if too many steps had no target.
     fn take_data<B, M, T: Batch>(
         &mut self,
         engine: &mut Engine<B, M>,
         source: &mut impl BatchSource<T>,
+        step: u64,
     ) -> Result<StepData<T>, Cause>
     where
         B: OptimizerOps,
@@ -298,12 +323,15 @@ impl TrainLoop<'_, '_> {
         // The position is read before the data, so it is the position after the
         // last complete step.
         let position = source.position();
-        let taken = trace_span!("data").in_scope(|| source.next_step(next));
+        let taken = trace_span!("data").in_scope(|| complete(source.next_step(next), next));
         let waited = started.elapsed();
         let batches = taken.as_ref().map(|step| &step.micro_batches[..]).ok();
         let totals = Totals::over_ranks(engine, batches)?;
         match (taken, totals) {
             (Ok(StepBatches { micro_batches, size }), Some(totals)) => {
+                if let Err(error) = self.check_targets(engine, step, &totals) {
+                    return Err(self.stop_without_data(engine, position, Some(error)));
+                }
                 if let Some(StepSize { samples, lr_factor }) = size {
                     engine.size_next_step(samples, lr_factor);
                 }
@@ -311,6 +339,51 @@ impl TrainLoop<'_, '_> {
             }
             (taken, _) => Err(self.stop_without_data(engine, position, taken.err())),
         }
+    }
+
+    /// Counts consecutive steps without any target, and logs a warning about
+    /// each of them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error, on every rank, if there were too many of them, or if
+    /// the run ends without any target.
+    fn check_targets<B, M>(
+        &mut self,
+        engine: &Engine<B, M>,
+        step: u64,
+        totals: &Totals,
+    ) -> Result<(), BoxError>
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+    {
+        if totals.targets > 0.0 {
+            self.empty_steps = 0;
+            return Ok(());
+        }
+        self.empty_steps += 1;
+        let taught_nothing = step == self.plan.max_steps
+            && self.empty_steps == self.plan.max_steps - self.first_step;
+        if taught_nothing || self.empty_steps == MAX_EMPTY_STEPS {
+            return Err(format!(
+                "{} with this one had no target on any rank, so there is nothing to learn from: give the data \
+                 labels that are not ignored; with a curriculum, raise curriculum_learning.min_difficulty (a \
+                 language model needs at least 2 tokens)",
+                match self.empty_steps {
+                    1 => "the only step".to_owned(),
+                    steps => format!("the last {steps} steps together"),
+                }
+            )
+            .into());
+        }
+        if engine.rank() == 0 {
+            warn!(
+                "step {step} is skipped, because none of its micro-batches has a target on any rank: parameters, \
+                 optimizer states and learning-rate schedule stay unchanged; check the labels of the data"
+            );
+        }
+        Ok(())
     }
 
     /// Saves the last complete step after a rank could not read its data, and
@@ -380,8 +453,21 @@ impl TrainLoop<'_, '_> {
                 return Err(self.stop_without_data(engine, position, cause));
             }
         };
-        let is_best = self.state.record(&self.plan.best, &measured.row);
-        self.saver.note_evaluation(&measured.row, is_best);
+        if measured.num_targets > 0 {
+            let is_best = self.state.record(&self.plan.best, &measured.row);
+            self.saver.note_evaluation(&measured.row, is_best);
+        } else {
+            // There is no metric to compare, so neither the best model nor early
+            // stopping depends on this evaluation.
+            self.state.evaluation_pending = false;
+            if engine.rank() == 0 {
+                warn!(
+                    "the evaluation after step {} has no loss, because the evaluation data has no target: give it \
+                     labels that are not ignored",
+                    measured.row.step
+                );
+            }
+        }
         for hook in self.hooks.iter_mut() {
             hook.after_evaluation(&measured.row, engine.global_samples())
                 .map_err(Cause::Outside)?;

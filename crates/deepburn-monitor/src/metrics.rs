@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 pub struct StepRow {
     /// The number of the step, from 1.
     pub step: u64,
-    /// The mean loss over micro-batches and ranks.
+    /// The mean loss over micro-batches and ranks; NaN for a step without
+    /// targets.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
     /// The learning rate of the step.
@@ -32,7 +33,8 @@ pub struct StepRow {
     /// The loss scale of the backward passes.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss_scale: f64,
-    /// Whether the update was skipped because a gradient was not finite.
+    /// Whether the update was skipped because a gradient was not finite or
+    /// because the step had no target.
     pub skipped: bool,
     /// The number of tokens (or of samples, if there are no tokens) over all
     /// ranks.

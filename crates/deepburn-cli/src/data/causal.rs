@@ -100,6 +100,11 @@ impl<C: LanguageModelConfig> SubjectInfo for Causal<C> {
         limit
     }
 
+    /// Returns 2, because the first token of a sequence is not predicted.
+    fn min_tokens(&self) -> usize {
+        2
+    }
+
     /// Returns the number of sequences of a rank in an epoch, which is the same on all ranks.
     fn samples_per_epoch(&self, shard: DataShard) -> Result<usize, DataError> {
         let sampler = DistributedSampler::new(self.corpus.train.len(), shard, self.order)?;

@@ -5,7 +5,7 @@
 
 use deepburn::NextStep;
 use deepburn::schedule::sequence_length;
-use deepburn_config::{CurriculumPlan, Job};
+use deepburn_config::{CurriculumPlan, CurriculumSchedule, Job, Plan};
 
 use crate::failure::Failure;
 
@@ -23,6 +23,27 @@ pub(crate) fn check_length(job: &Job, allowed: usize, field: &str) -> Result<(),
     }
     Err(Failure::mistake(format!(
         "data.sequence_length: too long: {length}; the model supports at most {allowed} (model.config.{field})"
+    )))
+}
+
+/// Checks that the curriculum leaves at least `min_tokens` tokens of a sample, so that every step has a target.
+///
+/// # Errors
+/// Returns a user's mistake if its shortest length is smaller.
+pub(crate) fn check_curriculum(plan: &Plan, min_tokens: usize) -> Result<(), Failure> {
+    let Some(curriculum) = &plan.curriculum else { return Ok(()) };
+    // Lengths never decrease, so the first step has the shortest one.
+    let shortest = sequence_length(curriculum, 1);
+    if shortest >= min_tokens {
+        return Ok(());
+    }
+    let field = match curriculum.schedule {
+        CurriculumSchedule::Discrete { .. } => "schedule_config.difficulty",
+        CurriculumSchedule::Root { .. } => "min_difficulty",
+    };
+    Err(Failure::mistake(format!(
+        "deepspeed.curriculum_learning.{field}: too short: {shortest}; a sequence needs at least {min_tokens} tokens, \
+         because the first one is not predicted, and no step would have a target; start with {min_tokens} or more"
     )))
 }
 

@@ -78,6 +78,11 @@ pub(crate) trait SubjectInfo {
     /// Returns the number of tokens of the longest sequence, at most `limit`.
     fn longest(&self, limit: usize) -> usize;
 
+    /// Returns the number of tokens that a sample needs in order to have a target.
+    fn min_tokens(&self) -> usize {
+        1
+    }
+
     /// Returns the number of samples of a rank in an epoch.
     fn samples_per_epoch(&self, shard: DataShard) -> Result<usize, DataError>;
 

@@ -24,6 +24,7 @@ use deepburn_datasets::{DataError, DataShard, Order, StepShape};
 use serde_json::Value;
 
 use crate::counted::counted;
+use crate::data::lengths::check_curriculum;
 use crate::data::places::Places;
 use crate::data::recipe::SubjectInfo;
 use crate::data::subject::Subject;
@@ -107,6 +108,7 @@ pub(crate) fn prepare(
     // Limits on a step apply to the largest batch of the schedule.
     let (places, largest) = (Places::default(), batch_sizes.largest());
     let subject = Subject::prepare(&job, &places, largest, order)?;
+    check_curriculum(&preliminary, subject.info().min_tokens())?;
     let max_steps = match &dynamic {
         Some(dynamic) => steps_within_budget(&job, subject.info(), batch, dynamic)?,
         None => num_steps(&job, subject.info(), &batch_sizes)?,

@@ -134,7 +134,10 @@ impl Hook for ProgressHook {
             if self.skipped > 0 {
                 let were = if self.skipped == 1 { "was" } else { "were" };
                 let steps = counted(self.total as usize, "step");
-                tracing::warn!("{} of {steps} {were} skipped because of overflow", self.skipped);
+                tracing::warn!(
+                    "{} of {steps} {were} skipped, because a gradient overflowed or the step had no target",
+                    self.skipped
+                );
             }
         }
         Ok(())

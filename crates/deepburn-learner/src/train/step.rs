@@ -12,8 +12,9 @@ use deepburn_zero::{Category, Tier, Training};
 use super::Hook;
 use crate::engine::{PhaseTimes, Step};
 use crate::metrics::{MemoryRow, PhaseSeconds, StepRow};
+use crate::source::{NextStep, StepBatches};
 use crate::task::{Batch, Task};
-use crate::{Cause, Engine, EngineError};
+use crate::{BoxError, Cause, Engine, EngineError};
 
 /// Flags that the ranks combine once per step.
 pub(super) struct RankFlags {
@@ -36,17 +37,8 @@ pub(super) struct StepData<T> {
     pub(super) totals: Totals,
 }
 
-/// Runs one optimizer step: all its micro-batches and the update. Returns its
-/// record and the combined flags of all ranks.
-///
-/// Each micro-batch is weighted by its number of targets, so that the gradient
-/// of a step is the mean over all targets of the step on all ranks, even if
-/// micro-batches have different lengths. The factor `world_size` is needed
-/// because gradients are averaged over ranks.
-///
-/// ```text
-/// weight of micro-batch i on rank r = targets(r, i) * world_size / targets of the step
-/// ```
+/// Runs one optimizer step, or skips it if it has no target. Returns its record
+/// and the combined flags of all ranks.
 pub(super) fn train_step<B, M, T>(
     engine: &mut Engine<B, M>,
     task: &T,
@@ -59,34 +51,20 @@ where
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
-    let StepData { started, waited, micro_batches: batches, totals } = data;
-    let world_size = engine.group().world_size() as f64;
-    let mut loss_sum = 0.0;
-    let mut taken = None;
-    for batch in batches {
-        let targets = batch.num_targets() as f64;
-        let loss = engine.forward(|model| task.loss(model, &batch))?.map_err(Cause::Outside)?;
-        // The loss of a step is the sum over all targets divided by their
-        // number, so that micro-batches of different lengths are weighted
-        // correctly.
-        loss_sum += targets * loss.clone().into_scalar().elem::<f64>();
-        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
-        engine.backward_weighted(loss, targets * world_size / totals.targets)?;
-        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
-        taken = engine.step()?;
-        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
-    }
+    let StepData { started, waited, micro_batches, totals } = data;
+    let (loss_sum, step) = match totals.targets > 0.0 {
+        true => run_micro_batches(engine, task, micro_batches, &totals, hooks)?,
+        // The mean over no target does not exist.
+        false => (f64::NAN, engine.skip_step()),
+    };
     // The loss and the flags share one collective, because its latency does not
     // depend on the number of values.
     let message = vec![loss_sum, f64::from(mine.interrupted), f64::from(mine.written)];
     let sums =
         engine.group().sum(CollectiveTag::new("loss", 0), message).map_err(EngineError::from)?;
+    let world_size = engine.group().world_size() as f64;
     let all = RankFlags { interrupted: sums[1] > 0.0, written: sums[2] == world_size };
 
-    let step = taken.ok_or(EngineError::Order {
-        call: "train",
-        when: "with accumulation boundaries set by hand",
-    })?;
     let PhaseTimes { forward, backward, step: optimizer } = engine.take_times();
     let [data, forward, backward, optimizer] =
         [waited, forward, backward, optimizer].map(|time| time.as_secs_f64());
@@ -96,11 +74,92 @@ where
     Ok((StepRow { seconds, ..row }, all))
 }
 
+/// Runs the micro-batches of a step and its update. Returns the sum of this
+/// rank's losses over all targets, and the record of the step.
+///
+/// Each micro-batch is weighted by its number of targets, so that the gradient
+/// of a step is the mean over all targets of the step on all ranks, even if
+/// micro-batches have different lengths. The factor `world_size` is needed
+/// because gradients are averaged over ranks.
+///
+/// ```text
+/// weight of micro-batch i on rank r = targets(r, i) * world_size / targets of the step
+/// ```
+///
+/// A micro-batch without targets has the weight 0. It is run nevertheless,
+/// because other ranks take part in its collectives.
+fn run_micro_batches<B, M, T>(
+    engine: &mut Engine<B, M>,
+    task: &T,
+    batches: Vec<T::Batch>,
+    totals: &Totals,
+    hooks: &mut [Box<dyn Hook + '_>],
+) -> Result<(f64, Step), Cause>
+where
+    B: OptimizerOps,
+    M: AutodiffModule<Training<B>>,
+    T: Task<B, M>,
+{
+    let world_size = engine.group().world_size() as f64;
+    let mut loss_sum = 0.0;
+    let mut taken = None;
+    for batch in batches {
+        let targets = batch.num_targets() as f64;
+        let loss = engine.forward(|model| task.loss(model, &batch))?.map_err(Cause::Outside)?;
+        let value = loss.clone().into_scalar().elem::<f64>();
+        // A weight of 0 does not remove NaN from the gradients.
+        if targets == 0.0 && !value.is_finite() {
+            return Err(Cause::Outside(
+                format!(
+                    "the loss of a micro-batch without targets is {value}; it must be 0: divide the sum of the losses by \
+                     at least 1 in `Task::loss`"
+                )
+                .into(),
+            ));
+        }
+        // The loss of a step is the sum over all targets divided by their
+        // number, so that micro-batches of different lengths are weighted
+        // correctly.
+        loss_sum += targets * value;
+        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
+        engine.backward_weighted(loss, targets * world_size / totals.targets)?;
+        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
+        taken = engine.step()?;
+        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
+    }
+    let step = taken.ok_or(EngineError::Order {
+        call: "train",
+        when: "with accumulation boundaries set by hand",
+    })?;
+    Ok((loss_sum, step))
+}
+
+/// Checks that a data source returned all micro-batches of a step.
+///
+/// # Errors
+///
+/// Returns the error of the source, or an error if it returned another number.
+pub(super) fn complete<T>(
+    taken: Result<StepBatches<T>, BoxError>,
+    next: NextStep,
+) -> Result<StepBatches<T>, BoxError> {
+    let (found, expected) =
+        (taken.as_ref().map_or(0, |it| it.micro_batches.len()), next.micro_batches);
+    match taken {
+        Ok(_) if found != expected => Err(format!(
+            "the data source returned {found} micro-batches for a step of {expected}: return \
+             `NextStep::micro_batches` of them"
+        )
+        .into()),
+        taken => taken,
+    }
+}
+
 /// Sums over all micro-batches of a step on all ranks.
 pub(super) struct Totals {
     /// The number of tokens, for throughput.
     pub(super) tokens: f64,
-    /// The number of targets (labelled tokens or samples), at least 1.
+    /// The number of targets (labelled tokens or samples).
     pub(super) targets: f64,
 }
 
@@ -120,9 +179,7 @@ impl Totals {
         let targets: usize = own.iter().map(Batch::num_targets).sum();
         let mine = vec![tokens as f64, targets as f64, f64::from(batches.is_none())];
         let sums = engine.group().sum(CollectiveTag::new("batch totals", 0), mine)?;
-        // A step without any target has a loss and gradients of 0 instead of
-        // 0/0.
-        let totals = Self { tokens: sums[0], targets: sums[1].max(1.0) };
+        let totals = Self { tokens: sums[0], targets: sums[1] };
         Ok((sums[2] == 0.0).then_some(totals))
     }
 }

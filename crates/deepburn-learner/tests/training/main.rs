@@ -19,5 +19,6 @@ mod optimizers;
 mod param_groups;
 mod saving;
 mod saving_faults;
+mod targets;
 mod train_pass;
 mod zero_one;

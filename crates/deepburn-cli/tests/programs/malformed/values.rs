@@ -319,6 +319,20 @@ fn rejects_invalid_deepspeed_settings() {
         ("deepspeed.flops_profiler.top_modules", "0", &["flops_profiler.top_modules"]),
         ("deepspeed.elasticity.enabled", "true", &["elasticity"]),
         ("deepspeed.curriculum_learning.enabled", "true", &["curriculum_learning"]),
+        (
+            "deepspeed.curriculum_learning",
+            "{\"enabled\": true, \"curriculum_type\": \"seqlen\", \"min_difficulty\": 1, \"max_difficulty\": 8,
+                \"schedule_type\": \"fixed_linear\", \"schedule_config\": {\"total_curriculum_step\": 4,
+                \"difficulty_step\": 1}}",
+            &["curriculum_learning.min_difficulty", "at least 2 tokens", "no step would have a target"],
+        ),
+        (
+            "deepspeed.curriculum_learning",
+            "{\"enabled\": true, \"curriculum_type\": \"seqlen\", \"min_difficulty\": 1, \"max_difficulty\": 8,
+                \"schedule_type\": \"fixed_discrete\", \"schedule_config\": {\"difficulty\": [1, 8],
+                \"max_step\": [2]}}",
+            &["curriculum_learning.schedule_config.difficulty", "at least 2 tokens"],
+        ),
         ("deepspeed.sparse_attention", "{\"mode\": \"fixed\"}", &["sparse_attention"]),
         (
             "deepspeed.compression_training",

@@ -103,13 +103,16 @@
 //!   5,000 within sixteen steps. Clip gradients with the plan's
 //!   `gradient_clipping`.
 //! - **Learning rate**: the Learner's scheduler. The plan's `lr` is not used,
-//!   and a plan with a `scheduler` is an error. As in Burn, the scheduler
-//!   advances by one step per batch. A micro-batch on all ranks advances it by
-//!   the number of ranks, so a schedule ends at the same item as on one device.
+//!   and a plan with a `scheduler` is an error. The scheduler advances by one
+//!   step per update, on any number of ranks, as in DeepSpeed. Burn's own
+//!   strategies advance it for every batch, so size the schedule for the number
+//!   of updates: batches per epoch, divided by ranks and by accumulated
+//!   micro-batches, rounded up.
 //! - **Gradient accumulation**: both, and they must be equal. Gradients of
 //!   micro-batches are averaged, as in DeepSpeed; Burn's own strategies add
-//!   them. Micro-batches at the end of an epoch that do not fill a step are
-//!   dropped, as in Burn.
+//!   them. If the last micro-batches of an epoch do not fill an update, or
+//!   training is interrupted, the weights are updated with the mean over the
+//!   micro-batches that there are. Burn drops them.
 //! - **Precision**: the plan's fp32 or bf16. fp16 is an error, because the loss
 //!   scale would have to multiply a loss that is inside `TrainStep::step`.
 //! - **Gradients**: `TrainStep::step` must call `backward` once and return all

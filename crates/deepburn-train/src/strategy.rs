@@ -37,7 +37,7 @@ use burn_train::{
 use deepburn::BoxError;
 use deepburn::COLLECTIVE_TIMEOUT;
 use deepburn::comm::Placement;
-use deepburn::config::Plan;
+use deepburn::config::{BatchPlan, Plan};
 use deepburn::ops::{OptimizerOps, StreamOps};
 use deepburn::zero::Training;
 
@@ -274,9 +274,12 @@ impl<B: OptimizerOps + StreamOps> ShardedStrategy<B> {
         if train.num_items() == 0 {
             return Err(Refusal::NoData);
         }
-        // The scheduler takes one step per batch and epoch, over all ranks.
-        let batches = train.num_items().div_ceil(self.plan.batch.micro_batch_size);
-        check_optimizer(learner, &self.plan.optimizer, batches * settings.num_epochs)
+        // The scheduler takes one step per update.
+        let BatchPlan { micro_batch_size, gradient_accumulation_steps, world_size, .. } =
+            self.plan.batch;
+        let batches = train.num_items().div_ceil(world_size).div_ceil(micro_batch_size);
+        let updates = batches.div_ceil(gradient_accumulation_steps);
+        check_optimizer(learner, &self.plan.optimizer, updates * settings.num_epochs)
     }
 }
 

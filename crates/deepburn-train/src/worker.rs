@@ -5,9 +5,11 @@
 //!
 //! ```text
 //! next batch ─► [agree: stop? batches? items?] ─► rank 0 reports the outputs of the previous micro-batch
+//!            ─► scheduler step, at the first micro-batch of an update
 //!            ─► TrainStep::step on the sharded module [gathers, gradients]
 //!            ─► engine.step, at an accumulation boundary [norm, parameters]
 //!            ─► deposit the output
+//! end        ─► update with the micro-batches of an incomplete accumulation [norm, parameters]
 //! ```
 //!
 //! The metrics are computed by Burn's event processor, which only rank 0 calls.
@@ -15,8 +17,8 @@
 //! one, so they are reported one micro-batch late.
 //!
 //! The engine trains, and the Learner's scheduler and strategies control it: the
-//! scheduler's learning rate is set before each step, and rank 0 queries the
-//! strategies for early stopping and checkpoints and shares their decisions.
+//! scheduler takes one step per update, and its learning rate is set before the
+//! update. Rank 0 queries the strategies for early stopping and checkpoints and shares their decisions.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -209,7 +211,8 @@ where
     /// Trains one epoch. Returns true if it was interrupted.
     ///
     /// The epoch ends before the first micro-batch that some ranks do not have,
-    /// because a rank without data could not take part in the collectives.
+    /// because a rank without data could not take part in the collectives. The
+    /// micro-batches of an incomplete accumulation are used for a last update.
     ///
     /// # Errors
     ///
@@ -252,8 +255,7 @@ where
             run.train_outputs.deposit(self.engine.rank(), Some(output));
             micro_batch += 1;
         };
-        // An incomplete accumulation is dropped, as in Burn.
-        self.engine.zero_grad();
+        self.finish_accumulation(items)?;
         if micro_batch > 0 {
             self.report(|processor| {
                 processor.process_train(LearnerEvent::EndEpoch(epoch.items_processed));
@@ -274,9 +276,10 @@ where
         batch: <LC::TrainingModel as TrainStep>::Input,
         items: &mut usize,
     ) -> Result<TrainItem<LC>, BoxError> {
-        // The scheduler advances once per batch and rank, so that a schedule
-        // ends at the same item as on one device.
-        for _ in 0..self.ranks() {
+        // The scheduler advances once per update. It does so at the first
+        // micro-batch, so that all micro-batches of an update report its
+        // learning rate.
+        if self.engine.accumulated_micro_batches() == 0 {
             self.learner.lr_step();
             self.scheduler_steps += 1;
         }
@@ -285,14 +288,41 @@ where
         let output = self.engine.train_pass(|model| TrainStep::step(model, batch))?;
         check_gradients(&self.engine, &output.grads)?;
         if self.engine.is_gradient_accumulation_boundary() {
-            self.engine.set_learning_rate(self.learner.lr_current())?;
-            // The engine counts samples; the learning rate is the scheduler's
-            // and is not scaled.
-            self.engine.size_next_step(std::mem::take(items) as u64, 1.0);
+            self.prepare_update(std::mem::take(items))?;
         }
         self.engine.step()?;
         self.settle()?;
         Ok(output.item)
+    }
+
+    /// Sets the learning rate of the next update and its number of items over
+    /// all ranks.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the scheduler's learning rate is negative or not
+    /// finite.
+    fn prepare_update(&mut self, items: usize) -> Result<(), BoxError> {
+        self.engine.set_learning_rate(self.learner.lr_current())?;
+        // The engine counts samples; the learning rate is the scheduler's and is
+        // not scaled.
+        self.engine.size_next_step(items as u64, 1.0);
+        Ok(())
+    }
+
+    /// Updates the weights with the mean over the micro-batches since the last
+    /// update, if there are any. Burn drops them.
+    ///
+    /// # Errors
+    ///
+    /// Returns a failure of the engine.
+    fn finish_accumulation(&mut self, items: usize) -> Result<(), BoxError> {
+        if self.engine.accumulated_micro_batches() > 0 {
+            self.prepare_update(items)?;
+            self.engine.finish_accumulation()?;
+            self.settle()?;
+        }
+        Ok(())
     }
 
     /// Evaluates the validation data. Returns true if it was interrupted.

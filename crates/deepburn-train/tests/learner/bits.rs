@@ -17,7 +17,7 @@ use crate::recorder::{Seen, run, schedule, training};
 const EPOCHS: usize = 2;
 
 /// Returns the ranges of the training and validation data of each rank, as documented.
-fn ranges(ranks: usize) -> Vec<(Range<usize>, Range<usize>)> {
+pub(crate) fn ranges(ranks: usize) -> Vec<(Range<usize>, Range<usize>)> {
     match ranks {
         1 => vec![(0..26, 0..13)],
         3 => vec![(0..9, 0..5), (9..18, 5..9), (17..26, 9..13)],
@@ -25,7 +25,10 @@ fn ranges(ranks: usize) -> Vec<(Range<usize>, Range<usize>)> {
     }
 }
 
-fn slice<B: Backend<Device = FlexDevice>>(loader: Loader<B>, range: Range<usize>) -> Loader<B> {
+pub(crate) fn slice<B: Backend<Device = FlexDevice>>(
+    loader: Loader<B>,
+    range: Range<usize>,
+) -> Loader<B> {
     match range.len() == loader.num_items() {
         true => loader.to_device(&FlexDevice),
         false => loader.slice(range.start, range.end).to_device(&FlexDevice),
@@ -46,11 +49,16 @@ fn by_hand(plan: &Plan) -> (Seen, Vec<f32>) {
         let mut schedule = schedule();
         let (mut trained, mut evaluated) = (Vec::new(), Vec::new());
         for _ in 0..EPOCHS {
+            let mut lr = 0.0;
             for batch in train.iter() {
-                let lr = (0..ranks).map(|_| schedule.step()).last().unwrap();
+                // The schedule has one learning rate per update.
+                if engine.accumulated_micro_batches() == 0 {
+                    lr = schedule.step();
+                }
                 trained.push(micro_batch(&mut engine, batch, lr)?);
             }
-            engine.zero_grad();
+            engine.set_learning_rate(lr)?;
+            engine.finish_accumulation()?;
             let mut batches: Vec<_> = valid.iter().collect();
             let own = batches.len();
             // Rank 0 has the most batches. Other ranks repeat a batch, because all ranks must

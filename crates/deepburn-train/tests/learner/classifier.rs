@@ -60,6 +60,10 @@ pub(crate) fn classifier() -> Classifier<Trained> {
     net.map(&mut Numbered(0))
 }
 
+pub(crate) fn without_dropout() -> Classifier<Trained> {
+    Classifier { drop: DropoutConfig::new(0.0).init(), ..classifier() }
+}
+
 /// Sets the same weights in every run: small numbers that depend only on their position.
 struct Numbered(usize);
 

@@ -7,3 +7,4 @@ mod recorder;
 mod refusals;
 mod resuming;
 mod stopping;
+mod updates;

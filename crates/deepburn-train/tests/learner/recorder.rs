@@ -108,6 +108,16 @@ pub(crate) fn run(
     strategy: ShardedStrategy<Flex>,
     stop: Option<usize>,
 ) -> (Seen, Vec<f32>) {
+    run_learner(learner(), training, strategy, stop)
+}
+
+/// Runs a training of another learner.
+pub(crate) fn run_learner(
+    learner: Learner<Marker>,
+    training: SupervisedTraining<Marker>,
+    strategy: ShardedStrategy<Flex>,
+    stop: Option<usize>,
+) -> (Seen, Vec<f32>) {
     let interrupter = Interrupter::new();
     let stop = stop.map(|batches| (batches, interrupter.clone()));
     let recorder = Recorder { seen: Arc::default(), stop };
@@ -116,7 +126,7 @@ pub(crate) fn run(
         .with_interrupter(interrupter)
         .renderer(recorder)
         .with_training_strategy(strategy.into())
-        .launch(learner());
+        .launch(learner);
     let weights = Weights::of(&result.model);
     let seen = seen.lock().unwrap().clone();
     (seen, weights)

@@ -40,6 +40,7 @@ use signal_hook::consts::SIGINT;
 
 const EPOCHS: usize = 5;
 const BATCH: usize = 32;
+const RANKS: usize = 3;
 const TRAIN_ITEMS: usize = 6000;
 const PLAN: &str = r#"{
     "train_micro_batch_size_per_gpu": 32,
@@ -157,13 +158,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let train = train.build(spirals(TRAIN_ITEMS, 0));
     let valid = DataLoaderBuilder::new(Stack).batch_size(BATCH).build(spirals(900, TRAIN_ITEMS));
 
-    // The scheduler advances by one step for each batch, for any number of ranks.
-    let steps = EPOCHS * TRAIN_ITEMS.div_ceil(BATCH);
+    // The scheduler advances by one step for each update, which takes a batch of every rank.
+    let steps = EPOCHS * TRAIN_ITEMS.div_ceil(RANKS).div_ceil(BATCH);
     let rate = CosineAnnealingLrSchedulerConfig::new(3e-3, steps).init()?;
     let optimizer = AdamWConfig::new().with_weight_decay(0.01).init();
     let learner = Learner::new(Classifier::<Training<Flex>>::new(&device), optimizer, rate);
 
-    let strategy = ShardedStrategy::new(deepburn::plan(PLAN, 3)?);
+    let strategy = ShardedStrategy::new(deepburn::plan(PLAN, RANKS)?);
     let mut training = SupervisedTraining::new(folder, train, valid)
         .metrics((LossMetric::new(), AccuracyMetric::new()))
         .metric_train_numeric(LearningRateMetric::new())

@@ -279,6 +279,10 @@ impl<B: OptimizerOps + StreamOps> ShardedStrategy<B> {
             self.plan.batch;
         let batches = train.num_items().div_ceil(world_size).div_ceil(micro_batch_size);
         let updates = batches.div_ceil(gradient_accumulation_steps);
+        // A schedule that was sized for the batches of one device would end early.
+        tracing::info!(
+            "an epoch has {updates} updates, and the learning-rate scheduler takes one step for each"
+        );
         check_optimizer(learner, &self.plan.optimizer, updates * settings.num_epochs)
     }
 }

@@ -20,7 +20,7 @@ use crate::models::Numbered;
 
 type Trained = Training<Flex>;
 
-/// The gradients of `last` and `norm` are reported before those of `first`.
+/// Backward reports the gradients of `last` and `norm` first, and `first` at the end.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     first: Linear<B>,

@@ -23,11 +23,11 @@ use crate::line::{Line, LineEngine, Trained, WIDTH, input, plan, plan_with, weig
 /// Rows with labels, whose loss is the scalar product of weights and input. A batch without rows
 /// has only padding.
 #[derive(Debug, Clone)]
-struct Rows {
+struct RowBatch {
     inputs: Vec<[f32; WIDTH]>,
 }
 
-impl Batch for Rows {
+impl Batch for RowBatch {
     fn num_tokens(&self) -> usize {
         4
     }
@@ -43,21 +43,21 @@ struct Products {
 }
 
 impl Products {
-    fn sum<B: Backend>(line: &Line<B>, rows: &Rows) -> Tensor<B, 1> {
+    fn sum<B: Backend>(line: &Line<B>, rows: &RowBatch) -> Tensor<B, 1> {
         let zero = line.product([0.0; WIDTH]);
         rows.inputs.iter().fold(zero, |sum, x| sum + line.product(*x))
     }
 }
 
 impl Task<Flex, Line<Trained>> for Products {
-    type Batch = Rows;
+    type Batch = RowBatch;
 
-    fn loss(&self, line: &Line<Trained>, rows: &Rows) -> Result<Tensor<Trained, 1>, BoxError> {
+    fn loss(&self, line: &Line<Trained>, rows: &RowBatch) -> Result<Tensor<Trained, 1>, BoxError> {
         let count = if self.careless { rows.inputs.len() } else { rows.inputs.len().max(1) };
         Ok(Self::sum(line, rows).div_scalar(count as f64))
     }
 
-    fn evaluate(&self, line: &Line<Zero<Flex>>, rows: &Rows) -> Result<Evaluation, BoxError> {
+    fn evaluate(&self, line: &Line<Zero<Flex>>, rows: &RowBatch) -> Result<Evaluation, BoxError> {
         let loss_sum = Self::sum(line, rows).into_scalar().elem();
         Ok(Evaluation { loss_sum, answers: None })
     }
@@ -74,13 +74,13 @@ struct Counts {
 }
 
 impl Counts {
-    fn rows(&self, number: usize, count: usize) -> Rows {
-        Rows { inputs: (0..count).map(|row| input(self.rank, number * 4 + row)).collect() }
+    fn rows(&self, number: usize, count: usize) -> RowBatch {
+        RowBatch { inputs: (0..count).map(|row| input(self.rank, number * 4 + row)).collect() }
     }
 }
 
-impl BatchSource<Rows> for Counts {
-    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<Rows>, BoxError> {
+impl BatchSource<RowBatch> for Counts {
+    fn next_step(&mut self, next: NextStep) -> Result<StepBatches<RowBatch>, BoxError> {
         let counts = self.steps[self.step.min(self.steps.len() - 1)].clone();
         let rows = counts.iter().enumerate();
         // The same input belongs to the same applied step in every run.
@@ -90,7 +90,7 @@ impl BatchSource<Rows> for Counts {
         Ok(batches.into())
     }
 
-    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, Rows>>, BoxError> {
+    fn evaluation(&mut self) -> Result<Option<EvaluationStream<'_, RowBatch>>, BoxError> {
         let batches = self.evaluation.map(|count| vec![Ok(self.rows(0, count))].into_iter());
         Ok(batches.map(|batches| Box::new(batches) as _))
     }

@@ -122,6 +122,14 @@ impl Saved {
     }
 }
 
+/// A checkpoint that all ranks have verified, and the parts of it to load.
+pub(crate) struct CheckedCheckpoint<'c> {
+    checkpoint: &'c Checkpoint,
+    plan: LoadPlan,
+    /// The JSON states.
+    saved: Saved,
+}
+
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Resumes from `checkpoint`, which may have been saved at any stage and
     /// number of ranks. All ranks call this together with the same checkpoint.
@@ -141,23 +149,59 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         checkpoint: &Checkpoint,
         plan: LoadPlan,
     ) -> Result<ClientStates, TrainingCheckpointError> {
+        let checked = self.check_together(Ok(checkpoint), plan)?;
+        self.adopt_checked(&checked)?;
+        Ok(checked.saved.into())
+    }
+
+    /// Checks on all ranks that the checkpoint is intact and matches the
+    /// engine. Nothing is changed. All ranks call this together and get the
+    /// same result.
+    ///
+    /// `found` is the checkpoint, or the reason why this rank has none.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first problem of this rank, or else of the lowest rank that
+    /// has one, or an error if the ranks found different checkpoints.
+    pub(crate) fn check_together<'c>(
+        &self,
+        found: Result<&'c Checkpoint, TrainingCheckpointError>,
+        plan: LoadPlan,
+    ) -> Result<CheckedCheckpoint<'c>, TrainingCheckpointError> {
         self.check_settled("load_checkpoint")?;
         // There must be no early return before the exchange, because the other
         // ranks would wait for this rank.
-        let checked = self.check(checkpoint, plan);
-        let mut saved = None;
-        let tag = checked.map(|states| {
-            saved = Some(states);
+        let checked = found.and_then(|checkpoint| {
+            Ok(CheckedCheckpoint { checkpoint, plan, saved: self.check(checkpoint, plan)? })
+        });
+        let mut own = None;
+        let tag = checked.map(|checked| {
+            let checkpoint = checked.checkpoint;
+            own = Some(checked);
             (checkpoint.tag().clone(), checkpoint.run().step)
         });
         let tags = exchange(self.group(), "checkpoint to load", Some(tag))?;
+        let Some(checked) = own else { unreachable!("a rank that failed has returned") };
         if let Some(other) = tags.iter().find(|tag| **tag != tags[0]) {
             let reason = format!("rank 0 loads {}, another rank {}", tags[0].0, other.0);
-            return Err(unfit(checkpoint, reason));
+            return Err(unfit(checked.checkpoint, reason));
         }
-        let Some(saved) = saved else { unreachable!("a rank that failed has returned") };
-        self.adopt(checkpoint, plan, &saved)?;
-        Ok(saved.into())
+        Ok(checked)
+    }
+
+    /// Loads a checkpoint that [`check_together`](Self::check_together)
+    /// returned. All ranks call this together.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file cannot be read or a collective fails. The
+    /// engine is then partly loaded.
+    pub(crate) fn adopt_checked(
+        &mut self,
+        checked: &CheckedCheckpoint<'_>,
+    ) -> Result<(), TrainingCheckpointError> {
+        self.adopt(checked.checkpoint, checked.plan, &checked.saved)
     }
 
     /// Checks that `checkpoint` is intact and matches this engine. Nothing is

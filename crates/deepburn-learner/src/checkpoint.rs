@@ -17,7 +17,8 @@
 //! Saving fails between forward and backward, and after `no_sync` passes whose
 //! gradients still differ between ranks. Loading fails if the model, the
 //! moments or, in the middle of an accumulation, the batch sizes differ.
-//! Everything is checked before the engine is changed.
+//! Parameters that were frozen when the checkpoint was saved get new moments
+//! (`optimizer_states.rs`). Everything is checked before the engine is changed.
 
 mod buffers;
 mod counters;
@@ -25,6 +26,7 @@ mod deepspeed;
 pub(crate) mod element;
 mod in_progress;
 mod load;
+mod optimizer_states;
 mod save;
 mod state;
 
@@ -42,6 +44,7 @@ use crate::exchange::SharedFailure;
 pub use deepspeed::{TorchModel, check_deepspeed_checkpoint};
 pub use in_progress::SaveInProgress;
 pub use load::{ClientStates, LoadPlan};
+pub use optimizer_states::check_optimizer_states;
 pub use save::SaveRequest;
 
 /// The reason why a training checkpoint was not saved or loaded. All ranks

@@ -70,7 +70,7 @@ pub use deepburn_learner::{
     HalfPrecision, Hook, Interrupt, LoadPlan, LoopState, LossScaler, Measured, NextStep, Outcome,
     PhaseTimes, SaveError, SaveInProgress, SaveRequest, Step, StepBatches, StepSize, Task,
     TorchModel, TrainError, TrainPlan, TrainingCheckpointError, TrainingEnd,
-    check_deepspeed_checkpoint, data_failure, evaluate, evaluate_until,
+    check_deepspeed_checkpoint, check_optimizer_states, data_failure, evaluate, evaluate_until,
     initialize, metrics, schedule, train,
 };
 pub use deepburn_ops as ops;

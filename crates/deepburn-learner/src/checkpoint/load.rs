@@ -15,7 +15,7 @@
 //! 6 loss scale, schedule, random streams
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
@@ -28,7 +28,8 @@ use serde_json::Value;
 use super::buffers::{check_buffer, read_buffer, warn_of_missing};
 use super::counters::check_counters;
 use super::element::{data_of, dtype_of};
-use super::save::{SERVER_ERROR, WORKER_ERROR, state_kind};
+use super::optimizer_states::{is_local_momentum, is_worker_error, log_changes, states_source};
+use super::save::state_kind;
 use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
 use crate::best::LoopState;
@@ -273,55 +274,29 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
     }
 
-    /// Checks that the checkpoint has exactly the moments that this optimizer
-    /// keeps.
+    /// Checks that the optimizer states of all trained parameters are in the
+    /// checkpoint or can be new.
     ///
-    /// Arrays that differ between ranks (compression errors, states of local
-    /// steps) are compared separately, because their number depends on the
-    /// number of ranks.
+    /// # Errors
+    ///
+    /// Returns the first difference, as the reason in an error message.
     fn check_moments(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         let layout = checkpoint.layout();
-        for parameter in self.parameters().iter().filter(|parameter| parameter.is_trainable()) {
-            let entry = layout.find(parameter.path()).map(|index| &layout.entries()[index]);
-            let states = entry.map(|entry| &entry.states[..]).unwrap_or_default();
-            let stored: Vec<&str> = states
-                .iter()
-                .filter(|stored| matches!(stored.kind, StateKind::Moment(_)))
-                .map(|stored| stored.kind.as_str())
-                .collect();
-            let own = self.states().moments(parameter.index());
-            if stored.is_empty() && !own.is_empty() {
-                return Err(format!(
-                    "it has no optimizer states of parameter {}, which is trained here: freeze it, as it was \
-                     when the checkpoint was saved, or load without optimizer states",
-                    parameter.path()
-                ));
-            }
-            let (errors, stored): (Vec<&str>, Vec<&str>) =
-                stored.into_iter().partition(|name| is_of_ranks(name));
-            let is_fit = match errors.iter().any(|name| is_local_momentum(name)) {
-                true => self.states().takes_local_steps(),
-                false => self.states().exchanges_momentum(),
-            };
-            if !errors.is_empty() && !is_fit {
-                return Err(format!(
-                    "it has states of compressed exchanges ({}) of parameter {}, which this optimizer does not use: use the \
-                     optimizer that saved it, or load without optimizer states",
-                    listed(&errors),
-                    parameter.path()
-                ));
-            }
-            if stored != own {
-                return Err(format!(
-                    "its optimizer kept {} of parameter {} and this one keeps {}: use the optimizer \
-                     that saved it, or load without optimizer states",
-                    listed(&stored),
-                    parameter.path(),
-                    listed(own)
-                ));
+        for (index, parameter) in self.parameters().iter().enumerate() {
+            let entry = layout.find(parameter.path()).map(|entry| &layout.entries()[entry]);
+            if let (Some(optimizer), Some(entry)) = (self.states().optimizer_of(index), entry) {
+                states_source(parameter.path(), entry, optimizer)?;
             }
         }
         Ok(())
+    }
+
+    /// Returns true if the parameter at `index` was frozen when the checkpoint
+    /// was saved; `None` if the checkpoint does not have it.
+    fn was_frozen(&self, checkpoint: &Checkpoint, index: usize) -> Option<bool> {
+        let layout = checkpoint.layout();
+        let entry = layout.find(self.parameters()[index].path())?;
+        Some(!layout.entries()[entry].trainable)
     }
 
     /// Checks that batch sizes and element type are the same as in the
@@ -339,6 +314,17 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             return Err(format!(
                 "it was saved during gradient accumulation with {then:?}, and this run has {now:?}: finish the \
                  step with the same batches, or load without optimizer states, which restarts the step"
+            ));
+        }
+        let changed = |index: &usize| {
+            let is_frozen = !self.parameters()[*index].is_trainable();
+            self.was_frozen(checkpoint, *index).is_some_and(|was_frozen| was_frozen != is_frozen)
+        };
+        if let Some(index) = (0..self.parameters().len()).find(changed) {
+            return Err(format!(
+                "it was saved during gradient accumulation, and parameter {} was frozen or released since: finish the \
+                 step with the same groups, or load without optimizer states, which restarts the step",
+                self.parameters()[index].path()
             ));
         }
         let (working, compute) = (checkpoint.run().working, self.states().compute_type());
@@ -402,7 +388,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Result<(), TrainingCheckpointError> {
         let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
         let EngineState { progress, optimizer_steps, loss_scale, next_size, .. } = &saved.engine;
-        self.states.load_moments(*optimizer_steps, read)?;
+        self.adopt_moments(checkpoint, saved)?;
         self.states.load_scalars(|path, name| {
             let layout = checkpoint.layout();
             let path = &layout.entries()[layout.find(path)?].path;
@@ -432,6 +418,46 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.next_size = *next_size;
         if let Some(state) = loss_scale {
             self.scaler.restore(*state);
+        }
+        Ok(())
+    }
+
+    /// Loads the moments. Parameters that were frozen when the checkpoint was
+    /// saved get new ones.
+    fn adopt_moments(
+        &mut self,
+        checkpoint: &Checkpoint,
+        saved: &Saved,
+    ) -> Result<(), TrainingCheckpointError> {
+        let steps = saved.engine.optimizer_steps;
+        let (mut new, mut unused, mut starts) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, parameter) in self.parameters().iter().enumerate() {
+            let path = parameter.path();
+            let entry = checkpoint.layout().find(path);
+            let entry = entry.map(|entry| &checkpoint.layout().entries()[entry]);
+            let (was_frozen, sized) =
+                (entry.is_some_and(|it| !it.trainable), (path, parameter.numel()));
+            let has_states = entry.is_some_and(has_moments);
+            match (parameter.is_trainable(), was_frozen) {
+                (true, true) if !self.states().moments(index).is_empty() => new.push(sized),
+                (false, false) if has_states => unused.push(sized),
+                _ => {}
+            }
+            let stored = entry.and_then(|entry| saved.engine.state_starts.get(&entry.path));
+            starts.push(if was_frozen { steps } else { stored.copied().unwrap_or(0) });
+        }
+        if self.rank() == 0 {
+            log_changes(&new, &unused);
+        }
+        let new: HashSet<String> = new.into_iter().map(|(path, _)| path.to_owned()).collect();
+        self.states.load_moments(steps, |segment: &StateSegment<'_>| {
+            if new.contains(segment.path) {
+                return Ok(zeros(segment.range.len()));
+            }
+            read(checkpoint, segment)
+        })?;
+        for (index, start) in starts.into_iter().enumerate() {
+            self.states.set_states_start(index, start);
         }
         Ok(())
     }
@@ -491,32 +517,14 @@ fn larger(left: f32, right: f32) -> f32 {
     if left.is_nan() || left > right { left } else { right }
 }
 
-/// Returns true if `name` is a compression error or another state that differs
-/// between ranks.
-fn is_of_ranks(name: &str) -> bool {
-    name == SERVER_ERROR
-        || [is_worker_error, is_local_momentum, is_movement].into_iter().any(|is_it| is_it(name))
+/// Returns true if the checkpoint has moments of a parameter.
+fn has_moments(entry: &ParamEntry) -> bool {
+    entry.states.iter().any(|stored| matches!(stored.kind, StateKind::Moment(_)))
 }
 
-/// Returns true if `name` is the worker error of a rank.
-fn is_worker_error(name: &str) -> bool {
-    is_numbered(name, WORKER_ERROR)
-}
-
-/// Returns true if `name` is the local momentum of a rank.
-fn is_local_momentum(name: &str) -> bool {
-    is_numbered(name, "exp_avg_")
-}
-
-/// Returns true if `name` is the accumulated update of a rank.
-fn is_movement(name: &str) -> bool {
-    is_numbered(name, "momentum_accumulator_")
-}
-
-/// Returns true if `name` is `prefix` followed by the number of a rank, such as
-/// `worker_error_3` for the prefix `worker_error_`.
-fn is_numbered(name: &str, prefix: &str) -> bool {
-    name.strip_prefix(prefix).is_some_and(|rank| rank.parse::<usize>().is_ok())
+/// Returns the moments of a parameter without an update.
+pub(super) fn zeros(len: usize) -> TensorData {
+    TensorData::new(vec![0.0_f32; len], [len])
 }
 
 /// Returns the number of ranks that stored an array whose name satisfies
@@ -526,14 +534,6 @@ fn ranks_with(checkpoint: &Checkpoint, is_it: fn(&str) -> bool) -> usize {
         entry.states.iter().filter(|stored| is_it(stored.kind.as_str())).count()
     };
     checkpoint.layout().entries().iter().map(count).max().unwrap_or(0)
-}
-
-/// Joins names with commas for an error message.
-pub(super) fn listed(names: &[&str]) -> String {
-    match names {
-        [] => "nothing".to_owned(),
-        names => names.join(", "),
-    }
 }
 
 /// Reads a segment of an array, converted to tensor data.

@@ -221,6 +221,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             batch: self.batch_state(),
             next_size: self.next_size,
             scalars: self.scalars(),
+            state_starts: self.state_starts(),
             training_loop,
             client,
         }
@@ -236,6 +237,16 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         };
         let all = (0..self.parameters().len()).map(scalars);
         all.filter(|(_, scalars)| !scalars.is_empty()).collect()
+    }
+
+    /// Returns the number of applied steps before the first step of each
+    /// parameter with new states, by path.
+    fn state_starts(&self) -> BTreeMap<String, u64> {
+        let parameters = self.parameters().iter().enumerate();
+        let starts = parameters.map(|(index, parameter)| {
+            (parameter.path().to_owned(), self.states().states_start(index))
+        });
+        starts.filter(|(_, start)| *start > 0).collect()
     }
 
     /// Returns the batch sizes, which must match if an accumulation is resumed.

@@ -363,6 +363,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.states.load_weights(read)?;
         if self.rank() == 0 {
             warn_of_missing(checkpoint, self.buffers());
+            self.warn_of_plain_tensors(checkpoint, &saved.engine);
         }
         self.load_buffers(|buffer| read_buffer(checkpoint, buffer))?;
         let LoadPlan::Training { optimizer_states, lr_scheduler_states } = plan else {
@@ -377,6 +378,21 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         self.adopt_random_state(&saved.ranks);
         Ok(())
+    }
+
+    /// Warns of plain tensors of the module with other values than in the run
+    /// that saved the checkpoint. Older checkpoints have no hashes.
+    fn warn_of_plain_tensors(&self, checkpoint: &Checkpoint, saved: &EngineState) {
+        let now = self.plain_tensors();
+        for (path, hash) in &saved.plain_tensors {
+            if !now.contains(&(path.clone(), *hash)) {
+                tracing::warn!(
+                    "{}: the plain tensor {path} of the model had other values there; checkpoints do not contain \
+                     tensor fields that are not a `Param`",
+                    checkpoint.path().display()
+                );
+            }
+        }
     }
 
     /// Loads optimizer states, compression errors, accumulated gradients and the

@@ -222,6 +222,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             next_size: self.next_size,
             scalars: self.scalars(),
             state_starts: self.state_starts(),
+            plain_tensors: self.plain_tensors(),
             training_loop,
             client,
         }
@@ -247,6 +248,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             (parameter.path().to_owned(), self.states().states_start(index))
         });
         starts.filter(|(_, start)| *start > 0).collect()
+    }
+
+    /// Returns the path and the hash of each plain tensor.
+    pub(super) fn plain_tensors(&self) -> Vec<(String, u64)> {
+        let tensors = self.states().plain_tensors().iter();
+        tensors.map(|tensor| (tensor.path().to_owned(), tensor.hash())).collect()
     }
 
     /// Returns the batch sizes, which must match if an accumulation is resumed.

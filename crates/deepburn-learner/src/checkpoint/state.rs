@@ -49,6 +49,10 @@ pub(super) struct EngineState {
     /// checkpoint was loaded have an entry.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) state_starts: BTreeMap<String, u64>,
+    /// The path and a hash of each tensor field of the module that is not a
+    /// `Param`. Their values are not stored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) plain_tensors: Vec<(String, u64)>,
     /// The state of the training loop; absent in older checkpoints.
     #[serde(default)]
     pub(super) training_loop: LoopState,

@@ -14,6 +14,7 @@ mod models;
 mod one_bit;
 mod optimizers;
 mod param_groups;
+mod plain_tensors;
 mod saving;
 mod saving_faults;
 mod train_pass;

@@ -146,17 +146,33 @@ impl BestEvaluation {
     /// there is none.
     ///
     /// An abandoned run may have left another checkpoint of the same step. Its
-    /// metric differs, or it has the same weights.
+    /// metric differs, or it has the same weights. Of several checkpoints of
+    /// this model, the newest intact one is returned.
     ///
     /// # Errors
     ///
     /// Returns an error if the folder cannot be read.
     pub fn checkpoint(&self, root: &Path) -> Result<Option<Checkpoint>, CheckpointError> {
+        let mut found = self.candidates(root)?;
+        // If all of them are damaged, the error of the newest one is reported
+        // when it is loaded.
+        let intact = found.iter().position(|checkpoint| checkpoint.verify().is_ok()).unwrap_or(0);
+        Ok((!found.is_empty()).then(|| found.swap_remove(intact)))
+    }
+
+    /// Returns true if the folder `root` has a checkpoint of this model. Its
+    /// files are not verified.
+    pub(crate) fn is_saved(&self, root: &Path) -> bool {
+        self.candidates(root).is_ok_and(|found| !found.is_empty())
+    }
+
+    /// Returns the checkpoints of this model, the newest first.
+    fn candidates(&self, root: &Path) -> Result<Vec<Checkpoint>, CheckpointError> {
         let is_it = |checkpoint: &Checkpoint| {
             let run = checkpoint.run();
             run.step == self.step && run.metric == Some(self.metric)
         };
-        Ok(Checkpoint::all(root)?.into_iter().rev().find(is_it))
+        Ok(Checkpoint::all(root)?.into_iter().rev().filter(is_it).collect())
     }
 }
 

@@ -19,8 +19,9 @@
 //! moments differ. In the middle of an accumulation it also fails if the batch
 //! sizes, the element type, the loss scale or the trained parameters differ,
 //! because the gradients of the micro-batches so far would not fit; this holds
-//! without optimizer states too. Everything is checked before the engine is
-//! changed.
+//! without optimizer states too. Parameters that were frozen when the checkpoint
+//! was saved get new moments (`optimizer_states.rs`). Everything is checked
+//! before the engine is changed.
 
 mod buffers;
 mod counters;
@@ -28,6 +29,7 @@ mod deepspeed;
 pub(crate) mod element;
 mod in_progress;
 mod load;
+mod optimizer_states;
 mod save;
 mod state;
 
@@ -45,6 +47,7 @@ use crate::exchange::SharedFailure;
 pub use deepspeed::{TorchModel, check_deepspeed_checkpoint};
 pub use in_progress::SaveInProgress;
 pub use load::{ClientStates, LoadPlan};
+pub use optimizer_states::check_optimizer_states;
 pub use save::SaveRequest;
 
 /// The reason why a training checkpoint was not saved or loaded. All ranks

@@ -26,11 +26,13 @@ mod engine;
 mod error;
 mod evaluation;
 mod exchange;
+mod final_model;
 mod loss_scale;
 mod save;
 mod saving;
 pub mod schedule;
 mod source;
+mod step_record;
 mod task;
 mod train;
 mod train_pass;
@@ -40,7 +42,7 @@ pub use batch_schedule::{BatchSchedule, BatchSizeError};
 pub use best::{BestEvaluation, BestMetric, BestPlan, EarlyStopping, LoopState};
 pub use checkpoint::{
     ClientStates, LoadPlan, SaveInProgress, SaveRequest, TorchModel, TrainingCheckpointError,
-    check_deepspeed_checkpoint,
+    check_deepspeed_checkpoint, check_optimizer_states,
 };
 pub use deepburn_monitor::metrics;
 pub use engine::{Engine, PhaseTimes, Step, initialize};
@@ -48,6 +50,7 @@ pub use error::{BoxError, Cause, EngineError, TrainError};
 pub use evaluation::{
     EvaluationEnd, EvaluationProgress, Measured, data_failure, evaluate, evaluate_until,
 };
+pub use final_model::{FinalModel, TrainingEnd};
 pub use loss_scale::{LossScaler, ScaleExhausted, ScalerState};
 pub use save::{HalfPrecision, SaveError};
 pub use saving::{CheckpointPlan, Interrupt, Outcome};

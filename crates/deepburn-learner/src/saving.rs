@@ -22,8 +22,9 @@ use deepburn_zero::Training;
 use serde_json::Value;
 use tracing::{info, warn};
 
-use crate::best::{BestEvaluation, BestPlan, LoopState};
+use crate::best::{BestPlan, LoopState};
 use crate::checkpoint::{SaveInProgress, SaveRequest, TrainingCheckpointError};
+use crate::final_model::TrainingEnd;
 use crate::metrics::EvalRow;
 use crate::{Engine, EngineError};
 
@@ -70,14 +71,28 @@ pub(crate) struct Saver<'a> {
     /// The last checkpoint that was saved only because its model was the best
     /// so far.
     best_only: Option<PathBuf>,
+    /// The step of the best model that has a complete checkpoint. Retention
+    /// keeps it until the checkpoint of a better model is complete.
+    best_saved: Option<u64>,
 }
 
 /// A checkpoint that is being written.
 struct RunningSave {
     /// The save in progress on this rank.
     save: SaveInProgress,
-    /// Whether it is saved only because its model is the best so far.
-    is_best_only: bool,
+    /// Why it is saved.
+    reason: SaveReason,
+}
+
+/// Why a checkpoint is saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SaveReason {
+    /// It is due by `save_steps`, or the run ends.
+    Due,
+    /// It is due, and its model is the best so far.
+    DueAndBest,
+    /// Only because its model is the best so far.
+    BestOnly,
 }
 
 /// The evaluation of the model after a step.
@@ -92,9 +107,22 @@ struct EvaluatedModel {
 }
 
 impl<'a> Saver<'a> {
-    /// Creates a saver that has saved nothing yet.
-    pub(crate) fn new(plan: Option<&'a CheckpointPlan>, best: BestPlan) -> Self {
-        Self { plan, best, in_progress: None, evaluation: None, saved: None, best_only: None }
+    /// Creates a saver that has saved nothing yet. `resumed` is the loop state
+    /// with which the run starts.
+    pub(crate) fn new(
+        plan: Option<&'a CheckpointPlan>,
+        best: BestPlan,
+        resumed: &LoopState,
+    ) -> Self {
+        Self {
+            plan,
+            best,
+            in_progress: None,
+            evaluation: None,
+            saved: None,
+            best_only: None,
+            best_saved: resumed.best.map(|best| best.step),
+        }
     }
 
     /// Records an evaluation of the model that is saved next.
@@ -103,10 +131,22 @@ impl<'a> Saver<'a> {
         self.evaluation = Some(EvaluatedModel { step: row.step, metric, is_best });
     }
 
+    /// Returns the metric of the model after `step`; `None` if it was not
+    /// evaluated in this run.
+    pub(crate) fn metric_of(&self, step: u64) -> Option<f64> {
+        self.evaluation_of(step)?.metric
+    }
+
     /// Returns the evaluation of the model after `step`; `None` if it was not
     /// evaluated.
     fn evaluation_of(&self, step: u64) -> Option<EvaluatedModel> {
         self.evaluation.filter(|evaluation| evaluation.step == step)
+    }
+
+    /// Returns true if the model after `step` is the best so far and is loaded
+    /// at the end of training.
+    fn is_best(&self, step: u64) -> bool {
+        self.best.load_at_end && self.evaluation_of(step).is_some_and(|it| it.is_best)
     }
 
     /// Returns the request for a checkpoint of the current step. The checkpoint
@@ -121,7 +161,7 @@ impl<'a> Saver<'a> {
         SaveRequest {
             tag: None,
             job: plan.job.clone(),
-            metric: self.evaluation_of(step).and_then(|evaluation| evaluation.metric),
+            metric: self.metric_of(step),
             client_state: plan.client_state.clone(),
             rank_state,
             loop_state: state,
@@ -149,19 +189,19 @@ impl<'a> Saver<'a> {
         state: LoopState,
     ) -> Result<(), EngineError> {
         let step = engine.global_steps();
-        let is_best =
-            self.best.load_at_end && self.evaluation_of(step).is_some_and(|it| it.is_best);
         let Some(plan) = self.plan else { return Ok(()) };
-        let is_due = plan.is_due(step, is_last);
-        if !is_due && !is_best {
-            return Ok(());
-        }
-        self.finish(engine, &state)?;
+        let reason = match (plan.is_due(step, is_last), self.is_best(step)) {
+            (true, true) => SaveReason::DueAndBest,
+            (true, false) => SaveReason::Due,
+            (false, true) => SaveReason::BestOnly,
+            (false, false) => return Ok(()),
+        };
+        self.finish(engine)?;
         match engine.start_save(&plan.root, self.request(plan, step, rank_state, state)) {
-            Ok(save) => self.in_progress = Some(RunningSave { save, is_best_only: !is_due }),
+            Ok(save) => self.in_progress = Some(RunningSave { save, reason }),
             Err(error) => log_failed_save(engine, step, error)?,
         }
-        if plan.asynchronous { Ok(()) } else { self.finish(engine, &state) }
+        if plan.asynchronous { Ok(()) } else { self.finish(engine) }
     }
 
     /// Waits for the checkpoint in progress, if there is one, and deletes the
@@ -173,17 +213,21 @@ impl<'a> Saver<'a> {
     pub(crate) fn finish<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &mut self,
         engine: &Engine<B, M>,
-        state: &LoopState,
     ) -> Result<(), EngineError> {
         let Some((plan, running)) = self.plan.zip(self.in_progress.take()) else {
             return Ok(());
         };
-        let RunningSave { save, is_best_only } = running;
+        let RunningSave { save, reason } = running;
         let step = save.step();
         match save.finish(engine.group()) {
             Ok(path) => {
-                self.complete(engine, plan, &path, state);
-                if is_best_only && let Some(previous) = self.best_only.replace(path.clone()) {
+                if reason != SaveReason::Due {
+                    self.best_saved = Some(step);
+                }
+                self.complete(engine, plan, &path);
+                if reason == SaveReason::BestOnly
+                    && let Some(previous) = self.best_only.replace(path.clone())
+                {
                     drop_superseded(engine, plan, &previous);
                 }
                 self.saved = Some((step, path));
@@ -205,7 +249,7 @@ impl<'a> Saver<'a> {
         rank_state: Value,
         state: LoopState,
     ) -> Result<Option<PathBuf>, EngineError> {
-        self.finish(engine, &state)?;
+        self.finish(engine)?;
         let Some(plan) = self.plan else { return Ok(None) };
         let step = engine.global_steps();
         if let Some((_, path)) = self.saved.take_if(|(saved, _)| *saved == step) {
@@ -213,7 +257,10 @@ impl<'a> Saver<'a> {
         }
         match engine.save_checkpoint(&plan.root, self.request(plan, step, rank_state, state)) {
             Ok(path) => {
-                self.complete(engine, plan, &path, &state);
+                if self.is_best(step) {
+                    self.best_saved = Some(step);
+                }
+                self.complete(engine, plan, &path);
                 Ok(Some(path))
             }
             Err(TrainingCheckpointError::Engine(error)) => Err(error),
@@ -233,13 +280,14 @@ impl<'a> Saver<'a> {
         engine: &Engine<B, M>,
         plan: &CheckpointPlan,
         path: &Path,
-        state: &LoopState,
     ) {
         if engine.rank() != 0 {
             return;
         }
         info!("saved {}", path.display());
-        let best = state.best.filter(|_| self.best.load_at_end).map(|best| best.step);
+        // The best model so far may not be saved yet, or its save may fail. The
+        // best one that has a checkpoint is therefore kept.
+        let best = self.best_saved.filter(|_| self.best.load_at_end);
         if let Err(error) = plan.retention.apply(&plan.root, best) {
             warn!("old checkpoints were not deleted: {error}");
         }
@@ -309,13 +357,7 @@ impl Interrupt {
 #[must_use = "an interrupted run has not trained to its end"]
 pub enum Outcome {
     /// All steps were taken, or early stopping ended the run.
-    Finished {
-        /// The last step.
-        step: u64,
-        /// The best evaluation. With `load_best_model_at_end` the engine has
-        /// its weights.
-        best: Option<BestEvaluation>,
-    },
+    Finished(TrainingEnd),
     /// The run was interrupted before its last step.
     Interrupted {
         /// The checkpoint to resume from. `None` without a checkpoint plan, or

@@ -34,11 +34,12 @@ use tracing::{trace_span, warn};
 
 use crate::batch_schedule::BatchSchedule;
 use crate::best::{BestPlan, LoopState};
-use crate::checkpoint::{LoadPlan, TrainingCheckpointError};
 use crate::evaluation::{EvaluationEnd, EvaluationProgress, data_failure, evaluate_until};
+use crate::final_model::{FinalModel, TrainingEnd, load_best};
 use crate::metrics::{EvalRow, StepRow};
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
+use crate::step_record::step_row;
 use crate::task::{Batch, Task};
 use crate::{BoxError, Cause, Engine, EngineError, TrainError};
 use step::{RankFlags, StepData, Totals, complete, train_step};
@@ -157,15 +158,16 @@ where
     M: AutodiffModule<Training<B>>,
     T: Task<B, M>,
 {
+    // The best value of another metric is not comparable and is dropped here.
+    let state = plan.resumed.resumed_with(&plan.best);
     let mut run = TrainLoop {
         plan,
         hooks,
-        saver: Saver::new(plan.checkpoints.as_ref(), plan.best),
-        // The best value of another metric is not comparable and is dropped
-        // here.
-        state: plan.resumed.resumed_with(&plan.best),
+        saver: Saver::new(plan.checkpoints.as_ref(), plan.best, &state),
+        state,
         first_step: engine.global_steps(),
         empty_steps: 0,
+        failed_evaluation: None,
     };
     if let (0, Some(best), None) = (engine.rank(), plan.resumed.best, run.state.best) {
         warn!(
@@ -174,6 +176,7 @@ where
             best.step
         );
     }
+    run.warn_of_missing_best(engine);
     let step = engine.global_steps();
     if engine.is_accumulating() {
         let when = "in the middle of an accumulation (finish_accumulation or zero_grad ends it)";
@@ -181,9 +184,12 @@ where
         return Err(TrainError { step: step + 1, cause });
     }
     // If the previous run was interrupted during an evaluation, the evaluation
-    // is repeated first.
+    // is repeated first. The checkpoint that was saved at the interruption has
+    // no metric, so the step is saved again if it is due or the best so far.
     let mut is_interrupted = plan.resumed.evaluation_pending
-        && !run.evaluate(engine, task, source).map_err(|cause| TrainError { step, cause })?;
+        && !run
+            .evaluate_and_save(engine, task, source)
+            .map_err(|cause| TrainError { step, cause })?;
     while !is_interrupted && !run.is_over(engine) {
         let step = engine.global_steps() + 1;
         is_interrupted =
@@ -208,6 +214,19 @@ struct TrainLoop<'a, 'b> {
     first_step: u64,
     /// The number of consecutive steps without any target before the next step.
     empty_steps: u64,
+    /// The reason why the evaluation after the last step failed.
+    failed_evaluation: Option<String>,
+}
+
+/// How an evaluation between two steps ended.
+enum Evaluated {
+    /// It is complete, or there is no evaluation data.
+    Completed,
+    /// A rank was interrupted.
+    Interrupted,
+    /// The data of a rank cannot be read. The error is present on that rank
+    /// only.
+    Unreadable(Option<BoxError>),
 }
 
 /// A run ends at the last of this many consecutive steps without any target.
@@ -217,6 +236,26 @@ struct TrainLoop<'a, 'b> {
 const MAX_EMPTY_STEPS: u64 = 10;
 
 impl TrainLoop<'_, '_> {
+    /// Warns at the start of a resumed run if the best model so far, which
+    /// would be loaded at the end, has no checkpoint.
+    fn warn_of_missing_best<B, M>(&self, engine: &Engine<B, M>)
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+    {
+        let Some((best, plan)) = self.state.best.zip(self.plan.checkpoints.as_ref()) else {
+            return;
+        };
+        if engine.rank() == 0 && self.plan.best.load_at_end && !best.is_saved(&plan.root) {
+            warn!(
+                "load_best_model_at_end: {} has no checkpoint of step {}, the best model so far; \
+                 unless a later evaluation is better, the run ends with the model of its last step",
+                plan.root.display(),
+                best.step
+            );
+        }
+    }
+
     /// Returns true if all steps were taken or early stopping applies.
     fn is_over<B, M>(&self, engine: &Engine<B, M>) -> bool
     where
@@ -268,7 +307,7 @@ impl TrainLoop<'_, '_> {
         // Every rank sees the same flag, so all of them commit the checkpoint
         // at this step.
         if all.written {
-            self.saver.finish(engine, &self.state)?;
+            self.saver.finish(engine)?;
         }
         for hook in self.hooks.iter_mut() {
             hook.after_step(&row, engine.global_samples()).map_err(Cause::Outside)?;
@@ -281,14 +320,82 @@ impl TrainLoop<'_, '_> {
         }
         let due = plan.eval_steps.is_some_and(|every| step.is_multiple_of(every.max(1)));
         self.state.evaluation_pending = due || step == plan.max_steps;
-        if all.interrupted
-            || (self.state.evaluation_pending && !self.evaluate(engine, task, source)?)
-        {
+        if all.interrupted {
             return Ok(true);
         }
+        Ok(!self.evaluate_and_save(engine, task, source)?)
+    }
+
+    /// Runs the pending evaluation, if there is one, and saves the checkpoint
+    /// that is due. Returns false if a rank was interrupted.
+    ///
+    /// If the evaluation after the last step cannot be read, all steps have
+    /// been taken. The run then ends as finished, so that its model is not
+    /// lost, and the outcome has the error.
+    ///
+    /// # Errors
+    ///
+    /// Returns a failure of the engine, the task, a hook or the data.
+    fn evaluate_and_save<B, M, T>(
+        &mut self,
+        engine: &Engine<B, M>,
+        task: &T,
+        source: &mut impl BatchSource<T::Batch>,
+    ) -> Result<bool, Cause>
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+        T: Task<B, M>,
+    {
+        let position = source.position();
+        if self.state.evaluation_pending {
+            match self.evaluate(engine, task, source)? {
+                Evaluated::Completed => {}
+                Evaluated::Interrupted => return Ok(false),
+                Evaluated::Unreadable(cause) if engine.global_steps() < self.plan.max_steps => {
+                    return Err(self.stop_without_data(engine, position, cause));
+                }
+                Evaluated::Unreadable(cause) => {
+                    self.finish_unevaluated(engine, position, cause)?;
+                    return Ok(true);
+                }
+            }
+        }
         let is_last = self.is_over(engine);
-        self.saver.save_if_due(engine, is_last, source.position(), self.state)?;
-        Ok(false)
+        self.saver.save_if_due(engine, is_last, position, self.state)?;
+        Ok(true)
+    }
+
+    /// Saves the last step, whose evaluation cannot be read, and records the
+    /// error on all ranks. `cause` is the error of this rank, if it has one.
+    ///
+    /// # Errors
+    ///
+    /// Returns a failure of the engine.
+    fn finish_unevaluated<B, M>(
+        &mut self,
+        engine: &Engine<B, M>,
+        position: Value,
+        cause: Option<BoxError>,
+    ) -> Result<(), Cause>
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+    {
+        let own = cause.map(|cause| cause.to_string()).unwrap_or_default();
+        let tag = CollectiveTag::new("failed evaluation", 0);
+        let all = engine.group().gather_bytes(tag, own.as_bytes()).map_err(EngineError::from)?;
+        let failed = all.iter().enumerate().find(|(_, message)| !message.is_empty());
+        let reason = failed
+            .map(|(rank, message)| format!("rank {rank}: {}", String::from_utf8_lossy(message)));
+        let reason = reason.unwrap_or_else(|| "the evaluation data cannot be read".to_owned());
+        if engine.rank() == 0 {
+            let step = engine.global_steps();
+            warn!("step {step}: the evaluation after the last step failed: {reason}");
+        }
+        self.failed_evaluation = Some(reason);
+        self.saver.save_last(engine, position, self.state)?;
+        Ok(())
     }
 
     /// Takes the micro-batches of a step.
@@ -412,30 +519,27 @@ impl TrainLoop<'_, '_> {
         }
     }
 
-    /// Evaluates, if there is evaluation data. Returns `false` if a rank was
-    /// interrupted during the evaluation.
+    /// Evaluates, if there is evaluation data.
     ///
     /// # Errors
     ///
-    /// Returns a failure of the engine, the task, a hook or the evaluation
-    /// data.
+    /// Returns a failure of the engine, the task or a hook.
     fn evaluate<B, M, T>(
         &mut self,
         engine: &Engine<B, M>,
         task: &T,
         source: &mut impl BatchSource<T::Batch>,
-    ) -> Result<bool, Cause>
+    ) -> Result<Evaluated, Cause>
     where
         B: OptimizerOps,
         M: AutodiffModule<Training<B>>,
         T: Task<B, M>,
     {
-        let position = source.position();
         let batches: EvaluationStream<'_, T::Batch> = match source.evaluation() {
             Ok(Some(batches)) => batches,
             Ok(None) => {
                 self.state.evaluation_pending = false;
-                return Ok(true);
+                return Ok(Evaluated::Completed);
             }
             // The error is passed on as the first batch, so that all ranks are
             // informed in the same exchange.
@@ -448,10 +552,8 @@ impl TrainLoop<'_, '_> {
         let interrupt = &self.plan.interrupt;
         let measured = match evaluate_until(engine, task, batches, interrupt, after_batch)? {
             EvaluationEnd::Completed(measured) => measured,
-            EvaluationEnd::Interrupted => return Ok(false),
-            EvaluationEnd::Unreadable(cause) => {
-                return Err(self.stop_without_data(engine, position, cause));
-            }
+            EvaluationEnd::Interrupted => return Ok(Evaluated::Interrupted),
+            EvaluationEnd::Unreadable(cause) => return Ok(Evaluated::Unreadable(cause)),
         };
         if measured.num_targets > 0 {
             let is_best = self.state.record(&self.plan.best, &measured.row);
@@ -472,7 +574,7 @@ impl TrainLoop<'_, '_> {
             hook.after_evaluation(&measured.row, engine.global_samples())
                 .map_err(Cause::Outside)?;
         }
-        Ok(true)
+        Ok(Evaluated::Completed)
     }
 
     /// Ends the run: completes the checkpoint in progress, loads the best model
@@ -492,55 +594,155 @@ impl TrainLoop<'_, '_> {
             finish(self.hooks)?;
             return Ok(Outcome::Interrupted { checkpoint });
         }
-        self.saver.finish(engine, &self.state)?;
+        self.saver.finish(engine)?;
         let step = engine.global_steps();
-        if self.plan.best.load_at_end {
-            self.load_best(engine)?;
-        }
+        let model = match self.plan.best.load_at_end {
+            true => self.load_best(engine)?,
+            false => FinalModel::Last,
+        };
         finish(self.hooks)?;
-        Ok(Outcome::Finished { step, best: self.state.best })
+        let Self { state, failed_evaluation, .. } = self;
+        Ok(Outcome::Finished(TrainingEnd { step, best: state.best, model, failed_evaluation }))
     }
 
-    /// Loads the weights of the best model.
+    /// Loads the weights of the best model, and returns which model the engine
+    /// has then.
     ///
-    /// The optimizer states are not loaded, because training is over. If no
-    /// evaluation had a finite metric, the model of the last step is kept and a
-    /// warning is logged.
+    /// If no evaluation had a finite metric, or the best model cannot be
+    /// loaded, the model of the last step is kept and a warning is logged.
     ///
     /// # Errors
     ///
-    /// Returns an error if the best checkpoint is missing or cannot be loaded.
-    fn load_best<B, M>(&self, engine: &mut Engine<B, M>) -> Result<(), Cause>
+    /// Returns the errors of [`load_best`].
+    fn load_best<B, M>(&self, engine: &mut Engine<B, M>) -> Result<FinalModel, Cause>
     where
         B: OptimizerOps,
         M: AutodiffModule<Training<B>>,
     {
-        let Some((best, checkpoints)) = self.state.best.zip(self.plan.checkpoints.as_ref()) else {
+        let Some(best) = &self.state.best else {
             if engine.rank() == 0 {
                 warn!("no evaluation returned a finite metric; the model of the last step is kept");
             }
-            return Ok(());
+            return Ok(FinalModel::Last);
         };
-        let outside = |error: TrainingCheckpointError| Cause::Outside(error.into());
-        let found = best.checkpoint(&checkpoints.root).map_err(|error| outside(error.into()))?;
-        let Some(checkpoint) = found else {
-            let root = checkpoints.root.display();
-            let step = best.step;
-            return Err(Cause::Outside(
-                format!(
-                    "load_best_model_at_end: {root} has no checkpoint of step {step}, the best one; \
-                     it could not be saved or was deleted; resume from another checkpoint, or set \
-                     load_best_model_at_end to false"
-                )
-                .into(),
-            ));
-        };
-        engine.load_checkpoint(&checkpoint, LoadPlan::ModuleOnly).map_err(outside)?;
-        Ok(())
+        let root = self.plan.checkpoints.as_ref().map(|checkpoints| checkpoints.root.as_path());
+        load_best(engine, best, root, self.saver.metric_of(engine.global_steps()))
     }
 }
 
 /// Calls [`Hook::finish`] of all hooks.
 fn finish(hooks: &mut [Box<dyn Hook + '_>]) -> Result<(), Cause> {
     hooks.iter_mut().try_for_each(|hook| hook.finish()).map_err(Cause::Outside)
+}
+
+/// Flags that the ranks combine once per step.
+struct RankFlags {
+    /// Whether this rank was interrupted; over all ranks, whether any was.
+    interrupted: bool,
+    /// Whether this rank has written its part of a checkpoint; over all ranks,
+    /// whether every rank has.
+    written: bool,
+}
+
+/// The data of one optimizer step.
+struct StepData<T> {
+    /// The start time of the step.
+    started: Instant,
+    /// The time spent waiting for the data.
+    waited: Duration,
+    /// The micro-batches of this rank, in order.
+    micro_batches: Vec<T>,
+    /// The sums over the micro-batches of all ranks.
+    totals: Totals,
+}
+
+/// Runs one optimizer step: all its micro-batches and the update. Returns its
+/// record and the combined flags of all ranks.
+///
+/// Each micro-batch is weighted by its number of targets, so that the gradient
+/// of a step is the mean over all targets of the step on all ranks, even if
+/// micro-batches have different lengths. The factor `world_size` is needed
+/// because gradients are averaged over ranks.
+///
+/// ```text
+/// weight of micro-batch i on rank r = targets(r, i) * world_size / targets of the step
+/// ```
+fn train_step<B, M, T>(
+    engine: &mut Engine<B, M>,
+    task: &T,
+    data: StepData<T::Batch>,
+    hooks: &mut [Box<dyn Hook + '_>],
+    mine: RankFlags,
+) -> Result<(StepRow, RankFlags), Cause>
+where
+    B: OptimizerOps,
+    M: AutodiffModule<Training<B>>,
+    T: Task<B, M>,
+{
+    let StepData { started, waited, micro_batches: batches, totals } = data;
+    let world_size = engine.group().world_size() as f64;
+    let mut loss_sum = 0.0;
+    let mut taken = None;
+    for batch in batches {
+        let targets = batch.num_targets() as f64;
+        let loss = engine.forward(|model| task.loss(model, &batch))?.map_err(Cause::Outside)?;
+        // The loss of a step is the sum over all targets divided by their
+        // number, so that micro-batches of different lengths are weighted
+        // correctly.
+        loss_sum += targets * loss.clone().into_scalar().elem::<f64>();
+        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
+        engine.backward_weighted(loss, targets * world_size / totals.targets)?;
+        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
+        taken = engine.step()?;
+        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
+    }
+    // The loss and the flags share one collective, because its latency does not
+    // depend on the number of values.
+    let message = vec![loss_sum, f64::from(mine.interrupted), f64::from(mine.written)];
+    let sums =
+        engine.group().sum(CollectiveTag::new("loss", 0), message).map_err(EngineError::from)?;
+    let all = RankFlags { interrupted: sums[1] > 0.0, written: sums[2] == world_size };
+
+    let step = taken.ok_or(EngineError::Order {
+        call: "train",
+        when: "with accumulation boundaries set by hand",
+    })?;
+    let PhaseTimes { forward, backward, step: optimizer } = engine.take_times();
+    let [data, forward, backward, optimizer] =
+        [waited, forward, backward, optimizer].map(|time| time.as_secs_f64());
+    engine.count_tokens(totals.tokens as u64);
+    let row = step_row(engine, step, sums[0] / totals.targets, totals.tokens, started);
+    let seconds = Some(PhaseSeconds { data, forward, backward, optimizer });
+    Ok((StepRow { seconds, ..row }, all))
+}
+
+/// Sums over all micro-batches of a step on all ranks.
+struct Totals {
+    /// The number of tokens, for throughput.
+    tokens: f64,
+    /// The number of targets (labelled tokens or samples), at least 1.
+    targets: f64,
+}
+
+impl Totals {
+    /// Sums `batches` over all ranks. A rank that could not read its data
+    /// passes `None`, and then all ranks return `None`.
+    fn over_ranks<B, M, T: Batch>(
+        engine: &Engine<B, M>,
+        batches: Option<&[T]>,
+    ) -> Result<Option<Self>, EngineError>
+    where
+        B: OptimizerOps,
+        M: AutodiffModule<Training<B>>,
+    {
+        let own = batches.unwrap_or_default();
+        let tokens: usize = own.iter().map(Batch::num_tokens).sum();
+        let targets: usize = own.iter().map(Batch::num_targets).sum();
+        let mine = vec![tokens as f64, targets as f64, f64::from(batches.is_none())];
+        let sums = engine.group().sum(CollectiveTag::new("batch totals", 0), mine)?;
+        // A step without any target has a loss and gradients of 0 instead of
+        // 0/0.
+        let totals = Self { tokens: sums[0], targets: sums[1].max(1.0) };
+        Ok((sums[2] == 0.0).then_some(totals))
+    }
 }

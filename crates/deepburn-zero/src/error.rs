@@ -194,6 +194,18 @@ pub enum ZeroError {
         /// The buffer on the other rank.
         other: String,
     },
+    /// A tensor field of the module has different values on different ranks.
+    #[error(
+        "the plain tensor {tensor} differs between rank 0 and rank {rank}: a tensor field that is not a \
+         `Param` is created by each rank and never exchanged or saved; make it a \
+         `Param` with `set_require_grad(false)`, or create it from the same values on all ranks"
+    )]
+    PlainTensorsDiffer {
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// The field and its shape.
+        tensor: String,
+    },
     /// The shape of a running statistic was changed.
     #[error(
         "running statistic {path} was updated with a tensor of shape {found:?} instead of \

@@ -77,6 +77,11 @@ pub(crate) struct Optimizer<B: Backend> {
     /// The distinct settings of the parameter groups. A step computes its
     /// scalars once per entry, not once per parameter.
     settings: Vec<UpdateSettings>,
+    /// The number of applied steps before the first step with these settings,
+    /// by index in `settings`. It is 0, except for parameters whose states were
+    /// new when a checkpoint was loaded. Bias correction counts the steps after
+    /// it, as PyTorch counts the steps of each parameter.
+    starts: Vec<u64>,
     /// The type in which ops compute; `None` if it is f32. If it is set, every
     /// trainable parameter has an f32 master.
     working: Option<FloatDType>,
@@ -176,6 +181,7 @@ impl<B: OptimizerOps> Optimizer<B> {
             settings_of: Vec::new(),
             lamb_scalars: Vec::new(),
             settings: Vec::new(),
+            starts: Vec::new(),
             working,
             pipeline,
             time: 0,
@@ -202,7 +208,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         // A frozen parameter also gets an entry in each list, so that the
         // lists keep the same indices.
         let moments = settings.as_ref().map_or(0, |it| state_arrays(&it.optimizer).len());
-        let settings = settings.map(|settings| self.index_of(settings));
+        let settings = settings.map(|settings| self.index_of(settings, 0));
         self.settings_of.push(settings);
         self.lamb_scalars.push(LambScalars::default());
         let arrays = moments + usize::from(self.working.is_some());
@@ -218,13 +224,35 @@ impl<B: OptimizerOps> Optimizer<B> {
         Ok(())
     }
 
-    /// Returns the index of `settings`, which are added if they are new.
-    fn index_of(&mut self, settings: UpdateSettings) -> usize {
+    /// Returns the index of `settings` with this start, which are added if they
+    /// are new.
+    fn index_of(&mut self, settings: UpdateSettings, start: u64) -> usize {
         // There are a handful of settings, so a linear search is enough.
-        self.settings.iter().position(|known| *known == settings).unwrap_or_else(|| {
-            self.settings.push(settings);
-            self.settings.len() - 1
-        })
+        let mut known = self.settings.iter().zip(&self.starts);
+        known.position(|(known, since)| (known, *since) == (&settings, start)).unwrap_or_else(
+            || {
+                self.settings.push(settings);
+                self.starts.push(start);
+                self.settings.len() - 1
+            },
+        )
+    }
+
+    /// Returns the number of applied steps before the first step of a parameter
+    /// with its current states; 0 for a frozen one.
+    pub(crate) fn start(&self, index: usize) -> u64 {
+        self.settings_of[index].map_or(0, |settings| self.starts[settings])
+    }
+
+    /// Sets the number of applied steps before the first step of a parameter
+    /// with its current states. Has no effect on a frozen parameter.
+    ///
+    /// Optimizers whose ranks exchange momenta must keep a start of 0, because
+    /// all of their parameters are frozen in the same step.
+    pub(crate) fn set_start(&mut self, index: usize, start: u64) {
+        if let Some(settings) = self.settings(index).cloned() {
+            self.settings_of[index] = Some(self.index_of(settings, start));
+        }
     }
 
     /// Returns the type in which ops compute, if it is not f32.
@@ -287,6 +315,11 @@ impl<B: OptimizerOps> Optimizer<B> {
     /// Returns the names of all arrays of a parameter; empty for a frozen one.
     fn state_arrays(&self, index: usize) -> &'static [&'static str] {
         self.settings(index).map_or(&[], |settings| state_arrays(&settings.optimizer))
+    }
+
+    /// Returns the optimizer of a parameter; `None` for a frozen one.
+    pub(crate) fn rule(&self, index: usize) -> Option<&OptimizerPlan> {
+        self.settings(index).map(|settings| &settings.optimizer)
     }
 
     /// Returns the settings of a parameter; `None` for a frozen one.
@@ -435,11 +468,13 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.time
     }
 
-    /// Sets the number of applied steps.
+    /// Sets the number of applied steps, all of which changed the states of
+    /// every trained parameter.
     pub(crate) fn set_time(&mut self, time: u64) {
         // The step counts from here on, so `StepInProgress` sees its own number
         // in `time`.
         self.time = time;
+        (0..self.settings_of.len()).for_each(|index| self.set_start(index, 0));
     }
 
     /// Replaces the master of a parameter, if it has one, with an array of the
@@ -544,8 +579,10 @@ impl<B: OptimizerOps> Optimizer<B> {
     ) -> Result<StepInProgress<'_, B>, SwapError> {
         let time = self.time + 1;
         let local_rates = self.local_rates_with(rates.lr);
-        let step = |settings: &UpdateSettings| rule::step(settings, rates, time, local_rates);
-        let steps: Vec<_> = self.settings.iter().map(step).collect();
+        let step = |(settings, start): (&UpdateSettings, &u64)| {
+            rule::step(settings, rates, time - start, local_rates)
+        };
+        let steps: Vec<_> = self.settings.iter().zip(&self.starts).map(step).collect();
         // The scalars are computed first, because they determine which moments
         // a pass uses and therefore reads.
         let (reads, largest) = self.reads(&steps, operands, order);

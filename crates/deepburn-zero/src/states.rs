@@ -66,6 +66,7 @@ use crate::parameter::Parameter;
 use crate::parked::{ActivationStore, Store};
 use crate::parking::Parking;
 use crate::pass::Pass;
+use crate::plain_tensors::PlainTensor;
 use crate::recompute::BlockRecorder;
 use crate::reduce::{GradientReducer, Types};
 use crate::session::{self, Binding, ContextGuard};
@@ -116,6 +117,8 @@ pub struct ModelStates<B: Backend> {
     /// Running statistics, integer and bool parameters, which stay in the
     /// module.
     buffers: BufferTable<B>,
+    /// Tensor fields that are not parameters, in module order.
+    plain_tensors: Vec<PlainTensor>,
     /// Additional paths of tied parameters, by parameter index.
     aliases: Vec<Vec<String>>,
     /// The parameter index of each of Burn's parameter ids. Tied parameters have
@@ -366,6 +369,12 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// failed before its end.
     pub fn is_backward_incomplete(&self) -> bool {
         self.reducer.borrow().is_backward_incomplete()
+    }
+
+    /// Returns the tensor fields of the module that are not a `Param`, with a
+    /// hash of their values. They are the same on all ranks.
+    pub fn plain_tensors(&self) -> &[PlainTensor] {
+        &self.plain_tensors
     }
 
     /// Returns the parameters in module order.

@@ -22,6 +22,25 @@ pub(crate) fn grouped_sizes(
     model: &dyn Architecture,
     plan: &Plan,
 ) -> Result<Vec<ParameterSize>, Failure> {
+    let (parameters, updates) = (model.parameters(), parameter_updates(model, plan)?);
+    let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {
+        let lens = parameter.shape.iter();
+        let numel = lens.fold(1, |numel: u64, len| numel.saturating_mul(*len as u64));
+        ParameterSize::new(numel, update.as_ref().map(|update| &update.optimizer))
+    };
+    let sizes = parameters.iter().zip(&updates).map(size).collect();
+    report_groups(plan, &updates);
+    Ok(sizes)
+}
+
+/// Returns the update settings of every parameter, in the order of `model.parameters()`; `None` for a frozen one.
+///
+/// # Errors
+/// Returns a user's mistake if a group matches no parameter, or if no parameter of the model supports its settings.
+pub(crate) fn parameter_updates(
+    model: &dyn Architecture,
+    plan: &Plan,
+) -> Result<Vec<Option<UpdateSettings>>, Failure> {
     let parameters = model.parameters();
     // Without layer types, embeddings and output layers are recognized by their names.
     let known: Vec<_> = parameters
@@ -35,21 +54,13 @@ pub(crate) fn grouped_sizes(
         .collect();
     let assignment = Assignment { optimizer: &plan.optimizer, groups: &plan.param_groups };
     // Groups are a key of `training`, but errors of Muon are reported for the optimizer in `deepspeed`.
-    let updates = assignment.of_model(&known).map_err(|error| match error {
+    assignment.of_model(&known).map_err(|error| match error {
         AssignmentError::NoMatrix { .. }
         | AssignmentError::Group(ParamGroupError::MuonRate { .. }) => {
             Failure::mistake(format!("deepspeed.{error}"))
         }
         _ => Failure::mistake(format!("training.{error}")),
-    })?;
-    let size = |(parameter, update): (&ParameterShape, &Option<UpdateSettings>)| {
-        let lens = parameter.shape.iter();
-        let numel = lens.fold(1, |numel: u64, len| numel.saturating_mul(*len as u64));
-        ParameterSize::new(numel, update.as_ref().map(|update| &update.optimizer))
-    };
-    let sizes = parameters.iter().zip(&updates).map(size).collect();
-    report_groups(plan, &updates);
-    Ok(sizes)
+    })
 }
 
 /// Logs how many parameters are frozen, updated by Muon, or exempt from weight decay.

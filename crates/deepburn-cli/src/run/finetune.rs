@@ -313,7 +313,7 @@ impl Run<'_> {
             let model = placed.models.lock().unwrap_or_else(PoisonError::into_inner)[index].take();
             let Some(model) = model else { unreachable!("every rank has a model") };
             let mut hooks = hooks(&self.prepared, group.rank(), self.profiler)?;
-            hooks.insert(0, Box::new(steps.clone()));
+            hooks.hooks.insert(0, Box::new(steps.clone()));
             let device = placed.devices[index].clone();
             train_rank(&self.prepared, RankRun { recipe, model, group, device, hooks, signals })
         });

@@ -1,10 +1,11 @@
 //! Hooks of the training loop for metrics, monitors, profiles and progress.
 //!
-//! Main function: [`hooks`]. Rank 0 writes metrics and monitors and shows the progress. Every rank is profiled.
+//! Main type: [`RankHooks`]. Rank 0 writes metrics and monitors and shows the progress. Every rank is profiled.
 //!
 //! A full disk does not end a run, because hours of training would be lost. Rows of `metrics.jsonl` are kept in memory
 //! until there is free space, and points of monitors are dropped. Both log a warning when the disk becomes full
-//! ([`FullDisk`]).
+//! ([`FullDisk`]). Rows that still do not fit at the end fail the run, but only after the model is saved
+//! ([`RankHooks::close`]).
 //!
 //! | Hook | Ranks | Output |
 //! |---|---|---|
@@ -26,9 +27,11 @@
 //! {"step":4,"eval_loss":5.466615308404542}
 //! ```
 
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -48,6 +51,32 @@ use crate::run::progress_hook::ProgressHook;
 use crate::run::results::write_whole;
 use crate::run::resume::Origin;
 
+/// The hooks of a rank, and the file of metrics that one of them writes.
+pub(super) struct RankHooks {
+    /// The hooks, in the order in which they are called.
+    pub(super) hooks: Vec<Box<dyn Hook>>,
+    /// The writer of `metrics.jsonl`, which is only on rank 0.
+    metrics: Option<SharedWriter>,
+}
+
+/// A writer that a hook and its [`RankHooks`] share. Both are used on the thread of the rank.
+type SharedWriter = Rc<RefCell<MetricsWriter>>;
+
+impl RankHooks {
+    /// Ends the hooks after the model is saved: closes their files, and writes the rows that did not fit on the disk
+    /// before.
+    ///
+    /// # Errors
+    /// Returns an error if rows of `metrics.jsonl` cannot be written.
+    pub(super) fn close(self) -> Result<(), BoxError> {
+        drop(self.hooks);
+        match self.metrics {
+            Some(metrics) => Ok(metrics.borrow_mut().flush()?),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Returns the hooks of a rank.
 ///
 /// A run that resumes from its own checkpoint continues `metrics.jsonl` after the step of that checkpoint, and removes
@@ -59,7 +88,7 @@ pub(super) fn hooks(
     run: &PreparedRun,
     rank: usize,
     profiler: &Profiler,
-) -> Result<Vec<Box<dyn Hook>>, BoxError> {
+) -> Result<RankHooks, BoxError> {
     let PreparedRun { preparation, origin, .. } = run;
     let (job, plan) = (&preparation.job, &preparation.plan);
     let output = &job.training.output_dir;
@@ -68,7 +97,7 @@ pub(super) fn hooks(
         hooks.push(Box::new(ProfileHook { profiler: profiler.clone(), rank }));
     }
     if rank != 0 {
-        return Ok(hooks);
+        return Ok(RankHooks { hooks, metrics: None });
     }
     let metrics = output.join("metrics.jsonl");
     let writer = match origin {
@@ -78,7 +107,9 @@ pub(super) fn hooks(
     let job_text = serde_json::to_string_pretty(&preparation.record)
         .map_err(|error| format!("job.json: {error}"))?;
     let job_file = (output.join("job.json"), job_text);
-    hooks.push(Box::new(MetricsHook { writer, job_file, disk: FullDisk::default() }));
+    let writer = Rc::new(RefCell::new(writer));
+    let (metrics, disk) = (Some(writer.clone()), FullDisk::default());
+    hooks.push(Box::new(MetricsHook { writer, job_file, disk }));
     let under = |folder: &MonitorFolder| folder.under(output);
     let monitors = Monitors::create(&MonitorFolders {
         tensorboard: plan.monitor.tensorboard.as_ref().map(under),
@@ -100,7 +131,7 @@ pub(super) fn hooks(
     let every = every.map(|steps| steps as u64);
     let breakdown = plan.report.wall_clock_breakdown;
     hooks.push(Box::new(ProgressHook::new(preparation.max_steps, every, breakdown)));
-    Ok(hooks)
+    Ok(RankHooks { hooks, metrics })
 }
 
 /// Stores the number of the current step, which errors of failed collectives do not contain.
@@ -170,7 +201,7 @@ impl FullDisk {
 /// The file is flushed after each row, so that users can follow it during training.
 struct MetricsHook {
     /// Writes the rows, and keeps those that could not be written.
-    writer: MetricsWriter,
+    writer: SharedWriter,
     /// Path and content of `job.json`, to write it again if the folder was removed.
     job_file: (PathBuf, String),
     /// State of the warning.
@@ -181,7 +212,8 @@ impl MetricsHook {
     /// Writes a row. If the disk is full, the writer keeps the row, so that none is lost.
     fn write(&mut self, row: impl Into<Row>) -> Result<(), BoxError> {
         // Clean-up jobs remove old folders, and sometimes the folder of a running job.
-        if self.writer.restore_if_removed()? {
+        let mut writer = self.writer.borrow_mut();
+        if writer.restore_if_removed()? {
             tracing::warn!(
                 "metrics.jsonl or the output folder was removed during the run; it was created again, and rows and \
                  checkpoints before this step are lost"
@@ -190,7 +222,7 @@ impl MetricsHook {
             write_whole(path, text)?;
         }
         let consequence = "training continues, and rows wait until there is room";
-        self.disk.handle(self.writer.write(row), |error| error.is_disk_full(), consequence)
+        self.disk.handle(writer.write(row), |error| error.is_disk_full(), consequence)
     }
 }
 
@@ -203,11 +235,6 @@ impl Hook for MetricsHook {
     /// Writes the row of the evaluation.
     fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
         self.write(*row)
-    }
-
-    /// Writes rows that were kept while the disk was full. If the disk is still full, the run fails.
-    fn finish(&mut self) -> Result<(), BoxError> {
-        Ok(self.writer.flush()?)
     }
 }
 

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Group;
 use deepburn::{
-    BestEvaluation, BestMetric, BestPlan, BoxError, EarlyStopping, Engine, EvaluationEnd, Hook,
-    Interrupt, LoopState, Outcome, TrainError, TrainPlan,
+    BestEvaluation, BestMetric, BestPlan, BoxError, EarlyStopping, Engine, EvaluationEnd,
+    FinalModel, Interrupt, LoopState, Outcome, TrainError, TrainPlan, TrainingEnd,
 };
 use deepburn_config::ModelMetric;
 use deepburn_datasets::DataShard;
@@ -20,10 +20,11 @@ use deepburn_datasets::DataShard;
 use crate::console;
 use crate::counted::counted;
 use crate::data::recipe::Recipe;
+use crate::run::hooks::RankHooks;
 use crate::run::preparation::Preparation;
 use crate::run::prepared::PreparedRun;
 use crate::run::progress_hook::with_progress;
-use crate::run::results::{record_test, save_model};
+use crate::run::results::{record_model, record_test, save_model};
 use crate::run::resume;
 use crate::run::signals::Signals;
 use crate::run::swap::report_swap;
@@ -52,7 +53,7 @@ pub(super) struct RankRun<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
     /// Device of this rank.
     pub(super) device: B::Device,
     /// Hooks that record and show the run. Most of them are only on rank 0.
-    pub(super) hooks: Vec<Box<dyn Hook>>,
+    pub(super) hooks: RankHooks,
     /// The signals that stop the run.
     pub(super) signals: &'a Signals,
 }
@@ -81,25 +82,39 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 
     let task = recipe.task(device);
     let train_plan = train_plan(&run.preparation, signals, resumed);
-    let outcome = deepburn::train(&mut engine, &task, &mut source, &train_plan, &mut hooks)?;
-    let (step, best) = match outcome {
-        Outcome::Finished { step, best } => (step, best),
-        Outcome::Interrupted { checkpoint } => return Ok(RankOutcome::Interrupted { checkpoint }),
-    };
-    // Close the files of the hooks, and end the threads of the data loader.
-    drop(hooks);
+    let outcome = deepburn::train(&mut engine, &task, &mut source, &train_plan, &mut hooks.hooks)?;
+    // End the threads of the data loader.
     drop(source);
+    let end = match outcome {
+        Outcome::Finished(end) => end,
+        Outcome::Interrupted { checkpoint } => {
+            hooks.close().map_err(|cause| format!("step {}: {cause}", engine.global_steps()))?;
+            return Ok(RankOutcome::Interrupted { checkpoint });
+        }
+    };
+    let step = end.step;
     if engine.rank() == 0 {
-        report_best(&run.preparation, step, best);
+        report_end(&run.preparation, &end);
         if let Some(statistics) = engine.states().io_statistics() {
             report_swap(&statistics, step);
         }
     }
 
-    // The model is saved before the test, so that it is not lost if a signal or a failure ends the test. A signal that
-    // arrives while the model is written stops the test.
+    // The model is saved before anything else that may fail: the last rows of metrics and the test. So neither a full
+    // disk nor a signal nor unreadable data loses it. A signal that arrives while the model is written stops the test.
     save_model(&engine, recipe, &job.training.output_dir)
         .map_err(|cause| format!("step {step}: saving the model: {cause}"))?;
+    if engine.rank() == 0 {
+        record_model(&run.preparation, &end);
+    }
+    hooks.close().map_err(|cause| format!("step {step}: {cause}"))?;
+    if let Some(reason) = end.failed_evaluation {
+        return Err(format!(
+            "step {step}: the evaluation after the last step failed: {reason}; the model is saved, and --resume \
+             repeats the evaluation"
+        )
+        .into());
+    }
     let interrupt = signals.interrupt();
     test(&run.preparation, recipe, &engine, &task, (step, &interrupt))
 }
@@ -176,24 +191,39 @@ fn best_plan(preparation: &Preparation) -> BestPlan {
 /// Prints whether training stopped early, and which model is saved.
 ///
 /// Without early stopping and without `load_best_model_at_end` it prints nothing.
-fn report_best(preparation: &Preparation, step: u64, best: Option<BestEvaluation>) {
+fn report_end(preparation: &Preparation, end: &TrainingEnd) {
     let training = &preparation.job.training;
-    if step < preparation.max_steps
+    if end.step < preparation.max_steps
         && let Some(patience) = training.early_stopping_patience
     {
         console::eprint(&format!(
-            "stopped early after step {step}: {} without a better one",
+            "stopped early after step {}: {} without a better one",
+            end.step,
             counted(patience, "evaluation")
         ));
     }
-    if training.load_best_model_at_end
-        && let Some(BestEvaluation { step, metric, by, .. }) = best
-    {
+    let Some(BestEvaluation { step, metric, by, .. }) = end.best else { return };
+    let best = format!("step {step}, {}", metric_text(by, metric));
+    match &end.model {
+        FinalModel::Last => {}
+        FinalModel::Best => console::eprint(&format!("the saved model is the best one: {best}")),
+        FinalModel::LastInsteadOfBest { metric, reason } => {
+            let last = metric.map(|metric| format!(", {}", metric_text(by, metric)));
+            console::eprint(&format!(
+                "the saved model is the last one: step {}{}; it is not the best one ({best}), which cannot be loaded: \
+                 {reason}",
+                end.step,
+                last.unwrap_or_default()
+            ));
+        }
+    }
+}
+
+/// Formats the metric of a model.
+fn metric_text(by: BestMetric, metric: f64) -> String {
+    match by {
+        BestMetric::Loss => format!("eval loss {metric:.4}"),
         // The training loop minimizes the metric, so an accuracy is stored as the error rate.
-        let metric = match by {
-            BestMetric::Loss => format!("eval loss {metric:.4}"),
-            BestMetric::Accuracy => format!("eval accuracy {:.2} %", 100.0 * (1.0 - metric)),
-        };
-        console::eprint(&format!("the saved model is the best one: step {step}, {metric}"));
+        BestMetric::Accuracy => format!("eval accuracy {:.2} %", 100.0 * (1.0 - metric)),
     }
 }

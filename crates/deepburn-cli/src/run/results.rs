@@ -25,11 +25,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use deepburn::metrics::{Row, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps};
-use deepburn::{BoxError, Engine, Measured};
+use deepburn::{BoxError, Engine, FinalModel, Measured, TrainingEnd};
 use deepburn_config::JobRequest;
 use deepburn_files::PartialFile;
 use deepburn_monitor::{Environment, Report};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::console;
 use crate::counted::counted;
@@ -109,6 +109,41 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     Ok(())
 }
 
+/// Records in `job.json` which model is saved, if the job asks for the best one: the step of the saved model, the step
+/// of the best one, and the reason if they differ.
+///
+/// A failure is only logged, because the model is already saved.
+pub(crate) fn record_model(preparation: &Preparation, end: &TrainingEnd) {
+    let training = &preparation.job.training;
+    let Some(best) = end.best.filter(|_| training.load_best_model_at_end) else { return };
+    let mut record = preparation.record.clone();
+    record[SAVED_MODEL] = match &end.model {
+        FinalModel::Best => json!({ "step": best.step, "is_best": true }),
+        FinalModel::Last => json!({ "step": end.step, "is_best": false, "best_step": best.step }),
+        FinalModel::LastInsteadOfBest { reason, .. } => json!({
+            "step": end.step, "is_best": false, "best_step": best.step, "reason": reason,
+        }),
+    };
+    let path = training.output_dir.join("job.json");
+    if let Err(error) = write_whole(&path, &format!("{record:#}")) {
+        tracing::warn!("{} does not record which model is saved: {error}", path.display());
+    }
+}
+
+/// The section of `job.json` that [`record_model`] adds.
+const SAVED_MODEL: &str = "saved_model";
+
+/// Returns the record of the job with the section that [`record_model`] added.
+fn complete_record(preparation: &Preparation) -> Value {
+    let mut record = preparation.record.clone();
+    let text = fs::read_to_string(preparation.job.training.output_dir.join("job.json"));
+    let written = text.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
+    if let Some(saved) = written.as_ref().and_then(|written| written.get(SAVED_MODEL)) {
+        record[SAVED_MODEL] = saved.clone();
+    }
+    record
+}
+
 /// Writes `report.html` with the curves of the run, and prints the path of the results.
 ///
 /// # Errors
@@ -125,7 +160,7 @@ pub(crate) fn write_report(request: &JobRequest, preparation: &Preparation) -> R
     let title = request.config.file_stem().map(|name| name.to_string_lossy().into_owned());
     let report = Report {
         title: title.as_deref().unwrap_or("finetune"),
-        job: &preparation.record,
+        job: &complete_record(preparation),
         rows: &rows,
         test: test.as_ref(),
         environment: &Environment::detect(env!("CARGO_PKG_VERSION")),

@@ -31,12 +31,13 @@ use deepburn::ops::OptimizerOps;
 use deepburn::zero::Training;
 use deepburn::{
     BatchSource, BoxError, CheckpointPlan, ClientStates, Engine, LoadPlan, LoopState, NextStep,
-    check_deepspeed_checkpoint,
+    check_deepspeed_checkpoint, check_optimizer_states,
 };
 use deepburn_config::Job;
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::job::param_groups::parameter_updates;
 use crate::run::job_state::{HfNames, JobState};
 use crate::run::launcher_env::restarts;
 use crate::run::output_folder::refuse_running;
@@ -224,11 +225,13 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
     let checkpoint = DeepSpeedCheckpoint::open(path, None).map_err(mistake)?;
     checkpoint.verify().map_err(mistake)?;
     let architecture = preparation.subject.info().architecture();
-    let parameters = architecture.parameters();
-    let shapes = parameters.iter().map(|own| (own.path.as_str(), &own.shape[..]));
+    let (parameters, updates) =
+        (architecture.parameters(), parameter_updates(architecture, &preparation.plan)?);
+    let known = parameters.iter().zip(&updates).map(|(own, update)| {
+        (own.path.as_str(), &own.shape[..], update.as_ref().map(|update| &update.optimizer))
+    });
     let names = HfNames(&architecture.hf_export());
-    let optimizer = &preparation.plan.optimizer;
-    check_deepspeed_checkpoint(&checkpoint, &names, shapes, optimizer).map_err(mistake)?;
+    check_deepspeed_checkpoint(&checkpoint, &names, known).map_err(mistake)?;
     Ok(checkpoint)
 }
 
@@ -240,11 +243,27 @@ fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, 
     let in_checkpoint = |reason| mistake(format!("{}: {reason}", checkpoint.path().display()));
     let saved = JobState::read(&checkpoint).map_err(in_checkpoint)?;
     saved.compare(&JobState::of(preparation)).map_err(in_checkpoint)?;
+    check_states(preparation, &checkpoint)?;
     match tag {
         Some(_) => warn_of_newer(&root, &checkpoint),
         None => check_record(preparation, &checkpoint)?,
     }
     Ok(checkpoint)
+}
+
+/// Checks that the optimizer states of the checkpoint can be loaded with the parameter groups of the job.
+///
+/// # Errors
+/// Returns a user's mistake that names the first parameter whose states cannot be loaded.
+fn check_states(preparation: &Preparation, checkpoint: &Checkpoint) -> Result<(), Failure> {
+    let architecture = preparation.subject.info().architecture();
+    let (parameters, updates) =
+        (architecture.parameters(), parameter_updates(architecture, &preparation.plan)?);
+    let known = parameters
+        .iter()
+        .zip(&updates)
+        .map(|(own, update)| (own.path.as_str(), update.as_ref().map(|update| &update.optimizer)));
+    check_optimizer_states(checkpoint, known).map_err(mistake)
 }
 
 /// Refuses the latest checkpoint if `metrics.jsonl` ends before its step.

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Job, Trained, data, tensors};
 use crate::program::{deepburn, finetune};
+use crate::resume::checkpoints;
 
 /// Returns a job that evaluates on the test data after every step. Its learning rate is so high that the loss increases
 /// again.
@@ -62,6 +63,33 @@ fn a_resumed_run_ends_with_the_same_best_model() {
     let resumed = Trained::read(&parts.folder().join("output"));
     assert_eq!(resumed.weights, whole.weights);
     assert_eq!(resumed.evaluations, whole.evaluations);
+}
+
+#[test]
+fn a_run_whose_best_model_was_not_saved_ends_with_the_last_one() {
+    let last = job().train();
+    let job = job().with("training.load_best_model_at_end", true);
+    fs::create_dir(job.folder().join("output")).unwrap();
+    // No checkpoint can be saved, as on a full disk.
+    fs::write(checkpoints(&job), "in the way").unwrap();
+    let ending = job.run().succeeded();
+    let output = job.folder().join("output");
+    assert!(Trained::read(&output).weights == last.weights, "not the last model");
+    let [best, last] = [0, 2].map(|index| last.evaluations[index]);
+    assert!(best.eval_loss < last.eval_loss);
+    for part in [
+        "WARN load_best_model_at_end: the best model, of step 1, cannot be loaded",
+        &format!("the saved model is the last one: step 3, eval loss {:.4}", last.eval_loss),
+        &format!("it is not the best one (step 1, eval loss {:.4})", best.eval_loss),
+    ] {
+        assert!(ending.stderr.contains(part), "{part}: {}", ending.stderr);
+    }
+    let record = fs::read_to_string(output.join("job.json")).unwrap();
+    let saved = &serde_json::from_str::<Value>(&record).unwrap()["saved_model"];
+    assert_eq!((&saved["step"], &saved["is_best"]), (&json!(3), &json!(false)));
+    assert_eq!(saved["best_step"], 1);
+    let report = fs::read_to_string(output.join("report.html")).unwrap();
+    assert!(report.contains("saved_model.is_best"));
 }
 
 #[test]

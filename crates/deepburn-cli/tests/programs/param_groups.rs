@@ -5,6 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::job::{Job, Trained, tensors, tiny_model};
+use crate::resume::resume;
 
 fn grouped(stage: u8, ranks: usize) -> Job {
     let groups = json!([
@@ -82,13 +83,65 @@ fn a_run_resumes_with_its_groups() {
     let job = grouped(3, 2).with("training.save_steps", 3).with("training.max_steps", 3);
     job.train();
     let job = job.with("training.max_steps", 6);
-    fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
-    let arguments = ["--config", "job.json", "--resume"];
-    crate::program::finetune(job.folder(), &arguments).succeeded();
+    resume(&job, &[]).succeeded();
     assert_eq!(Trained::read(&job.folder().join("output")).numbers(), whole.numbers());
-    // The checkpoint has no moments of a parameter that was frozen.
+    // A parameter that was frozen gets new moments.
     let job = job.with("training.param_groups", json!([])).with("training.max_steps", 8);
-    fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
-    let ending = crate::program::finetune(job.folder(), &arguments);
-    ending.failed(1, &["no optimizer states of parameter wte.weight", "freeze it"]);
+    let before = Trained::read(&job.folder().join("output")).tensors();
+    let ending = resume(&job, &[]).succeeded();
+    for part in [
+        "new optimizer states for 1 parameter (24576 elements: wte.weight)",
+        "training.param_groups changes from",
+    ] {
+        assert!(ending.stderr.contains(part), "{part}: {}", ending.stderr);
+    }
+    let after = Trained::read(&job.folder().join("output")).tensors();
+    let wte = |tensors: &[(String, Vec<f32>)]| {
+        tensors.iter().find(|(name, _)| name.contains("wte")).unwrap().1.clone()
+    };
+    assert_ne!(wte(&before), wte(&after));
+    // Frozen again, its moments are not used.
+    let groups = json!([{ "params": "wte", "frozen": true }]);
+    let job = job.with("training.param_groups", groups).with("training.max_steps", 9);
+    let ending = resume(&job, &[]).succeeded();
+    let part = "the optimizer states of 1 parameter (24576 elements: wte.weight) in the checkpoint";
+    assert!(ending.stderr.contains(part), "{}", ending.stderr);
+    let frozen = Trained::read(&job.folder().join("output")).tensors();
+    assert_eq!(wte(&after), wte(&frozen));
+}
+
+/// Returns the content and the time of the last change of each file of the run.
+fn files(job: &Job) -> Vec<(String, std::time::SystemTime)> {
+    let all = fs::read_dir(job.folder().join("output")).unwrap().map(Result::unwrap);
+    let mut files: Vec<_> = all
+        .map(|file| {
+            let changed = file.metadata().unwrap().modified().unwrap();
+            (file.file_name().to_string_lossy().into_owned(), changed)
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn optimizer_states_that_do_not_fit_are_refused_before_anything_starts() {
+    let frozen = json!([{ "params": "wte", "frozen": true }]);
+    let one_bit = json!({"type": "OneBitAdam", "params": {"lr": 1e-3, "freeze_step": 2}});
+    let sgd = |momentum| json!({"type": "SGD", "params": {"lr": 1e-3, "momentum": momentum}});
+    for (stage, first, second, parts) in [
+        (0, (&frozen, one_bit.clone()), (&json!([]), one_bit), ["wte.weight", "new states"]),
+        (2, (&json!([]), sgd(0.0)), (&json!([]), sgd(0.9)), ["kept nothing", "momentum_buffer"]),
+    ] {
+        let with = |job: Job, (groups, optimizer): (&Value, Value)| {
+            job.with("training.param_groups", groups.clone())
+                .with("deepspeed.optimizer", optimizer)
+                .with("deepspeed.gradient_clipping", 0.0)
+        };
+        let job = with(Job::tiny().sharded(stage, 2), first).with("training.save_steps", 4);
+        job.run().succeeded();
+        let before = files(&job);
+        let job = with(job, second).with("training.max_steps", 6);
+        resume(&job, &[]).failed(2, &[&["--resume", "step-00000004"][..], &parts].concat());
+        assert_eq!(files(&job), before);
+    }
 }

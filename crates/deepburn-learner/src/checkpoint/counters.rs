@@ -50,6 +50,10 @@ pub(super) fn check_counters(state: &EngineState) -> Result<(), String> {
         ),
         ("schedule", state.schedule.unsigned_abs(), LARGEST),
     ])?;
+    for (path, start) in &state.state_starts {
+        let limit = state.optimizer_steps;
+        check(&[(&format!("state_starts.{path}"), *start, limit)])?;
+    }
     let rates = state.local_rates_bits.map(f64::from_bits);
     if let Some(rates) = rates.filter(|rates| !(0.0..f64::INFINITY).contains(rates)) {
         return Err(format!("its local_rates_bits encode {rates}; it must be 0 or more; {REMEDY}"));

@@ -12,7 +12,7 @@
 //! Integer and bool buffers, random streams, the position of the data loader,
 //! and the optimizer states of 1-bit LAMB are not loaded.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
@@ -22,7 +22,8 @@ use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Buffer, BufferKind, StateArray, StateSegment, Training, moments};
 
 use super::counters::check_deepspeed_counters;
-use super::load::{LoadPlan, listed};
+use super::load::{LoadPlan, zeros};
+use super::optimizer_states::{listed, log_changes, new_states};
 use super::{TrainingCheckpointError, exchange};
 use crate::engine::EngineCounters;
 use crate::{Engine, ScalerState};
@@ -67,14 +68,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Result<(), TrainingCheckpointError> {
         self.check_settled("load_deepspeed_checkpoint")?;
         let stored = MappedCheckpoint::new(checkpoint, model);
-        let own = self.parameters().iter().map(|parameter| Own {
+        let own = self.parameters().iter().enumerate().map(|(index, parameter)| Own {
             path: parameter.path(),
             shape: parameter.shape(),
-            trainable: parameter.is_trainable(),
+            optimizer: self.states().optimizer_of(index),
         });
         let optimizer_states = matches!(plan, LoadPlan::Training { optimizer_states: true, .. });
-        let moments = optimizer_states.then(|| self.moments_beside(checkpoint.moments()));
-        let fits = stored.check(own, moments);
+        let fits = stored.check(own, optimizer_states);
         let fits =
             fits.and_then(|()| self.buffers().iter().try_for_each(|it| stored.check_buffer(it)));
         let fits = fits.map(|()| checkpoint.path().to_owned());
@@ -87,19 +87,6 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         check_deepspeed_counters(&counters, schedule, scaler_state(stored.checkpoint))
             .map_err(|reason| stored.unfit(reason))?;
         self.adopt_deepspeed(&stored, plan)
-    }
-
-    /// Returns the moments that the optimizer keeps, for comparison with the
-    /// `stored` ones.
-    ///
-    /// DeepSpeed stores the same moments for every parameter. With parameter
-    /// groups the optimizer may keep different ones for some parameters; the
-    /// first such difference is returned.
-    fn moments_beside(&self, stored: &[String]) -> &'static [&'static str] {
-        let trained = self.parameters().iter().filter(|parameter| parameter.is_trainable());
-        let mut kept = trained.map(|parameter| self.states().moments(parameter.index()));
-        let any = kept.clone().next().unwrap_or_default();
-        kept.find(|kept| *kept != stored).unwrap_or(any)
     }
 
     /// Loads weights, buffers and the parts of the training state that `plan`
@@ -135,13 +122,47 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             ..EngineCounters::default()
         };
         if optimizer_states {
-            self.states.load_moments(optimizer_steps, read)?;
+            self.adopt_deepspeed_moments(stored, optimizer_steps)?;
             if let Some(state) = scaler_state(stored.checkpoint) {
                 self.scaler.restore(state);
             }
         }
         if let Some(position) = stored.checkpoint.schedule().filter(|_| lr_scheduler_states) {
             self.schedule.seek(position);
+        }
+        Ok(())
+    }
+
+    /// Loads the moments. Parameters that were frozen when the checkpoint was
+    /// saved get new ones.
+    fn adopt_deepspeed_moments(
+        &mut self,
+        stored: &MappedCheckpoint<'_>,
+        steps: u64,
+    ) -> Result<(), TrainingCheckpointError> {
+        let (mut new, mut unused, mut starts) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, parameter) in self.parameters().iter().enumerate() {
+            let sized = (parameter.path(), parameter.numel());
+            let was_trained = stored.find(parameter.path()).is_ok_and(|(_, found)| found.trainable);
+            match (parameter.is_trainable(), was_trained) {
+                (true, false) if !self.states().moments(index).is_empty() => new.push(sized),
+                (false, true) if !stored.checkpoint.moments().is_empty() => unused.push(sized),
+                _ => {}
+            }
+            starts.push(if was_trained { 0 } else { steps });
+        }
+        if self.rank() == 0 {
+            log_changes(&new, &unused);
+        }
+        let new: HashSet<String> = new.into_iter().map(|(path, _)| path.to_owned()).collect();
+        self.states.load_moments(steps, |segment: &StateSegment<'_>| {
+            match new.contains(segment.path) {
+                true => Ok(zeros(segment.range.len())),
+                false => stored.read(segment),
+            }
+        })?;
+        for (index, start) in starts.into_iter().enumerate() {
+            self.states.set_states_start(index, start);
         }
         Ok(())
     }
@@ -157,8 +178,8 @@ fn scaler_state(checkpoint: &DeepSpeedCheckpoint) -> Option<ScalerState> {
 /// Checks a DeepSpeed checkpoint against a model and an optimizer before there
 /// is an engine.
 ///
-/// `parameters` gives module path and shape of each parameter. All of them are
-/// assumed to be trained.
+/// `parameters` gives module path and shape of each parameter, and its optimizer
+/// with the settings of its group; `None` if it is frozen.
 ///
 /// # Errors
 ///
@@ -166,12 +187,11 @@ fn scaler_state(checkpoint: &DeepSpeedCheckpoint) -> Option<ScalerState> {
 pub fn check_deepspeed_checkpoint<'a>(
     checkpoint: &DeepSpeedCheckpoint,
     model: &dyn TorchModel,
-    parameters: impl IntoIterator<Item = (&'a str, &'a [usize])>,
-    optimizer: &OptimizerPlan,
+    parameters: impl IntoIterator<Item = (&'a str, &'a [usize], Option<&'a OptimizerPlan>)>,
 ) -> Result<(), TrainingCheckpointError> {
     let stored = MappedCheckpoint::new(checkpoint, model);
-    let own = parameters.into_iter().map(|(path, shape)| Own { path, shape, trainable: true });
-    stored.check(own, Some(moments(optimizer))).map_err(|reason| stored.unfit(reason))
+    let own = parameters.into_iter().map(|(path, shape, optimizer)| Own { path, shape, optimizer });
+    stored.check(own, true).map_err(|reason| stored.unfit(reason))
 }
 
 /// A parameter of the Burn model.
@@ -180,8 +200,8 @@ struct Own<'a> {
     path: &'a str,
     /// The shape in this model.
     shape: &'a [usize],
-    /// Whether it is trained.
-    trainable: bool,
+    /// The optimizer that updates it; `None` if it is frozen.
+    optimizer: Option<&'a OptimizerPlan>,
 }
 
 /// A DeepSpeed checkpoint, addressed by the module paths of a Burn model.
@@ -205,17 +225,22 @@ impl<'a> MappedCheckpoint<'a> {
         Self { checkpoint, model, by_name }
     }
 
-    /// Checks that model and checkpoint have the same parameters, and the
-    /// optimizer the same moments.
+    /// Checks that model and checkpoint have the same parameters, and, if
+    /// `optimizer_states` is true, that the moments can be loaded.
     fn check<'p>(
         &self,
         parameters: impl Iterator<Item = Own<'p>>,
-        moments: Option<&[&str]>,
+        optimizer_states: bool,
     ) -> Result<(), String> {
         let mut missed: Vec<&SavedParameter> = self.checkpoint.parameters().iter().collect();
+        // Another model has a clearer error than its moments.
+        let mut moments = Ok(());
         for own in parameters {
             let parameter = self.check_parameter(&own)?;
             missed.retain(|missed| missed.name != parameter.name);
+            if optimizer_states && moments.is_ok() {
+                moments = self.check_moments(&own, parameter);
+            }
         }
         if let Some(SavedParameter { name, .. }) = missed.first() {
             return Err(format!(
@@ -223,30 +248,42 @@ impl<'a> MappedCheckpoint<'a> {
                  that it was saved from"
             ));
         }
+        moments
+    }
+
+    /// Checks that the checkpoint has the moments of one parameter, or that
+    /// they can be new.
+    fn check_moments(&self, own: &Own<'_>, parameter: &SavedParameter) -> Result<(), String> {
+        let Some(optimizer) = own.optimizer else { return Ok(()) };
         let stored: Vec<&str> = self.checkpoint.moments().iter().map(String::as_str).collect();
-        match moments {
-            // The updates also need trust ratios and factors, which DeepSpeed
-            // stores but this reader does not read.
-            Some(own) if own.contains(&"exp_avg_sq_fresh") => Err(format!(
+        let kept = moments(optimizer);
+        // The updates also need trust ratios and factors, which DeepSpeed
+        // stores but this reader does not read.
+        if matches!(optimizer, OptimizerPlan::OneBitLamb(_)) {
+            return Err(format!(
                 "loading optimizer states of OneBitLamb from a DeepSpeed checkpoint is not supported, and it kept {}: \
                  finish the run with DeepSpeed, or start from its weights (a program of your own can load the weights \
                  alone)",
                 listed(&stored)
-            )),
-            Some(own) if own != stored => Err(format!(
+            ));
+        }
+        if kept != stored {
+            return Err(format!(
                 "its optimizer kept {} of each parameter and this one keeps {}: use the optimizer \
                  that saved it (a program of your own can load the weights alone)",
                 listed(&stored),
-                listed(own)
-            )),
-            _ => Ok(()),
+                listed(kept)
+            ));
+        }
+        match parameter.trainable {
+            true => Ok(()),
+            false => new_states(own.path, optimizer).map(drop),
         }
     }
 
-    /// Checks name, shape and trainability of one parameter and returns its
-    /// entry.
+    /// Checks name and shape of one parameter and returns its entry.
     fn check_parameter(&self, own: &Own<'_>) -> Result<&'a SavedParameter, String> {
-        let &Own { path, shape: own_shape, trainable } = own;
+        let &Own { path, shape: own_shape, .. } = own;
         let (name, parameter) = self.find(path)?;
         let mut shape = parameter.shape.clone();
         if self.model.is_transposed(path) {
@@ -263,14 +300,6 @@ impl<'a> MappedCheckpoint<'a> {
                 "its parameter {name} has shape {:?}, but this model's {path} has {own_shape:?}: \
                  use the model that it was saved from",
                 parameter.shape
-            ));
-        }
-        if parameter.trainable != trainable {
-            let is = |trainable| if trainable { "trained" } else { "frozen" };
-            return Err(format!(
-                "its parameter {name} is {}, and this model's {path} is {}: freeze the same ones",
-                is(parameter.trainable),
-                is(trainable)
             ));
         }
         Ok(parameter)

@@ -15,7 +15,7 @@
 //! 6 schedule, random streams
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
@@ -28,7 +28,8 @@ use serde_json::Value;
 use super::buffers::{check_buffer, read_buffer, warn_of_missing};
 use super::counters::check_counters;
 use super::element::{data_of, dtype_of};
-use super::save::{SERVER_ERROR, WORKER_ERROR, state_kind};
+use super::optimizer_states::{is_local_momentum, is_worker_error, log_changes, states_source};
+use super::save::state_kind;
 use super::state::{Accumulation, EngineState, GradientRecord, Random, RankState, Stream};
 use super::{TrainingCheckpointError, exchange};
 use crate::best::LoopState;
@@ -121,6 +122,14 @@ impl Saved {
     }
 }
 
+/// A checkpoint that all ranks have verified, and the parts of it to load.
+pub(crate) struct CheckedCheckpoint<'c> {
+    checkpoint: &'c Checkpoint,
+    plan: LoadPlan,
+    /// The JSON states.
+    saved: Saved,
+}
+
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Resumes from `checkpoint`, which may have been saved at any stage and
     /// number of ranks. All ranks call this together with the same checkpoint.
@@ -140,23 +149,59 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         checkpoint: &Checkpoint,
         plan: LoadPlan,
     ) -> Result<ClientStates, TrainingCheckpointError> {
+        let checked = self.check_together(Ok(checkpoint), plan)?;
+        self.adopt_checked(&checked)?;
+        Ok(checked.saved.into())
+    }
+
+    /// Checks on all ranks that the checkpoint is intact and matches the
+    /// engine. Nothing is changed. All ranks call this together and get the
+    /// same result.
+    ///
+    /// `found` is the checkpoint, or the reason why this rank has none.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first problem of this rank, or else of the lowest rank that
+    /// has one, or an error if the ranks found different checkpoints.
+    pub(crate) fn check_together<'c>(
+        &self,
+        found: Result<&'c Checkpoint, TrainingCheckpointError>,
+        plan: LoadPlan,
+    ) -> Result<CheckedCheckpoint<'c>, TrainingCheckpointError> {
         self.check_settled("load_checkpoint")?;
         // There must be no early return before the exchange, because the other
         // ranks would wait for this rank.
-        let checked = self.check(checkpoint, plan);
-        let mut saved = None;
-        let tag = checked.map(|states| {
-            saved = Some(states);
+        let checked = found.and_then(|checkpoint| {
+            Ok(CheckedCheckpoint { checkpoint, plan, saved: self.check(checkpoint, plan)? })
+        });
+        let mut own = None;
+        let tag = checked.map(|checked| {
+            let checkpoint = checked.checkpoint;
+            own = Some(checked);
             (checkpoint.tag().clone(), checkpoint.run().step)
         });
         let tags = exchange(self.group(), "checkpoint to load", Some(tag))?;
+        let Some(checked) = own else { unreachable!("a rank that failed has returned") };
         if let Some(other) = tags.iter().find(|tag| **tag != tags[0]) {
             let reason = format!("rank 0 loads {}, another rank {}", tags[0].0, other.0);
-            return Err(unfit(checkpoint, reason));
+            return Err(unfit(checked.checkpoint, reason));
         }
-        let Some(saved) = saved else { unreachable!("a rank that failed has returned") };
-        self.adopt(checkpoint, plan, &saved)?;
-        Ok(saved.into())
+        Ok(checked)
+    }
+
+    /// Loads a checkpoint that [`check_together`](Self::check_together)
+    /// returned. All ranks call this together.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file cannot be read or a collective fails. The
+    /// engine is then partly loaded.
+    pub(crate) fn adopt_checked(
+        &mut self,
+        checked: &CheckedCheckpoint<'_>,
+    ) -> Result<(), TrainingCheckpointError> {
+        self.adopt(checked.checkpoint, checked.plan, &checked.saved)
     }
 
     /// Checks that `checkpoint` is intact and matches this engine. Nothing is
@@ -230,52 +275,18 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
     }
 
-    /// Checks that the checkpoint has exactly the moments that this optimizer
-    /// keeps.
+    /// Checks that the optimizer states of all trained parameters are in the
+    /// checkpoint or can be new.
     ///
-    /// Arrays that differ between ranks (compression errors, states of local
-    /// steps) are compared separately, because their number depends on the
-    /// number of ranks.
+    /// # Errors
+    ///
+    /// Returns the first difference, as the reason in an error message.
     fn check_moments(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         let layout = checkpoint.layout();
-        for parameter in self.parameters().iter().filter(|parameter| parameter.is_trainable()) {
-            let entry = layout.find(parameter.path()).map(|index| &layout.entries()[index]);
-            let states = entry.map(|entry| &entry.states[..]).unwrap_or_default();
-            let stored: Vec<&str> = states
-                .iter()
-                .filter(|stored| matches!(stored.kind, StateKind::Moment(_)))
-                .map(|stored| stored.kind.as_str())
-                .collect();
-            let own = self.states().moments(parameter.index());
-            if stored.is_empty() && !own.is_empty() {
-                return Err(format!(
-                    "it has no optimizer states of parameter {}, which is trained here: freeze it, as it was \
-                     when the checkpoint was saved, or load without optimizer states",
-                    parameter.path()
-                ));
-            }
-            let (errors, stored): (Vec<&str>, Vec<&str>) =
-                stored.into_iter().partition(|name| is_of_ranks(name));
-            let is_fit = match errors.iter().any(|name| is_local_momentum(name)) {
-                true => self.states().takes_local_steps(),
-                false => self.states().exchanges_momentum(),
-            };
-            if !errors.is_empty() && !is_fit {
-                return Err(format!(
-                    "it has states of compressed exchanges ({}) of parameter {}, which this optimizer does not use: use the \
-                     optimizer that saved it, or load without optimizer states",
-                    listed(&errors),
-                    parameter.path()
-                ));
-            }
-            if stored != own {
-                return Err(format!(
-                    "its optimizer kept {} of parameter {} and this one keeps {}: use the optimizer \
-                     that saved it, or load without optimizer states",
-                    listed(&stored),
-                    parameter.path(),
-                    listed(own)
-                ));
+        for (index, parameter) in self.parameters().iter().enumerate() {
+            let entry = layout.find(parameter.path()).map(|entry| &layout.entries()[entry]);
+            if let (Some(optimizer), Some(entry)) = (self.states().optimizer_of(index), entry) {
+                states_source(parameter.path(), entry, optimizer)?;
             }
         }
         Ok(())
@@ -364,6 +375,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.states.load_weights(read)?;
         if self.rank() == 0 {
             warn_of_missing(checkpoint, self.buffers());
+            self.warn_of_plain_tensors(checkpoint, &saved.engine);
         }
         self.load_buffers(|buffer| read_buffer(checkpoint, buffer))?;
         let LoadPlan::Training { optimizer_states, lr_scheduler_states } = plan else {
@@ -384,6 +396,21 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
+    /// Warns of plain tensors of the module with other values than in the run
+    /// that saved the checkpoint. Older checkpoints have no hashes.
+    fn warn_of_plain_tensors(&self, checkpoint: &Checkpoint, saved: &EngineState) {
+        let now = self.plain_tensors();
+        for (path, hash) in &saved.plain_tensors {
+            if !now.contains(&(path.clone(), *hash)) {
+                tracing::warn!(
+                    "{}: the plain tensor {path} of the model had other values there; checkpoints do not contain \
+                     tensor fields that are not a `Param`",
+                    checkpoint.path().display()
+                );
+            }
+        }
+    }
+
     /// Loads optimizer states, compression errors and the loss scale.
     fn adopt_optimizer_states(
         &mut self,
@@ -392,7 +419,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Result<(), TrainingCheckpointError> {
         let read = |segment: &StateSegment<'_>| read(checkpoint, segment);
         let EngineState { optimizer_steps, loss_scale, .. } = &saved.engine;
-        self.states.load_moments(*optimizer_steps, read)?;
+        self.adopt_moments(checkpoint, saved)?;
         self.states.load_scalars(|path, name| {
             let layout = checkpoint.layout();
             let path = &layout.entries()[layout.find(path)?].path;
@@ -438,6 +465,46 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.loss_weights = saved.engine.loss_weights;
         if let Some(state) = saved.engine.loss_scale {
             self.scaler.restore(state);
+        }
+        Ok(())
+    }
+
+    /// Loads the moments. Parameters that were frozen when the checkpoint was
+    /// saved get new ones.
+    fn adopt_moments(
+        &mut self,
+        checkpoint: &Checkpoint,
+        saved: &Saved,
+    ) -> Result<(), TrainingCheckpointError> {
+        let steps = saved.engine.optimizer_steps;
+        let (mut new, mut unused, mut starts) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, parameter) in self.parameters().iter().enumerate() {
+            let path = parameter.path();
+            let entry = checkpoint.layout().find(path);
+            let entry = entry.map(|entry| &checkpoint.layout().entries()[entry]);
+            let (was_frozen, sized) =
+                (entry.is_some_and(|it| !it.trainable), (path, parameter.numel()));
+            let has_states = entry.is_some_and(has_moments);
+            match (parameter.is_trainable(), was_frozen) {
+                (true, true) if !self.states().moments(index).is_empty() => new.push(sized),
+                (false, false) if has_states => unused.push(sized),
+                _ => {}
+            }
+            let stored = entry.and_then(|entry| saved.engine.state_starts.get(&entry.path));
+            starts.push(if was_frozen { steps } else { stored.copied().unwrap_or(0) });
+        }
+        if self.rank() == 0 {
+            log_changes(&new, &unused);
+        }
+        let new: HashSet<String> = new.into_iter().map(|(path, _)| path.to_owned()).collect();
+        self.states.load_moments(steps, |segment: &StateSegment<'_>| {
+            if new.contains(segment.path) {
+                return Ok(zeros(segment.range.len()));
+            }
+            read(checkpoint, segment)
+        })?;
+        for (index, start) in starts.into_iter().enumerate() {
+            self.states.set_states_start(index, start);
         }
         Ok(())
     }
@@ -497,32 +564,14 @@ fn larger(left: f32, right: f32) -> f32 {
     if left.is_nan() || left > right { left } else { right }
 }
 
-/// Returns true if `name` is a compression error or another state that differs
-/// between ranks.
-fn is_of_ranks(name: &str) -> bool {
-    name == SERVER_ERROR
-        || [is_worker_error, is_local_momentum, is_movement].into_iter().any(|is_it| is_it(name))
+/// Returns true if the checkpoint has moments of a parameter.
+fn has_moments(entry: &ParamEntry) -> bool {
+    entry.states.iter().any(|stored| matches!(stored.kind, StateKind::Moment(_)))
 }
 
-/// Returns true if `name` is the worker error of a rank.
-fn is_worker_error(name: &str) -> bool {
-    is_numbered(name, WORKER_ERROR)
-}
-
-/// Returns true if `name` is the local momentum of a rank.
-fn is_local_momentum(name: &str) -> bool {
-    is_numbered(name, "exp_avg_")
-}
-
-/// Returns true if `name` is the accumulated update of a rank.
-fn is_movement(name: &str) -> bool {
-    is_numbered(name, "momentum_accumulator_")
-}
-
-/// Returns true if `name` is `prefix` followed by the number of a rank, such as
-/// `worker_error_3` for the prefix `worker_error_`.
-fn is_numbered(name: &str, prefix: &str) -> bool {
-    name.strip_prefix(prefix).is_some_and(|rank| rank.parse::<usize>().is_ok())
+/// Returns the moments of a parameter without an update.
+pub(super) fn zeros(len: usize) -> TensorData {
+    TensorData::new(vec![0.0_f32; len], [len])
 }
 
 /// Returns the number of ranks that stored an array whose name satisfies
@@ -532,14 +581,6 @@ fn ranks_with(checkpoint: &Checkpoint, is_it: fn(&str) -> bool) -> usize {
         entry.states.iter().filter(|stored| is_it(stored.kind.as_str())).count()
     };
     checkpoint.layout().entries().iter().map(count).max().unwrap_or(0)
-}
-
-/// Joins names with commas for an error message.
-pub(super) fn listed(names: &[&str]) -> String {
-    match names {
-        [] => "nothing".to_owned(),
-        names => names.join(", "),
-    }
 }
 
 /// Reads a segment of an array, converted to tensor data.

@@ -226,6 +226,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             loss_weights: self.loss_weights,
             next_size: self.next_size,
             scalars: self.scalars(),
+            state_starts: self.state_starts(),
+            plain_tensors: self.plain_tensors(),
             training_loop,
             client,
         }
@@ -241,6 +243,22 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         };
         let all = (0..self.parameters().len()).map(scalars);
         all.filter(|(_, scalars)| !scalars.is_empty()).collect()
+    }
+
+    /// Returns the number of applied steps before the first step of each
+    /// parameter with new states, by path.
+    fn state_starts(&self) -> BTreeMap<String, u64> {
+        let parameters = self.parameters().iter().enumerate();
+        let starts = parameters.map(|(index, parameter)| {
+            (parameter.path().to_owned(), self.states().states_start(index))
+        });
+        starts.filter(|(_, start)| *start > 0).collect()
+    }
+
+    /// Returns the path and the hash of each plain tensor.
+    pub(super) fn plain_tensors(&self) -> Vec<(String, u64)> {
+        let tensors = self.states().plain_tensors().iter();
+        tensors.map(|tensor| (tensor.path().to_owned(), tensor.hash())).collect()
     }
 
     /// Returns the batch sizes, which must match if an accumulation is resumed.

@@ -58,6 +58,15 @@ pub(super) struct EngineState {
     /// optimizers have none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) scalars: BTreeMap<String, BTreeMap<String, u64>>,
+    /// The number of applied steps before the first step of a parameter with
+    /// its states, by path. Only parameters that got new states when a
+    /// checkpoint was loaded have an entry.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) state_starts: BTreeMap<String, u64>,
+    /// The path and a hash of each tensor field of the module that is not a
+    /// `Param`. Their values are not stored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) plain_tensors: Vec<(String, u64)>,
     /// The state of the training loop; absent in older checkpoints.
     #[serde(default)]
     pub(super) training_loop: LoopState,

@@ -154,6 +154,38 @@ fn any_number_of_ranks_loads_the_checkpoint() {
     }
 }
 
+/// A layer that was frozen in DeepSpeed starts with new moments: its first update is one learning rate for each
+/// element, because bias correction counts its own steps.
+#[test]
+fn a_layer_that_was_frozen_can_be_trained() {
+    let config = trace(3)["ds"].clone();
+    for (saved_at, stage) in [(2, 0), (3, 2), (2, 3)] {
+        let checkpoint = DeepSpeedCheckpoint::open(&folder(saved_at), None).unwrap();
+        let plan = plan(&config, stage, 2);
+        let ranks = run_ranks(2, Duration::from_secs(60), |member| {
+            let net = Net { frozen: LinearConfig::new(6, 6).init(&FlexDevice), ..net() };
+            let mut engine = initialize(net, &plan, Group::<Flex>::new(member))?;
+            engine.load_deepspeed_checkpoint(&checkpoint, &LINEAR, LoadPlan::ALL)?;
+            let weights = |engine: &Trainer| -> Result<Vec<f32>, EngineError> {
+                let mut all = engine.parameters().iter();
+                let index = all.position(|it| it.path() == "frozen.weight").unwrap();
+                Ok(engine.states().master_data(index)?.iter::<f32>().collect())
+            };
+            let before = weights(&engine)?;
+            micro_batch(&mut engine)?;
+            micro_batch(&mut engine)?;
+            Ok::<_, TrainingCheckpointError>((before, weights(&engine)?))
+        });
+        let (before, after) = ranks.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0);
+        // The schedule is at iteration 1 of the warm-up from 0.001 to 0.01 in 4 iterations.
+        let rate = 0.001 + 0.009 * 1.0 / 4.0;
+        for (before, after) in before.iter().zip(&after) {
+            let moved = (after - before * (1.0 - rate * 0.1)).abs();
+            assert!((moved / rate - 1.0).abs() < 1e-2, "stage {stage}: {before} {after}");
+        }
+    }
+}
+
 /// If the model does not match, an error is returned and the engine is
 /// unchanged.
 #[test]

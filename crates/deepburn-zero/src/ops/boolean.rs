@@ -14,6 +14,7 @@ use deepburn_ops::MatmulOps;
 use crate::Sharded;
 use crate::leased::Leased;
 use crate::ops::{forward, view};
+use crate::plain_tensors::note_bool;
 
 /// The table of ops whose result has newly allocated memory.
 macro_rules! bool_ops {
@@ -85,6 +86,7 @@ impl<B: MatmulOps> BoolTensorOps<Sharded<B>> for Sharded<B> {
     }
 
     fn bool_device(tensor: &BoolTensor<Self>) -> Device<Self> {
+        note_bool::<B>(&tensor.tensor);
         B::bool_device(&tensor.tensor)
     }
 

@@ -22,6 +22,7 @@ use deepburn_ops::MatmulOps;
 
 use crate::leased::Leased;
 use crate::ops::{forward, product, recorded};
+use crate::plain_tensors::note_float;
 use crate::random::RandomStream;
 use crate::recompute::{self, Cost};
 use crate::session;
@@ -186,6 +187,7 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     }
 
     fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
+        note_float(tensor);
         tensor.device()
     }
 

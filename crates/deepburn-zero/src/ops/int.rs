@@ -15,6 +15,7 @@ use deepburn_ops::MatmulOps;
 use crate::Sharded;
 use crate::leased::Leased;
 use crate::ops::{forward, view};
+use crate::plain_tensors::note_int;
 use crate::session;
 
 /// The table of ops whose result has newly allocated memory.
@@ -144,6 +145,7 @@ impl<B: MatmulOps> IntTensorOps<Sharded<B>> for Sharded<B> {
     }
 
     fn int_device(tensor: &IntTensor<Self>) -> Device<Self> {
+        note_int::<B>(&tensor.tensor);
         B::int_device(&tensor.tensor)
     }
 

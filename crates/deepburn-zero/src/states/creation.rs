@@ -24,6 +24,7 @@ use crate::parameter_size::ParameterSize;
 use crate::parked::ActivationStore;
 use crate::parking::Parking;
 use crate::persistence::persistent_parameters;
+use crate::plain_tensors::PlainTensor;
 use crate::precision::element_type;
 use crate::recompute::BlockRecorder;
 use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
@@ -69,7 +70,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let types = gradient_types(precision);
         let reducer = gradient_reducer(&policy, types, share, &sharded, &group, &ledger)?;
         let reducer = Rc::new(RefCell::new(reducer));
-        let ShardedParameters { gatherer, table, buffers, parking } = sharded;
+        let ShardedParameters { gatherer, table, buffers, plain_tensors, parking } = sharded;
         let ParameterTable { parameters, indices, optimizer, aliases } = table;
         let recorder = block_recorder(&policy.activations, &parameters, &group, &ledger)?;
         let binding = Binding::new(
@@ -89,6 +90,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             errors: parameters.iter().map(|_| None).collect(),
             parameters,
             buffers,
+            plain_tensors,
             aliases,
             indices,
             gatherer,
@@ -128,6 +130,7 @@ struct ShardedParameters<B: Backend> {
     gatherer: Arc<Gatherer<B>>,
     table: ParameterTable<B>,
     buffers: BufferTable<B>,
+    plain_tensors: Vec<PlainTensor>,
     parking: Option<Parking>,
 }
 
@@ -165,8 +168,11 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let sharder =
         Sharder::new(group.clone(), share, homes, states, updates, ledger.clone(), &buffers);
     let (module, table) = sharder.shard(module)?;
+    // Only now is every parameter a handle, which can be asked for its device
+    // without initializing it.
+    let plain_tensors = PlainTensor::compared::<B, M>(&module, group)?;
     gatherer.serve(table.parameters.clone());
-    Ok((module, ShardedParameters { gatherer, table, buffers, parking }))
+    Ok((module, ShardedParameters { gatherer, table, buffers, plain_tensors, parking }))
 }
 
 /// Returns the element types of gradient communication and accumulation.

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
-use deepburn_config::Stage;
+use deepburn_config::{OptimizerPlan, Stage};
 use deepburn_ops::{OptimizerOps, float_bytes, float_from_host, float_into_host, read_float};
 
 use super::ModelStates;
@@ -281,6 +281,29 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// depends on.
     pub fn optimizer_steps(&self) -> u64 {
         self.optimizer.time()
+    }
+
+    /// Returns the number of optimizer steps that were applied before the first
+    /// step of the parameter at `index` with its current states. It is 0 unless
+    /// the parameter got new states ([`set_states_start`](Self::set_states_start)).
+    pub fn states_start(&self, index: usize) -> u64 {
+        self.optimizer.start(index)
+    }
+
+    /// Sets [`states_start`](Self::states_start) after
+    /// [`load_moments`](Self::load_moments). Bias correction counts the steps
+    /// after it, as PyTorch counts the steps of each parameter.
+    ///
+    /// `start` is at most the number of applied steps; a larger one is reduced
+    /// to it. Has no effect on a frozen parameter.
+    pub fn set_states_start(&mut self, index: usize, start: u64) {
+        self.optimizer.set_start(index, start.min(self.optimizer.time()));
+    }
+
+    /// Returns the optimizer of the parameter at `index`, with the settings of
+    /// its group; `None` if it is frozen.
+    pub fn optimizer_of(&self, index: usize) -> Option<&OptimizerPlan> {
+        self.optimizer.rule(index)
     }
 
     /// Returns the names of the optimizer's arrays for the parameter at

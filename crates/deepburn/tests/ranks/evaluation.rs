@@ -1,15 +1,16 @@
 //! Runs that stop early: a signal arrives during an evaluation, no evaluation improves, or data cannot be read.
 
+use std::fs;
 use std::path::Path;
 
 use burn_flex::Flex;
-use deepburn::checkpoint::{Checkpoint, Retention};
+use deepburn::checkpoint::{Checkpoint, Retention, Tag};
 use deepburn::comm::RankFailure;
 use deepburn::metrics::{EvalRow, StepRow};
 use deepburn::prelude::*;
 use deepburn::{
     BatchSource, BestMetric, BestPlan, BoxError, CheckpointPlan, EarlyStopping, EvaluationProgress,
-    Hook, Interrupt, LoadPlan, Outcome, TrainPlan,
+    FinalModel, Hook, Interrupt, LoadPlan, Outcome, TrainPlan, TrainingEnd,
 };
 use serde_json::Value;
 
@@ -118,6 +119,9 @@ fn try_run(
         let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(hook)];
         let outcome = deepburn::train(&mut engine, &NetTask, &mut data, &train_plan, &mut hooks)?;
         drop(hooks);
+        if matches!(options.fault, Some((STEPS, Fault::EvaluationData))) {
+            return Ok((record, outcome, f64::NAN));
+        }
         let Some(batches) = data.evaluation()? else { unreachable!("there is one") };
         let last = deepburn::evaluate(&engine, &NetTask, batches)?;
         Ok((record, outcome, last.row.eval_loss))
@@ -161,6 +165,13 @@ fn an_evaluation_that_is_cut_short_is_made_when_the_run_resumes() {
     }
 }
 
+/// Returns the end of a run that was not interrupted.
+#[track_caller]
+fn finished(outcome: &Outcome) -> &TrainingEnd {
+    let Outcome::Finished(end) = outcome else { panic!("{outcome:?}") };
+    end
+}
+
 /// A learning rate at which the evaluation loss rises after some steps.
 const HIGH_RATE: f64 = 0.5;
 
@@ -178,10 +189,133 @@ fn training_ends_with_the_best_model_and_stops_without_progress() {
             let lowest = losses.clone().fold(f64::INFINITY, f64::min);
             assert!(lowest < losses.next_back().unwrap(), "the last model is the best one");
             assert_eq!(last.to_bits(), lowest.to_bits(), "stage {stage}");
-            let Outcome::Finished { step, best: Some(best) } = outcome else {
-                panic!("{outcome:?}")
-            };
-            assert_eq!((*step, best.metric.to_bits()), (STEPS, lowest.to_bits()));
+            let end = finished(outcome);
+            let best = end.best.map(|best| best.metric.to_bits());
+            assert_eq!((end.step, best), (STEPS, Some(lowest.to_bits())));
+            assert_eq!(end.model, FinalModel::Best);
+        }
+    }
+}
+
+/// Options of a run whose best model is not the last one.
+fn best_of_rising(stage: u8) -> RunOptions {
+    let best = BestPlan { load_at_end: true, ..BestPlan::default() };
+    RunOptions { stage, best, lr: HIGH_RATE, ..PLAIN }
+}
+
+/// Returns the step of the best model of a run.
+fn best_step(ended: &[(RunRecord, Outcome, f64)]) -> u64 {
+    finished(&ended[0].1).best.unwrap().step
+}
+
+#[test]
+fn a_best_evaluation_that_was_interrupted_is_loaded_at_the_end() {
+    for stage in 0..=3 {
+        let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let options = best_of_rising(stage);
+        let whole = run(whole.path(), options);
+        let best = best_step(&whole);
+        run(parts.path(), RunOptions { stop: Some(best), ..options });
+        // The resumed run is interrupted in the same evaluation. It has no step yet.
+        run(parts.path(), RunOptions { stop: Some(0), resumes: true, ..options });
+        let ended = run(parts.path(), RunOptions { resumes: true, ..options });
+        for ((record, outcome, loss), (_, expected, expected_loss)) in ended.iter().zip(&whole) {
+            assert_eq!(outcome, expected, "stage {stage}");
+            assert_eq!(finished(outcome).model, FinalModel::Best);
+            assert_eq!(record.evaluations[0].0, best, "stage {stage}");
+            assert_eq!(loss.to_bits(), expected_loss.to_bits(), "stage {stage}");
+        }
+    }
+}
+
+/// Checks that all ranks keep the model of the last step, and returns the reason.
+#[track_caller]
+fn kept_last(ended: &[(RunRecord, Outcome, f64)]) -> String {
+    let mut found = String::new();
+    for (record, outcome, loss) in ended {
+        let last = f64::from_bits(record.evaluations.last().unwrap().1);
+        assert_eq!(loss.to_bits(), last.to_bits(), "not the last model");
+        let FinalModel::LastInsteadOfBest { metric, reason } = &finished(outcome).model else {
+            panic!("{outcome:?}")
+        };
+        assert_eq!(*metric, Some(last));
+        found.clone_from(reason);
+    }
+    found
+}
+
+#[test]
+fn a_run_without_its_best_checkpoint_ends_with_the_last_model() {
+    let best = {
+        let folder = tempfile::tempdir().unwrap();
+        best_step(&run(folder.path(), best_of_rising(0)))
+    };
+    for stage in 0..=3 {
+        let folder = tempfile::tempdir().unwrap();
+        let options = best_of_rising(stage);
+        // No checkpoint can be saved.
+        let blocked = folder.path().join("file");
+        fs::write(&blocked, "in the way").unwrap();
+        kept_last(&run(&blocked, options));
+        // The best checkpoint is deleted, or one of its files is damaged.
+        for damages in [false, true] {
+            let root = folder.path().join(format!("damages {damages}"));
+            run(&root, RunOptions { stop: Some(STEPS), ..options });
+            let saved = root.join(Tag::of_step(best).as_str());
+            if damages {
+                let file = saved.join("rank-00001.safetensors");
+                let mut bytes = fs::read(&file).unwrap();
+                let last = bytes.len() - 1;
+                bytes[last] ^= 1;
+                fs::write(&file, bytes).unwrap();
+            } else {
+                fs::remove_dir_all(&saved).unwrap();
+            }
+            let reason = kept_last(&run(&root, RunOptions { resumes: true, ..options }));
+            let expected = if damages { "rank-00001.safetensors" } else { "was deleted" };
+            assert!(reason.contains(expected), "{reason}");
+        }
+    }
+}
+
+#[test]
+fn an_intact_copy_of_a_damaged_best_checkpoint_is_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = best_of_rising(2);
+    let whole = run(&folder.path().join("whole"), options);
+    let root = folder.path().join("parts");
+    run(&root, RunOptions { stop: Some(STEPS), ..options });
+    let tag = |visit| root.join(Tag::numbered(best_step(&whole), visit).as_str());
+    fs::create_dir(tag(2)).unwrap();
+    for file in fs::read_dir(tag(1)).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), tag(2).join(file.file_name())).unwrap();
+    }
+    fs::write(tag(2).join("rank-00000.safetensors"), "damaged").unwrap();
+    let ended = run(&root, RunOptions { resumes: true, ..options });
+    assert_eq!(ended[0].1, whole[0].1);
+    assert_eq!(ended[0].2.to_bits(), whole[0].2.to_bits());
+}
+
+#[test]
+fn an_unreadable_last_evaluation_does_not_lose_the_run() {
+    for stage in [0, 3] {
+        let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let options = RunOptions { stage, ..PLAIN };
+        let whole = run(whole.path(), options);
+        let fault = Some((STEPS, Fault::EvaluationData));
+        let ended = run(parts.path(), RunOptions { fault, ..options });
+        for (record, outcome, _) in &ended {
+            let end = finished(outcome);
+            assert_eq!((end.step, record.evaluations.len() as u64), (STEPS, STEPS - 1));
+            let reason = end.failed_evaluation.as_deref().unwrap();
+            assert_eq!(reason, "rank 1: the evaluation data is dry");
+        }
+        // The checkpoint of the last step has the evaluation pending.
+        let rest = run(parts.path(), RunOptions { resumes: true, ..options });
+        for (rest, whole) in rest.iter().zip(&whole) {
+            assert_eq!(finished(&rest.1), finished(&whole.1));
+            assert_eq!(rest.0.evaluations, whole.0.evaluations[STEPS as usize - 1..]);
         }
     }
 }
@@ -200,7 +334,7 @@ fn early_stopping_stops_and_resumes_at_the_same_step() {
         let second = run(parts.path(), RunOptions { resumes: true, ..options });
         for (first, second) in first.iter().zip(&second) {
             assert_eq!((first.0.steps.len(), second.0.steps.len()), (2, 0));
-            assert!(matches!(second.1, Outcome::Finished { step: 2, .. }), "{:?}", second.1);
+            assert_eq!(finished(&second.1).step, 2);
         }
     }
 }

@@ -50,6 +50,7 @@ pub use formats::labelled::{
     LABEL_FIELD, LabelledText, TableText, TextColumns, has_column, read_labelled, read_labelled_as,
     read_texts,
 };
+pub use formats::table::whole_number;
 pub use formats::text::{TEXT_FIELD, read_documents, skipped_files, text_files};
 pub use hub::client::{Hub, HubRepo, HubSettings, RepoKind};
 pub use hub::download::RetryPolicy;

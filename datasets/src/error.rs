@@ -122,9 +122,9 @@ pub enum DataError {
         /// The contents of the folder.
         reason: String,
     },
-    /// Files that a repository or a folder does not have.
+    /// Files that a repository or a folder does not have, or that are ambiguous.
     #[error(
-        "`{place}` does not have {wanted}: {reason}; check data.name and data.splits, or the path"
+        "cannot select {wanted} in `{place}`: {reason}; check data.name and data.splits, or the path"
     )]
     NotFound {
         /// The repository or folder.

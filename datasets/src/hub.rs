@@ -3,7 +3,8 @@
 //! - [`client`]: the files of a repository, from the cache or downloaded.
 //! - [`download`]: transfers that resume, retry and verify.
 //! - [`content_hash`]: the hashes that the Hub announces.
-//! - [`file_selection`]: the files of a split, a model or a tokenizer.
+//! - [`file_selection`]: the files of a data set, a model or a tokenizer.
+//! - [`split_selection`]: the files of a split.
 //! - [`location`]: a folder, a file or a repository, as a user names it.
 
 pub(crate) mod client;
@@ -11,6 +12,7 @@ pub(crate) mod content_hash;
 pub(crate) mod download;
 pub(crate) mod file_selection;
 pub(crate) mod location;
+pub(crate) mod split_selection;
 pub(crate) mod token;
 
 #[cfg(test)]

@@ -50,7 +50,10 @@ pub use formats::labelled::{
     LABEL_FIELD, LabelledText, TableText, TextColumns, has_column, read_labelled, read_labelled_as,
     read_texts,
 };
-pub use formats::text::{TEXT_FIELD, read_documents, skipped_files, text_files};
+pub use formats::table::whole_number;
+pub use formats::text::{
+    TEXT_FIELD, is_plain_text, read_documents, skipped_files, text_files, unread_texts,
+};
 pub use hub::client::{Hub, HubRepo, HubSettings, RepoKind};
 pub use hub::download::RetryPolicy;
 pub use hub::location::Location;

@@ -14,5 +14,6 @@ pub(crate) mod encoder;
 pub(crate) mod join;
 pub(crate) mod packing;
 pub(crate) mod token_file;
+mod token_header;
 pub(crate) mod tokenizer;
 pub(crate) mod tokenizer_files;

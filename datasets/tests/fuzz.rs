@@ -5,6 +5,7 @@
 //! mutations.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 
 use deepburn_datasets::{
@@ -72,7 +73,13 @@ fn sound(folder: &Path) -> Vec<(&'static str, Vec<u8>)> {
         "unk_token": "a", "vocab": {"a": 0, "b": 1, "bc": 2, "ac": 3}, "merges": ["a bc"]}}"#;
     let table = folder.join("table.parquet");
     let texts = vec![Some("one"), None, Some("caf\u{e9}")];
-    write_table(&table, &[Column::Text("text", texts), Column::Label("label", vec![2, 0, 1])]);
+    let scores = Column::Score("score", vec![0.5, 1.0, -0.0]);
+    write_table(
+        &table,
+        &[Column::Text("text", texts), Column::Label("label", vec![2, 0, 1]), scores],
+    );
+    let array = br#"[{"text": "one", "label": 1.0, "n": NaN}, {"label": 0, "text": "two"}]"#;
+    let lines = b"{\"text\": \"one\", \"label\": 1}\n\n{\"text\": \"two\", \"label\": 0}";
     vec![
         ("trained.json", fs::read(folder.join("tokenizer.json")).unwrap()),
         ("strip.json", words(strip).into_bytes()),
@@ -83,19 +90,39 @@ fn sound(folder: &Path) -> Vec<(&'static str, Vec<u8>)> {
         ("t.bin", (0..40u16).flat_map(u16::to_le_bytes).collect()),
         ("t.u32.bin", (0..40u32).flat_map(u32::to_le_bytes).collect()),
         ("t.txt", "caf\u{e9} one\r\n two\u{1f600}".into()),
-        (
-            "t.jsonl",
-            b"{\"text\": \"one\", \"label\": 1}\n\n{\"text\": \"two\", \"label\": 0}".into(),
-        ),
+        ("header.bin", with_header(&(0..40u16).flat_map(u16::to_le_bytes).collect::<Vec<_>>())),
+        ("t.jsonl", lines.to_vec()),
+        ("t.jsonl.gz", [gzip(&lines[..30]), gzip(&lines[30..])].concat()),
+        ("t.txt.gz", gzip("caf\u{e9} one".as_bytes())),
+        ("t.csv.zst", zstd::encode_all(&b"text,label\n\"one, two\",1\n"[..], 0).unwrap()),
+        ("table.json", array.to_vec()),
+        ("table_lines.json", lines.to_vec()),
+        ("table.json.zst", zstd::encode_all(&array[..], 0).unwrap()),
         ("t.csv", b"text,label\n\"one, two\",1\nthree,0\n".into()),
         ("t.parquet", fs::read(table).unwrap()),
     ]
 }
 
+/// Compresses `bytes` as a gzip file.
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    out.write_all(bytes).unwrap();
+    out.finish().unwrap()
+}
+
+/// A token file of llm.c with u16 tokens.
+fn with_header(tokens: &[u8]) -> Vec<u8> {
+    let fields = [20_240_520, 1, tokens.len() as u32 / 2].into_iter().flat_map(u32::to_le_bytes);
+    let mut bytes: Vec<u8> = fields.collect();
+    bytes.resize(1024, 0);
+    [&bytes, tokens].concat()
+}
+
 /// Uses the file as training does. Errors are expected.
 fn read(path: &Path) {
     let name = path.to_str().unwrap();
-    if name.ends_with(".json") {
+    let is_table = path.file_name().unwrap().to_str().unwrap().starts_with("table");
+    if name.ends_with(".json") && !is_table {
         let Ok(tokenizer) = Tokenizer::load(path) else { return };
         let _ = tokenizer.encode("one a b ac two\u{1f600} <x>");
         let _ = tokenizer.decode(&[0, 1, 2, 3], false);

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use ::csv::{ReaderBuilder, StringRecord};
+use ::csv::{Error, ErrorKind, ReaderBuilder, StringRecord};
 
-use crate::formats::folder::open_file;
+use crate::formats::compression::{TextReader, read_error};
 use crate::formats::table::{Cell, RowVisitor, TableRow, no_column};
 use crate::{DataError, Result};
 
@@ -20,8 +20,15 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
             ),
         )
     };
-    let mut reader = ReaderBuilder::new().from_reader(open_file(path)?);
-    let names = reader.headers().map_err(|error| invalid(error.to_string()))?.clone();
+    let unreadable = |error: Error| {
+        let reason = error.to_string();
+        match error.into_kind() {
+            ErrorKind::Io(cause) => read_error(path)(cause),
+            _ => invalid(reason),
+        }
+    };
+    let mut reader = ReaderBuilder::new().from_reader(TextReader::open(path)?);
+    let names = reader.headers().map_err(unreadable)?.clone();
     if names.is_empty() {
         return Err(invalid("the file is empty".to_owned()));
     }
@@ -37,8 +44,9 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
     let places = places.collect::<Result<Vec<_>, _>>()?;
     let mut record = StringRecord::new();
     let mut number = 0;
-    while reader.read_record(&mut record).map_err(|error| invalid(error.to_string()))? {
+    while reader.read_record(&mut record).map_err(unreadable)? {
         number += 1;
+        reader.get_mut().start_row();
         // The reader returns an error for a record with more or fewer fields
         // than there are column names.
         let cells = places.iter().map(|&at| Cell::Text(record[at].to_owned())).collect();

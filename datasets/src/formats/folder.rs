@@ -31,12 +31,23 @@ pub(crate) fn entries_below(folder: &Path) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// Returns [`DataError::Unreadable`] if a folder cannot be read.
 pub(crate) fn listing(folder: &Path) -> Result<Vec<String>> {
-    let relative = |path: &PathBuf| {
-        let parts = path.strip_prefix(folder).ok()?.iter().map(|part| part.to_str());
-        Some(parts.collect::<Option<Vec<_>>>()?.join("/"))
+    let mut names = full_listing(folder)?;
+    names.retain(|name| folder.join(name).is_file());
+    Ok(names)
+}
+
+/// Returns everything in `folder` and its subfolders that is not a folder, as
+/// [`listing`] does: also links to folders, broken links and names that are not
+/// UTF-8, with replacement characters. Opening one of them is an error.
+///
+/// # Errors
+/// Returns [`DataError::Unreadable`] if a folder cannot be read.
+pub(crate) fn full_listing(folder: &Path) -> Result<Vec<String>> {
+    let relative = |path: PathBuf| {
+        let path = path.strip_prefix(folder).unwrap_or(&path);
+        path.iter().map(|part| part.to_string_lossy()).collect::<Vec<_>>().join("/")
     };
-    let files = entries_below(folder)?.into_iter().filter(|path| path.is_file());
-    let mut names: Vec<String> = files.filter_map(|path| relative(&path)).collect();
+    let mut names: Vec<String> = entries_below(folder)?.into_iter().map(relative).collect();
     names.sort();
     Ok(names)
 }

@@ -1,7 +1,7 @@
 //! Labelled text: the rows of a classification data set.
 //!
-//! [`read_labelled`] takes a text and a label column from `.parquet`, `.csv`
-//! and `.jsonl` files, and [`read_labelled_as`] does the same with the classes
+//! [`read_labelled`] takes a text and a label column from `.parquet`, `.csv`,
+//! `.json` and `.jsonl` files, and [`read_labelled_as`] does the same with the classes
 //! of another split. A label is a class number or a name, see [`Classes`]. Rows
 //! without a label (the Hub marks them with -1) are an error. [`read_texts`]
 //! reads texts to classify, which need no label.

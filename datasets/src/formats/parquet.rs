@@ -1,7 +1,7 @@
 //! `.parquet` files: tables stored by column, the usual format on the Hub.
 //!
 //! Only the requested columns are decoded. Pages may be plain, or compressed
-//! with snappy or zstd, the defaults of common writers. The `parquet` crate
+//! with snappy, zstd, gzip, LZ4 (both kinds) or brotli. The `parquet` crate
 //! panics on some damaged files. Such a panic is reported as an error, like any
 //! other damage.
 
@@ -59,7 +59,7 @@ fn invalid(path: &Path, reason: &str) -> DataError {
     DataError::invalid(
         path,
         format!(
-            "cannot be read as parquet: {reason}; it must be a complete file with snappy, zstd or no compression; fetch or write it again"
+            "cannot be read as parquet: {reason}; it must be a complete file with snappy, zstd, gzip, LZ4, brotli or no compression; fetch or write it again"
         ),
     )
 }
@@ -105,7 +105,9 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::fixture::{Column, write_table};
+    use ::parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
+
+    use super::fixture::{Column, write_table, write_table_as};
     use super::*;
 
     fn table() -> Vec<u8> {
@@ -141,6 +143,38 @@ mod tests {
         assert_eq!(read(&table(), &["label"]).unwrap().len(), 3);
         let message = read(&table(), &["body"]).unwrap_err().to_string();
         assert!(message.contains("no column `body`, only [`text`, `label`]"), "{message}");
+    }
+
+    #[test]
+    fn every_compression_gives_the_same_rows() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.parquet");
+        let texts = ["one", "two", "three"].repeat(50);
+        let texts: Vec<_> = texts.into_iter().map(Some).collect();
+        let scores = [0.0, 1.0, 2.5].repeat(50);
+        for compression in [
+            Compression::UNCOMPRESSED,
+            Compression::SNAPPY,
+            Compression::GZIP(GzipLevel::default()),
+            Compression::LZ4,
+            Compression::LZ4_RAW,
+            Compression::BROTLI(BrotliLevel::default()),
+            Compression::ZSTD(ZstdLevel::default()),
+        ] {
+            let columns =
+                [Column::Text("text", texts.clone()), Column::Score("score", scores.clone())];
+            write_table_as(&path, &columns, compression);
+            let rows = read(&fs::read(&path).unwrap(), &["text", "score"]).unwrap();
+            assert_eq!(rows.len(), 150, "{compression}");
+            let expected = |text: &str, score: &str| {
+                vec![Cell::Text(text.into()), Cell::Decimal(score.into())]
+            };
+            assert_eq!(
+                rows[148..],
+                [expected("two", "1"), expected("three", "2.5")],
+                "{compression}"
+            );
+        }
     }
 
     proptest! {

@@ -82,9 +82,10 @@ impl TableRow<'_> {
         match &self.cells[at] {
             Cell::Integer(integer) => self.class_number(at, *integer),
             Cell::Text(text) => self.text_label(at, text.trim()),
-            Cell::Decimal(number) => {
-                Err(self.invalid(at, format!("{number}, not a class number from 0 or a name")))
-            }
+            Cell::Decimal(number) => match whole_number(number) {
+                Some(integer) => self.class_number(at, integer),
+                None => Err(self.no_class_number(at, number)),
+            },
             cell @ (Cell::Null | Cell::Other(_)) => {
                 Err(self.invalid(at, format!("{}, not a class number or a name", cell.kind())))
             }
@@ -93,15 +94,16 @@ impl TableRow<'_> {
 
     /// Returns the label in `text`, which is trimmed.
     fn text_label(&self, at: usize, text: &str) -> Result<Label> {
-        if let Ok(integer) = text.parse() {
-            return self.class_number(at, integer);
-        }
         // A column of scores would otherwise turn every fraction into a class.
         let numeric = text.starts_with(|it: char| it.is_ascii_digit() || "+-.".contains(it));
+        if let Some(integer) = text.parse().ok().or_else(|| whole_number(text)).filter(|_| numeric)
+        {
+            return self.class_number(at, integer);
+        }
         let reason = if text.is_empty() {
             "empty; give every row a class number or a name".to_owned()
         } else if numeric && text.parse::<f64>().is_ok() {
-            format!("{text}, not a class number from 0 or a name")
+            return Err(self.no_class_number(at, text));
         } else if text.chars().count() > MAX_NAME_CHARS {
             let start = quoted(text);
             format!(
@@ -111,6 +113,12 @@ impl TableRow<'_> {
             return Ok(Label::Name(text.to_owned()));
         };
         Err(self.invalid(at, reason))
+    }
+
+    /// Returns the error of a number with a fraction, or one that is too large.
+    fn no_class_number(&self, at: usize, number: &str) -> DataError {
+        let rule = "not a class number from 0 or a name (a class number has no fraction)";
+        self.invalid(at, format!("{number}, {rule}"))
     }
 
     /// Checks that `integer` is a class number.
@@ -155,6 +163,17 @@ impl TableRow<'_> {
     }
 }
 
+/// Returns the integer that a number such as `1.0` stands for; `None` if it has
+/// a fraction or is too large for a class number.
+///
+/// Tables with missing values have such labels, because their writers convert
+/// the whole column to floats.
+pub fn whole_number(text: &str) -> Option<i64> {
+    let value: f64 = text.parse().ok()?;
+    // Labels are at most 32 bits wide, so the conversion is exact.
+    (value.fract() == 0.0 && value.abs() <= f64::from(u32::MAX)).then_some(value as i64)
+}
+
 /// A callback for each row.
 pub(crate) type RowVisitor<'a> = &'a mut dyn FnMut(TableRow<'_>) -> Result<()>;
 
@@ -197,6 +216,10 @@ mod tests {
         let name = |name: &str| Label::Name(name.to_owned());
         assert_eq!(row(Cell::Integer(1)).label(0).unwrap(), Label::Number(1));
         assert_eq!(row(Cell::Text(" 12 ".into())).label(0).unwrap(), Label::Number(12));
+        assert_eq!(row(Cell::Text("1.0".into())).label(0).unwrap(), Label::Number(1));
+        assert_eq!(row(Cell::Text("0.00".into())).label(0).unwrap(), Label::Number(0));
+        assert_eq!(row(Cell::Decimal("3.0".into())).label(0).unwrap(), Label::Number(3));
+        assert_eq!(row(Cell::Decimal("2".into())).label(0).unwrap(), Label::Number(2));
         assert_eq!(row(Cell::Text(" very good\n".into())).label(0).unwrap(), name("very good"));
         assert_eq!(row(Cell::Text("1 star".into())).label(0).unwrap(), name("1 star"));
         for (cell, expected) in [
@@ -205,6 +228,11 @@ mod tests {
             (Cell::Integer(-2), "field `label` is -2, not a class from 0 upwards"),
             (Cell::Integer(1 << 40), "not a class"),
             (Cell::Text("0.5".into()), "field `label` is 0.5, not a class number from 0 or a name"),
+            (Cell::Text("1.5".into()), "`t.csv` row 7: field `label` is 1.5, not a class number"),
+            (Cell::Decimal("1.5".into()), "(a class number has no fraction)"),
+            (Cell::Decimal("-1.0".into()), "marks rows without a label"),
+            (Cell::Decimal("4294967296".into()), "is 4294967296, not a class number"),
+            (Cell::Text("1e99".into()), "is 1e99, not a class number"),
             (Cell::Text(" ".into()), "field `label` is empty"),
             (Cell::Text("a\nb".repeat(100)), "is \"a\\nba\\nb"),
             (Cell::Null, "`t.csv` row 7: field `label` is null, not a class number"),

@@ -1,5 +1,5 @@
 //! Reads text from `.txt` files with one document each, and from tables
-//! (`.jsonl`, `.csv`, `.parquet`) with one document per row.
+//! (`.json`, `.jsonl`, `.csv`, `.parquet`) with one document per row.
 //!
 //! [`read_documents`] reads a file or a folder. Folders are read in the order
 //! of their sorted paths, so the corpus does not depend on the file system. The
@@ -11,8 +11,11 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::formats::folder::{entries_below, not_utf8, open_file, strip_byte_order_mark};
-use crate::formats::format::{Format, read_rows};
+use crate::formats::compression::{TextReader, read_error};
+use crate::formats::folder::{entries_below, not_utf8, strip_byte_order_mark};
+use crate::formats::format::{ENDINGS, Format, read_rows, uncompressed_name};
+use crate::formats::role::FileRole;
+use crate::formats::table::listed;
 use crate::{DataError, Result};
 
 /// Bytes that are read from a file at a time.
@@ -79,61 +82,107 @@ pub(crate) fn visit_documents(path: &Path, field: &str, sink: EventSink<'_>) -> 
 }
 
 /// Returns the text files at `path`: the file itself, or the text files in the
-/// folder and its subfolders, sorted by path. Other files of a folder are
-/// skipped, and so are links to folders, which may form a cycle.
+/// folder and its subfolders, sorted by path. Hidden files are not read, and
+/// links to folders are not followed, because they may form a cycle; see
+/// [`skipped_files`].
 ///
 /// # Errors
 /// Returns an error if the path cannot be read, and [`DataError::InvalidFile`]
-/// if a folder has no text files.
+/// if a folder has no text files, has data in a format that is not supported,
+/// or has the same file with and without compression.
 pub fn text_files(path: &Path) -> Result<Vec<PathBuf>> {
     if !fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
-    let [files, _] = sorted_files(path)?;
-    match files.is_empty() {
-        true => Err(DataError::invalid(
+    let files = roles_below(path)?;
+    let of_role =
+        |role| files.iter().filter(move |(_, found)| *found == role).map(|(file, _)| file);
+    if let Some(file) = of_role(FileRole::Unsupported).next() {
+        let reason = format!(
+            "is in a folder of data, but its format is not supported; supported are {ENDINGS}; convert it, or move it out of the folder"
+        );
+        return Err(DataError::invalid(file, reason));
+    }
+    let texts: Vec<PathBuf> = of_role(FileRole::Text).cloned().collect();
+    if texts.is_empty() {
+        let reason = format!(
+            "has no {ENDINGS} file, in any subfolder; data.path must name such a file or a folder of them; correct it"
+        );
+        return Err(DataError::invalid(path, reason));
+    }
+    match copies(&texts, uncompressed_name) {
+        Some(names) => Err(DataError::invalid(
             path,
-            "has no .txt, .jsonl, .csv or .parquet file, in any subfolder; data.path must name such a file or a folder of them; correct it",
+            format!("has the same file with and without compression, {names}; remove one of them"),
         )),
-        false => Ok(files),
+        None => Ok(texts),
     }
 }
 
-/// Returns the files in a folder of texts and its subfolders that are not read,
-/// sorted by path; none if the folder has no text files. Hidden files and
-/// folders are not listed, because they are not data.
+/// Returns the names of two files for which `key` is the same, for an error.
+pub(crate) fn copies<F: AsRef<Path>>(files: &[F], key: fn(&str) -> &str) -> Option<String> {
+    let mut names: Vec<_> =
+        files.iter().map(|file| file.as_ref().to_string_lossy().into_owned()).collect();
+    names.sort_by(|a, b| key(a).cmp(key(b)));
+    let pair = names.windows(2).find(|pair| key(&pair[0]) == key(&pair[1]))?;
+    Some(listed(pair.iter().map(String::as_str)))
+}
+
+/// Returns the files in a folder of texts and its subfolders that are not read
+/// and not known to describe the data, sorted by path: files of other formats,
+/// hidden texts, and links to folders. Returns none if the folder has no text
+/// files.
 ///
 /// # Errors
 /// Returns [`DataError::Unreadable`] if a folder cannot be read.
 pub fn skipped_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let [texts, others] = sorted_files(folder)?;
-    let is_hidden = |file: &PathBuf| {
-        let below = file.strip_prefix(folder).unwrap_or(file);
-        below.iter().any(|name| name.as_encoded_bytes().starts_with(b"."))
-    };
-    let listed = others.into_iter().filter(|file| !is_hidden(file));
-    Ok(if texts.is_empty() { Vec::new() } else { listed.collect() })
+    let files = roles_below(folder)?;
+    let has_texts = files.iter().any(|(_, role)| *role == FileRole::Text);
+    let is_skipped = |role| matches!(role, FileRole::Unknown | FileRole::Other);
+    let skipped = files.into_iter().filter(|(_, role)| has_texts && is_skipped(*role));
+    Ok(skipped.map(|(file, _)| file).collect())
 }
 
-/// Returns the text files in `folder` and its subfolders, and the other files,
-/// sorted by path.
-fn sorted_files(folder: &Path) -> Result<[Vec<PathBuf>; 2]> {
+/// Returns the text files in `folder` and its subfolders that are not in
+/// `read`, sorted by path.
+///
+/// # Errors
+/// Returns [`DataError::Unreadable`] if a folder cannot be read.
+pub fn unread_texts(folder: &Path, read: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let texts = roles_below(folder)?.into_iter().filter(|(_, role)| *role == FileRole::Text);
+    Ok(texts.map(|(file, _)| file).filter(|file| !read.contains(file)).collect())
+}
+
+/// Returns whether the name of a file announces plain text, which has no
+/// fields.
+pub fn is_plain_text(path: &Path) -> bool {
+    Format::of(path) == Some(Format::Plain)
+}
+
+/// Returns the files in `folder` and its subfolders with their roles, sorted by
+/// path.
+fn roles_below(folder: &Path) -> Result<Vec<(PathBuf, FileRole)>> {
     let mut files = entries_below(folder)?;
-    files.retain(|file| !file.is_dir());
     files.sort();
-    let (texts, others) = files.into_iter().partition(|file| Format::of(file).is_some());
-    Ok([texts, others])
+    let role = |file: &PathBuf| match file.is_dir() {
+        // A link to a folder, whatever its name ends with.
+        true => FileRole::Other,
+        false => FileRole::of(file.strip_prefix(folder).unwrap_or(file)),
+    };
+    Ok(files.into_iter().map(|file| (file.clone(), role(&file))).collect())
 }
 
 /// Streams the text of a file to `sink`, in parts, without its byte-order
 /// mark.
 fn visit_utf8(path: &Path, sink: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
-    let mut file = open_file(path)?;
+    let mut file = TextReader::open(path)?;
     let (mut bytes, mut offset) = (Vec::with_capacity(READ_BYTES + 4), 0);
     loop {
         let kept = bytes.len();
+        // The parts of a document are passed on, so its length is not limited.
+        file.start_row();
         let read = (&mut file).take(READ_BYTES as u64).read_to_end(&mut bytes);
-        read.map_err(DataError::unreadable(path))?;
+        read.map_err(read_error(path))?;
         if bytes.len() == kept {
             // At the end of the file, kept bytes are an unfinished character.
             return if kept == 0 { Ok(()) } else { Err(not_utf8(path, offset)) };
@@ -156,6 +205,7 @@ fn visit_utf8(path: &Path, sink: &mut dyn FnMut(&str) -> Result<()>) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::compression::fixture::{gzip, zstandard};
 
     fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
@@ -180,6 +230,54 @@ mod tests {
         let documents = read_documents(dir.path(), TEXT_FIELD).unwrap();
         assert_eq!(documents, ["first", "one more", "second", "third", ""]);
         assert_eq!(skipped_files(dir.path()).unwrap(), [dir.path().join("c/skipped.md")]);
+    }
+
+    #[test]
+    fn every_text_of_a_folder_is_read_or_named() {
+        let dir = folder(&[
+            ("a.TXT", b"one"),
+            ("b.txt.gz", &gzip(b"two")),
+            ("c.json", br#"[{"text": "three"}]"#),
+            ("d.JSONL.zst", &zstandard(br#"{"text": "four"}"#)),
+            ("e.csv.gz", &gzip(b"text\nfive\n")),
+            ("README.md", b"no"),
+            ("dataset_infos.json", b"{}"),
+            (".cache/f.txt", b"no"),
+            ("code.py", b"no"),
+            ("words", b"no"),
+        ]);
+        let documents = read_documents(dir.path(), TEXT_FIELD).unwrap();
+        assert_eq!(documents, ["one", "two", "three", "four", "five"]);
+        let path = |name: &str| dir.path().join(name);
+        let skipped = [".cache/f.txt", "code.py", "words"].map(path);
+        assert_eq!(skipped_files(dir.path()).unwrap(), skipped);
+        let texts = [path("a.TXT"), path("b.txt.gz"), path("c.json"), path("d.JSONL.zst")];
+        assert_eq!(unread_texts(dir.path(), &texts).unwrap(), [path("e.csv.gz")]);
+
+        for (name, expected) in [
+            ("f.jsonl.bz2", "f.jsonl.bz2` is in a folder of data, but its format is not supported"),
+            ("b.txt", "the same file with and without compression, [`"),
+        ] {
+            fs::write(path(name), "x").unwrap();
+            let message = read_documents(dir.path(), TEXT_FIELD).unwrap_err().to_string();
+            assert!(message.contains(expected) && message.contains(name), "{message}");
+            fs::remove_file(path(name)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_truncated_file_is_named() {
+        for (name, bytes) in [
+            ("a.txt.gz", gzip(b"words and words")),
+            ("a.json.gz", gzip(br#"[{"text": "words"}]"#)),
+            ("a.jsonl.zst", zstandard(br#"{"text": "words"}"#)),
+            ("a.csv.gz", gzip(b"text\nwords\n")),
+        ] {
+            let dir = folder(&[(name, &bytes[..bytes.len() - 1])]);
+            let message = read_documents(dir.path(), TEXT_FIELD).unwrap_err().to_string();
+            let expected = format!("{name}` cannot be read as ");
+            assert!(message.contains(&expected) && message.contains("truncated"), "{message}");
+        }
     }
 
     #[test]
@@ -233,5 +331,6 @@ mod tests {
         std::os::unix::fs::symlink(dir.path(), dir.path().join("a/up")).unwrap();
         std::os::unix::fs::symlink(dir.path().join("a/x.txt"), dir.path().join("y.txt")).unwrap();
         assert_eq!(read_documents(dir.path(), TEXT_FIELD).unwrap(), ["x", "x"]);
+        assert_eq!(skipped_files(dir.path()).unwrap(), [dir.path().join("a/up")]);
     }
 }

@@ -4,13 +4,10 @@
 //! Splits are found by the layouts of data sets on the Hub:
 //! `<name>/<split>-00000-of-00001.parquet`, `data/<split>-*.parquet`,
 //! `<split>.jsonl`, `<split>/*.csv`. Ambiguous or incomplete splits are an
-//! error: two configurations that both have the split, or a missing shard.
+//! error, see [`split_selection`](crate::hub::split_selection).
 
-use std::collections::BTreeSet;
-use std::path::Path;
-
-use crate::formats::format::Format;
 use crate::formats::table::listed;
+use crate::hub::split_selection::{check_shards, select_split};
 use crate::tokens::tokenizer_files::{TOKENIZER_FILES, is_complete};
 use crate::{DataError, Result};
 
@@ -30,16 +27,13 @@ const WEIGHTS: &str = "model.safetensors";
 /// The list of shards of a model in several files.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Formats in the order of preference, for a split in several formats.
-const FORMATS: [Format; 4] = [Format::Parquet, Format::JsonLines, Format::Csv, Format::Plain];
-
 impl FileSelection<'_> {
     /// Describes the files, for an error.
     pub(crate) fn described(&self) -> String {
         match self {
             Self::Split { name, split } => {
                 let folder = name.map(|name| format!("{name}/")).unwrap_or_default();
-                format!("`{folder}{split}-*.parquet` (or {split}*.jsonl, .csv, .txt)")
+                format!("`{folder}{split}-*.parquet` (or {split}*.json, .jsonl, .csv, .txt)")
             }
             Self::Model => format!("`config.json` and `{WEIGHTS}`"),
             Self::Tokenizer => "`tokenizer.json`, or `vocab.json` and `merges.txt`".to_owned(),
@@ -108,87 +102,6 @@ fn select_model<'f>(files: &[&'f str]) -> Result<Vec<&'f str>, String> {
     Ok(selected)
 }
 
-/// Selects the files of a split in one configuration and one format.
-///
-/// # Errors
-/// Returns an error if several configurations match, if the configuration does
-/// not have the split, or if a shard is missing.
-fn select_split<'f>(
-    files: &[&'f str],
-    name: Option<&str>,
-    split: &str,
-) -> Result<Vec<&'f str>, String> {
-    let mut matching: Vec<&str> =
-        files.iter().copied().filter(|file| is_of_split(file, split)).collect();
-    let names: BTreeSet<&str> = matching.iter().map(|file| configuration(file, split)).collect();
-    let name = match name.or_else(|| names.first().copied()) {
-        None => return Ok(Vec::new()),
-        Some(_) if name.is_none() && names.len() > 1 => {
-            return Err(format!(
-                "several configurations have it, {}: set data.name",
-                listed(names)
-            ));
-        }
-        Some(name) => name,
-    };
-    matching.retain(|file| {
-        let found = configuration(file, split);
-        // The only configuration of a data set is called `default` on the Hub.
-        found == name || (found.is_empty() && name == "default")
-    });
-    if matching.is_empty() && !names.is_empty() {
-        return Err(format!("no configuration `{name}` has it, only {}", listed(names)));
-    }
-    let format = |file: &str| Format::of(Path::new(file));
-    let chosen = FORMATS.into_iter().find(|it| matching.iter().any(|f| format(f) == Some(*it)));
-    matching.retain(|file| format(file) == chosen);
-    check_shards(&matching)?;
-    Ok(matching)
-}
-
-/// Returns whether `file` or its folder is named after the split:
-/// `train.csv`, `train-00000-of-00001.parquet`, `train/0000.parquet`.
-fn is_of_split(file: &str, split: &str) -> bool {
-    let path = Path::new(file);
-    let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()) else { return false };
-    // `training.csv` is not a file of the split `train`.
-    let in_name = stem
-        .strip_prefix(split)
-        .is_some_and(|rest| rest.chars().next().is_none_or(|next| matches!(next, '-' | '_' | '.')));
-    Format::of(path).is_some() && (in_name || file.rsplit('/').nth(1) == Some(split))
-}
-
-/// Returns the folder that names a configuration; empty if there is none except
-/// `data`.
-fn configuration<'f>(file: &'f str, split: &str) -> &'f str {
-    let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
-    // Removes a folder that is named after the split.
-    let folder = match folder.strip_suffix(split) {
-        Some("") => "",
-        Some(parent) => parent.strip_suffix('/').unwrap_or(folder),
-        None => folder,
-    };
-    let folder = folder.strip_prefix("data/").unwrap_or(folder);
-    if folder == "data" { "" } else { folder }
-}
-
-/// Checks that no shard is missing. Each name contains the total:
-/// `train-00001-of-00003.parquet`.
-fn check_shards(files: &[&str]) -> Result<(), String> {
-    for file in files {
-        let Some(total) = file.rsplit_once("-of-").and_then(|(_, rest)| rest.split('.').next())
-        else {
-            continue;
-        };
-        let ending = format!("-of-{total}");
-        let found = files.iter().filter(|file| file.contains(&ending)).count();
-        if total.parse().is_ok_and(|total: usize| found < total) {
-            return Err(format!("only {found} of the {total} shards that `{file}` is one of"));
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,34 +116,11 @@ mod tests {
     }
 
     #[test]
-    fn splits_are_found_in_every_layout() {
-        for (files, name, expected) in [
-            (&["README.md", "train.csv", "test.csv"][..], None, &["train.csv"][..]),
-            (&["data/train-00000-of-00001.parquet"], None, &["data/train-00000-of-00001.parquet"]),
-            (&["train.jsonl"], Some("default"), &["train.jsonl"]),
-            (&["train/b.txt", "train/a.txt", "c.txt"], None, &["train/a.txt", "train/b.txt"]),
-            (&["train.jsonl", "train.parquet", "train.csv"], None, &["train.parquet"]),
-            (&["en/train/0.parquet", "de/train/0.parquet"], Some("de"), &["de/train/0.parquet"]),
-            (&["a/train-0.csv", "b/train-0.csv", "a/training.csv"], Some("a"), &["a/train-0.csv"]),
-            (
-                &["plain_text/train-0.csv", "plain_text/test-0.csv"],
-                None,
-                &["plain_text/train-0.csv"],
-            ),
-        ] {
-            assert_eq!(select(files, split(name, "train")).unwrap(), expected, "{files:?}");
-        }
-    }
-
-    #[test]
     fn a_guess_is_refused() {
         for (files, name, expected) in [
             (&[][..], None, "there is no file at all"),
             (&["README.md"], None, "only [`README.md`]"),
             (&["test.csv", "trained.csv"], None, "only [`test.csv`, `trained.csv`]"),
-            (&["a/train.csv", "b/train.csv"], None, "several configurations have it, [`a`, `b`]"),
-            (&["a/train.csv"], Some("c"), "no configuration `c` has it, only [`a`]"),
-            (&["train-00000-of-00002.csv"], None, "only 1 of the 00002 shards"),
         ] {
             let reason = select(files, split(name, "train")).unwrap_err();
             assert!(reason.contains(expected), "{reason}");

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::formats::folder;
 use crate::hub::file_selection::FileSelection;
+use crate::hub::split_selection::has_split;
 use crate::{DataError, Hub, HubRepo, RepoKind, Result};
 
 /// The location of files.
@@ -23,8 +24,8 @@ pub enum Location {
 
 /// Extensions of files: `data/train.txt` has the form of an id but is meant as
 /// a path.
-const EXTENSIONS: [&str; 8] =
-    ["txt", "jsonl", "json", "csv", "parquet", "bin", "safetensors", "gz"];
+const EXTENSIONS: [&str; 10] =
+    ["txt", "jsonl", "ndjson", "json", "csv", "parquet", "bin", "safetensors", "gz", "zst"];
 
 impl Location {
     /// Parses `text`: an existing folder, an existing file, or else a
@@ -44,7 +45,8 @@ impl Location {
         }
         let extension = path.extension().and_then(|extension| extension.to_str());
         let (id, revision) = text.split_once('@').unwrap_or((text, HubRepo::MAIN));
-        let is_file = extension.is_some_and(|extension| EXTENSIONS.contains(&extension));
+        let is_file = extension
+            .is_some_and(|extension| EXTENSIONS.contains(&extension.to_ascii_lowercase().as_str()));
         if !HubRepo::is_id(id) || !HubRepo::is_revision(revision) || is_file {
             let reason = "is not an existing folder, an existing file or a Hub id of the form `owner/name` or `owner/name@revision`; correct the path or the id";
             return Err(DataError::invalid(path, reason));
@@ -63,7 +65,8 @@ impl Location {
     pub fn split(&self, hub: &Hub, name: Option<&str>, split: &str) -> Result<Vec<PathBuf>> {
         match self {
             Self::Folder(path) => {
-                let listing = folder::listing(path)?;
+                // With broken links, which are an error if they belong to the split.
+                let listing = folder::full_listing(path)?;
                 let place = path.display().to_string();
                 let selected = FileSelection::Split { name, split }.select_in(&place, &listing)?;
                 Ok(selected.into_iter().map(|name| path.join(name)).collect())
@@ -75,6 +78,18 @@ impl Location {
                 ),
             )),
             Self::Hub(repo) => hub.split(repo, name, split),
+        }
+    }
+
+    /// Returns whether a local folder has a text file of the split. A file and a
+    /// repository do not.
+    ///
+    /// # Errors
+    /// Returns [`DataError::Unreadable`] if the folder cannot be read.
+    pub fn has_split(&self, split: &str) -> Result<bool> {
+        match self {
+            Self::Folder(path) => Ok(has_split(&folder::full_listing(path)?, split)),
+            Self::File(_) | Self::Hub(_) => Ok(false),
         }
     }
 

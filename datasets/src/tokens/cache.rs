@@ -172,7 +172,7 @@ impl TokenCache {
         match self.store(key, width, source, produce)? {
             Ok(Some(path)) => {
                 // Another process may already have removed the file again.
-                if let Ok(file) = TokenFile::open(&path, None) {
+                if let Ok(file) = TokenFile::open_cached(&path) {
                     return Ok(TokenStream::File(file));
                 }
             }
@@ -205,7 +205,7 @@ impl TokenCache {
                 let file = File::options().append(true).open(&path);
                 let used = FileTimes::new().set_accessed(SystemTime::now());
                 let _ = file.and_then(|file| file.set_times(used));
-                return TokenFile::open(&path, None).ok();
+                return TokenFile::open_cached(&path).ok();
             }
             tracing::warn!(file = %path.display(), "cached tokens are damaged; tokenizing again");
             // A file that cannot be removed is skipped again in the next run.

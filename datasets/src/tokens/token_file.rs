@@ -1,5 +1,6 @@
-//! Raw token files: little-endian u16 (`.bin`) or u32 (`.u32.bin`) without a
-//! header.
+//! Token files: little-endian u16 (`.bin`) or u32 (`.u32.bin`) without a
+//! header, or with a header of llm.c ([`TokenHeader`]), which determines the
+//! width.
 //!
 //! [`TokenFile`] reads the tokens of a batch when they are needed, so a corpus
 //! may be larger than memory. The file is not memory-mapped: if a mapped file
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::formats::folder::open_file;
+use crate::tokens::token_header::{HEADER_BYTES, TokenHeader};
 use crate::{DataError, Result};
 
 /// Ids are used as `i32`, in which negative numbers mark ignored labels.
@@ -44,7 +46,7 @@ impl TokenWidth {
 
     /// Returns the token width that the name of a file implies.
     ///
-    /// The files have no header, so only the name determines how to read them:
+    /// For files without a header, only the name determines how to read them:
     ///
     /// ```
     /// use std::path::Path;
@@ -86,6 +88,8 @@ impl TokenWidth {
 pub struct TokenFile {
     /// The open file.
     file: File,
+    /// The bytes before the first token.
+    start: u64,
     /// The number of tokens.
     len: usize,
     /// The width of a token.
@@ -100,17 +104,44 @@ pub struct TokenFile {
 }
 
 impl TokenFile {
-    /// Opens `path` and checks all of it once: ids must be below `vocab_size`,
-    /// or below 2^31 if the vocabulary is unknown.
+    /// Opens `path`, with or without a header, and checks all of it once: ids
+    /// must be below `vocab_size`, or below 2^31 if the vocabulary is unknown.
     ///
     /// # Errors
-    /// Returns an error if the name, the size or an id breaks the rules of this
-    /// module, or if the file cannot be read.
+    /// Returns an error if the name, the size, the header or an id breaks the
+    /// rules of this module, or if the file cannot be read.
     pub fn open(path: &Path, vocab_size: Option<usize>) -> Result<Self> {
-        let width = TokenWidth::of(path)?;
+        let named = TokenWidth::of(path)?;
         let file = open_file(path)?;
+        let bytes = file.metadata().map_err(DataError::unreadable(path))?.len();
+        let mut start = vec![0; HEADER_BYTES.min(bytes as usize)];
+        read_exact_at(&file, &mut start, 0).map_err(DataError::unreadable(path))?;
+        match TokenHeader::of(path, &start, bytes)? {
+            Some(header) => {
+                Self::checked(path, file, header.width, HEADER_BYTES as u64, vocab_size)
+            }
+            None => Self::checked(path, file, named, 0, vocab_size),
+        }
+    }
+
+    /// Opens a file of the token cache, which has no header.
+    ///
+    /// # Errors
+    /// Returns the errors of [`TokenFile::open`].
+    pub(crate) fn open_cached(path: &Path) -> Result<Self> {
+        Self::checked(path, open_file(path)?, TokenWidth::of(path)?, 0, None)
+    }
+
+    /// Checks the tokens after the first `start` bytes of `file`.
+    fn checked(
+        path: &Path,
+        file: File,
+        width: TokenWidth,
+        start: u64,
+        vocab_size: Option<usize>,
+    ) -> Result<Self> {
         let metadata = file.metadata().map_err(DataError::unreadable(path))?;
-        let bytes = metadata.len() as usize;
+        let bytes = metadata.len().saturating_sub(start) as usize;
         if bytes == 0 {
             return Err(DataError::Empty { what: format!("token file `{}`", path.display()) });
         }
@@ -124,7 +155,7 @@ impl TokenFile {
         let limit = vocab_size.unwrap_or(MAX_VOCAB_SIZE).min(MAX_VOCAB_SIZE);
         let len = bytes / width.bytes();
         let modified = metadata.modified().ok();
-        let file = Self { file, len, width, path: path.to_owned(), limit, modified };
+        let file = Self { file, start, len, width, path: path.to_owned(), limit, modified };
         // Two-byte ids cannot exceed a larger vocabulary, so the file need not
         // be read.
         if width == TokenWidth::U32 || limit <= usize::from(u16::MAX) {
@@ -152,7 +183,7 @@ impl TokenFile {
         assert!(range.end <= self.len, "tokens {range:?} of {}", self.len);
         let width = self.width.bytes();
         let mut bytes = vec![0; range.len() * width];
-        let offset = (range.start * width) as u64;
+        let offset = self.start + (range.start * width) as u64;
         read_exact_at(&self.file, &mut bytes, offset)
             .map_err(|cause| self.read_error(cause, offset, bytes.len()))?;
         // The modification time is checked after the read, so that it also
@@ -200,7 +231,8 @@ impl TokenFile {
     fn read_error(&self, cause: io::Error, offset: u64, length: usize) -> DataError {
         match (cause.kind(), self.file.metadata()) {
             (io::ErrorKind::UnexpectedEof, Ok(metadata)) => {
-                let (found, expected) = (metadata.len(), self.len * self.width.bytes());
+                let expected = self.start + (self.len * self.width.bytes()) as u64;
+                let found = metadata.len();
                 self.modified(format!(
                     "was truncated while it was in use: it has {found} bytes, and {expected} when it was opened; the {length} bytes at offset {offset} cannot be read"
                 ))
@@ -258,6 +290,53 @@ mod tests {
         let tokens = TokenFile::open(&path, None).unwrap();
         assert_eq!(tokens.len(), 2);
         assert_eq!(tokens.tokens(1..2).unwrap(), [65536]);
+    }
+
+    /// A file of llm.c: the header with `fields`, and the bytes of the tokens.
+    fn with_header(fields: [u32; 3], tokens: &[u8]) -> Vec<u8> {
+        let mut bytes: Vec<u8> = fields.into_iter().flat_map(u32::to_le_bytes).collect();
+        bytes.resize(HEADER_BYTES, 0);
+        [&bytes, tokens].concat()
+    }
+
+    #[test]
+    fn headers_are_no_tokens() {
+        let open = |contents: &[u8]| {
+            let (_dir, path) = file("a.bin", contents);
+            TokenFile::open(&path, None)
+        };
+        let narrow = open(&with_header([20_240_520, 1, 3], &[1, 0, 0, 1, 255, 255])).unwrap();
+        assert_eq!((narrow.len(), narrow.largest_id().unwrap()), (3, 65535));
+        assert_eq!(narrow.tokens(1..3).unwrap(), [256, 65535]);
+        let wide = open(&with_header([20_240_801, 7, 2], &[1, 0, 0, 0, 0, 0, 1, 0])).unwrap();
+        assert_eq!(wide.tokens(0..2).unwrap(), [1, 65536]);
+        for (fields, tokens, expected) in [
+            (
+                [20_240_520, 1, 3],
+                &[0; 4][..],
+                "has 1028 bytes, but its header announces 3 tokens of 2 bytes, which are 1030 bytes",
+            ),
+            ([20_240_520, 1, 3], &[0; 8], "has 1032 bytes, but its header announces 3"),
+            ([20_240_801, 7, 1], &[0; 2], "announces 1 tokens of 4 bytes"),
+            ([20_240_520, 2, 3], &[0; 6], "magic number 20240520 and version 2; supported are"),
+            ([20_240_801, 1, 3], &[0; 6], "magic number 20240801 and version 1"),
+            ([20_240_326, 3, 1024], &[0; 6], "is a checkpoint of a model of llm.c"),
+            ([20_240_520, 1, 0], &[], "a.bin` is empty"),
+        ] {
+            let message = open(&with_header(fields, tokens)).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+        let cut = &with_header([20_240_520, 1, 3], &[])[..200];
+        assert!(open(cut).unwrap_err().to_string().contains("has 200 bytes, but its header"));
+    }
+
+    #[test]
+    fn tokens_that_equal_a_magic_number_are_tokens() {
+        // 20240520 as two tokens, then any others.
+        let tokens = [55432_u16, 308, 17, 5, 9];
+        let bytes: Vec<u8> = tokens.into_iter().flat_map(u16::to_le_bytes).collect();
+        let (_dir, path) = file("a.bin", &bytes);
+        assert_eq!(TokenFile::open(&path, None).unwrap().tokens(0..3).unwrap(), [55432, 308, 17]);
     }
 
     #[test]

@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 
 use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
 use deepburn_datasets::{
-    Content, Corpus, DataError, DataSource, Fractions, Join, Splits, SyntheticCorpus, TokenCache,
-    TokenizerChoice, open, skipped_files,
+    Content, Corpus, DataError, DataSource, Fractions, Join, Splits, SyntheticCorpus, TEXT_FIELD,
+    TokenCache, TokenizerChoice, is_plain_text, open, skipped_files, text_files,
 };
 
+use crate::counted::counted;
 use crate::data::places::Places;
 
 /// Bytes of the synthetic corpus. They are enough for any run on a few cores and generated in a moment.
@@ -129,32 +130,52 @@ pub(crate) fn files(data: &DataJob, places: &Places) -> Result<Splits, DataError
         }
     };
     if !matches!(data.kind, DataKind::Tokens) {
-        note_skipped_files(&splits)?;
+        note_files(&data.kind, &splits)?;
     }
     Ok(splits)
 }
 
-/// Logs the files in folders of texts that are not read, because nothing else shows that they are missing from the data.
+/// Warns of files that are not read or are empty, because nothing else shows that they are missing from the data, and
+/// of a text field where no file has fields.
 ///
 /// # Errors
 /// Returns an error if a folder cannot be read.
-fn note_skipped_files(splits: &Splits) -> Result<(), DataError> {
+fn note_files(kind: &DataKind, splits: &Splits) -> Result<(), DataError> {
     let paths: BTreeSet<&PathBuf> = match splits {
         Splits::Shares { files, .. } => files.iter().collect(),
         Splits::Paths { train, eval, test } => {
             train.iter().chain(eval.iter().flatten()).chain(test.iter().flatten()).collect()
         }
     };
-    for folder in paths.into_iter().filter(|path| path.is_dir()) {
-        let skipped = skipped_files(folder)?;
-        if let Some(first) = skipped.first() {
-            tracing::info!(
-                "{}: files without the extension .txt, .jsonl, .csv or .parquet are not read: {}, such as {}",
-                folder.display(),
-                skipped.len(),
-                first.display()
-            );
+    let mut texts = Vec::new();
+    for path in paths {
+        texts.extend(text_files(path)?);
+        if path.is_dir() {
+            let not_read =
+                "contain no text in a supported format, are hidden or are links to folders";
+            warn_of(&skipped_files(path)?, &format!("not read, because they {not_read}"));
         }
     }
+    let is_empty = |file: &&PathBuf| file.metadata().is_ok_and(|metadata| metadata.len() == 0);
+    let empty: Vec<PathBuf> = texts.iter().filter(is_empty).cloned().collect();
+    warn_of(&empty, "empty");
+    if let (DataKind::Text { text_field, .. }, Some(first)) = (kind, texts.first())
+        && text_field != TEXT_FIELD
+        && texts.iter().all(|file| is_plain_text(file))
+    {
+        tracing::warn!(
+            "data.text_field: \"{text_field}\" has no effect, because all files are plain text without fields, such as {}; \
+             remove it",
+            first.display()
+        );
+    }
     Ok(())
+}
+
+/// Warns that data files are `state`, if there are some.
+fn warn_of(files: &[PathBuf], state: &str) {
+    if let Some(first) = files.first() {
+        let count = counted(files.len(), "file");
+        tracing::warn!("data files that are {state}: {count}, such as {}", first.display());
+    }
 }

@@ -7,11 +7,12 @@
 //! an error names a missing file.
 
 use std::cell::OnceCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use deepburn_config::Place;
-use deepburn_datasets::{DataError, Hub, Location, RepoKind};
+use deepburn_datasets::{DataError, Hub, Location, RepoKind, unread_texts};
 
+use crate::counted::counted;
 use crate::job::model_folder::model_in;
 
 /// Resolves paths and repository names to local files.
@@ -87,10 +88,11 @@ impl Places {
         match (place, name) {
             (Place::Local(path), None) if path.is_dir() => {
                 // A folder without splits is read as a folder of files.
-                let Ok(files) = self.split(place, None, TRAIN) else {
+                if !Location::Folder(path.clone()).has_split(TRAIN)? {
                     return Ok(vec![path.clone()]);
-                };
-                tracing::info!("{}: using its split `train`", path.display());
+                }
+                let files = self.split(place, None, TRAIN)?;
+                note_split(path, &unread_texts(path, &files)?);
                 Ok(files)
             }
             (Place::Local(path), None) => Ok(vec![path.clone()]),
@@ -108,6 +110,19 @@ impl Places {
         }
         let hub = Hub::from_env()?;
         Ok(self.hub.get_or_init(|| hub))
+    }
+}
+
+/// Logs that only the training split of a folder is used, with the texts that are not `read`.
+fn note_split(folder: &Path, unread: &[PathBuf]) {
+    let folder = folder.display();
+    match unread {
+        [] => tracing::info!("{folder}: using its split `{TRAIN}`"),
+        [first, ..] => tracing::warn!(
+            "{folder}: using its split `{TRAIN}`; not read: {}, such as {}; data.splits selects other files",
+            counted(unread.len(), "other text file"),
+            first.display()
+        ),
     }
 }
 

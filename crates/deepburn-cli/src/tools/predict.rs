@@ -40,7 +40,7 @@ pub(crate) struct PredictArguments {
     /// Text to classify; repeatable.
     #[arg(long, group = "input")]
     text: Vec<String>,
-    /// Table of texts to classify: .csv, .jsonl or .parquet.
+    /// Table of texts to classify: .csv, .json, .jsonl or .parquet; all except .parquet also with .gz or .zst.
     #[arg(long, group = "input")]
     file: Option<PathBuf>,
     /// Output file, .csv or .jsonl [default: JSON lines on standard output].

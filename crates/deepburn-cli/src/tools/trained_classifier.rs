@@ -6,7 +6,9 @@
 use std::path::Path;
 
 use burn_flex::FlexDevice;
-use deepburn_datasets::{Collate, LabelledTexts, PickingOrder, StepShape, TokenBudget, Tokenizer};
+use deepburn_datasets::{
+    Collate, LabelledTexts, PickingOrder, StepShape, TokenBudget, Tokenizer, whole_number,
+};
 use deepburn_models::hf::ClassNames;
 use deepburn_models::{TextBatch, TextLimits};
 
@@ -88,7 +90,11 @@ impl TrainedClassifier {
         let label = label.trim();
         let names = self.names.as_ref().map_or(&[][..], ClassNames::as_slice);
         let named = names.iter().position(|name| name == label);
-        named.or_else(|| label.parse().ok().filter(|class| *class < self.limits.num_classes))
+        named.or_else(|| {
+            // As in training, `1.0` is class 1.
+            let number = whole_number(label).and_then(|number| usize::try_from(number).ok());
+            number.filter(|class| *class < self.limits.num_classes)
+        })
     }
 
     /// Returns the probabilities of all classes for each of `texts`, in the same order. Batches have texts of similar

@@ -12,6 +12,7 @@ mod evaluation;
 mod failures;
 #[cfg(feature = "mpi")]
 mod faults;
+mod formats;
 mod hub;
 mod job;
 mod launching;

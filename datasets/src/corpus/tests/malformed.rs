@@ -93,7 +93,10 @@ fn text_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         (file("empty.txt", b""), "is empty"),
         (file("bom.txt", b"\xef\xbb\xbf"), "is empty"),
         (file("blank.jsonl", b"\n \n\n"), "is empty"),
-        (text(folder.path("hollow")), "has no .txt, .jsonl, .csv or .parquet file"),
+        (
+            text(folder.path("hollow")),
+            "has no .txt, .json, .jsonl, .csv (also with .gz or .zst after them) or .parquet file",
+        ),
         (file("a.docx", b"PK"), "not a supported text file"),
         (file("head.parquet", b"PAR1"), "cannot be read as parquet"),
         (file("zero.parquet", &[0; 64]), "cannot be read as parquet"),

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ::parquet::basic::{Compression, ZstdLevel};
-use ::parquet::data_type::{ByteArrayType, Int64Type};
+use ::parquet::data_type::{ByteArrayType, DoubleType, Int64Type};
 use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
@@ -14,6 +14,7 @@ use ::parquet::schema::parser::parse_message_type;
 pub(crate) enum Column<'a> {
     Text(&'a str, Vec<Option<&'a str>>),
     Label(&'a str, Vec<i64>),
+    Score(&'a str, Vec<f64>),
 }
 
 impl Column<'_> {
@@ -21,16 +22,21 @@ impl Column<'_> {
         match self {
             Self::Text(name, _) => format!("optional binary {name} (UTF8);"),
             Self::Label(name, _) => format!("required int64 {name};"),
+            Self::Score(name, _) => format!("required double {name};"),
         }
     }
 }
 
 /// Writes `columns` as one row group, compressed.
 pub(crate) fn write_table(path: &Path, columns: &[Column<'_>]) {
+    write_table_as(path, columns, Compression::ZSTD(ZstdLevel::default()));
+}
+
+/// Writes `columns` as one row group with `compression`.
+pub(crate) fn write_table_as(path: &Path, columns: &[Column<'_>], compression: Compression) {
     let fields: String = columns.iter().map(Column::declaration).collect();
     let schema = parse_message_type(&format!("message schema {{ {fields} }}")).unwrap();
-    let zstd = Compression::ZSTD(ZstdLevel::default());
-    let properties = WriterProperties::builder().set_compression(zstd).build();
+    let properties = WriterProperties::builder().set_compression(compression).build();
     let file = File::create(path).unwrap();
     let mut writer =
         SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties)).unwrap();
@@ -45,6 +51,9 @@ pub(crate) fn write_table(path: &Path, columns: &[Column<'_>]) {
             }
             Column::Label(_, labels) => {
                 open.typed::<Int64Type>().write_batch(labels, None, None).unwrap();
+            }
+            Column::Score(_, scores) => {
+                open.typed::<DoubleType>().write_batch(scores, None, None).unwrap();
             }
         }
         open.close().unwrap();

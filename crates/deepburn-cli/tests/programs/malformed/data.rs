@@ -75,6 +75,18 @@ fn rejects_invalid_text_files() {
             ("a.jsonl", b"{\"text\": 5}\n".to_vec(), &["line 1", "text"]),
             ("a.jsonl", b"{\"content\": \"a\"}\n".to_vec(), &["line 1", "text"]),
             ("a.jsonl", b"{\"text\": \"\xff\"}\n".to_vec(), &["a.jsonl"]),
+            ("a.jsonl", b"{\"text\": NaN}\n".to_vec(), &["line 1", "`text` is NaN"]),
+            ("a.json", vec![], &["a.json", "empty"]),
+            ("a.json", b"[]".to_vec(), &["a.json", "empty"]),
+            ("a.json", b"[{\"text\": \"a\"}, {\"text\": ".to_vec(), &["a.json", "row 2"]),
+            ("a.json", b"[\"a\"]".to_vec(), &["row 1", "a string, not an object"]),
+            ("a.json", b"{\"text\": \"a\"}\n{\"t\": 1}".to_vec(), &["line 2", "no field `text`"]),
+            ("a.json", b"\xff\xfe[\0".to_vec(), &["a.json", "not UTF-8"]),
+            ("a.txt.gz", b"not compressed".to_vec(), &["a.txt.gz", "gzip"]),
+            ("a.txt.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\xff".to_vec(), &["a.txt.gz", "truncated"]),
+            ("a.jsonl.zst", b"\x28\xb5\x2f\xfd".to_vec(), &["a.jsonl.zst", "truncated"]),
+            ("a.parquet.gz", b"\x1f\x8b".to_vec(), &["a.parquet.gz", "not a supported text file"]),
+            ("a.jsonl.bz2", b"BZh9".to_vec(), &["a.jsonl.bz2", "not a supported text file"]),
         ],
     );
 }

@@ -1,0 +1,197 @@
+//! A row of a JSON file: the requested fields of an object.
+//!
+//! Main function: [`cells`]. `NaN` and `Infinity`, which Python writes although
+//! JSON does not have them, are allowed in fields that are not read.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::{Map, Value};
+
+use crate::formats::table::{Cell, listed};
+
+/// The numbers that Python writes and JSON does not have. `-Infinity` is before
+/// `Infinity`, so that its sign is found.
+const NOT_FINITE: [&str; 3] = ["NaN", "-Infinity", "Infinity"];
+
+/// The beginning of the string that replaces such a number.
+const MARK: char = '\0';
+
+/// Returns the values at `columns` of the object in `text`, or the problem.
+pub(crate) fn cells(text: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
+    let Fields(mut object) = match serde_json::from_str(text) {
+        Ok(fields) => fields,
+        Err(error) => match with_marks(text) {
+            Cow::Borrowed(_) => return Err(problem(text, &error)),
+            Cow::Owned(marked) => {
+                serde_json::from_str(&marked).map_err(|error| problem(&marked, &error))?
+            }
+        },
+    };
+    let value = |column: &&str| match object.get_mut(*column) {
+        Some(value) => Ok(cell(value.take())),
+        None => {
+            let names = listed(object.keys().map(String::as_str));
+            Err(format!("no field `{column}`, only {names}"))
+        }
+    };
+    columns.iter().map(value).collect()
+}
+
+/// Describes why `text` is not an object. For valid JSON that is not an object,
+/// the message names its type instead of the parser's error.
+fn problem(text: &str, error: &serde_json::Error) -> String {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(_)) | Err(_) => format!("not valid JSON ({error})"),
+        Ok(other) => format!("found {}, not an object", kind(&other)),
+    }
+}
+
+/// Replaces numbers that are not finite by strings with a mark, outside of
+/// strings. Borrowed if there is none.
+fn with_marks(text: &str) -> Cow<'_, str> {
+    let (mut marked, mut copied) = (String::new(), 0);
+    let (mut in_string, mut at) = (false, 0);
+    let bytes = text.as_bytes();
+    while at < bytes.len() {
+        match bytes[at] {
+            b'\\' if in_string => at += 1,
+            b'"' => in_string = !in_string,
+            b'N' | b'I' | b'-' if !in_string => {
+                let found = NOT_FINITE.iter().find(|name| bytes[at..].starts_with(name.as_bytes()));
+                if let Some(name) = found {
+                    marked += &text[copied..at];
+                    marked += &format!("\"\\u0000{name}\"");
+                    at += name.len();
+                    copied = at;
+                    continue;
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    match copied {
+        0 => Cow::Borrowed(text),
+        _ => Cow::Owned(marked + &text[copied..]),
+    }
+}
+
+/// Returns the type of a value, for messages.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// Converts a value to a cell. Booleans become 0 and 1.
+fn cell(value: Value) -> Cell {
+    match value {
+        Value::Null => Cell::Null,
+        Value::String(text) => {
+            let name = text.strip_prefix(MARK);
+            let not_finite = NOT_FINITE.into_iter().find(|number| Some(*number) == name);
+            not_finite.map_or(Cell::Text(text), Cell::Other)
+        }
+        Value::Bool(flag) => Cell::Integer(flag.into()),
+        Value::Number(number) => match number.as_i64() {
+            Some(integer) => Cell::Integer(integer),
+            None => Cell::Decimal(number.to_string()),
+        },
+        other => Cell::Other(kind(&other)),
+    }
+}
+
+/// The fields of an object. A duplicate name is an error; `serde_json` alone
+/// would silently keep the last value.
+struct Fields(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(line: D) -> Result<Self, D::Error> {
+        line.deserialize_map(FieldsVisitor)
+    }
+}
+
+/// Builds [`Fields`] from the fields of an object.
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Fields, A::Error> {
+        let mut object = Map::new();
+        while let Some((name, value)) = fields.next_entry::<String, Value>()? {
+            if object.contains_key(&name) {
+                return Err(A::Error::custom(format_args!("there are two fields `{name}`")));
+            }
+            object.insert(name, value);
+        }
+        Ok(Fields(object))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_taken_in_the_order_asked_for() {
+        let line = r#"{"label": 1, "text": "x", "flag": true, "share": 0.5}"#;
+        let taken = cells(line, &["text", "label", "flag", "share"]).unwrap();
+        let expected = [
+            Cell::Text("x".into()),
+            Cell::Integer(1),
+            Cell::Integer(1),
+            Cell::Decimal("0.5".into()),
+        ];
+        assert_eq!(taken, expected);
+    }
+
+    #[test]
+    fn lines_that_are_no_row_are_refused() {
+        for (line, expected) in [
+            (r#"{"label": 1, "body": "x"}"#, "no field `text`, only [`label`, `body`]"),
+            (r#"{"text": "x", "label": 0, "text": "y"}"#, "there are two fields `text`"),
+            (r#"{"text": "x", "n": 0, "n": 1}"#, "there are two fields `n`"),
+            (r#"[1, "x", {"a": [2]}]"#, "found an array, not an object"),
+            ("null", "found null"),
+            ("true", "found a boolean"),
+            ("-1", "found a number"),
+            ("1", "found a number"),
+            ("0.5", "found a number"),
+            (r#""x""#, "found a string"),
+            (r#"{"text": "x""#, "not valid JSON"),
+            (r#"{"text": "x"} {}"#, "not valid JSON"),
+            (r#"{"text": "x", "n": NaN, "n": 1}"#, "there are two fields `n`"),
+            (r#"{"text": "x", "n": NaNs}"#, "not valid JSON"),
+            (r#"{"text": "x", "n": Inf}"#, "not valid JSON"),
+        ] {
+            let reason = cells(line, &["text"]).unwrap_err();
+            assert!(reason.contains(expected), "{line}: {reason}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_are_allowed_where_they_are_not_read() {
+        let line = r#"{"text": "NaN \" -Infinity", "a": NaN, "b": [-Infinity, Infinity], "c": -1}"#;
+        let taken = cells(line, &["text", "a", "b", "c"]).unwrap();
+        let expected = [
+            Cell::Text("NaN \" -Infinity".into()),
+            Cell::Other("NaN"),
+            Cell::Other("an array"),
+            Cell::Integer(-1),
+        ];
+        assert_eq!(taken, expected);
+        assert_eq!(cells(r#"{"a": -Infinity}"#, &["a"]).unwrap(), [Cell::Other("-Infinity")]);
+    }
+}

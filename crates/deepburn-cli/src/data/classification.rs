@@ -346,12 +346,43 @@ where
     /// Computes the sum of the loss over the texts, and counts each pair of true and predicted class.
     fn evaluate(&self, model: &M::InnerModule, batch: &Labelled) -> Result<Evaluation, BoxError> {
         let (sum, logits) = model.loss(&self.batch(batch)?);
-        let answers = logits.argmax(1).into_data().convert::<i64>();
         let mut confusion = ConfusionMatrix::new(self.limits.num_classes);
-        let labels = batch.0.labels.iter().zip(answers.iter::<i64>());
-        for (label, answer) in labels.filter(|(label, _)| **label >= 0) {
-            confusion.count(*label as usize, answer as usize);
+        for (label, answer) in batch.0.labels.iter().zip(answers(logits)) {
+            // Without an answer, a text counts as a target that was not classified correctly.
+            if let (Ok(label), Some(answer)) = (usize::try_from(*label), answer) {
+                confusion.count(label, answer);
+            }
         }
         Ok(Evaluation { loss_sum: sum.into_scalar().elem(), answers: Some(confusion) })
+    }
+}
+
+/// Returns the class with the highest logit for each row of `logits`. A row with a logit that is infinite or NaN has no
+/// answer: its maximum depends on how a backend compares NaN.
+fn answers<B: Backend>(logits: Tensor<B, 2>) -> Vec<Option<usize>> {
+    let finite = logits.clone().is_finite().all_dim(1).into_data();
+    let classes = logits.argmax(1).into_data();
+    let answers = classes.iter::<i64>().zip(finite.iter::<bool>());
+    answers.map(|(class, is_finite)| is_finite.then_some(class as usize)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_flex::Flex;
+
+    use super::*;
+
+    #[test]
+    fn logits_that_are_not_finite_have_no_answer() {
+        let rows = [
+            [0.5, 2.0, 1.0],
+            [f32::NAN, 2.0, 1.0],
+            [0.5, 2.0, -f32::NAN],
+            [f32::INFINITY, 0.0, 0.0],
+            [f32::NAN; 3],
+            [3.0, 3.0, 1.0],
+        ];
+        let logits = Tensor::<Flex, 2>::from_data(rows, &Default::default());
+        assert_eq!(answers(logits), [Some(1), None, None, None, None, Some(0)]);
     }
 }

@@ -4,9 +4,11 @@
 //! - [`download`]: transfers that resume, retry and verify.
 //! - [`content_hash`]: the hashes that the Hub announces.
 //! - [`file_selection`]: the files of a split, a model or a tokenizer.
+//! - [`companions`]: files of a model that fine-tuning exports unchanged.
 //! - [`location`]: a folder, a file or a repository, as a user names it.
 
 pub(crate) mod client;
+pub(crate) mod companions;
 pub(crate) mod content_hash;
 pub(crate) mod download;
 pub(crate) mod file_selection;

@@ -52,6 +52,7 @@ pub use formats::labelled::{
 };
 pub use formats::text::{TEXT_FIELD, read_documents, skipped_files, text_files};
 pub use hub::client::{Hub, HubRepo, HubSettings, RepoKind};
+pub use hub::companions::{CompanionFile, CompanionKind, companion_files};
 pub use hub::download::RetryPolicy;
 pub use hub::location::Location;
 pub use hub::token::HubToken;

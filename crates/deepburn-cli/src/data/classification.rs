@@ -29,6 +29,7 @@ use deepburn_models::{
 };
 
 use crate::data::causal::model_config;
+use crate::data::companions::Companions;
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
 use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo, WeightOrigin};
@@ -48,6 +49,8 @@ pub(crate) struct Classification<C> {
     order: Order,
     /// The source of the initial weights. An encoder is always randomly initialized.
     origin: WeightOrigin,
+    /// The files that are exported unchanged.
+    companions: Companions,
     /// The maximum number of texts of an evaluation; `None` for all.
     eval_max_samples: Option<usize>,
 }
@@ -82,7 +85,9 @@ impl Classification<EncoderConfig> {
         };
         let config = config.with_class_names(names.as_ref());
         let origin = WeightOrigin { pretrained: None, seed: job.training.seed };
-        Ok(Self { config, texts, order, origin, eval_max_samples: job.training.eval_max_samples })
+        let companions = Companions::find(None, Some(&texts.tokenizer))?;
+        let eval_max_samples = job.training.eval_max_samples;
+        Ok(Self { config, texts, order, origin, companions, eval_max_samples })
     }
 }
 
@@ -128,8 +133,10 @@ impl Classification<ClassifierConfig> {
         let classes = ("num_labels", given.unwrap_or(0) as usize, needed);
         let config = ClassifierConfig { body, num_classes: sized_by_data(job, classes)? };
         let config = config.with_class_names(names.as_ref());
+        let companions = Companions::find(pretrained.as_deref(), Some(&texts.tokenizer))?;
         let origin = WeightOrigin { pretrained, seed: job.training.seed };
-        Ok(Self { config, texts, order, origin, eval_max_samples: job.training.eval_max_samples })
+        let eval_max_samples = job.training.eval_max_samples;
+        Ok(Self { config, texts, order, origin, companions, eval_max_samples })
     }
 }
 
@@ -183,6 +190,10 @@ impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
     /// Returns the configuration, which determines parameters and activations.
     fn architecture(&self) -> &dyn Architecture {
         &self.config
+    }
+
+    fn companions(&self) -> &Companions {
+        &self.companions
     }
 
     /// Returns the length of the longest training text, or the limit if that is less.

@@ -55,6 +55,7 @@ pub use formats::text::{
     TEXT_FIELD, is_plain_text, read_documents, skipped_files, text_files, unread_texts,
 };
 pub use hub::client::{Hub, HubRepo, HubSettings, RepoKind};
+pub use hub::companions::{CompanionFile, CompanionKind, companion_files};
 pub use hub::download::RetryPolicy;
 pub use hub::location::Location;
 pub use hub::token::HubToken;

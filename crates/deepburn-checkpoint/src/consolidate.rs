@@ -70,7 +70,7 @@ impl Export for AsTrained {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Consolidation {
     /// The type of the weights: F32, F16 or BF16. Values are rounded to the
-    /// nearest, ties to even.
+    /// nearest, ties to even. Values that are not finite are written as they are.
     pub element: ElementType,
     /// The largest number of tensor bytes in a file. A larger tensor gets its
     /// own file.
@@ -284,7 +284,7 @@ struct ShardFile<'a> {
 ///
 /// Returns the errors of [`Checkpoint::read`], [`CheckpointError::Layout`] if
 /// `export` changes the number of elements, [`CheckpointError::Overflow`] for a
-/// value that f16 cannot represent, or a write error.
+/// finite value that would become infinite, or a write error.
 fn write_shard(
     shard: &ShardFile<'_>,
     checkpoint: &Checkpoint,
@@ -312,10 +312,10 @@ fn write_shard(
                 format!("{} became {} elements instead of {numel}", entry.path, values.len());
             return Err(CheckpointError::Layout { reason });
         }
+        if let Some(found) = float.overflow(&values) {
+            return Err(CheckpointError::Overflow { path: entry.path.clone(), found, float });
+        }
         for chunk in values.chunks(CHUNK) {
-            if float.overflows(chunk) {
-                return Err(CheckpointError::Overflow { path: entry.path.clone() });
-            }
             bytes.clear();
             float.encode(chunk, &mut bytes);
             writer.write(&bytes).map_err(failed)?;
@@ -596,8 +596,13 @@ mod tests {
         let values = [1.0 + 0.5 * ulp, 1.0 + 1.5 * ulp, 1.0 + 0.6 * ulp, f32::MIN_POSITIVE];
         let brain: Vec<u16> = elements(&rounded(&values, ElementType::Bf16).unwrap());
         assert_eq!(brain, [0x3f80, 0x3f82, 0x3f81, 0x0080]);
-        let error = rounded(&[1.0, 65520.0], ElementType::F16).unwrap_err();
+        let error = rounded(&[1.0, -65520.0], ElementType::F16).unwrap_err();
         assert!(matches!(error, CheckpointError::Overflow { .. }), "{error}");
+        let error = error.to_string();
+        assert!(error.contains("parameter w has a value of magnitude 6.552e4"), "{error}");
+        assert!(error.contains("float16 is 6.5504e4: export bf16 or f32"), "{error}");
+        let error = rounded(&[1.0, f32::MAX], ElementType::Bf16).unwrap_err().to_string();
+        assert!(error.contains("bfloat16 is 3.3895314e38: export f32"), "{error}");
     }
 
     #[test]

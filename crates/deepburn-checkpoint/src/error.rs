@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use deepburn_safetensors::FloatType;
+
 use crate::TagError;
 
 /// An error of this crate. Messages name the file, the rule and the remedy.
@@ -136,10 +138,17 @@ pub enum CheckpointError {
         reason: String,
     },
     /// A value exceeds the range of the export type.
-    #[error("parameter {path} has a value that f16 cannot hold (beyond 65504): export bf16 or f32")]
+    #[error(
+        "parameter {path} has a value of magnitude {found:e}, and the largest finite {} is {:e}: export {}",
+        .float.torch_name(), .float.largest(), match .float { FloatType::F16 => "bf16 or f32", _ => "f32" }
+    )]
     Overflow {
         /// Module path.
         path: String,
+        /// The largest magnitude of its finite values.
+        found: f32,
+        /// The type of the export.
+        float: FloatType,
     },
 }
 

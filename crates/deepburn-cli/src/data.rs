@@ -5,6 +5,7 @@
 //! corpus.rs                        files → tokenized, packed sequences of one length      (language modelling)
 //! texts.rs                         files → tokenized texts with classes                   (text classification)
 //! vocabulary.rs                    vocabulary size and special tokens of the model, from the tokenizer
+//! companions.rs                    files of the pretrained model and the tokenizer that are exported unchanged
 //! lengths.rs                       maximum lengths, and the curriculum
 //! recipe.rs                        the interface of a recipe
 //! causal.rs, classification.rs     the recipes: model + data + task
@@ -17,6 +18,7 @@
 
 pub(crate) mod causal;
 pub(crate) mod classification;
+pub(crate) mod companions;
 pub(crate) mod corpus;
 pub(crate) mod lengths;
 pub(crate) mod places;

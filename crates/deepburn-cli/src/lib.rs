@@ -74,7 +74,7 @@ pub fn parse<A: Parser>() -> A {
 pub fn start_logging() -> Profiler {
     // Other crates log too much below warnings.
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        let notes = "warn,deepburn_cli=info,deepburn_launch=info";
+        let notes = "warn,deepburn_cli=info,deepburn_models=info,deepburn_launch=info";
         tracing_subscriber::EnvFilter::new(if prints_messages() { notes } else { "off" })
     });
     let notes = tracing_subscriber::fmt::layer()

@@ -3,6 +3,7 @@
 //! Every tool except `predict` and `launch` returns a text, which [`run`] prints to standard output. Other messages are
 //! printed to standard error, so that the output of a tool can be piped.
 
+pub(crate) mod accompanying_files;
 pub(crate) mod cache_tool;
 pub(crate) mod check_config;
 pub(crate) mod checkpoint_tools;

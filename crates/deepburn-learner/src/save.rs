@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
 use deepburn_ops::OptimizerOps;
+use deepburn_safetensors::FloatType;
 use deepburn_zero::Training;
 
 use self::file::failure;
@@ -25,9 +26,9 @@ use crate::{Engine, EngineError};
 /// The element type in which weights are saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HalfPrecision {
-    /// IEEE half precision; a weight beyond 65504 is an error.
+    /// IEEE half precision; a finite weight beyond 65504 is an error.
     F16,
-    /// bfloat16.
+    /// bfloat16; a finite weight beyond 3.39e38 is an error.
     Bf16,
 }
 
@@ -45,11 +46,18 @@ pub enum SaveError {
         /// The error of the operating system.
         reason: String,
     },
-    /// A weight exceeds the range of f16.
-    #[error("parameter {path} has a value that f16 cannot hold (beyond 65504): save as bf16")]
+    /// A finite weight would become infinite in 16 bits.
+    #[error(
+        "parameter {path} has a value of magnitude {found:e}, and the largest finite {} is {:e}: {}",
+        .float.torch_name(), .float.largest(), remedy_of_overflow(*.float)
+    )]
     Overflow {
         /// Module path.
         path: String,
+        /// The largest magnitude of its finite values.
+        found: f32,
+        /// The type of the file.
+        float: FloatType,
     },
     /// A tensor has a type that safetensors does not support.
     #[error("{path} is of type {dtype}, which a safetensors file does not hold: cast it before")]
@@ -67,6 +75,14 @@ pub enum SaveError {
         /// The error message of that rank.
         message: String,
     },
+}
+
+/// Returns the type that can represent a weight which `float` cannot.
+fn remedy_of_overflow(float: FloatType) -> &'static str {
+    match float {
+        FloatType::F16 => "save as bf16",
+        _ => "save a checkpoint and export it in f32",
+    }
 }
 
 impl SaveError {
@@ -87,7 +103,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Writes the model to the safetensors file `path`.
     ///
     /// Float parameters are saved in 16 bits; running statistics, integers and
-    /// bools keep their type. All ranks call this together and return the same
+    /// bools keep their type. Weights that are already infinite or NaN are saved
+    /// as they are, with a warning that names the parameter. All ranks call this together and return the same
     /// result: `true` once the complete file exists.
     ///
     /// At stage 3, returns `false` and writes nothing unless

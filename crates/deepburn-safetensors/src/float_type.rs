@@ -10,9 +10,9 @@ pub enum FloatType {
     /// Single precision; values are stored exactly.
     #[default]
     F32,
-    /// IEEE half precision; magnitudes above 65504 become infinite.
+    /// IEEE half precision; the largest finite value is 65504.
     F16,
-    /// bfloat16.
+    /// bfloat16; the largest finite value is about 3.39e38, slightly less than in f32.
     Bf16,
 }
 
@@ -46,11 +46,28 @@ impl FloatType {
         self.element().size()
     }
 
-    /// Returns whether [`encode`](Self::encode) would convert a finite value in `values` to infinity.
+    /// Returns the largest finite value of the type.
     #[must_use]
-    pub fn overflows(self, values: &[f32]) -> bool {
-        let overflows = |v: &f32| v.is_finite() && f16::from_f32(*v).is_infinite();
-        self == Self::F16 && values.iter().any(overflows)
+    pub fn largest(self) -> f32 {
+        match self {
+            Self::F32 => f32::MAX,
+            Self::F16 => f16::MAX.to_f32(),
+            Self::Bf16 => bf16::MAX.to_f32(),
+        }
+    }
+
+    /// Returns the largest magnitude of the finite `values` if [`encode`](Self::encode) would convert it to infinity.
+    /// Returns `None` if all finite values stay finite.
+    #[must_use]
+    pub fn overflow(self, values: &[f32]) -> Option<f32> {
+        let finite = values.iter().map(|v| v.abs()).filter(|v| v.is_finite());
+        let largest = finite.fold(0.0, f32::max);
+        let is_infinite = match self {
+            Self::F32 => false,
+            Self::F16 => f16::from_f32(largest).is_infinite(),
+            Self::Bf16 => bf16::from_f32(largest).is_infinite(),
+        };
+        is_infinite.then_some(largest)
     }
 
     /// Encodes `values` in this type and appends the little-endian bytes to `into`. Values are rounded to nearest.
@@ -101,11 +118,20 @@ mod tests {
     }
 
     #[test]
-    fn only_f16_overflows() {
+    fn finite_values_that_would_become_infinite_are_found() {
         for float in FloatType::ALL {
-            assert_eq!(float.overflows(&[1.0, 65520.0]), float == FloatType::F16);
-            assert!(!float.overflows(&[65519.0, f32::INFINITY, f32::NAN]));
+            let is_f16 = float == FloatType::F16;
+            assert_eq!(float.overflow(&[1.0, -65520.0, 2.0]), is_f16.then_some(65520.0));
+            assert_eq!(float.overflow(&[65519.0, f32::INFINITY, f32::NAN]), None);
+            assert_eq!(float.overflow(&[float.largest(), -float.largest()]), None);
+            let is_narrow = float != FloatType::F32;
+            assert_eq!(float.overflow(&[f32::MAX, f32::NAN]), is_narrow.then_some(f32::MAX));
         }
+        assert_eq!(FloatType::F16.largest(), 65504.0);
+        // The last value that rounds down is half a step of 2^120 above the largest finite value.
+        let step = 2_f32.powi(120);
+        assert_eq!(FloatType::Bf16.overflow(&[FloatType::Bf16.largest() + 0.499 * step]), None);
+        assert!(FloatType::Bf16.overflow(&[FloatType::Bf16.largest() + 0.5 * step]).is_some());
     }
 
     trait Bits {

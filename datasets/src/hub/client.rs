@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::formats::folder;
-use crate::hub::download::{Downloader, RetryPolicy};
+use crate::hub::companions::CompanionFile;
+use crate::hub::download::{Downloader, RemoteFile, RetryPolicy};
 use crate::hub::file_selection::FileSelection;
 use crate::{DataError, HubToken, Result};
 
@@ -233,8 +234,9 @@ impl Hub {
         Ok(self.snapshot(repo, FileSelection::Split { name, split })?.files)
     }
 
-    /// Returns a folder with the configuration and the weights, and the
-    /// tokenizer if the model has one.
+    /// Returns a folder with the configuration and the weights, the tokenizer if
+    /// the model has one, and its companion files
+    /// ([`companion_files`](crate::companion_files)).
     ///
     /// # Errors
     /// Returns the errors of [`Hub::split`].
@@ -242,7 +244,8 @@ impl Hub {
         Ok(self.snapshot(repo, FileSelection::Model)?.folder)
     }
 
-    /// Returns a folder with the tokenizer of a model.
+    /// Returns a folder with the tokenizer of a model and the tokenizer's
+    /// companion files.
     ///
     /// # Errors
     /// Returns the errors of [`Hub::split`].
@@ -269,6 +272,9 @@ impl Hub {
         let selected = selection.select_in(&repo.id, &listing)?;
         let files = selected.iter().map(|name| self.fetch(repo, &commit, name));
         let files = files.collect::<Result<Vec<_>, _>>()?;
+        for name in selection.companions(&listing) {
+            self.fetch_companion(repo, &commit, name);
+        }
         let branch = self.folder(repo).join("refs").join(&repo.revision);
         // A revision such as `refs/pr/1` contains folders.
         fs::create_dir_all(branch.parent().unwrap_or(&branch))
@@ -310,22 +316,55 @@ impl Hub {
         Ok((sha, names))
     }
 
+    /// Downloads a companion file, unless it is too large. Its absence does not
+    /// end a job, so a failure is only a warning.
+    fn fetch_companion(&self, repo: &HubRepo, commit: &str, name: &str) {
+        let link = self.snapshot_folder(repo, commit).join(name);
+        if link.is_file() {
+            return;
+        }
+        let fetched = self.announced(repo, commit, name).and_then(|file| {
+            if file.bytes > CompanionFile::MAX_BYTES {
+                let (id, bytes) = (&repo.id, file.bytes);
+                tracing::warn!("{id}: {name} has {bytes} bytes and is not downloaded");
+                return Ok(());
+            }
+            self.place(repo, &file, &link, name)
+        });
+        if let Err(error) = fetched {
+            tracing::warn!(
+                "{}: {name} cannot be downloaded and is not exported with the trained model: {error}",
+                repo.id
+            );
+        }
+    }
+
     /// Downloads one file into the cache unless it is already cached.
     fn fetch(&self, repo: &HubRepo, commit: &str, name: &str) -> Result<PathBuf> {
         let link = self.snapshot_folder(repo, commit).join(name);
-        if link.is_file() {
-            return Ok(link);
+        if !link.is_file() {
+            let file = self.announced(repo, commit, name)?;
+            self.place(repo, &file, &link, name)?;
         }
+        Ok(link)
+    }
+
+    /// Asks the Hub for the hash and the size of a file.
+    fn announced(&self, repo: &HubRepo, commit: &str, name: &str) -> Result<RemoteFile> {
         let path = match repo.kind {
             RepoKind::Dataset => repo.path(),
             // The URL of a model's file has no prefix for the kind.
             RepoKind::Model => repo.id.clone(),
         };
         let (endpoint, file) = (&self.settings.endpoint, escaped(name));
-        let file =
-            self.downloader.announced(&format!("{endpoint}/{path}/resolve/{commit}/{file}"))?;
+        self.downloader.announced(&format!("{endpoint}/{path}/resolve/{commit}/{file}"))
+    }
+
+    /// Downloads the contents of `file` unless they are cached, and links them
+    /// as the file `name` of a snapshot.
+    fn place(&self, repo: &HubRepo, file: &RemoteFile, link: &Path, name: &str) -> Result<()> {
         let blob = self.folder(repo).join("blobs").join(file.hash.digits());
-        for path in [&blob, &link] {
+        for path in [blob.as_path(), link] {
             let parent = path.parent().unwrap_or(path);
             fs::create_dir_all(parent).map_err(DataError::unwritable(parent))?;
         }
@@ -336,10 +375,9 @@ impl Hub {
         lock.lock().map_err(DataError::unwritable(&path))?;
         if !blob.is_file() {
             tracing::info!(file = name, bytes = file.bytes, id = repo.id, "fetching");
-            self.downloader.fetch(&file, &blob)?;
+            self.downloader.fetch(file, &blob)?;
         }
-        link_blob(&link, &blob, name).map_err(DataError::unwritable(&link))?;
-        Ok(link)
+        link_blob(link, &blob, name).map_err(DataError::unwritable(link))
     }
 
     /// Returns the selected files of `repo` from the cache alone.

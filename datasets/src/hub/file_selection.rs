@@ -7,6 +7,7 @@
 //! error, see [`split_selection`](crate::hub::split_selection).
 
 use crate::formats::table::listed;
+use crate::hub::companions::{CompanionKind, companion_kind};
 use crate::hub::split_selection::{check_shards, select_split};
 use crate::tokens::tokenizer_files::{TOKENIZER_FILES, is_complete};
 use crate::{DataError, Result};
@@ -50,6 +51,17 @@ impl FileSelection<'_> {
         self.select(files).map_err(|reason| DataError::NotFound { place, wanted, reason })
     }
 
+    /// Returns the companion files that belong to the selection. They are not
+    /// needed to read it.
+    pub(crate) fn companions<'f>(&self, files: &'f [String]) -> Vec<&'f str> {
+        let belongs = |file: &&str| match (self, companion_kind(file)) {
+            (Self::Model, Some(kind)) => kind != CompanionKind::TokenizerDefinition,
+            (Self::Tokenizer, Some(kind)) => kind == CompanionKind::Tokenizer,
+            _ => false,
+        };
+        files.iter().map(String::as_str).filter(belongs).collect()
+    }
+
     /// Returns the matching `files` in sorted order, or the reason why none is
     /// selected. Paths are separated by `/`.
     pub(crate) fn select<'f>(&self, files: &'f [String]) -> Result<Vec<&'f str>, String> {
@@ -82,6 +94,11 @@ fn select_tokenizer<'f>(files: &[&'f str]) -> Vec<&'f str> {
 fn select_model<'f>(files: &[&'f str]) -> Result<Vec<&'f str>, String> {
     let has = |name: &str| files.contains(&name);
     let is_whole = has(WEIGHTS);
+    if has("adapter_config.json") && !has("config.json") {
+        return Err("it has a LoRA adapter, not a model: merge the adapter into its base model \
+                    with PEFT's merge_and_unload(), and save the result with save_pretrained()"
+            .to_owned());
+    }
     if !has("config.json") || !(is_whole || has(INDEX)) {
         return Ok(Vec::new());
     }
@@ -145,6 +162,33 @@ mod tests {
         let reason = select(&shards[..3], FileSelection::Model).unwrap_err();
         assert!(reason.contains("only 1 of the 00002 shards"), "{reason}");
         assert!(select(&["config.json", "pytorch_model.bin"], FileSelection::Model).is_err());
+        let adapter = ["adapter_config.json", "adapter_model.safetensors"];
+        let reason = select(&adapter, FileSelection::Model).unwrap_err();
+        assert!(reason.contains("LoRA adapter") && reason.contains("merge_and_unload"), "{reason}");
+    }
+
+    #[test]
+    fn companions_are_not_needed() {
+        let files = [
+            "LICENSE",
+            "README.md",
+            "chat_template.jinja",
+            "config.json",
+            "model.safetensors",
+            "modules.json",
+            "pytorch_model.bin",
+            "tokenizer.json",
+            "train.csv/0",
+        ]
+        .map(str::to_owned);
+        let split = split(None, "train");
+        for (selection, expected) in [
+            (FileSelection::Model, &["LICENSE", "chat_template.jinja", "modules.json"][..]),
+            (FileSelection::Tokenizer, &["chat_template.jinja"]),
+            (split, &[]),
+        ] {
+            assert_eq!(selection.companions(&files), expected, "{selection:?}");
+        }
     }
 
     #[test]

@@ -326,17 +326,39 @@ fn settings_come_from_the_variables_of_the_hub() {
 
 #[test]
 fn a_model_is_fetched_with_its_tokenizer() {
-    let files = ["config.json", "model.safetensors", "tokenizer.json", "pytorch_model.bin"];
+    let files = [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "pytorch_model.bin",
+        "chat_template.jinja",
+        "LICENSE",
+        "README.md",
+    ];
     let files = files.map(|name| (name.to_owned(), name.repeat(300).into_bytes()));
     let repos = Repos::from([(format!("models/{ID}"), BTreeMap::from(files))]);
     let server = Loopback::serve(repos, Fault::None);
     let client = Client::new(&server.endpoint);
     let location = Location::parse(ID, RepoKind::Model).unwrap();
     let tokenizer = location.tokenizer(&client.hub()).unwrap();
-    assert_eq!(folder::listing(&tokenizer).unwrap(), ["tokenizer.json"]);
+    assert_eq!(folder::listing(&tokenizer).unwrap(), ["chat_template.jinja", "tokenizer.json"]);
     let model = location.model(&client.hub()).unwrap();
-    let found = ["config.json", "model.safetensors", "tokenizer.json"];
+    let found =
+        ["LICENSE", "chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"];
     assert_eq!(folder::listing(&model).unwrap(), found);
+}
+
+/// A job does not need companion files, so it can run without them.
+#[test]
+fn a_companion_file_that_cannot_be_downloaded_is_left_out() {
+    let small = ["config.json", "model.safetensors"].map(|name| (name, vec![7; 10]));
+    let large = ("LICENSE", contents(20_000));
+    let files = small.into_iter().chain([large]).map(|(name, bytes)| (name.to_owned(), bytes));
+    let repos = Repos::from([(format!("models/{ID}"), files.collect())]);
+    let server = Loopback::serve(repos, Fault::Corrupt(usize::MAX));
+    let client = Client::new(&server.endpoint);
+    let model = Location::parse(ID, RepoKind::Model).unwrap().model(&client.hub()).unwrap();
+    assert_eq!(folder::listing(&model).unwrap(), ["config.json", "model.safetensors"]);
 }
 
 /// Real data sets, loaded by their Hub ids.

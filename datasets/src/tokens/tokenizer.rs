@@ -149,6 +149,11 @@ impl Tokenizer {
         })
     }
 
+    /// Returns the path it was loaded from; `None` for a trained one.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
     /// Returns the number of embeddings that a model needs: the largest id plus
     /// one.
     pub fn vocab_size(&self) -> usize {

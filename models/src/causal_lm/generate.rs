@@ -1,9 +1,9 @@
 //! Text generation from a prompt.
 //!
-//! Main type: [`Generation`], an iterator over new tokens. The model caches the keys and values of earlier positions,
-//! so each new token needs a forward pass over one position instead of the whole sequence. There is no sliding window:
-//! the prompt and the new tokens together must not exceed the model's maximum length. This is checked before the first
-//! token is generated.
+//! Main type: [`Generation`], an iterator over new tokens. It ends with an error if the model computes NaN. The model
+//! caches the keys and values of earlier positions, so each new token needs a forward pass over one position instead of
+//! the whole sequence. There is no sliding window: the prompt and the new tokens together must not exceed the model's
+//! maximum length. This is checked before the first token is generated.
 //!
 //! Sampling follows the order of `transformers`: temperature, then `top_k`, then `top_p`, then one random sample.
 //! Random numbers come from a ChaCha generator on the host, so a seed gives the same tokens on all backends that
@@ -52,7 +52,7 @@ pub enum Sampling {
     },
 }
 
-/// The reason why a prompt cannot be continued.
+/// The reason why a prompt cannot be continued, or why generation ended early.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum GenerateError {
     /// The prompt is invalid.
@@ -83,9 +83,22 @@ pub enum GenerateError {
         /// The accepted values.
         rule: &'static str,
     },
+    /// The logits of a token are not numbers, so that no token is the most likely one.
+    #[error(
+        "{count} of {total} logits of the token at position {position} are infinite or NaN, so no token can be chosen; \
+         the model's weights or activations are not finite: train it again, with a lower learning rate if it diverged"
+    )]
+    NotFinite {
+        /// The position of the token in the sequence, from 0, including the prompt.
+        position: usize,
+        /// The number of logits that are infinite or NaN.
+        count: usize,
+        /// The number of logits.
+        total: usize,
+    },
 }
 
-/// An iterator over generated tokens. It ends after a stop token or at the token limit.
+/// An iterator over generated tokens. It ends after a stop token, at the token limit or after an error.
 #[derive(Debug)]
 pub struct Generation<'a, B: FusedOps, M: LanguageModel<B>> {
     /// The model, which is not changed.
@@ -142,30 +155,50 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
 
     /// Runs the model on the unseen tokens and returns the logits of the next token.
     ///
-    /// The result has one value for each row of the output layer, as f32 on the host.
+    /// The result has one value for each token that may be chosen, as f32 on the host.
     fn advance(&mut self) -> Vec<f32> {
         let queries = self.unseen.len();
         let ids = id_tensor(&self.unseen, [1, queries], &self.device);
         let logits = self.model.next_logits(ids, self.seen, &mut self.cache);
         self.seen += queries;
-        logits.into_data().iter::<f32>().collect()
+        logits.into_data().iter::<f32>().take(self.num_tokens).collect()
     }
 }
 
-impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
-    type Item = u32;
+/// Checks that a token can be chosen from `logits`, the logits of the token at `position`. A logit of minus infinity is
+/// allowed: its token has the probability 0.
+///
+/// # Errors
+/// Returns [`GenerateError::NotFinite`] if a logit is NaN or infinity, or if every logit is minus infinity.
+fn check_logits(logits: &[f32], position: usize) -> Result<(), GenerateError> {
+    let is_wrong = |logit: &&f32| logit.is_nan() || **logit == f32::INFINITY;
+    let total = logits.len();
+    let count = match logits.iter().filter(is_wrong).count() {
+        0 if logits.iter().all(|logit| *logit == f32::NEG_INFINITY) => total,
+        0 => return Ok(()),
+        count => count,
+    };
+    Err(GenerateError::NotFinite { position, count, total })
+}
 
-    fn next(&mut self) -> Option<u32> {
+impl<B: FusedOps, M: LanguageModel<B>> Iterator for Generation<'_, B, M> {
+    type Item = Result<u32, GenerateError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
         if self.left == 0 {
             return None;
         }
         // The first pass sees the whole prompt, later ones the last token.
         let logits = self.advance();
-        let token = self.chooser.choose(&logits[..logits.len().min(self.num_tokens)]);
+        if let Err(error) = check_logits(&logits, self.seen) {
+            self.left = 0;
+            return Some(Err(error));
+        }
+        let token = self.chooser.choose(&logits);
         self.unseen = vec![token];
         // The stop token itself is returned, so that a caller sees why generation ended.
         self.left = if self.stop.contains(&token) { 0 } else { self.left - 1 };
-        Some(token)
+        Some(Ok(token))
     }
 }
 
@@ -207,7 +240,8 @@ impl Chooser {
         Ok(Self::Random { generator, temperature, top_k, top_p })
     }
 
-    /// Returns the id of the chosen token. `logits` must not be empty.
+    /// Returns the id of the chosen token. `logits` must not be empty, and [`check_logits`] must accept them: the order
+    /// below ranks NaN highest.
     ///
     /// Sorting the vocabulary is cheap compared with the forward pass.
     fn choose(&mut self, logits: &[f32]) -> u32 {
@@ -276,6 +310,7 @@ fn draw(ranked: &[(u32, f64)], uniform: f64) -> u32 {
 mod tests {
     use super::*;
     use crate::gpt2::{Gpt2, Gpt2Config};
+    use burn::module::{Module, ModuleMapper, Param};
     use burn::tensor::Tensor;
     use burn_flex::Flex;
 
@@ -315,12 +350,48 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_first_of_equals_and_survives_non_finite_logits() {
+    fn greedy_takes_the_first_of_equals() {
         let choose = |logits: &[f32]| Chooser::Greedy.choose(logits);
         assert_eq!(choose(&[1.0, 3.0, 3.0]), 1);
         assert_eq!(choose(&[f32::NEG_INFINITY; 3]), 0);
-        let mut chooser = Chooser::new(&random(1.0, None, 0.9)).unwrap();
-        assert!(chooser.choose(&[f32::NAN; 3]) < 3);
+    }
+
+    #[test]
+    fn logits_that_are_not_numbers_are_refused() {
+        let low = f32::NEG_INFINITY;
+        assert_eq!(check_logits(&[1.0, low, -2.0], 7), Ok(()));
+        for (logits, count) in [
+            ([1.0, f32::NAN, 2.0], 1),
+            ([1.0, -f32::NAN, f32::NAN], 2),
+            ([f32::INFINITY, 1.0, low], 1),
+            ([low; 3], 3),
+        ] {
+            let error = GenerateError::NotFinite { position: 7, count, total: 3 };
+            assert_eq!(check_logits(&logits, 7), Err(error));
+        }
+    }
+
+    /// Makes all weights NaN.
+    struct NotANumber;
+
+    impl ModuleMapper<Flex> for NotANumber {
+        fn map_float<const D: usize>(
+            &mut self,
+            param: Param<Tensor<Flex, D>>,
+        ) -> Param<Tensor<Flex, D>> {
+            param.map(|tensor| tensor * f32::NAN)
+        }
+    }
+
+    #[test]
+    fn a_model_that_computes_nan_ends_generation_with_an_error() {
+        let model = model().map(&mut NotANumber);
+        for sampling in [Sampling::Greedy, random(1.0, Some(3), 0.9)] {
+            let mut generation = model.generate(&[1, 7], &options(8, sampling)).unwrap();
+            let error = generation.next().unwrap().unwrap_err();
+            assert!(matches!(error, GenerateError::NotFinite { position: 2, .. }), "{error}");
+            assert!(generation.next().is_none());
+        }
     }
 
     fn model() -> Gpt2<Flex> {
@@ -364,14 +435,15 @@ mod tests {
     fn a_seed_decides_and_stop_tokens_end() {
         let model = model();
         let sampling = random(1.5, None, 1.0);
-        let all: Vec<u32> = model.generate(&[1], &options(11, sampling.clone())).unwrap().collect();
+        let generate = |options: &GenerateOptions| -> Vec<u32> {
+            model.generate(&[1], options).unwrap().map(Result::unwrap).collect()
+        };
+        let all = generate(&options(11, sampling.clone()));
         assert_eq!(all.len(), 11);
-        let again = model.generate(&[1], &options(11, sampling.clone())).unwrap();
-        assert_eq!(again.collect::<Vec<_>>(), all);
+        assert_eq!(generate(&options(11, sampling.clone())), all);
         let stop = GenerateOptions { stop: vec![all[4]], ..options(11, sampling) };
         let first = all.iter().position(|token| *token == all[4]).unwrap();
-        let stopped: Vec<u32> = model.generate(&[1], &stop).unwrap().collect();
-        assert_eq!(stopped, all[..=first]);
+        assert_eq!(generate(&stop), all[..=first]);
     }
 
     #[test]
@@ -379,10 +451,10 @@ mod tests {
         let model = model();
         let sampling = random(5.0, None, 1.0);
         let all = model.generate(&[1], &options(11, sampling.clone())).unwrap();
-        assert!(all.into_iter().any(|token| token >= 5));
+        assert!(all.into_iter().any(|token| token.unwrap() >= 5));
         for sampling in [sampling, Sampling::Greedy] {
             let few = GenerateOptions { num_tokens: Some(5), ..options(11, sampling) };
-            assert!(model.generate(&[1], &few).unwrap().all(|token| token < 5));
+            assert!(model.generate(&[1], &few).unwrap().all(|token| token.unwrap() < 5));
         }
     }
 

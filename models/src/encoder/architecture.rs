@@ -9,6 +9,7 @@
 //!                      classifier1.{weight, bias}, classifier2.{weight, bias}
 //! ```
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use burn::tensor::backend::Backend;
@@ -162,7 +163,9 @@ impl<B: Backend> Encoder<B> {
         device: &B::Device,
     ) -> Result<Self, ModelFolderError> {
         let model = Self::zeros(config, device).map_err(|source| misconfigured(folder, source))?;
-        open(config, folder)?.fill(model)
+        let mut weights = open(config, folder)?;
+        weights.log_prefix();
+        weights.fill(model)
     }
 }
 
@@ -172,8 +175,10 @@ impl<B: Backend> Encoder<B> {
 /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or another [`ModelFolderError`] if a
 /// file is missing, unreadable or malformed.
 fn open(config: &EncoderConfig, folder: &Path) -> Result<Weights, ModelFolderError> {
-    let weights = Weights::open(folder, Names::SAME)?;
-    weights.check_shapes(&parameters(config))?;
+    let parameters = parameters(config);
+    let own: HashSet<&str> = parameters.iter().map(|parameter| parameter.path.as_str()).collect();
+    let weights = Weights::open(folder, Names::SAME, |path| own.contains(path))?;
+    weights.check_shapes(&parameters)?;
     Ok(weights)
 }
 

@@ -32,8 +32,8 @@ use crate::architecture::{
 };
 use crate::forward_pass::{BatchShape, ForwardPass};
 use crate::hf::{
-    CONFIG, ClassNames, ClassNamesError, ExtraFields, JsonFiles, ModelConfigError,
-    ModelFolderError, Names, ParameterShape,
+    CONFIG, ClassNames, ClassNamesError, ExtraFields, GENERATION_CONFIG, JsonFiles,
+    ModelConfigError, ModelFolderError, Names, ParameterShape,
 };
 use crate::texts::TextLimits;
 
@@ -66,7 +66,7 @@ impl Architecture for Gpt2Config {
     fn documents(&self, float: FloatType) -> JsonFiles {
         vec![
             (CONFIG, document(self, "GPT2LMHeadModel", float)),
-            ("generation_config.json", self.extra.generation_config()),
+            (GENERATION_CONFIG, self.extra.generation_config()),
         ]
     }
 
@@ -103,7 +103,9 @@ impl LanguageModelConfig for Gpt2Config {
 
     /// Reads `config.json` and the headers of the weight files. Weights are not kept.
     fn open(folder: &Path) -> Result<Self, ModelFolderError> {
-        Ok(PretrainedGpt2::open(folder)?.config().clone())
+        let checkpoint = PretrainedGpt2::open(folder)?;
+        checkpoint.weights.log_prefix();
+        Ok(checkpoint.config().clone())
     }
 
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
@@ -148,7 +150,9 @@ impl<B: Backend> BuildModel<B> for Gpt2Config {
     }
 
     fn load(&self, folder: &Path, device: &B::Device) -> Result<Gpt2<B>, ModelFolderError> {
-        PretrainedGpt2::open(folder)?.load(self, device)
+        let checkpoint = PretrainedGpt2::open(folder)?;
+        checkpoint.weights.log_prefix();
+        checkpoint.load(self, device)
     }
 
     /// Reads each weight when it is first used. A language-model folder contains all weights, so the seed is not used.
@@ -254,7 +258,9 @@ impl<B: Backend> BuildModel<B> for ClassifierConfig {
         folder: &Path,
         device: &B::Device,
     ) -> Result<Gpt2Classifier<B>, ModelFolderError> {
-        Gpt2Classifier::load_trained(PretrainedGpt2::open(folder)?, self, device)
+        let checkpoint = PretrainedGpt2::open(folder)?;
+        checkpoint.weights.log_prefix();
+        Gpt2Classifier::load_trained(checkpoint, self, device)
     }
 
     fn load_lazily(

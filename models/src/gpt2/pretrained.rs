@@ -2,6 +2,7 @@
 //!
 //! Main type: [`PretrainedGpt2`].
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -10,11 +11,11 @@ use deepburn_safetensors::FloatType;
 
 use super::config::Gpt2Config;
 use super::model::Gpt2;
-use super::parameters::{EMBEDDING, HEAD, NAMES, hf_name};
+use super::parameters::{EMBEDDING, HEAD, NAMES, SCORE, hf_name, parameters};
 use crate::Architecture;
 use crate::hf::{
     CONFIG, ModelConfigError, ModelFolderError, ModelFolderWriter, ParameterShape, TensorProblem,
-    Weights, read_small_file,
+    Weights, read_small_file, refuse_adapter,
 };
 use crate::weights::WeightInit;
 
@@ -32,13 +33,19 @@ impl PretrainedGpt2 {
     /// Reads the config and the file headers of a checkpoint, but not the weights.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError`] if a file is missing, unreadable or malformed, or a tensor occurs twice.
+    /// Returns [`ModelFolderError`] if a file is missing, unreadable or malformed, a tensor occurs twice, tensor names
+    /// have an unknown prefix, or the folder has a LoRA adapter.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, ModelFolderError> {
         let folder = folder.as_ref();
+        refuse_adapter(folder)?;
         let path = folder.join(CONFIG);
         let text = read_small_file(&path).map_err(|e| ModelFolderError::io("read", &path, e))?;
-        let config = text.parse().map_err(|source| ModelFolderError::Config { path, source })?;
-        Ok(Self { config, weights: Weights::open(folder, NAMES)? })
+        let config: Gpt2Config =
+            text.parse().map_err(|source| ModelFolderError::Config { path, source })?;
+        let own = parameters(&config).into_iter().map(|parameter| parameter.path);
+        let own: HashSet<String> = own.chain([HEAD, SCORE].map(str::to_owned)).collect();
+        let weights = Weights::open(folder, NAMES, |path| own.contains(path))?;
+        Ok(Self { config, weights })
     }
 
     /// Returns the configuration of the folder.

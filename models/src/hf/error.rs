@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use deepburn_safetensors::FloatType;
 use thiserror::Error;
 
 use super::config::ModelConfigError;
@@ -60,7 +61,7 @@ pub enum ModelFolderError {
         folder: PathBuf,
         /// What the folder contains instead and how to fix it; empty if
         /// unknown.
-        hint: &'static str,
+        hint: String,
     },
     /// A file has an invalid format.
     #[error("{} cannot be used: {reason}", path.display())]
@@ -78,11 +79,49 @@ pub enum ModelFolderError {
         /// All tensors that do not match.
         problems: Vec<TensorProblem>,
     },
+    /// A finite value would become infinite in the type of the weight file.
+    #[error(
+        "`{name}` has a value of magnitude {found:e}, and the largest finite {} is {:e}; {}",
+        .float.torch_name(), .float.largest(), remedy_of_overflow(*.float)
+    )]
+    Overflow {
+        /// The tensor's name in the file.
+        name: String,
+        /// The largest magnitude of its finite values.
+        found: f64,
+        /// The type of the file.
+        float: FloatType,
+    },
 }
 
-/// Joins the problems of all tensors into one line.
+/// Returns the types that can represent values which `float` cannot.
+fn remedy_of_overflow(float: FloatType) -> &'static str {
+    match float {
+        FloatType::F16 => "export bf16 or f32",
+        FloatType::Bf16 => "export f32",
+        FloatType::F32 => "scale the weights down",
+    }
+}
+
+/// The number of problems that a message shows: the tensors of one layer. Of more, it shows the first ones and the last
+/// one.
+const SHOWN: usize = 12;
+
+/// Joins the problems of tensors into one line.
+///
+/// A wrong config can cause a problem in every tensor. Missing tensors come first and unknown ones last, so the first
+/// problems and the last one show both.
 fn listed(problems: &[TensorProblem]) -> String {
-    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    let joined = |problems: &[TensorProblem]| {
+        problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    };
+    match problems {
+        [first @ .., last] if problems.len() > SHOWN => {
+            let (shown, rest) = first.split_at(SHOWN - 1);
+            format!("{}; {} more; {last}", joined(shown), rest.len())
+        }
+        _ => joined(problems),
+    }
 }
 
 impl ModelFolderError {

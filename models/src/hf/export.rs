@@ -32,6 +32,11 @@ impl HfExport {
         }
     }
 
+    /// Sets the fields of the JSON file `name`.
+    pub fn set_document(&mut self, name: &'static str, fields: Map<String, Value>) {
+        self.documents.insert(name.to_owned(), fields);
+    }
+
     /// Returns the tensor name of the parameter at a module path.
     pub fn name(&self, path: &str) -> String {
         self.names.get(path).map_or(path, String::as_str).to_owned()

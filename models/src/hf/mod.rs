@@ -2,6 +2,7 @@
 //!
 //! - [`ModelFolderWriter`] writes a folder tensor by tensor. [`ModelFolderError`] is the reason why a folder cannot be
 //!   read or written.
+//! - [`GenerationConfig`] reads `generation_config.json`.
 //! - [`HfExport`] holds the contents of a folder except the weights. It is stored in training checkpoints.
 //! - [`ParameterShape`] and [`Names`] describe parameters, and [`ClassNames`] describes the classes of a classifier.
 //! - [`ExtraFields`] holds the fields of a `config.json` that a model does not use. [`ModelConfigError`] is the reason
@@ -11,6 +12,8 @@ mod class_names;
 mod config;
 mod error;
 mod export;
+mod generation_config;
+mod name_prefix;
 mod names;
 mod small_file;
 mod tensor_file;
@@ -22,12 +25,13 @@ pub(crate) const CONFIG: &str = "config.json";
 
 pub(crate) use class_names::{ID2LABEL, LABEL2ID};
 pub(crate) use config::{ConfigFields, FieldNames, MAX_LAYERS, MAX_SIZE, check_size};
-pub(crate) use weights::Weights;
+pub(crate) use weights::{Weights, refuse_adapter};
 
 pub use class_names::{ClassNames, ClassNamesError};
 pub use config::{ExtraFields, ModelConfigError};
 pub use error::{ModelFolderError, TensorProblem};
 pub use export::HfExport;
+pub use generation_config::{GENERATION_CONFIG, GenerationConfig};
 pub use names::{Names, ParameterShape};
 pub use small_file::{read_fields, read_small_file};
 pub use writer::{JsonFiles, ModelFolderWriter};

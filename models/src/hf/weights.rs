@@ -4,6 +4,8 @@
 //! error names all tensors that are missing or unknown, have the wrong shape or type, or contain values that are not
 //! finite. A file is never loaded into memory as a whole.
 //!
+//! Names may have the prefix of a wrapper such as DDP, which is removed ([`find_prefix`]).
+//!
 //! There are three checks, and each relies on the previous one. [`Weights::open`] checks the headers of all files.
 //! [`Weights::check_shapes`] compares names, shapes and types with the model. Values are checked while they are read.
 //! Methods that require *checked* tensors rely on the second check. The supported types are F32, F16 and BF16; all
@@ -19,7 +21,9 @@ use burn::tensor::{Tensor, TensorData, backend::Backend};
 use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 
+use super::CONFIG;
 use super::error::{INDEX, ModelFolderError, TensorProblem, WEIGHTS};
+use super::name_prefix::{MERGE, adapter_in, find_prefix};
 use super::names::{Names, ParameterShape};
 use super::small_file::read_small_file;
 use super::tensor_file::{TensorFile, float_type};
@@ -32,6 +36,8 @@ pub(crate) struct Weights {
     folder: PathBuf,
     /// The mapping between module paths and tensor names.
     names: Names,
+    /// The prefix of a wrapper that all tensor names have; empty if there is none.
+    prefix: String,
     /// The open files.
     files: Vec<TensorFile>,
     /// The location of each tensor, by module path.
@@ -55,16 +61,32 @@ struct Index {
 }
 
 impl Weights {
-    /// Reads the headers of a folder's weight files, but not the weights.
+    /// Reads the headers of a folder's weight files, but not the weights. `is_own` returns whether the model has a
+    /// parameter at a module path.
     ///
     /// # Errors
-    /// Returns an error if a file is missing, unreadable or malformed, or a tensor occurs twice.
-    pub(crate) fn open(folder: &Path, names: Names) -> Result<Self, ModelFolderError> {
+    /// Returns an error if a file is missing, unreadable or malformed, a tensor occurs twice, tensor names have an
+    /// unknown prefix, or the weights are a LoRA adapter.
+    pub(crate) fn open(
+        folder: &Path,
+        names: Names,
+        is_own: impl Fn(&str) -> bool,
+    ) -> Result<Self, ModelFolderError> {
         let files = open_files(folder)?;
+        let in_files: Vec<Vec<String>> = files.iter().map(TensorFile::names).collect();
+        let all = || in_files.iter().flatten().map(String::as_str);
+        let is_own = |name: &str| (names.path)(name).is_some_and(|path| is_own(&path));
+        let prefix = match adapter_in(all()) {
+            Some(reason) => Err(reason),
+            None => find_prefix(all(), is_own).map(str::to_owned),
+        };
+        let prefix = prefix
+            .map_err(|reason| ModelFolderError::Format { path: folder.to_owned(), reason })?;
         let mut tensors = BTreeMap::new();
-        for (file, content) in files.iter().enumerate() {
-            for name in content.names() {
-                let Some(path) = (names.path)(&name) else { continue };
+        for (file, (content, in_file)) in files.iter().zip(in_files).enumerate() {
+            for name in in_file {
+                let own = name.strip_prefix(&prefix).unwrap_or(&name);
+                let Some(path) = (names.path)(own) else { continue };
                 if let Some(TensorLocation { name: first, .. }) =
                     tensors.insert(path, TensorLocation { file, name: name.clone() })
                 {
@@ -73,7 +95,18 @@ impl Weights {
                 }
             }
         }
-        Ok(Self { folder: folder.to_owned(), names, files, tensors })
+        Ok(Self { folder: folder.to_owned(), names, prefix, files, tensors })
+    }
+
+    /// Logs the prefix that was removed from all tensor names, if there is one.
+    pub(crate) fn log_prefix(&self) {
+        if !self.prefix.is_empty() {
+            tracing::info!(
+                "{}: the names of all tensors start with `{}`, which is removed",
+                self.folder.display(),
+                self.prefix
+            );
+        }
     }
 
     /// Returns the folder of the files.
@@ -286,6 +319,9 @@ impl Weights {
     }
 }
 
+/// The configuration of a PEFT adapter.
+const ADAPTER_CONFIG: &str = "adapter_config.json";
+
 /// The number of elements that checks read at a time.
 ///
 /// Two parts, as f32, use 8 MiB of memory.
@@ -299,6 +335,24 @@ fn parts(numel: usize) -> impl Iterator<Item = Range<usize>> {
 /// Returns the number of values that are infinite or NaN.
 fn not_finite(values: &[f32]) -> usize {
     values.iter().filter(|value| !value.is_finite()).count()
+}
+
+/// Refuses a folder that has a LoRA adapter in place of a model.
+///
+/// # Errors
+/// Returns [`ModelFolderError::NoWeights`] with the remedy.
+pub(crate) fn refuse_adapter(folder: &Path) -> Result<(), ModelFolderError> {
+    match folder.join(ADAPTER_CONFIG).exists() && !folder.join(CONFIG).exists() {
+        true => {
+            Err(ModelFolderError::NoWeights { folder: folder.to_owned(), hint: adapter_hint() })
+        }
+        false => Ok(()),
+    }
+}
+
+/// Returns the hint about a folder with a LoRA adapter.
+fn adapter_hint() -> String {
+    format!("; it has a LoRA adapter: {MERGE}")
 }
 
 /// Opens `model.safetensors`, or the shards that the index lists.
@@ -315,8 +369,11 @@ fn open_files(folder: &Path) -> Result<Vec<TensorFile>, ModelFolderError> {
         let hint = if pickled.iter().any(|name| folder.join(name).exists()) {
             "; it has PyTorch's pickled weights: save them again with transformers' \
              save_pretrained, which writes safetensors"
+                .to_owned()
+        } else if folder.join(ADAPTER_CONFIG).exists() {
+            adapter_hint()
         } else {
-            ""
+            String::new()
         };
         return Err(ModelFolderError::NoWeights { folder: folder.to_owned(), hint });
     }

@@ -81,11 +81,18 @@ impl ModelFolderWriter {
         Ok(Self { folder, float, documents, file: Some(file), pending })
     }
 
-    /// Writes the parameter at a module path. `data` can have any float type.
+    /// Sets the fields of the JSON file `name`, which is written next to the weights.
+    pub fn set_document(&mut self, name: &'static str, fields: Map<String, Value>) {
+        self.documents.retain(|(document, _)| *document != name);
+        self.documents.push((name, fields));
+    }
+
+    /// Writes the parameter at a module path. `data` can have any float type. Values that are already infinite or NaN
+    /// are written as they are, with a warning that names the tensor.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] if the model has no such parameter, the parameter was already written or
-    /// its shape is wrong, or an I/O error.
+    /// its shape is wrong, [`ModelFolderError::Overflow`] if a finite value would become infinite, or an I/O error.
     pub fn write(&mut self, path: &str, data: TensorData) -> Result<(), ModelFolderError> {
         let found = format!("{:?} of {:?}", data.shape.to_vec(), data.dtype);
         let Some(PendingTensor { name, shape, start }) = self.pending.get(path) else {
@@ -93,10 +100,22 @@ impl ModelFolderWriter {
             return Err(self.problem(path.to_owned(), expected, found));
         };
         let (same_shape, start) = (data.shape.iter().eq(shape), *start);
+        let wide = wide_overflow(&data);
         let data = if data.dtype.is_float() { data.convert::<f32>() } else { data };
         let (true, Ok(values)) = (same_shape, data.as_slice::<f32>()) else {
             return Err(self.problem(name.clone(), format!("{shape:?} of a float type"), found));
         };
+        if let Some(found) = wide.or(self.float.overflow(values).map(f64::from)) {
+            let (name, float) = (name.clone(), self.float);
+            return Err(ModelFolderError::Overflow { name, found, float });
+        }
+        let count = values.iter().filter(|value| !value.is_finite()).count();
+        if count > 0 {
+            let total = values.len();
+            tracing::warn!(
+                "`{name}`: {count} of {total} values are infinite or NaN, and are exported as they are"
+            );
+        }
         self.write_values(start, values)
             .map_err(|source| ModelFolderError::io("write", &self.folder.join(WEIGHTS), source))?;
         self.pending.remove(path);
@@ -159,6 +178,14 @@ impl Drop for ModelFolderWriter {
             _ = fs::remove_dir(&self.folder);
         }
     }
+}
+
+/// Returns the largest magnitude of the finite values in f64 `data` if it exceeds f32, to which they are converted.
+fn wide_overflow(data: &TensorData) -> Option<f64> {
+    let values = data.as_slice::<f64>().ok()?;
+    let finite = values.iter().map(|value| value.abs()).filter(|value| value.is_finite());
+    let largest = finite.fold(0.0, f64::max);
+    (largest as f32).is_infinite().then_some(largest)
 }
 
 /// Returns the header of the file and the offset of each tensor. Tensors are sorted by name, as in files written by

@@ -183,6 +183,83 @@ fn other_layouts_of_the_same_weights() {
     }
 }
 
+/// Returns the entries with another name for each tensor.
+fn renamed(entries: &[Entry], name: impl Fn(usize, &str) -> String) -> Vec<Entry> {
+    let renamed = |(n, e): (usize, &Entry)| Entry { name: name(n, &e.name), ..e.clone() };
+    entries.iter().enumerate().map(renamed).collect()
+}
+
+#[test]
+fn prefixes_of_wrappers_are_removed() {
+    let config = config(false);
+    let plain = entries(&config);
+    let expected = logits(&load(folder_of(&config, &plain).path()).unwrap());
+    for prefix in ["module.", "_orig_mod.", "base_model.model.", "module._orig_mod.", "model."] {
+        let mut wrapped = renamed(&plain, |_, name| format!("{prefix}{name}"));
+        wrapped.push(entry(format!("{prefix}transformer.h.1.attn.bias"), &[1, 1, 6, 6], |_| 1.0));
+        let folder = folder_of(&config, &wrapped);
+        let model = load(folder.path()).unwrap();
+        assert_eq!(logits(&model), expected, "{prefix}");
+        // Names are exported without the prefix.
+        model.save(folder.path(), FloatType::F32).unwrap();
+        let bytes = fs::read(folder.path().join("model.safetensors")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert!(file.len() == plain.len() && plain.iter().all(|it| file.tensor(&it.name).is_ok()));
+    }
+    // A tensor that the model does not have is still reported, with its full name.
+    let mut wrapped = renamed(&plain, |_, name| format!("module.{name}"));
+    wrapped.push(entry("module.score.bias", &[2], |_| 0.0));
+    let message = load(folder_of(&config, &wrapped).path()).unwrap_err().to_string();
+    assert!(message.contains("in 1 tensors: `module.score.bias`: expected no such"), "{message}");
+}
+
+#[test]
+fn other_prefixes_and_adapters_are_named_in_one_line() {
+    let config = config(true);
+    let plain = entries(&config);
+    let lora = |n: usize, name: &str| match n {
+        4 => "base_model.model.transformer.h.0.attn.c_attn.lora_A.default.weight".to_owned(),
+        _ => format!("base_model.model.{name}"),
+    };
+    let mut both = plain.clone();
+    both.push(Entry { name: "module.transformer.wte.weight".into(), ..plain[0].clone() });
+    let half = |n: usize, name: &str| format!("{}{name}", if n < 20 { "module." } else { "" });
+    for (layout, parts) in [
+        (
+            renamed(&plain, |_, name| format!("policy.{name}")),
+            &["unknown prefix `policy.`: 28 such as `policy.transformer."][..],
+        ),
+        (
+            renamed(&plain, half),
+            &["8 without a prefix, such as `transformer.", "20 with `module.`, such as `module.tr"],
+        ),
+        (
+            both,
+            &["28 without a prefix", "1 with `module.`, such as `module.transformer.wte.weight`"],
+        ),
+        (
+            renamed(&plain, lora),
+            &["LoRA adapter", "c_attn.lora_A.default.weight`", "merge_and_unl"],
+        ),
+    ] {
+        let message = load(folder_of(&config, &layout).path()).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        assert!(message.len() < 400 && !message.contains("found"), "{message}");
+    }
+    // The files of an adapter without its base model.
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        fs::write(folder.path().join(name), "{}").unwrap();
+    }
+    for has_config in [false, true] {
+        if has_config {
+            write_config(folder.path(), &config);
+        }
+        let message = load(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("it has a LoRA adapter: load the base model"), "{message}");
+    }
+}
+
 fn sharded(weight_map: impl Fn(&str) -> String) -> TempDir {
     let (config, folder) = (config(true), tempfile::tempdir().unwrap());
     write_config(folder.path(), &config);
@@ -243,7 +320,15 @@ fn tensors_that_do_not_fit_are_all_named() {
             |e| e.truncate(1),
             &["in 27 tensors", "transformer.wpe.weight", "h.1.mlp.c_proj.bias", "ln_f.bias"],
         ),
-        (true, |e| e.clear(), &["in 28 tensors"]),
+        // A message shows eleven problems and the last one.
+        (
+            true,
+            |e| e.clear(),
+            &[
+                "in 28 tensors: `transformer.h.0.attn.c_attn.bias`: ",
+                "; 16 more; `transformer.wte.",
+            ],
+        ),
         (
             true,
             |e| e.push(entry("transformer.h.2.ln_1.bias", &[4], |_| 0.0)),
@@ -309,9 +394,13 @@ fn tensors_that_do_not_fit_are_all_named() {
         let mut entries = entries(&config);
         edit(&mut entries);
         let error = load(folder_of(&config, &entries).path()).unwrap_err();
-        assert!(matches!(error, ModelFolderError::Tensors { .. }));
+        let ModelFolderError::Tensors { problems, .. } = &error else { panic!("{error}") };
+        let message = error.to_string();
+        assert!(message.matches(": expected ").count() <= 12, "{message}");
+        // The error has all problems, and a long message only some of them.
+        let all = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
         for part in expected {
-            assert!(error.to_string().contains(part), "{part:?} is not in: {error}");
+            assert!(message.contains(part) || all.contains(part), "{part:?} is not in: {error}");
         }
     }
 }
@@ -487,6 +576,44 @@ fn an_unfinished_checkpoint_leaves_the_old_one() {
         ["config.json", "generation_config.json", "model.safetensors"]
     );
     assert!(before == fs::read(folder.path().join("model.safetensors")).unwrap());
+}
+
+#[test]
+fn values_that_the_type_cannot_represent_are_refused_and_leave_no_file() {
+    let (config, root) = (config(true), tempfile::tempdir().unwrap());
+    let folder = root.path().join("model");
+    let write = |float, data: TensorData| {
+        let mut writer = config.folder_writer(&folder, float).unwrap();
+        let written = writer.write("ln_f.bias", data);
+        drop(writer);
+        assert!(!folder.exists(), "a file is left");
+        written.map_err(|error| error.to_string())
+    };
+    let wide = TensorData::new(vec![1.0, -1e300, 0.0, f64::NAN], [4]);
+    for (float, data, parts) in [
+        (
+            FloatType::F16,
+            TensorData::new(vec![1.0_f32, -65520.0, 2.0, f32::INFINITY], [4]),
+            [
+                "`transformer.ln_f.bias` has a value of magnitude 6.552e4",
+                "float16 is 6.5504e4; export bf16",
+            ],
+        ),
+        (
+            FloatType::Bf16,
+            TensorData::new(vec![f32::MAX, 0.0, 0.0, 0.0], [4]),
+            ["of magnitude 3.4028234663852886e38", "bfloat16 is 3.3895314e38; export f32"],
+        ),
+        (FloatType::F32, wide, ["of magnitude 1e300", "float32 is 3.4028235e38"]),
+    ] {
+        let message = write(float, data).unwrap_err();
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    }
+    // The largest value, and values that are not finite already, are written as they are.
+    for float in FloatType::ALL {
+        let kept = vec![float.largest(), -float.largest(), f32::NAN, f32::NEG_INFINITY];
+        assert_eq!(write(float, TensorData::new(kept, [4])), Ok(()));
+    }
 }
 
 #[test]

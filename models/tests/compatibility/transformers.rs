@@ -147,7 +147,8 @@ fn greedy_continuations() {
             num_tokens: None,
         };
         let prompt = reference.ids(&format!("{name}.prompt"));
-        let tokens: Vec<u32> = model.generate(&prompt, &options).unwrap().collect();
+        let tokens: Result<Vec<u32>, _> = model.generate(&prompt, &options).unwrap().collect();
+        let tokens = tokens.unwrap();
         assert_eq!(tokens, expected, "{folder}");
     }
 }

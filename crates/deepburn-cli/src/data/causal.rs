@@ -23,11 +23,12 @@ use deepburn_datasets::{
     EvaluationBatches, IGNORE_INDEX, MicroBatch, Order, Position, Sequences, StepShape, Tokenizer,
 };
 use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError, LanguageModel};
-use deepburn_models::hf::{ModelFolderError, ModelFolderWriter};
+use deepburn_models::hf::{GENERATION_CONFIG, HfExport, ModelFolderError, ModelFolderWriter};
 use deepburn_models::{Architecture, BuildModel, FloatType, LanguageModelConfig};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use crate::data::companions::{Companions, kept_generation_config};
 use crate::data::corpus::open_corpus;
 use crate::data::lengths::{PREFETCH, check_length, longest};
 use crate::data::places::Places;
@@ -47,6 +48,10 @@ pub(crate) struct Causal<C> {
     order: Order,
     /// The source of the initial weights.
     origin: WeightOrigin,
+    /// The files that are exported unchanged.
+    companions: Companions,
+    /// The `generation_config.json` of the pretrained model, if it is exported unchanged.
+    generation_config: Option<Map<String, Value>>,
     /// The maximum number of sequences of an evaluation; `None` for all.
     eval_max_samples: Option<usize>,
 }
@@ -83,9 +88,17 @@ impl<C: LanguageModelConfig> Causal<C> {
             let special = ["bos_token_id", "eos_token_id"];
             config = with_special_tokens(config, job, pretrained.as_deref(), tokenizer, &special)?;
         }
-        let origin = WeightOrigin { pretrained, seed: job.training.seed };
-        let eval_max_samples = job.training.eval_max_samples;
-        Ok(Self { config, corpus, order, origin, eval_max_samples })
+        let (folder, tokenizer) = (pretrained.as_deref(), corpus.tokenizer.as_ref());
+        let generation_config = kept_generation_config(folder, tokenizer, &job.model.config)?;
+        Ok(Self {
+            companions: Companions::find(folder, tokenizer)?,
+            generation_config,
+            config,
+            corpus,
+            order,
+            origin: WeightOrigin { pretrained, seed: job.training.seed },
+            eval_max_samples: job.training.eval_max_samples,
+        })
     }
 }
 
@@ -93,6 +106,19 @@ impl<C: LanguageModelConfig> SubjectInfo for Causal<C> {
     /// Returns the configuration, which determines parameters and activations.
     fn architecture(&self) -> &dyn Architecture {
         &self.config
+    }
+
+    /// Returns the configuration, with the `generation_config.json` of the pretrained model if it is kept.
+    fn hf_export(&self) -> HfExport {
+        let mut export = self.config.hf_export();
+        if let Some(fields) = &self.generation_config {
+            export.set_document(GENERATION_CONFIG, fields.clone());
+        }
+        export
+    }
+
+    fn companions(&self) -> &Companions {
+        &self.companions
     }
 
     /// Returns the limit, because sequences are packed to this length.
@@ -184,7 +210,11 @@ where
 
     /// Starts the export, with weights in f32.
     fn writer(&self, folder: &Path) -> Result<ModelFolderWriter, ModelFolderError> {
-        self.config.folder_writer(folder, FloatType::F32)
+        let mut writer = self.config.folder_writer(folder, FloatType::F32)?;
+        if let Some(fields) = &self.generation_config {
+            writer.set_document(GENERATION_CONFIG, fields.clone());
+        }
+        Ok(writer)
     }
 
     /// Returns the tokenizer; `None` for token files without one.

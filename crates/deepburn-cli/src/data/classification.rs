@@ -29,6 +29,7 @@ use deepburn_models::{
 };
 
 use crate::data::causal::model_config;
+use crate::data::companions::Companions;
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
 use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo, WeightOrigin};
@@ -48,6 +49,8 @@ pub(crate) struct Classification<C> {
     order: Order,
     /// The source of the initial weights. An encoder is always randomly initialized.
     origin: WeightOrigin,
+    /// The files that are exported unchanged.
+    companions: Companions,
     /// The maximum number of texts of an evaluation; `None` for all.
     eval_max_samples: Option<usize>,
 }
@@ -82,7 +85,9 @@ impl Classification<EncoderConfig> {
         };
         let config = config.with_class_names(names.as_ref());
         let origin = WeightOrigin { pretrained: None, seed: job.training.seed };
-        Ok(Self { config, texts, order, origin, eval_max_samples: job.training.eval_max_samples })
+        let companions = Companions::find(None, Some(&texts.tokenizer))?;
+        let eval_max_samples = job.training.eval_max_samples;
+        Ok(Self { config, texts, order, origin, companions, eval_max_samples })
     }
 }
 
@@ -128,8 +133,10 @@ impl Classification<ClassifierConfig> {
         let classes = ("num_labels", given.unwrap_or(0) as usize, needed);
         let config = ClassifierConfig { body, num_classes: sized_by_data(job, classes)? };
         let config = config.with_class_names(names.as_ref());
+        let companions = Companions::find(pretrained.as_deref(), Some(&texts.tokenizer))?;
         let origin = WeightOrigin { pretrained, seed: job.training.seed };
-        Ok(Self { config, texts, order, origin, eval_max_samples: job.training.eval_max_samples })
+        let eval_max_samples = job.training.eval_max_samples;
+        Ok(Self { config, texts, order, origin, companions, eval_max_samples })
     }
 }
 
@@ -183,6 +190,10 @@ impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
     /// Returns the configuration, which determines parameters and activations.
     fn architecture(&self) -> &dyn Architecture {
         &self.config
+    }
+
+    fn companions(&self) -> &Companions {
+        &self.companions
     }
 
     /// Returns the length of the longest training text, or the limit if that is less.
@@ -346,12 +357,43 @@ where
     /// Computes the sum of the loss over the texts, and counts each pair of true and predicted class.
     fn evaluate(&self, model: &M::InnerModule, batch: &Labelled) -> Result<Evaluation, BoxError> {
         let (sum, logits) = model.loss(&self.batch(batch)?);
-        let answers = logits.argmax(1).into_data().convert::<i64>();
         let mut confusion = ConfusionMatrix::new(self.limits.num_classes);
-        let labels = batch.0.labels.iter().zip(answers.iter::<i64>());
-        for (label, answer) in labels.filter(|(label, _)| **label >= 0) {
-            confusion.count(*label as usize, answer as usize);
+        for (label, answer) in batch.0.labels.iter().zip(answers(logits)) {
+            // Without an answer, a text counts as a target that was not classified correctly.
+            if let (Ok(label), Some(answer)) = (usize::try_from(*label), answer) {
+                confusion.count(label, answer);
+            }
         }
         Ok(Evaluation { loss_sum: sum.into_scalar().elem(), answers: Some(confusion) })
+    }
+}
+
+/// Returns the class with the highest logit for each row of `logits`. A row with a logit that is infinite or NaN has no
+/// answer: its maximum depends on how a backend compares NaN.
+fn answers<B: Backend>(logits: Tensor<B, 2>) -> Vec<Option<usize>> {
+    let finite = logits.clone().is_finite().all_dim(1).into_data();
+    let classes = logits.argmax(1).into_data();
+    let answers = classes.iter::<i64>().zip(finite.iter::<bool>());
+    answers.map(|(class, is_finite)| is_finite.then_some(class as usize)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_flex::Flex;
+
+    use super::*;
+
+    #[test]
+    fn logits_that_are_not_finite_have_no_answer() {
+        let rows = [
+            [0.5, 2.0, 1.0],
+            [f32::NAN, 2.0, 1.0],
+            [0.5, 2.0, -f32::NAN],
+            [f32::INFINITY, 0.0, 0.0],
+            [f32::NAN; 3],
+            [3.0, 3.0, 1.0],
+        ];
+        let logits = Tensor::<Flex, 2>::from_data(rows, &Default::default());
+        assert_eq!(answers(logits), [Some(1), None, None, None, None, Some(0)]);
     }
 }

@@ -12,9 +12,10 @@ use deepburn::zero::Training;
 use deepburn::{BatchSource, EvaluationStream, Task};
 use deepburn_config::{DynamicBatchingPlan, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, DataShard, StepShape, Tokenizer};
-use deepburn_models::hf::{ModelFolderError, ModelFolderWriter};
+use deepburn_models::hf::{HfExport, ModelFolderError, ModelFolderWriter};
 use deepburn_models::{Architecture, BuildModel};
 
+use crate::data::companions::Companions;
 use crate::failure::Failure;
 
 /// A micro-batch of the recipe `R` on backend `B`.
@@ -30,7 +31,7 @@ pub(crate) enum InitialWeights {
 }
 
 /// The model, the data and the task of a job on backend `B`. All ranks of a process share it.
-pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
+pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
     /// The model.
     type Model: AutodiffModule<Training<B>>;
     /// The training task.
@@ -74,6 +75,14 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: Sync {
 pub(crate) trait SubjectInfo {
     /// Returns the configuration of the model, which determines its parameters and activations.
     fn architecture(&self) -> &dyn Architecture;
+
+    /// Returns the contents of the exported model folder except the weights, the tokenizer and the companion files.
+    fn hf_export(&self) -> HfExport {
+        self.architecture().hf_export()
+    }
+
+    /// Returns the files that are exported unchanged.
+    fn companions(&self) -> &Companions;
 
     /// Returns the number of tokens of the longest sequence, at most `limit`.
     fn longest(&self, limit: usize) -> usize;

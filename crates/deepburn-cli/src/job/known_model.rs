@@ -54,7 +54,8 @@ pub(crate) trait KnownLanguageModel: Architecture {
     /// Continues `prompt` with the weights in `folder`. Returns the new tokens.
     ///
     /// # Errors
-    /// Returns a user's mistake if the weights do not fit, or if the prompt cannot be continued.
+    /// Returns a user's mistake if the weights do not fit, or if the prompt cannot be continued, and a failure while
+    /// running if the model computes NaN.
     fn continue_prompt(
         &self,
         folder: &Path,
@@ -89,7 +90,7 @@ impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> Know
     ) -> Result<Vec<u32>, Failure> {
         let model = self.load(folder, &FlexDevice).map_err(Failure::mistake)?;
         let generation = model.generate(prompt, options).map_err(Failure::mistake)?;
-        Ok(generation.collect())
+        generation.collect::<Result<_, _>>().map_err(Failure::run)
     }
 }
 

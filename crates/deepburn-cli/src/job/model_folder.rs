@@ -31,11 +31,12 @@ impl ModelFolder {
     pub(crate) fn find(given: &Path, option: &str) -> Result<Self, Failure> {
         let path = model_in(given);
         if !path.join("config.json").is_file() {
-            let remedy = match given.join("checkpoints").is_dir() {
-                true => {
-                    "the run has only saved checkpoints; export one with `deepburn consolidate`"
-                }
-                false => "give the folder of a completed run, or of a model",
+            let remedy = if given.join("checkpoints").is_dir() {
+                "the run has only saved checkpoints; export one with `deepburn consolidate`"
+            } else if given.join("adapter_config.json").exists() {
+                "it has a LoRA adapter; merge it into its base model with PEFT's merge_and_unload() and save the model"
+            } else {
+                "give the folder of a completed run, or of a model"
             };
             return Err(Failure::mistake(format!(
                 "{option}: {} has neither config.json nor {MODEL}/config.json; {remedy}",

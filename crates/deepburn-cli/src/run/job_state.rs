@@ -23,6 +23,7 @@ use deepburn_models::hf::HfExport;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::data::companions::Companions;
 use crate::run::launcher_env::launch_id;
 use crate::run::preparation::Preparation;
 
@@ -49,6 +50,9 @@ pub(crate) struct JobState {
     /// Names and configuration of the model in `transformers`.
     #[serde(rename = "publication")]
     pub(crate) hf_export: HfExport,
+    /// The places of the files that are exported unchanged; `None` in older checkpoints.
+    #[serde(default)]
+    pub(crate) companions: Option<Companions>,
     /// Version of the program that saved the checkpoint.
     #[serde(default)]
     version: String,
@@ -65,7 +69,8 @@ impl JobState {
             job: preparation.record.clone(),
             samples: preparation.data.samples,
             data: Some(preparation.data.training.clone()),
-            hf_export: preparation.subject.info().architecture().hf_export(),
+            hf_export: preparation.subject.info().hf_export(),
+            companions: Some(preparation.subject.info().companions().clone()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             launch: launch_id(),
         }

@@ -2,7 +2,7 @@
 //!
 //! | File | Content |
 //! |---|---|
-//! | `model/` | `config.json`, `model.safetensors` and tokenizer files, as `transformers` loads them |
+//! | `model/` | `config.json`, `model.safetensors`, tokenizer and companion files, as `transformers` loads them |
 //! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, else `perplexity` |
 //! | `report.html` | curves of loss, learning rate, gradient norm, throughput and memory in one self-contained page |
 //!
@@ -104,6 +104,7 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         if let Some(tokenizer) = recipe.tokenizer() {
             tokenizer.save(&folder)?;
         }
+        recipe.companions().copy_to(&folder);
         writer.finish()?;
     }
     Ok(())

@@ -1,13 +1,13 @@
 //! `deepburn inspect` and `deepburn consolidate`: show training checkpoints and export their weights.
 //!
-//! `consolidate` writes safetensors with the parameter names of `transformers`, the `config.json`, and the tokenizer if
-//! the run has one, so that `from_pretrained` can load the folder. Existing weights and JSON files of the model are
-//! never overwritten. If another program saved the checkpoint with the library, these names are unknown, and weights
-//! are named by their module paths.
+//! `consolidate` writes safetensors with the parameter names of `transformers`, the `config.json`, the tokenizer if the
+//! run has one, and the companion files of the pretrained model, so that `from_pretrained` can load the folder.
+//! Existing files are never overwritten. If another program saved the checkpoint with the library, these names are
+//! unknown, and weights are named by their module paths.
 //!
 //! ```text
 //! RUN/checkpoints/step-00001000/   the checkpoint, from any number of ranks
-//! RUN/model/                       source of the tokenizer files, if they exist
+//! RUN/model/                       source of tokenizer and companion files, if the run has saved its model
 //! OUT/model.safetensors            or several files with an index, depending on --max-shard-size
 //! OUT/config.json, …               the JSON files that the run stored in the checkpoint's client state
 //! ```
@@ -20,21 +20,14 @@ use std::str::FromStr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use deepburn::ClientStates;
-use deepburn::checkpoint::{Checkpoint, Consolidation, Export, Tag, consolidate as write_weights};
+use deepburn::checkpoint::{
+    Checkpoint, Consolidation, Export, ParamEntry, Tag, consolidate as write_weights,
+};
 use deepburn_models::FloatType;
 
 use crate::failure::Failure;
 use crate::run::job_state::{HfNames, JobState};
-use crate::run::results::write_whole;
-
-/// Files of a tokenizer, in any of its formats.
-const TOKENIZER_FILES: [&str; 5] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-];
+use crate::tools::accompanying_files::AccompanyingFiles;
 
 /// Returns the parser of the type of consolidated weights.
 pub(crate) fn weight_type() -> impl TypedValueParser<Value = FloatType> {
@@ -145,37 +138,42 @@ pub(crate) fn consolidate(
 ) -> Result<Vec<String>, Failure> {
     check_output(checkpoint, out)?;
     let what = Consolidation { element: float.element(), max_shard_bytes: max_shard_size.0 };
-    let hf_export = JobState::read(checkpoint).ok().map(|state| state.hf_export);
-    let Some(hf_export) = hf_export.map(|it| it.with_dtype(float)) else {
+    let Ok(JobState { hf_export, companions, .. }) = JobState::read(checkpoint) else {
         tracing::info!(
             "finetune did not save this checkpoint, so weights are named by their paths in the module"
         );
         return write(checkpoint, out, &what, &deepburn::checkpoint::AsTrained);
     };
-    for name in hf_export.documents.keys() {
-        if out.join(name).symlink_metadata().is_ok() {
-            return Err(Failure::mistake(format!(
-                "{} exists and is not overwritten; give another folder",
-                out.join(name).display()
-            )));
-        }
-    }
-    let mut files = write(checkpoint, out, &what, &HfNames(&hf_export))?;
-    for (name, fields) in &hf_export.documents {
-        let text = serde_json::to_string_pretty(fields).map_err(Failure::run)?;
-        write_whole(&out.join(name), &format!("{text}\n")).map_err(Failure::run)?;
-        files.push(out.join(name).display().to_string());
-    }
-    // The tokenizer is in the folder of the model that the run has saved.
-    let model = checkpoint.path().ancestors().nth(2).map(|output| output.join("model"));
-    for name in TOKENIZER_FILES {
-        let source = model.as_ref().map(|model| model.join(name)).filter(|path| path.is_file());
-        if let Some(source) = source {
-            fs::copy(source, out.join(name)).map_err(Failure::run)?;
-            files.push(out.join(name).display().to_string());
-        }
-    }
+    let others = AccompanyingFiles::find(checkpoint, hf_export, companions, float)?;
+    others.refuse_existing(out)?;
+    let mut files = write(checkpoint, out, &what, &HfNames(&others.hf_export))?;
+    files.extend(others.write(out)?);
     Ok(files)
+}
+
+/// Another export that logs a warning for parameters with values that are not finite.
+struct WithWarnings<'a>(&'a dyn Export);
+
+impl Export for WithWarnings<'_> {
+    fn name(&self, path: &str) -> String {
+        self.0.name(path)
+    }
+
+    fn shape(&self, entry: &ParamEntry) -> Vec<usize> {
+        self.0.shape(entry)
+    }
+
+    /// Returns the values of the other export.
+    fn transform(&self, entry: &ParamEntry, values: Vec<f32>) -> Vec<f32> {
+        let (path, total) = (&entry.path, values.len());
+        let count = values.iter().filter(|value| !value.is_finite()).count();
+        if count > 0 {
+            tracing::warn!(
+                "parameter {path}: {count} of {total} values are infinite or NaN, and are exported as they are"
+            );
+        }
+        self.0.transform(entry, values)
+    }
 }
 
 /// Checks the output folder. It must not be inside the folder of checkpoints, where the export could be mistaken for a
@@ -210,7 +208,8 @@ fn write(
     what: &Consolidation,
     export: &dyn Export,
 ) -> Result<Vec<String>, Failure> {
-    let files = write_weights(checkpoint, out, what, export).map_err(Failure::mistake)?;
+    let export = WithWarnings(export);
+    let files = write_weights(checkpoint, out, what, &export).map_err(Failure::mistake)?;
     Ok(files.iter().map(|path| path.display().to_string()).collect())
 }
 

@@ -228,6 +228,156 @@ fn a_text_model_writes_text() {
     );
 }
 
+/// Trains a tiny text model and returns the job, whose model folder is copied to `base`.
+fn text_model() -> Job {
+    let job = Job::uneven()
+        .with("data", json!({"kind": "synthetic", "sequence_length": 32, "vocab_size": 300}))
+        .with("model.config.vocab_size", 300)
+        .with("model.config.n_positions", 64)
+        .with("training.max_steps", 1)
+        .sharded(1, 1);
+    job.train();
+    fs::rename(job.folder().join("output/model"), job.folder().join("base")).unwrap();
+    fs::remove_dir_all(job.folder().join("output")).unwrap();
+    job.with("model", json!({"pretrained": "base"}))
+        .with("data", json!({"kind": "synthetic", "sequence_length": 32}))
+}
+
+fn generate(job: &Job, model: &str, more: &[&str]) -> crate::program::Ending {
+    let start = ["generate", "--model", model, "--prompt", "The cat"];
+    deepburn(job.folder(), &[&start[..], more].concat())
+}
+
+/// As in `transformers`, whose `generate` stops at any of the tokens in `generation_config.json`.
+#[test]
+fn generation_stops_at_the_tokens_of_the_generation_config() {
+    let job = text_model();
+    let file = job.folder().join("base/generation_config.json");
+    let write = |fields: Value| fs::write(&file, fields.to_string()).unwrap();
+    write(json!({"eos_token_id": [299, 300]}));
+    let long = generate(&job, "base", &[]).succeeded();
+    let note = "eos_token_id 300 cannot end the text: the tokenizer has 300 tokens";
+    assert!(long.stderr.contains(note), "{}", long.stderr);
+    write(json!({"eos_token_id": (0..300).collect::<Vec<_>>(), "transformers_version": "5.0.0"}));
+    let short = generate(&job, "base", &[]).succeeded();
+    assert!(short.stdout.len() < long.stdout.len(), "{} {}", short.stdout, long.stdout);
+    assert_eq!(short.stderr, "");
+    write(json!({"eos_token_id": 0, "do_sample": true, "top_p": 0.9, "repetition_penalty": 1.1}));
+    let ending = generate(&job, "base", &[]).succeeded();
+    let note = "generation_config.json: not applied: do_sample, top_p, repetition_penalty; transformers applies them; \
+                sample with --top-k, --top-p and --temperature\n";
+    assert_eq!(ending.stderr, note);
+    let ending = generate(&job, "base", &["--top-p", "0.8"]).succeeded();
+    assert!(ending.stderr.contains("not applied: repetition_penalty; "), "{}", ending.stderr);
+    for wrong in ["{", "{\"eos_token_id\": \"</s>\"}"] {
+        fs::write(&file, wrong).unwrap();
+        generate(&job, "base", &[]).failed(2, &["base/generation_config.json: "]);
+        job.run().failed(2, &["model.pretrained", "base/generation_config.json: "]);
+        assert!(!job.folder().join("output").exists());
+    }
+}
+
+#[test]
+fn files_of_a_pretrained_folder_are_exported_with_the_trained_model() {
+    let job = text_model();
+    let base = job.folder().join("base");
+    let kept =
+        ["LICENSE", "chat_template.jinja", "additional_chat_templates/rag.jinja", "modeling.py"];
+    let left = [
+        "README.md",
+        "pytorch_model.bin",
+        "training_args.bin",
+        ".gitattributes",
+        "onnx/config.json",
+    ];
+    for name in kept.iter().chain(&left) {
+        let path = base.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("{name} of the base model")).unwrap();
+    }
+    let generation = json!({"eos_token_id": [0, 7], "temperature": 0.6, "do_sample": true});
+    fs::write(base.join("generation_config.json"), generation.to_string()).unwrap();
+    let job = job.with("training.max_steps", 2).with("training.save_steps", 1).sharded(3, 2);
+    let stderr = job.run().succeeded().stderr;
+    assert!(stderr.contains("exported unchanged with the model: LICENSE, "), "{stderr}");
+    let check = |folder: &str| {
+        let folder = job.folder().join(folder);
+        for name in kept {
+            let text = fs::read_to_string(folder.join(name));
+            assert_eq!(text.unwrap(), format!("{name} of the base model"), "{}", folder.display());
+        }
+        assert!(left.iter().all(|name| !folder.join(name).exists()), "{}", folder.display());
+        assert_eq!(read_json(&folder.join("generation_config.json")), generation);
+        assert!(folder.join("tokenizer.json").is_file() && folder.join("vocab.json").is_file());
+    };
+    check("output/model");
+    deepburn(job.folder(), &["consolidate", "output", "whole"]).succeeded();
+    check("whole");
+    deepburn(job.folder(), &["consolidate", "output", "whole"])
+        .failed(2, &["whole/config.json exists"]);
+
+    // A run that has not saved its model yet: the files are copied from the pretrained model.
+    fs::remove_dir_all(job.folder().join("output/model")).unwrap();
+    deepburn(job.folder(), &["consolidate", "output", "early", "--tag", "step-00000001"])
+        .succeeded();
+    check("early");
+
+    // Another tokenizer: the template names its tokens, and the ids of the generation config are wrong.
+    fs::create_dir(job.folder().join("other")).unwrap();
+    fs::copy(base.join("tokenizer.json"), job.folder().join("other/tokenizer.json")).unwrap();
+    fs::write(job.folder().join("other/chat_template.jinja"), "another template").unwrap();
+    let other = job.with("data.tokenizer", "other").with("training.output_dir", "replaced");
+    let stderr = other.run().succeeded().stderr;
+    for part in [
+        "not exported: additional_chat_templates/rag.jinja, chat_template.jinja",
+        "generation_config.json is replaced",
+    ] {
+        assert!(stderr.contains(part), "{stderr}");
+    }
+    let model = other.folder().join("replaced/model");
+    assert_eq!(fs::read_to_string(model.join("chat_template.jinja")).unwrap(), "another template");
+    assert_eq!(read_json(&model.join("generation_config.json"))["eos_token_id"], json!(0));
+    assert!(model.join("LICENSE").is_file() && !model.join("additional_chat_templates").exists());
+}
+
+/// Rewrites the weights of a model folder with other names.
+fn rename_weights(folder: &Path, name: impl Fn(&str) -> String) {
+    let path = folder.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let renamed = file.iter().map(|(own, view)| (name(own), view));
+    let metadata = [("format".to_owned(), "pt".to_owned())].into();
+    let bytes = safetensors::serialize(renamed, Some(metadata)).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn weights_saved_from_a_wrapper_are_fine_tuned() {
+    let plain = Job::tiny().with("training.max_steps", 1);
+    let expected = plain.train();
+    let job = Job::tiny().with("training.max_steps", 1).with("model.pretrained", "given");
+    let given = job.folder().join("given");
+    fs::create_dir(&given).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(tiny_model().join(name), given.join(name)).unwrap();
+    }
+    rename_weights(&given, |name| format!("module._orig_mod.{name}"));
+    let stderr = job.run().succeeded().stderr;
+    assert_eq!(
+        stderr.matches("start with `module._orig_mod.`, which is removed").count(),
+        1,
+        "{stderr}"
+    );
+    assert_eq!(
+        crate::job::Trained::read(&job.folder().join("output")).numbers(),
+        expected.numbers()
+    );
+    rename_weights(&given, |name| name.replace("module._orig_mod", "policy"));
+    let ending =
+        job.run().failed(2, &["unknown prefix `policy.`: ", "such as `policy.transformer."]);
+    assert!(!ending.stderr.contains("found nothing"), "{}", ending.stderr);
+}
+
 /// Each guide is loaded, or fails with the error that `configs/guides/README.md` describes.
 #[test]
 fn guides_load_or_are_diagnosed() {

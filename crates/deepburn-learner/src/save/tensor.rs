@@ -1,13 +1,15 @@
 //! A tensor to be saved: its path, its type in the file, and access to its
 //! values.
 
+use std::borrow::Cow;
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
 use deepburn_checkpoint::ElementType;
 use deepburn_ops::OptimizerOps;
+use deepburn_safetensors::FloatType;
 use deepburn_zero::{Buffer, Training, Zero, ZeroTensor};
-use half::{bf16, f16};
 
 use super::{HalfPrecision, SaveError};
 use crate::checkpoint::element::element_type;
@@ -85,26 +87,33 @@ impl<B: OptimizerOps> SavedTensor<B> {
         }
     }
 
-    /// Rounds f32 values to the nearest 16-bit value.
+    /// Rounds f32 values to the nearest 16-bit value. Values that are already
+    /// infinite or NaN are kept, with a warning.
     ///
     /// # Errors
     ///
-    /// Returns an error if a finite value would become infinite in fp16. In
-    /// bf16, which has the range of f32, this is not checked.
+    /// Returns an error if a finite value would become infinite.
     fn rounded(&self, values: &TensorData, precision: HalfPrecision) -> Result<Vec<u8>, SaveError> {
-        let values = values.iter::<f32>();
-        if precision == HalfPrecision::Bf16 {
-            return Ok(values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect());
+        let float = match precision {
+            HalfPrecision::F16 => FloatType::F16,
+            HalfPrecision::Bf16 => FloatType::Bf16,
+        };
+        let values = match values.as_slice::<f32>() {
+            Ok(values) => Cow::Borrowed(values),
+            Err(_) => Cow::Owned(values.iter::<f32>().collect()),
+        };
+        if let Some(found) = float.overflow(&values) {
+            return Err(SaveError::Overflow { path: self.path.clone(), found, float });
         }
-        let mut bytes = Vec::new();
-        for value in values {
-            let half = f16::from_f32(value);
-            // Infinities of the model itself are saved as they are.
-            if half.is_infinite() && value.is_finite() {
-                return Err(SaveError::Overflow { path: self.path.clone() });
-            }
-            bytes.extend(half.to_le_bytes());
+        let count = values.iter().filter(|value| !value.is_finite()).count();
+        if count > 0 {
+            let (path, total) = (&self.path, values.len());
+            tracing::warn!(
+                "parameter {path}: {count} of {total} values are infinite or NaN, and are saved as they are"
+            );
         }
+        let mut bytes = Vec::with_capacity(values.len() * float.size());
+        float.encode(&values, &mut bytes);
         Ok(bytes)
     }
 }

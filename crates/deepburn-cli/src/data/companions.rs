@@ -1,0 +1,297 @@
+//! Companion files of a pretrained model and its tokenizer, such as `chat_template.jinja`, which are exported
+//! unchanged.
+//!
+//! Main type: [`Companions`]. Files of the model come from the folder of `model.pretrained`. Files of the tokenizer
+//! come from the folder of the tokenizer that the job uses, because a chat template names tokens.
+//! `generation_config.json` names tokens by their ids, so it is kept only with the model's own tokenizer and special
+//! tokens ([`kept_generation_config`]).
+//!
+//! A checkpoint records the places of the files, so that `deepburn consolidate` can export them if the run has not
+//! saved its model.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use deepburn_datasets::{CompanionFile, CompanionKind, Tokenizer, companion_files};
+use deepburn_files::PartialFile;
+use deepburn_models::hf::GenerationConfig;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::failure::Failure;
+
+/// The tokenizer that is exported with a model.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ExportedTokenizer {
+    /// There is none, as for token files.
+    #[default]
+    None,
+    /// It was trained from the data.
+    Trained,
+    /// It was loaded from this folder or file.
+    Loaded(PathBuf),
+}
+
+/// The companion files of a job, by their name in the model folder.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Companions {
+    /// The path of each file.
+    pub(crate) files: BTreeMap<String, PathBuf>,
+    /// The tokenizer of the job.
+    pub(crate) tokenizer: ExportedTokenizer,
+}
+
+impl Companions {
+    /// Finds the companion files of the job's pretrained model and of its tokenizer, and logs their names.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if a folder cannot be read.
+    pub(crate) fn find(
+        pretrained: Option<&Path>,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Self, Failure> {
+        let mut files = BTreeMap::new();
+        let is_own = is_own_tokenizer(pretrained, tokenizer);
+        if let Some(folder) = pretrained {
+            let (mut kept, mut left) = (Vec::new(), Vec::new());
+            for file in companion_files(folder).map_err(Failure::mistake)? {
+                let is_wanted = match file.kind {
+                    CompanionKind::Model => true,
+                    CompanionKind::Tokenizer => is_own,
+                    // Without a tokenizer, the files that define the model's own are not written otherwise.
+                    CompanionKind::TokenizerDefinition => tokenizer.is_none(),
+                };
+                let list = if is_wanted { &mut kept } else { &mut left };
+                list.push(file);
+            }
+            left.retain(|file| file.kind == CompanionKind::Tokenizer);
+            if !left.is_empty() {
+                tracing::warn!(
+                    "model.pretrained: the job uses another tokenizer, so these files of the model's tokenizer are not \
+                     exported: {}",
+                    names(left.iter().map(|file| &file.name))
+                );
+            }
+            insert(&mut files, kept);
+        }
+        let path = tokenizer.and_then(Tokenizer::path).map(absolute);
+        if let Some(folder) = path.as_deref().filter(|path| path.is_dir() && !is_own) {
+            let mut own = companion_files(folder).map_err(Failure::mistake)?;
+            own.retain(|file| file.kind == CompanionKind::Tokenizer);
+            insert(&mut files, own);
+        }
+        if !files.is_empty() {
+            tracing::info!("exported unchanged with the model: {}", names(files.keys()));
+        }
+        let tokenizer = match (tokenizer, path) {
+            (None, _) => ExportedTokenizer::None,
+            (Some(_), None) => ExportedTokenizer::Trained,
+            (Some(_), Some(path)) => ExportedTokenizer::Loaded(path),
+        };
+        Ok(Self { files, tokenizer })
+    }
+
+    /// Copies all files to `folder`.
+    ///
+    /// The weights are worth more than these files, so a file that cannot be copied is only a warning.
+    pub(crate) fn copy_to(&self, folder: &Path) {
+        for (name, source) in &self.files {
+            if let Err(error) = copy_whole(source, &folder.join(name)) {
+                tracing::warn!(
+                    "{name} is missing from {}: {error}; copy it from {}",
+                    folder.display(),
+                    source.display()
+                );
+            }
+        }
+    }
+}
+
+/// Returns whether the tokenizer of the job is the pretrained model's own. Token files without a tokenizer have tokens
+/// of the model's own.
+pub(crate) fn is_own_tokenizer(pretrained: Option<&Path>, tokenizer: Option<&Tokenizer>) -> bool {
+    let (Some(folder), Some(tokenizer)) = (pretrained, tokenizer) else { return true };
+    let place = tokenizer.path().and_then(|path| fs::canonicalize(path).ok());
+    let folder = fs::canonicalize(folder).ok();
+    // The tokenizer may be named by its file in the folder of the model.
+    place.is_some_and(|place| folder.is_some_and(|it| place == it || place.parent() == Some(&it)))
+}
+
+/// Returns the `generation_config.json` of a pretrained model if its token ids are valid for the trained model.
+/// `overrides` is `model.config` of the job.
+///
+/// # Errors
+/// Returns a user's mistake if the file is malformed.
+pub(crate) fn kept_generation_config(
+    pretrained: Option<&Path>,
+    tokenizer: Option<&Tokenizer>,
+    overrides: &Map<String, Value>,
+) -> Result<Option<Map<String, Value>>, Failure> {
+    let Some(folder) = pretrained else { return Ok(None) };
+    let named = |error| Failure::mistake(format!("model.pretrained: {error}; mend or remove it"));
+    let Some(config) = GenerationConfig::read(folder).map_err(named)? else { return Ok(None) };
+    let fields = config.fields();
+    let changed = ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().find(|name| {
+        overrides.get(*name).is_some_and(|id| fields.get(*name).unwrap_or(&Value::Null) != id)
+    });
+    let reason = match changed {
+        _ if !is_own_tokenizer(pretrained, tokenizer) => {
+            "its token ids belong to another tokenizer than the job's".to_owned()
+        }
+        Some(name) => format!("model.config.{name} is set to another id"),
+        None => return Ok(Some(fields.clone())),
+    };
+    tracing::warn!(
+        "model.pretrained: generation_config.json is replaced by one with the special tokens alone, since {reason}"
+    );
+    Ok(None)
+}
+
+/// Copies a file under a temporary name and renames it. Folders in the path of `target` are created.
+///
+/// # Errors
+/// Returns the error of the operating system.
+pub(crate) fn copy_whole(source: &Path, target: &Path) -> io::Result<()> {
+    // The output of a job may be its pretrained model.
+    if fs::canonicalize(source).ok().is_some_and(|it| fs::canonicalize(target).ok() == Some(it)) {
+        return Ok(());
+    }
+    fs::create_dir_all(target.parent().unwrap_or(target))?;
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let partial = target.with_file_name(format!(".{name}.{}.unfinished", std::process::id()));
+    let mut file = PartialFile::create(target, partial)?;
+    io::copy(&mut File::open(source)?, &mut file)?;
+    file.finish()
+}
+
+/// Adds files to the list. Too large files are left out with a warning.
+fn insert(files: &mut BTreeMap<String, PathBuf>, found: Vec<CompanionFile>) {
+    for CompanionFile { name, path, bytes, .. } in found {
+        if bytes > CompanionFile::MAX_BYTES {
+            tracing::warn!(
+                "{} is not exported with the model: it has {bytes} bytes, more than {}; copy it if it is needed",
+                path.display(),
+                CompanionFile::MAX_BYTES
+            );
+        } else {
+            files.insert(name, absolute(&path));
+        }
+    }
+}
+
+/// Returns an absolute path, which a checkpoint can record. Links are not resolved.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Joins names for a message.
+fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
+    names.map(String::as_str).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A folder with these files, each with its own name as content.
+    fn folder(names: &[&str]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for name in names {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, name).unwrap();
+        }
+        folder
+    }
+
+    /// Adds a tokenizer to a folder and loads it.
+    fn tokenizer(folder: &Path) -> Tokenizer {
+        Tokenizer::train(&["some words"], 257).unwrap().save(folder).unwrap();
+        Tokenizer::load(folder).unwrap()
+    }
+
+    #[test]
+    fn files_of_the_tokenizer_follow_the_tokenizer() {
+        let model =
+            folder(&["LICENSE", "README.md", "chat_template.jinja", "1_Pooling/config.json"]);
+        let other = folder(&["LICENSE", "chat_template.jinja", "tokenizer.model"]);
+        let (own, foreign) = (tokenizer(model.path()), tokenizer(other.path()));
+        let find = |tokenizer| Companions::find(Some(model.path()), tokenizer).unwrap();
+        let sources = |found: &Companions| -> Vec<(String, bool)> {
+            let is_of_model = |path: &PathBuf| path.starts_with(model.path());
+            found.files.iter().map(|(name, path)| (name.clone(), is_of_model(path))).collect()
+        };
+        let expected = |files: &[(&str, bool)]| -> Vec<(String, bool)> {
+            files.iter().map(|(name, of_model)| ((*name).to_owned(), *of_model)).collect()
+        };
+        let first = find(Some(&own));
+        let of_model =
+            [("1_Pooling/config.json", true), ("LICENSE", true), ("chat_template.jinja", true)];
+        assert_eq!(sources(&first), expected(&of_model));
+        assert_eq!(first.tokenizer, ExportedTokenizer::Loaded(model.path().into()));
+        let mixed = [
+            ("1_Pooling/config.json", true),
+            ("LICENSE", true),
+            ("chat_template.jinja", false),
+            ("tokenizer.model", false),
+        ];
+        assert_eq!(sources(&find(Some(&foreign))), expected(&mixed));
+        let trained = Tokenizer::train(&["some words"], 257).unwrap();
+        let found = find(Some(&trained));
+        assert_eq!(
+            (sources(&found), found.tokenizer),
+            (expected(&of_model[..2]), ExportedTokenizer::Trained)
+        );
+        // Token files: the tokenizer of the model is exported, too.
+        let files = find(None).files;
+        assert!(files.contains_key("tokenizer.json") && files.contains_key("chat_template.jinja"));
+
+        let out = tempfile::tempdir().unwrap();
+        first.copy_to(out.path());
+        let read = |name: &str| fs::read_to_string(out.path().join(name)).unwrap();
+        assert_eq!(read("1_Pooling/config.json"), "1_Pooling/config.json");
+        assert_eq!(fs::read_dir(out.path()).unwrap().count(), 3, "no temporary file is left");
+        // A folder is copied to itself without a change.
+        first.copy_to(model.path());
+        assert_eq!(fs::read_to_string(model.path().join("LICENSE")).unwrap(), "LICENSE");
+    }
+
+    #[test]
+    fn a_large_file_is_not_copied() {
+        let model = folder(&["notes.json", "NOTICE"]);
+        let large = File::options().write(true).open(model.path().join("notes.json")).unwrap();
+        large.set_len(CompanionFile::MAX_BYTES + 1).unwrap();
+        let found = Companions::find(Some(model.path()), None).unwrap();
+        assert_eq!(found.files.keys().collect::<Vec<_>>(), ["NOTICE"]);
+    }
+
+    #[test]
+    fn a_generation_config_is_kept_with_its_tokens() {
+        let (model, other) = (folder(&[]), folder(&[]));
+        let (own, foreign) = (tokenizer(model.path()), tokenizer(other.path()));
+        let fields = json!({"eos_token_id": [3, 4], "temperature": 0.6});
+        let path = model.path().join("generation_config.json");
+        let kept = |tokenizer, overrides: Value| {
+            let overrides = overrides.as_object().unwrap();
+            kept_generation_config(Some(model.path()), tokenizer, overrides).unwrap()
+        };
+        assert_eq!(kept(Some(&own), json!({})), None);
+        fs::write(&path, fields.to_string()).unwrap();
+        let whole = fields.as_object().cloned();
+        assert_eq!(kept(Some(&own), json!({"attn_pdrop": 0.5})), whole);
+        assert_eq!(kept(None, json!({"eos_token_id": [3, 4], "pad_token_id": null})), whole);
+        assert_eq!(kept(Some(&own), json!({"eos_token_id": 3})), None);
+        assert_eq!(kept(Some(&own), json!({"pad_token_id": 3})), None);
+        assert_eq!(kept(Some(&foreign), json!({})), None);
+        fs::write(&path, "{").unwrap();
+        let error = kept_generation_config(Some(model.path()), Some(&own), &Map::new());
+        let message = error.unwrap_err().to_string();
+        assert!(message.contains("generation_config.json"), "{message}");
+    }
+}

@@ -1,0 +1,246 @@
+//! The `generation_config.json` of a model folder, which configures text generation in `transformers`.
+//!
+//! Main type: [`GenerationConfig`]. Its `eos_token_id` replaces the one in `config.json`, as in `transformers`. All
+//! other fields are kept, so that fine-tuning can export the file unchanged. [`GenerationConfig::unapplied`] lists the
+//! fields that change what `transformers` generates.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::config::ModelConfigError;
+use super::error::ModelFolderError;
+use super::small_file::{read_fields, read_small_file};
+
+/// The name of the file that configures text generation in `transformers`.
+pub const GENERATION_CONFIG: &str = "generation_config.json";
+
+/// Fields that only affect sampling, with the value that has no effect.
+const SAMPLING: [(&str, f64); 7] = [
+    ("temperature", 1.0),
+    ("top_k", 0.0),
+    ("top_p", 1.0),
+    ("min_p", 0.0),
+    ("typical_p", 1.0),
+    ("epsilon_cutoff", 0.0),
+    ("eta_cutoff", 0.0),
+];
+
+/// Other fields for which 1 has no effect.
+const NEUTRAL_AT_ONE: [&str; 6] = [
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "num_beams",
+    "num_beam_groups",
+    "num_return_sequences",
+    "guidance_scale",
+];
+
+/// Fields that do not change the generated tokens, or only if another listed field is set.
+const WITHOUT_EFFECT: [&str; 33] = [
+    "_commit_hash",
+    "_from_model_config",
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "assistant_lookbehind",
+    "bos_token_id",
+    "cache_config",
+    "cache_implementation",
+    "compile_config",
+    "decoder_start_token_id",
+    "disable_compile",
+    "early_stopping",
+    "eos_token_id",
+    "is_assistant",
+    "length_penalty",
+    "low_memory",
+    "max_matching_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "output_attentions",
+    "output_hidden_states",
+    "output_logits",
+    "output_scores",
+    "pad_token_id",
+    "prefill_chunk_size",
+    "prompt_lookup_num_tokens",
+    "remove_invalid_values",
+    "renormalize_logits",
+    "return_dict_in_generate",
+    "return_legacy_cache",
+    "target_lookbehind",
+    "transformers_version",
+    "use_cache",
+];
+
+/// The fields of a `generation_config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationConfig {
+    /// All fields.
+    fields: Map<String, Value>,
+    /// The end tokens; `None` if the file does not name any.
+    eos_token_ids: Option<Vec<u32>>,
+}
+
+impl GenerationConfig {
+    /// Reads the file in a model folder. Returns `None` if the folder does not have one.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError`] naming the file if it cannot be read, is not a JSON object, or has an
+    /// `eos_token_id` that is neither a token id, a list of token ids nor null.
+    pub fn read(folder: &Path) -> Result<Option<Self>, ModelFolderError> {
+        let path = folder.join(GENERATION_CONFIG);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = read_small_file(&path).map_err(|e| ModelFolderError::io("read", &path, e))?;
+        let config = read_fields(&text).and_then(Self::new);
+        config.map(Some).map_err(|source| ModelFolderError::Config { path, source })
+    }
+
+    /// Checks the fields that are used.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError::Value`] if `eos_token_id` has another form.
+    fn new(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = match fields.get("eos_token_id") {
+            None | Some(Value::Null) => Some(None),
+            Some(Value::Array(ids)) => ids.iter().map(id).collect::<Option<Vec<_>>>().map(Some),
+            Some(value) => id(value).map(|id| Some(vec![id])),
+        };
+        let rule = "a token id, a list of token ids or null";
+        let wrong = || ModelConfigError::value("eos_token_id", &fields["eos_token_id"], rule);
+        let eos_token_ids = ids.ok_or_else(wrong)?;
+        Ok(Self { fields, eos_token_ids })
+    }
+
+    /// Returns the tokens after which generation stops; `None` if the file does not name any.
+    #[must_use]
+    pub fn eos_token_ids(&self) -> Option<&[u32]> {
+        self.eos_token_ids.as_deref()
+    }
+
+    /// Returns all fields, in the order of the file.
+    #[must_use]
+    pub fn fields(&self) -> &Map<String, Value> {
+        &self.fields
+    }
+
+    /// Returns the names of the fields that change what `transformers` generates, except for the end tokens and for
+    /// `given`, the fields that options of the caller replace.
+    ///
+    /// `samples` is whether the caller samples. Fields of sampling have an effect only then, or if the file itself
+    /// turns sampling on. Unknown fields are listed, because they might have an effect.
+    #[must_use]
+    pub fn unapplied(&self, given: &[&str], samples: bool) -> Vec<&str> {
+        let sampled_by_file = self.fields.get("do_sample") == Some(&Value::Bool(true));
+        let changes = |name: &str, value: &Value| {
+            if let Some((_, neutral)) = SAMPLING.iter().find(|(field, _)| *field == name) {
+                return (samples || sampled_by_file) && value.as_f64() != Some(*neutral);
+            }
+            let is_neutral = NEUTRAL_AT_ONE.contains(&name) && value.as_f64() == Some(1.0);
+            match name {
+                "do_sample" => sampled_by_file && !samples,
+                _ => !is_neutral && !is_off(value),
+            }
+        };
+        let listed = self.fields.iter().filter(|(name, value)| {
+            let is_open =
+                !given.contains(&name.as_str()) && !WITHOUT_EFFECT.contains(&name.as_str());
+            is_open && !value.is_null() && changes(name, value)
+        });
+        listed.map(|(name, _)| name.as_str()).collect()
+    }
+}
+
+/// Returns whether a value turns a feature off: false, 0 or empty.
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(on) => !on,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn config(value: Value) -> Result<GenerationConfig, ModelConfigError> {
+        GenerationConfig::new(value.as_object().unwrap().clone())
+    }
+
+    #[test]
+    fn end_tokens_are_one_id_or_a_list() {
+        for (value, expected) in [
+            (json!({"eos_token_id": 7}), Some(vec![7])),
+            (json!({"eos_token_id": [128001, 128009]}), Some(vec![128001, 128009])),
+            (json!({"eos_token_id": []}), Some(vec![])),
+            (json!({"eos_token_id": null}), None),
+            (json!({"bos_token_id": 1}), None),
+        ] {
+            let found = config(value.clone()).unwrap();
+            assert_eq!(found.eos_token_ids(), expected.as_deref(), "{value}");
+        }
+        for wrong in [json!("</s>"), json!([1, "</s>"]), json!(-1), json!(1.5), json!(1_u64 << 32)]
+        {
+            let message = config(json!({"eos_token_id": wrong})).unwrap_err().to_string();
+            assert!(message.contains("a token id, a list of token ids or null"), "{message}");
+        }
+    }
+
+    #[test]
+    fn fields_that_would_change_the_output_are_listed() {
+        let llama = json!({
+            "_from_model_config": true, "bos_token_id": 1, "do_sample": true, "eos_token_id": [2, 3],
+            "max_length": 4096, "pad_token_id": 0, "temperature": 0.6, "top_p": 0.9,
+            "transformers_version": "4.42.3",
+        });
+        let greedy = json!({
+            "do_sample": false, "temperature": 0.6, "top_k": 50, "repetition_penalty": 1.0,
+            "num_beams": 1, "no_repeat_ngram_size": 0, "suppress_tokens": [], "min_length": null,
+            "length_penalty": 2.0,
+        });
+        let others = json!({
+            "repetition_penalty": 1.05, "num_beams": 4, "bad_words_ids": [[5]], "stop_strings": "\n",
+            "a_later_field": 3, "renormalize_logits": true,
+        });
+        for (value, given, samples, expected) in [
+            (&llama, &[][..], false, &["do_sample", "max_length", "temperature", "top_p"][..]),
+            (&llama, &["max_length", "top_p"], true, &["temperature"]),
+            (&greedy, &[], false, &[]),
+            (&greedy, &["temperature"], true, &["top_k"]),
+            (
+                &others,
+                &[],
+                false,
+                &[
+                    "repetition_penalty",
+                    "num_beams",
+                    "bad_words_ids",
+                    "stop_strings",
+                    "a_later_field",
+                ],
+            ),
+        ] {
+            let config = config(value.clone()).unwrap();
+            assert_eq!(config.unapplied(given, samples), expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(GenerationConfig::read(folder.path()).unwrap(), None);
+        for text in ["", "[]", "{\"eos_token_id\": \"end\"}"] {
+            std::fs::write(folder.path().join(GENERATION_CONFIG), text).unwrap();
+            let message = GenerationConfig::read(folder.path()).unwrap_err().to_string();
+            assert!(message.contains("generation_config.json: "), "{message}");
+        }
+    }
+}

@@ -32,7 +32,6 @@ mod save;
 mod saving;
 pub mod schedule;
 mod source;
-mod step_record;
 mod task;
 mod train;
 mod train_pass;

@@ -27,6 +27,7 @@ mod step;
 use std::time::Instant;
 
 use burn::module::AutodiffModule;
+use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Ledger, ModuleOperations, Training};
 use serde_json::Value;
@@ -39,7 +40,6 @@ use crate::final_model::{FinalModel, TrainingEnd, load_best};
 use crate::metrics::{EvalRow, StepRow};
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
-use crate::step_record::step_row;
 use crate::task::{Batch, Task};
 use crate::{BoxError, Cause, Engine, EngineError, TrainError};
 use step::{RankFlags, StepData, Totals, complete, train_step};
@@ -633,116 +633,4 @@ impl TrainLoop<'_, '_> {
 /// Calls [`Hook::finish`] of all hooks.
 fn finish(hooks: &mut [Box<dyn Hook + '_>]) -> Result<(), Cause> {
     hooks.iter_mut().try_for_each(|hook| hook.finish()).map_err(Cause::Outside)
-}
-
-/// Flags that the ranks combine once per step.
-struct RankFlags {
-    /// Whether this rank was interrupted; over all ranks, whether any was.
-    interrupted: bool,
-    /// Whether this rank has written its part of a checkpoint; over all ranks,
-    /// whether every rank has.
-    written: bool,
-}
-
-/// The data of one optimizer step.
-struct StepData<T> {
-    /// The start time of the step.
-    started: Instant,
-    /// The time spent waiting for the data.
-    waited: Duration,
-    /// The micro-batches of this rank, in order.
-    micro_batches: Vec<T>,
-    /// The sums over the micro-batches of all ranks.
-    totals: Totals,
-}
-
-/// Runs one optimizer step: all its micro-batches and the update. Returns its
-/// record and the combined flags of all ranks.
-///
-/// Each micro-batch is weighted by its number of targets, so that the gradient
-/// of a step is the mean over all targets of the step on all ranks, even if
-/// micro-batches have different lengths. The factor `world_size` is needed
-/// because gradients are averaged over ranks.
-///
-/// ```text
-/// weight of micro-batch i on rank r = targets(r, i) * world_size / targets of the step
-/// ```
-fn train_step<B, M, T>(
-    engine: &mut Engine<B, M>,
-    task: &T,
-    data: StepData<T::Batch>,
-    hooks: &mut [Box<dyn Hook + '_>],
-    mine: RankFlags,
-) -> Result<(StepRow, RankFlags), Cause>
-where
-    B: OptimizerOps,
-    M: AutodiffModule<Training<B>>,
-    T: Task<B, M>,
-{
-    let StepData { started, waited, micro_batches: batches, totals } = data;
-    let world_size = engine.group().world_size() as f64;
-    let mut loss_sum = 0.0;
-    let mut taken = None;
-    for batch in batches {
-        let targets = batch.num_targets() as f64;
-        let loss = engine.forward(|model| task.loss(model, &batch))?.map_err(Cause::Outside)?;
-        // The loss of a step is the sum over all targets divided by their
-        // number, so that micro-batches of different lengths are weighted
-        // correctly.
-        loss_sum += targets * loss.clone().into_scalar().elem::<f64>();
-        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
-        engine.backward_weighted(loss, targets * world_size / totals.targets)?;
-        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
-        taken = engine.step()?;
-        hooks.iter_mut().for_each(|hook| hook.after_phase(engine.ledger()));
-    }
-    // The loss and the flags share one collective, because its latency does not
-    // depend on the number of values.
-    let message = vec![loss_sum, f64::from(mine.interrupted), f64::from(mine.written)];
-    let sums =
-        engine.group().sum(CollectiveTag::new("loss", 0), message).map_err(EngineError::from)?;
-    let all = RankFlags { interrupted: sums[1] > 0.0, written: sums[2] == world_size };
-
-    let step = taken.ok_or(EngineError::Order {
-        call: "train",
-        when: "with accumulation boundaries set by hand",
-    })?;
-    let PhaseTimes { forward, backward, step: optimizer } = engine.take_times();
-    let [data, forward, backward, optimizer] =
-        [waited, forward, backward, optimizer].map(|time| time.as_secs_f64());
-    engine.count_tokens(totals.tokens as u64);
-    let row = step_row(engine, step, sums[0] / totals.targets, totals.tokens, started);
-    let seconds = Some(PhaseSeconds { data, forward, backward, optimizer });
-    Ok((StepRow { seconds, ..row }, all))
-}
-
-/// Sums over all micro-batches of a step on all ranks.
-struct Totals {
-    /// The number of tokens, for throughput.
-    tokens: f64,
-    /// The number of targets (labelled tokens or samples), at least 1.
-    targets: f64,
-}
-
-impl Totals {
-    /// Sums `batches` over all ranks. A rank that could not read its data
-    /// passes `None`, and then all ranks return `None`.
-    fn over_ranks<B, M, T: Batch>(
-        engine: &Engine<B, M>,
-        batches: Option<&[T]>,
-    ) -> Result<Option<Self>, EngineError>
-    where
-        B: OptimizerOps,
-        M: AutodiffModule<Training<B>>,
-    {
-        let own = batches.unwrap_or_default();
-        let tokens: usize = own.iter().map(Batch::num_tokens).sum();
-        let targets: usize = own.iter().map(Batch::num_targets).sum();
-        let mine = vec![tokens as f64, targets as f64, f64::from(batches.is_none())];
-        let sums = engine.group().sum(CollectiveTag::new("batch totals", 0), mine)?;
-        // A step without any target has a loss and gradients of 0 instead of
-        // 0/0.
-        let totals = Self { tokens: sums[0], targets: sums[1].max(1.0) };
-        Ok((sums[2] == 0.0).then_some(totals))
-    }
 }

@@ -322,7 +322,7 @@ fn rejects_invalid_deepspeed_settings() {
         (
             "deepspeed.curriculum_learning",
             "{\"enabled\": true, \"curriculum_type\": \"seqlen\", \"min_difficulty\": 1, \"max_difficulty\": 8,
-                \"schedule_type\": \"fixed_linear\", \"schedule_config\": {\"total_curriculum_step\": 4,
+                \"schedule_type\": \"fixed_linear\", \"schedule_config\": {\"total_curriculum_step\": 100,
                 \"difficulty_step\": 1}}",
             &["curriculum_learning.min_difficulty", "at least 2 tokens", "no step would have a target"],
         ),

@@ -292,7 +292,7 @@ mod tests {
                 false}}",
         );
         assert!(
-            both[0].starts_with(
+            both[1].starts_with(
                 "error: zero_optimization.overlap_comm: false and overlap_reduce: true"
             ),
             "{both:?}"
@@ -306,11 +306,11 @@ mod tests {
                 "{\"zero_optimization\": {\"pin_memory\": true}, \"wandb\": {\"enabled\": true}}"
             ),
             [
+                "note: zero_optimization.pin_memory: changes nothing here: memory is memory",
                 "error: zero_optimization.lr: is missing and has no default; add it: a finite \
                     number of at least 0",
                 "error: wandb.enabled: true asks for the monitor, which is not available in \
                     this version; set it to false",
-                "note: zero_optimization.pin_memory: changes nothing here: memory is memory",
             ]
         );
         assert_eq!(findings("{\"wandb\": {\"enabled\": false}}"), [""; 0]);

@@ -5,6 +5,7 @@
 //! fix all problems at once. [`ConfigError`] also covers errors that occur before any value can be
 //! checked.
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -96,7 +97,8 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// All findings about one configuration, errors first.
+/// All findings about one configuration: notes, then warnings, then errors, so that the last lines on
+/// a terminal are the ones to act on.
 ///
 /// ```
 /// use deepburn_config::{RawConfig, RunContext, resolve};
@@ -214,15 +216,15 @@ impl Findings {
         }
     }
 
-    /// Returns the warnings and notes, or a report of all findings if there is an error.
+    /// Returns the warnings and notes, warnings first, or a report of all findings, errors last, if
+    /// there is an error.
     pub(crate) fn verdict(mut self, source: &str) -> Result<Vec<Diagnosis>, Report> {
-        self.0.sort_by_key(|diagnosis| diagnosis.severity);
-        match self.0.first() {
-            Some(first) if first.severity == Severity::Error => {
-                Err(Report { source: source.into(), diagnoses: self.0 })
-            }
-            _ => Ok(self.0),
+        if self.0.iter().all(|diagnosis| diagnosis.severity != Severity::Error) {
+            self.0.sort_by_key(|diagnosis| diagnosis.severity);
+            return Ok(self.0);
         }
+        self.0.sort_by_key(|diagnosis| Reverse(diagnosis.severity));
+        Err(Report { source: source.into(), diagnoses: self.0 })
     }
 }
 
@@ -348,16 +350,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_come_first_and_decide() {
+    fn errors_come_last_and_decide() {
         let mut findings = Findings::default();
         note!(findings, "a" => "good to know");
         refuse!(findings, "b.c" => "-1 is below 0"; "give 0 or more");
         warning!(findings, "d" => "has no effect"; "");
+        refuse!(findings, "e" => "is missing"; "add it");
         let report = findings.verdict("x.json").unwrap_err();
         assert_eq!(
             report.to_string(),
-            "x.json: 1 problem\n  error: b.c: -1 is below 0; give 0 or more\n  \
-             warning: d: has no effect\n  note: a: good to know"
+            "x.json: 2 problems\n  note: a: good to know\n  warning: d: has no effect\n  \
+             error: b.c: -1 is below 0; give 0 or more\n  error: e: is missing; add it"
         );
         assert_eq!(format!("{report:?}"), report.to_string());
     }

@@ -91,14 +91,16 @@ fn enable_precision(name: &str, deepspeed: &mut Node, source: &str) -> Result<()
 /// Returns the DeepSpeed section that `mixed_precision` enables.
 fn precision(top: &Accelerate<'_>, findings: &mut Findings) -> Option<&'static str> {
     let node = top.mixed_precision.given()?;
-    match (node.as_text(), node.as_flag()) {
+    // Accelerate converts the name to lower case.
+    let name = node.as_text().map(str::to_lowercase);
+    match (name.as_deref(), node.as_flag()) {
         // Unquoted, YAML reads `no` as false.
         (Some("no"), _) | (_, Some(false)) => None,
         (Some("fp16"), _) => Some("fp16"),
         (Some("bf16"), _) => Some("bf16"),
         _ => {
             refuse!(findings, "mixed_precision" =>
-                "{node} is not available; must be no, fp16 or bf16"; "write no");
+                "{node} is not available; must be no, fp16 or bf16"; "choose one of them");
             None
         }
     }

@@ -9,8 +9,9 @@
 use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
 use crate::foreign::foreign_name;
 use crate::key::{Key, KeyEntry, Kind, Literal, Status, Trigger, Variant, entries};
-use crate::key_path::{join, without_brackets};
+use crate::key_path::{is_at_or_below, join, without_brackets};
 use crate::node::{Node, Value};
+use crate::remedy::{converted, remedy};
 
 /// Minimum similarity of a known name that is suggested instead of an unknown name.
 const SIMILAR: f64 = 0.7;
@@ -39,7 +40,7 @@ impl Check<'_> {
     fn section(&mut self, keys: &'static [Key], node: &Node, path: &str) {
         for (name, value) in node.entries() {
             let full = join(path, name);
-            let Some(key) = Key::find(keys, name) else {
+            let Some(key) = Key::find(keys, name).or_else(|| comment(keys, name)) else {
                 self.unknown(keys, name, value, &full);
                 continue;
             };
@@ -71,7 +72,7 @@ impl Check<'_> {
         if let Err(rule) = key.kind.accepts(value) {
             let quotes = if quoted(key, value) { ", without quotes" } else { "" };
             refuse!(self.findings, Site::at(path, value) =>
-                "{value} is {}; must be {rule}{quotes}", fault(key, value); "{}", example(key));
+                "{value} is {}; must be {rule}{quotes}", fault(key, value); "{}", remedy(key, value));
             return;
         }
         match key.kind {
@@ -114,7 +115,11 @@ impl Check<'_> {
             }
             Status::Unavailable { .. } if value.is_auto() && key.auto => false,
             Status::Unavailable { feature, trigger, remedy } => {
-                // A value of the wrong kind is reported as such instead.
+                // The remedy for `"true"` is `true`, which must not lead to a second error.
+                let meant =
+                    converted(&key.kind, value).filter(|_| key.kind.accepts(value).is_err());
+                let value = meant.as_ref().unwrap_or(value);
+                // Any other value of the wrong kind is reported as such instead.
                 let asked = key.kind.accepts(value).is_ok() && key.asks(trigger, value);
                 if asked {
                     let (site, shown) = match trigger {
@@ -125,7 +130,10 @@ impl Check<'_> {
                     refuse!(self.findings, site =>
                         "{shown} asks for {feature}, which is not available in this version"; "{remedy}");
                 }
-                asked && !matches!(key.kind, Kind::Section(_))
+                // The other keys of a section are checked too, unless `enabled` would be reported twice.
+                let is_flag =
+                    value.get("enabled").is_none_or(|enabled| enabled.as_flag().is_some());
+                asked && !(matches!(key.kind, Kind::Section(_)) && is_flag && meant.is_none())
             }
         }
     }
@@ -135,6 +143,8 @@ impl Check<'_> {
     fn unknown(&mut self, keys: &'static [Key], name: &str, value: &Node, path: &str) {
         // Keys of parameter groups are considered last, because few files have groups.
         let elsewhere = self.honoured(name, false).or_else(|| self.honoured(name, true));
+        // A section is not a suggestion for a key inside of it.
+        let elsewhere = elsewhere.filter(|section| !is_at_or_below(path, section));
         let is_at = |path: &String| format!("did you mean {path}?");
         // The main sections of a job file have no section inside that another program could mean.
         let of_job = elsewhere
@@ -166,6 +176,13 @@ impl Check<'_> {
     }
 }
 
+/// Returns the key `_comment` of `keys` if `name` marks a comment, as `_note` and `//` do.
+fn comment(keys: &'static [Key], name: &str) -> Option<&'static Key> {
+    let marked = name.starts_with(['_', '#']) || name.starts_with("//");
+    let is_comment = marked || ["comment", "comments"].contains(&name);
+    Key::find(keys, "_comment").filter(|_| is_comment)
+}
+
 /// Describes the problem of a value of the wrong kind.
 fn fault(key: &Key, value: &Node) -> &'static str {
     let is_number = matches!(key.kind, Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_));
@@ -187,18 +204,6 @@ fn fault(key: &Key, value: &Node) -> &'static str {
 fn quoted(key: &Key, value: &Node) -> bool {
     let unquoted = matches!(key.kind, Kind::Flag | Kind::Integer(_) | Kind::Real(_));
     unquoted && value.as_text().is_some()
-}
-
-/// Returns a remedy for any invalid value: what to write, or to leave the key out.
-fn example(key: &Key) -> String {
-    match key.default {
-        Literal::Text(default) if matches!(key.kind, Kind::Choice(_)) => {
-            format!("choose one of them, or leave the key out for \"{default}\"")
-        }
-        Literal::Null if key.required => format!("give {}", key.kind),
-        Literal::Null => "give such a value or leave the key out".to_owned(),
-        default => format!("write {default} or leave the key out, which means {default}"),
-    }
 }
 
 /// Returns what to write instead of an unknown `name`: the equivalent of another program's name, or

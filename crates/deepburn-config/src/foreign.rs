@@ -50,7 +50,7 @@ gradient_clip_algorithm gradient_clip_val max_grad_norm: write deepspeed.gradien
 greater_is_better: remove it: training.metric_for_best_model decides
 learning_rate: write training.learning_rate in the job file
 log_every_n_steps logging_strategy: write training.logging_steps in the job file
-logger report_to: write tensorboard, wandb, comet or csv_monitor in the deepspeed section; metrics.jsonl and report.html are always written
+logger report_to: remove it and write tensorboard.enabled or csv_monitor.enabled in the deepspeed section; metrics.jsonl and report.html are always written, and no other service is supported
 logging_dir: write tensorboard.output_path in the deepspeed section, or training.output_dir
 lr_scheduler lr_scheduler_kwargs lr_scheduler_type: write a section scheduler in the deepspeed section, WarmupLR or WarmupDecayLR for example
 max_epochs num_epochs num_train_epochs: write training.epochs in the job file
@@ -65,7 +65,7 @@ offload_param_device: write deepspeed.zero_optimization.offload_param.device
 optim: write deepspeed.optimizer.type
 overwrite_output_dir: remove it and name another training.output_dir
 per_device_eval_batch_size: remove it: evaluation takes the micro-batch of training
-run_name: write tensorboard.job_name or wandb.group in the deepspeed section
+run_name: write tensorboard.job_name or csv_monitor.job_name in the deepspeed section
 save_total_limit total_limit: write training.save_total_limit in the job file
 strategy: write "deepspeed": "deepspeed_stage_2" for example; it takes Lightning's names
 torch_compile: remove it: nothing is compiled

@@ -16,6 +16,7 @@ use std::fmt;
 use crate::key_path::join;
 use crate::node::{Node, Value};
 use crate::range::{Integers, Reals};
+use crate::remedy::converted;
 
 /// A key of a section.
 #[derive(Debug, Clone, Copy)]
@@ -274,7 +275,7 @@ impl Key {
                 let known = |text: &str| names.iter().any(|name| name.eq_ignore_ascii_case(text));
                 !is_default && !node.as_text().is_some_and(known)
             }
-            Trigger::Enabled => node.get("enabled").and_then(Node::as_flag) == Some(true),
+            Trigger::Enabled => node.get("enabled").is_some_and(is_on),
             Trigger::AnyEnabled => any_enabled(node),
             Trigger::Present => !node.is_null() && node.as_flag() != Some(false),
             Trigger::NotEmpty => {
@@ -287,9 +288,15 @@ impl Key {
 
 /// Returns whether a section or a nested section has `enabled: true`.
 fn any_enabled(node: &Node) -> bool {
-    node.entries().iter().any(|(name, node)| {
-        (name == "enabled" && node.as_flag() == Some(true)) || any_enabled(node)
-    })
+    node.entries()
+        .iter()
+        .any(|(name, node)| (name == "enabled" && is_on(node)) || any_enabled(node))
+}
+
+/// Returns whether a value is `true`, or another spelling of it such as `"true"`.
+fn is_on(node: &Node) -> bool {
+    let meant = converted(&Kind::Flag, node);
+    node.as_flag().or(meant.and_then(|meant| meant.as_flag())) == Some(true)
 }
 
 impl Kind {

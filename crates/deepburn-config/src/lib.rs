@@ -51,6 +51,7 @@ mod place;
 mod plan;
 mod range;
 mod raw_config;
+mod remedy;
 mod resolve;
 mod rules;
 mod schema;

@@ -104,7 +104,11 @@ fn other_programs_names_are_known() {
     for (text, part) in [
         (r#"{"training": {"num_train_epochs": 3}}"#, "write training.epochs"),
         (r#"{"training": {"lr_scheduler_type": "cosine"}}"#, "scheduler"),
-        (r#"{"training": {"report_to": "wandb"}}"#, "wandb"),
+        // deepspeed.wandb is refused, so the remedy must not name it.
+        (
+            r#"{"training": {"report_to": "wandb"}}"#,
+            "remove it and write tensorboard.enabled or csv_monitor.enabled in the deepspeed section",
+        ),
         (r#"{"gradient_checkpointing": true}"#, "training.gradient_checkpointing"),
         (r#"{"training": {"per_device_eval_batch_size": 3}}"#, "micro-batch"),
         (r#"{"per_device_train_batch_size": 3}"#, "training.micro_batch_size"),

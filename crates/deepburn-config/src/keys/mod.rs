@@ -90,8 +90,8 @@ section! {
         tensorboard: Tensorboard<'a> = section(),
         wandb = switched_off::<Wandb>(
             "the Weights & Biases monitor",
-            "set it to false and tensorboard.enabled to true: no maintained Rust library writes W&B's run \
-             folder, but `wandb sync` uploads a TensorBoard folder",
+            "set it to false: metrics.jsonl always has every step, and tensorboard and csv_monitor write theirs; \
+             to have them in W&B, log the rows of metrics.jsonl with a script (wandb.log for each row)",
         ),
         csv_monitor: CsvMonitor<'a> = section(),
         comet = switched_off::<Comet>(
@@ -150,8 +150,13 @@ section! {
                 "DeepSpeed does not read this key either; tensorboard, wandb and csv_monitor are keys of the \
                  top level",
             ),
-        /// Comment.
-        comment as "_comment" = free().ignored(UNREAD),
+        /// Comment. So is every other key of the top level whose name starts with _, # or //.
+        comment as "_comment" = free().inert(UNREAD),
+        /// Found in published files; not a key of DeepSpeed.
+        log = free().inert(UNREAD),
+        /// All-reduce gradients in fp32; a key of early versions of DeepSpeed.
+        fp32_allreduce = free()
+            .ignored("DeepSpeed no longer reads this key; communication_data_type sets the data type"),
         /// Mixture-of-quantization training (MoQ).
         quantize_training = absent("mixture-of-quantization training"),
         /// Weight quantization for inference.

@@ -1,0 +1,226 @@
+//! What to write instead of an invalid value.
+//!
+//! The best remedy keeps the user's value and only changes its type: `"2e-5"` becomes `2e-5`, and
+//! `[3]` becomes `3`. [`converted`] finds such a value. A key whose value cannot be converted without
+//! loss gets the default as a remedy.
+
+use crate::check::nearest;
+use crate::key::{Key, Kind, Literal};
+use crate::node::{Node, Value};
+use crate::source::{Origin, parse_json};
+
+/// Maximum number of characters of a value that a remedy shows. A truncated value would not be a
+/// remedy.
+const LONGEST: usize = 60;
+
+/// Returns what to write instead of an invalid value of `key`.
+pub(crate) fn remedy(key: &Key, value: &Node) -> String {
+    let is_nearly_auto = |text: &str| nearest(["auto"].into_iter(), &text.to_lowercase()).is_some();
+    if key.auto && value.as_text().is_some_and(is_nearly_auto) {
+        return "write \"auto\"".to_owned();
+    }
+    let meant = converted(&key.kind, value);
+    // A number in quotes is not a type or another name that has to be given.
+    if let Some(text) =
+        meant.filter(|_| !key.required || value.as_text().is_some()).as_ref().and_then(written)
+    {
+        return format!("write {text}");
+    }
+    let similar = match (key.kind, value.as_text()) {
+        (Kind::Choice(names), Some(text)) => nearest(names.iter().copied(), &text.to_lowercase()),
+        _ => None,
+    };
+    match key.default {
+        Literal::Null if key.required => format!("give {}", key.kind),
+        Literal::Text(default) if matches!(key.kind, Kind::Choice(_)) => {
+            let choice = similar.map_or("choose one of them".to_owned(), |name| {
+                format!("did you mean \"{name}\"? Choose one of them")
+            });
+            format!("{choice}, or leave the key out for \"{default}\"")
+        }
+        _ if similar.is_some() => format!("did you mean \"{}\"?", similar.unwrap_or_default()),
+        Literal::Null => "give such a value or leave the key out".to_owned(),
+        default => format!("write {default} or leave the key out, which means {default}"),
+    }
+}
+
+/// Returns the value of this kind that has the same meaning as `value`, which is of another kind:
+/// a number or a flag in quotes, 0 or 1 for a flag, a list of one value for a value, or a value for
+/// a list of one.
+pub(crate) fn converted(kind: &Kind, value: &Node) -> Option<Node> {
+    let inside = |node: &Node| readings(node).into_iter();
+    let list = value.as_list().unwrap_or_default();
+    let elements = list.iter().map(unquoted).collect();
+    let only = if let [only] = list { Some(only) } else { None };
+    let alone = only.into_iter().flat_map(|only| std::iter::once(only.clone()).chain(inside(only)));
+    let listed = |node: Node| Node::new(Value::List(vec![node]));
+    let mut all: Vec<_> = inside(value).chain(alone).collect();
+    match value.value {
+        Value::List(_) => all.push(Node::new(Value::List(elements))),
+        Value::Text(_) | Value::Number(_) => {
+            let single = std::iter::once(value.clone()).chain(inside(value));
+            all.extend(single.map(listed).collect::<Vec<_>>());
+        }
+        Value::Flag(_) => all.extend(switched(kind, value)),
+        Value::Null | Value::Map(_) => {}
+    }
+    all.into_iter().find(|meant| kind.accepts(meant).is_ok())
+}
+
+/// Returns the value without quotes, if it is a number or a flag in quotes, and else the value itself.
+pub(crate) fn unquoted(value: &Node) -> Node {
+    let inner = value.as_text().and_then(parsed);
+    inner.filter(|inner| !matches!(inner.value, Value::Map(_))).unwrap_or_else(|| value.clone())
+}
+
+/// Returns the readings of a scalar as another type, the most literal one first.
+fn readings(value: &Node) -> Vec<Node> {
+    match &value.value {
+        Value::Text(text) => {
+            let inner = parsed(text);
+            let as_flag = inner.as_ref().and_then(bit);
+            let trimmed = (text.trim() != text).then(|| Node::text(text.trim()));
+            [inner, as_flag, word(text), trimmed].into_iter().flatten().collect()
+        }
+        Value::Number(text) => [bit(value), Some(Node::text(text))].into_iter().flatten().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Parses a text as a JSON value other than a section, and its elements if it is a list.
+fn parsed(text: &str) -> Option<Node> {
+    let origin = Origin { document: "value", name: "value" };
+    let node = parse_json(text.trim(), origin).ok()?;
+    let value = match node.value {
+        Value::List(nodes) => Value::List(nodes.iter().map(unquoted).collect()),
+        Value::Number(text) => Value::Number(text),
+        Value::Flag(flag) => Value::Flag(flag),
+        Value::Null | Value::Text(_) | Value::Map(_) => return None,
+    };
+    Some(Node::new(value))
+}
+
+/// Returns the flag that a word of Python or YAML stands for.
+fn word(text: &str) -> Option<Node> {
+    let flag = match &*text.trim().to_ascii_lowercase() {
+        "true" | "yes" | "on" => true,
+        "false" | "no" | "off" => false,
+        _ => return None,
+    };
+    Some(Node::new(Value::Flag(flag)))
+}
+
+/// Returns the flag that the number 0 or 1 stands for.
+fn bit(number: &Node) -> Option<Node> {
+    let flag = match number.as_integer()? {
+        0 => false,
+        1 => true,
+        _ => return None,
+    };
+    Some(Node::new(Value::Flag(flag)))
+}
+
+/// Returns `{ "enabled": flag }` for a section that has this key.
+fn switched(kind: &Kind, flag: &Node) -> Option<Node> {
+    let (Kind::Section(keys) | Kind::SectionOrPath(keys)) = *kind else { return None };
+    Key::find(keys, "enabled")?;
+    Some(Node::map(vec![("enabled".to_owned(), flag.clone())]))
+}
+
+/// Returns the value as it is written in a file; `None` if it is too long for a message.
+fn written(value: &Node) -> Option<String> {
+    let text = match &value.value {
+        // `enabled` is the only key of a section that a conversion creates.
+        Value::Map(entries) => {
+            let entries = entries.iter().map(|(name, node)| format!("\"{name}\": {node}"));
+            format!("{{ {} }}", entries.collect::<Vec<_>>().join(", "))
+        }
+        Value::List(nodes) => {
+            let nodes: Option<Vec<_>> = nodes.iter().map(written).collect();
+            format!("[{}]", nodes?.join(", "))
+        }
+        Value::Number(text) => text.clone(),
+        _ => value.to_json().to_string(),
+    };
+    (text.chars().count() <= LONGEST).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::*;
+
+    fn node(json: &str) -> Node {
+        parse_json(json, Origin { document: "test", name: "test" }).unwrap()
+    }
+
+    section! {
+        /// A section with a switch.
+        enum Switched {
+            enabled = flag(false),
+        }
+    }
+
+    const SHAPES: &[&str] = &["log", "linear"];
+
+    #[test]
+    fn a_value_of_another_type_keeps_its_meaning() {
+        let (flag, number) = (flag(true).named("f", ""), real(Positive, 0.001).named("r", ""));
+        let integer = count_in(0, 3, 0).named("i", "");
+        let auto = count(7).auto().named("a", "");
+        let shape = one_of(SHAPES, "log").named("s", "");
+        let betas = pair(Decay, &[0.9, 0.999]).named("b", "");
+        let sizes = opt_positives().named("l", "");
+        let name = text("job").named("t", "");
+        let section = section::<Switched>().named("w", "");
+        for (key, json, expected) in [
+            (flag, "\"false\"", "write false"),
+            (flag, "\"False\"", "write false"),
+            (flag, "\" true \"", "write true"),
+            (flag, "\"off\"", "write false"),
+            (flag, "\"0\"", "write false"),
+            (flag, "0", "write false"),
+            (flag, "1.0", "write true"),
+            (flag, "[false]", "write false"),
+            (flag, "2", "write true or leave the key out, which means true"),
+            (number, "\"2e-5\"", "write 2e-5"),
+            (number, "[\"2e-5\"]", "write 2e-5"),
+            (number, "\"-1\"", "write 0.001 or leave the key out, which means 0.001"),
+            (number, "\"1e-400\"", "write 0.001 or leave the key out, which means 0.001"),
+            (integer, "\"3\"", "write 3"),
+            (integer, "\"3.0\"", "write 3.0"),
+            (integer, "[2]", "write 2"),
+            (integer, "\"4\"", "write 0 or leave the key out, which means 0"),
+            (integer, "\"2.5\"", "write 0 or leave the key out, which means 0"),
+            (integer, "true", "write 0 or leave the key out, which means 0"),
+            (integer, "{\"a\": 1}", "write 0 or leave the key out, which means 0"),
+            (auto, "\"Auto\"", "write \"auto\""),
+            (auto, "\"atuo\"", "write \"auto\""),
+            (auto, "\"5e8\"", "write 5e8"),
+            (shape, "\" linear\"", "write \"linear\""),
+            (
+                shape,
+                "\"linaer\"",
+                "did you mean \"linear\"? Choose one of them, or leave the key out for \"log\"",
+            ),
+            (shape, "3", "choose one of them, or leave the key out for \"log\""),
+            (betas, "[\"0.9\", \"0.95\"]", "write [0.9, 0.95]"),
+            (betas, "\"[0.9, 0.95]\"", "write [0.9, 0.95]"),
+            (betas, "[0.9]", "write [0.9, 0.999] or leave the key out, which means [0.9, 0.999]"),
+            (sizes, "8", "write [8]"),
+            (sizes, "\"8\"", "write [8]"),
+            (sizes, "[\"8\", 16]", "write [8, 16]"),
+            (name, "3", "write \"3\""),
+            (section, "true", "write { \"enabled\": true }"),
+        ] {
+            assert_eq!(remedy(&key, &node(json)), expected, "{}: {json}", key.name);
+        }
+    }
+
+    #[test]
+    fn long_values_are_not_repeated() {
+        let long = Node::text("9".repeat(100));
+        let key = real(Positive, 0.5).named("r", "");
+        assert!(remedy(&key, &long).starts_with("write 0.5"));
+    }
+}

@@ -22,7 +22,8 @@
 //! read through another section, such as `Moments`. The compiler warns about a key with a type that
 //! no code reads (`field is never read`). If the name of a key is not a valid Rust name, the
 //! declaration is `field as "name": ...`. `pub(crate) enum Name { ... }` declares a section that no
-//! code reads.
+//! code reads. In a section that is declared as `Name<'a>: auto`, every key takes `"auto"` for its
+//! default: DeepSpeed drops `"auto"` from the sections that are pydantic models.
 //!
 //! Reading never returns an error. The check that runs before has reported invalid values, which
 //! are read as the default, so that further findings about a file do not depend on the first one.
@@ -241,7 +242,7 @@ fn as_real(node: &Node) -> Option<f64> {
 
 /// Declares sections: see [the module](self).
 macro_rules! section {
-    ($(#[doc = $about:literal])+ $vis:vis struct $Section:ident<$a:lifetime> {
+    ($(#[doc = $about:literal])+ $vis:vis struct $Section:ident<$a:lifetime> $(: $all:ident)? {
         $($(#[doc = $doc:literal])* $name:ident $(as $key:literal)? $(: $Type:ty)? = $spec:expr,)*
     } $($rest:tt)*) => {
         $(#[doc = $about])+
@@ -251,9 +252,9 @@ macro_rules! section {
         }
 
         impl<$a> $crate::section::Section for $Section<$a> {
-            const KEYS: &'static [$crate::key::Key] = &[$($crate::section::key!(
+            const KEYS: &'static [$crate::key::Key] = &$crate::section::keys!($($all)? [$($crate::section::key!(
                 [$($doc)*] $name $(as $key)?, [$($Type)?], $spec
-            )),*];
+            )),*]);
             const DOC: &'static str = concat!($($about),+).trim_ascii_start();
         }
 
@@ -271,21 +272,29 @@ macro_rules! section {
 
         $crate::section::section!($($rest)*);
     };
-    ($(#[doc = $about:literal])+ $vis:vis enum $Section:ident {
+    ($(#[doc = $about:literal])+ $vis:vis enum $Section:ident $(: $all:ident)? {
         $($(#[doc = $doc:literal])* $name:ident $(as $key:literal)? = $spec:expr,)*
     } $($rest:tt)*) => {
         $(#[doc = $about])+
         $vis enum $Section {}
 
         impl $crate::section::Section for $Section {
-            const KEYS: &'static [$crate::key::Key] =
-                &[$($crate::section::key!([$($doc)*] $name $(as $key)?, [], $spec)),*];
+            const KEYS: &'static [$crate::key::Key] = &$crate::section::keys!($($all)? [
+                $($crate::section::key!([$($doc)*] $name $(as $key)?, [], $spec)),*
+            ]);
             const DOC: &'static str = concat!($($about),+).trim_ascii_start();
         }
 
         $crate::section::section!($($rest)*);
     };
     () => {};
+}
+
+/// Creates the key table of [`section!`]. In a section that is declared `: auto`, all keys take
+/// `"auto"`.
+macro_rules! keys {
+    ([$($key:expr),* $(,)?]) => { [$($key),*] };
+    (auto [$($key:expr),* $(,)?]) => { $crate::spec::all_auto([$($key),*]) };
 }
 
 /// Declares one key of [`section!`]. If a type is given, it must be the spec's type.
@@ -310,7 +319,7 @@ macro_rules! filled {
     };
 }
 
-pub(crate) use {filled, key, section};
+pub(crate) use {filled, key, keys, section};
 
 #[cfg(test)]
 mod tests {

@@ -136,6 +136,16 @@ pub(crate) const fn absent(feature: &'static str) -> Spec<()> {
     free().unavailable(feature, Present, "remove it")
 }
 
+/// Returns the keys, each of which takes `"auto"`.
+pub(crate) const fn all_auto<const N: usize>(mut keys: [Key; N]) -> [Key; N] {
+    let mut at = 0;
+    while at < N {
+        keys[at].auto = true;
+        at += 1;
+    }
+    keys
+}
+
 /// Declares keys that several sections have, each with its doc.
 macro_rules! shared {
     ($($(#[doc = $doc:literal])+ $vis:vis $name:ident: $Type:ty = $spec:expr;)+) => {

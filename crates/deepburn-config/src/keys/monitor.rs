@@ -10,7 +10,7 @@ pub(crate) const DEFAULT_JOB_NAME: &str = "DeepSpeedJobName";
 
 section! {
     /// TensorBoard monitor: loss, learning rate and loss scale as event files.
-    pub(crate) struct Tensorboard<'a> {
+    pub(crate) struct Tensorboard<'a>: auto {
         /// Write TensorBoard event files.
         enabled: bool = flag(false),
         /// Parent folder of the event files. Empty (default): the job's output_dir.
@@ -20,7 +20,7 @@ section! {
     }
 
     /// CSV monitor: loss, learning rate and loss scale as CSV files.
-    pub(crate) struct CsvMonitor<'a> {
+    pub(crate) struct CsvMonitor<'a>: auto {
         /// Write one CSV file per metric.
         enabled: bool = flag(false),
         /// Parent folder of the CSV files. Empty (default): the job's output_dir.
@@ -48,7 +48,7 @@ section! {
         /// checkpointing. Added to the operations of the step.
         recompute_fwd_factor: f64 = real(NotNegative, 0.0),
         /// Optimizer step to profile, counted from 1.
-        profile_step: usize = positive(1),
+        profile_step: i64 = integer(1),
         /// Depth to which the largest modules are listed; -1 for all depths.
         module_depth: i64 = integer_in(-1, i64::MAX, -1),
         /// Number of modules listed per depth.

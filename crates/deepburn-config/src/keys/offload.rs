@@ -30,7 +30,7 @@ const THREADS: &str = "each request in flight has its own thread";
 
 section! {
     /// Offload of optimizer states and accumulated gradients (stages 1 to 3).
-    pub(crate) struct OffloadOptimizer<'a> {
+    pub(crate) struct OffloadOptimizer<'a>: auto {
         device: &'a str = DEVICE,
         nvme_path: Option<&'a str> = NVME_PATH,
         pin_memory = PIN_MEMORY,
@@ -57,7 +57,7 @@ section! {
     }
 
     /// Offload of parameter shards (stage 3). Requires offload_optimizer.
-    pub(crate) struct OffloadParam<'a> {
+    pub(crate) struct OffloadParam<'a>: auto {
         device: &'a str = DEVICE,
         nvme_path: Option<&'a str> = NVME_PATH,
         pin_memory = PIN_MEMORY,

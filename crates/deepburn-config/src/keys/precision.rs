@@ -27,34 +27,34 @@ const AUTOCAST_TYPES: &[&str] = &[
 
 section! {
     /// fp16 training with loss scaling and fp32 master weights.
-    pub(crate) struct Fp16<'a> {
+    pub(crate) struct Fp16<'a>: auto {
         /// Enable fp16 training. Excludes bf16.enabled; "auto" means false.
-        enabled: bool = flag(false).auto(),
+        enabled: bool = flag(false),
         /// Run operations in autocast data types, as torch_autocast does, on fp16 parameters.
         /// DeepSpeed only casts the inputs of the model.
-        auto_cast: bool = flag(false).auto(),
+        auto_cast: bool = flag(false),
         /// Static loss scale. 0 selects dynamic loss scaling.
-        loss_scale: f64 = real(NotNegative, 0.0).auto(),
+        loss_scale: f64 = real(NotNegative, 0.0),
         /// Initial dynamic loss scale, as a power of 2. Values above 16 usually skip steps until
         /// the scale has fallen.
-        initial_scale_power: i64 = integer_in(0, 127, 16).auto(),
+        initial_scale_power: i64 = integer_in(0, 127, 16),
         /// Number of steps without overflow before the dynamic loss scale doubles.
-        loss_scale_window: i64 = integer(1000).unit("steps").auto(),
+        loss_scale_window: i64 = integer(1000).unit("steps"),
         /// Number of overflows before the dynamic loss scale is halved; it is restored when the
         /// scale doubles.
-        hysteresis: i64 = integer_in(1, i64::MAX, 2).unit("overflows").auto(),
+        hysteresis: i64 = integer_in(1, i64::MAX, 2).unit("overflows"),
         /// Restore the hysteresis after every step without overflow.
         consecutive_hysteresis: bool = flag(false),
         /// Minimum dynamic loss scale. The run fails if an overflow would lower the scale further.
-        min_loss_scale: i64 = integer(1).auto(),
+        min_loss_scale: i64 = integer(1),
         /// Keep master weights and gradients in fp16.
         fp16_master_weights_and_grads = fixed(false, "fp16 master weights"),
     }
 
     /// bf16 training with fp32 master weights.
-    pub(crate) struct Bf16<'a> {
+    pub(crate) struct Bf16<'a>: auto {
         /// Enable bf16 training. Excludes fp16.enabled; "auto" means false.
-        enabled: bool = flag(false).auto(),
+        enabled: bool = flag(false),
         /// Accumulate each gradient as soon as it is computed.
         immediate_grad_update = flag(false).inert("gradients are always accumulated as soon as they are final"),
         /// Skip steps with non-finite gradients. If false, such a gradient ends the run.

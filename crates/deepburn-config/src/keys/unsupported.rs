@@ -63,7 +63,7 @@ section! {
     }
 
     /// Tensor parallelism.
-    pub(crate) enum TensorParallel {
+    pub(crate) enum TensorParallel: auto {
         /// Number of ranks in a tensor-parallel group of AutoTP; 0 disables it.
         autotp_size = count(0).unavailable("tensor parallelism", Differs, "set it to 0"),
         /// Options of the tensor-parallel group.
@@ -117,7 +117,7 @@ section! {
     }
 
     /// Hybrid engine: training and text generation with one model (RLHF).
-    pub(crate) enum HybridEngine {
+    pub(crate) enum HybridEngine: auto {
         /// Enable the hybrid engine.
         enabled = flag(false),
         /// Maximum number of generated tokens.
@@ -135,7 +135,7 @@ section! {
     }
 
     /// Model compilation.
-    pub(crate) enum Compile {
+    pub(crate) enum Compile: auto {
         /// Enable DeepCompile, which also compiles communication.
         deepcompile = fixed(false, "DeepCompile"),
         /// Compile the model.
@@ -283,7 +283,7 @@ section! {
     }
 
     /// Weights & Biases monitor.
-    pub(crate) enum Wandb {
+    pub(crate) enum Wandb: auto {
         /// Send metrics to Weights & Biases.
         enabled = flag(false),
         /// Group of the run.
@@ -295,7 +295,7 @@ section! {
     }
 
     /// Comet monitor.
-    pub(crate) enum Comet {
+    pub(crate) enum Comet: auto {
         /// Send metrics to Comet.
         enabled = flag(false),
         /// Number of samples between two logged points.
@@ -317,7 +317,7 @@ section! {
     }
 
     /// Communication logging.
-    pub(crate) enum CommsLogger {
+    pub(crate) enum CommsLogger: auto {
         /// Log collectives.
         enabled = flag(false),
         /// Log every collective as it happens.
@@ -336,7 +336,7 @@ section! {
     }
 
     /// Throughput timer.
-    pub(crate) enum Throughput {
+    pub(crate) enum Throughput: auto {
         /// Measure throughput.
         enabled = flag(true),
         /// Synchronize the device before reading the time.

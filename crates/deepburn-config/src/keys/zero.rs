@@ -46,13 +46,13 @@ section! {
         reduce_scatter: bool = flag(true).at_stages(2, 3).auto(),
         /// Treat the gradient of an unused parameter as zero. If false, an unused parameter is an
         /// error.
-        ignore_unused_parameters: bool = flag(true),
+        ignore_unused_parameters: bool = flag(true).auto(),
         /// Combine the reductions of several ranks in one all-reduce.
-        use_multi_rank_bucket_allreduce = flag(true).inert("each bucket is always reduced in one collective"),
+        use_multi_rank_bucket_allreduce = flag(true).inert("each bucket is always reduced in one collective").auto(),
         /// Distribute gradients over ranks in turn, which speeds up copies to the host.
-        round_robin_gradients = flag(false).inert("each rank always owns a part of every parameter"),
+        round_robin_gradients = flag(false).inert("each rank always owns a part of every parameter").auto(),
         /// Compute the gradient norm even if clipping is off.
-        compute_grad_norm = flag(true).inert("the norm is computed and reported in every step"),
+        compute_grad_norm = flag(true).inert("the norm is computed and reported in every step").auto(),
         /// Elements of updated parameters per all-gather. Larger buckets need fewer messages and
         /// more memory. Must be even at stages 1 and 2, as in DeepSpeed.
         allgather_bucket_size: usize = positive(500_000_000).unit(ELEMENTS).at_stages(1, 2).auto(),
@@ -85,66 +85,66 @@ section! {
             .at_stages(3, 3).auto(),
         /// Gather modules below this granularity as a whole; 0 gathers parameters individually.
         stage3_module_granularity_threshold = count(0).alias("module_granularity_threshold")
-            .unit("elements per layer").inert(JOINED),
+            .unit("elements per layer").inert(JOINED).auto(),
         /// Gather parameters by all-reduce.
         stage3_use_all_reduce_for_fetch_params = flag(false)
-            .alias("use_all_reduce_for_fetch_params").inert("parameters are always all-gathered"),
+            .alias("use_all_reduce_for_fetch_params").inert("parameters are always all-gathered").auto(),
         /// Gather parameters one at a time.
         stage3_allgather_sequential = flag(false).alias("allgather_sequential")
-            .inert(JOINED),
-        leaf_module = section::<LeafModule>().inert("each operation gathers the parameters that it needs"),
+            .inert(JOINED).auto(),
+        leaf_module = section::<LeafModule>().inert("each operation gathers the parameters that it needs").auto(),
         /// Replace linear layers by DeepSpeed's memory-efficient implementation.
-        memory_efficient_linear = flag(true).inert("layers are never replaced"),
+        memory_efficient_linear = flag(true).inert("layers are never replaced").auto(),
         /// Gather parameters in Module.apply.
-        override_module_apply = flag(true).inert("DeepBurn has no such hook"),
+        override_module_apply = flag(true).inert("DeepBurn has no such hook").auto(),
         /// Log a warning if the order of parameter uses changes.
-        log_trace_cache_warnings = flag(false).inert("the order of uses may change at any step"),
+        log_trace_cache_warnings = flag(false).inert("the order of uses may change at any step").auto(),
         /// Check the internal state of parameters and collectives.
-        enable_sanity_checks = flag(false).inert("collectives are always checked across ranks"),
+        enable_sanity_checks = flag(false).inert("collectives are always checked across ranks").auto(),
         /// Align parameters in flat buffers.
-        parameter_alignment = flag(false).inert("parameters are not joined into flat buffers"),
+        parameter_alignment = flag(false).inert("parameters are not joined into flat buffers").auto(),
         offload_optimizer: OffloadOptimizer<'a> = section(),
         offload_param: OffloadParam<'a> = section(),
         /// Older form of offload_optimizer with device "cpu".
-        cpu_offload: Option<bool> = opt_flag(),
+        cpu_offload: Option<bool> = opt_flag().auto(),
         /// Older form of offload_param with device "cpu".
-        cpu_offload_param: Option<bool> = opt_flag(),
+        cpu_offload_param: Option<bool> = opt_flag().auto(),
         /// Older form of pin_memory.
-        cpu_offload_use_pin_memory = opt_flag().inert("offloaded data is never page-locked"),
+        cpu_offload_use_pin_memory = opt_flag().inert("offloaded data is never page-locked").auto(),
         /// I/O options of NVMe offload; DeepSpeed has this section at the top level.
         aio: Aio<'a> = section(),
         /// Update important gradients on the GPU at once and the others on the CPU later (ZenFlow).
-        zenflow = absent("ZenFlow"),
+        zenflow = absent("ZenFlow").auto(),
         /// Load master weights from the fp32 copy in a checkpoint instead of the 16-bit weights.
-        load_from_fp32_weights = flag(true).inert(CHECKPOINTS),
+        load_from_fp32_weights = flag(true).inert(CHECKPOINTS).auto(),
         /// Use the older elastic checkpoint layout.
-        elastic_checkpoint = flag(false).inert(CHECKPOINTS),
+        elastic_checkpoint = flag(false).inert(CHECKPOINTS).auto(),
         /// Load checkpoints in a pipeline.
-        pipeline_loading_checkpoint = flag(false).inert(CHECKPOINTS),
+        pipeline_loading_checkpoint = flag(false).inert(CHECKPOINTS).auto(),
         /// Use the older implementation of stage 1.
-        legacy_stage1 = flag(false).inert("there is one implementation of stage 1"),
+        legacy_stage1 = flag(false).inert("there is one implementation of stage 1").auto(),
         /// Keep Muon's momentum buffer in memory if optimizer states are offloaded.
-        save_muon_momentum_buffer_in_memory = fixed(false, "a momentum buffer kept in memory"),
+        save_muon_momentum_buffer_in_memory = fixed(false, "a momentum buffer kept in memory").auto(),
         /// Number of ranks in a secondary shard group (ZeRO++).
         zero_hpz_partition_size = positive(1).unit("ranks")
-            .unavailable(ZERO_PP, Differs, "set it to 1"),
+            .unavailable(ZERO_PP, Differs, "set it to 1").auto(),
         /// Quantize parameters for all-gathers (ZeRO++).
-        zero_quantized_weights = fixed(false, ZERO_PP),
+        zero_quantized_weights = fixed(false, ZERO_PP).auto(),
         /// Quantize frozen parameters for all-gathers (ZeRO++).
-        zero_quantized_nontrainable_weights = fixed(false, ZERO_PP),
+        zero_quantized_nontrainable_weights = fixed(false, ZERO_PP).auto(),
         /// Quantize gradients for reductions (ZeRO++).
-        zero_quantized_gradients = fixed(false, ZERO_PP),
+        zero_quantized_gradients = fixed(false, ZERO_PP).auto(),
         /// Options of error feedback for quantized gradients (LoCo).
-        zeropp_loco_param = absent(ZERO_PP),
+        zeropp_loco_param = absent(ZERO_PP).auto(),
         /// Number of ranks in a shard group (MiCS); -1 disables MiCS.
         mics_shard_size = integer(-1).unit("ranks")
-            .unavailable(MICS, Differs, "set it to -1"),
+            .unavailable(MICS, Differs, "set it to -1").auto(),
         /// Gather parameters hierarchically, first within a node (MiCS).
-        mics_hierarchical_params_gather = fixed(false, MICS),
+        mics_hierarchical_params_gather = fixed(false, MICS).auto(),
     }
 
     /// Modules that are gathered as a whole.
-    pub(crate) enum LeafModule {
+    pub(crate) enum LeafModule: auto {
         /// Class names of modules to gather as a whole.
         classes = free(),
         /// Names of modules to gather as a whole.

@@ -98,7 +98,12 @@ fn flops(section: &FlopsProfiler<'_>, context: &mut Context<'_>) -> Option<Flops
     if !section.enabled.value {
         return None;
     }
-    let profile_step = section.profile_step.value as u64;
+    let step = &section.profile_step;
+    let Some(profile_step) = u64::try_from(step.value).ok().filter(|step| *step > 0) else {
+        refuse!(context, step =>
+            "{} is out of range: steps count from 1, and nothing would be profiled", step.value; "write 1 for the first step");
+        return None;
+    };
     warn_if_never(&section.profile_step, profile_step, context);
     Some(filled!(FlopsPlan, section { recompute_fwd_factor, top_modules, detailed }
         profile_step,

@@ -31,7 +31,8 @@ use crate::source::{Origin, parse_json, read_text};
 /// The folder in which configurations are searched for after the given location.
 pub const CONFIG_FOLDER: &str = "configs";
 
-/// The command-line arguments of a job. Options are applied after `sets` and take precedence.
+/// The command-line arguments of a job. Options are applied after `sets` and take precedence. Only
+/// values that `sets` changes inside of `deepspeed` are applied after the option `deepspeed`.
 #[derive(Debug, Clone, Default)]
 pub struct JobRequest {
     /// The job file, searched for as given and then in `configs/`.
@@ -158,7 +159,8 @@ impl Job {
             "there is nothing to evaluate: data.splits.eval is missing";
             "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         reader.check_saving(&job.training);
-        reader.check_best(&job.training, &job.data);
+        reader.check_best(&job.training, &job.data, has_eval);
+        reader.check_effects(&top, &job);
         job
     }
 }
@@ -178,7 +180,7 @@ fn refuse_deepspeed(root: &Node, name: &str) -> Result<(), ConfigError> {
 }
 
 /// Returns the values of the command line in the order in which they are applied: `--set` first,
-/// then the options.
+/// then the options. Values inside of the DeepSpeed section are applied to it afterwards.
 fn overrides(request: &JobRequest) -> Result<Vec<Override>, ConfigError> {
     let text = |path: &Path| Node::text(path.to_string_lossy());
     let mut overrides: Vec<_> =

@@ -2,18 +2,21 @@
 //! other.
 
 mod devices;
+mod effects;
 mod splits;
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
-use crate::diagnosis::{Findings, note, refuse, warning};
+use crate::diagnosis::{Findings, Severity, note, refuse, report, warning};
 use crate::job_plan::{
-    Architecture, Backend, DataJob, DataKind, ModelJob, ModelMetric, TrainingJob,
+    Architecture, Backend, DataJob, DataKind, Job, ModelJob, ModelMetric, TrainingJob,
 };
+use crate::key::Trigger;
 use crate::keys::DeepSpeed;
-use crate::keys::job::{Data, Model, ParamGroup as Group, Splits, Training};
+use crate::keys::job::{Data, JobFile, Model, ParamGroup as Group, Splits, Training};
+use crate::node::Node;
 use crate::place::{Place, find};
 use crate::plan::{GroupRate, GroupUpdate, ParamGroup, PathPattern};
 use crate::section::{Entry, Setting, filled};
@@ -115,8 +118,7 @@ impl JobReader<'_> {
         )
     }
 
-    /// Checks that the keys that a kind of data needs are given, and reports keys that it does not
-    /// use.
+    /// Checks that the keys that a kind of data needs are given.
     fn check_kind(&mut self, kind: &DataKind, data: &Data<'_>, splits: &SplitPlan) {
         let has_path = data.path.is_given();
         let is_tokens = *kind == DataKind::Tokens;
@@ -135,18 +137,6 @@ impl JobReader<'_> {
         } else if *kind == DataKind::Synthetic && (has_path || !splits.is_embedded()) {
             refuse!(self.findings, "data.path" =>
                 "kind \"synthetic\" is embedded and reads no files"; "remove the path or write kind \"text\"");
-        }
-        let classifies = matches!(kind, DataKind::Classification { .. });
-        let is_text = matches!(kind, DataKind::Text { .. }) && !splits.is_embedded();
-        let has_text = classifies || is_text;
-        let readers: [(&Entry<'_>, bool, &str); 4] = [
-            (&data.label_field, classifies, "only classification reads it"),
-            (&data.text_field, has_text, "only classification and text from files read it"),
-            (&data.join, is_text, "only text from files is joined"),
-            (&data.vocab_size, !is_tokens, "tokens need no tokenizer"),
-        ];
-        for (key, is_read, why) in readers {
-            warning!(if key.is_given() && !is_read; self.findings, &*key.path => "is ignored: {why}"; "remove it");
         }
     }
 
@@ -209,6 +199,7 @@ impl JobReader<'_> {
             refuse!(self.findings, lr => "is given together with lr_factor, and only one can set the group's learning rate";
                 "remove one of them");
         }
+        self.check_group(section);
         let rate = lr.value.map_or(GroupRate::Factor(lr_factor.value), GroupRate::Own);
         let trained =
             filled!(GroupUpdate::Trained, section { weight_decay, betas, muon_matrices } rate);
@@ -222,6 +213,9 @@ impl JobReader<'_> {
     fn ranks(&mut self, given: Option<usize>) -> usize {
         let [processes, launched] = self.ranks;
         let ranks = given.or(processes).or(launched).unwrap_or(1);
+        let other = processes.unwrap_or(ranks);
+        note!(if ranks != other; self.findings, "training.ranks" =>
+            "is {ranks}: num_processes {other} of the Accelerate file has no effect");
         let launched = launched.unwrap_or(ranks);
         refuse!(if ranks != launched; self.findings, "training.ranks" =>
             "is {ranks}, but the launcher started {launched} processes, one for each rank";
@@ -248,26 +242,31 @@ impl JobReader<'_> {
     }
 
     /// Checks that a job that selects the best model has evaluations during training.
-    pub(crate) fn check_best(&mut self, training: &TrainingJob, data: &DataJob) {
+    ///
+    /// `has_eval` is true if an eval split is given, even if it is invalid.
+    pub(crate) fn check_best(&mut self, training: &TrainingJob, data: &DataJob, has_eval: bool) {
         let asks = match training {
             TrainingJob { load_best_model_at_end: true, .. } => Some("load_best_model_at_end"),
             TrainingJob { early_stopping_patience: Some(_), .. } => Some("early_stopping_patience"),
             _ => None,
         };
-        let evaluates = training.eval_steps.is_some() && data.splits.has_eval();
-        if let Some(key) = asks.filter(|_| !evaluates) {
+        // An invalid split has already been reported.
+        let has_split = has_eval || data.splits.has_eval();
+        let missing = match (training.eval_steps, has_split) {
+            (Some(_), true) => None,
+            (Some(_), false) => Some("data.splits.eval"),
+            (None, true) => Some("training.eval_steps"),
+            (None, false) => Some("training.eval_steps and data.splits.eval"),
+        };
+        if let Some((key, missing)) = asks.zip(missing) {
             refuse!(self.findings, format!("training.{key}") =>
-                "models are compared by evaluations while they train, and this job has none";
-                "add training.eval_steps and data.splits.eval, or remove it");
+                "models are compared by evaluations while they train, and this job has none: it has no {missing}";
+                "add {missing}, or remove it");
         }
         let classifies = matches!(data.kind, DataKind::Classification { .. });
         refuse!(if training.metric_for_best_model == ModelMetric::Accuracy && !classifies;
             self.findings, "training.metric_for_best_model" =>
             "is \"accuracy\", which only a classifier has"; "write \"loss\"");
-        warning!(if training.early_stopping_threshold > 0.0 && training.early_stopping_patience.is_none();
-            self.findings, "training.early_stopping_threshold" =>
-            "has no effect without training.early_stopping_patience";
-            "add training.early_stopping_patience, or remove it");
     }
 
     /// Reads the changes of the batch size: two lists of the same length.

@@ -303,6 +303,14 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             r#"{"data": {"kind": "images"}}"#,
             ["data.kind", "\"images\" is not a known value", "one of text, tokens"],
         ),
+        (
+            r#"{"training": {"backend": "cuda", "devices": "[0, 1]"}}"#,
+            ["training.devices", "is a string", "write [0,1]"],
+        ),
+        (
+            r#"{"training": {"backend": "cuda", "devices": ["1"]}}"#,
+            ["training.devices", "\"1\" is not a device index", "write [1]"],
+        ),
         (r#"{"data": {"kind": "tokens"}}"#, ["data.path", "is missing", "give a .bin file"]),
         (
             r#"{"data": {"kind": "synthetic", "path": "a.txt"}}"#,

@@ -126,21 +126,24 @@ pub(crate) fn check_config(
     }
     let config = &located(config)?;
     // Only Accelerate configurations have a number of processes. DeepSpeed configurations do not.
-    let (written, facts) = match Job::is_job_file(Path::new(config)) {
+    let (written, facts, mut notes) = match Job::is_job_file(Path::new(config)) {
         true => {
             let request = JobRequest { config: config.into(), ranks, ..JobRequest::default() };
             let (job, written) = Job::load(&request).map_err(Failure::mistake)?;
-            (written, job.run_context())
+            (written, job.run_context(), job.notes)
         }
         false => {
             let written = read(config)?;
             let ranks = ranks.or(written.processes()).unwrap_or(1);
-            (written, RunContext::on_host(ranks))
+            (written, RunContext::on_host(ranks), Vec::new())
         }
     };
     let facts = open.fill(facts);
-    let resolved = resolve(&written, &facts).map_err(Failure::mistake)?;
+    let mut resolved = resolve(&written, &facts).map_err(Failure::mistake)?;
     open.check(&resolved.plan.batch)?;
+    notes.append(&mut resolved.notes);
+    notes.sort_by_key(|note| note.severity);
+    resolved.notes = notes;
     match as_json {
         true => serde_json::to_string_pretty(&resolved).map_err(Failure::run),
         false => Ok(summary(written.source(), &resolved).join("\n")),
@@ -303,13 +306,17 @@ mod tests {
         let path = folder.path().join("job.json");
         let deepspeed: Value = serde_json::from_str(OPEN).unwrap();
         let training = json!({"micro_batch_size": 3, "max_steps": 50, "ranks": 2});
-        let job =
-            json!({"data": {"kind": "synthetic"}, "training": training, "deepspeed": deepspeed});
+        let job = json!({"data": {"kind": "synthetic", "join": "nothing"}, "training": training, "deepspeed": deepspeed});
         std::fs::write(&path, job.to_string()).unwrap();
         let path = path.to_str().unwrap();
         let text = check_config(path, None, OpenValues::default(), false).unwrap();
-        for part in ["on 2 ranks", "6 samples per step: 3 per micro-batch", "total_num_steps = 50"]
-        {
+        for part in [
+            "on 2 ranks",
+            "6 samples per step: 3 per micro-batch",
+            "total_num_steps = 50",
+            // The findings about the job file are shown too.
+            "warning: data.join",
+        ] {
             assert!(text.contains(part), "{text}");
         }
     }

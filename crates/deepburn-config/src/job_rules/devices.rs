@@ -1,20 +1,25 @@
 //! `training.devices`: the devices of a host that ranks are placed on.
 
 use super::*;
+use crate::key::Kind;
+use crate::range::Integers;
+use crate::remedy::converted;
 
 /// The largest index that backends can address.
 const LARGEST_INDEX: i64 = u16::MAX as i64;
+
+/// A list of indices.
+const INDICES: Kind = Kind::Integers(Integers { min: 0, max: LARGEST_INDEX });
 
 impl JobReader<'_> {
     /// Reads the list of indices. Returns `None` if it is not given or is `"auto"`, or if an error
     /// was reported. The number of existing devices is not known here.
     pub(crate) fn devices(&mut self, devices: &Entry<'_>, backend: Backend) -> Option<Vec<usize>> {
-        let node = devices.given()?;
-        let Some(nodes) = node.as_list() else {
-            let example = node
-                .as_integer()
-                .map_or("[0, 1] for example".to_owned(), |index| format!("[{index}]"));
-            refuse!(self.findings, devices => "{node} is {}; must be \"auto\" or a list of device indices", node.noun();
+        let list = devices.given()?;
+        let meant = converted(&INDICES, list);
+        let example = meant.as_ref().map_or("[0, 1] for example".to_owned(), Node::to_string);
+        let Some(nodes) = list.as_list() else {
+            refuse!(self.findings, devices => "{list} is {}; must be \"auto\" or a list of device indices", list.noun();
                 "write {example}");
             return None;
         };
@@ -23,7 +28,7 @@ impl JobReader<'_> {
             let index = node.as_integer().filter(|index| (0..=LARGEST_INDEX).contains(index));
             let Some(index) = index.and_then(|index| usize::try_from(index).ok()) else {
                 refuse!(self.findings, devices => "{node} is not a device index, an integer from 0 to {LARGEST_INDEX}";
-                    "write [0, 1] for example, or \"auto\"");
+                    "write {example}, or \"auto\"");
                 return None;
             };
             if indices.contains(&index) {

@@ -76,6 +76,12 @@ impl JobReader<'_> {
     fn share(&mut self, key: &Setting<'_, Option<&str>>, text: Option<&str>) -> f64 {
         let Some(text) = text else { return 0.0 };
         match text.trim_end_matches('%').trim_end().parse::<f64>() {
+            // As in the library datasets, where `train[:0%]` is an error. `train` has its own message.
+            Ok(0.0) if key.key.name != "train" => {
+                refuse!(self.findings, key => "\"{text}\" holds no samples";
+                    "give a share above 0%, or remove the key (--set {}=null)", key.path);
+                0.0
+            }
             Ok(percent) if (0.0..=100.0).contains(&percent) => percent / 100.0,
             _ => {
                 refuse!(self.findings, key => "\"{text}\" is not a share from 0% to 100%"; "{EXAMPLE}");

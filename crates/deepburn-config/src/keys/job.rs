@@ -183,7 +183,7 @@ section! {
         /// save memory. deepspeed.activation_checkpointing selects the policy.
         gradient_checkpointing: Option<bool> = opt_flag(),
         /// Number of warm-up steps, if warmup_num_steps of the schedule is "auto".
-        warmup_steps: Option<usize> = opt_positive().unit("steps"),
+        warmup_steps: Option<usize> = opt_count().unit("steps"),
         /// Parameters without weight decay: "biases_and_norms" (all one-dimensional parameters, as
         /// in transformers' Trainer) or "nothing" (every parameter decays, as in DeepSpeed).
         no_decay: NoDecay = choice("biases_and_norms"),

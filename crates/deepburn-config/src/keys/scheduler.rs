@@ -156,7 +156,7 @@ section! {
         /// Momentum at the start and end of the cycle.
         cycle_max_mom: f64 = per_group(Decay, 0.9),
         /// Increase of the momentum after the cycle, per interval of decay_step_size, as a fraction
-        /// of cycle_max_mom. The momentum stays below 1.
+        /// of cycle_max_mom. The momentum stops at 0.999, or at cycle_max_mom if it is higher.
         decay_mom_rate: f64 = real(NotNegative, 0.0),
         last_batch_iteration: i64 = LAST_ITERATION,
     }

@@ -41,12 +41,26 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> BatchPlan {
         }
         Some(Ok(())) => {}
     }
+    check_job_size(triple, context);
     for (setting, value) in settings.into_iter().zip(triple.into_iter().flatten()) {
         context.answer(setting, value, "the other batch sizes and the world size");
     }
     let sizes = triple.unwrap_or_default().map(|value| usize::try_from(value).unwrap_or(0));
     let [train_batch_size, micro_batch_size, gradient_accumulation_steps] = sizes;
     BatchPlan { train_batch_size, micro_batch_size, gradient_accumulation_steps, world_size }
+}
+
+/// Warns of a micro-batch size of the job that the DeepSpeed configuration replaces with another.
+fn check_job_size(triple: Option<[i64; 3]>, context: &mut Context<'_>) {
+    let wanted = context.run.micro_batch_size.and_then(|size| i64::try_from(size).ok());
+    let (Some(wanted), Some([_, micro, _])) = (wanted, triple) else { return };
+    let key = match context.top.train_micro_batch_size_per_gpu.is_given() {
+        true => "train_micro_batch_size_per_gpu",
+        false => "train_batch_size",
+    };
+    warning!(if wanted != micro; context, "training.micro_batch_size" =>
+        "{wanted} has no effect: the micro-batch is {micro}, because of {key}";
+        "remove it, or set the batch sizes of the DeepSpeed configuration to \"auto\"");
 }
 
 /// Reports that neither batch size is known. A key with an invalid value has already been reported,

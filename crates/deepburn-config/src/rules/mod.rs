@@ -25,8 +25,8 @@ use hyperparameters::{bounds, learning_rate, moments};
 
 use crate::check::nearest;
 use crate::context::Context;
-use crate::diagnosis::{Severity, note, refuse, report, warning};
-use crate::key::{Status, Trigger, Variant};
+use crate::diagnosis::{Severity, Site, note, refuse, report, warning};
+use crate::key::{Key, Status, Trigger, Variant};
 use crate::keys::*;
 use crate::node::Node;
 use crate::plan::*;
@@ -82,6 +82,17 @@ fn check_optimizer(optimizer: &OptimizerPlan, schedule: &SchedulePlan, context: 
         }
         Ok(()) => {}
     }
+}
+
+/// Reports `key` if it is given and `is_unused`: a warning, or a note if it has its default, as in
+/// many files. `why` is the reason.
+fn report_unused(key: &Entry<'_>, is_unused: bool, why: &str, context: &mut Context<'_>) {
+    let Some(node) = key.given().filter(|_| is_unused) else { return };
+    let (severity, remedy) = match key.key.asks(Trigger::Differs, node) {
+        true => (Severity::Warning, "remove it"),
+        false => (Severity::Note, ""),
+    };
+    report!(severity, context, key => "{node} has no effect: {why}"; "{remedy}");
 }
 
 /// Returns the variant that `name`, the section's `type`, selects. Reports an unknown name with the

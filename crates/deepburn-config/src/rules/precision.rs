@@ -74,6 +74,25 @@ fn loss_scale(fp16: &Fp16<'_>) -> LossScalePlan {
 fn check_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
     let scale = &fp16.loss_scale;
     let (min, max) = (f32::MIN_POSITIVE, f32::MAX);
+    let is_fixed = fp16.enabled.value && scale.value > 0.0;
+    let Fp16 {
+        initial_scale_power,
+        loss_scale_window,
+        hysteresis,
+        consecutive_hysteresis,
+        min_loss_scale,
+        ..
+    } = fp16;
+    let of_dynamic: [&Entry<'_>; 5] = [
+        initial_scale_power,
+        loss_scale_window,
+        hysteresis,
+        consecutive_hysteresis,
+        min_loss_scale,
+    ];
+    for key in of_dynamic.into_iter().filter(|key| is_fixed && key.is_given()) {
+        note!(context, key => "has no effect: loss_scale {} never changes", scale.value);
+    }
     match scale.value {
         0.0 => check_dynamic_scale(fp16, context),
         fixed if fixed > f64::from(max) => refuse!(context, scale =>

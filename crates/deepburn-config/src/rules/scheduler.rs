@@ -4,8 +4,69 @@
 
 use super::*;
 
-/// Resolves the section.
+/// Resolves the section, and warns of settings of the optimizer and the job that it does not use.
 pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> SchedulePlan {
+    let schedule = resolve_section(optimizer, context);
+    check_job_warmup(context);
+    check_lr(&schedule, optimizer, context);
+    schedule
+}
+
+/// Warns if the job sets a length of the warm-up, and the schedule does not leave it open.
+fn check_job_warmup(context: &mut Context<'_>) {
+    let Some(steps) = context.run.warmup_steps else { return };
+    let params = &context.top.scheduler.value.params;
+    let key = Key::find(WarmupLr::KEYS, "warmup_num_steps").map(|key| params.child(key));
+    let why = match &key {
+        Some(key) if key.is_auto() => return,
+        Some(key) if key.is_given() => "the schedule sets warmup_num_steps",
+        _ => "only a schedule with warmup_num_steps \"auto\" reads it",
+    };
+    let severity = if steps == 0 { Severity::Note } else { Severity::Warning };
+    report!(severity, context, "training.warmup_steps" =>
+        "{steps} has no effect: {why}"; "set scheduler.params.warmup_num_steps to \"auto\", or remove it");
+}
+
+/// Warns if a learning rate is given and the schedule does not use it, but sets its own.
+fn check_lr(schedule: &SchedulePlan, optimizer: &OptimizerPlan, context: &mut Context<'_>) {
+    let own = match schedule {
+        SchedulePlan::Warmup { max_lr, .. } | SchedulePlan::WarmupDecay { max_lr, .. } => *max_lr,
+        SchedulePlan::OneCycle(plan) => plan.max_lr,
+        SchedulePlan::LrRangeTest { min_lr, .. } => *min_lr,
+        _ => return,
+    };
+    // Rates of groups, and Muon's for Adam, are in proportion to the optimizer's.
+    let is_own = |group: &ParamGroup| {
+        matches!(group.update, GroupUpdate::Trained { rate: GroupRate::Own(_), .. })
+    };
+    let is_base = context.run.param_groups.groups.iter().any(is_own)
+        || matches!(optimizer, OptimizerPlan::Muon(_));
+    let lr = optimizer.lr();
+    if lr == own || is_base {
+        return;
+    }
+    let top = context.top;
+    let remedy = match schedule {
+        SchedulePlan::Warmup { .. } | SchedulePlan::WarmupDecay { .. } => {
+            "set scheduler.params.warmup_max_lr to \"auto\", or remove it"
+        }
+        _ => "remove it, or use another schedule",
+    };
+    let peak = &top.scheduler.value.params;
+    let has_peak = peak.given().is_some_and(|params| params.get("warmup_max_lr").is_some());
+    if let Some(node) = top.optimizer.value.params.given().and_then(|params| params.get("lr"))
+        && !node.is_auto()
+    {
+        warning!(context, Site::at("optimizer.params.lr", node) =>
+            "{node} has no effect: the schedule sets the learning rate, {own:?} at its peak"; "{remedy}");
+    } else if context.run.learning_rate.is_some() && !has_peak {
+        warning!(context, "training.learning_rate" =>
+            "{lr:?} has no effect: the schedule sets the learning rate, {own:?} at its peak"; "{remedy}");
+    }
+}
+
+/// Resolves the section.
+fn resolve_section(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> SchedulePlan {
     let lr = optimizer.lr();
     let top = context.top;
     let section = &top.scheduler.value;
@@ -137,6 +198,14 @@ fn one_cycle(params: &OneCycle<'_>, has_betas: bool, context: &mut Context<'_>) 
     // Only optimizers with betas have a momentum to cycle.
     warning!(if cycles && !has_betas; context, &params.cycle_momentum =>
         "true is ignored: the optimizer has no betas to cycle"; "set it to false or use AdamW");
+    let is_still = !cycles || !has_betas;
+    for key in [&params.cycle_min_mom, &params.cycle_max_mom, &params.decay_mom_rate] {
+        report_unused(key, is_still, "the momentum does not change", context);
+    }
+    let lasts = params.decay_step_size.value == 0;
+    let why = "decay_step_size is 0, and nothing changes after the cycle";
+    report_unused(&params.decay_lr_rate, lasts, why, context);
+    report_unused(&params.decay_mom_rate, lasts && !is_still, why, context);
     let momentum = MomentumCycle {
         min: params.cycle_min_mom.value,
         max: params.cycle_max_mom.value,

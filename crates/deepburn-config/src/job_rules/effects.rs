@@ -1,0 +1,107 @@
+//! Keys of a job file that have no effect because of other keys.
+//!
+//! A key that is given without an effect is a warning, or a note if its value is the default, which
+//! many files contain. `tests/effects.rs` has a line for every key of a job file. Keys of the
+//! DeepSpeed section, and keys of the job file whose effect depends on the plan, are checked by
+//! [`crate::rules`].
+
+use super::*;
+
+impl JobReader<'_> {
+    /// Reports the keys of the job file that have no effect in this job.
+    pub(crate) fn check_effects(&mut self, top: &JobFile<'_>, job: &Job) {
+        self.check_data(&top.data.value, job);
+        self.check_training(&top.training.value, job);
+    }
+
+    /// Checks the section `data`.
+    fn check_data(&mut self, data: &Data<'_>, job: &Job) {
+        let is_embedded = job.data.splits.is_embedded();
+        let is_tokens = job.data.kind == DataKind::Tokens;
+        let classifies = matches!(job.data.kind, DataKind::Classification { .. }) && !is_embedded;
+        let is_text = matches!(job.data.kind, DataKind::Text { .. });
+        let fields = "only classification and text from files read it";
+        self.report_unused(&data.text_field, !classifies && !is_text, fields);
+        let labels = "only classification of texts from files reads it";
+        self.report_unused(&data.label_field, !classifies, labels);
+        self.report_unused(&data.join, !is_text, "only text from files is joined");
+        let cached = "only text from files is tokenized and cached";
+        self.report_unused(&data.token_cache, is_tokens || is_embedded, cached);
+        self.report_unused(&data.vocab_size, is_tokens, "tokens need no tokenizer");
+        let has_tokenizer = !is_tokens && has_tokenizer(job);
+        let given = "the given tokenizer or the pretrained model's is used, and none is trained";
+        self.report_unused(&data.vocab_size, has_tokenizer, given);
+        let by_steps = job.training.epochs.is_none();
+        let dropped = "training ends after training.max_steps, and not with an epoch";
+        self.report_unused(&data.drop_last, by_steps, dropped);
+        let other = &self.deepspeed.dataloader_drop_last;
+        note!(if by_steps && other.is_given() && data.drop_last.value.is_none();
+            self.findings, "deepspeed.dataloader_drop_last" => "has no effect: {dropped}");
+        note!(if data.drop_last.value.is_some_and(|own| other.is_given() && own != other.value);
+            self.findings, "deepspeed.dataloader_drop_last" => "has no effect: data.drop_last takes precedence");
+        note!(if data.kind.given().and_then(Node::as_text) == Some("text") && is_embedded;
+            self.findings, &*data.kind => "reads the embedded synthetic text: neither data.path nor data.splits names a file");
+    }
+
+    /// Checks the section `training`.
+    fn check_training(&mut self, training: &Training<'_>, job: &Job) {
+        let plan = &job.training;
+        let evaluates = job.data.splits.has_eval();
+        let unevaluated = "there is no evaluation: data.splits.eval is not given";
+        self.report_unused(&training.eval_max_samples, !evaluates, unevaluated);
+        let compares = plan.load_best_model_at_end
+            || plan.early_stopping_patience.is_some()
+            || plan.save_best_limit.is_some();
+        let uncompared = "models are only compared for load_best_model_at_end, early_stopping_patience and \
+                          save_best_limit";
+        self.report_unused(&training.metric_for_best_model, !compares, uncompared);
+        let lasting = "training only stops early with training.early_stopping_patience";
+        let threshold = &training.early_stopping_threshold;
+        self.report_unused(threshold, plan.early_stopping_patience.is_none(), lasting);
+        let undecayed = "no parameter has a weight decay: optimizer.params.weight_decay is 0";
+        self.report_unused(&training.no_decay, !self.decays(plan), undecayed);
+        let alone = "one rank does not wait for others";
+        self.report_unused(&training.collective_timeout, plan.ranks == 1, alone);
+        let (own, other) = (training.logging_steps.value, &self.deepspeed.steps_per_print);
+        note!(if own.is_some() && other.is_given() && own != other.value;
+            self.findings, "deepspeed.steps_per_print" => "has no effect: training.logging_steps takes precedence");
+    }
+
+    /// Returns whether a parameter may have a weight decay: the optimizer's or a group's.
+    fn decays(&self, training: &TrainingJob) -> bool {
+        let params = self.deepspeed.optimizer.value.params.given();
+        let param = |name: &str| params.and_then(|params| params.get(name));
+        let decay = param("weight_decay")
+            .map(|node| node.as_list().and_then(<[Node]>::first).unwrap_or(node));
+        let is_set = decay.and_then(Node::as_real).is_some_and(|decay| decay != 0.0);
+        // PyTorch's AdamW has a default weight decay.
+        let of_torch = decay.is_none() && param("torch_adam").and_then(Node::as_flag) == Some(true);
+        let by_group = |group: &ParamGroup| matches!(group.update, GroupUpdate::Trained { weight_decay: Some(decay), .. } if decay > 0.0);
+        is_set || of_torch || training.param_groups.iter().any(by_group)
+    }
+
+    /// Reports `key` if it is given and `is_unused`. `why` is the reason.
+    fn report_unused(&mut self, key: &Entry<'_>, is_unused: bool, why: &str) {
+        let Some(node) = key.given().filter(|_| is_unused) else { return };
+        let (severity, remedy) = match key.key.asks(Trigger::Differs, node) {
+            true => (Severity::Warning, "remove it"),
+            false => (Severity::Note, ""),
+        };
+        report!(severity, self.findings, key => "has no effect: {why}"; "{remedy}");
+    }
+
+    /// Reports a group without settings, whose parameters are trained like all others.
+    pub(super) fn check_group(&mut self, group: &Group<'_>) {
+        let Group { lr, lr_factor, weight_decay, betas, muon_matrices, frozen, .. } = group;
+        let sets = [&**lr, weight_decay, betas, muon_matrices].iter().any(|key| key.is_given());
+        let is_neutral = lr_factor.value == 1.0 && !frozen.value && !sets;
+        warning!(if is_neutral; self.findings, &group.params =>
+            "the group has no effect: it changes no setting of its parameters"; "set lr, lr_factor, weight_decay, \
+             betas or frozen in it, or remove the group");
+    }
+}
+
+/// Returns whether text is tokenized with an existing tokenizer.
+fn has_tokenizer(job: &Job) -> bool {
+    job.data.tokenizer.is_some() || job.model.pretrained.is_some()
+}

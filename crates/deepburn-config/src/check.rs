@@ -286,6 +286,17 @@ mod tests {
     }
 
     #[test]
+    fn a_section_is_not_suggested_for_a_key_inside_of_it() {
+        assert_eq!(
+            findings("{\"zero_optimization\": {\"lr\": 1, \"zero_optimization\": 1}}"),
+            [
+                "error: zero_optimization.zero_optimization: unknown key; remove it; known here: stage, \
+                overlap_comm, pin_memory, lr"
+            ]
+        );
+    }
+
+    #[test]
     fn outdated_names_warn_and_contradictions_are_errors() {
         assert_eq!(
             findings("{\"zero_optimization\": {\"lr\": 1, \"overlap_reduce\": true}}"),

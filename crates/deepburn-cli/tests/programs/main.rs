@@ -25,6 +25,7 @@ mod predicting;
 #[cfg(feature = "mpi")]
 mod processes;
 mod program;
+mod published;
 mod ranks;
 mod recomputing;
 mod resume;

@@ -375,6 +375,12 @@ fn a_rate_that_the_schedule_replaces_is_reported() {
     let expected = "0.0002 has no effect: the schedule sets the learning rate, 0.001 at its peak; set \
                     scheduler.params.warmup_max_lr to \"auto\"";
     assert!(decay.contains(expected), "{decay}");
+    // transformers' learning rate for "auto" is not the peak either.
+    let auto = findings(
+        r#"{"deepspeed": {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+            "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 2000}}}}"#,
+    );
+    assert!(auto.contains("5e-5 has no effect") && auto.contains("0.001 at its peak"), "{auto}");
     for used in [
         r#"{"type": "WarmupLR", "params": {}}"#,
         r#"{"type": "WarmupLR", "params": {"warmup_max_lr": 2e-4}}"#,

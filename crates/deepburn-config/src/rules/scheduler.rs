@@ -54,12 +54,12 @@ fn check_lr(schedule: &SchedulePlan, optimizer: &OptimizerPlan, context: &mut Co
     };
     let peak = &top.scheduler.value.params;
     let has_peak = peak.given().is_some_and(|params| params.get("warmup_max_lr").is_some());
-    if let Some(node) = top.optimizer.value.params.given().and_then(|params| params.get("lr"))
-        && !node.is_auto()
-    {
+    let written = top.optimizer.value.params.given().and_then(|params| params.get("lr"));
+    let from_job = context.run.learning_rate.is_some();
+    if let Some(node) = written.filter(|node| !(node.is_auto() && from_job)) {
         warning!(context, Site::at("optimizer.params.lr", node) =>
-            "{node} has no effect: the schedule sets the learning rate, {own:?} at its peak"; "{remedy}");
-    } else if context.run.learning_rate.is_some() && !has_peak {
+            "{lr:?} has no effect: the schedule sets the learning rate, {own:?} at its peak"; "{remedy}");
+    } else if from_job && !has_peak {
         warning!(context, "training.learning_rate" =>
             "{lr:?} has no effect: the schedule sets the learning rate, {own:?} at its peak"; "{remedy}");
     }

@@ -13,7 +13,8 @@ use deepburn_config::Plan;
 use deepburn_learner::metrics::{EvalRow, StepRow};
 use deepburn_learner::{
     Batch, BatchSource, BestPlan, BoxError, CheckpointPlan, EarlyStopping, Evaluation,
-    EvaluationStream, Hook, NextStep, Outcome, TrainingEnd, StepBatches, Task, TrainPlan, initialize, train,
+    EvaluationStream, Hook, NextStep, Outcome, StepBatches, Task, TrainPlan, TrainingEnd,
+    initialize, train,
 };
 use deepburn_zero::{Group, Zero};
 use serde_json::{Value, json};
@@ -128,7 +129,7 @@ impl Hook for Recorder<'_> {
 /// What a rank has at the end of a run.
 struct End {
     recorded: Recorded,
-    outcome: Outcome, TrainingEnd,
+    outcome: Outcome,
     weights: Vec<f32>,
     counters: [u64; 5],
 }
@@ -305,7 +306,10 @@ fn an_evaluation_without_targets_is_never_the_best() {
         let ends = run(&plan(0, 1, ranks), &vec![rows; ranks], Some(0), &training, false);
         for End { recorded, outcome, .. } in ends.unwrap() {
             // Neither the best model nor early stopping depends on them.
-            assert!(matches!(outcome, Outcome::Finished(TrainingEnd { step: 3, best: None, .. })), "{outcome:?}");
+            assert!(
+                matches!(outcome, Outcome::Finished(TrainingEnd { step: 3, best: None, .. })),
+                "{outcome:?}"
+            );
             assert_eq!(recorded.evaluations.len(), 3);
             assert!(recorded.evaluations.iter().all(|row| row.eval_loss.is_nan()));
         }

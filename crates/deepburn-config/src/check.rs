@@ -168,7 +168,8 @@ impl Check<'_> {
 
 /// Describes the problem of a value of the wrong kind.
 fn fault(key: &Key, value: &Node) -> &'static str {
-    let is_number = matches!(key.kind, Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_));
+    let is_number =
+        matches!(key.kind, Kind::Integer(_) | Kind::Steps(_) | Kind::Real(_) | Kind::PerGroup(_));
     let is_integral = value.as_integer().is_some();
     match (key.kind, value.as_real()) {
         (_, Some(real)) if is_number && real.is_nan() => "not a number",
@@ -185,7 +186,8 @@ fn fault(key: &Key, value: &Node) -> &'static str {
 
 /// Returns whether a number or a flag was written as a string.
 fn quoted(key: &Key, value: &Node) -> bool {
-    let unquoted = matches!(key.kind, Kind::Flag | Kind::Integer(_) | Kind::Real(_));
+    let unquoted =
+        matches!(key.kind, Kind::Flag | Kind::Integer(_) | Kind::Steps(_) | Kind::Real(_));
     unquoted && value.as_text().is_some()
 }
 

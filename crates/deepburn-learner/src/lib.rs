@@ -25,6 +25,7 @@ mod engine;
 mod error;
 mod evaluation;
 mod exchange;
+mod interval;
 mod loss_scale;
 mod save;
 mod saving;
@@ -47,6 +48,7 @@ pub use error::{BoxError, Cause, EngineError, TrainError};
 pub use evaluation::{
     EvaluationEnd, EvaluationProgress, Measured, data_failure, evaluate, evaluate_until,
 };
+pub use interval::Interval;
 pub use loss_scale::{LossScaler, ScaleExhausted, ScalerState};
 pub use save::{HalfPrecision, SaveError};
 pub use saving::{CheckpointPlan, Interrupt, Outcome};

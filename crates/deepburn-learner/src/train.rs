@@ -34,6 +34,7 @@ use crate::best::{BestPlan, LoopState};
 use crate::checkpoint::{LoadPlan, TrainingCheckpointError};
 use crate::engine::{PhaseTimes, Step};
 use crate::evaluation::{EvaluationEnd, EvaluationProgress, data_failure, evaluate_until};
+use crate::interval::Interval;
 use crate::metrics::{EvalRow, MemoryRow, PhaseSeconds, StepRow};
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
@@ -110,9 +111,8 @@ pub struct TrainPlan {
     /// The number of samples of each step; `None` keeps the engine's batch
     /// size.
     pub batch_sizes: Option<BatchSchedule>,
-    /// Evaluate every this many optimizer steps; `None` evaluates only after
-    /// the last step.
-    pub eval_steps: Option<u64>,
+    /// How often to evaluate; `None` evaluates only after the last step.
+    pub eval_steps: Option<Interval>,
     /// The step in which floating-point operations are counted.
     pub counted_step: Option<u64>,
     /// The settings of checkpoints; `None` saves no checkpoints.
@@ -226,6 +226,7 @@ impl TrainLoop<'_, '_> {
     {
         let plan = self.plan;
         let step = engine.global_steps() + 1;
+        let samples_before = engine.global_samples();
         if let Some(sizes) = &plan.batch_sizes {
             // The schedule counts steps from 0, the loop from 1.
             let size = sizes.at(step as usize - 1).train_batch_size;
@@ -256,15 +257,18 @@ impl TrainLoop<'_, '_> {
                 hook.after_count(&operations, &row).map_err(Cause::Outside)?;
             }
         }
-        let due = plan.eval_steps.is_some_and(|every| step.is_multiple_of(every.max(1)));
-        self.state.evaluation_pending = due || step == plan.max_steps;
+        let samples = [samples_before, engine.global_samples()];
+        let is_due =
+            |every: Option<Interval>| every.is_some_and(|every| every.is_due(step, samples));
+        self.state.evaluation_pending = is_due(plan.eval_steps) || step == plan.max_steps;
         if all.interrupted
             || (self.state.evaluation_pending && !self.evaluate(engine, task, source)?)
         {
             return Ok(true);
         }
-        let is_last = self.is_over(engine);
-        self.saver.save_if_due(engine, is_last, source.position(), self.state)?;
+        let saves = plan.checkpoints.as_ref().and_then(|plan| plan.save_steps);
+        let is_due = saves.is_some() && self.is_over(engine) || is_due(saves);
+        self.saver.save_if_due(engine, is_due, source.position(), self.state)?;
         Ok(false)
     }
 

@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use crate::data::corpus::open_corpus;
 use crate::data::lengths::{PREFETCH, check_length, longest};
 use crate::data::places::Places;
-use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo, WeightOrigin};
+use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
 use crate::data::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
 use crate::failure::Failure;
 use crate::job::known_model::warn_of_unknown;
@@ -47,8 +47,8 @@ pub(crate) struct Causal<C> {
     order: Order,
     /// The source of the initial weights.
     origin: WeightOrigin,
-    /// The maximum number of sequences of an evaluation; `None` for all.
-    eval_max_samples: Option<usize>,
+    /// How the job evaluates.
+    evaluation: EvaluationSettings,
 }
 
 impl<C: LanguageModelConfig> Causal<C> {
@@ -84,8 +84,7 @@ impl<C: LanguageModelConfig> Causal<C> {
             config = with_special_tokens(config, job, pretrained.as_deref(), tokenizer, &special)?;
         }
         let origin = WeightOrigin { pretrained, seed: job.training.seed };
-        let eval_max_samples = job.training.eval_max_samples;
-        Ok(Self { config, corpus, order, origin, eval_max_samples })
+        Ok(Self { config, corpus, order, origin, evaluation: EvaluationSettings::of(job) })
     }
 }
 
@@ -160,11 +159,12 @@ where
         NextToken { config: self.config.clone(), device }
     }
 
-    /// Starts the data loader, with the evaluation limit of the job.
+    /// Starts the data loader, with the evaluation settings of the job.
     fn source(&self, shard: DataShard, plan: &Plan) -> Result<TokenSource, DataError> {
         let Corpus { train, eval, .. } = self.corpus.clone();
         let source = TokenSource::new(train, eval, shard, self.order, plan)?;
-        Ok(TokenSource { eval_max_samples: self.eval_max_samples, ..source })
+        let (rows, limit) = (self.evaluation.batch_size(plan), self.evaluation.max_samples);
+        Ok(TokenSource { rows, eval_max_samples: limit, ..source })
     }
 
     /// Returns the batches of the whole test split. `eval_max_samples` does not limit it.
@@ -173,8 +173,8 @@ where
         shard: DataShard,
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, TokenBatch>>, DataError> {
-        let test = self.corpus.test.as_ref();
-        test.map(|test| evaluation(test, shard, plan.batch.micro_batch_size, None)).transpose()
+        let (test, rows) = (self.corpus.test.as_ref(), self.evaluation.batch_size(plan));
+        test.map(|test| evaluation(test, shard, rows, None)).transpose()
     }
 
     /// Starts the export, with weights in f32.
@@ -291,7 +291,7 @@ pub(crate) struct TokenSource {
     eval: Option<Sequences>,
     /// The rank and the number of ranks.
     shard: DataShard,
-    /// Sequences of a micro-batch.
+    /// Sequences of an evaluation batch.
     rows: usize,
     /// The maximum number of sequences of an evaluation.
     eval_max_samples: Option<usize>,

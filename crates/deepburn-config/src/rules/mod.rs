@@ -19,6 +19,7 @@ mod optimizer;
 mod precision;
 mod reduction;
 mod scheduler;
+mod trainer_schedule;
 mod zero;
 
 use hyperparameters::{bounds, learning_rate, moments};

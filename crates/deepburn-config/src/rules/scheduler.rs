@@ -1,15 +1,26 @@
-//! `scheduler`: DeepSpeed's schedules and four of PyTorch's, with all defaults filled in.
+//! `scheduler`: DeepSpeed's schedules and four of PyTorch's, with all defaults filled in. A job may
+//! ask for a schedule of transformers instead.
 //!
 //! Steps are applied optimizer steps; a skipped step does not advance a schedule.
 
 use super::*;
+use crate::step_count::StepCount;
 
 /// Resolves the section.
 pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> SchedulePlan {
     let lr = optimizer.lr();
     let top = context.top;
     let section = &top.scheduler.value;
+    if let Some(scheduler) = &context.run.lr_scheduler {
+        let name = scheduler.kind.name();
+        context.answer(&top.scheduler, name, "training.lr_scheduler_type");
+        refuse!(if top.scheduler.is_given(); context, "training.lr_scheduler_type" =>
+            "\"{name}\" is given together with the scheduler of the deepspeed section, and only one can set the \
+             learning rate"; "remove training.lr_scheduler_type or deepspeed.scheduler");
+        return trainer_schedule::resolve(scheduler, lr, context);
+    }
     context.answer(&top.scheduler, "constant", "no schedule is given");
+    check_warmup(context);
     if !top.scheduler.is_given() {
         return SchedulePlan::Constant { lr };
     }
@@ -34,6 +45,32 @@ pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> S
     }
 }
 
+/// Reports a warm-up of the job that the scheduler of the file does not use.
+fn check_warmup(context: &mut Context<'_>) {
+    // A warm-up of 0 steps is the absence of one.
+    let Some(wanted) = context.run.warmup_steps.filter(|wanted| !wanted.is_zero()) else { return };
+    let scheduler = &context.top.scheduler;
+    let name = scheduler.value.name.value.unwrap_or_default();
+    let variant = Variant::find(SCHEDULES, name);
+    let has_warmup =
+        variant.is_some_and(|it| it.keys.iter().any(|key| key.name == "warmup_num_steps"));
+    // An unknown schedule is reported by the rule of its name.
+    if scheduler.is_given() && variant.is_none() {
+        return;
+    }
+    let reason = match scheduler.is_given() {
+        true => format!("the schedule \"{name}\" has no warm-up"),
+        false => "the learning rate is constant".to_owned(),
+    };
+    warning!(if !has_warmup; context, "training.warmup_steps" => "has no effect: {reason}";
+        "add training.lr_scheduler_type (\"linear\" is transformers' default), or remove it");
+    // All schedules with a warm-up have the same key for its length.
+    let length = WarmupLr::read(&scheduler.value.params).warmup_num_steps;
+    let is_other = wanted != StepCount::Steps(length.value);
+    warning!(if has_warmup && !length.is_auto() && is_other; context, "training.warmup_steps" =>
+        "has no effect: scheduler.params.warmup_num_steps is {}", length.value; "write \"auto\" there");
+}
+
 /// Reports the required keys of a schedule whose section `params` is missing.
 fn require_params(params: &Entry<'_>, variant: &Variant, context: &mut Context<'_>) {
     let required = variant.keys.iter().filter(|key| key.required && !params.is_given());
@@ -47,7 +84,7 @@ fn require_params(params: &Entry<'_>, variant: &Variant, context: &mut Context<'
 fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
     let mut steps = key.value;
     if key.is_auto() {
-        let Some(wanted) = context.run.warmup_steps else {
+        let Some(wanted) = context.run.warmup() else {
             context.answer(key, 2, "transformers' default of 0, taken as 2 as in DeepSpeed");
             return 2;
         };

@@ -185,7 +185,8 @@ fn comment(keys: &'static [Key], name: &str) -> Option<&'static Key> {
 
 /// Describes the problem of a value of the wrong kind.
 fn fault(key: &Key, value: &Node) -> &'static str {
-    let is_number = matches!(key.kind, Kind::Integer(_) | Kind::Real(_) | Kind::PerGroup(_));
+    let is_number =
+        matches!(key.kind, Kind::Integer(_) | Kind::Steps(_) | Kind::Real(_) | Kind::PerGroup(_));
     let is_integral = value.as_integer().is_some();
     match (key.kind, value.as_real()) {
         (_, Some(real)) if is_number && real.is_nan() => "not a number",
@@ -202,7 +203,8 @@ fn fault(key: &Key, value: &Node) -> &'static str {
 
 /// Returns whether a number or a flag was written as a string.
 fn quoted(key: &Key, value: &Node) -> bool {
-    let unquoted = matches!(key.kind, Kind::Flag | Kind::Integer(_) | Kind::Real(_));
+    let unquoted =
+        matches!(key.kind, Kind::Flag | Kind::Integer(_) | Kind::Steps(_) | Kind::Real(_));
     unquoted && value.as_text().is_some()
 }
 

@@ -7,8 +7,9 @@ use serde_json::Value as Json;
 
 use crate::diagnosis::{Findings, Severity, Site};
 use crate::keys::DeepSpeed;
-use crate::plan::ParamGroups;
+use crate::plan::{LrScheduler, ParamGroups};
 use crate::section::Entry;
+use crate::step_count::StepCount;
 
 /// The properties of the run for which a configuration is resolved.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -22,8 +23,10 @@ pub struct RunContext {
     pub hidden_size: Option<usize>,
     /// Number of optimizer steps of the run, for schedules that depend on it.
     pub total_steps: Option<usize>,
-    /// Number of warm-up steps if the file has `"auto"`.
-    pub warmup_steps: Option<usize>,
+    /// Length of the warm-up if the file has `"auto"`, and of a schedule of transformers.
+    pub warmup_steps: Option<StepCount>,
+    /// The schedule of transformers that the job asks for, instead of one in the file.
+    pub lr_scheduler: Option<LrScheduler>,
     /// Learning rate if the file has none or `"auto"`.
     pub learning_rate: Option<f64>,
     /// Samples per micro-batch if the file has none or `"auto"`.
@@ -35,6 +38,15 @@ pub struct RunContext {
 }
 
 impl RunContext {
+    /// Returns the length of the warm-up; `None` if the job does not set it, or if it is a ratio
+    /// of an unknown number of steps.
+    pub(crate) fn warmup(&self) -> Option<usize> {
+        match self.warmup_steps? {
+            StepCount::Steps(steps) => Some(steps),
+            ratio => self.total_steps.map(|total| ratio.of(total)),
+        }
+    }
+
     /// Creates the context of a run in host memory, without further settings.
     ///
     /// Other fields can be set as needed. In this example, the hidden size of the model determines

@@ -35,7 +35,7 @@ adam_beta1 adam_beta2: write deepspeed.optimizer.params.betas, both in one list
 adam_epsilon: write deepspeed.optimizer.params.eps
 auto_find_batch_size batch_size per_device_train_batch_size per_gpu_train_batch_size: write training.micro_batch_size or deepspeed.train_micro_batch_size_per_gpu
 block_size max_length max_seq_length: write data.sequence_length in the job file
-check_val_every_n_epoch do_eval eval_strategy evaluation_strategy val_check_interval: write training.eval_steps in the job file
+check_val_every_n_epoch do_eval eval_strategy evaluation_strategy val_check_interval: write training.eval_steps or training.eval_strategy in the job file
 ckpt_path resume_from_checkpoint: give --resume or --resume TAG on the command line
 data_seed: write training.seed in the job file
 dataloader_num_workers dataloader_pin_memory num_workers: remove it: data is held in memory and no workers load it
@@ -44,7 +44,7 @@ default_root_dir: write training.output_dir in the job file
 devices gpus: write training.ranks, and training.devices for which of them, in the job file
 do_train: remove it: finetune always trains
 early_stopping_patience early_stopping_threshold load_best_model_at_end metric_for_best_model save_top_k: write training.load_best_model_at_end, training.metric_for_best_model or training.early_stopping_patience in the job file
-enable_checkpointing save_strategy: write training.save_steps in the job file
+enable_checkpointing save_strategy: write training.save_steps or training.save_strategy in the job file
 gradient_checkpointing: write training.gradient_checkpointing in the job file
 gradient_clip_algorithm gradient_clip_val max_grad_norm: write deepspeed.gradient_clipping
 greater_is_better: remove it: training.metric_for_best_model decides
@@ -52,19 +52,19 @@ learning_rate: write training.learning_rate in the job file
 log_every_n_steps logging_strategy: write training.logging_steps in the job file
 logger report_to: remove it and write tensorboard.enabled or csv_monitor.enabled in the deepspeed section; metrics.jsonl and report.html are always written, and no other service is supported
 logging_dir: write tensorboard.output_path in the deepspeed section, or training.output_dir
-lr_scheduler lr_scheduler_kwargs lr_scheduler_type: write a section scheduler in the deepspeed section, WarmupLR or WarmupDecayLR for example
+lr_scheduler lr_scheduler_kwargs lr_scheduler_type: write training.lr_scheduler_type and training.lr_scheduler_kwargs in the job file, or a section scheduler in the deepspeed section
 max_epochs num_epochs num_train_epochs: write training.epochs in the job file
 max_eval_samples: write training.eval_max_samples in the job file
 mixed_precision precision tf32: write deepspeed.bf16.enabled or deepspeed.fp16.enabled
 model_name_or_path: write model.pretrained in the job file
 num_gpus num_processes: write training.ranks in the job file
 num_machines num_nodes: remove it and start the run with deepburn launch --hostfile
-num_warmup_steps warmup_ratio: write training.warmup_steps in the job file, as a number of steps
+num_warmup_steps warmup_ratio: write training.warmup_steps or training.warmup_ratio in the job file
 offload_optimizer_device: write deepspeed.zero_optimization.offload_optimizer.device
 offload_param_device: write deepspeed.zero_optimization.offload_param.device
 optim: write deepspeed.optimizer.type
 overwrite_output_dir: remove it and name another training.output_dir
-per_device_eval_batch_size: remove it: evaluation takes the micro-batch of training
+per_device_eval_batch_size per_gpu_eval_batch_size: write training.per_device_eval_batch_size in the job file
 run_name: write tensorboard.job_name or csv_monitor.job_name in the deepspeed section
 save_total_limit total_limit: write training.save_total_limit in the job file
 strategy: write "deepspeed": "deepspeed_stage_2" for example; it takes Lightning's names

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use crate::check::check;
 use crate::diagnosis::{ConfigError, Findings, refuse};
-use crate::job_plan::Job;
+use crate::job_plan::{Cadence, Job};
 use crate::job_rules::JobReader;
 use crate::key::Key;
 use crate::keys::DeepSpeed;
@@ -155,7 +155,11 @@ impl Job {
         // An invalid split has already been reported.
         let asks_for_eval = top.data.value.splits.value.eval.is_given();
         let has_eval = asks_for_eval || job.data.splits.has_eval();
-        refuse!(if job.training.eval_steps.is_some() && !has_eval; reader.findings, "training.eval_steps" =>
+        let key = match job.training.eval_steps {
+            Some(Cadence::Epoch) => "training.eval_strategy",
+            _ => "training.eval_steps",
+        };
+        refuse!(if job.training.eval_steps.is_some() && !has_eval; reader.findings, key =>
             "there is nothing to evaluate: data.splits.eval is missing";
             "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         reader.check_saving(&job.training);

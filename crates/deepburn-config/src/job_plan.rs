@@ -2,17 +2,20 @@
 
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json};
 
 use crate::choice::{Choice, choices};
 use crate::context::RunContext;
 use crate::diagnosis::Diagnosis;
 use crate::place::Place;
-use crate::plan::{NoDecay, ParamGroup, ParamGroups};
+use crate::plan::{
+    LrScheduler, LrSchedulerParameters, LrSchedulerType, NoDecay, ParamGroup, ParamGroups,
+};
 use crate::raw_config::RawConfig;
 use crate::resolve::Resolved;
 use crate::splits::SplitPlan;
+use crate::step_count::StepCount;
 
 /// A checked job with all defaults.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -114,7 +117,8 @@ pub enum Join {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TrainingJob {
     /// Passes over the train split; `None` if only `max_steps` ends training.
-    pub epochs: Option<usize>,
+    #[serde(serialize_with = "number_of_epochs")]
+    pub epochs: Option<f64>,
     /// Optimizer steps after which training ends; `None` if only `epochs` ends it.
     pub max_steps: Option<usize>,
     /// Seed for weights, sample order and dropout.
@@ -129,10 +133,12 @@ pub struct TrainingJob {
     pub collective_timeout: usize,
     /// Folder for all outputs.
     pub output_dir: PathBuf,
-    /// Optimizer steps between two evaluations.
-    pub eval_steps: Option<usize>,
+    /// How often the model is evaluated; `None` for no evaluation during training.
+    pub eval_steps: Option<Cadence>,
     /// Number of samples in an evaluation during training, over all ranks.
     pub eval_max_samples: Option<usize>,
+    /// Number of samples of an evaluation batch on each rank; `None` for the micro-batch size.
+    pub per_device_eval_batch_size: Option<usize>,
     /// Whether the best model is kept and loaded when training ends.
     pub load_best_model_at_end: bool,
     /// The metric that determines the best model.
@@ -141,8 +147,8 @@ pub struct TrainingJob {
     pub early_stopping_patience: Option<usize>,
     /// Minimum change that counts as an improvement, in units of the metric.
     pub early_stopping_threshold: f64,
-    /// Optimizer steps between two checkpoints.
-    pub save_steps: Option<usize>,
+    /// How often a checkpoint is saved; `None` for no regular checkpoints.
+    pub save_steps: Option<Cadence>,
     /// Whether training continues while a checkpoint is written.
     pub async_save: bool,
     /// Number of most recent checkpoints to keep.
@@ -152,19 +158,68 @@ pub struct TrainingJob {
     /// First step and `train_batch_size` of each change of the batch size, in the order given.
     pub batch_size_schedule: Vec<(usize, usize)>,
     /// Optimizer steps between two printed lines.
-    pub logging_steps: Option<usize>,
+    pub logging_steps: Option<StepCount>,
     /// Learning rate, if the DeepSpeed configuration does not set it.
     pub learning_rate: Option<f64>,
     /// Samples per micro-batch, if the DeepSpeed configuration does not set it.
     pub micro_batch_size: Option<usize>,
     /// Whether activations are recomputed; `None` if the file does not set it.
     pub gradient_checkpointing: Option<bool>,
-    /// Number of warm-up steps, if the DeepSpeed configuration does not set it.
-    pub warmup_steps: Option<usize>,
+    /// Length of the warm-up, if the DeepSpeed configuration does not set it.
+    pub warmup_steps: Option<StepCount>,
+    /// The schedule of transformers, if the DeepSpeed configuration does not have a schedule.
+    pub lr_scheduler_type: Option<LrSchedulerType>,
+    /// The parameters of this schedule; `None` without one.
+    pub lr_scheduler_kwargs: Option<LrSchedulerParameters>,
     /// The parameters without weight decay.
     pub no_decay: NoDecay,
     /// Parameter groups, whose settings differ from the optimizer's.
     pub param_groups: Vec<ParamGroup>,
+}
+
+/// How often something is done during training.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cadence {
+    /// In the step that takes the last sample of an epoch.
+    Epoch,
+    /// Every this many optimizer steps.
+    #[serde(untagged)]
+    Every(StepCount),
+}
+
+impl TrainingJob {
+    /// Replaces ratios with numbers of steps, once the number of steps of the run is known.
+    pub fn set_total_steps(&mut self, total_steps: usize) {
+        let steps = |count: &mut StepCount| *count = StepCount::Steps(count.of(total_steps));
+        for cadence in [&mut self.eval_steps, &mut self.save_steps].into_iter().flatten() {
+            if let Cadence::Every(count) = cadence {
+                steps(count);
+            }
+        }
+        self.logging_steps.iter_mut().chain(&mut self.warmup_steps).for_each(steps);
+    }
+
+    /// Returns whether every checkpoint of `save_steps` has an evaluation in its step; `None` if
+    /// this depends on the number of steps of the run.
+    pub fn evaluates_checkpoints(&self) -> Option<bool> {
+        match (self.save_steps, self.eval_steps) {
+            (Some(Cadence::Epoch), Some(Cadence::Epoch)) => Some(true),
+            (Some(Cadence::Every(save)), Some(Cadence::Every(eval))) => match (save, eval) {
+                (StepCount::Steps(save), StepCount::Steps(eval)) => Some(save.is_multiple_of(eval)),
+                _ => None,
+            },
+            _ => Some(false),
+        }
+    }
+}
+
+/// Serializes a number of epochs, as an integer if it is one.
+fn number_of_epochs<S: Serializer>(epochs: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+    match epochs {
+        Some(epochs) if epochs.fract() == 0.0 => serializer.serialize_some(&(*epochs as u64)),
+        epochs => epochs.serialize(serializer),
+    }
 }
 
 /// An evaluation metric for the comparison of models.
@@ -218,11 +273,14 @@ impl Job {
     pub fn run_context(&self) -> RunContext {
         let training = &self.training;
         let groups = training.param_groups.clone();
+        let scheduler = training.lr_scheduler_type.zip(training.lr_scheduler_kwargs);
+        let lr_scheduler = scheduler.map(|(kind, parameters)| LrScheduler { kind, parameters });
         RunContext {
             world_size: training.ranks,
             host_device: training.backend.is_host(),
             total_steps: training.max_steps,
             warmup_steps: training.warmup_steps,
+            lr_scheduler,
             learning_rate: training.learning_rate,
             micro_batch_size: training.micro_batch_size,
             gradient_checkpointing: training.gradient_checkpointing,

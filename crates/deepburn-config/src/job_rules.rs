@@ -1,26 +1,30 @@
 //! Reads and checks the sections of a job file: files must exist, and keys must not contradict each
 //! other.
 
+mod cadence;
 mod devices;
 mod effects;
+mod schedule;
 mod splits;
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
-use crate::diagnosis::{Findings, Severity, note, refuse, report, warning};
+use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
 use crate::job_plan::{
     Architecture, Backend, DataJob, DataKind, Job, ModelJob, ModelMetric, TrainingJob,
 };
 use crate::key::Trigger;
+use crate::key_path::join;
 use crate::keys::DeepSpeed;
 use crate::keys::job::{Data, JobFile, Model, ParamGroup as Group, Splits, Training};
 use crate::node::Node;
 use crate::place::{Place, find};
 use crate::plan::{GroupRate, GroupUpdate, ParamGroup, PathPattern};
-use crate::section::{Entry, Setting, filled};
+use crate::section::{Entry, Section, Setting, filled};
 use crate::splits::SplitPlan;
+use crate::step_count::StepCount;
 
 /// Reads the sections of a job file, and reports what is wrong with them.
 pub(crate) struct JobReader<'a> {
@@ -157,22 +161,28 @@ impl JobReader<'_> {
         let (epochs, max_steps) = (&training.epochs, &training.max_steps);
         note!(if !epochs.is_given() && !max_steps.is_given();
             self.findings, "training.epochs" => "is 1: neither epochs nor max_steps is given");
+        let steps_per_print = self.deepspeed.steps_per_print.value;
         let output_dir = training.output_dir.value;
         refuse!(if output_dir.trim().is_empty(); self.findings, "training.output_dir" =>
             "\"\" names no folder"; "give a folder, output for example");
         filled!(TrainingJob, training {
-            max_steps, backend, collective_timeout, eval_steps, eval_max_samples, load_best_model_at_end,
-            metric_for_best_model, early_stopping_patience, early_stopping_threshold, save_steps, async_save,
-            save_total_limit, save_best_limit, learning_rate, micro_batch_size, gradient_checkpointing, warmup_steps,
-            no_decay,
+            max_steps, backend, collective_timeout, eval_max_samples, load_best_model_at_end,
+            metric_for_best_model, early_stopping_patience, early_stopping_threshold, async_save,
+            save_total_limit, save_best_limit, learning_rate, micro_batch_size, gradient_checkpointing, no_decay,
+            per_device_eval_batch_size,
         }
-            epochs: epochs.value.or(if max_steps.value.is_none() { Some(1) } else { None }),
+            epochs: epochs.value.or(if max_steps.value.is_none() { Some(1.0) } else { None }),
             seed: training.seed.value as u64,
             ranks: self.ranks(training.ranks.value),
             devices: self.devices(&training.devices, training.backend.value),
             output_dir: PathBuf::from(output_dir),
             batch_size_schedule: self.batch_size_schedule(training),
-            logging_steps: training.logging_steps.value.or(self.deepspeed.steps_per_print.value),
+            eval_steps: self.cadence(&training.eval_strategy, &training.eval_steps),
+            save_steps: self.cadence(&training.save_strategy, &training.save_steps),
+            logging_steps: training.logging_steps.value.or(steps_per_print.map(StepCount::Steps)),
+            warmup_steps: self.warmup_steps(training),
+            lr_scheduler_type: training.lr_scheduler_type.value,
+            lr_scheduler_kwargs: self.lr_scheduler_kwargs(training),
             param_groups: training.param_groups.value.iter().map(|group| self.param_group(group)).collect(),
         )
     }
@@ -223,24 +233,6 @@ impl JobReader<'_> {
         ranks
     }
 
-    /// Checks that limits on checkpoints have checkpoints and evaluations to apply to.
-    pub(crate) fn check_saving(&mut self, training: &TrainingJob) {
-        let saves = training.save_steps.is_some() || training.load_best_model_at_end;
-        let limits = training.save_total_limit.is_some();
-        let best = training.save_best_limit.is_some();
-        for (key, is_given) in [("save_total_limit", limits), ("async_save", training.async_save)] {
-            refuse!(if is_given && !saves; self.findings, format!("training.{key}") =>
-                "no checkpoints are saved"; "add training.save_steps, or remove it");
-        }
-        refuse!(if best && !limits; self.findings, "training.save_best_limit" =>
-            "all checkpoints are kept"; "add training.save_total_limit, or remove it");
-        let evaluated = training.save_steps.zip(training.eval_steps);
-        refuse!(if best && !evaluated.is_some_and(|(save, eval)| save.is_multiple_of(eval));
-            self.findings, "training.save_best_limit" =>
-            "checkpoints are judged by an evaluation in the step that they are saved in";
-            "add training.eval_steps, and training.save_steps as a multiple of it");
-    }
-
     /// Checks that a job that selects the best model has evaluations during training.
     ///
     /// `has_eval` is true if an eval split is given, even if it is invalid.
@@ -263,6 +255,11 @@ impl JobReader<'_> {
                 "models are compared by evaluations while they train, and this job has none: it has no {missing}";
                 "add {missing}, or remove it");
         }
+        // The test is evaluated without `eval_steps` too.
+        let measures = training.eval_steps.is_some() || data.splits.has_test();
+        warning!(if training.per_device_eval_batch_size.is_some() && !measures;
+            self.findings, "training.per_device_eval_batch_size" =>
+            "has no effect: this job evaluates nothing"; "add training.eval_strategy or data.splits.test, or remove it");
         let classifies = matches!(data.kind, DataKind::Classification { .. });
         refuse!(if training.metric_for_best_model == ModelMetric::Accuracy && !classifies;
             self.findings, "training.metric_for_best_model" =>

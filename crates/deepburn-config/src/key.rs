@@ -156,6 +156,8 @@ pub enum Kind {
     Flag,
     /// An integer in a range; `5e8` counts as an integer.
     Integer(Integers),
+    /// A number of steps in a range, or a ratio above 0 and below 1 of the steps of the run.
+    Steps(Integers),
     /// A list of integers in a range.
     Integers(Integers),
     /// A finite number in a range.
@@ -324,6 +326,10 @@ impl Kind {
         match self {
             Self::Flag => node.as_flag().is_some(),
             Self::Integer(range) => integer_in(node, range),
+            Self::Steps(range) => {
+                let is_ratio = node.as_real().is_some_and(|ratio| 0.0 < ratio && ratio < 1.0);
+                integer_in(node, range) || is_ratio
+            }
             Self::Integers(range) => list.is_some_and(|l| l.iter().all(|i| integer_in(i, range))),
             Self::Real(range) => real_in(node, *range),
             Self::PerGroup(range) => real_in(node, *range) || reals_in(1, *range),
@@ -354,6 +360,7 @@ impl Kind {
         match self {
             Self::Flag => words("flag", "true or false"),
             Self::Integer(range) => one_for_both(range.to_string()),
+            Self::Steps(range) => one_for_both(format!("{range}, or a ratio above 0 and below 1")),
             Self::Integers(range) => {
                 (format!("list, each {range}"), format!("a list of integers, each {range}"))
             }

@@ -59,6 +59,7 @@ mod section;
 mod source;
 mod spec;
 mod splits;
+mod step_count;
 
 pub use context::{AutoAnswer, RunContext};
 pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
@@ -79,6 +80,7 @@ pub use schema::schema;
 use section::Section;
 pub use source::MAX_BYTES;
 pub use splits::SplitPlan;
+pub use step_count::StepCount;
 
 /// Returns every key of a DeepSpeed configuration, depth first.
 pub fn deepspeed_keys() -> Vec<KeyEntry> {

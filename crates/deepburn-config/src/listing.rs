@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn what_is_not_found_has_a_remedy() {
         for (path, part) in [
-            ("num_train_epochs", "write training.epochs"),
+            ("max_epochs", "write training.epochs"),
             ("training.max_step", "did you mean max_steps?"),
             ("x", "without a path"),
             ("", "without a path"),

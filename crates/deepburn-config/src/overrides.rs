@@ -218,7 +218,7 @@ mod tests {
             ("model.pretrained.x=1", "model.pretrained is a single value"),
             ("training.max_steps.x=1", "not a section"),
             ("data.splits={\"train\": }", "line 1"),
-            ("training.num_train_epochs=3", "write training.epochs"),
+            ("training.num_epochs=3", "write training.epochs"),
             ("deepspeed.zero_optimization.stge=1", "did you mean stage?"),
         ] {
             let message = set("{}", given).expect_err(given);

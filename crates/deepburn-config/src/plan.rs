@@ -9,6 +9,7 @@ mod dynamic_batching;
 mod monitor;
 mod optimizer;
 mod param_groups;
+mod trainer_schedule;
 
 use std::path::PathBuf;
 
@@ -20,6 +21,7 @@ pub use dynamic_batching::*;
 pub use monitor::*;
 pub use optimizer::*;
 pub use param_groups::*;
+pub use trainer_schedule::*;
 
 use crate::choice::{Choice, choices};
 
@@ -208,6 +210,8 @@ pub enum SchedulePlan {
         /// Factor of each step.
         gamma: f64,
     },
+    /// A schedule of transformers' Trainer, counted in applied steps.
+    Trainer(TrainerSchedule),
 }
 
 impl SchedulePlan {
@@ -217,6 +221,7 @@ impl SchedulePlan {
             Self::Warmup { warmup_steps, .. }
             | Self::WarmupDecay { warmup_steps, .. }
             | Self::WarmupCosine { warmup_steps, .. } => *warmup_steps,
+            Self::Trainer(schedule) => schedule.warmup_steps,
             _ => 0,
         }
     }

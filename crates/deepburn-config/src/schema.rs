@@ -98,6 +98,10 @@ fn kind(kind: &Kind) -> Value {
     match kind {
         Kind::Flag => json!({ "type": "boolean" }),
         Kind::Integer(range) => integer(*range),
+        Kind::Steps(range) => {
+            let ratio = json!({ "type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1 });
+            json!({ "anyOf": [integer(*range), ratio] })
+        }
         Kind::Integers(range) => json!({ "type": "array", "items": integer(*range) }),
         Kind::Real(range) => real(*range),
         Kind::PerGroup(range) => json!({ "anyOf": [real(*range), tuple(1, *range)] }),

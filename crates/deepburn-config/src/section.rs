@@ -35,6 +35,7 @@ use crate::diagnosis::Site;
 use crate::key::{Key, Kind, Literal};
 use crate::key_path::join;
 use crate::node::Node;
+use crate::step_count::StepCount;
 
 /// A section with a table of keys.
 pub(crate) trait Section {
@@ -177,6 +178,10 @@ scalars! {
     [] bool: |node, _| node.as_flag(), Literal::Flag(flag) => Some(flag);
     [] i64: |node, _| node.as_integer(), Literal::Integer(integer) => Some(integer);
     [] usize: |node, _| as_count(node), Literal::Integer(integer) => Some(to_count(integer));
+    [] StepCount: |node, _| match as_count(node) {
+        Some(steps) => Some(StepCount::Steps(steps)),
+        None => node.as_real().map(StepCount::Ratio),
+    }, Literal::Integer(integer) => Some(StepCount::Steps(to_count(integer)));
     [] f64: |node, _| as_real(node), Literal::Real(real) => Some(real);
     [const N: usize] [f64; N]: |node, _| {
         let numbers: Option<Vec<_>> = node.as_list()?.iter().map(Node::as_real).collect();

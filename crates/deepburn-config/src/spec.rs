@@ -18,6 +18,7 @@ pub(crate) use crate::key::{Kind, Literal, Variant};
 pub(crate) use crate::range::Reals::{Any, Decay, Fraction, NotNegative, Positive};
 use crate::range::{Integers, Reals};
 pub(crate) use crate::section::{Section, section};
+use crate::step_count::StepCount;
 
 /// A key without a name, whose values are read as `T`.
 pub(crate) struct Spec<T> {
@@ -73,6 +74,8 @@ constructors! {
     opt_integer(): Option<i64> = INTEGER, Literal::Null;
     /// An integer from `min` to `max`.
     integer_in(min: i64, max: i64, default: i64): i64 = from_to(min, max), Literal::Integer(default);
+    /// A number of steps from `min`, or a ratio of the steps of the run, without a default.
+    opt_steps(min: i64): Option<StepCount> = Kind::Steps(Integers { min, max: i64::MAX }), Literal::Null;
     /// A list of integers of at least 1, without a default.
     opt_positives(): Option<Vec<usize>> = Kind::Integers(Integers::POSITIVE), Literal::Null;
     /// A number.

@@ -72,6 +72,15 @@ impl SplitPlan {
         }
     }
 
+    /// Returns whether there is data for a test after training.
+    pub fn has_test(&self) -> bool {
+        match self {
+            Self::Shares { test, .. } => *test > 0.0,
+            Self::Paths { test, .. } => test.is_some(),
+            Self::Named { test, .. } => test.is_some(),
+        }
+    }
+
     /// Returns whether a fraction of a separate train split is held out for evaluations.
     pub(crate) fn holds_out(&self) -> bool {
         matches!(self, Self::Paths { eval_share, .. } | Self::Named { eval_share, .. } if *eval_share > 0.0)

@@ -1,7 +1,7 @@
 //! Every `"auto"` is resolved, and its value is shown.
 
 use deepburn_config::{
-    RawConfig, Resolved, RunContext, SchedulePlan, resolve, resolve_preliminary,
+    RawConfig, Resolved, RunContext, SchedulePlan, StepCount, resolve, resolve_preliminary,
 };
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ fn facts() -> RunContext {
     RunContext {
         hidden_size: Some(25),
         total_steps: Some(100),
-        warmup_steps: Some(10),
+        warmup_steps: Some(StepCount::Steps(10)),
         learning_rate: Some(5e-5),
         micro_batch_size: Some(3),
         ..RunContext::on_host(2)

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepburn_config::{
-    Backend, DataKind, Job, JobRequest, RawConfig, ResolvedJob, SplitPlan, resolve,
+    Backend, DataKind, Job, JobRequest, RawConfig, ResolvedJob, SplitPlan, StepCount, resolve,
 };
 use serde_json::json;
 
@@ -28,7 +28,7 @@ fn everything_has_a_default() {
     assert_eq!(job.data.splits, SplitPlan::Shares { path: None, train: 1.0, eval: 0.0, test: 0.0 });
     assert_eq!((job.data.sequence_length, job.data.vocab_size), (128, 512));
     assert!(job.data.shuffle && !job.data.drop_last);
-    assert_eq!((job.training.epochs, job.training.max_steps), (Some(1), None));
+    assert_eq!((job.training.epochs, job.training.max_steps), (Some(1.0), None));
     assert_eq!(
         (job.training.seed, job.training.ranks, job.training.backend),
         (42, 1, Backend::Flex)
@@ -98,7 +98,7 @@ fn deepspeed_files_are_found_beside_the_job() {
     fs::write(folder.path().join("acc.yaml"), "num_processes: 3\ndeepspeed_config: {}\n").unwrap();
     let (job, _) = parse("{\"deepspeed\": \"ds.json\"}", folder.path(), &[]).unwrap();
     assert!(job.data.drop_last);
-    assert_eq!(job.training.logging_steps, Some(7));
+    assert_eq!(job.training.logging_steps, Some(StepCount::Steps(7)));
     let (job, _) = parse("{\"deepspeed\": \"acc.yaml\"}", folder.path(), &[]).unwrap();
     assert_eq!(job.training.ranks, 3);
     let (job, _) =
@@ -235,10 +235,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             r#"{"training": {"max_steps": 0}}"#,
             ["training.max_steps", "0 is out of range", "at least 1"],
         ),
-        (
-            r#"{"training": {"epochs": 1.5}}"#,
-            ["training.epochs", "1.5 is not integral", "at least 1"],
-        ),
+        (r#"{"training": {"epochs": 0}}"#, ["training.epochs", "0 is out of range", "above 0"]),
         (r#"{"training": {"seed": -1}}"#, ["training.seed", "-1 is out of range", "write 42"]),
         (
             r#"{"training": {"learning_rate": NaN}}"#,

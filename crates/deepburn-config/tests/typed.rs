@@ -102,15 +102,15 @@ fn what_is_wrong_with_an_option_names_the_option() {
 #[test]
 fn other_programs_names_are_known() {
     for (text, part) in [
-        (r#"{"training": {"num_train_epochs": 3}}"#, "write training.epochs"),
-        (r#"{"training": {"lr_scheduler_type": "cosine"}}"#, "scheduler"),
+        (r#"{"training": {"num_epochs": 3}}"#, "write training.epochs"),
+        (r#"{"lr_scheduler_type": "cosine"}"#, "training.lr_scheduler_type"),
         // deepspeed.wandb is refused, so the remedy must not name it.
         (
             r#"{"training": {"report_to": "wandb"}}"#,
             "remove it and write tensorboard.enabled or csv_monitor.enabled in the deepspeed section",
         ),
         (r#"{"gradient_checkpointing": true}"#, "training.gradient_checkpointing"),
-        (r#"{"training": {"per_device_eval_batch_size": 3}}"#, "micro-batch"),
+        (r#"{"per_device_eval_batch_size": 3}"#, "training.per_device_eval_batch_size"),
         (r#"{"per_device_train_batch_size": 3}"#, "training.micro_batch_size"),
         (r#"{"max_epochs": 3}"#, "training.epochs"),
         (r#"{"training": {"accumulate_grad_batches": 3}}"#, "gradient_accumulation_steps"),

@@ -89,6 +89,9 @@ pub struct LoopState {
     /// Whether the evaluation after the last step is still due, because the run
     /// was interrupted before it was complete.
     pub evaluation_pending: bool,
+    /// Whether a checkpoint of the last step is due. It is saved again after
+    /// the pending evaluation, because it had no metric before.
+    pub save_pending: bool,
     /// `None` before the first evaluation whose metric is a number.
     pub best: Option<BestEvaluation>,
     /// Consecutive evaluations that did not improve by more than the threshold.
@@ -105,7 +108,10 @@ impl LoopState {
         };
         match self.best.is_none_or(is_comparable) {
             true => self,
-            false => Self { evaluation_pending: self.evaluation_pending, ..Self::default() },
+            false => {
+                let Self { evaluation_pending, save_pending, .. } = self;
+                Self { evaluation_pending, save_pending, ..Self::default() }
+            }
         }
     }
 

@@ -27,6 +27,7 @@ mod error;
 mod evaluation;
 mod exchange;
 mod final_model;
+mod interval;
 mod loss_scale;
 mod save;
 mod saving;
@@ -50,6 +51,7 @@ pub use evaluation::{
     EvaluationEnd, EvaluationProgress, Measured, data_failure, evaluate, evaluate_until,
 };
 pub use final_model::{FinalModel, TrainingEnd};
+pub use interval::Interval;
 pub use loss_scale::{LossScaler, ScaleExhausted, ScalerState};
 pub use save::{HalfPrecision, SaveError};
 pub use saving::{CheckpointPlan, Interrupt, Outcome};

@@ -4,8 +4,8 @@
 //! logged and skipped: training continues, and earlier checkpoints are
 //! unchanged.
 //!
-//! A checkpoint is saved if a step is a multiple of `save_steps`, is the last
-//! step, or has the best evaluation so far (`load_best_model_at_end`).
+//! A checkpoint is saved if it is due after a step ([`Interval`]), after the last
+//! step, or if a step has the best evaluation so far (`load_best_model_at_end`).
 //! Asynchronous saves overlap with training. In the exchange of each step, the
 //! ranks report whether their files are written. Once all files are written,
 //! the ranks commit the checkpoint between two steps. Only rank 0 deletes older
@@ -25,6 +25,7 @@ use tracing::{info, warn};
 use crate::best::{BestPlan, LoopState};
 use crate::checkpoint::{SaveInProgress, SaveRequest, TrainingCheckpointError};
 use crate::final_model::TrainingEnd;
+use crate::interval::Interval;
 use crate::metrics::EvalRow;
 use crate::{Engine, EngineError};
 
@@ -33,9 +34,9 @@ use crate::{Engine, EngineError};
 pub struct CheckpointPlan {
     /// The folder that contains the checkpoints.
     pub root: PathBuf,
-    /// Save every this many optimizer steps and after the last step. `None`
-    /// saves only on interruption.
-    pub save_steps: Option<u64>,
+    /// How often to save; the last step is saved too. `None` saves only on
+    /// interruption.
+    pub save_steps: Option<Interval>,
     /// Whether training continues while a checkpoint is written. This needs
     /// memory for up to a second copy of the saved arrays. A new save waits for
     /// the previous one.
@@ -46,13 +47,6 @@ pub struct CheckpointPlan {
     pub job: String,
     /// Client state that is saved with each checkpoint; the same on all ranks.
     pub client_state: Value,
-}
-
-impl CheckpointPlan {
-    /// Returns true if a checkpoint is due after `step`.
-    fn is_due(&self, step: u64, is_last: bool) -> bool {
-        self.save_steps.is_some_and(|every| is_last || step.is_multiple_of(every.max(1)))
-    }
 }
 
 /// Saves checkpoints according to a plan. At most one checkpoint is being
@@ -174,9 +168,8 @@ impl<'a> Saver<'a> {
         self.in_progress.as_ref().is_some_and(|running| running.save.is_written())
     }
 
-    /// Saves a checkpoint if one is due after the current step, or if the model
-    /// is the best so far and `load_best_model_at_end` is set. All ranks call
-    /// this together.
+    /// Saves a checkpoint if `is_due`, or if the model is the best so far and
+    /// `load_best_model_at_end` is set. All ranks call this together.
     ///
     /// # Errors
     ///
@@ -184,13 +177,13 @@ impl<'a> Saver<'a> {
     pub(crate) fn save_if_due<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
         &mut self,
         engine: &Engine<B, M>,
-        is_last: bool,
+        is_due: bool,
         rank_state: Value,
         state: LoopState,
     ) -> Result<(), EngineError> {
         let step = engine.global_steps();
         let Some(plan) = self.plan else { return Ok(()) };
-        let reason = match (plan.is_due(step, is_last), self.is_best(step)) {
+        let reason = match (is_due, self.is_best(step)) {
             (true, true) => SaveReason::DueAndBest,
             (true, false) => SaveReason::Due,
             (false, true) => SaveReason::BestOnly,

@@ -14,7 +14,8 @@
 //! can be compared with DeepSpeed. Warm-ups keep the minimum for the first two
 //! steps, because positions -1 and 0 give the same rate. The cosine warm-up
 //! starts with a learning rate of exactly 0, even if its minimal ratio is
-//! positive. PyTorch's schedules count the same steps, starting at time 0.
+//! positive. PyTorch's and transformers' schedules count the same steps, starting
+//! at time 0.
 //!
 //! There is also a schedule of the sequence length ([`sequence_length`]). Dynamic batching scales
 //! learning rates by the number of samples ([`lr_factor`]).
@@ -22,6 +23,7 @@
 mod curriculum;
 mod lr_scaling;
 mod one_cycle;
+mod trainer;
 mod warmup;
 
 use deepburn_config::SchedulePlan;
@@ -53,7 +55,8 @@ impl Schedule {
             | SchedulePlan::Step { .. }
             | SchedulePlan::CosineAnnealing { .. }
             | SchedulePlan::Linear { .. }
-            | SchedulePlan::Exponential { .. } => -1,
+            | SchedulePlan::Exponential { .. }
+            | SchedulePlan::Trainer(_) => -1,
         };
         let mut schedule = Self { plan: plan.clone(), position: -1 };
         schedule.seek(position);
@@ -73,6 +76,7 @@ impl Schedule {
     /// - linear: from `lr * start_factor` to `lr * end_factor` within
     ///   `total_iters`
     /// - exponential: `lr * gamma ^ t`
+    /// - transformers' schedules: `lr` times a factor of `t` (`optimization.py`)
     pub fn learning_rate(&self) -> f64 {
         let i = self.position;
         match &self.plan {
@@ -108,6 +112,9 @@ impl Schedule {
                 lr * (start_factor + (end_factor - start_factor) * done)
             }
             SchedulePlan::Exponential { lr, gamma } => lr * gamma.powf(self.steps_applied()),
+            SchedulePlan::Trainer(schedule) => {
+                schedule.lr * trainer::factor(schedule, self.steps_applied())
+            }
         }
     }
 

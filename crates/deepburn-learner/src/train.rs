@@ -37,6 +37,7 @@ use crate::batch_schedule::BatchSchedule;
 use crate::best::{BestPlan, LoopState};
 use crate::evaluation::{EvaluationEnd, EvaluationProgress, data_failure, evaluate_until};
 use crate::final_model::{FinalModel, TrainingEnd, load_best};
+use crate::interval::Interval;
 use crate::metrics::{EvalRow, StepRow};
 use crate::saving::{CheckpointPlan, Interrupt, Outcome, Saver};
 use crate::source::{BatchSource, EvaluationStream, NextStep, StepBatches, StepSize};
@@ -114,9 +115,8 @@ pub struct TrainPlan {
     /// The number of samples of each step; `None` keeps the engine's batch
     /// size.
     pub batch_sizes: Option<BatchSchedule>,
-    /// Evaluate every this many optimizer steps; `None` evaluates only after
-    /// the last step.
-    pub eval_steps: Option<u64>,
+    /// How often to evaluate; `None` evaluates only after the last step.
+    pub eval_steps: Option<Interval>,
     /// The step in which floating-point operations are counted.
     pub counted_step: Option<u64>,
     /// The settings of checkpoints; `None` saves no checkpoints.
@@ -288,6 +288,7 @@ impl TrainLoop<'_, '_> {
     {
         let plan = self.plan;
         let step = engine.global_steps() + 1;
+        let samples_before = engine.global_samples();
         if let Some(sizes) = &plan.batch_sizes {
             // The schedule counts steps from 0, the loop from 1.
             let size = sizes.at(step as usize - 1).train_batch_size;
@@ -318,8 +319,11 @@ impl TrainLoop<'_, '_> {
                 hook.after_count(&operations, &row).map_err(Cause::Outside)?;
             }
         }
-        let due = plan.eval_steps.is_some_and(|every| step.is_multiple_of(every.max(1)));
-        self.state.evaluation_pending = due || step == plan.max_steps;
+        let samples = [samples_before, engine.global_samples()];
+        let is_due =
+            |every: Option<Interval>| every.is_some_and(|every| every.is_due(step, samples));
+        self.state.evaluation_pending = is_due(plan.eval_steps) || step == plan.max_steps;
+        self.state.save_pending = is_due(plan.checkpoints.as_ref().and_then(|it| it.save_steps));
         if all.interrupted {
             return Ok(true);
         }
@@ -361,8 +365,11 @@ impl TrainLoop<'_, '_> {
                 }
             }
         }
-        let is_last = self.is_over(engine);
-        self.saver.save_if_due(engine, is_last, position, self.state)?;
+        // The last step is due whenever checkpoints are saved at all.
+        let saves = self.plan.checkpoints.as_ref().is_some_and(|it| it.save_steps.is_some());
+        let is_due =
+            std::mem::take(&mut self.state.save_pending) || (saves && self.is_over(engine));
+        self.saver.save_if_due(engine, is_due, position, self.state)?;
         Ok(true)
     }
 

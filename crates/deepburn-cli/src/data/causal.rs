@@ -32,7 +32,7 @@ use crate::data::companions::{Companions, kept_generation_config};
 use crate::data::corpus::open_corpus;
 use crate::data::lengths::{PREFETCH, check_length, longest};
 use crate::data::places::Places;
-use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo, WeightOrigin};
+use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
 use crate::data::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
 use crate::failure::Failure;
 use crate::job::known_model::warn_of_unknown;
@@ -52,8 +52,8 @@ pub(crate) struct Causal<C> {
     companions: Companions,
     /// The `generation_config.json` of the pretrained model, if it is exported unchanged.
     generation_config: Option<Map<String, Value>>,
-    /// The maximum number of sequences of an evaluation; `None` for all.
-    eval_max_samples: Option<usize>,
+    /// How the job evaluates.
+    evaluation: EvaluationSettings,
 }
 
 impl<C: LanguageModelConfig> Causal<C> {
@@ -97,7 +97,7 @@ impl<C: LanguageModelConfig> Causal<C> {
             corpus,
             order,
             origin: WeightOrigin { pretrained, seed: job.training.seed },
-            eval_max_samples: job.training.eval_max_samples,
+            evaluation: EvaluationSettings::of(job),
         })
     }
 }
@@ -191,11 +191,12 @@ where
         NextToken { config: self.config.clone(), device }
     }
 
-    /// Starts the data loader, with the evaluation limit of the job.
+    /// Starts the data loader, with the evaluation settings of the job.
     fn source(&self, shard: DataShard, plan: &Plan) -> Result<TokenSource, DataError> {
         let Corpus { train, eval, .. } = self.corpus.clone();
         let source = TokenSource::new(train, eval, shard, self.order, plan)?;
-        Ok(TokenSource { eval_max_samples: self.eval_max_samples, ..source })
+        let (rows, limit) = (self.evaluation.batch_size(plan), self.evaluation.max_samples);
+        Ok(TokenSource { rows, eval_max_samples: limit, ..source })
     }
 
     /// Returns the batches of the whole test split. `eval_max_samples` does not limit it.
@@ -204,8 +205,8 @@ where
         shard: DataShard,
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, TokenBatch>>, DataError> {
-        let test = self.corpus.test.as_ref();
-        test.map(|test| evaluation(test, shard, plan.batch.micro_batch_size, None)).transpose()
+        let (test, rows) = (self.corpus.test.as_ref(), self.evaluation.batch_size(plan));
+        test.map(|test| evaluation(test, shard, rows, None)).transpose()
     }
 
     /// Starts the export, with weights in f32.
@@ -326,7 +327,7 @@ pub(crate) struct TokenSource {
     eval: Option<Sequences>,
     /// The rank and the number of ranks.
     shard: DataShard,
-    /// Sequences of a micro-batch.
+    /// Sequences of an evaluation batch.
     rows: usize,
     /// The maximum number of sequences of an evaluation.
     eval_max_samples: Option<usize>,

@@ -32,7 +32,7 @@ use crate::data::causal::model_config;
 use crate::data::companions::Companions;
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
-use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo, WeightOrigin};
+use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{Texts, open_texts};
 use crate::data::vocabulary::{with_special_tokens, with_vocabulary};
@@ -51,8 +51,8 @@ pub(crate) struct Classification<C> {
     origin: WeightOrigin,
     /// The files that are exported unchanged.
     companions: Companions,
-    /// The maximum number of texts of an evaluation; `None` for all.
-    eval_max_samples: Option<usize>,
+    /// How the job evaluates.
+    evaluation: EvaluationSettings,
 }
 
 impl Classification<EncoderConfig> {
@@ -86,8 +86,8 @@ impl Classification<EncoderConfig> {
         let config = config.with_class_names(names.as_ref());
         let origin = WeightOrigin { pretrained: None, seed: job.training.seed };
         let companions = Companions::find(None, Some(&texts.tokenizer))?;
-        let eval_max_samples = job.training.eval_max_samples;
-        Ok(Self { config, texts, order, origin, companions, eval_max_samples })
+        let evaluation = EvaluationSettings::of(job);
+        Ok(Self { config, texts, order, origin, companions, evaluation })
     }
 }
 
@@ -135,8 +135,8 @@ impl Classification<ClassifierConfig> {
         let config = config.with_class_names(names.as_ref());
         let companions = Companions::find(pretrained.as_deref(), Some(&texts.tokenizer))?;
         let origin = WeightOrigin { pretrained, seed: job.training.seed };
-        let eval_max_samples = job.training.eval_max_samples;
-        Ok(Self { config, texts, order, origin, companions, eval_max_samples })
+        let evaluation = EvaluationSettings::of(job);
+        Ok(Self { config, texts, order, origin, companions, evaluation })
     }
 }
 
@@ -283,11 +283,12 @@ where
         TextClass { limits: self.config.limits(), device }
     }
 
-    /// Starts the data loader, with the evaluation limit of the job.
+    /// Starts the data loader, with the evaluation settings of the job.
     fn source(&self, shard: DataShard, plan: &Plan) -> Result<TextSource, DataError> {
         let Texts { train, eval, .. } = self.texts.clone();
         let mut source = TextSource::new(train, eval, shard, self.order, plan)?;
-        source.eval_max_samples = self.eval_max_samples;
+        source.budget = evaluation_budget(plan, self.evaluation.batch_size(plan));
+        source.eval_max_samples = self.evaluation.max_samples;
         Ok(source)
     }
 
@@ -298,7 +299,8 @@ where
         plan: &Plan,
     ) -> Result<Option<EvaluationStream<'_, Labelled>>, DataError> {
         let test = self.texts.test.as_ref();
-        test.map(|test| evaluation(test, shard, evaluation_budget(plan), None)).transpose()
+        let budget = evaluation_budget(plan, self.evaluation.batch_size(plan));
+        test.map(|test| evaluation(test, shard, budget, None)).transpose()
     }
 
     /// Starts the export, with weights in f32.

@@ -10,7 +10,7 @@ use burn::tensor::backend::Backend;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
 use deepburn::{BatchSource, EvaluationStream, Task};
-use deepburn_config::{DynamicBatchingPlan, Plan};
+use deepburn_config::{DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, DataShard, StepShape, Tokenizer};
 use deepburn_models::hf::{HfExport, ModelFolderError, ModelFolderWriter};
 use deepburn_models::{Architecture, BuildModel};
@@ -110,6 +110,31 @@ pub(crate) trait SubjectInfo {
         shape: StepShape,
         dynamic: &DynamicBatchingPlan,
     ) -> Result<BudgetSampler, Failure>;
+}
+
+/// How a job evaluates: the samples of an evaluation and of its batches.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct EvaluationSettings {
+    /// Maximum number of samples of an evaluation during training; `None` for all.
+    pub(crate) max_samples: Option<usize>,
+    /// Samples of a batch on each rank; `None` for the micro-batch size.
+    batch_size: Option<usize>,
+}
+
+impl EvaluationSettings {
+    /// Returns the settings of a job.
+    pub(crate) fn of(job: &Job) -> Self {
+        let training = &job.training;
+        Self {
+            max_samples: training.eval_max_samples,
+            batch_size: training.per_device_eval_batch_size,
+        }
+    }
+
+    /// Returns the number of samples of a batch on each rank.
+    pub(crate) fn batch_size(&self, plan: &Plan) -> usize {
+        self.batch_size.unwrap_or(plan.batch.micro_batch_size)
+    }
 }
 
 /// The source of a model's initial weights: a pretrained model, or random initialization from a seed.

@@ -45,7 +45,7 @@ pub(crate) struct TextSource {
     /// The rank and the number of ranks.
     shard: DataShard,
     /// The budget of an evaluation batch.
-    budget: TokenBudget,
+    pub(crate) budget: TokenBudget,
     /// The maximum number of texts of an evaluation.
     pub(crate) eval_max_samples: Option<usize>,
     /// The maximum length of texts by step.
@@ -97,7 +97,7 @@ impl TextSource {
                 Loader::Fixed(BatchLoader::start(train, sampler, rows, PREFETCH)?)
             }
         };
-        let budget = evaluation_budget(plan);
+        let budget = evaluation_budget(plan, rows);
         let curriculum = plan.curriculum.clone();
         Ok(Self { loader, eval, shard, budget, eval_max_samples: None, curriculum })
     }
@@ -187,9 +187,9 @@ impl BatchSource<Labelled> for TextSource {
     }
 }
 
-/// Returns the token budget of an evaluation batch. Texts are sorted by length, because their order does not matter.
-pub(crate) fn evaluation_budget(plan: &Plan) -> TokenBudget {
-    let rows = plan.batch.micro_batch_size;
+/// Returns the token budget of an evaluation batch, of `rows` texts without dynamic batching. Texts are sorted by length,
+/// because their order does not matter.
+pub(crate) fn evaluation_budget(plan: &Plan, rows: usize) -> TokenBudget {
     let budget = match &plan.dynamic_batching {
         Some(dynamic) => budget(dynamic),
         None => TokenBudget { max_batch_size: Some(rows), ..TokenBudget::new(usize::MAX) },

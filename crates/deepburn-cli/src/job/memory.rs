@@ -93,6 +93,19 @@ pub(crate) fn check_step(batch: BatchPlan, sequence_length: usize) -> Result<(),
     )))
 }
 
+/// Refuses an evaluation batch of `rows` sequences, the value of `key`, with more than [`MAX_TOKENS`] tokens.
+///
+/// # Errors
+/// Returns a user's mistake that names the key.
+pub(crate) fn check_tokens(key: &str, rows: usize, sequence_length: usize) -> Result<(), Failure> {
+    if rows.saturating_mul(sequence_length) <= MAX_TOKENS {
+        return Ok(());
+    }
+    Err(Failure::mistake(format!(
+        "{key}: {rows} sequences of {sequence_length} tokens exceed the {MAX_TOKENS} tokens of a batch; lower it"
+    )))
+}
+
 /// Returns a figure of `/proc/meminfo` in KiB.
 ///
 /// Lines have the form `MemAvailable:   16384 kB`.

@@ -39,7 +39,7 @@ use deepburn::comm::{FailureCause, RankFailure};
 use deepburn::metrics::{EvalRow, MetricsWriter, Row, StepRow};
 use deepburn::zero::{Category, Ledger, ModuleOperations, Tier};
 use deepburn::{BoxError, Hook};
-use deepburn_config::{FlopsPlan, MonitorFolder};
+use deepburn_config::{FlopsPlan, MonitorFolder, StepCount};
 use deepburn_models::hf::ParameterShape;
 use deepburn_monitor::{
     FlopsOptions, FlopsProfile, ModuleFlops, MonitorFolders, Monitors, Profiler,
@@ -127,8 +127,8 @@ pub(super) fn hooks(
             ranks: job.training.ranks,
         }));
     }
-    let every = job.training.logging_steps.or(plan.report.steps_per_print);
-    let every = every.map(|steps| steps as u64);
+    let logging = job.training.logging_steps.or(plan.report.steps_per_print.map(StepCount::Steps));
+    let every = logging.map(|steps| steps.of(preparation.max_steps as usize) as u64);
     let breakdown = plan.report.wall_clock_breakdown;
     hooks.push(Box::new(ProgressHook::new(preparation.max_steps, every, breakdown)));
     Ok(RankHooks { hooks, metrics })

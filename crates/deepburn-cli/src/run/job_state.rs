@@ -302,11 +302,12 @@ const MAY_DIFFER: [&str; 5] =
     ["model.pretrained", "data.path", "data.tokenizer", "data.token_cache", "data.name"];
 
 /// Keys without effect on the numbers of later steps. A change of any other key is logged as a warning.
-const WITHOUT_EFFECT_ON_NUMBERS: [&str; 11] = [
+const WITHOUT_EFFECT_ON_NUMBERS: [&str; 12] = [
     "data.token_cache",
     "training.output_dir",
     "training.logging_steps",
     "training.eval_",
+    "training.per_device_eval_batch_size",
     "training.save_",
     "training.async_save",
     "training.collective_timeout",

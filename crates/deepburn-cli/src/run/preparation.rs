@@ -14,11 +14,11 @@
 //! ```
 
 use burn::tensor::DType;
-use deepburn::BatchSchedule;
 use deepburn::zero::estimate::ParameterSize;
+use deepburn::{BatchSchedule, Interval};
 use deepburn_config::{
-    Backend, BatchPlan, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan, Precision,
-    RawConfig, ResolvedJob, RunContext, Severity, resolve, resolve_preliminary,
+    Backend, BatchPlan, Cadence, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan, Precision,
+    RawConfig, ResolvedJob, RunContext, Severity, StepCount, resolve, resolve_preliminary,
 };
 use deepburn_datasets::{DataError, DataShard, Order, StepShape};
 use serde_json::Value;
@@ -29,6 +29,7 @@ use crate::data::places::Places;
 use crate::data::recipe::SubjectInfo;
 use crate::data::subject::Subject;
 use crate::failure::Failure;
+use crate::job::memory::check_tokens;
 use crate::job::param_groups::grouped_sizes;
 
 /// A job that is ready to run.
@@ -45,10 +46,22 @@ pub(crate) struct Preparation {
     pub(crate) batch_sizes: BatchSchedule,
     /// Optimizer steps after which training ends.
     pub(crate) max_steps: u64,
+    /// Samples of an epoch, over all ranks.
+    pub(crate) epoch_samples: u64,
     /// The identity of the data, which has to match the checkpoint's.
     pub(crate) data: DataIdentity,
     /// The content of `job.json`.
     pub(crate) record: Value,
+}
+
+impl Preparation {
+    /// Returns the interval of the training loop for a cadence of the job.
+    pub(crate) fn interval(&self, cadence: Option<Cadence>) -> Option<Interval> {
+        Some(match cadence? {
+            Cadence::Epoch => Interval::Epochs { samples: self.epoch_samples },
+            Cadence::Every(steps) => Interval::Steps(steps.of(self.max_steps as usize) as u64),
+        })
+    }
 }
 
 /// The identity of the data, which a checkpoint records.
@@ -101,6 +114,7 @@ pub(crate) fn prepare(
     check(&job, &preliminary)?;
     let (batch, dynamic) = (preliminary.batch, preliminary.dynamic_batching);
     let batch_sizes = batch_sizes(&job, batch, dynamic.as_ref())?;
+    check_evaluation(&job, dynamic.as_ref())?;
     let order = match job.data.shuffle {
         true => Order::Shuffled { seed: job.training.seed },
         false => Order::Sequential,
@@ -109,25 +123,61 @@ pub(crate) fn prepare(
     let (places, largest) = (Places::default(), batch_sizes.largest());
     let subject = Subject::prepare(&job, &places, largest, order)?;
     check_curriculum(&preliminary, subject.info().min_tokens())?;
+    // Dynamic batching takes every sample once, and otherwise all ranks take the same number.
+    let epoch_samples = match dynamic {
+        Some(_) => subject.info().samples_per_epoch(DataShard::WHOLE),
+        None => {
+            let shard = DataShard { rank: 0, num_ranks: batch.world_size };
+            subject.info().samples_per_epoch(shard).map(|samples| samples * batch.world_size)
+        }
+    };
+    let epoch_samples = epoch_samples.map_err(Failure::mistake)?;
     let max_steps = match &dynamic {
         Some(dynamic) => steps_within_budget(&job, subject.info(), batch, dynamic)?,
-        None => num_steps(&job, subject.info(), &batch_sizes)?,
+        None => num_steps(&job, epoch_samples, &batch_sizes)?,
     };
+    set_total_steps(&mut job, max_steps)?;
     facts.hidden_size = Some(subject.info().architecture().width());
     facts.total_steps = Some(max_steps);
+    facts.warmup_steps = job.training.warmup_steps;
     add_notes(&mut job, dynamic.as_ref(), max_steps);
-    let (plan, record) = resolve_plan(&job, &written, &facts)?;
+    let (plan, mut record) = resolve_plan(&job, &written, &facts)?;
+    record["total_steps"] = max_steps.into();
+    record["samples_per_epoch"] = epoch_samples.into();
     Ok(Preparation {
         sizes: grouped_sizes(subject.info().architecture(), &plan)?,
         data: DataIdentity::new(subject.info(), job.training.eval_max_samples)
             .map_err(Failure::run)?,
         max_steps: max_steps as u64,
+        epoch_samples: epoch_samples as u64,
         job,
         plan,
         subject,
         batch_sizes,
         record,
     })
+}
+
+/// Replaces the ratios of the job with numbers of steps.
+///
+/// # Errors
+/// Returns a user's mistake if checkpoints are then not saved together with evaluations, which `save_best_limit` needs.
+fn set_total_steps(job: &mut Job, max_steps: usize) -> Result<(), Failure> {
+    let training = &mut job.training;
+    training.set_total_steps(max_steps);
+    if training.save_best_limit.is_none() || training.evaluates_checkpoints() != Some(false) {
+        return Ok(());
+    }
+    let steps = |cadence| match cadence {
+        Some(Cadence::Every(StepCount::Steps(steps))) => steps,
+        _ => 0,
+    };
+    Err(Failure::mistake(format!(
+        "training.save_best_limit: checkpoints are judged by an evaluation in the step that they are saved in; of the \
+         {max_steps} steps, training.save_steps is every {} and training.eval_steps every {}; make save_steps a multiple",
+        steps(training.save_steps),
+        steps(training.eval_steps)
+    )))
 }
 
 /// Refuses a backend that this program was built without.
@@ -209,6 +259,22 @@ fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: us
     }
 }
 
+/// Refuses a batch size of evaluations that dynamic batching would ignore, and evaluation batches with more tokens than a
+/// step may have.
+///
+/// # Errors
+/// Returns a user's mistake.
+fn check_evaluation(job: &Job, dynamic: Option<&DynamicBatchingPlan>) -> Result<(), Failure> {
+    let key = "training.per_device_eval_batch_size";
+    let Some(rows) = job.training.per_device_eval_batch_size else { return Ok(()) };
+    if dynamic.is_some() {
+        return Err(Failure::mistake(format!(
+            "{key}: not supported with dynamic batching, whose token budget sets the batches of evaluations too; remove it"
+        )));
+    }
+    check_tokens(key, rows, job.data.sequence_length)
+}
+
 /// Returns the number of samples of each step.
 ///
 /// The first size is the plan's batch size. Each change in `training.batch_size_schedule` applies from its step on.
@@ -254,16 +320,16 @@ fn steps_within_budget(
     let shape =
         StepShape { num_ranks: batch.world_size, accumulation: batch.gradient_accumulation_steps };
     let mut sampler = subject.budget_sampler(shape, dynamic)?;
-    let epochs = job.training.epochs.unwrap_or(usize::MAX);
+    let epochs = job.training.epochs.unwrap_or(f64::INFINITY);
     let max_steps = job.training.max_steps.unwrap_or(usize::MAX);
-    if epochs > MAX_PLANNED_EPOCHS && max_steps == usize::MAX {
+    if epochs > MAX_PLANNED_EPOCHS as f64 && max_steps == usize::MAX {
         return Err(Failure::mistake(format!(
             "training.epochs: {epochs} is too many for dynamic batching, whose steps are counted in advance; use at \
              most {MAX_PLANNED_EPOCHS}, or give training.max_steps"
         )));
     }
     let mut steps = 0;
-    for epoch in 0..epochs {
+    for epoch in 0..epochs.ceil() as usize {
         let plan = sampler.plan();
         if dynamic.verbose && epoch < 10 {
             tracing::info!(
@@ -274,7 +340,9 @@ fn steps_within_budget(
                 100.0 * plan.padding()
             );
         }
-        steps += plan.num_steps();
+        // The last epoch may be a fraction of one.
+        let part = (epochs - epoch as f64).min(1.0);
+        steps += (part * plan.num_steps() as f64).ceil() as usize;
         if steps >= max_steps {
             return Ok(max_steps);
         }
@@ -285,19 +353,17 @@ fn steps_within_budget(
 
 /// Returns the number of optimizer steps: `max_steps` or the steps of all epochs, whichever is less.
 ///
+/// A fraction of an epoch is rounded up to whole samples, and these to whole steps (without `drop_last`), as in
+/// transformers.
+///
 /// # Errors
 /// Returns a user's mistake if the epochs have too few samples for a single step.
-fn num_steps(
-    job: &Job,
-    subject: &dyn SubjectInfo,
-    batches: &BatchSchedule,
-) -> Result<usize, Failure> {
+fn num_steps(job: &Job, epoch_samples: usize, batches: &BatchSchedule) -> Result<usize, Failure> {
     let num_ranks = job.training.ranks;
-    let shard = DataShard { rank: 0, num_ranks };
-    let per_rank = subject.samples_per_epoch(shard).map_err(Failure::mistake)?;
+    let per_rank = epoch_samples / num_ranks;
     let per_step = batches.at(0).train_batch_size / num_ranks;
     let by_epochs = job.training.epochs.map(|epochs| {
-        let samples = epochs.saturating_mul(per_rank).saturating_mul(num_ranks);
+        let samples = (epochs * epoch_samples as f64).ceil() as usize;
         let whole = batches.steps_within(samples);
         // Without drop_last, a last step that the samples of the epochs do not fill counts as well.
         let rest = !job.data.drop_last && batches.samples_before(whole) < samples;

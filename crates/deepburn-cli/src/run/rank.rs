@@ -159,7 +159,7 @@ fn train_plan(preparation: &Preparation, signals: &Signals, resumed: LoopState) 
     TrainPlan {
         max_steps: preparation.max_steps,
         batch_sizes: Some(preparation.batch_sizes.clone()),
-        eval_steps: job.training.eval_steps.map(|steps| steps as u64),
+        eval_steps: preparation.interval(job.training.eval_steps),
         counted_step: plan.monitor.flops.as_ref().map(|flops| flops.profile_step),
         checkpoints: Some(resume::plan(preparation)),
         interrupt: signals.interrupt(),

@@ -87,7 +87,7 @@ pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
     let training = &preparation.job.training;
     CheckpointPlan {
         root: folder(&training.output_dir),
-        save_steps: training.save_steps.map(|steps| steps as u64),
+        save_steps: preparation.interval(training.save_steps),
         asynchronous: training.async_save,
         retention: Retention {
             keep_last: training.save_total_limit.and_then(|limit| limit.try_into().ok()),

@@ -6,6 +6,7 @@
 mod backends;
 mod batches;
 mod best;
+mod cadence;
 mod deepspeed;
 mod determinism;
 mod evaluation;

@@ -82,7 +82,7 @@ fn plan(job: &Job) -> deepburn::config::Plan {
     let written = deepburn::config::RawConfig::from_json(&job.json()["deepspeed"].to_string());
     let facts = deepburn::config::RunContext {
         total_steps: Some(STEPS),
-        warmup_steps: Some(5),
+        warmup_steps: Some(deepburn::config::StepCount::Steps(5)),
         hidden_size: Some(48),
         ..deepburn::config::RunContext::on_host(2)
     };

@@ -63,7 +63,7 @@ impl JobReader<'_> {
         let alone = "one rank does not wait for others";
         self.report_unused(&training.collective_timeout, plan.ranks == 1, alone);
         let (own, other) = (training.logging_steps.value, &self.deepspeed.steps_per_print);
-        note!(if own.is_some() && other.is_given() && own != other.value;
+        note!(if own.is_some() && other.is_given() && own != other.value.map(StepCount::Steps);
             self.findings, "deepspeed.steps_per_print" => "has no effect: training.logging_steps takes precedence");
     }
 

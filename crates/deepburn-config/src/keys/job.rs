@@ -6,8 +6,9 @@
 
 use crate::job_plan::{Architecture, Backend, Join, ModelMetric};
 use crate::keys::{DeepSpeed, SCHEMA};
-use crate::plan::NoDecay;
+use crate::plan::{LrSchedulerType, NoDecay, RampShape};
 use crate::spec::*;
+use crate::step_count::StepCount;
 
 /// Minimum vocabulary size of a byte-level tokenizer: 256 bytes and the end of text.
 const SMALLEST_VOCABULARY: i64 = 257;
@@ -117,8 +118,9 @@ section! {
 
     /// Length of training, ranks, output, evaluation and checkpoints.
     pub(crate) struct Training<'a> {
-        /// Number of passes over the train split. Defaults to 1 if max_steps is unset too.
-        epochs: Option<usize> = opt_positive().unit("epochs"),
+        /// Number of passes over the train split, such as 3 or 0.5. Defaults to 1 if max_steps is
+        /// unset too.
+        epochs: Option<f64> = opt_real(Positive).alias("num_train_epochs").unit("epochs"),
         /// Maximum number of optimizer steps. If epochs is set too, training ends at whichever
         /// comes first.
         max_steps: Option<usize> = opt_positive().unit("steps"),
@@ -140,37 +142,52 @@ section! {
         /// Timeout of collectives. If a rank waits longer for the others, the run fails and names
         /// the missing ranks.
         collective_timeout: usize = positive(1800).unit("s"),
-        /// Optimizer steps between evaluations. Unset: no evaluation during training.
-        eval_steps: Option<usize> = opt_positive().unit("steps"),
+        /// When to evaluate: "no", "steps" (every eval_steps) or "epoch" (in the step that takes the
+        /// last sample of an epoch). The last step is evaluated too. Unset: "steps" if eval_steps
+        /// is set, else "no".
+        eval_strategy: Option<&'a str> =
+            opt_one_of(&["no", "steps", "epoch"]).outdated("evaluation_strategy"),
+        /// Optimizer steps between evaluations, as a number or, below 1, as a ratio of all steps
+        /// (rounded up). Unset: see eval_strategy.
+        eval_steps: Option<StepCount> = opt_steps(1).unit("steps"),
         /// Maximum number of samples in an evaluation during training, from the start of the split.
         /// Unset: all samples.
         eval_max_samples: Option<usize> = opt_positive().unit("samples"),
+        /// Number of samples per rank in a batch of an evaluation or of the test. Unset: the
+        /// micro-batch size. Not supported with dynamic batching, whose token budget sets it.
+        per_device_eval_batch_size: Option<usize> = opt_positive().unit("samples"),
         /// Keep a checkpoint of the best evaluation so far, and load it when training ends for the
-        /// saved model and the final test. Requires eval_steps and data.splits.eval.
+        /// saved model and the final test. Requires evaluations (eval_strategy).
         load_best_model_at_end: bool = flag(false),
         /// Metric for comparing models: "loss" (lower is better) or, for classifiers, "accuracy"
         /// (higher is better).
         metric_for_best_model: ModelMetric = choice("loss"),
         /// Number of consecutive evaluations without improvement after which training stops. Unset:
-        /// no early stopping. Requires eval_steps and data.splits.eval.
+        /// no early stopping. Requires evaluations (eval_strategy).
         early_stopping_patience: Option<usize> = opt_positive().unit("evaluations"),
         /// Minimum change of metric_for_best_model that counts as an improvement for
         /// early_stopping_patience.
         early_stopping_threshold: f64 = real(NotNegative, 0.0),
         batch_size_schedule: BatchSizeSchedule<'a> = section(),
-        /// Optimizer steps between log lines. Unset: steps_per_print of the deepspeed section.
-        logging_steps: Option<usize> = opt_positive().unit("steps"),
-        /// Optimizer steps between checkpoints in output_dir/checkpoints; the last step is saved
-        /// too. Unset: save only on interruption, and for load_best_model_at_end.
-        save_steps: Option<usize> = opt_positive().unit("steps"),
+        /// Optimizer steps between log lines, as a number or, below 1, as a ratio of all steps.
+        /// Unset: steps_per_print of the deepspeed section.
+        logging_steps: Option<StepCount> = opt_steps(1).unit("steps"),
+        /// When to save checkpoints: "no", "steps" (every save_steps) or "epoch" (in the step that
+        /// takes the last sample of an epoch). The last step is saved too. Unset: "steps" if
+        /// save_steps is set, else "no". "best" is not supported: see load_best_model_at_end.
+        save_strategy: Option<&'a str> = opt_one_of(&["no", "steps", "epoch", "best"]),
+        /// Optimizer steps between checkpoints in output_dir/checkpoints, as a number or, below 1,
+        /// as a ratio of all steps (rounded up). Unset: see save_strategy. Without checkpoints, a
+        /// run saves only on interruption, and for load_best_model_at_end.
+        save_steps: Option<StepCount> = opt_steps(1).unit("steps"),
         /// Save checkpoints in the background while training continues. Needs up to as much
         /// additional memory as the data that is saved.
         async_save: bool = flag(false),
         /// Number of newest checkpoints to keep; older ones are deleted. Unset: keep all.
         save_total_limit: Option<usize> = opt_positive().unit("checkpoints"),
         /// Number of best checkpoints by metric_for_best_model to keep in addition to the newest
-        /// ones. Requires save_total_limit, and save_steps as a multiple of eval_steps. Unset:
-        /// none.
+        /// ones. Requires save_total_limit, and save_steps as a multiple of eval_steps or both
+        /// strategies "epoch". Unset: none.
         save_best_limit: Option<usize> = opt_positive().unit("checkpoints"),
         resume = ON_THE_COMMAND_LINE,
         resume_from_checkpoint = ON_THE_COMMAND_LINE,
@@ -182,8 +199,20 @@ section! {
         /// Enable or disable activation checkpointing, which recomputes activations in backward to
         /// save memory. deepspeed.activation_checkpointing selects the policy.
         gradient_checkpointing: Option<bool> = opt_flag(),
-        /// Number of warm-up steps, if warmup_num_steps of the schedule is "auto".
-        warmup_steps: Option<usize> = opt_count().unit("steps"),
+        /// Learning-rate schedule of transformers' Trainer, instead of a scheduler in the deepspeed
+        /// section. Unset: that scheduler, or a constant learning rate (transformers: "linear").
+        /// "reduce_lr_on_plateau" and "greedy" are not supported.
+        lr_scheduler_type: Option<LrSchedulerType> = opt_choice(),
+        lr_scheduler_kwargs: SchedulerKwargs<'a> = section(),
+        /// Length of the warm-up, as a number of steps or, below 1, as a ratio of all steps. Used
+        /// by lr_scheduler_type, and if warmup_num_steps of the deepspeed section is "auto".
+        warmup_steps: Option<StepCount> = opt_steps(0).unit("steps"),
+        /// Length of the warm-up as a ratio of all steps, rounded up to whole steps. Excludes
+        /// warmup_steps.
+        warmup_ratio: Option<f64> = opt_real(Fraction),
+        /// Weight of the mean over all classes in the loss.
+        label_smoothing_factor =
+            real(Decay, 0.0).unavailable("label smoothing", Differs, "set it to 0"),
         /// Parameters without weight decay: "biases_and_norms" (all one-dimensional parameters, as
         /// in transformers' Trainer) or "nothing" (every parameter decays, as in DeepSpeed).
         no_decay: NoDecay = choice("biases_and_norms"),
@@ -195,6 +224,41 @@ section! {
         weight_decay = belongs("write deepspeed.optimizer.params.weight_decay"),
         fp16 = belongs("write deepspeed.fp16.enabled"),
         bf16 = belongs("write deepspeed.bf16.enabled"),
+    }
+
+    /// Parameters of lr_scheduler_type, with the names and defaults of transformers.
+    pub(crate) struct SchedulerKwargs<'a> {
+        /// Periods of the cosine for cosine, cosine_with_min_lr, cosine_warmup_with_min_lr and the
+        /// decay of warmup_stable_decay; 0.5 by default. Number of restarts for
+        /// cosine_with_restarts; 1 by default.
+        num_cycles: Option<f64> = opt_real(NotNegative),
+        /// Exponent of polynomial; 1 by default.
+        power: Option<f64> = opt_real(NotNegative),
+        /// Learning rate at the end of polynomial; 1e-7 by default.
+        lr_end: Option<f64> = opt_real(NotNegative),
+        /// Time scale of inverse_sqrt. Unset: the number of warm-up steps, or 10000 without a
+        /// warm-up.
+        timescale: Option<usize> = opt_positive().unit("steps"),
+        /// Lowest learning rate of cosine_with_min_lr and cosine_warmup_with_min_lr. They need
+        /// min_lr or min_lr_rate.
+        min_lr: Option<f64> = opt_real(NotNegative),
+        /// The same as a fraction of the optimizer's lr.
+        min_lr_rate: Option<f64> = opt_real(Fraction),
+        /// Learning rate of the first step of cosine_warmup_with_min_lr, as a fraction of the
+        /// optimizer's lr. Unset: 1 / warmup_steps.
+        warmup_lr_rate: Option<f64> = opt_real(Fraction),
+        /// Length of the decay of warmup_stable_decay, which needs it.
+        num_decay_steps: Option<usize> = opt_count().unit("steps"),
+        /// Length of the constant part of warmup_stable_decay. Unset: all steps outside of the
+        /// warm-up and the decay.
+        num_stable_steps: Option<usize> = opt_count().unit("steps"),
+        /// Shape of the warm-up of warmup_stable_decay; "linear" by default.
+        warmup_type: Option<RampShape> = opt_choice(),
+        /// Shape of the decay of warmup_stable_decay; "cosine" by default.
+        decay_type: Option<RampShape> = opt_choice(),
+        /// Learning rate at the start and the end of warmup_stable_decay, as a fraction of the
+        /// optimizer's lr; 0 by default.
+        min_lr_ratio: Option<f64> = opt_real(Fraction),
     }
 
     /// Batch-size schedule: change train_batch_size during training through gradient accumulation.

@@ -19,6 +19,7 @@ mod optimizer;
 mod precision;
 mod reduction;
 mod scheduler;
+mod trainer_schedule;
 mod zero;
 
 use hyperparameters::{bounds, learning_rate, moments};
@@ -26,7 +27,7 @@ use hyperparameters::{bounds, learning_rate, moments};
 use crate::check::nearest;
 use crate::context::Context;
 use crate::diagnosis::{Severity, Site, note, refuse, report, warning};
-use crate::key::{Key, Status, Trigger, Variant};
+use crate::key::{Status, Trigger, Variant};
 use crate::keys::*;
 use crate::node::Node;
 use crate::plan::*;

@@ -1,30 +1,16 @@
-//! `scheduler`: DeepSpeed's schedules and four of PyTorch's, with all defaults filled in.
+//! `scheduler`: DeepSpeed's schedules and four of PyTorch's, with all defaults filled in. A job may
+//! ask for a schedule of transformers instead.
 //!
 //! Steps are applied optimizer steps; a skipped step does not advance a schedule.
 
 use super::*;
+use crate::step_count::StepCount;
 
 /// Resolves the section, and warns of settings of the optimizer and the job that it does not use.
 pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> SchedulePlan {
     let schedule = resolve_section(optimizer, context);
-    check_job_warmup(context);
     check_lr(&schedule, optimizer, context);
     schedule
-}
-
-/// Warns if the job sets a length of the warm-up, and the schedule does not leave it open.
-fn check_job_warmup(context: &mut Context<'_>) {
-    let Some(steps) = context.run.warmup_steps else { return };
-    let params = &context.top.scheduler.value.params;
-    let key = Key::find(WarmupLr::KEYS, "warmup_num_steps").map(|key| params.child(key));
-    let why = match &key {
-        Some(key) if key.is_auto() => return,
-        Some(key) if key.is_given() => "the schedule sets warmup_num_steps",
-        _ => "only a schedule with warmup_num_steps \"auto\" reads it",
-    };
-    let severity = if steps == 0 { Severity::Note } else { Severity::Warning };
-    report!(severity, context, "training.warmup_steps" =>
-        "{steps} has no effect: {why}"; "set scheduler.params.warmup_num_steps to \"auto\", or remove it");
 }
 
 /// Warns if a learning rate is given and the schedule does not use it, but sets its own.
@@ -70,7 +56,16 @@ fn resolve_section(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Sche
     let lr = optimizer.lr();
     let top = context.top;
     let section = &top.scheduler.value;
+    if let Some(scheduler) = &context.run.lr_scheduler {
+        let name = scheduler.kind.name();
+        context.answer(&top.scheduler, name, "training.lr_scheduler_type");
+        refuse!(if top.scheduler.is_given(); context, "training.lr_scheduler_type" =>
+            "\"{name}\" is given together with the scheduler of the deepspeed section, and only one can set the \
+             learning rate"; "remove training.lr_scheduler_type or deepspeed.scheduler");
+        return trainer_schedule::resolve(scheduler, lr, context);
+    }
     context.answer(&top.scheduler, "constant", "no schedule is given");
+    check_warmup(context);
     if !top.scheduler.is_given() {
         return SchedulePlan::Constant { lr };
     }
@@ -95,6 +90,32 @@ fn resolve_section(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Sche
     }
 }
 
+/// Reports a warm-up of the job that the scheduler of the file does not use.
+fn check_warmup(context: &mut Context<'_>) {
+    // A warm-up of 0 steps is the absence of one.
+    let Some(wanted) = context.run.warmup_steps.filter(|wanted| !wanted.is_zero()) else { return };
+    let scheduler = &context.top.scheduler;
+    let name = scheduler.value.name.value.unwrap_or_default();
+    let variant = Variant::find(SCHEDULES, name);
+    let has_warmup =
+        variant.is_some_and(|it| it.keys.iter().any(|key| key.name == "warmup_num_steps"));
+    // An unknown schedule is reported by the rule of its name.
+    if scheduler.is_given() && variant.is_none() {
+        return;
+    }
+    let reason = match scheduler.is_given() {
+        true => format!("the schedule \"{name}\" has no warm-up"),
+        false => "the learning rate is constant".to_owned(),
+    };
+    warning!(if !has_warmup; context, "training.warmup_steps" => "has no effect: {reason}";
+        "add training.lr_scheduler_type (\"linear\" is transformers' default), or remove it");
+    // All schedules with a warm-up have the same key for its length.
+    let length = WarmupLr::read(&scheduler.value.params).warmup_num_steps;
+    let is_other = wanted != StepCount::Steps(length.value);
+    warning!(if has_warmup && !length.is_auto() && is_other; context, "training.warmup_steps" =>
+        "has no effect: scheduler.params.warmup_num_steps is {}", length.value; "write \"auto\" there");
+}
+
 /// Reports the required keys of a schedule whose section `params` is missing.
 fn require_params(params: &Entry<'_>, variant: &Variant, context: &mut Context<'_>) {
     let required = variant.keys.iter().filter(|key| key.required && !params.is_given());
@@ -108,7 +129,7 @@ fn require_params(params: &Entry<'_>, variant: &Variant, context: &mut Context<'
 fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
     let mut steps = key.value;
     if key.is_auto() {
-        let Some(wanted) = context.run.warmup_steps else {
+        let Some(wanted) = context.run.warmup() else {
             context.answer(key, 2, "transformers' default of 0, taken as 2 as in DeepSpeed");
             return 2;
         };

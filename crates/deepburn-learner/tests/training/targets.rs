@@ -13,7 +13,7 @@ use deepburn_config::Plan;
 use deepburn_learner::metrics::{EvalRow, StepRow};
 use deepburn_learner::{
     Batch, BatchSource, BestPlan, BoxError, CheckpointPlan, EarlyStopping, Evaluation,
-    EvaluationStream, Hook, NextStep, Outcome, StepBatches, Task, TrainPlan, TrainingEnd,
+    EvaluationStream, Hook, Interval, NextStep, Outcome, StepBatches, Task, TrainPlan, TrainingEnd,
     initialize, train,
 };
 use deepburn_zero::{Group, Zero};
@@ -300,7 +300,7 @@ fn an_evaluation_without_targets_is_never_the_best() {
         early_stopping: Some(EarlyStopping { patience: 1, threshold: 0.0 }),
         ..BestPlan::default()
     };
-    let training = TrainPlan { eval_steps: Some(1), best, ..steps(3) };
+    let training = TrainPlan { eval_steps: Some(Interval::Steps(1)), best, ..steps(3) };
     for ranks in [1, 2] {
         let rows: &[&[usize]] = &[&[1]];
         let ends = run(&plan(0, 1, ranks), &vec![rows; ranks], Some(0), &training, false);

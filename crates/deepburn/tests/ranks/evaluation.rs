@@ -10,7 +10,7 @@ use deepburn::metrics::{EvalRow, StepRow};
 use deepburn::prelude::*;
 use deepburn::{
     BatchSource, BestMetric, BestPlan, BoxError, CheckpointPlan, EarlyStopping, EvaluationProgress,
-    FinalModel, Hook, Interrupt, LoadPlan, Outcome, TrainPlan, TrainingEnd,
+    FinalModel, Hook, Interrupt, Interval, LoadPlan, Outcome, TrainPlan, TrainingEnd,
 };
 use serde_json::Value;
 
@@ -99,10 +99,10 @@ fn try_run(
         let interrupt = Interrupt::default();
         let train_plan = TrainPlan {
             max_steps: STEPS,
-            eval_steps: Some(1),
+            eval_steps: Some(Interval::Steps(1)),
             checkpoints: Some(CheckpointPlan {
                 root: root.to_path_buf(),
-                save_steps,
+                save_steps: save_steps.map(Interval::Steps),
                 asynchronous: false,
                 retention: Retention::default(),
                 job: "test".to_owned(),

@@ -11,6 +11,7 @@ mod class_names;
 mod config;
 mod error;
 mod export;
+mod mean_rows;
 mod names;
 mod small_file;
 mod tensor_file;

@@ -4,6 +4,7 @@
 //! places.rs                        a path or a repository on the Hub → local files
 //! corpus.rs                        files → tokenized, packed sequences of one length      (language modelling)
 //! texts.rs                         files → tokenized texts with classes                   (text classification)
+//! job_tokenizer.rs                 the tokenizer of the job or of its pretrained model
 //! vocabulary.rs                    vocabulary size and special tokens of the model, from the tokenizer
 //! lengths.rs                       maximum lengths, and the curriculum
 //! recipe.rs                        the interface of a recipe
@@ -18,6 +19,7 @@
 pub(crate) mod causal;
 pub(crate) mod classification;
 pub(crate) mod corpus;
+pub(crate) mod job_tokenizer;
 pub(crate) mod lengths;
 pub(crate) mod places;
 pub(crate) mod recipe;

@@ -7,7 +7,7 @@
 //! because the evaluation text must not influence the evaluated model.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::check_positive;
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The kind of the data, and its location.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub enum Content {
     /// Raw token files.
     Tokens {
@@ -31,7 +31,7 @@ pub enum Content {
         splits: Splits,
         /// The tokenizer that produced the tokens, if it should be saved with
         /// the model.
-        tokenizer: Option<PathBuf>,
+        tokenizer: Option<Box<Tokenizer>>,
     },
     /// Text files.
     Text {
@@ -56,10 +56,10 @@ pub enum Content {
 }
 
 /// The source of the tokenizer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum TokenizerChoice {
-    /// A folder or a `tokenizer.json`, see [`Tokenizer::load`].
-    Load(PathBuf),
+    /// A tokenizer that was loaded, see [`Tokenizer::load`].
+    Loaded(Box<Tokenizer>),
     /// Trained on the train split, see [`Tokenizer::train`].
     Train {
         /// Maximum number of entries, at least 257.
@@ -68,7 +68,7 @@ pub enum TokenizerChoice {
 }
 
 /// A description of the data and of how it is cut into sequences.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct DataSource {
     /// The data.
     pub content: Content,
@@ -93,6 +93,9 @@ pub struct Corpus {
     pub test: Option<Sequences>,
     /// The tokenizer that produced the tokens, if it is known.
     pub tokenizer: Option<Tokenizer>,
+    /// The id of the token between documents, if there are several documents and
+    /// [`Join::EndOfText`] joins them.
+    pub separator: Option<u32>,
     /// The number of embeddings that a model needs: the vocabulary size of the
     /// tokenizer. For tokens without a tokenizer, it is the `vocab_size` of the
     /// source or, if that is unknown, the largest id of all splits plus one.
@@ -159,9 +162,12 @@ fn text_of_splits<'a>(
 }
 
 /// Opens raw token files.
-fn open_tokens(splits: &Splits, tokenizer: Option<&Path>, source: &DataSource) -> Result<Corpus> {
-    let tokenizer = tokenizer.map(Tokenizer::load).transpose()?;
-    let entries = tokenizer.as_ref().map(Tokenizer::vocab_size);
+fn open_tokens(
+    splits: &Splits,
+    tokenizer: Option<&Tokenizer>,
+    source: &DataSource,
+) -> Result<Corpus> {
+    let entries = tokenizer.map(Tokenizer::vocab_size);
     // A model may have more embeddings than the tokenizer has tokens. Ids must
     // be below both limits.
     let limit = entries.into_iter().chain(source.vocab_size).min();
@@ -193,13 +199,13 @@ fn open_tokens(splits: &Splits, tokenizer: Option<&Path>, source: &DataSource) -
         }
     };
     let vocab_size = entries.or(source.vocab_size).unwrap_or(largest as usize + 1);
-    finish(parts, tokenizer, vocab_size, source)
+    finish(parts, tokenizer.cloned(), vocab_size, source)
 }
 
 /// Returns how many bytes of a text are kept to train a tokenizer on.
 fn sample_bytes(choice: &TokenizerChoice) -> usize {
     match choice {
-        TokenizerChoice::Load(_) => 0,
+        TokenizerChoice::Loaded(_) => 0,
         // Training uses the whole chunk in which it reaches its limit, so it
         // needs slightly more text than the limit.
         TokenizerChoice::Train { .. } => TRAINING_BYTES + (1 << 20),
@@ -240,7 +246,7 @@ fn tokenize(
     source: &DataSource,
 ) -> Result<Corpus> {
     let tokenizer = match choice {
-        TokenizerChoice::Load(path) => Tokenizer::load(path)?,
+        TokenizerChoice::Loaded(tokenizer) => (**tokenizer).clone(),
         TokenizerChoice::Train { vocab_size } => {
             let sample = texts[0].as_ref().map(sample).unwrap_or_default();
             let tokenizer = Tokenizer::train(&sample, *vocab_size)?;
@@ -251,6 +257,7 @@ fn tokenize(
     let vocab_size = tokenizer.vocab_size();
     // Checked before the text is tokenized, because that may take minutes.
     check_vocabulary(vocab_size, source)?;
+    let separator = separator(texts.iter().flatten(), &tokenizer)?;
     let parts = try_map(texts, |SplitText { name, documents, scan, range }| {
         let tokens = match &source.token_cache {
             Some(cache) => cache.stream(&tokenizer, documents, &scan, range)?,
@@ -260,7 +267,8 @@ fn tokenize(
         };
         Sequences::pack(tokens, source.sequence_length, &format!("the {name} split"))
     })?;
-    finish(parts, Some(tokenizer), vocab_size, source)
+    let corpus = finish(parts, Some(tokenizer), vocab_size, source)?;
+    Ok(Corpus { separator, ..corpus })
 }
 
 /// Checks that the model, if it is known, has an embedding for each id.
@@ -270,9 +278,34 @@ fn check_vocabulary(vocab_size: usize, source: &DataSource) -> Result<()> {
         return Ok(());
     }
     let rule = format!(
-        "the tokenizer has {vocab_size} entries; set it to {vocab_size} or more, or use the model's own tokenizer"
+        "the tokenizer has {vocab_size} entries; set it to {vocab_size} or more (a pretrained embedding gets new rows), or use the model's own tokenizer"
     );
     Err(DataError::setting("model.config.vocab_size", model, rule))
+}
+
+/// Returns the token that [`Join::EndOfText`] puts between documents. A single
+/// document needs no separator.
+///
+/// # Errors
+/// Returns [`DataError::Setting`] if the tokenizer does not have the token.
+fn separator<'t>(
+    mut texts: impl Iterator<Item = &'t SplitText<'t>>,
+    tokenizer: &Tokenizer,
+) -> Result<Option<u32>> {
+    let is_separated = |text: &&SplitText<'_>| {
+        text.documents.join() == Join::EndOfText && text.scan.num_documents > 1
+    };
+    let Some(text) = texts.find(is_separated) else { return Ok(None) };
+    if let Some(id) = tokenizer.end_of_text() {
+        return Ok(Some(id));
+    }
+    let place = tokenizer.path().map(|path| format!(" `{}`", path.display())).unwrap_or_default();
+    let rule = format!(
+        "{} has {} documents, and the tokenizer{place} names no end-of-text token to put between them (as eos_token in tokenizer_config.json or special_tokens_map.json, or as eos_token_id of its model); set data.eos_token to the token that ends a text, \"</s>\" for example, or set data.join to \"blank_line\" or \"nothing\"",
+        text.documents.described(),
+        text.scan.num_documents
+    );
+    Err(DataError::setting("data.join", "\"end_of_text\"", rule))
 }
 
 /// Checks the finished splits and reports their sizes.
@@ -297,7 +330,7 @@ fn finish(
         vocab_size,
         "data is ready"
     );
-    Ok(Corpus { train, eval, test, tokenizer, vocab_size })
+    Ok(Corpus { train, eval, test, tokenizer, separator: None, vocab_size })
 }
 
 #[cfg(test)]
@@ -306,6 +339,7 @@ mod tests {
     mod malformed;
 
     use std::fs;
+    use std::path::Path;
 
     use super::*;
     use crate::{BatchLoader, DataShard, DistributedSampler, Order, TEXT_FIELD};
@@ -399,7 +433,7 @@ mod tests {
             splits: Splits::all(dir.path().join("t.txt")),
             field: TEXT_FIELD.into(),
             join: Join::EndOfText,
-            tokenizer: TokenizerChoice::Load(dir.path().into()),
+            tokenizer: TokenizerChoice::Loaded(Box::new(Tokenizer::load(dir.path()).unwrap())),
         };
         let opened = open(&source(content.clone(), 8)).unwrap();
         assert_eq!(opened.vocab_size, 280);
@@ -411,6 +445,55 @@ mod tests {
         let error = open(&DataSource { vocab_size: Some(279), ..fits }).unwrap_err();
         let message = error.to_string();
         assert!(message.contains("vocab_size = 279: the tokenizer has 280 entries"), "{message}");
+    }
+
+    /// A tokenizer of words, without any special token.
+    fn words(dir: &Path) -> Tokenizer {
+        let json = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+            "decoder": null, "model": {"type": "WordLevel", "unk_token": "?",
+            "vocab": {"?": 0, "one": 1, "two": 2, "end": 3}}}"#;
+        fs::write(dir.join("words.json"), json).unwrap();
+        Tokenizer::load(&dir.join("words.json")).unwrap()
+    }
+
+    /// Without an end-of-text token, documents would silently be joined without a separator.
+    #[test]
+    fn documents_need_the_token_that_separates_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let rows = "{\"text\": \"one two\"}\n{\"text\": \"two one\"}\n{\"text\": \"one\"}\n";
+        fs::write(dir.path().join("rows.jsonl"), rows).unwrap();
+        fs::write(dir.path().join("one.txt"), "one two one two").unwrap();
+        let opened = |name: &str, join, tokenizer: Tokenizer| {
+            let content = Content::Text {
+                splits: Splits::all(dir.path().join(name)),
+                field: TEXT_FIELD.into(),
+                join,
+                tokenizer: TokenizerChoice::Loaded(Box::new(tokenizer)),
+            };
+            open(&source(content, 2)).map(|corpus| (all(&corpus.train), corpus.separator))
+        };
+        let tokenizer = || words(dir.path());
+        let error = opened("rows.jsonl", Join::EndOfText, tokenizer()).unwrap_err().to_string();
+        for part in [
+            "data.join = \"end_of_text\"",
+            "3 documents",
+            "words.json",
+            "data.eos_token",
+            "\"nothing\"",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+        let named = tokenizer().with_end_of_text("end").unwrap();
+        let with_end = (vec![1, 2, 3, 2, 1, 3], Some(3));
+        assert_eq!(opened("rows.jsonl", Join::EndOfText, named).unwrap(), with_end);
+        for join in [Join::Nothing, Join::BlankLine] {
+            let opened = opened("rows.jsonl", join, tokenizer()).unwrap();
+            assert_eq!(opened, (vec![1, 2, 2, 1], None));
+        }
+        // A single document has nothing to be separated from.
+        let opened = opened("one.txt", Join::EndOfText, tokenizer()).unwrap();
+        assert_eq!(opened, (vec![1, 2, 1, 2], None));
     }
 
     #[test]
@@ -452,7 +535,7 @@ mod tests {
         Tokenizer::train(&["x"], 257).unwrap().save(dir.path()).unwrap();
         let open_with = |largest| {
             let splits = Splits::all(token_file(dir.path(), "t.bin", [1, 2, 3, largest]));
-            let tokenizer = Some(dir.path().to_owned());
+            let tokenizer = Some(Box::new(Tokenizer::load(dir.path()).unwrap()));
             open(&DataSource {
                 vocab_size: Some(512),
                 ..source(Content::Tokens { splits, tokenizer }, 2)

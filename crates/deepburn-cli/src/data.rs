@@ -4,6 +4,7 @@
 //! places.rs                        a path or a repository on the Hub → local files
 //! corpus.rs                        files → tokenized, packed sequences of one length      (language modelling)
 //! texts.rs                         files → tokenized texts with classes                   (text classification)
+//! job_tokenizer.rs                 the tokenizer of the job or of its pretrained model
 //! vocabulary.rs                    vocabulary size and special tokens of the model, from the tokenizer
 //! companions.rs                    files of the pretrained model and the tokenizer that are exported unchanged
 //! lengths.rs                       maximum lengths, and the curriculum
@@ -20,6 +21,7 @@ pub(crate) mod causal;
 pub(crate) mod classification;
 pub(crate) mod companions;
 pub(crate) mod corpus;
+pub(crate) mod job_tokenizer;
 pub(crate) mod lengths;
 pub(crate) mod places;
 pub(crate) mod recipe;

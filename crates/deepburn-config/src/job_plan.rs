@@ -67,6 +67,10 @@ pub struct DataJob {
     /// Folder, repository or `tokenizer.json`; `None` to use the checkpoint's tokenizer, or to
     /// train one.
     pub tokenizer: Option<Place>,
+    /// The token that ends a text; `None` for the one that the tokenizer or the checkpoint names.
+    pub eos_token: Option<String>,
+    /// Whether the checkpoint is trained on another vocabulary than its own.
+    pub new_vocabulary: bool,
     /// Maximum number of entries of a trained tokenizer.
     pub vocab_size: usize,
     /// Tokens per sample.

@@ -110,7 +110,7 @@ impl JobReader<'_> {
         let remedy =
             "give the folder of a tokenizer, a tokenizer.json, or a repository that has one";
         let drop_last = &self.deepspeed.dataloader_drop_last;
-        filled!(DataJob, data { token_cache, vocab_size, sequence_length, shuffle }
+        filled!(DataJob, data { token_cache, vocab_size, sequence_length, shuffle, new_vocabulary }
             kind: match kind {
                 DataKind::Text { .. } if splits.is_embedded() => DataKind::Synthetic,
                 kind => kind,
@@ -118,6 +118,7 @@ impl JobReader<'_> {
             splits,
             name: data.name.value.map(str::to_owned),
             tokenizer: self.place(&data.tokenizer, remedy),
+            eos_token: data.eos_token.value.map(str::to_owned),
             drop_last: data.drop_last.value.unwrap_or(drop_last.value),
         )
     }
@@ -146,6 +147,11 @@ impl JobReader<'_> {
 
     /// Checks that the model can be trained on the data.
     pub(crate) fn check_pair(&mut self, model: &ModelJob, data: &DataJob) {
+        warning!(if data.new_vocabulary && model.pretrained.is_none(); self.findings, "data.new_vocabulary" =>
+            "has no effect without model.pretrained: a new model has no vocabulary yet"; "remove it");
+        warning!(if data.eos_token.is_some() && data.kind == DataKind::Tokens && data.tokenizer.is_none();
+            self.findings, "data.eos_token" =>
+            "has no effect: tokens need no tokenizer, and data.tokenizer is not given"; "remove it");
         if let DataKind::Classification { text_field, label_field } = &data.kind {
             refuse!(if text_field == label_field;
                 self.findings, "data.label_field" => "{label_field:?} is the column of the texts too";

@@ -515,3 +515,23 @@ fn parameter_groups_fit_the_optimizer() {
         assert!(error.contains("training.param_groups[0]") && error.contains(expected), "{error}");
     }
 }
+
+#[test]
+fn keys_of_a_vocabulary_that_change_nothing_are_warnings() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a.bin"), "").unwrap();
+    let warned = |text: &str| -> Vec<String> {
+        let (job, _) = parse(text, folder.path(), &[]).unwrap();
+        job.notes.iter().map(|note| note.key.clone()).collect()
+    };
+    let has = |text: &str, key: &str| warned(text).iter().any(|it| it == key);
+    let key = "data.new_vocabulary";
+    assert!(has(r#"{"data": {"new_vocabulary": true}}"#, key));
+    let pretrained = r#"{"model": {"pretrained": "owner/name"}, "data": {"new_vocabulary": true}}"#;
+    assert!(!has(pretrained, key));
+    let key = "data.eos_token";
+    let tokens = r#""kind": "tokens", "path": "a.bin", "eos_token": "</s>""#;
+    assert!(has(&format!("{{\"data\": {{{tokens}}}}}"), key));
+    assert!(!has(&format!("{{\"data\": {{{tokens}, \"tokenizer\": \"owner/name\"}}}}"), key));
+    assert!(!has(r#"{"data": {"eos_token": "</s>"}}"#, key));
+}

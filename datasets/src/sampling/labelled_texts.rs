@@ -25,13 +25,14 @@ pub struct LabelledTexts {
 
 impl LabelledTexts {
     /// Tokenizes `texts` on all threads and keeps the first `max_length` tokens
-    /// of each. A text without any token becomes one end-of-text token (id 0 if
-    /// there is none). The cache stores the tokens of untruncated texts, so it
-    /// is also valid for another `max_length`.
+    /// of each. A text without any token becomes one end-of-text token. The
+    /// cache stores the tokens of untruncated texts, so it is also valid for
+    /// another `max_length`.
     ///
     /// # Errors
     /// Returns [`DataError::Empty`] if there are no texts,
-    /// [`DataError::Setting`] if `max_length` is 0, and the errors of
+    /// [`DataError::Setting`] if `max_length` is 0 or if a text has no tokens
+    /// and the tokenizer no end of text, and the errors of
     /// [`Tokenizer::encode`].
     pub fn tokenize(
         texts: &[LabelledText],
@@ -50,10 +51,10 @@ impl LabelledTexts {
             None => tokenizer.encode_each(&documents)?,
         };
         let (mut tokens, mut ends, mut truncated) = (Vec::new(), Vec::new(), 0);
-        for ids in encoded {
+        for (index, ids) in encoded.into_iter().enumerate() {
             match ids.is_empty() {
                 // Attention over an empty row would be 0/0.
-                true => tokens.push(tokenizer.end_of_text().unwrap_or(0)),
+                true => tokens.push(end_of_text(tokenizer, index, what)?),
                 false => tokens.extend_from_slice(&ids[..ids.len().min(max_length)]),
             }
             truncated += usize::from(ids.len() > max_length);
@@ -179,6 +180,20 @@ impl Collate for LabelledTexts {
     }
 }
 
+/// Returns the token that stands for text number `index` of `what`, which has no tokens.
+///
+/// # Errors
+/// Returns [`DataError::Setting`] if the tokenizer has no end-of-text token.
+fn end_of_text(tokenizer: &Tokenizer, index: usize, what: &str) -> Result<u32> {
+    tokenizer.end_of_text().ok_or_else(|| {
+        let rule = format!(
+            "text {} of {what} has no tokens, so one end-of-text token stands for it, but the tokenizer names none; set data.eos_token of the job to the token that ends a text, name it as eos_token in the tokenizer_config.json, or remove the text",
+            index + 1
+        );
+        DataError::setting("data.eos_token", "null", rule)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,6 +244,25 @@ mod tests {
         assert!(empty.unwrap_err().to_string().contains("the train split"));
         let zero = LabelledTexts::tokenize(&texts, &tokenizer, 0, None, "the train split");
         assert!(zero.unwrap_err().to_string().contains("data.sequence_length = 0"));
+    }
+
+    /// Any other token would be a word of the text.
+    #[test]
+    fn a_text_without_tokens_needs_an_end_of_text() {
+        let (mut texts, tokenizer) = reviews();
+        texts[1].text.clear();
+        let tokenized = LabelledTexts::tokenize(&texts, &tokenizer, 8, None, "the train split");
+        assert_eq!(tokenized.unwrap().ids(1), [0]);
+        let folder = tempfile::tempdir().unwrap();
+        let json = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+            "decoder": null, "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0}}}"#;
+        std::fs::write(folder.path().join("tokenizer.json"), json).unwrap();
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        let error = LabelledTexts::tokenize(&texts, &tokenizer, 8, None, "the train split");
+        let message = error.unwrap_err().to_string();
+        assert!(message.contains("text 2 of the train split has no tokens"), "{message}");
+        assert!(message.contains("data.eos_token"), "{message}");
     }
 
     #[test]

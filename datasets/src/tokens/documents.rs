@@ -29,6 +29,8 @@ pub(crate) enum Documents<'a> {
 pub(crate) struct TextScan {
     /// Characters in all documents.
     pub(crate) num_chars: usize,
+    /// Documents, without empty ones.
+    pub(crate) num_documents: usize,
     /// The hash of all documents and their boundaries.
     pub(crate) hash: String,
     /// The first documents, up to a number of bytes.
@@ -130,8 +132,10 @@ impl Documents<'_> {
     pub(crate) fn scan(&self, sample_bytes: usize) -> Result<TextScan> {
         let mut hasher = DocumentsHasher::default();
         let (mut num_chars, mut sample, mut kept) = (0, vec![String::new()], 0);
+        let mut num_documents = 0;
         self.visit(&mut |event| {
             hasher.add(event);
+            num_documents += usize::from(event == DocumentEvent::End);
             match event {
                 DocumentEvent::Text(text) => {
                     num_chars += text.chars().count();
@@ -149,7 +153,7 @@ impl Documents<'_> {
             Ok(())
         })?;
         sample.retain(|document| !document.is_empty());
-        Ok(TextScan { num_chars, hash: hasher.finish(), sample })
+        Ok(TextScan { num_chars, num_documents, hash: hasher.finish(), sample })
     }
 
     /// Streams the characters in `range` to `sink`. A document that straddles
@@ -251,7 +255,8 @@ mod tests {
         assert_eq!(sample(4), ["caf"]);
         assert_eq!(sample(6), ["caf\u{e9}", "t"]);
         assert_eq!(sample(99), documents);
-        assert_eq!(source.scan(0).unwrap().num_chars, 12);
+        let scan = source.scan(0).unwrap();
+        assert_eq!((scan.num_chars, scan.num_documents), (12, 3));
     }
 
     proptest! {

@@ -7,8 +7,8 @@ use crate::Tokenizer;
 /// [`Join::BlankLine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Join {
-    /// The end-of-text token if the tokenizer has one. Empty documents are left
-    /// out.
+    /// The end-of-text token. Several documents need a tokenizer that has one.
+    /// Empty documents are left out.
     #[default]
     EndOfText,
     /// A blank line: all documents, including empty ones, are one text with

@@ -13,10 +13,11 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, PostProcessor, PreTokenizerWrapper};
+use tokenizers::{AddedToken, ModelWrapper, PostProcessor, PreTokenizerWrapper};
 
 use crate::guard::guarded_call;
 use crate::tokens::chunks::{CHUNK_BYTES, cut_at_spaces, cut_long_runs};
+use crate::tokens::special_tokens::eos_token_ids;
 use crate::tokens::tokenizer_files::{TokenizerFiles, byte_level};
 use crate::{DataError, Result};
 
@@ -56,8 +57,10 @@ impl Tokenizer {
     /// `tokenizer.json` or with `vocab.json` and `merges.txt` (byte-level BPE
     /// as in GPT-2).
     ///
-    /// The end-of-text token is the `eos_token` of the folder's
-    /// `tokenizer_config.json`, else [`END_OF_TEXT`] if the vocabulary has it.
+    /// The end-of-text token is the `eos_token` of the `tokenizer_config.json`
+    /// or `special_tokens_map.json` beside it, else [`END_OF_TEXT`] if the
+    /// vocabulary has it, else the `eos_token_id` of a model in the same
+    /// folder. A file with another name than `tokenizer.json` stands alone.
     ///
     /// # Errors
     /// Returns [`DataError::Unreadable`], [`DataError::InvalidFile`] or
@@ -66,12 +69,28 @@ impl Tokenizer {
     pub fn load(path: &Path) -> Result<Self> {
         let files = TokenizerFiles::read(path)?;
         let inner = files.build(path)?;
-        let eos = files.eos_token(path)?;
-        if let Some(token) = eos.as_deref().filter(|token| inner.token_to_id(token).is_none()) {
-            let reason = format!("its eos_token `{token}` is not in its vocabulary");
-            return Err(TokenizerFiles::invalid(path, &reason));
+        let invalid = |reason: String| TokenizerFiles::invalid(path, &reason);
+        let named = |name| files.special_token(name).map_err(invalid);
+        let is_missing = |token: &&str| inner.token_to_id(token).is_none();
+        let eos = named("eos_token")?;
+        if let Some(token) = eos.as_deref().filter(is_missing) {
+            return Err(invalid(format!("its eos_token `{token}` is not in its vocabulary")));
         }
-        Self::new(inner, eos.as_deref(), files, Some(path))
+        for name in ["bos_token", "pad_token"] {
+            // `transformers` would add it to the vocabulary, for which the model has no embedding.
+            if let Some(token) = named(name)?.as_deref().filter(is_missing) {
+                tracing::warn!(
+                    "the tokenizer's {name} `{token}` is not in its vocabulary and is not used"
+                );
+            }
+        }
+        let tokenizer = Self::new(inner, eos.as_deref(), files, Some(path))?;
+        let is_complete = path.is_dir() || path.file_name() == Some("tokenizer.json".as_ref());
+        let folder = if path.is_dir() { Some(path) } else { path.parent() };
+        Ok(match folder.filter(|_| is_complete) {
+            Some(folder) => tokenizer.or_end_of_text_of(folder),
+            None => tokenizer,
+        })
     }
 
     /// Trains a byte-level BPE with at most `vocab_size` entries and
@@ -133,6 +152,11 @@ impl Tokenizer {
                  in other programs, encode with add_special_tokens=False"
             );
         }
+        if drops_text(&inner) {
+            tracing::warn!(
+                "the tokenizer has no token for some characters and no unknown token: they are left out of the text"
+            );
+        }
         let (largest_id, end_of_text) = call(path, "reading its vocabulary", || {
             inner.with_truncation(None)?;
             inner.with_padding(None);
@@ -154,6 +178,47 @@ impl Tokenizer {
         self.path.as_deref()
     }
 
+    /// Returns the tokenizer with `token` as its end-of-text token. Configuration
+    /// files that name another one are changed when they are saved.
+    ///
+    /// # Errors
+    /// Returns [`DataError::Setting`] if `token` is not a token of the
+    /// vocabulary.
+    pub fn with_end_of_text(mut self, token: &str) -> Result<Self> {
+        let Some(id) = self.inner.token_to_id(token) else {
+            let added = self.inner.get_added_tokens_decoder().into_values();
+            let mut special: Vec<_> =
+                added.filter(|it| it.special).map(|it| format!("`{}`", it.content)).collect();
+            special.sort();
+            special.truncate(20);
+            let known = match special.is_empty() {
+                true => String::new(),
+                false => format!(" (its special tokens are {})", special.join(", ")),
+            };
+            let rule = format!(
+                "is not a token of the tokenizer{known}; name one of its tokens, or remove the key"
+            );
+            return Err(DataError::setting("data.eos_token", format!("{token:?}"), rule));
+        };
+        let path = self.path.as_deref().unwrap_or(Path::new("the tokenizer"));
+        let named = self.files.set_eos_token(token);
+        named.map_err(|reason| TokenizerFiles::invalid(path, &reason))?;
+        Ok(Self { end_of_text: Some(id), ..self })
+    }
+
+    /// Returns the tokenizer with the end-of-text token of the model in
+    /// `folder`, if the tokenizer has none and belongs to this model: the first
+    /// `eos_token_id` of `config.json`, or else of `generation_config.json`.
+    #[must_use]
+    pub fn or_end_of_text_of(self, folder: &Path) -> Self {
+        let of_model = || {
+            let mut ids = eos_token_ids(folder).into_iter();
+            ids.find(|id| self.inner.id_to_token(*id).is_some())
+        };
+        let end_of_text = self.end_of_text.or_else(of_model);
+        Self { end_of_text, ..self }
+    }
+
     /// Returns the number of embeddings that a model needs: the largest id plus
     /// one.
     pub fn vocab_size(&self) -> usize {
@@ -165,6 +230,17 @@ impl Tokenizer {
         self.end_of_text
     }
 
+    /// Returns the text of the token between documents, if the tokenizer has
+    /// one.
+    pub fn end_of_text_token(&self) -> Option<String> {
+        self.token(self.end_of_text?)
+    }
+
+    /// Returns the text of the token `id`.
+    pub(crate) fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// Returns whether [`cut_at_spaces`] preserves the ids.
     pub(crate) fn cuts_at_spaces(&self) -> bool {
         self.cuts_at_spaces
@@ -173,6 +249,7 @@ impl Tokenizer {
     /// Returns the id of a special token by its name in the tokenizer's
     /// configuration, such as `pad_token`.
     pub fn special_token(&self, name: &str) -> Option<u32> {
+        // Files that are not valid were refused when they were loaded.
         self.inner.token_to_id(&self.files.special_token(name).ok()??)
     }
 
@@ -273,6 +350,17 @@ fn cuts_at_spaces(tokenizer: &tokenizers::Tokenizer) -> bool {
     is_gpt2
         && tokenizer.get_normalizer().is_none()
         && tokenizer.get_added_tokens_decoder().values().all(is_one_word)
+}
+
+/// Returns whether characters can get lost: a BPE without an unknown token
+/// leaves out what its vocabulary does not cover. A byte-level vocabulary has
+/// all bytes.
+fn drops_text(tokenizer: &tokenizers::Tokenizer) -> bool {
+    let ModelWrapper::BPE(bpe) = tokenizer.get_model() else { return false };
+    let has_byte = |byte: char| tokenizer.token_to_id(byte.encode_utf8(&mut [0; 4])).is_some();
+    bpe.unk_token.is_none()
+        && !bpe.byte_fallback
+        && !ByteLevel::alphabet().into_iter().all(has_byte)
 }
 
 /// Runs `work`, which calls the library. Its errors and panics become errors

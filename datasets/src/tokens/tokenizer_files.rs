@@ -22,12 +22,14 @@ use crate::{DataError, Result};
 /// The token between documents, as GPT-2 spells it.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
+/// The ids of tokens that were added to a vocabulary.
+pub(crate) const ADDED_TOKENS: &str = "added_tokens.json";
 /// The complete definition of a tokenizer.
 const TOKENIZER: &str = "tokenizer.json";
 /// Settings of `transformers`, with the special tokens.
-const CONFIG: &str = "tokenizer_config.json";
+pub(crate) const CONFIG: &str = "tokenizer_config.json";
 /// Special tokens by name.
-const SPECIAL_TOKENS: &str = "special_tokens_map.json";
+pub(crate) const SPECIAL_TOKENS: &str = "special_tokens_map.json";
 /// The tokens of a BPE and their ids.
 const VOCAB: &str = "vocab.json";
 /// The merges of a BPE, most frequent first.
@@ -35,7 +37,7 @@ const MERGES: &str = "merges.txt";
 
 /// The names of all files of a tokenizer.
 pub(crate) const TOKENIZER_FILES: [&str; 6] =
-    [TOKENIZER, CONFIG, SPECIAL_TOKENS, VOCAB, MERGES, "added_tokens.json"];
+    [TOKENIZER, CONFIG, SPECIAL_TOKENS, VOCAB, MERGES, ADDED_TOKENS];
 
 /// Maximum bytes of a file: ten times the size of the largest vocabularies.
 const MAX_BYTES: u64 = 256 << 20;
@@ -45,23 +47,37 @@ pub(crate) fn is_complete(has: impl Fn(&str) -> bool) -> bool {
     has(TOKENIZER) || (has(VOCAB) && has(MERGES))
 }
 
+/// Returns whether a folder has the files of a tokenizer that
+/// [`Tokenizer::load`](crate::Tokenizer::load) reads.
+pub fn has_tokenizer(folder: &Path) -> bool {
+    is_complete(|name| folder.join(name).is_file())
+}
+
 /// File names and contents.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenizerFiles(BTreeMap<&'static str, Vec<u8>>);
 
 impl TokenizerFiles {
-    /// Reads the tokenizer files in a folder, or a single file.
+    /// Reads the tokenizer files in a folder, or a single file. The files that name the special tokens of a
+    /// `tokenizer.json` are read from its folder; a file of another name may be there by chance.
     pub(crate) fn read(path: &Path) -> Result<Self> {
-        let read = |path: &Path| read_small(path, MAX_BYTES);
-        if !fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir() {
-            return Ok(Self(BTreeMap::from([(TOKENIZER, read(path)?)])));
-        }
-        let mut files = BTreeMap::new();
-        for name in TOKENIZER_FILES {
-            let file = path.join(name);
-            if file.is_file() {
-                files.insert(name, read(&file)?);
+        let is_folder = fs::metadata(path).map_err(DataError::unreadable(path))?.is_dir();
+        let (folder, names) = match (is_folder, path.parent()) {
+            (true, _) => (path, &TOKENIZER_FILES[..]),
+            (false, Some(folder)) if path.file_name() == Some(TOKENIZER.as_ref()) => {
+                (folder, &[CONFIG, SPECIAL_TOKENS][..])
             }
+            (false, _) => (path, &[][..]),
+        };
+        let mut files = BTreeMap::new();
+        for name in names {
+            let file = folder.join(name);
+            if file.is_file() {
+                files.insert(*name, read_small(&file, MAX_BYTES)?);
+            }
+        }
+        if !is_folder {
+            files.insert(TOKENIZER, read_small(path, MAX_BYTES)?);
         }
         match is_complete(|name| files.contains_key(name)) {
             true => Ok(Self(files)),
@@ -79,25 +95,33 @@ impl TokenizerFiles {
         match (self.0.get(TOKENIZER), self.0.get(VOCAB), self.0.get(MERGES)) {
             (Some(json), _, _) if path.is_dir() => parse(json, &path.join(TOKENIZER)),
             (Some(json), _, _) => parse(json, path),
-            (None, Some(vocab), Some(merges)) => build_gpt2(vocab, merges, path),
+            (None, Some(vocab), Some(merges)) => {
+                let added = self.added_tokens().and_then(|added| {
+                    self.check_class()?;
+                    Ok(added)
+                });
+                let added = added.map_err(|reason| Self::invalid(path, &reason))?;
+                build_gpt2([vocab, merges], &added, path)
+            }
             _ => Err(no_tokenizer(path)),
         }
     }
 
-    /// Returns the token that the configuration calls `name`: a string, or the
-    /// `content` of an object.
-    pub(crate) fn special_token(&self, name: &str) -> serde_json::Result<Option<String>> {
-        let Some(config) = self.0.get(CONFIG) else { return Ok(None) };
-        let config: Value = serde_json::from_slice(config)?;
-        let token = &config[name];
-        Ok(token.get("content").unwrap_or(token).as_str().map(str::to_owned))
+    /// Returns the contents of a file as JSON; null if it is missing.
+    ///
+    /// # Errors
+    /// Returns the reason if it is not valid JSON.
+    pub(crate) fn json(&self, name: &str) -> Result<Value, String> {
+        let Some(contents) = self.0.get(name) else { return Ok(Value::Null) };
+        serde_json::from_slice(contents)
+            .map_err(|error| format!("{name} is not valid JSON: {error}"))
     }
 
-    /// Returns the `eos_token` of the configuration; `path` names the tokenizer
-    /// in errors.
-    pub(crate) fn eos_token(&self, path: &Path) -> Result<Option<String>> {
-        self.special_token("eos_token")
-            .map_err(|error| Self::invalid(path, &format!("{CONFIG} is not valid JSON: {error}")))
+    /// Replaces a file that was read by `json`. A missing file stays missing.
+    pub(crate) fn replace(&mut self, name: &str, json: &Value) {
+        if let Some(contents) = self.0.get_mut(name) {
+            *contents = pretty(json);
+        }
     }
 
     /// Writes all files and the `generated` ones into `folder`.
@@ -121,7 +145,6 @@ impl TokenizerFiles {
         tokenizer: &tokenizers::Tokenizer,
         end_of_text: Option<&str>,
     ) -> tokenizers::Result<BTreeMap<&'static str, Vec<u8>>> {
-        let pretty = |value: &Value| format!("{value:#}\n").into_bytes();
         let mut files = BTreeMap::new();
         if !self.0.contains_key(TOKENIZER) {
             files.insert(TOKENIZER, tokenizer.to_string(true)?.into_bytes());
@@ -132,8 +155,11 @@ impl TokenizerFiles {
                 "tokenizer_class": "PreTrainedTokenizerFast",
             });
             let mut special = json!({});
-            // Batches are padded with the end-of-text token, after the text.
-            for name in ["bos_token", "eos_token", "pad_token"] {
+            // Batches are padded with the end-of-text token, after the text. It also begins a text in GPT-2's
+            // vocabulary; another vocabulary has its own token for that, or none.
+            let is_gpt2 = end_of_text == Some(END_OF_TEXT);
+            let names = ["bos_token", "eos_token", "pad_token"].into_iter();
+            for name in names.filter(|name| is_gpt2 || *name != "bos_token") {
                 if let Some(token) = end_of_text {
                     config[name] = token.into();
                     special[name] = token.into();
@@ -166,8 +192,13 @@ impl TokenizerFiles {
 
 /// Returns the error of a folder without a tokenizer.
 fn no_tokenizer(path: &Path) -> DataError {
-    let reason = "holds no tokenizer; expected tokenizer.json, or vocab.json together with merges.txt; set data.tokenizer to such a folder, to a tokenizer.json, or to null to train one";
+    let reason = "holds no tokenizer that can be read; expected tokenizer.json, or vocab.json together with merges.txt; give the folder of the tokenizer, or convert another format with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)";
     DataError::invalid(path, reason)
+}
+
+/// Renders a JSON file.
+fn pretty(value: &Value) -> Vec<u8> {
+    format!("{value:#}\n").into_bytes()
 }
 
 /// A byte-level BPE tokenizer with the components of GPT-2's tokenizer.
@@ -186,20 +217,34 @@ pub(crate) fn byte_level(model: BPE) -> tokenizers::Result<ByteLevelBpe> {
 }
 
 /// Builds the byte-level BPE with GPT-2's pre-tokenizer that `vocab.json` and
-/// `merges.txt` imply.
-fn build_gpt2(vocab: &[u8], merges: &[u8], path: &Path) -> Result<tokenizers::Tokenizer> {
+/// `merges.txt` imply, with the tokens that were `added` to it.
+fn build_gpt2(
+    [vocab, merges]: [&[u8]; 2],
+    added: &BTreeMap<u32, AddedToken>,
+    path: &Path,
+) -> Result<tokenizers::Tokenizer> {
     let vocab: BTreeMap<String, u32> = serde_json::from_slice(vocab).map_err(|error| {
         TokenizerFiles::invalid(path, &format!("{VOCAB} is not a map of tokens to ids: {error}"))
     })?;
     let merges = parse_merges(merges).map_err(|reason| TokenizerFiles::invalid(path, &reason))?;
-    let build = || {
+    let build = || -> tokenizers::Result<tokenizers::Tokenizer> {
         let has_end_of_text = vocab.contains_key(END_OF_TEXT);
         let model = BPE::builder().vocab_and_merges(vocab.into_iter().collect::<Vocab>(), merges);
         let mut tokenizer = byte_level(model.build()?)?;
         if has_end_of_text {
             tokenizer.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
         }
-        tokenizers::Result::Ok(tokenizer.into())
+        for (id, token) in added {
+            match token.special {
+                true => tokenizer.add_special_tokens(std::slice::from_ref(token)),
+                false => tokenizer.add_tokens(std::slice::from_ref(token)),
+            };
+            if tokenizer.token_to_id(&token.content) != Some(*id) {
+                let content = &token.content;
+                return Err(format!("the added token `{content}` cannot have the id {id}").into());
+            }
+        }
+        Ok(tokenizer.into())
     };
     guarded_call(build).map_err(|reason| {
         TokenizerFiles::invalid(path, &format!("{VOCAB} and {MERGES} disagree: {reason}"))
@@ -288,20 +333,10 @@ mod tests {
         });
         let expected = tokenizers::Tokenizer::from_bytes(expected.to_string()).unwrap();
         let merges = b"#version: 0.2\na b\n";
-        let built = build_gpt2(vocab.to_string().as_bytes(), merges, Path::new("t")).unwrap();
+        let built =
+            build_gpt2([vocab.to_string().as_bytes(), merges], &BTreeMap::new(), Path::new("t"));
+        let built = built.unwrap();
         assert_eq!(built.to_string(false).unwrap(), expected.to_string(false).unwrap());
-    }
-
-    #[test]
-    fn the_end_of_text_may_be_a_string_or_an_object() {
-        let eos = |config: &str| {
-            TokenizerFiles(BTreeMap::from([(CONFIG, config.into())])).eos_token(Path::new("t"))
-        };
-        assert_eq!(eos(r#"{"eos_token": "</s>"}"#).unwrap().unwrap(), "</s>");
-        assert_eq!(eos(r#"{"eos_token": {"content": "</s>"}}"#).unwrap().unwrap(), "</s>");
-        assert_eq!(eos(r#"{"eos_token": null}"#).unwrap(), None);
-        assert_eq!(eos("[]").unwrap(), None);
-        assert!(eos("{").is_err());
     }
 
     #[test]

@@ -126,8 +126,8 @@ impl LanguageModelConfig for Gpt2Config {
         }
     }
 
-    /// Sets the number of rows of the embedding and the head. Stored weights with another vocabulary size can no longer
-    /// be loaded.
+    /// Sets the number of rows of the embedding and the head. If stored weights have fewer rows, the new rows are the
+    /// mean of the stored ones; weights with more rows can no longer be loaded.
     fn set_vocab_size(&mut self, vocab_size: usize) {
         self.vocab_size = vocab_size;
     }

@@ -55,16 +55,20 @@ impl PretrainedGpt2 {
     }
 
     /// Returns a model with the given `config` and the checkpoint's weights, converted to f32. `config` is the
-    /// checkpoint's config or derived from it. In addition to the model, one tensor is in memory at a time.
+    /// checkpoint's config or derived from it. If its vocabulary is larger than the checkpoint's, the new rows of the
+    /// embedding and of an untied head are the mean of the existing rows. In addition to the model, one tensor is in
+    /// memory at a time.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit,
+    /// [`ModelFolderError::SmallerVocabulary`], or an I/O error.
     pub fn load<B: Backend>(
         mut self,
         config: &Gpt2Config,
         device: &B::Device,
     ) -> Result<Gpt2<B>, ModelFolderError> {
         let model = Gpt2::zeros(config, device).map_err(|source| self.misconfigured(source))?;
+        self.resize_vocabulary(config)?;
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;
         self.weights.fill(model)
@@ -77,12 +81,14 @@ impl PretrainedGpt2 {
     /// lazy parameters cannot return errors. Sharded training converts the panic to an error.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit.
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or
+    /// [`ModelFolderError::SmallerVocabulary`].
     pub fn load_lazily<B: Backend>(
-        self,
+        mut self,
         config: &Gpt2Config,
         device: &B::Device,
     ) -> Result<Gpt2<B>, ModelFolderError> {
+        self.resize_vocabulary(config)?;
         self.check_shapes(config)?;
         let path = self.weights.folder().join(CONFIG);
         Gpt2::with(config, &WeightInit::reading(self.weights.into_reader(), device))
@@ -95,6 +101,7 @@ impl PretrainedGpt2 {
     /// # Errors
     /// Returns the errors of [`load`](Self::load).
     pub fn check_values(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
+        self.resize_vocabulary(config)?;
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;
         self.weights.check_values(&config.parameters())
@@ -103,6 +110,27 @@ impl PretrainedGpt2 {
     /// Returns the error for an inconsistent configuration.
     fn misconfigured(&self, source: ModelConfigError) -> ModelFolderError {
         ModelFolderError::Config { path: self.weights.folder().join(CONFIG), source }
+    }
+
+    /// Appends rows to the embedding and to an untied head, if the vocabulary of `config` is larger than the
+    /// checkpoint's.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::SmallerVocabulary`] if it is smaller than the embedding in the file.
+    fn resize_vocabulary(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
+        let Some(rows) = self.weights.num_rows(EMBEDDING) else { return Ok(()) };
+        // A file with fewer rows than its own `config.json` is damaged, which `check_shapes` reports.
+        if config.vocab_size == self.config.vocab_size || rows < self.config.vocab_size {
+            return Ok(());
+        }
+        let Some(new_rows) = config.vocab_size.checked_sub(rows) else {
+            let (folder, vocab_size) = (self.weights.folder().to_owned(), config.vocab_size);
+            return Err(ModelFolderError::SmallerVocabulary { folder, rows, vocab_size });
+        };
+        for path in [EMBEDDING, HEAD] {
+            self.weights.append_rows(path, new_rows);
+        }
+        Ok(())
     }
 
     /// Returns an error if tensors are missing, unknown, or have the wrong shape or type. The file of a tied model may
@@ -125,7 +153,8 @@ impl PretrainedGpt2 {
         if !self.repeats_head(config) {
             return Ok(());
         }
-        let numel = config.vocab_size * config.n_embd;
+        // Only the rows of the file are compared. Both tensors get the same new rows.
+        let numel = self.weights.num_rows(EMBEDDING).unwrap_or(0) * config.n_embd;
         let count = self.weights.count_differences([EMBEDDING, HEAD], numel)?;
         let problem = (count > 0).then(|| TensorProblem {
             name: HEAD.to_owned(),

@@ -71,6 +71,21 @@ pub enum ModelFolderError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The vocabulary of the config is smaller than the embedding in the file.
+    #[error(
+        "`vocab_size` is smaller than the vocabulary of {}: {vocab_size}; its embedding has {rows} rows, and without some \
+         of them tokens would have no embedding; remove the field, or use {rows} or more (new rows are the mean of the \
+         existing ones)",
+        folder.display()
+    )]
+    SmallerVocabulary {
+        /// The checkpoint's folder.
+        folder: PathBuf,
+        /// Rows of the embedding in the file.
+        rows: usize,
+        /// The vocabulary size of the config.
+        vocab_size: usize,
+    },
     /// Tensors do not match the config.
     #[error("{} does not fit its config in {} tensors: {}", folder.display(), problems.len(), listed(problems))]
     Tensors {

@@ -13,6 +13,7 @@ mod config;
 mod error;
 mod export;
 mod generation_config;
+mod mean_rows;
 mod name_prefix;
 mod names;
 mod small_file;

@@ -96,16 +96,8 @@ impl TensorFile {
         self.header.info(name)
     }
 
-    /// Reads a tensor and converts it to f32. The element type must be one that [`float_type`] supports.
-    ///
-    /// # Errors
-    /// Returns [`ModelFolderError::Format`] if there is no such tensor, or an I/O error.
-    pub(crate) fn read(&mut self, name: &str) -> Result<Vec<f32>, ModelFolderError> {
-        let numel = self.info(name).map_or(0, |info| info.shape.iter().product());
-        self.read_range(name, 0..numel)
-    }
-
-    /// Reads the elements `range` of a tensor in flat order and converts them to f32.
+    /// Reads the elements `range` of a tensor in flat order and converts them to f32. The element type must be one that
+    /// [`float_type`] supports.
     ///
     /// Uses a buffer of 1 MiB in addition to the returned values.
     ///
@@ -116,6 +108,21 @@ impl TensorFile {
         name: &str,
         range: Range<usize>,
     ) -> Result<Vec<f32>, ModelFolderError> {
+        let mut values = Vec::with_capacity(range.len());
+        self.append_range(name, range, &mut values)?;
+        Ok(values)
+    }
+
+    /// Reads the elements `range` of a tensor like [`read_range`](Self::read_range), and appends them to `values`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read_range`](Self::read_range).
+    pub(crate) fn append_range(
+        &mut self,
+        name: &str,
+        range: Range<usize>,
+        values: &mut Vec<f32>,
+    ) -> Result<(), ModelFolderError> {
         let path = &self.path;
         let info = self.header.info(name).and_then(|info| Some((info, float_type(info.dtype)?)));
         let Some((info, float)) = info else {
@@ -126,15 +133,14 @@ impl TensorFile {
         let start = self.data_start + (info.data_offsets.0 + range.start * float.size()) as u64;
         self.file.seek(SeekFrom::Start(start)).map_err(io)?;
         let mut left = range.len() * float.size();
-        let mut values = Vec::with_capacity(range.len());
         let mut chunk = vec![0; CHUNK.min(left)];
         while left > 0 {
             let chunk = &mut chunk[..CHUNK.min(left)];
             self.file.read_exact(chunk).map_err(io)?;
-            float.decode(chunk, &mut values);
+            float.decode(chunk, values);
             left -= chunk.len();
         }
-        Ok(values)
+        Ok(())
     }
 }
 

@@ -23,6 +23,7 @@ use serde::Deserialize;
 
 use super::CONFIG;
 use super::error::{INDEX, ModelFolderError, TensorProblem, WEIGHTS};
+use super::mean_rows::append_mean_rows;
 use super::name_prefix::{MERGE, adapter_in, find_prefix};
 use super::names::{Names, ParameterShape};
 use super::small_file::read_small_file;
@@ -51,6 +52,8 @@ struct TensorLocation {
     file: usize,
     /// The tensor's name in this file.
     name: String,
+    /// Number of rows that are appended when the tensor is read.
+    new_rows: usize,
 }
 
 /// The fields of an index file that are used.
@@ -87,9 +90,8 @@ impl Weights {
             for name in in_file {
                 let own = name.strip_prefix(&prefix).unwrap_or(&name);
                 let Some(path) = (names.path)(own) else { continue };
-                if let Some(TensorLocation { name: first, .. }) =
-                    tensors.insert(path, TensorLocation { file, name: name.clone() })
-                {
+                let location = TensorLocation { file, name: name.clone(), new_rows: 0 };
+                if let Some(TensorLocation { name: first, .. }) = tensors.insert(path, location) {
                     let reason = format!("`{name}` and `{first}` are the same tensor, given twice");
                     return Err(ModelFolderError::Format { path: content.path().into(), reason });
                 }
@@ -122,6 +124,19 @@ impl Weights {
     /// Removes the tensor at a module path from the list of tensors.
     pub(crate) fn remove(&mut self, path: &str) {
         self.tensors.remove(path);
+    }
+
+    /// Returns the number of rows of the tensor at a module path; `None` if there is no such tensor.
+    pub(crate) fn num_rows(&self, path: &str) -> Option<usize> {
+        self.info(self.tensors.get(path)?)?.shape.first().copied()
+    }
+
+    /// Appends `new_rows` rows to the matrix at a module path whenever it is read, see [`append_mean_rows`]. Has no
+    /// effect if there is no such tensor.
+    pub(crate) fn append_rows(&mut self, path: &str, new_rows: usize) {
+        if let Some(location) = self.tensors.get_mut(path) {
+            location.new_rows = new_rows;
+        }
     }
 
     /// Reads the tensor at a module path and removes it from the list of tensors. Returns `None` if there is no such
@@ -189,7 +204,9 @@ impl Weights {
     ) -> Result<(), ModelFolderError> {
         let mut problems = Vec::new();
         for parameter in parameters {
-            let (mut count, numel) = (0, parameter.num_elements());
+            // Appended rows are means of checked values, so only the rows of the file are checked.
+            let shape = self.file_shape(&parameter.path, &parameter.shape);
+            let (mut count, numel) = (0, shape.iter().product());
             for part in parts(numel) {
                 count += not_finite(&self.read_part(&parameter.path, part)?);
             }
@@ -263,6 +280,7 @@ impl Weights {
 
     /// Returns a problem if the tensor at a module path is missing or has the wrong shape or type.
     fn misfit(&self, path: &str, shape: &[usize]) -> Option<TensorProblem> {
+        let shape = self.file_shape(path, shape);
         let found = match self.tensors.get(path).and_then(|location| self.info(location)) {
             None => "nothing".to_owned(),
             Some(info) if info.shape == shape && float_type(info.dtype).is_some() => return None,
@@ -270,6 +288,15 @@ impl Weights {
         };
         let expected = format!("{shape:?} of F32, F16 or BF16");
         Some(TensorProblem { name: (self.names.in_file)(path), expected, found })
+    }
+
+    /// Returns the shape that a parameter of `shape` has in the file: without the rows that are appended.
+    fn file_shape(&self, path: &str, shape: &[usize]) -> Vec<usize> {
+        let mut shape = shape.to_vec();
+        if let (Some(rows), Some(location)) = (shape.first_mut(), self.tensors.get(path)) {
+            *rows = rows.saturating_sub(location.new_rows);
+        }
+        shape
     }
 
     /// Returns a problem if `count`, the number of values that are not finite, is greater than 0.
@@ -286,7 +313,7 @@ impl Weights {
         self.files[location.file].info(&location.name)
     }
 
-    /// Reads a checked tensor.
+    /// Reads a checked tensor, and appends its new rows.
     ///
     /// # Errors
     /// Returns an I/O error if a file cannot be read.
@@ -294,8 +321,15 @@ impl Weights {
     /// # Panics
     /// Panics if there is no such tensor, which means that the shapes were not checked.
     fn read(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
-        let location = &self.tensors[path];
-        self.files[location.file].read(&location.name)
+        let TensorLocation { file, name, new_rows } = &self.tensors[path];
+        let file = &mut self.files[*file];
+        let shape = file.info(name).map(|info| info.shape.clone()).unwrap_or_default();
+        let (numel, width) = (shape.iter().product(), shape.iter().skip(1).product());
+        // The memory for the new rows is reserved first, so that the values are not copied.
+        let mut values = Vec::with_capacity(numel + new_rows * width);
+        file.append_range(name, 0..numel, &mut values)?;
+        append_mean_rows(&mut values, width, *new_rows);
+        Ok(values)
     }
 
     /// Reads a checked tensor and checks that its values are finite.

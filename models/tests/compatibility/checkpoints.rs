@@ -547,6 +547,64 @@ fn overriding_a_size_names_the_tensors_it_changes() {
     assert!(error.contains("in 1 tensors: `transformer.wpe.weight`: expected [7, 4]"), "{error}");
 }
 
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect()
+}
+
+/// New rows are the mean of the old ones in f64, rounded once. Old tokens keep their logits.
+#[test]
+fn a_larger_vocabulary_extends_embedding_and_head() {
+    for (tied, repeats_head) in [(true, false), (true, true), (false, false)] {
+        let own = config(tied);
+        let mut entries = entries(&own);
+        if repeats_head {
+            entries.push(Entry { name: "lm_head.weight".to_owned(), ..entries[0].clone() });
+        }
+        let folder = folder_of(&own, &entries);
+        let larger = Gpt2Config { vocab_size: 14, ..own };
+        let open = || PretrainedGpt2::open(folder.path()).unwrap();
+        let after: Gpt2<Flex> = open().load(&larger, &Default::default()).unwrap();
+        open().check_values(&larger).unwrap();
+        let lazy: Gpt2<Flex> = open().load_lazily(&larger, &Default::default()).unwrap();
+        assert_eq!(logits(&lazy), logits(&after));
+
+        let saved = tempfile::tempdir().unwrap();
+        after.save(saved.path(), FloatType::F32).unwrap();
+        let bytes = fs::read(saved.path().join("model.safetensors")).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let heads: &[&str] = if tied { &[] } else { &["lm_head.weight"] };
+        for name in [&["transformer.wte.weight"], heads].concat() {
+            let old = floats(&entries.iter().find(|it| it.name == name).unwrap().bytes);
+            let new = floats(tensors.tensor(name).unwrap().data());
+            let column = |at| old.iter().skip(at).step_by(4).map(|it| f64::from(*it));
+            let mean: Vec<f32> = (0..4).map(|at| (column(at).sum::<f64>() / 11.0) as f32).collect();
+            assert_eq!((&new[..44], &new[44..]), (&old[..], &mean.repeat(3)[..]), "{name}");
+        }
+        let reloaded = load(saved.path()).unwrap();
+        assert_eq!((reloaded.config().vocab_size, logits(&reloaded)), (14, logits(&after)));
+
+        let rows = |model: &Gpt2<Flex>| logits(model).to_vec::<f32>().unwrap();
+        let (old, new) = (rows(&load(folder.path()).unwrap()), rows(&after));
+        for (old, new) in old.chunks_exact(11).zip(new.chunks_exact(14)) {
+            assert_eq!(old, &new[..11]);
+        }
+    }
+}
+
+#[test]
+fn a_smaller_vocabulary_is_refused() {
+    let own = config(true);
+    let folder = folder_of(&own, &entries(&own));
+    let smaller = Gpt2Config { vocab_size: 10, ..own.clone() };
+    let error = PretrainedGpt2::open(folder.path()).unwrap().check_values(&smaller).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains(": 10; its embedding has 11 rows"), "{message}");
+    // A file with fewer rows than its own config is damaged and not extended.
+    write_config(folder.path(), &Gpt2Config { vocab_size: 12, ..own });
+    let message = load(folder.path()).unwrap_err().to_string();
+    assert!(message.contains("`transformer.wte.weight`: expected [12, 4]"), "{message}");
+}
+
 #[test]
 fn an_unfinished_checkpoint_leaves_the_old_one() {
     let (config, folder) = (config(true), tempfile::tempdir().unwrap());

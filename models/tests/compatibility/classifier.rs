@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn_models::gpt2::{ClassifierConfig, Gpt2Classifier, PretrainedGpt2};
+use deepburn_models::gpt2::{ClassifierConfig, Gpt2Classifier, Gpt2Config, PretrainedGpt2};
 use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier};
 use serde::Deserialize;
 use serde_json::Value;
@@ -109,6 +109,22 @@ fn scores_for_other_classes_are_refused() {
     let other = ClassifierConfig { num_classes: 5, ..config() };
     let error = Gpt2Classifier::<Flex>::load(saved, &other, 7, &device).unwrap_err().to_string();
     assert!(error.contains("score.weight") && error.contains("[5, 48]"), "{error}");
+}
+
+/// The head of the language model is dropped, so only the embedding has new rows.
+#[test]
+fn a_larger_vocabulary_keeps_the_logits() {
+    let larger =
+        ClassifierConfig { body: Gpt2Config { vocab_size: 520, ..config().body }, num_classes: 3 };
+    larger.check_values(tiny()).unwrap();
+    let device = Default::default();
+    let text = recorded().texts.swap_remove(0);
+    let logits = |config: &ClassifierConfig| {
+        let model = Gpt2Classifier::<Flex>::load_lazily(tiny(), config, 7, &device).unwrap();
+        let batch = TextBatch::new(config.limits(), &text, &[text.len()], &[0], &device).unwrap();
+        model.forward(&batch).into_data()
+    };
+    assert_eq!(logits(&larger), logits(&config()));
 }
 
 #[test]

@@ -30,6 +30,7 @@ use serde_json::{Map, Value, json};
 
 use crate::data::companions::{Companions, kept_generation_config};
 use crate::data::corpus::open_corpus;
+use crate::data::job_tokenizer::JobTokenizer;
 use crate::data::lengths::{PREFETCH, check_length, longest};
 use crate::data::places::Places;
 use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
@@ -81,12 +82,14 @@ impl<C: LanguageModelConfig> Causal<C> {
         // Token ids are checked against the vocabulary size of the model, if the job or a pretrained model sets it, or
         // if there is no tokenizer. Otherwise the tokenizer determines the size.
         let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
-        let corpus = open_corpus(job, places, pretrained.as_deref(), rows);
-        let corpus = corpus.map_err(Failure::mistake)?;
+        let JobTokenizer { tokenizer, vocabulary } =
+            JobTokenizer::of(job, places, pretrained.as_deref())?;
+        let corpus = open_corpus(job, places, tokenizer, rows).map_err(Failure::mistake)?;
+        log_separator(&corpus);
         let mut config = with_vocabulary(config, job, corpus.tokenizer.as_ref())?;
         if let Some(tokenizer) = &corpus.tokenizer {
             let special = ["bos_token_id", "eos_token_id"];
-            config = with_special_tokens(config, job, pretrained.as_deref(), tokenizer, &special)?;
+            config = with_special_tokens(config, job, tokenizer, vocabulary, &special)?;
         }
         let (folder, tokenizer) = (pretrained.as_deref(), corpus.tokenizer.as_ref());
         let generation_config = kept_generation_config(folder, tokenizer, &job.model.config)?;
@@ -224,7 +227,16 @@ where
     }
 }
 
-/// Returns the configuration of the pretrained model, or the default one, with the overrides of the job.
+/// Logs the token between documents, because the tokenizer determines it unless the job names it.
+fn log_separator(corpus: &Corpus) {
+    let token = corpus.tokenizer.as_ref().and_then(Tokenizer::end_of_text_token);
+    if let (Some(id), Some(token)) = (corpus.separator, token) {
+        tracing::info!("documents are separated by the end-of-text token `{token}`, id {id}");
+    }
+}
+
+/// Returns the configuration of the pretrained model, or the default one, with the overrides of the job. Logs an
+/// enlarged vocabulary, because the weights then have new rows.
 ///
 /// # Errors
 /// Returns a user's mistake if the folder has no model, or if a field is unknown or out of range.
@@ -240,6 +252,13 @@ pub(crate) fn model_config<C: LanguageModelConfig>(
     let named = |error| Failure::mistake(format!("model.config: {error}"));
     let config = base.with_overrides(&job.model.config).map_err(named)?;
     config.validate().map_err(named)?;
+    let (old, new) = (base.limits().vocab_size, config.limits().vocab_size);
+    if pretrained.is_some() && new > old {
+        tracing::info!(
+            "model.config.vocab_size: the pretrained model has {old} tokens and gets {new}: each new row of its embedding \
+             and output layer is the mean of the existing rows"
+        );
+    }
     Ok(config)
 }
 

@@ -30,6 +30,7 @@ use deepburn_models::{
 
 use crate::data::causal::model_config;
 use crate::data::companions::Companions;
+use crate::data::job_tokenizer::JobTokenizer;
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
 use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
@@ -74,7 +75,8 @@ impl Classification<EncoderConfig> {
         check_length(job, config.max_len, "max_len")?;
         check_step(batch, job.data.sequence_length)?;
         let names = config.class_names().map_err(|error| named_config(&error))?;
-        let texts = open_named_texts(job, places, None, names.as_ref())?;
+        let tokenizer = JobTokenizer::of(job, places, None)?.tokenizer;
+        let texts = open_named_texts(job, places, tokenizer, names.as_ref())?;
         let vocabulary = ("vocab_size", config.vocab_size, texts.tokenizer.vocab_size());
         let names = all_names(names, &texts)?;
         let classes = ("num_classes", config.num_classes, num_classes(names.as_ref(), &texts));
@@ -114,20 +116,21 @@ impl Classification<ClassifierConfig> {
         let given = ["id2label", "label2id"].iter().any(|it| job.model.config.contains_key(*it));
         let names = if given { ClassNames::read(&job.model.config) } else { body.class_names() };
         let names = names.map_err(|error| named_config(&error))?;
-        let texts = open_named_texts(job, places, pretrained.as_deref(), names.as_ref())?;
+        let JobTokenizer { tokenizer, vocabulary } =
+            JobTokenizer::of(job, places, pretrained.as_deref())?;
+        let texts = open_named_texts(job, places, tokenizer, names.as_ref())?;
         let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
-        if texts.tokenizer.vocab_size() > body.vocab_size {
+        let tokens = texts.tokenizer.vocab_size();
+        if tokens > body.vocab_size {
             return Err(Failure::mistake(format!(
-                "data.tokenizer: it has {} tokens, and the model has embeddings for {} (model.config.vocab_size); use \
-                 the tokenizer of the model",
-                texts.tokenizer.vocab_size(),
+                "model.config.vocab_size: is {}, but the tokenizer has {tokens} tokens; set it to {tokens} or more (a \
+                 pretrained embedding gets new rows), or use the tokenizer of the model",
                 body.vocab_size
             )));
         }
         let given = job.model.config.get("num_labels").and_then(serde_json::Value::as_u64);
         let special = ["bos_token_id", "eos_token_id", "pad_token_id"];
-        let body =
-            with_special_tokens(body, job, pretrained.as_deref(), &texts.tokenizer, &special)?;
+        let body = with_special_tokens(body, job, &texts.tokenizer, vocabulary, &special)?;
         let names = all_names(names, &texts)?;
         let needed = num_classes(names.as_ref(), &texts);
         let classes = ("num_labels", given.unwrap_or(0) as usize, needed);
@@ -140,14 +143,15 @@ impl Classification<ClassifierConfig> {
     }
 }
 
-/// Reads the texts of a job. `names` are the class names of the model, if it has some.
+/// Reads the texts of a job with its tokenizer, or else a trained one. `names` are the class names of the model, if it
+/// has some.
 ///
 /// # Errors
 /// Returns a user's mistake if the data is invalid, or if a class name is a number.
 fn open_named_texts(
     job: &Job,
     places: &Places,
-    pretrained: Option<&Path>,
+    tokenizer: Option<Tokenizer>,
     names: Option<&ClassNames>,
 ) -> Result<Texts, Failure> {
     let names = names.map(ClassNames::as_slice);
@@ -159,7 +163,7 @@ fn open_named_texts(
              another name"
         )));
     }
-    open_texts(job, places, pretrained, names).map_err(Failure::mistake)
+    open_texts(job, places, tokenizer, names).map_err(Failure::mistake)
 }
 
 /// Returns the class names of the model, or else the class names in the labels.

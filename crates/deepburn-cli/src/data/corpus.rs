@@ -2,17 +2,14 @@
 //!
 //! Text is tokenized, joined and packed into sequences of `data.sequence_length` tokens. Token files are split in the
 //! same way. A job without data can train on a synthetic corpus.
-//!
-//! The tokenizer is the one in the job file, or else the pretrained model's. If there is neither, a tokenizer is
-//! trained on the text.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
 use deepburn_datasets::{
     Content, Corpus, DataError, DataSource, Fractions, Join, Splits, SyntheticCorpus, TEXT_FIELD,
-    TokenCache, TokenizerChoice, is_plain_text, open, skipped_files, text_files,
+    TokenCache, Tokenizer, TokenizerChoice, is_plain_text, open, skipped_files, text_files,
 };
 
 use crate::counted::counted;
@@ -21,8 +18,8 @@ use crate::data::places::Places;
 /// Bytes of the synthetic corpus. They are enough for any run on a few cores and generated in a moment.
 const SYNTHETIC_BYTES: usize = 2 << 20;
 
-/// Opens the data of `job`. `pretrained` is the folder of its pretrained model, and `vocab_size` the vocabulary size of
-/// the model, if it is known.
+/// Opens the data of `job` with its `tokenizer`; without one, a tokenizer is trained on text. `vocab_size` is the
+/// vocabulary size of the model, if it is known.
 ///
 /// Tokenized text is stored in the token cache of the user, under a hash of the text and the tokenizer. Other processes
 /// of the host, and later runs, read it from there instead of tokenizing again.
@@ -32,14 +29,13 @@ const SYNTHETIC_BYTES: usize = 2 << 20;
 pub(crate) fn open_corpus(
     job: &Job,
     places: &Places,
-    pretrained: Option<&Path>,
+    tokenizer: Option<Tokenizer>,
     vocab_size: Option<usize>,
 ) -> Result<Corpus, DataError> {
     let data = &job.data;
-    let tokenizer = tokenizer(data, places, pretrained)?;
-    // Without a tokenizer, one is trained on the text. Token files do not need a tokenizer.
-    let choice = match &tokenizer {
-        Some(path) => TokenizerChoice::Load(path.clone()),
+    let tokenizer = tokenizer.map(Box::new);
+    let or_trained = |tokenizer: Option<Box<Tokenizer>>| match tokenizer {
+        Some(tokenizer) => TokenizerChoice::Loaded(tokenizer),
         None => TokenizerChoice::Train { vocab_size: data.vocab_size },
     };
     let content = match (&data.kind, &data.splits) {
@@ -52,7 +48,7 @@ pub(crate) fn open_corpus(
                 deepburn_config::Join::BlankLine => Join::BlankLine,
                 deepburn_config::Join::Nothing => Join::Nothing,
             },
-            tokenizer: choice,
+            tokenizer: or_trained(tokenizer),
         },
         (DataKind::Synthetic | DataKind::Classification { .. }, splits) => Content::Synthetic {
             corpus: SyntheticCorpus { seed: job.training.seed, bytes: SYNTHETIC_BYTES },
@@ -62,7 +58,7 @@ pub(crate) fn open_corpus(
                 }
                 SplitPlan::Named { .. } | SplitPlan::Paths { .. } => Fractions::ALL,
             },
-            tokenizer: choice,
+            tokenizer: or_trained(tokenizer),
         },
     };
     open(&DataSource {
@@ -78,25 +74,6 @@ pub(crate) fn open_corpus(
 pub(crate) fn token_cache(data: &DataJob) -> Option<TokenCache> {
     let kept = data.token_cache && !data.splits.is_embedded();
     kept.then(TokenCache::of_user).flatten()
-}
-
-/// Returns the path of the tokenizer of the job, or else of its pretrained model.
-///
-/// # Errors
-/// Returns an error if a file cannot be downloaded from the Hub.
-pub(crate) fn tokenizer(
-    data: &DataJob,
-    places: &Places,
-    pretrained: Option<&Path>,
-) -> Result<Option<PathBuf>, DataError> {
-    let named = data.tokenizer.as_ref().map(|place| places.tokenizer(place)).transpose()?;
-    Ok(named.or_else(|| pretrained.and_then(tokenizer_of)))
-}
-
-/// Returns the folder of a model if it has a tokenizer.
-pub(crate) fn tokenizer_of(checkpoint: &Path) -> Option<PathBuf> {
-    let known = ["tokenizer.json", "vocab.json"];
-    known.iter().any(|file| checkpoint.join(file).is_file()).then(|| checkpoint.to_owned())
 }
 
 /// Returns the files of each split, or all files with the fractions of the splits.

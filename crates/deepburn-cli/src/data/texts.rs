@@ -1,10 +1,10 @@
 //! Reads and tokenizes labelled texts for text classification.
 //!
-//! The tokenizer is chosen as for language models ([`corpus`](crate::data::corpus)). Texts are not packed. Texts that
-//! are longer than `data.sequence_length` tokens are truncated.
+//! The tokenizer is chosen as for language models ([`JobTokenizer`](crate::data::job_tokenizer::JobTokenizer)).
+//! Texts are not packed. Texts that are longer than `data.sequence_length` tokens are truncated.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
@@ -14,7 +14,7 @@ use deepburn_datasets::{
 };
 
 use crate::counted::counted;
-use crate::data::corpus::{files, token_cache, tokenizer};
+use crate::data::corpus::{files, token_cache};
 use crate::data::places::Places;
 
 /// Tokenized splits, shared by all ranks of a process.
@@ -52,15 +52,15 @@ impl Texts {
     }
 }
 
-/// Reads and tokenizes all splits. Texts are shuffled before they are divided into splits. `names` are the class names
-/// of the model, if it has some.
+/// Reads and tokenizes all splits. Texts are shuffled before they are divided into splits. Without a `tokenizer`, one
+/// is trained on the train split. `names` are the class names of the model, if it has some.
 ///
 /// # Errors
 /// Returns an error if the data is invalid.
 pub(crate) fn open_texts(
     job: &Job,
     places: &Places,
-    pretrained: Option<&Path>,
+    tokenizer: Option<Tokenizer>,
     names: Option<&[String]>,
 ) -> Result<Texts, DataError> {
     let (splits, classes) = read_splits(job, places, names)?;
@@ -72,8 +72,8 @@ pub(crate) fn open_texts(
     if let (Some(limit), Some(eval)) = (job.training.eval_max_samples, &eval) {
         warn_of_first_texts(eval, limit, &classes);
     }
-    let tokenizer = match tokenizer(&job.data, places, pretrained)? {
-        Some(path) => Tokenizer::load(&path)?,
+    let tokenizer = match tokenizer {
+        Some(tokenizer) => tokenizer,
         None => {
             let documents: Vec<&str> = train.iter().map(|it| it.text.as_str()).collect();
             tracing::info!("training a tokenizer on {} texts", documents.len());

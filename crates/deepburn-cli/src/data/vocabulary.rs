@@ -3,14 +3,12 @@
 //! A model and its tokenizer have to agree on both. Otherwise the model would be trained on ids that it does not have.
 //! Values that the job sets explicitly always take precedence.
 
-use std::path::Path;
-
 use deepburn_config::Job;
-use deepburn_datasets::Tokenizer;
+use deepburn_datasets::{END_OF_TEXT, Tokenizer};
 use deepburn_models::LanguageModelConfig;
 use serde_json::{Map, Value};
 
-use crate::data::corpus::tokenizer_of;
+use crate::data::job_tokenizer::VocabularyOrigin;
 use crate::failure::Failure;
 
 /// The number of rows of an embedding is a multiple of this. Matrix kernels, especially on GPUs, are fastest at such
@@ -57,26 +55,39 @@ pub(crate) fn with_vocabulary<C: LanguageModelConfig>(
 
 /// Sets the special tokens `names` of a model to its tokenizer's special tokens, except for tokens that the job sets.
 ///
-/// If the tokenizer is the pretrained model's, the ids of that model are not changed.
+/// A pretrained model keeps its ids with its own tokenizer. A tokenizer with the same ids replaces those that it names.
+/// `data.eos_token` always applies.
 ///
 /// # Errors
 /// Returns a user's mistake if the model does not support the ids.
 pub(crate) fn with_special_tokens<C: LanguageModelConfig>(
     model: C,
     job: &Job,
-    pretrained: Option<&Path>,
     tokenizer: &Tokenizer,
+    vocabulary: VocabularyOrigin,
     names: &[&str],
 ) -> Result<C, Failure> {
-    if job.data.tokenizer.is_none() && pretrained.and_then(tokenizer_of).is_some() {
-        return Ok(model);
-    }
     let mut ids = Map::new();
     for name in names.iter().filter(|name| !job.model.config.contains_key(**name)) {
         let token = name.strip_suffix("_id").unwrap_or(name);
-        // If the tokenizer does not have this token, as GPT-2's, its end-of-text token is used.
-        let id = tokenizer.special_token(token).or(tokenizer.end_of_text());
-        ids.insert((*name).to_owned(), id.map_or(Value::Null, Value::from));
+        let is_chosen = token == "eos_token" && job.data.eos_token.is_some();
+        let chosen = tokenizer.end_of_text().filter(|_| is_chosen);
+        let named = || tokenizer.special_token(token);
+        let id = match vocabulary {
+            VocabularyOrigin::Pretrained => chosen,
+            VocabularyOrigin::SameIds => chosen.or_else(named),
+            VocabularyOrigin::New => chosen.or_else(named).or_else(|| default_id(tokenizer, token)),
+        };
+        if id.is_some() || vocabulary == VocabularyOrigin::New {
+            ids.insert((*name).to_owned(), id.map_or(Value::Null, Value::from));
+        }
     }
     model.with_overrides(&ids).map_err(Failure::mistake)
+}
+
+/// Returns the id of a special token that the tokenizer does not name: its end-of-text token, if it has one, ends and
+/// pads texts. GPT-2's end-of-text token also begins them.
+fn default_id(tokenizer: &Tokenizer, token: &str) -> Option<u32> {
+    let is_gpt2 = || tokenizer.end_of_text_token().as_deref() == Some(END_OF_TEXT);
+    tokenizer.end_of_text().filter(|_| token != "bos_token" || is_gpt2())
 }

@@ -35,4 +35,5 @@ mod reviews;
 mod schedules;
 mod swapping;
 mod traces;
+mod vocabulary;
 mod watching;

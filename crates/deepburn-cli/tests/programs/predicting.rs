@@ -104,7 +104,9 @@ fn predictions_of_an_encoder_have_its_test_accuracy() {
 
 #[test]
 fn predictions_of_gpt2_have_its_test_accuracy() {
-    let job = named(reviews().with("model", json!({"pretrained": tiny_model()})));
+    // The tiny model has no tokenizer of its own.
+    let job = named(reviews().with("model", json!({"pretrained": tiny_model()})))
+        .with("data.new_vocabulary", true);
     job.train();
     assert_accuracy(&job);
     assert_eq!(config(&job)["id2label"]["1"], NAMES[1]);

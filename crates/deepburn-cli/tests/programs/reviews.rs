@@ -210,6 +210,7 @@ fn gpt2_classifies_texts() {
     let job = |stage| {
         reviews()
             .with("model", json!({"pretrained": tiny_model()}))
+            .with("data.new_vocabulary", true)
             .with("data.sequence_length", 48)
             .with("training.max_steps", 60)
             .sharded(stage, 2)

@@ -55,7 +55,8 @@ section! {
         /// or the job file, or a Hub repository (owner/name or owner/name@revision). Unset: random
         /// weights, initialized with training.seed. Not supported with imdb_encoder.
         pretrained: Option<&'a str> = opt_text(),
-        /// Fields of a Hugging Face config.json; they override the checkpoint's fields. gpt2:
+        /// Fields of a Hugging Face config.json; they override the checkpoint's fields. A larger
+        /// vocab_size adds rows to pretrained embeddings, the mean of the existing rows. gpt2:
         /// vocab_size, n_positions, n_embd, n_layer, n_head, n_inner, activation_function,
         /// resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, initializer_range,
         /// tie_word_embeddings and others. imdb_encoder: vocab_size, embed_dim, num_heads,
@@ -80,16 +81,24 @@ section! {
         path: Option<&'a str> = opt_text(),
         /// Configuration name, for data sets with several configurations.
         name: Option<&'a str> = opt_text(),
-        /// Separator between documents: "end_of_text" (the end-of-text token), "blank_line" or
-        /// "nothing". Published WikiText perplexities use "blank_line".
+        /// Separator between documents: "end_of_text" (the end-of-text token, see eos_token),
+        /// "blank_line" or "nothing". Published WikiText perplexities use "blank_line".
         join: Join = choice("end_of_text"),
         /// Cache tokenized text for later runs, in deepburn/tokens of the user's cache folder
         /// (XDG_CACHE_HOME).
         token_cache: bool = flag(true),
         splits: Splits<'a> = section(),
         /// Tokenizer: a folder, a tokenizer.json or a Hub repository. Unset: the tokenizer of the
-        /// pretrained model, or a byte-level BPE trained on the train split.
+        /// pretrained model, or, without a pretrained model, a byte-level BPE trained on the train
+        /// split. The ids of a pretrained model's own tokenizer have to keep their tokens.
         tokenizer: Option<&'a str> = opt_text(),
+        /// Token that ends a text, "</s>" for example. It must be one token of the tokenizer. Unset:
+        /// the token that the files of the tokenizer or of the pretrained model name.
+        eos_token: Option<&'a str> = opt_text(),
+        /// Train pretrained weights on another vocabulary than their own: the vocabulary of
+        /// tokenizer, or of a byte-level BPE trained on the train split. The pretrained embeddings
+        /// then stand for other tokens.
+        new_vocabulary: bool = flag(false),
         /// Maximum vocabulary size, if a tokenizer is trained.
         vocab_size: usize = count_in(SMALLEST_VOCABULARY, 1 << 24, 512).unit("tokens"),
         /// Sequence length of a sample. Classification truncates longer texts.

@@ -119,14 +119,17 @@ fn text_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
     ]
 }
 
-/// Cases of tokenizer files and sizes, with valid text.
-fn tokenizer_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
-    let good = folder.file("good.txt", "good words and more of them");
-    let load = |path: PathBuf| text_with(good.clone(), TokenizerChoice::Load(path));
-    let file = |name: &str, contents: &str| load(folder.file(name, contents));
+/// A text that tokenizers can encode.
+fn good(folder: &Folder) -> PathBuf {
+    folder.file("good.txt", "good words and more of them")
+}
+
+/// Cases of tokenizer files.
+fn tokenizer_cases(folder: &Folder) -> Vec<(PathBuf, &'static str)> {
+    let file = |name: &str, contents: &str| folder.file(name, contents);
     let pair = |name: &str, vocab: &str, merges: &[u8]| {
         folder.file(&format!("{name}/vocab.json"), vocab);
-        load(folder.file(&format!("{name}/merges.txt"), merges).parent().unwrap().to_owned())
+        folder.file(&format!("{name}/merges.txt"), merges).parent().unwrap().to_owned()
     };
     folder.file("only/vocab.json", "{}");
     folder.file("eos/tokenizer_config.json", r#"{"eos_token": "</s>"}"#);
@@ -138,10 +141,10 @@ fn tokenizer_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         fs::copy(from.join("tokenizer.json"), folder.path(name).join("tokenizer.json")).unwrap();
     }
     vec![
-        (load(folder.path("no/such")), "cannot read"),
-        (load(folder.path("hollow")), "holds no tokenizer"),
-        (load(folder.path("only")), "holds no tokenizer"),
-        (load(good.clone()), "cannot be loaded"),
+        (folder.path("no/such"), "cannot read"),
+        (folder.path("hollow"), "holds no tokenizer"),
+        (folder.path("only"), "holds no tokenizer"),
+        (good(folder), "cannot be loaded"),
         (file("empty.json", ""), "cannot be loaded"),
         (file("null.json", "null"), "cannot be loaded"),
         (file("model.json", r#"{"version": "1.0", "model": {"type": "?"}}"#), "cannot be loaded"),
@@ -165,11 +168,18 @@ fn tokenizer_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         (pair("one", r#"{"a": 0}"#, b"#version: 0.2\na\n"), "merges.txt line 2"),
         (pair("unknown", r#"{"a": 0}"#, b"a b\n"), "disagree"),
         (pair("bytes", r#"{"a": 0}"#, b"a \xff\n"), "merges.txt"),
-        (load(folder.path("eos")), "eos_token `</s>` is not in its vocabulary"),
-        (load(folder.path("config")), "tokenizer_config.json is not valid JSON"),
-        (text_with(good.clone(), TokenizerChoice::Train { vocab_size: 256 }), "set it to 257"),
-        (text_with(good.clone(), TokenizerChoice::Train { vocab_size: 0 }), "set it to 257"),
-        (DataSource { vocab_size: Some(200), ..text(good.clone()) }, "vocab_size = 200"),
+        (folder.path("eos"), "eos_token `</s>` is not in its vocabulary"),
+        (folder.path("config"), "tokenizer_config.json is not valid JSON"),
+    ]
+}
+
+/// Cases of vocabulary sizes, with valid text.
+fn vocabulary_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
+    let train = |vocab_size| text_with(good(folder), TokenizerChoice::Train { vocab_size });
+    vec![
+        (train(256), "set it to 257"),
+        (train(0), "set it to 257"),
+        (DataSource { vocab_size: Some(200), ..text(good(folder)) }, "vocab_size = 200"),
     ]
 }
 
@@ -207,20 +217,30 @@ fn every_case_is_an_error_that_says_why() {
     folder.file("hollow/README.md", "no data");
     let mut cases = token_cases(&folder);
     cases.extend(text_cases(&folder));
-    cases.extend(tokenizer_cases(&folder));
+    cases.extend(vocabulary_cases(&folder));
     cases.extend(setting_cases(&folder));
     let mut wrong = Vec::new();
-    for (source, expected) in &cases {
-        match catch_unwind(AssertUnwindSafe(|| open(source))) {
-            Err(_) => wrong.push(format!("panic, expected `{expected}`: {source:?}")),
-            Ok(Ok(_)) => wrong.push(format!("accepted, expected `{expected}`: {source:?}")),
+    let mut check =
+        |what: String, expected: &str, open: &dyn Fn() -> Result<Corpus>| match catch_unwind(
+            AssertUnwindSafe(open),
+        ) {
+            Err(_) => wrong.push(format!("panic, expected `{expected}`: {what}")),
+            Ok(Ok(_)) => wrong.push(format!("accepted, expected `{expected}`: {what}")),
             Ok(Err(error)) => {
                 let message = error.to_string();
                 if !message.contains(expected) || message.contains('\n') {
                     wrong.push(format!("expected `{expected}`: {message}"));
                 }
             }
-        }
+        };
+    for (source, expected) in &cases {
+        check(format!("{source:?}"), expected, &|| open(source));
+    }
+    for (path, expected) in &tokenizer_cases(&folder) {
+        check(format!("{path:?}"), expected, &|| {
+            let tokenizer = Box::new(Tokenizer::load(path)?);
+            open(&text_with(good(&folder), TokenizerChoice::Loaded(tokenizer)))
+        });
     }
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
 }

@@ -1,0 +1,176 @@
+//! The tokenizer of a job.
+//!
+//! Main type: [`JobTokenizer`]. It is `data.tokenizer`, or else the tokenizer of the pretrained model. A tokenizer is
+//! trained on the text only for a model that starts with random weights: the embeddings of pretrained weights belong to
+//! the ids of one vocabulary, and other ids would mean nothing to them. `data.new_vocabulary` allows it.
+
+use std::path::Path;
+
+use deepburn_config::{DataKind, Job, Place};
+use deepburn_datasets::{END_OF_TEXT, Tokenizer, TokenizerComparison, has_tokenizer};
+
+use crate::data::places::Places;
+use crate::failure::Failure;
+
+/// The tokenizer of a job, and its relation to the pretrained model.
+pub(crate) struct JobTokenizer {
+    /// The tokenizer; `None` if one is trained on the text, and for token files without one.
+    pub(crate) tokenizer: Option<Tokenizer>,
+    /// Whose vocabulary it has.
+    pub(crate) vocabulary: VocabularyOrigin,
+}
+
+/// The origin of the vocabulary of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum VocabularyOrigin {
+    /// The tokenizer in the folder of the pretrained model.
+    Pretrained,
+    /// `data.tokenizer`, whose ids are those of the pretrained model.
+    SameIds,
+    /// A tokenizer whose ids have no meaning for the initial weights.
+    New,
+}
+
+/// Files of tokenizers in formats that are not supported.
+const OTHER_FORMATS: [&str; 5] =
+    ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "tekken.json"];
+
+impl JobTokenizer {
+    /// Loads the tokenizer of `job`. `pretrained` is the folder of its pretrained model.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if a tokenizer cannot be loaded, if the pretrained model has none and the job does not
+    /// name one, or if the job names another one than the model's own without `data.new_vocabulary`.
+    pub(crate) fn of(
+        job: &Job,
+        places: &Places,
+        pretrained: Option<&Path>,
+    ) -> Result<Self, Failure> {
+        let data = &job.data;
+        let is_new = data.new_vocabulary;
+        let given = data.tokenizer.as_ref().map(|place| places.tokenizer(place)).transpose();
+        let given = given.map_err(Failure::mistake)?.as_deref().map(load).transpose()?;
+        let (tokenizer, vocabulary) = match (given, pretrained) {
+            (Some(given), Some(folder)) => {
+                let vocabulary = compare(job, &given, folder)?;
+                let keeps_ids = vocabulary == VocabularyOrigin::SameIds;
+                let tokenizer = if keeps_ids { given.or_end_of_text_of(folder) } else { given };
+                (Some(tokenizer), vocabulary)
+            }
+            (None, Some(folder)) if !is_new && has_tokenizer(folder) => {
+                (Some(load(folder)?), VocabularyOrigin::Pretrained)
+            }
+            (None, Some(folder)) if !is_new && data.kind != DataKind::Tokens => {
+                return Err(no_tokenizer(job, folder));
+            }
+            (given, _) => (given, VocabularyOrigin::New),
+        };
+        let tokenizer = with_eos_token(job, tokenizer)?;
+        Ok(Self { tokenizer, vocabulary })
+    }
+}
+
+/// Loads a tokenizer.
+///
+/// # Errors
+/// Returns a user's mistake if its files are invalid.
+fn load(path: &Path) -> Result<Tokenizer, Failure> {
+    Tokenizer::load(path).map_err(Failure::mistake)
+}
+
+/// Returns the tokenizer with the end-of-text token of the job, if the job names one.
+///
+/// # Errors
+/// Returns a user's mistake if it is not a token of the tokenizer.
+fn with_eos_token(job: &Job, tokenizer: Option<Tokenizer>) -> Result<Option<Tokenizer>, Failure> {
+    let is_bare = job.data.kind == DataKind::Tokens && job.data.tokenizer.is_none();
+    match (job.data.eos_token.as_deref(), tokenizer) {
+        (Some(token), Some(tokenizer)) if !is_bare => {
+            tokenizer.with_end_of_text(token).map(Some).map_err(Failure::mistake)
+        }
+        (Some(token), None) if !is_bare && token != END_OF_TEXT => Err(Failure::mistake(format!(
+            "data.eos_token: {token:?} is not a token of the tokenizer that is trained on the text; its end-of-text token \
+             is \"{END_OF_TEXT}\"; remove the key, or give data.tokenizer"
+        ))),
+        (_, tokenizer) => Ok(tokenizer),
+    }
+}
+
+/// Compares the tokenizer that the job names with the tokenizer of the pretrained model in `folder`.
+///
+/// # Errors
+/// Returns a user's mistake if ids stand for other tokens, unless the job asks for a new vocabulary.
+fn compare(job: &Job, given: &Tokenizer, folder: &Path) -> Result<VocabularyOrigin, Failure> {
+    let is_new = job.data.new_vocabulary;
+    if !has_tokenizer(folder) {
+        if is_new {
+            return Ok(VocabularyOrigin::New);
+        }
+        tracing::info!(
+            "data.tokenizer cannot be compared with the pretrained model, because {} has no tokenizer that can be read; \
+             it must be the tokenizer that the weights were trained with",
+            folder.display()
+        );
+        return Ok(VocabularyOrigin::SameIds);
+    }
+    let compared = Tokenizer::load(folder).and_then(|own| own.compare(given));
+    let TokenizerComparison { changed, num_changed, parts } = compared.map_err(Failure::mistake)?;
+    match changed {
+        Some(changed) if !is_new => Err(Failure::mistake(format!(
+            "data.tokenizer: is not the tokenizer of model.pretrained, {}: {num_changed} ids stand for other tokens, such as \
+             {} for {:?} instead of {:?}; remove the key to use the tokenizer of the model, or set data.new_vocabulary \
+             to true to train the weights on another vocabulary (their embeddings then stand for other tokens)",
+            folder.display(),
+            changed.id,
+            changed.other,
+            changed.own
+        ))),
+        Some(_) => {
+            tracing::info!(
+                "data.new_vocabulary: {num_changed} embeddings of the pretrained model stand for other tokens now"
+            );
+            Ok(VocabularyOrigin::New)
+        }
+        None => {
+            if is_new {
+                tracing::warn!(
+                    "data.new_vocabulary has no effect: the ids of data.tokenizer stand for the same tokens as those of \
+                     model.pretrained; remove it"
+                );
+            }
+            if !parts.is_empty() {
+                tracing::warn!(
+                    "data.tokenizer has the tokens of model.pretrained, but another {}: it splits texts into other tokens \
+                     than those that the weights were trained on",
+                    parts.join(" and ")
+                );
+            }
+            Ok(VocabularyOrigin::SameIds)
+        }
+    }
+}
+
+/// Returns the error of a pretrained model without a tokenizer.
+fn no_tokenizer(job: &Job, folder: &Path) -> Failure {
+    let found: Vec<_> =
+        OTHER_FORMATS.into_iter().filter(|name| folder.join(name).is_file()).collect();
+    let convert = match found.is_empty() {
+        true => String::new(),
+        false => format!(
+            "; its {} is in a format that is not supported: convert it with transformers, \
+             AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes tokenizer.json",
+            found.join(" and ")
+        ),
+    };
+    let name = match &job.model.pretrained {
+        Some(Place::Hub(name)) => format!("{name} in "),
+        _ => String::new(),
+    };
+    Failure::mistake(format!(
+        "model.pretrained: {name}{} has no tokenizer that can be read: neither tokenizer.json, nor vocab.json together with \
+         merges.txt{convert}; put the files of the model's own tokenizer there, or give it as data.tokenizer (a folder, \
+         a tokenizer.json or a repository); to train the weights on another vocabulary, set data.new_vocabulary to true \
+         (their embeddings then stand for other tokens)",
+        folder.display()
+    ))
+}

@@ -1,0 +1,266 @@
+//! Tests of the vocabulary of a pretrained model: its tokenizer, the token between documents, and larger embeddings.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::job::{Job, Trained, tensors, tiny_model};
+use crate::program::{deepburn, finetune};
+
+/// The words of all texts. Their ids are 2 to 13, after the unknown token and the end of text.
+const WORDS: [&str; 12] = [
+    "amber", "birch", "cloud", "delta", "ember", "fjord", "grove", "haze", "inlet", "jade",
+    "knoll", "lark",
+];
+/// Tokens of the vocabulary.
+const TOKENS: usize = 14;
+
+/// Returns a tokenizer of words.
+fn tokenizer(words: &[&str]) -> Value {
+    let tokens = ["<unk>", "</s>"].iter().chain(words).enumerate();
+    let vocab: serde_json::Map<_, _> =
+        tokens.map(|(id, token)| ((*token).to_owned(), json!(id))).collect();
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+        "decoder": null, "model": {"type": "WordLevel", "unk_token": "<unk>", "vocab": vocab},
+    })
+}
+
+/// Writes a file in a new or existing folder.
+fn write(folder: &Path, name: &str, content: impl ToString) {
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join(name), content.to_string()).unwrap();
+}
+
+/// Returns documents of 5 to 9 words.
+fn documents() -> Vec<String> {
+    let word = |at: usize| WORDS[at * at * 7 % 11];
+    (0..60)
+        .map(|n| (0..5 + n % 5).map(|at| word(n * 3 + at)).collect::<Vec<_>>().join(" "))
+        .collect()
+}
+
+fn read(path: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Returns a job on the documents in `rows.jsonl` and, as one text, in `text.txt`, with the tokenizer in `words`. It
+/// has been run once, so that `base/model` is a model with its own tokenizer.
+fn job() -> Job {
+    let job = Job::tiny()
+        .with(
+            "model",
+            json!({"config": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32,
+                "vocab_size": TOKENS, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}}),
+        )
+        .with(
+            "data",
+            json!({"path": "rows.jsonl", "sequence_length": 8, "token_cache": false,
+                "tokenizer": "words"}),
+        )
+        .with("training.max_steps", 2)
+        .with("training.output_dir", "base");
+    let folder = job.folder();
+    write(&folder.join("words"), "tokenizer.json", tokenizer(&WORDS));
+    write(&folder.join("words"), "special_tokens_map.json", json!({"eos_token": "</s>"}));
+    let row = |text: &String| json!({"text": text, "label": text.len() % 2}).to_string();
+    write(folder, "rows.jsonl", documents().iter().map(row).collect::<Vec<_>>().join("\n"));
+    write(folder, "text.txt", documents().join(" "));
+    let ending = job.run().succeeded();
+    let line = "documents are separated by the end-of-text token `</s>`, id 1";
+    assert!(ending.stderr.contains(line), "{}", ending.stderr);
+    assert_eq!(read(&folder.join("base/model/config.json"))["eos_token_id"], 1);
+    // A copy without the tokenizer.
+    fs::create_dir(folder.join("bare")).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(folder.join("base/model").join(name), folder.join("bare").join(name)).unwrap();
+    }
+    job.with("training.output_dir", "output")
+}
+
+/// Returns the job from the pretrained model `model`, without another tokenizer.
+fn from(job: Job, model: &str) -> Job {
+    job.with("model", json!({"pretrained": model})).with("data.tokenizer", Value::Null)
+}
+
+#[test]
+fn a_pretrained_model_needs_its_tokenizer() {
+    let mut job = from(job(), "bare");
+    let parts =
+        ["model.pretrained", "bare", "tokenizer.json", "data.tokenizer", "data.new_vocabulary"];
+    for (kind, path) in [
+        ("text", json!("rows.jsonl")),
+        ("synthetic", Value::Null),
+        ("classification", json!("rows.jsonl")),
+    ] {
+        job = job.with("data.kind", kind).with("data.path", path);
+        job.run().failed(2, &parts);
+        assert!(!job.folder().join("output").exists(), "{kind}");
+    }
+    write(&job.folder().join("bare"), "tokenizer.model", "sentencepiece");
+    job.run().failed(2, &[&parts[..], &["tokenizer.model", "save_pretrained"]].concat());
+
+    // Given separately, the model's own tokenizer is the same as in its folder.
+    let job = job.with("data.kind", "text").with("data.tokenizer", "base/model");
+    let ending = job.run().succeeded();
+    assert!(ending.stderr.contains("data.tokenizer cannot be compared"), "{}", ending.stderr);
+    let given = job.train();
+    let job = from(job, "base/model");
+    let own = job.train();
+    assert_eq!(own.numbers(), given.numbers());
+
+    // A vocabulary that is trained on the text has to be asked for. It has all bytes.
+    let job = from(job, "bare").with("data.new_vocabulary", true);
+    job.run().failed(2, &["model.config.vocab_size", "or more"]);
+    let job = job.with("model.config", json!({"vocab_size": 512}));
+    assert_ne!(job.train().steps[0].loss, own.steps[0].loss);
+    assert!(job.folder().join("output/model/tokenizer.json").is_file());
+    // Token files need no tokenizer.
+    Job::tiny().with("training.max_steps", 1).train();
+}
+
+#[test]
+fn another_tokenizer_is_refused() {
+    let mut swapped = WORDS;
+    swapped.swap(3, 7);
+    let mut job = from(job(), "base/model").with("data.tokenizer", "swapped");
+    write(&job.folder().join("swapped"), "tokenizer.json", tokenizer(&swapped));
+    write(&job.folder().join("swapped"), "special_tokens_map.json", json!({"eos_token": "</s>"}));
+    for kind in ["classification", "text"] {
+        job = job.with("data.kind", kind);
+        let change = "2 ids stand for other tokens, such as 5 for \"haze\" instead of \"delta\"";
+        job.run().failed(2, &["data.tokenizer", "base/model", change, "data.new_vocabulary"]);
+        assert!(!job.folder().join("output").exists(), "{kind}");
+    }
+    let says = |job: &Job, part: &str| {
+        let ending = job.run().succeeded();
+        assert!(ending.stderr.contains(part), "{}", ending.stderr);
+    };
+    let job = job.with("data.new_vocabulary", true);
+    says(&job, "2 embeddings of the pretrained model stand for other tokens");
+    // The same tokens are no new vocabulary, and a model without weights has none yet.
+    let job = job.with("data.tokenizer", "words");
+    says(&job, "data.new_vocabulary has no effect");
+    let config = json!({"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32});
+    let job = job.with("model", json!({"config": config}));
+    says(&job, "no effect without model.pretrained");
+    // The same tokens, but another way to split text.
+    let mut other = tokenizer(&WORDS);
+    other["pre_tokenizer"]["type"] = json!("WhitespaceSplit");
+    write(&job.folder().join("words"), "tokenizer.json", other);
+    let job =
+        from(job, "base/model").with("data.tokenizer", "words").with("data.new_vocabulary", false);
+    says(&job, "but another pre_tokenizer");
+}
+
+/// Follows the messages from a tokenizer with more tokens than the model to a model with more embeddings.
+#[test]
+fn a_vocabulary_grows_with_its_tokenizer() {
+    let mut job = from(job(), "base/model")
+        .with("data.tokenizer", "larger")
+        .with("training.save_steps", 1)
+        .with("deepspeed.optimizer.params", json!({"lr": 0.0, "weight_decay": 0.0}));
+    let folder = job.folder().to_owned();
+    let larger = [&WORDS[..], &["mesa", "nook", "opal"]].concat();
+    write(&folder.join("larger"), "tokenizer.json", tokenizer(&larger));
+    let embedding = |model: &str| {
+        let file = fs::read(folder.join(model).join("model.safetensors")).unwrap();
+        let all = tensors(&file).into_iter();
+        all.filter(|(name, _)| name == "transformer.wte.weight").map(|it| it.1).next().unwrap()
+    };
+    let old = embedding("base/model");
+    let column = |at: usize| old.iter().skip(at).step_by(16).map(|it| f64::from(*it)).sum::<f64>();
+    let mean: Vec<f32> = (0..16).map(|at| (column(at) / TOKENS as f64) as f32).collect();
+    for kind in ["text", "classification"] {
+        job = job.with("data.kind", kind).with("model.config", Value::Null);
+        let parts = ["model.config.vocab_size", "the tokenizer has 17", "set it to 17 or more"];
+        job.run().failed(2, &parts);
+        assert!(!folder.join("output").exists(), "{kind}");
+        job = job.with("model.config", json!({"vocab_size": 17})).with("training.max_steps", 1);
+        let ending = job.run().succeeded();
+        let part = "has 14 tokens and gets 17: each new row of its embedding";
+        assert!(ending.stderr.contains(part), "{}", ending.stderr);
+        // With a learning rate of 0, the export has the initial weights.
+        assert_eq!(embedding("output/model"), [&old[..], &mean.repeat(3)].concat(), "{kind}");
+        assert_eq!(read(&folder.join("output/model/config.json"))["vocab_size"], 17);
+
+        let more = ["--config", "job.json", "--resume", "--set", "training.max_steps=2"];
+        finetune(&folder, &more).succeeded();
+        assert_eq!(Trained::read(&folder.join("output")).steps.len(), 2);
+        assert_eq!(embedding("output/model"), [&old[..], &mean.repeat(3)].concat(), "{kind}");
+        fs::rename(folder.join("output"), folder.join(kind)).unwrap();
+    }
+    // The larger models are models like any others.
+    let generate =
+        ["generate", "--model", "text", "--prompt", "amber nook", "--max-new-tokens", "4"];
+    deepburn(&folder, &generate).succeeded();
+    let predict = ["predict", "--model", "classification", "--text", "amber nook"];
+    deepburn(&folder, &predict).succeeded();
+    let job = from(job, "text/model").with("data.kind", "text");
+    job.train();
+    assert_eq!(embedding("output/model").len(), 17 * 16);
+}
+
+#[test]
+fn a_vocabulary_does_not_shrink() {
+    let job = from(job(), "base/model").with("model.config", json!({"vocab_size": 13}));
+    job.run().failed(2, &["model.config.vocab_size = 13", "14 entries; set it to 14 or more"]);
+    // A tokenizer with few tokens would fit, but rows of the embedding would get lost.
+    let job = job
+        .with("model.pretrained", json!(tiny_model()))
+        .with("model.config", json!({"vocab_size": 400}))
+        .with("data.tokenizer", "words");
+    job.run().failed(2, &["`vocab_size` is smaller", ": 400", "512 rows", "512 or more"]);
+    assert!(!job.folder().join("output").exists());
+}
+
+#[test]
+fn documents_need_a_token_between_them() {
+    let job = job()
+        .with("data.tokenizer", "plain")
+        .with("training.max_steps", 1)
+        .with("deepspeed.optimizer.params.lr", 0.0);
+    let plain = job.folder().join("plain");
+    write(&plain, "tokenizer.json", tokenizer(&WORDS));
+    let parts =
+        ["data.join", "\"end_of_text\"", "60 documents", "data.eos_token", "\"blank_line\""];
+    job.run().failed(2, &parts);
+    assert!(!job.folder().join("output").exists());
+    let job = job.with("data.eos_token", "<|endoftext|>");
+    job.run().failed(2, &["data.eos_token = \"<|endoftext|>\"", "not a token of the tokenizer"]);
+
+    let eos =
+        |job: &Job| read(&job.folder().join("output/model/config.json"))["eos_token_id"].clone();
+    let job = job.with("data.eos_token", "</s>");
+    let named = job.train();
+    assert_eq!(eos(&job), 1);
+    // The same token, named by each of the tokenizer's files.
+    let mut job = job.with("data.eos_token", Value::Null);
+    for name in ["special_tokens_map.json", "tokenizer_config.json"] {
+        write(&plain, name, json!({"eos_token": {"content": "</s>"}}));
+        for path in ["plain", "plain/tokenizer.json"] {
+            job = job.with("data.tokenizer", path);
+            assert_eq!(job.train().numbers(), named.numbers(), "{name} {path}");
+            assert_eq!(eos(&job), 1);
+        }
+        fs::remove_file(plain.join(name)).unwrap();
+    }
+    // Without separators, other tokens are learned, and no end of text is invented.
+    let job = job.with("data.join", "nothing");
+    assert_ne!(job.train().steps[0].loss, named.steps[0].loss);
+    assert_eq!(eos(&job), Value::Null);
+    // A single text has nothing to be separated from.
+    let job = job.with("data.join", "end_of_text").with("data.path", "text.txt");
+    job.train();
+    assert_eq!(eos(&job), Value::Null);
+
+    // The pretrained model knows its end of text, which its tokenizer does not name.
+    let job = from(job, "base/model").with("data.path", "rows.jsonl");
+    let own = job.train();
+    fs::remove_file(job.folder().join("base/model/special_tokens_map.json")).unwrap();
+    fs::remove_file(job.folder().join("base/model/tokenizer_config.json")).unwrap();
+    assert_eq!(job.train().numbers(), own.numbers());
+    assert_eq!(eos(&job), 1);
+}

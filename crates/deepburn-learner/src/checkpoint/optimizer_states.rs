@@ -2,7 +2,7 @@
 //!
 //! Main function: [`states_source`]. A trained parameter has its states in the
 //! checkpoint, unless it was frozen when the checkpoint was saved: then its
-//! states are new, like those of a parameter without state in PyTorch. The
+//! states are new, as for a parameter without state in PyTorch. The
 //! moments are zero, and bias correction counts the parameter's own steps. The
 //! states of a parameter that is frozen now are not used. Both are logged.
 //!

@@ -96,6 +96,12 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
         r#"{"training": {"eval_max_samples": 1}}"#,
         "data.splits.eval is not given",
     ),
+    ("data.new_vocabulary", r#"{"data": {"new_vocabulary": true}}"#, "has no effect"),
+    (
+        "data.eos_token",
+        r#"{"data": {"kind": "tokens", "path": "t.bin", "eos_token": "</s>"}}"#,
+        "has no effect",
+    ),
     (
         "training.load_best_model_at_end",
         r#"{"training": {"load_best_model_at_end": true}}"#,
@@ -166,12 +172,87 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
     (
         "training.warmup_steps",
         r#"{"training": {"warmup_steps": 5}}"#,
-        "5 has no effect: only a schedule with warmup_num_steps \"auto\" reads it",
+        "has no effect: the learning rate is constant",
     ),
     (
         "training.warmup_steps",
         r#"{"training": {"warmup_steps": 5}, "deepspeed": {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}}}"#,
-        "5 has no effect: the schedule sets warmup_num_steps",
+        "has no effect: scheduler.params.warmup_num_steps is 7",
+    ),
+    (
+        "training.warmup_ratio",
+        r#"{"training": {"warmup_ratio": 0.1}}"#,
+        "has no effect: the learning rate is constant",
+    ),
+    (
+        "training.per_device_eval_batch_size",
+        r#"{"training": {"per_device_eval_batch_size": 2}}"#,
+        "has no effect: this job evaluates nothing",
+    ),
+    (
+        "training.save_steps",
+        r#"{"training": {"save_strategy": "epoch", "save_steps": 2}}"#,
+        "has no effect: training.save_strategy is \"epoch\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.num_cycles",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"num_cycles": 0.5}}}"#,
+        "is not a parameter of \"linear\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.power",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"power": 0.5}}}"#,
+        "is not a parameter of \"linear\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.lr_end",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"lr_end": 0.5}}}"#,
+        "is not a parameter of \"linear\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.timescale",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"timescale": 1}}}"#,
+        "is not a parameter of \"linear\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.min_lr",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"min_lr": 0.5}}}"#,
+        "is not a parameter of \"linear\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.min_lr_rate",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"min_lr_rate": 0.5}}}"#,
+        "is not a parameter of \"linear\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.warmup_lr_rate",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"warmup_lr_rate": 0.5}}}"#,
+        "is not a parameter of \"linear\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.num_decay_steps",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"num_decay_steps": 1}}}"#,
+        "is not a parameter of \"linear\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.num_stable_steps",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"num_stable_steps": 1}}}"#,
+        "is not a parameter of \"linear\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.warmup_type",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"warmup_type": "linear"}}}"#,
+        "is not a parameter of \"linear\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.decay_type",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"decay_type": "linear"}}}"#,
+        "is not a parameter of \"linear\"",
+    ),
+    (
+        "training.lr_scheduler_kwargs.min_lr_ratio",
+        r#"{"training": {"lr_scheduler_type": "linear", "lr_scheduler_kwargs": {"min_lr_ratio": 0.5}}}"#,
+        "is not a parameter of \"linear\"",
     ),
     (
         "training.no_decay",
@@ -228,7 +309,12 @@ const ALWAYS: &[(&str, &str)] = &[
     ("training.batch_size_schedule.from_step", "finetune warns of a change after the last step"),
     ("training.batch_size_schedule.train_batch_size", "it is a pair with from_step"),
     ("training.logging_steps", "every run prints lines"),
-    ("training.save_steps", "the last step is saved in any case"),
+    (
+        "training.eval_strategy",
+        "it selects when the model is evaluated; without data it is an error",
+    ),
+    ("training.save_strategy", "it selects when checkpoints are saved"),
+    ("training.lr_scheduler_type", "it selects the schedule; beside another one it is an error"),
     ("training.param_groups[].dims", "it selects parameters; selecting none is an error"),
     ("training.param_groups[].frozen", "false is the state without the key"),
 ];
@@ -298,7 +384,6 @@ fn a_default_without_effect_is_a_note_and_another_value_a_warning() {
             r#"{"training": {"early_stopping_threshold": 0}}"#,
             "note: training.early_stopping_threshold ",
         ),
-        (r#"{"training": {"warmup_steps": 0}}"#, "note: training.warmup_steps: 0 has no effect"),
     ] {
         let all = findings(sections);
         assert!(all.contains(expected), "{sections}: {all}");

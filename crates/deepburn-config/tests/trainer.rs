@@ -173,7 +173,7 @@ fn a_warmup_without_effect_is_said() {
         (of("WarmupLR", json!({})), "warmup_num_steps is 1000"),
     ] {
         let (_, found) = resolved(json!({ "warmup_ratio": 0.1 }), deepspeed).unwrap();
-        let note = found.notes.iter().find(|note| note.key == "training.warmup_steps");
+        let note = found.notes.iter().find(|note| note.key == "training.warmup_ratio");
         assert!(note.is_some_and(|note| note.message.contains(part)), "{part}: {:?}", found.notes);
     }
     for (training, deepspeed) in [

@@ -103,5 +103,6 @@ impl JobReader<'_> {
 
 /// Returns whether text is tokenized with an existing tokenizer.
 fn has_tokenizer(job: &Job) -> bool {
-    job.data.tokenizer.is_some() || job.model.pretrained.is_some()
+    let of_model = job.model.pretrained.is_some() && !job.data.new_vocabulary;
+    job.data.tokenizer.is_some() || of_model
 }

@@ -107,12 +107,17 @@ fn check_warmup(context: &mut Context<'_>) {
         true => format!("the schedule \"{name}\" has no warm-up"),
         false => "the learning rate is constant".to_owned(),
     };
-    warning!(if !has_warmup; context, "training.warmup_steps" => "has no effect: {reason}";
+    // The ratio may have been written in either key.
+    let key = match wanted {
+        StepCount::Steps(_) => "training.warmup_steps",
+        StepCount::Ratio(_) => "training.warmup_ratio",
+    };
+    warning!(if !has_warmup; context, key => "has no effect: {reason}";
         "add training.lr_scheduler_type (\"linear\" is transformers' default), or remove it");
     // All schedules with a warm-up have the same key for its length.
     let length = WarmupLr::read(&scheduler.value.params).warmup_num_steps;
     let is_other = wanted != StepCount::Steps(length.value);
-    warning!(if has_warmup && !length.is_auto() && is_other; context, "training.warmup_steps" =>
+    warning!(if has_warmup && !length.is_auto() && is_other; context, key =>
         "has no effect: scheduler.params.warmup_num_steps is {}", length.value; "write \"auto\" there");
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct JobTokenizer {
 pub(crate) enum VocabularyOrigin {
     /// The tokenizer in the folder of the pretrained model.
     Pretrained,
-    /// `data.tokenizer`, whose ids are those of the pretrained model.
+    /// `data.tokenizer`, with the ids of the pretrained model.
     SameIds,
     /// A tokenizer whose ids have no meaning for the initial weights.
     New,
@@ -49,7 +49,8 @@ impl JobTokenizer {
         let data = &job.data;
         let is_new = data.new_vocabulary;
         let given = data.tokenizer.as_ref().map(|place| places.tokenizer(place)).transpose();
-        let given = given.map_err(Failure::mistake)?.as_deref().map(load).transpose()?;
+        let given = given.map_err(Failure::mistake)?;
+        let given = given.map(|path| load("data.tokenizer", &path)).transpose()?;
         let (tokenizer, vocabulary) = match (given, pretrained) {
             (Some(given), Some(folder)) => {
                 let vocabulary = compare(job, &given, folder)?;
@@ -58,7 +59,7 @@ impl JobTokenizer {
                 (Some(tokenizer), vocabulary)
             }
             (None, Some(folder)) if !is_new && has_tokenizer(folder) => {
-                (Some(load(folder)?), VocabularyOrigin::Pretrained)
+                (Some(load("model.pretrained", folder)?), VocabularyOrigin::Pretrained)
             }
             (None, Some(folder)) if !is_new && data.kind != DataKind::Tokens => {
                 return Err(no_tokenizer(job, folder));
@@ -70,12 +71,12 @@ impl JobTokenizer {
     }
 }
 
-/// Loads a tokenizer.
+/// Loads the tokenizer that `key` names.
 ///
 /// # Errors
 /// Returns a user's mistake if its files are invalid.
-fn load(path: &Path) -> Result<Tokenizer, Failure> {
-    Tokenizer::load(path).map_err(Failure::mistake)
+fn load(key: &str, path: &Path) -> Result<Tokenizer, Failure> {
+    Tokenizer::load(path).map_err(|error| Failure::mistake(format!("{key}: {error}")))
 }
 
 /// Returns the tokenizer with the end-of-text token of the job, if the job names one.
@@ -113,7 +114,7 @@ fn compare(job: &Job, given: &Tokenizer, folder: &Path) -> Result<VocabularyOrig
         );
         return Ok(VocabularyOrigin::SameIds);
     }
-    let compared = Tokenizer::load(folder).and_then(|own| own.compare(given));
+    let compared = load("model.pretrained", folder)?.compare(given);
     let TokenizerComparison { changed, num_changed, parts } = compared.map_err(Failure::mistake)?;
     match changed {
         Some(changed) if !is_new => Err(Failure::mistake(format!(
@@ -134,7 +135,7 @@ fn compare(job: &Job, given: &Tokenizer, folder: &Path) -> Result<VocabularyOrig
         None => {
             if is_new {
                 tracing::warn!(
-                    "data.new_vocabulary has no effect: the ids of data.tokenizer stand for the same tokens as those of \
+                    "data.new_vocabulary has no effect: the ids of data.tokenizer stand for the same tokens in \
                      model.pretrained; remove it"
                 );
             }

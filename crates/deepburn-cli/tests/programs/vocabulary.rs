@@ -140,7 +140,7 @@ fn another_tokenizer_is_refused() {
     };
     let job = job.with("data.new_vocabulary", true);
     says(&job, "2 embeddings of the pretrained model stand for other tokens");
-    // The same tokens are no new vocabulary, and a model without weights has none yet.
+    // The same tokens are the model's own vocabulary, and a model without weights has none yet.
     let job = job.with("data.tokenizer", "words");
     says(&job, "data.new_vocabulary has no effect");
     let config = json!({"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32});

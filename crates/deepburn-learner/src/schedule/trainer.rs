@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_of_transformers() {
+    fn rates_equal_transformers() {
         let text = include_str!("../../tests/data/transformers_schedules.json");
         let cases: Vec<Value> = serde_json::from_str(text).unwrap();
         assert_eq!(cases.len(), 24);

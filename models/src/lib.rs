@@ -17,6 +17,7 @@ pub mod hf;
 
 mod architecture;
 mod forward_pass;
+mod label_smoothing;
 mod norm;
 mod projection;
 mod texts;

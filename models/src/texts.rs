@@ -10,6 +10,8 @@ use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use deepburn_ops::{FusedOps, cross_entropy};
 use thiserror::Error;
 
+use crate::label_smoothing::logits_term;
+
 /// The limits of a classifier on texts and labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextLimits {
@@ -32,6 +34,8 @@ pub struct TextBatch<B: Backend> {
     pub(crate) lengths: Arc<[usize]>,
     /// `[texts]`: the class of each text; negative for a row without a text.
     pub(crate) labels: Tensor<B, 1, Int>,
+    /// The weight of the mean over the classes in the loss; 0 without label smoothing.
+    pub(crate) label_smoothing: f64,
 }
 
 /// A module that classifies texts.
@@ -39,10 +43,16 @@ pub trait TextClassifier<B: FusedOps>: Module<B> {
     /// Returns the logits `[texts, num_classes]`.
     fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2>;
 
-    /// Returns the cross-entropy summed over the texts, `[1]`, at least f32, and the logits.
+    /// Returns the cross-entropy summed over the texts, `[1]`, at least f32, and the logits. The batch determines its
+    /// label smoothing.
     fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
         let logits = self.forward(batch);
-        (cross_entropy(logits.clone(), batch.labels.clone()), logits)
+        let sum = cross_entropy(logits.clone(), batch.labels.clone());
+        let sum = match batch.label_smoothing {
+            0.0 => sum,
+            factor => sum + logits_term(logits.clone(), batch.labels.clone()) * factor,
+        };
+        (sum, logits)
     }
 }
 
@@ -134,7 +144,15 @@ impl<B: Backend> TextBatch<B> {
             weights: Tensor::from_data(TensorData::new(weights, [texts, length, 1]), device),
             lengths: lengths.into(),
             labels: Tensor::from_data(TensorData::new(labels, [texts]), device),
+            label_smoothing: 0.0,
         })
+    }
+
+    /// Returns the batch with label smoothing: the loss of a text is `1 - factor` times its negative log-likelihood,
+    /// plus `factor` times the mean of `-log(p)` over the classes. `factor` is from 0 to below 1; 0 changes nothing.
+    #[must_use]
+    pub fn with_label_smoothing(self, factor: f64) -> Self {
+        Self { label_smoothing: factor, ..self }
     }
 }
 

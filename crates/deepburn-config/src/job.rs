@@ -14,8 +14,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::check::check;
-use crate::diagnosis::{ConfigError, Findings, refuse};
-use crate::job_plan::{Cadence, Job};
+use crate::diagnosis::{ConfigError, Findings, note, refuse};
+use crate::job_plan::{Cadence, DataKind, Job};
 use crate::job_rules::JobReader;
 use crate::key::Key;
 use crate::keys::DeepSpeed;
@@ -164,6 +164,11 @@ impl Job {
             "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         reader.check_saving(&job.training);
         reader.check_best(&job.training, &job.data, has_eval);
+        let has_perplexity = !matches!(job.data.kind, DataKind::Classification { .. });
+        note!(if job.training.label_smoothing_factor > 0.0 && has_perplexity;
+            reader.findings, "training.label_smoothing_factor" =>
+            "also applies to evaluations, as in transformers' Trainer: their perplexity is the exponential of the \
+             smoothed loss");
         reader.check_effects(&top, &job);
         job
     }

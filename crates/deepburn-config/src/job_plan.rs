@@ -175,6 +175,8 @@ pub struct TrainingJob {
     pub lr_scheduler_type: Option<LrSchedulerType>,
     /// The parameters of this schedule; `None` without one.
     pub lr_scheduler_kwargs: Option<LrSchedulerParameters>,
+    /// Weight of the mean over all classes in the loss; 0 without label smoothing.
+    pub label_smoothing_factor: f64,
     /// The parameters without weight decay.
     pub no_decay: NoDecay,
     /// Parameter groups, whose settings differ from the optimizer's.

@@ -175,7 +175,7 @@ impl JobReader<'_> {
             max_steps, backend, collective_timeout, eval_max_samples, load_best_model_at_end,
             metric_for_best_model, early_stopping_patience, early_stopping_threshold, async_save,
             save_total_limit, save_best_limit, learning_rate, micro_batch_size, gradient_checkpointing, no_decay,
-            per_device_eval_batch_size,
+            per_device_eval_batch_size, label_smoothing_factor,
         }
             epochs: epochs.value.or(if max_steps.value.is_none() { Some(1.0) } else { None }),
             seed: training.seed.value as u64,

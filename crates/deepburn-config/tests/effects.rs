@@ -315,6 +315,7 @@ const ALWAYS: &[(&str, &str)] = &[
     ),
     ("training.save_strategy", "it selects when checkpoints are saved"),
     ("training.lr_scheduler_type", "it selects the schedule; beside another one it is an error"),
+    ("training.label_smoothing_factor", "it is part of the loss of every model"),
     ("training.param_groups[].dims", "it selects parameters; selecting none is an error"),
     ("training.param_groups[].frozen", "false is the state without the key"),
 ];

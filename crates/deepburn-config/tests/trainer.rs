@@ -260,8 +260,12 @@ fn invalid_cadences_are_errors() {
             ["training.load_best_model_at_end", "this job has none"],
         ),
         (
-            json!({ "label_smoothing_factor": 0.1 }),
-            ["training.label_smoothing_factor", "label smoothing"],
+            json!({ "label_smoothing_factor": 1 }),
+            ["training.label_smoothing_factor", "a number from 0 to below 1"],
+        ),
+        (
+            json!({ "label_smoothing_factor": -0.1 }),
+            ["training.label_smoothing_factor", "a number from 0 to below 1"],
         ),
     ] {
         let message = evaluated(&training).expect_err(&training.to_string());
@@ -279,7 +283,13 @@ fn invalid_cadences_are_errors() {
     ] {
         evaluated(&training).unwrap();
     }
+    let job = evaluated(&json!({ "label_smoothing_factor": 0.1 })).unwrap();
+    assert_eq!(job.training.label_smoothing_factor, 0.1);
+    let notes = job.notes.iter().filter(|note| note.key == "training.label_smoothing_factor");
+    let notes: Vec<_> = notes.map(ToString::to_string).collect();
+    assert!(notes.len() == 1 && notes[0].contains("exponential of the smoothed loss"), "{notes:?}");
     let job = evaluated(&json!({ "num_train_epochs": 0.5 })).unwrap();
+    assert_eq!(job.training.label_smoothing_factor, 0.0);
     assert_eq!(job.training.epochs, Some(0.5));
 }
 

@@ -32,6 +32,8 @@ pub struct CausalBatch<B: Backend> {
     /// The number of positions with a target. It is 0 if all labels of the batch are ignored, although `positions` then
     /// has one entry.
     tokens: usize,
+    /// The weight of the mean over the vocabulary in the loss; 0 without label smoothing.
+    pub(crate) label_smoothing: f64,
 }
 
 /// The reason why tokens are rejected.
@@ -131,7 +133,15 @@ impl<B: Backend> CausalBatch<B> {
             positions: Tensor::from_data(TensorData::new(positions, [rows]), device),
             targets: Tensor::from_data(TensorData::new(targets, [rows]), device),
             tokens,
+            label_smoothing: 0.0,
         })
+    }
+
+    /// Returns the batch with label smoothing: the loss of a target is `1 - factor` times its negative log-likelihood,
+    /// plus `factor` times the mean of `-log(p)` over the vocabulary. `factor` is from 0 to below 1; 0 changes nothing.
+    #[must_use]
+    pub fn with_label_smoothing(self, factor: f64) -> Self {
+        Self { label_smoothing: factor, ..self }
     }
 
     /// Returns the token ids, `[batch, length]`.

@@ -15,6 +15,7 @@ use super::parameters::HEAD;
 use crate::architecture::{LanguageModelConfig, TokenLimits};
 use crate::causal_lm::{CausalBatch, CausalLoss, LanguageModel};
 use crate::hf::ModelConfigError;
+use crate::label_smoothing::head_term;
 use crate::norm::LayerNorm;
 use crate::weights::{InitialValues, WeightInit};
 
@@ -180,7 +181,11 @@ impl<B: FusedOps> LanguageModel<B> for Gpt2<B> {
         let dims = SeqDims { batch: rows, past: 0, queries: length };
         let hidden = self.hidden(batch.input_ids.clone(), dims, None);
         let hidden = self.ln_f.forward(hidden.select(0, batch.positions.clone()));
-        let sum = linear_cross_entropy(hidden, self.head(), batch.targets.clone());
+        let (head, targets, factor) = (self.head(), batch.targets.clone(), batch.label_smoothing);
+        let smoothing = (factor != 0.0)
+            .then(|| head_term(hidden.clone(), head.clone(), targets.clone()) * factor);
+        let sum = linear_cross_entropy(hidden, head, targets);
+        let sum = if let Some(smoothing) = smoothing { sum + smoothing } else { sum };
         let tokens = batch.tokens();
         // Multiplying by 0 keeps the sum in the autodiff graph, so backward runs the same ops as for other batches.
         CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }

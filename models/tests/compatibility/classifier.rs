@@ -85,6 +85,18 @@ fn logits_match_transformers() {
         assert!((found - expected).abs() < TOLERANCE, "{found} {expected}");
     }
 
+    // `data/label_smoothing.py` stored the loss of `LabelSmoother` for these logits. The last row has no text.
+    let smoothed: Value =
+        serde_json::from_str(include_str!("../data/label_smoothing.json")).unwrap();
+    let classes: Vec<i64> = serde_json::from_value(smoothed["classes"].clone()).unwrap();
+    let (ids, lengths) = ([ids, vec![11; longest]].concat(), [lengths, vec![0]].concat());
+    let labels = [classes, vec![-100]].concat();
+    let batch = TextBatch::new(config().limits(), &ids, &lengths, &labels, &device).unwrap();
+    let batch = batch.with_label_smoothing(smoothed["factor"].as_f64().unwrap());
+    let loss = model.loss(&batch).0.into_scalar() / texts.len() as f32;
+    let expected = smoothed["classifier"].as_f64().unwrap() as f32;
+    assert!((loss - expected).abs() < TOLERANCE, "{loss}, not {expected}");
+
     let text = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
     let fields: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(fields["architectures"][0], "GPT2ForSequenceClassification");

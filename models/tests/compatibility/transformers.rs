@@ -124,14 +124,43 @@ fn losses() {
     }
 }
 
+/// `data/label_smoothing.py` stored the losses of `LabelSmoother`.
+#[test]
+fn losses_with_label_smoothing() {
+    let reference = Reference::open();
+    let smoothed = std::fs::read_to_string(data("label_smoothing.json")).unwrap();
+    let smoothed: Value = serde_json::from_str(&smoothed).unwrap();
+    for (folder, inputs, labels, shape, expected) in [
+        ("tiny", "inputs", None, [2, 16], "tiny"),
+        ("tiny", "inputs", Some("masked.labels"), [2, 16], "masked"),
+        ("odd", "odd.inputs", None, [3, 7], "odd"),
+    ] {
+        let (config, model) = load(folder, &json!({}));
+        let (ids, labels) = (reference.ids(inputs), labels.map(|name| reference.ints(name)));
+        let batch =
+            CausalBatch::new(&config, &ids, labels.as_deref(), shape, &Default::default()).unwrap();
+        let plain = model.loss(&batch).mean().into_scalar();
+        let batch = batch.with_label_smoothing(smoothed["factor"].as_f64().unwrap());
+        let loss = model.loss(&batch).mean().into_scalar();
+        let expected = smoothed[expected].as_f64().unwrap() as f32;
+        assert!((loss - expected).abs() <= 1e-5, "{folder}: {loss}, not {expected}");
+        assert!((plain - expected).abs() > 1e-4, "{folder}: {plain} is not smoothed");
+        // Without smoothing, the bits are the same.
+        let unsmoothed = model.loss(&batch.with_label_smoothing(0.0)).mean().into_scalar();
+        assert_eq!(unsmoothed.to_bits(), plain.to_bits());
+    }
+}
+
 #[test]
 fn a_batch_that_predicts_nothing_has_loss_zero() {
     let (config, model) = load("tiny", &json!({}));
     let labels = [-100; 6];
     let batch =
         CausalBatch::new(&config, &[1; 6], Some(&labels), [2, 3], &Default::default()).unwrap();
-    let loss = model.loss(&batch);
-    assert_eq!((loss.tokens, loss.mean().into_scalar()), (0, 0.0));
+    for batch in [batch.clone(), batch.with_label_smoothing(0.1)] {
+        let loss = model.loss(&batch);
+        assert_eq!((loss.tokens, loss.mean().into_scalar()), (0, 0.0));
+    }
 }
 
 #[test]

@@ -55,6 +55,8 @@ pub(crate) struct Causal<C> {
     generation_config: Option<Map<String, Value>>,
     /// How the job evaluates.
     evaluation: EvaluationSettings,
+    /// The factor of label smoothing.
+    label_smoothing: f64,
 }
 
 impl<C: LanguageModelConfig> Causal<C> {
@@ -101,6 +103,7 @@ impl<C: LanguageModelConfig> Causal<C> {
             order,
             origin: WeightOrigin { pretrained, seed: job.training.seed },
             evaluation: EvaluationSettings::of(job),
+            label_smoothing: job.training.label_smoothing_factor,
         })
     }
 }
@@ -191,7 +194,7 @@ where
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
-        NextToken { config: self.config.clone(), device }
+        NextToken { config: self.config.clone(), device, label_smoothing: self.label_smoothing }
     }
 
     /// Starts the data loader, with the evaluation settings of the job.
@@ -308,6 +311,21 @@ pub(crate) struct NextToken<C, D> {
     config: C,
     /// Device of the rank.
     device: D,
+    /// The factor of label smoothing, in training and in evaluation.
+    label_smoothing: f64,
+}
+
+impl<C: LanguageModelConfig, D> NextToken<C, D> {
+    /// Copies the batch to the device, with the label smoothing of the job.
+    ///
+    /// # Errors
+    /// Returns [`InputError`] for a token outside the vocabulary or a sequence that is too long.
+    fn batch<B: Backend<Device = D>>(
+        &self,
+        batch: &TokenBatch,
+    ) -> Result<CausalBatch<B>, InputError> {
+        Ok(batch.on(&self.config, &self.device)?.with_label_smoothing(self.label_smoothing))
+    }
 }
 
 impl<B, C, M> Task<B, M> for NextToken<C, B::Device>
@@ -322,15 +340,13 @@ where
 
     /// Computes the mean loss over the positions of the batch that predict a token, of shape `[1]`.
     fn loss(&self, model: &M, batch: &TokenBatch) -> Result<Tensor<Training<B>, 1>, BoxError> {
-        let batch = batch.on(&self.config, &self.device)?;
-        Ok(model.loss(&batch).mean())
+        Ok(model.loss(&self.batch(batch)?).mean())
     }
 
     /// Computes the sum of the loss over these positions. A language model has a perplexity instead of an accuracy, so
     /// no predictions are counted.
     fn evaluate(&self, model: &M::InnerModule, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
-        let batch = batch.on(&self.config, &self.device)?;
-        let loss_sum = model.loss(&batch).sum.into_scalar().elem::<f64>();
+        let loss_sum = model.loss(&self.batch(batch)?).sum.into_scalar().elem::<f64>();
         Ok(Evaluation { loss_sum, answers: None })
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct Classification<C> {
     companions: Companions,
     /// How the job evaluates.
     evaluation: EvaluationSettings,
+    /// The factor of label smoothing.
+    label_smoothing: f64,
 }
 
 impl Classification<EncoderConfig> {
@@ -89,7 +91,8 @@ impl Classification<EncoderConfig> {
         let origin = WeightOrigin { pretrained: None, seed: job.training.seed };
         let companions = Companions::find(None, Some(&texts.tokenizer))?;
         let evaluation = EvaluationSettings::of(job);
-        Ok(Self { config, texts, order, origin, companions, evaluation })
+        let label_smoothing = job.training.label_smoothing_factor;
+        Ok(Self { config, texts, order, origin, companions, evaluation, label_smoothing })
     }
 }
 
@@ -139,7 +142,8 @@ impl Classification<ClassifierConfig> {
         let companions = Companions::find(pretrained.as_deref(), Some(&texts.tokenizer))?;
         let origin = WeightOrigin { pretrained, seed: job.training.seed };
         let evaluation = EvaluationSettings::of(job);
-        Ok(Self { config, texts, order, origin, companions, evaluation })
+        let label_smoothing = job.training.label_smoothing_factor;
+        Ok(Self { config, texts, order, origin, companions, evaluation, label_smoothing })
     }
 }
 
@@ -284,7 +288,8 @@ where
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
-        TextClass { limits: self.config.limits(), device }
+        let label_smoothing = self.label_smoothing;
+        TextClass { limits: self.config.limits(), device, label_smoothing }
     }
 
     /// Starts the data loader, with the evaluation settings of the job.
@@ -325,6 +330,8 @@ pub(crate) struct TextClass<D> {
     limits: TextLimits,
     /// Device of the rank.
     device: D,
+    /// The factor of label smoothing, in training and in evaluation.
+    label_smoothing: f64,
 }
 
 impl<D> TextClass<D> {
@@ -337,7 +344,8 @@ impl<D> TextClass<D> {
         batch: &Labelled,
     ) -> Result<TextBatch<B>, TextBatchError> {
         let LabelledBatch { input_ids, lengths, labels } = &batch.0;
-        TextBatch::new(self.limits, input_ids, lengths, labels, &self.device)
+        let batch = TextBatch::new(self.limits, input_ids, lengths, labels, &self.device)?;
+        Ok(batch.with_label_smoothing(self.label_smoothing))
     }
 }
 

@@ -283,6 +283,8 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
     let before = match then {
         // Versions before this key applied weight decay to all parameters.
         None if path == "training.no_decay" => Some(Value::from("nothing")),
+        // They did not smooth labels either.
+        None if path == "training.label_smoothing_factor" => Some(Value::from(0.0)),
         then => then.cloned(),
     };
     if before.as_ref() != now {
@@ -384,6 +386,19 @@ mod tests {
         let path = "training.no_decay".to_owned();
         let expected = (path, Some(json!("nothing")), Some(json!("biases_and_norms")));
         assert_eq!(changed("biases_and_norms"), [expected]);
+    }
+
+    #[test]
+    fn older_checkpoints_did_not_smooth_labels() {
+        let changed = |now: f64| {
+            let (then, now) = (json!({}), json!({ "label_smoothing_factor": now }));
+            let mut found = Vec::new();
+            differ("training", Some(&then), Some(&now), &mut found);
+            found.into_iter().map(|it| (it.path, it.then, it.now)).collect::<Vec<_>>()
+        };
+        assert_eq!(changed(0.0), []);
+        let path = "training.label_smoothing_factor".to_owned();
+        assert_eq!(changed(0.1), [(path, Some(json!(0.0)), Some(json!(0.1)))]);
     }
 
     #[test]

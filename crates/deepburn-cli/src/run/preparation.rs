@@ -18,7 +18,8 @@ use deepburn::zero::estimate::ParameterSize;
 use deepburn::{BatchSchedule, Interval};
 use deepburn_config::{
     Backend, BatchPlan, Cadence, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan, Precision,
-    RawConfig, ResolvedJob, RunContext, Severity, StepCount, resolve, resolve_preliminary,
+    RawConfig, ResolvedJob, RunContext, Severity, StepCount, TrainingJob, resolve,
+    resolve_preliminary,
 };
 use deepburn_datasets::{DataError, DataShard, Order, StepShape};
 use serde_json::Value;
@@ -73,7 +74,8 @@ pub(crate) struct DataIdentity {
     pub(crate) samples: usize,
     /// A hash of the training tokens and labels. It is computed only once, because it reads up to 16M tokens.
     pub(crate) training: String,
-    /// A hash of the evaluation tokens and labels, and of `training.eval_max_samples`.
+    /// A hash of the evaluation tokens and labels, and of the keys that determine the loss of an evaluation:
+    /// `training.eval_max_samples` and `training.label_smoothing_factor`.
     pub(crate) evaluation: u64,
 }
 
@@ -82,13 +84,17 @@ impl DataIdentity {
     ///
     /// # Errors
     /// Returns an error if the data cannot be read.
-    fn new(subject: &dyn SubjectInfo, eval_max_samples: Option<usize>) -> Result<Self, DataError> {
+    fn new(subject: &dyn SubjectInfo, training: &TrainingJob) -> Result<Self, DataError> {
         let digits = subject.evaluation_fingerprint()?.unwrap_or_default();
         let hash = digits.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
         Ok(Self {
             samples: subject.samples_per_epoch(DataShard::WHOLE)?,
             training: subject.data_fingerprint()?,
-            evaluation: hash.unwrap_or(0).wrapping_add(eval_max_samples.unwrap_or(0) as u64),
+            // Without a limit and without label smoothing, it is the hash of the data.
+            evaluation: hash
+                .unwrap_or(0)
+                .wrapping_add(training.eval_max_samples.unwrap_or(0) as u64)
+                .wrapping_add(training.label_smoothing_factor.abs().to_bits()),
         })
     }
 }
@@ -146,8 +152,7 @@ pub(crate) fn prepare(
     record["samples_per_epoch"] = epoch_samples.into();
     Ok(Preparation {
         sizes: grouped_sizes(subject.info().architecture(), &plan)?,
-        data: DataIdentity::new(subject.info(), job.training.eval_max_samples)
-            .map_err(Failure::run)?,
+        data: DataIdentity::new(subject.info(), &job.training).map_err(Failure::run)?,
         max_steps: max_steps as u64,
         epoch_samples: epoch_samples as u64,
         job,

@@ -219,9 +219,9 @@ section! {
         /// Length of the warm-up as a ratio of all steps, rounded up to whole steps. Excludes
         /// warmup_steps.
         warmup_ratio: Option<f64> = opt_real(Fraction),
-        /// Weight of the mean over all classes in the loss.
-        label_smoothing_factor =
-            real(Decay, 0.0).unavailable("label smoothing", Differs, "set it to 0"),
+        /// Label smoothing: weight of the mean over all classes or tokens of the vocabulary in the
+        /// loss, in training and in evaluation, as in transformers' Trainer.
+        label_smoothing_factor: f64 = real(Decay, 0.0),
         /// Parameters without weight decay: "biases_and_norms" (all one-dimensional parameters, as
         /// in transformers' Trainer) or "nothing" (every parameter decays, as in DeepSpeed).
         no_decay: NoDecay = choice("biases_and_norms"),

@@ -17,6 +17,7 @@ pub mod hf;
 
 mod architecture;
 mod forward_pass;
+mod label_loss;
 mod norm;
 mod projection;
 mod texts;
@@ -27,4 +28,5 @@ pub use architecture::{
 };
 pub use deepburn_safetensors::FloatType;
 pub use forward_pass::{BatchShape, ForwardPass, PassTensor};
+pub use label_loss::TextLabels;
 pub use texts::{TextBatch, TextBatchError, TextClassifier, TextLimits};

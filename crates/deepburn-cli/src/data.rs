@@ -3,11 +3,12 @@
 //! ```text
 //! places.rs                        a path or a repository on the Hub → local files
 //! corpus.rs                        files → tokenized, packed sequences of one length      (language modelling)
-//! texts.rs                         files → tokenized texts with classes                   (text classification)
+//! texts.rs                         files → tokenized texts with labels                    (text classification)
 //! vocabulary.rs                    vocabulary size and special tokens of the model, from the tokenizer
 //! lengths.rs                       maximum lengths, and the curriculum
 //! recipe.rs                        the interface of a recipe
 //! causal.rs, classification.rs     the recipes: model + data + task
+//! label_batch.rs                   labels of a batch, and the answers to them
 //! text_source.rs                   batches of texts, of a fixed size or with a token budget
 //! subject.rs                       the recipe of a job
 //! ```
@@ -18,6 +19,7 @@
 pub(crate) mod causal;
 pub(crate) mod classification;
 pub(crate) mod corpus;
+pub(crate) mod label_batch;
 pub(crate) mod lengths;
 pub(crate) mod places;
 pub(crate) mod recipe;

@@ -158,7 +158,7 @@ impl Job {
             "there is nothing to evaluate: data.splits.eval is missing";
             "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         reader.check_saving(&job.training);
-        reader.check_best(&job.training, &job.data);
+        reader.check_best(&job.training, &job.data, &job.model);
         job
     }
 }

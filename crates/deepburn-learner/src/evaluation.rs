@@ -11,11 +11,12 @@ use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
+use crate::answers::Answers;
 use crate::error::{BoxError, Cause};
 use crate::metrics::EvalRow;
 use crate::saving::Interrupt;
 use crate::source::EvaluationStream;
-use crate::task::{Batch, ConfusionMatrix, Evaluation, Task};
+use crate::task::{Batch, Evaluation, Task};
 use crate::{Engine, EngineError};
 
 /// The result of an evaluation.
@@ -25,8 +26,9 @@ pub struct Measured {
     pub row: EvalRow,
     /// The number of targets (labelled tokens or samples) that were evaluated.
     pub num_targets: u64,
-    /// The confusion matrix; `None` for a task that does not predict classes.
-    pub answers: Option<ConfusionMatrix>,
+    /// The answers to the targets; `None` for a task whose only metric is the
+    /// loss.
+    pub answers: Option<Answers>,
 }
 
 /// The progress of an evaluation on this rank.
@@ -144,14 +146,18 @@ where
     sums.over_ranks(engine).map(EvaluationEnd::Completed)
 }
 
-/// Sums over the batches of this rank: loss, number of targets, then the counts
-/// of the confusion matrix.
-struct Sums(Vec<f64>);
+/// Sums over the batches of this rank.
+struct Sums {
+    /// Loss, number of targets, then the [`Answers::sums`].
+    sums: Vec<f64>,
+    /// The answers of the first batch, whose kind is the kind of all batches.
+    answers: Option<Answers>,
+}
 
 impl Sums {
     /// Returns sums of 0 for the loss and the number of targets.
     fn new() -> Self {
-        Self(vec![0.0; 2])
+        Self { sums: vec![0.0; 2], answers: None }
     }
 
     /// Evaluates a batch and adds its sums.
@@ -173,19 +179,17 @@ impl Sums {
     {
         let measured = engine.evaluate(|model| task.evaluate(model, batch))?;
         let Evaluation { loss_sum, answers } = measured.map_err(Cause::Outside)?;
-        let counts = answers.iter().flat_map(ConfusionMatrix::counts);
+        let counts = answers.iter().flat_map(Answers::sums);
         let found: Vec<f64> =
             [loss_sum, batch.num_targets() as f64].into_iter().chain(counts).collect();
         // The number of classes is known only after the first batch.
-        self.0.resize(found.len(), 0.0);
-        self.0.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
+        self.sums.resize(found.len(), 0.0);
+        self.sums.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
+        self.answers = self.answers.take().or(answers);
         Ok(())
     }
 
     /// Sums over all ranks and divides by the number of targets.
-    ///
-    /// The accuracy is the fraction of targets whose class was predicted
-    /// correctly.
     ///
     /// # Errors
     ///
@@ -196,16 +200,17 @@ impl Sums {
         M: AutodiffModule<Training<B>>,
     {
         let tag = CollectiveTag::new("evaluation", 0);
-        let sums = engine.group().sum(tag, self.0).map_err(EngineError::from)?;
-        // The loss and the number of targets come first, then the counts, if
-        // there are any.
-        let answers = (sums.len() > 2).then(|| ConfusionMatrix::from_counts(&sums[2..]));
-        let accuracy = answers.as_ref().map(|answers| answers.num_correct() as f64 / sums[1]);
+        let sums = engine.group().sum(tag, self.sums).map_err(EngineError::from)?;
+        // The loss and the number of targets come first.
+        let answers = self.answers.map(|answers| answers.with_sums(&sums[2..]));
+        let metrics = answers.as_ref().map(|it| it.metrics(sums[1])).unwrap_or_default();
         Ok(Measured {
             row: EvalRow {
                 step: engine.global_steps(),
                 eval_loss: sums[0] / sums[1],
-                eval_accuracy: accuracy,
+                eval_accuracy: metrics.accuracy,
+                eval_f1: metrics.f1,
+                eval_mae: metrics.mae,
             },
             num_targets: sums[1] as u64,
             answers,

@@ -18,6 +18,7 @@
 //! make the same calls in the same order. If one rank fails, the run ends on
 //! all ranks.
 
+mod answers;
 mod batch_schedule;
 mod best;
 mod checkpoint;
@@ -35,6 +36,7 @@ mod train;
 mod train_pass;
 mod whole_module;
 
+pub use answers::{AbsoluteErrors, Answers, LabelSetCounts};
 pub use batch_schedule::{BatchSchedule, BatchSizeError};
 pub use best::{BestEvaluation, BestMetric, BestPlan, EarlyStopping, LoopState};
 pub use checkpoint::{

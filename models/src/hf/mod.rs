@@ -3,7 +3,8 @@
 //! - [`ModelFolderWriter`] writes a folder tensor by tensor. [`ModelFolderError`] is the reason why a folder cannot be
 //!   read or written.
 //! - [`HfExport`] holds the contents of a folder except the weights. It is stored in training checkpoints.
-//! - [`ParameterShape`] and [`Names`] describe parameters, and [`ClassNames`] describes the classes of a classifier.
+//! - [`ParameterShape`] and [`Names`] describe parameters, and [`ClassNames`] and [`ProblemType`] describe the outputs of a
+//!   classifier.
 //! - [`ExtraFields`] holds the fields of a `config.json` that a model does not use. [`ModelConfigError`] is the reason
 //!   why a field is rejected.
 
@@ -12,6 +13,7 @@ mod config;
 mod error;
 mod export;
 mod names;
+mod problem_type;
 mod small_file;
 mod tensor_file;
 mod weights;
@@ -29,5 +31,6 @@ pub use config::{ExtraFields, ModelConfigError};
 pub use error::{ModelFolderError, TensorProblem};
 pub use export::HfExport;
 pub use names::{Names, ParameterShape};
+pub use problem_type::ProblemType;
 pub use small_file::{read_fields, read_small_file};
 pub use writer::{JsonFiles, ModelFolderWriter};

@@ -14,6 +14,7 @@ mod failures;
 mod faults;
 mod hub;
 mod job;
+mod label_kinds;
 mod launching;
 mod limits;
 mod malformed;

@@ -4,7 +4,7 @@
 //! - [`compression`]: text files that are decompressed while they are read.
 //! - [`table`]: cells, rows and labels, independent of the format.
 //! - [`text`]: documents for language models.
-//! - [`labelled`] and [`classes`]: texts with their classes.
+//! - [`labelled`], [`labels`] and [`classes`]: texts with their labels.
 //! - [`folder`]: listings and regular files.
 //! - [`role`]: what a file in a folder of data is.
 
@@ -17,6 +17,7 @@ mod json;
 mod json_lines;
 mod json_row;
 pub(crate) mod labelled;
+pub(crate) mod labels;
 mod parquet;
 pub(crate) mod role;
 pub(crate) mod table;

@@ -47,9 +47,10 @@ pub use corpus::{Content, Corpus, DataSource, TokenizerChoice, open};
 pub use error::{DataError, Result};
 pub use formats::classes::Classes;
 pub use formats::labelled::{
-    LABEL_FIELD, LabelledText, TableText, TextColumns, has_column, read_labelled, read_labelled_as,
-    read_texts,
+    LABEL_FIELD, LabelledColumns, LabelledText, TableText, TextColumns, has_column, read_labelled,
+    read_labelled_as, read_texts,
 };
+pub use formats::labels::{LabelKind, TextLabel};
 pub use formats::table::whole_number;
 pub use formats::text::{
     TEXT_FIELD, is_plain_text, read_documents, skipped_files, text_files, unread_texts,

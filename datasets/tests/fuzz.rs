@@ -9,8 +9,8 @@ use std::io::Write;
 use std::path::Path;
 
 use deepburn_datasets::{
-    Content, DataSource, LABEL_FIELD, Splits, TEXT_FIELD, Tokenizer, open, read_documents,
-    read_labelled,
+    Content, DataSource, LABEL_FIELD, LabelKind, LabelledColumns, Splits, TEXT_FIELD, Tokenizer,
+    open, read_documents, read_labelled,
 };
 use deepburn_fuzz::{SeedCorpus, fuzz, replay, scratch_folder};
 
@@ -136,7 +136,10 @@ fn read(path: &Path) {
         (0..corpus.train.len()).for_each(|index| drop(corpus.train.get(index).unwrap()));
     } else {
         let _ = read_documents(path, TEXT_FIELD);
-        let _ = read_labelled(&[path.to_owned()], TEXT_FIELD, LABEL_FIELD, None);
+        for kind in [LabelKind::Class, LabelKind::Classes, LabelKind::Values] {
+            let columns = LabelledColumns { text: TEXT_FIELD, label: LABEL_FIELD, kind };
+            let _ = read_labelled(&[path.to_owned()], columns, None);
+        }
     }
 }
 

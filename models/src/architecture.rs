@@ -34,7 +34,7 @@ use serde_json::{Map, Value};
 use crate::forward_pass::{BatchShape, ForwardPass};
 use crate::hf::{
     ClassNames, ClassNamesError, ExtraFields, HfExport, JsonFiles, ModelConfigError,
-    ModelFolderError, ModelFolderWriter, Names, ParameterShape,
+    ModelFolderError, ModelFolderWriter, Names, ParameterShape, ProblemType,
 };
 use crate::texts::TextLimits;
 
@@ -200,4 +200,7 @@ pub trait TextClassifierConfig: Architecture {
     /// # Errors
     /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
     fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError>;
+
+    /// Returns what the model predicts.
+    fn problem_type(&self) -> ProblemType;
 }

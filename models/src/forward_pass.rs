@@ -6,6 +6,8 @@
 
 use deepburn_ops::logits_chunk_rows;
 
+use crate::hf::ProblemType;
+
 /// The size of an integer tensor element in bytes.
 const INT_BYTES: u64 = 4;
 
@@ -36,9 +38,17 @@ impl BatchShape {
         INT_BYTES * (self.rows() + 2 * self.targets())
     }
 
-    /// Returns the size of a text batch in bytes: token ids, labels, and one f32 mean-pooling weight per token.
-    pub(crate) fn text_bytes(self) -> u64 {
-        INT_BYTES * (self.rows() + self.sequences) + 4 * self.rows()
+    /// Returns the size of a text batch in bytes: token ids, labels of 4 bytes for `outputs` outputs of the model, and
+    /// one f32 mean-pooling weight per token.
+    pub(crate) fn text_bytes(self, problem_type: ProblemType, outputs: u64) -> u64 {
+        let each = match problem_type {
+            ProblemType::SingleLabelClassification => 1,
+            ProblemType::MultiLabelClassification => outputs,
+            // One more number says whether the row is a text.
+            ProblemType::Regression => outputs.saturating_add(1),
+        };
+        let labels = self.sequences.saturating_mul(each);
+        INT_BYTES.saturating_mul(self.rows().saturating_add(labels)) + 4 * self.rows()
     }
 
     /// Returns the size in bytes of one chunk of f32 logits. The language-model loss computes the logits in such
@@ -107,4 +117,22 @@ pub trait ForwardPass {
 
     /// Appends the cross-entropy loss of a classifier's logits.
     fn logits_loss(&mut self, logits: PassTensor);
+}
+
+/// Describes the loss of a classifier with `numel` logits, as [`TextClassifier::loss`](crate::TextClassifier::loss)
+/// computes it.
+pub(crate) fn describe_loss(
+    pass: &mut dyn ForwardPass,
+    problem_type: ProblemType,
+    logits: PassTensor,
+    numel: u64,
+) {
+    let compared = match problem_type {
+        ProblemType::SingleLabelClassification => logits,
+        // Each logit is copied next to a 0.
+        ProblemType::MultiLabelClassification => pass.select(logits, numel.saturating_mul(2)),
+        // The square keeps the deviation.
+        ProblemType::Regression => pass.elementwise(logits),
+    };
+    pass.logits_loss(compared);
 }

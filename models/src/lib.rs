@@ -17,6 +17,7 @@ pub mod hf;
 
 mod architecture;
 mod forward_pass;
+mod label_loss;
 mod label_smoothing;
 mod norm;
 mod projection;
@@ -28,4 +29,5 @@ pub use architecture::{
 };
 pub use deepburn_safetensors::FloatType;
 pub use forward_pass::{BatchShape, ForwardPass, PassTensor};
+pub use label_loss::TextLabels;
 pub use texts::{TextBatch, TextBatchError, TextClassifier, TextLimits};

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
-use deepburn_ops::{FusedOps, cross_entropy};
+use deepburn_ops::FusedOps;
 use thiserror::Error;
 
-use crate::label_smoothing::logits_term;
+use crate::label_loss::{LabelTensor, TextLabels};
 
 /// The limits of a classifier on texts and labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +19,11 @@ pub struct TextLimits {
     pub vocab_size: usize,
     /// Maximum text length in tokens.
     pub max_len: usize,
-    /// Number of classes; labels are smaller.
+    /// Number of outputs: classes, which are larger than the labels, or numbers to predict.
     pub num_classes: usize,
 }
 
-/// A batch of texts, padded to the same length, with their class labels.
+/// A batch of texts, padded to the same length, with their labels.
 #[derive(Clone, Debug)]
 pub struct TextBatch<B: Backend> {
     /// `[texts, length]`.
@@ -32,8 +32,8 @@ pub struct TextBatch<B: Backend> {
     pub(crate) weights: Tensor<B, 3>,
     /// The number of tokens of each text. The rest of the row is padding.
     pub(crate) lengths: Arc<[usize]>,
-    /// `[texts]`: the class of each text; negative for a row without a text.
-    pub(crate) labels: Tensor<B, 1, Int>,
+    /// The labels of the texts.
+    pub(crate) labels: LabelTensor<B>,
     /// The weight of the mean over the classes in the loss; 0 without label smoothing.
     pub(crate) label_smoothing: f64,
 }
@@ -43,16 +43,11 @@ pub trait TextClassifier<B: FusedOps>: Module<B> {
     /// Returns the logits `[texts, num_classes]`.
     fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2>;
 
-    /// Returns the cross-entropy summed over the texts, `[1]`, at least f32, and the logits. The batch determines its
-    /// label smoothing.
+    /// Returns the loss summed over the texts, `[1]`, at least f32, and the logits. The kind of the labels determines
+    /// the loss, and the batch its label smoothing.
     fn loss(&self, batch: &TextBatch<B>) -> (Tensor<B, 1>, Tensor<B, 2>) {
         let logits = self.forward(batch);
-        let sum = cross_entropy(logits.clone(), batch.labels.clone());
-        let sum = match batch.label_smoothing {
-            0.0 => sum,
-            factor => sum + logits_term(logits.clone(), batch.labels.clone()) * factor,
-        };
-        (sum, logits)
+        (batch.labels.loss(logits.clone(), batch.label_smoothing), logits)
     }
 }
 
@@ -110,22 +105,39 @@ pub enum TextBatchError {
         /// The number of classes of the model.
         num_classes: usize,
     },
+    /// A text neither has a class nor lacks it.
+    #[error(
+        "text {text} has the flag {flag} for a class; it must be 0 or 1, and negative for a row without a text"
+    )]
+    Flag {
+        /// The row of the text.
+        text: usize,
+        /// The flag.
+        flag: i64,
+    },
+    /// A number to predict is NaN or infinite.
+    #[error("text {text} has a number to predict that is not finite")]
+    NotFinite {
+        /// The row of the text.
+        text: usize,
+    },
 }
 
 impl<B: Backend> TextBatch<B> {
     /// Returns a batch of `lengths.len()` texts. `input_ids` contains one row per text, padded with any token id. A row
-    /// of length 0 has a negative label and does not affect the loss. Such rows complete the last batches, so that all
+    /// of length 0 has no label and does not affect the loss. Such rows complete the last batches, so that all
     /// ranks have the same number of batches.
     ///
     /// # Errors
     /// Returns [`TextBatchError`] if a count, a length, a token or a label is invalid.
-    pub fn new(
+    pub fn new<'a>(
         limits: TextLimits,
         input_ids: &[u32],
         lengths: &[usize],
-        labels: &[i64],
+        labels: impl Into<TextLabels<'a>>,
         device: &B::Device,
     ) -> Result<Self, TextBatchError> {
+        let labels = labels.into();
         let length = check(limits, input_ids, lengths, labels)?;
         let texts = lengths.len();
         // `check` has checked that ids are below the vocabulary size, so they are also below 2^24.
@@ -138,12 +150,11 @@ impl<B: Backend> TextBatch<B> {
                 (0..length).map(move |position| if position < *own { weight } else { 0.0 })
             })
             .collect();
-        let labels: Vec<i32> = labels.iter().map(|label| *label as i32).collect();
         Ok(Self {
             input_ids: Tensor::from_data(TensorData::new(ids, [texts, length]), device),
             weights: Tensor::from_data(TensorData::new(weights, [texts, length, 1]), device),
             lengths: lengths.into(),
-            labels: Tensor::from_data(TensorData::new(labels, [texts]), device),
+            labels: LabelTensor::new(labels, lengths, device),
             label_smoothing: 0.0,
         })
     }
@@ -161,18 +172,19 @@ fn check(
     limits: TextLimits,
     input_ids: &[u32],
     lengths: &[usize],
-    labels: &[i64],
+    labels: TextLabels<'_>,
 ) -> Result<usize, TextBatchError> {
     let texts = lengths.len();
+    let labelled = labels.num_texts(limits.num_classes);
     if texts == 0
         || input_ids.is_empty()
-        || labels.len() != texts
+        || labelled != Some(texts)
         || !input_ids.len().is_multiple_of(texts)
     {
         return Err(TextBatchError::Counts {
             ids: input_ids.len(),
             lengths: texts,
-            labels: labels.len(),
+            labels: labelled.unwrap_or(0),
         });
     }
     let length = input_ids.len() / texts;
@@ -187,13 +199,7 @@ fn check(
     if let Some(at) = input_ids.iter().position(unknown) {
         return Err(TextBatchError::Token { text: at / length, id: input_ids[at], vocab_size });
     }
-    let rows = labels.iter().zip(lengths).enumerate();
-    for (text, (&label, &own)) in rows {
-        let known = if own == 0 { label < 0 } else { (0..num_classes as i64).contains(&label) };
-        if !known {
-            return Err(TextBatchError::Label { text, label, num_classes });
-        }
-    }
+    labels.check(lengths, num_classes)?;
     Ok(length)
 }
 

@@ -12,7 +12,7 @@ use deepburn_fuzz::{Mutator, SeedCorpus, SeedFile, fuzz, patched, replay, scratc
 use deepburn_models::encoder::{Encoder, EncoderConfig};
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Classifier, Gpt2Config, PretrainedGpt2};
 use deepburn_models::hf::{
-    ClassNames, ModelFolderError, ModelFolderWriter, ParameterShape, read_small_file,
+    ClassNames, ModelFolderError, ModelFolderWriter, ParameterShape, ProblemType, read_small_file,
 };
 use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier, TextLimits};
 use safetensors::SafeTensors;
@@ -33,7 +33,9 @@ fn gpt2(tied: bool) -> Gpt2Config {
 
 fn classifier() -> ClassifierConfig {
     let names = ClassNames::new(vec!["bad".into(), "good".into()]).unwrap();
-    ClassifierConfig { body: gpt2(true), num_classes: 2 }.with_class_names(Some(&names))
+    let problem_type = ProblemType::default();
+    ClassifierConfig { body: gpt2(true), num_classes: 2, problem_type }
+        .with_class_names(Some(&names))
 }
 
 fn encoder() -> EncoderConfig {
@@ -164,7 +166,8 @@ fn load_classifier(folder: &Path) -> Result<(), ModelFolderError> {
     let body = checkpoint.config().clone();
     let names = body.class_names();
     let num_classes = names.ok().flatten().map_or(2, |names| names.as_slice().len());
-    let config = ClassifierConfig { body, num_classes };
+    let problem_type = body.extra.problem_type().ok().flatten().unwrap_or_default();
+    let config = ClassifierConfig { body, num_classes, problem_type };
     let model = Gpt2Classifier::<Flex>::load_trained(checkpoint, &config, &device)?;
     if let Some(batch) = batch(config.limits()) {
         model.forward(&batch).into_data();

@@ -3,13 +3,14 @@
 //! ```text
 //! places.rs                        a path or a repository on the Hub → local files
 //! corpus.rs                        files → tokenized, packed sequences of one length      (language modelling)
-//! texts.rs                         files → tokenized texts with classes                   (text classification)
+//! texts.rs                         files → tokenized texts with labels                    (text classification)
 //! job_tokenizer.rs                 the tokenizer of the job or of its pretrained model
 //! vocabulary.rs                    vocabulary size and special tokens of the model, from the tokenizer
 //! companions.rs                    files of the pretrained model and the tokenizer that are exported unchanged
 //! lengths.rs                       maximum lengths, and the curriculum
 //! recipe.rs                        the interface of a recipe
 //! causal.rs, classification.rs     the recipes: model + data + task
+//! label_batch.rs                   labels of a batch, and the answers to them
 //! text_source.rs                   batches of texts, of a fixed size or with a token budget
 //! subject.rs                       the recipe of a job
 //! ```
@@ -22,6 +23,7 @@ pub(crate) mod classification;
 pub(crate) mod companions;
 pub(crate) mod corpus;
 pub(crate) mod job_tokenizer;
+pub(crate) mod label_batch;
 pub(crate) mod lengths;
 pub(crate) mod places;
 pub(crate) mod recipe;

@@ -13,6 +13,7 @@ pub(crate) mod key_chapter;
 pub(crate) mod keys;
 pub(crate) mod launch;
 pub(crate) mod predict;
+pub(crate) mod prediction_summary;
 pub(crate) mod predictions;
 pub(crate) mod scaling;
 pub(crate) mod trained_classifier;

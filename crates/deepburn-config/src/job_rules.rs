@@ -159,6 +159,19 @@ impl JobReader<'_> {
         } else if model.architecture == Architecture::Encoder {
             refuse!(self.findings, "data.kind" =>
                 "model.architecture \"imdb_encoder\" learns from texts with a class each"; "write \"classification\"");
+        } else {
+            self.check_labels_of_language_model(&model.config);
+        }
+    }
+
+    /// Checks that a language model has no fields about labels, which it does not have.
+    fn check_labels_of_language_model(&mut self, config: &Map<String, Json>) {
+        let is_given = |name: &str| config.get(name).is_some_and(|value| !value.is_null());
+        refuse!(if is_given("problem_type"); self.findings, "model.config.problem_type" =>
+            "has no effect on a language model"; "set data.kind to \"classification\", or remove it");
+        for name in ["num_labels", "id2label", "label2id"] {
+            warning!(if is_given(name); self.findings, format!("model.config.{name}") =>
+                "has no effect on a language model"; "remove it");
         }
     }
 
@@ -242,7 +255,8 @@ impl JobReader<'_> {
     /// Checks that a job that selects the best model has evaluations during training.
     ///
     /// `has_eval` is true if an eval split is given, even if it is invalid.
-    pub(crate) fn check_best(&mut self, training: &TrainingJob, data: &DataJob, has_eval: bool) {
+    pub(crate) fn check_best(&mut self, job: &Job, has_eval: bool) {
+        let Job { training, data, model, .. } = job;
         let asks = match training {
             TrainingJob { load_best_model_at_end: true, .. } => Some("load_best_model_at_end"),
             TrainingJob { early_stopping_patience: Some(_), .. } => Some("early_stopping_patience"),
@@ -270,6 +284,10 @@ impl JobReader<'_> {
         refuse!(if training.metric_for_best_model == ModelMetric::Accuracy && !classifies;
             self.findings, "training.metric_for_best_model" =>
             "is \"accuracy\", which only a classifier has"; "write \"loss\"");
+        let is_regression = model.config.get("problem_type") == Some(&"regression".into());
+        refuse!(if training.metric_for_best_model == ModelMetric::Accuracy && classifies && is_regression;
+            self.findings, "training.metric_for_best_model" =>
+            "is \"accuracy\", which a regression does not have"; "write \"loss\"");
     }
 
     /// Reads the changes of the batch size: two lists of the same length.

@@ -297,6 +297,23 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         (r#"{"model": {"pretrained": ""}}"#, ["model.pretrained", "\"\"", "folder"]),
         (r#"{"model": {"config": 3}}"#, ["model.config", "3 is a number", "n_layer"]),
         (
+            r#"{"model": {"config": {"problem_type": "regression"}}}"#,
+            [
+                "model.config.problem_type",
+                "has no effect on a language model",
+                "\"classification\"",
+            ],
+        ),
+        (
+            r#"{"model": {"config": {"problem_type": "regression"}}, "data": {"kind": "classification"},
+                "training": {"metric_for_best_model": "accuracy"}}"#,
+            [
+                "training.metric_for_best_model",
+                "which a regression does not have",
+                "write \"loss\"",
+            ],
+        ),
+        (
             r#"{"data": {"kind": "images"}}"#,
             ["data.kind", "\"images\" is not a known value", "one of text, tokens"],
         ),

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     fn row(step: u64, eval_loss: f64) -> EvalRow {
-        EvalRow { step, eval_loss, eval_accuracy: None }
+        EvalRow { step, eval_loss, ..EvalRow::default() }
     }
 
     fn best(step: u64, metric: f64) -> BestEvaluation {
@@ -241,7 +241,12 @@ mod tests {
     fn accuracy_is_best_where_it_is_highest() {
         let plan = BestPlan { metric: BestMetric::Accuracy, ..BestPlan::default() };
         let mut state = LoopState::default();
-        let row = |accuracy| EvalRow { step: 1, eval_loss: 1.0, eval_accuracy: Some(accuracy) };
+        let row = |accuracy| EvalRow {
+            step: 1,
+            eval_loss: 1.0,
+            eval_accuracy: Some(accuracy),
+            ..EvalRow::default()
+        };
         let found = [0.5, 0.75, 0.6].map(|accuracy| state.record(&plan, &row(accuracy)));
         assert_eq!(found, [true, true, false]);
         assert_eq!(state.best.map(|best| best.metric), Some(0.25));

@@ -11,11 +11,12 @@ use deepburn_comm::CollectiveTag;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
+use crate::answers::Answers;
 use crate::error::{BoxError, Cause};
 use crate::metrics::EvalRow;
 use crate::saving::Interrupt;
 use crate::source::EvaluationStream;
-use crate::task::{Batch, ConfusionMatrix, Evaluation, Task};
+use crate::task::{Batch, Evaluation, Task};
 use crate::{Engine, EngineError};
 
 /// The result of an evaluation.
@@ -26,8 +27,9 @@ pub struct Measured {
     /// The number of targets (labelled tokens or samples) that were evaluated.
     /// If it is 0, the loss is NaN.
     pub num_targets: u64,
-    /// The confusion matrix; `None` for a task that does not predict classes.
-    pub answers: Option<ConfusionMatrix>,
+    /// The answers to the targets; `None` for a task whose only metric is the
+    /// loss.
+    pub answers: Option<Answers>,
 }
 
 /// The progress of an evaluation on this rank.
@@ -145,14 +147,18 @@ where
     sums.over_ranks(engine).map(EvaluationEnd::Completed)
 }
 
-/// Sums over the batches of this rank: loss, number of targets, then the counts
-/// of the confusion matrix.
-struct Sums(Vec<f64>);
+/// Sums over the batches of this rank.
+struct Sums {
+    /// Loss, number of targets, then the [`Answers::sums`].
+    sums: Vec<f64>,
+    /// The answers of the first batch, whose kind is the kind of all batches.
+    answers: Option<Answers>,
+}
 
 impl Sums {
     /// Returns sums of 0 for the loss and the number of targets.
     fn new() -> Self {
-        Self(vec![0.0; 2])
+        Self { sums: vec![0.0; 2], answers: None }
     }
 
     /// Evaluates a batch and adds its sums.
@@ -174,19 +180,19 @@ impl Sums {
     {
         let measured = engine.evaluate(|model| task.evaluate(model, batch))?;
         let Evaluation { loss_sum, answers } = measured.map_err(Cause::Outside)?;
-        let counts = answers.iter().flat_map(ConfusionMatrix::counts);
+        let counts = answers.iter().flat_map(Answers::sums);
         let found: Vec<f64> =
             [loss_sum, batch.num_targets() as f64].into_iter().chain(counts).collect();
         // The number of classes is known only after the first batch.
-        self.0.resize(found.len(), 0.0);
-        self.0.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
+        self.sums.resize(found.len(), 0.0);
+        self.sums.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
+        self.answers = self.answers.take().or(answers);
         Ok(())
     }
 
     /// Sums over all ranks and divides by the number of targets.
     ///
-    /// The accuracy is the fraction of targets whose class was predicted
-    /// correctly. Without targets, the loss is NaN and there is no accuracy.
+    /// Without targets, the loss is NaN and there are no other metrics.
     ///
     /// # Errors
     ///
@@ -197,18 +203,19 @@ impl Sums {
         M: AutodiffModule<Training<B>>,
     {
         let tag = CollectiveTag::new("evaluation", 0);
-        let sums = engine.group().sum(tag, self.0).map_err(EngineError::from)?;
-        // The loss and the number of targets come first, then the counts, if
-        // there are any.
-        let answers = (sums.len() > 2).then(|| ConfusionMatrix::from_counts(&sums[2..]));
-        let accuracy = answers.as_ref().filter(|_| sums[1] > 0.0);
-        let accuracy = accuracy.map(|answers| answers.num_correct() as f64 / sums[1]);
+        let sums = engine.group().sum(tag, self.sums).map_err(EngineError::from)?;
+        // The loss and the number of targets come first.
+        let answers = self.answers.map(|answers| answers.with_sums(&sums[2..]));
+        let counted = answers.as_ref().filter(|_| sums[1] > 0.0);
+        let metrics = counted.map(|answers| answers.metrics(sums[1])).unwrap_or_default();
         Ok(Measured {
             row: EvalRow {
                 step: engine.global_steps(),
                 // Without targets, 0/0 is NaN even if the task returned a loss.
                 eval_loss: if sums[1] > 0.0 { sums[0] / sums[1] } else { f64::NAN },
-                eval_accuracy: accuracy,
+                eval_accuracy: metrics.accuracy,
+                eval_f1: metrics.f1,
+                eval_mae: metrics.mae,
             },
             num_targets: sums[1] as u64,
             answers,

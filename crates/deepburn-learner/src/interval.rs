@@ -43,7 +43,7 @@ mod tests {
             taken += size;
             interval.is_due(step, [before, taken]).then_some(step)
         };
-        (1..).zip(sizes).filter_map(|step| is_due(step)).collect()
+        (1..).zip(sizes).filter_map(&mut is_due).collect()
     }
 
     #[test]

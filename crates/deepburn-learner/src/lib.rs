@@ -19,6 +19,7 @@
 //! all ranks.
 
 mod accumulation;
+mod answers;
 mod batch_schedule;
 mod best;
 mod checkpoint;
@@ -38,6 +39,7 @@ mod train;
 mod train_pass;
 mod whole_module;
 
+pub use answers::{AbsoluteErrors, Answers, LabelSetCounts};
 pub use batch_schedule::{BatchSchedule, BatchSizeError};
 pub use best::{BestEvaluation, BestMetric, BestPlan, EarlyStopping, LoopState};
 pub use checkpoint::{

@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
+use crate::answers::Answers;
 use crate::error::BoxError;
 
 /// The properties of a micro-batch that the training loop needs.
@@ -48,8 +49,9 @@ pub trait Task<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
 pub struct Evaluation {
     /// The sum of the losses of all targets.
     pub loss_sum: f64,
-    /// The confusion matrix; `None` for a task that does not predict classes.
-    pub answers: Option<ConfusionMatrix>,
+    /// The answers to the targets; `None` for a task whose only metric is the
+    /// loss.
+    pub answers: Option<Answers>,
 }
 
 /// A confusion matrix: counts of targets by true and predicted class.

@@ -76,7 +76,8 @@ fn write_run(output: &Path, run: u8) -> Result<(), Box<dyn Error>> {
         monitors.step(32 * step, &row)?;
         if step % 50 == 0 {
             let eval_accuracy = (run.is_multiple_of(2)).then_some(1.0 - 20.0 / (step + 50) as f64);
-            let row = EvalRow { step, eval_loss: 4.1 + 6.0 / (step as f64).sqrt(), eval_accuracy };
+            let eval_loss = 4.1 + 6.0 / (step as f64).sqrt();
+            let row = EvalRow { step, eval_loss, eval_accuracy, ..EvalRow::default() };
             writer.write(row)?;
             monitors.evaluation(32 * step, &row)?;
         }

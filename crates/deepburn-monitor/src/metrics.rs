@@ -99,7 +99,7 @@ pub struct MemoryRow {
 }
 
 /// An evaluation.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EvalRow {
     /// The number of optimizer steps before the evaluation.
@@ -107,9 +107,70 @@ pub struct EvalRow {
     /// The mean loss over the evaluation data.
     #[serde(deserialize_with = "null_is_nan")]
     pub eval_loss: f64,
-    /// The accuracy from 0 to 1; `None` for a task without classes.
+    /// The accuracy from 0 to 1; `None` for a task without classes. With
+    /// several labels, all labels of a text have to be right.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_accuracy: Option<f64>,
+    /// The micro-averaged F1 score from 0 to 1; `None` for a task without
+    /// several labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_f1: Option<f64>,
+    /// The mean absolute error; `None` for a task other than regression.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_mae: Option<f64>,
+}
+
+/// The quality of a model besides its loss. The fields of an [`EvalRow`]
+/// determine the kind.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Quality {
+    /// exp(loss), for tasks without another metric.
+    Perplexity(f64),
+    /// The accuracy from 0 to 1.
+    Accuracy(f64),
+    /// Several labels for each target.
+    LabelSets {
+        /// The accuracy from 0 to 1.
+        accuracy: f64,
+        /// The F1 score from 0 to 1.
+        f1: f64,
+    },
+    /// The mean absolute error of a regression.
+    MeanAbsoluteError(f64),
+}
+
+impl Quality {
+    /// Returns the quality of a model with these metrics.
+    pub fn of(loss: f64, accuracy: Option<f64>, f1: Option<f64>, mae: Option<f64>) -> Self {
+        match (accuracy, f1, mae) {
+            (_, _, Some(mae)) => Self::MeanAbsoluteError(mae),
+            (Some(accuracy), Some(f1), None) => Self::LabelSets { accuracy, f1 },
+            (Some(accuracy), None, None) => Self::Accuracy(accuracy),
+            (None, _, None) => Self::Perplexity(loss.exp()),
+        }
+    }
+
+    /// Returns the name and the value of each metric, for people.
+    pub fn figures(self) -> Vec<(&'static str, String)> {
+        let percent = |share: f64| format!("{:.2} %", 100.0 * share);
+        match self {
+            Self::Perplexity(value) => vec![("perplexity", format!("{value:.2}"))],
+            Self::Accuracy(share) => vec![("accuracy", percent(share))],
+            Self::LabelSets { accuracy, f1 } => {
+                vec![("accuracy", percent(accuracy)), ("F1", percent(f1))]
+            }
+            Self::MeanAbsoluteError(error) => {
+                vec![("mean absolute error", format!("{error:.4}"))]
+            }
+        }
+    }
+}
+
+impl EvalRow {
+    /// Returns the quality of the model besides its loss.
+    pub fn quality(&self) -> Quality {
+        Quality::of(self.eval_loss, self.eval_accuracy, self.eval_f1, self.eval_mae)
+    }
 }
 
 /// A line of `metrics.jsonl`.
@@ -405,8 +466,18 @@ mod tests {
     fn lines_have_the_documented_fields() {
         let (_folder, path) = written(&[
             step_row(1).into(),
-            EvalRow { step: 1, eval_loss: 2.25, eval_accuracy: None }.into(),
-            EvalRow { step: 1, eval_loss: 2.25, eval_accuracy: Some(0.5) }.into(),
+            EvalRow { step: 1, eval_loss: 2.25, ..EvalRow::default() }.into(),
+            EvalRow { step: 1, eval_loss: 2.25, eval_accuracy: Some(0.5), ..EvalRow::default() }
+                .into(),
+            EvalRow {
+                step: 1,
+                eval_loss: 2.25,
+                eval_accuracy: Some(0.5),
+                eval_f1: Some(0.75),
+                ..EvalRow::default()
+            }
+            .into(),
+            EvalRow { step: 1, eval_loss: 2.25, eval_mae: Some(0.5), ..EvalRow::default() }.into(),
         ]);
         assert_eq!(
             fs::read_to_string(path).unwrap(),
@@ -419,6 +490,10 @@ mod tests {
                 r#"{"step":1,"eval_loss":2.25}"#,
                 "\n",
                 r#"{"step":1,"eval_loss":2.25,"eval_accuracy":0.5}"#,
+                "\n",
+                r#"{"step":1,"eval_loss":2.25,"eval_accuracy":0.5,"eval_f1":0.75}"#,
+                "\n",
+                r#"{"step":1,"eval_loss":2.25,"eval_mae":0.5}"#,
                 "\n",
             )
         );
@@ -478,7 +553,7 @@ mod tests {
 
     #[test]
     fn resuming_drops_what_will_be_made_again() {
-        let eval = |step| Row::from(EvalRow { step, eval_loss: 1.0, eval_accuracy: None });
+        let eval = |step| Row::from(EvalRow { step, eval_loss: 1.0, ..EvalRow::default() });
         let (folder, path) = written(&[
             step_row(1).into(),
             step_row(2).into(),

@@ -23,6 +23,10 @@ const GRADIENT_NORM: &str = "Train/Samples/grad_norm";
 const EVAL_LOSS: &str = "Eval/Samples/eval_loss";
 /// Evaluation accuracy.
 const EVAL_ACCURACY: &str = "Eval/Samples/eval_accuracy";
+/// Evaluation F1 score.
+const EVAL_F1: &str = "Eval/Samples/eval_f1";
+/// Mean absolute error of an evaluation.
+const EVAL_MAE: &str = "Eval/Samples/eval_mae";
 
 /// The output folders and options of the monitors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -89,10 +93,14 @@ impl Monitors {
     /// Returns an error if a file cannot be written.
     pub fn evaluation(&mut self, samples: u64, row: &EvalRow) -> Result<(), MonitorError> {
         self.scalar(EVAL_LOSS, samples, row.eval_loss)?;
-        match row.eval_accuracy {
-            Some(accuracy) => self.scalar(EVAL_ACCURACY, samples, accuracy),
-            None => Ok(()),
+        for (tag, value) in
+            [(EVAL_ACCURACY, row.eval_accuracy), (EVAL_F1, row.eval_f1), (EVAL_MAE, row.eval_mae)]
+        {
+            if let Some(value) = value {
+                self.scalar(tag, samples, value)?;
+            }
         }
+        Ok(())
     }
 
     fn scalar(&mut self, tag: &str, samples: u64, value: f64) -> Result<(), MonitorError> {
@@ -150,10 +158,17 @@ mod tests {
             monitors.step(32, &step(1)).unwrap();
             monitors.step(64, &step(2)).unwrap();
             monitors.step(96, &step(3)).unwrap();
-            let row = EvalRow { step: 3, eval_loss: 1.5, eval_accuracy: Some(0.5) };
+            let row = EvalRow {
+                step: 3,
+                eval_loss: 1.5,
+                eval_accuracy: Some(0.5),
+                eval_f1: Some(0.25),
+                eval_mae: None,
+            };
             monitors.evaluation(96, &row).unwrap();
             let mut expected = vec![
                 "Eval_Samples_eval_accuracy.csv",
+                "Eval_Samples_eval_f1.csv",
                 "Eval_Samples_eval_loss.csv",
                 "Train_Samples_grad_norm.csv",
                 "Train_Samples_loss_scale.csv",
@@ -169,6 +184,7 @@ mod tests {
             );
             assert_eq!(read("Train_Samples_grad_norm.csv"), "step,grad_norm\n32,0.75\n96,0.75\n");
             assert_eq!(read("Eval_Samples_eval_accuracy.csv"), "step,eval_accuracy\n96,0.5\n");
+            assert_eq!(read("Eval_Samples_eval_f1.csv"), "step,eval_f1\n96,0.25\n");
         }
     }
 

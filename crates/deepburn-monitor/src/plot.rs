@@ -156,9 +156,11 @@ impl Comparison {
         if self.runs.iter().any(|run| !run.evals.is_empty()) {
             charts.push(evals("Evaluation loss", |row| row.eval_loss));
         }
-        if self.runs.iter().flat_map(|run| &run.evals).any(|row| row.eval_accuracy.is_some()) {
-            let accuracy = |row: &EvalRow| row.eval_accuracy.unwrap_or(f64::NAN);
-            charts.push(evals("Evaluation accuracy", accuracy));
+        for (title, value) in QUALITIES {
+            let is_given = |row: &EvalRow| !value(row).is_nan();
+            if self.runs.iter().flat_map(|run| &run.evals).any(is_given) {
+                charts.push(evals(title, value));
+            }
         }
         charts.extend([
             steps("Learning rate", |row| row.lr),
@@ -182,6 +184,17 @@ impl Comparison {
         self.runs.iter().map(|run| Series::new(&*run.name, points(run).into_iter())).collect()
     }
 }
+
+/// A value of an evaluation.
+type EvalValue = fn(&EvalRow) -> f64;
+
+/// The charts of metrics besides the loss. A metric that a row does not have is
+/// NaN.
+const QUALITIES: [(&str, EvalValue); 3] = [
+    ("Evaluation accuracy", |row| row.eval_accuracy.unwrap_or(f64::NAN)),
+    ("Evaluation F1", |row| row.eval_f1.unwrap_or(f64::NAN)),
+    ("Evaluation mean absolute error", |row| row.eval_mae.unwrap_or(f64::NAN)),
+];
 
 /// Returns (step, value) for each row.
 fn points<R>(rows: &[R], step: fn(&R) -> u64, value: fn(&R) -> f64) -> Vec<(f64, f64)> {
@@ -295,7 +308,9 @@ mod tests {
             writer.write(row).unwrap();
             if evals {
                 let accuracy = Some(1.0 - 0.5 / step as f64);
-                let row = EvalRow { step, eval_loss: 3.0 / step as f64, eval_accuracy: accuracy };
+                let eval_loss = 3.0 / step as f64;
+                let row =
+                    EvalRow { step, eval_loss, eval_accuracy: accuracy, ..EvalRow::default() };
                 writer.write(row).unwrap();
             }
         }

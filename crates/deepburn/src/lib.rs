@@ -64,14 +64,15 @@ pub use deepburn_config as config;
 pub use deepburn_deepspeed as deepspeed;
 pub use deepburn_kernels as kernels;
 pub use deepburn_learner::{
-    Batch, BatchSchedule, BatchSizeError, BatchSource, BestEvaluation, BestMetric, BestPlan,
-    BoxError, Cause, CheckpointPlan, ClientStates, ConfusionMatrix, EarlyStopping, Engine,
-    EngineError, Evaluation, EvaluationEnd, EvaluationProgress, EvaluationStream, FinalModel,
-    HalfPrecision, Hook, Interrupt, Interval, LoadPlan, LoopState, LossScaler, Measured, NextStep,
-    Outcome, PhaseTimes, SaveError, SaveInProgress, SaveRequest, Step, StepBatches, StepSize, Task,
-    TorchModel, TrainError, TrainPlan, TrainingCheckpointError, TrainingEnd,
-    check_deepspeed_checkpoint, check_optimizer_states, data_failure, evaluate, evaluate_until,
-    initialize, metrics, schedule, train,
+    AbsoluteErrors, Answers, Batch, BatchSchedule, BatchSizeError, BatchSource, BestEvaluation,
+    BestMetric, BestPlan, BoxError, Cause, CheckpointPlan, ClientStates, ConfusionMatrix,
+    EarlyStopping, Engine, EngineError, Evaluation, EvaluationEnd, EvaluationProgress,
+    EvaluationStream, FinalModel, HalfPrecision, Hook, Interrupt, Interval, LabelSetCounts,
+    LoadPlan, LoopState, LossScaler, Measured, NextStep, Outcome, PhaseTimes, SaveError,
+    SaveInProgress, SaveRequest, Step, StepBatches, StepSize, Task, TorchModel, TrainError,
+    TrainPlan, TrainingCheckpointError, TrainingEnd, check_deepspeed_checkpoint,
+    check_optimizer_states, data_failure, evaluate, evaluate_until, initialize, metrics, schedule,
+    train,
 };
 pub use deepburn_ops as ops;
 pub use deepburn_zero as zero;

@@ -26,6 +26,11 @@ pub enum Classes {
     },
     /// Labels are names; the class of a name is its position.
     Names(Vec<String>),
+    /// Labels are numbers to predict.
+    Values {
+        /// The number of them in each row.
+        count: usize,
+    },
 }
 
 impl Classes {
@@ -33,7 +38,7 @@ impl Classes {
     pub fn names(&self) -> Option<&[String]> {
         match self {
             Self::Names(names) => Some(names),
-            Self::Numbers { .. } => None,
+            Self::Numbers { .. } | Self::Values { .. } => None,
         }
     }
 }
@@ -74,6 +79,7 @@ impl ClassReader {
     pub(crate) fn following(classes: &Classes) -> Self {
         let mapping = match classes {
             Classes::Numbers { count } => Mapping::Numbers { count: *count },
+            Classes::Values { .. } => Mapping::Numbers { count: None },
             Classes::Names(names) => Mapping::Names(numbered(names)),
         };
         Self { mapping, first: None }
@@ -82,7 +88,12 @@ impl ClassReader {
     /// Returns the class of the label in column `at`. Classes of collected
     /// names are preliminary until [`Self::finish`].
     pub(crate) fn class(&mut self, row: &TableRow<'_>, at: usize) -> Result<u32> {
-        let label = row.label(at)?;
+        self.class_of(row.label(at)?, row, at)
+    }
+
+    /// Returns the class of `label`, which is in column `at`, like
+    /// [`Self::class`].
+    pub(crate) fn class_of(&mut self, label: Label, row: &TableRow<'_>, at: usize) -> Result<u32> {
         if let Mapping::Undecided { names } = &mut self.mapping {
             self.mapping = match (&label, names.take()) {
                 (Label::Number(_), names) => Mapping::Numbers { count: names.map(|it| it.len()) },
@@ -119,6 +130,11 @@ impl ClassReader {
             (Mapping::Undecided { .. }, Label::Name(_)) => unreachable!("the first label decides"),
         };
         Err(row.invalid(at, reason))
+    }
+
+    /// Returns whether the labels are class numbers.
+    pub(crate) fn has_numbers(&self) -> bool {
+        matches!(self.mapping, Mapping::Numbers { .. })
     }
 
     /// Describes a name among class numbers, or a class number among names.

@@ -91,7 +91,7 @@ fn kind(value: &Value) -> &'static str {
 }
 
 /// Converts a value to a cell. Booleans become 0 and 1.
-fn cell(value: Value) -> Cell {
+pub(crate) fn cell(value: Value) -> Cell {
     match value {
         Value::Null => Cell::Null,
         Value::String(text) => {
@@ -104,7 +104,8 @@ fn cell(value: Value) -> Cell {
             Some(integer) => Cell::Integer(integer),
             None => Cell::Decimal(number.to_string()),
         },
-        other => Cell::Other(kind(&other)),
+        Value::Array(values) => Cell::List(values.into_iter().map(cell).collect()),
+        other @ Value::Object(_) => Cell::Other(kind(&other)),
     }
 }
 

@@ -2,27 +2,40 @@
 //!
 //! [`read_labelled`] takes a text and a label column from `.parquet`, `.csv`,
 //! `.json` and `.jsonl` files, and [`read_labelled_as`] does the same with the classes
-//! of another split. A label is a class number or a name, see [`Classes`]. Rows
-//! without a label (the Hub marks them with -1) are an error. [`read_texts`]
-//! reads texts to classify, which need no label.
+//! of another split. A label is a class, a list of classes or numbers to
+//! predict, see [`LabelKind`]. A class is a number or a name, see [`Classes`].
+//! Rows without a label (the Hub marks them with -1) are an error.
+//! [`read_texts`] reads texts to classify, which need no label.
 
 use std::path::{Path, PathBuf};
 
-use crate::formats::classes::{ClassReader, Classes};
+use crate::formats::classes::Classes;
 use crate::formats::format::read_rows;
+use crate::formats::labels::{LabelKind, LabelReader, TextLabel};
 use crate::formats::text::text_files;
 use crate::{DataError, Result};
 
 /// The default name of the label column.
 pub const LABEL_FIELD: &str = "label";
 
-/// A text and its class.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A text and its label.
+#[derive(Debug, Clone, PartialEq)]
 pub struct LabelledText {
     /// The text.
     pub text: String,
-    /// Its class, from 0.
-    pub label: u32,
+    /// Its label.
+    pub label: TextLabel,
+}
+
+/// The columns of a table of labelled texts.
+#[derive(Debug, Clone, Copy)]
+pub struct LabelledColumns<'a> {
+    /// The texts.
+    pub text: &'a str,
+    /// The labels.
+    pub label: &'a str,
+    /// The kind of the labels.
+    pub kind: LabelKind,
 }
 
 /// Reads the rows of `files` in order, and returns them with the classes of the
@@ -35,11 +48,10 @@ pub struct LabelledText {
 /// Returns [`DataError::Empty`] if there are no rows.
 pub fn read_labelled(
     files: &[PathBuf],
-    text_field: &str,
-    label_field: &str,
+    columns: LabelledColumns<'_>,
     names: Option<&[String]>,
 ) -> Result<(Vec<LabelledText>, Classes)> {
-    read(files, [text_field, label_field], ClassReader::deciding(names))
+    read(files, columns, LabelReader::deciding(columns.kind, names))
 }
 
 /// Reads the rows of `files` with the classes of another split.
@@ -49,24 +61,23 @@ pub fn read_labelled(
 /// class is not in `classes`.
 pub fn read_labelled_as(
     files: &[PathBuf],
-    text_field: &str,
-    label_field: &str,
+    columns: LabelledColumns<'_>,
     classes: &Classes,
 ) -> Result<Vec<LabelledText>> {
-    Ok(read(files, [text_field, label_field], ClassReader::following(classes))?.0)
+    Ok(read(files, columns, LabelReader::following(columns.kind, classes))?.0)
 }
 
-/// Reads all rows and converts their labels with `classes`.
+/// Reads all rows and converts their labels with `labels`.
 fn read(
     files: &[PathBuf],
-    columns: [&str; 2],
-    mut classes: ClassReader,
+    columns: LabelledColumns<'_>,
+    mut labels: LabelReader,
 ) -> Result<(Vec<LabelledText>, Classes)> {
     let mut rows = Vec::new();
     for file in files {
         for table in text_files(file)? {
-            read_rows(&table, &columns, &mut |mut row| {
-                let label = classes.class(&row, 1)?;
+            read_rows(&table, &[columns.text, columns.label], &mut |mut row| {
+                let label = labels.label(&row, 1)?;
                 rows.push(LabelledText { text: row.text(0)?, label });
                 Ok(())
             })?;
@@ -80,7 +91,7 @@ fn read(
         };
         return Err(DataError::Empty { what });
     }
-    let classes = classes.finish(rows.iter_mut().map(|row| &mut row.label));
+    let classes = labels.finish(&files[0], rows.iter_mut().map(|row| &mut row.label))?;
     Ok((rows, classes))
 }
 
@@ -123,9 +134,8 @@ pub fn read_texts(
     let names: Vec<&str> = names.map(String::as_str).collect();
     let first_copied = names.len() - copied.len();
     let outcome = read_rows(path, &names, &mut |mut row| {
-        // A label that cannot be copied to the output counts as missing,
-        // because labels are optional here.
-        let label = label.as_ref().and_then(|_| row.copied(1).ok().flatten());
+        // Labels are optional here.
+        let label = label.as_ref().and_then(|_| row.copied_label(1));
         let copied = (first_copied..row.cells.len()).map(|at| row.copied(at));
         let copied = copied.collect::<Result<_, _>>()?;
         stopped = !visit(TableText { text: row.text(0)?, label, copied });
@@ -159,8 +169,20 @@ mod tests {
     use crate::formats::parquet::fixture::{Column, write_table};
     use crate::test_data::test_data;
 
+    const COLUMNS: LabelledColumns<'static> =
+        LabelledColumns { text: "text", label: LABEL_FIELD, kind: LabelKind::Class };
+
+    fn labelled(text: &str, class: u32) -> LabelledText {
+        LabelledText { text: text.to_owned(), label: TextLabel::Class(class) }
+    }
+
+    /// Returns the class of each row.
+    fn classes_of(rows: &[LabelledText]) -> Vec<u32> {
+        rows.iter().map(|row| row.label.class().unwrap()).collect()
+    }
+
     fn read_named(path: &Path, names: Option<&[String]>) -> Result<(Vec<LabelledText>, Classes)> {
-        read_labelled(&[path.to_owned()], "text", LABEL_FIELD, names)
+        read_labelled(&[path.to_owned()], COLUMNS, names)
     }
 
     fn read(path: &Path) -> Result<Vec<LabelledText>> {
@@ -182,8 +204,7 @@ mod tests {
             Column::Label("label", vec![0, 1]),
         ];
         write_table(&path("a.parquet"), &columns);
-        let expected =
-            [("one", 0), ("two", 1)].map(|(text, label)| LabelledText { text: text.into(), label });
+        let expected = [labelled("one", 0), labelled("two", 1)];
         for name in ["a.jsonl", "a.csv", "a.parquet"] {
             assert_eq!(read(&path(name)).unwrap(), expected, "{name}");
         }
@@ -212,7 +233,7 @@ mod tests {
             let message = read(&path(name)).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
-        assert!(read_labelled(&[], "text", "label", None).is_err());
+        assert!(read_labelled(&[], COLUMNS, None).is_err());
     }
 
     fn names(names: &[&str]) -> Vec<String> {
@@ -226,16 +247,16 @@ mod tests {
         fs::write(path("a.csv"), "text,label\nw,good\nx,Bad\ny, so-so \nz,good\n").unwrap();
         let (rows, classes) = read_named(&path("a.csv"), None).unwrap();
         assert_eq!(classes, Classes::Names(names(&["Bad", "good", "so-so"])));
-        assert_eq!(rows.iter().map(|row| row.label).collect::<Vec<_>>(), [1, 0, 2, 1]);
+        assert_eq!(classes_of(&rows), [1, 0, 2, 1]);
 
         // Another split in another order and format has the same classes.
         fs::write(path("b.jsonl"), "{\"text\": \"v\", \"label\": \"so-so\"}").unwrap();
-        let rows = read_labelled_as(&[path("b.jsonl")], "text", "label", &classes).unwrap();
-        assert_eq!(rows, [LabelledText { text: "v".into(), label: 2 }]);
+        let rows = read_labelled_as(&[path("b.jsonl")], COLUMNS, &classes).unwrap();
+        assert_eq!(rows, [labelled("v", 2)]);
         let given = names(&["good", "so-so", "Bad"]);
         let (rows, classes) = read_named(&path("a.csv"), Some(&given)).unwrap();
         assert_eq!(classes.names(), Some(&given[..]));
-        assert_eq!(rows.iter().map(|row| row.label).collect::<Vec<_>>(), [0, 2, 1, 0]);
+        assert_eq!(classes_of(&rows), [0, 2, 1, 0]);
     }
 
     #[test]
@@ -248,7 +269,7 @@ mod tests {
         };
         let known = Classes::Names(names(&["bad", "good"]));
         let read_as = |classes: &Classes, label: &str| {
-            let rows = read_labelled_as(&table(label), "text", "label", classes);
+            let rows = read_labelled_as(&table(label), COLUMNS, classes);
             rows.unwrap_err().to_string()
         };
         let unknown = read_as(&known, "ugly");
@@ -312,14 +333,14 @@ mod tests {
         let expected =
             [row("x", Some("1"), [Some("0.25"), Some("7")]), row("y", None, [None, Some("b")])];
         assert_eq!(rows, expected);
-        // A label is not checked.
+        // A label is not checked. A list is copied as JSON.
         rows.clear();
         read_texts(&path, &columns(&["score"]), &mut |row| {
             rows.push(row);
             true
         })
         .unwrap();
-        assert_eq!((rows.len(), rows[2].label.as_deref()), (3, None));
+        assert_eq!((rows.len(), rows[2].label.as_deref()), (3, Some("[1]")));
         let mut texts = Vec::new();
         read_texts(&path, &columns(&[]), &mut |row| {
             texts.push(row.text);
@@ -337,9 +358,9 @@ mod tests {
             let file = format!("{folder}/{split}-00000-of-00001.parquet");
             let Some(file) = test_data(&file) else { return };
             let rows = read(&file).unwrap();
-            let positive = rows.iter().filter(|row| row.label == 1).count();
+            let positive = classes_of(&rows).iter().filter(|class| **class == 1).count();
             assert_eq!((rows.len(), positive), (25_000, 12_500));
-            assert!(rows.iter().all(|row| row.label < 2 && !row.text.is_empty()));
+            assert!(rows.iter().all(|row| row.label.class() < Some(2) && !row.text.is_empty()));
         }
     }
 }

@@ -89,7 +89,9 @@ fn cell(field: Field) -> Cell {
         Field::Float(value) => Cell::Decimal(value.to_string()),
         Field::Double(value) => Cell::Decimal(value.to_string()),
         Field::Group(_) => Cell::Other("a group of fields"),
-        Field::ListInternal(_) => Cell::Other("a list"),
+        Field::ListInternal(list) => {
+            Cell::List(list.elements().iter().map(|field| cell(field.clone())).collect())
+        }
         Field::MapInternal(_) => Cell::Other("a map"),
         _ => Cell::Other("a decimal or a date"),
     }

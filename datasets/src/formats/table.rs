@@ -5,6 +5,8 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
 use crate::{DataError, Result};
 
 /// A cell of a table.
@@ -18,6 +20,8 @@ pub(crate) enum Cell {
     Decimal(String),
     /// A missing value.
     Null,
+    /// A list of values.
+    List(Vec<Cell>),
     /// A value of another type, described in words.
     Other(&'static str),
 }
@@ -29,8 +33,23 @@ impl Cell {
             Self::Text(_) => "a string",
             Self::Integer(_) | Self::Decimal(_) => "a number",
             Self::Null => "null",
+            Self::List(_) => "an array",
             Self::Other(kind) => kind,
         }
+    }
+
+    /// Returns the cell as JSON; `None` for a value that JSON does not have.
+    fn to_json(&self) -> Option<Value> {
+        Some(match self {
+            Self::Text(text) => text.as_str().into(),
+            Self::Integer(integer) => (*integer).into(),
+            Self::Decimal(number) => serde_json::from_str(number).ok()?,
+            Self::Null => Value::Null,
+            Self::List(cells) => {
+                cells.iter().map(Self::to_json).collect::<Option<Vec<_>>>()?.into()
+            }
+            Self::Other(_) => return None,
+        })
     }
 }
 
@@ -79,14 +98,20 @@ impl TableRow<'_> {
     /// Returns the label in column `at`: a class number from 0, as a number or
     /// as text, or a name.
     pub(crate) fn label(&self, at: usize) -> Result<Label> {
-        match &self.cells[at] {
+        self.label_in(at, &self.cells[at])
+    }
+
+    /// Returns the label in `cell`, which is the cell of column `at` or an
+    /// element of its list.
+    pub(crate) fn label_in(&self, at: usize, cell: &Cell) -> Result<Label> {
+        match cell {
             Cell::Integer(integer) => self.class_number(at, *integer),
             Cell::Text(text) => self.text_label(at, text.trim()),
             Cell::Decimal(number) => match whole_number(number) {
                 Some(integer) => self.class_number(at, integer),
                 None => Err(self.no_class_number(at, number)),
             },
-            cell @ (Cell::Null | Cell::Other(_)) => {
+            cell @ (Cell::Null | Cell::List(_) | Cell::Other(_)) => {
                 Err(self.invalid(at, format!("{}, not a class number or a name", cell.kind())))
             }
         }
@@ -138,10 +163,19 @@ impl TableRow<'_> {
             Cell::Text(text) | Cell::Decimal(text) => Ok(Some(text.clone())),
             Cell::Integer(integer) => Ok(Some(integer.to_string())),
             Cell::Null => Ok(None),
-            Cell::Other(kind) => {
-                Err(self
-                    .invalid(at, format!("{kind}, which cannot be copied; leave the column out")))
-            }
+            cell @ (Cell::List(_) | Cell::Other(_)) => Err(self.invalid(
+                at,
+                format!("{}, which cannot be copied; leave the column out", cell.kind()),
+            )),
+        }
+    }
+
+    /// Returns the label in column `at` as text for the output. A list is JSON
+    /// text. A value that cannot be copied counts as missing.
+    pub(crate) fn copied_label(&self, at: usize) -> Option<String> {
+        match &self.cells[at] {
+            list @ Cell::List(_) => list.to_json().map(|it| it.to_string()),
+            _ => self.copied(at).ok().flatten(),
         }
     }
 
@@ -153,11 +187,17 @@ impl TableRow<'_> {
 
     /// Returns the error of an invalid cell in column `at`.
     pub(crate) fn invalid(&self, at: usize, reason: String) -> DataError {
+        self.violates(at, reason, "a class number from 0 or a name")
+    }
+
+    /// Returns the error of an invalid cell in column `at` of a table whose
+    /// labels must be `rule`.
+    pub(crate) fn violates(&self, at: usize, reason: String, rule: &str) -> DataError {
         let (place, column) = (self.place(), self.columns[at]);
         DataError::invalid(
             self.path,
             format!(
-                "{place}: field `{column}` is {reason}; text must be a string and a label a class number from 0 or a name; correct or remove the row, or name another column in data.text_field or data.label_field"
+                "{place}: field `{column}` is {reason}; text must be a string and a label {rule}; correct or remove the row, or name another column in data.text_field or data.label_field"
             ),
         )
     }

@@ -1,4 +1,4 @@
-//! Tokenized texts with their classes, and their batches for a classifier.
+//! Tokenized texts with their labels, and their batches for a classifier.
 //!
 //! [`LabelledTexts`] stores the truncated tokens of all texts in one array. Its
 //! [`Collate`] implementation pads the texts of a batch to the longest one and
@@ -8,17 +8,17 @@
 use crate::error::check_positive;
 use crate::hash::Fingerprint;
 use crate::sampling::batch::truncate_rows;
-use crate::{Collate, DataError, IGNORE_INDEX, LabelledText, Result, TokenCache, Tokenizer};
+use crate::{Collate, DataError, LabelledText, Result, TextLabel, TokenCache, Tokenizer};
 
-/// Tokens and classes of texts.
+/// Tokens and labels of texts.
 #[derive(Debug, Clone)]
 pub struct LabelledTexts {
     /// The tokens of all texts.
     tokens: Vec<u32>,
     /// The end of each text in `tokens`.
     ends: Vec<usize>,
-    /// The class of each text.
-    labels: Vec<u32>,
+    /// The label of each text.
+    labels: Vec<TextLabel>,
     /// The number of truncated texts.
     truncated: usize,
 }
@@ -60,12 +60,12 @@ impl LabelledTexts {
             truncated += usize::from(ids.len() > max_length);
             ends.push(tokens.len());
         }
-        let labels = texts.iter().map(|text| text.label).collect();
+        let labels = texts.iter().map(|text| text.label.clone()).collect();
         Ok(Self { tokens, ends, labels, truncated })
     }
 
     /// Tokenizes `texts` like [`tokenize`](Self::tokenize), without a cache.
-    /// Their classes are unknown and set to 0.
+    /// Their labels are unknown and set to class 0.
     ///
     /// # Errors
     /// Returns the errors of [`tokenize`](Self::tokenize).
@@ -75,7 +75,9 @@ impl LabelledTexts {
         max_length: usize,
         what: &str,
     ) -> Result<Self> {
-        let labelled = |text: &&str| LabelledText { text: (*text).to_owned(), label: 0 };
+        let label = TextLabel::Class(0);
+        let labelled =
+            |text: &&str| LabelledText { text: (*text).to_owned(), label: label.clone() };
         let texts: Vec<_> = texts.iter().map(labelled).collect();
         Self::tokenize(&texts, tokenizer, max_length, None, what)
     }
@@ -91,10 +93,10 @@ impl LabelledTexts {
         self.truncated
     }
 
-    /// Returns the number of classes that a model needs: the largest class plus
-    /// one.
-    pub fn num_classes(&self) -> usize {
-        self.labels.iter().max().map_or(0, |label| *label as usize + 1)
+    /// Returns the number of outputs that a model needs: the largest class plus
+    /// one, or the number of values to predict.
+    pub fn num_outputs(&self) -> usize {
+        self.labels.iter().map(TextLabel::num_outputs).max().unwrap_or(0)
     }
 
     /// Returns the number of tokens of each text.
@@ -111,7 +113,18 @@ impl LabelledTexts {
             // to the next unnoticed.
             fingerprint.add(tokens.len() as u32);
             tokens.iter().for_each(|token| fingerprint.add(*token));
-            fingerprint.add(*label);
+            match label {
+                TextLabel::Class(class) => fingerprint.add(*class),
+                // The number of elements separates labels.
+                TextLabel::Classes(classes) => {
+                    fingerprint.add(classes.len() as u32);
+                    classes.iter().for_each(|class| fingerprint.add(*class));
+                }
+                TextLabel::Values(values) => {
+                    fingerprint.add(values.len() as u32);
+                    values.iter().for_each(|value| fingerprint.add(value.to_bits()));
+                }
+            }
         }
         fingerprint.digits()
     }
@@ -124,15 +137,15 @@ impl LabelledTexts {
 }
 
 /// A batch of texts, padded to the longest one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LabelledBatch {
     /// Token ids, row by row, each row as long as the longest text. Padding is
     /// id 0.
     pub input_ids: Vec<u32>,
     /// Number of tokens of each text; 0 for a padding row.
     pub lengths: Vec<usize>,
-    /// The class of each text; [`IGNORE_INDEX`] for a padding row.
-    pub labels: Vec<i64>,
+    /// The label of each text; `None` for a padding row.
+    pub labels: Vec<Option<TextLabel>>,
 }
 
 impl LabelledBatch {
@@ -174,8 +187,9 @@ impl Collate for LabelledTexts {
         }
         input_ids.resize(rows * longest, 0);
         lengths.resize(rows, 0);
-        let mut labels: Vec<i64> = indices.iter().map(|it| self.labels[*it].into()).collect();
-        labels.resize(rows, IGNORE_INDEX.into());
+        let label = |index: &usize| Some(self.labels[*index].clone());
+        let mut labels: Vec<Option<TextLabel>> = indices.iter().map(label).collect();
+        labels.resize(rows, None);
         Ok(LabelledBatch { input_ids, lengths, labels })
     }
 }
@@ -217,10 +231,10 @@ mod tests {
         assert_eq!(batch.lengths, [own.len(), 1, 0]);
         assert_eq!(batch.input_ids.len(), 3 * own.len());
         assert_eq!(batch.input_ids[..own.len()], own);
-        let labels = [texts[1].label, texts[2].label].map(i64::from);
-        assert_eq!(batch.labels, [labels[0], labels[1], -100]);
+        let [first, second] = [1, 2].map(|it: usize| Some(texts[it].label.clone()));
+        assert_eq!(batch.labels, [first, second, None]);
         assert_eq!((batch.num_texts(), batch.num_tokens()), (2, own.len() + 1));
-        assert_eq!(data.num_classes(), 2);
+        assert_eq!(data.num_outputs(), 2);
     }
 
     #[test]
@@ -270,7 +284,7 @@ mod tests {
         let mut batch = LabelledBatch {
             input_ids: vec![1, 2, 3, 4, 0, 0, 0, 0, 0],
             lengths: vec![3, 1, 0],
-            labels: vec![1, 0, i64::from(IGNORE_INDEX)],
+            labels: vec![Some(TextLabel::Class(1)), Some(TextLabel::Class(0)), None],
         };
         let whole = batch.clone();
         batch.truncate(3);
@@ -290,5 +304,24 @@ mod tests {
         let batch = data.collate(&[], 2).unwrap();
         assert_eq!(batch.input_ids, [0, 0]);
         assert_eq!(batch.num_texts(), 0);
+    }
+
+    #[test]
+    fn fingerprints_differ_by_label() {
+        let (texts, tokenizer) = reviews();
+        let of = |label: TextLabel| {
+            let texts = [LabelledText { label, ..texts[0].clone() }];
+            LabelledTexts::tokenize(&texts, &tokenizer, 9, None, "the texts").unwrap().fingerprint()
+        };
+        let labels = [
+            TextLabel::Class(1),
+            TextLabel::Class(0),
+            TextLabel::Classes(vec![1]),
+            TextLabel::Classes(vec![0, 1]),
+            TextLabel::Values(vec![1.0]),
+            TextLabel::Values(vec![0.5]),
+        ];
+        let found: std::collections::BTreeSet<_> = labels.into_iter().map(of).collect();
+        assert_eq!(found.len(), 6);
     }
 }

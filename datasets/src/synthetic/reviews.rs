@@ -5,8 +5,8 @@
 //! enough to classify it, but the whole text is. Generated reviews are far
 //! easier than real ones and do not replace them in an evaluation.
 
-use crate::LabelledText;
 use crate::stable_rng::StableRng;
+use crate::{LabelledText, TextLabel};
 
 /// Reviews in two classes: 0 is bad, 1 is good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl SyntheticReviews {
         let text = |index| {
             let label = index as u32 % 2;
             let text = review(label == 1, &mut StableRng::new(self.seed, index as u64));
-            LabelledText { text, label }
+            LabelledText { text, label: TextLabel::Class(label) }
         };
         (0..self.count).map(text).collect()
     }
@@ -105,6 +105,7 @@ mod tests {
     fn opinions_of_the_class_outnumber_the_others() {
         for LabelledText { text, label } in (SyntheticReviews { seed: 2, count: 200 }).texts() {
             assert!(!text.contains('{'), "{text}");
+            let label = label.class().unwrap();
             let count = |words: [&str; 8]| {
                 words.iter().map(|word| text.matches(word).count()).sum::<usize>()
             };

@@ -20,10 +20,10 @@ use super::config::EncoderConfig;
 use super::model::Encoder;
 use super::parameters::parameters;
 use crate::architecture::{Architecture, BuildModel, TextClassifierConfig};
-use crate::forward_pass::{BatchShape, ForwardPass};
+use crate::forward_pass::{BatchShape, ForwardPass, describe_loss};
 use crate::hf::{
     CONFIG, ClassNames, ClassNamesError, JsonFiles, ModelConfigError, ModelFolderError, Names,
-    ParameterShape, Weights,
+    ParameterShape, ProblemType, Weights,
 };
 use crate::texts::TextLimits;
 use crate::weights::WeightInit;
@@ -81,7 +81,7 @@ impl Architecture for EncoderConfig {
             [self.embed_dim, self.hidden_dim, self.num_heads, self.num_classes]
                 .map(|size| size as u64);
         let (rows, dropout) = (batch.rows(), self.dropout);
-        pass.hold(batch.text_bytes());
+        pass.hold(batch.text_bytes(self.problem_type, classes));
         let mut x = pass.lookup(rows * width, self.vocab_size as u64 * width);
         x = pass.dropout(x, dropout);
         for _ in 0..self.num_layers {
@@ -106,7 +106,7 @@ impl Architecture for EncoderConfig {
         let fed = pass.elementwise(fed);
         let fed = pass.dropout(fed, dropout);
         let logits = pass.linear(fed, [inner, classes], true);
-        pass.logits_loss(logits);
+        describe_loss(pass, self.problem_type, logits, batch.sequences * classes);
     }
 }
 
@@ -118,6 +118,10 @@ impl TextClassifierConfig for EncoderConfig {
 
     fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
         Self::class_names(self)
+    }
+
+    fn problem_type(&self) -> ProblemType {
+        self.problem_type
     }
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::hf::{
     ClassNames, ClassNamesError, ID2LABEL, LABEL2ID, MAX_LAYERS, MAX_SIZE, ModelConfigError,
+    ProblemType,
 };
 use crate::texts::TextLimits;
 
@@ -32,7 +33,7 @@ pub struct EncoderConfig {
     pub max_len: usize,
     /// Dropout probability for attention weights, sublayer outputs, hidden activations and embeddings.
     pub dropout: f64,
-    /// Number of classes.
+    /// Number of classes, or of numbers to predict.
     pub num_classes: usize,
     /// Epsilon added to the variance in layer normalisation.
     pub layer_norm_epsilon: f64,
@@ -45,6 +46,12 @@ pub struct EncoderConfig {
     /// Class numbers by class name. Only one of `id2label` and `label2id` is required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label2id: Option<Map<String, Value>>,
+    /// What the model predicts.
+    #[serde(
+        deserialize_with = "ProblemType::deserialize_nullable",
+        skip_serializing_if = "ProblemType::is_single_label"
+    )]
+    pub problem_type: ProblemType,
 }
 
 /// The name of this model in `config.json`.
@@ -81,6 +88,7 @@ impl EncoderConfig {
             initializer_range: 1.0,
             id2label: None,
             label2id: None,
+            problem_type: ProblemType::default(),
         }
     }
 
@@ -166,7 +174,7 @@ impl EncoderConfig {
             ("num_layers", self.num_layers, 1..=MAX_LAYERS),
             ("hidden_dim", self.hidden_dim, 1..=MAX_SIZE),
             ("max_len", self.max_len, 1..=MAX_SIZE),
-            ("num_classes", self.num_classes, 2..=MAX_SIZE),
+            ("num_classes", self.num_classes, self.problem_type.min_outputs()..=MAX_SIZE),
         ] {
             if !range.contains(&value) {
                 let rule = format!("from {} to {}", range.start(), range.end());

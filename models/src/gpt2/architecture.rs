@@ -30,10 +30,10 @@ use super::pretrained::PretrainedGpt2;
 use crate::architecture::{
     Architecture, BuildModel, LanguageModelConfig, TextClassifierConfig, TokenLimits,
 };
-use crate::forward_pass::{BatchShape, ForwardPass};
+use crate::forward_pass::{BatchShape, ForwardPass, describe_loss};
 use crate::hf::{
     CONFIG, ClassNames, ClassNamesError, ExtraFields, GENERATION_CONFIG, JsonFiles,
-    ModelConfigError, ModelFolderError, Names, ParameterShape,
+    ModelConfigError, ModelFolderError, Names, ParameterShape, ProblemType,
 };
 use crate::texts::TextLimits;
 
@@ -200,7 +200,7 @@ impl Architecture for ClassifierConfig {
     /// end-of-sequence token.
     fn documents(&self, float: FloatType) -> JsonFiles {
         let mut fields = document(&self.body, "GPT2ForSequenceClassification", float);
-        fields.extend(self.labels());
+        self.describe_outputs(&mut fields);
         // `transformers` needs the padding token to find the last token of a text.
         if fields.get("pad_token_id").is_none_or(Value::is_null) {
             let end = self.body.eos_token_ids().first().map_or(Value::Null, |id| json!(id));
@@ -218,14 +218,15 @@ impl Architecture for ClassifierConfig {
     /// of each text.
     fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
         let width = self.body.n_embd as u64;
-        pass.hold(batch.text_bytes());
+        let outputs = self.num_classes as u64;
+        pass.hold(batch.text_bytes(self.problem_type, outputs));
         // As in the model, the last tokens are selected before the norm, which makes the norm cheap.
         let hidden = describe_body(&self.body, pass, batch);
         let last = pass.select(hidden, batch.sequences * width);
         pass.end_blocks();
         let normed = pass.layer_norm(last, width);
-        let logits = pass.linear(normed, [width, self.num_classes as u64], false);
-        pass.logits_loss(logits);
+        let logits = pass.linear(normed, [width, outputs], false);
+        describe_loss(pass, self.problem_type, logits, batch.sequences * outputs);
     }
 }
 
@@ -237,6 +238,10 @@ impl TextClassifierConfig for ClassifierConfig {
 
     fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
         Self::class_names(self)
+    }
+
+    fn problem_type(&self) -> ProblemType {
+        self.problem_type
     }
 }
 

@@ -1,7 +1,8 @@
 //! GPT-2 for text classification.
 //!
 //! Main type: [`Gpt2Classifier`], which corresponds to `GPT2ForSequenceClassification` of `transformers`. Its
-//! classification head is a linear layer on the final hidden state of the last token of a text.
+//! classification head is a linear layer on the final hidden state of the last token of a text. It is also used to
+//! predict numbers or several labels, as [`ClassifierConfig::problem_type`] says.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
@@ -13,7 +14,7 @@ use super::config::Gpt2Config;
 use super::model::Gpt2;
 use super::parameters::{HEAD, SCORE};
 use super::pretrained::PretrainedGpt2;
-use crate::hf::{ClassNames, ClassNamesError, ModelConfigError, ModelFolderError};
+use crate::hf::{ClassNames, ClassNamesError, ModelConfigError, ModelFolderError, ProblemType};
 use crate::texts::{TextBatch, TextClassifier, TextLimits};
 use crate::weights::{InitialValues, WeightInit};
 
@@ -22,8 +23,10 @@ use crate::weights::{InitialValues, WeightInit};
 pub struct ClassifierConfig {
     /// The configuration of the language model. `tie_word_embeddings` has no effect on a classifier.
     pub body: Gpt2Config,
-    /// Number of classes, at least 2.
+    /// Number of classes, or of numbers to predict.
     pub num_classes: usize,
+    /// What the model predicts. It replaces `problem_type` in the fields of `body`.
+    pub problem_type: ProblemType,
 }
 
 /// GPT-2 with a classification head in place of the language-model head.
@@ -62,8 +65,22 @@ impl ClassifierConfig {
         checkpoint.check_values(&self.headless())
     }
 
+    /// Replaces the fields of `config.json` that describe the outputs. Single-label classification is the default and
+    /// is not written.
+    pub(crate) fn describe_outputs(&self, fields: &mut Map<String, Value>) {
+        fields.extend(self.labels());
+        // A number that was inherited from the pretrained model would contradict the names.
+        if let Some(inherited) = fields.get_mut("num_labels") {
+            *inherited = self.num_classes.into();
+        }
+        let is_given = fields.get(ProblemType::FIELD).is_some_and(|value| !value.is_null());
+        if is_given || !self.problem_type.is_single_label() {
+            fields.insert(ProblemType::FIELD.into(), self.problem_type.name().into());
+        }
+    }
+
     /// Returns the `config.json` fields that describe the classes.
-    pub(crate) fn labels(&self) -> Map<String, Value> {
+    fn labels(&self) -> Map<String, Value> {
         // Invalid names, and names for more classes than `num_classes`, were inherited from the pretrained model and
         // are ignored.
         let names = self.class_names().unwrap_or_default();

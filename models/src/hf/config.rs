@@ -9,7 +9,8 @@
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use super::class_names::{ClassNames, ClassNamesError};
+use super::class_names::{ClassNames, ClassNamesError, ID2LABEL};
+use super::problem_type::ProblemType;
 
 /// The maximum width, length or vocabulary size. The limit ensures that the product of two sizes fits in 64 bits.
 pub(crate) const MAX_SIZE: usize = 1 << 24;
@@ -181,6 +182,31 @@ impl ExtraFields {
     /// Returns [`ClassNamesError`] if the names do not cover each class from 0 exactly once.
     pub fn class_names(&self) -> Result<Option<ClassNames>, ClassNamesError> {
         ClassNames::read(&self.0)
+    }
+
+    /// Returns the `problem_type` in a classifier's `config.json`; `None` if it is missing or null.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError::Value`] for an unknown value.
+    pub fn problem_type(&self) -> Result<Option<ProblemType>, ModelConfigError> {
+        ProblemType::read(&self.0)
+    }
+
+    /// Returns the number of outputs of a classifier, as `transformers` reads it: the number of names in `id2label`, or
+    /// else `num_labels`.
+    #[must_use]
+    pub fn num_labels(&self) -> Option<usize> {
+        match self.0.get(ID2LABEL).and_then(Value::as_object) {
+            Some(names) => Some(names.len()),
+            None => self.0.get("num_labels").and_then(as_count),
+        }
+    }
+
+    /// Returns whether the fields are from a text classifier of `transformers`, and not from a language model.
+    #[must_use]
+    pub fn is_sequence_classifier(&self) -> bool {
+        let all = self.0.get("architectures").and_then(Value::as_array).into_iter().flatten();
+        all.filter_map(Value::as_str).any(|name| name.ends_with("ForSequenceClassification"))
     }
 
     /// Returns the fields of `generation_config.json`, which holds the special tokens for generation.

@@ -4,7 +4,8 @@
 //!   read or written.
 //! - [`GenerationConfig`] reads `generation_config.json`.
 //! - [`HfExport`] holds the contents of a folder except the weights. It is stored in training checkpoints.
-//! - [`ParameterShape`] and [`Names`] describe parameters, and [`ClassNames`] describes the classes of a classifier.
+//! - [`ParameterShape`] and [`Names`] describe parameters, and [`ClassNames`] and [`ProblemType`] describe the outputs of a
+//!   classifier.
 //! - [`ExtraFields`] holds the fields of a `config.json` that a model does not use. [`ModelConfigError`] is the reason
 //!   why a field is rejected.
 
@@ -16,6 +17,7 @@ mod generation_config;
 mod mean_rows;
 mod name_prefix;
 mod names;
+mod problem_type;
 mod small_file;
 mod tensor_file;
 mod weights;
@@ -34,5 +36,6 @@ pub use error::{ModelFolderError, TensorProblem};
 pub use export::HfExport;
 pub use generation_config::{GENERATION_CONFIG, GenerationConfig};
 pub use names::{Names, ParameterShape};
+pub use problem_type::ProblemType;
 pub use small_file::{read_fields, read_small_file};
 pub use writer::{JsonFiles, ModelFolderWriter};

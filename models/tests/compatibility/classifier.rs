@@ -7,6 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use burn_flex::Flex;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Classifier, Gpt2Config, PretrainedGpt2};
+use deepburn_models::hf::ProblemType;
 use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier};
 use serde::Deserialize;
 use serde_json::Value;
@@ -26,13 +27,17 @@ fn recorded() -> Recorded {
     serde_json::from_str(include_str!("../data/classifier.json")).unwrap()
 }
 
-fn tiny() -> PretrainedGpt2 {
+pub(crate) fn tiny() -> PretrainedGpt2 {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny");
     PretrainedGpt2::open(folder).unwrap()
 }
 
 fn config() -> ClassifierConfig {
-    ClassifierConfig { body: tiny().config().clone(), num_classes: 3 }
+    ClassifierConfig {
+        body: tiny().config().clone(),
+        num_classes: 3,
+        problem_type: ProblemType::default(),
+    }
 }
 
 /// Writes every parameter, with the recorded classification head in place of the model's.
@@ -127,7 +132,7 @@ fn scores_for_other_classes_are_refused() {
 #[test]
 fn a_larger_vocabulary_keeps_the_logits() {
     let larger =
-        ClassifierConfig { body: Gpt2Config { vocab_size: 520, ..config().body }, num_classes: 3 };
+        ClassifierConfig { body: Gpt2Config { vocab_size: 520, ..config().body }, num_classes: 3, problem_type: ProblemType::default() };
     larger.check_values(tiny()).unwrap();
     let device = Default::default();
     let text = recorded().texts.swap_remove(0);

@@ -4,4 +4,5 @@
 mod checkpoints;
 mod classifier;
 mod encoder;
+mod problem_types;
 mod transformers;

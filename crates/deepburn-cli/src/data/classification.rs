@@ -1,10 +1,17 @@
 //! Text classification with an encoder or GPT-2.
 //!
 //! Main type: [`Classification`], the recipe for both models. Texts are truncated to `data.sequence_length` tokens and
-//! padded to the longest text of a batch. The loss is the mean cross-entropy over the texts of a batch. An evaluation
-//! counts predictions in a confusion matrix.
+//! padded to the longest text of a batch. `problem_type` in the model's configuration determines the labels, the loss
+//! and the metrics:
 //!
-//! The data determines the vocabulary size and the number of classes of a new model. Class names come from the job or
+//! ```text
+//! problem_type                  label of a text      loss, mean over the texts    metrics of an evaluation
+//! single_label_classification   a class              cross-entropy                accuracy, confusion matrix
+//! multi_label_classification    a list of classes    binary cross-entropy         accuracy of sets, F1
+//! regression                    numbers              squared error                mean absolute error
+//! ```
+//!
+//! The data determines the vocabulary size and the number of outputs of a new model. Class names come from the job or
 //! the pretrained model, or else from the labels. Labels that are numbers are class numbers.
 
 use std::path::Path;
@@ -14,23 +21,24 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
-use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
+use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
+use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, ModelMetric, Plan};
 use deepburn_datasets::{
-    BudgetSampler, DataError, DataShard, DistributedSampler, LabelledBatch, Order, StepShape,
-    Tokenizer,
+    BudgetSampler, Classes, DataError, DataShard, DistributedSampler, Order, StepShape, Tokenizer,
 };
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
-use deepburn_models::hf::{ClassNames, ModelFolderError, ModelFolderWriter};
+use deepburn_models::hf::{ClassNames, ModelFolderError, ModelFolderWriter, ProblemType};
 use deepburn_models::{
     Architecture, BuildModel, FloatType, TextBatch, TextBatchError, TextClassifier,
     TextClassifierConfig, TextLimits,
 };
 
+use crate::counted::counted;
 use crate::data::causal::model_config;
 use crate::data::companions::Companions;
 use crate::data::job_tokenizer::JobTokenizer;
+use crate::data::label_batch::{LabelBatch, count_label_sets, sum_errors};
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
 use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
@@ -76,15 +84,17 @@ impl Classification<EncoderConfig> {
         config.validate().map_err(named)?;
         check_length(job, config.max_len, "max_len")?;
         check_step(batch, job.data.sequence_length)?;
+        let problem_type = config.problem_type;
+        check_metric(job, problem_type)?;
         let names = config.class_names().map_err(|error| named_config(&error))?;
         let tokenizer = JobTokenizer::of(job, places, None)?.tokenizer;
-        let texts = open_named_texts(job, places, tokenizer, names.as_ref())?;
+        let texts = open_named_texts(job, places, tokenizer, names.as_ref(), problem_type)?;
         let vocabulary = ("vocab_size", config.vocab_size, texts.tokenizer.vocab_size());
-        let names = all_names(names, &texts)?;
-        let classes = ("num_classes", config.num_classes, num_classes(names.as_ref(), &texts));
+        let names = all_names(names, job, &texts)?;
+        let outputs = ("num_classes", config.num_classes, num_outputs(names.as_ref(), &texts));
         let config = EncoderConfig {
-            vocab_size: sized_by_data(job, vocabulary)?,
-            num_classes: sized_by_data(job, classes)?,
+            vocab_size: sized_by_data(job, vocabulary, 2)?,
+            num_classes: outputs_by_data(job, outputs, problem_type)?,
             ..config
         };
         let config = config.with_class_names(names.as_ref());
@@ -113,15 +123,20 @@ impl Classification<ClassifierConfig> {
         let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
         let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
         let body: Gpt2Config = model_config(job, pretrained.as_deref())?;
+        let problem_type = problem_type_of(&body)?;
+        check_metric(job, problem_type)?;
         check_length(job, body.n_positions, "n_positions")?;
         check_step(batch, job.data.sequence_length)?;
         // Class names in the job replace `id2label` and `label2id` of the pretrained model.
-        let given = ["id2label", "label2id"].iter().any(|it| job.model.config.contains_key(*it));
-        let names = if given { ClassNames::read(&job.model.config) } else { body.class_names() };
+        let names = if names_classes(job) {
+            ClassNames::read(&job.model.config)
+        } else {
+            body.class_names()
+        };
         let names = names.map_err(|error| named_config(&error))?;
         let JobTokenizer { tokenizer, vocabulary } =
             JobTokenizer::of(job, places, pretrained.as_deref())?;
-        let texts = open_named_texts(job, places, tokenizer, names.as_ref())?;
+        let texts = open_named_texts(job, places, tokenizer, names.as_ref(), problem_type)?;
         let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
         let tokens = texts.tokenizer.vocab_size();
         if tokens > body.vocab_size {
@@ -134,10 +149,11 @@ impl Classification<ClassifierConfig> {
         let given = job.model.config.get("num_labels").and_then(serde_json::Value::as_u64);
         let special = ["bos_token_id", "eos_token_id", "pad_token_id"];
         let body = with_special_tokens(body, job, &texts.tokenizer, vocabulary, &special)?;
-        let names = all_names(names, &texts)?;
-        let needed = num_classes(names.as_ref(), &texts);
-        let classes = ("num_labels", given.unwrap_or(0) as usize, needed);
-        let config = ClassifierConfig { body, num_classes: sized_by_data(job, classes)? };
+        let names = all_names(names, job, &texts)?;
+        let needed = num_outputs(names.as_ref(), &texts);
+        let outputs = ("num_labels", given.unwrap_or(0) as usize, needed);
+        let num_classes = outputs_by_data(job, outputs, problem_type)?;
+        let config = ClassifierConfig { body, num_classes, problem_type };
         let config = config.with_class_names(names.as_ref());
         let companions = Companions::find(pretrained.as_deref(), Some(&texts.tokenizer))?;
         let origin = WeightOrigin { pretrained, seed: job.training.seed };
@@ -145,6 +161,53 @@ impl Classification<ClassifierConfig> {
         let label_smoothing = job.training.label_smoothing_factor;
         Ok(Self { config, texts, order, origin, companions, evaluation, label_smoothing })
     }
+}
+
+/// Returns whether the job names the classes.
+fn names_classes(job: &Job) -> bool {
+    ["id2label", "label2id"].iter().any(|it| job.model.config.contains_key(*it))
+}
+
+/// Returns what a GPT-2 classifier predicts, from the job or the pretrained model.
+///
+/// # Errors
+/// Returns a user's mistake if the value is unknown, or if a pretrained classifier has one output and does not say what
+/// it predicts.
+fn problem_type_of(body: &Gpt2Config) -> Result<ProblemType, Failure> {
+    let given = body.extra.problem_type().map_err(|error| named_config(&error))?;
+    if let Some(problem_type) = given {
+        return Ok(problem_type);
+    }
+    // Language models may inherit one placeholder label. It has no effect on them.
+    if body.extra.is_sequence_classifier() && body.extra.num_labels() == Some(1) {
+        return Err(Failure::mistake(
+            "model.config.problem_type: missing: the pretrained classifier has one output and no problem_type, which \
+             `transformers` takes for a regression; set it to \"regression\", or use another model",
+        ));
+    }
+    Ok(ProblemType::default())
+}
+
+/// Checks that the loss and the metric of the job exist for what the model predicts.
+///
+/// # Errors
+/// Returns a user's mistake if they do not.
+fn check_metric(job: &Job, problem_type: ProblemType) -> Result<(), Failure> {
+    let factor = job.training.label_smoothing_factor;
+    if factor != 0.0 && problem_type != ProblemType::SingleLabelClassification {
+        return Err(Failure::mistake(format!(
+            "training.label_smoothing_factor: is {factor}, but it only applies to one class for each text, and problem_type \
+             is \"{}\"; remove it",
+            problem_type.name()
+        )));
+    }
+    let is_accuracy = job.training.metric_for_best_model == ModelMetric::Accuracy;
+    if is_accuracy && problem_type == ProblemType::Regression {
+        return Err(Failure::mistake(
+            "training.metric_for_best_model: is \"accuracy\", which a regression does not have; write \"loss\"",
+        ));
+    }
+    Ok(())
 }
 
 /// Reads the texts of a job with its tokenizer, or else a trained one. `names` are the class names of the model, if it
@@ -157,8 +220,11 @@ fn open_named_texts(
     places: &Places,
     tokenizer: Option<Tokenizer>,
     names: Option<&ClassNames>,
+    problem_type: ProblemType,
 ) -> Result<Texts, Failure> {
     let names = names.map(ClassNames::as_slice);
+    // The labels of a regression are numbers to predict, which its names do not apply to.
+    let names = names.filter(|_| problem_type != ProblemType::Regression);
     // If a class name is a number, a label with this number is ambiguous.
     let number = names.into_iter().flatten().find(|name| name.trim().parse::<i64>().is_ok());
     if let Some(name) = number {
@@ -167,14 +233,32 @@ fn open_named_texts(
              another name"
         )));
     }
-    open_texts(job, places, tokenizer, names).map_err(Failure::mistake)
+    open_texts(job, places, tokenizer, names, problem_type).map_err(Failure::mistake)
 }
 
-/// Returns the class names of the model, or else the class names in the labels.
+/// Returns the class names of the model, or else the class names in the labels. For a regression, these are the names
+/// of the numbers to predict.
 ///
 /// # Errors
-/// Returns a user's mistake if the labels are not valid class names.
-fn all_names(given: Option<ClassNames>, texts: &Texts) -> Result<Option<ClassNames>, Failure> {
+/// Returns a user's mistake if the labels are not valid class names, or if the job names another number of numbers to
+/// predict.
+fn all_names(
+    given: Option<ClassNames>,
+    job: &Job,
+    texts: &Texts,
+) -> Result<Option<ClassNames>, Failure> {
+    if let (Some(names), Classes::Values { count }) = (&given, &texts.classes) {
+        let named = names.as_slice().len();
+        return match named == *count {
+            true => Ok(given),
+            // Names that were inherited from a pretrained model do not apply to other numbers.
+            false if !names_classes(job) => Ok(None),
+            false => Err(Failure::mistake(format!(
+                "model.config.id2label: {named} names, but a label has {}; give a name for each, or remove it",
+                counted(*count, "number")
+            ))),
+        };
+    }
     let found = || texts.classes.names().map(|names| ClassNames::new(names.to_vec())).transpose();
     match given {
         Some(names) => Ok(Some(names)),
@@ -182,11 +266,11 @@ fn all_names(given: Option<ClassNames>, texts: &Texts) -> Result<Option<ClassNam
     }
 }
 
-/// Returns the number of classes that the model needs.
+/// Returns the number of classes that the model needs, or of numbers to predict.
 ///
 /// A model may have classes that are not in the data, for example a pretrained classifier.
-fn num_classes(names: Option<&ClassNames>, texts: &Texts) -> usize {
-    names.map_or(0, |names| names.as_slice().len()).max(texts.num_classes())
+fn num_outputs(names: Option<&ClassNames>, texts: &Texts) -> usize {
+    names.map_or(0, |names| names.as_slice().len()).max(texts.num_outputs())
 }
 
 /// Returns the error of a field of the model's configuration.
@@ -241,26 +325,66 @@ impl<C: TextClassifierConfig> SubjectInfo for Classification<C> {
 /// Maximum number of classes of a model. If a label is higher, the column probably contains ids.
 const MAX_CLASSES: usize = 1 << 16;
 
-/// Returns a size of the model: the size that the data needs, or a larger one that the job sets.
+/// Returns a size of the model: the size that the data needs, at least `least`, or a larger one that the job sets.
 ///
 /// The tuple has the name of the field, its value in the job or its default, and the size that the data needs.
 ///
 /// # Errors
-/// Returns a user's mistake if a label is too high, or if the size in the job is too small for the data.
-fn sized_by_data(job: &Job, (name, size, needed): (&str, usize, usize)) -> Result<usize, Failure> {
+/// Returns a user's mistake if the size in the job is too small for the data.
+fn sized_by_data(
+    job: &Job,
+    (name, size, needed): (&str, usize, usize),
+    least: usize,
+) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
-    if name != "vocab_size" && needed > MAX_CLASSES {
+    if given && size < needed.max(least) {
+        return Err(Failure::mistake(format!(
+            "model.config.{name}: too small: {size}; the data has {needed}; use at least that, or leave it out"
+        )));
+    }
+    Ok(if given { size } else { needed.max(least) })
+}
+
+/// Returns the number of outputs of the model, like [`sized_by_data`].
+///
+/// # Errors
+/// Returns a user's mistake if a label is too high, if no text has a label, or if the number in the job does not fit the
+/// data.
+fn outputs_by_data(
+    job: &Job,
+    field: (&str, usize, usize),
+    problem_type: ProblemType,
+) -> Result<usize, Failure> {
+    let (name, size, needed) = field;
+    let given = job.model.config.contains_key(name);
+    match problem_type {
+        ProblemType::Regression if given && size != needed => {
+            return Err(Failure::mistake(format!(
+                "model.config.{name}: is {size}, but a label has {}; leave it out",
+                counted(needed, "number")
+            )));
+        }
+        ProblemType::MultiLabelClassification if needed == 0 && !given => {
+            return Err(Failure::mistake(format!(
+                "data.label_field: no text has a label, so the number of classes is unknown; give \
+                 model.config.{name}, or name the column of the labels"
+            )));
+        }
+        ProblemType::SingleLabelClassification if given && size == 1 => {
+            return Err(Failure::mistake(format!(
+                "model.config.{name}: too small: 1; a text has one of at least 2 classes; for a regression, also set \
+                 model.config.problem_type to \"regression\""
+            )));
+        }
+        _ => {}
+    }
+    if problem_type != ProblemType::Regression && needed > MAX_CLASSES {
         return Err(Failure::mistake(format!(
             "data.label_field: class number too high: {}; a model has at most {MAX_CLASSES} classes; number them from 0",
             needed - 1
         )));
     }
-    if given && size < needed.max(2) {
-        return Err(Failure::mistake(format!(
-            "model.config.{name}: too small: {size}; the data has {needed}; use at least that, or leave it out"
-        )));
-    }
-    Ok(if given { size } else { needed.max(2) })
+    sized_by_data(job, field, problem_type.min_outputs())
 }
 
 impl<B, C> Recipe<B> for Classification<C>
@@ -288,8 +412,8 @@ where
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
-        let label_smoothing = self.label_smoothing;
-        TextClass { limits: self.config.limits(), device, label_smoothing }
+        let (label_smoothing, problem_type) = (self.label_smoothing, self.config.problem_type());
+        TextClass { limits: self.config.limits(), problem_type, device, label_smoothing }
     }
 
     /// Starts the data loader, with the evaluation settings of the job.
@@ -324,10 +448,12 @@ where
 
 /// The task of text classification.
 ///
-/// A label below 0 means that a text has no label. An evaluation does not count such texts in the confusion matrix.
+/// Rows without a text have no label. An evaluation does not count them.
 pub(crate) struct TextClass<D> {
     /// Limits of the model on texts and labels.
     limits: TextLimits,
+    /// What the model predicts.
+    problem_type: ProblemType,
     /// Device of the rank.
     device: D,
     /// The factor of label smoothing, in training and in evaluation.
@@ -335,6 +461,14 @@ pub(crate) struct TextClass<D> {
 }
 
 impl<D> TextClass<D> {
+    /// Returns the labels of the batch for the model.
+    ///
+    /// # Errors
+    /// Returns [`TextBatchError`] for a class that the model does not have.
+    fn labels(&self, batch: &Labelled) -> Result<LabelBatch, TextBatchError> {
+        LabelBatch::new(self.problem_type, &batch.0.labels, self.limits.num_classes)
+    }
+
     /// Copies the batch to the device and checks it against the limits of the model.
     ///
     /// # Errors
@@ -342,10 +476,41 @@ impl<D> TextClass<D> {
     fn batch<B: Backend<Device = D>>(
         &self,
         batch: &Labelled,
+        labels: &LabelBatch,
     ) -> Result<TextBatch<B>, TextBatchError> {
-        let LabelledBatch { input_ids, lengths, labels } = &batch.0;
+        let (input_ids, lengths) = (&batch.0.input_ids, &batch.0.lengths);
+        let labels = labels.as_labels();
         let batch = TextBatch::new(self.limits, input_ids, lengths, labels, &self.device)?;
         Ok(batch.with_label_smoothing(self.label_smoothing))
+    }
+
+    /// Compares the `logits` of the batch with its labels.
+    fn answers<B: Backend>(
+        &self,
+        batch: &Labelled,
+        labels: &LabelBatch,
+        logits: Tensor<B, 2>,
+    ) -> Answers {
+        let outputs = self.limits.num_classes;
+        let numbers = |logits: Tensor<B, 2>| -> Vec<f32> {
+            logits.into_data().convert::<f32>().iter::<f32>().collect()
+        };
+        match labels {
+            LabelBatch::Class(classes) => {
+                let mut confusion = ConfusionMatrix::new(outputs);
+                for (label, answer) in classes.iter().zip(class_answers(logits)) {
+                    // Without an answer, a text counts as a target that was not classified correctly.
+                    if let (Ok(label), Some(answer)) = (usize::try_from(*label), answer) {
+                        confusion.count(label, answer);
+                    }
+                }
+                confusion.into()
+            }
+            LabelBatch::MultiLabel(flags) => count_label_sets(flags, &numbers(logits), outputs),
+            LabelBatch::Regression(values) => {
+                sum_errors(values, &numbers(logits), &batch.0.lengths, outputs)
+            }
+        }
     }
 }
 
@@ -364,27 +529,22 @@ where
     fn loss(&self, model: &M, batch: &Labelled) -> Result<Tensor<Training<B>, 1>, BoxError> {
         // A batch without texts has the sum 0, and dividing by 0 would make it NaN.
         let texts = batch.num_targets().max(1);
-        let (sum, _) = model.loss(&self.batch(batch)?);
+        let (sum, _) = model.loss(&self.batch(batch, &self.labels(batch)?)?);
         Ok(sum / texts as f64)
     }
 
-    /// Computes the sum of the loss over the texts, and counts each pair of true and predicted class.
+    /// Computes the sum of the loss over the texts, and compares labels and answers.
     fn evaluate(&self, model: &M::InnerModule, batch: &Labelled) -> Result<Evaluation, BoxError> {
-        let (sum, logits) = model.loss(&self.batch(batch)?);
-        let mut confusion = ConfusionMatrix::new(self.limits.num_classes);
-        for (label, answer) in batch.0.labels.iter().zip(answers(logits)) {
-            // Without an answer, a text counts as a target that was not classified correctly.
-            if let (Ok(label), Some(answer)) = (usize::try_from(*label), answer) {
-                confusion.count(label, answer);
-            }
-        }
-        Ok(Evaluation { loss_sum: sum.into_scalar().elem(), answers: Some(confusion) })
+        let labels = self.labels(batch)?;
+        let (sum, logits) = model.loss(&self.batch(batch, &labels)?);
+        let answers = self.answers(batch, &labels, logits);
+        Ok(Evaluation { loss_sum: sum.into_scalar().elem(), answers: Some(answers) })
     }
 }
 
 /// Returns the class with the highest logit for each row of `logits`. A row with a logit that is infinite or NaN has no
 /// answer: its maximum depends on how a backend compares NaN.
-fn answers<B: Backend>(logits: Tensor<B, 2>) -> Vec<Option<usize>> {
+fn class_answers<B: Backend>(logits: Tensor<B, 2>) -> Vec<Option<usize>> {
     let finite = logits.clone().is_finite().all_dim(1).into_data();
     let classes = logits.argmax(1).into_data();
     let answers = classes.iter::<i64>().zip(finite.iter::<bool>());
@@ -392,22 +552,4 @@ fn answers<B: Backend>(logits: Tensor<B, 2>) -> Vec<Option<usize>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use burn_flex::Flex;
-
-    use super::*;
-
-    #[test]
-    fn logits_that_are_not_finite_have_no_answer() {
-        let rows = [
-            [0.5, 2.0, 1.0],
-            [f32::NAN, 2.0, 1.0],
-            [0.5, 2.0, -f32::NAN],
-            [f32::INFINITY, 0.0, 0.0],
-            [f32::NAN; 3],
-            [3.0, 3.0, 1.0],
-        ];
-        let logits = Tensor::<Flex, 2>::from_data(rows, &Default::default());
-        assert_eq!(answers(logits), [Some(1), None, None, None, None, Some(0)]);
-    }
-}
+mod tests;

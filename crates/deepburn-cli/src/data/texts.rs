@@ -9,9 +9,11 @@ use std::sync::Arc;
 
 use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
 use deepburn_datasets::{
-    Classes, DataError, Fractions, LABEL_FIELD, LabelledText, LabelledTexts, Splits,
-    SyntheticReviews, TEXT_FIELD, Tokenizer, read_labelled, read_labelled_as,
+    Classes, DataError, Fractions, LABEL_FIELD, LabelKind, LabelledColumns, LabelledText,
+    LabelledTexts, Splits, SyntheticReviews, TEXT_FIELD, TextLabel, Tokenizer, read_labelled,
+    read_labelled_as,
 };
+use deepburn_models::hf::ProblemType;
 
 use crate::counted::counted;
 use crate::data::corpus::{files, token_cache};
@@ -39,16 +41,25 @@ pub(crate) struct Texts {
 const SYNTHETIC_REVIEWS: usize = 4000;
 
 impl Texts {
-    /// Returns the number of classes in all splits.
+    /// Returns the number of classes in all splits, or of numbers to predict.
     ///
     /// If classes have names, it is the number of names. Otherwise it is one more than the highest label of any split,
     /// so that an evaluation can count every label.
-    pub(crate) fn num_classes(&self) -> usize {
+    pub(crate) fn num_outputs(&self) -> usize {
         let others = self.eval.iter().chain(&self.test);
         if let Some(names) = self.classes.names() {
             return names.len();
         }
-        others.map(|texts| texts.num_classes()).fold(self.train.num_classes(), usize::max)
+        others.map(|texts| texts.num_outputs()).fold(self.train.num_outputs(), usize::max)
+    }
+}
+
+/// Returns the kind of the labels of a problem.
+fn label_kind(problem_type: ProblemType) -> LabelKind {
+    match problem_type {
+        ProblemType::SingleLabelClassification => LabelKind::Class,
+        ProblemType::MultiLabelClassification => LabelKind::Classes,
+        ProblemType::Regression => LabelKind::Values,
     }
 }
 
@@ -62,13 +73,18 @@ pub(crate) fn open_texts(
     places: &Places,
     tokenizer: Option<Tokenizer>,
     names: Option<&[String]>,
+    problem_type: ProblemType,
 ) -> Result<Texts, DataError> {
-    let (splits, classes) = read_splits(job, places, names)?;
+    let (splits, classes) = read_splits(job, places, names, label_kind(problem_type))?;
     let [Some(train), eval, test] = splits else {
         return Err(DataError::Empty { what: "the train split".to_owned() });
     };
     // Log warnings before the tokenization, which may take minutes.
-    warn_of_classes(&train, &classes);
+    match problem_type {
+        ProblemType::SingleLabelClassification => warn_of_classes(&train, &classes),
+        ProblemType::MultiLabelClassification => warn_of_label_sets(&train, &classes),
+        ProblemType::Regression => warn_of_values(&train),
+    }
     if let (Some(limit), Some(eval)) = (job.training.eval_max_samples, &eval) {
         warn_of_first_texts(eval, limit, &classes);
     }
@@ -103,7 +119,8 @@ const MANY_CLASSES: usize = 20;
 
 /// Logs the classes and warns of likely mistakes: a single class, or a label column that contains ids.
 fn warn_of_classes(train: &[LabelledText], named: &Classes) {
-    let classes: BTreeSet<u32> = train.iter().map(|text| text.label).collect();
+    let classes: BTreeSet<u32> =
+        train.iter().flat_map(|text| text.label.classes()).copied().collect();
     if classes.len() >= MANY_CLASSES && train.len() < 2 * classes.len() {
         tracing::warn!(
             "the train split has {} classes for {}: check that data.label_field is the column of the labels",
@@ -112,9 +129,7 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
         );
     }
     if let Some(names) = named.names() {
-        let shown: Vec<_> = names.iter().take(8).map(String::as_str).collect();
-        let rest = if names.len() > shown.len() { ", ..." } else { "" };
-        tracing::info!("{} classes by name: {}{rest}", names.len(), shown.join(", "));
+        log_names(names);
         if classes.len() < 2 {
             tracing::warn!("the train split has only one class");
         }
@@ -131,10 +146,54 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
     }
 }
 
+/// Logs class names.
+fn log_names(names: &[String]) {
+    let shown: Vec<_> = names.iter().take(8).map(String::as_str).collect();
+    let rest = if names.len() > shown.len() { ", ..." } else { "" };
+    tracing::info!("{} classes by name: {}{rest}", names.len(), shown.join(", "));
+}
+
+/// Logs the classes of texts with several labels, and warns of classes that the model cannot learn.
+fn warn_of_label_sets(train: &[LabelledText], named: &Classes) {
+    let names = named.names().unwrap_or_default();
+    if !names.is_empty() {
+        log_names(names);
+    }
+    let found: BTreeSet<u32> =
+        train.iter().flat_map(|text| text.label.classes()).copied().collect();
+    let count = names.len().max(found.last().map_or(0, |class| *class as usize + 1));
+    if found.len() < count {
+        tracing::warn!(
+            "no text of the train split has {} of the {count} classes",
+            count - found.len()
+        );
+    }
+    let everywhere = |class: &&u32| train.iter().all(|text| text.label.classes().contains(class));
+    if let Some(class) = found.iter().find(everywhere) {
+        let name = names.get(*class as usize);
+        let class = name.map_or(class.to_string(), |name| format!("\"{name}\""));
+        tracing::warn!("every text of the train split has the class {class}");
+    }
+}
+
+/// Logs the range of the numbers to predict, and warns if there is nothing to learn.
+fn warn_of_values(train: &[LabelledText]) {
+    let values = train.iter().flat_map(|text| match &text.label {
+        TextLabel::Values(values) => values.as_slice(),
+        TextLabel::Class(_) | TextLabel::Classes(_) => &[],
+    });
+    let range = |(low, high): (f32, f32), value: &f32| (low.min(*value), high.max(*value));
+    let (low, high) = values.fold((f32::INFINITY, f32::NEG_INFINITY), range);
+    tracing::info!("the labels of the train split are numbers from {low} to {high}");
+    if low == high {
+        tracing::warn!("all labels of the train split are {low}");
+    }
+}
+
 /// Warns if the first `limit` texts of the eval split all have the same class, as in a file that is sorted by label.
 fn warn_of_first_texts(eval: &[LabelledText], limit: usize, classes: &Classes) {
-    let Some(class) = eval.first().map(|text| text.label) else { return };
-    let Some(same) = eval.iter().position(|text| text.label != class) else { return };
+    let Some(class) = eval.first().and_then(|text| text.label.class()) else { return };
+    let Some(same) = eval.iter().position(|text| text.label.class() != Some(class)) else { return };
     if limit > same {
         return;
     }
@@ -158,23 +217,33 @@ fn read_splits(
     job: &Job,
     places: &Places,
     names: Option<&[String]>,
+    kind: LabelKind,
 ) -> Result<(LabelledSplits, Classes), DataError> {
     let (data, seed) = (&job.data, job.training.seed);
-    let (text, label) = columns(data);
+    let columns = columns(data, kind);
     match files(data, places)? {
         Splits::Shares { files, fractions } => {
             let (all, classes) = match data.splits.is_embedded() {
+                true if kind != LabelKind::Class => {
+                    return Err(DataError::Setting {
+                        name: "data.path".to_owned(),
+                        value: "unset".to_owned(),
+                        rule: "the embedded reviews have one class each, which does not fit \
+                               model.config.problem_type; give a table with such labels, or remove problem_type"
+                            .to_owned(),
+                    });
+                }
                 true => {
                     let texts = SyntheticReviews { seed, count: SYNTHETIC_REVIEWS }.texts();
                     (texts, Classes::Numbers { count: None })
                 }
-                false => read_labelled(&files, text, label, names)?,
+                false => read_labelled(&files, columns, names)?,
             };
             Ok((fractions.divide_shuffled(all, seed)?, classes))
         }
         Splits::Paths { train, eval, test } => {
-            let (all, classes) = read_labelled(&train, text, label, names)?;
-            let read = |files: Vec<PathBuf>| read_labelled_as(&files, text, label, &classes);
+            let (all, classes) = read_labelled(&train, columns, names)?;
+            let read = |files: Vec<PathBuf>| read_labelled_as(&files, columns, &classes);
             // Without an eval split, a fraction of the training texts can be held out for evaluation.
             let share = match data.splits {
                 SplitPlan::Named { eval_share, .. } | SplitPlan::Paths { eval_share, .. } => {
@@ -191,9 +260,12 @@ fn read_splits(
 }
 
 /// Returns the columns of texts and labels.
-fn columns(data: &DataJob) -> (&str, &str) {
-    match &data.kind {
-        DataKind::Classification { text_field, label_field } => (text_field, label_field),
+fn columns(data: &DataJob, kind: LabelKind) -> LabelledColumns<'_> {
+    let (text, label) = match &data.kind {
+        DataKind::Classification { text_field, label_field } => {
+            (text_field.as_str(), label_field.as_str())
+        }
         _ => (TEXT_FIELD, LABEL_FIELD),
-    }
+    };
+    LabelledColumns { text, label, kind }
 }

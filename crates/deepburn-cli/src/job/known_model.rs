@@ -9,7 +9,9 @@ use burn_flex::{Flex, FlexDevice};
 use deepburn_models::causal_lm::{GenerateOptions, LanguageModel};
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
-use deepburn_models::hf::{ExtraFields, ModelConfigError, read_fields, read_small_file};
+use deepburn_models::hf::{
+    ExtraFields, ModelConfigError, ProblemType, read_fields, read_small_file,
+};
 use deepburn_models::{
     Architecture, BuildModel, LanguageModelConfig, TextBatch, TextClassifier, TextClassifierConfig,
 };
@@ -135,10 +137,20 @@ impl KnownModel {
             warn_of_unknown(config.extra_fields());
             return Ok(Self::LanguageModel(config));
         }
-        let labels = fields.get("id2label").and_then(Value::as_object).map(Map::len);
         let body = Gpt2Config::try_from(fields).map_err(|error| named(&error))?;
         warn_of_unknown(&body.extra);
-        let config = ClassifierConfig { body, num_classes: labels.unwrap_or(2) };
+        let num_classes = body.extra.num_labels().unwrap_or(2);
+        let problem_type = match body.extra.problem_type().map_err(|error| named(&error))? {
+            Some(problem_type) => problem_type,
+            None if num_classes == 1 => {
+                tracing::info!(
+                    "config.json has one label and no problem_type: the model predicts a number, as in `transformers`"
+                );
+                ProblemType::Regression
+            }
+            None => ProblemType::default(),
+        };
+        let config = ClassifierConfig { body, num_classes, problem_type };
         Ok(Self::Classifier(Box::new(config)))
     }
 

@@ -19,9 +19,9 @@
 
 use deepburn::checkpoint::{Checkpoint, Export, ParamEntry};
 use deepburn::{ClientStates, TorchModel};
-use deepburn_models::hf::HfExport;
+use deepburn_models::hf::{HfExport, ProblemType};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::data::companions::Companions;
 use crate::run::launcher_env::launch_id;
@@ -213,6 +213,22 @@ impl JobState {
     fn compare_models(&self, now: &Self) -> Result<(), String> {
         let config = |state: &Self| state.hf_export.documents.get("config.json").cloned();
         let Some((then, now)) = config(self).zip(config(now)) else { return Ok(()) };
+        // The default of this field is not written, so a missing field is a value.
+        let single = || ProblemType::default().name().into();
+        let problem = |config: &Map<String, Value>| {
+            config
+                .get(ProblemType::FIELD)
+                .filter(|it| !it.is_null())
+                .cloned()
+                .unwrap_or_else(single)
+        };
+        let (problem_then, problem_now) = (problem(&then), problem(&now));
+        if problem_then != problem_now {
+            return Err(format!(
+                "the model's problem_type changed from {problem_then} to {problem_now}; set \
+                 model.config.problem_type to {problem_then}, or start a new run from its weights"
+            ));
+        }
         // A field that only one configuration has was added in a later version of the program.
         let both = then.iter().filter_map(|(name, then)| Some((name, then, now.get(name)?)));
         // Special tokens and the type of exported weights have no effect on training.
@@ -443,5 +459,19 @@ mod tests {
         config.insert("resid_pdrop".to_owned(), json!(0.5));
         let error = given.compare(&other).unwrap_err();
         assert!(error.contains("model.config.resid_pdrop to 0.1"), "{error}");
+        // A missing problem_type is single-label classification.
+        let typed = |value: Value| {
+            let mut state = state(json!({}));
+            let config = state.hf_export.documents.get_mut("config.json").unwrap();
+            config.insert("problem_type".to_owned(), value);
+            state
+        };
+        assert_eq!(given.compare(&typed(Value::Null)), Ok(()));
+        assert_eq!(typed(json!("single_label_classification")).compare(&given), Ok(()));
+        let error = given.compare(&typed(json!("regression"))).unwrap_err();
+        let expected = "model.config.problem_type to \"single_label_classification\"";
+        assert!(error.contains(expected), "{error}");
+        let error = typed(json!("regression")).compare(&given).unwrap_err();
+        assert!(error.contains("model.config.problem_type to \"regression\""), "{error}");
     }
 }

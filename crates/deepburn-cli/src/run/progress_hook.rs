@@ -153,18 +153,11 @@ impl Hook for ProgressHook {
         }
     }
 
-    /// Prints the result of an evaluation: the loss, and the accuracy of a classifier or the perplexity of a language
-    /// model.
+    /// Prints the result of an evaluation: the loss and the metrics of the task, or the perplexity of a language model.
     fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
-        let EvalRow { step, eval_loss, eval_accuracy } = *row;
-        self.line(match eval_accuracy {
-            Some(share) => {
-                format!("step {step}: eval loss {eval_loss:.4}, accuracy {:.2} %", 100.0 * share)
-            }
-            None => {
-                format!("step {step}: eval loss {eval_loss:.4}, perplexity {:.2}", eval_loss.exp())
-            }
-        });
+        let figures = row.quality().figures().into_iter();
+        let figures: String = figures.map(|(name, value)| format!(", {name} {value}")).collect();
+        self.line(format!("step {}: eval loss {:.4}{figures}", row.step, row.eval_loss));
         Ok(())
     }
 }

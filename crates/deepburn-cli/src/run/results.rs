@@ -3,7 +3,7 @@
 //! | File | Content |
 //! |---|---|
 //! | `model/` | `config.json`, `model.safetensors`, tokenizer and companion files, as `transformers` loads them |
-//! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, else `perplexity` |
+//! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, `test_accuracy` and `test_f1` with several labels a text, `test_mae` for regression, else `perplexity` |
 //! | `report.html` | curves of loss, learning rate, gradient norm, throughput and memory in one self-contained page |
 //!
 //! The model is written first, because it is the most important result. The report is written last. It is created from
@@ -23,9 +23,9 @@ use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use deepburn::metrics::{Row, read_metrics};
+use deepburn::metrics::{Quality, Row, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps};
-use deepburn::{BoxError, Engine, FinalModel, Measured, TrainingEnd};
+use deepburn::{Answers, BoxError, Engine, FinalModel, Measured, TrainingEnd};
 use deepburn_config::JobRequest;
 use deepburn_files::PartialFile;
 use deepburn_monitor::{Environment, Report};
@@ -38,29 +38,31 @@ use crate::failure::Failure;
 use crate::run::launcher_env::{launch_seconds, restarts};
 use crate::run::preparation::Preparation;
 
-/// Writes `test.json` with the loss and the accuracy or perplexity on the test split, and prints them.
+/// Writes `test.json` with the loss and the metrics of the task or the perplexity on the test split, and prints them.
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.
 pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxError> {
     let Measured { row, num_targets, answers } = measured;
     let mut record = json!({ "test_loss": row.eval_loss, "targets": num_targets });
-    let mut line = format!("test loss {:.4}", row.eval_loss);
-    match (row.eval_accuracy, answers) {
-        (Some(accuracy), Some(answers)) => {
+    match row.quality() {
+        Quality::Perplexity(perplexity) => record["perplexity"] = json!(perplexity),
+        Quality::Accuracy(accuracy) => record["test_accuracy"] = json!(accuracy),
+        Quality::LabelSets { accuracy, f1 } => {
             record["test_accuracy"] = json!(accuracy);
-            // One row per true class, one column per predicted class.
-            if let Some(rows) = answers.rows() {
-                record["confusion"] = json!(rows);
-            }
-            line += &format!(", accuracy {:.2} %", 100.0 * accuracy);
+            record["test_f1"] = json!(f1);
         }
-        _ => {
-            record["perplexity"] = json!(row.eval_loss.exp());
-            line += &format!(", perplexity {:.2}", row.eval_loss.exp());
-        }
+        Quality::MeanAbsoluteError(error) => record["test_mae"] = json!(error),
     }
-    console::eprint(&line);
+    // One row per true class, one column per predicted class.
+    if let Some(Answers::Classes(confusion)) = answers
+        && let Some(rows) = confusion.rows()
+    {
+        record["confusion"] = json!(rows);
+    }
+    let figures = row.quality().figures().into_iter();
+    let figures: String = figures.map(|(name, value)| format!(", {name} {value}")).collect();
+    console::eprint(&format!("test loss {:.4}{figures}", row.eval_loss));
     write_whole(&output.join("test.json"), &format!("{record:#}\n")).map_err(|cause| {
         format!("test.json cannot be written ({cause}); make room in the output folder").into()
     })

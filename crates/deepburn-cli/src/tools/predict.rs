@@ -4,7 +4,8 @@
 //! the file. A second thread reads the next part while the current one is classified.
 //!
 //! The names of columns and the maximum length come from the `job.json` of the run, so that texts are read and
-//! truncated as in training. Options override them. If the table has labels, the summary shows the accuracy:
+//! truncated as in training. Options override them. If the table has labels, the summary shows the accuracy, or the
+//! mean absolute error of a regression:
 //!
 //! ```text
 //! texts classified: 1000; accuracy 91.30 % (913 of 1000 with a known label)
@@ -22,8 +23,9 @@ use deepburn_datasets::{
 use crate::console;
 use crate::failure::Failure;
 use crate::job::model_folder::ModelFolder;
+use crate::tools::prediction_summary::PredictionSummary;
 use crate::tools::predictions::{OutputColumns, Prediction, PredictionWriter};
-use crate::tools::trained_classifier::{TrainedClassifier, likeliest};
+use crate::tools::trained_classifier::TrainedClassifier;
 
 /// Maximum number of texts in a part.
 const PART_TEXTS: usize = 1024;
@@ -82,7 +84,7 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
     let columns = columns(arguments, &folder, &classifier)?;
     let table = columns.table.clone();
     let mut writer = PredictionWriter::start(arguments.output.as_deref(), columns)?;
-    let mut summary = PredictionSummary::default();
+    let mut summary = PredictionSummary::new(classifier.problem_type());
     match &arguments.file {
         None => {
             let texts = arguments.text.iter().cloned();
@@ -151,7 +153,12 @@ fn columns(
     };
     let classes = (0..classifier.num_classes()).map(class).collect();
     let table = TextColumns { text, label, copied: arguments.keep.clone() };
-    Ok(OutputColumns { table, classes, are_numbers: classifier.name(0).is_none() })
+    Ok(OutputColumns {
+        table,
+        problem_type: classifier.problem_type(),
+        classes,
+        are_numbers: classifier.name(0).is_none(),
+    })
 }
 
 /// A part of the table's rows, or the error that ended reading.
@@ -194,7 +201,7 @@ fn classify_all(
             return Ok(());
         }
     }
-    match summary.texts {
+    match summary.num_texts() {
         0 => Err(Failure::mistake("--file: the table has no rows; give a table with texts")),
         _ => Ok(()),
     }
@@ -215,58 +222,11 @@ fn classify(
     }
     let texts: Vec<&str> = part.iter().map(|row| row.text.as_str()).collect();
     let found = classifier.predict(&texts)?;
-    for (row, probabilities) in part.into_iter().zip(found) {
-        let class = likeliest(&probabilities);
-        summary.count(row.label.as_deref(), class, classifier);
-        if !writer.write(&Prediction { row, class, probabilities })? {
+    for (row, outputs) in part.into_iter().zip(found) {
+        summary.count(row.label.as_deref(), &outputs, classifier);
+        if !writer.write(&Prediction { row, outputs })? {
             return Ok(false);
         }
     }
     Ok(true)
-}
-
-/// Counts of the rows so far.
-#[derive(Debug, Default)]
-struct PredictionSummary {
-    /// All rows.
-    texts: usize,
-    /// Rows whose label is a class of the model.
-    labelled: usize,
-    /// Rows whose prediction equals their label.
-    correct: usize,
-    /// An example of a label that is not a class of the model.
-    unknown: Option<String>,
-}
-
-impl PredictionSummary {
-    /// Counts a row.
-    fn count(&mut self, label: Option<&str>, class: usize, classifier: &TrainedClassifier) {
-        self.texts += 1;
-        let Some(label) = label.filter(|label| !label.trim().is_empty()) else { return };
-        match classifier.class(label) {
-            Some(known) => {
-                self.labelled += 1;
-                self.correct += usize::from(known == class);
-            }
-            None => _ = self.unknown.get_or_insert_with(|| label.chars().take(32).collect()),
-        }
-    }
-
-    /// Returns the summary in one line.
-    ///
-    /// The accuracy counts only rows whose label is a class of the model.
-    fn line(&self) -> String {
-        let mut line = format!("texts classified: {}", self.texts);
-        if self.labelled > 0 {
-            let accuracy = 100.0 * self.correct as f64 / self.labelled as f64;
-            line += &format!(
-                "; accuracy {accuracy:.2} % ({} of {} with a known label)",
-                self.correct, self.labelled
-            );
-        }
-        if let Some(label) = &self.unknown {
-            line += &format!("; some labels are not classes of the model, such as {label:?}");
-        }
-        line
-    }
 }

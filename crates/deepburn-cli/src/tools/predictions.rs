@@ -5,11 +5,15 @@
 //!
 //! A row has the columns of the input, then the prediction, then the probability of each class. In CSV these are
 //! `predicted_label`, `predicted_class`, `probability` and one `probability_CLASS` per class. In JSON lines the
-//! probabilities are one object:
+//! probabilities are one object. With several labels for each text, `predicted_labels` is a list, which is JSON text in
+//! CSV. A regression has `predicted_value`, or with several numbers for each text one `predicted_value_NAME` for each:
 //!
 //! ```text
 //! {"text": "a joy", "id": "007", "predicted_label": "good", "predicted_class": 1, "probability": 0.75,
 //!  "probabilities": {"bad": 0.25, "good": 0.75}}
+//! {"text": "It crashed", "predicted_labels": ["bug"], "probabilities": {"billing": 0.1, "bug": 0.9}}
+//! {"text": "a joy", "predicted_value": 4.25}
+//! {"text": "a joy", "predicted_values": {"plot": 4.25, "music": 3.5}}
 //! ```
 
 use std::fs::File;
@@ -18,19 +22,19 @@ use std::path::Path;
 
 use deepburn_datasets::{TableText, TextColumns};
 use deepburn_files::PartialFile;
+use deepburn_models::hf::ProblemType;
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
+use crate::tools::trained_classifier::{likeliest, likely};
 
 /// A row of the input with its prediction.
 #[derive(Debug)]
 pub(crate) struct Prediction {
     /// The text, its label and the columns to copy.
     pub(crate) row: TableText,
-    /// The class with the highest probability.
-    pub(crate) class: usize,
-    /// The probabilities of all classes.
-    pub(crate) probabilities: Vec<f64>,
+    /// The probabilities of all classes, or the predicted numbers.
+    pub(crate) outputs: Vec<f64>,
 }
 
 /// The columns of the output.
@@ -41,7 +45,9 @@ pub(crate) struct Prediction {
 pub(crate) struct OutputColumns {
     /// Columns of the input, which come first.
     pub(crate) table: TextColumns,
-    /// Name or number of each class.
+    /// What the model predicts.
+    pub(crate) problem_type: ProblemType,
+    /// Name or number of each class, or of each predicted number.
     pub(crate) classes: Vec<String>,
     /// Whether classes have no names.
     pub(crate) are_numbers: bool,
@@ -165,15 +171,46 @@ fn cannot_write(path: &Path, error: io::Error) -> Failure {
     Failure::run(format!("{} cannot be written: {error}", path.display()))
 }
 
-/// The columns of every output, between the columns of the input and the probabilities of the classes.
+/// The columns of a prediction of one class, between the columns of the input and the probabilities of the classes.
 const OWN: [&str; 3] = ["predicted_label", "predicted_class", "probability"];
+/// The column of a predicted set of labels.
+const LABELS: &str = "predicted_labels";
+/// The column of a predicted number.
+const VALUE: &str = "predicted_value";
+/// The fields of JSON lines that stand for a column of each class or number.
+const OBJECTS: [&str; 2] = ["probabilities", "predicted_values"];
 
 impl OutputColumns {
     /// Returns the names of all columns: the columns of the input, the prediction, and a probability for each class.
     fn names(&self) -> Vec<String> {
-        let own = OWN.map(str::to_owned);
-        let classes = self.classes.iter().map(|class| format!("probability_{class}"));
-        self.inputs().map(|(_, name)| name.clone()).chain(own).chain(classes).collect()
+        let each = |prefix: &str| {
+            let columns = self.classes.iter().map(|class| format!("{prefix}_{class}"));
+            columns.collect::<Vec<_>>()
+        };
+        let own = match self.problem_type {
+            ProblemType::SingleLabelClassification => {
+                OWN.map(str::to_owned).into_iter().chain(each("probability")).collect()
+            }
+            ProblemType::MultiLabelClassification => {
+                [LABELS.to_owned()].into_iter().chain(each("probability")).collect()
+            }
+            ProblemType::Regression if self.classes.len() == 1 => vec![VALUE.to_owned()],
+            ProblemType::Regression => each(VALUE),
+        };
+        self.inputs().map(|(_, name)| name.clone()).chain(own).collect()
+    }
+
+    /// Returns the name of a class as JSON: a number if classes have no names.
+    fn label(&self, class: usize) -> Value {
+        match self.are_numbers {
+            true => json!(class),
+            false => json!(self.classes[class]),
+        }
+    }
+
+    /// Returns the predicted set of labels as JSON.
+    fn labels(&self, outputs: &[f64]) -> Value {
+        likely(outputs).into_iter().map(|class| self.label(class)).collect::<Vec<_>>().into()
     }
 
     /// Returns the columns of the input, each with its command-line option.
@@ -190,8 +227,8 @@ impl OutputColumns {
     /// Returns a user's mistake with the option of the column.
     fn check(&self) -> Result<(), Failure> {
         let mut names = self.names();
-        // JSON has this field instead of a column for each class.
-        names.push("probabilities".to_owned());
+        // JSON has these fields instead of a column for each class.
+        names.extend(OBJECTS.map(str::to_owned));
         for (option, name) in self.inputs() {
             if self.inputs().filter(|(_, other)| *other == name).count() > 1 {
                 return Err(Failure::mistake(format!(
@@ -209,18 +246,25 @@ impl OutputColumns {
 
     /// Returns the cells of a CSV row, in the order of [`names`](Self::names).
     fn cells(&self, prediction: &Prediction) -> Vec<String> {
-        let Prediction { row, class, probabilities } = prediction;
+        let Prediction { row, outputs } = prediction;
         let mut cells = vec![row.text.clone()];
         if self.table.label.is_some() {
             cells.push(row.label.clone().unwrap_or_default());
         }
         cells.extend(row.copied.iter().map(|cell| cell.clone().unwrap_or_default()));
-        cells.extend([
-            self.classes[*class].clone(),
-            class.to_string(),
-            rounded(probabilities[*class]).to_string(),
-        ]);
-        cells.extend(probabilities.iter().map(|it| rounded(*it).to_string()));
+        match self.problem_type {
+            ProblemType::SingleLabelClassification => {
+                let class = likeliest(outputs);
+                let probability = rounded(outputs[class]).to_string();
+                cells.extend([self.classes[class].clone(), class.to_string(), probability]);
+            }
+            ProblemType::MultiLabelClassification => cells.push(self.labels(outputs).to_string()),
+            ProblemType::Regression => {
+                cells.extend(outputs.iter().map(|it| (*it as f32).to_string()));
+                return cells;
+            }
+        }
+        cells.extend(outputs.iter().map(|it| rounded(*it).to_string()));
         cells
     }
 
@@ -228,23 +272,39 @@ impl OutputColumns {
     ///
     /// If classes have no names, `predicted_label` is a number.
     fn object(&self, prediction: &Prediction) -> Value {
-        let Prediction { row, class, probabilities } = prediction;
+        let Prediction { row, outputs } = prediction;
         let mut object = Map::new();
         object.insert(self.table.text.clone(), json!(row.text));
         if let Some(name) = &self.table.label {
-            object.insert(name.clone(), row.label.as_deref().map_or(Value::Null, shown));
+            object.insert(name.clone(), row.label.as_deref().map_or(Value::Null, shown_label));
         }
         let copied = row.copied.iter().map(|it| it.as_deref().map_or(Value::Null, shown));
         object.extend(self.table.copied.iter().cloned().zip(copied));
-        let label = match self.are_numbers {
-            true => json!(class),
-            false => json!(self.classes[*class]),
-        };
-        let own = [label, json!(class), json!(rounded(probabilities[*class]))];
-        object.extend(OWN.map(str::to_owned).into_iter().zip(own));
-        let probabilities = probabilities.iter().map(|it| json!(rounded(*it)));
+        match self.problem_type {
+            ProblemType::SingleLabelClassification => {
+                let class = likeliest(outputs);
+                let own = [self.label(class), json!(class), json!(rounded(outputs[class]))];
+                object.extend(OWN.map(str::to_owned).into_iter().zip(own));
+            }
+            ProblemType::MultiLabelClassification => {
+                object.insert(LABELS.to_owned(), self.labels(outputs));
+            }
+            ProblemType::Regression => {
+                match outputs[..] {
+                    [only] => object.insert(VALUE.to_owned(), number(only)),
+                    _ => {
+                        let values = self.classes.iter().cloned();
+                        let values: Map<_, _> =
+                            values.zip(outputs.iter().map(|it| number(*it))).collect();
+                        object.insert(OBJECTS[1].to_owned(), values.into())
+                    }
+                };
+                return object.into();
+            }
+        }
+        let probabilities = outputs.iter().map(|it| json!(rounded(*it)));
         let probabilities: Map<_, _> = self.classes.iter().cloned().zip(probabilities).collect();
-        object.insert("probabilities".to_owned(), probabilities.into());
+        object.insert(OBJECTS[0].to_owned(), probabilities.into());
         object.into()
     }
 }
@@ -258,6 +318,20 @@ fn shown(cell: &str) -> Value {
         Ok(Value::Number(number)) if number.to_string() == cell => Value::Number(number),
         _ => json!(cell),
     }
+}
+
+/// Returns the cell of a label as JSON, which is also a list if its text is one.
+fn shown_label(cell: &str) -> Value {
+    match serde_json::from_str(cell) {
+        Ok(list @ Value::Array(_)) => list,
+        _ => shown(cell),
+    }
+}
+
+/// Returns a predicted number with the digits of f32.
+fn number(value: f64) -> Value {
+    let digits = (value as f32).to_string();
+    digits.parse::<f64>().map_or(Value::Null, |value| json!(value))
 }
 
 /// Rounds a probability to eight decimals. Further decimals are rounding errors of f32.
@@ -278,9 +352,56 @@ mod tests {
                 label: label.map(str::to_owned),
                 copied: copied.iter().map(|&name| name.to_owned()).collect(),
             },
+            problem_type: ProblemType::default(),
             classes: vec!["bad".to_owned(), "good".to_owned()],
             are_numbers: false,
         }
+    }
+
+    /// Returns the CSV header and row, and the JSON object of a prediction.
+    fn written(problem_type: ProblemType, classes: &[&str], outputs: &[f64]) -> (String, Value) {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str| {
+            let columns = OutputColumns {
+                problem_type,
+                classes: classes.iter().map(|&name| name.to_owned()).collect(),
+                ..columns("text", Some("label"), &[])
+            };
+            let path = folder.path().join(name);
+            let mut writer = PredictionWriter::start(Some(&path), columns).unwrap();
+            let label = Some("[\"good\"]".to_owned());
+            let row = TableText { text: "x".to_owned(), label, copied: Vec::new() };
+            writer.write(&Prediction { row, outputs: outputs.to_vec() }).unwrap();
+            writer.finish().unwrap();
+            fs::read_to_string(path).unwrap()
+        };
+        (write("a.csv"), serde_json::from_str(&write("a.jsonl")).unwrap())
+    }
+
+    #[test]
+    fn sets_of_labels_are_lists() {
+        let (table, object) =
+            written(ProblemType::MultiLabelClassification, &["bad", "good"], &[0.25, 0.5]);
+        let expected = "text,label,predicted_labels,probability_bad,probability_good\n\
+                        x,\"[\"\"good\"\"]\",\"[\"\"good\"\"]\",0.25,0.5\n";
+        assert_eq!(table, expected);
+        let expected = json!({"text": "x", "label": ["good"], "predicted_labels": ["good"],
+            "probabilities": {"bad": 0.25, "good": 0.5}});
+        assert_eq!(object, expected);
+        let (_, object) =
+            written(ProblemType::MultiLabelClassification, &["bad", "good"], &[0.25, 0.4]);
+        assert_eq!(object["predicted_labels"], json!([]));
+    }
+
+    #[test]
+    fn predicted_numbers_have_the_digits_of_f32() {
+        let tenth = f64::from(0.1_f32);
+        let (table, object) = written(ProblemType::Regression, &["0"], &[tenth]);
+        assert_eq!(table, "text,label,predicted_value\nx,\"[\"\"good\"\"]\",0.1\n");
+        assert_eq!(object["predicted_value"], json!(0.1));
+        let (table, object) = written(ProblemType::Regression, &["plot", "music"], &[tenth, -2e-9]);
+        assert!(table.starts_with("text,label,predicted_value_plot,predicted_value_music\n"));
+        assert_eq!(object["predicted_values"], json!({"plot": 0.1, "music": -2e-9}));
     }
 
     fn row() -> Prediction {
@@ -290,8 +411,7 @@ mod tests {
                 label: Some("1".to_owned()),
                 copied: vec![Some("007".to_owned()), Some("0.5".to_owned()), None],
             },
-            class: 1,
-            probabilities: vec![0.25, 0.75],
+            outputs: vec![0.25, 0.75],
         }
     }
 

@@ -1,4 +1,4 @@
-//! Inference with a trained classifier, from texts to class probabilities.
+//! Inference with a trained classifier, from texts to class probabilities or numbers.
 //!
 //! Main type: [`TrainedClassifier`], an encoder or a GPT-2 classifier. Texts are tokenized, truncated and padded as in
 //! training. The model is not sharded. It is loaded on the plain backend `flex` and runs on all cores.
@@ -9,7 +9,7 @@ use burn_flex::FlexDevice;
 use deepburn_datasets::{
     Collate, LabelledTexts, PickingOrder, StepShape, TokenBudget, Tokenizer, whole_number,
 };
-use deepburn_models::hf::ClassNames;
+use deepburn_models::hf::{ClassNames, ProblemType};
 use deepburn_models::{TextBatch, TextLimits};
 
 use crate::failure::Failure;
@@ -30,6 +30,8 @@ pub(crate) struct TrainedClassifier {
     tokenizer: Tokenizer,
     /// Limits of the model on texts and classes.
     limits: TextLimits,
+    /// What the model predicts.
+    problem_type: ProblemType,
     /// Class names, if the model has some.
     names: Option<ClassNames>,
     /// Maximum number of tokens of a text. Longer texts are truncated.
@@ -51,6 +53,7 @@ impl TrainedClassifier {
         };
         let names = config.class_names().map_err(Failure::mistake)?;
         let (classify, limits) = (config.open(folder)?, config.limits());
+        let problem_type = config.problem_type();
         let tokenizer = Tokenizer::load(folder).map_err(Failure::mistake)?;
         if tokenizer.vocab_size() > limits.vocab_size {
             return Err(Failure::mistake(format!(
@@ -67,10 +70,15 @@ impl TrainedClassifier {
                 limits.max_len
             )));
         }
-        Ok(Self { classify, tokenizer, limits, names, max_length })
+        Ok(Self { classify, tokenizer, limits, problem_type, names, max_length })
     }
 
-    /// Returns the number of classes.
+    /// Returns what the model predicts.
+    pub(crate) fn problem_type(&self) -> ProblemType {
+        self.problem_type
+    }
+
+    /// Returns the number of classes, or of numbers to predict.
     pub(crate) fn num_classes(&self) -> usize {
         self.limits.num_classes
     }
@@ -97,8 +105,8 @@ impl TrainedClassifier {
         })
     }
 
-    /// Returns the probabilities of all classes for each of `texts`, in the same order. Batches have texts of similar
-    /// length, so that there is little padding.
+    /// Returns the outputs for each of `texts`, in the same order: the probabilities of all classes, or numbers. Batches
+    /// have texts of similar length, so that there is little padding.
     ///
     /// # Errors
     /// Returns a user's mistake if a text cannot be tokenized, or a failure while running if logits are not finite.
@@ -120,35 +128,42 @@ impl TrainedClassifier {
                 continue;
             }
             let batch = texts.collate(rows, rows.len()).map_err(Failure::run)?;
-            let batch = TextBatch::new(
-                self.limits,
-                &batch.input_ids,
-                &batch.lengths,
-                &batch.labels,
-                &FlexDevice,
-            );
+            // The labels do not affect the logits.
+            let labels = vec![0; rows.len()];
+            let batch =
+                TextBatch::new(self.limits, &batch.input_ids, &batch.lengths, &labels, &FlexDevice);
             let logits = (self.classify)(&batch.map_err(Failure::run)?);
             let logits: Vec<f32> = logits.into_data().iter::<f32>().collect();
             for (row, logits) in rows.iter().zip(logits.chunks(self.num_classes())) {
-                found[*row] = softmax(logits)?;
+                found[*row] = outputs(self.problem_type, logits)?;
             }
         }
         Ok(found)
     }
 }
 
-/// Computes the softmax of `logits`. The highest logit is subtracted first, so that no exponential overflows.
+/// Returns the outputs of a text: the softmax of its logits, the sigmoid of each, or the logits themselves.
 ///
 /// # Errors
 /// Returns a failure while running if a logit is not finite.
-fn softmax(logits: &[f32]) -> Result<Vec<f64>, Failure> {
+fn outputs(problem_type: ProblemType, logits: &[f32]) -> Result<Vec<f64>, Failure> {
     if logits.iter().any(|logit| !logit.is_finite()) {
         return Err(Failure::run("the model's logits are not finite; train it again"));
     }
+    let sigmoid = |logit: &f32| 1.0 / (1.0 + f64::from(-logit).exp());
+    Ok(match problem_type {
+        ProblemType::SingleLabelClassification => softmax(logits),
+        ProblemType::MultiLabelClassification => logits.iter().map(sigmoid).collect(),
+        ProblemType::Regression => logits.iter().copied().map(f64::from).collect(),
+    })
+}
+
+/// Computes the softmax of `logits`. The highest logit is subtracted first, so that no exponential overflows.
+fn softmax(logits: &[f32]) -> Vec<f64> {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f64> = logits.iter().map(|it| f64::from(it - highest).exp()).collect();
     let sum: f64 = weights.iter().sum();
-    Ok(weights.into_iter().map(|weight| weight / sum).collect())
+    weights.into_iter().map(|weight| weight / sum).collect()
 }
 
 /// Returns the class with the highest probability. If several classes have it, returns the first.
@@ -157,4 +172,9 @@ pub(crate) fn likeliest(probabilities: &[f64]) -> usize {
         if probabilities[class] > probabilities[best] { class } else { best }
     };
     (0..probabilities.len()).fold(0, better)
+}
+
+/// Returns the classes whose probability is at least one half.
+pub(crate) fn likely(probabilities: &[f64]) -> Vec<usize> {
+    (0..probabilities.len()).filter(|class| probabilities[*class] >= 0.5).collect()
 }

@@ -16,6 +16,7 @@ mod faults;
 mod formats;
 mod hub;
 mod job;
+mod label_kinds;
 mod label_smoothing;
 mod launching;
 mod limits;

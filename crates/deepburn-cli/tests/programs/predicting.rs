@@ -18,7 +18,7 @@ fn write_reviews(path: &Path, seed: u64, count: usize) {
     let mut writer = csv::Writer::from_path(path).unwrap();
     writer.write_record(["stars", "review"]).unwrap();
     for row in (SyntheticReviews { seed, count }).texts() {
-        writer.write_record([NAMES[row.label as usize], &row.text]).unwrap();
+        writer.write_record([NAMES[row.label.class().unwrap() as usize], &row.text]).unwrap();
     }
     writer.flush().unwrap();
 }

@@ -61,7 +61,8 @@ section! {
         /// resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, initializer_range,
         /// tie_word_embeddings and others. imdb_encoder: vocab_size, embed_dim, num_heads,
         /// num_layers, hidden_dim, max_len, dropout, layer_norm_epsilon. Classifiers: also
-        /// id2label.
+        /// id2label, and problem_type: "single_label_classification" (default),
+        /// "multi_label_classification" or "regression".
         config: () = free(),
     }
 
@@ -72,8 +73,9 @@ section! {
         kind: &'a str = one_of(&["text", "tokens", "synthetic", "classification"], "text"),
         /// Column or field that contains the text.
         text_field: &'a str = text("text"),
-        /// Column or field that contains the label: an integer from 0, or a class name. Only for
-        /// classification.
+        /// Column or field that contains the label: an integer from 0, or a class name. With
+        /// model.config.problem_type "multi_label_classification" a list of them, and with
+        /// "regression" a number or a list of numbers. Only for classification.
         label_field: &'a str = text("label"),
         /// Data set: a file or folder, relative to the current folder or the job file, or a Hub
         /// repository (owner/name or owner/name@revision). Unset: the files in splits, or embedded

@@ -5,7 +5,7 @@
 //! are missing in the metrics. Horizontal axes are optimizer steps.
 
 use crate::chart::{Chart, Series, stacked};
-use crate::metrics::{EvalRow, MemoryRow, StepRow};
+use crate::metrics::{EvalRow, MemoryRow, Quality, StepRow};
 
 /// The phases of a step, in the order in which they are stacked.
 pub(super) const PHASES: [&str; 5] = ["data", "forward", "backward", "optimizer", "other"];
@@ -55,17 +55,28 @@ pub(super) fn charts(steps: &[StepRow], evals: &[EvalRow]) -> Vec<Chart> {
     charts
 }
 
-/// Returns a chart of the model's quality besides its loss: the accuracy if
-/// there is one, or else the perplexity.
-fn quality(evals: &[EvalRow]) -> Option<Chart> {
-    if evals.is_empty() {
-        None
-    } else if evals.iter().any(|row| row.eval_accuracy.is_some()) {
-        let accuracy = by_eval(evals, |row| row.eval_accuracy.unwrap_or(f64::NAN));
-        Some(Chart::new("Evaluation accuracy", vec![accuracy]).starting_at_zero())
-    } else {
-        let perplexity = by_eval(evals, |row| row.eval_loss.exp());
-        Some(Chart::new("Evaluation perplexity", vec![perplexity]))
+/// Returns charts of the model's quality besides its loss: the metrics of the
+/// task, or else the perplexity.
+fn quality(evals: &[EvalRow]) -> Vec<Chart> {
+    let chart = |title, value: fn(&EvalRow) -> f64| Chart::new(title, vec![by_eval(evals, value)]);
+    let accuracy = || {
+        chart("Evaluation accuracy", |row| row.eval_accuracy.unwrap_or(f64::NAN)).starting_at_zero()
+    };
+    match evals.last().map(EvalRow::quality) {
+        None => Vec::new(),
+        Some(Quality::Accuracy(_)) => vec![accuracy()],
+        Some(Quality::LabelSets { .. }) => {
+            let f1 = chart("Evaluation F1", |row| row.eval_f1.unwrap_or(f64::NAN));
+            vec![accuracy(), f1.starting_at_zero()]
+        }
+        Some(Quality::MeanAbsoluteError(_)) => {
+            let error =
+                chart("Evaluation mean absolute error", |row| row.eval_mae.unwrap_or(f64::NAN));
+            vec![error.starting_at_zero()]
+        }
+        Some(Quality::Perplexity(_)) => {
+            vec![chart("Evaluation perplexity", |row| row.eval_loss.exp())]
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::metrics::{EvalRow, StepRow};
 /// Returns the names and values of the summary.
 ///
 /// Memory is measured in rank 0's process, and tokens are summed over all
-/// ranks. Perplexity is exp(loss), for tasks without an accuracy.
+/// ranks. Perplexity is exp(loss), for tasks without another metric.
 pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)> {
     let mut rows = Vec::new();
     let mut add = |name: &str, value: String| rows.push((name.to_owned(), value));
@@ -28,9 +28,8 @@ pub(super) fn rows(steps: &[StepRow], evals: &[EvalRow]) -> Vec<(String, String)
     }
     if let Some(last) = evals.last() {
         add("Last evaluation loss", format!("{:.4} at step {}", last.eval_loss, last.step));
-        match last.eval_accuracy {
-            Some(accuracy) => add("Last evaluation accuracy", format!("{:.2} %", 100.0 * accuracy)),
-            None => add("Last evaluation perplexity", format!("{:.2}", last.eval_loss.exp())),
+        for (name, value) in last.quality().figures() {
+            add(&format!("Last evaluation {name}"), value);
         }
     }
     let tokens = steps.iter().fold(0_u64, |sum, row| sum.saturating_add(row.tokens));

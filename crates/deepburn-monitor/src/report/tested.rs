@@ -1,7 +1,7 @@
 //! Tables of the test result, `test.json`.
 //!
 //! ```text
-//! {"test_loss": …, "test_accuracy": …, "perplexity": …, "targets": …,
+//! {"test_loss": …, "test_accuracy": …, "test_f1": …, "test_mae": …, "perplexity": …, "targets": …,
 //!  "confusion": [[answers by class], …, one row per true class]}
 //! ```
 
@@ -24,7 +24,8 @@ pub(super) fn push(html: &mut String, test: &Value) {
     }
 }
 
-/// Returns loss, accuracy or perplexity, and the number of targets.
+/// Returns the loss, the metrics of the task or the perplexity, and the number
+/// of targets.
 fn figures(test: &Value) -> Vec<(String, String)> {
     let number = |name: &str| test.get(name).and_then(Value::as_f64);
     let mut rows = Vec::new();
@@ -32,10 +33,16 @@ fn figures(test: &Value) -> Vec<(String, String)> {
     if let Some(loss) = number("test_loss") {
         add("Loss", format!("{loss:.4}"));
     }
-    match (number("test_accuracy"), number("perplexity")) {
-        (Some(accuracy), _) => add("Accuracy", format!("{:.2} %", 100.0 * accuracy)),
-        (None, Some(perplexity)) => add("Perplexity", format!("{perplexity:.2}")),
-        (None, None) => {}
+    if let Some(accuracy) = number("test_accuracy") {
+        add("Accuracy", format!("{:.2} %", 100.0 * accuracy));
+    } else if let Some(perplexity) = number("perplexity") {
+        add("Perplexity", format!("{perplexity:.2}"));
+    }
+    if let Some(f1) = number("test_f1") {
+        add("F1", format!("{:.2} %", 100.0 * f1));
+    }
+    if let Some(error) = number("test_mae") {
+        add("Mean absolute error", format!("{error:.4}"));
     }
     if let Some(targets) = test.get("targets").and_then(Value::as_u64) {
         add("Targets", html::grouped(targets));
@@ -94,6 +101,16 @@ mod tests {
             assert!(html.contains(part), "{part}: {html}");
         }
         assert!(!html.contains("Perplexity"));
+    }
+
+    #[test]
+    fn several_labels_and_numbers_have_their_own_metrics() {
+        let html =
+            page(&json!({"test_loss": 0.4, "targets": 9, "test_accuracy": 0.5, "test_f1": 0.75}));
+        assert!(html.contains("<td>75.00 %</td>") && html.contains("<td>50.00 %</td>"), "{html}");
+        let html = page(&json!({"test_loss": 0.4, "targets": 9, "test_mae": 0.125}));
+        assert!(html.contains("Mean absolute error") && html.contains("<td>0.1250</td>"), "{html}");
+        assert!(!html.contains("Accuracy") && !html.contains("Perplexity"), "{html}");
     }
 
     #[test]

@@ -41,6 +41,7 @@ fn eval(step: u64) -> Row {
         step,
         eval_loss: 4.0 + 6.0 / step as f64,
         eval_accuracy: Some(1.0 - 1.0 / step as f64),
+        ..EvalRow::default()
     })
 }
 

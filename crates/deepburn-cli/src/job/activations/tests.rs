@@ -9,7 +9,8 @@ use deepburn::zero::{Category, Tier, Training};
 use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
 use deepburn_models::encoder::{Encoder, EncoderConfig};
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2, Gpt2Classifier, Gpt2Config};
-use deepburn_models::{TextBatch, TextClassifier};
+use deepburn_models::hf::ProblemType;
+use deepburn_models::{TextBatch, TextClassifier, TextLabels, TextLimits};
 use serde_json::{Value, json};
 
 use super::*;
@@ -191,11 +192,46 @@ fn ranks_and_stages_are_forecast() {
     }
 }
 
-fn text_batch(limits: deepburn_models::TextLimits, batch: BatchShape) -> TextBatch<Training<Flex>> {
+fn text_batch(limits: TextLimits, batch: BatchShape) -> TextBatch<Training<Flex>> {
+    let labels = vec![1; batch.sequences as usize];
+    labelled_batch(limits, batch, TextLabels::from(&labels))
+}
+
+fn labelled_batch(
+    limits: TextLimits,
+    batch: BatchShape,
+    labels: TextLabels<'_>,
+) -> TextBatch<Training<Flex>> {
     let [texts, length] = [batch.sequences, batch.length].map(|it| it as usize);
     let ids: Vec<u32> = (0..texts * length).map(|it| (it % 61) as u32).collect();
-    let (lengths, labels) = (vec![length; texts], vec![1; texts]);
-    TextBatch::new(limits, &ids, &lengths, &labels, &FlexDevice).unwrap()
+    TextBatch::new(limits, &ids, &vec![length; texts], labels, &FlexDevice).unwrap()
+}
+
+/// Regression and several labels. With many labels and short texts, the loss needs a visible part of the memory.
+#[test]
+fn other_losses_need_the_forecast_memory() {
+    for section in sections() {
+        let batch = BatchShape { sequences: 8, length: 10 };
+        let run = Run { section: &section, ranks: 1, batch };
+        for (problem_type, num_classes) in [
+            (ProblemType::Regression, 1),
+            (ProblemType::Regression, 90),
+            (ProblemType::MultiLabelClassification, 90),
+        ] {
+            let config = ClassifierConfig { body: gpt2(0), num_classes, problem_type };
+            let (flags, values) = (vec![1; 8 * num_classes], vec![0.5; 8 * num_classes]);
+            let labels = match problem_type {
+                ProblemType::Regression => TextLabels::Regression(&values),
+                _ => TextLabels::MultiLabel(&flags),
+            };
+            let forecast = run.forecast(&config);
+            let measured = run.measured(
+                || Gpt2Classifier::<Training<Flex>>::new(&config, 3, &FlexDevice).unwrap(),
+                |model| model.loss(&labelled_batch(config.limits(), batch, labels)).0,
+            );
+            run.check(&format!("{problem_type:?} {num_classes}"), forecast, measured);
+        }
+    }
 }
 
 #[test]
@@ -203,7 +239,11 @@ fn classifiers_need_the_forecast_memory() {
     for section in sections() {
         let batch = BatchShape { sequences: 3, length: 50 };
         let run = Run { section: &section, ranks: 1, batch };
-        let config = ClassifierConfig { body: gpt2(0), num_classes: 3 };
+        let config = ClassifierConfig {
+            body: gpt2(0),
+            num_classes: 3,
+            problem_type: ProblemType::default(),
+        };
         let forecast = run.forecast(&config);
         let measured = run.measured(
             || Gpt2Classifier::<Training<Flex>>::new(&config, 3, &FlexDevice).unwrap(),

@@ -163,7 +163,7 @@ impl Job {
             "there is nothing to evaluate: data.splits.eval is missing";
             "add data.splits, for example {{\"train\": \"90%\", \"eval\": \"10%\"}}, or remove it");
         reader.check_saving(&job.training);
-        reader.check_best(&job, has_eval);
+        reader.check_best(&job, top.training.value.eval_strategy.value, has_eval);
         let has_perplexity = !matches!(job.data.kind, DataKind::Classification { .. });
         note!(if job.training.label_smoothing_factor > 0.0 && has_perplexity;
             reader.findings, "training.label_smoothing_factor" =>

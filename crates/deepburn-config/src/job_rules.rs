@@ -255,7 +255,7 @@ impl JobReader<'_> {
     /// Checks that a job that selects the best model has evaluations during training.
     ///
     /// `has_eval` is true if an eval split is given, even if it is invalid.
-    pub(crate) fn check_best(&mut self, job: &Job, has_eval: bool) {
+    pub(crate) fn check_best(&mut self, job: &Job, strategy: Option<&str>, has_eval: bool) {
         let Job { training, data, model, .. } = job;
         let asks = match training {
             TrainingJob { load_best_model_at_end: true, .. } => Some("load_best_model_at_end"),
@@ -264,11 +264,16 @@ impl JobReader<'_> {
         };
         // An invalid split has already been reported.
         let has_split = has_eval || data.splits.has_eval();
+        let evaluation = match strategy {
+            Some("no") => "training.eval_strategy \"steps\" or \"epoch\"",
+            _ => "training.eval_steps",
+        };
+        let both = format!("{evaluation} and data.splits.eval");
         let missing = match (training.eval_steps, has_split) {
             (Some(_), true) => None,
             (Some(_), false) => Some("data.splits.eval"),
-            (None, true) => Some("training.eval_steps"),
-            (None, false) => Some("training.eval_steps and data.splits.eval"),
+            (None, true) => Some(evaluation),
+            (None, false) => Some(both.as_str()),
         };
         if let Some((key, missing)) = asks.zip(missing) {
             refuse!(self.findings, format!("training.{key}") =>

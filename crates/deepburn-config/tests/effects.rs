@@ -123,6 +123,17 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
         "it has no training.eval_steps and data.splits.eval",
     ),
     (
+        "training.load_best_model_at_end",
+        r#"{"data": {"splits": {"train": "90%", "eval": "10%"}},
+            "training": {"eval_strategy": "no", "eval_steps": 1, "load_best_model_at_end": true}}"#,
+        "add training.eval_strategy \"steps\" or \"epoch\", or remove it",
+    ),
+    (
+        "training.eval_strategy",
+        r#"{"data": {"splits": {"train": "90%", "eval": "10%"}}, "training": {"eval_strategy": "no"}}"#,
+        "still evaluated after the last step",
+    ),
+    (
         "training.metric_for_best_model",
         r#"{"training": {"metric_for_best_model": "loss"}}"#,
         "models are only compared for load_best_model_at_end",

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-use crate::formats::text::{DocumentEvent, EventSink, visit_documents};
+use crate::formats::text::{DocumentEvent, EventSink, text_files, visit_documents};
 use crate::hash::hexadecimal;
 use crate::{DataError, Join, Result};
 
@@ -84,13 +84,15 @@ impl Documents<'_> {
         }
     }
 
-    /// Streams every event to `sink`. Empty documents are left out. With
-    /// [`Join::BlankLine`] all documents, including empty ones, form one
-    /// document with blank lines in between.
+    /// Streams every event to `sink`, and returns the files that have no text.
+    /// Empty documents are left out. With [`Join::BlankLine`] all documents,
+    /// including empty ones, form one document with blank lines in between.
     ///
     /// # Errors
-    /// Returns an error if the text cannot be read, and the errors of `sink`.
-    pub(crate) fn visit(&self, sink: EventSink<'_>) -> Result<()> {
+    /// Returns an error if the text cannot be read or all files are empty, and
+    /// the errors of `sink`.
+    pub(crate) fn visit(&self, sink: EventSink<'_>) -> Result<Vec<PathBuf>> {
+        let mut empty = Vec::new();
         let is_one = self.join() == Join::BlankLine;
         let (mut begins, mut is_first, mut has_text) = (true, true, false);
         let mut joined = |event: DocumentEvent<'_>| {
@@ -111,8 +113,18 @@ impl Documents<'_> {
         };
         match self {
             Self::Files { files, field, .. } => {
-                for path in *files {
-                    visit_documents(path, field, &mut joined)?;
+                let paths = files.iter().map(|path| text_files(path));
+                let paths = paths.collect::<Result<Vec<_>>>()?.concat();
+                for path in &paths {
+                    match visit_documents(path, field, &mut joined) {
+                        // One file without text does not make a data set empty.
+                        Err(DataError::Empty { .. }) => empty.push(path.clone()),
+                        other => other?,
+                    }
+                }
+                if empty.len() == paths.len() {
+                    let what = format!("the text at `{}`", self.described());
+                    return Err(DataError::Empty { what });
                 }
             }
             Self::Memory { documents, .. } => {
@@ -122,7 +134,10 @@ impl Documents<'_> {
                 }
             }
         }
-        if is_one && !is_first { sink(DocumentEvent::End) } else { Ok(()) }
+        if is_one && !is_first {
+            sink(DocumentEvent::End)?;
+        }
+        Ok(empty)
     }
 
     /// Reads the text once and keeps a sample of `sample_bytes`.
@@ -133,7 +148,7 @@ impl Documents<'_> {
         let mut hasher = DocumentsHasher::default();
         let (mut num_chars, mut sample, mut kept) = (0, vec![String::new()], 0);
         let mut num_documents = 0;
-        self.visit(&mut |event| {
+        let empty = self.visit(&mut |event| {
             hasher.add(event);
             num_documents += usize::from(event == DocumentEvent::End);
             match event {
@@ -152,6 +167,9 @@ impl Documents<'_> {
             }
             Ok(())
         })?;
+        for file in &empty {
+            tracing::warn!("{} has no text; the other files of the data are read", file.display());
+        }
         sample.retain(|document| !document.is_empty());
         Ok(TextScan { num_chars, num_documents, hash: hasher.finish(), sample })
     }

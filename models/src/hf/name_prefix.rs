@@ -30,6 +30,11 @@ const WRAPPERS: [&str; 7] = [
     "model.",
 ];
 
+/// Attributes of wrappers around single layers, which are in the middle of names: nested FSDP, activation checkpointing
+/// and compiled layers.
+const LAYER_WRAPPERS: [&str; 3] =
+    ["_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"];
+
 /// Parts of the names that PEFT gives to the tensors of a LoRA adapter.
 const ADAPTER_PARTS: [&str; 4] =
     [".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_magnitude_vector"];
@@ -73,6 +78,13 @@ pub(crate) fn find_prefix<'n>(
     }
 }
 
+/// Returns a name without the attributes of wrappers around layers. A wrapper at the start is a prefix and stays.
+pub(crate) fn without_layer_wrappers(name: &str) -> String {
+    let parts = name.split('.').enumerate();
+    let own = parts.filter(|(at, part)| *at == 0 || !LAYER_WRAPPERS.contains(part));
+    own.map(|(_, part)| part).collect::<Vec<_>>().join(".")
+}
+
 /// Returns whether a prefix consists of the prefixes of known wrappers.
 fn is_known(prefix: &str) -> bool {
     prefix.is_empty()
@@ -111,6 +123,18 @@ mod tests {
             (&[], ""),
         ] {
             assert_eq!(find(names).as_deref(), Ok(expected), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn wrappers_around_layers_are_removed() {
+        for (name, expected) in [
+            ("h.0._fsdp_wrapped_module.attn._orig_mod.bias", "h.0.attn.bias"),
+            ("h.0._checkpoint_wrapped_module.bias", "h.0.bias"),
+            ("_orig_mod.h.0.bias", "_orig_mod.h.0.bias"),
+            ("h.0.bias", "h.0.bias"),
+        ] {
+            assert_eq!(without_layer_wrappers(name), expected);
         }
     }
 

@@ -24,7 +24,7 @@ use serde::Deserialize;
 use super::CONFIG;
 use super::error::{INDEX, ModelFolderError, TensorProblem, WEIGHTS};
 use super::mean_rows::append_mean_rows;
-use super::name_prefix::{MERGE, adapter_in, find_prefix};
+use super::name_prefix::{MERGE, adapter_in, find_prefix, without_layer_wrappers};
 use super::names::{Names, ParameterShape};
 use super::small_file::read_small_file;
 use super::tensor_file::{TensorFile, float_type};
@@ -78,7 +78,8 @@ impl Weights {
         let files = open_files(folder)?;
         let in_files: Vec<Vec<String>> = files.iter().map(TensorFile::names).collect();
         let all = || in_files.iter().flatten().map(String::as_str);
-        let is_own = |name: &str| (names.path)(name).is_some_and(|path| is_own(&path));
+        let path_of = |name: &str| (names.path)(&without_layer_wrappers(name));
+        let is_own = |name: &str| path_of(name).is_some_and(|path| is_own(&path));
         let prefix = match adapter_in(all()) {
             Some(reason) => Err(reason),
             None => find_prefix(all(), is_own).map(str::to_owned),
@@ -89,7 +90,7 @@ impl Weights {
         for (file, (content, in_file)) in files.iter().zip(in_files).enumerate() {
             for name in in_file {
                 let own = name.strip_prefix(&prefix).unwrap_or(&name);
-                let Some(path) = (names.path)(own) else { continue };
+                let Some(path) = path_of(own) else { continue };
                 let location = TensorLocation { file, name: name.clone(), new_rows: 0 };
                 if let Some(TensorLocation { name: first, .. }) = tensors.insert(path, location) {
                     let reason = format!("`{name}` and `{first}` are the same tensor, given twice");

@@ -131,8 +131,11 @@ fn scores_for_other_classes_are_refused() {
 /// The head of the language model is dropped, so only the embedding has new rows.
 #[test]
 fn a_larger_vocabulary_keeps_the_logits() {
-    let larger =
-        ClassifierConfig { body: Gpt2Config { vocab_size: 520, ..config().body }, num_classes: 3, problem_type: ProblemType::default() };
+    let larger = ClassifierConfig {
+        body: Gpt2Config { vocab_size: 520, ..config().body },
+        num_classes: 3,
+        problem_type: ProblemType::default(),
+    };
     larger.check_values(tiny()).unwrap();
     let device = Default::default();
     let text = recorded().texts.swap_remove(0);

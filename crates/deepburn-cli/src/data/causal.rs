@@ -30,7 +30,7 @@ use serde_json::{Map, Value, json};
 
 use crate::data::companions::{Companions, kept_generation_config};
 use crate::data::corpus::open_corpus;
-use crate::data::job_tokenizer::JobTokenizer;
+use crate::data::job_tokenizer::{JobTokenizer, VocabularyOrigin};
 use crate::data::lengths::{PREFETCH, check_length, longest};
 use crate::data::places::Places;
 use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
@@ -94,7 +94,9 @@ impl<C: LanguageModelConfig> Causal<C> {
             config = with_special_tokens(config, job, tokenizer, vocabulary, &special)?;
         }
         let (folder, tokenizer) = (pretrained.as_deref(), corpus.tokenizer.as_ref());
-        let generation_config = kept_generation_config(folder, tokenizer, &job.model.config)?;
+        let is_new = vocabulary == VocabularyOrigin::New || job.data.eos_token.is_some();
+        let keeps_ids = tokenizer.is_none() || !is_new;
+        let generation_config = kept_generation_config(folder, keeps_ids, &job.model.config)?;
         Ok(Self {
             companions: Companions::find(folder, tokenizer)?,
             generation_config,

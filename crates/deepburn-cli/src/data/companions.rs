@@ -3,8 +3,8 @@
 //!
 //! Main type: [`Companions`]. Files of the model come from the folder of `model.pretrained`. Files of the tokenizer
 //! come from the folder of the tokenizer that the job uses, because a chat template names tokens.
-//! `generation_config.json` names tokens by their ids, so it is kept only with the model's own tokenizer and special
-//! tokens ([`kept_generation_config`]).
+//! `generation_config.json` names tokens by their ids, so it is kept only if the job keeps the ids and the special
+//! tokens of the model ([`kept_generation_config`]).
 //!
 //! A checkpoint records the places of the files, so that `deepburn consolidate` can export them if the run has not
 //! saved its model.
@@ -122,13 +122,14 @@ pub(crate) fn is_own_tokenizer(pretrained: Option<&Path>, tokenizer: Option<&Tok
 }
 
 /// Returns the `generation_config.json` of a pretrained model if its token ids are valid for the trained model.
-/// `overrides` is `model.config` of the job.
+/// `keeps_ids` is false if the job's tokenizer has other ids or another end of text, and `overrides` is `model.config`
+/// of the job.
 ///
 /// # Errors
 /// Returns a user's mistake if the file is malformed.
 pub(crate) fn kept_generation_config(
     pretrained: Option<&Path>,
-    tokenizer: Option<&Tokenizer>,
+    keeps_ids: bool,
     overrides: &Map<String, Value>,
 ) -> Result<Option<Map<String, Value>>, Failure> {
     let Some(folder) = pretrained else { return Ok(None) };
@@ -139,8 +140,8 @@ pub(crate) fn kept_generation_config(
         overrides.get(*name).is_some_and(|id| fields.get(*name).unwrap_or(&Value::Null) != id)
     });
     let reason = match changed {
-        _ if !is_own_tokenizer(pretrained, tokenizer) => {
-            "its token ids belong to another tokenizer than the job's".to_owned()
+        _ if !keeps_ids => {
+            "the job's tokenizer has other token ids or another end of text".to_owned()
         }
         Some(name) => format!("model.config.{name} is set to another id"),
         None => return Ok(Some(fields.clone())),
@@ -273,24 +274,23 @@ mod tests {
 
     #[test]
     fn a_generation_config_is_kept_with_its_tokens() {
-        let (model, other) = (folder(&[]), folder(&[]));
-        let (own, foreign) = (tokenizer(model.path()), tokenizer(other.path()));
+        let model = folder(&[]);
         let fields = json!({"eos_token_id": [3, 4], "temperature": 0.6});
         let path = model.path().join("generation_config.json");
-        let kept = |tokenizer, overrides: Value| {
+        let kept = |keeps_ids, overrides: Value| {
             let overrides = overrides.as_object().unwrap();
-            kept_generation_config(Some(model.path()), tokenizer, overrides).unwrap()
+            kept_generation_config(Some(model.path()), keeps_ids, overrides).unwrap()
         };
-        assert_eq!(kept(Some(&own), json!({})), None);
+        assert_eq!(kept(true, json!({})), None);
         fs::write(&path, fields.to_string()).unwrap();
         let whole = fields.as_object().cloned();
-        assert_eq!(kept(Some(&own), json!({"attn_pdrop": 0.5})), whole);
-        assert_eq!(kept(None, json!({"eos_token_id": [3, 4], "pad_token_id": null})), whole);
-        assert_eq!(kept(Some(&own), json!({"eos_token_id": 3})), None);
-        assert_eq!(kept(Some(&own), json!({"pad_token_id": 3})), None);
-        assert_eq!(kept(Some(&foreign), json!({})), None);
+        assert_eq!(kept(true, json!({"attn_pdrop": 0.5})), whole);
+        assert_eq!(kept(true, json!({"eos_token_id": [3, 4], "pad_token_id": null})), whole);
+        assert_eq!(kept(true, json!({"eos_token_id": 3})), None);
+        assert_eq!(kept(true, json!({"pad_token_id": 3})), None);
+        assert_eq!(kept(false, json!({})), None);
         fs::write(&path, "{").unwrap();
-        let error = kept_generation_config(Some(model.path()), Some(&own), &Map::new());
+        let error = kept_generation_config(Some(model.path()), true, &Map::new());
         let message = error.unwrap_err().to_string();
         assert!(message.contains("generation_config.json"), "{message}");
     }

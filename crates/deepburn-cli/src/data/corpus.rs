@@ -133,7 +133,11 @@ fn note_files(kind: &DataKind, splits: &Splits) -> Result<(), DataError> {
             warn_of(&skipped_files(path)?, &format!("not read, because they {not_read}"));
         }
     }
-    let is_empty = |file: &&PathBuf| file.metadata().is_ok_and(|metadata| metadata.len() == 0);
+    // Files of texts for a language model are named when they are read, because a compressed file may be empty too.
+    let is_empty = |file: &&PathBuf| {
+        let bytes = file.metadata().map(|metadata| metadata.len());
+        matches!(kind, DataKind::Classification { .. }) && bytes.is_ok_and(|bytes| bytes == 0)
+    };
     let empty: Vec<PathBuf> = texts.iter().filter(is_empty).cloned().collect();
     warn_of(&empty, "empty");
     if let (DataKind::Text { text_field, .. }, Some(first)) = (kind, texts.first())

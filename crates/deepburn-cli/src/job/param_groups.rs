@@ -36,7 +36,8 @@ pub(crate) fn grouped_sizes(
 /// Returns the update settings of every parameter, in the order of `model.parameters()`; `None` for a frozen one.
 ///
 /// # Errors
-/// Returns a user's mistake if a group matches no parameter, or if no parameter of the model supports its settings.
+/// Returns a user's mistake if a group matches no parameter, if no parameter of the model supports its settings, or if
+/// all parameters are frozen.
 pub(crate) fn parameter_updates(
     model: &dyn Architecture,
     plan: &Plan,
@@ -54,13 +55,20 @@ pub(crate) fn parameter_updates(
         .collect();
     let assignment = Assignment { optimizer: &plan.optimizer, groups: &plan.param_groups };
     // Groups are a key of `training`, but errors of Muon are reported for the optimizer in `deepspeed`.
-    assignment.of_model(&known).map_err(|error| match error {
+    let updates = assignment.of_model(&known).map_err(|error| match error {
         AssignmentError::NoMatrix { .. }
         | AssignmentError::Group(ParamGroupError::MuonRate { .. }) => {
             Failure::mistake(format!("deepspeed.{error}"))
         }
         _ => Failure::mistake(format!("training.{error}")),
-    })
+    })?;
+    match updates.iter().any(Option::is_some) {
+        true => Ok(updates),
+        false => Err(Failure::mistake(format!(
+            "training.param_groups: the frozen groups match all {} of the model, so nothing would train; freeze fewer",
+            counted(updates.len(), "parameter")
+        ))),
+    }
 }
 
 /// Logs how many parameters are frozen, updated by Muon, or exempt from weight decay.

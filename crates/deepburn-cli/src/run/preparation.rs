@@ -9,8 +9,8 @@
 //! An error names the key in the job file:
 //!
 //! ```text
-//! error: training.epochs: the train split has 3 samples per rank, but a step takes 8, so that no step is complete; lower
-//! deepspeed.train_batch_size, set data.drop_last to false or give training.max_steps
+//! error: training.epochs: 1 epochs have 3 samples per rank, but a step takes 8, so that no step is complete; raise
+//! training.epochs, lower deepspeed.train_batch_size or set data.drop_last to false
 //! ```
 
 use burn::tensor::DType;
@@ -376,10 +376,11 @@ fn num_steps(job: &Job, epoch_samples: usize, batches: &BatchSchedule) -> Result
     });
     let steps = [job.training.max_steps, by_epochs].into_iter().flatten().min().unwrap_or(0);
     if steps == 0 {
+        let epochs = job.training.epochs.unwrap_or(1.0);
         return Err(Failure::mistake(format!(
-            "training.epochs: the train split has {per_rank} samples per rank, but a step takes \
-             {per_step}, so that no step is complete; lower deepspeed.train_batch_size, set \
-             data.drop_last to false or give training.max_steps"
+            "training.epochs: {epochs} epochs have {} samples per rank, but a step takes {per_step}, so that no step is \
+             complete; raise training.epochs, lower deepspeed.train_batch_size or set data.drop_last to false",
+            (epochs * epoch_samples as f64).ceil() as usize / num_ranks
         )));
     }
     if per_step > per_rank {

@@ -109,6 +109,19 @@ fn every_shard_of_a_split_is_read() {
         fs::write(job.folder().join(name), bytes).unwrap();
         job.run().failed(2, parts);
     }
+    // Shards without text are named, and the others are read.
+    for (name, bytes) in [
+        ("d/train-4.jsonl", &b""[..]),
+        ("d/train-4.json", b"[]"),
+        ("d/train-4.jsonl.gz", &gzip(b"")),
+    ] {
+        let job = language(&files, splits.clone());
+        fs::write(job.folder().join(name), bytes).unwrap();
+        let ending = job.run().succeeded();
+        let warning = format!("{name} has no text; the other files of the data are read");
+        assert!(ending.stderr.contains(&warning), "{}", ending.stderr);
+        assert_eq!(job.train().numbers(), whole.numbers());
+    }
     let broken = language(&files, splits);
     std::os::unix::fs::symlink("nowhere", broken.folder().join("d/train-4.jsonl")).unwrap();
     broken.run().failed(2, &["train-4.jsonl"]);

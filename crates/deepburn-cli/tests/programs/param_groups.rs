@@ -70,6 +70,10 @@ fn groups_that_do_not_fit_the_model_are_refused_before_anything_is_written() {
             "training.param_groups[0]: no parameter of the model is in it",
         ),
         (json!([{ "params": "wte" }, { "dims": [2] }]), "parameter wte.weight is in both"),
+        (
+            json!([{ "dims": [1], "frozen": true }, { "dims": [2], "frozen": true }]),
+            "training.param_groups: the frozen groups match all",
+        ),
     ] {
         let job = Job::tiny().with("training.param_groups", groups);
         job.run().failed(2, &[expected]);

@@ -49,6 +49,8 @@ impl JobReader<'_> {
         let evaluates = job.data.splits.has_eval();
         let unevaluated = "there is no evaluation: data.splits.eval is not given";
         self.report_unused(&training.eval_max_samples, !evaluates, unevaluated);
+        note!(if training.eval_strategy.value == Some("no") && evaluates; self.findings, &*training.eval_strategy =>
+            "the model is still evaluated after the last step, because data.splits.eval is given");
         let compares = plan.load_best_model_at_end
             || plan.early_stopping_patience.is_some()
             || plan.save_best_limit.is_some();

@@ -90,6 +90,10 @@ fn resolve_section(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> Sche
     }
 }
 
+/// The keys of a job that set the length of the warm-up. Only one of them has an effect, and it may have been converted
+/// to a number of steps.
+pub(super) const WARMUP: &str = "training.warmup_steps or training.warmup_ratio";
+
 /// Reports a warm-up of the job that the scheduler of the file does not use.
 fn check_warmup(context: &mut Context<'_>) {
     // A warm-up of 0 steps is the absence of one.
@@ -107,17 +111,12 @@ fn check_warmup(context: &mut Context<'_>) {
         true => format!("the schedule \"{name}\" has no warm-up"),
         false => "the learning rate is constant".to_owned(),
     };
-    // The ratio may have been written in either key.
-    let key = match wanted {
-        StepCount::Steps(_) => "training.warmup_steps",
-        StepCount::Ratio(_) => "training.warmup_ratio",
-    };
-    warning!(if !has_warmup; context, key => "has no effect: {reason}";
+    warning!(if !has_warmup; context, WARMUP => "has no effect: {reason}";
         "add training.lr_scheduler_type (\"linear\" is transformers' default), or remove it");
     // All schedules with a warm-up have the same key for its length.
     let length = WarmupLr::read(&scheduler.value.params).warmup_num_steps;
     let is_other = wanted != StepCount::Steps(length.value);
-    warning!(if has_warmup && !length.is_auto() && is_other; context, key =>
+    warning!(if has_warmup && !length.is_auto() && is_other; context, WARMUP =>
         "has no effect: scheduler.params.warmup_num_steps is {}", length.value; "write \"auto\" there");
 }
 

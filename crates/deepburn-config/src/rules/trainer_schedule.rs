@@ -10,7 +10,7 @@ pub(super) fn resolve(scheduler: &LrScheduler, lr: f64, context: &mut Context<'_
     let name = scheduler.kind.name();
     let warmup = context.run.warmup().unwrap_or(0);
     if scheduler.kind == LrSchedulerType::Constant {
-        refuse!(if warmup > 0; context, "training.warmup_steps" =>
+        refuse!(if warmup > 0; context, scheduler::WARMUP =>
             "has no effect: training.lr_scheduler_type is \"constant\", which has no warm-up";
             "write \"constant_with_warmup\", or remove it");
         return SchedulePlan::Constant { lr };
@@ -23,7 +23,7 @@ pub(super) fn resolve(scheduler: &LrScheduler, lr: f64, context: &mut Context<'_
     refuse!(if total.is_none() && needs_total; context, "training.lr_scheduler_type" =>
         "\"{name}\" needs the number of optimizer steps, which is not known"; "give training.max_steps");
     let total_steps = total.unwrap_or(warmup);
-    warning!(if warmup > total_steps; context, "training.warmup_steps" =>
+    warning!(if warmup > total_steps; context, scheduler::WARMUP =>
         "{warmup} is more than the {total_steps} steps of the run: the warm-up is never finished";
         "give a shorter warm-up or more steps");
     let curve = curve(scheduler, lr, (warmup, total_steps), context);

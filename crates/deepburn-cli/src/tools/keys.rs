@@ -99,6 +99,8 @@ mod tests {
         assert!(schema["properties"]["training"]["anyOf"].is_array(), "{}", schema["properties"]);
         assert!(keys(Some("deepspeed"), true).unwrap().contains("zero_optimization"));
         assert!(keys(Some("training"), true).is_err());
-        assert!(keys(Some("num_train_epochs"), false).unwrap_err().to_string().contains("epochs"));
+        assert!(keys(Some("max_epochs"), false).unwrap_err().to_string().contains("epochs"));
+        let alias = keys(Some("num_train_epochs"), false).unwrap();
+        assert!(alias.starts_with("training.epochs"), "{alias}");
     }
 }

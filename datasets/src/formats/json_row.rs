@@ -189,7 +189,7 @@ mod tests {
         let expected = [
             Cell::Text("NaN \" -Infinity".into()),
             Cell::Other("NaN"),
-            Cell::Other("an array"),
+            Cell::List(vec![Cell::Other("-Infinity"), Cell::Other("Infinity")]),
             Cell::Integer(-1),
         ];
         assert_eq!(taken, expected);

@@ -91,6 +91,8 @@ fn gpt2(labels: Labels) -> Job {
     let job = labelled(labels);
     let problem_type = job.json()["model"]["config"]["problem_type"].clone();
     job.with("model", json!({"pretrained": tiny_model(), "config": {"problem_type": problem_type}}))
+        // The tiny model has no tokenizer.
+        .with("data.new_vocabulary", true)
         .with("training.max_steps", 4)
 }
 

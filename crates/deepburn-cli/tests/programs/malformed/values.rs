@@ -161,7 +161,7 @@ fn rejects_invalid_training_settings() {
         ("training.max_steps", "Infinity", &["training.max_steps"]),
         ("training.max_steps", "true", &["training.max_steps"]),
         ("training.epochs", "0", &["training.epochs"]),
-        ("training.epochs", "0.5", &["training.epochs"]),
+        ("training.epochs", "\"0.5\"", &["training.epochs", "write 0.5"]),
         ("training.epochs", "-3", &["training.epochs"]),
         ("training.seed", "-1", &["training.seed"]),
         ("training.seed", "1.5", &["training.seed"]),

@@ -322,20 +322,26 @@ fn files_of_a_pretrained_folder_are_exported_with_the_trained_model() {
         .succeeded();
     check("early");
 
-    // Another tokenizer: the template names its tokens, and the ids of the generation config are wrong.
+    // The same tokenizer elsewhere: the template beside it is exported, and the ids of the generation config are right.
     fs::create_dir(job.folder().join("other")).unwrap();
     fs::copy(base.join("tokenizer.json"), job.folder().join("other/tokenizer.json")).unwrap();
     fs::write(job.folder().join("other/chat_template.jinja"), "another template").unwrap();
     let other = job.with("data.tokenizer", "other").with("training.output_dir", "replaced");
     let stderr = other.run().succeeded().stderr;
-    for part in [
-        "not exported: additional_chat_templates/rag.jinja, chat_template.jinja",
-        "generation_config.json is replaced",
-    ] {
-        assert!(stderr.contains(part), "{stderr}");
-    }
+    let part = "not exported: additional_chat_templates/rag.jinja, chat_template.jinja";
+    assert!(stderr.contains(part), "{stderr}");
     let model = other.folder().join("replaced/model");
     assert_eq!(fs::read_to_string(model.join("chat_template.jinja")).unwrap(), "another template");
+    assert_eq!(read_json(&model.join("generation_config.json")), generation);
+    // Another vocabulary: the ids of the generation config are wrong.
+    let new = other
+        .with("data.tokenizer", json!(null))
+        .with("data.new_vocabulary", true)
+        .with("data.vocab_size", 257)
+        .with("training.output_dir", "new");
+    let stderr = new.run().succeeded().stderr;
+    assert!(stderr.contains("generation_config.json is replaced"), "{stderr}");
+    let model = new.folder().join("new/model");
     assert_eq!(read_json(&model.join("generation_config.json"))["eos_token_id"], json!(0));
     assert!(model.join("LICENSE").is_file() && !model.join("additional_chat_templates").exists());
 }

@@ -85,7 +85,7 @@ impl Classification<EncoderConfig> {
         check_length(job, config.max_len, "max_len")?;
         check_step(batch, job.data.sequence_length)?;
         let problem_type = config.problem_type;
-        check_metric(job, problem_type)?;
+        check_loss_and_metric(job, problem_type)?;
         let names = config.class_names().map_err(|error| named_config(&error))?;
         let tokenizer = JobTokenizer::of(job, places, None)?.tokenizer;
         let texts = open_named_texts(job, places, tokenizer, names.as_ref(), problem_type)?;
@@ -124,7 +124,7 @@ impl Classification<ClassifierConfig> {
         let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
         let body: Gpt2Config = model_config(job, pretrained.as_deref())?;
         let problem_type = problem_type_of(&body)?;
-        check_metric(job, problem_type)?;
+        check_loss_and_metric(job, problem_type)?;
         check_length(job, body.n_positions, "n_positions")?;
         check_step(batch, job.data.sequence_length)?;
         // Class names in the job replace `id2label` and `label2id` of the pretrained model.
@@ -192,7 +192,7 @@ fn problem_type_of(body: &Gpt2Config) -> Result<ProblemType, Failure> {
 ///
 /// # Errors
 /// Returns a user's mistake if they do not.
-fn check_metric(job: &Job, problem_type: ProblemType) -> Result<(), Failure> {
+fn check_loss_and_metric(job: &Job, problem_type: ProblemType) -> Result<(), Failure> {
     let factor = job.training.label_smoothing_factor;
     if factor != 0.0 && problem_type != ProblemType::SingleLabelClassification {
         return Err(Failure::mistake(format!(

@@ -113,7 +113,7 @@ impl Companions {
 
 /// Returns whether the tokenizer of the job is the pretrained model's own. Token files without a tokenizer have tokens
 /// of the model's own.
-pub(crate) fn is_own_tokenizer(pretrained: Option<&Path>, tokenizer: Option<&Tokenizer>) -> bool {
+fn is_own_tokenizer(pretrained: Option<&Path>, tokenizer: Option<&Tokenizer>) -> bool {
     let (Some(folder), Some(tokenizer)) = (pretrained, tokenizer) else { return true };
     let place = tokenizer.path().and_then(|path| fs::canonicalize(path).ok());
     let folder = fs::canonicalize(folder).ok();

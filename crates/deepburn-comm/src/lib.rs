@@ -49,6 +49,7 @@ mod placement;
 mod rank_handle;
 mod ranks;
 mod side;
+mod simulated;
 mod statistics;
 
 pub use collective_tag::CollectiveTag;
@@ -64,4 +65,5 @@ pub use payload::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload, Sig
 pub use placement::{Launcher, Placement, PlacementError};
 pub use rank_handle::{GroupFailure, RankHandle};
 pub use ranks::{FailureCause, RankFailure, run_rank, run_ranks};
+pub use simulated::{CollectiveEvent, SimulatedGroup};
 pub use statistics::{Count, Statistics};

@@ -120,6 +120,12 @@ pub trait Payload: Clone + Debug + Send + Sync + 'static {
         true
     }
 
+    /// Returns the bytes that a rank contributes to a reduction of this array. A sparse array
+    /// contributes its rows.
+    fn contributed_bytes(&self) -> usize {
+        self.numel() * self.element_size()
+    }
+
     /// Returns the elements `range`, in flat order, as a view. The view may keep the whole array alive.
     fn part(&self, range: Range<usize>) -> Self;
 
@@ -157,6 +163,17 @@ pub trait SharedPayload: Payload {
     /// the shards. In this case, a shard that is modified while the result is alive is copied first.
     fn gather(shards: &[Self], numel: usize, home: usize) -> Self {
         Self::concat(shards, numel, home)
+    }
+
+    /// Reduces `count` parts that are all equal to `self`, like [`reduce`](Payload::reduce). A
+    /// [`SimulatedGroup`](crate::SimulatedGroup) calls it.
+    fn reduce_alike(&self, count: usize, padded_len: usize, op: ReduceOp) -> Self {
+        Self::reduce(vec![self.clone(); count], padded_len, op, 0)
+    }
+
+    /// Concatenates `count` chunks that are all equal to `self`, like [`concat`](Self::concat).
+    fn concat_alike(&self, count: usize, numel: usize) -> Self {
+        Self::concat(&vec![self.clone(); count], numel, 0)
     }
 
     /// Returns the same elements in the memory of `home`, without a copy if they are already there.

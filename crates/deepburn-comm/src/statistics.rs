@@ -28,7 +28,7 @@ impl Sum for Count {
 
 /// Counts of all collectives that one rank has started, by operation and
 /// purpose.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// The counts by operation, purpose and element type.
     counts: HashMap<(Operation, Cow<'static, str>, Cow<'static, str>), Count>,
@@ -59,6 +59,17 @@ impl Statistics {
         types.sort_unstable();
         types.dedup();
         types
+    }
+
+    /// Returns the counts that were added after `earlier`, which are counts of the same rank.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let added = self.counts.iter().map(|(key, count)| {
+            let before = earlier.counts.get(key).copied().unwrap_or_default();
+            let calls = count.calls - before.calls;
+            (key.clone(), Count { calls, elements: count.elements - before.elements })
+        });
+        Self { counts: added.filter(|(_, count)| count.calls > 0).collect() }
     }
 
     /// Counts a collective. All arrays of a collective have the same element

@@ -1,0 +1,317 @@
+//! The process group of a dry run: one rank of any world, without the other ranks.
+//!
+//! Main type: [`SimulatedGroup`]. It moves nothing. Each collective returns the result that it would
+//! have if all ranks passed the same arrays, and is counted like a collective of the other engines.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{
+    CollectiveTag, CommError, Operation, Partition, Pending, ProcessGroup, ReduceOp, SharedPayload,
+    Side, Signature, Statistics,
+};
+
+/// A call that an observer of a [`SimulatedGroup`] sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CollectiveEvent<'a> {
+    /// The rank starts a collective.
+    Start {
+        /// The number of the collective, counted from 0.
+        number: u64,
+        /// The operation.
+        operation: Operation,
+        /// What the collective is for: the purpose of its tag.
+        purpose: &'a str,
+        /// The number of arrays.
+        arrays: u64,
+        /// The bytes that this rank contributes to a reduction.
+        contributed: u64,
+        /// The bytes of the complete arrays.
+        complete: u64,
+    },
+    /// The rank waits for the collective with this number.
+    Wait {
+        /// The number that the collective had at its start.
+        number: u64,
+    },
+}
+
+/// One rank of a group whose other ranks do not exist. Clones share the counts.
+#[derive(Debug, Clone)]
+pub struct SimulatedGroup {
+    rank: usize,
+    world_size: usize,
+    shared: Arc<Mutex<Shared>>,
+    observer: Observer,
+}
+
+/// The state that clones share.
+#[derive(Debug, Default)]
+struct Shared {
+    statistics: Statistics,
+    /// The number of collectives started.
+    started: u64,
+    /// The cause of the first [`abort`](ProcessGroup::abort).
+    failure: Option<CommError>,
+}
+
+/// A function that is called with each event.
+#[derive(Clone)]
+struct Observer(Arc<dyn Fn(CollectiveEvent<'_>) + Send + Sync>);
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
+}
+
+impl SimulatedGroup {
+    /// Returns rank `rank` of `world_size`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the group has no ranks.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `rank` is not below `world_size`.
+    pub fn new(rank: usize, world_size: usize) -> Result<Self, CommError> {
+        if world_size == 0 {
+            return Err(CommError::NoRanks);
+        }
+        assert!(rank < world_size, "rank {rank} does not exist in a group of {world_size}");
+        Ok(Self { rank, world_size, shared: Arc::default(), observer: Observer(Arc::new(|_| {})) })
+    }
+
+    /// Calls `observe` with each collective that this handle and its later clones start or wait for.
+    #[must_use]
+    pub fn observed(self, observe: impl Fn(CollectiveEvent<'_>) + Send + Sync + 'static) -> Self {
+        Self { observer: Observer(Arc::new(observe)), ..self }
+    }
+
+    /// Returns the counts of the collectives that would have been started.
+    pub fn statistics(&self) -> Statistics {
+        self.shared().statistics.clone()
+    }
+
+    /// Counts a collective and returns its number. `contributed` and `complete` are bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure that ended the group.
+    fn start(&self, side: &Side, [contributed, complete]: [usize; 2]) -> Result<u64, CommError> {
+        let mut shared = self.shared();
+        if let Some(failure) = &shared.failure {
+            return Err(failure.clone());
+        }
+        let (operation, arrays) = (side.operation, side.signature.as_ref());
+        shared.statistics.record(operation, &side.tag, arrays);
+        let number = shared.started;
+        shared.started += 1;
+        drop(shared);
+        (self.observer.0)(CollectiveEvent::Start {
+            number,
+            operation,
+            purpose: &side.tag.shared_purpose(),
+            arrays: arrays.map_or(0, |arrays| arrays.numels.len()) as u64,
+            contributed: contributed as u64,
+            complete: complete as u64,
+        });
+        Ok(number)
+    }
+
+    /// Starts a collective on `arrays`. Its handle returns `results`, which are already there.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure that ended the group.
+    fn run<T: SharedPayload>(
+        &self,
+        side: &Side,
+        arrays: &[T],
+        results: impl FnOnce() -> Vec<T>,
+    ) -> Result<Pending<T>, CommError> {
+        let contributed = arrays.iter().map(T::contributed_bytes).sum();
+        let total = side.signature.as_ref().map_or(0, Signature::total);
+        let complete = total * arrays.first().map_or(0, T::element_size);
+        let number = self.start(side, [contributed, complete])?;
+        let (results, observer) = (results(), self.observer.clone());
+        Ok(Pending::new(move || {
+            (observer.0)(CollectiveEvent::Wait { number });
+            Ok(results)
+        }))
+    }
+
+    /// Locks the shared state. A panic leaves it valid, because each change is a single assignment
+    /// or addition.
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn all_reduce(
+        &self,
+        tag: CollectiveTag,
+        arrays: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<Pending<T>, CommError> {
+        let side = Side::all_reduce(self.rank, tag, &arrays, op)?;
+        let reduced = |array: &T| {
+            let numel = array.numel();
+            array.part(0..numel).reduce_alike(self.world_size, numel, op)
+        };
+        self.run(&side, &arrays, || arrays.iter().map(reduced).collect())
+    }
+
+    fn reduce_scatter(
+        &self,
+        tag: CollectiveTag,
+        arrays: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<Pending<T>, CommError> {
+        let side = Side::reduce_scatter(self.rank, tag, &arrays, op)?;
+        let reduced = |array: &T| {
+            let partition = Partition::new(array.numel(), self.world_size);
+            let part = array.part(partition.owned(self.rank));
+            part.reduce_alike(self.world_size, partition.shard_len(), op)
+        };
+        self.run(&side, &arrays, || arrays.iter().map(reduced).collect())
+    }
+
+    fn all_gather(
+        &self,
+        tag: CollectiveTag,
+        chunks: Vec<T>,
+        numels: Vec<usize>,
+    ) -> Result<Pending<T>, CommError> {
+        let side = Side::all_gather(self.rank, self.world_size, tag, &chunks, &numels)?;
+        let whole = |(chunk, numel): (&T, &usize)| chunk.concat_alike(self.world_size, *numel);
+        self.run(&side, &chunks, || chunks.iter().zip(&numels).map(whole).collect())
+    }
+
+    fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
+        let side = Side::all_to_all(self.rank, tag, &arrays)?;
+        let received = |array: &T| {
+            let range = Partition::new(array.numel(), self.world_size).owned(self.rank);
+            let numel = range.len() * self.world_size;
+            array.part(range).concat_alike(self.world_size, numel)
+        };
+        self.run(&side, &arrays, || arrays.iter().map(received).collect())
+    }
+
+    fn broadcast(
+        &self,
+        tag: CollectiveTag,
+        arrays: Vec<T>,
+        root: usize,
+    ) -> Result<Pending<T>, CommError> {
+        let side = Side::broadcast(self.rank, self.world_size, tag, &arrays, root)?;
+        self.run(&side, &arrays, || arrays.clone())
+    }
+
+    fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
+        let number = self.start(&Side::barrier(self.rank, tag), [0; 2])?;
+        (self.observer.0)(CollectiveEvent::Wait { number });
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), CommError> {
+        self.shared().failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn abort(&self, cause: CommError) {
+        self.shared().failure.get_or_insert(cause);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Host, Operation, gather_bytes, run_ranks};
+
+    /// The results and counts of every collective on arrays that are equal on all ranks.
+    fn results(
+        group: &dyn ProcessGroup<Host<f64>>,
+        bytes: &dyn ProcessGroup<Host<u8>>,
+    ) -> Result<Vec<Vec<f64>>, CommError> {
+        let tag = || CollectiveTag::new("test", 0);
+        let (rank, world_size) = (group.rank(), group.world_size());
+        let array = |len: usize| Host::from((0..len).map(|i| i as f64 + 0.5).collect::<Vec<_>>());
+        let shard = array(Partition::new(7, world_size).shard_len());
+        let mut all = Vec::new();
+        for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max] {
+            all.extend(group.all_reduce(tag(), vec![array(5), array(1)], op)?.wait()?);
+            all.extend(group.reduce_scatter(tag(), vec![array(7)], op)?.wait()?);
+        }
+        all.extend(group.all_gather(tag(), vec![shard], vec![7])?.wait()?);
+        all.extend(group.all_to_all(tag(), vec![array(world_size * 2)])?.wait()?);
+        all.extend(group.broadcast(tag(), vec![array(3)], world_size - 1)?.wait()?);
+        group.barrier(tag())?;
+        let gathered = gather_bytes(bytes, tag(), &[1, 2, 3])?;
+        assert_eq!(gathered, vec![vec![1, 2, 3]; world_size], "rank {rank}");
+        Ok(all.into_iter().map(Host::into_vec).collect())
+    }
+
+    #[test]
+    fn results_and_counts_are_those_of_ranks_with_equal_arrays() {
+        for world_size in 1..=4 {
+            let real = run_ranks(world_size, Duration::from_secs(60), |member| {
+                Ok::<_, CommError>((results(&member, &member)?, member.statistics()))
+            });
+            for (rank, (real, counted)) in real.unwrap().into_iter().enumerate() {
+                let simulated = SimulatedGroup::new(rank, world_size).unwrap();
+                assert_eq!(results(&simulated, &simulated).unwrap(), real, "rank {rank}");
+                let sorted = |statistics: &Statistics| {
+                    let mut counts: Vec<_> =
+                        statistics.iter().map(|it| format!("{it:?}")).collect();
+                    counts.sort();
+                    counts
+                };
+                let counts = simulated.statistics();
+                assert_eq!(sorted(&counts), sorted(&counted), "rank {rank}");
+                let barriers = counts.total(|operation, _| operation == Operation::Barrier);
+                assert_eq!(barriers.calls, 1);
+            }
+        }
+    }
+
+    #[test]
+    fn an_observer_sees_sizes_and_waits() {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let log = seen.clone();
+        let group = SimulatedGroup::new(0, 4).unwrap();
+        let group = group.observed(move |event| log.lock().unwrap().push(format!("{event:?}")));
+        let group: &dyn ProcessGroup<Host<f64>> = &group;
+        let (tag, shard) = (CollectiveTag::new("gather", 0), Host::from(vec![0.0; 2]));
+        let pending = group.all_gather(tag, vec![shard.clone(), shard], vec![7, 8]).unwrap();
+        group.barrier(CollectiveTag::new("end", 0)).unwrap();
+        pending.wait().unwrap();
+        let start = "Start { number: 0, operation: AllGather, purpose: \"gather\", arrays: 2, \
+                     contributed: 32, complete: 120 }";
+        let seen = seen.lock().unwrap();
+        assert_eq!(seen[0], start);
+        assert!(seen[1].starts_with("Start { number: 1, operation: Barrier"), "{}", seen[1]);
+        assert_eq!(seen[2..], ["Wait { number: 1 }", "Wait { number: 0 }"]);
+    }
+
+    #[test]
+    fn an_aborted_group_starts_nothing() {
+        let group = SimulatedGroup::new(1, 3).unwrap();
+        let group: &dyn ProcessGroup<Host<f64>> = &group;
+        assert!(group.check().is_ok());
+        group.abort(CommError::NoRanks);
+        assert_eq!(group.check(), Err(CommError::NoRanks));
+        assert_eq!(group.barrier(CollectiveTag::new("test", 0)), Err(CommError::NoRanks));
+    }
+}

@@ -15,7 +15,9 @@
 //! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | provided |
 //! | [`OptimizerOps`] | kernel | kernel on the CPU, else host memory | kernel |
 //!
-//! The features `flex`, `tch`, `cube` and `fusion` select the backends. The kernels support f32,
+//! The features `flex`, `tch`, `cube` and `fusion` select the backends. On
+//! [`Meta`](deepburn_meta::Meta), the backend without data, every family returns tensors of the right
+//! shape and type. The kernels support f32,
 //! f16 and bf16; f64 tensors use [`portable`], which works on every backend.
 //!
 //! `Autodiff<B>` records each fused op as one step that saves only the values that its backward
@@ -30,6 +32,7 @@ mod host_read;
 mod layout;
 mod linear;
 mod matmul;
+mod meta;
 mod norm;
 mod optimizer;
 pub mod portable;
@@ -62,6 +65,7 @@ pub use host_read::read_to_host;
 pub use layout::LayoutOps;
 pub use linear::{LinearGradients, LinearOps, linear};
 pub use matmul::MatmulOps;
+pub use meta::is_without_data;
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
 pub use optimizer::{OptimizerOps, UpdateArrays};
 pub use shared_storage::{join_shards, shard_of_whole};

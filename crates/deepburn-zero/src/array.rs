@@ -25,7 +25,9 @@ use std::ops::Range;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
-use deepburn_ops::{float_bytes, float_from_host, float_into_host, join_shards, read_float};
+use deepburn_ops::{
+    float_bytes, float_from_host, float_into_host, is_without_data, join_shards, read_float,
+};
 
 use crate::flat::{flat_range, flattened, in_type, narrow, pad};
 use crate::rows::RowGradient;
@@ -85,6 +87,12 @@ impl<B: Backend> DeviceArray<B> {
         }
     }
 
+    /// Returns a flat array of this length and of the same type and device, with undefined values.
+    fn empty(&self, len: usize) -> Self {
+        let shape = Shape::from(vec![len]);
+        Self::Dense(B::float_empty(shape, &self.device(), self.element_type()))
+    }
+
     /// Returns the type of the elements. Sparse rows have one even if no row was looked up.
     fn element_type(&self) -> FloatDType {
         match self {
@@ -111,6 +119,13 @@ impl<B: Backend> Payload for DeviceArray<B> {
 
     fn element_size(&self) -> usize {
         DType::from(self.element_type()).size()
+    }
+
+    fn contributed_bytes(&self) -> usize {
+        match self {
+            Self::Dense(_) => self.numel() * self.element_size(),
+            Self::SparseRows(rows) => rows.bytes(),
+        }
     }
 
     /// Returns elements `range`, as a view if the tensor is flat. For other shapes, the rows that
@@ -239,6 +254,20 @@ impl<B: Backend> SharedPayload for DeviceArray<B> {
         match joined.and_then(|shards| join_shards::<B>(&shards, numel)) {
             Some(whole) => Self::Dense(whole),
             None => Self::concat(shards, numel, home),
+        }
+    }
+
+    fn reduce_alike(&self, count: usize, padded_len: usize, op: ReduceOp) -> Self {
+        match is_without_data::<B>() {
+            true => self.empty(padded_len),
+            false => Self::reduce(vec![self.clone(); count], padded_len, op, 0),
+        }
+    }
+
+    fn concat_alike(&self, count: usize, numel: usize) -> Self {
+        match is_without_data::<B>() {
+            true => self.empty(numel),
+            false => Self::concat(&vec![self.clone(); count], numel, 0),
         }
     }
 

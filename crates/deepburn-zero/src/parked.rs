@@ -55,6 +55,8 @@ pub(crate) enum Store {
     Host,
     /// In a file of this rank.
     Disk(Arc<SwapFile>),
+    /// Nowhere, on a backend without data. The ledger counts what an array would take on the tier.
+    Counted(Tier),
 }
 
 /// The layout of a parked array.
@@ -95,6 +97,8 @@ enum ParkedData {
     Host(Mutex<Vec<u32>>),
     /// The region of a file. Each chunk is padded to the alignment of direct I/O.
     Disk { file: Arc<SwapFile>, region: Region },
+    /// No elements. Writes have no effect, and reads return tensors without data.
+    Absent,
 }
 
 impl Store {
@@ -109,8 +113,17 @@ impl Store {
     /// rank waited. Returns `None` in host memory.
     pub(crate) fn io_statistics(&self) -> Option<IoStatistics> {
         match self {
-            Self::Host => None,
+            Self::Host | Self::Counted(_) => None,
             Self::Disk(file) => Some(file.statistics()),
+        }
+    }
+
+    /// Returns the tier of the arrays.
+    pub(crate) fn tier(&self) -> Tier {
+        match self {
+            Self::Host => Tier::Host,
+            Self::Disk(_) => Tier::Disk,
+            Self::Counted(tier) => *tier,
         }
     }
 
@@ -185,22 +198,29 @@ impl ParkedArray {
         ledger: &Ledger,
         category: Category,
     ) -> Result<Arc<Self>, SwapError> {
-        let (tier, bytes, data) = match store {
+        let bytes = match store.tier() {
+            Tier::Disk => layout.file_bytes() as usize,
+            Tier::Host | Tier::Device => layout.len * layout.element_bytes,
+        };
+        let data = match store {
             Store::Host => {
-                let words = (layout.len * layout.element_bytes).div_ceil(size_of::<u32>());
-                let bytes = layout.len * layout.element_bytes;
+                let words = bytes.div_ceil(size_of::<u32>());
                 let mut zeros = with_capacity::<u32>(words)?;
                 zeros.resize(words, 0);
-                (Tier::Host, bytes, ParkedData::Host(Mutex::new(zeros)))
+                ParkedData::Host(Mutex::new(zeros))
             }
             Store::Disk(file) => {
-                let bytes = layout.file_bytes() as usize;
-                let data = ParkedData::Disk { file: file.clone(), region: file.region(bytes)? };
-                (Tier::Disk, bytes, data)
+                ParkedData::Disk { file: file.clone(), region: file.region(bytes)? }
             }
+            Store::Counted(_) => ParkedData::Absent,
         };
-        let lease = ledger.hold_on(tier, category, bytes);
+        let lease = ledger.hold_on(store.tier(), category, bytes);
         Ok(Arc::new(Self { layout, data, copies: Mutex::default(), _lease: lease }))
+    }
+
+    /// Returns true if the array has no elements to compute with, on a backend without data.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(self.data, ParkedData::Absent)
     }
 
     /// Returns the number of elements.
@@ -213,10 +233,10 @@ impl ParkedArray {
         self.layout.chunks()
     }
 
-    /// Returns the location of a chunk in the file; `None` in host memory.
+    /// Returns the location of a chunk in the file; `None` without a file.
     pub(crate) fn file_chunk(&self, chunk: &Range<usize>, dtype: DType) -> Option<FileChunk> {
         match &self.data {
-            ParkedData::Host(_) => None,
+            ParkedData::Host(_) | ParkedData::Absent => None,
             ParkedData::Disk { file, region } => Some(FileChunk {
                 file: file.clone(),
                 region: region.clone(),
@@ -244,6 +264,7 @@ impl ParkedArray {
                 ChunkInMemory::Host(lock(words), chunk.start * size..chunk.end * size)
             }
             (ParkedData::Disk { .. }, None) => unreachable!("a chunk of a file is read"),
+            (ParkedData::Absent, None) => unreachable!("nothing computes without data"),
         })
     }
 
@@ -268,6 +289,7 @@ impl ParkedArray {
                 ChunkInMemory::Host(lock(words), chunk.start * size..chunk.end * size)
             }
             (ParkedData::Disk { .. }, None) => unreachable!("a chunk of a file has bytes in it"),
+            (ParkedData::Absent, None) => unreachable!("nothing computes without data"),
         })
     }
 
@@ -285,6 +307,9 @@ impl ParkedArray {
     ) -> Result<(), SwapError> {
         self.keep_copies()?;
         let size = dtype.size();
+        if self.is_absent() {
+            return Ok(());
+        }
         for range in self.chunks() {
             let mut chunk = self.unfilled_chunk(&range, dtype)?;
             chunk.bytes().copy_from_slice(&bytes[range.start * size..range.end * size]);
@@ -337,6 +362,7 @@ impl ParkedArray {
                 return copied(&bytes[range.start * size..range.end * size]);
             }
             ParkedData::Disk { file, region } => (file, region),
+            ParkedData::Absent => return Ok(vec![0; range.len() * size]),
         };
         let mut read = with_capacity(range.len() * size)?;
         for chunk in self.chunks() {

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use burn_backend::DType;
+use burn_backend::{Backend, DType};
 use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, PrecisionPlan, ZeroPlan};
 use deepburn_nvme::{SwapError, SwapFile};
+use deepburn_ops::is_without_data;
 
 use crate::error::ZeroError;
 use crate::ledger::{Category, Ledger, Tier};
@@ -32,7 +33,7 @@ impl Parking {
     /// # Errors
     ///
     /// Returns an error if the folder cannot be used or has too little space.
-    pub(crate) fn new(
+    pub(crate) fn new<B: Backend>(
         zero: &ZeroPlan,
         precision: &PrecisionPlan,
         bytes: u64,
@@ -55,10 +56,17 @@ impl Parking {
         let (store, sub_group_size, reads_ahead, writes_behind) = match offload {
             OptimizerOffload::Device => return Ok(None),
             OptimizerOffload::Host { sub_group_size, .. } => {
-                (Store::Host, *sub_group_size, false, false)
+                let store = match is_without_data::<B>() {
+                    true => Store::Counted(Tier::Host),
+                    false => Store::Host,
+                };
+                (store, *sub_group_size, false, false)
             }
             OptimizerOffload::Nvme(nvme) => {
-                let store = Store::Disk(Arc::new(create_file(nvme, bytes)?));
+                let store = match is_without_data::<B>() {
+                    true => Store::Counted(Tier::Disk),
+                    false => Store::Disk(Arc::new(create_file(nvme, bytes)?)),
+                };
                 (store, nvme.sub_group_size, nvme.pipeline_read, nvme.pipeline_write)
             }
         };
@@ -100,9 +108,13 @@ impl Parking {
         (len, dtype): (usize, DType),
         ledger: &Ledger,
     ) -> Result<Arc<ParkedArray>, SwapError> {
-        let store = if tier == Tier::Host { &Store::Host } else { &self.store };
+        let store = match (tier, &self.store) {
+            (Tier::Host, Store::Counted(_)) => Store::Counted(tier),
+            (Tier::Host, _) => Store::Host,
+            (_, store) => store.clone(),
+        };
         let layout = self.layout(len, dtype.size());
-        ParkedArray::zeros(store, layout, ledger, Category::Parameters)
+        ParkedArray::zeros(&store, layout, ledger, Category::Parameters)
     }
 
     /// Returns the store of offloaded arrays.

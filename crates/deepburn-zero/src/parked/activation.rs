@@ -24,14 +24,14 @@ use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use deepburn_comm::CommError;
 use deepburn_config::ActivationOffload;
 use deepburn_nvme::{SwapError, SwapFile};
-use deepburn_ops::read_to_host;
+use deepburn_ops::{is_without_data, read_to_host};
 
 use super::{
     ChunkLayout, ParkedArray, ParkedRead, ParkedTensor, Store, WriteBehind, io_policy, lock,
 };
 use crate::group::Group;
 use crate::leased::{FullTensor, Leased};
-use crate::ledger::{Category, Lease, Ledger};
+use crate::ledger::{Category, Lease, Ledger, Tier};
 
 /// Parks the activations of one model on one rank.
 pub(crate) struct ActivationStore<B: Backend> {
@@ -111,6 +111,12 @@ impl<B: Backend> ActivationStore<B> {
     ) -> Result<Option<Arc<Self>>, SwapError> {
         let (store, threshold) = match offload {
             ActivationOffload::Device => return Ok(None),
+            ActivationOffload::Host { threshold } if is_without_data::<B>() => {
+                (Store::Counted(Tier::Host), *threshold)
+            }
+            ActivationOffload::Nvme { threshold, .. } if is_without_data::<B>() => {
+                (Store::Counted(Tier::Disk), *threshold)
+            }
             ActivationOffload::Host { threshold } => (Store::Host, *threshold),
             ActivationOffload::Nvme { file, threshold } => {
                 let file = SwapFile::growing(&file.folder, &io_policy(file))?;
@@ -272,10 +278,10 @@ impl<B: Backend> ParkedActivation<B> {
             let read = ParkedTensor { array, dtype: self.dtype }.start()?;
             let bytes = self.shape.num_elements() * self.dtype.size();
             let lease = self.store.ledger.hold(Category::Activations, bytes);
-            *transit = match self.store.store {
+            *transit = match self.store.store.tier() {
                 // The copy to the device overlaps with computation.
-                Store::Host => Transit::Back(self.tensor(read, lease)?),
-                Store::Disk(_) => Transit::Arriving { array: array.clone(), read, lease },
+                Tier::Host | Tier::Device => Transit::Back(self.tensor(read, lease)?),
+                Tier::Disk => Transit::Arriving { array: array.clone(), read, lease },
             };
         }
         Ok(())

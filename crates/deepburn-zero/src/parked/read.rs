@@ -5,7 +5,7 @@
 //! was read into. The padding between chunks is removed in place, and the buffer returns to its
 //! pool when the tensor is dropped.
 
-use burn_backend::{AllocationProperty, Backend, Bytes, DType, TensorData};
+use burn_backend::{AllocationProperty, Backend, Bytes, DType, Shape, TensorData};
 use deepburn_nvme::{AlignedBuffer, PendingIo, SwapError};
 use deepburn_ops::float_from_host;
 
@@ -26,6 +26,8 @@ enum ReadFrom {
     Memory(Vec<u8>),
     /// Being read from the file, including the padding of its chunks.
     Disk(PendingIo),
+    /// Not read, because there are no elements.
+    Absent,
 }
 
 /// A parked array and the type of its elements, for a read.
@@ -55,6 +57,7 @@ impl ParkedTensor<'_> {
                 let end = last.map_or(0, |last| layout.extent(&last, dtype.size()).end);
                 ReadFrom::Disk(file.read(region, 0..end)?)
             }
+            ParkedData::Absent => ReadFrom::Absent,
         };
         Ok(ParkedRead { source, layout, dtype })
     }
@@ -85,6 +88,9 @@ impl ParkedRead {
     ) -> Result<B::FloatTensorPrimitive, SwapError> {
         let Self { source, layout, dtype } = self;
         let bytes = match source {
+            ReadFrom::Absent => {
+                return Ok(B::float_empty(Shape::from(vec![layout.len]), device, dtype.into()));
+            }
             ReadFrom::Memory(bytes) => Bytes::from_bytes_vec(bytes),
             ReadFrom::Disk(pending) => {
                 let mut buffer = pending.wait()?;

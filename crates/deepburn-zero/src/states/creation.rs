@@ -156,7 +156,7 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let updates = Updates { assignment, layers: &layers };
     let sizes = updated_sizes(&known, assignment)?;
     let bytes = swap_bytes(&sizes, zero, group.world_size(), precision);
-    let parking = Parking::new(zero, precision, bytes)?;
+    let parking = Parking::new::<B>(zero, precision, bytes)?;
     let homes = ShardHomes {
         gatherer: share.stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
         parking: parking.as_ref(),

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use burn_backend::{Backend, FloatDType, Shape, TensorData};
 use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_kernels::{ElementwiseStep, TreeSum};
-use deepburn_ops::{OptimizerOps, float_from_host, float_into_host};
+use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, is_without_data};
 
 use super::compression::{ErrorFeedback, Momentum, Scales, compressed_means};
 use crate::array::DeviceArray;
@@ -162,9 +162,16 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             return Ok(norms.as_chunks().0.to_vec());
         }
         // All sums of a round are sent in one message, in the order of the directions.
-        let own: Vec<u8> =
+        let mut own: Vec<u8> =
             squares.iter().flat_map(|sum| sum.sums()).flat_map(f64::to_le_bytes).collect();
         let tag = CollectiveTag::new("norms", directions.first().map_or(0, |it| it.index as u64));
+        if is_without_data::<B>() {
+            // Other ranks may have more sums. The longest message determines the size of the
+            // exchange.
+            own.resize(self.longest_sums(directions) * size_of::<f64>(), 0);
+            self.group.gather_bytes(tag, &own)?;
+            return Ok(vec![[1.0; 2]; directions.len()]);
+        }
         let all = self.group.gather_bytes(tag, &own)?;
         let mut all: Vec<_> = all
             .iter()
@@ -184,6 +191,17 @@ impl<B: OptimizerOps> Exchange<'_, B> {
         // Each tensor has two norms: for its values and for its direction.
         let norms: Vec<f64> = partitions.flat_map(|it| [it, it]).map(norm).collect();
         Ok(norms.as_chunks().0.to_vec())
+    }
+
+    /// Returns the number of sums that the rank with the most sums sends for these directions.
+    fn longest_sums(&self, directions: &[UpdateDirection<B>]) -> usize {
+        let partitions: Vec<_> =
+            directions.iter().map(|it| self.parameters[it.index].partition()).collect();
+        let sums_of = |rank| {
+            // Each tensor has two sums: over its values and over its direction.
+            partitions.iter().map(|it| 2 * TreeSum::len_of(it.owned(rank))).sum()
+        };
+        (0..self.group.world_size()).map(sums_of).max().unwrap_or(0)
     }
 
     /// Orthogonalises each matrix on its owner and broadcasts the results.

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn results_and_counts_are_those_of_ranks_with_equal_arrays() {
+    fn ranks_with_equal_arrays_have_the_same_results_and_counts() {
         for world_size in 1..=4 {
             let real = run_ranks(world_size, Duration::from_secs(60), |member| {
                 Ok::<_, CommError>((results(&member, &member)?, member.statistics()))

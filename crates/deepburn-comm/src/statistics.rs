@@ -72,6 +72,15 @@ impl Statistics {
         Self { counts: added.filter(|(_, count)| count.calls > 0).collect() }
     }
 
+    /// Adds counts that occur `times` times.
+    pub fn add(&mut self, other: &Self, times: u64) {
+        for (key, count) in &other.counts {
+            let sum = self.counts.entry(key.clone()).or_default();
+            sum.calls += times * count.calls;
+            sum.elements += times * count.elements;
+        }
+    }
+
     /// Counts a collective. All arrays of a collective have the same element
     /// type; a barrier has none.
     pub fn record(

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The first step records the order in which parameters are read, and later steps prefetch by it.
-//! A dry run therefore takes two steps, and reports the second one.
+//! A dry run therefore takes two steps, and reports the second one. All micro-batches of a step
+//! between the first and the last are alike, so at most one of them is run.
 
 use std::thread;
 
@@ -17,13 +18,19 @@ use burn::tensor::Tensor;
 use deepburn_comm::{CommError, SimulatedGroup, Statistics, panic_message};
 use deepburn_config::Plan;
 use deepburn_learner::{Engine, EngineError, initialize};
-use deepburn_meta::{Meta, MetaDevice};
+use deepburn_meta::{Meta, MetaDevice, observe_work};
 use deepburn_zero::{Group, ModuleOperations, Training};
 
+use crate::cost::{self, Network, RankSpeed, StepCost, UnsupportedPlan};
 use crate::memory::MemoryPeaks;
+use crate::timeline::{Part, Recorder, Timeline};
 
 /// Optimizer steps of a dry run.
 const STEPS: usize = 2;
+
+/// The largest number of micro-batches that a step of a dry run has: the first, one of those between,
+/// and the last.
+const MICRO_BATCHES: usize = 3;
 
 /// What one rank needs to train.
 #[derive(Debug, Clone)]
@@ -36,6 +43,27 @@ pub struct DryRun {
     pub collectives: Statistics,
     /// The floating-point operations of a training step, by module.
     pub operations: Vec<ModuleOperations>,
+    /// The ops and collectives of a training step, or the reason why they have no time.
+    timeline: Result<Timeline, UnsupportedPlan>,
+    /// The number of ranks.
+    world_size: usize,
+}
+
+impl DryRun {
+    /// Returns the floating-point operations of a training step on one rank.
+    pub fn flops(&self) -> u64 {
+        self.operations.iter().map(|module| module.forward + module.backward).sum()
+    }
+
+    /// Predicts the time of a training step on ranks of this `speed`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the plan has parts whose time is not predicted.
+    pub fn cost(&self, speed: RankSpeed, network: &Network) -> Result<StepCost, UnsupportedPlan> {
+        let timeline = self.timeline.as_ref().map_err(|error| *error)?;
+        Ok(timeline.cost(self.world_size as u64, speed, network))
+    }
 }
 
 /// The reason why a dry run did not complete.
@@ -63,17 +91,41 @@ pub fn dry_run<M: AutodiffModule<Training<Meta>>>(
     build: impl FnOnce(&MetaDevice) -> M + Send,
     loss: impl Fn(&M) -> Tensor<Training<Meta>, 1> + Send,
 ) -> Result<DryRun, DryRunError> {
-    on_simulated_rank(plan.batch.world_size, move |group| {
-        let model = build(&MetaDevice);
-        let mut engine = initialize(model, plan, Group::new(group.clone()))?;
-        let start = MemoryPeaks::of(engine.ledger());
-        let micro_batches = plan.batch.gradient_accumulation_steps;
-        let mut step = take_step(&mut engine, &group, micro_batches, &loss)?;
-        for _ in 1..STEPS {
-            step = take_step(&mut engine, &group, micro_batches, &loss)?;
-        }
-        Ok(DryRun { start, ..step })
+    let recorder = Recorder::default();
+    let times = plan.batch.gradient_accumulation_steps;
+    let short = shortened(plan);
+    let world_size = plan.batch.world_size;
+    on_simulated_rank(world_size, move |group| {
+        let observer = recorder.clone();
+        let group = group.observed(move |event| observer.collective(event));
+        let observer = recorder.clone();
+        observe_work(
+            move |work| observer.compute(work),
+            || {
+                let model = build(&MetaDevice);
+                let engine = initialize(model, &short, Group::new(group.clone()))?;
+                let start = MemoryPeaks::of(engine.ledger());
+                let mut steps = Steps { engine, group, recorder, loss };
+                let mut step = steps.take(times)?;
+                for _ in 1..STEPS {
+                    step = steps.take(times)?;
+                }
+                let Step { peaks, collectives, operations, timeline } = step;
+                let timeline = cost::check(&short).map(|()| timeline);
+                Ok(DryRun { start, step: peaks, collectives, operations, timeline, world_size })
+            },
+        )
     })
+}
+
+/// Returns the plan with at most [`MICRO_BATCHES`] micro-batches a step.
+fn shortened(plan: &Plan) -> Plan {
+    let mut plan = plan.clone();
+    let batch = &mut plan.batch;
+    batch.gradient_accumulation_steps = batch.gradient_accumulation_steps.min(MICRO_BATCHES);
+    batch.train_batch_size =
+        batch.micro_batch_size * batch.gradient_accumulation_steps * batch.world_size;
+    plan
 }
 
 /// Calls `run` as rank 0 of a simulated group of `world_size` ranks, on a thread of its own.
@@ -99,25 +151,62 @@ pub fn on_simulated_rank<R: Send>(
     })
 }
 
-/// Takes one optimizer step and reports it. The report has no figures of the start.
-fn take_step<M: AutodiffModule<Training<Meta>>>(
-    engine: &mut Engine<Meta, M>,
-    group: &SimulatedGroup,
-    micro_batches: usize,
-    loss: &impl Fn(&M) -> Tensor<Training<Meta>, 1>,
-) -> Result<DryRun, DryRunError> {
-    engine.ledger().reset_peaks();
-    engine.states().start_counting();
-    let before = group.statistics();
-    for _ in 0..micro_batches {
-        let loss = engine.forward(loss)?;
-        engine.backward(loss)?;
-        engine.step()?;
+/// The steps of a dry run.
+struct Steps<M: AutodiffModule<Training<Meta>>, F> {
+    engine: Engine<Meta, M>,
+    group: SimulatedGroup,
+    recorder: Recorder,
+    /// Computes the loss of a micro-batch.
+    loss: F,
+}
+
+/// The report of a step.
+struct Step {
+    peaks: MemoryPeaks,
+    collectives: Statistics,
+    operations: Vec<ModuleOperations>,
+    timeline: Timeline,
+}
+
+impl<M, F> Steps<M, F>
+where
+    M: AutodiffModule<Training<Meta>>,
+    F: Fn(&M) -> Tensor<Training<Meta>, 1>,
+{
+    /// Takes an optimizer step, and reports it as one of `micro_batches` micro-batches.
+    fn take(&mut self, micro_batches: usize) -> Result<Step, DryRunError> {
+        let run = micro_batches.min(MICRO_BATCHES);
+        let omitted = (micro_batches - run) as u64;
+        self.engine.ledger().reset_peaks();
+        self.recorder.take();
+        let mut collectives = Statistics::default();
+        let mut timeline = Timeline::default();
+        let mut operations = Vec::new();
+        for index in 0..run {
+            // The one in the middle stands for all that are omitted.
+            let times = if index == 1 { 1 + omitted } else { 1 };
+            let before = self.group.statistics();
+            self.engine.states().start_counting();
+            let loss = self.engine.forward(&self.loss)?;
+            self.engine.backward(loss)?;
+            self.engine.step()?;
+            add(&mut operations, self.engine.states().stop_counting(), times);
+            collectives.add(&self.group.statistics().since(&before), times);
+            timeline.parts.push(Part { events: self.recorder.take(), times });
+        }
+        let peaks = MemoryPeaks::of(self.engine.ledger());
+        Ok(Step { peaks, collectives, operations, timeline })
     }
-    Ok(DryRun {
-        start: MemoryPeaks::default(),
-        step: MemoryPeaks::of(engine.ledger()),
-        collectives: group.statistics().since(&before),
-        operations: engine.states().stop_counting(),
-    })
+}
+
+/// Adds the operations of a micro-batch that occurs `times` times. Micro-batches run the same
+/// modules.
+fn add(sum: &mut Vec<ModuleOperations>, one: Vec<ModuleOperations>, times: u64) {
+    if sum.is_empty() {
+        sum.extend(one.iter().map(|it| ModuleOperations { forward: 0, backward: 0, ..it.clone() }));
+    }
+    for (sum, one) in sum.iter_mut().zip(one) {
+        sum.forward += times * one.forward;
+        sum.backward += times * one.backward;
+    }
 }

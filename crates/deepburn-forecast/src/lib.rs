@@ -6,8 +6,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cost;
 mod dry_run;
 mod memory;
+mod timeline;
 
 pub use deepburn_meta::{Meta, MetaDevice};
 pub use dry_run::{DryRun, DryRunError, dry_run, on_simulated_rank};

@@ -12,7 +12,7 @@
 //!  RouterTensor                                 shape, element type, device
 //! ```
 //!
-//! Element types are those of Burn's CPU backend: f32, i32 and bool, unless a program asks for others.
+//! Element types default to f32, i32 and bool, as on Burn's CPU backend.
 //!
 //! Reading a tensor returns zeros, so a program that decides by the values of a tensor takes the
 //! branch for zeros. Fourier transforms and quantized tensors are not supported by the

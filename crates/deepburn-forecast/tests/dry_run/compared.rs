@@ -57,7 +57,7 @@ pub(crate) fn cases() -> Vec<Case> {
     // Stages, precisions, accumulation and ranks.
     for stage in 0..4 {
         for (index, types) in types.iter().enumerate() {
-            let accumulation = json!({"gradient_accumulation_steps": 1 + 2 * (index % 2)});
+            let accumulation = json!({"gradient_accumulation_steps": 1 + 4 * (index % 2)});
             add(zero(stage, json!({})), merged(types, &accumulation), &[1, 1 + index]);
         }
     }
@@ -131,6 +131,14 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
+/// What a real run reports.
+struct Measured {
+    start: MemoryPeaks,
+    step: MemoryPeaks,
+    collectives: Statistics,
+    operations: Vec<ModuleOperations>,
+}
+
 /// Returns `left` with the keys of `right`.
 fn merged(left: &Value, right: &Value) -> Value {
     let mut both = left.clone();
@@ -150,8 +158,8 @@ impl Case {
         resolved.unwrap_or_else(|error| panic!("{self:?}: {error}")).plan
     }
 
-    /// Trains rank threads with values, and reports rank 0 like a dry run.
-    fn measured<M: Model>(&self, model: &M) -> DryRun
+    /// Trains rank threads with values, and reports rank 0.
+    fn measured<M: Model>(&self, model: &M) -> Measured
     where
         M: Sync,
         M::Module<Training<Flex>>: AutodiffModule<Training<Flex>>,
@@ -172,7 +180,7 @@ impl Case {
                     engine.backward(loss)?;
                     engine.step()?;
                 }
-                run = Some(DryRun {
+                run = Some(Measured {
                     start,
                     step: MemoryPeaks::of(engine.ledger()),
                     collectives: member.statistics().since(&before),
@@ -234,10 +242,9 @@ impl Case {
             compare(format!("calls of {purpose}"), real.calls, dry.calls);
             compare(format!("elements of {purpose}"), real.elements, dry.elements);
         }
-        let flops = |operations: &[ModuleOperations]| {
-            operations.iter().map(|module| module.forward + module.backward).sum()
-        };
-        compare("operations".to_owned(), flops(&real.operations), flops(&dry.operations));
+        let flops = real.operations.iter().map(|module| module.forward + module.backward).sum();
+        compare("operations".to_owned(), flops, dry.flops());
+        assert_eq!(real.operations, dry.operations, "{self:?}");
         differences
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A dry run counts the memory of a training step from these results, so each op returns what the
 //! flex kernels return, also in the types: statistics, log-sums and the gradients of the loss head
-//! are in at least f32. Memory inside a kernel is no result and is not represented.
+//! are in at least f32. Memory inside a kernel is not represented.
 
 mod fused;
 mod optimizer;

@@ -1,0 +1,132 @@
+//! Formulas, bounds and bytes sent.
+
+use deepburn_comm::{Operation, ReduceOp};
+use deepburn_meta::Work;
+use proptest::prelude::*;
+
+use super::clock::Clock;
+use super::*;
+use crate::timeline::Collective;
+
+const SPEED: RankSpeed = RankSpeed { flops: 1e12, memory_bandwidth: 1e11 };
+
+const LINKS: Links =
+    Links { bandwidth: 1e9, latency: 1e-6, ranks_per_machine: 1, local_bandwidth: 1e9 };
+
+fn dense(operation: Operation, arrays: u64, elements: u64) -> Collective {
+    Collective { operation, arrays, contributed: 4 * elements, complete: 4 * elements }
+}
+
+/// The alpha-beta model of a ring: `(n - 1) (alpha + bytes / n / bandwidth)` for a reduce-scatter
+/// or all-gather, and a latency of `(n - 1) alpha` for the headers.
+#[test]
+fn collectives_take_the_time_of_the_formula() {
+    let speed = RankSpeed { flops: 1.0, memory_bandwidth: f64::INFINITY };
+    let seconds = |operation, arrays| {
+        Network::Links(LINKS).seconds(&dense(operation, arrays, 1_000_000), 4, &speed)
+    };
+    let half = 3.0 * (1e-6 + 4e6 / 4.0 / 1e9);
+    let meeting = 3.0 * 1e-6;
+    let close =
+        |left: f64, right: f64| assert!((left / right - 1.0).abs() < 1e-12, "{left} {right}");
+    close(seconds(Operation::AllGather, 1), meeting + half);
+    close(seconds(Operation::ReduceScatter(ReduceOp::Mean), 1), meeting + half);
+    close(seconds(Operation::AllReduce(ReduceOp::Mean), 1), meeting + 2.0 * half);
+    close(seconds(Operation::AllGather, 5), meeting + half + 4.0 * 3.0 * 1e-6);
+    close(Network::Links(LINKS).seconds(&dense(Operation::Barrier, 0, 0), 4, &speed), meeting);
+}
+
+#[test]
+fn ranks_of_a_machine_share_its_link() {
+    let gather = dense(Operation::AllGather, 1, 1 << 20);
+    let links = Links { latency: 0.0, ..LINKS };
+    let alone = Network::Links(links).seconds(&gather, 16, &SPEED);
+    let fast = Links { ranks_per_machine: 8, local_bandwidth: 1e12, ..links };
+    let shared = Network::Links(fast).seconds(&gather, 16, &SPEED);
+    // 8 ranks send to 8 ranks each over the link, instead of one rank to 15.
+    assert!((shared / alone - 64.0 / 15.0).abs() < 1e-9, "{shared} {alone}");
+    let inside = Network::Links(fast).seconds(&gather, 8, &SPEED);
+    assert!((inside - 7.0 / 8.0 * 4.0 * f64::from(1 << 20) / 1e12).abs() < 1e-15, "{inside}");
+}
+
+#[test]
+fn a_collective_is_hidden_until_the_rank_waits() {
+    let mut clock = Clock::new(true);
+    let first = clock.start(3.0);
+    let second = clock.start(1.0);
+    clock.compute(2.0);
+    clock.wait(first);
+    assert_eq!((clock.now, clock.exposed), (3.0, 1.0));
+    clock.compute(5.0);
+    // The link was free again at 4.
+    clock.wait(second);
+    assert_eq!((clock.now, clock.exposed, clock.communication), (8.0, 1.0, 4.0));
+    let mut clock = Clock::new(false);
+    let only = clock.start(3.0);
+    clock.compute(2.0);
+    clock.wait(only);
+    assert_eq!((clock.now, clock.exposed), (5.0, 3.0));
+}
+
+/// An op that takes `seconds` at [`SPEED`].
+fn op(seconds: f64) -> Event {
+    Event::Compute(Work { operations: (seconds * SPEED.flops) as u64, bytes: 0 })
+}
+
+#[test]
+fn a_part_is_repeated() {
+    let gather = dense(Operation::AllGather, 1, 1_000_000);
+    let start = |number| Event::Start { number, collective: gather };
+    let events =
+        vec![start(0), op(1.0), Event::Wait { number: 0 }, start(1), Event::Wait { number: 1 }];
+    let cost = |times| {
+        let parts = vec![Part { events: events.clone(), times }];
+        Timeline { parts }.cost(2, SPEED, &Network::Links(LINKS))
+    };
+    let (one, three) = (cost(1), cost(3));
+    let seconds = Network::Links(LINKS).seconds(&gather, 2, &SPEED);
+    assert!((one.seconds - 1.0 - seconds).abs() < 1e-12, "{one:?}");
+    assert!((one.hidden - seconds).abs() < 1e-12, "{one:?}");
+    assert_eq!((one.bytes_sent, three.bytes_sent), (4_000_000, 12_000_000));
+    assert!((three.seconds - 3.0 * one.seconds).abs() < 1e-12, "{three:?}");
+}
+
+/// Events of a rank: ops, and collectives with the number of ops before they are awaited.
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let step = prop_oneof![
+        (0.0..2.0_f64).prop_map(|seconds| vec![op(seconds)]),
+        (1..1_000_000_u64).prop_map(|elements| {
+            vec![Event::Start { number: 0, collective: dense(Operation::AllGather, 1, elements) }]
+        }),
+    ];
+    prop::collection::vec(step, 0..40).prop_map(|steps| {
+        let mut events: Vec<_> = steps.into_iter().flatten().collect();
+        let mut numbers = 0;
+        for event in &mut events {
+            if let Event::Start { number, .. } = event {
+                *number = numbers;
+                numbers += 1;
+            }
+        }
+        events.extend((0..numbers).map(|number| Event::Wait { number }));
+        events
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_step_is_computation_and_what_is_not_hidden(
+        events in events(), ranks in 1..5000_u64, has_links in any::<bool>(),
+    ) {
+        let network = match has_links {
+            true => Network::Links(LINKS),
+            false => Network::Threads { latency: 1e-6 },
+        };
+        let cost = Timeline { parts: vec![Part { events, times: 1 }] }.cost(ranks, SPEED, &network);
+        let sum = cost.compute + cost.communication - cost.hidden;
+        prop_assert!((cost.seconds - sum).abs() <= 1e-9 * sum, "{:?}", cost);
+        prop_assert!(cost.hidden >= 0.0 && cost.hidden <= cost.communication);
+        prop_assert!(ranks > 1 || cost.communication == 0.0);
+        prop_assert!(has_links || cost.hidden <= 1e-9 * cost.communication);
+    }
+}

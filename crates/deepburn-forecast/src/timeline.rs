@@ -1,0 +1,108 @@
+//! What a rank does in a training step, in order: ops, collectives, and waits for collectives.
+//!
+//! Main type: [`Timeline`]. A dry run records it, and the [cost model](crate::cost) replays it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use deepburn_comm::{CollectiveEvent, Operation};
+use deepburn_meta::Work;
+
+/// An event of a rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Event {
+    /// The rank computes an op.
+    Compute(Work),
+    /// The rank starts a collective.
+    Start {
+        /// The number of the collective.
+        number: u64,
+        /// Its operation and size.
+        collective: Collective,
+    },
+    /// The rank waits for the collective with this number.
+    Wait {
+        /// The number that the collective had at its start.
+        number: u64,
+    },
+}
+
+/// The operation and the size of a collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Collective {
+    /// The operation on the arrays.
+    pub(crate) operation: Operation,
+    /// The number of arrays. Each array needs one message per peer.
+    pub(crate) arrays: u64,
+    /// The bytes that each rank contributes to a reduction.
+    pub(crate) contributed: u64,
+    /// The bytes of the complete arrays.
+    pub(crate) complete: u64,
+}
+
+impl Collective {
+    /// Returns the bytes that a rank sends to other ranks: `(ranks - 1) / ranks` of the operation's
+    /// bytes. An all-reduce consists of a reduce-scatter and an all-gather, so the bytes of both are
+    /// added.
+    pub(crate) fn bytes_sent(&self, ranks: u64) -> u64 {
+        let whole = match self.operation {
+            Operation::ReduceScatter(_) => self.contributed,
+            Operation::AllReduce(_) => self.contributed.saturating_add(self.complete),
+            Operation::AllGather | Operation::AllToAll | Operation::Broadcast { .. } => {
+                self.complete
+            }
+            Operation::Barrier => 0,
+        };
+        (whole as f64 * (ranks - 1) as f64 / ranks as f64).round() as u64
+    }
+}
+
+/// The events of a training step.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Timeline {
+    /// The parts of the step in order. All micro-batches between the first and the last one are
+    /// alike, so they are one part that is repeated.
+    pub(crate) parts: Vec<Part>,
+}
+
+/// Consecutive events that occur one or more times.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Part {
+    /// The events in order. Every collective that is started in a part is awaited in it.
+    pub(crate) events: Vec<Event>,
+    /// How often the events occur.
+    pub(crate) times: u64,
+}
+
+/// Collects events. Clones collect into the same list.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Recorder(Arc<Mutex<Vec<Event>>>);
+
+impl Recorder {
+    /// Adds an op.
+    pub(crate) fn compute(&self, work: Work) {
+        // Views, and ops on no elements.
+        if work != Work::default() {
+            self.add(Event::Compute(work));
+        }
+    }
+
+    /// Adds a call of the process group.
+    pub(crate) fn collective(&self, event: CollectiveEvent<'_>) {
+        self.add(match event {
+            CollectiveEvent::Start { number, operation, arrays, contributed, complete, .. } => {
+                let collective = Collective { operation, arrays, contributed, complete };
+                Event::Start { number, collective }
+            }
+            CollectiveEvent::Wait { number } => Event::Wait { number },
+        });
+    }
+
+    /// Returns the events since the last call.
+    pub(crate) fn take(&self) -> Vec<Event> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn add(&self, event: Event) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+}

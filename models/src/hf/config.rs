@@ -205,8 +205,7 @@ impl ExtraFields {
     /// Returns whether the fields are from a text classifier of `transformers`, and not from a language model.
     #[must_use]
     pub fn is_sequence_classifier(&self) -> bool {
-        let all = self.0.get("architectures").and_then(Value::as_array).into_iter().flatten();
-        all.filter_map(Value::as_str).any(|name| name.ends_with("ForSequenceClassification"))
+        is_sequence_classifier(&self.0)
     }
 
     /// Returns the fields of `generation_config.json`, which holds the special tokens for generation.
@@ -240,6 +239,14 @@ impl ExtraFields {
         }
         Ok(())
     }
+}
+
+/// Returns whether the fields of a `config.json` are from a text classifier of `transformers`, and not from a language
+/// model.
+#[must_use]
+pub fn is_sequence_classifier(fields: &Map<String, Value>) -> bool {
+    let all = fields.get("architectures").and_then(Value::as_array).into_iter().flatten();
+    all.filter_map(Value::as_str).any(|name| name.ends_with("ForSequenceClassification"))
 }
 
 /// The names of the fields that a model reads.

@@ -31,7 +31,7 @@ pub(crate) use config::{ConfigFields, FieldNames, MAX_LAYERS, MAX_SIZE, check_si
 pub(crate) use weights::{Weights, refuse_adapter};
 
 pub use class_names::{ClassNames, ClassNamesError};
-pub use config::{ExtraFields, ModelConfigError};
+pub use config::{ExtraFields, ModelConfigError, is_sequence_classifier};
 pub use error::{ModelFolderError, TensorProblem};
 pub use export::HfExport;
 pub use generation_config::{GENERATION_CONFIG, GenerationConfig};

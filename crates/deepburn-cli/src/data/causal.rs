@@ -17,7 +17,7 @@ use deepburn::zero::{Training, Zero};
 use deepburn::{
     Batch, BatchSource, BoxError, Evaluation, EvaluationStream, NextStep, StepBatches, Task,
 };
-use deepburn_config::{BatchPlan, CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan};
+use deepburn_config::{CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
     BatchLoader, BudgetSampler, Corpus, DataError, DataShard, DistributedSampler,
     EvaluationBatches, IGNORE_INDEX, MicroBatch, Order, Position, Sequences, StepShape, Tokenizer,
@@ -32,8 +32,9 @@ use crate::data::companions::{Companions, kept_generation_config};
 use crate::data::corpus::open_corpus;
 use crate::data::job_tokenizer::{JobTokenizer, VocabularyOrigin};
 use crate::data::lengths::{PREFETCH, check_length, longest};
-use crate::data::places::Places;
-use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
+use crate::data::recipe::{
+    EvaluationSettings, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
+};
 use crate::data::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
 use crate::failure::Failure;
 use crate::job::known_model::warn_of_unknown;
@@ -67,15 +68,9 @@ impl<C: LanguageModelConfig> Causal<C> {
     ///
     /// # Errors
     /// Returns a user's mistake if the model or the data is invalid, or if they do not match.
-    pub(crate) fn prepare(
-        job: &Job,
-        places: &Places,
-        batch: BatchPlan,
-        order: Order,
-    ) -> Result<Self, Failure> {
-        let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
-        let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
-        let config: C = model_config(job, pretrained.as_deref())?;
+    pub(crate) fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
+        let JobInputs { job, places, pretrained, batch, order } = *inputs;
+        let config: C = model_config(job, pretrained)?;
         let limits = config.limits();
         check_length(job, limits.max_len, limits.max_len_field)?;
         check_step(batch, job.data.sequence_length)?;
@@ -84,8 +79,7 @@ impl<C: LanguageModelConfig> Causal<C> {
         // Token ids are checked against the vocabulary size of the model, if the job or a pretrained model sets it, or
         // if there is no tokenizer. Otherwise the tokenizer determines the size.
         let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
-        let JobTokenizer { tokenizer, vocabulary } =
-            JobTokenizer::of(job, places, pretrained.as_deref())?;
+        let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
         let corpus = open_corpus(job, places, tokenizer, rows).map_err(Failure::mistake)?;
         log_separator(&corpus);
         let mut config = with_vocabulary(config, job, corpus.tokenizer.as_ref())?;
@@ -93,17 +87,17 @@ impl<C: LanguageModelConfig> Causal<C> {
             let special = ["bos_token_id", "eos_token_id"];
             config = with_special_tokens(config, job, tokenizer, vocabulary, &special)?;
         }
-        let (folder, tokenizer) = (pretrained.as_deref(), corpus.tokenizer.as_ref());
+        let tokenizer = corpus.tokenizer.as_ref();
         let is_new = vocabulary == VocabularyOrigin::New || job.data.eos_token.is_some();
         let keeps_ids = tokenizer.is_none() || !is_new;
-        let generation_config = kept_generation_config(folder, keeps_ids, &job.model.config)?;
+        let generation_config = kept_generation_config(pretrained, keeps_ids, &job.model.config)?;
         Ok(Self {
-            companions: Companions::find(folder, tokenizer)?,
+            companions: Companions::find(pretrained, tokenizer)?,
             generation_config,
             config,
             corpus,
             order,
-            origin: WeightOrigin { pretrained, seed: job.training.seed },
+            origin: WeightOrigin::of(inputs),
             evaluation: EvaluationSettings::of(job),
             label_smoothing: job.training.label_smoothing_factor,
         })

@@ -166,22 +166,25 @@ pub trait LanguageModelConfig: SavedConfig + Clone {
     /// Returns the configuration for a job that specifies neither a pretrained model nor sizes.
     fn default_size() -> Self;
 
-    /// Reads the configuration in a folder and checks the headers of its weight files.
+    /// Reads the configuration in a folder and checks the headers of its weight files. Fields that the model does not
+    /// read are kept until [`validate`](Self::validate), so that overrides can remove them.
     ///
     /// # Errors
     /// Returns an error if a file is missing, unreadable or malformed.
     fn open(folder: &Path) -> Result<Self, ModelFolderError>;
 
-    /// Returns the configuration with the given `config.json` fields overridden.
+    /// Returns the configuration with the given `config.json` fields overridden. Null removes a field that the model does
+    /// not read.
     ///
     /// # Errors
     /// Returns the errors of [`from_fields`](SavedConfig::from_fields), and an error if a field is unknown.
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError>;
 
-    /// Checks the range of every value and the consistency of related values.
+    /// Checks the range of every value, the consistency of related values, and that no field that the model does not read
+    /// may change what it computes.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError::Value`] for the first invalid field.
+    /// Returns [`ModelConfigError`] for the first invalid field.
     fn validate(&self) -> Result<(), ModelConfigError>;
 
     /// Returns the limits on token sequences.
@@ -190,7 +193,7 @@ pub trait LanguageModelConfig: SavedConfig + Clone {
     /// Sets the number of tokens in the vocabulary.
     fn set_vocab_size(&mut self, vocab_size: usize);
 
-    /// Returns the `config.json` fields that the model does not use.
+    /// Returns the `config.json` fields that the model does not read.
     fn extra(&self) -> &ExtraFields;
 }
 

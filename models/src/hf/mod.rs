@@ -14,6 +14,7 @@ mod config;
 mod error;
 mod export;
 mod generation_config;
+mod known_fields;
 mod mean_rows;
 mod name_prefix;
 mod names;
@@ -28,6 +29,7 @@ pub(crate) const CONFIG: &str = "config.json";
 
 pub(crate) use class_names::{ID2LABEL, LABEL2ID};
 pub(crate) use config::{ConfigFields, FieldNames, MAX_LAYERS, MAX_SIZE, check_size};
+pub(crate) use known_fields::{Accepted, FixedField};
 pub(crate) use weights::{Weights, refuse_adapter};
 
 pub use class_names::{ClassNames, ClassNamesError};

@@ -23,7 +23,9 @@ use deepburn_datasets::{
     EvaluationBatches, IGNORE_INDEX, MicroBatch, Order, Position, Sequences, StepShape, Tokenizer,
 };
 use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError, LanguageModel};
-use deepburn_models::hf::{GENERATION_CONFIG, HfExport, ModelFolderError, ModelFolderWriter};
+use deepburn_models::hf::{
+    GENERATION_CONFIG, HfExport, ModelConfigError, ModelFolderError, ModelFolderWriter,
+};
 use deepburn_models::{Architecture, BuildModel, FloatType, LanguageModelConfig};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -37,7 +39,6 @@ use crate::data::recipe::{
 };
 use crate::data::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
 use crate::failure::Failure;
-use crate::job::known_model::warn_of_unknown;
 use crate::job::memory::check_step;
 
 /// A language model and its data.
@@ -238,7 +239,8 @@ fn log_separator(corpus: &Corpus) {
 /// enlarged vocabulary, because the weights then have new rows.
 ///
 /// # Errors
-/// Returns a user's mistake if the folder has no model, or if a field is unknown or out of range.
+/// Returns a user's mistake if the folder has no model, or if a field is unknown, out of range, or not read although it
+/// may change what the model computes.
 pub(crate) fn model_config<C: LanguageModelConfig>(
     job: &Job,
     pretrained: Option<&Path>,
@@ -247,8 +249,16 @@ pub(crate) fn model_config<C: LanguageModelConfig>(
         Some(folder) => C::open(folder).map_err(Failure::mistake)?,
         None => C::default_size(),
     };
-    warn_of_unknown(base.extra());
-    let named = |error| Failure::mistake(format!("model.config: {error}"));
+    // The error of a field that only the pretrained model has names its file.
+    let named = |error: ModelConfigError| match (pretrained, error.unsupported_field()) {
+        (Some(folder), Some(field)) if !job.model.config.contains_key(field) => {
+            Failure::mistake(format!(
+                "{}: {error} (model.config.{field} in the job)",
+                folder.join("config.json").display()
+            ))
+        }
+        _ => Failure::mistake(format!("model.config: {error}")),
+    };
     let config = base.with_overrides(&job.model.config).map_err(named)?;
     config.validate().map_err(named)?;
     let (old, new) = (base.limits().vocab_size, config.limits().vocab_size);

@@ -108,11 +108,7 @@ impl KnownModel {
         }
         let text = read_small_file(&file).map_err(|error| named(&error))?;
         let fields = read_fields(&text).map_err(|error| named(&error))?;
-        let model = models::read_saved(fields).map_err(|error| named(&error))?;
-        if let Self::LanguageModel(config) = &model {
-            warn_of_unknown(config.extra_fields());
-        }
-        Ok(model)
+        models::read_saved(fields).map_err(|error| named(&error))
     }
 
     /// Returns the configuration.
@@ -121,17 +117,5 @@ impl KnownModel {
             Self::LanguageModel(config) => &**config,
             Self::Classifier(config) => &**config,
         }
-    }
-}
-
-/// Logs a warning for unknown fields of a `config.json`. These fields are kept and exported with the model.
-pub(crate) fn warn_of_unknown(extra: &ExtraFields) {
-    let names: Vec<_> = extra.unknown().map(|name| format!("`{name}`")).collect();
-    if !names.is_empty() {
-        tracing::warn!(
-            "config.json: unknown fields {}; they change nothing here and are exported as they are; if the model \
-             was trained with one of them, its outputs differ",
-            names.join(", ")
-        );
     }
 }

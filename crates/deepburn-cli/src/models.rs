@@ -6,12 +6,14 @@
 //! To add a model, add a folder in `deepburn-models`, a value of `model.architecture` in `deepburn-config`, and a line
 //! here.
 
+use std::path::{Path, PathBuf};
+
 use burn_flex::Flex;
 use deepburn_config::{Architecture, DataKind, Job};
 use deepburn_models::causal_lm::LanguageModel;
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
-use deepburn_models::hf::{ModelConfigError, is_sequence_classifier};
+use deepburn_models::hf::{ModelConfigError, is_sequence_classifier, read_fields, read_small_file};
 use deepburn_models::{
     BuildModel, LanguageModelConfig, SavedConfig, TextClassifier, TextClassifierConfig,
 };
@@ -32,9 +34,12 @@ static MODELS: [Model; 3] = [
     classifier::<EncoderConfig>(Architecture::Encoder),
 ];
 
-/// The `model_type` of files that do not have this field: only versions of `transformers` before 2.3 omitted it, and
-/// GPT-2 is the only supported model that they have.
+/// The `model_type` of files that do not have this field: only the first versions of `transformers` omitted it, and GPT-2
+/// is the only supported model that they have.
 const FIRST_MODEL_TYPE: &str = Gpt2Config::MODEL_TYPE;
+
+/// The architecture of these files.
+const FIRST_ARCHITECTURE: Architecture = Architecture::Gpt2;
 
 /// A supported model.
 pub(crate) struct Model {
@@ -93,6 +98,11 @@ where
 }
 
 impl Model {
+    /// Returns the architecture, which a job may leave open.
+    pub(crate) fn architecture(&self) -> Architecture {
+        self.architecture
+    }
+
     /// Reads and checks the model and the data of a job.
     ///
     /// # Errors
@@ -102,20 +112,72 @@ impl Model {
     }
 }
 
-/// Returns the model of a job.
+/// Returns the model of a job. `pretrained` is the folder of its pretrained model.
 ///
 /// # Errors
-/// Returns a user's mistake if the architecture has no model for the data of the job.
-pub(crate) fn of_job(job: &Job) -> Result<&'static Model, Failure> {
+/// Returns a user's mistake if the pretrained model is not supported, or contradicts the job.
+pub(crate) fn of_job(job: &Job, pretrained: Option<&Path>) -> Result<&'static Model, Failure> {
     let task = match job.data.kind {
         DataKind::Classification { .. } => Task::Classification,
         DataKind::Text { .. } | DataKind::Tokens | DataKind::Synthetic => Task::LanguageModelling,
     };
-    let architecture = job.model.architecture;
+    let architecture = architecture_of(job, pretrained)?;
     let model = MODELS.iter().find(|it| it.architecture == architecture && it.task == task);
     model.ok_or_else(|| {
-        Failure::mistake(format!("data.kind: does not fit model.architecture {architecture:?}"))
+        let name = architecture.name();
+        Failure::mistake(format!("data.kind: model.architecture \"{name}\" does not support it"))
     })
+}
+
+/// Returns the architecture of a job. It is the pretrained model's, which the job may also name.
+///
+/// # Errors
+/// Returns a user's mistake if the pretrained model has another architecture than the job names, or one whose weights
+/// are not supported.
+fn architecture_of(job: &Job, pretrained: Option<&Path>) -> Result<Architecture, Failure> {
+    let given = job.model.architecture;
+    // A folder whose `config.json` is missing or damaged is reported when the model is opened.
+    let Some((file, model_type)) = pretrained.and_then(saved_type) else {
+        return Ok(given.unwrap_or(FIRST_ARCHITECTURE));
+    };
+    let found = MODELS.iter().find(|model| model.model_type == model_type);
+    let found = found.map(|model| model.architecture);
+    let file = file.display();
+    match (given, found) {
+        (Some(given), found) if found != Some(given) => {
+            let change = match found {
+                Some(found) if found.takes_pretrained() => {
+                    format!(
+                        "write \"{}\" or remove it, or give another model.pretrained",
+                        found.name()
+                    )
+                }
+                _ => format!("give a {} model as model.pretrained", given.name()),
+            };
+            Err(Failure::mistake(format!(
+                "model.architecture: is \"{}\", but {file} has model_type \"{model_type}\"; {change}",
+                given.name()
+            )))
+        }
+        (_, Some(found)) if found.takes_pretrained() => Ok(found),
+        _ => {
+            let with_weights = MODELS.iter().filter(|model| model.architecture.takes_pretrained());
+            Err(Failure::mistake(format!(
+                "model.pretrained: {file} has model_type \"{model_type}\", whose weights are not supported; \
+                 supported: {}",
+                model_types(with_weights)
+            )))
+        }
+    }
+}
+
+/// Returns the path of the `config.json` in a folder, and its `model_type`; `None` if the file cannot be read or does
+/// not have this field.
+fn saved_type(folder: &Path) -> Option<(PathBuf, String)> {
+    let file = folder.join("config.json");
+    let fields = read_fields(&read_small_file(&file).ok()?).ok()?;
+    let model_type = fields.get("model_type")?.as_str()?.to_owned();
+    Some((file, model_type))
 }
 
 /// Reads the fields of a `config.json`.
@@ -136,14 +198,94 @@ pub(crate) fn read_saved(fields: Map<String, Value>) -> Result<KnownModel, Model
         None => Err(ModelConfigError::Value {
             name: "model_type",
             value: given.unwrap_or(&Value::Null).to_string(),
-            rule: format!("one of {}", model_types().join(", ")),
+            rule: format!("one of {}", model_types(MODELS.iter())),
         }),
     }
 }
 
-/// Returns the supported values of `model_type`.
-fn model_types() -> Vec<&'static str> {
-    let mut types: Vec<_> = MODELS.iter().map(|model| model.model_type).collect();
+/// Returns a list of the `model_type` of these models.
+fn model_types<'a>(models: impl Iterator<Item = &'a Model>) -> String {
+    let mut types: Vec<_> = models.map(|model| model.model_type).collect();
     types.dedup();
-    types
+    types.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepburn_config::JobRequest;
+    use serde_json::json;
+    use std::fs;
+
+    /// Returns the model of a job with a pretrained model whose `config.json` has these fields.
+    fn of_folder(given: Option<&str>, config: &Value) -> Result<&'static Model, String> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let job = json!({ "model": { "architecture": given, "pretrained": folder.path() } });
+        let request = JobRequest::default();
+        let (job, _) = Job::parse(&job.to_string(), "job.json", folder.path(), &request)
+            .map_err(|error| error.to_string())?;
+        of_job(&job, Some(folder.path())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn models_are_found_without_ambiguity() {
+        for (index, model) in MODELS.iter().enumerate() {
+            for other in &MODELS[index + 1..] {
+                let is_same = model.architecture == other.architecture;
+                assert!(!is_same || model.task != other.task, "{}", other.model_type);
+                assert_eq!(is_same, model.model_type == other.model_type, "{}", other.model_type);
+            }
+        }
+        let first = MODELS.iter().find(|model| model.model_type == FIRST_MODEL_TYPE);
+        assert_eq!(first.unwrap().architecture, FIRST_ARCHITECTURE);
+    }
+
+    #[test]
+    fn the_model_type_selects_the_architecture() {
+        // Files without a valid `model_type` are read as GPT-2, which reports their errors.
+        for config in [json!({"model_type": "gpt2"}), json!({}), json!({"model_type": 3}), json!(7)]
+        {
+            for given in [None, Some("gpt2")] {
+                let model = of_folder(given, &config).unwrap();
+                assert_eq!(model.architecture, Architecture::Gpt2);
+                assert_eq!(model.task, Task::LanguageModelling);
+            }
+        }
+        for (given, model_type, expected) in [
+            (
+                None,
+                "llama",
+                "has model_type \"llama\", whose weights are not supported; supported: gpt2",
+            ),
+            (None, "deepburn_encoder", "whose weights are not supported; supported: gpt2"),
+            (Some("gpt2"), "llama", "is \"gpt2\", but "),
+            (Some("gpt2"), "deepburn_encoder", "give a gpt2 model as model.pretrained"),
+            (Some("encoder"), "gpt2", "encoder does not support pretrained weights"),
+        ] {
+            let error = of_folder(given, &json!({ "model_type": model_type })).err().unwrap();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn files_select_the_head_by_their_architectures() {
+        let read = |fields: Value| read_saved(fields.as_object().unwrap().clone());
+        let classifies = |fields: Value| match read(fields.clone()) {
+            Ok(model) => matches!(model, KnownModel::Classifier(_)),
+            Err(error) => panic!("{fields}: {error}"),
+        };
+        assert!(classifies(json!({"architectures": ["GPT2ForSequenceClassification"]})));
+        assert!(classifies(json!({"model_type": "deepburn_encoder"})));
+        for architectures in [json!(["GPT2LMHeadModel"]), json!([]), json!(null), json!("x")] {
+            assert!(!classifies(json!({"model_type": "gpt2", "architectures": architectures})));
+        }
+        for model_type in [json!("llama"), json!(null), json!(3)] {
+            let error = read(json!({ "model_type": model_type })).err().unwrap().to_string();
+            let expected = format!(
+                "`model_type` is {model_type}, but it must be one of gpt2, deepburn_encoder"
+            );
+            assert_eq!(error, expected);
+        }
+    }
 }

@@ -137,7 +137,10 @@ pub(crate) fn prepare(
         batch: largest,
         order,
     };
-    let subject = models::of_job(&job)?.prepare(&inputs)?;
+    let model = models::of_job(&job, inputs.pretrained)?;
+    let subject = model.prepare(&inputs)?;
+    // `job.json` names the architecture even if the job does not.
+    job.model.architecture = Some(model.architecture());
     check_curriculum(&preliminary, subject.info().min_tokens())?;
     // Dynamic batching takes every sample once, and otherwise all ranks take the same number.
     let epoch_samples = match dynamic {

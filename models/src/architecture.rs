@@ -2,6 +2,7 @@
 //!
 //! - [`Architecture`] describes everything that the configuration alone determines: parameters, files and the ops of a
 //!   training pass.
+//! - [`SavedConfig`] reads a configuration from its `config.json`.
 //! - [`BuildModel`] builds the Burn module for a configuration on a backend.
 //! - [`LanguageModelConfig`] and [`TextClassifierConfig`] add the methods that are specific to language modelling and
 //!   to text classification. The corresponding modules implement [`LanguageModel`](crate::causal_lm::LanguageModel) and
@@ -9,13 +10,13 @@
 //!
 //! # Adding a language model
 //!
-//! A new language model needs a folder next to [`gpt2`](crate::gpt2), and one line in each list of models in the
-//! programs. The folder contains:
+//! A new language model needs a folder next to [`gpt2`](crate::gpt2), and one line in the list of models of the programs.
+//! The folder contains:
 //!
 //! - a configuration that implements [`Architecture`]: the list of parameters, their names in files, `config.json`, and
 //!   [`describe`](Architecture::describe), which lists the ops of the forward pass for memory estimates;
-//! - an implementation of [`LanguageModelConfig`] for the configuration: reading and overriding fields, and the limits
-//!   on token sequences;
+//! - implementations of [`SavedConfig`] and [`LanguageModelConfig`] for the configuration: reading and overriding
+//!   fields, and the limits on token sequences;
 //! - a Burn module that implements [`LanguageModel`](crate::causal_lm::LanguageModel): the loss, and the logits of the
 //!   next token;
 //! - an implementation of [`BuildModel`], which builds the module with random weights, with zeros, or with the weights
@@ -148,36 +149,42 @@ pub struct TokenLimits {
     pub max_len_field: &'static str,
 }
 
-/// The configuration of a language model.
-pub trait LanguageModelConfig: Architecture + Clone + Sized {
-    /// `model_type` in `config.json`.
+/// A configuration that is saved as a `config.json`.
+pub trait SavedConfig: Architecture + Sized {
+    /// `model_type` in the file.
     const MODEL_TYPE: &'static str;
 
-    /// Returns the configuration for a job that specifies neither a pretrained model nor sizes.
-    fn default_size() -> Self;
-
-    /// Reads the fields of a `config.json`.
+    /// Reads the fields of the file.
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] if a field belongs to another model, has the wrong type or is out of range.
     fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError>;
+}
 
-    /// Reads the configuration in a folder and checks the headers of its weight files.
+/// The configuration of a language model.
+pub trait LanguageModelConfig: SavedConfig + Clone {
+    /// Returns the configuration for a job that specifies neither a pretrained model nor sizes.
+    fn default_size() -> Self;
+
+    /// Reads the configuration in a folder and checks the headers of its weight files. Fields that the model does not
+    /// read are kept until [`validate`](Self::validate), so that overrides can remove them.
     ///
     /// # Errors
     /// Returns an error if a file is missing, unreadable or malformed.
     fn open(folder: &Path) -> Result<Self, ModelFolderError>;
 
-    /// Returns the configuration with the given `config.json` fields overridden.
+    /// Returns the configuration with the given `config.json` fields overridden. Null removes a field that the model does
+    /// not read.
     ///
     /// # Errors
-    /// Returns the errors of [`from_fields`](Self::from_fields), and an error if a field is unknown.
+    /// Returns the errors of [`from_fields`](SavedConfig::from_fields), and an error if a field is unknown.
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError>;
 
-    /// Checks the range of every value and the consistency of related values.
+    /// Checks the range of every value, the consistency of related values, and that no field that the model does not read
+    /// may change what it computes.
     ///
     /// # Errors
-    /// Returns [`ModelConfigError::Value`] for the first invalid field.
+    /// Returns [`ModelConfigError`] for the first invalid field.
     fn validate(&self) -> Result<(), ModelConfigError>;
 
     /// Returns the limits on token sequences.
@@ -186,7 +193,7 @@ pub trait LanguageModelConfig: Architecture + Clone + Sized {
     /// Sets the number of tokens in the vocabulary.
     fn set_vocab_size(&mut self, vocab_size: usize);
 
-    /// Returns the `config.json` fields that the model does not use.
+    /// Returns the `config.json` fields that the model does not read.
     fn extra(&self) -> &ExtraFields;
 }
 

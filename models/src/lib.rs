@@ -25,7 +25,7 @@ mod texts;
 mod weights;
 
 pub use architecture::{
-    Architecture, BuildModel, LanguageModelConfig, TextClassifierConfig, TokenLimits,
+    Architecture, BuildModel, LanguageModelConfig, SavedConfig, TextClassifierConfig, TokenLimits,
 };
 pub use deepburn_safetensors::FloatType;
 pub use forward_pass::{BatchShape, ForwardPass, PassTensor};

@@ -75,7 +75,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
 pub(super) fn classifier(texts: &Path, length: usize, rows: usize, steps: usize) -> Job {
     let file = json!({
         "model": {
-            "architecture": "imdb_encoder",
+            "architecture": "encoder",
             "config": {
                 "embed_dim": 64, "num_heads": 4, "num_layers": 2, "hidden_dim": 256, "max_len": length,
                 "dropout": 0.1, "initializer_range": 0.3,

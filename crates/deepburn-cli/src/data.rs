@@ -12,7 +12,6 @@
 //! causal.rs, classification.rs     the recipes: model + data + task
 //! label_batch.rs                   labels of a batch, and the answers to them
 //! text_source.rs                   batches of texts, of a fixed size or with a token budget
-//! subject.rs                       the recipe of a job
 //! ```
 //!
 //! All ranks of a process share the data. Each rank has its own data loader, whose thread assembles the next batches
@@ -27,7 +26,6 @@ pub(crate) mod label_batch;
 pub(crate) mod lengths;
 pub(crate) mod places;
 pub(crate) mod recipe;
-pub(crate) mod subject;
 pub(crate) mod text_source;
 pub(crate) mod texts;
 pub(crate) mod vocabulary;

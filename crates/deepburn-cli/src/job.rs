@@ -4,7 +4,7 @@
 //! formulas.
 //!
 //! ```text
-//! known_model.rs     the supported models, and their configurations
+//! known_model.rs     the model of a config.json
 //! param_groups.rs    sizes of parameters, and the optimizer settings of each
 //! activations.rs     activations that a training pass saves for backward
 //! memory.rs          memory limits of the machine

@@ -1,6 +1,6 @@
 //! The commands of DeepBurn: `finetune`, which trains models, and `deepburn`, a collection of tools.
 //!
-//! Modules follow the flow of data. `job` resolves the model, the devices and the memory before any data is read.
+//! Modules follow the flow of data. `models` lists the supported models. `job` resolves the model, the devices and the memory before any data is read.
 //! `data` turns the data set of a job file into batches, and combines them with a model in a recipe. `run` prepares a
 //! run, trains and writes its results. `tools` has the commands for configurations, checkpoints and trained models.
 //!
@@ -37,6 +37,7 @@ mod counted;
 mod data;
 mod failure;
 mod job;
+mod models;
 mod run;
 mod tools;
 

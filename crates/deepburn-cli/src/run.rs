@@ -29,4 +29,5 @@ pub(crate) mod rank;
 pub(crate) mod results;
 pub(crate) mod resume;
 pub(crate) mod signals;
+pub(crate) mod subject;
 pub(crate) mod swap;

@@ -34,8 +34,8 @@ pub struct Job {
 /// The model of a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelJob {
-    /// The architecture.
-    pub architecture: Architecture,
+    /// The architecture; `None` if it follows from the `model_type` of the checkpoint.
+    pub architecture: Option<Architecture>,
     /// A checkpoint in Hugging Face's layout; `None` for random weights, initialized with the seed.
     pub pretrained: Option<Place>,
     /// Hugging Face's config fields, which override the checkpoint's.
@@ -49,7 +49,6 @@ pub enum Architecture {
     /// GPT-2.
     Gpt2,
     /// A transformer encoder with a classification head.
-    #[serde(rename = "imdb_encoder")]
     Encoder,
 }
 
@@ -253,12 +252,30 @@ pub enum Backend {
     Tch,
 }
 
-choices!(Architecture { "gpt2" => Gpt2, "imdb_encoder" => Encoder });
+choices!(Architecture { "gpt2" => Gpt2, "encoder" => Encoder, "imdb_encoder" => Encoder });
 choices!(Join { "end_of_text" => EndOfText, "blank_line" => BlankLine, "nothing" => Nothing });
 choices!(ModelMetric {
     "loss" => Loss, "eval_loss" => Loss, "accuracy" => Accuracy, "eval_accuracy" => Accuracy,
 });
 choices!(Backend { "flex" => Flex, "wgpu" => Wgpu, "cuda" => Cuda, "tch" => Tch });
+
+impl Architecture {
+    /// The former name of [`Architecture::Encoder`] in job files.
+    pub const FORMER_ENCODER: &'static str = "imdb_encoder";
+
+    /// Returns the name in a job file.
+    pub fn name(self) -> &'static str {
+        self.first_name()
+    }
+
+    /// Returns whether a model can start from the weights of a checkpoint.
+    pub fn takes_pretrained(self) -> bool {
+        match self {
+            Self::Gpt2 => true,
+            Self::Encoder => false,
+        }
+    }
+}
 
 impl Backend {
     /// Returns the name in a job file, which is also the name of the cargo feature.

@@ -84,10 +84,18 @@ impl JobReader<'_> {
                 Map::new()
             }
         };
-        let architecture = model.architecture.value;
-        refuse!(if architecture == Architecture::Encoder && pretrained.is_some();
+        let given = model.architecture.value;
+        let former = model.architecture.given().and_then(Node::as_text);
+        let is_former =
+            former.is_some_and(|name| name.eq_ignore_ascii_case(Architecture::FORMER_ENCODER));
+        note!(if is_former; self.findings, &model.architecture =>
+            "\"{}\" is the former name of \"{}\"", Architecture::FORMER_ENCODER, Architecture::Encoder.name());
+        refuse!(if given.is_some_and(|it| !it.takes_pretrained()) && pretrained.is_some();
             self.findings, "model.pretrained" =>
-            "imdb_encoder does not support pretrained weights in this version"; "remove it");
+            "{} does not support pretrained weights in this version", given.map_or("", Architecture::name);
+            "remove it");
+        // The architecture of a checkpoint is only known once it has been read.
+        let architecture = given.or((!model.pretrained.is_given()).then_some(Architecture::Gpt2));
         ModelJob { architecture, pretrained, config }
     }
 
@@ -156,9 +164,9 @@ impl JobReader<'_> {
             refuse!(if text_field == label_field;
                 self.findings, "data.label_field" => "{label_field:?} is the column of the texts too";
                 "name the column of the labels");
-        } else if model.architecture == Architecture::Encoder {
+        } else if model.architecture == Some(Architecture::Encoder) {
             refuse!(self.findings, "data.kind" =>
-                "model.architecture \"imdb_encoder\" learns from texts with a class each"; "write \"classification\"");
+                "model.architecture \"encoder\" learns from texts with a class each"; "write \"classification\"");
         } else {
             self.check_labels_of_language_model(&model.config);
         }

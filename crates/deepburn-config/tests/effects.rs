@@ -306,7 +306,7 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
 /// with the reason.
 const ALWAYS: &[(&str, &str)] = &[
     ("model.architecture", "it selects the model"),
-    ("model.pretrained", "it selects the weights; imdb_encoder refuses it"),
+    ("model.pretrained", "it selects the weights; encoder refuses it"),
     ("model.config", "unknown fields are reported when the model is built"),
     ("data.tokenizer", "it sets the vocabulary and is exported with the model"),
     ("data.sequence_length", "every kind of data has samples of at most this length"),

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepburn_config::{
-    Backend, DataKind, Job, JobRequest, RawConfig, ResolvedJob, SplitPlan, StepCount, resolve,
+    Architecture, Backend, DataKind, Job, JobRequest, RawConfig, ResolvedJob, SplitPlan, StepCount,
+    resolve,
 };
 use serde_json::json;
 
@@ -35,6 +36,38 @@ fn everything_has_a_default() {
     );
     assert_eq!(job.training.output_dir, PathBuf::from("output"));
     assert_eq!((job.training.eval_steps, job.training.logging_steps), (None, None));
+}
+
+#[test]
+fn the_architecture_is_gpt2_unless_a_checkpoint_has_its_own() {
+    let architecture =
+        |model: &str| job(&format!("{{\"model\": {model}}}"), &[]).model.architecture;
+    assert_eq!(architecture("{}"), Some(Architecture::Gpt2));
+    assert_eq!(architecture(r#"{"architecture": null}"#), Some(Architecture::Gpt2));
+    assert_eq!(architecture(r#"{"pretrained": null}"#), Some(Architecture::Gpt2));
+    let pretrained = r#"{"pretrained": "openai-community/gpt2"}"#;
+    assert_eq!(architecture(pretrained), None);
+    let both = r#"{"architecture": "gpt2", "pretrained": "openai-community/gpt2"}"#;
+    assert_eq!(architecture(both), Some(Architecture::Gpt2));
+}
+
+#[test]
+fn the_former_name_of_the_encoder_is_accepted_with_a_note() {
+    let with = |name: &str| {
+        let text = json!({"model": {"architecture": name}, "data": {"kind": "classification"},
+            "training": {"max_steps": 1}});
+        let job = job(&text.to_string(), &[]);
+        let record = serde_json::to_value(&job).unwrap();
+        assert_eq!(record["model"]["architecture"], "encoder");
+        job.notes.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(with("encoder"), [""; 0]);
+    for name in ["imdb_encoder", "IMDB_Encoder"] {
+        let notes = with(name);
+        assert_eq!(notes.len(), 1, "{notes:?}");
+        let expected = "model.architecture: \"imdb_encoder\" is the former name of \"encoder\"";
+        assert!(notes[0].contains(expected), "{notes:?}");
+    }
 }
 
 #[test]
@@ -283,8 +316,13 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             ["model.architecture", "\"llama\" is not a known value", "one of gpt2"],
         ),
         (
-            r#"{"model": {"architecture": "imdb_encoder"}}"#,
+            r#"{"model": {"architecture": "encoder"}}"#,
             ["data.kind", "texts with a class each", "write \"classification\""],
+        ),
+        (
+            r#"{"model": {"architecture": "imdb_encoder", "pretrained": "openai-community/gpt2"},
+                "data": {"kind": "classification"}}"#,
+            ["model.pretrained", "encoder does not support pretrained weights", "remove it"],
         ),
         (
             r#"{"model": {"pretrained": "./openai-community/gpt2"}}"#,

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use super::config::EncoderConfig;
 use super::model::Encoder;
 use super::parameters::parameters;
-use crate::architecture::{Architecture, BuildModel, TextClassifierConfig};
+use crate::architecture::{Architecture, BuildModel, SavedConfig, TextClassifierConfig};
 use crate::forward_pass::{BatchShape, ForwardPass, describe_loss};
 use crate::hf::{
     CONFIG, ClassNames, ClassNamesError, JsonFiles, ModelConfigError, ModelFolderError, Names,
@@ -107,6 +107,16 @@ impl Architecture for EncoderConfig {
         let fed = pass.dropout(fed, dropout);
         let logits = pass.linear(fed, [inner, classes], true);
         describe_loss(pass, self.problem_type, logits, batch.sequences * classes);
+    }
+}
+
+/// Reading a configuration.
+impl SavedConfig for EncoderConfig {
+    /// `deepburn_encoder`.
+    const MODEL_TYPE: &'static str = "deepburn_encoder";
+
+    fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
+        Self::from_saved(fields)
     }
 }
 

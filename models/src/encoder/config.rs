@@ -116,6 +116,9 @@ impl EncoderConfig {
         for name in ["architectures", "dtype"] {
             fields.remove(name);
         }
+        // As in files of other models, null means that a field is not set.
+        let own = serde_json::to_value(Self::guide()).unwrap_or_default();
+        fields.retain(|name, value| !value.is_null() || own.get(name).is_some());
         let config = Self::guide().with_overrides(&fields)?;
         config.validate()?;
         let wrong = |error: ClassNamesError| ModelConfigError::Field(error.to_string());
@@ -228,6 +231,22 @@ mod tests {
             (json!({"model_type": "gpt2"}), "gpt2"),
         ] {
             let message = overridden(fields).unwrap_err().to_string();
+            assert!(message.contains(named), "{message}");
+        }
+    }
+
+    #[test]
+    fn other_fields_of_a_file_must_be_null() {
+        let read = |fields: Value| EncoderConfig::from_saved(fields.as_object().unwrap().clone());
+        let described = json!({"architectures": ["DeepBurnEncoder"], "dtype": "float32",
+            "sliding_window": null, "id2label": null, "problem_type": null});
+        assert_eq!(read(described).unwrap(), EncoderConfig::guide());
+        for (fields, named) in [
+            (json!({"sliding_window": 8}), "unknown field `sliding_window`"),
+            (json!({"tie_embeddings": false}), "unknown field `tie_embeddings`"),
+            (json!({"num_layers": null}), "null"),
+        ] {
+            let message = read(fields).unwrap_err().to_string();
             assert!(message.contains(named), "{message}");
         }
     }

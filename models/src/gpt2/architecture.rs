@@ -28,7 +28,7 @@ use super::parameters::{NAMES, SCORE, parameters};
 use super::pass::{describe_body, describe_head};
 use super::pretrained::PretrainedGpt2;
 use crate::architecture::{
-    Architecture, BuildModel, LanguageModelConfig, TextClassifierConfig, TokenLimits,
+    Architecture, BuildModel, LanguageModelConfig, SavedConfig, TextClassifierConfig, TokenLimits,
 };
 use crate::forward_pass::{BatchShape, ForwardPass, describe_loss};
 use crate::hf::{
@@ -87,18 +87,21 @@ impl Architecture for Gpt2Config {
     }
 }
 
-/// Reading, overriding and limits of a configuration.
-impl LanguageModelConfig for Gpt2Config {
+/// Reading a configuration.
+impl SavedConfig for Gpt2Config {
     /// `gpt2`.
     const MODEL_TYPE: &'static str = "gpt2";
 
+    fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
+        Self::try_from(fields)
+    }
+}
+
+/// Overriding and limits of a configuration.
+impl LanguageModelConfig for Gpt2Config {
     /// Returns GPT-2 small, 124 million parameters.
     fn default_size() -> Self {
         Self::small()
-    }
-
-    fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        Self::try_from(fields)
     }
 
     /// Reads `config.json` and the headers of the weight files. Weights are not kept.
@@ -227,6 +230,16 @@ impl Architecture for ClassifierConfig {
         let normed = pass.layer_norm(last, width);
         let logits = pass.linear(normed, [width, outputs], false);
         describe_loss(pass, self.problem_type, logits, batch.sequences * outputs);
+    }
+}
+
+/// Reading a configuration.
+impl SavedConfig for ClassifierConfig {
+    /// `gpt2`, as of the language model. The field `architectures` tells them apart.
+    const MODEL_TYPE: &'static str = Gpt2Config::MODEL_TYPE;
+
+    fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
+        Self::from_saved(fields)
     }
 }
 

@@ -45,6 +45,27 @@ struct Score<B: Backend> {
 }
 
 impl ClassifierConfig {
+    /// Reads the fields of a saved `config.json`. As in `transformers`, a classifier has two classes if the fields do
+    /// not say how many, and a model with one output predicts a number.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] if a field belongs to another model, has the wrong type or is out of range.
+    pub fn from_saved(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
+        let body = Gpt2Config::try_from(fields)?;
+        let num_classes = body.extra.num_labels().unwrap_or(2);
+        let problem_type = match body.extra.problem_type()? {
+            Some(problem_type) => problem_type,
+            None if num_classes == 1 => {
+                tracing::info!(
+                    "config.json has one label and no problem_type: the model predicts a number, as in `transformers`"
+                );
+                ProblemType::Regression
+            }
+            None => ProblemType::default(),
+        };
+        Ok(Self { body, num_classes, problem_type })
+    }
+
     /// Returns the limits on texts and labels.
     #[must_use]
     pub fn limits(&self) -> TextLimits {

@@ -13,7 +13,7 @@ use crate::hf::{
 
 /// The configuration of a GPT-2 model: architecture, dropout and initialisation. Fields are named as in `config.json`.
 ///
-/// It is serialised as the JSON object of a `config.json`. Fields that do not affect training are preserved.
+/// It is serialised as the JSON object of a `config.json`. Fields that do not change what the model computes are preserved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Map<String, Value>", into = "Map<String, Value>")]
 pub struct Gpt2Config {
@@ -49,7 +49,7 @@ pub struct Gpt2Config {
     pub reorder_and_upcast_attn: bool,
     /// Whether the token embedding is also used as the output projection.
     pub tie_word_embeddings: bool,
-    /// Fields of `config.json` that do not affect training. They are written back unchanged.
+    /// Fields of `config.json` that do not change what the model computes. They are written back unchanged.
     pub extra: ExtraFields,
 }
 
@@ -99,11 +99,21 @@ impl Gpt2Config {
         self.extra.class_names()
     }
 
+    /// Checks the range of every value, the consistency of related values, and that no other field may change what the
+    /// model computes.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] for the first invalid field.
+    pub fn validate(&self) -> Result<(), ModelConfigError> {
+        self.check_extra()?;
+        self.check_values()
+    }
+
     /// Checks the range of every value and the consistency of related values.
     ///
     /// # Errors
     /// Returns [`ModelConfigError::Value`] for the first invalid field.
-    pub fn validate(&self) -> Result<(), ModelConfigError> {
+    pub(super) fn check_values(&self) -> Result<(), ModelConfigError> {
         check_size("vocab_size", self.vocab_size, MAX_SIZE)?;
         check_size("n_positions", self.n_positions, MAX_SIZE)?;
         check_size("n_embd", self.n_embd, MAX_SIZE)?;

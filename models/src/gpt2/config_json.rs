@@ -3,8 +3,8 @@
 //! [`ConfigFields`] checks the fields that are common to all models. This module defines the fields that GPT-2 reads
 //! and writes.
 //!
-//! Reading and writing a config preserves its content. Fields that GPT-2 does not use are kept in `extra` and written
-//! back. Missing fields have the defaults of `transformers`, so a file written by `transformers` describes the same
+//! Reading and writing a config preserves its content. Fields that do not change what GPT-2 computes are kept in `extra`
+//! and written back. Missing fields have the defaults of `transformers`, so a file written by `transformers` describes the same
 //! model in both libraries. Aliases are written under the main name of the field.
 
 use std::str::FromStr;
@@ -13,10 +13,11 @@ use serde_json::{Map, Value, json};
 
 use super::activation::Activation;
 use super::config::Gpt2Config;
-use crate::hf::{ConfigFields, FieldNames, ModelConfigError, read_fields};
+use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError, read_fields};
 
-/// The field names that GPT-2 reads.
-const NAMES: FieldNames = FieldNames { read: &READ, aliases: &ALIASES };
+/// The field names that GPT-2 knows.
+const NAMES: FieldNames =
+    FieldNames { read: &READ, aliases: &ALIASES, harmless: &HARMLESS, fixed: &FIXED };
 
 /// Aliases of fields: the generic names of `transformers`, and the obsolete `n_ctx`.
 const ALIASES: [(&str, &str); 5] = [
@@ -47,7 +48,86 @@ const READ: [&str; 16] = [
     "vocab_size",
 ];
 
+/// Fields of GPT-2 that do not change what the language model and the classifier compute: they configure the heads of
+/// other tasks. `n_special` and `predict_special_tokens` are GPT's.
+const HARMLESS: [&str; 10] = [
+    "classifier_dropout",
+    "hidden_dropout",
+    "n_special",
+    "predict_special_tokens",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_last_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+];
+
+/// Fields that change nothing at one value.
+const FIXED: [FixedField; 1] = [FixedField {
+    name: "is_causal",
+    accepted: Accepted::True,
+    remedy: "GPT-2's attention is causal; set it to true",
+}];
+
 impl Gpt2Config {
+    /// Reads the text of a `config.json` and checks it, except for fields that GPT-2 does not read.
+    /// [`validate`](Self::validate) refuses those that may change what the model computes, so that
+    /// [`with_overrides`](Self::with_overrides) can remove them first.
+    ///
+    /// # Errors
+    /// Returns the errors of reading a config.
+    pub(super) fn read(text: &str) -> Result<Self, ModelConfigError> {
+        let config = Self::from_known(read_fields(text)?)?;
+        config.check_values()?;
+        Ok(config)
+    }
+
+    /// Reads the fields that GPT-2 knows. Their ranges and the other fields are not checked.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] if the config belongs to another model, or if a field has the wrong type.
+    fn from_known(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
+        let mut fields = ConfigFields::new(fields, NAMES, "gpt2")?;
+        let default = Self::small();
+        let functions = format!("one of {}", Activation::ALL.map(Activation::name).join(", "));
+        let function = |value: &Value| value.as_str().and_then(Activation::from_name);
+        Ok(Self {
+            vocab_size: fields.count("vocab_size", default.vocab_size)?,
+            n_positions: fields.count("n_positions", default.n_positions)?,
+            n_embd: fields.count("n_embd", default.n_embd)?,
+            n_layer: fields.count("n_layer", default.n_layer)?,
+            n_head: fields.count("n_head", default.n_head)?,
+            n_inner: fields.optional_count("n_inner")?,
+            activation_function: fields.take(
+                "activation_function",
+                default.activation_function,
+                &functions,
+                function,
+            )?,
+            resid_pdrop: fields.number("resid_pdrop", default.resid_pdrop)?,
+            embd_pdrop: fields.number("embd_pdrop", default.embd_pdrop)?,
+            attn_pdrop: fields.number("attn_pdrop", default.attn_pdrop)?,
+            layer_norm_epsilon: fields.number("layer_norm_epsilon", default.layer_norm_epsilon)?,
+            initializer_range: fields.number("initializer_range", default.initializer_range)?,
+            scale_attn_weights: fields.flag("scale_attn_weights", default.scale_attn_weights)?,
+            scale_attn_by_inverse_layer_idx: fields
+                .flag("scale_attn_by_inverse_layer_idx", default.scale_attn_by_inverse_layer_idx)?,
+            reorder_and_upcast_attn: fields
+                .flag("reorder_and_upcast_attn", default.reorder_and_upcast_attn)?,
+            tie_word_embeddings: fields.flag("tie_word_embeddings", default.tie_word_embeddings)?,
+            extra: fields.into_extra()?,
+        })
+    }
+
+    /// Refuses fields that GPT-2 does not read and that may change what the model computes.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] naming the first such field.
+    pub(super) fn check_extra(&self) -> Result<(), ModelConfigError> {
+        NAMES.check(&self.extra)
+    }
+
     /// Returns the config with the `config.json` fields in `overrides` replaced.
     ///
     /// # Errors
@@ -79,38 +159,9 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] if the config belongs to another model, a field has the wrong type or is out of
-    /// range, a feature is unsupported, or a name is misspelt.
+    /// range, or a field that is not read may change what the model computes.
     fn try_from(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        let mut fields = ConfigFields::new(fields, NAMES, "gpt2")?;
-        let default = Self::small();
-        let functions = format!("one of {}", Activation::ALL.map(Activation::name).join(", "));
-        let function = |value: &Value| value.as_str().and_then(Activation::from_name);
-        let config = Self {
-            vocab_size: fields.count("vocab_size", default.vocab_size)?,
-            n_positions: fields.count("n_positions", default.n_positions)?,
-            n_embd: fields.count("n_embd", default.n_embd)?,
-            n_layer: fields.count("n_layer", default.n_layer)?,
-            n_head: fields.count("n_head", default.n_head)?,
-            n_inner: fields.optional_count("n_inner")?,
-            activation_function: fields.take(
-                "activation_function",
-                default.activation_function,
-                &functions,
-                function,
-            )?,
-            resid_pdrop: fields.number("resid_pdrop", default.resid_pdrop)?,
-            embd_pdrop: fields.number("embd_pdrop", default.embd_pdrop)?,
-            attn_pdrop: fields.number("attn_pdrop", default.attn_pdrop)?,
-            layer_norm_epsilon: fields.number("layer_norm_epsilon", default.layer_norm_epsilon)?,
-            initializer_range: fields.number("initializer_range", default.initializer_range)?,
-            scale_attn_weights: fields.flag("scale_attn_weights", default.scale_attn_weights)?,
-            scale_attn_by_inverse_layer_idx: fields
-                .flag("scale_attn_by_inverse_layer_idx", default.scale_attn_by_inverse_layer_idx)?,
-            reorder_and_upcast_attn: fields
-                .flag("reorder_and_upcast_attn", default.reorder_and_upcast_attn)?,
-            tie_word_embeddings: fields.flag("tie_word_embeddings", default.tie_word_embeddings)?,
-            extra: fields.into_extra()?,
-        };
+        let config = Self::from_known(fields)?;
         config.validate()?;
         Ok(config)
     }
@@ -119,13 +170,14 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
 impl From<Gpt2Config> for Map<String, Value> {
     /// Returns all fields sorted by name, the order in which `transformers` writes them.
     ///
-    /// The result includes the fields that the model does not use. `model_type` and `add_cross_attention` always have
-    /// GPT-2's values.
+    /// The result includes the fields that the model does not read. `model_type` and `add_cross_attention` are always
+    /// written.
     fn from(config: Gpt2Config) -> Self {
         let mut fields = config.extra.0;
+        // A value that was not accepted is kept until it is refused or removed.
+        fields.entry("add_cross_attention").or_insert(json!(false));
         let own = [
             ("activation_function", json!(config.activation_function.name())),
-            ("add_cross_attention", json!(false)),
             ("attn_pdrop", json!(config.attn_pdrop)),
             ("embd_pdrop", json!(config.embd_pdrop)),
             ("initializer_range", json!(config.initializer_range)),
@@ -246,11 +298,89 @@ mod tests {
         }
     }
 
+    /// What `GPT2Config().to_dict()` of `transformers` 5.24 returns, which has more fields than the file that it saves.
+    const TO_DICT: &str = r#"{
+        "transformers_version": "5.24.0", "architectures": null, "output_hidden_states": false,
+        "return_dict": true, "dtype": null, "chunk_size_feed_forward": 0, "is_encoder_decoder": false,
+        "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1},
+        "problem_type": null, "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12,
+        "n_head": 12, "n_inner": null, "activation_function": "gelu_new", "resid_pdrop": 0.1,
+        "embd_pdrop": 0.1, "attn_pdrop": 0.1, "layer_norm_epsilon": 1e-05, "initializer_range": 0.02,
+        "summary_type": "cls_index", "summary_use_proj": true, "summary_activation": null,
+        "summary_proj_to_labels": true, "summary_first_dropout": 0.1, "scale_attn_weights": true,
+        "use_cache": true, "bos_token_id": 50256, "eos_token_id": 50256, "pad_token_id": null,
+        "scale_attn_by_inverse_layer_idx": false, "reorder_and_upcast_attn": false,
+        "add_cross_attention": false, "tie_word_embeddings": true, "_name_or_path": "",
+        "model_type": "gpt2", "output_attentions": false
+    }"#;
+
+    /// What `GPT2Config().to_dict()` of `transformers` 4.30 returns, except for the fields of [`TO_DICT`].
+    const OLDER: &str = r#"{
+        "torchscript": false, "torch_dtype": null, "use_bfloat16": false, "tf_legacy_loss": false,
+        "pruned_heads": {}, "is_decoder": false, "cross_attention_hidden_size": null,
+        "tie_encoder_decoder": false, "max_length": 20, "min_length": 0, "do_sample": false,
+        "early_stopping": false, "num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0,
+        "temperature": 1.0, "top_k": 50, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0,
+        "length_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+        "bad_words_ids": null, "num_return_sequences": 1, "output_scores": false,
+        "return_dict_in_generate": false, "forced_bos_token_id": null, "forced_eos_token_id": null,
+        "remove_invalid_values": false, "exponential_decay_length_penalty": null,
+        "suppress_tokens": null, "begin_suppress_tokens": null, "finetuning_task": null,
+        "tokenizer_class": null, "prefix": null, "sep_token_id": null,
+        "decoder_start_token_id": null, "task_specific_params": null
+    }"#;
+
     #[test]
-    fn unknown_fields_are_written_back() {
-        let config = read(r#"{"rope_theta": 1e4, "n_heads_kv": 2}"#).unwrap();
-        assert_eq!(config.extra.unknown().collect::<Vec<_>>(), ["rope_theta", "n_heads_kv"]);
-        assert_eq!(Map::from(config)["rope_theta"], 1e4);
+    fn every_field_of_transformers_is_known() {
+        for text in [TO_DICT, OLDER] {
+            let fields = read_fields(text).unwrap();
+            // Null is accepted for any field, so it is replaced.
+            let fixed = ["cross_attention_hidden_size", "dtype", "n_inner", "problem_type"];
+            let fields = fields.into_iter().map(|(name, value)| match value {
+                Value::Null if name.ends_with("_token_id") => (name, json!(3)),
+                Value::Null if !fixed.contains(&&*name) => (name, json!("x")),
+                value => (name, value),
+            });
+            Gpt2Config::try_from(fields.collect::<Map<_, _>>()).unwrap();
+        }
+        // Fields of published models: distilgpt2, GPT-2 of 2019, and conversions for other programs.
+        let published = r#"{"_num_labels": 1, "n_special": 0, "predict_special_tokens": true,
+            "output_past": true, "gradient_checkpointing": false, "xla_device": null,
+            "transformers.js_config": {"kv_cache_dtype": "float32"}, "unsloth_version": "2025.1"}"#;
+        read(published).unwrap();
+    }
+
+    #[test]
+    fn fields_that_may_change_the_outputs_are_refused_and_can_be_removed() {
+        let table = [
+            ("rope_theta", json!(1e4)),
+            ("rope_scaling", json!({"type": "linear", "factor": 2.0})),
+            ("sliding_window", json!(4096)),
+            ("attention_bias", json!(false)),
+            ("num_key_value_heads", json!(4)),
+            ("n_heads_kv", json!(2)),
+            ("summary_x", json!(1)),
+            ("is_causal", json!(false)),
+            ("add_cross_attention", json!(true)),
+            ("quantization_config", json!({"bits": 4})),
+            ("n_heads", json!(12)),
+        ];
+        for (name, value) in table {
+            let text = json!({ name: value }).to_string();
+            let message = read(&text).expect_err(name).to_string();
+            assert!(message.contains(&format!("`{name}`")), "{message}");
+            // The file of a model is read, so that an override can remove the field.
+            let kept = Gpt2Config::read(&text).unwrap();
+            assert_eq!(kept.validate().unwrap_err().to_string(), message);
+            let replaced = if name == "is_causal" { json!(true) } else { json!(null) };
+            let overrides = json!({ name: replaced });
+            let without = kept.with_overrides(overrides.as_object().unwrap()).unwrap();
+            assert_eq!(without, read("{}").unwrap(), "{name}");
+            // An override of another field keeps it.
+            let overrides = json!({ "n_layer": 2 });
+            let other = kept.with_overrides(overrides.as_object().unwrap());
+            assert_eq!(other.unwrap_err().to_string(), message);
+        }
     }
 
     #[test]

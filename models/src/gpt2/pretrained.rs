@@ -30,7 +30,8 @@ pub struct PretrainedGpt2 {
 }
 
 impl PretrainedGpt2 {
-    /// Reads the config and the file headers of a checkpoint, but not the weights.
+    /// Reads the config and the file headers of a checkpoint, but not the weights. Fields of the config that may change
+    /// what the model computes, and that GPT-2 does not read, are errors when the model is built.
     ///
     /// # Errors
     /// Returns [`ModelFolderError`] if a file is missing, unreadable or malformed, a tensor occurs twice, tensor names
@@ -40,8 +41,8 @@ impl PretrainedGpt2 {
         refuse_adapter(folder)?;
         let path = folder.join(CONFIG);
         let text = read_small_file(&path).map_err(|e| ModelFolderError::io("read", &path, e))?;
-        let config: Gpt2Config =
-            text.parse().map_err(|source| ModelFolderError::Config { path, source })?;
+        let config =
+            Gpt2Config::read(&text).map_err(|source| ModelFolderError::Config { path, source })?;
         let own = parameters(&config).into_iter().map(|parameter| parameter.path);
         let own: HashSet<String> = own.chain([HEAD, SCORE].map(str::to_owned)).collect();
         let weights = Weights::open(folder, NAMES, |path| own.contains(path))?;
@@ -88,6 +89,7 @@ impl PretrainedGpt2 {
         config: &Gpt2Config,
         device: &B::Device,
     ) -> Result<Gpt2<B>, ModelFolderError> {
+        config.validate().map_err(|source| self.misconfigured(source))?;
         self.resize_vocabulary(config)?;
         self.check_shapes(config)?;
         let path = self.weights.folder().join(CONFIG);
@@ -101,6 +103,7 @@ impl PretrainedGpt2 {
     /// # Errors
     /// Returns the errors of [`load`](Self::load).
     pub fn check_values(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
+        config.validate().map_err(|source| self.misconfigured(source))?;
         self.resize_vocabulary(config)?;
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;

@@ -1,15 +1,27 @@
 //! The fields of a `config.json` that are common to the models of `transformers`.
 //!
 //! Main types: [`ConfigFields`], which reads fields and checks them, and [`ExtraFields`], which keeps the others. There
-//! are four kinds of fields: fields that the model reads; *fixed* fields, which enable unsupported features and are
-//! only accepted with a value that means "off"; fields that are known not to affect training; and unknown fields. The
-//! last two kinds are kept and written back. Callers can warn about [unknown](ExtraFields::unknown) fields. A name that
-//! looks like a misspelt field of the model is an error.
+//! are four kinds of fields:
+//!
+//! - fields that the model reads;
+//! - *harmless* fields, which do not change what the model computes, such as defaults of generation;
+//! - *fixed* fields, which belong to unsupported features and are only accepted with the value of a model without them;
+//! - all other fields. They may change what the model computes (`sliding_window`, `rope_scaling`), so they are errors.
+//!
+//! # Removing a field
+//!
+//! Null means that a field is not set, so a field of the last kind is accepted if it is null. An override that sets it
+//! to null removes it from the configuration: the exported file then describes the model that was trained. False is not
+//! accepted. It may switch off what the model does without the field: `transformers` computes bidirectional attention
+//! if `is_causal` is false.
+//!
+//! Reading a file only keeps the fields. [`FieldNames::check`] refuses them after the overrides were applied.
 
 use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::class_names::{ClassNames, ClassNamesError, ID2LABEL};
+use super::known_fields::{FIXED, FixedField, HARMLESS};
 use super::problem_type::ProblemType;
 
 /// The maximum width, length or vocabulary size. The limit ensures that the product of two sizes fits in 64 bits.
@@ -35,6 +47,17 @@ pub enum ModelConfigError {
         value: String,
         /// "; did you mean ..?" with the nearest known name, or the list of all names that the model reads.
         hint: String,
+    },
+    /// The model does not read this field, which may change what the model computes.
+    #[error(
+        "`{name}` is {value}, but the model does not read this field, so its outputs may be wrong; set it to null to use \
+         the model without it"
+    )]
+    Unread {
+        /// The field.
+        name: String,
+        /// Its value, as JSON.
+        value: String,
     },
     /// A value is out of range or has the wrong type.
     #[error("`{name}` is {value}, but it must be {rule}")]
@@ -72,99 +95,30 @@ pub enum ModelConfigError {
     },
 }
 
-/// Constructors that are shared by the models.
+/// Constructors that are shared by the models, and the field of an error.
 impl ModelConfigError {
+    /// Returns the field that the model does not read or support, and that an override can therefore remove or replace;
+    /// `None` for an error of another kind.
+    #[must_use]
+    pub fn unsupported_field(&self) -> Option<&str> {
+        match self {
+            Self::Unread { name, .. } => Some(name),
+            Self::Unsupported { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
     /// Returns the error for a value that violates `rule`, the end of a sentence that starts with "it must be".
     pub(crate) fn value(name: &'static str, value: impl ToString, rule: impl Into<String>) -> Self {
         Self::Value { name, value: value.to_string(), rule: rule.into() }
     }
 }
 
-/// Fields of unsupported features. They must be missing, null, false, 0 or an empty object; other values are rejected.
-const FIXED: [(&str, &str); 10] = [
-    ("add_cross_attention", "this is a decoder on its own; set it to false"),
-    ("auto_map", "code shipped with a checkpoint is not run; remove it"),
-    ("chunk_size_feed_forward", "the MLP is not chunked; set it to 0"),
-    ("cross_attention_hidden_size", "this is a decoder on its own; remove it"),
-    ("is_encoder_decoder", "this is a decoder on its own; set it to false"),
-    ("output_attentions", "attention weights are not returned; set it to false"),
-    ("output_hidden_states", "hidden states are not returned; set it to false"),
-    ("per_layer_config", "all blocks share one configuration; remove it"),
-    ("pruned_heads", "pruned heads are not supported; export the whole model"),
-    ("quantization_config", "quantised weights are not supported; dequantise and save again"),
-];
-
-/// Fields that do not affect training: heads of other tasks, generation defaults, labels.
-const NOT_TRAINED: [&str; 57] = [
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_commit_hash",
-    "_name_or_path",
-    "architectures",
-    "attn_implementation",
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "bos_token_id",
-    "decoder_start_token_id",
-    "diversity_penalty",
-    "do_sample",
-    "dtype",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "eos_token_id",
-    "exponential_decay_length_penalty",
-    "finetuning_task",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "gradient_checkpointing",
-    "id2label",
-    "is_decoder",
-    "label2id",
-    "length_penalty",
-    "max_length",
-    "min_length",
-    "model_type",
-    "n_special",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_labels",
-    "num_return_sequences",
-    "output_past",
-    "output_scores",
-    "pad_token_id",
-    "predict_special_tokens",
-    "prefix",
-    "problem_type",
-    "remove_invalid_values",
-    "repetition_penalty",
-    "return_dict",
-    "return_dict_in_generate",
-    "sep_token_id",
-    "suppress_tokens",
-    "task_specific_params",
-    "temperature",
-    "tf_legacy_loss",
-    "tokenizer_class",
-    "top_k",
-    "top_p",
-    "torch_dtype",
-    "torchscript",
-    "transformers_version",
-    "typical_p",
-    "use_cache",
-];
-
 /// Fields of a `config.json` that the model does not use. They are written back unchanged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExtraFields(pub(crate) Map<String, Value>);
 
 impl ExtraFields {
-    /// Returns the names of unknown fields. They might change what `transformers` computes.
-    pub fn unknown(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str).filter(|name| !is_known(name))
-    }
-
     /// Returns the tokens after which generation stops, from `eos_token_id`.
     #[must_use]
     pub fn eos_token_ids(&self) -> Vec<u32> {
@@ -205,8 +159,7 @@ impl ExtraFields {
     /// Returns whether the fields are from a text classifier of `transformers`, and not from a language model.
     #[must_use]
     pub fn is_sequence_classifier(&self) -> bool {
-        let all = self.0.get("architectures").and_then(Value::as_array).into_iter().flatten();
-        all.filter_map(Value::as_str).any(|name| name.ends_with("ForSequenceClassification"))
+        is_sequence_classifier(&self.0)
     }
 
     /// Returns the fields of `generation_config.json`, which holds the special tokens for generation.
@@ -242,13 +195,25 @@ impl ExtraFields {
     }
 }
 
-/// The names of the fields that a model reads.
+/// Returns whether the fields of a `config.json` are from a text classifier of `transformers`, and not from a language
+/// model.
+#[must_use]
+pub fn is_sequence_classifier(fields: &Map<String, Value>) -> bool {
+    let all = fields.get("architectures").and_then(Value::as_array).into_iter().flatten();
+    all.filter_map(Value::as_str).any(|name| name.ends_with("ForSequenceClassification"))
+}
+
+/// The names of the fields that a model knows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FieldNames {
-    /// The names, in alphabetical order.
+    /// The fields that the model reads, in alphabetical order.
     pub(crate) read: &'static [&'static str],
     /// Aliases of these fields: `(alias, name)`.
     pub(crate) aliases: &'static [(&'static str, &'static str)],
+    /// Fields that do not change what the model computes, in addition to [`HARMLESS`].
+    pub(crate) harmless: &'static [&'static str],
+    /// Fields that change nothing at one value, in addition to [`FIXED`].
+    pub(crate) fixed: &'static [FixedField],
 }
 
 impl FieldNames {
@@ -273,29 +238,69 @@ impl FieldNames {
         Ok(fields)
     }
 
-    /// Returns the fields of a config with `overrides` applied.
+    /// Returns the fields of a config with `overrides` applied. Null removes a field that the model does not know.
     ///
     /// # Errors
-    /// Returns an error if neither the model nor the config has a field with this name. Unknown fields are accepted in
-    /// a checkpoint, but in an override they are a mistake.
+    /// Returns an error if neither the model nor the config has a field with this name.
     pub(crate) fn overridden(
         self,
         mut fields: Map<String, Value>,
         overrides: &Map<String, Value>,
     ) -> Result<Map<String, Value>, ModelConfigError> {
         for (name, value) in self.canonical(overrides.clone())? {
-            if !self.has(&name) && !fields.contains_key(&name) {
+            let is_known = self.has(&name);
+            if !is_known && !fields.contains_key(&name) {
                 return Err(self.refusal(&name, &value));
             }
-            fields.insert(name, value);
+            match is_known || !value.is_null() {
+                true => _ = fields.insert(name, value),
+                false => _ = fields.remove(&name),
+            }
         }
         Ok(fields)
     }
 
-    /// Returns whether a field with this name may be overridden.
+    /// Returns whether the model knows a field with this name.
     fn has(self, name: &str) -> bool {
-        let is_fixed = FIXED.iter().any(|(fixed, _)| *fixed == name);
-        self.read.contains(&name) || is_fixed || is_known(name)
+        self.read.contains(&name) || self.is_harmless(name) || self.fixed(name).is_some()
+    }
+
+    /// Returns whether a field never changes what the model computes.
+    fn is_harmless(self, name: &str) -> bool {
+        HARMLESS.contains(&name) || self.harmless.contains(&name)
+    }
+
+    /// Returns the fixed field with this name.
+    fn fixed(self, name: &str) -> Option<&'static FixedField> {
+        FIXED.iter().chain(self.fixed).find(|field| field.name == name)
+    }
+
+    /// Checks the fields that the model does not read.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError::Unread`] for a field that may change what the model computes,
+    /// [`ModelConfigError::Unknown`] for a field that looks like a misspelt field of the model, and
+    /// [`ModelConfigError::Unsupported`] for an unsupported feature.
+    pub(crate) fn check(self, extra: &ExtraFields) -> Result<(), ModelConfigError> {
+        for (name, value) in &extra.0 {
+            if self.is_harmless(name) {
+                continue;
+            }
+            if let Some(FixedField { name, accepted, remedy }) = self.fixed(name) {
+                if !accepted.accepts(value) {
+                    let value = value.to_string();
+                    return Err(ModelConfigError::Unsupported { name, value, remedy });
+                }
+            } else if !value.is_null() {
+                return Err(match self.is_misspelt(name) {
+                    true => self.refusal(name, value),
+                    false => {
+                        ModelConfigError::Unread { name: name.clone(), value: value.to_string() }
+                    }
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Returns whether `name` looks like a misspelt field of the model.
@@ -322,7 +327,7 @@ impl FieldNames {
     /// Names are compared by Jaro-Winkler similarity, which favours a common prefix. The similarity must exceed 0.8.
     fn nearest(self, name: &str) -> String {
         let aliases = self.aliases.iter().map(|(alias, _)| alias);
-        let known = self.read.iter().chain(aliases).chain(&NOT_TRAINED);
+        let known = self.read.iter().chain(aliases).chain(self.harmless).chain(HARMLESS);
         known
             .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
             .filter(|(similarity, _)| *similarity > 0.8)
@@ -330,11 +335,6 @@ impl FieldNames {
             .map(|(_, candidate)| format!("; did you mean `{candidate}`?"))
             .unwrap_or_else(|| format!("; remove it, or use one of {}", self.read.join(", ")))
     }
-}
-
-/// Returns whether a field is known not to affect training. `summary_*` fields configure heads of other tasks.
-fn is_known(name: &str) -> bool {
-    NOT_TRAINED.contains(&name) || name.starts_with("summary_")
 }
 
 /// The fields of a `config.json` that have not been read yet.
@@ -349,14 +349,13 @@ impl ConfigFields {
     /// Starts reading the fields of a model with the given `model_type`.
     ///
     /// # Errors
-    /// Returns an error if the config belongs to another model, gives two values for one field, or enables an
-    /// unsupported feature.
+    /// Returns an error if the config belongs to another model, or gives two values for one field.
     pub(crate) fn new(
         fields: Map<String, Value>,
         names: FieldNames,
         model_type: &str,
     ) -> Result<Self, ModelConfigError> {
-        let mut fields = names.canonical(fields)?;
+        let fields = names.canonical(fields)?;
         // Old files have no `model_type`. Another type means another model, whose fields would be misinterpreted.
         match fields.get("model_type") {
             None => {}
@@ -367,12 +366,6 @@ impl ConfigFields {
                     other,
                     format!("\"{model_type}\""),
                 ));
-            }
-        }
-        for (name, remedy) in FIXED {
-            if let Some(value) = fields.remove(name).filter(|value| !is_off(value)) {
-                let value = value.to_string();
-                return Err(ModelConfigError::Unsupported { name, value, remedy });
             }
         }
         Ok(Self { fields, names })
@@ -445,18 +438,14 @@ impl ConfigFields {
         self.take(name, default, "true or false", Value::as_bool)
     }
 
-    /// Returns the remaining fields, which the model does not use.
+    /// Returns the remaining fields, which the model does not read, without fixed fields that change nothing.
     ///
     /// # Errors
-    /// Returns an error if a field looks like a misspelt field of the model, or a special token is not a token id.
+    /// Returns an error if a special token is not a token id.
     pub(crate) fn into_extra(self) -> Result<ExtraFields, ModelConfigError> {
-        let Self { fields, names } = self;
-        let mut unknown = fields.iter().filter(|(name, _)| !is_known(name));
-        // An unknown field is kept. If a misspelt field were also kept, the model would silently use the default of
-        // that field.
-        if let Some((name, value)) = unknown.find(|(name, _)| names.is_misspelt(name)) {
-            return Err(names.refusal(name, value));
-        }
+        let Self { mut fields, names } = self;
+        fields
+            .retain(|name, value| !names.fixed(name).is_some_and(|it| it.accepted.accepts(value)));
         let extra = ExtraFields(fields);
         extra.check_token_ids()?;
         Ok(extra)
@@ -466,18 +455,6 @@ impl ConfigFields {
 /// Returns the value if it is a non-negative integer that fits in a `usize`.
 fn as_count(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|count| usize::try_from(count).ok())
-}
-
-/// Returns whether the value of a fixed field means that the feature is off.
-///
-/// These values are null, false, 0 and an empty object. An empty list or string does not mean off.
-fn is_off(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::Object(fields) => fields.is_empty(),
-        _ => false,
-    }
 }
 
 /// Checks the range of a width, a length or a number of layers.
@@ -498,36 +475,101 @@ pub(crate) fn check_size(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hf::known_fields::Accepted;
     use serde_json::json;
 
-    const NAMES: FieldNames =
-        FieldNames { read: &["n_head", "n_positions"], aliases: &[("n_ctx", "n_positions")] };
+    const NAMES: FieldNames = FieldNames {
+        read: &["n_head", "n_positions"],
+        aliases: &[("n_ctx", "n_positions")],
+        harmless: &["n_special"],
+        fixed: &[FixedField {
+            name: "is_causal",
+            accepted: Accepted::True,
+            remedy: "attention is causal; set it to true",
+        }],
+    };
 
     fn extra(fields: Value) -> Result<ExtraFields, ModelConfigError> {
-        ConfigFields::new(fields.as_object().unwrap().clone(), NAMES, "test")?.into_extra()
+        let fields = fields.as_object().unwrap().clone();
+        let extra = ConfigFields::new(fields, NAMES, "test")?.into_extra()?;
+        NAMES.check(&extra).map(|()| extra)
+    }
+
+    fn refused(fields: Value) -> String {
+        let message = extra(fields.clone()).expect_err(&fields.to_string());
+        message.to_string()
     }
 
     #[test]
-    fn unknown_fields_are_kept_unless_they_are_misspelt() {
-        let fields = json!({"rope_theta": 1e4, "top_k": 3, "summary_x": 1, "n_heads_kv": 2});
-        let kept = extra(fields.clone()).unwrap();
-        assert_eq!(kept.unknown().collect::<Vec<_>>(), ["rope_theta", "n_heads_kv"]);
-        assert_eq!(Value::from(kept.0), fields);
+    fn harmless_fields_and_nulls_are_kept() {
+        let fields = json!({
+            "top_k": 3, "n_special": 1, "task_specific_params": {"a": [1]}, "is_decoder": true,
+            "rope_scaling": null, "sliding_window": null, "n_heads": null,
+        });
+        assert_eq!(Value::from(extra(fields.clone()).unwrap().0), fields);
+    }
+
+    #[test]
+    fn other_fields_are_refused_at_any_other_value() {
+        for value in [json!(4096), json!(false), json!(0), json!({}), json!(""), json!([])] {
+            let message = refused(json!({ "sliding_window": value }));
+            let expected = format!("`sliding_window` is {value}, but the model does not read");
+            assert!(message.starts_with(&expected), "{message}");
+            assert!(message.contains("set it to null"), "{message}");
+        }
         for name in ["n_heads", "nhead", "n_cxt", "n_postions", "n_position"] {
-            let message = extra(json!({ name: 1 })).unwrap_err().to_string();
+            let message = refused(json!({ name: 1 }));
             assert!(message.contains(&format!("unknown field `{name}`")), "{message}");
         }
     }
 
     #[test]
+    fn fixed_fields_are_accepted_at_one_value_and_not_kept() {
+        let off = [json!(null), json!(false), json!(0), json!(0.0), json!({})];
+        for FixedField { name, remedy, .. } in FIXED {
+            for value in &off {
+                let kept = extra(json!({ *name: value })).unwrap();
+                assert_eq!(kept, ExtraFields::default(), "{name}");
+            }
+            for value in [json!(true), json!(1), json!({"a": 1}), json!([]), json!("")] {
+                let message = refused(json!({ *name: value }));
+                assert!(message.starts_with(&format!("`{name}` = {value} is not")), "{message}");
+                assert!(message.ends_with(remedy), "{message}");
+            }
+        }
+        assert_eq!(extra(json!({"is_causal": true})).unwrap(), ExtraFields::default());
+        for value in [json!(false), json!(null), json!(1)] {
+            let message = refused(json!({ "is_causal": value }));
+            assert!(message.ends_with("attention is causal; set it to true"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_field_is_in_one_list() {
+        let fixed = FIXED.iter().map(|field| field.name);
+        let mut all: Vec<_> = HARMLESS.iter().copied().chain(fixed).collect();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+
+    #[test]
     fn overrides_must_be_known_or_replace_a_field() {
-        let own = json!({"rope_theta": 1e4});
+        let own = json!({"rope_theta": 1e4, "pad_token_id": 1, "quantization_config": {"bits": 4}});
         let overridden = |fields: Value| {
             NAMES.overridden(own.as_object().unwrap().clone(), fields.as_object().unwrap())
         };
         assert_eq!(overridden(json!({"rope_theta": 2})).unwrap()["rope_theta"], 2);
         assert_eq!(overridden(json!({"n_ctx": 8})).unwrap()["n_positions"], 8);
-        let message = overridden(json!({"dropout": 0.1})).unwrap_err().to_string();
-        assert!(message.contains("unknown field `dropout`"), "{message}");
+        // Null removes a field that the model does not know, and is a value of the others.
+        assert!(!overridden(json!({"rope_theta": null})).unwrap().contains_key("rope_theta"));
+        for name in ["pad_token_id", "quantization_config"] {
+            assert_eq!(overridden(json!({ name: null })).unwrap()[name], Value::Null);
+        }
+        for value in [json!(0.1), json!(null)] {
+            let message = overridden(json!({ "dropout": value })).unwrap_err().to_string();
+            assert!(message.contains("unknown field `dropout`"), "{message}");
+        }
     }
 }

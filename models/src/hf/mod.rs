@@ -14,6 +14,7 @@ mod config;
 mod error;
 mod export;
 mod generation_config;
+mod known_fields;
 mod mean_rows;
 mod name_prefix;
 mod names;
@@ -28,10 +29,11 @@ pub(crate) const CONFIG: &str = "config.json";
 
 pub(crate) use class_names::{ID2LABEL, LABEL2ID};
 pub(crate) use config::{ConfigFields, FieldNames, MAX_LAYERS, MAX_SIZE, check_size};
+pub(crate) use known_fields::{Accepted, FixedField};
 pub(crate) use weights::{Weights, refuse_adapter};
 
 pub use class_names::{ClassNames, ClassNamesError};
-pub use config::{ExtraFields, ModelConfigError};
+pub use config::{ExtraFields, ModelConfigError, is_sequence_classifier};
 pub use error::{ModelFolderError, TensorProblem};
 pub use export::HfExport;
 pub use generation_config::{GENERATION_CONFIG, GenerationConfig};

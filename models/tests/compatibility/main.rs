@@ -3,6 +3,7 @@
 
 mod checkpoints;
 mod classifier;
+mod configs;
 mod encoder;
 mod problem_types;
 mod transformers;

@@ -17,13 +17,15 @@ use deepburn::zero::{Training, Zero};
 use deepburn::{
     Batch, BatchSource, BoxError, Evaluation, EvaluationStream, NextStep, StepBatches, Task,
 };
-use deepburn_config::{BatchPlan, CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan};
+use deepburn_config::{CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
     BatchLoader, BudgetSampler, Corpus, DataError, DataShard, DistributedSampler,
     EvaluationBatches, IGNORE_INDEX, MicroBatch, Order, Position, Sequences, StepShape, Tokenizer,
 };
 use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError, LanguageModel};
-use deepburn_models::hf::{GENERATION_CONFIG, HfExport, ModelFolderError, ModelFolderWriter};
+use deepburn_models::hf::{
+    GENERATION_CONFIG, HfExport, ModelConfigError, ModelFolderError, ModelFolderWriter,
+};
 use deepburn_models::{Architecture, BuildModel, FloatType, LanguageModelConfig};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -32,11 +34,11 @@ use crate::data::companions::{Companions, kept_generation_config};
 use crate::data::corpus::open_corpus;
 use crate::data::job_tokenizer::{JobTokenizer, VocabularyOrigin};
 use crate::data::lengths::{PREFETCH, check_length, longest};
-use crate::data::places::Places;
-use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
+use crate::data::recipe::{
+    EvaluationSettings, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
+};
 use crate::data::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
 use crate::failure::Failure;
-use crate::job::known_model::warn_of_unknown;
 use crate::job::memory::check_step;
 
 /// A language model and its data.
@@ -67,15 +69,9 @@ impl<C: LanguageModelConfig> Causal<C> {
     ///
     /// # Errors
     /// Returns a user's mistake if the model or the data is invalid, or if they do not match.
-    pub(crate) fn prepare(
-        job: &Job,
-        places: &Places,
-        batch: BatchPlan,
-        order: Order,
-    ) -> Result<Self, Failure> {
-        let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
-        let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
-        let config: C = model_config(job, pretrained.as_deref())?;
+    pub(crate) fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
+        let JobInputs { job, places, pretrained, batch, order } = *inputs;
+        let config: C = model_config(job, pretrained)?;
         let limits = config.limits();
         check_length(job, limits.max_len, limits.max_len_field)?;
         check_step(batch, job.data.sequence_length)?;
@@ -84,8 +80,7 @@ impl<C: LanguageModelConfig> Causal<C> {
         // Token ids are checked against the vocabulary size of the model, if the job or a pretrained model sets it, or
         // if there is no tokenizer. Otherwise the tokenizer determines the size.
         let rows = (is_vocabulary_given(job) || is_bare).then_some(limits.vocab_size);
-        let JobTokenizer { tokenizer, vocabulary } =
-            JobTokenizer::of(job, places, pretrained.as_deref())?;
+        let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
         let corpus = open_corpus(job, places, tokenizer, rows).map_err(Failure::mistake)?;
         log_separator(&corpus);
         let mut config = with_vocabulary(config, job, corpus.tokenizer.as_ref())?;
@@ -93,17 +88,17 @@ impl<C: LanguageModelConfig> Causal<C> {
             let special = ["bos_token_id", "eos_token_id"];
             config = with_special_tokens(config, job, tokenizer, vocabulary, &special)?;
         }
-        let (folder, tokenizer) = (pretrained.as_deref(), corpus.tokenizer.as_ref());
+        let tokenizer = corpus.tokenizer.as_ref();
         let is_new = vocabulary == VocabularyOrigin::New || job.data.eos_token.is_some();
         let keeps_ids = tokenizer.is_none() || !is_new;
-        let generation_config = kept_generation_config(folder, keeps_ids, &job.model.config)?;
+        let generation_config = kept_generation_config(pretrained, keeps_ids, &job.model.config)?;
         Ok(Self {
-            companions: Companions::find(folder, tokenizer)?,
+            companions: Companions::find(pretrained, tokenizer)?,
             generation_config,
             config,
             corpus,
             order,
-            origin: WeightOrigin { pretrained, seed: job.training.seed },
+            origin: WeightOrigin::of(inputs),
             evaluation: EvaluationSettings::of(job),
             label_smoothing: job.training.label_smoothing_factor,
         })
@@ -244,7 +239,8 @@ fn log_separator(corpus: &Corpus) {
 /// enlarged vocabulary, because the weights then have new rows.
 ///
 /// # Errors
-/// Returns a user's mistake if the folder has no model, or if a field is unknown or out of range.
+/// Returns a user's mistake if the folder has no model, or if a field is unknown, out of range, or not read although it
+/// may change what the model computes.
 pub(crate) fn model_config<C: LanguageModelConfig>(
     job: &Job,
     pretrained: Option<&Path>,
@@ -253,8 +249,16 @@ pub(crate) fn model_config<C: LanguageModelConfig>(
         Some(folder) => C::open(folder).map_err(Failure::mistake)?,
         None => C::default_size(),
     };
-    warn_of_unknown(base.extra());
-    let named = |error| Failure::mistake(format!("model.config: {error}"));
+    // The error of a field that only the pretrained model has names its file.
+    let named = |error: ModelConfigError| match (pretrained, error.unsupported_field()) {
+        (Some(folder), Some(field)) if !job.model.config.contains_key(field) => {
+            Failure::mistake(format!(
+                "{}: {error} (model.config.{field} in the job)",
+                folder.join("config.json").display()
+            ))
+        }
+        _ => Failure::mistake(format!("model.config: {error}")),
+    };
     let config = base.with_overrides(&job.model.config).map_err(named)?;
     config.validate().map_err(named)?;
     let (old, new) = (base.limits().vocab_size, config.limits().vocab_size);

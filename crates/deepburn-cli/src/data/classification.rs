@@ -22,7 +22,7 @@ use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
 use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
-use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, ModelMetric, Plan};
+use deepburn_config::{DynamicBatchingPlan, Job, ModelMetric, Plan};
 use deepburn_datasets::{
     BudgetSampler, Classes, DataError, DataShard, DistributedSampler, Order, StepShape, Tokenizer,
 };
@@ -41,7 +41,9 @@ use crate::data::job_tokenizer::JobTokenizer;
 use crate::data::label_batch::{LabelBatch, count_label_sets, sum_errors};
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
-use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
+use crate::data::recipe::{
+    EvaluationSettings, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
+};
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{Texts, open_texts};
 use crate::data::vocabulary::{with_special_tokens, with_vocabulary};
@@ -66,19 +68,20 @@ pub(crate) struct Classification<C> {
     label_smoothing: f64,
 }
 
-impl Classification<EncoderConfig> {
-    /// Reads and checks the configuration and the data of an encoder.
-    ///
-    /// An encoder has no pretrained weights, so the data determines the sizes that the job does not set.
+/// A recipe for text classification that is prepared from a job. Each model derives its sizes from the data in its own
+/// way.
+pub(crate) trait ClassifierRecipe: Sized {
+    /// Reads and checks the configuration and the data.
     ///
     /// # Errors
     /// Returns a user's mistake if the configuration or the data is invalid, or if they do not match.
-    pub(crate) fn of_encoder(
-        job: &Job,
-        places: &Places,
-        batch: BatchPlan,
-        order: Order,
-    ) -> Result<Self, Failure> {
+    fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure>;
+}
+
+/// An encoder has no pretrained weights, so the data determines the sizes that the job does not set.
+impl ClassifierRecipe for Classification<EncoderConfig> {
+    fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
+        let JobInputs { job, places, batch, order, .. } = *inputs;
         let named = |error| Failure::mistake(format!("model.config: {error}"));
         let config = EncoderConfig::guide().with_overrides(&job.model.config).map_err(named)?;
         config.validate().map_err(named)?;
@@ -98,7 +101,7 @@ impl Classification<EncoderConfig> {
             ..config
         };
         let config = config.with_class_names(names.as_ref());
-        let origin = WeightOrigin { pretrained: None, seed: job.training.seed };
+        let origin = WeightOrigin::of(inputs);
         let companions = Companions::find(None, Some(&texts.tokenizer))?;
         let evaluation = EvaluationSettings::of(job);
         let label_smoothing = job.training.label_smoothing_factor;
@@ -106,23 +109,12 @@ impl Classification<EncoderConfig> {
     }
 }
 
-impl Classification<ClassifierConfig> {
-    /// Reads and checks the configuration and the data of a GPT-2 classifier.
-    ///
-    /// A pretrained language model gets a new classification head. A pretrained classifier keeps its head, so its
-    /// classes have to match the classes of the data.
-    ///
-    /// # Errors
-    /// Returns a user's mistake if the configuration or the data is invalid, or if they do not match.
-    pub(crate) fn of_gpt2(
-        job: &Job,
-        places: &Places,
-        batch: BatchPlan,
-        order: Order,
-    ) -> Result<Self, Failure> {
-        let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
-        let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
-        let body: Gpt2Config = model_config(job, pretrained.as_deref())?;
+/// A pretrained language model gets a new classification head. A pretrained classifier keeps its head, so its classes
+/// have to match the classes of the data.
+impl ClassifierRecipe for Classification<ClassifierConfig> {
+    fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
+        let JobInputs { job, places, pretrained, batch, order } = *inputs;
+        let body: Gpt2Config = model_config(job, pretrained)?;
         let problem_type = problem_type_of(&body)?;
         check_loss_and_metric(job, problem_type)?;
         check_length(job, body.n_positions, "n_positions")?;
@@ -134,8 +126,7 @@ impl Classification<ClassifierConfig> {
             body.class_names()
         };
         let names = names.map_err(|error| named_config(&error))?;
-        let JobTokenizer { tokenizer, vocabulary } =
-            JobTokenizer::of(job, places, pretrained.as_deref())?;
+        let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
         let texts = open_named_texts(job, places, tokenizer, names.as_ref(), problem_type)?;
         let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
         let tokens = texts.tokenizer.vocab_size();
@@ -155,8 +146,8 @@ impl Classification<ClassifierConfig> {
         let num_classes = outputs_by_data(job, outputs, problem_type)?;
         let config = ClassifierConfig { body, num_classes, problem_type };
         let config = config.with_class_names(names.as_ref());
-        let companions = Companions::find(pretrained.as_deref(), Some(&texts.tokenizer))?;
-        let origin = WeightOrigin { pretrained, seed: job.training.seed };
+        let companions = Companions::find(pretrained, Some(&texts.tokenizer))?;
+        let origin = WeightOrigin::of(inputs);
         let evaluation = EvaluationSettings::of(job);
         let label_smoothing = job.training.label_smoothing_factor;
         Ok(Self { config, texts, order, origin, companions, evaluation, label_smoothing })

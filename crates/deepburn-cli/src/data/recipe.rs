@@ -10,12 +10,13 @@ use burn::tensor::backend::Backend;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
 use deepburn::{BatchSource, EvaluationStream, Task};
-use deepburn_config::{DynamicBatchingPlan, Job, Plan};
-use deepburn_datasets::{BudgetSampler, DataError, DataShard, StepShape, Tokenizer};
+use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
+use deepburn_datasets::{BudgetSampler, DataError, DataShard, Order, StepShape, Tokenizer};
 use deepburn_models::hf::{HfExport, ModelFolderError, ModelFolderWriter};
 use deepburn_models::{Architecture, BuildModel};
 
 use crate::data::companions::Companions;
+use crate::data::places::Places;
 use crate::failure::Failure;
 
 /// A micro-batch of the recipe `R` on backend `B`.
@@ -112,6 +113,21 @@ pub(crate) trait SubjectInfo {
     ) -> Result<BudgetSampler, Failure>;
 }
 
+/// The inputs from which the model and the data of a job are prepared.
+#[derive(Clone, Copy)]
+pub(crate) struct JobInputs<'a> {
+    /// The job.
+    pub(crate) job: &'a Job,
+    /// Resolves the names in the job to files.
+    pub(crate) places: &'a Places,
+    /// Folder of the pretrained model; `None` for random initial weights.
+    pub(crate) pretrained: Option<&'a Path>,
+    /// The largest batch of the run.
+    pub(crate) batch: BatchPlan,
+    /// The order of training samples.
+    pub(crate) order: Order,
+}
+
 /// How a job evaluates: the samples of an evaluation and of its batches.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct EvaluationSettings {
@@ -146,6 +162,12 @@ pub(crate) struct WeightOrigin {
 }
 
 impl WeightOrigin {
+    /// Returns the origin of the weights of a job.
+    pub(crate) fn of(inputs: &JobInputs<'_>) -> Self {
+        let pretrained = inputs.pretrained.map(Path::to_owned);
+        Self { pretrained, seed: inputs.job.training.seed }
+    }
+
     /// Builds the model of `config`.
     ///
     /// # Errors

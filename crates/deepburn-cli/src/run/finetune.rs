@@ -34,7 +34,6 @@ use deepburn_monitor::Profiler;
 
 use crate::counted::counted;
 use crate::data::recipe::{InitialWeights, Recipe};
-use crate::data::subject::RecipeVisitor;
 use crate::failure::Failure;
 use crate::job::devices::Devices;
 #[cfg(feature = "cuda")]
@@ -50,6 +49,7 @@ use crate::run::rank::{RankOutcome, RankRun, train_rank};
 use crate::run::results::write_report;
 use crate::run::resume::Origin;
 use crate::run::signals::Signals;
+use crate::run::subject::{Subject, Trainable};
 use crate::run::swap::{announce_swap, check_swap};
 
 /// Train a language model or a text classifier, sharded over ranks with a DeepSpeed configuration.
@@ -151,7 +151,7 @@ impl Arguments {
 }
 
 /// A prepared run and the ranks of this process that execute it.
-struct Run<'a> {
+pub(crate) struct Run<'a> {
     /// Job, checkpoint and forecast.
     prepared: PreparedRun,
     /// All ranks of the job, of which this process runs one or all.
@@ -188,18 +188,22 @@ impl Run<'_> {
 
     /// Trains on backend `B`. Ranks use the `visible` devices that the job selects.
     ///
-    /// The recipe is chosen here. All functions below are generic over it, so that each kind of job is compiled for
-    /// each backend.
+    /// The subject calls [`train_recipe`](Self::train_recipe) with its recipe. All functions below are generic over it,
+    /// so that each kind of job is compiled for each backend.
     ///
     /// # Errors
     /// Returns a user's mistake before training, or a failure while running.
-    fn train<B: FusedOps + OptimizerOps>(&self, visible: &[B::Device]) -> Result<(), Failure> {
-        self.prepared.preparation.subject.visit::<B, _>(TrainOn { run: self, visible })
+    fn train<B: FusedOps + OptimizerOps>(&self, visible: &[B::Device]) -> Result<(), Failure>
+    where
+        dyn Subject: Trainable<B>,
+    {
+        let subject = &*self.prepared.preparation.subject;
+        Trainable::<B>::train(subject, self, visible)
     }
 
     /// Trains the model of `recipe` on backend `B`: builds the models, locks the output folder, trains, and returns how
     /// the run ended.
-    fn train_recipe<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+    pub(crate) fn train_recipe<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
         visible: &[B::Device],
@@ -369,23 +373,5 @@ impl Run<'_> {
         format!(
             "stopped by {signal} in the test: the model is saved, test.json is not written; {remedy}"
         )
-    }
-}
-
-/// Trains a recipe on these devices.
-struct TrainOn<'a, D> {
-    /// The run to execute.
-    run: &'a Run<'a>,
-    /// Devices of the backend.
-    visible: &'a [D],
-}
-
-impl<B: FusedOps + OptimizerOps> RecipeVisitor<B> for TrainOn<'_, B::Device> {
-    /// How the run ended.
-    type Output = Result<(), Failure>;
-
-    /// Trains the recipe, which is compiled for this backend.
-    fn visit<R: Recipe<B>>(self, recipe: &R) -> Result<(), Failure> {
-        self.run.train_recipe::<B, R>(recipe, self.visible)
     }
 }

@@ -19,6 +19,7 @@
 
 use deepburn::checkpoint::{Checkpoint, Export, ParamEntry};
 use deepburn::{ClientStates, TorchModel};
+use deepburn_config::Architecture;
 use deepburn_models::hf::{HfExport, ProblemType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -128,7 +129,7 @@ impl JobState {
         self.compare_models(now)?;
         // A new run can start from the trained weights, except for an encoder, which has no `pretrained`.
         let weights = match self.job["model"]["architecture"].as_str() {
-            Some("imdb_encoder") => "",
+            Some("encoder" | Architecture::FORMER_ENCODER) => "",
             _ => " from its weights with model.pretrained",
         };
         if let (Some(then), Some(now)) = (&self.data, &now.data)
@@ -301,6 +302,9 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
         None if path == "training.no_decay" => Some(Value::from("nothing")),
         // They did not smooth labels either.
         None if path == "training.label_smoothing_factor" => Some(Value::from(0.0)),
+        Some(name) if path == "model.architecture" && name == Architecture::FORMER_ENCODER => {
+            Some(Value::from(Architecture::Encoder.name()))
+        }
         then => then.cloned(),
     };
     if before.as_ref() != now {
@@ -415,6 +419,14 @@ mod tests {
         assert_eq!(changed(0.0), []);
         let path = "training.label_smoothing_factor".to_owned();
         assert_eq!(changed(0.1), [(path, Some(json!(0.0)), Some(json!(0.1)))]);
+    }
+
+    #[test]
+    fn the_former_name_of_the_encoder_is_no_change() {
+        let job = |name: &str| json!({"model": {"architecture": name}});
+        assert_eq!(compare(job("imdb_encoder"), job("encoder")), Ok(()));
+        let error = compare(job("imdb_encoder"), job("gpt2")).unwrap_err();
+        assert!(error.contains("model.architecture changed from \"encoder\" to"), "{error}");
     }
 
     #[test]

@@ -27,11 +27,12 @@ use serde_json::Value;
 use crate::counted::counted;
 use crate::data::lengths::check_curriculum;
 use crate::data::places::Places;
-use crate::data::recipe::SubjectInfo;
-use crate::data::subject::Subject;
+use crate::data::recipe::{JobInputs, SubjectInfo};
 use crate::failure::Failure;
 use crate::job::memory::check_tokens;
 use crate::job::param_groups::grouped_sizes;
+use crate::models;
+use crate::run::subject::Subject;
 
 /// A job that is ready to run.
 pub(crate) struct Preparation {
@@ -42,7 +43,7 @@ pub(crate) struct Preparation {
     /// Sizes of all parameters. Parameters of a frozen group are not trainable.
     pub(crate) sizes: Vec<ParameterSize>,
     /// Model and data.
-    pub(crate) subject: Subject,
+    pub(crate) subject: Box<dyn Subject>,
     /// Number of samples of each step.
     pub(crate) batch_sizes: BatchSchedule,
     /// Optimizer steps after which training ends.
@@ -127,7 +128,19 @@ pub(crate) fn prepare(
     };
     // Limits on a step apply to the largest batch of the schedule.
     let (places, largest) = (Places::default(), batch_sizes.largest());
-    let subject = Subject::prepare(&job, &places, largest, order)?;
+    let pretrained = job.model.pretrained.as_ref().map(|place| places.model(place));
+    let pretrained = pretrained.transpose().map_err(Failure::mistake)?;
+    let inputs = JobInputs {
+        job: &job,
+        places: &places,
+        pretrained: pretrained.as_deref(),
+        batch: largest,
+        order,
+    };
+    let model = models::of_job(&job, inputs.pretrained)?;
+    let subject = model.prepare(&inputs)?;
+    // `job.json` names the architecture even if the job does not.
+    job.model.architecture = Some(model.architecture());
     check_curriculum(&preliminary, subject.info().min_tokens())?;
     // Dynamic batching takes every sample once, and otherwise all ranks take the same number.
     let epoch_samples = match dynamic {

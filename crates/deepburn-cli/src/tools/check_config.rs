@@ -22,14 +22,16 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use deepburn_config::{
-    BatchPlan, CONFIG_FOLDER, Diagnosis, Job, JobRequest, OptimizerOffload, ParameterOffload, Plan,
-    RawConfig, RecomputePolicy, Resolved, RunContext, Severity, Stage, find, resolve,
+    BatchPlan, CONFIG_FOLDER, Diagnosis, Job, JobRequest, OptimizerOffload, ParameterOffload,
+    Place, Plan, RawConfig, RecomputePolicy, Resolved, RunContext, Severity, Stage, find, resolve,
 };
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::counted::counted;
 use crate::failure::Failure;
+use crate::job::model_folder::model_in;
+use crate::models;
 
 /// Maximum number of `"auto"` values in the summary.
 const AUTOS_SHOWN: usize = 9;
@@ -130,6 +132,9 @@ pub(crate) fn check_config(
         true => {
             let request = JobRequest { config: config.into(), ranks, ..JobRequest::default() };
             let (job, written) = Job::load(&request).map_err(Failure::mistake)?;
+            // A model on the Hub is not downloaded.
+            let pretrained = job.model.pretrained.as_ref().and_then(Place::local).map(model_in);
+            models::of_job(&job, pretrained.as_deref())?;
             (written, job.run_context(), job.notes)
         }
         false => {

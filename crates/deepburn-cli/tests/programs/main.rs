@@ -3,6 +3,7 @@
 //! `tests/data/` has a token file, traces of PyTorch and DeepSpeed on the small model in `models/tests/data/tiny`, and
 //! two DeepSpeed checkpoints of this model after 6 of 12 steps.
 
+mod architectures;
 mod backends;
 mod batches;
 mod best;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::job::{Job, OUTPUTS, STAGES, left, tensors, tiny_model};
 use crate::program::{deepburn, finetune};
 
-fn read_json(path: &Path) -> Value {
+pub(crate) fn read_json(path: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -136,23 +136,6 @@ fn saving_changes_no_bit() {
             }
         }
     }
-}
-
-/// Unknown fields have no effect on training, as in `transformers`.
-#[test]
-fn unknown_fields_of_a_config_are_exported_with_a_warning() {
-    let job = Job::tiny().with("training.max_steps", 1).with("model.pretrained", "given");
-    let given = job.folder().join("given");
-    fs::create_dir(&given).unwrap();
-    fs::copy(tiny_model().join("model.safetensors"), given.join("model.safetensors")).unwrap();
-    let mut config = read_json(&tiny_model().join("config.json"));
-    config["n_heads_kv"] = json!(2);
-    fs::write(given.join("config.json"), config.to_string()).unwrap();
-    let ending = job.run().succeeded();
-    let warnings: Vec<_> = ending.stderr.lines().filter(|it| it.contains("n_heads_kv")).collect();
-    assert!(warnings.len() == 1 && warnings[0].contains("WARN"), "{}", ending.stderr);
-    let exported = read_json(&job.folder().join("output/model/config.json"));
-    assert_eq!(exported["n_heads_kv"], 2);
 }
 
 #[test]

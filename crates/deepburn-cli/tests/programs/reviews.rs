@@ -14,7 +14,7 @@ pub(crate) fn reviews() -> Job {
     Job::tiny()
         .with(
             "model",
-            json!({"architecture": "imdb_encoder", "config": {
+            json!({"architecture": "encoder", "config": {
                 "embed_dim": 16, "num_heads": 2, "num_layers": 1, "hidden_dim": 32, "max_len": 256,
                 "dropout": 0.1,
             }}),

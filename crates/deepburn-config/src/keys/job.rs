@@ -49,20 +49,22 @@ section! {
     /// Model to train.
     pub(crate) struct Model<'a> {
         /// Model architecture: "gpt2" (language model, or classifier with classification data) or
-        /// "imdb_encoder" (transformer encoder for text classification).
-        architecture: Architecture = choice("gpt2"),
+        /// "encoder" (transformer encoder for text classification; formerly "imdb_encoder"). Unset:
+        /// the model_type of the pretrained checkpoint, or, without one, gpt2.
+        architecture: Option<Architecture> = opt_choice(),
         /// Pretrained checkpoint in Hugging Face format: a folder, relative to the current folder
         /// or the job file, or a Hub repository (owner/name or owner/name@revision). Unset: random
-        /// weights, initialized with training.seed. Not supported with imdb_encoder.
+        /// weights, initialized with training.seed. Not supported with encoder.
         pretrained: Option<&'a str> = opt_text(),
         /// Fields of a Hugging Face config.json; they override the checkpoint's fields. A larger
         /// vocab_size adds rows to pretrained embeddings, the mean of the existing rows. gpt2:
         /// vocab_size, n_positions, n_embd, n_layer, n_head, n_inner, activation_function,
         /// resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, initializer_range,
-        /// tie_word_embeddings and others. imdb_encoder: vocab_size, embed_dim, num_heads,
-        /// num_layers, hidden_dim, max_len, dropout, layer_norm_epsilon. Classifiers: also
-        /// id2label, and problem_type: "single_label_classification" (default),
-        /// "multi_label_classification" or "regression".
+        /// tie_word_embeddings and others. encoder: vocab_size, embed_dim, num_heads, num_layers,
+        /// hidden_dim, max_len, dropout, layer_norm_epsilon. Classifiers: also id2label, and
+        /// problem_type: "single_label_classification" (default), "multi_label_classification" or
+        /// "regression". A field of the checkpoint that the model does not read and that may change
+        /// its outputs is an error; null removes it.
         config: () = free(),
     }
 

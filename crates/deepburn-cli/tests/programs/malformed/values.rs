@@ -29,8 +29,8 @@ fn rejects_invalid_model_settings() {
         ("model", "\"gpt2\"", &["model"]),
         ("model", "7", &["model"]),
         ("model.architecture", "\"llama\"", &["model.architecture", "gpt2"]),
+        ("model.architecture", "\"encoder\"", &["data.kind", "classification"]),
         ("model.architecture", "\"imdb_encoder\"", &["data.kind", "classification"]),
-        ("model.architecture", "null", &["model.architecture"]),
         ("model.architecture", "3", &["model.architecture"]),
         (
             "model.pretrained",

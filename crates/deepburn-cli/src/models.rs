@@ -1,0 +1,291 @@
+//! The supported models, one line each.
+//!
+//! Main table: [`MODELS`]. `finetune` finds the model of a job in it, and the tools find the model of a `config.json`.
+//! Messages list the values of `model.architecture` and `model_type` from the table.
+//!
+//! To add a model, add a folder in `deepburn-models`, a value of `model.architecture` in `deepburn-config`, and a line
+//! here.
+
+use std::path::{Path, PathBuf};
+
+use burn_flex::Flex;
+use deepburn_config::{Architecture, DataKind, Job};
+use deepburn_models::causal_lm::LanguageModel;
+use deepburn_models::encoder::EncoderConfig;
+use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
+use deepburn_models::hf::{ModelConfigError, is_sequence_classifier, read_fields, read_small_file};
+use deepburn_models::{
+    BuildModel, LanguageModelConfig, SavedConfig, TextClassifier, TextClassifierConfig,
+};
+use serde_json::{Map, Value};
+
+use crate::data::causal::Causal;
+use crate::data::classification::{Classification, ClassifierRecipe};
+use crate::data::recipe::JobInputs;
+use crate::failure::Failure;
+use crate::job::known_model::KnownModel;
+use crate::run::subject::Subject;
+
+/// The supported models. If several models have the same `model_type`, the first one reads files whose `architectures`
+/// do not name a classifier.
+static MODELS: [Model; 3] = [
+    language_model::<Gpt2Config>(Architecture::Gpt2),
+    classifier::<ClassifierConfig>(Architecture::Gpt2),
+    classifier::<EncoderConfig>(Architecture::Encoder),
+];
+
+/// The `model_type` of files that do not have this field: only the first versions of `transformers` omitted it, and GPT-2
+/// is the only supported model that they have.
+const FIRST_MODEL_TYPE: &str = Gpt2Config::MODEL_TYPE;
+
+/// The architecture of these files.
+const FIRST_ARCHITECTURE: Architecture = Architecture::Gpt2;
+
+/// A supported model.
+pub(crate) struct Model {
+    /// The value of `model.architecture` in a job.
+    architecture: Architecture,
+    /// The value of `model_type` in `config.json`.
+    model_type: &'static str,
+    /// The task of the model's head.
+    task: Task,
+    /// Reads the fields of a `config.json`.
+    read: fn(Map<String, Value>) -> Result<KnownModel, ModelConfigError>,
+    /// Reads and checks the model and the data of a job.
+    prepare: fn(&JobInputs<'_>) -> Result<Box<dyn Subject>, Failure>,
+}
+
+/// The task of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Task {
+    /// Next-token prediction.
+    LanguageModelling,
+    /// Classification of texts, and regression.
+    Classification,
+}
+
+/// Returns the entry of a language model.
+const fn language_model<C>(architecture: Architecture) -> Model
+where
+    C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>> + 'static,
+    Causal<C>: Subject,
+{
+    Model {
+        architecture,
+        model_type: C::MODEL_TYPE,
+        task: Task::LanguageModelling,
+        read: |fields| Ok(KnownModel::LanguageModel(Box::new(C::from_fields(fields)?))),
+        prepare: |inputs| Ok(Box::new(Causal::<C>::prepare(inputs)?)),
+    }
+}
+
+/// Returns the entry of a text classifier.
+const fn classifier<C>(architecture: Architecture) -> Model
+where
+    C: SavedConfig
+        + TextClassifierConfig
+        + BuildModel<Flex, Model: TextClassifier<Flex> + 'static>
+        + 'static,
+    Classification<C>: ClassifierRecipe + Subject,
+{
+    Model {
+        architecture,
+        model_type: C::MODEL_TYPE,
+        task: Task::Classification,
+        read: |fields| Ok(KnownModel::Classifier(Box::new(C::from_fields(fields)?))),
+        prepare: |inputs| Ok(Box::new(Classification::<C>::prepare(inputs)?)),
+    }
+}
+
+impl Model {
+    /// Returns the architecture, which a job may leave open.
+    pub(crate) fn architecture(&self) -> Architecture {
+        self.architecture
+    }
+
+    /// Reads and checks the model and the data of a job.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the model or the data is invalid, or if they do not match.
+    pub(crate) fn prepare(&self, inputs: &JobInputs<'_>) -> Result<Box<dyn Subject>, Failure> {
+        (self.prepare)(inputs)
+    }
+}
+
+/// Returns the model of a job. `pretrained` is the folder of its pretrained model.
+///
+/// # Errors
+/// Returns a user's mistake if the pretrained model is not supported, or contradicts the job.
+pub(crate) fn of_job(job: &Job, pretrained: Option<&Path>) -> Result<&'static Model, Failure> {
+    let task = match job.data.kind {
+        DataKind::Classification { .. } => Task::Classification,
+        DataKind::Text { .. } | DataKind::Tokens | DataKind::Synthetic => Task::LanguageModelling,
+    };
+    let architecture = architecture_of(job, pretrained)?;
+    let model = MODELS.iter().find(|it| it.architecture == architecture && it.task == task);
+    model.ok_or_else(|| {
+        let name = architecture.name();
+        Failure::mistake(format!("data.kind: model.architecture \"{name}\" does not support it"))
+    })
+}
+
+/// Returns the architecture of a job. It is the pretrained model's, which the job may also name.
+///
+/// # Errors
+/// Returns a user's mistake if the pretrained model has another architecture than the job names, or one whose weights
+/// are not supported.
+fn architecture_of(job: &Job, pretrained: Option<&Path>) -> Result<Architecture, Failure> {
+    let given = job.model.architecture;
+    // A folder whose `config.json` is missing or damaged is reported when the model is opened.
+    let Some((file, model_type)) = pretrained.and_then(saved_type) else {
+        return Ok(given.unwrap_or(FIRST_ARCHITECTURE));
+    };
+    let found = MODELS.iter().find(|model| model.model_type == model_type);
+    let found = found.map(|model| model.architecture);
+    let file = file.display();
+    match (given, found) {
+        (Some(given), found) if found != Some(given) => {
+            let change = match found {
+                Some(found) if found.takes_pretrained() => {
+                    format!(
+                        "write \"{}\" or remove it, or give another model.pretrained",
+                        found.name()
+                    )
+                }
+                _ => format!("give a {} model as model.pretrained", given.name()),
+            };
+            Err(Failure::mistake(format!(
+                "model.architecture: is \"{}\", but {file} has model_type \"{model_type}\"; {change}",
+                given.name()
+            )))
+        }
+        (_, Some(found)) if found.takes_pretrained() => Ok(found),
+        _ => {
+            let with_weights = MODELS.iter().filter(|model| model.architecture.takes_pretrained());
+            Err(Failure::mistake(format!(
+                "model.pretrained: {file} has model_type \"{model_type}\", whose weights are not supported; \
+                 supported: {}",
+                model_types(with_weights)
+            )))
+        }
+    }
+}
+
+/// Returns the path of the `config.json` in a folder, and its `model_type`; `None` if the file cannot be read or does
+/// not have this field.
+fn saved_type(folder: &Path) -> Option<(PathBuf, String)> {
+    let file = folder.join("config.json");
+    let fields = read_fields(&read_small_file(&file).ok()?).ok()?;
+    let model_type = fields.get("model_type")?.as_str()?.to_owned();
+    Some((file, model_type))
+}
+
+/// Reads the fields of a `config.json`.
+///
+/// # Errors
+/// Returns [`ModelConfigError`] if the model is not supported, or if a field has the wrong type or is out of range.
+pub(crate) fn read_saved(fields: Map<String, Value>) -> Result<KnownModel, ModelConfigError> {
+    let given = fields.get("model_type");
+    let model_type = given.map_or(Some(FIRST_MODEL_TYPE), Value::as_str);
+    let of_type = MODELS.iter().filter(|model| Some(model.model_type) == model_type);
+    let task = match is_sequence_classifier(&fields) {
+        true => Task::Classification,
+        false => Task::LanguageModelling,
+    };
+    let model = of_type.clone().find(|model| model.task == task).or(of_type.clone().next());
+    match model {
+        Some(model) => (model.read)(fields),
+        None => Err(ModelConfigError::Value {
+            name: "model_type",
+            value: given.unwrap_or(&Value::Null).to_string(),
+            rule: format!("one of {}", model_types(MODELS.iter())),
+        }),
+    }
+}
+
+/// Returns a list of the `model_type` of these models.
+fn model_types<'a>(models: impl Iterator<Item = &'a Model>) -> String {
+    let mut types: Vec<_> = models.map(|model| model.model_type).collect();
+    types.dedup();
+    types.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use deepburn_config::JobRequest;
+    use serde_json::json;
+    use std::fs;
+
+    /// Returns the model of a job with a pretrained model whose `config.json` has these fields.
+    fn of_folder(given: Option<&str>, config: &Value) -> Result<&'static Model, String> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let job = json!({ "model": { "architecture": given, "pretrained": folder.path() } });
+        let request = JobRequest::default();
+        let (job, _) = Job::parse(&job.to_string(), "job.json", folder.path(), &request)
+            .map_err(|error| error.to_string())?;
+        of_job(&job, Some(folder.path())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn models_are_found_without_ambiguity() {
+        for (index, model) in MODELS.iter().enumerate() {
+            for other in &MODELS[index + 1..] {
+                let is_same = model.architecture == other.architecture;
+                assert!(!is_same || model.task != other.task, "{}", other.model_type);
+                assert_eq!(is_same, model.model_type == other.model_type, "{}", other.model_type);
+            }
+        }
+        let first = MODELS.iter().find(|model| model.model_type == FIRST_MODEL_TYPE);
+        assert_eq!(first.unwrap().architecture, FIRST_ARCHITECTURE);
+    }
+
+    #[test]
+    fn the_model_type_selects_the_architecture() {
+        // Files without a valid `model_type` are read as GPT-2, which reports their errors.
+        for config in [json!({"model_type": "gpt2"}), json!({}), json!({"model_type": 3}), json!(7)]
+        {
+            for given in [None, Some("gpt2")] {
+                let model = of_folder(given, &config).unwrap();
+                assert_eq!(model.architecture, Architecture::Gpt2);
+                assert_eq!(model.task, Task::LanguageModelling);
+            }
+        }
+        for (given, model_type, expected) in [
+            (
+                None,
+                "llama",
+                "has model_type \"llama\", whose weights are not supported; supported: gpt2",
+            ),
+            (None, "deepburn_encoder", "whose weights are not supported; supported: gpt2"),
+            (Some("gpt2"), "llama", "is \"gpt2\", but "),
+            (Some("gpt2"), "deepburn_encoder", "give a gpt2 model as model.pretrained"),
+            (Some("encoder"), "gpt2", "encoder does not support pretrained weights"),
+        ] {
+            let error = of_folder(given, &json!({ "model_type": model_type })).err().unwrap();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn files_select_the_head_by_their_architectures() {
+        let read = |fields: Value| read_saved(fields.as_object().unwrap().clone());
+        let classifies = |fields: Value| match read(fields.clone()) {
+            Ok(model) => matches!(model, KnownModel::Classifier(_)),
+            Err(error) => panic!("{fields}: {error}"),
+        };
+        assert!(classifies(json!({"architectures": ["GPT2ForSequenceClassification"]})));
+        assert!(classifies(json!({"model_type": "deepburn_encoder"})));
+        for architectures in [json!(["GPT2LMHeadModel"]), json!([]), json!(null), json!("x")] {
+            assert!(!classifies(json!({"model_type": "gpt2", "architectures": architectures})));
+        }
+        for model_type in [json!("llama"), json!(null), json!(3)] {
+            let error = read(json!({ "model_type": model_type })).err().unwrap().to_string();
+            let expected = format!(
+                "`model_type` is {model_type}, but it must be one of gpt2, deepburn_encoder"
+            );
+            assert_eq!(error, expected);
+        }
+    }
+}

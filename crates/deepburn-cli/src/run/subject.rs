@@ -1,0 +1,68 @@
+//! The subject of a run: its model and its data.
+//!
+//! Main type: [`Subject`]. A recipe is generic over the backend, which is chosen at run time. A subject is therefore
+//! [`Trainable`] on every backend that this build has, and [`train`](Trainable::train) is compiled for each pair of
+//! recipe and backend.
+
+use burn_flex::Flex;
+use deepburn::ops::{FusedOps, OptimizerOps};
+
+use crate::data::recipe::{Recipe, SubjectInfo};
+use crate::failure::Failure;
+use crate::run::finetune::Run;
+
+/// A model and its data, which backend `B` can train.
+pub(crate) trait Trainable<B: FusedOps + OptimizerOps> {
+    /// Trains the model. Ranks use the `visible` devices that the job selects.
+    ///
+    /// # Errors
+    /// Returns a user's mistake before training, or a failure while running.
+    fn train(&self, run: &Run<'_>, visible: &[B::Device]) -> Result<(), Failure>;
+}
+
+impl<B: FusedOps + OptimizerOps, R: Recipe<B>> Trainable<B> for R {
+    fn train(&self, run: &Run<'_>, visible: &[B::Device]) -> Result<(), Failure> {
+        run.train_recipe(self, visible)
+    }
+}
+
+/// The model and the data of a job, which every backend of this build can train.
+pub(crate) trait Subject:
+    Trainable<Flex> + TrainableOnCuda + TrainableOnTch + TrainableOnWgpu + Sync
+{
+    /// Returns the properties that do not depend on the backend.
+    fn info(&self) -> &dyn SubjectInfo;
+}
+
+impl<S> Subject for S
+where
+    S: SubjectInfo + Trainable<Flex> + TrainableOnCuda + TrainableOnTch + TrainableOnWgpu + Sync,
+{
+    fn info(&self) -> &dyn SubjectInfo {
+        self
+    }
+}
+
+/// Defines a trait for each backend that is compiled in by a cargo feature. Without the feature, the trait requires
+/// nothing, because bounds cannot have a `cfg` attribute.
+macro_rules! optional_backends {
+    ($($Trait:ident, $feature:literal: $Backend:ty;)+) => {$(
+        /// A subject that the backend can train, if this build has it.
+        #[cfg(feature = $feature)]
+        pub(crate) trait $Trait: Trainable<$Backend> {}
+        #[cfg(feature = $feature)]
+        impl<S: Trainable<$Backend>> $Trait for S {}
+
+        /// Any subject, because this build does not have the backend.
+        #[cfg(not(feature = $feature))]
+        pub(crate) trait $Trait {}
+        #[cfg(not(feature = $feature))]
+        impl<S> $Trait for S {}
+    )+};
+}
+
+optional_backends! {
+    TrainableOnCuda, "cuda": burn_cuda::Cuda<f32, i32>;
+    TrainableOnTch, "tch": burn_tch::LibTorch<f32>;
+    TrainableOnWgpu, "wgpu": burn_wgpu::Wgpu<f32, i32>;
+}

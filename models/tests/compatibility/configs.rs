@@ -1,0 +1,111 @@
+//! Tests of `config.json` files: exports of this and of earlier versions, and of published models.
+
+use deepburn_models::encoder::EncoderConfig;
+use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
+use deepburn_models::hf::{ProblemType, is_sequence_classifier};
+use deepburn_models::{Architecture, FloatType, SavedConfig};
+use serde_json::{Map, Value, json};
+
+fn fields(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+/// Checks that the exported `config.json` of a configuration is read, for weights of each type.
+fn assert_read_back<C: SavedConfig>(config: &C) {
+    for float in [FloatType::F32, FloatType::F16, FloatType::Bf16] {
+        let (name, document) = config.documents(float).swap_remove(0);
+        assert_eq!((name, &document["model_type"]), ("config.json", &json!(C::MODEL_TYPE)));
+        let read = C::from_fields(document.clone()).unwrap();
+        assert_eq!(read.documents(float).swap_remove(0).1, document);
+    }
+}
+
+#[test]
+fn exports_are_read_back() {
+    let classifier = ClassifierConfig {
+        body: Gpt2Config::small(),
+        num_classes: 3,
+        problem_type: ProblemType::MultiLabelClassification,
+    };
+    assert_read_back(&Gpt2Config::small());
+    assert_read_back(&classifier);
+    assert_read_back(&EncoderConfig::guide());
+    assert!(is_sequence_classifier(&classifier.documents(FloatType::F32)[0].1));
+    assert!(!is_sequence_classifier(&Gpt2Config::small().documents(FloatType::F32)[0].1));
+}
+
+/// Exports of earlier versions, with the fields that they kept of files of `transformers`.
+#[test]
+fn exports_of_earlier_versions_are_read() {
+    let language_model = fields(json!({
+        "_name_or_path": "openai-community/gpt2", "activation_function": "gelu_new",
+        "add_cross_attention": false, "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+        "bos_token_id": 50256, "dtype": "float32", "embd_pdrop": 0.1, "eos_token_id": 50256,
+        "gradient_checkpointing": false, "initializer_range": 0.02, "layer_norm_epsilon": 1e-5,
+        "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_inner": null, "n_layer": 12,
+        "n_positions": 1024, "output_past": true, "reorder_and_upcast_attn": false,
+        "resid_pdrop": 0.1, "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true,
+        "summary_activation": null, "summary_first_dropout": 0.1, "summary_proj_to_labels": true,
+        "summary_type": "cls_index", "summary_use_proj": true,
+        "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
+        "tie_word_embeddings": true, "torch_dtype": "float32", "transformers_version": "4.30.2",
+        "use_cache": true, "vocab_size": 50257,
+    }));
+    let config = Gpt2Config::from_fields(language_model.clone()).unwrap();
+    assert_eq!(Map::from(config), language_model);
+
+    let mut classifier = language_model;
+    classifier.extend(fields(json!({
+        "architectures": ["GPT2ForSequenceClassification"], "id2label": {"0": "bad", "1": "good"},
+        "label2id": {"bad": 0, "good": 1}, "num_labels": 2, "pad_token_id": 50256,
+    })));
+    let config = ClassifierConfig::from_fields(classifier).unwrap();
+    assert_eq!((config.num_classes, config.problem_type), (2, ProblemType::default()));
+
+    let encoder = fields(json!({
+        "architectures": ["DeepBurnEncoder"], "dropout": 0.2, "dtype": "float32", "embed_dim": 256,
+        "hidden_dim": 1024, "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "initializer_range": 1.0,
+        "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "layer_norm_epsilon": 1e-5, "max_len": 1024,
+        "model_type": "deepburn_encoder", "num_classes": 2, "num_heads": 8, "num_layers": 6,
+        "vocab_size": 50257,
+    }));
+    EncoderConfig::from_fields(encoder).unwrap();
+}
+
+/// Decoders of today are refused by their `model_type`, and by each field that GPT-2 does not read.
+#[test]
+fn other_decoders_are_refused() {
+    let llama = json!({
+        "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 1, "eos_token_id": 2, "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+        "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama",
+        "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-5,
+        "rope_scaling": {"factor": 32.0, "rope_type": "llama3"}, "rope_theta": 500000.0,
+        "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true,
+        "vocab_size": 128256,
+    });
+    let mut llama = fields(llama);
+    let message = Gpt2Config::from_fields(llama.clone()).unwrap_err().to_string();
+    assert!(message.starts_with("`model_type` is \"llama\""), "{message}");
+    llama.remove("model_type");
+    for name in [
+        "attention_bias",
+        "attention_dropout",
+        "head_dim",
+        "hidden_act",
+        "intermediate_size",
+        "mlp_bias",
+        "num_key_value_heads",
+        "pretraining_tp",
+        "rms_norm_eps",
+        "rope_scaling",
+        "rope_theta",
+    ] {
+        let message = Gpt2Config::from_fields(llama.clone()).unwrap_err().to_string();
+        assert!(message.starts_with(&format!("`{name}` is ")), "{message}");
+        llama.insert(name.to_owned(), Value::Null);
+    }
+    Gpt2Config::from_fields(llama).unwrap();
+}

@@ -394,6 +394,14 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (r#"{"data": {"shuffle": 1}}"#, ["data.shuffle", "1 is a number", "true or false"]),
         (
+            r#"{"data": {"splits": {"train": 0.9}}}"#,
+            [
+                "data.splits.train",
+                "0.9 is a number; must be a string: a percentage",
+                "write \"90%\"",
+            ],
+        ),
+        (
             r#"{"data": {"splits": {"train": "90"}}}"#,
             ["data.splits.train", "\"90\"", "existing file"],
         ),

@@ -119,12 +119,12 @@ section! {
     pub(crate) struct Splits<'a> {
         /// Train split: a percentage of data.path ("90%"), the name of a split of that data set,
         /// or, without data.path, a file or folder.
-        train: Option<&'a str> = opt_text(),
+        train: Option<&'a str> = opt_split(),
         /// Validation split for evaluations during training, in the same form. For classification,
         /// it may also be a percentage held out from a train split that is a name or a path.
-        eval: Option<&'a str> = opt_text(),
+        eval: Option<&'a str> = opt_split(),
         /// Test split for the evaluation after training, in the same form.
-        test: Option<&'a str> = opt_text(),
+        test: Option<&'a str> = opt_split(),
     }
 
     /// Length of training, ranks, output, evaluation and checkpoints.

@@ -152,6 +152,25 @@ fn null_means_not_given() {
     assert_eq!(job(text, &["model.config=null", "data.kind=text"]).data.kind, DataKind::Synthetic);
 }
 
+/// transformers writes these values into its own files.
+#[test]
+fn trainer_defaults_mean_not_given() {
+    let plain = job("{}", &[]);
+    for training in [
+        r#"{"max_steps": -1, "report_to": "none", "lr_scheduler_kwargs": {}}"#,
+        r#"{"max_steps": -1.0, "report_to": ["none"]}"#,
+    ] {
+        assert_eq!(job(&format!(r#"{{"training": {training}}}"#), &[]), plain, "{training}");
+    }
+    assert_eq!(job("{}", &["training.max_steps=-1"]), plain);
+    let trained = job(r#"{"training": {"max_steps": -1, "num_train_epochs": 3}}"#, &[]).training;
+    assert_eq!((trained.max_steps, trained.epochs), (None, Some(3.0)));
+    for training in [r#"{"max_steps": -2}"#, r#"{"report_to": ["none", "wandb"]}"#] {
+        let text = format!(r#"{{"training": {training}}}"#);
+        assert!(parse(&text, Path::new(""), &[]).is_err(), "{training}");
+    }
+}
+
 #[test]
 fn model_fields_are_handed_on() {
     let job = job(

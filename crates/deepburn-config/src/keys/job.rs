@@ -133,7 +133,7 @@ section! {
         /// unset too.
         epochs: Option<f64> = opt_real(Positive).alias("num_train_epochs").unit("epochs"),
         /// Maximum number of optimizer steps. If epochs is set too, training ends at whichever
-        /// comes first.
+        /// comes first. -1 means unset, as in transformers.
         max_steps: Option<usize> = opt_positive().unit("steps"),
         /// Random seed of weight initialization, sample order and dropout.
         seed: usize = count(42),

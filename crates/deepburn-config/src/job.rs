@@ -192,7 +192,8 @@ fn refuse_deepspeed(root: &Node, name: &str) -> Result<(), ConfigError> {
 /// Removes defaults of transformers' `TrainingArguments` that have the same meaning as an absent key
 /// from the section `training`. Other values of these keys are checked as usual.
 fn remove_trainer_defaults(root: &mut Node) {
-    let entries = root.get_mut("training").and_then(Node::entries_mut);
+    let training = root.get_mut("training").and_then(Node::entries_mut);
+    let Some(entries) = training else { return };
     let is_default = |name: &str, value: &Node| match name {
         "max_steps" => value.as_integer() == Some(-1),
         "report_to" => {
@@ -203,9 +204,7 @@ fn remove_trainer_defaults(root: &mut Node) {
         "lr_scheduler_kwargs" => matches!(&value.value, Value::Map(entries) if entries.is_empty()),
         _ => false,
     };
-    for entries in entries {
-        entries.retain(|(name, value)| !is_default(name, value));
-    }
+    entries.retain(|(name, value)| !is_default(name, value));
 }
 
 /// Returns the values of the command line in the order in which they are applied: `--set` first,

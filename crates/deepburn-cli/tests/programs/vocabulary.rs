@@ -139,7 +139,7 @@ fn another_tokenizer_is_refused() {
         assert!(ending.stderr.contains(part), "{}", ending.stderr);
     };
     let job = job.with("data.new_vocabulary", true);
-    says(&job, "2 embeddings of the pretrained model stand for other tokens");
+    says(&job, "2 ids stand for other tokens than in the pretrained model");
     // The same tokens are the model's own vocabulary, and a model without weights has none yet.
     let job = job.with("data.tokenizer", "words");
     says(&job, "data.new_vocabulary has no effect");
@@ -153,6 +153,13 @@ fn another_tokenizer_is_refused() {
     let job =
         from(job, "base/model").with("data.tokenizer", "words").with("data.new_vocabulary", false);
     says(&job, "but another pre_tokenizer");
+    // A damaged tokenizer of the model cannot be compared, as if it were missing.
+    write(&job.folder().join("base/model"), "tokenizer.json", "{");
+    says(&job, "cannot be compared with the tokenizer of model.pretrained: ");
+    let job = job.with("data.new_vocabulary", true);
+    job.run().succeeded();
+    let job = job.with("data.new_vocabulary", false).with("data.tokenizer", Value::Null);
+    job.run().failed(2, &["model.pretrained", "tokenizer.json"]);
 }
 
 /// Follows the messages from a tokenizer with more tokens than the model to a model with more embeddings.
@@ -233,7 +240,14 @@ fn documents_need_a_token_between_them() {
 
     let eos =
         |job: &Job| read(&job.folder().join("output/model/config.json"))["eos_token_id"].clone();
+    let ordinary = "\"amber\" is an ordinary token of the tokenizer";
+    let job = job.with("data.eos_token", "amber");
+    let ending = job.run().succeeded();
+    assert!(ending.stderr.contains(ordinary), "{}", ending.stderr);
+    // Texts do not contain this token: the tokenizer splits them at punctuation.
     let job = job.with("data.eos_token", "</s>");
+    let ending = job.run().succeeded();
+    assert!(!ending.stderr.contains("ordinary token"), "{}", ending.stderr);
     let named = job.train();
     assert_eq!(eos(&job), 1);
     // The same token, named by each of the tokenizer's files.

@@ -124,13 +124,16 @@ impl JobState {
     /// Returns an error if the model, the training data, the sample order or the optimizer type differ. Any other
     /// difference that affects the numbers of later steps is logged as a warning.
     pub(crate) fn compare(&self, now: &Self) -> Result<(), String> {
-        self.compare_samples(now)?;
-        self.compare_models(now)?;
         // A new run can start from the trained weights, except for an encoder, which has no `pretrained`.
         let weights = match self.job["model"]["architecture"].as_str() {
             Some("imdb_encoder") => "",
             _ => " from its weights with model.pretrained",
         };
+        if self.samples != now.samples || self.data != now.data {
+            self.compare_tokens(now, weights)?;
+        }
+        self.compare_samples(now)?;
+        self.compare_models(now)?;
         if let (Some(then), Some(now)) = (&self.data, &now.data)
             && then != now
         {
@@ -149,8 +152,14 @@ impl JobState {
         // Errors come first, because warnings matter only if the run resumes.
         differences.sort_by_key(|difference| !self.refuses(&difference.path));
         for Difference { path, then, now } in differences {
-            // The resolved job stores the path inside its splits. In the job file it is `data.path`.
-            let path = if path == "data.splits.path" { "data.path".to_owned() } else { path };
+            // The resolved job stores some keys inside of others. In the job file they are keys of `data`.
+            let path = match &*path {
+                "data.splits.path" => "data.path".to_owned(),
+                path if path.starts_with("data.kind.") => {
+                    format!("data.{}", path.rsplit('.').next().unwrap_or_default())
+                }
+                _ => path,
+            };
             let affects_numbers = !starts_with_any(&path, &WITHOUT_EFFECT_ON_NUMBERS);
             match (then, now) {
                 (Some(then), now) if self.refuses(&path) => {
@@ -186,6 +195,23 @@ impl JobState {
     fn refuses(&self, path: &str) -> bool {
         let is_guarded = path.starts_with("data.splits") && self.data.is_some();
         !is_guarded && is_refused(path)
+    }
+
+    /// Names the key of the job that leads to other tokens. Without a name, users would search for the difference in
+    /// their files.
+    fn compare_tokens(&self, now: &Self, weights: &str) -> Result<(), String> {
+        for (key, pointer) in TOKEN_KEYS {
+            // An older checkpoint does not have every key.
+            if let Some((then, now)) = self.job.pointer(pointer).zip(now.job.pointer(pointer))
+                && then != now
+            {
+                return Err(format!(
+                    "{key} changed from {then} to {now}, so the data has other tokens; set it back, or start a new \
+                     run{weights}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses another number of samples, because data-loader positions would not be comparable.
@@ -309,6 +335,14 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
     }
 }
 
+/// Keys that determine the tokens of the data, apart from the files of the data and of the tokenizer, and their places in
+/// `job.json`.
+const TOKEN_KEYS: [(&str, &str); 3] = [
+    ("data.join", "/data/kind/text/join"),
+    ("data.eos_token", "/data/eos_token"),
+    ("data.new_vocabulary", "/data/new_vocabulary"),
+];
+
 /// Keys that determine the model, the data, the sample order and the optimizer type. A run cannot resume after one of
 /// them changed.
 ///
@@ -428,6 +462,35 @@ mod tests {
         assert_eq!(with(None).compare(&with(Some("a"))), Ok(()));
         let error = with(Some("a")).compare(&with(Some("b"))).unwrap_err();
         assert!(error.contains("other training data"), "{error}");
+    }
+
+    #[test]
+    fn keys_that_lead_to_other_tokens_are_named() {
+        let with = |join: &str, eos: Value, is_new: bool, data: &str, samples: usize| {
+            let job = json!({"data": {"kind": {"text": {"join": join}}, "eos_token": eos, "new_vocabulary": is_new}});
+            let state = JobState::parse(&state(job)).unwrap();
+            JobState { data: Some(data.to_owned()), samples, ..state }
+        };
+        let before = with("end_of_text", Value::Null, false, "a", 8);
+        for (now, expected) in [
+            (
+                with("nothing", Value::Null, false, "b", 7),
+                "data.join changed from \"end_of_text\" to \"nothing\"",
+            ),
+            (
+                with("end_of_text", json!("</s>"), false, "b", 8),
+                "data.eos_token changed from null to \"</s>\"",
+            ),
+            (
+                with("end_of_text", Value::Null, true, "b", 9),
+                "data.new_vocabulary changed from false to true",
+            ),
+        ] {
+            let error = before.compare(&now).unwrap_err();
+            assert!(error.contains(expected) && error.contains("set it back"), "{error}");
+        }
+        let other = before.compare(&with("end_of_text", Value::Null, false, "a", 9)).unwrap_err();
+        assert!(other.contains("8 samples of training data and this job has 9"), "{other}");
     }
 
     #[test]

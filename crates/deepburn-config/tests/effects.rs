@@ -387,6 +387,21 @@ fn every_key_of_the_job_file_is_in_a_table() {
 }
 
 #[test]
+fn an_initialization_that_pretrained_weights_replace_is_reported() {
+    let with = |kind: &str, pretrained: &str| {
+        findings(&format!(
+            r#"{{"model": {{"pretrained": {pretrained}, "config": {{"initializer_range": 0.1}}}}, "data": {{"kind": "{kind}"}}}}"#
+        ))
+    };
+    let expected = "warning: model.config.initializer_range: has no effect: all weights come from model.pretrained";
+    let all = with("text", r#""folder""#);
+    assert!(all.contains(expected), "{all}");
+    for all in [with("classification", r#""folder""#), with("text", "null")] {
+        assert!(!all.contains("initializer_range"), "{all}");
+    }
+}
+
+#[test]
 fn a_default_without_effect_is_a_note_and_another_value_a_warning() {
     for (sections, expected) in [
         (r#"{"data": {"join": "end_of_text"}}"#, "note: data.join "),

@@ -413,6 +413,14 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (r#"{"data": {"shuffle": 1}}"#, ["data.shuffle", "1 is a number", "true or false"]),
         (
+            r#"{"training": {"metric_for_best_model": "f1"}}"#,
+            [
+                "training.metric_for_best_model",
+                "\"f1\" is not a known value; must be one of loss, accuracy",
+                "choose one of them, or leave the key out for \"loss\"",
+            ],
+        ),
+        (
             r#"{"data": {"splits": {"train": 0.9}}}"#,
             [
                 "data.splits.train",

@@ -376,7 +376,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         (r#"{"data": {"join": "space"}}"#, ["data.join", "\"space\"", "blank_line"]),
         (
             r#"{"training": {"batch_size_schedule": {"from_step": [3], "train_batch_size": []}}}"#,
-            ["training.batch_size_schedule.from_step", "1 steps for 0", "one step"],
+            ["training.batch_size_schedule.from_step", "has 1 step for 0 batch sizes", "one step"],
         ),
         (
             r#"{"training": {"backend": "cuda", "devices": 2}}"#,

@@ -22,7 +22,7 @@ use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
 use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
-use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, ModelMetric, Plan};
+use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, ModelMetric, Plan, counted};
 use deepburn_datasets::{
     BudgetSampler, Classes, DataError, DataShard, DistributedSampler, Order, StepShape, Tokenizer,
 };
@@ -34,7 +34,6 @@ use deepburn_models::{
     TextClassifierConfig, TextLimits,
 };
 
-use crate::counted::counted;
 use crate::data::causal::model_config;
 use crate::data::companions::Companions;
 use crate::data::job_tokenizer::JobTokenizer;

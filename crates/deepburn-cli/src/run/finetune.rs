@@ -29,10 +29,9 @@ use clap::Parser;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Group;
 use deepburn::{Ranks, RanksError};
-use deepburn_config::{JobRequest, TrainingJob};
+use deepburn_config::{JobRequest, TrainingJob, counted};
 use deepburn_monitor::Profiler;
 
-use crate::counted::counted;
 use crate::data::recipe::{InitialWeights, Recipe};
 use crate::data::subject::RecipeVisitor;
 use crate::failure::Failure;

@@ -19,6 +19,7 @@
 
 use deepburn::checkpoint::{Checkpoint, Export, ParamEntry};
 use deepburn::{ClientStates, TorchModel};
+use deepburn_config::counted;
 use deepburn_models::hf::{HfExport, ProblemType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -228,9 +229,10 @@ impl JobState {
             ));
         }
         Err(format!(
-            "it was saved with {} samples of training data and this job has {}, so data-loader positions are not \
+            "it was saved with {} of training data and this job has {}, so data-loader positions are not \
              comparable; give the data that it was saved with",
-            self.samples, now.samples
+            counted(self.samples, "sample"),
+            now.samples
         ))
     }
 

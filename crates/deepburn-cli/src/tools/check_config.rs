@@ -23,12 +23,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use deepburn_config::{
     BatchPlan, CONFIG_FOLDER, Diagnosis, Job, JobRequest, OptimizerOffload, ParameterOffload, Plan,
-    RawConfig, RecomputePolicy, Resolved, RunContext, Severity, Stage, find, resolve,
+    RawConfig, RecomputePolicy, Resolved, RunContext, Severity, Stage, counted, find, resolve,
 };
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::counted::counted;
 use crate::failure::Failure;
 
 /// Maximum number of `"auto"` values in the summary.

@@ -43,7 +43,7 @@ use crate::data::places::Places;
 use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{Texts, open_texts};
-use crate::data::vocabulary::{with_special_tokens, with_vocabulary};
+use crate::data::vocabulary::{check_special_tokens, with_special_tokens, with_vocabulary};
 use crate::failure::Failure;
 use crate::job::memory::check_step;
 
@@ -148,6 +148,7 @@ impl Classification<ClassifierConfig> {
         let given = job.model.config.get("num_labels").and_then(serde_json::Value::as_u64);
         let special = ["bos_token_id", "eos_token_id", "pad_token_id"];
         let body = with_special_tokens(body, job, &texts.tokenizer, vocabulary, &special)?;
+        check_special_tokens(job, body.vocab_size)?;
         let names = all_names(names, job, &texts)?;
         let needed = num_outputs(names.as_ref(), &texts);
         let outputs = ("num_labels", given.unwrap_or(0) as usize, needed);

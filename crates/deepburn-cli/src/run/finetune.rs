@@ -14,7 +14,7 @@
 //!
 //! | File | Phase |
 //! |---|---|
-//! | `preparation.rs`, `prepared.rs` | job, data, checkpoint, forecast |
+//! | `preparation.rs`, `effects.rs`, `prepared.rs` | job, data, checkpoint, forecast |
 //! | `forecast.rs`, `swap.rs`, `monitoring.rs` | checks of memory, disk space and output paths |
 //! | `output_folder.rs` | lock of the output folder, and first writes |
 //! | `rank.rs`, `resume.rs`, `hooks.rs` | training |

@@ -31,6 +31,7 @@ use crate::data::subject::Subject;
 use crate::failure::Failure;
 use crate::job::memory::check_tokens;
 use crate::job::param_groups::grouped_sizes;
+use crate::run::effects::add_notes;
 
 /// A job that is ready to run.
 pub(crate) struct Preparation {
@@ -236,32 +237,6 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
         }
     }
     Ok(())
-}
-
-/// Adds notes on keys that have no effect with this data or this number of steps.
-///
-/// Like the notes on the configuration, they are written to `job.json` and to the log. Notes on keys that never have an
-/// effect come from the configuration.
-fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: usize) {
-    let mut note = |severity, key: &str, message: String| {
-        job.notes.push(Diagnosis::new(severity, key, message, ""));
-    };
-    if dynamic.is_some() {
-        let message =
-            "has no effect: dynamic batching orders samples by its own sequence_picking_order";
-        note(Severity::Note, "data.shuffle", message.to_owned());
-        if job.data.drop_last {
-            let message = "has no effect: dynamic batching drops no sample";
-            note(Severity::Warning, "data.drop_last", message.to_owned());
-        }
-    }
-    let late = job.training.batch_size_schedule.iter().find(|(step, _)| *step > max_steps);
-    if let Some((step, size)) = late {
-        let message = format!(
-            "the change to {size} at step {step} has no effect: training ends after step {max_steps}"
-        );
-        note(Severity::Warning, "training.batch_size_schedule", message);
-    }
 }
 
 /// Refuses a batch size of evaluations that dynamic batching would ignore, and evaluation batches with more tokens than a

@@ -211,6 +211,24 @@ fn a_vocabulary_grows_with_its_tokenizer() {
 }
 
 #[test]
+fn special_tokens_are_in_the_vocabulary() {
+    let mut job = from(job(), "base/model");
+    for kind in ["text", "classification"] {
+        for (name, ids) in [
+            ("eos_token_id", json!([1, 14])),
+            ("pad_token_id", json!(14)),
+            ("bos_token_id", json!(14)),
+        ] {
+            job = job.with("data.kind", kind).with("model.config", json!({name: ids}));
+            let field = format!("model.config.{name}");
+            job.run().failed(2, &[&field, "14; the model has the tokens 0 to 13"]);
+            assert!(!job.folder().join("output").exists(), "{name}");
+        }
+    }
+    job.with("data.kind", "text").with("model.config", json!({"eos_token_id": 13})).train();
+}
+
+#[test]
 fn a_vocabulary_does_not_shrink() {
     let job = from(job(), "base/model").with("model.config", json!({"vocab_size": 13}));
     job.run().failed(2, &["model.config.vocab_size = 13", "14 entries; set it to 14 or more"]);

@@ -144,7 +144,7 @@ fn the_batch_size_of_evaluations_does_not_change_their_loss() {
     job()
         .with("training.per_device_eval_batch_size", 1_u64 << 40)
         .run()
-        .failed(2, &["training.per_device_eval_batch_size", "tokens of a batch"]);
+        .failed(2, &["training.per_device_eval_batch_size", "and a batch has at most"]);
 }
 
 #[test]

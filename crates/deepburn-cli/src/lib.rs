@@ -33,7 +33,6 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 mod allocator;
 mod console;
-mod counted;
 mod data;
 mod failure;
 mod job;

@@ -21,11 +21,11 @@ pub(crate) mod trained_classifier;
 use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
+use deepburn_config::counted;
 use deepburn_models::FloatType;
 use deepburn_monitor::{Comparison, Environment};
 
 use crate::console;
-use crate::counted::counted;
 use crate::failure::Failure;
 use crate::run::signals::survive_file_limits;
 use crate::tools::cache_tool::{CacheAction, cache};

@@ -22,7 +22,7 @@ const LISTED: usize = 16;
 /// Checks a file against the table of its top level.
 pub(crate) fn check(keys: &'static [Key], node: &Node, findings: &mut Findings) {
     if let Value::Map(_) = node.value {
-        Check { known: entries(keys), findings }.section(keys, node, "");
+        Check { known: entries(keys), findings, off: None }.section(keys, node, "");
     } else {
         refuse!(findings, "" => "the file contains {}; must be a section", node.noun(); "wrap the keys in {{ ... }}");
     }
@@ -33,6 +33,19 @@ struct Check<'a> {
     /// Every key of the file format, to find keys that were written in the wrong section.
     known: Vec<KeyEntry>,
     findings: &'a mut Findings,
+    /// The outermost disabled section around the current one.
+    off: Option<Disabled>,
+}
+
+/// A section that its key `enabled` turns off.
+#[derive(Clone)]
+struct Disabled {
+    /// Full path of `enabled`.
+    switch: String,
+    /// Whether the file sets `enabled`. Otherwise, the user may have forgotten it.
+    is_given: bool,
+    /// Whether `enabled: true` is supported.
+    is_available: bool,
 }
 
 impl Check<'_> {
@@ -76,7 +89,12 @@ impl Check<'_> {
             return;
         }
         match key.kind {
-            Kind::Section(keys) | Kind::SectionOrPath(keys) => self.section(keys, value, path),
+            Kind::Section(keys) | Kind::SectionOrPath(keys) => {
+                let around = self.off.clone();
+                self.off = around.clone().or_else(|| disabled(key, value, path));
+                self.section(keys, value, path);
+                self.off = around;
+            }
             Kind::Sections(keys) => {
                 for (place, section) in value.as_list().unwrap_or_default().iter().enumerate() {
                     self.section(keys, section, &format!("{path}[{place}]"));
@@ -89,8 +107,26 @@ impl Check<'_> {
                     self.section(keys, value, path);
                 }
             }
-            _ => {}
+            _ => self.without_effect(key, value, path),
         }
+    }
+
+    /// Reports a value in a disabled section that differs from the default: a note if the file
+    /// disables the section, and a warning if it does not mention `enabled`.
+    fn without_effect(&mut self, key: &Key, value: &Node, path: &str) {
+        let Some(Disabled { switch, is_given, is_available }) = &self.off else { return };
+        let is_reported = matches!(key.status, Status::Inert(_)) || key.name == "enabled";
+        if is_reported || !key.asks(Trigger::Differs, value) {
+            return;
+        }
+        let site = Site::at(path, value);
+        note!(if *is_given; self.findings, site => "has no effect: {switch} is false");
+        let remedy = match is_available {
+            true => format!("set {switch} to true, or remove it"),
+            false => "remove it".to_owned(),
+        };
+        warning!(if !is_given; self.findings, Site::at(path, value) =>
+            "has no effect: {switch} is false by default"; "{remedy}");
     }
 
     /// Reports a value according to the status of its key. Returns whether no further check is
@@ -174,6 +210,20 @@ impl Check<'_> {
             .find(|entry| entry.key.is_called(name))
             .map(|entry| without_brackets(&entry.path))
     }
+}
+
+/// Returns the section of `key`, unless it is enabled or does not have a key `enabled`.
+fn disabled(key: &Key, section: &Node, path: &str) -> Option<Disabled> {
+    // A section without any effect has its own finding.
+    let is_inert = matches!(key.status, Status::Inert(_));
+    Key::find(key.keys(), "enabled").filter(|_| !is_inert)?;
+    let given = section.get("enabled").filter(|node| !node.is_null());
+    let is_off = given.is_none_or(|node| node.is_auto() || node.as_flag() == Some(false));
+    is_off.then(|| Disabled {
+        switch: join(path, "enabled"),
+        is_given: given.is_some(),
+        is_available: matches!(key.status, Status::Honoured),
+    })
 }
 
 /// Returns the key `_comment` of `keys` if `name` marks a comment, as `_note` and `//` do.

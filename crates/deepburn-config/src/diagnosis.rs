@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use serde::{Serialize, Serializer};
 
+use crate::counted::counted;
 use crate::key_path::{is_at_or_below, join};
 use crate::node::{Node, Position};
 
@@ -131,8 +132,7 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let problems = self.errors().count();
-        let plural = if problems == 1 { "problem" } else { "problems" };
-        write!(f, "{}: {problems} {plural}", self.source)?;
+        write!(f, "{}: {}", self.source, counted(problems, "problem"))?;
         for diagnosis in &self.diagnoses {
             write!(f, "\n  {diagnosis}")?;
         }

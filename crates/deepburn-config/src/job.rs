@@ -118,6 +118,7 @@ impl Job {
             set.apply(JobFile::KEYS, &mut root)?;
             typed.push(set.typed(JobFile::KEYS));
         }
+        remove_trainer_defaults(&mut root);
         let (here, configs) = (PathBuf::new(), PathBuf::from(CONFIG_FOLDER));
         // A path on the command line is relative to the current folder.
         let folders = match request.deepspeed {
@@ -186,6 +187,24 @@ fn refuse_deepspeed(root: &Node, name: &str) -> Result<(), ConfigError> {
         "pass it with --deepspeed together with a job file, or write its path as \"deepspeed\" in one");
     findings.verdict(name)?;
     Ok(())
+}
+
+/// Removes defaults of transformers' `TrainingArguments` that have the same meaning as an absent key
+/// from the section `training`. Other values of these keys are checked as usual.
+fn remove_trainer_defaults(root: &mut Node) {
+    let training = root.get_mut("training").and_then(Node::entries_mut);
+    let Some(entries) = training else { return };
+    let is_default = |name: &str, value: &Node| match name {
+        "max_steps" => value.as_integer() == Some(-1),
+        "report_to" => {
+            let only =
+                value.as_list().and_then(|list| if let [only] = list { Some(only) } else { None });
+            only.unwrap_or(value).as_text() == Some("none")
+        }
+        "lr_scheduler_kwargs" => matches!(&value.value, Value::Map(entries) if entries.is_empty()),
+        _ => false,
+    };
+    entries.retain(|(name, value)| !is_default(name, value));
 }
 
 /// Returns the values of the command line in the order in which they are applied: `--set` first,

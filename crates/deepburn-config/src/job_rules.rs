@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
+use crate::counted::counted;
 use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
 use crate::job_plan::{
     Architecture, Backend, DataJob, DataKind, Job, ModelJob, ModelMetric, TrainingJob,
@@ -255,8 +256,8 @@ impl JobReader<'_> {
             "is {ranks}: num_processes {other} of the Accelerate file has no effect");
         let launched = launched.unwrap_or(ranks);
         refuse!(if ranks != launched; self.findings, "training.ranks" =>
-            "is {ranks}, but the launcher started {launched} processes, one for each rank";
-            "give --ranks {launched}, or start {ranks} processes");
+            "is {ranks}, but the launcher started {}, one for each rank", counted(launched, "process");
+            "give --ranks {launched}, or start {}", counted(ranks, "process"));
         ranks
     }
 
@@ -313,7 +314,7 @@ impl JobReader<'_> {
         }
         let [steps, sizes] = [from_step, sizes].map(|list| list.value.clone().unwrap_or_default());
         refuse!(if steps.len() != sizes.len();
-            self.findings, from_step => "has {} steps for {} batch sizes", steps.len(), sizes.len();
+            self.findings, from_step => "has {} for {}", counted(steps.len(), "step"), counted(sizes.len(), "batch size");
             "give one step, from 1, for each size");
         if let Some(pair) = steps.windows(2).find(|pair| pair[1] <= pair[0]) {
             refuse!(self.findings, from_step => "{} does not come after {}", pair[1], pair[0];

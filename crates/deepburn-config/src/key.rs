@@ -169,6 +169,8 @@ pub enum Kind {
     Tuple(usize, Reals),
     /// Any string.
     Text,
+    /// A split of the data, as a string: a percentage, a name or a path.
+    Split,
     /// One of several strings, compared without regard to case.
     Choice(&'static [&'static str]),
     /// A list of anything.
@@ -334,7 +336,7 @@ impl Kind {
             Self::Real(range) => real_in(node, *range),
             Self::PerGroup(range) => real_in(node, *range) || reals_in(1, *range),
             Self::Tuple(len, range) => reals_in(*len, *range),
-            Self::Text => text.is_some(),
+            Self::Text | Self::Split => text.is_some(),
             Self::Choice(names) => {
                 text.is_some_and(|text| names.iter().any(|name| name.eq_ignore_ascii_case(text)))
             }
@@ -374,6 +376,7 @@ impl Kind {
                 (format!("{len} of {range}"), format!("a list of {len} numbers, each {range}"))
             }
             Self::Text => words("string", "a string"),
+            Self::Split => words("string", "a string: a percentage, a name or a path"),
             Self::Choice(names) => one_for_both(format!("one of {}", names.join(", "))),
             Self::List => words("list", "a list"),
             Self::Texts => words("string or list of strings", "a string or a list of strings"),

@@ -35,6 +35,7 @@ mod accelerate;
 mod check;
 mod choice;
 mod context;
+mod counted;
 mod diagnosis;
 mod foreign;
 mod job;
@@ -62,6 +63,7 @@ mod splits;
 mod step_count;
 
 pub use context::{AutoAnswer, RunContext};
+pub use counted::counted;
 pub use diagnosis::{ConfigError, Diagnosis, Report, Severity};
 pub use foreign::foreign_name;
 pub use job::{CONFIG_FOLDER, JobRequest};

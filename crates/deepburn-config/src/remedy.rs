@@ -19,7 +19,10 @@ pub(crate) fn remedy(key: &Key, value: &Node) -> String {
     if key.auto && value.as_text().is_some_and(is_nearly_auto) {
         return "write \"auto\"".to_owned();
     }
-    let meant = converted(&key.kind, value);
+    let meant = match key.kind {
+        Kind::Split => percentage(value),
+        kind => converted(&kind, value),
+    };
     // A number in quotes is not a type or another name that has to be given.
     if let Some(text) =
         meant.filter(|_| !key.required || value.as_text().is_some()).as_ref().and_then(written)
@@ -65,6 +68,15 @@ pub(crate) fn converted(kind: &Kind, value: &Node) -> Option<Node> {
         Value::Null | Value::Map(_) => {}
     }
     all.into_iter().find(|meant| kind.accepts(meant).is_ok())
+}
+
+/// Returns the percentage that a number stands for as the size of a split: a fraction up to 1, as in
+/// scikit-learn's `train_test_split`, or a number of per cent up to 100.
+fn percentage(value: &Node) -> Option<Node> {
+    let number = value.as_real().filter(|number| 0.0 < *number && *number <= 100.0)?;
+    let percent = if number <= 1.0 { number * 100.0 } else { number };
+    // 0.07 * 100.0 is 7.000000000000001.
+    Some(Node::text(format!("{}%", (percent * 1e9).round() / 1e9)))
 }
 
 /// Returns the value without quotes, if it is a number or a flag in quotes, and else the value itself.
@@ -172,6 +184,7 @@ mod tests {
         let betas = pair(Decay, &[0.9, 0.999]).named("b", "");
         let sizes = opt_positives().named("l", "");
         let name = text("job").named("t", "");
+        let split = opt_split().named("train", "");
         let section = section::<Switched>().named("w", "");
         for (key, json, expected) in [
             (flag, "\"false\"", "write false"),
@@ -211,6 +224,13 @@ mod tests {
             (sizes, "\"8\"", "write [8]"),
             (sizes, "[\"8\", 16]", "write [8, 16]"),
             (name, "3", "write \"3\""),
+            (split, "0.9", "write \"90%\""),
+            (split, "0.07", "write \"7%\""),
+            (split, "1", "write \"100%\""),
+            (split, "90", "write \"90%\""),
+            (split, "7.5", "write \"7.5%\""),
+            (split, "0", "give such a value or leave the key out"),
+            (split, "500", "give such a value or leave the key out"),
             (section, "true", "write { \"enabled\": true }"),
         ] {
             assert_eq!(remedy(&key, &node(json)), expected, "{}: {json}", key.name);

@@ -106,7 +106,7 @@ fn kind(kind: &Kind) -> Value {
         Kind::Real(range) => real(*range),
         Kind::PerGroup(range) => json!({ "anyOf": [real(*range), tuple(1, *range)] }),
         Kind::Tuple(len, range) => tuple(*len, *range),
-        Kind::Text => json!({ "type": "string" }),
+        Kind::Text | Kind::Split => json!({ "type": "string" }),
         // Names are compared without regard to case, which a schema can only express by a pattern.
         Kind::Choice(names) => {
             json!({ "anyOf": [{ "enum": names }, { "type": "string", "pattern": any_case(names) }] })

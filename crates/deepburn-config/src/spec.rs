@@ -96,6 +96,8 @@ constructors! {
     text['a](default: &'static str): &'a str = Kind::Text, Literal::Text(default);
     /// A string without a default.
     opt_text['a](): Option<&'a str> = Kind::Text, Literal::Null;
+    /// A split of the data, without a default.
+    opt_split['a](): Option<&'a str> = Kind::Split, Literal::Null;
     /// A string or a list of strings; empty if it is not given.
     texts['a](): Vec<&'a str> = Kind::Texts, Literal::Null;
     /// One of the names of `T`.

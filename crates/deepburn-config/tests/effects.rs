@@ -387,6 +387,21 @@ fn every_key_of_the_job_file_is_in_a_table() {
 }
 
 #[test]
+fn an_initialization_that_pretrained_weights_replace_is_reported() {
+    let with = |kind: &str, pretrained: &str| {
+        findings(&format!(
+            r#"{{"model": {{"pretrained": {pretrained}, "config": {{"initializer_range": 0.1}}}}, "data": {{"kind": "{kind}"}}}}"#
+        ))
+    };
+    let expected = "warning: model.config.initializer_range: has no effect: all weights come from model.pretrained";
+    let all = with("text", r#""folder""#);
+    assert!(all.contains(expected), "{all}");
+    for all in [with("classification", r#""folder""#), with("text", "null")] {
+        assert!(!all.contains("initializer_range"), "{all}");
+    }
+}
+
+#[test]
 fn a_default_without_effect_is_a_note_and_another_value_a_warning() {
     for (sections, expected) in [
         (r#"{"data": {"join": "end_of_text"}}"#, "note: data.join "),
@@ -456,6 +471,50 @@ fn keys_of_the_deepspeed_section_without_effect_are_reported() {
             format!(r#"{{"training": {{"max_steps": 9}}, "deepspeed": {{{deepspeed}}}}}"#);
         let all = findings(&sections);
         assert!(all.contains(expected), "{deepspeed}: {all}");
+    }
+}
+
+/// Keys in a section that `enabled` turns off: one rule for all sections.
+#[test]
+fn keys_in_a_disabled_section_are_reported() {
+    for (deepspeed, expected) in [
+        (
+            r#""fp16": {"loss_scale": 128}"#,
+            "warning: deepspeed.fp16.loss_scale (line 1, column 71): has no effect: fp16.enabled is false by \
+             default; set fp16.enabled to true, or remove it\n",
+        ),
+        (
+            r#""fp16": {"enabled": false, "loss_scale": 128}"#,
+            "note: deepspeed.fp16.loss_scale (line 1, column 87): has no effect: fp16.enabled is false\n",
+        ),
+        (r#""fp16": {"enabled": "auto", "auto_cast": true}"#, "fp16.enabled is false\n"),
+        (r#""tensorboard": {"output_path": "x"}"#, "tensorboard.enabled is false by default"),
+        (r#""csv_monitor": {"enabled": false, "job_name": "x"}"#, "csv_monitor.enabled is false"),
+        (r#""flops_profiler": {"top_modules": 3}"#, "flops_profiler.enabled is false by default"),
+        (
+            r#""torch_autocast": {"dtype": "bfloat16"}"#,
+            "torch_autocast.enabled is false by default",
+        ),
+        (r#""profiling": {"profile_steps": [1, 2]}"#, "profiling.enabled is false by default"),
+        (r#""wandb": {"project": "x"}"#, "wandb.enabled is false by default; remove it\n"),
+        (
+            r#""data_efficiency": {"data_sampling": {"dynamic_batching": {"max_tokens": 8}}}"#,
+            "data_efficiency.enabled is false by default",
+        ),
+    ] {
+        let all = findings(&format!(r#"{{"deepspeed": {{{deepspeed}}}}}"#));
+        assert_eq!(all.matches("has no effect: ").count(), 1, "{deepspeed}: {all}");
+        assert!(all.contains(expected), "{deepspeed}: {all}");
+    }
+    for silent in [
+        r#""fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16}"#,
+        r#""fp16": {"loss_scale": "auto"}, "tensorboard": {}, "csv_monitor": null"#,
+        r#""fp16": {"enabled": true, "loss_scale": 128}"#,
+        // Sections without any effect are noted as such.
+        r#""compile": {"backend": "x"}"#,
+    ] {
+        let all = findings(&format!(r#"{{"deepspeed": {{{silent}}}}}"#));
+        assert!(!all.contains("has no effect"), "{silent}: {all}");
     }
 }
 

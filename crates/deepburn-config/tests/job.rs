@@ -185,6 +185,25 @@ fn null_means_not_given() {
     assert_eq!(job(text, &["model.config=null", "data.kind=text"]).data.kind, DataKind::Synthetic);
 }
 
+/// transformers writes these values into its own files.
+#[test]
+fn trainer_defaults_mean_not_given() {
+    let plain = job("{}", &[]);
+    for training in [
+        r#"{"max_steps": -1, "report_to": "none", "lr_scheduler_kwargs": {}}"#,
+        r#"{"max_steps": -1.0, "report_to": ["none"]}"#,
+    ] {
+        assert_eq!(job(&format!(r#"{{"training": {training}}}"#), &[]), plain, "{training}");
+    }
+    assert_eq!(job("{}", &["training.max_steps=-1"]), plain);
+    let trained = job(r#"{"training": {"max_steps": -1, "num_train_epochs": 3}}"#, &[]).training;
+    assert_eq!((trained.max_steps, trained.epochs), (None, Some(3.0)));
+    for training in [r#"{"max_steps": -2}"#, r#"{"report_to": ["none", "wandb"]}"#] {
+        let text = format!(r#"{{"training": {training}}}"#);
+        assert!(parse(&text, Path::new(""), &[]).is_err(), "{training}");
+    }
+}
+
 #[test]
 fn model_fields_are_handed_on() {
     let job = job(
@@ -395,7 +414,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         (r#"{"data": {"join": "space"}}"#, ["data.join", "\"space\"", "blank_line"]),
         (
             r#"{"training": {"batch_size_schedule": {"from_step": [3], "train_batch_size": []}}}"#,
-            ["training.batch_size_schedule.from_step", "1 steps for 0", "one step"],
+            ["training.batch_size_schedule.from_step", "has 1 step for 0 batch sizes", "one step"],
         ),
         (
             r#"{"training": {"backend": "cuda", "devices": 2}}"#,
@@ -431,6 +450,22 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             ["data.tokenizer", "\"nowhere\"", "tokenizer.json"],
         ),
         (r#"{"data": {"shuffle": 1}}"#, ["data.shuffle", "1 is a number", "true or false"]),
+        (
+            r#"{"training": {"metric_for_best_model": "f1"}}"#,
+            [
+                "training.metric_for_best_model",
+                "\"f1\" is not a known value; must be one of loss, accuracy",
+                "choose one of them, or leave the key out for \"loss\"",
+            ],
+        ),
+        (
+            r#"{"data": {"splits": {"train": 0.9}}}"#,
+            [
+                "data.splits.train",
+                "0.9 is a number; must be a string: a percentage",
+                "write \"90%\"",
+            ],
+        ),
         (
             r#"{"data": {"splits": {"train": "90"}}}"#,
             ["data.splits.train", "\"90\"", "existing file"],

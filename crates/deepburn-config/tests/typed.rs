@@ -109,6 +109,8 @@ fn other_programs_names_are_known() {
             r#"{"training": {"report_to": "wandb"}}"#,
             "remove it and write tensorboard.enabled or csv_monitor.enabled in the deepspeed section",
         ),
+        (r#"{"training": {"report_to": "all"}}"#, "no other service is supported"),
+        (r#"{"training": {"report_to": ["none", "wandb"]}}"#, "no other service is supported"),
         (r#"{"gradient_checkpointing": true}"#, "training.gradient_checkpointing"),
         (r#"{"per_device_eval_batch_size": 3}"#, "training.per_device_eval_batch_size"),
         (r#"{"per_device_train_batch_size": 3}"#, "training.micro_batch_size"),

@@ -304,7 +304,7 @@ fn wrong_number(
     kind: &str,
 ) -> DeepSpeedError {
     let reason = format!(
-        "there are {found} files *_{kind}_states.pt, and {} says that there were {} ranks; copy the \
+        "the number of files *_{kind}_states.pt is {found}, and the number of ranks in {} is {}; copy the \
          files of all ranks of one save into one folder",
         model.path().display(),
         model.summary.world_size

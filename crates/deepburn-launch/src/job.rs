@@ -121,7 +121,7 @@ pub(crate) fn run(words: &[String], grace: Duration, events: &Events) -> io::Res
     }
     let orphans = orphans::end_all();
     if orphans > 0 {
-        tracing::warn!("{orphans} processes outlived mpirun and were killed");
+        tracing::warn!("killed the processes that outlived mpirun: {orphans}");
     }
     let deadline = Instant::now() + LAST_OUTPUT;
     let left = || deadline.saturating_duration_since(Instant::now());

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use deepburn_comm::CommError;
+use deepburn_config::counted;
 use deepburn_zero::ZeroError;
 
 use crate::batch_schedule::BatchSizeError;
@@ -17,8 +18,9 @@ pub enum EngineError {
     Zero(#[from] ZeroError),
     /// The number of ranks in the group differs from the plan.
     #[error(
-        "the plan was made for {planned} ranks and the group has {actual}: resolve the \
-         configuration for the group that runs it"
+        "the plan was made for {} and the group has {actual}: resolve the configuration for the group \
+         that runs it",
+        counted(*planned, "rank")
     )]
     WorldSize {
         /// The number of ranks in the plan.

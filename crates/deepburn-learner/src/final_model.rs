@@ -12,7 +12,7 @@
 use std::path::Path;
 
 use burn::module::AutodiffModule;
-use deepburn_checkpoint::CheckpointError;
+use deepburn_checkpoint::{Checkpoint, CheckpointError, Tag};
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 use tracing::warn;
@@ -84,10 +84,7 @@ where
             Ok(&checkpoint)
         }
         Some(Err(error)) => Err(error.into()),
-        Some(Ok(None)) => Err(no_checkpoint(
-            root,
-            format!("the one of step {step} could not be saved, was deleted or is damaged"),
-        )),
+        Some(Ok(None)) => Err(unlisted(root, step)),
         None => Err(no_checkpoint(root, "the run has no checkpoint plan".to_owned())),
     };
     let error = match engine.check_together(found, LoadPlan::ModuleOnly) {
@@ -110,6 +107,18 @@ where
         );
     }
     Ok(FinalModel::LastInsteadOfBest { metric: last_metric, reason: error.to_string() })
+}
+
+/// Returns the error for a best model, of `step`, that is not among the
+/// checkpoints in `root`. It names the file if the manifest is damaged.
+fn unlisted(root: Option<&Path>, step: u64) -> TrainingCheckpointError {
+    match root.map(|root| Checkpoint::open(root, Some(&Tag::of_step(step)))) {
+        Some(Err(error @ CheckpointError::Damaged { .. })) => error.into(),
+        _ => {
+            let reason = format!("the one of step {step} could not be saved or was deleted");
+            no_checkpoint(root, reason)
+        }
+    }
 }
 
 /// Returns the error for a best model without a checkpoint.

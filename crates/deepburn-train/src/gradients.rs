@@ -30,7 +30,7 @@ pub(crate) fn check_gradients<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let Returned { taken, others, .. } = gradients;
     if others > 0 {
         return Err(format!(
-            "`TrainStep::step` returned gradients of {others} parameters that the sharded backward \
+            "`TrainStep::step` returned gradients ({others}) of parameters that the sharded backward \
              pass did not make: call `backward` once and pass its gradients to `TrainOutput::new` \
              unchanged"
         )

@@ -13,6 +13,7 @@ use std::time::Duration;
 #[cfg(feature = "mpi")]
 use deepburn_comm::{CollectiveTag, run_rank};
 use deepburn_comm::{CommError, FailureCause, Placement, PlacementError, RankFailure};
+use deepburn_config::counted;
 use deepburn_learner::BoxError;
 #[cfg(feature = "mpi")]
 use deepburn_mpi::{MpiGroup, Process, Settings};
@@ -89,8 +90,10 @@ pub enum RanksError {
     /// The program needs a different number of ranks than the launcher
     /// started.
     #[error(
-        "the program needs {asked} ranks, but {launcher} started {started}; start {asked} processes or \
-         configure {started} ranks"
+        "the program needs {}, but {launcher} started {started}; start {} or configure {}",
+        counted(*asked, "rank"),
+        counted(*asked, "process"),
+        counted(*started, "rank")
     )]
     OtherNumber {
         /// The number of ranks that the program needs.

@@ -3,13 +3,15 @@
 //! Main type: [`TextReader`]. It decompresses a file while the file is read, so
 //! memory does not grow with the text. All members of a gzip file and all
 //! frames of a Zstandard file are read. A truncated or damaged file is an error.
+//! Zero bytes after a gzip member are ignored, as in gzip(1): tapes and block
+//! devices pad files with them.
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 
 use crate::formats::folder::open_file;
 use crate::{DataError, Result};
@@ -79,9 +81,47 @@ impl TextReader {
 fn decompressed(file: File, compression: Option<Compression>) -> io::Result<Box<dyn Read>> {
     Ok(match compression {
         None => Box::new(file),
-        Some(Compression::Gzip) => Box::new(MultiGzDecoder::new(file)),
+        Some(Compression::Gzip) => Box::new(GzipMembers::new(BufReader::new(file))),
         Some(Compression::Zstandard) => Box::new(zstd::Decoder::new(file)?),
     })
+}
+
+/// The members of a gzip file, one after another.
+struct GzipMembers<R> {
+    /// The current member; `None` only while the next one is opened.
+    member: Option<GzDecoder<R>>,
+}
+
+impl<R: BufRead> GzipMembers<R> {
+    /// Opens the first member.
+    fn new(bytes: R) -> Self {
+        Self { member: Some(GzDecoder::new(bytes)) }
+    }
+}
+
+impl<R: BufRead> Read for GzipMembers<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(member) = &mut self.member {
+            let read = member.read(buffer)?;
+            if read > 0 || buffer.is_empty() || !skip_zeros(member.get_mut())? {
+                return Ok(read);
+            }
+            self.member = self.member.take().map(|member| GzDecoder::new(member.into_inner()));
+        }
+        Ok(0)
+    }
+}
+
+/// Skips zero bytes. Returns whether another byte follows.
+fn skip_zeros(bytes: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let buffer = bytes.fill_buf()?;
+        let (length, zeros) = (buffer.len(), buffer.iter().take_while(|byte| **byte == 0).count());
+        bytes.consume(zeros);
+        if length == 0 || zeros < length {
+            return Ok(zeros < length);
+        }
+    }
 }
 
 impl Read for TextReader {
@@ -158,6 +198,17 @@ mod tests {
         assert_eq!(read("a.txt.gz", &both(gzip)).unwrap(), "one two");
         assert_eq!(read("a.txt.ZST", &both(zstandard)).unwrap(), "one two");
         assert_eq!(read("a.txt", b"one two").unwrap(), "one two");
+    }
+
+    #[test]
+    fn zeros_after_a_gzip_member_are_ignored() {
+        let zeros = vec![0; 10_000];
+        let (one, two) = (gzip(b"one "), gzip(b"two"));
+        assert_eq!(read("a.txt.gz", &[&one[..], &zeros].concat()).unwrap(), "one ");
+        let padded = [&one[..], &zeros[..7], &two, &zeros].concat();
+        assert_eq!(read("a.txt.gz", &padded).unwrap(), "one two");
+        assert!(read("a.txt.gz", &[&one[..], &zeros, b"more"].concat()).is_err());
+        assert!(read("a.txt.gz", &zeros).is_err());
     }
 
     #[test]

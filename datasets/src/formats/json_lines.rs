@@ -13,7 +13,7 @@ use crate::{DataError, Result};
 /// identified by their line numbers.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
     let mut file = BufReader::new(TextReader::open(path)?);
-    let (mut bytes, mut offset) = (Vec::new(), 0);
+    let (mut bytes, mut offset, mut is_first) = (Vec::new(), 0, true);
     for number in 1.. {
         bytes.clear();
         file.get_mut().start_row();
@@ -28,6 +28,9 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
         if line.trim().is_empty() {
             continue;
         }
+        if std::mem::take(&mut is_first) && line.trim_start().starts_with('[') {
+            return Err(is_array(path, number));
+        }
         let cells = cells(line.trim_end_matches(['\n', '\r']), columns).map_err(|reason| {
             DataError::invalid(
                 path,
@@ -39,4 +42,40 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
         visit(TableRow { path, place: ("line", number), columns, cells })?;
     }
     Ok(())
+}
+
+/// Returns the error of a file whose first row, in line `number`, begins a JSON
+/// array.
+fn is_array(path: &Path, number: usize) -> DataError {
+    let reason = format!(
+        "line {number}: starts with `[`: it is a JSON array; give the file a name that ends in .json, or write one JSON object per line"
+    );
+    DataError::invalid(path, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.jsonl");
+        let read = |contents: &str| {
+            std::fs::write(&path, contents).unwrap();
+            read_rows(&path, &["text"], &mut |_| Ok(())).unwrap_err().to_string()
+        };
+        for (contents, line) in
+            [("[{\"text\": \"x\"}]", 1), ("\n [\n{\"text\": \"x\"}\n]\n", 2), ("[]", 1)]
+        {
+            let expected = format!(
+                "t.jsonl` line {line}: starts with `[`: it is a JSON array; give the file a name that ends in .json"
+            );
+            let message = read(contents);
+            assert!(message.contains(&expected), "{message}");
+        }
+        // Only the beginning of the file decides.
+        let message = read("{\"text\": \"x\"}\n[1]\n");
+        assert!(message.contains("line 2") && message.contains("remove the line"), "{message}");
+    }
 }

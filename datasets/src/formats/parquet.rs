@@ -24,6 +24,10 @@ use crate::{DataError, Result};
 /// from 1.
 pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) -> Result<()> {
     let file = open_file(path)?;
+    // A file without a byte has no rows, like an empty file of another format.
+    if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
+        return Ok(());
+    }
     let contradiction = |_| invalid(path, "its parts contradict each other");
     let mut records = guarded(|| open(file, path, columns)).map_err(contradiction)??;
     for number in 1.. {
@@ -145,6 +149,12 @@ mod tests {
         assert_eq!(read(&table(), &["label"]).unwrap().len(), 3);
         let message = read(&table(), &["body"]).unwrap_err().to_string();
         assert!(message.contains("no column `body`, only [`text`, `label`]"), "{message}");
+    }
+
+    #[test]
+    fn an_empty_file_has_no_rows() {
+        assert_eq!(read(b"", &["text"]).unwrap().len(), 0);
+        assert!(read(b"PAR1", &["text"]).is_err());
     }
 
     #[test]

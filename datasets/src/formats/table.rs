@@ -143,7 +143,8 @@ impl TableRow<'_> {
     /// Returns the error of a number with a fraction, or one that is too large.
     fn no_class_number(&self, at: usize, number: &str) -> DataError {
         let rule = "not a class number from 0 or a name (a class number has no fraction)";
-        self.invalid(at, format!("{number}, {rule}"))
+        let remedy = "to predict numbers, set model.config.problem_type to \"regression\"";
+        self.invalid(at, format!("{number}, {rule}; {remedy}"))
     }
 
     /// Checks that `integer` is a class number.
@@ -269,7 +270,10 @@ mod tests {
             (Cell::Integer(1 << 40), "not a class"),
             (Cell::Text("0.5".into()), "field `label` is 0.5, not a class number from 0 or a name"),
             (Cell::Text("1.5".into()), "`t.csv` row 7: field `label` is 1.5, not a class number"),
-            (Cell::Decimal("1.5".into()), "(a class number has no fraction)"),
+            (
+                Cell::Decimal("1.5".into()),
+                "(a class number has no fraction); to predict numbers, set model.config.problem_type to \"regression\"",
+            ),
             (Cell::Decimal("-1.0".into()), "marks rows without a label"),
             (Cell::Decimal("4294967296".into()), "is 4294967296, not a class number"),
             (Cell::Text("1e99".into()), "is 1e99, not a class number"),

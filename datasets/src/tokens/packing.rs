@@ -112,7 +112,7 @@ impl Sequences {
         }
         if tokens < length {
             let rule = format!(
-                "{what} has {tokens} tokens, fewer than one sequence; give it more data, or lower data.sequence_length"
+                "{what} is shorter than one sequence: it has {tokens} of {length} tokens; give it more data, or lower data.sequence_length"
             );
             return Err(DataError::setting("data.sequence_length", length, rule));
         }

@@ -252,6 +252,8 @@ mod tests {
         let load = || Tokenizer::load(folder.path()).unwrap();
         let chosen = load().with_end_of_text("<end>").unwrap();
         assert_eq!(chosen.end_of_text(), Some(2));
+        assert!(!chosen.end_of_text_is_ordinary());
+        assert!(load().with_end_of_text("word").unwrap().end_of_text_is_ordinary());
         let saved = folder.path().join("saved");
         chosen.save(&saved).unwrap();
         assert_eq!(Tokenizer::load(&saved).unwrap().end_of_text(), Some(2));

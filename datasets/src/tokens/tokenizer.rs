@@ -236,6 +236,16 @@ impl Tokenizer {
         self.token(self.end_of_text?)
     }
 
+    /// Returns whether a text can contain the end-of-text token as an ordinary
+    /// word: it was not added to the vocabulary, and its own text is encoded as
+    /// this token.
+    pub fn end_of_text_is_ordinary(&self) -> bool {
+        let Some(id) = self.end_of_text else { return false };
+        let is_added = self.inner.get_added_tokens_decoder().contains_key(&id);
+        let written = || self.decode(&[id], false).and_then(|text| self.encode(&text));
+        !is_added && written().is_ok_and(|ids| ids.contains(&id))
+    }
+
     /// Returns the text of the token `id`.
     pub(crate) fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)

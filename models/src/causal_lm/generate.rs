@@ -60,7 +60,7 @@ pub enum GenerateError {
     Prompt(#[from] InputError),
     /// The prompt and the new tokens together exceed the model's maximum length.
     #[error(
-        "{prompt} tokens of prompt and {max_new_tokens} new ones are more than the model's \
+        "the prompt's length {prompt} plus {max_new_tokens} new tokens is more than the model's \
          `{field}` = {max_len}; shorten the prompt or ask for fewer"
     )]
     TooLong {
@@ -466,7 +466,7 @@ mod tests {
             (&[], greedy(1), "is empty"),
             (&[23], greedy(1), "input id 23 (sequence 0, position 0)"),
             (&[1; 13], greedy(0), "`n_positions` = 12"),
-            (&[1; 10], greedy(3), "10 tokens of prompt and 3 new ones are more than"),
+            (&[1; 10], greedy(3), "the prompt's length 10 plus 3 new tokens is more than"),
             (&[1], greedy(usize::MAX), "are more than"),
             (&[1], options(1, random(0.0, None, 1.0)), "`temperature` is 0"),
             (&[1], options(1, random(1.0, Some(0), 1.0)), "`top_k` is 0"),

@@ -87,7 +87,7 @@ pub enum ModelFolderError {
         vocab_size: usize,
     },
     /// Tensors do not match the config.
-    #[error("{} does not fit its config in {} tensors: {}", folder.display(), problems.len(), listed(problems))]
+    #[error("{} does not fit its config; tensors that do not match: {}: {}", folder.display(), problems.len(), listed(problems))]
     Tensors {
         /// The checkpoint's folder.
         folder: PathBuf,

@@ -37,7 +37,9 @@ use crate::data::lengths::{PREFETCH, check_length, longest};
 use crate::data::recipe::{
     EvaluationSettings, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
 };
-use crate::data::vocabulary::{is_vocabulary_given, with_special_tokens, with_vocabulary};
+use crate::data::vocabulary::{
+    check_special_tokens, is_vocabulary_given, with_special_tokens, with_vocabulary,
+};
 use crate::failure::Failure;
 use crate::job::memory::check_step;
 
@@ -88,6 +90,7 @@ impl<C: LanguageModelConfig> Causal<C> {
             let special = ["bos_token_id", "eos_token_id"];
             config = with_special_tokens(config, job, tokenizer, vocabulary, &special)?;
         }
+        check_special_tokens(job, config.limits().vocab_size)?;
         let tokenizer = corpus.tokenizer.as_ref();
         let is_new = vocabulary == VocabularyOrigin::New || job.data.eos_token.is_some();
         let keeps_ids = tokenizer.is_none() || !is_new;

@@ -22,7 +22,7 @@ use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
 use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
-use deepburn_config::{DynamicBatchingPlan, Job, ModelMetric, Plan};
+use deepburn_config::{DynamicBatchingPlan, Job, ModelMetric, Plan, counted};
 use deepburn_datasets::{
     BudgetSampler, Classes, DataError, DataShard, DistributedSampler, Order, StepShape, Tokenizer,
 };
@@ -34,7 +34,6 @@ use deepburn_models::{
     TextClassifierConfig, TextLimits,
 };
 
-use crate::counted::counted;
 use crate::data::causal::model_config;
 use crate::data::companions::Companions;
 use crate::data::job_tokenizer::JobTokenizer;
@@ -46,7 +45,7 @@ use crate::data::recipe::{
 };
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{Texts, open_texts};
-use crate::data::vocabulary::{with_special_tokens, with_vocabulary};
+use crate::data::vocabulary::{check_special_tokens, with_special_tokens, with_vocabulary};
 use crate::failure::Failure;
 use crate::job::memory::check_step;
 
@@ -140,6 +139,7 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
         let given = job.model.config.get("num_labels").and_then(serde_json::Value::as_u64);
         let special = ["bos_token_id", "eos_token_id", "pad_token_id"];
         let body = with_special_tokens(body, job, &texts.tokenizer, vocabulary, &special)?;
+        check_special_tokens(job, body.vocab_size)?;
         let names = all_names(names, job, &texts)?;
         let needed = num_outputs(names.as_ref(), &texts);
         let outputs = ("num_labels", given.unwrap_or(0) as usize, needed);

@@ -6,13 +6,12 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
+use deepburn_config::{DataJob, DataKind, Job, SplitPlan, counted};
 use deepburn_datasets::{
     Content, Corpus, DataError, DataSource, Fractions, Join, Splits, SyntheticCorpus, TEXT_FIELD,
     TokenCache, Tokenizer, TokenizerChoice, is_plain_text, open, skipped_files, text_files,
 };
 
-use crate::counted::counted;
 use crate::data::places::Places;
 
 /// Bytes of the synthetic corpus. They are enough for any run on a few cores and generated in a moment.

@@ -87,7 +87,14 @@ fn with_eos_token(job: &Job, tokenizer: Option<Tokenizer>) -> Result<Option<Toke
     let is_bare = job.data.kind == DataKind::Tokens && job.data.tokenizer.is_none();
     match (job.data.eos_token.as_deref(), tokenizer) {
         (Some(token), Some(tokenizer)) if !is_bare => {
-            tokenizer.with_end_of_text(token).map(Some).map_err(Failure::mistake)
+            let tokenizer = tokenizer.with_end_of_text(token).map_err(Failure::mistake)?;
+            if tokenizer.end_of_text_is_ordinary() {
+                tracing::warn!(
+                    "data.eos_token: {token:?} is an ordinary token of the tokenizer, so the same word in a text also ends \
+                     a document; name a special token, or add one to the tokenizer"
+                );
+            }
+            Ok(Some(tokenizer))
         }
         (Some(token), None) if !is_bare && token != END_OF_TEXT => Err(Failure::mistake(format!(
             "data.eos_token: {token:?} is not a token of the tokenizer that is trained on the text; its end-of-text token \
@@ -103,22 +110,39 @@ fn with_eos_token(job: &Job, tokenizer: Option<Tokenizer>) -> Result<Option<Toke
 /// Returns a user's mistake if ids stand for other tokens, unless the job asks for a new vocabulary.
 fn compare(job: &Job, given: &Tokenizer, folder: &Path) -> Result<VocabularyOrigin, Failure> {
     let is_new = job.data.new_vocabulary;
-    if !has_tokenizer(folder) {
-        if is_new {
-            return Ok(VocabularyOrigin::New);
+    let own = match has_tokenizer(folder) {
+        true => Tokenizer::load(folder),
+        false if is_new => return Ok(VocabularyOrigin::New),
+        false => {
+            tracing::info!(
+                "data.tokenizer cannot be compared with the pretrained model, because {} has no tokenizer that can be \
+                 read; it must be the tokenizer that the weights were trained with",
+                folder.display()
+            );
+            return Ok(VocabularyOrigin::SameIds);
         }
-        tracing::info!(
-            "data.tokenizer cannot be compared with the pretrained model, because {} has no tokenizer that can be read; \
-             it must be the tokenizer that the weights were trained with",
-            folder.display()
-        );
-        return Ok(VocabularyOrigin::SameIds);
-    }
-    let compared = load("model.pretrained", folder)?.compare(given);
+    };
+    let own = match own {
+        Ok(own) => own,
+        Err(_) if is_new => return Ok(VocabularyOrigin::New),
+        // A damaged tokenizer cannot be compared either, and data.tokenizer may replace it for this reason.
+        Err(error) => {
+            tracing::warn!(
+                "data.tokenizer is used, but cannot be compared with the tokenizer of model.pretrained: {error}; \
+                 data.tokenizer must be the tokenizer that the weights were trained with"
+            );
+            return Ok(VocabularyOrigin::SameIds);
+        }
+    };
+    let compared = own.compare(given);
     let TokenizerComparison { changed, num_changed, parts } = compared.map_err(Failure::mistake)?;
+    let stand = match num_changed {
+        1 => "1 id stands".to_owned(),
+        _ => format!("{num_changed} ids stand"),
+    };
     match changed {
         Some(changed) if !is_new => Err(Failure::mistake(format!(
-            "data.tokenizer: is not the tokenizer of model.pretrained, {}: {num_changed} ids stand for other tokens, such as \
+            "data.tokenizer: is not the tokenizer of model.pretrained, {}: {stand} for other tokens, such as \
              {} for {:?} instead of {:?}; remove the key to use the tokenizer of the model, or set data.new_vocabulary \
              to true to train the weights on another vocabulary (their embeddings then stand for other tokens)",
             folder.display(),
@@ -128,7 +152,7 @@ fn compare(job: &Job, given: &Tokenizer, folder: &Path) -> Result<VocabularyOrig
         ))),
         Some(_) => {
             tracing::info!(
-                "data.new_vocabulary: {num_changed} embeddings of the pretrained model stand for other tokens now"
+                "data.new_vocabulary: {stand} for other tokens than in the pretrained model, whose embeddings are kept"
             );
             Ok(VocabularyOrigin::New)
         }

@@ -5,7 +5,7 @@
 
 use deepburn::NextStep;
 use deepburn::schedule::sequence_length;
-use deepburn_config::{CurriculumPlan, CurriculumSchedule, Job, Plan};
+use deepburn_config::{CurriculumPlan, CurriculumSchedule, Job, Plan, counted};
 
 use crate::failure::Failure;
 
@@ -42,8 +42,9 @@ pub(crate) fn check_curriculum(plan: &Plan, min_tokens: usize) -> Result<(), Fai
         CurriculumSchedule::Root { .. } => "min_difficulty",
     };
     Err(Failure::mistake(format!(
-        "deepspeed.curriculum_learning.{field}: too short: {shortest}; a sequence needs at least {min_tokens} tokens, \
-         because the first one is not predicted, and no step would have a target; start with {min_tokens} or more"
+        "deepspeed.curriculum_learning.{field}: too short: {shortest}; a sequence needs at least {}, \
+         because the first one is not predicted, and no step would have a target; start with {min_tokens} or more",
+        counted(min_tokens, "token")
     )))
 }
 

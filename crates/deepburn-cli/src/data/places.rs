@@ -9,10 +9,9 @@
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
-use deepburn_config::Place;
+use deepburn_config::{Place, counted};
 use deepburn_datasets::{DataError, Hub, Location, RepoKind, unread_texts};
 
-use crate::counted::counted;
 use crate::job::model_folder::model_in;
 
 /// Resolves paths and repository names to local files.

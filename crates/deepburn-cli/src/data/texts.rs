@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use deepburn_config::{DataJob, DataKind, Job, SplitPlan};
+use deepburn_config::{DataJob, DataKind, Job, SplitPlan, counted};
 use deepburn_datasets::{
     Classes, DataError, Fractions, LABEL_FIELD, LabelKind, LabelledColumns, LabelledText,
     LabelledTexts, Splits, SyntheticReviews, TEXT_FIELD, TextLabel, Tokenizer, read_labelled,
@@ -15,7 +15,6 @@ use deepburn_datasets::{
 };
 use deepburn_models::hf::ProblemType;
 
-use crate::counted::counted;
 use crate::data::corpus::{files, token_cache};
 use crate::data::places::Places;
 
@@ -92,7 +91,7 @@ pub(crate) fn open_texts(
         Some(tokenizer) => tokenizer,
         None => {
             let documents: Vec<&str> = train.iter().map(|it| it.text.as_str()).collect();
-            tracing::info!("training a tokenizer on {} texts", documents.len());
+            tracing::info!("training a tokenizer on {}", counted(documents.len(), "text"));
             Tokenizer::train(&documents, job.data.vocab_size)?
         }
     };
@@ -103,8 +102,9 @@ pub(crate) fn open_texts(
         let tokens = LabelledTexts::tokenize(&texts, &tokenizer, length, cache.as_ref(), &what)?;
         let (texts, cut) = (tokens.len(), tokens.truncated());
         tracing::info!(
-            "{name}: {}, of which {cut} are cut to {length} tokens",
-            counted(texts, "text")
+            "{name}: {}, of which {cut} are cut to {}",
+            counted(texts, "text"),
+            counted(length, "token")
         );
         Ok::<_, DataError>(Arc::new(tokens))
     };
@@ -150,7 +150,7 @@ fn warn_of_classes(train: &[LabelledText], named: &Classes) {
 fn log_names(names: &[String]) {
     let shown: Vec<_> = names.iter().take(8).map(String::as_str).collect();
     let rest = if names.len() > shown.len() { ", ..." } else { "" };
-    tracing::info!("{} classes by name: {}{rest}", names.len(), shown.join(", "));
+    tracing::info!("{} by name: {}{rest}", counted(names.len(), "class"), shown.join(", "));
 }
 
 /// Logs the classes of texts with several labels, and warns of classes that the model cannot learn.
@@ -164,8 +164,9 @@ fn warn_of_label_sets(train: &[LabelledText], named: &Classes) {
     let count = names.len().max(found.last().map_or(0, |class| *class as usize + 1));
     if found.len() < count {
         tracing::warn!(
-            "no text of the train split has {} of the {count} classes",
-            count - found.len()
+            "no text of the train split has {} of the {}",
+            count - found.len(),
+            counted(count, "class")
         );
     }
     let everywhere = |class: &&u32| train.iter().all(|text| text.label.classes().contains(class));

@@ -85,6 +85,27 @@ pub(crate) fn with_special_tokens<C: LanguageModelConfig>(
     model.with_overrides(&ids).map_err(Failure::mistake)
 }
 
+/// Checks the special tokens that the job sets: the model must have an embedding for each.
+///
+/// # Errors
+/// Returns a user's mistake that names the field.
+pub(crate) fn check_special_tokens(job: &Job, vocab_size: usize) -> Result<(), Failure> {
+    for name in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+        let Some(value) = job.model.config.get(name) else { continue };
+        let ids = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        // Values that are not ids were refused with the configuration.
+        let outside = ids.iter().filter_map(Value::as_u64).find(|id| *id >= vocab_size as u64);
+        if let Some(id) = outside {
+            return Err(Failure::mistake(format!(
+                "model.config.{name}: out of range: {id}; the model has the tokens 0 to {}; give the id of one of them, or \
+                 remove the key",
+                vocab_size.saturating_sub(1)
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Returns the id of a special token that the tokenizer does not name: its end-of-text token, if it has one, ends and
 /// pads texts. GPT-2's end-of-text token also begins them.
 fn default_id(tokenizer: &Tokenizer, token: &str) -> Option<u32> {

@@ -10,9 +10,8 @@
 //! devices   3  1  3  1  3      "devices": [3, 1]
 //! ```
 
-use deepburn_config::TrainingJob;
+use deepburn_config::{TrainingJob, counted};
 
-use crate::counted::counted;
 use crate::failure::Failure;
 
 /// The devices of this host that a job uses. There is at least one.

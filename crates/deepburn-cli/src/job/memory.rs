@@ -10,7 +10,7 @@
 use std::fs;
 use std::path::Path;
 
-use deepburn_config::BatchPlan;
+use deepburn_config::{BatchPlan, counted};
 
 use crate::failure::Failure;
 
@@ -87,9 +87,10 @@ pub(crate) fn check_step(batch: BatchPlan, sequence_length: usize) -> Result<(),
         return Ok(());
     }
     Err(Failure::mistake(format!(
-        "deepspeed.train_micro_batch_size_per_gpu: {micro_batch_size} sequences of \
-         {sequence_length} tokens, {gradient_accumulation_steps} times a step \
-         (gradient_accumulation_steps), exceed the {MAX_TOKENS} tokens of a step on one rank; lower one of them"
+        "deepspeed.train_micro_batch_size_per_gpu: {} of {}, {gradient_accumulation_steps} times a step \
+         (gradient_accumulation_steps), exceed the {MAX_TOKENS} tokens of a step on one rank; lower one of them",
+        counted(micro_batch_size, "sequence"),
+        counted(sequence_length, "token")
     )))
 }
 
@@ -102,7 +103,9 @@ pub(crate) fn check_tokens(key: &str, rows: usize, sequence_length: usize) -> Re
         return Ok(());
     }
     Err(Failure::mistake(format!(
-        "{key}: {rows} sequences of {sequence_length} tokens exceed the {MAX_TOKENS} tokens of a batch; lower it"
+        "{key}: the batch has {} of {}, and a batch has at most {MAX_TOKENS} tokens; lower it",
+        counted(rows, "sequence"),
+        counted(sequence_length, "token")
     )))
 }
 

@@ -5,11 +5,10 @@
 
 use deepburn::zero::assignment::{Assignment, AssignmentError, ModelParameter, UpdateSettings};
 use deepburn::zero::estimate::ParameterSize;
-use deepburn_config::{NoDecay, OptimizerPlan, ParamGroupError, ParamGroups, Plan};
+use deepburn_config::{NoDecay, OptimizerPlan, ParamGroupError, ParamGroups, Plan, counted};
 use deepburn_models::Architecture;
 use deepburn_models::hf::ParameterShape;
 
-use crate::counted::counted;
 use crate::failure::Failure;
 
 /// Returns the size of every parameter, together with the optimizer of its group.

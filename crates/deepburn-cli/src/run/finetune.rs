@@ -14,7 +14,7 @@
 //!
 //! | File | Phase |
 //! |---|---|
-//! | `preparation.rs`, `prepared.rs` | job, data, checkpoint, forecast |
+//! | `preparation.rs`, `effects.rs`, `prepared.rs` | job, data, checkpoint, forecast |
 //! | `forecast.rs`, `swap.rs`, `monitoring.rs` | checks of memory, disk space and output paths |
 //! | `output_folder.rs` | lock of the output folder, and first writes |
 //! | `rank.rs`, `resume.rs`, `hooks.rs` | training |
@@ -29,10 +29,9 @@ use clap::Parser;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Group;
 use deepburn::{Ranks, RanksError};
-use deepburn_config::{JobRequest, TrainingJob};
+use deepburn_config::{JobRequest, TrainingJob, counted};
 use deepburn_monitor::Profiler;
 
-use crate::counted::counted;
 use crate::data::recipe::{InitialWeights, Recipe};
 use crate::failure::Failure;
 use crate::job::devices::Devices;

@@ -28,11 +28,10 @@ use deepburn::Ranks;
 use deepburn::zero::estimate::{
     ActivationGraph, ElementBytes, Estimate, ParameterSize, PassPeak, PassPlan, estimate,
 };
-use deepburn_config::{ActivationOffload, Plan, Stage, ZeroPlan};
+use deepburn_config::{ActivationOffload, Plan, Stage, ZeroPlan, counted};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
 
-use crate::counted::counted;
 use crate::failure::Failure;
 use crate::job::activations::activations;
 use crate::job::memory::{MemoryLimit, memory_limits};

@@ -19,7 +19,7 @@
 
 use deepburn::checkpoint::{Checkpoint, Export, ParamEntry};
 use deepburn::{ClientStates, TorchModel};
-use deepburn_config::Architecture;
+use deepburn_config::{Architecture, counted};
 use deepburn_models::hf::{HfExport, ProblemType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -125,13 +125,16 @@ impl JobState {
     /// Returns an error if the model, the training data, the sample order or the optimizer type differ. Any other
     /// difference that affects the numbers of later steps is logged as a warning.
     pub(crate) fn compare(&self, now: &Self) -> Result<(), String> {
-        self.compare_samples(now)?;
-        self.compare_models(now)?;
         // A new run can start from the trained weights, except for an encoder, which has no `pretrained`.
         let weights = match self.job["model"]["architecture"].as_str() {
             Some("encoder" | Architecture::FORMER_ENCODER) => "",
             _ => " from its weights with model.pretrained",
         };
+        if self.samples != now.samples || self.data != now.data {
+            self.compare_tokens(now, weights)?;
+        }
+        self.compare_samples(now)?;
+        self.compare_models(now)?;
         if let (Some(then), Some(now)) = (&self.data, &now.data)
             && then != now
         {
@@ -150,8 +153,14 @@ impl JobState {
         // Errors come first, because warnings matter only if the run resumes.
         differences.sort_by_key(|difference| !self.refuses(&difference.path));
         for Difference { path, then, now } in differences {
-            // The resolved job stores the path inside its splits. In the job file it is `data.path`.
-            let path = if path == "data.splits.path" { "data.path".to_owned() } else { path };
+            // The resolved job stores some keys inside of others. In the job file they are keys of `data`.
+            let path = match &*path {
+                "data.splits.path" => "data.path".to_owned(),
+                path if path.starts_with("data.kind.") => {
+                    format!("data.{}", path.rsplit('.').next().unwrap_or_default())
+                }
+                _ => path,
+            };
             let affects_numbers = !starts_with_any(&path, &WITHOUT_EFFECT_ON_NUMBERS);
             match (then, now) {
                 (Some(then), now) if self.refuses(&path) => {
@@ -189,6 +198,23 @@ impl JobState {
         !is_guarded && is_refused(path)
     }
 
+    /// Names the key of the job that leads to other tokens. Without a name, users would search for the difference in
+    /// their files.
+    fn compare_tokens(&self, now: &Self, weights: &str) -> Result<(), String> {
+        for (key, pointer) in TOKEN_KEYS {
+            // An older checkpoint does not have every key.
+            if let Some((then, now)) = self.job.pointer(pointer).zip(now.job.pointer(pointer))
+                && then != now
+            {
+                return Err(format!(
+                    "{key} changed from {then} to {now}, so the data has other tokens; set it back, or start a new \
+                     run{weights}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses another number of samples, because data-loader positions would not be comparable.
     fn compare_samples(&self, now: &Self) -> Result<(), String> {
         if self.samples == now.samples {
@@ -203,9 +229,10 @@ impl JobState {
             ));
         }
         Err(format!(
-            "it was saved with {} samples of training data and this job has {}, so data-loader positions are not \
+            "it was saved with {} of training data and this job has {}, so data-loader positions are not \
              comparable; give the data that it was saved with",
-            self.samples, now.samples
+            counted(self.samples, "sample"),
+            now.samples
         ))
     }
 
@@ -312,6 +339,14 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
         found.push(Difference { path: path.to_owned(), then, now: now.cloned() });
     }
 }
+
+/// Keys that determine the tokens of the data, apart from the files of the data and of the tokenizer, and their places in
+/// `job.json`.
+const TOKEN_KEYS: [(&str, &str); 3] = [
+    ("data.join", "/data/kind/text/join"),
+    ("data.eos_token", "/data/eos_token"),
+    ("data.new_vocabulary", "/data/new_vocabulary"),
+];
 
 /// Keys that determine the model, the data, the sample order and the optimizer type. A run cannot resume after one of
 /// them changed.
@@ -440,6 +475,35 @@ mod tests {
         assert_eq!(with(None).compare(&with(Some("a"))), Ok(()));
         let error = with(Some("a")).compare(&with(Some("b"))).unwrap_err();
         assert!(error.contains("other training data"), "{error}");
+    }
+
+    #[test]
+    fn keys_that_lead_to_other_tokens_are_named() {
+        let with = |join: &str, eos: Value, is_new: bool, data: &str, samples: usize| {
+            let job = json!({"data": {"kind": {"text": {"join": join}}, "eos_token": eos, "new_vocabulary": is_new}});
+            let state = JobState::parse(&state(job)).unwrap();
+            JobState { data: Some(data.to_owned()), samples, ..state }
+        };
+        let before = with("end_of_text", Value::Null, false, "a", 8);
+        for (now, expected) in [
+            (
+                with("nothing", Value::Null, false, "b", 7),
+                "data.join changed from \"end_of_text\" to \"nothing\"",
+            ),
+            (
+                with("end_of_text", json!("</s>"), false, "b", 8),
+                "data.eos_token changed from null to \"</s>\"",
+            ),
+            (
+                with("end_of_text", Value::Null, true, "b", 9),
+                "data.new_vocabulary changed from false to true",
+            ),
+        ] {
+            let error = before.compare(&now).unwrap_err();
+            assert!(error.contains(expected) && error.contains("set it back"), "{error}");
+        }
+        let other = before.compare(&with("end_of_text", Value::Null, false, "a", 9)).unwrap_err();
+        assert!(other.contains("8 samples of training data and this job has 9"), "{other}");
     }
 
     #[test]

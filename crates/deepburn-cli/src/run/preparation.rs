@@ -9,7 +9,7 @@
 //! An error names the key in the job file:
 //!
 //! ```text
-//! error: training.epochs: 1 epochs have 3 samples per rank, but a step takes 8, so that no step is complete; raise
+//! error: training.epochs: 1: a rank has 3 samples in all, but a step takes 8, so that no step is complete; raise
 //! training.epochs, lower deepspeed.train_batch_size or set data.drop_last to false
 //! ```
 
@@ -18,13 +18,12 @@ use deepburn::zero::estimate::ParameterSize;
 use deepburn::{BatchSchedule, Interval};
 use deepburn_config::{
     Backend, BatchPlan, Cadence, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan, Precision,
-    RawConfig, ResolvedJob, RunContext, Severity, StepCount, TrainingJob, resolve,
+    RawConfig, ResolvedJob, RunContext, Severity, StepCount, TrainingJob, counted, resolve,
     resolve_preliminary,
 };
 use deepburn_datasets::{DataError, DataShard, Order, StepShape};
 use serde_json::Value;
 
-use crate::counted::counted;
 use crate::data::lengths::check_curriculum;
 use crate::data::places::Places;
 use crate::data::recipe::{JobInputs, SubjectInfo};
@@ -32,6 +31,7 @@ use crate::failure::Failure;
 use crate::job::memory::check_tokens;
 use crate::job::param_groups::grouped_sizes;
 use crate::models;
+use crate::run::effects::add_notes;
 use crate::run::subject::Subject;
 
 /// A job that is ready to run.
@@ -192,7 +192,8 @@ fn set_total_steps(job: &mut Job, max_steps: usize) -> Result<(), Failure> {
     };
     Err(Failure::mistake(format!(
         "training.save_best_limit: checkpoints are judged by an evaluation in the step that they are saved in; of the \
-         {max_steps} steps, training.save_steps is every {} and training.eval_steps every {}; make save_steps a multiple",
+         {}, training.save_steps is every {} and training.eval_steps every {}; make save_steps a multiple",
+        counted(max_steps, "step"),
         steps(training.save_steps),
         steps(training.eval_steps)
     )))
@@ -249,32 +250,6 @@ pub(crate) fn check_types<B: burn::tensor::backend::Backend>(
         }
     }
     Ok(())
-}
-
-/// Adds notes on keys that have no effect with this data or this number of steps.
-///
-/// Like the notes on the configuration, they are written to `job.json` and to the log. Notes on keys that never have an
-/// effect come from the configuration.
-fn add_notes(job: &mut Job, dynamic: Option<&DynamicBatchingPlan>, max_steps: usize) {
-    let mut note = |severity, key: &str, message: String| {
-        job.notes.push(Diagnosis::new(severity, key, message, ""));
-    };
-    if dynamic.is_some() {
-        let message =
-            "has no effect: dynamic batching orders samples by its own sequence_picking_order";
-        note(Severity::Note, "data.shuffle", message.to_owned());
-        if job.data.drop_last {
-            let message = "has no effect: dynamic batching drops no sample";
-            note(Severity::Warning, "data.drop_last", message.to_owned());
-        }
-    }
-    let late = job.training.batch_size_schedule.iter().find(|(step, _)| *step > max_steps);
-    if let Some((step, size)) = late {
-        let message = format!(
-            "the change to {size} at step {step} has no effect: training ends after step {max_steps}"
-        );
-        note(Severity::Warning, "training.batch_size_schedule", message);
-    }
 }
 
 /// Refuses a batch size of evaluations that dynamic batching would ignore, and evaluation batches with more tokens than a
@@ -391,15 +366,16 @@ fn num_steps(job: &Job, epoch_samples: usize, batches: &BatchSchedule) -> Result
     if steps == 0 {
         let epochs = job.training.epochs.unwrap_or(1.0);
         return Err(Failure::mistake(format!(
-            "training.epochs: {epochs} epochs have {} samples per rank, but a step takes {per_step}, so that no step is \
+            "training.epochs: {epochs}: a rank has {} in all, but a step takes {per_step}, so that no step is \
              complete; raise training.epochs, lower deepspeed.train_batch_size or set data.drop_last to false",
-            (epochs * epoch_samples as f64).ceil() as usize / num_ranks
+            counted((epochs * epoch_samples as f64).ceil() as usize / num_ranks, "sample")
         )));
     }
     if per_step > per_rank {
         tracing::warn!(
-            "deepspeed.train_batch_size: a step takes {per_step} samples per rank, but the train split has {per_rank}, \
-             so each step contains samples more than once"
+            "deepspeed.train_batch_size: a step takes {} per rank, but the train split has {per_rank}, \
+             so each step contains samples more than once",
+            counted(per_step, "sample")
         );
     }
     Ok(steps)

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use deepburn::metrics::{EvalRow, PhaseSeconds, StepRow};
 use deepburn::{BoxError, EvaluationProgress, EvaluationStream, Hook};
+use deepburn_config::counted;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::console;
-use crate::counted::counted;
 
 /// Shows steps on standard error.
 ///

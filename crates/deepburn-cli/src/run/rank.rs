@@ -14,11 +14,10 @@ use deepburn::{
     BestEvaluation, BestMetric, BestPlan, BoxError, EarlyStopping, Engine, EvaluationEnd,
     FinalModel, Interrupt, LoopState, Outcome, TrainError, TrainPlan, TrainingEnd,
 };
-use deepburn_config::ModelMetric;
+use deepburn_config::{ModelMetric, counted};
 use deepburn_datasets::DataShard;
 
 use crate::console;
-use crate::counted::counted;
 use crate::data::recipe::Recipe;
 use crate::run::hooks::RankHooks;
 use crate::run::preparation::Preparation;

@@ -26,13 +26,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use deepburn::metrics::{Quality, Row, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::{Answers, BoxError, Engine, FinalModel, Measured, TrainingEnd};
-use deepburn_config::JobRequest;
+use deepburn_config::{JobRequest, counted};
 use deepburn_files::PartialFile;
 use deepburn_monitor::{Environment, Report};
 use serde_json::{Value, json};
 
 use crate::console;
-use crate::counted::counted;
 use crate::data::recipe::Recipe;
 use crate::failure::Failure;
 use crate::run::launcher_env::{launch_seconds, restarts};

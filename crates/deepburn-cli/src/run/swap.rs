@@ -4,9 +4,10 @@
 //! becomes full in the middle of a step. The report at the end relates the bytes written to the endurance of a drive.
 
 use deepburn::zero::{IoStatistics, check_folder, swap_bytes};
-use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan, ZeroPlan};
+use deepburn_config::{
+    NvmePlan, OptimizerOffload, ParameterOffload, SwapFilePlan, ZeroPlan, counted,
+};
 
-use crate::counted::counted;
 use crate::failure::Failure;
 use crate::run::preparation::Preparation;
 

@@ -23,12 +23,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use deepburn_config::{
     BatchPlan, CONFIG_FOLDER, Diagnosis, Job, JobRequest, OptimizerOffload, ParameterOffload,
-    Place, Plan, RawConfig, RecomputePolicy, Resolved, RunContext, Severity, Stage, find, resolve,
+    Place, Plan, RawConfig, RecomputePolicy, Resolved, RunContext, Severity, Stage, counted, find,
+    resolve,
 };
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::counted::counted;
 use crate::failure::Failure;
 use crate::job::model_folder::model_in;
 use crate::models;

@@ -26,11 +26,10 @@ use deepburn::zero::cost::StepModel;
 use deepburn::zero::estimate::{
     ActivationGraph, ElementBytes, Estimate, ParameterSize, PassPlan, estimate,
 };
-use deepburn_config::{Plan, RawConfig, RunContext, Stage, ZeroPlan, resolve};
+use deepburn_config::{Plan, RawConfig, RunContext, Stage, ZeroPlan, counted, resolve};
 use deepburn_models::{Architecture, BatchShape};
 use serde_json::{Value, json};
 
-use crate::counted::counted;
 use crate::failure::Failure;
 use crate::job::activations::activations;
 use crate::job::known_model::KnownModel;

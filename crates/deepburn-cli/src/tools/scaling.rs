@@ -30,11 +30,10 @@ mod tests;
 
 use clap::Args;
 use deepburn::zero::cost::{Links, Network, RankSpeed, StepCost};
-use deepburn_config::{Precision, Stage};
+use deepburn_config::{Precision, Stage, counted};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
 
-use crate::counted::counted;
 use crate::failure::Failure;
 use measured::{MeasuredSpeed, barrier_seconds};
 use quantity::{NetworkKind, bandwidth, flops, network, seconds};

@@ -43,6 +43,31 @@ fn record(job: &Job) -> Value {
 }
 
 #[test]
+fn an_interval_that_is_longer_than_the_run_is_noted() {
+    let with = |eval: Value, save: Value, patience: Value| {
+        let job = job()
+            .with("training.num_train_epochs", Value::Null)
+            .with("training.max_steps", 2)
+            .with("training.eval_steps", eval)
+            .with("training.save_steps", save)
+            .with("training.early_stopping_patience", patience);
+        job.run().succeeded().stderr
+    };
+    let late = with(json!(3), json!(4), json!(1));
+    for expected in [
+        "training.eval_steps: is 3, but the run has 2 steps: the model is only evaluated after the last one",
+        "training.save_steps: is 4, but the run has 2 steps: the model is only saved after the last one",
+        "training.early_stopping_patience: is 1, but the run has 1 evaluation: training never stops early",
+    ] {
+        assert!(late.contains(expected), "{late}");
+    }
+    let reached = with(json!(1), json!(2), json!(1));
+    assert!(!reached.contains("but the run has"), "{reached}");
+    let by_ratio = with(json!(0.9), json!(0.9), Value::Null);
+    assert!(!by_ratio.contains("but the run has"), "{by_ratio}");
+}
+
+#[test]
 fn epochs_end_in_the_step_with_their_last_sample() {
     let by_epoch =
         job().with("training.eval_strategy", "epoch").with("training.save_strategy", "epoch");
@@ -119,7 +144,7 @@ fn the_batch_size_of_evaluations_does_not_change_their_loss() {
     job()
         .with("training.per_device_eval_batch_size", 1_u64 << 40)
         .run()
-        .failed(2, &["training.per_device_eval_batch_size", "tokens of a batch"]);
+        .failed(2, &["training.per_device_eval_batch_size", "and a batch has at most"]);
 }
 
 #[test]

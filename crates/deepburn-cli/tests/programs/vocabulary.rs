@@ -139,7 +139,7 @@ fn another_tokenizer_is_refused() {
         assert!(ending.stderr.contains(part), "{}", ending.stderr);
     };
     let job = job.with("data.new_vocabulary", true);
-    says(&job, "2 embeddings of the pretrained model stand for other tokens");
+    says(&job, "2 ids stand for other tokens than in the pretrained model");
     // The same tokens are the model's own vocabulary, and a model without weights has none yet.
     let job = job.with("data.tokenizer", "words");
     says(&job, "data.new_vocabulary has no effect");
@@ -153,6 +153,13 @@ fn another_tokenizer_is_refused() {
     let job =
         from(job, "base/model").with("data.tokenizer", "words").with("data.new_vocabulary", false);
     says(&job, "but another pre_tokenizer");
+    // A damaged tokenizer of the model cannot be compared, as if it were missing.
+    write(&job.folder().join("base/model"), "tokenizer.json", "{");
+    says(&job, "cannot be compared with the tokenizer of model.pretrained: ");
+    let job = job.with("data.new_vocabulary", true);
+    job.run().succeeded();
+    let job = job.with("data.new_vocabulary", false).with("data.tokenizer", Value::Null);
+    job.run().failed(2, &["model.pretrained", "tokenizer.json"]);
 }
 
 /// Follows the messages from a tokenizer with more tokens than the model to a model with more embeddings.
@@ -204,6 +211,24 @@ fn a_vocabulary_grows_with_its_tokenizer() {
 }
 
 #[test]
+fn special_tokens_are_in_the_vocabulary() {
+    let mut job = from(job(), "base/model");
+    for kind in ["text", "classification"] {
+        for (name, ids) in [
+            ("eos_token_id", json!([1, 14])),
+            ("pad_token_id", json!(14)),
+            ("bos_token_id", json!(14)),
+        ] {
+            job = job.with("data.kind", kind).with("model.config", json!({name: ids}));
+            let field = format!("model.config.{name}");
+            job.run().failed(2, &[&field, "14; the model has the tokens 0 to 13"]);
+            assert!(!job.folder().join("output").exists(), "{name}");
+        }
+    }
+    job.with("data.kind", "text").with("model.config", json!({"eos_token_id": 13})).train();
+}
+
+#[test]
 fn a_vocabulary_does_not_shrink() {
     let job = from(job(), "base/model").with("model.config", json!({"vocab_size": 13}));
     job.run().failed(2, &["model.config.vocab_size = 13", "14 entries; set it to 14 or more"]);
@@ -233,7 +258,14 @@ fn documents_need_a_token_between_them() {
 
     let eos =
         |job: &Job| read(&job.folder().join("output/model/config.json"))["eos_token_id"].clone();
+    let ordinary = "\"amber\" is an ordinary token of the tokenizer";
+    let job = job.with("data.eos_token", "amber");
+    let ending = job.run().succeeded();
+    assert!(ending.stderr.contains(ordinary), "{}", ending.stderr);
+    // Texts do not contain this token: the tokenizer splits them at punctuation.
     let job = job.with("data.eos_token", "</s>");
+    let ending = job.run().succeeded();
+    assert!(!ending.stderr.contains("ordinary token"), "{}", ending.stderr);
     let named = job.train();
     assert_eq!(eos(&job), 1);
     // The same token, named by each of the tokenizer's files.

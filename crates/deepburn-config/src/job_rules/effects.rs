@@ -10,8 +10,20 @@ use super::*;
 impl JobReader<'_> {
     /// Reports the keys of the job file that have no effect in this job.
     pub(crate) fn check_effects(&mut self, top: &JobFile<'_>, job: &Job) {
+        self.check_model(job);
         self.check_data(&top.data.value, job);
         self.check_training(&top.training.value, job);
+    }
+
+    /// Checks the section `model`.
+    fn check_model(&mut self, job: &Job) {
+        let Job { model, data, .. } = job;
+        let range = model.config.get("initializer_range").filter(|range| !range.is_null());
+        // A classifier may get a new head, which has random weights.
+        let is_loaded =
+            model.pretrained.is_some() && !matches!(data.kind, DataKind::Classification { .. });
+        warning!(if range.is_some() && is_loaded; self.findings, "model.config.initializer_range" =>
+            "has no effect: all weights come from model.pretrained"; "remove it");
     }
 
     /// Checks the section `data`.

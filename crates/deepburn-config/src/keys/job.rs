@@ -121,12 +121,12 @@ section! {
     pub(crate) struct Splits<'a> {
         /// Train split: a percentage of data.path ("90%"), the name of a split of that data set,
         /// or, without data.path, a file or folder.
-        train: Option<&'a str> = opt_text(),
+        train: Option<&'a str> = opt_split(),
         /// Validation split for evaluations during training, in the same form. For classification,
         /// it may also be a percentage held out from a train split that is a name or a path.
-        eval: Option<&'a str> = opt_text(),
+        eval: Option<&'a str> = opt_split(),
         /// Test split for the evaluation after training, in the same form.
-        test: Option<&'a str> = opt_text(),
+        test: Option<&'a str> = opt_split(),
     }
 
     /// Length of training, ranks, output, evaluation and checkpoints.
@@ -135,7 +135,7 @@ section! {
         /// unset too.
         epochs: Option<f64> = opt_real(Positive).alias("num_train_epochs").unit("epochs"),
         /// Maximum number of optimizer steps. If epochs is set too, training ends at whichever
-        /// comes first.
+        /// comes first. -1 means unset, as in transformers.
         max_steps: Option<usize> = opt_positive().unit("steps"),
         /// Random seed of weight initialization, sample order and dropout.
         seed: usize = count(42),

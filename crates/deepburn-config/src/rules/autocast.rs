@@ -25,8 +25,6 @@ pub(super) fn resolve(compute: Precision, context: &mut Context<'_>) -> Option<P
     let top = context.top;
     let (section, auto_cast) = (&top.torch_autocast.value, &top.fp16.value.auto_cast);
     check_module_names(section, context);
-    note!(if auto_cast.value && compute != Precision::Fp16;
-        context, auto_cast => "changes nothing: fp16.enabled is false");
     if !section.enabled.value {
         return (auto_cast.value && compute == Precision::Fp16).then_some(Precision::Fp16);
     }

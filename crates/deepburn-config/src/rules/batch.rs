@@ -123,7 +123,8 @@ fn verify(triple: [i64; 3], given: Triple, world: i64) -> Result<(), Problem> {
         let remedy = match given[number] {
             Some(_) => "give 1 or more".to_owned(),
             None => format!(
-                "raise train_batch_size, which is too small for {world} ranks, or give {}",
+                "raise train_batch_size, which is too small for {}, or give {}",
+                counted(world as usize, "rank"),
                 names[number]
             ),
         };

@@ -64,7 +64,7 @@ fn discrete([min, max]: [usize; 2], context: &mut Context<'_>) -> Option<Curricu
     let (lengths, ends) = (require(difficulty, context), require(max_step, context));
     let (lengths, ends) = (lengths?, ends?);
     if ends.is_empty() || lengths.len() != ends.len() + 1 {
-        refuse!(context, difficulty => "has {} stages, but max_step has {} entries", lengths.len(), ends.len();
+        refuse!(context, difficulty => "has {}, but max_step has {}", counted(lengths.len(), "stage"), counted(ends.len(), "value");
             "give one max_step for each stage except the last");
     } else if let Some(pair) = lengths.windows(2).find(|pair| pair[0] > pair[1]) {
         refuse!(context, difficulty => "falls from {} to {}", pair[0], pair[1]; "give lengths that rise");

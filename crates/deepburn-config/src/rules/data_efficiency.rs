@@ -31,7 +31,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> Option<DynamicBatchingPlan> 
     refuse!(if !key.is_given(); context, key => "is missing, and dynamic batching needs it";
         "add it: an integer of at least 1, the tokens of a micro-batch");
     let max_tokens = key.value?;
-    refuse!(if max_tokens < min; context, key => "{max_tokens} tokens are fewer than the {min} samples of min_batch_size";
+    refuse!(if max_tokens < min; context, key => "{} cannot hold the {min} samples of min_batch_size", counted(max_tokens, "token");
         "raise it or lower min_batch_size");
     Some(
         filled!(DynamicBatchingPlan, batching { min_batch_size, max_batch_size, lr_scaling, verbose }

@@ -26,6 +26,7 @@ use hyperparameters::{bounds, learning_rate, moments};
 
 use crate::check::nearest;
 use crate::context::Context;
+use crate::counted::counted;
 use crate::diagnosis::{Severity, Site, note, refuse, report, warning};
 use crate::key::{Status, Trigger, Variant};
 use crate::keys::*;

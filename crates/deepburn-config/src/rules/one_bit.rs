@@ -47,8 +47,8 @@ pub(super) fn zero_one_adam(entry: &Entry<'_>, context: &mut Context<'_>) -> Opt
     let var_freeze_step = steps(&params.var_freeze_step);
     let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
     note!(if var_freeze_step >= total; context, &params.var_freeze_step =>
-        "{var_freeze_step} is not below the {total} steps of the run: the second moment is never frozen, and \
-         every step exchanges gradients");
+        "{var_freeze_step} is not below the {} of the run: the second moment is never frozen, and \
+         every step exchanges gradients", counted(total as usize, "step"));
     OptimizerPlan::ZeroOneAdam(ZeroOneAdamPlan {
         adam: moments(entry, true, context),
         var_freeze_step,
@@ -69,7 +69,7 @@ fn freeze_step(key: &Setting<'_, i64>, context: &mut Context<'_>) -> u64 {
     let step = step.max(1) as u64;
     let total = context.run.total_steps.map_or(u64::MAX, |total| total as u64);
     warning!(if step >= total;
-        context, key => "{step} is not below the {total} steps of the run: momenta are never compressed";
+        context, key => "{step} is not below the {} of the run: momenta are never compressed", counted(total as usize, "step");
         "give 15 to 25 % of the steps, {} for example", (total / 5).max(1));
     step
 }
@@ -84,6 +84,6 @@ pub(crate) fn check_warmup(optimizer: &OptimizerPlan, warmup: usize, context: &m
         _ => return,
     };
     warning!(if step < warmup as u64; context, format!("optimizer.params.{name}") =>
-        "{step} is below the {warmup} steps of the learning rate's warm-up";
+        "{step} is below the {} of the learning rate's warm-up", counted(warmup, "step");
         "freeze the second moment after it: give {warmup} or more");
 }

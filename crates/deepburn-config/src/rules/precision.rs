@@ -128,8 +128,8 @@ fn check_dynamic_scale(fp16: &Fp16<'_>, context: &mut Context<'_>) {
     } else if fp16.enabled.value && power > USABLE_SCALE_POWER {
         let skipped = predicted_skips(power, fp16.hysteresis.value);
         warning!(context, &fp16.initial_scale_power =>
-            "{power} starts at a scale of 2^{power}: about {skipped} updates will be skipped until it is down at \
-             2^{USABLE_SCALE_POWER}";
+            "{power} starts at a scale of 2^{power}: about {} will be skipped until it is down at \
+             2^{USABLE_SCALE_POWER}", counted(skipped as usize, "update");
             "write {USABLE_SCALE_POWER}");
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn resolve(scheduler: &LrScheduler, lr: f64, context: &mut Context<'_
         "\"{name}\" needs the number of optimizer steps, which is not known"; "give training.max_steps");
     let total_steps = total.unwrap_or(warmup);
     warning!(if warmup > total_steps; context, scheduler::WARMUP =>
-        "{warmup} is more than the {total_steps} steps of the run: the warm-up is never finished";
+        "{warmup} is more than the {} of the run: the warm-up is never finished", counted(total_steps, "step");
         "give a shorter warm-up or more steps");
     let curve = curve(scheduler, lr, (warmup, total_steps), context);
     SchedulePlan::Trainer(TrainerSchedule { lr, warmup_steps: warmup, total_steps, curve })
@@ -98,8 +98,8 @@ fn stable_decay(
     let num_stable_steps = given.unwrap_or_else(|| signed(total).saturating_sub(moving));
     let whole = moving.saturating_add(num_stable_steps.max(0));
     warning!(if whole > signed(total); context, format!("{KWARGS}.num_decay_steps") =>
-        "the parts of the schedule, {warmup} steps of warm-up, {} constant ones and {num_decay_steps} of decay, are \
-         longer than the {total} steps of the run", num_stable_steps.max(0);
+        "the parts of the schedule, {} of warm-up, {} constant ones and {num_decay_steps} of decay, are \
+         longer than the {} of the run", counted(warmup, "step"), num_stable_steps.max(0), counted(total, "step");
         "give shorter parts or more steps");
     WarmupStableDecay {
         num_stable_steps,

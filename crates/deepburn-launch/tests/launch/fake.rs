@@ -176,7 +176,11 @@ fn what_mpirun_leaves_is_ended() {
     );
     let ended = fake.job().run();
     assert_eq!(ended.status, Some(3));
-    assert!(ended.stderr.contains("1 processes outlived mpirun"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("killed the processes that outlived mpirun: 1"),
+        "{}",
+        ended.stderr
+    );
     assert!(!is_running(fake.read("rank").trim()));
 }
 

@@ -258,12 +258,12 @@ fn a_run_without_its_best_checkpoint_ends_with_the_last_model() {
         fs::write(&blocked, "in the way").unwrap();
         kept_last(&run(&blocked, options));
         // The best checkpoint is deleted, or one of its files is damaged.
-        for damages in [false, true] {
-            let root = folder.path().join(format!("damages {damages}"));
+        for damaged in [None, Some("rank-00001.safetensors"), Some("manifest.json")] {
+            let root = folder.path().join(format!("damaged {damaged:?}"));
             run(&root, RunOptions { stop: Some(STEPS), ..options });
             let saved = root.join(Tag::of_step(best).as_str());
-            if damages {
-                let file = saved.join("rank-00001.safetensors");
+            if let Some(name) = damaged {
+                let file = saved.join(name);
                 let mut bytes = fs::read(&file).unwrap();
                 let last = bytes.len() - 1;
                 bytes[last] ^= 1;
@@ -272,7 +272,7 @@ fn a_run_without_its_best_checkpoint_ends_with_the_last_model() {
                 fs::remove_dir_all(&saved).unwrap();
             }
             let reason = kept_last(&run(&root, RunOptions { resumes: true, ..options }));
-            let expected = if damages { "rank-00001.safetensors" } else { "was deleted" };
+            let expected = damaged.unwrap_or("was deleted");
             assert!(reason.contains(expected), "{reason}");
         }
     }

@@ -74,7 +74,7 @@ fn token_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         (file("empty.bin", &[]), "empty.bin` is empty"),
         (file("odd.bin", &[0; 9]), "9 bytes"),
         (file("ragged.u32.bin", &[0; 18]), "18 bytes, which is not a multiple of the 4 bytes"),
-        (file("short.bin", &[0; 6]), "has 3 tokens, fewer than one sequence"),
+        (file("short.bin", &[0; 6]), "is shorter than one sequence: it has 3 of "),
         (file("short.u32.bin", &[0; 12]), "data.sequence_length = 4"),
         (file("id.bin", &[1, 0, 2, 0, 100, 0, 0, 0]), "id 100 at token 2"),
         (file("id.u32.bin", &[255; 16]), "id 4294967295 at token 0"),

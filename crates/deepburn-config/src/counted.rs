@@ -2,11 +2,17 @@
 
 /// Formats a number with its noun: `1 rank`, `2 ranks`, `2 micro-batches`.
 ///
-/// Nouns that end in `ch` get `es`, all others `s`. No other noun is used in messages.
-pub(crate) fn counted(count: usize, noun: &str) -> String {
+/// Nouns that end in `ch` or `s` get `es`, all others `s`. No other noun is used in messages.
+///
+/// ```
+/// use deepburn_config::counted;
+///
+/// assert_eq!([counted(1, "step"), counted(2, "batch")], ["1 step", "2 batches"]);
+/// ```
+pub fn counted(count: usize, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),
-        _ if noun.ends_with("ch") => format!("{count} {noun}es"),
+        _ if noun.ends_with("ch") || noun.ends_with('s') => format!("{count} {noun}es"),
         _ => format!("{count} {noun}s"),
     }
 }
@@ -23,6 +29,7 @@ mod tests {
             (2, "rank", "2 ranks"),
             (1, "micro-batch", "1 micro-batch"),
             (2, "micro-batch", "2 micro-batches"),
+            (2, "process", "2 processes"),
         ] {
             assert_eq!(counted(count, noun), text);
         }

@@ -1,7 +1,6 @@
 //! The interface between models and training programs.
 //!
-//! - [`Architecture`] describes everything that the configuration alone determines: parameters, files and the ops of a
-//!   training pass.
+//! - [`Architecture`] describes everything that the configuration alone determines: parameters and files.
 //! - [`SavedConfig`] reads a configuration from its `config.json`.
 //! - [`BuildModel`] builds the Burn module for a configuration on a backend.
 //! - [`LanguageModelConfig`] and [`TextClassifierConfig`] add the methods that are specific to language modelling and
@@ -13,8 +12,8 @@
 //! A new language model needs a folder next to [`gpt2`](crate::gpt2), and one line in the list of models of the programs.
 //! The folder contains:
 //!
-//! - a configuration that implements [`Architecture`]: the list of parameters, their names in files, `config.json`, and
-//!   [`describe`](Architecture::describe), which lists the ops of the forward pass for memory estimates;
+//! - a configuration that implements [`Architecture`]: the list of parameters, their names in files, and
+//!   `config.json`;
 //! - implementations of [`SavedConfig`] and [`LanguageModelConfig`] for the configuration: reading and overriding
 //!   fields, and the limits on token sequences;
 //! - a Burn module that implements [`LanguageModel`](crate::causal_lm::LanguageModel): the loss, and the logits of the
@@ -22,7 +21,7 @@
 //! - an implementation of [`BuildModel`], which builds the module with random weights, with zeros, or with the weights
 //!   in a folder.
 //!
-//! Checkpoints, exports, generation, memory estimates and sharded training then work without further code.
+//! Checkpoints, exports, generation, forecasts and sharded training then work without further code.
 
 use std::fmt;
 use std::path::Path;
@@ -32,7 +31,7 @@ use burn::tensor::backend::Backend;
 use deepburn_safetensors::FloatType;
 use serde_json::{Map, Value};
 
-use crate::forward_pass::{BatchShape, ForwardPass};
+use crate::batch_shape::BatchShape;
 use crate::hf::{
     ClassNames, ClassNamesError, ExtraFields, HfExport, JsonFiles, ModelConfigError,
     ModelFolderError, ModelFolderWriter, Names, ParameterShape, ProblemType,
@@ -71,12 +70,8 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError>;
 
-    /// Describes the forward pass and the loss of a micro-batch op by op, without computing values. Memory use and step
-    /// times are predicted from this description.
-    fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape);
-
-    /// Returns the size in bytes of the logits that the loss holds at any one time, in addition to the tensors that
-    /// [`describe`](Self::describe) reports.
+    /// Returns the size in bytes of the logits that the loss holds at any one time inside a fused op, in addition to the
+    /// tensors of the model.
     fn logits_bytes(&self, batch: BatchShape) -> u64 {
         _ = batch;
         0

@@ -7,8 +7,7 @@
 //!   [`encoder`] is a transformer encoder for text classification.
 //! - [`causal_lm`] provides batches, loss and generation for all language models. Text classifiers use [`TextBatch`].
 //! - [`hf`] reads and writes model folders in the layout of Hugging Face.
-//! - [`Architecture`] is the interface between models and programs. Models describe the ops of their training pass to a
-//!   [`ForwardPass`].
+//! - [`Architecture`] is the interface between models and programs.
 
 pub mod causal_lm;
 pub mod encoder;
@@ -16,7 +15,7 @@ pub mod gpt2;
 pub mod hf;
 
 mod architecture;
-mod forward_pass;
+mod batch_shape;
 mod label_loss;
 mod label_smoothing;
 mod norm;
@@ -27,7 +26,7 @@ mod weights;
 pub use architecture::{
     Architecture, BuildModel, LanguageModelConfig, SavedConfig, TextClassifierConfig, TokenLimits,
 };
+pub use batch_shape::BatchShape;
 pub use deepburn_safetensors::FloatType;
-pub use forward_pass::{BatchShape, ForwardPass, PassTensor};
 pub use label_loss::TextLabels;
 pub use texts::{TextBatch, TextBatchError, TextClassifier, TextLimits};

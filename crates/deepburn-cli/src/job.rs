@@ -13,7 +13,6 @@
 //! made_folders.rs    folders that are created to check that they can be written to
 //! ```
 
-pub(crate) mod activations;
 pub(crate) mod devices;
 pub(crate) mod known_model;
 pub(crate) mod made_folders;

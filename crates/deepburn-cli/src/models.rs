@@ -8,22 +8,18 @@
 
 use std::path::{Path, PathBuf};
 
-use burn_flex::Flex;
 use deepburn_config::{Architecture, DataKind, Job};
-use deepburn_models::causal_lm::LanguageModel;
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
 use deepburn_models::hf::{ModelConfigError, is_sequence_classifier, read_fields, read_small_file};
-use deepburn_models::{
-    BuildModel, LanguageModelConfig, SavedConfig, TextClassifier, TextClassifierConfig,
-};
+use deepburn_models::{LanguageModelConfig, SavedConfig};
 use serde_json::{Map, Value};
 
 use crate::data::causal::Causal;
 use crate::data::classification::{Classification, ClassifierRecipe};
 use crate::data::recipe::JobInputs;
 use crate::failure::Failure;
-use crate::job::known_model::KnownModel;
+use crate::job::known_model::{KnownClassifier, KnownLanguageModel, KnownModel};
 use crate::run::subject::Subject;
 
 /// The supported models. If several models have the same `model_type`, the first one reads files whose `architectures`
@@ -67,7 +63,7 @@ enum Task {
 /// Returns the entry of a language model.
 const fn language_model<C>(architecture: Architecture) -> Model
 where
-    C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>> + 'static,
+    C: LanguageModelConfig + KnownLanguageModel + 'static,
     Causal<C>: Subject,
 {
     Model {
@@ -82,10 +78,7 @@ where
 /// Returns the entry of a text classifier.
 const fn classifier<C>(architecture: Architecture) -> Model
 where
-    C: SavedConfig
-        + TextClassifierConfig
-        + BuildModel<Flex, Model: TextClassifier<Flex> + 'static>
-        + 'static,
+    C: SavedConfig + KnownClassifier + 'static,
     Classification<C>: ClassifierRecipe + Subject,
 {
     Model {

@@ -17,7 +17,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use deepburn_comm::{CommError, SimulatedGroup, Statistics, panic_message};
 use deepburn_config::Plan;
-use deepburn_learner::{Engine, EngineError, initialize};
+use deepburn_learner::{BoxError, Engine, EngineError, initialize};
 use deepburn_meta::{Meta, MetaDevice, observe_work};
 use deepburn_zero::{Group, ModuleOperations, Training};
 
@@ -34,7 +34,7 @@ const MICRO_BATCHES: usize = 3;
 
 /// What one rank needs to train.
 #[derive(Debug, Clone)]
-pub struct DryRun {
+pub struct Forecast {
     /// The peaks while the model is sharded, before the first step.
     pub start: MemoryPeaks,
     /// The peaks of a training step.
@@ -49,7 +49,7 @@ pub struct DryRun {
     world_size: usize,
 }
 
-impl DryRun {
+impl Forecast {
     /// Returns the floating-point operations of a training step on one rank.
     pub fn flops(&self) -> u64 {
         self.operations.iter().map(|module| module.forward + module.backward).sum()
@@ -68,16 +68,20 @@ impl DryRun {
 
 /// The reason why a dry run did not complete.
 #[derive(Debug, thiserror::Error)]
-pub enum DryRunError {
+pub enum ForecastError {
     /// The engine returned an error, which a real run would return too.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The model could not be built, or its loss could not be computed.
+    #[error(transparent)]
+    Loss(BoxError),
     /// The model cannot be run without data, or panics with data too.
-    #[error("the model panicked in a dry run, where every tensor reads as zeros: {0}")]
+    #[error("the model panicked without data, where every tensor reads as zeros: {0}")]
     Model(String),
 }
 
-/// Runs training steps of rank 0 without data. The plan determines the number of ranks.
+/// Forecasts the memory, the collectives and the operations of a training step on rank 0, without
+/// running it. The plan determines the number of ranks.
 ///
 /// `build` creates the model, and `loss` computes the loss of one micro-batch of the size that is
 /// to be forecast. Tensors have no values, so both should depend on shapes only: reading a tensor
@@ -85,12 +89,38 @@ pub enum DryRunError {
 ///
 /// # Errors
 ///
-/// Returns an error if the plan does not fit the model, or if the model panics.
-pub fn dry_run<M: AutodiffModule<Training<Meta>>>(
+/// Returns an error if the plan does not fit the model, the error of `build` or `loss`, or their
+/// panic.
+///
+/// # Example
+///
+/// How much memory does a layer of 4096 by 4096 weights need on each of 64 ranks?
+///
+/// ```
+/// # use burn::nn::LinearConfig;
+/// # use burn::tensor::Tensor;
+/// # use deepburn_config::{RawConfig, RunContext, resolve};
+/// # use deepburn_forecast::forecast;
+/// # let json = r#"{"train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "AdamW"},
+/// #     "zero_optimization": {"stage": 3}}"#;
+/// # let plan = resolve(&RawConfig::from_json(json)?, &RunContext::on_host(64))?.plan;
+/// let forecast = forecast(
+///     &plan,
+///     |device| Ok(LinearConfig::new(4096, 4096).with_bias(false).init(device)),
+///     |layer| {
+///         let x = Tensor::zeros([8, 4096], &layer.weight.device());
+///         Ok(layer.forward(x).powf_scalar(2.0).mean())
+///     },
+/// )?;
+/// // 16 bytes for each parameter of the shard: weight, gradient and two moments in f32.
+/// assert_eq!(forecast.step.device.model_states(), 16 * 4096 * 4096 / 64);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn forecast<M: AutodiffModule<Training<Meta>>>(
     plan: &Plan,
-    build: impl FnOnce(&MetaDevice) -> M + Send,
-    loss: impl Fn(&M) -> Tensor<Training<Meta>, 1> + Send,
-) -> Result<DryRun, DryRunError> {
+    build: impl FnOnce(&MetaDevice) -> Result<M, BoxError> + Send,
+    loss: impl Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError> + Send,
+) -> Result<Forecast, ForecastError> {
     let recorder = Recorder::default();
     let times = plan.batch.gradient_accumulation_steps;
     let short = shortened(plan);
@@ -102,7 +132,7 @@ pub fn dry_run<M: AutodiffModule<Training<Meta>>>(
         observe_work(
             move |work| observer.compute(work),
             || {
-                let model = build(&MetaDevice);
+                let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
                 let engine = initialize(model, &short, Group::new(group.clone()))?;
                 let start = MemoryPeaks::of(engine.ledger());
                 let mut steps = Steps { engine, group, recorder, loss };
@@ -112,7 +142,7 @@ pub fn dry_run<M: AutodiffModule<Training<Meta>>>(
                 }
                 let Step { peaks, collectives, operations, timeline } = step;
                 let timeline = cost::check(&short).map(|()| timeline);
-                Ok(DryRun { start, step: peaks, collectives, operations, timeline, world_size })
+                Ok(Forecast { start, step: peaks, collectives, operations, timeline, world_size })
             },
         )
     })
@@ -137,8 +167,8 @@ fn shortened(plan: &Plan) -> Plan {
 /// Returns the error of `run`, or its panic.
 pub fn on_simulated_rank<R: Send>(
     world_size: usize,
-    run: impl FnOnce(SimulatedGroup) -> Result<R, DryRunError> + Send,
-) -> Result<R, DryRunError> {
+    run: impl FnOnce(SimulatedGroup) -> Result<R, ForecastError> + Send,
+) -> Result<R, ForecastError> {
     let group = SimulatedGroup::new(0, world_size).map_err(EngineError::from)?;
     // A model is bound to its thread, and the caller's thread may have other models.
     let result = thread::scope(|scope| scope.spawn(|| run(group)).join());
@@ -147,7 +177,7 @@ pub fn on_simulated_rank<R: Send>(
             Some(error) => error.to_string(),
             None => panic_message(&*panic),
         };
-        Err(DryRunError::Model(message))
+        Err(ForecastError::Model(message))
     })
 }
 
@@ -171,10 +201,10 @@ struct Step {
 impl<M, F> Steps<M, F>
 where
     M: AutodiffModule<Training<Meta>>,
-    F: Fn(&M) -> Tensor<Training<Meta>, 1>,
+    F: Fn(&M) -> Result<Tensor<Training<Meta>, 1>, BoxError>,
 {
     /// Takes an optimizer step, and reports it as one of `micro_batches` micro-batches.
-    fn take(&mut self, micro_batches: usize) -> Result<Step, DryRunError> {
+    fn take(&mut self, micro_batches: usize) -> Result<Step, ForecastError> {
         let run = micro_batches.min(MICRO_BATCHES);
         let omitted = (micro_batches - run) as u64;
         self.engine.ledger().reset_peaks();
@@ -187,7 +217,7 @@ where
             let times = if index == 1 { 1 + omitted } else { 1 };
             let before = self.group.statistics();
             self.engine.states().start_counting();
-            let loss = self.engine.forward(&self.loss)?;
+            let loss = self.engine.forward(&self.loss)?.map_err(ForecastError::Loss)?;
             self.engine.backward(loss)?;
             self.engine.step()?;
             add(&mut operations, self.engine.states().stop_counting(), times);

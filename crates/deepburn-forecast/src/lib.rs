@@ -1,6 +1,6 @@
 //! Forecasts of sharded training, for any Burn model.
 //!
-//! [`dry_run`] runs the real engine on a backend without data ([`Meta`]) and a process group
+//! [`forecast()`] runs the real engine on a backend without data ([`Meta`]) and a process group
 //! without other ranks. Nothing is computed or moved. The memory ledger counts what a real run would
 //! hold, and the group counts the collectives that it would start.
 
@@ -12,5 +12,5 @@ mod memory;
 mod timeline;
 
 pub use deepburn_meta::{Meta, MetaDevice};
-pub use dry_run::{DryRun, DryRunError, dry_run, on_simulated_rank};
+pub use dry_run::{Forecast, ForecastError, forecast, on_simulated_rank};
 pub use memory::{MemoryPeaks, Peaks};

@@ -11,7 +11,7 @@
 //! and [`ModelStates::step`] updates the elements that this rank owns. With
 //! 16-bit parameters the optimizer keeps f32 master weights of these elements.
 //! A [`Ledger`] counts the memory of the model states, temporary buffers and
-//! activations, and [`estimate`] predicts it.
+//! activations. On a backend without data, it predicts what a real run needs.
 //!
 //! ```text
 //!  shard                   once: broadcast and shard parameters, replace them with handles
@@ -55,9 +55,7 @@ mod autocast;
 mod backend;
 mod backward_watch;
 mod buffers;
-pub mod cost;
 mod error;
-pub mod estimate;
 mod fetch;
 mod flat;
 mod gather;
@@ -106,6 +104,7 @@ pub use ledger::{Category, Lease, Ledger, Tier, Usage};
 pub use operations::ModuleOperations;
 pub use optimizer::{Rates, moments};
 pub use parameter::{Parameter, ParameterView};
+pub use parameter_size::ParameterSize;
 pub use pass::Pass;
 pub use plain_tensors::PlainTensor;
 pub use random::RandomStream;

@@ -61,9 +61,8 @@ use tiered_state::{DeviceState, ParkedState, TieredState, tensor};
 
 pub use moments::moments;
 pub(crate) use newton_schulz::WORKSPACE;
-pub(crate) use rounds::{MatrixOwner, ROUNDS_PER_MODEL, StepOrder, UpdateRound};
-pub use rule::DirectionMemory;
-pub(crate) use rule::{direction_memory, state_arrays};
+pub(crate) use rounds::{MatrixOwner, StepOrder, UpdateRound};
+pub(crate) use rule::state_arrays;
 pub(crate) use step::{StepInProgress, UpdateDirection};
 pub(crate) use zero_one::{COMMON, LOCAL_ARRAYS};
 

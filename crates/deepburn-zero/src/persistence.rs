@@ -15,7 +15,6 @@ use deepburn_config::GatherPlan;
 ///
 /// On one rank, a shard on the device is already the complete parameter, so the
 /// caller omits it. DeepSpeed marks it, but shares the memory of both copies.
-/// Both the run and the estimate use this function.
 pub(crate) fn persistent_parameters(
     numels: impl Iterator<Item = u64>,
     plan: &GatherPlan,

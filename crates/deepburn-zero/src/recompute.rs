@@ -82,7 +82,7 @@ pub(crate) enum Cost {
 ///
 /// Products with a smaller inner dimension are cheap relative to the memory of their result. An example is attention
 /// scores, whose inner dimension is the head dimension.
-pub const SHORT_SUM: usize = 128;
+pub(crate) const SHORT_SUM: usize = 128;
 
 impl Cost {
     /// Returns the cost of a product with the inner dimension `terms`.

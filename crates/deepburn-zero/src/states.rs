@@ -75,7 +75,6 @@ use crate::sharding::Marker;
 use crate::training::Training;
 use compression::ErrorFeedback;
 
-pub(crate) use compression::error_bytes;
 pub use rank_arrays::OwnedState;
 pub use segments::{
     GradientSum, OwnedArray, RandomState, StateArray, StateSegment, StreamPosition,

@@ -1,7 +1,7 @@
 //! The tiers of a rank's offloaded model states, and the size of their file.
 //!
 //! Main types: `StateTiers` and `ShardTiers`, which assign a tier to each array.
-//! Both the run and the memory estimate call them with all parameters in module
+//! Both the run and the check of free disk space call them with all parameters in module
 //! order, so both use the same rule.
 //!
 //! ```text

@@ -13,9 +13,6 @@
 //!  pass 3   deviate  F:0 F:2                     the record becomes F:0 F:2, recording continues
 //!  pass 4   follow   F:0 F:2 …
 //! ```
-//!
-//! The cost model in `cost` also uses this type, so that its estimate prefetches
-//! the same parameters.
 
 /// One half of a training pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -62,6 +62,10 @@ pub use deepburn_checkpoint as checkpoint;
 pub use deepburn_comm as comm;
 pub use deepburn_config as config;
 pub use deepburn_deepspeed as deepspeed;
+pub use deepburn_forecast::{
+    Forecast, ForecastError, MemoryPeaks, Meta, MetaDevice, Peaks, cost, forecast,
+    on_simulated_rank,
+};
 pub use deepburn_kernels as kernels;
 pub use deepburn_learner::{
     AbsoluteErrors, Answers, Batch, BatchSchedule, BatchSizeError, BatchSource, BestEvaluation,

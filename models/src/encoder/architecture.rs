@@ -20,7 +20,6 @@ use super::config::EncoderConfig;
 use super::model::Encoder;
 use super::parameters::parameters;
 use crate::architecture::{Architecture, BuildModel, SavedConfig, TextClassifierConfig};
-use crate::forward_pass::{BatchShape, ForwardPass, describe_loss};
 use crate::hf::{
     CONFIG, ClassNames, ClassNamesError, JsonFiles, ModelConfigError, ModelFolderError, Names,
     ParameterShape, ProblemType, Weights,
@@ -72,41 +71,6 @@ impl Architecture for EncoderConfig {
     /// Reads every tensor in blocks, using at most 8 MiB of memory.
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
         open(self, folder)?.check_values(&parameters(self))
-    }
-
-    /// Describes the encoder's forward pass, op by op, in the order of `Encoder::forward`. Sizes are numbers of
-    /// elements. `rows` is texts × length; after the mean over tokens, each text has one row.
-    fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
-        let [width, inner, heads, classes] =
-            [self.embed_dim, self.hidden_dim, self.num_heads, self.num_classes]
-                .map(|size| size as u64);
-        let (rows, dropout) = (batch.rows(), self.dropout);
-        pass.hold(batch.text_bytes(self.problem_type, classes));
-        let mut x = pass.lookup(rows * width, self.vocab_size as u64 * width);
-        x = pass.dropout(x, dropout);
-        for _ in 0..self.num_layers {
-            pass.start_block();
-            let projected = pass.linear(x, [width, 3 * width], true);
-            let attended = pass.attention(projected, rows * width, rows * heads, batch.length);
-            let attended = pass.linear(attended, [width, width], true);
-            let attended = pass.dropout(attended, dropout);
-            let sum = pass.add(attended, x);
-            let normed = pass.layer_norm(sum, width);
-            let fed = pass.linear(normed, [width, inner], true);
-            let fed = pass.elementwise(fed);
-            let fed = pass.dropout(fed, dropout);
-            let fed = pass.linear(fed, [inner, width], true);
-            let fed = pass.dropout(fed, dropout);
-            let sum = pass.add(fed, normed);
-            x = pass.layer_norm(sum, width);
-        }
-        let means = pass.weighted_means(x, rows, batch.sequences * width, batch.length);
-        pass.end_blocks();
-        let fed = pass.linear(means, [width, inner], true);
-        let fed = pass.elementwise(fed);
-        let fed = pass.dropout(fed, dropout);
-        let logits = pass.linear(fed, [inner, classes], true);
-        describe_loss(pass, self.problem_type, logits, batch.sequences * classes);
     }
 }
 

@@ -25,12 +25,11 @@ use super::classifier::{ClassifierConfig, Gpt2Classifier};
 use super::config::Gpt2Config;
 use super::model::Gpt2;
 use super::parameters::{NAMES, SCORE, parameters};
-use super::pass::{describe_body, describe_head};
 use super::pretrained::PretrainedGpt2;
 use crate::architecture::{
     Architecture, BuildModel, LanguageModelConfig, SavedConfig, TextClassifierConfig, TokenLimits,
 };
-use crate::forward_pass::{BatchShape, ForwardPass, describe_loss};
+use crate::batch_shape::BatchShape;
 use crate::hf::{
     CONFIG, ClassNames, ClassNamesError, ExtraFields, GENERATION_CONFIG, JsonFiles,
     ModelConfigError, ModelFolderError, Names, ParameterShape, ProblemType,
@@ -73,11 +72,6 @@ impl Architecture for Gpt2Config {
     /// Reads every tensor in blocks, using at most 8 MiB of memory.
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
         PretrainedGpt2::open(folder)?.check_values(self)
-    }
-
-    /// Describes the training pass of the language model, with the loss over all positions that have a target.
-    fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
-        describe_head(self, pass, batch);
     }
 
     /// Returns the size of one chunk of logits. The fused loss computes f32 logits for a chunk of rows and frees them
@@ -215,21 +209,6 @@ impl Architecture for ClassifierConfig {
 
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
         self.check_values(PretrainedGpt2::open(folder)?)
-    }
-
-    /// Describes the body and the classification head. The final norm and the head are only applied to the last token
-    /// of each text.
-    fn describe(&self, pass: &mut dyn ForwardPass, batch: BatchShape) {
-        let width = self.body.n_embd as u64;
-        let outputs = self.num_classes as u64;
-        pass.hold(batch.text_bytes(self.problem_type, outputs));
-        // As in the model, the last tokens are selected before the norm, which makes the norm cheap.
-        let hidden = describe_body(&self.body, pass, batch);
-        let last = pass.select(hidden, batch.sequences * width);
-        pass.end_blocks();
-        let normed = pass.layer_norm(last, width);
-        let logits = pass.linear(normed, [width, outputs], false);
-        describe_loss(pass, self.problem_type, logits, batch.sequences * outputs);
     }
 }
 

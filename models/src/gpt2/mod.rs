@@ -35,7 +35,6 @@ mod config_json;
 mod mlp;
 mod model;
 mod parameters;
-mod pass;
 mod pretrained;
 
 pub use activation::Activation;

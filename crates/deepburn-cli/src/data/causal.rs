@@ -26,7 +26,7 @@ use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError, Languag
 use deepburn_models::hf::{
     GENERATION_CONFIG, HfExport, ModelConfigError, ModelFolderError, ModelFolderWriter,
 };
-use deepburn_models::{Architecture, BuildModel, FloatType, LanguageModelConfig};
+use deepburn_models::{Architecture, BatchShape, BuildModel, FloatType, LanguageModelConfig};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -195,6 +195,12 @@ where
 
     fn task(&self, device: B::Device) -> Self::Task {
         NextToken { config: self.config.clone(), device, label_smoothing: self.label_smoothing }
+    }
+
+    fn example(&self, shape: BatchShape) -> TokenBatch {
+        let shape = [shape.sequences, shape.length].map(|size| size as usize);
+        let ids = vec![0; shape[0] * shape[1]];
+        TokenBatch(MicroBatch { input_ids: ids.clone(), labels: ids, samples: shape[0], shape })
     }
 
     /// Starts the data loader, with the evaluation settings of the job.

@@ -24,13 +24,14 @@ use deepburn::zero::{Training, Zero};
 use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
 use deepburn_config::{DynamicBatchingPlan, Job, ModelMetric, Plan, counted};
 use deepburn_datasets::{
-    BudgetSampler, Classes, DataError, DataShard, DistributedSampler, Order, StepShape, Tokenizer,
+    BudgetSampler, Classes, DataError, DataShard, DistributedSampler, LabelledBatch, Order,
+    StepShape, TextLabel, Tokenizer,
 };
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
 use deepburn_models::hf::{ClassNames, ModelFolderError, ModelFolderWriter, ProblemType};
 use deepburn_models::{
-    Architecture, BuildModel, FloatType, TextBatch, TextBatchError, TextClassifier,
+    Architecture, BatchShape, BuildModel, FloatType, TextBatch, TextBatchError, TextClassifier,
     TextClassifierConfig, TextLimits,
 };
 
@@ -405,6 +406,22 @@ where
     fn task(&self, device: B::Device) -> Self::Task {
         let (label_smoothing, problem_type) = (self.label_smoothing, self.config.problem_type());
         TextClass { limits: self.config.limits(), problem_type, device, label_smoothing }
+    }
+
+    fn example(&self, shape: BatchShape) -> Labelled {
+        let [texts, length] = [shape.sequences, shape.length].map(|size| size as usize);
+        let label = match self.config.problem_type() {
+            ProblemType::SingleLabelClassification => TextLabel::Class(0),
+            ProblemType::MultiLabelClassification => TextLabel::Classes(vec![0]),
+            ProblemType::Regression => {
+                TextLabel::Values(vec![0.0; self.config.limits().num_classes])
+            }
+        };
+        Labelled(LabelledBatch {
+            input_ids: vec![0; texts * length],
+            lengths: vec![length; texts],
+            labels: vec![Some(label); texts],
+        })
     }
 
     /// Starts the data loader, with the evaluation settings of the job.

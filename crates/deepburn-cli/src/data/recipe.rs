@@ -13,7 +13,7 @@ use deepburn::{BatchSource, EvaluationStream, Task};
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, DataShard, Order, StepShape, Tokenizer};
 use deepburn_models::hf::{HfExport, ModelFolderError, ModelFolderWriter};
-use deepburn_models::{Architecture, BuildModel};
+use deepburn_models::{Architecture, BatchShape, BuildModel};
 
 use crate::data::companions::Companions;
 use crate::data::places::Places;
@@ -54,6 +54,9 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
 
     /// Returns the task of a rank whose tensors are on `device`.
     fn task(&self, device: B::Device) -> Self::Task;
+
+    /// Returns a made-up micro-batch of this shape, for a forecast.
+    fn example(&self, shape: BatchShape) -> BatchOf<B, Self>;
 
     /// Starts the data loader of `shard` with the batches of `plan`.
     fn source(&self, shard: DataShard, plan: &Plan) -> Result<Self::Source, DataError>;

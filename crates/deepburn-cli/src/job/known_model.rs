@@ -4,13 +4,18 @@
 
 use std::path::Path;
 
+use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use burn_flex::{Flex, FlexDevice};
-use deepburn_models::causal_lm::{GenerateOptions, LanguageModel};
+use deepburn::zero::Training;
+use deepburn::{Forecast, ForecastError, Meta, MetaDevice};
+use deepburn_config::Plan;
+use deepburn_models::causal_lm::{CausalBatch, GenerateOptions, LanguageModel};
 use deepburn_models::gpt2::Gpt2Config;
-use deepburn_models::hf::{ExtraFields, read_fields, read_small_file};
+use deepburn_models::hf::{ExtraFields, ProblemType, read_fields, read_small_file};
 use deepburn_models::{
-    Architecture, BuildModel, LanguageModelConfig, TextBatch, TextClassifier, TextClassifierConfig,
+    Architecture, BatchShape, BuildModel, LanguageModelConfig, TextBatch, TextClassifier,
+    TextClassifierConfig, TextLabels,
 };
 
 use crate::failure::Failure;
@@ -46,6 +51,12 @@ pub(crate) trait KnownLanguageModel: Architecture {
         prompt: &[u32],
         options: &GenerateOptions,
     ) -> Result<Vec<u32>, Failure>;
+
+    /// Forecasts training with micro-batches of this shape.
+    ///
+    /// # Errors
+    /// Returns an error if the plan does not fit the model.
+    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError>;
 }
 
 /// The configuration of a classifier of any architecture.
@@ -55,10 +66,22 @@ pub(crate) trait KnownClassifier: TextClassifierConfig {
     /// # Errors
     /// Returns a user's mistake if the weights do not fit.
     fn open(&self, folder: &Path) -> Result<Classify, Failure>;
+
+    /// Forecasts training with micro-batches of this shape.
+    ///
+    /// # Errors
+    /// Returns an error if the plan does not fit the model.
+    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError>;
 }
 
-impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> KnownLanguageModel
-    for C
+impl<C> KnownLanguageModel for C
+where
+    C: LanguageModelConfig
+        + BuildModel<Flex, Model: LanguageModel<Flex>>
+        + BuildModel<
+            Training<Meta>,
+            Model: LanguageModel<Training<Meta>> + AutodiffModule<Training<Meta>>,
+        >,
 {
     /// Returns the extra fields of the configuration.
     fn extra_fields(&self) -> &ExtraFields {
@@ -72,19 +95,64 @@ impl<C: LanguageModelConfig + BuildModel<Flex, Model: LanguageModel<Flex>>> Know
         prompt: &[u32],
         options: &GenerateOptions,
     ) -> Result<Vec<u32>, Failure> {
-        let model = self.load(folder, &FlexDevice).map_err(Failure::mistake)?;
+        let model =
+            BuildModel::<Flex>::load(self, folder, &FlexDevice).map_err(Failure::mistake)?;
         let generation = model.generate(prompt, options).map_err(Failure::mistake)?;
         generation.collect::<Result<_, _>>().map_err(Failure::run)
     }
+
+    /// Forecasts the mean loss over all positions that predict a token.
+    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError> {
+        let shape = [shape.sequences, shape.length].map(|size| size as usize);
+        let ids = vec![0; shape[0] * shape[1]];
+        deepburn::forecast(
+            plan,
+            |device| Ok(BuildModel::<Training<Meta>>::zeros(self, device)?),
+            |model| {
+                let batch = CausalBatch::new(self, &ids, None, shape, &MetaDevice)?;
+                Ok(model.loss(&batch).mean())
+            },
+        )
+    }
 }
 
-impl<C: TextClassifierConfig + BuildModel<Flex, Model: TextClassifier<Flex> + 'static>>
-    KnownClassifier for C
+impl<C> KnownClassifier for C
+where
+    C: TextClassifierConfig
+        + BuildModel<Flex, Model: TextClassifier<Flex> + 'static>
+        + BuildModel<
+            Training<Meta>,
+            Model: TextClassifier<Training<Meta>> + AutodiffModule<Training<Meta>>,
+        >,
 {
     /// Loads the model on the plain CPU backend. The returned closure owns the model.
     fn open(&self, folder: &Path) -> Result<Classify, Failure> {
-        let model = self.load(folder, &FlexDevice).map_err(Failure::mistake)?;
+        let model =
+            BuildModel::<Flex>::load(self, folder, &FlexDevice).map_err(Failure::mistake)?;
         Ok(Box::new(move |batch| model.forward(batch)))
+    }
+
+    /// Forecasts the mean loss over the texts.
+    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError> {
+        let [texts, length] = [shape.sequences, shape.length].map(|size| size as usize);
+        let (limits, problem_type) = (self.limits(), self.problem_type());
+        let (ids, lengths) = (vec![0; texts * length], vec![length; texts]);
+        let classes = vec![0; texts];
+        let (flags, values) =
+            (vec![0; texts * limits.num_classes], vec![0.0; texts * limits.num_classes]);
+        deepburn::forecast(
+            plan,
+            |device| Ok(BuildModel::<Training<Meta>>::zeros(self, device)?),
+            |model| {
+                let labels = match problem_type {
+                    ProblemType::SingleLabelClassification => TextLabels::from(&classes),
+                    ProblemType::MultiLabelClassification => TextLabels::MultiLabel(&flags),
+                    ProblemType::Regression => TextLabels::Regression(&values),
+                };
+                let batch = TextBatch::new(limits, &ids, &lengths, labels, &MetaDevice)?;
+                Ok(model.loss(&batch).0 / texts as f64)
+            },
+        )
     }
 }
 
@@ -109,6 +177,21 @@ impl KnownModel {
         let text = read_small_file(&file).map_err(|error| named(&error))?;
         let fields = read_fields(&text).map_err(|error| named(&error))?;
         models::read_saved(fields).map_err(|error| named(&error))
+    }
+
+    /// Forecasts training with micro-batches of this shape.
+    ///
+    /// # Errors
+    /// Returns an error if the plan does not fit the model.
+    pub(crate) fn forecast(
+        &self,
+        plan: &Plan,
+        shape: BatchShape,
+    ) -> Result<Forecast, ForecastError> {
+        match self {
+            Self::LanguageModel(config) => config.forecast(plan, shape),
+            Self::Classifier(config) => config.forecast(plan, shape),
+        }
     }
 
     /// Returns the configuration.

@@ -3,8 +3,8 @@
 //! Memory forecasts need the size of each parameter together with its optimizer: a frozen parameter has neither a
 //! gradient nor optimizer states, and optimizers differ in the states that they keep.
 
+use deepburn::zero::ParameterSize;
 use deepburn::zero::assignment::{Assignment, AssignmentError, ModelParameter, UpdateSettings};
-use deepburn::zero::estimate::ParameterSize;
 use deepburn_config::{NoDecay, OptimizerPlan, ParamGroupError, ParamGroups, Plan, counted};
 use deepburn_models::Architecture;
 use deepburn_models::hf::ParameterShape;

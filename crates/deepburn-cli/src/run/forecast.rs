@@ -2,9 +2,9 @@
 //!
 //! Main type: [`RunForecast`]. It predicts two sizes:
 //!
-//! - The *tensors* are computed exactly as the memory ledger counts them: model states (parameters, gradients,
-//!   optimizer states), the buffers of ZeRO, and activations. If they alone exceed a memory limit, the run fails with
-//!   an error, because it would run out of memory.
+//! - The *tensors* are those of a dry run: the engine runs two training steps on a backend without data, and the memory
+//!   ledger counts model states, the buffers of ZeRO and activations. If they alone exceed a memory limit, the run fails
+//!   with an error, because it would run out of memory.
 //! - The *resident set* adds the program and the temporary memory of kernels. These are measured figures
 //!   ([`resident`]), so if only the resident set exceeds a limit, there is a warning.
 //!
@@ -24,16 +24,14 @@ mod resident;
 #[cfg(test)]
 mod tests;
 
-use deepburn::Ranks;
-use deepburn::zero::estimate::{
-    ActivationGraph, ElementBytes, Estimate, ParameterSize, PassPeak, PassPlan, estimate,
-};
-use deepburn_config::{ActivationOffload, Plan, Stage, ZeroPlan, counted};
+use deepburn::zero::Category;
+use deepburn::zero::ParameterSize;
+use deepburn::{Forecast, ForecastError, MemoryPeaks, Ranks};
+use deepburn_config::{ParameterOffload, Plan, Stage, ZeroPlan, counted};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::job::activations::activations;
 use crate::job::memory::{MemoryLimit, memory_limits};
 use crate::run::preparation::Preparation;
 use remedy::{PassChange, remedy};
@@ -41,11 +39,15 @@ use resident::Resident;
 
 /// The memory of the ranks of a host.
 #[derive(Debug, Clone, Copy)]
-struct Forecast {
-    /// Model states and buffers of one rank, in bytes.
-    rank: Estimate,
-    /// The peak that a training pass adds to the states of one rank.
-    pass: PassPeak,
+struct HostForecast {
+    /// The ZeRO stage.
+    stage: Stage,
+    /// The peaks of one rank as the ledger counts them.
+    rank: MemoryPeaks,
+    /// The peak of one rank on its device in bytes, with each byte counted once.
+    device: u64,
+    /// The bytes of the largest parameter in f32.
+    largest: u64,
     /// The ranks of this host.
     local: LocalRanks,
 }
@@ -61,71 +63,74 @@ struct LocalRanks {
     on_host: bool,
 }
 
+/// Forecasts training with a plan and micro-batches of a shape.
+type ForecastOf<'a> = Box<dyn Fn(&Plan, BatchShape) -> Result<Forecast, ForecastError> + 'a>;
+
 /// The model of a run and the plan of its training.
 struct TrainedModel<'a> {
     /// Sizes of all parameters.
     sizes: Vec<ParameterSize>,
-    /// Returns the activations of a micro-batch.
-    activations: Box<dyn Fn(BatchShape) -> ActivationGraph + 'a>,
+    /// Runs the model without data.
+    run: ForecastOf<'a>,
     /// The largest micro-batch.
     batch: BatchShape,
     /// The plan of the run.
     plan: &'a Plan,
-    /// Ranks on all hosts.
-    ranks: u64,
 }
 
 impl TrainedModel<'_> {
     /// Forecasts training with the ZeRO plan `zero` and the changes `change` of the training pass.
-    fn forecast(&self, zero: &ZeroPlan, local: LocalRanks, change: PassChange) -> Forecast {
-        let Plan { optimizer, precision, batch, .. } = self.plan;
-        let bytes = ElementBytes::new(optimizer, precision, batch.gradient_accumulation_steps);
-        let mut rank = estimate(&self.sizes, zero, self.ranks, bytes);
+    ///
+    /// # Errors
+    /// Returns an error if the plan does not fit the model.
+    fn forecast(
+        &self,
+        zero: &ZeroPlan,
+        local: LocalRanks,
+        change: PassChange,
+    ) -> Result<HostForecast, ForecastError> {
+        let mut plan = Plan { zero: zero.clone(), ..self.plan.clone() };
+        plan.activations.recompute = change.policy.unwrap_or(plan.activations.recompute);
         let sequences = change.sequences.unwrap_or(self.batch.sequences);
-        let graph = (self.activations)(BatchShape { sequences, ..self.batch });
-        let pass = PassPlan::new(self.plan, zero, self.ranks, &rank);
-        let policy = change.policy.unwrap_or(self.plan.activations.recompute);
-        let pass = pass.with_policy(policy).peak(&graph);
-        // Offloaded activations are counted on the tier that they are offloaded to, not on the device.
-        let offloaded_to = match self.plan.activations.offload {
-            ActivationOffload::Nvme { .. } => &mut rank.disk,
-            ActivationOffload::Device | ActivationOffload::Host { .. } => &mut rank.host,
+        let batch = BatchShape { sequences, ..self.batch };
+        let rank = (self.run)(&plan, batch)?.step;
+        let device = match is_gathered_in_place(&plan) {
+            false => rank.device.total,
+            true => {
+                plan.zero.stage = Stage::Gradients;
+                (self.run)(&plan, batch)?.step.device.total
+            }
         };
-        *offloaded_to = offloaded_to.saturating_add(pass.offloaded);
-        Forecast { rank, pass, local }
+        let largest = self.sizes.iter().map(|size| size.numel).max().unwrap_or(0);
+        let largest = largest.saturating_mul(size_of::<f32>() as u64);
+        Ok(HostForecast { stage: zero.stage, rank, device, largest, local })
     }
 }
 
-impl Forecast {
-    /// Returns the peak memory of one rank on its device, in bytes.
-    ///
-    /// The peak is either in the forward and backward pass, with parameters, optimizer states and activations, or in
-    /// the optimizer step, with all gradients and the update directions of an optimizer that computes them as tensors.
-    fn device(&self) -> u64 {
-        let kept = self.rank.states.parameters.saturating_add(self.rank.states.optimizer);
-        // The peak of the pass includes gradients, because backward computes them one after the other.
-        let in_pass = kept.saturating_add(self.pass.device);
-        // During the update, a gradient is kept until its parameter is updated.
-        let in_step = self.rank.states.total().saturating_add(self.rank.buffers.directions);
-        in_pass.max(in_step).saturating_add(self.rank.module_buffers)
-    }
+/// Returns whether gathered parameters take no memory. On one rank, they are views of their shards, but the ledger counts
+/// both. The same training at stage 2 gathers nothing.
+fn is_gathered_in_place(plan: &Plan) -> bool {
+    let Plan { zero, batch, .. } = plan;
+    let is_on_device = zero.parameter_shards == ParameterOffload::Device;
+    batch.world_size == 1 && zero.stage == Stage::Parameters && is_on_device
+}
 
+impl HostForecast {
     /// Returns the bytes of tensors on this host if each rank holds `of_rank` bytes.
     ///
     /// Rank threads share the result of an all-gather, which is a single array. At stages 1 and 2 these are the updated
     /// parameters, and at stage 3 the parameters that stay gathered until backward. Shared bytes are counted once.
     /// Processes share no tensors.
     fn tensors(&self, of_rank: u64) -> u64 {
-        let Self { rank, local, .. } = self;
+        let Self { stage, rank, largest, local, .. } = self;
         // The largest parameter is usually an embedding table. Backward does not read it, so it does not stay gathered.
-        let shared = match rank.stage {
+        let shared = match stage {
             Stage::OptimizerStates | Stage::Gradients if local.are_threads => {
-                rank.states.parameters
+                rank.device.of(Category::Parameters)
             }
             Stage::Parameters if local.are_threads => {
-                let gathered = rank.buffers.gathered_limit;
-                let gathered = gathered.saturating_sub(rank.buffers.largest_gathered);
-                gathered.min(of_rank.saturating_sub(rank.states.total()))
+                let gathered = rank.device.of(Category::Gathered).saturating_sub(*largest);
+                gathered.min(of_rank.saturating_sub(rank.device.model_states()))
             }
             _ => 0,
         };
@@ -139,7 +144,7 @@ impl Forecast {
     /// If the device is not the CPU, only offloaded tensors are counted.
     fn host_memory(&self, of_rank: u64) -> u64 {
         let tensors = if self.local.on_host { self.tensors(of_rank) } else { 0 };
-        tensors.saturating_add(self.rank.host.saturating_mul(self.local.count))
+        tensors.saturating_add(self.rank.host.total.saturating_mul(self.local.count))
     }
 
     /// Returns the bytes to compare with `limit`: the bytes of all ranks of this host, or of one process.
@@ -153,26 +158,28 @@ impl Forecast {
     ///
     /// Limits apply to host memory, so tensors in the memory of a GPU are not counted.
     fn exceeds(&self, limit: &MemoryLimit) -> bool {
-        self.compared(limit, self.device()) > limit.bytes
+        self.compared(limit, self.device) > limit.bytes
     }
 
     /// Returns the forecast of each tier in one line.
     fn line(&self, resident: &Resident) -> String {
-        let Self { rank, pass, local } = self;
-        let states = rank.states;
+        let Self { rank, local, .. } = self;
+        let of = |category| readable(rank.device.of(category));
         let device = if local.on_host { "host memory" } else { "device memory" };
         let mut line = format!(
             "memory forecast, {} on this host: {device} {} of model states (parameters {}, gradients {}, \
              optimizer {} per rank), {} with buffers and activations ({} per rank)",
             counted(local.count as usize, "rank"),
-            readable(self.tensors(states.total())),
-            readable(states.parameters),
-            readable(states.gradients),
-            readable(states.optimizer),
-            readable(self.tensors(self.device())),
-            readable(pass.activations),
+            readable(self.tensors(rank.device.model_states())),
+            of(Category::Parameters),
+            of(Category::Gradients),
+            of(Category::Optimizer),
+            readable(self.tensors(self.device)),
+            of(Category::Activations),
         );
-        for (tier, bytes) in [("model states in host memory", rank.host), ("NVMe", rank.disk)] {
+        for (tier, bytes) in
+            [("model states in host memory", rank.host.total), ("NVMe", rank.disk.total)]
+        {
             if bytes > 0 {
                 let bytes = readable(bytes.saturating_mul(local.count));
                 line.push_str(&format!("; {tier} {bytes}"));
@@ -192,13 +199,11 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
     let local =
         LocalRanks { count: count as u64, are_threads, on_host: training.backend.is_host() };
     let Preparation { subject, plan, .. } = preparation;
-    let architecture = subject.info().architecture();
     let model = TrainedModel {
         sizes: preparation.sizes.clone(),
-        activations: Box::new(move |batch| activations(architecture, batch, &plan.precision)),
+        run: Box::new(|plan, batch| subject.forecast(plan, batch)),
         batch: largest_batch(preparation),
         plan,
-        ranks: training.ranks as u64,
     };
     (model, local)
 }
@@ -220,37 +225,41 @@ fn largest_batch(preparation: &Preparation) -> BatchShape {
 /// The memory forecast of a run on this host. It is computed once, before the run starts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunForecast {
-    /// The computed bytes of tensors.
-    forecast: Forecast,
+    /// The bytes of tensors.
+    forecast: HostForecast,
     /// The resident set, which includes measured figures.
     resident: Resident,
 }
 
 impl RunForecast {
     /// Forecasts the run.
-    pub(crate) fn new(preparation: &Preparation, ranks: &Ranks) -> Self {
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the plan does not fit the model.
+    pub(crate) fn new(preparation: &Preparation, ranks: &Ranks) -> Result<Self, Failure> {
         let (model, local) = trained(preparation, ranks);
-        let forecast = model.forecast(&preparation.plan.zero, local, PassChange::default());
-        Self { forecast, resident: Resident::new(&forecast, preparation, &model) }
+        let zero = &preparation.plan.zero;
+        let forecast = model.forecast(zero, local, PassChange::default());
+        let forecast = forecast.map_err(Failure::mistake)?;
+        Ok(Self { forecast, resident: Resident::new(&forecast, preparation, &model) })
     }
 
     /// Returns the entry of `job.json`, in bytes: the memory of rank 0 on each tier as the ledger counts it, and the
     /// resident set of the process.
     pub(crate) fn record(&self) -> Value {
-        let Forecast { rank, pass, .. } = self.forecast;
-        let kept = rank.states.parameters.saturating_add(rank.states.optimizer);
+        let MemoryPeaks { device, host, disk } = self.forecast.rank;
         json!({
-            "device": kept.saturating_add(pass.ledger),
-            "host": rank.host,
-            "disk": rank.disk,
-            "activations": pass.activations,
+            "device": device.total,
+            "host": host.total,
+            "disk": disk.total,
+            "activations": device.of(Category::Activations),
             "rss": self.resident.total(),
         })
     }
 
-    /// Returns the peak of the activations that each rank offloads from its device, in bytes.
+    /// Returns the peak of the activations that each rank offloads to NVMe, in bytes.
     pub(crate) fn offloaded_activations(&self) -> u64 {
-        self.forecast.pass.offloaded
+        self.forecast.rank.disk.of(Category::Activations)
     }
 
     /// Logs the forecast, and warns if the resident set may exceed a memory limit.
@@ -266,14 +275,18 @@ impl RunForecast {
         let limits = memory_limits();
         // The resident set is checked too, so that a run with the suggested change really fits.
         let fits = |zero: &ZeroPlan, change| {
-            let changed = model.forecast(zero, local, change);
-            let resident = Resident::new(&changed, preparation, &model);
-            limits.iter().all(|limit| !changed.exceeds(limit) && resident.is_below(limit, &local))
+            model.forecast(zero, local, change).is_ok_and(|changed| {
+                let resident = Resident::new(&changed, preparation, &model);
+                limits
+                    .iter()
+                    .all(|limit| !changed.exceeds(limit) && resident.is_below(limit, &local))
+            })
         };
         // If several limits are exceeded, the lowest one is reported. The suggested change satisfies all of them.
         let exceeded = limits.iter().filter(|limit| forecast.exceeds(limit));
         if let Some(limit) = exceeded.min_by_key(|limit| limit.bytes) {
-            let states_fit = forecast.compared(limit, forecast.rank.states.total()) <= limit.bytes;
+            let states = forecast.rank.device.model_states();
+            let states_fit = forecast.compared(limit, states) <= limit.bytes;
             let remedy = remedy(model.plan, model.batch.sequences, states_fit, fits);
             return Err(refusal(forecast, limit, remedy));
         }
@@ -299,7 +312,7 @@ impl RunForecast {
 /// Returns the error of a run that does not fit, with the settings that make it fit.
 ///
 /// The message has the most relevant key, the needed memory, the limit with its source, and the remedy.
-fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> Failure {
+fn refusal(forecast: &HostForecast, limit: &MemoryLimit, remedy: Option<String>) -> Failure {
     let remedy = remedy.unwrap_or_else(|| {
         "no ZeRO stage, offload or activation checkpointing is enough; train in bf16, on more hosts, with shorter \
          sequences, or a smaller model"
@@ -309,13 +322,14 @@ fn refusal(forecast: &Forecast, limit: &MemoryLimit, remedy: Option<String>) -> 
         true => "a process".to_owned(),
         false => format!("{} on this host", counted(forecast.local.count as usize, "rank")),
     };
-    let states = forecast.compared(limit, forecast.rank.states.total());
-    let all = forecast.compared(limit, forecast.device());
+    let states = forecast.compared(limit, forecast.rank.device.model_states());
+    let all = forecast.compared(limit, forecast.device);
     // The key is the one of sharding if the model states do not fit, or else the micro-batch size.
     let (key, needed) = if states > limit.bytes {
         ("zero_optimization", format!("the model states of {place} need {}", readable(states)))
     } else {
-        let activations = forecast.compared(limit, forecast.pass.activations);
+        let activations = forecast.rank.device.of(Category::Activations);
+        let activations = forecast.compared(limit, activations);
         let needed = format!(
             "the model states and activations of {place} ({} of activations) need {}",
             readable(activations),

@@ -14,7 +14,7 @@
 //! ```
 
 use burn::tensor::DType;
-use deepburn::zero::estimate::ParameterSize;
+use deepburn::zero::ParameterSize;
 use deepburn::{BatchSchedule, Interval};
 use deepburn_config::{
     Backend, BatchPlan, Cadence, Diagnosis, DynamicBatchingPlan, Job, JobRequest, Plan, Precision,

@@ -38,7 +38,7 @@ impl PreparedRun {
             check_monitors(&job.training.output_dir, &plan.monitor, &request.config)
         })?;
         let origin = resume::origin(&preparation, resume)?;
-        let forecast = RunForecast::new(&preparation, ranks);
+        let forecast = RunForecast::new(&preparation, ranks)?;
         preparation.record["memory_forecast"] = forecast.record();
         Ok(Self { preparation, origin, forecast })
     }

@@ -6,8 +6,11 @@
 
 use burn_flex::Flex;
 use deepburn::ops::{FusedOps, OptimizerOps};
+use deepburn::{Forecast, ForecastError, Meta, MetaDevice, Task};
+use deepburn_config::Plan;
+use deepburn_models::BatchShape;
 
-use crate::data::recipe::{Recipe, SubjectInfo};
+use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo};
 use crate::failure::Failure;
 use crate::run::finetune::Run;
 
@@ -32,14 +35,37 @@ pub(crate) trait Subject:
 {
     /// Returns the properties that do not depend on the backend.
     fn info(&self) -> &dyn SubjectInfo;
+
+    /// Forecasts training with micro-batches of this shape.
+    ///
+    /// # Errors
+    /// Returns an error if the plan does not fit the model.
+    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError>;
 }
 
 impl<S> Subject for S
 where
-    S: SubjectInfo + Trainable<Flex> + TrainableOnCuda + TrainableOnTch + TrainableOnWgpu + Sync,
+    S: SubjectInfo
+        + Recipe<Meta>
+        + Trainable<Flex>
+        + TrainableOnCuda
+        + TrainableOnTch
+        + TrainableOnWgpu
+        + Sync,
 {
     fn info(&self) -> &dyn SubjectInfo {
         self
+    }
+
+    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError> {
+        deepburn::forecast(
+            plan,
+            |device| {
+                self.model(InitialWeights::Zeros, device)
+                    .map_err(|failure| failure.to_string().into())
+            },
+            |model| self.task(MetaDevice).loss(model, &Recipe::<Meta>::example(self, shape)),
+        )
     }
 }
 

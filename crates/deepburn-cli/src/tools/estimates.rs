@@ -1,7 +1,8 @@
 //! `deepburn estimate`: predict the memory and the step time of a model at one ZeRO stage or all of them.
 //!
-//! The sizes of model states and buffers depend only on the model and the plan. Activations are predicted if a sequence
-//! length is given, and step times if a network is given ([`scaling`]). The forecast of a run uses the same formulas.
+//! Every figure is from a dry run: the engine trains the model for two steps on a backend without data, as one rank of a
+//! group whose other ranks do not exist ([`deepburn::forecast`]). The forecast of a run is made in the same way.
+//! Activations are printed if a sequence length is given, and step times if a network is given ([`scaling`]).
 //!
 //! Output for GPT-2 small on 4 ranks. At stage 0 the model states take 16 bytes per parameter, the figure of the ZeRO
 //! paper (Rajbhandari et al., 2020):
@@ -13,25 +14,18 @@
 //!   gradients                            474.70       474.70       118.68       118.68
 //!   optimizer states                     949.40       237.35       237.35       237.35
 //!   model states                        1898.80      1186.75       830.73       475.16
-//!   gradient buckets, at most            147.24       147.24       147.24       147.24
-//!   gathered parameters, at most           0.00         0.00         0.00       474.24
-//!   all, at most (no activations)       2046.04      1333.99       977.96      1096.64
-//!   while sharding, at most             1571.34       859.29       859.29       503.73
 //! ```
 
 use std::path::PathBuf;
 
 use clap::Args;
-use deepburn::zero::cost::StepModel;
-use deepburn::zero::estimate::{
-    ActivationGraph, ElementBytes, Estimate, ParameterSize, PassPlan, estimate,
-};
-use deepburn_config::{Plan, RawConfig, RunContext, Stage, ZeroPlan, counted, resolve};
+use deepburn::zero::Category;
+use deepburn::{Forecast, MemoryPeaks};
+use deepburn_config::{Plan, RawConfig, RunContext, Stage, counted, resolve};
 use deepburn_models::{Architecture, BatchShape};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::job::activations::activations;
 use crate::job::known_model::KnownModel;
 use crate::job::param_groups::grouped_sizes;
 use crate::tools::check_config::{OpenValues, read};
@@ -77,22 +71,22 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     };
     let plan = plan(arguments, model)?;
     let stages = stages(stage_number(arguments, &plan)?)?;
-    // Step times need the activation graph, which contains the FLOPs.
     let length = match arguments.scaling.is_given() {
         true => arguments.sequence_length.or(Some(model.max_len() as u64)),
         false => arguments.sequence_length,
     };
     let batch = batch_shape(length, model, plan.batch.micro_batch_size)?;
-    let graph = batch.map(|batch| activations(model, batch, &plan.precision));
-    let sizes = grouped_sizes(model, &plan)?;
-    let subject = EstimateInput { plan: &plan, sizes: &sizes, graph: graph.as_ref() };
-    let estimates: Vec<_> = stages.iter().map(|stage| subject.estimate(*stage, ranks)).collect();
+    // Errors of parameter groups name their key, and the groups are logged.
+    grouped_sizes(model, &plan)?;
+    let subject = EstimateInput { plan: &plan, model: &known, batch };
+    let estimates = stages.iter().map(|stage| subject.estimate(*stage, ranks));
+    let estimates = estimates.collect::<Result<Vec<_>, Failure>>()?;
     let scaling = match batch {
         Some(batch) => Scaling::new(arguments, &subject, batch, model.width() as u64)?,
         None => None,
     };
     if arguments.json {
-        let mut list: Vec<_> = estimates.iter().map(record).collect();
+        let mut list: Vec<_> = estimates.iter().map(Estimate::record).collect();
         if let Some(scaling) = &scaling {
             for (record, stage) in list.iter_mut().zip(&stages) {
                 scaling.enter(record, &subject, *stage)?;
@@ -100,12 +94,9 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
         }
         return serde_json::to_string_pretty(&list).map_err(Failure::run);
     }
-    let mut lines = match estimates.as_slice() {
-        [one] => vec![one.to_string().trim_end().to_owned()],
-        several => table(several, ranks),
-    };
+    let mut lines = table(&estimates, ranks);
     if let Some(scaling) = &scaling {
-        lines.extend(scaling.lines(&subject, &stages)?);
+        lines.extend(scaling.lines(&subject, &stages, &estimates)?);
     }
     Ok(lines.join("\n"))
 }
@@ -150,36 +141,97 @@ fn stage_number(arguments: &EstimateArguments, plan: &Plan) -> Result<Option<u8>
 }
 
 /// The model and the plan to estimate.
-///
-/// Sizes and activations do not depend on the ZeRO stage, so all stages share them.
 struct EstimateInput<'a> {
     /// The resolved configuration.
     plan: &'a Plan,
-    /// Sizes of all parameters.
-    sizes: &'a [ParameterSize],
-    /// The forward pass of a micro-batch, if its length is known.
-    graph: Option<&'a ActivationGraph>,
+    /// The model.
+    model: &'a KnownModel,
+    /// The shape of a micro-batch, if its length is known.
+    batch: Option<BatchShape>,
 }
 
+/// The shape of a micro-batch whose activations are not printed. A language model needs two tokens for a target.
+const SMALLEST: BatchShape = BatchShape { sequences: 1, length: 2 };
+
 impl EstimateInput<'_> {
-    /// Returns the ZeRO plan at `stage`.
-    fn zero(&self, stage: Stage) -> ZeroPlan {
-        ZeroPlan { stage, ..self.plan.zero.clone() }
+    /// Runs the model without data at `stage`.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the plan does not fit the model.
+    fn estimate(&self, stage: Stage, ranks: u64) -> Result<Estimate, Failure> {
+        let mut plan = self.plan.clone();
+        plan.zero.stage = stage;
+        plan.batch.world_size = ranks as usize;
+        plan.batch.train_batch_size = plan.batch.micro_batch_size
+            * plan.batch.gradient_accumulation_steps
+            * plan.batch.world_size;
+        let forecast = self.model.forecast(&plan, self.batch.unwrap_or(SMALLEST));
+        let forecast = forecast.map_err(Failure::mistake)?;
+        Ok(Estimate { stage, ranks, forecast, has_batch: self.batch.is_some() })
+    }
+}
+
+/// The memory of a rank at one stage.
+struct Estimate {
+    stage: Stage,
+    ranks: u64,
+    forecast: Forecast,
+    /// Whether the activations are of the user's micro-batch.
+    has_batch: bool,
+}
+
+/// A row of an estimate: its name in the table, its name in JSON, and bytes.
+type EstimateRow = (&'static str, &'static str, u64);
+
+impl Estimate {
+    /// Returns the peak of a training step on the device. Without activations it is the sum of states and buffers, whose
+    /// peaks may be at different times.
+    fn training_bytes(&self) -> u64 {
+        let device = &self.forecast.step.device;
+        match self.has_batch {
+            true => device.total,
+            false => {
+                device.model_states() + device.of(Category::Buckets) + device.of(Category::Gathered)
+            }
+        }
     }
 
-    /// Estimates the memory of a rank.
-    fn estimate(&self, stage: Stage, ranks: u64) -> Estimate {
-        let Plan { optimizer, precision, batch, .. } = self.plan;
-        let bytes = ElementBytes::new(optimizer, precision, batch.gradient_accumulation_steps);
-        let zero = self.zero(stage);
-        let estimate = estimate(self.sizes, &zero, ranks, bytes);
-        match self.graph {
-            Some(graph) => {
-                let pass = PassPlan::new(self.plan, &zero, ranks, &estimate);
-                estimate.with_pass(pass.peak(graph))
+    /// Returns the rows.
+    fn rows(&self) -> Vec<EstimateRow> {
+        let MemoryPeaks { device, host, disk } = self.forecast.step;
+        let without_activations = |peaks: deepburn::Peaks| {
+            peaks.total - if self.has_batch { 0 } else { peaks.of(Category::Activations) }
+        };
+        let mut rows = vec![
+            ("parameters", "parameters", device.of(Category::Parameters)),
+            ("gradients", "gradients", device.of(Category::Gradients)),
+            ("optimizer states", "optimizer", device.of(Category::Optimizer)),
+            ("model states", "model_states", device.model_states()),
+            ("gradient buckets", "buckets", device.of(Category::Buckets)),
+            ("gathered parameters", "gathered", device.of(Category::Gathered)),
+            ("while sharding", "starting", self.forecast.start.device.total),
+            ("offloaded to the host", "host", without_activations(host)),
+            ("offloaded to NVMe", "disk", without_activations(disk)),
+        ];
+        match self.has_batch {
+            true => rows.extend([
+                ("activations", "activations", device.of(Category::Activations)),
+                ("a training step", "training_step", self.training_bytes()),
+            ]),
+            false => {
+                rows.push(("all, at most (no activations)", "peak", self.training_bytes()));
             }
-            None => estimate,
         }
+        rows
+    }
+
+    /// Returns the rows as JSON, in bytes.
+    fn record(&self) -> Value {
+        let mut record = json!({ "stage": self.stage.number(), "ranks": self.ranks });
+        for (_, name, bytes) in self.rows() {
+            record[name] = json!(bytes);
+        }
+        record
     }
 }
 
@@ -223,25 +275,29 @@ impl Scaling {
     /// # Errors
     /// Returns a user's mistake if the cost model does not support the plan.
     fn rows(&self, subject: &EstimateInput<'_>, stage: Stage) -> Result<Vec<ScalingRow>, Failure> {
-        let Some(graph) = subject.graph else { return Ok(Vec::new()) };
-        let zero = subject.zero(stage);
-        let estimate = subject.estimate(stage, self.ranks);
-        let step = StepModel::new(subject.plan, &zero, subject.sizes, graph, &estimate)
-            .map_err(|error| Failure::mistake(format!("--network: {error}")))?;
-        let row = |ranks| ScalingRow {
-            memory: training_bytes(&subject.estimate(stage, ranks)),
-            cost: step.cost(ranks, self.speed.rank_speed(ranks), self.speed.network()),
+        let row = |ranks| {
+            let estimate = subject.estimate(stage, ranks)?;
+            let cost = estimate.forecast.cost(self.speed.rank_speed(ranks), self.speed.network());
+            let cost = cost.map_err(|error| Failure::mistake(format!("--network: {error}")))?;
+            let collectives = estimate.forecast.collectives.clone();
+            Ok(ScalingRow { memory: estimate.training_bytes(), cost, collectives })
         };
-        Ok(rank_counts(self.ranks).into_iter().map(row).collect())
+        rank_counts(self.ranks).into_iter().map(row).collect()
     }
 
     /// Returns the assumed speeds and a table for each stage.
     ///
     /// # Errors
     /// Returns a user's mistake if the cost model does not support the plan.
-    fn lines(&self, subject: &EstimateInput<'_>, stages: &[Stage]) -> Result<Vec<String>, Failure> {
+    fn lines(
+        &self,
+        subject: &EstimateInput<'_>,
+        stages: &[Stage],
+        estimates: &[Estimate],
+    ) -> Result<Vec<String>, Failure> {
         let Self { workload, speed, .. } = self;
-        let mut lines = vec![workload.line(subject.graph.map_or(0, ActivationGraph::flops))];
+        let flops = estimates.first().map_or(0, |estimate| estimate.forecast.flops());
+        let mut lines = vec![workload.line(flops)];
         lines.extend(speed.lines(workload));
         for stage in stages {
             lines.extend(scaling::table(*stage, &self.rows(subject, *stage)?, speed, workload));
@@ -264,16 +320,6 @@ impl Scaling {
         record["steps"] = scaling::records(&rows, &self.speed, &self.workload);
         Ok(())
     }
-}
-
-/// Returns the peak memory of a rank, which is the column *GB/rank* of step times.
-///
-/// Without activations it is the sum of states and buffers. With activations it is the peak of a training pass, in
-/// which not all buffers are in use at the same time.
-fn training_bytes(estimate: &Estimate) -> u64 {
-    let Some(pass) = estimate.pass else { return estimate.peak() };
-    let kept = estimate.states.parameters.saturating_add(estimate.states.optimizer);
-    kept.saturating_add(estimate.module_buffers).saturating_add(pass.device)
 }
 
 /// Returns the shape of a micro-batch. It is `None` without a sequence length, and then activations are not predicted.
@@ -311,70 +357,25 @@ fn stages(number: Option<u8>) -> Result<Vec<Stage>, Failure> {
     }
 }
 
-/// A row of an estimate: its name in the table, its name in JSON, and bytes.
-type EstimateRow = (&'static str, &'static str, u64);
-
-/// Returns the rows of an estimate.
-///
-/// "At most" marks upper bounds. A run may use less, for example because buckets are not full or fewer parameters are
-/// gathered at a time.
-fn rows(estimate: &Estimate) -> Vec<EstimateRow> {
-    let Estimate { states, buffers, .. } = estimate;
-    let mut rows = vec![
-        ("parameters", "parameters", states.parameters),
-        ("gradients", "gradients", states.gradients),
-        ("optimizer states", "optimizer", states.optimizer),
-        ("model states", "model_states", states.total()),
-        ("gradient buckets, at most", "buckets", buffers.buckets),
-        ("gathered parameters, at most", "gathered_limit", buffers.gathered_limit),
-        ("all, at most (no activations)", "peak", estimate.peak()),
-        ("while sharding, at most", "starting", estimate.starting),
-        ("model states, on the host", "host", estimate.host),
-        ("model states, on NVMe", "disk", estimate.disk),
-    ];
-    if buffers.directions > 0 {
-        rows.insert(5, ("optimizer directions, at most", "directions", buffers.directions));
-    }
-    if let Some(pass) = estimate.pass {
-        rows.push(("activations, at most", "activations", pass.activations));
-        rows.push(("a training pass, at most", "training_pass", training_bytes(estimate)));
-    }
-    rows
-}
-
 /// Returns a table with one column per stage, in MiB.
 ///
-/// The rows of offloaded states are omitted if no stage offloads states.
+/// The rows of offload are omitted if no stage offloads states.
 fn table(estimates: &[Estimate], ranks: u64) -> Vec<String> {
     let ranks = counted(ranks as usize, "rank");
     let mut lines = vec![format!("MiB per rank, {ranks}")];
-    let head: String =
-        estimates.iter().map(|estimate| format!("{:>13}", stage_name(estimate))).collect();
+    let name = |estimate: &Estimate| format!("stage {}", estimate.stage.number());
+    let head: String = estimates.iter().map(|estimate| format!("{:>13}", name(estimate))).collect();
     lines.push(format!("  {:<30}{head}", ""));
-    let columns: Vec<_> = estimates.iter().map(rows).collect();
+    let columns: Vec<_> = estimates.iter().map(Estimate::rows).collect();
     for (at, (name, _, _)) in columns[0].iter().enumerate() {
         let bytes: Vec<_> = columns.iter().map(|column| column[at].2).collect();
-        let is_optional = ["model states, on the host", "model states, on NVMe"].contains(name);
+        let is_optional = name.starts_with("offloaded");
         if !is_optional || bytes.iter().any(|bytes| *bytes > 0) {
             let cells = bytes.iter().map(|bytes| format!("{:>13.2}", *bytes as f64 / 1_048_576.0));
             lines.push(format!("  {name:<30}{}", cells.collect::<String>()));
         }
     }
     lines
-}
-
-/// Returns the heading of a column.
-fn stage_name(estimate: &Estimate) -> String {
-    format!("stage {}", estimate.stage.number())
-}
-
-/// Returns the rows of one stage as JSON, in bytes.
-fn record(estimate: &Estimate) -> Value {
-    let mut record = json!({ "stage": estimate.stage.number(), "ranks": estimate.ranks });
-    for (_, name, bytes) in rows(estimate) {
-        record[name] = json!(bytes);
-    }
-    record
 }
 
 #[cfg(test)]
@@ -479,8 +480,15 @@ mod tests {
             let message = run(arguments).unwrap_err();
             assert!(message.contains(expected), "{message}");
         }
-        let lamb = r#"{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Lamb"}}"#;
-        let message = run(&[&CLUSTER[..], &["--deepspeed", lamb]].concat()).unwrap_err();
-        assert!(message.contains("use Adam, AdamW"), "{message}");
+        let one_bit =
+            r#"{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "OneBitAdam"}}"#;
+        let message = run(&[&CLUSTER[..], &["--deepspeed", one_bit]].concat()).unwrap_err();
+        assert!(
+            message.contains("--network") && message.contains("another optimizer"),
+            "{message}"
+        );
+        let lamb = one_bit.replace("OneBitAdam", "Lamb");
+        let text = run(&[&CLUSTER[..], &["--deepspeed", &lamb, "--ranks", "4"]].concat()).unwrap();
+        assert!(text.contains("step time, stage 0"), "{text}");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Main type: [`ScalingArguments`], the options for the machine and the network. Figures that are not given are
 //! measured on this machine ([`measured`]) or assumed, and the output states the source of each. The cost model of a
-//! step is [`cost`](deepburn::zero::cost).
+//! step is [`cost`](deepburn::cost).
 //!
 //! With a network, each rank has its own hardware, and the step time would ideally stay the same as ranks are added.
 //! Rank threads share the FLOP/s and the memory bandwidth of one machine, so the step time is ideally proportional to
@@ -28,8 +28,11 @@ mod quantity;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use clap::Args;
-use deepburn::zero::cost::{Links, Network, RankSpeed, StepCost};
+use deepburn::comm::{Count, Statistics};
+use deepburn::cost::{Links, Network, RankSpeed, StepCost};
 use deepburn_config::{Precision, Stage, counted};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
@@ -103,6 +106,8 @@ pub(crate) struct ScalingRow {
     pub(crate) memory: u64,
     /// Times of the step, in seconds.
     pub(crate) cost: StepCost,
+    /// The collectives of the step.
+    pub(crate) collectives: Statistics,
 }
 
 impl ScalingArguments {
@@ -286,7 +291,7 @@ pub(crate) fn table(
             "efficiency"
         ),
     ];
-    for ScalingRow { memory, cost } in rows {
+    for ScalingRow { memory, cost, .. } in rows {
         lines.push(format!(
             "  {:>6}{:>10.2}{:>11.4}{:>17.4}{:>10.4}{:>10.4}{:>12.0}{:>11.1}%",
             cost.ranks,
@@ -304,9 +309,14 @@ pub(crate) fn table(
 
 /// Returns the rows of a stage as JSON, in bytes and seconds.
 pub(crate) fn records(rows: &[ScalingRow], speed: &Speed, workload: &RankWorkload) -> Value {
-    let record = |ScalingRow { memory, cost }: &ScalingRow| {
-        let collectives = cost.collectives.iter().map(|(purpose, count)| {
-            ((*purpose).to_owned(), json!({ "calls": count.calls, "elements": count.elements }))
+    let record = |ScalingRow { memory, cost, collectives }: &ScalingRow| {
+        let mut counts = BTreeMap::<&str, Count>::new();
+        for (_, purpose, count) in collectives.iter() {
+            let sum = counts.entry(purpose).or_default();
+            *sum = [*sum, count].into_iter().sum();
+        }
+        let collectives = counts.into_iter().map(|(purpose, count)| {
+            (purpose.to_owned(), json!({ "calls": count.calls, "elements": count.elements }))
         });
         json!({
             "ranks": cost.ranks,
@@ -335,7 +345,7 @@ impl RankWorkload {
         self.micro_batches * self.batch.sequences * self.batch.length
     }
 
-    /// Describes the work of a rank in one line. `flops` is the number of operations of a micro-batch.
+    /// Describes the work of a rank in one line. `flops` is the number of operations of a step.
     pub(crate) fn line(&self, flops: u64) -> String {
         let Self { batch, micro_batches, .. } = self;
         format!(
@@ -343,7 +353,7 @@ impl RankWorkload {
             counted(*micro_batches as usize, "micro-batch"),
             batch.sequences,
             batch.length,
-            scaled((flops * micro_batches) as f64, "FLOP"),
+            scaled(flops as f64, "FLOP"),
         )
     }
 }

@@ -11,7 +11,7 @@ use deepburn::comm::{Count, Statistics, run_ranks};
 use deepburn::config::{Plan, RawConfig, RunContext, resolve};
 use deepburn::ops::FusedOps;
 use deepburn::zero::{Category, Group, ModuleOperations, Tier, Training};
-use deepburn_forecast::{DryRun, MemoryPeaks, Meta, MetaDevice, dry_run};
+use deepburn_forecast::{Forecast, MemoryPeaks, Meta, MetaDevice, forecast};
 use serde_json::{Value, json};
 
 /// A configuration on a number of ranks.
@@ -192,15 +192,15 @@ impl Case {
         runs.unwrap_or_else(|failure| panic!("{self:?}: {failure}")).remove(0)
     }
 
-    fn forecast<M: Model>(&self, model: &M) -> DryRun
+    fn forecast<M: Model>(&self, model: &M) -> Forecast
     where
         M: Sync,
         M::Module<Training<Meta>>: AutodiffModule<Training<Meta>>,
     {
-        let run = dry_run(
+        let run = forecast(
             &self.plan(),
-            |device| model.build::<Training<Meta>>(device),
-            |module| model.loss(module, &MetaDevice),
+            |device| Ok(model.build::<Training<Meta>>(device)),
+            |module| Ok(model.loss(module, &MetaDevice)),
         );
         run.unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }

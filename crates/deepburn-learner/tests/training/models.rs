@@ -17,7 +17,6 @@ use deepburn_checkpoint::{
 use deepburn_comm::run_ranks;
 use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, EngineError, TrainingCheckpointError, initialize};
-use deepburn_zero::estimate::{ElementBytes, Estimate, ParameterSize, estimate as estimate_sizes};
 use deepburn_zero::{Group, Training};
 use serde_json::json;
 
@@ -314,22 +313,6 @@ pub(crate) fn statistics<M: AutodiffModule<Trained> + Sync>(
         Ok::<_, EngineError>(member.statistics())
     });
     ranks.unwrap_or_else(|failure| panic!("{failure}")).swap_remove(0)
-}
-
-/// Returns the memory estimate for a rank of this engine.
-pub(crate) fn estimate(engine: &Trainer, plan: &Plan) -> Estimate {
-    let sizes: Vec<_> = engine
-        .parameters()
-        .iter()
-        .map(|parameter| {
-            let optimizer = parameter.is_trainable().then_some(&plan.optimizer);
-            ParameterSize::new(parameter.numel() as u64, optimizer)
-        })
-        .collect();
-    let bytes = ElementBytes::new(&plan.optimizer, &plan.precision, 2);
-    let buffers = engine.buffers().iter().map(|buffer| buffer.bytes() as u64).sum();
-    let ranks = plan.batch.world_size as u64;
-    estimate_sizes(&sizes, &plan.zero, ranks, bytes).with_module_buffers(buffers)
 }
 
 /// Writes a checkpoint in the form of early versions, which did not support

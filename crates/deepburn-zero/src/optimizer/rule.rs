@@ -1,7 +1,7 @@
 //! The definition of each optimizer: its states, the scope of its updates and the scalars of its
 //! steps.
 //!
-//! Only this module distinguishes optimizers. Checkpoints, offload, ledger and estimate use
+//! Only this module distinguishes optimizers. Checkpoints, offload and ledger use
 //! `state_arrays`, the order of a step uses `scope`, and `step` computes the scalars of the kernels
 //! in f64.
 //!
@@ -73,39 +73,6 @@ pub(crate) fn state_arrays(plan: &OptimizerPlan) -> &'static [&'static str] {
     match plan {
         OptimizerPlan::ZeroOneAdam(_) => &zero_one::ARRAYS,
         _ => moments(plan),
-    }
-}
-
-/// The memory for the direction of an update, until the direction is final.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DirectionMemory {
-    /// No memory: each element is updated immediately.
-    None,
-    /// The owned elements, until the norms of the tensor are known or the ranks
-    /// have averaged the direction.
-    Owned,
-    /// The owned elements of all such parameters together, until the ranks have
-    /// averaged the directions.
-    AllOwned,
-    /// All elements of the parameter, which one rank orthogonalises.
-    Whole,
-}
-
-/// Returns the memory for the direction of an update, which the memory estimate uses.
-pub(crate) fn direction_memory(plan: &OptimizerPlan) -> DirectionMemory {
-    match plan {
-        // The direction of 1-bit Adam is the momentum of this rank.
-        OptimizerPlan::Lamb(_) | OptimizerPlan::OneBitAdam(_) | OptimizerPlan::ZeroOneAdam(_) => {
-            DirectionMemory::Owned
-        }
-        // All momenta are exchanged together.
-        OptimizerPlan::OneBitLamb(_) => DirectionMemory::AllOwned,
-        OptimizerPlan::Muon(_) => DirectionMemory::Whole,
-        OptimizerPlan::AdamW(_)
-        | OptimizerPlan::Adam(_)
-        | OptimizerPlan::Sgd { .. }
-        | OptimizerPlan::Lion { .. }
-        | OptimizerPlan::Adagrad { .. } => DirectionMemory::None,
     }
 }
 

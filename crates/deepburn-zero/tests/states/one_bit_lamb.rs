@@ -7,7 +7,6 @@ use burn::tensor::{Tensor, TensorData};
 use burn_flex::Flex;
 use deepburn_comm::{Partition, run_ranks};
 use deepburn_config::{LambPlan, OneBitLambPlan, OptimizerPlan, Stage};
-use deepburn_zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn_zero::{Category, Group, ModelStates, Policy, Tier, ZeroError};
 
 use crate::model::{Trained, policy};
@@ -199,7 +198,7 @@ fn a_step_after_the_freeze_is_one_exchange() {
 }
 
 #[test]
-fn the_ledger_holds_what_the_estimate_says() {
+fn the_ledger_counts_states_errors_and_momenta() {
     for ranks in [1, 3] {
         let policy = one_bit(OneBitLambPlan { freeze_step: 1, ..PLAN });
         let seen = run_ranks(ranks, Duration::from_secs(60), |member| {
@@ -208,26 +207,20 @@ fn the_ledger_holds_what_the_estimate_says() {
             (net, _) = train_step(net, &mut states, 0, None)?;
             states.ledger().reset_peaks();
             let (_, _) = train_step(net, &mut states, 1, None)?;
-            let sizes =
-                NUMELS.map(|numel| ParameterSize::new(numel as u64, Some(&policy.optimizer)));
-            let bytes = ElementBytes::new(&policy.optimizer, &policy.precision, 1);
-            let estimate = estimate(&sizes, &policy.zero, ranks as u64, bytes);
             let ledger = states.ledger();
             let optimizer = ledger.usage(Category::Optimizer).current as u64;
             let host = ledger.usage_on(Tier::Host, Category::Optimizer).current as u64;
-            Ok::<_, ZeroError>((estimate, optimizer, host, ledger.usage(Category::Buckets).peak))
+            Ok::<_, ZeroError>((optimizer, host, ledger.usage(Category::Buckets).peak))
         });
-        for (estimate, optimizer, host, buckets) in
-            seen.unwrap_or_else(|failure| panic!("{failure}"))
-        {
+        for (optimizer, host, buckets) in seen.unwrap_or_else(|failure| panic!("{failure}")) {
             // Three moments in f32.
             let numel: usize = NUMELS.iter().sum();
             assert_eq!(optimizer, 3 * 4 * numel as u64);
-            assert_eq!((optimizer, host), (estimate.states.optimizer, estimate.host));
+            // A bit for each element that takes part, and with several ranks the errors.
+            assert!(host >= numel as u64 / 8 && (ranks == 1 || host > 4 * numel as u64), "{host}");
             // All momenta are in memory at once, in addition to at most the largest direction and messages.
             assert!(buckets >= 4 * numel);
-            assert!(buckets as u64 <= estimate.buffers.directions, "{buckets}, {estimate:?}");
-            assert!(estimate.buffers.directions <= 2 * 4 * numel as u64, "{estimate:?}");
+            assert!(buckets <= 2 * 4 * numel, "{buckets}");
         }
     }
 }

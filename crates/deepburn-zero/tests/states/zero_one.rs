@@ -5,7 +5,6 @@ use std::time::Duration;
 use burn_flex::Flex;
 use deepburn_comm::{Statistics, run_ranks};
 use deepburn_config::{AdamPlan, OptimizerPlan, Stage, ZeroOneAdamPlan};
-use deepburn_zero::estimate::{ElementBytes, ParameterSize, estimate};
 use deepburn_zero::{
     Category, Group, ModelStates, Policy, Rates, StateArray, StepOutcome, Tier, ZeroError,
 };
@@ -195,7 +194,7 @@ fn steps_without_an_exchange_send_nothing() {
 }
 
 #[test]
-fn the_ledger_holds_what_the_estimate_says() {
+fn the_ledger_counts_states_and_errors() {
     for ranks in [1, 3] {
         let plan = ZeroOneAdamPlan {
             var_freeze_step: 3,
@@ -220,22 +219,17 @@ fn the_ledger_holds_what_the_estimate_says() {
                 let of_ranks = arrays.filter(|array| matches!(array, StateArray::Local(..)));
                 seen.push((optimizer, host, buckets, of_ranks.count()));
             }
-            let sizes = states.parameters().iter();
-            let sizes: Vec<_> = sizes
-                .map(|it| ParameterSize::new(it.numel() as u64, Some(&policy.optimizer)))
-                .collect();
-            let bytes = ElementBytes::new(&policy.optimizer, &policy.precision, 1);
-            assert_eq!(bytes.optimizer, 16);
-            Ok::<_, ZeroError>((estimate(&sizes, &policy.zero, ranks as u64, bytes), seen))
+            let all = states.parameters().iter().map(|it| it.numel()).sum::<usize>() as u64;
+            Ok::<_, ZeroError>((all, seen))
         });
-        for (estimate, seen) in seen.unwrap_or_else(|failure| panic!("{failure}")) {
+        for (all, seen) in seen.unwrap_or_else(|failure| panic!("{failure}")) {
             for (step, (optimizer, host, buckets, of_ranks)) in seen.into_iter().enumerate() {
-                assert_eq!(optimizer, estimate.states.optimizer);
+                // Two moments, the common values and the accumulated updates, in f32.
+                assert_eq!(optimizer, 16 * all);
                 // The errors are reset at the freeze, and the first exchange creates new ones.
-                let expected = if step < 3 { 0 } else { estimate.host };
-                assert_eq!(host, expected, "after step {}", step + 1);
+                assert_eq!(host > 0, step >= 3, "after step {}", step + 1);
                 if step >= 2 {
-                    assert!(buckets <= estimate.buffers.directions, "{buckets}, {estimate:?}");
+                    assert!(buckets <= 4 * all, "{buckets}, {all} elements");
                 }
                 assert_eq!(of_ranks, if step == 4 { 2 * ranks } else { 0 });
             }

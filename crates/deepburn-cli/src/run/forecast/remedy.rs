@@ -163,7 +163,7 @@ fn sharding(zero: &ZeroPlan, fits: &dyn Fn(&ZeroPlan) -> bool) -> Option<String>
 }
 
 /// Returns the offload of optimizer states to NVMe. The forecast does not depend on the folder.
-fn on_disk() -> OptimizerOffload {
+pub(super) fn on_disk() -> OptimizerOffload {
     OptimizerOffload::Nvme(NvmePlan {
         file: SwapFilePlan { folder: PathBuf::new(), block_size: 0, queue_depth: 0 },
         sub_group_size: usize::MAX,

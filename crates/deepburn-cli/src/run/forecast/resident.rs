@@ -4,15 +4,12 @@
 //! buffers in kernels was measured with the backend `flex` and the allocator of the programs. The benchmark in
 //! `benches/src/tables/forecast.rs` compares forecasts with runs.
 
-use super::{Forecast, LocalRanks, TrainedModel};
+use super::{HostForecast, LocalRanks, TrainedModel};
 use crate::job::memory::MemoryLimit;
 use crate::run::preparation::Preparation;
 
 /// Bytes of a process without tensors: code, tokenizer, thread stacks, and free pages that the allocator keeps.
 const PROGRAM: u64 = 60 << 20;
-
-/// Bytes of an element in f32.
-const F32: u64 = 4;
 
 /// Temporary copies of a large gradient in f32, in addition to the tensor that the ledger counts. The loss and the
 /// reduction hold up to two copies while they scale, round and add the gradient.
@@ -44,18 +41,17 @@ pub(super) struct Resident {
 impl Resident {
     /// Forecasts the resident set of a run with the tensors of `forecast`.
     pub(super) fn new(
-        forecast: &Forecast,
+        forecast: &HostForecast,
         preparation: &Preparation,
         model: &TrainedModel<'_>,
     ) -> Self {
         let LocalRanks { count, are_threads, .. } = forecast.local;
         let ranks = if are_threads { count } else { 1 };
-        let host = forecast.host_memory(forecast.device());
+        let host = forecast.host_memory(forecast.device);
         let tensors = if are_threads { host } else { host / count.max(1) };
         let logits = preparation.subject.info().architecture().logits_bytes(model.batch);
-        let largest = model.sizes.iter().map(|size| size.numel).max().unwrap_or(0);
-        let swap = if forecast.rank.disk > 0 { SWAP_BUFFERS } else { 0 };
-        let copies = largest.saturating_mul(F32 * GRADIENT_COPIES).saturating_add(swap);
+        let swap = if forecast.rank.disk.total > 0 { SWAP_BUFFERS } else { 0 };
+        let copies = forecast.largest.saturating_mul(GRADIENT_COPIES).saturating_add(swap);
         // All ranks of the process may have their copies at the same time.
         let copies = copies.saturating_mul(ranks);
         Self { tensors, logits: logits.saturating_mul(ranks), copies }

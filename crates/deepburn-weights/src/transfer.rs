@@ -14,7 +14,24 @@ const BLOCK: usize = 1 << 18;
 const TILE: usize = 64;
 
 impl Composition {
-    /// Reads the elements `range` of the composed array, in row-major order.
+    /// Reads the elements `range` of the composed array, like [`append`](Self::append).
+    ///
+    /// # Errors
+    /// Returns the first error of `source`.
+    ///
+    /// # Panics
+    /// Panics if the range is not in the array, or if `source` appends another number of elements.
+    pub fn read<T: Copy + Default, E>(
+        &self,
+        range: Range<usize>,
+        source: impl FnMut(&str, Range<usize>, &mut Vec<T>) -> Result<(), E>,
+    ) -> Result<Vec<T>, E> {
+        let mut values = Vec::with_capacity(range.len());
+        self.append(range, &mut values, source)?;
+        Ok(values)
+    }
+
+    /// Appends the elements `range` of the composed array to `values`, in row-major order.
     ///
     /// `source` appends the elements of a range of an array, which is given by name, to a vector. In addition to the
     /// result, one block is in memory, and none if the pieces are contiguous. Every element of the pieces that the
@@ -26,36 +43,38 @@ impl Composition {
     ///
     /// # Panics
     /// Panics if the range is not in the array, or if `source` appends another number of elements.
-    pub fn read<T: Copy + Default, E>(
+    pub fn append<T: Copy + Default, E>(
         &self,
         range: Range<usize>,
+        values: &mut Vec<T>,
         mut source: impl FnMut(&str, Range<usize>, &mut Vec<T>) -> Result<(), E>,
-    ) -> Result<Vec<T>, E> {
+    ) -> Result<(), E> {
         assert!(range.end <= self.num_elements(), "{range:?} is not in {:?}", self.shape());
         let regions: Vec<_> = self
             .placed()
             .map(|(piece, start)| (&piece.name, Region::new(self, piece, start)))
             .collect();
+        let start = values.len();
         // Pieces that are contiguous in both arrays follow each other.
         if regions.iter().all(|(_, region)| region.is_run()) {
-            let mut values = Vec::with_capacity(range.len());
             for (name, block) in blocks(&regions) {
                 let part = overlap(&(block.to..block.to + block.columns), &range);
                 if !part.is_empty() {
                     let first = block.from + part.start - block.to;
-                    source(name, first..first + part.len(), &mut values)?;
+                    source(name, first..first + part.len(), values)?;
                 }
             }
-            assert_eq!(values.len(), range.len(), "the source appended another number");
-            return Ok(values);
+            assert_eq!(values.len() - start, range.len(), "the source appended another number");
+            return Ok(());
         }
-        let mut reader = Reader { values: vec![T::default(); range.len()], range, buffer: vec![] };
+        values.resize(start + range.len(), T::default());
+        let mut reader = Reader { values: &mut values[start..], range, buffer: vec![] };
         for (name, block) in blocks(&regions) {
             for band in bands(block) {
                 reader.read(&band, |range, buffer| source(name, range, buffer))?;
             }
         }
-        Ok(reader.values)
+        Ok(())
     }
 
     /// Writes all pieces of the composed array. `sink` gets ranges of elements: the name of an array, the first
@@ -77,11 +96,11 @@ impl Composition {
         for (piece, start) in self.placed() {
             let region = Region::new(self, piece, start);
             for block in region.blocks() {
+                if block.rows == 1 && block.to_column == 1 {
+                    sink(&piece.name, block.from, &values[block.to..block.to + block.columns])?;
+                    continue;
+                }
                 for band in bands(block) {
-                    if band.rows == 1 && band.to_column == 1 {
-                        sink(&piece.name, band.from, &values[band.to..band.to + band.columns])?;
-                        continue;
-                    }
                     buffer.clear();
                     buffer.resize(band.rows * band.columns, T::default());
                     let whole = 0..values.len();
@@ -103,16 +122,16 @@ fn blocks<'a>(regions: &'a [(&'a String, Region)]) -> impl Iterator<Item = (&'a 
 }
 
 /// A reader of a range of a composed array.
-struct Reader<T> {
+struct Reader<'a, T> {
     /// The elements of the range.
-    values: Vec<T>,
+    values: &'a mut [T],
     /// The range.
     range: Range<usize>,
     /// The band that is copied, in the order of its own array.
     buffer: Vec<T>,
 }
 
-impl<T: Copy> Reader<T> {
+impl<T: Copy> Reader<'_, T> {
     /// Reads the elements of a band that are in the range. `source` reads a range of the band's array.
     fn read<E>(
         &mut self,

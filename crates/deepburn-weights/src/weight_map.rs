@@ -56,6 +56,13 @@ impl Weight {
         &self.origin
     }
 
+    /// Returns the names of the tensors that store the parameter, separated by commas.
+    #[must_use]
+    pub fn stored_name(&self) -> String {
+        let names = self.composition.pieces().iter().map(|piece| piece.name.as_str());
+        names.collect::<Vec<_>>().join(", ")
+    }
+
     /// Returns the number of rows that the files do not contain.
     #[must_use]
     pub fn new_rows(&self) -> usize {
@@ -343,9 +350,7 @@ impl WeightMap {
     /// separated by commas, or the path if it is not in the map.
     #[must_use]
     pub fn stored_name(&self, path: &str) -> String {
-        let Some(weight) = self.get(path) else { return path.to_owned() };
-        let names = weight.composition.pieces().iter().map(|piece| piece.name.as_str());
-        names.collect::<Vec<_>>().join(", ")
+        self.get(path).map_or_else(|| path.to_owned(), Weight::stored_name)
     }
 
     /// Returns the name that the map has for a tensor in a file, which may lack the optional prefix. Returns `None` if

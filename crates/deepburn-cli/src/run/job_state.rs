@@ -29,7 +29,9 @@ use crate::run::preparation::Preparation;
 
 /// The version of [`JobState`] that this program writes. It is increased when a field changes its meaning. A new field
 /// has a default instead.
-const FORMAT: u32 = 1;
+///
+/// Format 2 has the weight map of the model in place of tensor names.
+const FORMAT: u32 = 2;
 
 /// The job that saved a checkpoint.
 ///
@@ -47,7 +49,7 @@ pub(crate) struct JobState {
     /// A hash of the tokenized training data; `None` in older checkpoints.
     #[serde(default)]
     data: Option<String>,
-    /// Names and configuration of the model in `transformers`.
+    /// Weight map and configuration of the model in `transformers`.
     #[serde(rename = "publication")]
     pub(crate) hf_export: HfExport,
     /// The places of the files that are exported unchanged; `None` in older checkpoints.
@@ -376,7 +378,7 @@ mod tests {
         later["format"] = json!(FORMAT + 1);
         later["version"] = json!("9.1.0");
         let error = JobState::parse(&later).unwrap_err();
-        assert!(error.contains("9.1.0") && error.contains("format 2"), "{error}");
+        assert!(error.contains("9.1.0") && error.contains("format 3"), "{error}");
         let error = JobState::parse(&json!({"step": 3})).unwrap_err();
         assert!(error.contains("was not saved by finetune"), "{error}");
     }

@@ -1,7 +1,7 @@
-//! An array that is composed of pieces of other arrays.
+//! An array that is composed of other arrays.
 //!
-//! Main type: [`Composition`]. A parameter is composed of pieces of stored tensors, and a stored tensor of pieces of
-//! parameters.
+//! Main type: [`Composition`]. A parameter is composed of stored tensors, and a stored tensor is composed of
+//! parameters. Each [`Component`] is a whole array or a range of its rows or columns.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub struct Slice {
 /// A part of an array, or all of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Piece {
+pub struct Component {
     /// The name of the array: a tensor name or a module path.
     pub name: String,
     /// The shape of the whole array.
@@ -40,7 +40,7 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-impl Piece {
+impl Component {
     /// Returns a whole array.
     #[must_use]
     pub fn whole(name: impl Into<String>, shape: &[usize]) -> Self {
@@ -104,15 +104,15 @@ impl Piece {
     }
 }
 
-/// An array that consists of pieces of other arrays, joined along one axis.
+/// An array that consists of other arrays or parts of them, joined along one axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Composition {
     /// The shape of the composed array.
     shape: Vec<usize>,
-    /// The axis along which the pieces are joined.
+    /// The axis along which the components are joined.
     axis: usize,
-    /// The pieces, in order.
-    pieces: Vec<Piece>,
+    /// The components, in order.
+    components: Vec<Component>,
 }
 
 impl Composition {
@@ -123,29 +123,29 @@ impl Composition {
     #[must_use]
     pub fn whole(name: impl Into<String>, shape: &[usize]) -> Self {
         assert!(checked_numel(shape).is_some(), "shape {shape:?} has too many elements");
-        Self { shape: shape.to_vec(), axis: 0, pieces: vec![Piece::whole(name, shape)] }
+        Self { shape: shape.to_vec(), axis: 0, components: vec![Component::whole(name, shape)] }
     }
 
-    /// Joins pieces along an axis of the composed array.
+    /// Joins components along an axis of the composed array.
     ///
     /// # Errors
-    /// Returns [`WeightMapError::Shape`] if there is no piece, if a piece does not exist, or if two pieces differ in
-    /// another axis.
-    pub fn join(axis: usize, pieces: Vec<Piece>) -> Result<Self, WeightMapError> {
-        pieces.iter().try_for_each(Piece::check)?;
-        let Some(first) = pieces.first() else {
-            return Err(WeightMapError::shape("a composition", "it has no pieces"));
+    /// Returns [`WeightMapError::Shape`] if there is no component, if a component does not exist, or if two components
+    /// differ in another axis.
+    pub fn join(axis: usize, components: Vec<Component>) -> Result<Self, WeightMapError> {
+        components.iter().try_for_each(Component::check)?;
+        let Some(first) = components.first() else {
+            return Err(WeightMapError::shape("a composition", "it has no components"));
         };
         let mut shape = first.part_shape();
-        if pieces.len() == 1 {
-            return Ok(Self { shape, axis: 0, pieces });
+        if components.len() == 1 {
+            return Ok(Self { shape, axis: 0, components });
         }
         if axis >= shape.len() {
             let reason = format!("shape {shape:?} has no axis {axis} to join along");
             return Err(WeightMapError::shape(&first.name, reason));
         }
-        for piece in &pieces[1..] {
-            let mut part = piece.part_shape();
+        for component in &components[1..] {
+            let mut part = component.part_shape();
             let size = part.get(axis).copied().unwrap_or(0);
             if let Some(own) = part.get_mut(axis) {
                 *own = shape[axis];
@@ -153,9 +153,9 @@ impl Composition {
             if part != shape {
                 let reason = format!(
                     "shape {:?} cannot be joined with {shape:?} along axis {axis}",
-                    piece.part_shape()
+                    component.part_shape()
                 );
-                return Err(WeightMapError::shape(&piece.name, reason));
+                return Err(WeightMapError::shape(&component.name, reason));
             }
             shape[axis] = shape[axis].saturating_add(size);
         }
@@ -163,7 +163,7 @@ impl Composition {
             let reason = format!("shape {shape:?} has too many elements");
             return Err(WeightMapError::shape(&first.name, reason));
         }
-        Ok(Self { shape, axis, pieces })
+        Ok(Self { shape, axis, components })
     }
 
     /// Returns the shape of the composed array.
@@ -178,40 +178,40 @@ impl Composition {
         self.shape.iter().product()
     }
 
-    /// Returns the axis along which the pieces are joined.
+    /// Returns the axis along which the components are joined.
     #[must_use]
     pub fn axis(&self) -> usize {
         self.axis
     }
 
-    /// Returns the pieces, in order.
+    /// Returns the components, in order.
     #[must_use]
-    pub fn pieces(&self) -> &[Piece] {
-        &self.pieces
+    pub fn components(&self) -> &[Component] {
+        &self.components
     }
 
     /// Returns the name of the array that this array equals; `None` if it is composed, sliced or transposed.
     #[must_use]
     pub fn same_as(&self) -> Option<&str> {
-        match &self.pieces[..] {
-            [Piece { name, slice: None, transposed: false, .. }] => Some(name),
+        match &self.components[..] {
+            [Component { name, slice: None, transposed: false, .. }] => Some(name),
             _ => None,
         }
     }
 
     /// Returns the same composition of arrays with other names.
     pub(crate) fn renamed(mut self, rename: impl Fn(&str) -> String) -> Self {
-        self.pieces.iter_mut().for_each(|piece| piece.name = rename(&piece.name));
+        self.components.iter_mut().for_each(|component| component.name = rename(&component.name));
         self
     }
 
-    /// Returns each piece with its first position along the axis of the composed array.
-    pub(crate) fn placed(&self) -> impl Iterator<Item = (&Piece, usize)> {
+    /// Returns each component with its first position along the axis of the composed array.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (&Component, usize)> {
         let mut next = 0;
-        self.pieces.iter().map(move |piece| {
+        self.components.iter().map(move |component| {
             let start = next;
-            next += piece.part_shape().get(self.axis).copied().unwrap_or(1);
-            (piece, start)
+            next += component.part_shape().get(self.axis).copied().unwrap_or(1);
+            (component, start)
         })
     }
 }

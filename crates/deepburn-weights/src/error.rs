@@ -5,7 +5,7 @@ use std::ops::Range;
 /// The reason why a weight map is inconsistent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WeightMapError {
-    /// A piece or a shape is inconsistent.
+    /// A component or a shape is inconsistent.
     #[error("{name}: {reason}")]
     Shape {
         /// The tensor or the parameter.
@@ -41,7 +41,7 @@ pub enum WeightMapError {
         /// The second parameter.
         second_path: String,
     },
-    /// The pieces of a stored tensor are divided along different axes.
+    /// A stored tensor is divided along different axes.
     #[error("tensor {name} is divided along more than one axis; divide it along one")]
     Axes {
         /// The tensor.

@@ -5,9 +5,9 @@
 //! this map, so a model states its layout once. A map is serializable and is part of training checkpoints, which can
 //! therefore be exported without the model.
 //!
-//! A parameter is a [`Composition`]: pieces of stored tensors, joined along one axis. A piece can be transposed, and it
-//! can be a range of rows or columns. The inverse, a stored tensor as pieces of parameters, is a composition too
-//! ([`WeightMap::stored_tensors`]), so one function reads both ([`Composition::read`]).
+//! A parameter is a [`Composition`]: components that are joined along one axis. A component is a stored tensor, or a
+//! range of its rows or columns, and it can be transposed. The inverse, a stored tensor that is composed of parameters,
+//! is a composition too ([`WeightMap::stored_tensors`]), so one function reads both ([`Composition::read`]).
 //!
 //! ```text
 //! file                         [out, in]     module                         [in, out]
@@ -19,9 +19,9 @@
 //! ```
 //!
 //! ```
-//! use deepburn_weights::{Composition, Piece, Weight, WeightMap};
+//! use deepburn_weights::{Composition, Component, Weight, WeightMap};
 //!
-//! let [q, k, v] = ["q", "k", "v"].map(|name| Piece::whole(name, &[2, 3]).transposed());
+//! let [q, k, v] = ["q", "k", "v"].map(|name| Component::whole(name, &[2, 3]).transposed());
 //! let qkv = Weight::new("qkv", Composition::join(1, vec![q, k, v])?);
 //! let map = WeightMap::new(vec![qkv])?;
 //! let files = |name: &str, range: std::ops::Range<usize>, values: &mut Vec<f32>| {
@@ -43,7 +43,7 @@ mod region;
 mod transfer;
 mod weight_map;
 
-pub use composition::{Composition, Piece, Slice};
+pub use composition::{Component, Composition, Slice};
 pub use error::WeightMapError;
 pub use origin::{InitialValues, Origin};
 pub use weight_map::{StoredTensor, Weight, WeightMap};

@@ -1,25 +1,25 @@
-//! The position of a piece in its own array and in the composed array.
+//! The position of a component in its own array and in the composed array.
 //!
-//! Main type: [`Region`]. Both positions are strides over the axes of the piece's array. Axes that are contiguous in
-//! both arrays are merged, so most pieces are one run, or a matrix.
+//! Main type: [`Region`]. Both positions are strides over the axes of the component's array. Axes that are contiguous
+//! in both arrays are merged, so most components are one run, or a matrix.
 
-use crate::composition::{Composition, Piece};
+use crate::composition::{Component, Composition};
 
 /// An axis of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Axis {
     /// The number of positions.
     size: usize,
-    /// The distance between two positions in the piece's array.
+    /// The distance between two positions in the component's array.
     from: usize,
     /// The distance between two positions in the composed array.
     to: usize,
 }
 
-/// A matrix of elements. Its rows are contiguous in the piece's array.
+/// A matrix of elements. Its rows are contiguous in the component's array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// The first element in the piece's array.
+    /// The first element in the component's array.
     pub(crate) from: usize,
     /// The first element in the composed array.
     pub(crate) to: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Block {
     pub(crate) rows: usize,
     /// The number of columns.
     pub(crate) columns: usize,
-    /// The distance between two rows in the piece's array.
+    /// The distance between two rows in the component's array.
     pub(crate) from_row: usize,
     /// The distance between two rows in the composed array.
     pub(crate) to_row: usize,
@@ -35,25 +35,25 @@ pub(crate) struct Block {
     pub(crate) to_column: usize,
 }
 
-/// The elements of a piece, in order of its array.
+/// The elements of a component, in order of its array.
 pub(crate) struct Region {
-    /// The first element in the piece's array.
+    /// The first element in the component's array.
     from: usize,
     /// The first element in the composed array.
     to: usize,
-    /// The axes of the piece's array, merged where possible.
+    /// The axes of the component's array, merged where possible.
     axes: Vec<Axis>,
 }
 
 impl Region {
-    /// Returns the region of `piece`, which begins at `start` along the axis of `whole`.
-    pub(crate) fn new(whole: &Composition, piece: &Piece, start: usize) -> Self {
-        let (from, mut to) = (strides(&piece.shape), strides(whole.shape()));
+    /// Returns the region of `component`, which begins at `start` along the axis of `whole`.
+    pub(crate) fn new(whole: &Composition, component: &Component, start: usize) -> Self {
+        let (from, mut to) = (strides(&component.shape), strides(whole.shape()));
         let first = to.get(whole.axis()).map_or(0, |stride| stride * start);
-        if piece.transposed {
+        if component.transposed {
             to.reverse();
         }
-        let sizes = piece.sliced_shape();
+        let sizes = component.sliced_shape();
         let axes = sizes.iter().zip(from.iter().zip(&to));
         // Axes with one position have no stride.
         let axes = axes.map(|(&size, (&from, &to))| Axis { size, from, to });
@@ -68,7 +68,7 @@ impl Region {
                 _ => merged.push(axis),
             }
         }
-        let skipped = piece.slice.as_ref().map_or(0, |it| it.range.start * from[it.axis]);
+        let skipped = component.slice.as_ref().map_or(0, |it| it.range.start * from[it.axis]);
         Self { from: skipped, to: first, axes: merged }
     }
 
@@ -77,7 +77,7 @@ impl Region {
         matches!(self.axes[..], [] | [Axis { from: 1, to: 1, .. }])
     }
 
-    /// Returns the blocks of the region, in order of the piece's array.
+    /// Returns the blocks of the region, in order of the component's array.
     pub(crate) fn blocks(&self) -> Vec<Block> {
         let one = Axis { size: 1, from: 1, to: 1 };
         // The last axis may have been a single column of a wider array.

@@ -6,13 +6,13 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use crate::{Composition, Origin, Piece, Weight, WeightMap, WeightMapError};
+use crate::{Component, Composition, Origin, Weight, WeightMap, WeightMapError};
 
 /// The values of arrays by name.
 type Arrays = HashMap<String, Vec<u32>>;
 
-fn matrix(name: &str, rows: usize, columns: usize) -> Piece {
-    Piece::whole(name, &[rows, columns])
+fn matrix(name: &str, rows: usize, columns: usize) -> Component {
+    Component::whole(name, &[rows, columns])
 }
 
 /// Returns a function that reads `arrays` and counts how often each element is read.
@@ -102,24 +102,25 @@ fn random_map() -> impl Strategy<Value = WeightMap> {
                 let whole = shape(sizes.iter().sum());
                 let mut start = 0;
                 for (part, size) in sizes.iter().enumerate() {
-                    let piece =
-                        Piece::whole(format!("t{index}"), &whole).sliced(axis, start..start + size);
-                    let piece = if turned && !vectors { piece.transposed() } else { piece };
-                    let composition = Composition::join(0, vec![piece]).unwrap();
+                    let component = Component::whole(format!("t{index}"), &whole)
+                        .sliced(axis, start..start + size);
+                    let component =
+                        if turned && !vectors { component.transposed() } else { component };
+                    let composition = Composition::join(0, vec![component]).unwrap();
                     weights.push(Weight::new(format!("p{index}.{part}"), composition));
                     start += size;
                 }
             } else {
-                let piece = |(part, size): (usize, &usize)| {
+                let component = |(part, size): (usize, &usize)| {
                     let (name, mut shape) = (format!("t{index}.{part}"), shape(*size));
                     if flips[part] && !vectors {
                         shape.reverse();
-                        return Piece::whole(name, &shape).transposed();
+                        return Component::whole(name, &shape).transposed();
                     }
-                    Piece::whole(name, &shape)
+                    Component::whole(name, &shape)
                 };
-                let pieces = sizes.iter().enumerate().map(piece).collect();
-                let composition = Composition::join(axis, pieces).unwrap();
+                let components = sizes.iter().enumerate().map(component).collect();
+                let composition = Composition::join(axis, components).unwrap();
                 weights.push(Weight::new(format!("p{index}"), composition));
             }
         }
@@ -210,17 +211,17 @@ fn arrays_of_more_dimensions_are_joined_and_divided() {
             "joined",
             Composition::join(
                 1,
-                vec![Piece::whole("a", &[2, 3, 4]), Piece::whole("b", &[2, 1, 4])],
+                vec![Component::whole("a", &[2, 3, 4]), Component::whole("b", &[2, 1, 4])],
             )
             .unwrap(),
         ),
         Weight::new(
             "left",
-            Composition::join(0, vec![Piece::whole("c", &[2, 3, 4]).sliced(2, 0..1)]).unwrap(),
+            Composition::join(0, vec![Component::whole("c", &[2, 3, 4]).sliced(2, 0..1)]).unwrap(),
         ),
         Weight::new(
             "right",
-            Composition::join(0, vec![Piece::whole("c", &[2, 3, 4]).sliced(2, 1..4)]).unwrap(),
+            Composition::join(0, vec![Component::whole("c", &[2, 3, 4]).sliced(2, 1..4)]).unwrap(),
         ),
         Weight::new("scalar", Composition::whole("d", &[])),
         Weight::new("empty", Composition::whole("e", &[0, 4])),
@@ -234,10 +235,11 @@ fn arrays_of_more_dimensions_are_joined_and_divided() {
     assert_eq!(write_all(&map, &parameters), tensors);
 }
 
-fn map_of(pieces: Vec<Piece>) -> Result<WeightMap, WeightMapError> {
-    let weight =
-        |(index, piece)| Ok(Weight::new(format!("p{index}"), Composition::join(0, vec![piece])?));
-    WeightMap::new(pieces.into_iter().enumerate().map(weight).collect::<Result<_, _>>()?)
+fn map_of(components: Vec<Component>) -> Result<WeightMap, WeightMapError> {
+    let weight = |(index, component)| {
+        Ok(Weight::new(format!("p{index}"), Composition::join(0, vec![component])?))
+    };
+    WeightMap::new(components.into_iter().enumerate().map(weight).collect::<Result<_, _>>()?)
 }
 
 #[test]
@@ -268,12 +270,12 @@ fn inconsistent_maps_are_refused() {
         (vec![matrix("t", 4, 2).sliced(0, 2..5)], "no positions 2..5 along axis 0"),
         (vec![matrix("t", 4, 2).sliced(2, 0..1)], "no positions 0..1 along axis 2"),
         (vec![matrix("t", 4, 2).sliced(0, 2..2)], "no positions 2..2"),
-        (vec![Piece::whole("t", &[4]).transposed()], "only matrices can be transposed"),
-        (vec![Piece::whole("t", &[usize::MAX, 2])], "too many elements"),
+        (vec![Component::whole("t", &[4]).transposed()], "only matrices can be transposed"),
+        (vec![Component::whole("t", &[usize::MAX, 2])], "too many elements"),
         (vec![matrix("t", 0, 2), matrix("t", 0, 2)], "tensor t belong to both p0 and p1"),
     ];
-    for (pieces, expected) in cases {
-        let error = map_of(pieces).unwrap_err().to_string();
+    for (components, expected) in cases {
+        let error = map_of(components).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     let weight = |path: &str| Weight::new(path, Composition::whole("t", &[2]));

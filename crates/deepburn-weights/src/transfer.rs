@@ -1,7 +1,8 @@
-//! Copies elements between a composed array and the arrays of its pieces.
+//! Copies elements between a composed array and the arrays of its components.
 //!
-//! Pieces are copied in blocks of at most [`BLOCK`] elements, or one row. A transposed matrix is read in bands of rows.
-//! Each band is written tile by tile, because a band that is written row by row would touch a cache line per element.
+//! Components are copied in blocks of at most [`BLOCK`] elements, or one row. A transposed matrix is read in bands of
+//! rows. Each band is written tile by tile, because a band that is written row by row would touch a cache line per
+//! element.
 
 use std::ops::Range;
 
@@ -34,9 +35,9 @@ impl Composition {
     /// Appends the elements `range` of the composed array to `values`, in row-major order.
     ///
     /// `source` appends the elements of a range of an array, which is given by name, to a vector. In addition to the
-    /// result, one block is in memory, and none if the pieces are contiguous. Every element of the pieces that the
-    /// range contains is read once. Bands of a transposed matrix are read as a whole, even if the range contains only
-    /// some of their columns.
+    /// result, one block is in memory, and none if the components are contiguous. Every element of the components that
+    /// the range contains is read once. Bands of a transposed matrix are read as a whole, even if the range contains
+    /// only some of their columns.
     ///
     /// # Errors
     /// Returns the first error of `source`.
@@ -52,10 +53,10 @@ impl Composition {
         assert!(range.end <= self.num_elements(), "{range:?} is not in {:?}", self.shape());
         let regions: Vec<_> = self
             .placed()
-            .map(|(piece, start)| (&piece.name, Region::new(self, piece, start)))
+            .map(|(component, start)| (&component.name, Region::new(self, component, start)))
             .collect();
         let start = values.len();
-        // Pieces that are contiguous in both arrays follow each other.
+        // Components that are contiguous in both arrays follow each other.
         if regions.iter().all(|(_, region)| region.is_run()) {
             for (name, block) in blocks(&regions) {
                 let part = overlap(&(block.to..block.to + block.columns), &range);
@@ -77,7 +78,7 @@ impl Composition {
         Ok(())
     }
 
-    /// Writes all pieces of the composed array. `sink` gets ranges of elements: the name of an array, the first
+    /// Writes all components of the composed array. `sink` gets ranges of elements: the name of an array, the first
     /// element, and the values. The ranges of an array are given in ascending order. In addition to `values`, one block
     /// is in memory.
     ///
@@ -93,11 +94,11 @@ impl Composition {
     ) -> Result<(), E> {
         assert_eq!(values.len(), self.num_elements(), "{:?}", self.shape());
         let mut buffer = Vec::new();
-        for (piece, start) in self.placed() {
-            let region = Region::new(self, piece, start);
+        for (component, start) in self.placed() {
+            let region = Region::new(self, component, start);
             for block in region.blocks() {
                 if block.rows == 1 && block.to_column == 1 {
-                    sink(&piece.name, block.from, &values[block.to..block.to + block.columns])?;
+                    sink(&component.name, block.from, &values[block.to..block.to + block.columns])?;
                     continue;
                 }
                 for band in bands(block) {
@@ -105,7 +106,7 @@ impl Composition {
                     buffer.resize(band.rows * band.columns, T::default());
                     let whole = 0..values.len();
                     each_element_run(&band, &whole, |at, to| buffer[at] = values[to]);
-                    sink(&piece.name, band.from, &buffer)?;
+                    sink(&component.name, band.from, &buffer)?;
                 }
             }
         }
@@ -173,8 +174,8 @@ fn first_at_least(bound: usize, start: usize, step: usize) -> usize {
     bound.saturating_sub(start).div_ceil(step.max(1))
 }
 
-/// Divides a block into bands: whole rows that are contiguous in the piece's array, with at most [`BLOCK`] elements, or
-/// a part of one row.
+/// Divides a block into bands: whole rows that are contiguous in the component's array, with at most [`BLOCK`]
+/// elements, or a part of one row.
 fn bands(block: Block) -> impl Iterator<Item = Block> {
     let is_dense = block.from_row == block.columns;
     let (rows, columns) = match (BLOCK / block.columns.max(1)).max(1) {

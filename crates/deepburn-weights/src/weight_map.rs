@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::composition::{Composition, Piece, Slice};
+use crate::composition::{Component, Composition, Slice};
 use crate::{Origin, WeightMapError};
 
 /// A parameter: its path in the module, the tensors that store it, and the origin of its initial values.
@@ -18,7 +18,7 @@ use crate::{Origin, WeightMapError};
 pub struct Weight {
     /// The module path.
     path: String,
-    /// The pieces of stored tensors that form it.
+    /// The stored tensors that form it.
     composition: Composition,
     /// The origin of its initial values.
     origin: Origin,
@@ -44,7 +44,7 @@ impl Weight {
         &self.path
     }
 
-    /// Returns the pieces of stored tensors that form the parameter.
+    /// Returns the composition of stored tensors that forms the parameter.
     #[must_use]
     pub fn composition(&self) -> &Composition {
         &self.composition
@@ -59,7 +59,7 @@ impl Weight {
     /// Returns the names of the tensors that store the parameter, separated by commas.
     #[must_use]
     pub fn stored_name(&self) -> String {
-        let names = self.composition.pieces().iter().map(|piece| piece.name.as_str());
+        let names = self.composition.components().iter().map(|component| component.name.as_str());
         names.collect::<Vec<_>>().join(", ")
     }
 
@@ -94,10 +94,10 @@ impl Weight {
 #[serde(deny_unknown_fields)]
 struct WeightRecord {
     path: String,
-    /// The axis along which the pieces are joined.
+    /// The axis along which the components are joined.
     #[serde(default, skip_serializing_if = "is_zero")]
     axis: usize,
-    pieces: Vec<Piece>,
+    components: Vec<Component>,
     #[serde(default, skip_serializing_if = "Origin::is_file")]
     origin: Origin,
 }
@@ -109,8 +109,8 @@ fn is_zero(axis: &usize) -> bool {
 
 impl From<Weight> for WeightRecord {
     fn from(Weight { path, composition, origin }: Weight) -> Self {
-        let (axis, pieces) = (composition.axis(), composition.pieces().to_vec());
-        Self { path, axis, pieces, origin }
+        let (axis, components) = (composition.axis(), composition.components().to_vec());
+        Self { path, axis, components, origin }
     }
 }
 
@@ -118,8 +118,8 @@ impl TryFrom<WeightRecord> for Weight {
     type Error = WeightMapError;
 
     fn try_from(record: WeightRecord) -> Result<Self, WeightMapError> {
-        let WeightRecord { path, axis, pieces, origin } = record;
-        Ok(Self { path, composition: Composition::join(axis, pieces)?, origin })
+        let WeightRecord { path, axis, components, origin } = record;
+        Ok(Self { path, composition: Composition::join(axis, components)?, origin })
     }
 }
 
@@ -128,7 +128,7 @@ impl TryFrom<WeightRecord> for Weight {
 pub struct StoredTensor {
     /// The name in files.
     name: String,
-    /// The pieces of parameters that form it.
+    /// The parameters that form it.
     composition: Composition,
 }
 
@@ -145,7 +145,7 @@ impl StoredTensor {
         self.composition.shape()
     }
 
-    /// Returns the pieces of parameters that form the tensor. Their names are module paths.
+    /// Returns the composition of parameters that forms the tensor. Its names are module paths.
     #[must_use]
     pub fn composition(&self) -> &Composition {
         &self.composition
@@ -154,7 +154,7 @@ impl StoredTensor {
     /// Returns the path of the first parameter that the tensor stores.
     #[must_use]
     pub fn first_path(&self) -> &str {
-        &self.composition.pieces()[0].name
+        &self.composition.components()[0].name
     }
 }
 
@@ -220,8 +220,8 @@ impl WeightMap {
             check_origin(weight, &weights, &by_path)?;
         }
         let tensors = stored_tensors(&weights)?;
-        let pieces = weights.iter().flat_map(|weight| weight.composition.pieces());
-        let names = pieces.map(|piece| piece.name.clone()).collect();
+        let components = weights.iter().flat_map(|weight| weight.composition.components());
+        let names = components.map(|component| component.name.clone()).collect();
         let (optional_prefix, ignored) = (String::new(), Vec::new());
         Ok(Self { weights, by_path, tensors, names, optional_prefix, ignored })
     }
@@ -236,7 +236,7 @@ impl WeightMap {
     ) -> Result<Self, WeightMapError> {
         let weight = |(path, shape): (P, Vec<usize>)| {
             let path = path.into();
-            let composition = Composition::join(0, vec![Piece::whole(path.clone(), &shape)])?;
+            let composition = Composition::join(0, vec![Component::whole(path.clone(), &shape)])?;
             Ok(Weight::new(path, composition))
         };
         Self::new(parameters.into_iter().map(weight).collect::<Result<_, _>>()?)
@@ -268,7 +268,7 @@ impl WeightMap {
                 ));
             };
             let shape: Vec<_> = weight.composition.shape().iter().rev().copied().collect();
-            Composition::join(0, vec![Piece::whole(name, &shape).transposed()])
+            Composition::join(0, vec![Component::whole(name, &shape).transposed()])
         })
     }
 
@@ -412,13 +412,13 @@ fn check_origin(
     }
 }
 
-/// A piece of a parameter that a stored tensor contains.
+/// A component of a parameter, which a stored tensor contains.
 struct Part<'a> {
     /// The parameter.
     weight: &'a Weight,
-    /// The piece, which belongs to the stored tensor.
-    piece: &'a Piece,
-    /// The first position of the piece along the axis of the parameter.
+    /// The component, which belongs to the stored tensor.
+    component: &'a Component,
+    /// The first position of the component along the axis of the parameter.
     start: usize,
 }
 
@@ -427,12 +427,12 @@ fn stored_tensors(weights: &[Weight]) -> Result<Vec<StoredTensor>, WeightMapErro
     let mut order: BTreeMap<&str, usize> = BTreeMap::new();
     let mut found: Vec<Vec<Part<'_>>> = Vec::new();
     for weight in weights.iter().filter(|it| !matches!(it.origin, Origin::Tied { .. })) {
-        for (piece, start) in weight.composition.placed() {
-            let index = *order.entry(&piece.name).or_insert(found.len());
+        for (component, start) in weight.composition.placed() {
+            let index = *order.entry(&component.name).or_insert(found.len());
             if index == found.len() {
                 found.push(Vec::new());
             }
-            found[index].push(Part { weight, piece, start });
+            found[index].push(Part { weight, component, start });
         }
     }
     found.into_iter().map(stored_tensor).collect()
@@ -441,22 +441,22 @@ fn stored_tensors(weights: &[Weight]) -> Result<Vec<StoredTensor>, WeightMapErro
 /// Returns a stored tensor that consists of these parts, of which there is at least one.
 fn stored_tensor(mut parts: Vec<Part<'_>>) -> Result<StoredTensor, WeightMapError> {
     let (name, shape, first_path) =
-        (parts[0].piece.name.clone(), &parts[0].piece.shape, &parts[0].weight.path);
-    if let Some(other) = parts.iter().find(|part| part.piece.shape != *shape) {
+        (parts[0].component.name.clone(), &parts[0].component.shape, &parts[0].weight.path);
+    if let Some(other) = parts.iter().find(|part| part.component.shape != *shape) {
         return Err(WeightMapError::Disagreement {
             name,
             first: shape.clone(),
             first_path: first_path.clone(),
-            second: other.piece.shape.clone(),
+            second: other.component.shape.clone(),
             second_path: other.weight.path.clone(),
         });
     }
-    let axis = parts.iter().find_map(|part| part.piece.slice.as_ref()).map_or(0, |it| it.axis);
-    if parts.iter().any(|part| part.piece.slice.as_ref().is_some_and(|it| it.axis != axis)) {
+    let axis = parts.iter().find_map(|part| part.component.slice.as_ref()).map_or(0, |it| it.axis);
+    if parts.iter().any(|part| part.component.slice.as_ref().is_some_and(|it| it.axis != axis)) {
         return Err(WeightMapError::Axes { name });
     }
     let size = shape.get(axis).copied().unwrap_or(1);
-    let range = |part: &Part<'_>| match &part.piece.slice {
+    let range = |part: &Part<'_>| match &part.component.slice {
         Some(Slice { range, .. }) => range.clone(),
         None => 0..size,
     };
@@ -483,20 +483,20 @@ fn stored_tensor(mut parts: Vec<Part<'_>>) -> Result<StoredTensor, WeightMapErro
     if next < size {
         return Err(uncovered(next..size));
     }
-    let pieces = parts.iter().map(inverse).collect();
-    Ok(StoredTensor { name, composition: Composition::join(axis, pieces)? })
+    let components = parts.iter().map(inverse).collect();
+    Ok(StoredTensor { name, composition: Composition::join(axis, components)? })
 }
 
-/// Returns a part of a parameter as a piece of a stored tensor.
-fn inverse(part: &Part<'_>) -> Piece {
-    let Part { weight, piece, start } = part;
+/// Returns the inverse of a component: a part of a parameter as a component of a stored tensor.
+fn inverse(part: &Part<'_>) -> Component {
+    let Part { weight, component, start } = part;
     let composition = &weight.composition;
-    let mut inverse = Piece::whole(&weight.path, composition.shape());
-    if composition.pieces().len() > 1 {
-        let len = piece.part_shape()[composition.axis()];
+    let mut inverse = Component::whole(&weight.path, composition.shape());
+    if composition.components().len() > 1 {
+        let len = component.part_shape()[composition.axis()];
         inverse = inverse.sliced(composition.axis(), *start..start + len);
     }
-    match piece.transposed {
+    match component.transposed {
         true => inverse.transposed(),
         false => inverse,
     }

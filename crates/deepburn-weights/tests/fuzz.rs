@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 
 use deepburn_fuzz::fuzz;
-use deepburn_weights::{Composition, InitialValues, Origin, Piece, Weight, WeightMap};
+use deepburn_weights::{Component, Composition, InitialValues, Origin, Weight, WeightMap};
 
-fn matrix(name: &str, rows: usize, columns: usize) -> Piece {
-    Piece::whole(name, &[rows, columns])
+fn matrix(name: &str, rows: usize, columns: usize) -> Component {
+    Component::whole(name, &[rows, columns])
 }
 
 /// A map with a fused, a divided, a tied and a new parameter.
 fn sound() -> Vec<u8> {
-    let join = |axis, pieces| Composition::join(axis, pieces).unwrap();
+    let join = |axis, components| Composition::join(axis, components).unwrap();
     let fused =
         vec![matrix("q", 8, 6).transposed(), matrix("kv", 4, 6).sliced(0, 0..2).transposed()];
     let weights = vec![

@@ -16,21 +16,8 @@ pub(crate) const EMBEDDING: &str = "wte.weight";
 pub(crate) const SCORE: &str = "score.weight";
 
 /// Returns the `transformers` name of the parameter at a module path.
-///
-/// ```
-/// use deepburn_models::gpt2::hf_name;
-/// assert_eq!(hf_name("h.0.ln_1.weight"), "transformer.h.0.ln_1.weight");
-/// assert_eq!(hf_name("lm_head.weight"), "lm_head.weight");
-/// ```
-#[must_use]
-pub fn hf_name(path: &str) -> String {
+pub(crate) fn hf_name(path: &str) -> String {
     if [HEAD, SCORE].contains(&path) { path.to_owned() } else { format!("{PREFIX}{path}") }
-}
-
-/// Returns the module path of a `transformers` name, with or without its prefix.
-#[must_use]
-pub fn module_path(name: &str) -> &str {
-    name.strip_prefix(PREFIX).unwrap_or(name)
 }
 
 /// Names of the causal-mask buffers, which old checkpoints contain. `*` stands for the number of a block.
@@ -145,12 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn names_translate_both_ways() {
+    fn names_may_omit_the_prefix() {
         for tie_word_embeddings in [true, false] {
-            let config = Gpt2Config { tie_word_embeddings, ..Gpt2Config::small() };
-            for parameter in config.parameters() {
-                assert_eq!(module_path(&hf_name(&parameter.path)), parameter.path);
-                assert_eq!(module_path(&parameter.path), parameter.path);
+            let map = weight_map(&Gpt2Config { tie_word_embeddings, ..Gpt2Config::small() });
+            for weight in map.weights() {
+                let name = weight.stored_name();
+                assert_eq!(map.tensor_name(weight.path()), Some(name.clone()));
+                assert_eq!(map.tensor_name(&name), Some(name));
             }
         }
         assert_eq!(hf_name("wte.weight"), "transformer.wte.weight");

@@ -51,15 +51,6 @@ impl HfExport {
         self.documents.insert(name.to_owned(), fields);
     }
 
-    /// Returns the tensor name of the parameter at a module path.
-    #[must_use]
-    pub fn name(&self, path: &str) -> String {
-        match &self.weights {
-            StoredMap::Complete(map) => map.stored_name(path),
-            StoredMap::Names(names) => names.get(path).map_or(path, String::as_str).to_owned(),
-        }
-    }
-
     /// Returns the map of the weights. `as_trained` is the map of a checkpoint that stores tensors under their module
     /// paths. It is only used for checkpoints of earlier versions, which do not contain the map of the model.
     ///

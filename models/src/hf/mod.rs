@@ -11,6 +11,8 @@
 
 mod class_names;
 mod config;
+#[cfg(test)]
+mod decoder_layouts;
 mod error;
 mod export;
 mod generation_config;

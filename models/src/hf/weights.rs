@@ -138,14 +138,14 @@ impl Weights {
     /// Returns [`ModelFolderError::Tensors`] if a tensor is not a finite float tensor of the expected shape, or an I/O
     /// error.
     pub(crate) fn take(&mut self, weight: &Weight) -> Result<Option<Vec<f32>>, ModelFolderError> {
-        let pieces = weight.composition().pieces();
-        if !pieces.iter().any(|piece| self.contains(&piece.name)) {
+        let components = weight.composition().components();
+        if !components.iter().any(|component| self.contains(&component.name)) {
             return Ok(None);
         }
         self.require(weight)?;
         let values = read_weight(weight, &mut self.files, &self.tensors)?;
         self.refuse_not_finite(weight, &values)?;
-        pieces.iter().for_each(|piece| self.remove(&piece.name));
+        components.iter().for_each(|component| self.remove(&component.name));
         Ok(Some(values))
     }
 
@@ -154,8 +154,12 @@ impl Weights {
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] naming the tensors.
     pub(crate) fn require(&self, weight: &Weight) -> Result<(), ModelFolderError> {
-        let pieces = weight.composition().pieces().iter();
-        self.refuse(pieces.filter_map(|piece| self.misfit(&piece.name, &piece.shape)).collect())
+        let components = weight.composition().components().iter();
+        self.refuse(
+            components
+                .filter_map(|component| self.misfit(&component.name, &component.shape))
+                .collect(),
+        )
     }
 
     /// Checks that the names, shapes and types of all tensors match `map`, which is used from then on. The files may
@@ -170,8 +174,8 @@ impl Weights {
         let mut expected: Vec<_> =
             stored.map(|it| (it.first_path(), it.name(), it.shape())).collect();
         for (weight, _) in self.map.tied() {
-            let copies = weight.composition().pieces().iter();
-            let copies = copies.filter(|piece| self.contains(&piece.name));
+            let copies = weight.composition().components().iter();
+            let copies = copies.filter(|component| self.contains(&component.name));
             expected.extend(copies.map(|it| (weight.path(), it.name.as_str(), &it.shape[..])));
         }
         expected.sort();

@@ -17,8 +17,8 @@
 //! WARN deepspeed.optimizer.params.weight_decay changes from 0.1 in the checkpoint to 0.2
 //! ```
 
-use deepburn::checkpoint::{Checkpoint, Export, ParamEntry};
-use deepburn::{ClientStates, TorchModel};
+use deepburn::ClientStates;
+use deepburn::checkpoint::Checkpoint;
 use deepburn_models::hf::{HfExport, ProblemType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -251,29 +251,6 @@ impl JobState {
 /// Returns the format of checkpoints that are older than the field `format`.
 fn first_format() -> u32 {
     1
-}
-
-/// Names of parameters in `transformers`, for exports and for DeepSpeed checkpoints.
-pub(crate) struct HfNames<'a>(pub(crate) &'a HfExport);
-
-impl TorchModel for HfNames<'_> {
-    /// Returns the name in DeepSpeed checkpoints. It is the PyTorch name, as in files of `transformers`.
-    fn name(&self, path: &str) -> String {
-        self.0.name(path)
-    }
-}
-
-impl Export for HfNames<'_> {
-    /// Returns the name in exported files, as `transformers` reads them.
-    fn name(&self, path: &str) -> String {
-        self.0.name(path)
-    }
-
-    /// Returns the shape unchanged, because the models store projections as `transformers` does.
-    fn shape(&self, entry: &ParamEntry) -> Vec<usize> {
-        // Modules keep their weights in the layout of `transformers`' GPT-2.
-        entry.shape.clone()
-    }
 }
 
 /// A key whose value changed. A value is `None` if the key is missing.

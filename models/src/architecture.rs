@@ -12,8 +12,7 @@
 //! A new language model needs a folder next to [`gpt2`](crate::gpt2), and one line in the list of models of the programs.
 //! The folder contains:
 //!
-//! - a configuration that implements [`Architecture`]: the list of parameters, their names in files, and
-//!   `config.json`;
+//! - a configuration that implements [`Architecture`]: the map of its weights, and `config.json`;
 //! - implementations of [`SavedConfig`] and [`LanguageModelConfig`] for the configuration: reading and overriding
 //!   fields, and the limits on token sequences;
 //! - a Burn module that implements [`LanguageModel`](crate::causal_lm::LanguageModel): the loss, and the logits of the
@@ -29,12 +28,13 @@ use std::path::Path;
 use burn::module::Module;
 use burn::tensor::backend::Backend;
 use deepburn_safetensors::FloatType;
+use deepburn_weights::WeightMap;
 use serde_json::{Map, Value};
 
 use crate::batch_shape::BatchShape;
 use crate::hf::{
     ClassNames, ClassNamesError, ExtraFields, HfExport, JsonFiles, ModelConfigError,
-    ModelFolderError, ModelFolderWriter, Names, ParameterShape, ProblemType,
+    ModelFolderError, ModelFolderWriter, ParameterShape, ProblemType,
 };
 use crate::texts::TextLimits;
 
@@ -43,8 +43,14 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// Returns the name of the model in logs and reports.
     fn name(&self) -> &'static str;
 
-    /// Returns all parameters, in the order in which the module holds them.
-    fn parameters(&self) -> Vec<ParameterShape>;
+    /// Returns the map of all parameters, in the order in which the module holds them: their paths, shapes, initial
+    /// values, and the tensors that store them in files.
+    fn weight_map(&self) -> WeightMap;
+
+    /// Returns all parameters, in the order in which the module holds them. Tied parameters are not included.
+    fn parameters(&self) -> Vec<ParameterShape> {
+        self.weight_map().parameters().map(ParameterShape::from).collect()
+    }
 
     /// Returns the number of trainable values; a tied embedding counts once.
     fn num_parameters(&self) -> usize {
@@ -56,9 +62,6 @@ pub trait Architecture: fmt::Debug + Send + Sync {
 
     /// Returns the number of tokens of the longest sequence that the model supports.
     fn max_len(&self) -> usize;
-
-    /// Returns how parameters are named in weight files.
-    fn names(&self) -> Names;
 
     /// Returns the JSON files that are stored next to weights of type `float`: `config.json`, and any other file that
     /// readers need.
@@ -77,9 +80,9 @@ pub trait Architecture: fmt::Debug + Send + Sync {
         0
     }
 
-    /// Returns the contents of the model's Hugging Face folder except the weights.
+    /// Returns the contents of the model's Hugging Face folder except the weights, and the map of the weights.
     fn hf_export(&self) -> HfExport {
-        HfExport::new(&self.parameters(), self.names(), self.documents(FloatType::F32))
+        HfExport::new(self.weight_map(), self.documents(FloatType::F32))
     }
 
     /// Starts writing the model to `folder`, which is created if it does not exist.
@@ -92,7 +95,7 @@ pub trait Architecture: fmt::Debug + Send + Sync {
         float: FloatType,
     ) -> Result<ModelFolderWriter, ModelFolderError> {
         let documents = self.documents(float);
-        ModelFolderWriter::create(folder, self.parameters(), self.names(), float, documents)
+        ModelFolderWriter::create(folder, &self.weight_map(), float, documents)
     }
 }
 

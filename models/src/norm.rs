@@ -8,7 +8,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{LayerNormOps, layer_norm};
 
-use crate::weights::{InitialValues, WeightInit};
+use crate::weights::WeightInit;
 
 /// Layer normalisation over the last axis: `(x - mean) / sqrt(var + epsilon) * weight + bias`, with the biased
 /// variance.
@@ -23,11 +23,11 @@ pub(crate) struct LayerNorm<B: Backend> {
 }
 
 impl<B: Backend> LayerNorm<B> {
-    /// Returns a layer normalisation over `width` elements at module path `path`, with initial weight 1 and bias 0.
-    pub(crate) fn new(init: &WeightInit<B>, path: &str, width: usize, epsilon: f64) -> Self {
+    /// Returns the layer normalisation at module path `path`.
+    pub(crate) fn new(init: &WeightInit<B>, path: &str, epsilon: f64) -> Self {
         Self {
-            weight: init.param(&format!("{path}.weight"), [width], InitialValues::Ones),
-            bias: init.param(&format!("{path}.bias"), [width], InitialValues::Zeros),
+            weight: init.param(&format!("{path}.weight")),
+            bias: init.param(&format!("{path}.bias")),
             epsilon,
         }
     }
@@ -46,10 +46,18 @@ mod tests {
     use super::*;
     use burn::tensor::DType;
     use burn_flex::Flex;
+    use deepburn_weights::{Composition, InitialValues, Origin, Weight, WeightMap};
 
     fn forward(dtype: DType, values: &[f32]) -> Vec<f32> {
         let device = Default::default();
-        let norm = LayerNorm::<Flex>::new(&WeightInit::new(1, &device), "ln", values.len(), 1e-5);
+        let fresh = |path: &str, initial| {
+            let weight = Weight::new(path, Composition::whole(path, &[values.len()]));
+            weight.with_origin(Origin::Fresh(initial))
+        };
+        let weights =
+            vec![fresh("ln.weight", InitialValues::Ones), fresh("ln.bias", InitialValues::Zeros)];
+        let init = WeightInit::new(WeightMap::new(weights).unwrap(), 1, &device);
+        let norm = LayerNorm::<Flex>::new(&init, "ln", 1e-5);
         let x = Tensor::<Flex, 1>::from_floats(values, &device).cast(dtype).unsqueeze::<2>();
         let y = norm.forward(x);
         assert_eq!(y.dtype(), dtype);

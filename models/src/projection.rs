@@ -7,23 +7,18 @@ use burn::nn::Linear;
 use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{LinearOps, linear};
 
-use crate::weights::{InitialValues, WeightInit};
+use crate::weights::WeightInit;
 
 /// Applies a linear layer to `[rows, in]`. The result has shape `[rows, out]`.
 pub(crate) fn project<B: LinearOps>(projection: &Linear<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
     linear(x, projection.weight.val(), projection.bias.as_ref().map(|bias| bias.val()))
 }
 
-/// Returns a linear layer with a weight of shape `[in, out]`, like Burn's linear layer and `Conv1D` of `transformers`,
-/// and bias 0.
-pub(crate) fn conv1d<B: Backend>(
-    init: &WeightInit<B>,
-    path: &str,
-    shape: [usize; 2],
-    std: f64,
-) -> Linear<B> {
+/// Returns a linear layer with a bias and a weight of shape `[in, out]`, like Burn's linear layer and `Conv1D` of
+/// `transformers`.
+pub(crate) fn conv1d<B: Backend>(init: &WeightInit<B>, path: &str) -> Linear<B> {
     Linear {
-        weight: init.param(&format!("{path}.weight"), shape, InitialValues::Normal { std }),
-        bias: Some(init.param(&format!("{path}.bias"), [shape[1]], InitialValues::Zeros)),
+        weight: init.param(&format!("{path}.weight")),
+        bias: Some(init.param(&format!("{path}.bias"))),
     }
 }

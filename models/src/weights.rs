@@ -1,6 +1,6 @@
 //! Initial weights: random values, values from a file, or zeros.
 //!
-//! Main type: [`WeightInit`]. Random values are generated on the host, with the seed and the parameter's path as the
+//! Main type: [`WeightInit`]. Shapes and the distributions of random values are in the model's [`WeightMap`]. Random values are generated on the host, with the seed and the parameter's path as the
 //! key of the generator. They do not depend on the device, the order in which parameters are created or the number of
 //! threads. Each parameter is lazy: its values are created on first use. Sharded training relies on this, because it
 //! moves most parameters out of the module before memory is allocated for them.
@@ -10,23 +10,10 @@ use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
+use deepburn_weights::{InitialValues, Origin, WeightMap};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
-
-/// The initial values of a parameter.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum InitialValues {
-    /// All 0, such as biases.
-    Zeros,
-    /// All 1, such as the weights of layer normalisation.
-    Ones,
-    /// Independent normally distributed values with mean 0.
-    Normal {
-        /// The standard deviation.
-        std: f64,
-    },
-}
 
 /// A function that reads the values of the parameter at a module path. It panics with the error message if they cannot
 /// be read.
@@ -48,35 +35,45 @@ enum WeightSource {
 pub(crate) struct WeightInit<'a, B: Backend> {
     /// The source of the values of all parameters.
     source: WeightSource,
+    /// The parameters.
+    map: WeightMap,
     /// The device of the parameters.
     device: &'a B::Device,
 }
 
 impl<'a, B: Backend> WeightInit<'a, B> {
     /// Returns an initialiser with random values.
-    pub(crate) fn new(seed: u64, device: &'a B::Device) -> Self {
-        Self { source: WeightSource::Seed(seed), device }
+    pub(crate) fn new(map: WeightMap, seed: u64, device: &'a B::Device) -> Self {
+        Self { source: WeightSource::Seed(seed), map, device }
     }
 
     /// Returns an initialiser that reads values from weight files.
-    pub(crate) fn reading(read: Arc<ReadWeights>, device: &'a B::Device) -> Self {
-        Self { source: WeightSource::File(read), device }
+    pub(crate) fn reading(map: WeightMap, read: Arc<ReadWeights>, device: &'a B::Device) -> Self {
+        Self { source: WeightSource::File(read), map, device }
     }
 
     /// Returns an initialiser with zeros, for a model whose weights will be overwritten.
-    pub(crate) fn zeros(device: &'a B::Device) -> Self {
-        Self { source: WeightSource::Zeros, device }
+    pub(crate) fn zeros(map: WeightMap, device: &'a B::Device) -> Self {
+        Self { source: WeightSource::Zeros, map, device }
     }
 
-    /// Returns the parameter at module path `path`. It is initialised with `values` when it is first used.
+    /// Returns the parameter at module path `path`. It is initialised when it is first used.
     ///
     /// The parameter is trainable, and its shape is known before it is initialised.
-    pub(crate) fn param<const D: usize>(
-        &self,
-        path: &str,
-        shape: [usize; D],
-        values: InitialValues,
-    ) -> Param<Tensor<B, D>> {
+    ///
+    /// # Panics
+    /// Panics if the map has no such parameter of `D` dimensions.
+    pub(crate) fn param<const D: usize>(&self, path: &str) -> Param<Tensor<B, D>> {
+        let weight = self.map.get(path);
+        let shape: Option<[usize; D]> = weight.and_then(|it| it.shape().try_into().ok());
+        let (Some(weight), Some(shape)) = (weight, shape) else {
+            panic!("the weight map has no parameter {path} of {D} dimensions")
+        };
+        let values = match weight.origin() {
+            Origin::Fresh(values) => *values,
+            // Only random values use it.
+            _ => InitialValues::Zeros,
+        };
         let (source, path) = (self.source.clone(), path.to_owned());
         Param::uninitialized(
             ParamId::new(),
@@ -145,6 +142,7 @@ fn fnv1a(text: &str) -> u64 {
 mod tests {
     use super::*;
     use burn_flex::Flex;
+    use deepburn_weights::{Composition, Weight};
 
     const NORMAL: InitialValues = InitialValues::Normal { std: 0.02 };
 
@@ -177,7 +175,9 @@ mod tests {
     #[test]
     fn a_copied_parameter_draws_the_same_values() {
         let device = Default::default();
-        let param = WeightInit::<Flex>::new(1, &device).param("w", [3, 5], NORMAL);
+        let weight = Weight::new("w", Composition::whole("w", &[3, 5]));
+        let map = WeightMap::new(vec![weight.with_origin(Origin::Fresh(NORMAL))]).unwrap();
+        let param = WeightInit::<Flex>::new(map, 1, &device).param::<2>("w");
         let copy = param.clone();
         assert!(!param.is_initialized());
         assert_eq!(param.val().into_data(), copy.val().into_data());

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use deepburn_weights::{Component, Composition, Origin, Weight, WeightMap};
 use rayon::prelude::*;
 use serde_json::Value;
 
@@ -180,6 +181,27 @@ impl Checkpoint {
     /// them.
     pub fn layout(&self) -> &Layout {
         &self.manifest.layout
+    }
+
+    /// Returns the map in which parameters and buffers are stored as they were
+    /// trained, under their module paths. Aliases are tied to their parameters.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CheckpointError::Layout`] if a shape overflows.
+    pub fn weight_map(&self) -> Result<WeightMap, CheckpointError> {
+        let mut weights = vec![];
+        for entry in self.layout().entries() {
+            for path in [&entry.path].into_iter().chain(&entry.aliases) {
+                let composition = Composition::join(0, vec![Component::whole(path, &entry.shape)]);
+                let weight = Weight::new(path, composition.map_err(CheckpointError::map)?);
+                weights.push(match *path == entry.path {
+                    true => weight,
+                    false => weight.with_origin(Origin::Tied { to: entry.path.clone() }),
+                });
+            }
+        }
+        WeightMap::new(weights).map_err(CheckpointError::map)
     }
 
     /// Returns the state of one rank; `None` if no such rank wrote the

@@ -1,10 +1,10 @@
 //! Exports the weights of a checkpoint for other programs.
 //!
-//! Main function: [`consolidate`]. It reads one parameter at a time, so memory
-//! holds one parameter and a buffer. The output is in Hugging Face's
+//! Main function: [`consolidate`]. It reads one tensor at a time, so memory
+//! holds one tensor and a buffer. The output is in Hugging Face's
 //! safetensors layout: either one `model.safetensors`, or shards of a given
-//! size with `model.safetensors.index.json`. An [`Export`] defines the names
-//! and the layout of the parameters. Buffers keep their element type, because
+//! size with `model.safetensors.index.json`. A [`WeightMap`] defines the names
+//! and the layout of the tensors. Buffers keep their element type, because
 //! rounding running statistics to 16 bits would change the model's outputs.
 //! Tied weights are written once, and their other names are recorded in the
 //! metadata. Existing weights are never overwritten.
@@ -23,11 +23,13 @@
 //! requires, and for each tied weight an entry from its other name to the name
 //! of the tensor.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use deepburn_safetensors::{FloatType, Header, TensorFileWriter};
+use deepburn_weights::{Component, Composition, Origin, Weight, WeightMap};
 use serde_json::{Map, json};
 
 use crate::{Checkpoint, CheckpointError, ElementType, EntryKind, ParamEntry, StateKind, disk};
@@ -36,35 +38,6 @@ use crate::{Checkpoint, CheckpointError, ElementType, EntryKind, ParamEntry, Sta
 const INDEX: &str = "model.safetensors.index.json";
 /// The number of elements that are cast and written at a time.
 const CHUNK: usize = 256 << 10;
-
-/// The names and layout of a model's parameters in another program. By default
-/// they are exported as trained.
-pub trait Export {
-    /// Returns the exported name of the parameter at this path, which may be an
-    /// alias.
-    fn name(&self, path: &str) -> String {
-        path.to_owned()
-    }
-
-    /// Returns the exported shape, which must have the same number of elements.
-    /// Buffers keep their shape.
-    fn shape(&self, entry: &ParamEntry) -> Vec<usize> {
-        entry.shape.clone()
-    }
-
-    /// Converts the values to the exported layout, for example by a
-    /// transposition. Not called for buffers, which are written unchanged.
-    fn transform(&self, entry: &ParamEntry, values: Vec<f32>) -> Vec<f32> {
-        _ = entry;
-        values
-    }
-}
-
-/// Exports parameters as they were trained, under their module paths.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct AsTrained;
-
-impl Export for AsTrained {}
 
 /// Options of [`consolidate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,22 +50,55 @@ pub struct Consolidation {
     pub max_shard_bytes: u64,
 }
 
+/// The result of [`consolidate`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Consolidated {
+    /// The files, the index last.
+    pub files: Vec<PathBuf>,
+    /// The tensors with values that are infinite or NaN.
+    pub not_finite: Vec<NotFinite>,
+}
+
+/// A tensor with values that are not finite, which were written as they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotFinite {
+    /// The path of the parameter, or the name of a tensor that stores several
+    /// parameters.
+    pub path: String,
+    /// The number of these values.
+    pub count: usize,
+    /// The number of all values.
+    pub total: usize,
+}
+
 /// A tensor to be written, planned before any value is read.
-struct Planned<'a> {
-    /// The parameter in the checkpoint.
-    entry: &'a ParamEntry,
+struct Planned {
     /// The exported name, unique in the export.
     name: String,
-    /// The exported shape, with as many elements as the parameter.
-    shape: Vec<usize>,
+    /// The parameters that form it, or a buffer. The names of the components are
+    /// module paths.
+    composition: Composition,
     /// The exported type: the requested one, or a buffer's own.
     element: ElementType,
+    /// Whether it is a buffer, which is written unchanged.
+    is_buffer: bool,
     /// The size of the values in bytes.
     bytes: u64,
 }
 
-/// Writes the weights of a checkpoint to the folder `out` and returns the
-/// files, the index last.
+impl Planned {
+    /// Returns the path of the parameter that the tensor stores, or its name if
+    /// it stores several parameters.
+    fn path(&self) -> &str {
+        match self.composition.components() {
+            [component] => &component.name,
+            _ => &self.name,
+        }
+    }
+}
+
+/// Writes the weights of a checkpoint to the folder `out`, as the tensors of
+/// `map`. Buffers that are not in the map are stored under their paths.
 ///
 /// The folder is created if it does not exist. The complete checkpoint is
 /// verified first. `out` gets all files or, after an error, none.
@@ -100,19 +106,19 @@ struct Planned<'a> {
 /// # Errors
 ///
 /// Returns the errors of [`Checkpoint::verify`]; [`CheckpointError::NotInside`]
-/// for a parameter without weights; [`CheckpointError::Layout`] if `export`
-/// gives two parameters the same name or changes a parameter's size;
+/// for a parameter without weights; [`CheckpointError::Layout`] if checkpoint
+/// and map differ in a parameter, or if two tensors would have the same name;
 /// [`CheckpointError::Overflow`]; [`CheckpointError::Io`] if `out` already
 /// contains weights; [`CheckpointError::DiskFull`] or another I/O error.
 pub fn consolidate(
     checkpoint: &Checkpoint,
     out: &Path,
     what: &Consolidation,
-    export: &dyn Export,
-) -> Result<Vec<PathBuf>, CheckpointError> {
+    map: &WeightMap,
+) -> Result<Consolidated, CheckpointError> {
     // Verified first, so that the manifest's sizes can be trusted.
     checkpoint.verify()?;
-    let tensors = plan(checkpoint, what.element, export)?;
+    let tensors = plan(checkpoint, what.element, map)?;
     let shards = pack(&tensors, what.max_shard_bytes);
     fs::create_dir_all(out).map_err(CheckpointError::io("create", out))?;
     refuse_weights(out)?;
@@ -125,12 +131,13 @@ pub fn consolidate(
         .prefix(".unfinished-")
         .tempdir_in(out)
         .map_err(CheckpointError::io("create a folder in", out))?;
-    let aliases = aliases(&tensors, export)?;
-    let mut names = vec![];
+    let aliases = aliases(checkpoint, &tensors, map)?;
+    let (mut names, mut not_finite) = (vec![], vec![]);
     for (index, shard) in shards.iter().enumerate() {
         let name = shard_name(index, shards.len());
         let path = unfinished.path().join(&name);
-        write_shard(&ShardFile { path, tensors: shard, aliases: &aliases }, checkpoint, export)?;
+        let file = ShardFile { path, tensors: shard, aliases: &aliases };
+        not_finite.extend(write_shard(&file, checkpoint)?);
         names.push(name);
     }
     if shards.len() > 1 {
@@ -152,7 +159,7 @@ pub fn consolidate(
     }
     let files = moved.map_err(CheckpointError::io("move files into", out))?;
     disk::sync_folder(out)?;
-    Ok(files)
+    Ok(Consolidated { files, not_finite })
 }
 
 /// Plans the tensors to write, without reading any. Wide element types come
@@ -162,45 +169,111 @@ pub fn consolidate(
 ///
 /// Returns [`CheckpointError::NotInside`] for a parameter without weights, and
 /// [`CheckpointError::Layout`] for an export type that weights do not have, a
-/// name that occurs twice, or a shape with another number of elements.
-fn plan<'a>(
-    checkpoint: &'a Checkpoint,
+/// name that occurs twice, or a parameter that the map does not have or that
+/// has another shape there.
+fn plan(
+    checkpoint: &Checkpoint,
     element: ElementType,
-    export: &dyn Export,
-) -> Result<Vec<Planned<'a>>, CheckpointError> {
+    map: &WeightMap,
+) -> Result<Vec<Planned>, CheckpointError> {
+    let refuse = |reason| Err(CheckpointError::Layout { reason });
     if !element.is_trainable() {
-        let reason = format!("weights are not written as {element}, but as F32, F16 or BF16");
-        return Err(CheckpointError::Layout { reason });
+        return refuse(format!("weights are not written as {element}, but as F32, F16 or BF16"));
     }
-    let layout = checkpoint.layout();
+    let stored: HashMap<_, _> = map.stored_tensors().iter().map(|it| (it.name(), it)).collect();
     let mut names = HashSet::new();
     let mut tensors = vec![];
-    for (index, entry) in layout.entries().iter().enumerate() {
-        let Some(stored) = entry.element_of(&StateKind::Weights) else {
+    for entry in checkpoint.layout().entries() {
+        let Some(own) = entry.element_of(&StateKind::Weights) else {
             let reason = format!("it has no weights of parameter {}", entry.path);
             return Err(CheckpointError::NotInside { path: checkpoint.path().into(), reason });
         };
-        let name = export.name(&entry.path);
-        let (shape, element) = match entry.kind {
-            EntryKind::Parameter => (export.shape(entry), element),
-            EntryKind::Buffer => (entry.shape.clone(), stored),
+        let is_buffer = entry.kind == EntryKind::Buffer;
+        let Some(weight) = weight_of(entry, map)? else {
+            let composition = whole(&entry.path, &entry.shape)?;
+            tensors.push(planned(entry.path.clone(), composition, own, is_buffer));
+            continue;
         };
-        let numel = shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
-        if numel != Some(layout.numel(index)) {
-            let reason = format!("{} of shape {:?} cannot be {shape:?}", entry.path, entry.shape);
-            return Err(CheckpointError::Layout { reason });
+        let element = if is_buffer { own } else { element };
+        for component in weight.composition().components() {
+            let Some(tensor) =
+                stored.get(&*component.name).filter(|_| names.insert(&*component.name))
+            else {
+                continue;
+            };
+            let composition = tensor.composition().clone();
+            tensors.push(planned(component.name.clone(), composition, element, is_buffer));
         }
-        if !names.insert(name.clone()) {
-            let reason = format!("two parameters are called {name}, one of them {}", entry.path);
-            return Err(CheckpointError::Layout { reason });
-        }
-        let bytes = layout.numel(index) as u64 * element.size() as u64;
-        tensors.push(Planned { entry, name, shape, element, bytes });
+    }
+    let layout = checkpoint.layout();
+    let has = |path: &str| layout.entry(path).is_some_and(|entry| entry.path == path);
+    if let Some(weight) = map.parameters().find(|it| !has(it.path())) {
+        let (path, folder) = (weight.path(), checkpoint.path().display());
+        return refuse(format!("{folder} has no parameter {path} of the weight map"));
+    }
+    if let Some(twice) = duplicate(&tensors) {
+        return refuse(format!("two parameters are called {twice}"));
     }
     // Wide types come first, so that each tensor is aligned to its element
     // size, as readers require.
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.element.size()));
     Ok(tensors)
+}
+
+/// Returns the parameter of the map that describes an entry; `None` for a buffer
+/// that is not in the map.
+///
+/// # Errors
+///
+/// Returns [`CheckpointError::Layout`] if the map does not fit the entry.
+fn weight_of<'m>(
+    entry: &ParamEntry,
+    map: &'m WeightMap,
+) -> Result<Option<&'m Weight>, CheckpointError> {
+    let path = &entry.path;
+    let reason = match (map.get(path), entry.kind) {
+        (None, EntryKind::Buffer) => return Ok(None),
+        (None, EntryKind::Parameter) => format!("the weight map has no parameter {path}"),
+        (Some(weight), kind) => match weight.origin() {
+            Origin::Tied { to } => {
+                format!("{path} has values of its own and cannot be tied to {to}")
+            }
+            _ if weight.shape() != entry.shape => {
+                format!("{path} of shape {:?} cannot be {:?}", entry.shape, weight.shape())
+            }
+            _ if kind == EntryKind::Buffer && weight.composition().same_as().is_none() => {
+                format!("{path} is a buffer, whose layout cannot change")
+            }
+            _ => return Ok(Some(weight)),
+        },
+    };
+    Err(CheckpointError::Layout { reason })
+}
+
+/// Returns the plan of a tensor.
+fn planned(
+    name: String,
+    composition: Composition,
+    element: ElementType,
+    is_buffer: bool,
+) -> Planned {
+    let bytes = composition.num_elements() as u64 * element.size() as u64;
+    Planned { name, composition, element, is_buffer, bytes }
+}
+
+/// Returns the composition of a tensor that equals the parameter at `path`.
+///
+/// # Errors
+///
+/// Returns [`CheckpointError::Layout`] if the shape overflows.
+fn whole(path: &str, shape: &[usize]) -> Result<Composition, CheckpointError> {
+    Composition::join(0, vec![Component::whole(path, shape)]).map_err(CheckpointError::map)
+}
+
+/// Returns a name that two tensors have.
+fn duplicate(tensors: &[Planned]) -> Option<&str> {
+    let mut names = HashSet::new();
+    tensors.iter().map(|tensor| &*tensor.name).find(|name| !names.insert(*name))
 }
 
 /// Maps the other names of tied weights to the name under which they are
@@ -211,14 +284,16 @@ fn plan<'a>(
 /// Returns [`CheckpointError::Layout`] if an alias would hide another tensor,
 /// another alias, or the metadata's own key `format`.
 fn aliases(
-    tensors: &[Planned<'_>],
-    export: &dyn Export,
+    checkpoint: &Checkpoint,
+    tensors: &[Planned],
+    map: &WeightMap,
 ) -> Result<BTreeMap<String, String>, CheckpointError> {
     let names: HashSet<_> = tensors.iter().map(|tensor| &tensor.name).collect();
     let mut aliases = BTreeMap::new();
-    for Planned { entry, name, .. } in tensors {
+    for entry in checkpoint.layout().entries() {
+        let name = map.stored_name(&entry.path);
         for path in &entry.aliases {
-            let alias = export.name(path);
+            let alias = map.stored_name(path);
             if alias == *name {
                 continue;
             }
@@ -235,7 +310,7 @@ fn aliases(
 /// Divides the tensors into files of at most `limit` bytes of values, in order.
 /// A tensor above the limit gets its own file. At least one file is returned,
 /// which is empty for a model without tensors.
-fn pack<'a, 'b>(tensors: &'b [Planned<'a>], limit: u64) -> Vec<&'b [Planned<'a>]> {
+fn pack(tensors: &[Planned], limit: u64) -> Vec<&[Planned]> {
     let (mut shards, mut start, mut bytes) = (vec![], 0, 0_u64);
     for (index, tensor) in tensors.iter().enumerate() {
         if bytes + tensor.bytes > limit && index > start {
@@ -273,47 +348,48 @@ fn refuse_weights(out: &Path) -> Result<(), CheckpointError> {
 /// export.
 struct ShardFile<'a> {
     path: PathBuf,
-    tensors: &'a [Planned<'a>],
+    tensors: &'a [Planned],
     aliases: &'a BTreeMap<String, String>,
 }
 
-/// Writes one file, tensor by tensor. Memory holds one parameter, converted to
-/// f32, and a buffer of encoded values.
+/// Writes one file, tensor by tensor. Memory holds one tensor, converted to
+/// f32, and a buffer of encoded values. Returns the tensors with values that
+/// are not finite.
 ///
 /// # Errors
 ///
-/// Returns the errors of [`Checkpoint::read`], [`CheckpointError::Layout`] if
-/// `export` changes the number of elements, [`CheckpointError::Overflow`] for a
-/// finite value that would become infinite, or a write error.
+/// Returns the errors of [`Checkpoint::read`], [`CheckpointError::Overflow`]
+/// for a finite value that would become infinite, or a write error.
 fn write_shard(
     shard: &ShardFile<'_>,
     checkpoint: &Checkpoint,
-    export: &dyn Export,
-) -> Result<(), CheckpointError> {
+) -> Result<Vec<NotFinite>, CheckpointError> {
     let header = header(shard);
     let failed = |error| disk::write_error(&shard.path, header.file_len())(error);
     let partial = shard.path.with_extension("partial");
     let mut writer = TensorFileWriter::create(&shard.path, partial, &header).map_err(failed)?;
-    let mut bytes = Vec::new();
-    for Planned { entry, shape, element, .. } in shard.tensors {
-        let numel = shape.iter().product();
-        let values = checkpoint.read(&entry.path, &StateKind::Weights, 0..numel)?;
-        let float = match (entry.kind, FloatType::try_from(*element)) {
-            (EntryKind::Parameter, Ok(float)) => float,
+    let (mut bytes, mut not_finite) = (Vec::new(), vec![]);
+    for tensor in shard.tensors {
+        let total = tensor.composition.num_elements();
+        let float = match FloatType::try_from(tensor.element) {
+            Ok(float) if !tensor.is_buffer => float,
             // A buffer keeps its type. The plan has no parameters of other types.
             _ => {
+                let values = checkpoint.read(tensor.path(), &StateKind::Weights, 0..total)?;
                 writer.write(values.bytes()).map_err(failed)?;
                 continue;
             }
         };
-        let values = export.transform(entry, values.into_f32());
-        if values.len() != numel {
-            let reason =
-                format!("{} became {} elements instead of {numel}", entry.path, values.len());
-            return Err(CheckpointError::Layout { reason });
-        }
+        let values = tensor.composition.read(0..total, |path, range, values| {
+            append_weights(checkpoint, path, range, values)
+        })?;
+        let path = tensor.path().to_owned();
         if let Some(found) = float.overflow(&values) {
-            return Err(CheckpointError::Overflow { path: entry.path.clone(), found, float });
+            return Err(CheckpointError::Overflow { path, found, float });
+        }
+        let count = values.iter().filter(|value| !value.is_finite()).count();
+        if count > 0 {
+            not_finite.push(NotFinite { path, count, total });
         }
         for chunk in values.chunks(CHUNK) {
             bytes.clear();
@@ -321,7 +397,31 @@ fn write_shard(
             writer.write(&bytes).map_err(failed)?;
         }
     }
-    writer.finish().map_err(failed)
+    writer.finish().map_err(failed)?;
+    Ok(not_finite)
+}
+
+/// Appends a range of a parameter's weights to `values`, converted to f32.
+///
+/// # Errors
+///
+/// Returns the errors of [`Checkpoint::read`].
+fn append_weights(
+    checkpoint: &Checkpoint,
+    path: &str,
+    range: Range<usize>,
+    values: &mut Vec<f32>,
+) -> Result<(), CheckpointError> {
+    let kind = StateKind::Weights;
+    let element = checkpoint.layout().entry(path).and_then(|entry| entry.element_of(&kind));
+    if element != Some(ElementType::F32) {
+        values.extend(checkpoint.read(path, &kind, range)?.into_f32());
+        return Ok(());
+    }
+    // Values of this type are read in place, so that they are in memory once.
+    let start = values.len();
+    values.resize(start + range.len(), 0.0);
+    checkpoint.read_into(path, &kind, range.start, &mut values[start..])
 }
 
 /// Returns the safetensors header of a file. Aliases are recorded in the
@@ -336,15 +436,15 @@ fn header(shard: &ShardFile<'_>) -> Header {
         }
     }
     let mut header = Header::new(metadata);
-    for Planned { name, shape, element, .. } in shard.tensors {
-        header.push(name, *element, shape);
+    for Planned { name, composition, element, .. } in shard.tensors {
+        header.push(name, *element, composition.shape());
     }
     header
 }
 
 /// Returns the text of the index: the total size of all tensors in bytes, and
 /// the file that contains each tensor.
-fn index(shards: &[&[Planned<'_>]], names: &[String], total: u64) -> String {
+fn index(shards: &[&[Planned]], names: &[String], total: u64) -> String {
     let files: BTreeMap<_, _> = shards
         .iter()
         .zip(names)
@@ -357,7 +457,7 @@ fn index(shards: &[&[Planned<'_>]], names: &[String], total: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{TempRoot, buffer, layout, parameter, run, save, save_layout, values};
+    use crate::fixture::{TempRoot, buffer, parameter, run, save, save_layout, values};
     use crate::{Layout, RankWriter, Save, StoredState, Tag};
     use half::bf16;
     use safetensors::SafeTensors;
@@ -366,6 +466,15 @@ mod tests {
 
     fn elements<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
         bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+    }
+
+    /// Exports a checkpoint under the module paths.
+    fn as_trained(
+        checkpoint: &Checkpoint,
+        out: &Path,
+        what: &Consolidation,
+    ) -> Result<Vec<PathBuf>, CheckpointError> {
+        Ok(consolidate(checkpoint, out, what, &checkpoint.weight_map()?)?.files)
     }
 
     const ALL: Consolidation =
@@ -386,7 +495,7 @@ mod tests {
     #[test]
     fn one_file_has_every_weight_once() {
         let (_root, checkpoint, out) = opened(3);
-        let files = consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap();
+        let files = as_trained(&checkpoint, &out, &ALL).unwrap();
         assert_eq!(files, [out.join("model.safetensors")]);
         let bytes = fs::read(&files[0]).unwrap();
         let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
@@ -406,7 +515,7 @@ mod tests {
     fn shards_and_index_contain_every_weight() {
         let (_root, checkpoint, out) = opened(2);
         let what = Consolidation { element: ElementType::Bf16, max_shard_bytes: 8 };
-        let files = consolidate(&checkpoint, &out, &what, &AsTrained).unwrap();
+        let files = as_trained(&checkpoint, &out, &what).unwrap();
         let names: Vec<_> =
             files.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
         let [first, second] = [1, 2].map(|n| format!("model-0000{n}-of-00002.safetensors"));
@@ -438,7 +547,8 @@ mod tests {
         save_layout(&root, 1, &layout, run(1));
         let checkpoint = Checkpoint::open(&root, None).unwrap();
         let what = Consolidation { element: ElementType::Bf16, ..ALL };
-        let files = consolidate(&checkpoint, &root.join("out"), &what, &Renamed).unwrap();
+        let files = consolidate(&checkpoint, &root.join("out"), &what, &renamed(&checkpoint, "w"));
+        let files = files.unwrap().files;
         let bytes = fs::read(&files[0]).unwrap();
         let (header, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -463,35 +573,22 @@ mod tests {
         assert!(text.contains("buffers     12 elements in 3"), "{text}");
         assert!(text.contains("weights BOOL, buffer"), "{text}");
         let what = Consolidation { element: ElementType::I64, ..ALL };
-        let error = consolidate(&checkpoint, &root.join("other"), &what, &AsTrained).unwrap_err();
+        let error = as_trained(&checkpoint, &root.join("other"), &what).unwrap_err();
         assert!(error.to_string().contains("weights are not written as I64"), "{error}");
     }
 
-    /// Renames and transposes parameters, as exports of real models do.
-    struct Renamed;
-
-    impl Export for Renamed {
-        fn name(&self, path: &str) -> String {
-            format!("model.{path}")
-        }
-
-        fn shape(&self, entry: &ParamEntry) -> Vec<usize> {
-            entry.shape.iter().rev().copied().collect()
-        }
-
-        fn transform(&self, entry: &ParamEntry, values: Vec<f32>) -> Vec<f32> {
-            let [rows, columns] = entry.shape[..] else { return values };
-            (0..columns)
-                .flat_map(|c| (0..rows).map(move |r| r * columns + c))
-                .map(|i| values[i])
-                .collect()
-        }
+    /// Renames tensors and transposes matrices, as the maps of real models do.
+    fn renamed(checkpoint: &Checkpoint, matrix: &str) -> WeightMap {
+        let map = checkpoint.weight_map().unwrap();
+        let map = map.renamed(|path| format!("model.{path}")).unwrap();
+        map.transposed(|path| path == matrix).unwrap()
     }
 
     #[test]
     fn exports_rename_and_transpose_parameters() {
         let (_root, checkpoint, out) = opened(2);
-        let files = consolidate(&checkpoint, &out, &ALL, &Renamed).unwrap();
+        let files = consolidate(&checkpoint, &out, &ALL, &renamed(&checkpoint, "a"));
+        let files = files.unwrap().files;
         let bytes = fs::read(&files[0]).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let turned = tensors.tensor("model.a").unwrap();
@@ -506,13 +603,13 @@ mod tests {
         for name in ["model.safetensors", "model-00001-of-00009.safetensors", INDEX] {
             fs::create_dir_all(&out).unwrap();
             fs::write(out.join(name), "mine").unwrap();
-            let error = consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap_err().to_string();
+            let error = as_trained(&checkpoint, &out, &ALL).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("cannot replace weights"), "{error}");
             assert_eq!(disk::names(&out).unwrap(), [name]);
             fs::remove_file(out.join(name)).unwrap();
         }
         fs::write(out.join("config.json"), "{}").unwrap();
-        consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap();
+        as_trained(&checkpoint, &out, &ALL).unwrap();
         assert_eq!(disk::names(&out).unwrap(), ["config.json", "model.safetensors"]);
     }
 
@@ -520,42 +617,67 @@ mod tests {
     fn a_damaged_checkpoint_is_not_exported() {
         let (root, checkpoint, out) = opened(2);
         fs::write(root.join("step-00000001/rank-00001.safetensors"), "noise").unwrap();
-        let error = consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap_err();
+        let error = as_trained(&checkpoint, &out, &ALL).unwrap_err();
         assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
         assert!(!out.exists());
     }
 
-    /// An incorrect export, with a name function and a shape.
-    struct Wrong(fn(&str) -> String, Vec<usize>);
+    #[test]
+    fn several_parameters_form_a_tensor_and_several_tensors_a_parameter() {
+        let root = TempRoot::new();
+        let entries = ["up", "gate", "qk"].map(|path| parameter(path, &[2, 3]));
+        let layout = Arc::new(Layout::new(entries.to_vec(), 2).unwrap());
+        save_layout(&root, 1, &layout, run(1));
+        let checkpoint = Checkpoint::open(&root, None).unwrap();
+        let part = |path: &str, rows: Range<usize>| {
+            let component = Component::whole("gate_up", &[6, 2]).sliced(0, rows).transposed();
+            Weight::new(path, Composition::join(0, vec![component]).unwrap())
+        };
+        let [q, k] = [("q", 1), ("k", 2)].map(|(name, out)| Component::whole(name, &[out, 2]));
+        let joined = Composition::join(1, vec![q.transposed(), k.transposed()]).unwrap();
+        let weights = vec![part("up", 3..6), part("gate", 0..3), Weight::new("qk", joined)];
+        let map = WeightMap::new(weights).unwrap();
+        let done = consolidate(&checkpoint, &root.join("out"), &ALL, &map).unwrap();
+        assert!(done.not_finite.is_empty());
+        let bytes = fs::read(&done.files[0]).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let turned = |path: &str| [0, 3, 1, 4, 2, 5].map(|at| weights_of(path)[at]);
+        let found = |name: &str| elements::<f32>(tensors.tensor(name).unwrap().data());
+        assert_eq!(tensors.tensor("gate_up").unwrap().shape(), [6, 2]);
+        assert_eq!(found("gate_up"), [turned("gate"), turned("up")].concat());
+        assert_eq!([found("q"), found("k")].concat(), turned("qk"));
+        let missing = WeightMap::new(vec![part("up", 0..6)]).unwrap();
+        let error = consolidate(&checkpoint, &root.join("other"), &ALL, &missing).unwrap_err();
+        assert!(error.to_string().contains("up of shape [2, 3] cannot be [2, 6]"), "{error}");
+    }
 
-    impl Export for Wrong {
-        fn name(&self, path: &str) -> String {
-            self.0(path)
-        }
-
-        fn shape(&self, entry: &ParamEntry) -> Vec<usize> {
-            if self.1.is_empty() { entry.shape.clone() } else { self.1.clone() }
-        }
-
-        fn transform(&self, _: &ParamEntry, mut values: Vec<f32>) -> Vec<f32> {
-            values.pop();
-            values
-        }
+    fn weights_of(path: &str) -> Vec<f32> {
+        weights(path, 6)
     }
 
     #[test]
     fn exports_that_lose_something_are_refused() {
         let (_root, checkpoint, out) = opened(1);
-        let cases: [(Wrong, &str); 4] = [
-            (Wrong(|_| "w".into(), vec![]), "two parameters are called w"),
-            (Wrong(|path| path.replace("head", "b"), vec![]), "cannot be called b"),
-            (Wrong(str::to_owned, vec![usize::MAX, 2]), "of shape [3, 4] cannot be"),
-            (Wrong(str::to_owned, vec![]), "became 11 elements instead of 12"),
+        let own = || checkpoint.weight_map().unwrap();
+        let fewer = own().parameters().skip(1).cloned().collect();
+        let map = own();
+        let extra = map.weights().iter().cloned();
+        let extra = extra.chain([Weight::new("more", Composition::whole("more", &[1]))]);
+        let reshaped = map.weights().iter().map(|weight| match weight.path() {
+            "a" => Weight::new("a", Composition::whole("a", &[4, 3])),
+            _ => weight.clone(),
+        });
+        let cases = [
+            (own().renamed(|path| path.replace("head", "b")), "cannot be called b"),
+            (WeightMap::new(fewer), "the weight map has no parameter a"),
+            (WeightMap::new(extra.collect()), "has no parameter more of the weight map"),
+            (WeightMap::new(reshaped.collect()), "of shape [3, 4] cannot be [4, 3]"),
         ];
-        for (export, expected) in cases {
-            let error = consolidate(&checkpoint, &out, &ALL, &export).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
+        for (map, expected) in cases {
+            let error = consolidate(&checkpoint, &out, &ALL, &map.unwrap()).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
         }
+        assert!(own().renamed(|_| "w".into()).is_err());
         assert!(disk::names(&out).unwrap_or_default().is_empty());
         // A parameter whose moments were saved, but not its weights.
         let root = TempRoot::new();
@@ -564,7 +686,7 @@ mod tests {
         let layout = Arc::new(Layout::new(vec![entry], 1).unwrap());
         save_layout(&root, 1, &layout, run(1));
         let checkpoint = Checkpoint::open(&root, None).unwrap();
-        let error = consolidate(&checkpoint, &out, &ALL, &AsTrained).unwrap_err().to_string();
+        let error = as_trained(&checkpoint, &out, &ALL).unwrap_err().to_string();
         assert!(error.contains("no weights of parameter a"), "{error}");
     }
 
@@ -581,7 +703,7 @@ mod tests {
         save.commit(vec![record], run(1)).unwrap();
         let checkpoint = Checkpoint::open(&root, None).unwrap();
         let out = root.join("out");
-        let files = consolidate(&checkpoint, &out, &Consolidation { element, ..ALL }, &AsTrained)?;
+        let files = as_trained(&checkpoint, &out, &Consolidation { element, ..ALL })?;
         let bytes = fs::read(&files[0]).unwrap();
         Ok(SafeTensors::deserialize(&bytes).unwrap().tensor("w").unwrap().data().to_vec())
     }
@@ -607,13 +729,12 @@ mod tests {
 
     #[test]
     fn tensors_are_packed_in_order() {
-        let layout = layout(1);
         let sizes = |limit, bytes: &[u64]| -> Vec<usize> {
             let planned = |&bytes| Planned {
-                entry: &layout.entries()[0],
                 name: String::new(),
-                shape: vec![],
+                composition: Composition::whole("w", &[]),
                 element: ElementType::F32,
+                is_buffer: false,
                 bytes,
             };
             let tensors: Vec<_> = bytes.iter().map(planned).collect();

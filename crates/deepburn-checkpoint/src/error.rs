@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use deepburn_safetensors::FloatType;
+use deepburn_weights::WeightMapError;
 
 use crate::TagError;
 
@@ -158,6 +159,11 @@ impl CheckpointError {
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
+    }
+
+    /// Returns [`Self::Layout`] for an inconsistent weight map.
+    pub(crate) fn map(error: WeightMapError) -> Self {
+        Self::Layout { reason: error.to_string() }
     }
 
     /// Returns [`Self::Damaged`] for the file `path`.

@@ -138,6 +138,11 @@ impl Layout {
         self.by_path.get(path).copied()
     }
 
+    /// Returns the entry at a path, which may be an alias.
+    pub(crate) fn entry(&self, path: &str) -> Option<&ParamEntry> {
+        self.find(path).map(|index| &self.entries[index])
+    }
+
     /// Returns the number of elements of an entry.
     pub fn numel(&self, entry: usize) -> usize {
         // The constructor rejects entries that overflow.

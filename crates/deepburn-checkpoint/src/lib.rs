@@ -84,7 +84,8 @@ mod tag;
 mod tests;
 
 pub use checkpoint::Checkpoint;
-pub use consolidate::{AsTrained, Consolidation, Export, consolidate};
+pub use consolidate::{Consolidated, Consolidation, NotFinite, consolidate};
+pub use deepburn_weights::WeightMap;
 pub use error::CheckpointError;
 pub use layout::{Layout, Segment};
 pub use manifest::{RankRecord, Run};

@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use crate::fixture::{TempRoot, layout, parameter, run, save, save_layout, values};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::{
-    AsTrained, Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout,
-    ParamEntry, StateKind, StoredState, Tag, consolidate, disk,
+    Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout, ParamEntry,
+    StateKind, StoredState, Tag, consolidate, disk,
 };
 
 /// Returns every value of a checkpoint, by tensor.
@@ -246,7 +246,10 @@ fn a_forged_manifest_is_refused() {
         assert!(checkpoint.read("a", &StateKind::Weights, 0..12).is_err());
         assert!(checkpoint.describe().contains("NOT INTACT"));
         let what = Consolidation { element: ElementType::F32, max_shard_bytes: 1 };
-        assert!(consolidate(&checkpoint, &root.join("out"), &what, &AsTrained).is_err());
+        assert!(
+            consolidate(&checkpoint, &root.join("out"), &what, &checkpoint.weight_map().unwrap())
+                .is_err()
+        );
     }
 }
 

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepburn_checkpoint::{
-    AsTrained, Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout,
-    ParamEntry, RankWriter, Retention, Run, Save, StateKind, StoredState, Tag, consolidate,
+    Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout, ParamEntry,
+    RankWriter, Retention, Run, Save, StateKind, StoredState, Tag, consolidate,
 };
 use deepburn_fuzz::{
     JSON_TOKENS, Mutator, SeedCorpus, SeedFile, fuzz, patched, replay, scratch_folder,
@@ -219,7 +219,9 @@ fn export(checkpoint: &Checkpoint, out: &Path, mutator: &mut Mutator) {
     let element = *mutator.pick(&[ElementType::F32, ElementType::F16, ElementType::Bf16]);
     let max_shard_bytes = *mutator.pick(&[0, 40, u64::MAX]);
     let what = Consolidation { element, max_shard_bytes };
-    for file in consolidate(checkpoint, out, &what, &AsTrained).unwrap_or_default() {
+    let Ok(map) = checkpoint.weight_map() else { return };
+    let Ok(done) = consolidate(checkpoint, out, &what, &map) else { return };
+    for file in done.files {
         if file.extension().is_some_and(|extension| extension == "safetensors") {
             SafeTensors::deserialize(&fs::read(file).unwrap()).unwrap();
         }

@@ -44,7 +44,7 @@ use std::path::PathBuf;
 use crate::EngineError;
 use crate::exchange::SharedFailure;
 
-pub use deepspeed::{TorchModel, check_deepspeed_checkpoint};
+pub use deepspeed::check_deepspeed_checkpoint;
 pub use in_progress::SaveInProgress;
 pub use load::{ClientStates, LoadPlan};
 pub use optimizer_states::check_optimizer_states;

@@ -43,7 +43,7 @@ pub use answers::{AbsoluteErrors, Answers, LabelSetCounts};
 pub use batch_schedule::{BatchSchedule, BatchSizeError};
 pub use best::{BestEvaluation, BestMetric, BestPlan, EarlyStopping, LoopState};
 pub use checkpoint::{
-    ClientStates, LoadPlan, SaveInProgress, SaveRequest, TorchModel, TrainingCheckpointError,
+    ClientStates, LoadPlan, SaveInProgress, SaveRequest, TrainingCheckpointError,
     check_deepspeed_checkpoint, check_optimizer_states,
 };
 pub use deepburn_monitor::metrics;

@@ -1,13 +1,13 @@
 //! Implements `save_16bit_model`, which saves the weights in 16 bits as one
 //! safetensors file.
 //!
-//! Tensors are named by their module path. They are gathered one at a time
+//! Tensors are named by their module path, or by a [`WeightMap`]. They are gathered one at a time
 //! while the file is written, so only one complete parameter is in memory. All
 //! ranks gather in the order of the file. Rank 0 writes the file and sends the
 //! result to the other ranks. If the file cannot be written, every rank returns
 //! an error and training can continue.
 
-mod file;
+mod file_plan;
 mod tensor;
 
 use std::path::{Path, PathBuf};
@@ -15,9 +15,10 @@ use std::path::{Path, PathBuf};
 use burn::module::AutodiffModule;
 use deepburn_ops::OptimizerOps;
 use deepburn_safetensors::FloatType;
+use deepburn_weights::WeightMap;
 use deepburn_zero::Training;
 
-use self::file::failure;
+use self::file_plan::{FilePlan, failure};
 use self::tensor::SavedTensor;
 use crate::engine::guard;
 use crate::exchange::{SharedFailure, exchange};
@@ -66,6 +67,12 @@ pub enum SaveError {
         path: String,
         /// Its element type.
         dtype: &'static str,
+    },
+    /// The model and the weight map differ.
+    #[error("the weight map does not fit the model: {reason}; make the map from this model")]
+    Map {
+        /// The difference.
+        reason: String,
     },
     /// Another rank cannot write its part.
     #[error("rank {rank}: {message}")]
@@ -121,6 +128,45 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         path: &Path,
         precision: HalfPrecision,
     ) -> Result<bool, SaveError> {
+        self.save_with(path, precision, None)
+    }
+
+    /// Returns the map in which all parameters are stored as in the module, under
+    /// their module paths. Maps to other programs are made from it.
+    pub fn weight_map(&self) -> WeightMap {
+        let parameters = self.parameters().iter();
+        let parameters = parameters.map(|it| (it.path().to_owned(), it.shape().to_vec()));
+        WeightMap::as_trained(parameters).expect("the parameters of a module have different paths")
+    }
+
+    /// Writes the model like [`save_16bit_model`](Self::save_16bit_model), as the
+    /// tensors of `map`, for example under PyTorch's names and transposed.
+    /// Tensors that are not in the map are saved under their module paths.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`save_16bit_model`](Self::save_16bit_model), and
+    /// [`SaveError::Map`] if model and map differ in a parameter.
+    pub fn save_16bit_model_as(
+        &self,
+        path: &Path,
+        precision: HalfPrecision,
+        map: &WeightMap,
+    ) -> Result<bool, SaveError> {
+        self.save_with(path, precision, Some(map))
+    }
+
+    /// Saves the model, unless stage 3 may not gather it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`save_16bit_model_as`](Self::save_16bit_model_as).
+    fn save_with(
+        &self,
+        path: &Path,
+        precision: HalfPrecision,
+        map: Option<&WeightMap>,
+    ) -> Result<bool, SaveError> {
         self.check_group()?;
         if self.states().stage().shards_parameters() && !self.gathers_for_saving() {
             tracing::warn!(
@@ -129,7 +175,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             );
             return Ok(false);
         }
-        let result = self.save_module(path, precision);
+        let result = self.save_module(path, precision, map);
         match result {
             Err(SaveError::Engine(error)) => Ok(self.note(Err(error))?),
             result => result.map(|()| true),
@@ -142,14 +188,20 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// # Errors
     ///
     /// Returns the error of rank 0, or a failure of a collective.
-    fn save_module(&self, path: &Path, precision: HalfPrecision) -> Result<(), SaveError> {
+    fn save_module(
+        &self,
+        path: &Path,
+        precision: HalfPrecision,
+        map: Option<&WeightMap>,
+    ) -> Result<(), SaveError> {
         self.agree_buffers()?;
         let tensors = SavedTensor::of_module(self.module(), self.buffers(), precision)?;
+        let plan = FilePlan::new(tensors, map)?;
         self.states().start_saving_pass().map_err(EngineError::from)?;
         let written = if self.rank() == 0 {
-            Some(write(path, &tensors)?)
+            Some(write(path, &plan)?)
         } else {
-            guard(|| tensors.iter().for_each(SavedTensor::gather))?;
+            guard(|| plan.tensors().for_each(SavedTensor::gather))?;
             None
         };
         self.states().finish_pass().map_err(EngineError::from)?;
@@ -164,14 +216,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 /// skipped.
 fn write<B: OptimizerOps>(
     path: &Path,
-    tensors: &[SavedTensor<B>],
+    plan: &FilePlan<B>,
 ) -> Result<Result<(), SaveError>, EngineError> {
-    let mut file = file::create(path, tensors);
-    for tensor in tensors {
+    let mut file = plan.create(path);
+    for tensor in plan.tensors() {
         file = match file {
             Ok(mut file) => {
                 let bytes = guard(|| tensor.read())?;
-                let written = bytes.and_then(|bytes| file.write(&bytes).map_err(failure(path)));
+                let written = bytes
+                    .and_then(|bytes| plan.write(tensor, &bytes, &mut file).map_err(failure(path)));
                 written.map(|()| file)
             }
             Err(error) => {

@@ -73,12 +73,12 @@ pub use deepburn_learner::{
     EarlyStopping, Engine, EngineError, Evaluation, EvaluationEnd, EvaluationProgress,
     EvaluationStream, FinalModel, HalfPrecision, Hook, Interrupt, Interval, LabelSetCounts,
     LoadPlan, LoopState, LossScaler, Measured, NextStep, Outcome, PhaseTimes, SaveError,
-    SaveInProgress, SaveRequest, Step, StepBatches, StepSize, Task, TorchModel, TrainError,
-    TrainPlan, TrainingCheckpointError, TrainingEnd, check_deepspeed_checkpoint,
-    check_optimizer_states, data_failure, evaluate, evaluate_until, initialize, metrics, schedule,
-    train,
+    SaveInProgress, SaveRequest, Step, StepBatches, StepSize, Task, TrainError, TrainPlan,
+    TrainingCheckpointError, TrainingEnd, check_deepspeed_checkpoint, check_optimizer_states,
+    data_failure, evaluate, evaluate_until, initialize, metrics, schedule, train,
 };
 pub use deepburn_ops as ops;
+pub use deepburn_weights as weights;
 pub use deepburn_zero as zero;
 pub use deepburn_zero::activation_checkpoint;
 pub use ranks::{COLLECTIVE_TIMEOUT, Ranks, RanksError, run_ranks};

@@ -9,20 +9,20 @@
 //!                      classifier1.{weight, bias}, classifier2.{weight, bias}
 //! ```
 
-use std::collections::HashSet;
 use std::path::Path;
 
 use burn::tensor::backend::Backend;
 use deepburn_safetensors::FloatType;
+use deepburn_weights::WeightMap;
 use serde_json::{Map, Value, json};
 
 use super::config::EncoderConfig;
 use super::model::Encoder;
-use super::parameters::parameters;
+use super::parameters::weight_map;
 use crate::architecture::{Architecture, BuildModel, SavedConfig, TextClassifierConfig};
 use crate::hf::{
-    CONFIG, ClassNames, ClassNamesError, JsonFiles, ModelConfigError, ModelFolderError, Names,
-    ParameterShape, ProblemType, Weights,
+    CONFIG, ClassNames, ClassNamesError, JsonFiles, ModelConfigError, ModelFolderError,
+    ProblemType, Weights,
 };
 use crate::texts::TextLimits;
 use crate::weights::WeightInit;
@@ -34,10 +34,10 @@ impl Architecture for EncoderConfig {
         "Encoder"
     }
 
-    /// Lists the parameters of the embedding, the layers and the classification head. Position encodings are computed,
+    /// Maps the parameters of the embedding, the layers and the classification head. Position encodings are computed,
     /// so they have no parameter.
-    fn parameters(&self) -> Vec<ParameterShape> {
-        parameters(self)
+    fn weight_map(&self) -> WeightMap {
+        weight_map(self)
     }
 
     fn width(&self) -> usize {
@@ -46,10 +46,6 @@ impl Architecture for EncoderConfig {
 
     fn max_len(&self) -> usize {
         self.max_len
-    }
-
-    fn names(&self) -> Names {
-        Names::SAME
     }
 
     /// Returns only `config.json`. Unnamed classes get placeholder names, because readers expect a name for every
@@ -70,7 +66,7 @@ impl Architecture for EncoderConfig {
 
     /// Reads every tensor in blocks, using at most 8 MiB of memory.
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
-        open(self, folder)?.check_values(&parameters(self))
+        open(self, folder)?.check_values()
     }
 }
 
@@ -123,7 +119,7 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
         device: &B::Device,
     ) -> Result<Encoder<B>, ModelFolderError> {
         let reader = open(self, folder)?.into_reader();
-        Encoder::with(self, &WeightInit::reading(reader, device))
+        Encoder::with(self, &WeightInit::reading(weight_map(self), reader, device))
             .map_err(|source| misconfigured(folder, source))
     }
 }
@@ -153,10 +149,9 @@ impl<B: Backend> Encoder<B> {
 /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or another [`ModelFolderError`] if a
 /// file is missing, unreadable or malformed.
 fn open(config: &EncoderConfig, folder: &Path) -> Result<Weights, ModelFolderError> {
-    let parameters = parameters(config);
-    let own: HashSet<&str> = parameters.iter().map(|parameter| parameter.path.as_str()).collect();
-    let weights = Weights::open(folder, Names::SAME, |path| own.contains(path))?;
-    weights.check_shapes(&parameters)?;
+    let map = weight_map(config);
+    let mut weights = Weights::open(folder, map.clone(), &[])?;
+    weights.check_shapes(map)?;
     Ok(weights)
 }
 

@@ -14,7 +14,6 @@ use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{FusedOps, SelfAttention, self_attention};
 
 use super::config::EncoderConfig;
-use super::parameters::default_std;
 use crate::norm::LayerNorm;
 use crate::projection::{conv1d, project};
 use crate::weights::WeightInit;
@@ -42,22 +41,15 @@ pub(crate) struct EncoderLayer<B: Backend> {
 impl<B: Backend> EncoderLayer<B> {
     /// Returns layer number `layer`, counted from 0.
     pub(crate) fn new(init: &WeightInit<B>, layer: usize, config: &EncoderConfig) -> Self {
-        let (width, inner) = (config.embed_dim, config.hidden_dim);
         let path = format!("layers.{layer}");
-        // Xavier initialisation (Glorot and Bengio 2010). PyTorch initialises the three projections as one matrix with
-        // `3 * width` outputs, so fan-in is `width` and fan-out is `3 * width`.
-        let in_std = (2.0 / (4 * width) as f64).sqrt();
-        let linear = |leaf: &str, shape: [usize; 2], std| {
-            conv1d(init, &format!("{path}.{leaf}"), shape, std)
-        };
-        let norm = |leaf: &str| {
-            LayerNorm::new(init, &format!("{path}.{leaf}"), width, config.layer_norm_epsilon)
-        };
+        let linear = |leaf: &str| conv1d(init, &format!("{path}.{leaf}"));
+        let norm =
+            |leaf: &str| LayerNorm::new(init, &format!("{path}.{leaf}"), config.layer_norm_epsilon);
         Self {
-            in_proj: linear("in_proj", [width, 3 * width], in_std),
-            out_proj: linear("out_proj", [width, width], default_std(width)),
-            linear1: linear("linear1", [width, inner], default_std(width)),
-            linear2: linear("linear2", [inner, width], default_std(inner)),
+            in_proj: linear("in_proj"),
+            out_proj: linear("out_proj"),
+            linear1: linear("linear1"),
+            linear2: linear("linear2"),
             norm1: norm("norm1"),
             norm2: norm("norm2"),
             dropout: DropoutConfig::new(config.dropout).init(),

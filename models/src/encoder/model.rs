@@ -15,12 +15,12 @@ use deepburn_ops::{AttentionMask, FusedOps, SelfAttention};
 
 use super::config::EncoderConfig;
 use super::layer::EncoderLayer;
-use super::parameters::default_std;
+use super::parameters::weight_map;
 use super::positions::sinusoids;
 use crate::hf::ModelConfigError;
 use crate::projection::{conv1d, project};
 use crate::texts::{TextBatch, TextClassifier};
-use crate::weights::{InitialValues, WeightInit};
+use crate::weights::WeightInit;
 
 /// A transformer encoder with a classification head on the mean over the tokens of a text.
 ///
@@ -56,7 +56,8 @@ impl<B: Backend> Encoder<B> {
         seed: u64,
         device: &B::Device,
     ) -> Result<Self, ModelConfigError> {
-        Self::with(config, &WeightInit::new(seed, device))
+        config.validate()?;
+        Self::with(config, &WeightInit::new(weight_map(config), seed, device))
     }
 
     /// Returns a model with all weights set to 0, for callers that overwrite them.
@@ -64,7 +65,8 @@ impl<B: Backend> Encoder<B> {
     /// # Errors
     /// Returns [`ModelConfigError`] if `config` is inconsistent.
     pub fn zeros(config: &EncoderConfig, device: &B::Device) -> Result<Self, ModelConfigError> {
-        Self::with(config, &WeightInit::zeros(device))
+        config.validate()?;
+        Self::with(config, &WeightInit::zeros(weight_map(config), device))
     }
 
     /// Returns a model with the weights that `init` provides.
@@ -73,18 +75,13 @@ impl<B: Backend> Encoder<B> {
         init: &WeightInit<B>,
     ) -> Result<Self, ModelConfigError> {
         config.validate()?;
-        let EncoderConfig { vocab_size, embed_dim, hidden_dim, num_classes, .. } = *config;
-        let values = InitialValues::Normal { std: config.initializer_range };
-        let weight = init.param("embedding.weight", [vocab_size, embed_dim], values);
-        let affine =
-            |path: &str, shape: [usize; 2]| conv1d(init, path, shape, default_std(shape[0]));
         Ok(Self {
-            embedding: Embedding { weight },
+            embedding: Embedding { weight: init.param("embedding.weight") },
             layers: (0..config.num_layers)
                 .map(|layer| EncoderLayer::new(init, layer, config))
                 .collect(),
-            classifier1: affine("classifier1", [embed_dim, hidden_dim]),
-            classifier2: affine("classifier2", [hidden_dim, num_classes]),
+            classifier1: conv1d(init, "classifier1"),
+            classifier2: conv1d(init, "classifier2"),
             dropout: DropoutConfig::new(config.dropout).init(),
             config: config.clone(),
         })

@@ -1,42 +1,60 @@
-//! The parameters of an encoder: their module paths and shapes.
+//! The weight map of an encoder: module paths, shapes and initial values.
 //!
-//! The same list is used to count parameters and to check and write weight files. A test compares it with the
-//! parameters of the module.
+//! Every parameter is stored under its module path. A test compares the map with the parameters of the module.
+
+use deepburn_weights::{Composition, InitialValues, Origin, Weight, WeightMap};
 
 use super::config::EncoderConfig;
-use crate::hf::ParameterShape;
 
 /// Returns the standard deviation of the initial weights of a linear layer with `inputs` input features. PyTorch
 /// samples them uniformly between `-1 / sqrt(inputs)` and `1 / sqrt(inputs)`.
-pub(crate) fn default_std(inputs: usize) -> f64 {
+fn default_std(inputs: usize) -> f64 {
     1.0 / (3.0 * inputs as f64).sqrt()
 }
 
-/// Returns all parameters, in the order in which the module holds them.
+/// Returns the map of all parameters, in the order in which the module holds them.
 ///
-/// The list depends only on sizes, so it is available before any memory is allocated.
-pub(crate) fn parameters(config: &EncoderConfig) -> Vec<ParameterShape> {
+/// It depends only on sizes, so it is available before any memory is allocated.
+pub(crate) fn weight_map(config: &EncoderConfig) -> WeightMap {
     let (width, inner, classes) = (config.embed_dim, config.hidden_dim, config.num_classes);
-    let mut list = vec![ParameterShape::new("embedding.weight", &[config.vocab_size, width])];
+    // Xavier initialisation (Glorot and Bengio 2010). PyTorch initialises the three projections as one matrix with
+    // `3 * width` outputs, so fan-in is `width` and fan-out is `3 * width`.
+    let in_std = (2.0 / (4 * width) as f64).sqrt();
+    let normal = InitialValues::Normal { std: config.initializer_range };
+    let mut weights = vec![fresh("embedding.weight".into(), &[config.vocab_size, width], normal)];
     for layer in 0..config.num_layers {
         let path = |leaf| format!("layers.{layer}.{leaf}");
-        list.extend(affine(&path("in_proj"), &[width, 3 * width]));
-        list.extend(affine(&path("out_proj"), &[width, width]));
-        list.extend(affine(&path("linear1"), &[width, inner]));
-        list.extend(affine(&path("linear2"), &[inner, width]));
-        list.extend(affine(&path("norm1"), &[width]));
-        list.extend(affine(&path("norm2"), &[width]));
+        weights.extend(affine(&path("in_proj"), [width, 3 * width], in_std));
+        weights.extend(affine(&path("out_proj"), [width, width], default_std(width)));
+        weights.extend(affine(&path("linear1"), [width, inner], default_std(width)));
+        weights.extend(affine(&path("linear2"), [inner, width], default_std(inner)));
+        weights.extend(norm(&path("norm1"), width));
+        weights.extend(norm(&path("norm2"), width));
     }
-    list.extend(affine("classifier1", &[width, inner]));
-    list.extend(affine("classifier2", &[inner, classes]));
-    list
+    weights.extend(affine("classifier1", [width, inner], default_std(width)));
+    weights.extend(affine("classifier2", [inner, classes], default_std(inner)));
+    WeightMap::new(weights).expect("each parameter has a tensor of its own")
 }
 
-/// Returns the weight and the bias. The length of the bias equals the last axis of the weight.
-fn affine(path: &str, weight: &[usize]) -> [ParameterShape; 2] {
-    let bias = &weight[weight.len() - 1..];
+/// Returns the weight `[in, out]` of a linear layer, with this standard deviation, and its bias.
+fn affine(path: &str, shape: [usize; 2], std: f64) -> [Weight; 2] {
+    let bias = &shape[1..];
     [
-        ParameterShape::new(format!("{path}.weight"), weight),
-        ParameterShape::new(format!("{path}.bias"), bias),
+        fresh(format!("{path}.weight"), &shape, InitialValues::Normal { std }),
+        fresh(format!("{path}.bias"), bias, InitialValues::Zeros),
     ]
+}
+
+/// Returns the weight and the bias of a layer normalisation.
+fn norm(path: &str, width: usize) -> [Weight; 2] {
+    [
+        fresh(format!("{path}.weight"), &[width], InitialValues::Ones),
+        fresh(format!("{path}.bias"), &[width], InitialValues::Zeros),
+    ]
+}
+
+/// Returns a parameter that is stored under its module path.
+fn fresh(path: String, shape: &[usize], values: InitialValues) -> Weight {
+    let composition = Composition::whole(&path, shape);
+    Weight::new(path, composition).with_origin(Origin::Fresh(values))
 }

@@ -19,12 +19,13 @@ use std::path::Path;
 
 use burn::tensor::backend::Backend;
 use deepburn_safetensors::FloatType;
+use deepburn_weights::WeightMap;
 use serde_json::{Map, Value, json};
 
 use super::classifier::{ClassifierConfig, Gpt2Classifier};
 use super::config::Gpt2Config;
 use super::model::Gpt2;
-use super::parameters::{NAMES, SCORE, parameters};
+use super::parameters::{classifier_map, weight_map};
 use super::pretrained::PretrainedGpt2;
 use crate::architecture::{
     Architecture, BuildModel, LanguageModelConfig, SavedConfig, TextClassifierConfig, TokenLimits,
@@ -32,7 +33,7 @@ use crate::architecture::{
 use crate::batch_shape::BatchShape;
 use crate::hf::{
     CONFIG, ClassNames, ClassNamesError, ExtraFields, GENERATION_CONFIG, JsonFiles,
-    ModelConfigError, ModelFolderError, Names, ParameterShape, ProblemType,
+    ModelConfigError, ModelFolderError, ProblemType,
 };
 use crate::texts::TextLimits;
 
@@ -43,9 +44,9 @@ impl Architecture for Gpt2Config {
         "Gpt2"
     }
 
-    /// Lists all parameters. A tied head shares the embedding's parameter and is not listed separately.
-    fn parameters(&self) -> Vec<ParameterShape> {
-        parameters(self)
+    /// Maps all parameters to the names of `transformers`. Files without the prefix `transformer.` can also be read.
+    fn weight_map(&self) -> WeightMap {
+        weight_map(self)
     }
 
     fn width(&self) -> usize {
@@ -54,11 +55,6 @@ impl Architecture for Gpt2Config {
 
     fn max_len(&self) -> usize {
         self.n_positions
-    }
-
-    /// Returns names with the prefix `transformer.`. Files without this prefix can also be read.
-    fn names(&self) -> Names {
-        NAMES
     }
 
     /// Returns `config.json`, and `generation_config.json` with the special tokens.
@@ -170,13 +166,10 @@ impl Architecture for ClassifierConfig {
         "Gpt2Classifier"
     }
 
-    /// Lists all parameters. Module paths equal the tensor names in `transformers`.
-    fn parameters(&self) -> Vec<ParameterShape> {
-        let body =
-            parameters(&self.headless()).into_iter().map(|ParameterShape { path, shape }| {
-                ParameterShape { path: format!("transformer.{path}"), shape }
-            });
-        body.chain([ParameterShape::new(SCORE, &self.score_shape())]).collect()
+    /// Maps all parameters. The module has the same structure as in `transformers`, so module paths and tensor names
+    /// are equal.
+    fn weight_map(&self) -> WeightMap {
+        classifier_map(&self.headless(), self.num_classes)
     }
 
     fn width(&self) -> usize {
@@ -185,12 +178,6 @@ impl Architecture for ClassifierConfig {
 
     fn max_len(&self) -> usize {
         self.body.n_positions
-    }
-
-    /// Returns the identity mapping. The module has the same structure as in `transformers`, so module paths and tensor
-    /// names are equal.
-    fn names(&self) -> Names {
-        Names::SAME
     }
 
     /// Returns `config.json` with the class names. If the config has no padding token, `pad_token_id` is set to the

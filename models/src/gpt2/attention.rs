@@ -64,11 +64,9 @@ impl<B: Backend> Attention<B> {
         if config.scale_attn_by_inverse_layer_idx {
             scale /= (block + 1) as f64;
         }
-        let std = config.initializer_range;
-        let residual_std = config.residual_std();
         Self {
-            c_attn: conv1d(init, &format!("{path}.c_attn"), [width, 3 * width], std),
-            c_proj: conv1d(init, &format!("{path}.c_proj"), [width, width], residual_std),
+            c_attn: conv1d(init, &format!("{path}.c_attn")),
+            c_proj: conv1d(init, &format!("{path}.c_proj")),
             attn_dropout: DropoutConfig::new(config.attn_pdrop).init(),
             resid_dropout: DropoutConfig::new(config.resid_pdrop).init(),
             n_head: config.n_head,
@@ -150,6 +148,7 @@ fn extend<B: Backend>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Architecture;
     use burn::tensor::TensorData;
     use burn_flex::Flex;
 
@@ -158,7 +157,9 @@ mod tests {
     }
 
     fn attention(config: &Gpt2Config) -> Attention<Flex> {
-        Attention::new(&WeightInit::new(5, &Default::default()), "a", 0, config)
+        let device = Default::default();
+        let init = WeightInit::new(config.weight_map(), 5, &device);
+        Attention::new(&init, "h.0.attn", 0, config)
     }
 
     fn rows(count: usize) -> Tensor<Flex, 2> {
@@ -198,8 +199,8 @@ mod tests {
     fn later_layers_scale_by_their_number() {
         let config = Gpt2Config { scale_attn_by_inverse_layer_idx: true, ..config() };
         let device = Default::default();
-        let init = WeightInit::<Flex>::new(1, &device);
-        let scale = |block| Attention::new(&init, "a", block, &config).scale;
+        let init = WeightInit::<Flex>::new(config.weight_map(), 1, &device);
+        let scale = |block| Attention::new(&init, "h.0.attn", block, &config).scale;
         let [first, third] = [0, 2].map(scale);
         assert!((first / third - 3.0).abs() < 1e-12);
     }

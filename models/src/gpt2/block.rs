@@ -30,12 +30,12 @@ pub(crate) struct Block<B: Backend> {
 impl<B: Backend> Block<B> {
     /// Returns block number `block`, counted from 0.
     pub(crate) fn new(init: &WeightInit<B>, block: usize, config: &Gpt2Config) -> Self {
-        let (width, epsilon) = (config.n_embd, config.layer_norm_epsilon);
+        let epsilon = config.layer_norm_epsilon;
         let path = format!("h.{block}");
         Self {
-            ln_1: LayerNorm::new(init, &format!("{path}.ln_1"), width, epsilon),
+            ln_1: LayerNorm::new(init, &format!("{path}.ln_1"), epsilon),
             attn: Attention::new(init, &format!("{path}.attn"), block, config),
-            ln_2: LayerNorm::new(init, &format!("{path}.ln_2"), width, epsilon),
+            ln_2: LayerNorm::new(init, &format!("{path}.ln_2"), epsilon),
             mlp: Mlp::new(init, &format!("{path}.mlp"), config),
         }
     }

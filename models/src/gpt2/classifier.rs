@@ -7,6 +7,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use deepburn_ops::FusedOps;
+use deepburn_weights::Weight;
 use serde_json::{Map, Value};
 
 use super::attention::SeqDims;
@@ -14,9 +15,10 @@ use super::config::Gpt2Config;
 use super::model::Gpt2;
 use super::parameters::{HEAD, SCORE};
 use super::pretrained::PretrainedGpt2;
+use crate::architecture::Architecture;
 use crate::hf::{ClassNames, ClassNamesError, ModelConfigError, ModelFolderError, ProblemType};
 use crate::texts::{TextBatch, TextClassifier, TextLimits};
-use crate::weights::{InitialValues, WeightInit};
+use crate::weights::WeightInit;
 
 /// The configuration of a GPT-2 classifier.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,7 +83,7 @@ impl ClassifierConfig {
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     pub fn check_values(&self, mut checkpoint: PretrainedGpt2) -> Result<(), ModelFolderError> {
-        checkpoint.weights.take(SCORE, &self.score_shape())?;
+        checkpoint.weights.take(&self.score())?;
         checkpoint.weights.remove(HEAD);
         checkpoint.check_values(&self.headless())
     }
@@ -125,9 +127,10 @@ impl ClassifierConfig {
         self
     }
 
-    /// Returns the shape of the classification head's weight.
-    pub(super) fn score_shape(&self) -> [usize; 2] {
-        [self.num_classes, self.body.n_embd]
+    /// Returns the weight of the classification head.
+    fn score(&self) -> Weight {
+        let map = self.weight_map();
+        map.get(SCORE).cloned().expect("the map of a classifier has its head")
     }
 
     /// Returns the body configuration with a tied head, so that the model has no separate head parameter.
@@ -156,7 +159,10 @@ impl<B: Backend> Gpt2Classifier<B> {
     /// Returns [`ModelConfigError`] if the config is inconsistent.
     pub fn zeros(config: &ClassifierConfig, device: &B::Device) -> Result<Self, ModelConfigError> {
         let transformer = Gpt2::zeros(&config.headless(), device)?;
-        Ok(Self { transformer, score: Score::with(config, &WeightInit::zeros(device)) })
+        Ok(Self {
+            transformer,
+            score: Score::with(&WeightInit::zeros(config.weight_map(), device)),
+        })
     }
 
     /// Loads a classifier from a checkpoint.
@@ -186,7 +192,7 @@ impl<B: Backend> Gpt2Classifier<B> {
         config: &ClassifierConfig,
         device: &B::Device,
     ) -> Result<Self, ModelFolderError> {
-        checkpoint.weights.require(SCORE, &config.score_shape())?;
+        checkpoint.weights.require(&config.score())?;
         Self::load(checkpoint, config, 0, device)
     }
 
@@ -215,10 +221,10 @@ impl<B: Backend> Score<B> {
         seed: u64,
         device: &B::Device,
     ) -> Result<Self, ModelFolderError> {
-        let shape = config.score_shape();
-        let score = match checkpoint.weights.take(SCORE, &shape)? {
+        let score = config.score();
+        let score = match checkpoint.weights.take(&score)? {
             Some(values) => {
-                let values = TensorData::new(values, shape);
+                let values = TensorData::new(values, score.shape());
                 Self { weight: Param::from_tensor(Tensor::from_data(values, device)) }
             }
             None => Self::new(config, seed, device),
@@ -230,13 +236,12 @@ impl<B: Backend> Score<B> {
 
     /// Returns a head that is initialised randomly from `seed` when it is first used.
     fn new(config: &ClassifierConfig, seed: u64, device: &B::Device) -> Self {
-        Self::with(config, &WeightInit::new(seed, device))
+        Self::with(&WeightInit::new(config.weight_map(), seed, device))
     }
 
     /// Returns a head with the weights that `init` provides.
-    fn with(config: &ClassifierConfig, init: &WeightInit<B>) -> Self {
-        let values = InitialValues::Normal { std: config.body.initializer_range };
-        Self { weight: init.param(SCORE, config.score_shape(), values) }
+    fn with(init: &WeightInit<B>) -> Self {
+        Self { weight: init.param(SCORE) }
     }
 }
 

@@ -27,14 +27,11 @@ pub(crate) struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    /// Returns the MLP at module path `path`. The second layer has smaller initial weights, because its output is added
-    /// to the residual stream.
+    /// Returns the MLP at module path `path`.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, config: &Gpt2Config) -> Self {
-        let (width, inner) = (config.n_embd, config.inner_width());
-        let (std, residual_std) = (config.initializer_range, config.residual_std());
         Self {
-            c_fc: conv1d(init, &format!("{path}.c_fc"), [width, inner], std),
-            c_proj: conv1d(init, &format!("{path}.c_proj"), [inner, width], residual_std),
+            c_fc: conv1d(init, &format!("{path}.c_fc")),
+            c_proj: conv1d(init, &format!("{path}.c_proj")),
             dropout: DropoutConfig::new(config.resid_pdrop).init(),
             activation: config.activation_function,
         }
@@ -61,6 +58,7 @@ impl Gpt2Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Architecture;
     use burn_flex::Flex;
 
     #[test]
@@ -73,7 +71,8 @@ mod tests {
             activation_function: Activation::Relu,
             ..Gpt2Config::small()
         };
-        let mut mlp = Mlp::<Flex>::new(&WeightInit::new(1, &device), "mlp", &config);
+        let init = WeightInit::new(config.weight_map(), 1, &device);
+        let mut mlp = Mlp::<Flex>::new(&init, "h.0.mlp", &config);
         let set = |values: &[f32], shape: [usize; 2]| {
             let x = Tensor::<Flex, 1>::from_floats(values, &device).reshape(shape);
             burn::module::Param::from_tensor(x)

@@ -9,7 +9,7 @@
 //!   classifier.
 //!
 //! The module path of a parameter is its `transformers` name without the `transformer.` prefix, for example
-//! `h.3.attn.c_attn.weight`. [`hf_name`] and [`module_path()`] convert between the two.
+//! `h.3.attn.c_attn.weight`. The [`weight_map`](crate::Architecture::weight_map) has both.
 //!
 //! ```
 //! use burn_flex::Flex;
@@ -42,5 +42,4 @@ pub use attention::KeyValues;
 pub use classifier::{ClassifierConfig, Gpt2Classifier};
 pub use config::Gpt2Config;
 pub use model::Gpt2;
-pub use parameters::{hf_name, module_path};
 pub use pretrained::PretrainedGpt2;

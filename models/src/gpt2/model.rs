@@ -11,13 +11,13 @@ use deepburn_ops::{FusedOps, linear_cross_entropy};
 use super::attention::{KeyValues, SeqDims};
 use super::block::Block;
 use super::config::Gpt2Config;
-use super::parameters::HEAD;
+use super::parameters::{HEAD, weight_map};
 use crate::architecture::{LanguageModelConfig, TokenLimits};
 use crate::causal_lm::{CausalBatch, CausalLoss, LanguageModel};
 use crate::hf::ModelConfigError;
 use crate::label_smoothing::head_term;
 use crate::norm::LayerNorm;
-use crate::weights::{InitialValues, WeightInit};
+use crate::weights::WeightInit;
 
 /// GPT-2 with its language-model head.
 ///
@@ -63,7 +63,8 @@ impl<B: Backend> Gpt2<B> {
         seed: u64,
         device: &B::Device,
     ) -> Result<Self, ModelConfigError> {
-        Self::with(config, &WeightInit::new(seed, device))
+        config.validate()?;
+        Self::with(config, &WeightInit::new(weight_map(config), seed, device))
     }
 
     /// Returns a model with all weights set to 0, for callers that overwrite them, for example with the weights of a
@@ -72,7 +73,8 @@ impl<B: Backend> Gpt2<B> {
     /// # Errors
     /// Returns [`ModelConfigError`] if `config` is inconsistent.
     pub fn zeros(config: &Gpt2Config, device: &B::Device) -> Result<Self, ModelConfigError> {
-        Self::with(config, &WeightInit::zeros(device))
+        config.validate()?;
+        Self::with(config, &WeightInit::zeros(weight_map(config), device))
     }
 
     /// Returns a model with the weights that `init` provides.
@@ -81,16 +83,13 @@ impl<B: Backend> Gpt2<B> {
         init: &WeightInit<B>,
     ) -> Result<Self, ModelConfigError> {
         config.validate()?;
-        let (vocab, width) = (config.vocab_size, config.n_embd);
-        let normal = InitialValues::Normal { std: config.initializer_range };
-        let table = |path: &str, rows| init.param(path, [rows, width], normal);
         Ok(Self {
-            wte: Embedding { weight: table("wte.weight", vocab) },
-            wpe: Embedding { weight: table("wpe.weight", config.n_positions) },
+            wte: Embedding { weight: init.param("wte.weight") },
+            wpe: Embedding { weight: init.param("wpe.weight") },
             drop: DropoutConfig::new(config.embd_pdrop).init(),
             h: (0..config.n_layer).map(|block| Block::new(init, block, config)).collect(),
-            ln_f: LayerNorm::new(init, "ln_f", width, config.layer_norm_epsilon),
-            lm_head: (!config.tie_word_embeddings).then(|| Head { weight: table(HEAD, vocab) }),
+            ln_f: LayerNorm::new(init, "ln_f", config.layer_norm_epsilon),
+            lm_head: (!config.tie_word_embeddings).then(|| Head { weight: init.param(HEAD) }),
             config: config.clone(),
         })
     }

@@ -2,20 +2,20 @@
 //!
 //! Main type: [`PretrainedGpt2`].
 
-use std::collections::HashSet;
 use std::path::Path;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, backend::Backend};
 use deepburn_safetensors::FloatType;
+use deepburn_weights::Origin;
 
 use super::config::Gpt2Config;
 use super::model::Gpt2;
-use super::parameters::{EMBEDDING, HEAD, NAMES, SCORE, hf_name, parameters};
+use super::parameters::{EMBEDDING, HEAD, SCORE, hf_name, weight_map};
 use crate::Architecture;
 use crate::hf::{
-    CONFIG, ModelConfigError, ModelFolderError, ModelFolderWriter, ParameterShape, TensorProblem,
-    Weights, read_small_file, refuse_adapter,
+    CONFIG, ModelConfigError, ModelFolderError, ModelFolderWriter, TensorProblem, Weights,
+    read_small_file, refuse_adapter,
 };
 use crate::weights::WeightInit;
 
@@ -43,9 +43,7 @@ impl PretrainedGpt2 {
         let text = read_small_file(&path).map_err(|e| ModelFolderError::io("read", &path, e))?;
         let config =
             Gpt2Config::read(&text).map_err(|source| ModelFolderError::Config { path, source })?;
-        let own = parameters(&config).into_iter().map(|parameter| parameter.path);
-        let own: HashSet<String> = own.chain([HEAD, SCORE].map(str::to_owned)).collect();
-        let weights = Weights::open(folder, NAMES, |path| own.contains(path))?;
+        let weights = Weights::open(folder, weight_map(&config), &[SCORE])?;
         Ok(Self { config, weights })
     }
 
@@ -69,7 +67,6 @@ impl PretrainedGpt2 {
         device: &B::Device,
     ) -> Result<Gpt2<B>, ModelFolderError> {
         let model = Gpt2::zeros(config, device).map_err(|source| self.misconfigured(source))?;
-        self.resize_vocabulary(config)?;
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;
         self.weights.fill(model)
@@ -90,11 +87,10 @@ impl PretrainedGpt2 {
         device: &B::Device,
     ) -> Result<Gpt2<B>, ModelFolderError> {
         config.validate().map_err(|source| self.misconfigured(source))?;
-        self.resize_vocabulary(config)?;
         self.check_shapes(config)?;
         let path = self.weights.folder().join(CONFIG);
-        Gpt2::with(config, &WeightInit::reading(self.weights.into_reader(), device))
-            .map_err(|source| ModelFolderError::Config { path, source })
+        let init = WeightInit::reading(weight_map(config), self.weights.into_reader(), device);
+        Gpt2::with(config, &init).map_err(|source| ModelFolderError::Config { path, source })
     }
 
     /// Reads and checks all weights once, without keeping them in memory. Afterwards only a disk error can make
@@ -104,10 +100,9 @@ impl PretrainedGpt2 {
     /// Returns the errors of [`load`](Self::load).
     pub fn check_values(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
         config.validate().map_err(|source| self.misconfigured(source))?;
-        self.resize_vocabulary(config)?;
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;
-        self.weights.check_values(&config.parameters())
+        self.weights.check_values()
     }
 
     /// Returns the error for an inconsistent configuration.
@@ -115,35 +110,39 @@ impl PretrainedGpt2 {
         ModelFolderError::Config { path: self.weights.folder().join(CONFIG), source }
     }
 
-    /// Appends rows to the embedding and to an untied head, if the vocabulary of `config` is larger than the
-    /// checkpoint's.
+    /// Returns the number of rows that the vocabulary of `config` adds to the checkpoint's, and the number of rows in the
+    /// file.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::SmallerVocabulary`] if it is smaller than the embedding in the file.
-    fn resize_vocabulary(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
-        let Some(rows) = self.weights.num_rows(EMBEDDING) else { return Ok(()) };
+    fn new_rows(&self, config: &Gpt2Config) -> Result<(usize, usize), ModelFolderError> {
+        let unchanged = Ok((0, config.vocab_size));
+        let Some(rows) = self.weights.num_rows(&hf_name(EMBEDDING)) else { return unchanged };
         // A file with fewer rows than its own `config.json` is damaged, which `check_shapes` reports.
         if config.vocab_size == self.config.vocab_size || rows < self.config.vocab_size {
-            return Ok(());
+            return unchanged;
         }
         let Some(new_rows) = config.vocab_size.checked_sub(rows) else {
             let (folder, vocab_size) = (self.weights.folder().to_owned(), config.vocab_size);
             return Err(ModelFolderError::SmallerVocabulary { folder, rows, vocab_size });
         };
-        for path in [EMBEDDING, HEAD] {
-            self.weights.append_rows(path, new_rows);
-        }
-        Ok(())
+        Ok((new_rows, rows))
     }
 
     /// Returns an error if tensors are missing, unknown, or have the wrong shape or type. The file of a tied model may
-    /// contain a copy of the head.
-    fn check_shapes(&self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
-        let mut expected = config.parameters();
-        if self.repeats_head(config) {
-            expected.push(ParameterShape::new(HEAD, &[config.vocab_size, config.n_embd]));
-        }
-        self.weights.check_shapes(&expected)
+    /// contain a copy of the head. If the vocabulary of `config` is larger than the checkpoint's, the embedding and an
+    /// untied head get new rows.
+    fn check_shapes(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
+        let (new_rows, vocab_size) = self.new_rows(config)?;
+        let stored = weight_map(&Gpt2Config { vocab_size, ..config.clone() });
+        let map = stored.with_origins(|weight| match weight.origin() {
+            Origin::Tied { .. } => None,
+            _ if new_rows > 0 && [EMBEDDING, HEAD].contains(&weight.path()) => {
+                Some(Origin::Extended { new_rows })
+            }
+            _ => Some(Origin::File),
+        });
+        self.weights.check_shapes(map.expect("a vocabulary of this size was checked"))
     }
 
     /// Returns whether the model is tied but the file contains a separate head.
@@ -157,8 +156,8 @@ impl PretrainedGpt2 {
             return Ok(());
         }
         // Only the rows of the file are compared. Both tensors get the same new rows.
-        let numel = self.weights.num_rows(EMBEDDING).unwrap_or(0) * config.n_embd;
-        let count = self.weights.count_differences([EMBEDDING, HEAD], numel)?;
+        let numel = self.weights.num_rows(&hf_name(EMBEDDING)).unwrap_or(0) * config.n_embd;
+        let count = self.weights.count_differences([&hf_name(EMBEDDING), HEAD], numel)?;
         let problem = (count > 0).then(|| TensorProblem {
             name: HEAD.to_owned(),
             expected: format!(

@@ -4,20 +4,22 @@
 //!   read or written.
 //! - [`GenerationConfig`] reads `generation_config.json`.
 //! - [`HfExport`] holds the contents of a folder except the weights. It is stored in training checkpoints.
-//! - [`ParameterShape`] and [`Names`] describe parameters, and [`ClassNames`] and [`ProblemType`] describe the outputs of a
+//! - [`ParameterShape`] describes a parameter, and [`ClassNames`] and [`ProblemType`] describe the outputs of a
 //!   classifier.
 //! - [`ExtraFields`] holds the fields of a `config.json` that a model does not use. [`ModelConfigError`] is the reason
 //!   why a field is rejected.
 
 mod class_names;
 mod config;
+#[cfg(test)]
+mod decoder_layouts;
 mod error;
 mod export;
 mod generation_config;
 mod known_fields;
 mod mean_rows;
 mod name_prefix;
-mod names;
+mod parameter_shape;
 mod problem_type;
 mod small_file;
 mod tensor_file;
@@ -37,7 +39,7 @@ pub use config::{ExtraFields, ModelConfigError, is_sequence_classifier};
 pub use error::{ModelFolderError, TensorProblem};
 pub use export::HfExport;
 pub use generation_config::{GENERATION_CONFIG, GenerationConfig};
-pub use names::{Names, ParameterShape};
+pub use parameter_shape::ParameterShape;
 pub use problem_type::ProblemType;
 pub use small_file::{read_fields, read_small_file};
 pub use writer::{JsonFiles, ModelFolderWriter};

@@ -96,27 +96,13 @@ impl TensorFile {
         self.header.info(name)
     }
 
-    /// Reads the elements `range` of a tensor in flat order and converts them to f32. The element type must be one that
-    /// [`float_type`] supports.
+    /// Reads the elements `range` of a tensor in flat order, converts them to f32 and appends them to `values`. The
+    /// element type must be one that [`float_type`] supports.
     ///
-    /// Uses a buffer of 1 MiB in addition to the returned values.
+    /// Uses a buffer of 1 MiB in addition to the values.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Format`] if there is no such tensor, or an I/O error.
-    pub(crate) fn read_range(
-        &mut self,
-        name: &str,
-        range: Range<usize>,
-    ) -> Result<Vec<f32>, ModelFolderError> {
-        let mut values = Vec::with_capacity(range.len());
-        self.append_range(name, range, &mut values)?;
-        Ok(values)
-    }
-
-    /// Reads the elements `range` of a tensor like [`read_range`](Self::read_range), and appends them to `values`.
-    ///
-    /// # Errors
-    /// Returns the errors of [`read_range`](Self::read_range).
     pub(crate) fn append_range(
         &mut self,
         name: &str,

@@ -7,8 +7,8 @@
 //! Names may have the prefix of a wrapper such as DDP, which is removed ([`find_prefix`]).
 //!
 //! There are three checks, and each relies on the previous one. [`Weights::open`] checks the headers of all files.
-//! [`Weights::check_shapes`] compares names, shapes and types with the model. Values are checked while they are read.
-//! Methods that require *checked* tensors rely on the second check. The supported types are F32, F16 and BF16; all
+//! [`Weights::check_shapes`] compares names, shapes and types with the map of the model. Values are checked while they
+//! are read. Methods that require *checked* tensors rely on the second check. The supported types are F32, F16 and BF16; all
 //! values are converted to f32.
 
 use std::collections::BTreeMap;
@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
+use deepburn_weights::{Weight, WeightMap};
 use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 
@@ -25,7 +26,6 @@ use super::CONFIG;
 use super::error::{INDEX, ModelFolderError, TensorProblem, WEIGHTS};
 use super::mean_rows::append_mean_rows;
 use super::name_prefix::{MERGE, adapter_in, find_prefix, without_layer_wrappers};
-use super::names::{Names, ParameterShape};
 use super::small_file::read_small_file;
 use super::tensor_file::{TensorFile, float_type};
 use crate::weights::ReadWeights;
@@ -35,13 +35,13 @@ use crate::weights::ReadWeights;
 pub(crate) struct Weights {
     /// The folder, for messages.
     folder: PathBuf,
-    /// The mapping between module paths and tensor names.
-    names: Names,
+    /// The map of the model's parameters.
+    map: WeightMap,
     /// The prefix of a wrapper that all tensor names have; empty if there is none.
     prefix: String,
     /// The open files.
     files: Vec<TensorFile>,
-    /// The location of each tensor, by module path.
+    /// The location of each tensor, by its name in the map.
     tensors: BTreeMap<String, TensorLocation>,
 }
 
@@ -52,8 +52,6 @@ struct TensorLocation {
     file: usize,
     /// The tensor's name in this file.
     name: String,
-    /// Number of rows that are appended when the tensor is read.
-    new_rows: usize,
 }
 
 /// The fields of an index file that are used.
@@ -64,22 +62,24 @@ struct Index {
 }
 
 impl Weights {
-    /// Reads the headers of a folder's weight files, but not the weights. `is_own` returns whether the model has a
-    /// parameter at a module path.
+    /// Reads the headers of a folder's weight files, but not the weights. `others` are names of tensors that the files
+    /// may contain in addition to the tensors of `map`.
     ///
     /// # Errors
     /// Returns an error if a file is missing, unreadable or malformed, a tensor occurs twice, tensor names have an
     /// unknown prefix, or the weights are a LoRA adapter.
     pub(crate) fn open(
         folder: &Path,
-        names: Names,
-        is_own: impl Fn(&str) -> bool,
+        map: WeightMap,
+        others: &[&str],
     ) -> Result<Self, ModelFolderError> {
         let files = open_files(folder)?;
         let in_files: Vec<Vec<String>> = files.iter().map(TensorFile::names).collect();
         let all = || in_files.iter().flatten().map(String::as_str);
-        let path_of = |name: &str| (names.path)(&without_layer_wrappers(name));
-        let is_own = |name: &str| path_of(name).is_some_and(|path| is_own(&path));
+        let own_name = |name: &str| map.tensor_name(&without_layer_wrappers(name));
+        let is_own = |name: &str| {
+            own_name(name).is_some_and(|own| map.has_tensor(&own) || others.contains(&&*own))
+        };
         let prefix = match adapter_in(all()) {
             Some(reason) => Err(reason),
             None => find_prefix(all(), is_own).map(str::to_owned),
@@ -90,15 +90,15 @@ impl Weights {
         for (file, (content, in_file)) in files.iter().zip(in_files).enumerate() {
             for name in in_file {
                 let own = name.strip_prefix(&prefix).unwrap_or(&name);
-                let Some(path) = path_of(own) else { continue };
-                let location = TensorLocation { file, name: name.clone(), new_rows: 0 };
-                if let Some(TensorLocation { name: first, .. }) = tensors.insert(path, location) {
+                let Some(own) = own_name(own) else { continue };
+                let location = TensorLocation { file, name: name.clone() };
+                if let Some(TensorLocation { name: first, .. }) = tensors.insert(own, location) {
                     let reason = format!("`{name}` and `{first}` are the same tensor, given twice");
                     return Err(ModelFolderError::Format { path: content.path().into(), reason });
                 }
             }
         }
-        Ok(Self { folder: folder.to_owned(), names, prefix, files, tensors })
+        Ok(Self { folder: folder.to_owned(), map, prefix, files, tensors })
     }
 
     /// Logs the prefix that was removed from all tensor names, if there is one.
@@ -117,74 +117,72 @@ impl Weights {
         &self.folder
     }
 
-    /// Returns whether there is a tensor at a module path.
-    pub(crate) fn contains(&self, path: &str) -> bool {
-        self.tensors.contains_key(path)
+    /// Returns whether there is a tensor of this name.
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
     }
 
-    /// Removes the tensor at a module path from the list of tensors.
-    pub(crate) fn remove(&mut self, path: &str) {
-        self.tensors.remove(path);
+    /// Removes a tensor from the list of tensors.
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.tensors.remove(name);
     }
 
-    /// Returns the number of rows of the tensor at a module path; `None` if there is no such tensor.
-    pub(crate) fn num_rows(&self, path: &str) -> Option<usize> {
-        self.info(self.tensors.get(path)?)?.shape.first().copied()
+    /// Returns the number of rows of a tensor; `None` if there is no such tensor.
+    pub(crate) fn num_rows(&self, name: &str) -> Option<usize> {
+        self.info(self.tensors.get(name)?)?.shape.first().copied()
     }
 
-    /// Appends `new_rows` rows to the matrix at a module path whenever it is read, see [`append_mean_rows`]. Has no
-    /// effect if there is no such tensor.
-    pub(crate) fn append_rows(&mut self, path: &str, new_rows: usize) {
-        if let Some(location) = self.tensors.get_mut(path) {
-            location.new_rows = new_rows;
-        }
-    }
-
-    /// Reads the tensor at a module path and removes it from the list of tensors. Returns `None` if there is no such
-    /// tensor.
+    /// Reads a parameter and removes its tensors from the list of tensors. Returns `None` if there is none of them.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] if the tensor is not a finite float tensor of `shape`, or an I/O error.
-    pub(crate) fn take(
-        &mut self,
-        path: &str,
-        shape: &[usize],
-    ) -> Result<Option<Vec<f32>>, ModelFolderError> {
-        if !self.contains(path) {
+    /// Returns [`ModelFolderError::Tensors`] if a tensor is not a finite float tensor of the expected shape, or an I/O
+    /// error.
+    pub(crate) fn take(&mut self, weight: &Weight) -> Result<Option<Vec<f32>>, ModelFolderError> {
+        let components = weight.composition().components();
+        if !components.iter().any(|component| self.contains(&component.name)) {
             return Ok(None);
         }
-        self.refuse(self.misfit(path, shape).into_iter().collect())?;
-        let values = self.read_finite(path)?;
-        self.remove(path);
+        self.require(weight)?;
+        let values = read_weight(weight, &mut self.files, &self.tensors)?;
+        self.refuse_not_finite(weight, &values)?;
+        components.iter().for_each(|component| self.remove(&component.name));
         Ok(Some(values))
     }
 
-    /// Checks that there is a tensor at a module path.
+    /// Checks that there are the tensors of a parameter.
     ///
     /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming the tensor.
-    pub(crate) fn require(&self, path: &str, shape: &[usize]) -> Result<(), ModelFolderError> {
-        match self.contains(path) {
-            true => Ok(()),
-            false => self.refuse(self.misfit(path, shape).into_iter().collect()),
-        }
+    /// Returns [`ModelFolderError::Tensors`] naming the tensors.
+    pub(crate) fn require(&self, weight: &Weight) -> Result<(), ModelFolderError> {
+        let components = weight.composition().components().iter();
+        self.refuse(
+            components
+                .filter_map(|component| self.misfit(&component.name, &component.shape))
+                .collect(),
+        )
     }
 
-    /// Checks that the names, shapes and types of all tensors match `parameters`.
+    /// Checks that the names, shapes and types of all tensors match `map`, which is used from then on. The files may
+    /// contain copies of tied parameters.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] naming all tensors that are missing, unknown, or have the wrong shape or
     /// type.
-    pub(crate) fn check_shapes(
-        &self,
-        parameters: &[ParameterShape],
-    ) -> Result<(), ModelFolderError> {
-        let expected: BTreeMap<_, _> =
-            parameters.iter().map(|it| (it.path.as_str(), it.shape.as_slice())).collect();
-        let misfits = expected.iter().filter_map(|(path, shape)| self.misfit(path, shape));
+    pub(crate) fn check_shapes(&mut self, map: WeightMap) -> Result<(), ModelFolderError> {
+        self.map = map;
+        let stored = self.map.stored_tensors().iter();
+        let mut expected: Vec<_> =
+            stored.map(|it| (it.first_path(), it.name(), it.shape())).collect();
+        for (weight, _) in self.map.tied() {
+            let copies = weight.composition().components().iter();
+            let copies = copies.filter(|component| self.contains(&component.name));
+            expected.extend(copies.map(|it| (weight.path(), it.name.as_str(), &it.shape[..])));
+        }
+        expected.sort();
+        let misfits = expected.iter().filter_map(|(_, name, shape)| self.misfit(name, shape));
         let mut problems: Vec<_> = misfits.collect();
-        for (path, location) in &self.tensors {
-            if !expected.contains_key(path.as_str()) {
+        for (own, location) in &self.tensors {
+            if !self.map.has_tensor(own) {
                 let found = self.info(location).map(|info| format!("{:?}", info.shape));
                 let expected = "no such tensor".to_owned();
                 let name = location.name.clone();
@@ -194,24 +192,23 @@ impl Weights {
         self.refuse(problems)
     }
 
-    /// Reads all `parameters`, which must be checked tensors, and checks that their values are finite. The values are
-    /// not kept in memory. Uses 8 MiB of memory.
+    /// Reads all tensors of the map, which must be checked tensors, and checks that their values are finite. The values
+    /// are not kept in memory. Uses 8 MiB of memory.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that is not finite, or an I/O error.
-    pub(crate) fn check_values(
-        &mut self,
-        parameters: &[ParameterShape],
-    ) -> Result<(), ModelFolderError> {
+    pub(crate) fn check_values(&mut self) -> Result<(), ModelFolderError> {
         let mut problems = Vec::new();
-        for parameter in parameters {
-            // Appended rows are means of checked values, so only the rows of the file are checked.
-            let shape = self.file_shape(&parameter.path, &parameter.shape);
-            let (mut count, numel) = (0, shape.iter().product());
+        let Self { map, files, tensors, .. } = self;
+        // Rows that the files do not contain are means of checked values.
+        for tensor in map.stored_tensors() {
+            let (mut count, numel) = (0, tensor.composition().num_elements());
             for part in parts(numel) {
-                count += not_finite(&self.read_part(&parameter.path, part)?);
+                let mut values = Vec::with_capacity(part.len());
+                append_range(files, tensors, tensor.name(), part, &mut values)?;
+                count += not_finite(&values);
             }
-            problems.extend(self.not_finite_problem(&parameter.path, count, numel));
+            problems.extend(not_finite_problem(tensor.name(), count, numel));
         }
         self.refuse(problems)
     }
@@ -249,7 +246,7 @@ impl Weights {
         })
     }
 
-    /// Counts the elements in which two checked tensors of equal size differ.
+    /// Counts the elements in which two checked tensors of equal size differ. The tensors are given by name.
     ///
     /// NaN is never equal to another value. Uses 8 MiB of memory.
     ///
@@ -262,7 +259,12 @@ impl Weights {
     ) -> Result<usize, ModelFolderError> {
         let mut count = 0;
         for part in parts(numel) {
-            let (a, b) = (self.read_part(left, part.clone())?, self.read_part(right, part)?);
+            let mut read = |name: &str| {
+                let mut values = Vec::with_capacity(part.len());
+                append_range(&mut self.files, &self.tensors, name, part.clone(), &mut values)?;
+                Ok::<_, ModelFolderError>(values)
+            };
+            let (a, b) = (read(left)?, read(right)?);
             count += a.iter().zip(&b).filter(|(a, b)| a != b).count();
         }
         Ok(count)
@@ -279,34 +281,15 @@ impl Weights {
         Err(ModelFolderError::Tensors { folder: self.folder.clone(), problems })
     }
 
-    /// Returns a problem if the tensor at a module path is missing or has the wrong shape or type.
-    fn misfit(&self, path: &str, shape: &[usize]) -> Option<TensorProblem> {
-        let shape = self.file_shape(path, shape);
-        let found = match self.tensors.get(path).and_then(|location| self.info(location)) {
+    /// Returns a problem if a tensor is missing or has the wrong shape or type.
+    fn misfit(&self, name: &str, shape: &[usize]) -> Option<TensorProblem> {
+        let found = match self.tensors.get(name).and_then(|location| self.info(location)) {
             None => "nothing".to_owned(),
             Some(info) if info.shape == shape && float_type(info.dtype).is_some() => return None,
             Some(info) => format!("{:?} of {}", info.shape, info.dtype),
         };
         let expected = format!("{shape:?} of F32, F16 or BF16");
-        Some(TensorProblem { name: (self.names.in_file)(path), expected, found })
-    }
-
-    /// Returns the shape that a parameter of `shape` has in the file: without the rows that are appended.
-    fn file_shape(&self, path: &str, shape: &[usize]) -> Vec<usize> {
-        let mut shape = shape.to_vec();
-        if let (Some(rows), Some(location)) = (shape.first_mut(), self.tensors.get(path)) {
-            *rows = rows.saturating_sub(location.new_rows);
-        }
-        shape
-    }
-
-    /// Returns a problem if `count`, the number of values that are not finite, is greater than 0.
-    fn not_finite_problem(&self, path: &str, count: usize, numel: usize) -> Option<TensorProblem> {
-        (count > 0).then(|| TensorProblem {
-            name: (self.names.in_file)(path),
-            expected: "finite values".to_owned(),
-            found: format!("{count} of {numel} that are infinite or NaN"),
-        })
+        Some(TensorProblem { name: name.to_owned(), expected, found })
     }
 
     /// Returns the type, shape and offsets of a tensor.
@@ -314,44 +297,87 @@ impl Weights {
         self.files[location.file].info(&location.name)
     }
 
-    /// Reads a checked tensor, and appends its new rows.
+    /// Reads the parameter at a module path, and appends its new rows.
     ///
     /// # Errors
     /// Returns an I/O error if a file cannot be read.
     ///
     /// # Panics
-    /// Panics if there is no such tensor, which means that the shapes were not checked.
+    /// Panics if the map has no such parameter, or if the shapes were not checked.
     fn read(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
-        let TensorLocation { file, name, new_rows } = &self.tensors[path];
-        let file = &mut self.files[*file];
-        let shape = file.info(name).map(|info| info.shape.clone()).unwrap_or_default();
-        let (numel, width) = (shape.iter().product(), shape.iter().skip(1).product());
-        // The memory for the new rows is reserved first, so that the values are not copied.
-        let mut values = Vec::with_capacity(numel + new_rows * width);
-        file.append_range(name, 0..numel, &mut values)?;
-        append_mean_rows(&mut values, width, *new_rows);
-        Ok(values)
+        read_weight(known(&self.map, path), &mut self.files, &self.tensors)
     }
 
-    /// Reads a checked tensor and checks that its values are finite.
+    /// Reads the parameter at a module path and checks that its values are finite.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] if a value is infinite or NaN, or an I/O error.
     fn read_finite(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
         let values = self.read(path)?;
-        let problem = self.not_finite_problem(path, not_finite(&values), values.len());
-        self.refuse(problem.into_iter().collect())?;
+        self.refuse_not_finite(known(&self.map, path), &values)?;
         Ok(values)
     }
 
-    /// Reads a range of elements of a checked tensor.
+    /// Returns an error if values of a parameter are not finite.
     ///
     /// # Errors
-    /// Returns an I/O error if a file cannot be read.
-    fn read_part(&mut self, path: &str, part: Range<usize>) -> Result<Vec<f32>, ModelFolderError> {
-        let location = &self.tensors[path];
-        self.files[location.file].read_range(&location.name, part)
+    /// Returns [`ModelFolderError::Tensors`] with the number of these values.
+    fn refuse_not_finite(&self, weight: &Weight, values: &[f32]) -> Result<(), ModelFolderError> {
+        let problem = not_finite_problem(&weight.stored_name(), not_finite(values), values.len());
+        self.refuse(problem.into_iter().collect())
     }
+}
+
+/// Returns the parameter at a module path.
+///
+/// # Panics
+/// Panics if the map has no such parameter.
+fn known<'a>(map: &'a WeightMap, path: &str) -> &'a Weight {
+    map.get(path).unwrap_or_else(|| panic!("the weight map has no parameter {path}"))
+}
+
+/// Reads a parameter of checked tensors, and appends its new rows.
+///
+/// # Errors
+/// Returns an I/O error if a file cannot be read.
+fn read_weight(
+    weight: &Weight,
+    files: &mut [TensorFile],
+    tensors: &BTreeMap<String, TensorLocation>,
+) -> Result<Vec<f32>, ModelFolderError> {
+    let stored = weight.composition();
+    // The memory for the new rows is reserved first, so that the values are not copied.
+    let mut values = Vec::with_capacity(weight.num_elements());
+    stored.append(0..stored.num_elements(), &mut values, |name, range, values| {
+        append_range(files, tensors, name, range, values)
+    })?;
+    let width = stored.shape().iter().skip(1).product();
+    append_mean_rows(&mut values, width, weight.new_rows());
+    Ok(values)
+}
+
+/// Appends a range of elements of a checked tensor to `values`.
+///
+/// # Errors
+/// Returns an I/O error if a file cannot be read.
+fn append_range(
+    files: &mut [TensorFile],
+    tensors: &BTreeMap<String, TensorLocation>,
+    name: &str,
+    range: Range<usize>,
+    values: &mut Vec<f32>,
+) -> Result<(), ModelFolderError> {
+    let TensorLocation { file, name } = &tensors[name];
+    files[*file].append_range(name, range, values)
+}
+
+/// Returns a problem if `count`, the number of values that are not finite, is greater than 0.
+fn not_finite_problem(name: &str, count: usize, numel: usize) -> Option<TensorProblem> {
+    (count > 0).then(|| TensorProblem {
+        name: name.to_owned(),
+        expected: "finite values".to_owned(),
+        found: format!("{count} of {numel} that are infinite or NaN"),
+    })
 }
 
 /// The configuration of a PEFT adapter.
@@ -468,8 +494,8 @@ impl Filler<'_> {
                 return None;
             }
         };
-        let count = not_finite(&values);
-        if let Some(problem) = self.weights.not_finite_problem(&path, count, values.len()) {
+        let name = self.weights.map.stored_name(&path);
+        if let Some(problem) = not_finite_problem(&name, not_finite(&values), values.len()) {
             self.problems.push(problem);
             return None;
         }

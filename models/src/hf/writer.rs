@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use burn::tensor::TensorData;
 use deepburn_files::PartialFile;
 use deepburn_safetensors::{FloatType, Header, TensorFileWriter};
+use deepburn_weights::{Weight, WeightMap};
 use serde_json::{Map, Value};
 
 use super::error::{ModelFolderError, TensorProblem, WEIGHTS};
-use super::names::{Names, ParameterShape};
 
 /// The number of values that are converted and written at a time.
 const CHUNK: usize = 1 << 18;
@@ -44,41 +44,32 @@ pub struct ModelFolderWriter {
     documents: JsonFiles,
     /// The weight file; `None` after it has been renamed to its final name.
     file: Option<TensorFileWriter>,
-    /// Tensors that have not been written yet, by module path.
-    pending: BTreeMap<String, PendingTensor>,
-}
-
-/// A tensor that has not been written yet.
-#[derive(Debug)]
-struct PendingTensor {
-    /// Its name in the file.
-    name: String,
-    /// The shape that its data must have.
-    shape: Vec<usize>,
-    /// The offset of its first byte from the start of the values.
-    start: u64,
+    /// The offset of the first byte of each tensor from the start of the values.
+    starts: BTreeMap<String, u64>,
+    /// Parameters that have not been written yet, by module path.
+    pending: BTreeMap<String, Weight>,
 }
 
 impl ModelFolderWriter {
-    /// Starts writing a folder with these parameters and JSON files. The folder is created if it does not exist.
+    /// Starts writing a folder with the tensors of a map and these JSON files. The folder is created if it does not exist.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Io`] if the folder cannot be written to.
     pub fn create(
         folder: &Path,
-        parameters: Vec<ParameterShape>,
-        names: Names,
+        map: &WeightMap,
         float: FloatType,
         documents: JsonFiles,
     ) -> Result<Self, ModelFolderError> {
         let folder = folder.to_owned();
         fs::create_dir_all(&folder).map_err(|e| ModelFolderError::io("create", &folder, e))?;
-        let (header, pending) = lay_out(parameters, names, float);
+        let (header, starts) = lay_out(map, float);
+        let pending = map.parameters().map(|it| (it.path().to_owned(), it.clone())).collect();
         let weights = folder.join(WEIGHTS);
         let partial = unfinished(&weights);
         let io = |source| ModelFolderError::io("write", &partial, source);
         let file = TensorFileWriter::create(&weights, partial.clone(), &header).map_err(io)?;
-        Ok(Self { folder, float, documents, file: Some(file), pending })
+        Ok(Self { folder, float, documents, file: Some(file), starts, pending })
     }
 
     /// Sets the fields of the JSON file `name`, which is written next to the weights.
@@ -95,18 +86,19 @@ impl ModelFolderWriter {
     /// its shape is wrong, [`ModelFolderError::Overflow`] if a finite value would become infinite, or an I/O error.
     pub fn write(&mut self, path: &str, data: TensorData) -> Result<(), ModelFolderError> {
         let found = format!("{:?} of {:?}", data.shape.to_vec(), data.dtype);
-        let Some(PendingTensor { name, shape, start }) = self.pending.get(path) else {
+        let Some(weight) = self.pending.get(path) else {
             let expected = "a parameter of the model that was not written yet".to_owned();
             return Err(self.problem(path.to_owned(), expected, found));
         };
-        let (same_shape, start) = (data.shape.iter().eq(shape), *start);
+        let (name, shape) = (weight.stored_name(), weight.shape());
+        let same_shape = data.shape.iter().eq(&shape);
         let wide = wide_overflow(&data);
         let data = if data.dtype.is_float() { data.convert::<f32>() } else { data };
         let (true, Ok(values)) = (same_shape, data.as_slice::<f32>()) else {
-            return Err(self.problem(name.clone(), format!("{shape:?} of a float type"), found));
+            return Err(self.problem(name, format!("{shape:?} of a float type"), found));
         };
         if let Some(found) = wide.or(self.float.overflow(values).map(f64::from)) {
-            let (name, float) = (name.clone(), self.float);
+            let float = self.float;
             return Err(ModelFolderError::Overflow { name, found, float });
         }
         let count = values.iter().filter(|value| !value.is_finite()).count();
@@ -116,24 +108,15 @@ impl ModelFolderWriter {
                 "`{name}`: {count} of {total} values are infinite or NaN, and are exported as they are"
             );
         }
-        self.write_values(start, values)
-            .map_err(|source| ModelFolderError::io("write", &self.folder.join(WEIGHTS), source))?;
-        self.pending.remove(path);
-        Ok(())
-    }
-
-    /// Converts and writes values in chunks, so that no second copy of a large tensor is in memory.
-    ///
-    /// `start` is the offset of the tensor's first byte.
-    fn write_values(&mut self, start: u64, values: &[f32]) -> std::io::Result<()> {
+        let io = |source| ModelFolderError::io("write", &self.folder.join(WEIGHTS), source);
         let Some(file) = &mut self.file else { return Ok(()) };
-        file.seek(start)?;
-        let mut bytes = Vec::with_capacity(CHUNK.min(values.len()) * self.float.size());
-        for chunk in values.chunks(CHUNK) {
-            bytes.clear();
-            self.float.encode(chunk, &mut bytes);
-            file.write(&bytes)?;
-        }
+        let float = self.float;
+        let written = weight.composition().write(values, |tensor, first, values| {
+            file.seek(self.starts[tensor] + (first * float.size()) as u64)?;
+            write_values(file, float, values)
+        });
+        written.map_err(io)?;
+        self.pending.remove(path);
         Ok(())
     }
 
@@ -143,9 +126,9 @@ impl ModelFolderWriter {
     /// Returns [`ModelFolderError::Tensors`] naming every parameter that was not written, or an I/O error.
     pub fn finish(mut self) -> Result<(), ModelFolderError> {
         if !self.pending.is_empty() {
-            let missing = |PendingTensor { name, shape, .. }: &PendingTensor| TensorProblem {
-                name: name.clone(),
-                expected: format!("{shape:?}"),
+            let missing = |weight: &Weight| TensorProblem {
+                name: weight.stored_name(),
+                expected: format!("{:?}", weight.shape()),
                 found: "nothing: it was not written".to_owned(),
             };
             let problems = self.pending.values().map(missing).collect();
@@ -188,23 +171,33 @@ fn wide_overflow(data: &TensorData) -> Option<f64> {
     (largest as f32).is_infinite().then_some(largest)
 }
 
+/// Converts and writes values in chunks, so that no second copy of a large tensor is in memory.
+fn write_values(
+    file: &mut TensorFileWriter,
+    float: FloatType,
+    values: &[f32],
+) -> std::io::Result<()> {
+    let mut bytes = Vec::with_capacity(CHUNK.min(values.len()) * float.size());
+    for chunk in values.chunks(CHUNK) {
+        bytes.clear();
+        float.encode(chunk, &mut bytes);
+        file.write(&bytes)?;
+    }
+    Ok(())
+}
+
 /// Returns the header of the file and the offset of each tensor. Tensors are sorted by name, as in files written by
 /// `transformers`.
-fn lay_out(
-    parameters: Vec<ParameterShape>,
-    names: Names,
-    float: FloatType,
-) -> (Header, BTreeMap<String, PendingTensor>) {
-    let mut named: Vec<_> =
-        parameters.into_iter().map(|it| ((names.in_file)(&it.path), it)).collect();
-    named.sort_by(|(left, _), (right, _)| left.cmp(right));
+fn lay_out(map: &WeightMap, float: FloatType) -> (Header, BTreeMap<String, u64>) {
+    let mut tensors: Vec<_> = map.stored_tensors().iter().collect();
+    tensors.sort_by_key(|tensor| tensor.name());
     let mut header = Header::pytorch();
-    let pending = named.into_iter().map(|(name, ParameterShape { path, shape })| {
-        let start = header.push(&name, float.element(), &shape);
-        (path, PendingTensor { name, shape, start })
+    let starts = tensors.into_iter().map(|tensor| {
+        let start = header.push(tensor.name(), float.element(), tensor.shape());
+        (tensor.name().to_owned(), start)
     });
-    let pending = pending.collect();
-    (header, pending)
+    let starts = starts.collect();
+    (header, starts)
 }
 
 /// Writes a JSON file atomically.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flex::Flex;
-use deepburn_models::gpt2::{Gpt2, Gpt2Config, PretrainedGpt2, hf_name};
+use deepburn_models::gpt2::{Gpt2, Gpt2Config, PretrainedGpt2};
 use deepburn_models::hf::ModelFolderError;
 use deepburn_models::{Architecture, FloatType};
 use proptest::prelude::*;
@@ -39,6 +39,11 @@ fn config(tied: bool) -> Gpt2Config {
         tie_word_embeddings: tied,
         ..Gpt2Config::small()
     }
+}
+
+/// The name of a parameter in files of `transformers`.
+fn hf_name(path: &str) -> String {
+    if path == "lm_head.weight" { path.to_owned() } else { format!("transformer.{path}") }
 }
 
 /// All tensors of the config, with distinct values.

@@ -2,7 +2,7 @@
 //!
 //! Main type: [`RunForecast`]. It predicts two sizes:
 //!
-//! - The *tensors* are those of a dry run: the engine runs two training steps on a backend without data, and the memory
+//! - The *tensors* are counted in a dry run: the engine runs two training steps on a backend without data, and the memory
 //!   ledger counts model states, the buffers of ZeRO and activations. If they alone exceed a memory limit, the run fails
 //!   with an error, because it would run out of memory.
 //! - The *resident set* adds the program and the temporary memory of kernels. These are measured figures

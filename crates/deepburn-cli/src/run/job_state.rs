@@ -17,8 +17,8 @@
 //! WARN deepspeed.optimizer.params.weight_decay changes from 0.1 in the checkpoint to 0.2
 //! ```
 
-use deepburn::checkpoint::{Checkpoint, Export, ParamEntry};
-use deepburn::{ClientStates, TorchModel};
+use deepburn::ClientStates;
+use deepburn::checkpoint::Checkpoint;
 use deepburn_config::{Architecture, counted};
 use deepburn_models::hf::{HfExport, ProblemType};
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,9 @@ use crate::run::preparation::Preparation;
 
 /// The version of [`JobState`] that this program writes. It is increased when a field changes its meaning. A new field
 /// has a default instead.
-const FORMAT: u32 = 1;
+///
+/// Format 2 has the weight map of the model in place of tensor names.
+const FORMAT: u32 = 2;
 
 /// The job that saved a checkpoint.
 ///
@@ -48,7 +50,7 @@ pub(crate) struct JobState {
     /// A hash of the tokenized training data; `None` in older checkpoints.
     #[serde(default)]
     data: Option<String>,
-    /// Names and configuration of the model in `transformers`.
+    /// Weight map and configuration of the model in `transformers`.
     #[serde(rename = "publication")]
     pub(crate) hf_export: HfExport,
     /// The places of the files that are exported unchanged; `None` in older checkpoints.
@@ -279,29 +281,6 @@ fn first_format() -> u32 {
     1
 }
 
-/// Names of parameters in `transformers`, for exports and for DeepSpeed checkpoints.
-pub(crate) struct HfNames<'a>(pub(crate) &'a HfExport);
-
-impl TorchModel for HfNames<'_> {
-    /// Returns the name in DeepSpeed checkpoints. It is the PyTorch name, as in files of `transformers`.
-    fn name(&self, path: &str) -> String {
-        self.0.name(path)
-    }
-}
-
-impl Export for HfNames<'_> {
-    /// Returns the name in exported files, as `transformers` reads them.
-    fn name(&self, path: &str) -> String {
-        self.0.name(path)
-    }
-
-    /// Returns the shape unchanged, because the models store projections as `transformers` does.
-    fn shape(&self, entry: &ParamEntry) -> Vec<usize> {
-        // Modules keep their weights in the layout of `transformers`' GPT-2.
-        entry.shape.clone()
-    }
-}
-
 /// A key whose value changed. A value is `None` if the key is missing.
 struct Difference {
     /// Path of the key.
@@ -415,7 +394,7 @@ mod tests {
         later["format"] = json!(FORMAT + 1);
         later["version"] = json!("9.1.0");
         let error = JobState::parse(&later).unwrap_err();
-        assert!(error.contains("9.1.0") && error.contains("format 2"), "{error}");
+        assert!(error.contains("9.1.0") && error.contains("format 3"), "{error}");
         let error = JobState::parse(&json!({"step": 3})).unwrap_err();
         assert!(error.contains("was not saved by finetune"), "{error}");
     }

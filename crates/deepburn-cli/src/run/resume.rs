@@ -38,7 +38,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::job::param_groups::parameter_updates;
-use crate::run::job_state::{HfNames, JobState};
+use crate::run::job_state::JobState;
 use crate::run::launcher_env::restarts;
 use crate::run::output_folder::refuse_running;
 use crate::run::preparation::Preparation;
@@ -230,8 +230,8 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
     let known = parameters.iter().zip(&updates).map(|(own, update)| {
         (own.path.as_str(), &own.shape[..], update.as_ref().map(|update| &update.optimizer))
     });
-    let names = HfNames(&architecture.hf_export());
-    check_deepspeed_checkpoint(&checkpoint, &names, known).map_err(mistake)?;
+    let map = architecture.weight_map();
+    check_deepspeed_checkpoint(&checkpoint, &map, known).map_err(mistake)?;
     Ok(checkpoint)
 }
 
@@ -349,8 +349,8 @@ fn restore_deepspeed<B: OptimizerOps, M: AutodiffModule<Training<B>>, T>(
     source: &mut impl BatchSource<T>,
     preparation: &Preparation,
 ) -> Result<(), BoxError> {
-    let names = HfNames(&preparation.subject.info().architecture().hf_export());
-    engine.load_deepspeed_checkpoint(checkpoint, &names, LoadPlan::ALL)?;
+    let map = preparation.subject.info().architecture().weight_map();
+    engine.load_deepspeed_checkpoint(checkpoint, &map, LoadPlan::ALL)?;
     let micro_batch = preparation.plan.batch.micro_batch_size * engine.group().world_size();
     for step in 0..engine.global_steps() {
         let samples = preparation.batch_sizes.at(step as usize).train_batch_size;

@@ -21,12 +21,12 @@ use std::str::FromStr;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use deepburn::ClientStates;
 use deepburn::checkpoint::{
-    Checkpoint, Consolidation, Export, ParamEntry, Tag, consolidate as write_weights,
+    Checkpoint, Consolidation, NotFinite, Tag, WeightMap, consolidate as write_weights,
 };
 use deepburn_models::FloatType;
 
 use crate::failure::Failure;
-use crate::run::job_state::{HfNames, JobState};
+use crate::run::job_state::JobState;
 use crate::tools::accompanying_files::AccompanyingFiles;
 
 /// Returns the parser of the type of consolidated weights.
@@ -138,42 +138,19 @@ pub(crate) fn consolidate(
 ) -> Result<Vec<String>, Failure> {
     check_output(checkpoint, out)?;
     let what = Consolidation { element: float.element(), max_shard_bytes: max_shard_size.0 };
+    let as_trained = checkpoint.weight_map().map_err(Failure::mistake)?;
     let Ok(JobState { hf_export, companions, .. }) = JobState::read(checkpoint) else {
         tracing::info!(
             "finetune did not save this checkpoint, so weights are named by their paths in the module"
         );
-        return write(checkpoint, out, &what, &deepburn::checkpoint::AsTrained);
+        return write(checkpoint, out, &what, &as_trained);
     };
     let others = AccompanyingFiles::find(checkpoint, hf_export, companions, float)?;
     others.refuse_existing(out)?;
-    let mut files = write(checkpoint, out, &what, &HfNames(&others.hf_export))?;
+    let map = others.hf_export.weight_map(as_trained).map_err(Failure::mistake)?;
+    let mut files = write(checkpoint, out, &what, &map)?;
     files.extend(others.write(out)?);
     Ok(files)
-}
-
-/// Another export that logs a warning for parameters with values that are not finite.
-struct WithWarnings<'a>(&'a dyn Export);
-
-impl Export for WithWarnings<'_> {
-    fn name(&self, path: &str) -> String {
-        self.0.name(path)
-    }
-
-    fn shape(&self, entry: &ParamEntry) -> Vec<usize> {
-        self.0.shape(entry)
-    }
-
-    /// Returns the values of the other export.
-    fn transform(&self, entry: &ParamEntry, values: Vec<f32>) -> Vec<f32> {
-        let (path, total) = (&entry.path, values.len());
-        let count = values.iter().filter(|value| !value.is_finite()).count();
-        if count > 0 {
-            tracing::warn!(
-                "parameter {path}: {count} of {total} values are infinite or NaN, and are exported as they are"
-            );
-        }
-        self.0.transform(entry, values)
-    }
 }
 
 /// Checks the output folder. It must not be inside the folder of checkpoints, where the export could be mistaken for a
@@ -198,7 +175,8 @@ fn check_output(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Writes the weights, and returns the paths of their files.
+/// Writes the weights, and returns the paths of their files. Logs a warning for parameters with values that are not
+/// finite.
 ///
 /// # Errors
 /// Returns a user's mistake with the error of the library's export.
@@ -206,11 +184,15 @@ fn write(
     checkpoint: &Checkpoint,
     out: &Path,
     what: &Consolidation,
-    export: &dyn Export,
+    map: &WeightMap,
 ) -> Result<Vec<String>, Failure> {
-    let export = WithWarnings(export);
-    let files = write_weights(checkpoint, out, what, &export).map_err(Failure::mistake)?;
-    Ok(files.iter().map(|path| path.display().to_string()).collect())
+    let done = write_weights(checkpoint, out, what, map).map_err(Failure::mistake)?;
+    for NotFinite { path, count, total } in &done.not_finite {
+        tracing::warn!(
+            "parameter {path}: {count} of {total} values are infinite or NaN, and are exported as they are"
+        );
+    }
+    Ok(done.files.iter().map(|path| path.display().to_string()).collect())
 }
 
 #[cfg(test)]

@@ -1,13 +1,11 @@
 //! Resuming from DeepSpeed checkpoints.
 //!
 //! The crate `deepburn-deepspeed` reads ranges directly from the files, so each
-//! rank reads little more than its own shards. A [`TorchModel`] maps names and
-//! layouts:
-//!
-//! ```text
-//! Burn    h.0.attn.c_attn.weight   [in, out]
-//! PyTorch the name that `name` returns, [out, in] if `is_transposed`
-//! ```
+//! rank reads little more than its own shards. A [`WeightMap`] maps the
+//! parameters to the PyTorch model, whose parameters may have other names and
+//! layouts: the weights of `torch.nn.Linear` have shape `[out, in]`. Moments
+//! have the layout of their parameter. Parameters and running statistics that
+//! are not in the map have their module paths as names.
 //!
 //! Integer and bool buffers, random streams, the position of the data loader,
 //! and the optimizer states of 1-bit LAMB are not loaded.
@@ -19,6 +17,7 @@ use burn::tensor::TensorData;
 use deepburn_config::OptimizerPlan;
 use deepburn_deepspeed::{Array, Counters, DeepSpeedCheckpoint, LossScale, SavedParameter};
 use deepburn_ops::OptimizerOps;
+use deepburn_weights::{Component, Composition, WeightMap};
 use deepburn_zero::{Buffer, BufferKind, StateArray, StateSegment, Training, moments};
 
 use super::counters::check_deepspeed_counters;
@@ -27,21 +26,6 @@ use super::optimizer_states::{listed, log_changes, new_states};
 use super::{TrainingCheckpointError, exchange};
 use crate::engine::EngineCounters;
 use crate::{Engine, ScalerState};
-
-/// Maps the parameters of a Burn model to the PyTorch model that DeepSpeed
-/// trained.
-pub trait TorchModel {
-    /// Returns the PyTorch name of the parameter or running statistic at a Burn
-    /// module path.
-    fn name(&self, path: &str) -> String;
-
-    /// Returns true if the matrix at a module path is stored transposed in
-    /// PyTorch. This is the case for the weights of `torch.nn.Linear`, whose
-    /// shape is `[out, in]`; Burn's `Linear` has `[in, out]`.
-    fn is_transposed(&self, _path: &str) -> bool {
-        false
-    }
-}
 
 impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     /// Resumes from a DeepSpeed checkpoint of any ZeRO stage and number of
@@ -63,11 +47,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     pub fn load_deepspeed_checkpoint(
         &mut self,
         checkpoint: &DeepSpeedCheckpoint,
-        model: &dyn TorchModel,
+        map: &WeightMap,
         plan: LoadPlan,
     ) -> Result<(), TrainingCheckpointError> {
         self.check_settled("load_deepspeed_checkpoint")?;
-        let stored = MappedCheckpoint::new(checkpoint, model);
+        let stored = MappedCheckpoint::new(checkpoint, map);
         let own = self.parameters().iter().enumerate().map(|(index, parameter)| Own {
             path: parameter.path(),
             shape: parameter.shape(),
@@ -143,7 +127,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let (mut new, mut unused, mut starts) = (Vec::new(), Vec::new(), Vec::new());
         for (index, parameter) in self.parameters().iter().enumerate() {
             let sized = (parameter.path(), parameter.numel());
-            let was_trained = stored.find(parameter.path()).is_ok_and(|(_, found)| found.trainable);
+            let was_trained = stored.was_trained(parameter.path());
             match (parameter.is_trainable(), was_trained) {
                 (true, false) if !self.states().moments(index).is_empty() => new.push(sized),
                 (false, true) if !stored.checkpoint.moments().is_empty() => unused.push(sized),
@@ -186,10 +170,10 @@ fn scaler_state(checkpoint: &DeepSpeedCheckpoint) -> Option<ScalerState> {
 /// Returns [`TrainingCheckpointError::Unfit`] with the first difference.
 pub fn check_deepspeed_checkpoint<'a>(
     checkpoint: &DeepSpeedCheckpoint,
-    model: &dyn TorchModel,
+    map: &WeightMap,
     parameters: impl IntoIterator<Item = (&'a str, &'a [usize], Option<&'a OptimizerPlan>)>,
 ) -> Result<(), TrainingCheckpointError> {
-    let stored = MappedCheckpoint::new(checkpoint, model);
+    let stored = MappedCheckpoint::new(checkpoint, map);
     let own = parameters.into_iter().map(|(path, shape, optimizer)| Own { path, shape, optimizer });
     stored.check(own, true).map_err(|reason| stored.unfit(reason))
 }
@@ -208,21 +192,21 @@ struct Own<'a> {
 struct MappedCheckpoint<'a> {
     /// The checkpoint.
     checkpoint: &'a DeepSpeedCheckpoint,
-    /// The mapping to names and layouts of the PyTorch model.
-    model: &'a dyn TorchModel,
+    /// The names and layouts of the PyTorch model.
+    map: &'a WeightMap,
     /// The entries by PyTorch name. A tied parameter has several names.
     by_name: HashMap<&'a str, &'a SavedParameter>,
 }
 
 impl<'a> MappedCheckpoint<'a> {
     /// Indexes the parameters by all their names.
-    fn new(checkpoint: &'a DeepSpeedCheckpoint, model: &'a dyn TorchModel) -> Self {
+    fn new(checkpoint: &'a DeepSpeedCheckpoint, map: &'a WeightMap) -> Self {
         let names = |parameter: &'a SavedParameter| {
             let names = [&parameter.name].into_iter().chain(&parameter.aliases);
             names.map(move |name| (name.as_str(), parameter))
         };
         let by_name = checkpoint.parameters().iter().flat_map(names).collect();
-        Self { checkpoint, model, by_name }
+        Self { checkpoint, map, by_name }
     }
 
     /// Checks that model and checkpoint have the same parameters, and, if
@@ -236,10 +220,11 @@ impl<'a> MappedCheckpoint<'a> {
         // Another model has a clearer error than its moments.
         let mut moments = Ok(());
         for own in parameters {
-            let parameter = self.check_parameter(&own)?;
-            missed.retain(|missed| missed.name != parameter.name);
+            let components = self.check_parameter(&own)?;
+            missed
+                .retain(|missed| components.iter().all(|component| component.name != missed.name));
             if optimizer_states && moments.is_ok() {
-                moments = self.check_moments(&own, parameter);
+                moments = self.check_moments(&own);
             }
         }
         if let Some(SavedParameter { name, .. }) = missed.first() {
@@ -253,7 +238,7 @@ impl<'a> MappedCheckpoint<'a> {
 
     /// Checks that the checkpoint has the moments of one parameter, or that
     /// they can be new.
-    fn check_moments(&self, own: &Own<'_>, parameter: &SavedParameter) -> Result<(), String> {
+    fn check_moments(&self, own: &Own<'_>) -> Result<(), String> {
         let Some(optimizer) = own.optimizer else { return Ok(()) };
         let stored: Vec<&str> = self.checkpoint.moments().iter().map(String::as_str).collect();
         let kept = moments(optimizer);
@@ -275,34 +260,60 @@ impl<'a> MappedCheckpoint<'a> {
                 listed(kept)
             ));
         }
-        match parameter.trainable {
+        match self.was_trained(own.path) {
             true => Ok(()),
             false => new_states(own.path, optimizer).map(drop),
         }
     }
 
-    /// Checks name and shape of one parameter and returns its entry.
-    fn check_parameter(&self, own: &Own<'_>) -> Result<&'a SavedParameter, String> {
+    /// Checks names and shapes of the parameters that form one parameter of this
+    /// model, and returns them.
+    fn check_parameter(&self, own: &Own<'_>) -> Result<Vec<&'a SavedParameter>, String> {
         let &Own { path, shape: own_shape, .. } = own;
-        let (name, parameter) = self.find(path)?;
-        let mut shape = parameter.shape.clone();
-        if self.model.is_transposed(path) {
-            if shape.len() != 2 {
+        let composition = self.composition(path, own_shape)?;
+        let mut found = Vec::new();
+        for Component { name, shape, .. } in composition.components() {
+            let parameter = self.find(path, name)?;
+            if parameter.shape != *shape || composition.shape() != own_shape {
                 return Err(format!(
-                    "its parameter {name} has shape {shape:?}, but only matrices can be transposed: \
-                     see TorchModel::is_transposed"
+                    "its parameter {name} has shape {:?}, but this model's {path} has {own_shape:?}: \
+                     use the model that it was saved from",
+                    parameter.shape
                 ));
             }
-            shape.reverse();
+            found.push(parameter);
         }
-        if shape != own_shape {
-            return Err(format!(
-                "its parameter {name} has shape {:?}, but this model's {path} has {own_shape:?}: \
-                 use the model that it was saved from",
-                parameter.shape
-            ));
+        let frozen = found.iter().find(|parameter| !parameter.trainable);
+        let trained = found.iter().find(|parameter| parameter.trainable);
+        match frozen.zip(trained) {
+            Some((frozen, trained)) => Err(format!(
+                "its parameter {} was frozen and {} was trained, but both are in this model's {path}: \
+                 train both, or neither",
+                frozen.name, trained.name
+            )),
+            None => Ok(found),
         }
-        Ok(parameter)
+    }
+
+    /// Returns whether the parameter at a module path was trained. It must be a
+    /// checked parameter.
+    fn was_trained(&self, path: &str) -> bool {
+        let weight = self.map.get(path);
+        let name = weight.map_or(path, |weight| &weight.composition().components()[0].name);
+        self.by_name.get(name).is_some_and(|parameter| parameter.trainable)
+    }
+
+    /// Returns the composition of the parameter at a module path.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason in an error message if the shape overflows.
+    fn composition(&self, path: &str, shape: &[usize]) -> Result<Composition, String> {
+        match self.map.get(path) {
+            Some(weight) => Ok(weight.composition().clone()),
+            None => Composition::join(0, vec![Component::whole(path, shape)])
+                .map_err(|error| error.to_string()),
+        }
     }
 
     /// Checks that the checkpoint has this running statistic with the same
@@ -311,7 +322,7 @@ impl<'a> MappedCheckpoint<'a> {
         if buffer.kind() != BufferKind::RunningStatistic {
             return Ok(());
         }
-        let (path, name) = (buffer.path(), self.model.name(buffer.path()));
+        let (path, name) = (buffer.path(), self.map.stored_name(buffer.path()));
         let Some((_, shape)) = self.checkpoint.buffers().find(|(found, _)| *found == name) else {
             return Err(format!(
                 "it has no float buffer {name}, as which this model's {path} would be saved: give the \
@@ -346,27 +357,25 @@ impl<'a> MappedCheckpoint<'a> {
             }
             return Ok(None);
         }
-        let values = self.checkpoint.read_buffer(&self.model.name(buffer.path()))?;
+        let values = self.checkpoint.read_buffer(&self.map.stored_name(buffer.path()))?;
         let len = [values.len()];
         Ok(Some(TensorData::new(values, len)))
     }
 
-    /// Returns the PyTorch name and the entry of the parameter at a module
-    /// path.
+    /// Returns the parameter `name`, which contains elements of the parameter at
+    /// a module path.
     ///
     /// # Errors
     ///
     /// Returns the reason in an error message if the checkpoint has no such
     /// parameter.
-    fn find(&self, path: &str) -> Result<(String, &'a SavedParameter), String> {
-        let name = self.model.name(path);
-        match self.by_name.get(name.as_str()) {
-            Some(parameter) => Ok((name, parameter)),
-            None => Err(format!(
+    fn find(&self, path: &str, name: &str) -> Result<&'a SavedParameter, String> {
+        self.by_name.get(name).copied().ok_or_else(|| {
+            format!(
                 "it has no parameter {name}, as which this model's {path} would be saved: give the \
                  model that it was saved from"
-            )),
-        }
+            )
+        })
     }
 
     /// Reads a segment of an array, in the element order of this model.
@@ -374,7 +383,6 @@ impl<'a> MappedCheckpoint<'a> {
     /// A transposed matrix is read completely, because a segment of it is not
     /// contiguous in the file.
     fn read(&self, segment: &StateSegment<'_>) -> Result<TensorData, TrainingCheckpointError> {
-        let (name, parameter) = self.find(segment.path).map_err(|reason| self.unfit(reason))?;
         let array = match segment.array {
             StateArray::Weights => Array::Weights,
             StateArray::Moment(moment) => Array::Moment(moment),
@@ -385,15 +393,20 @@ impl<'a> MappedCheckpoint<'a> {
                 unreachable!("a checkpoint of DeepSpeed has neither gradients nor errors")
             }
         };
-        let values = match (&parameter.shape[..], self.model.is_transposed(segment.path)) {
-            (&[rows, columns], true) => {
-                let whole = self.checkpoint.read(&name, array, 0..rows * columns)?;
-                // `rows` and `columns` are the dimensions in the file. In this
-                // model, a row of the matrix has `rows` elements.
-                let place = |index: usize| index % rows * columns + index / rows;
-                segment.range.clone().map(|index| whole[place(index)]).collect()
+        let values = match self.map.get(segment.path) {
+            None => self.checkpoint.read(segment.path, array, segment.range.clone())?,
+            Some(weight) => {
+                let range = segment.range.clone();
+                weight.composition().read(range, |name, range, values| {
+                    let read = self.checkpoint.read(name, array, range)?;
+                    // The first range is usually the whole segment, which is not copied.
+                    match values.is_empty() {
+                        true => *values = read,
+                        false => values.extend(read),
+                    }
+                    Ok::<_, TrainingCheckpointError>(())
+                })?
             }
-            _ => self.checkpoint.read(&name, array, segment.range.clone())?,
         };
         let len = [values.len()];
         Ok(TensorData::new(values, len))

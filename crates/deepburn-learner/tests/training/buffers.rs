@@ -8,9 +8,7 @@ use burn::module::Module;
 use burn::nn::{LinearConfig, LinearLayout};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_flex::FlexDevice;
-use deepburn_checkpoint::{
-    AsTrained, Checkpoint, Consolidation, ElementType, StateKind, consolidate,
-};
+use deepburn_checkpoint::{Checkpoint, Consolidation, ElementType, StateKind, consolidate};
 use deepburn_learner::{
     EngineError, HalfPrecision, LoadPlan, SaveRequest, TrainingCheckpointError, initialize,
 };
@@ -211,7 +209,8 @@ fn buffers_are_saved_consolidated_and_exported() {
             let checkpoint = Checkpoint::open_intact(root.path(), None).unwrap();
             let what = Consolidation { element: ElementType::Bf16, max_shard_bytes: u64::MAX };
             let out = root.path().join("out");
-            let files = consolidate(&checkpoint, &out, &what, &AsTrained).unwrap();
+            let map = checkpoint.weight_map().unwrap();
+            let files = consolidate(&checkpoint, &out, &what, &map).unwrap().files;
             let file = std::fs::read(&files[0]).unwrap();
             let tensors = SafeTensors::deserialize(&file).unwrap();
             assert_eq!(tensors.tensor("head.weight").unwrap().dtype(), Dtype::BF16);

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use burn::module::{Module, RunningState};
+use burn::module::{Module, Param, RunningState};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorData};
@@ -14,9 +14,8 @@ use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
 use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_deepspeed::DeepSpeedCheckpoint;
-use deepburn_learner::{
-    Engine, EngineError, LoadPlan, TorchModel, TrainingCheckpointError, initialize,
-};
+use deepburn_learner::{Engine, EngineError, LoadPlan, TrainingCheckpointError, initialize};
+use deepburn_weights::{Component, Composition, Weight, WeightMap};
 use deepburn_zero::{Group, Training};
 use serde_json::Value;
 
@@ -48,24 +47,24 @@ impl<B: Backend> Net<B> {
     }
 }
 
-/// The names of the layers in PyTorch, and whether their weights are
-/// transposed.
-struct Torch {
-    prefix: &'static str,
-    transposed: bool,
+/// The map to the layers in PyTorch, whose names have this prefix and whose
+/// weights may be transposed.
+fn torch(prefix: &str, transposed: bool) -> WeightMap {
+    let layers = [("up", 3, 6), ("mix", 6, 6), ("frozen", 6, 6), ("down", 6, 1)];
+    let parameters = layers.into_iter().flat_map(|(layer, inputs, outputs)| {
+        [
+            (format!("{layer}.weight"), vec![inputs, outputs]),
+            (format!("{layer}.bias"), vec![outputs]),
+        ]
+    });
+    let map = WeightMap::as_trained(parameters).unwrap();
+    let map = map.transposed(|path| transposed && path.ends_with("weight")).unwrap();
+    map.renamed(|name| format!("{prefix}{name}")).unwrap()
 }
 
-impl TorchModel for Torch {
-    fn name(&self, path: &str) -> String {
-        format!("{}{path}", self.prefix)
-    }
-
-    fn is_transposed(&self, path: &str) -> bool {
-        self.transposed && path.ends_with("weight")
-    }
+fn linear() -> WeightMap {
+    torch("", true)
 }
-
-const LINEAR: Torch = Torch { prefix: "", transposed: true };
 
 fn folder(stage: u8) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/linear_s{stage}"))
@@ -107,7 +106,7 @@ fn linear_layers_follow_deepspeeds_trace() {
         let trace = trace(saved_at);
         for stage in 0..4 {
             let ranks = with_engine(&plan(&trace["ds"], stage, 2), |engine| {
-                engine.load_deepspeed_checkpoint(&checkpoint, &LINEAR, LoadPlan::ALL)?;
+                engine.load_deepspeed_checkpoint(&checkpoint, &linear(), LoadPlan::ALL)?;
                 let counters =
                     (engine.global_steps(), engine.micro_steps(), engine.global_samples());
                 assert_eq!(counters, (2, 4, 32));
@@ -136,7 +135,7 @@ fn any_number_of_ranks_loads_the_checkpoint() {
     let config = trace(3)["ds"].clone();
     let loss = |stage: u8, ranks: usize| {
         let losses = with_engine(&plan(&config, stage, ranks), |engine| {
-            engine.load_deepspeed_checkpoint(&checkpoint, &LINEAR, LoadPlan::ModuleOnly)?;
+            engine.load_deepspeed_checkpoint(&checkpoint, &linear(), LoadPlan::ModuleOnly)?;
             assert_eq!(engine.global_steps(), 0);
             Ok(engine.evaluate(|net| net.loss(20).into_scalar())?)
         });
@@ -165,7 +164,7 @@ fn a_layer_that_was_frozen_can_be_trained() {
         let ranks = run_ranks(2, Duration::from_secs(60), |member| {
             let net = Net { frozen: LinearConfig::new(6, 6).init(&FlexDevice), ..net() };
             let mut engine = initialize(net, &plan, Group::<Flex>::new(member))?;
-            engine.load_deepspeed_checkpoint(&checkpoint, &LINEAR, LoadPlan::ALL)?;
+            engine.load_deepspeed_checkpoint(&checkpoint, &linear(), LoadPlan::ALL)?;
             let weights = |engine: &Trainer| -> Result<Vec<f32>, EngineError> {
                 let mut all = engine.parameters().iter();
                 let index = all.position(|it| it.path() == "frozen.weight").unwrap();
@@ -193,8 +192,8 @@ fn models_that_do_not_match_are_refused() {
     let checkpoint = DeepSpeedCheckpoint::open(&folder(2), None).unwrap();
     let config = trace(2)["ds"].clone();
     let cases = [
-        (Torch { prefix: "", transposed: false }, "up.weight has shape [6, 3]"),
-        (Torch { prefix: "module.", transposed: true }, "no parameter module.up.weight"),
+        (torch("", false), "up.weight has shape [6, 3]"),
+        (torch("module.", true), "no parameter module.up.weight"),
     ];
     for (model, part) in &cases {
         let errors = with_engine(&plan(&config, 3, 2), |engine| {
@@ -211,13 +210,94 @@ fn models_that_do_not_match_are_refused() {
     lion["optimizer"] = serde_json::json!({"type": "Lion", "params": {"lr": 1e-3}});
     let errors = with_engine(&plan(&lion, 2, 2), |engine| {
         let plan = LoadPlan::ALL;
-        let refused = engine.load_deepspeed_checkpoint(&checkpoint, &LINEAR, plan).unwrap_err();
+        let refused = engine.load_deepspeed_checkpoint(&checkpoint, &linear(), plan).unwrap_err();
         let plan = LoadPlan::Training { optimizer_states: false, lr_scheduler_states: true };
-        engine.load_deepspeed_checkpoint(&checkpoint, &LINEAR, plan)?;
+        engine.load_deepspeed_checkpoint(&checkpoint, &linear(), plan)?;
         assert_eq!(engine.global_steps(), 2);
         Ok(refused.to_string())
     });
     assert!(errors[0].contains("exp_avg, exp_avg_sq"), "{errors:?}");
+}
+
+/// A net that holds the weights of two layers in one parameter: the rows of `up`, then the rows of `mix`.
+#[derive(Module, Debug)]
+struct Joined<B: Backend> {
+    rows: Param<Tensor<B, 2>>,
+    up_bias: Param<Tensor<B, 1>>,
+    mix_bias: Param<Tensor<B, 1>>,
+    frozen: Linear<B>,
+    down: Linear<B>,
+}
+
+impl<B: Backend> Joined<B> {
+    fn loss(&self, seed: usize) -> Tensor<B, 1> {
+        let values: Vec<f32> = (0..12).map(|i| ((seed * 7 + i * 3) % 11) as f32 / 11.0).collect();
+        let x = Tensor::<B, 2>::from_data(TensorData::new(values, [4, 3]), &B::Device::default());
+        let (up, mix) = (self.rows.val().slice([0..3]), self.rows.val().slice([3..9]));
+        let hidden = x.matmul(up) + self.up_bias.val().unsqueeze::<2>();
+        let hidden = (hidden.matmul(mix) + self.mix_bias.val().unsqueeze::<2>()).tanh();
+        let y = self.down.forward(self.frozen.forward(hidden));
+        (y - 0.5).powf_scalar(2.0).mean()
+    }
+}
+
+/// Returns the map of a [`Joined`] net.
+fn joined_map() -> WeightMap {
+    let [up, mix] = [("up.weight", 3), ("mix.weight", 6)]
+        .map(|(name, inputs)| Component::whole(name, &[6, inputs]).transposed());
+    let bias = |path: &str, name: &str| Weight::new(path, Composition::whole(name, &[6]));
+    let linear = linear();
+    let others = linear
+        .weights()
+        .iter()
+        .filter(|weight| weight.path().starts_with("frozen") || weight.path().starts_with("down"));
+    let own = [
+        Weight::new("rows", Composition::join(0, vec![up, mix]).unwrap()),
+        bias("up_bias", "up.bias"),
+        bias("mix_bias", "mix.bias"),
+    ];
+    WeightMap::new(own.into_iter().chain(others.cloned()).collect()).unwrap()
+}
+
+/// Weights and moments of a parameter that joins two parameters of PyTorch are loaded, also into shards that begin
+/// within one of them.
+#[test]
+fn joined_layers_follow_deepspeeds_trace() {
+    let checkpoint = DeepSpeedCheckpoint::open(&folder(3), None).unwrap();
+    let trace = trace(3);
+    for stage in [0, 3] {
+        let plan = plan(&trace["ds"], stage, 2);
+        let ranks = run_ranks(2, Duration::from_secs(60), |member| {
+            let frozen: Linear<Trained> = LinearConfig::new(6, 6).init(&FlexDevice);
+            let net = Joined {
+                rows: Param::from_tensor(Tensor::<Trained, 2>::zeros([9, 6], &FlexDevice)),
+                up_bias: Param::from_tensor(Tensor::zeros([6], &FlexDevice)),
+                mix_bias: Param::from_tensor(Tensor::zeros([6], &FlexDevice)),
+                frozen: frozen.no_grad(),
+                down: LinearConfig::new(6, 1).init(&FlexDevice),
+            };
+            let mut engine = initialize(net, &plan, Group::<Flex>::new(member))?;
+            engine.load_deepspeed_checkpoint(&checkpoint, &joined_map(), LoadPlan::ALL)?;
+            let mut losses = Vec::new();
+            for _ in 0..8 {
+                let seed = engine.micro_steps() as usize * 5 + engine.rank();
+                let loss = engine.forward(|net| net.loss(seed))?;
+                losses.push(f64::from(loss.clone().into_scalar()));
+                engine.backward(loss)?;
+                engine.step()?;
+            }
+            Ok::<_, TrainingCheckpointError>(losses)
+        });
+        let ranks = ranks.unwrap_or_else(|failure| panic!("{failure}"));
+        for (micro, losses) in trace["losses"].as_array().unwrap().iter().enumerate() {
+            for (rank, found) in ranks.iter().enumerate() {
+                let expected = losses[rank].as_f64().unwrap();
+                // As in `linear_layers_follow_deepspeeds_trace`.
+                let difference = (found[micro] - expected).abs();
+                assert!(difference < 1e-6, "stage {stage}, {micro}: {} {expected}", found[micro]);
+            }
+        }
+    }
 }
 
 /// A net with a running statistic that the checkpoint does not have.
@@ -227,27 +307,21 @@ struct Tracked<B: Backend> {
     mean: RunningState<Tensor<B, 1>>,
 }
 
-struct Below;
-
-impl TorchModel for Below {
-    fn name(&self, path: &str) -> String {
-        path.strip_prefix("net.").unwrap_or(path).to_owned()
-    }
-
-    fn is_transposed(&self, path: &str) -> bool {
-        path.ends_with("weight")
-    }
-}
-
 #[test]
 fn missing_running_statistics_are_refused() {
     let checkpoint = DeepSpeedCheckpoint::open(&folder(2), None).unwrap();
     let plan = plan(&trace(2)["ds"], 1, 2);
+    let own = linear();
+    let below = own
+        .weights()
+        .iter()
+        .map(|weight| Weight::new(format!("net.{}", weight.path()), weight.composition().clone()));
+    let below = WeightMap::new(below.collect()).unwrap();
     let errors = run_ranks(2, Duration::from_secs(60), |member| {
         let mean = RunningState::new(Tensor::zeros([3], &FlexDevice));
         let tracked = Tracked::<Trained> { net: net(), mean };
         let mut engine = initialize(tracked, &plan, Group::<Flex>::new(member))?;
-        let loaded = engine.load_deepspeed_checkpoint(&checkpoint, &Below, LoadPlan::ALL);
+        let loaded = engine.load_deepspeed_checkpoint(&checkpoint, &below, LoadPlan::ALL);
         let error = loaded.unwrap_err();
         assert!(error.is_recoverable());
         Ok::<_, TrainingCheckpointError>(error.to_string())

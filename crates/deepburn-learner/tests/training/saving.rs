@@ -11,6 +11,7 @@ use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
 use deepburn_config::{Plan, RawConfig, RunContext, resolve};
 use deepburn_learner::{Engine, HalfPrecision, SaveError, initialize};
+use deepburn_weights::{Component, Composition, Weight, WeightMap};
 use deepburn_zero::{Group, Training};
 use half::bf16;
 use safetensors::SafeTensors;
@@ -189,4 +190,59 @@ fn fixed() -> Net<Trained> {
         }
     }
     Net::new().map(&mut Numbered(0))
+}
+
+/// A file has the tensors of a map: renamed, transposed, and a matrix that is divided. Other tensors have their paths.
+#[test]
+fn weights_are_saved_as_the_tensors_of_a_map() {
+    for stage in [0, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["mapped", "plain"].map(|name| folder.path().join(name));
+        let plan = plan(stage, true);
+        let ranks = run_ranks(2, Duration::from_secs(60), |member| {
+            let mut engine = initialize(Net::new(), &plan, Group::new(member))?;
+            let loss = engine.forward(|net: &Net<Trained>| net.loss(1))?;
+            engine.backward(loss)?;
+            engine.step()?;
+            let halves = [("low", 3), ("high", 4)]
+                .map(|(name, outputs)| Component::whole(name, &[outputs, 5]).transposed());
+            let own = engine.weight_map();
+            let weights = own.weights().iter().map(|weight| match weight.path() {
+                "linear.weight" => {
+                    Weight::new("linear.weight", Composition::join(1, halves.to_vec()).unwrap())
+                }
+                _ => weight.clone(),
+            });
+            let map = WeightMap::new(weights.collect()).unwrap();
+            let foreign = Weight::new("none", Composition::whole("none", &[1]));
+            let foreign = WeightMap::new(vec![foreign]).unwrap();
+            let refused = engine.save_16bit_model_as(&path, HalfPrecision::Bf16, &foreign);
+            let refused = refused.unwrap_err();
+            assert!(refused.is_recoverable());
+            assert!(refused.to_string().contains("the model has no parameter none"), "{refused}");
+            assert!(engine.save_16bit_model_as(&path, HalfPrecision::Bf16, &map)?);
+            assert!(engine.save_16bit_model(&other, HalfPrecision::Bf16)?);
+            Ok::<_, SaveError>(())
+        });
+        ranks.unwrap_or_else(|failure| panic!("{failure}"));
+        let [mapped, plain] = [&path, &other].map(|path| std::fs::read(path).unwrap());
+        let [mapped, plain] =
+            [&mapped, &plain].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+        let mut names = mapped.names();
+        names.sort();
+        assert_eq!(names.len(), plain.names().len() + 1);
+        for name in names.iter().filter(|name| !["low", "high"].contains(name)) {
+            let [own, expected] = [&mapped, &plain].map(|file| file.tensor(name).unwrap());
+            assert_eq!((own.shape(), own.data()), (expected.shape(), expected.data()), "{name}");
+        }
+        // Each row of the two halves is a column of the matrix `[5, 7]`.
+        let rows = [mapped.tensor("low").unwrap(), mapped.tensor("high").unwrap()];
+        assert_eq!(rows.each_ref().map(|it| it.shape().to_vec()), [[3, 5], [4, 5]].map(Vec::from));
+        let rows: Vec<_> = rows.iter().flat_map(|it| it.data().to_vec()).collect();
+        let matrix = plain.tensor("linear.weight").unwrap();
+        for (at, pair) in matrix.data().chunks(2).enumerate() {
+            let (row, column) = (at / 7, at % 7);
+            assert_eq!(pair, &rows[(column * 5 + row) * 2..][..2], "{row}, {column}");
+        }
+    }
 }

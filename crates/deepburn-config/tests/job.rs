@@ -454,7 +454,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             r#"{"training": {"metric_for_best_model": "f1"}}"#,
             [
                 "training.metric_for_best_model",
-                "\"f1\" is not a known value; must be one of loss, accuracy",
+                "\"f1\" is not a known value; must be one of loss, eval_loss, accuracy, eval_accuracy",
                 "choose one of them, or leave the key out for \"loss\"",
             ],
         ),

@@ -110,12 +110,12 @@ fn text_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
         (file("latin1.jsonl", b"{\"text\": \"x\"}\n{\"text\": \"\xe9\"}"), "offset 24"),
         (file("broken.jsonl", b"{\"text\": \"x\"}\n{\"text\": \"y\""), "line 2: not valid JSON"),
         (file("trailing.jsonl", b"{\"text\": \"x\"} {}"), "line 1: not valid JSON"),
-        (file("list.jsonl", b"[\"x\"]"), "line 1: found an array, not an object"),
+        (file("list.jsonl", b"[\"x\"]"), "line 1: starts with `[`: it is a JSON array"),
         (file("field.jsonl", b"{\"body\": \"x\"}"), "no field `text`, only [`body`]"),
         (file("number.jsonl", b"{\"text\": 5}"), "field `text` is a number"),
         (file("null.jsonl", b"{\"text\": null}"), "field `text` is null"),
-        (file("deep.jsonl", "[".repeat(100_000).as_bytes()), "line 1: not valid JSON"),
-        (file("short.txt", b"abc"), "the train split has 3 tokens"),
+        (file("deep.jsonl", "{\"text\": ".repeat(100_000).as_bytes()), "line 1: not valid JSON"),
+        (file("short.txt", b"abc"), "it has 3 of 4 tokens"),
     ]
 }
 
@@ -196,8 +196,8 @@ fn setting_cases(folder: &Folder) -> Vec<(DataSource, &'static str)> {
     vec![
         (sequence_length(folder, 0), "data.sequence_length = 0"),
         (sequence_length(folder, 1), "data.sequence_length = 1"),
-        (sequence_length(folder, 101), "has 100 tokens"),
-        (sequence_length(folder, usize::MAX), "has 100 tokens"),
+        (sequence_length(folder, 101), "it has 100 of 101 tokens"),
+        (sequence_length(folder, usize::MAX), "it has 100 of "),
         (shares(folder, 0.0, 1.0, 0.0), "the train split would be empty"),
         (shares(folder, -0.5, 0.0, 0.0), "train = -0.5"),
         (shares(folder, 0.5, f64::NAN, 0.0), "eval = NaN"),

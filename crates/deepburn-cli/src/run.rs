@@ -31,3 +31,4 @@ pub(crate) mod results;
 pub(crate) mod resume;
 pub(crate) mod signals;
 pub(crate) mod swap;
+mod training_length;

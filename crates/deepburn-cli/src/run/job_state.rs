@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::data::companions::Companions;
+use crate::job::model_folder::ModelRecord;
 use crate::run::launcher_env::launch_id;
 use crate::run::preparation::Preparation;
 
@@ -75,6 +76,11 @@ impl JobState {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             launch: launch_id(),
         }
+    }
+
+    /// Returns the record of a model with the weights of the checkpoint.
+    pub(crate) fn model_record(&self) -> ModelRecord {
+        ModelRecord::of_job(&self.job, self.data.as_deref())
     }
 
     /// Returns whether the checkpoint was saved in the launch of this process, for example before a restart.

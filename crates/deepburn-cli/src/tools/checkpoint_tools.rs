@@ -138,13 +138,13 @@ pub(crate) fn consolidate(
 ) -> Result<Vec<String>, Failure> {
     check_output(checkpoint, out)?;
     let what = Consolidation { element: float.element(), max_shard_bytes: max_shard_size.0 };
-    let Ok(JobState { hf_export, companions, .. }) = JobState::read(checkpoint) else {
+    let Ok(state) = JobState::read(checkpoint) else {
         tracing::info!(
             "finetune did not save this checkpoint, so weights are named by their paths in the module"
         );
         return write(checkpoint, out, &what, &deepburn::checkpoint::AsTrained);
     };
-    let others = AccompanyingFiles::find(checkpoint, hf_export, companions, float)?;
+    let others = AccompanyingFiles::find(checkpoint, state, float)?;
     others.refuse_existing(out)?;
     let mut files = write(checkpoint, out, &what, &HfNames(&others.hf_export))?;
     files.extend(others.write(out)?);

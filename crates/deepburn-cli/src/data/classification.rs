@@ -25,6 +25,7 @@ use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, Evaluation
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, ModelMetric, Plan, counted};
 use deepburn_datasets::{
     BudgetSampler, Classes, DataError, DataShard, DistributedSampler, Order, StepShape, Tokenizer,
+    is_number_label,
 };
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
@@ -42,7 +43,7 @@ use crate::data::lengths::check_length;
 use crate::data::places::Places;
 use crate::data::recipe::{EvaluationSettings, InitialWeights, Recipe, SubjectInfo, WeightOrigin};
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
-use crate::data::texts::{Texts, open_texts};
+use crate::data::texts::{KnownClasses, Texts, open_texts};
 use crate::data::vocabulary::{check_special_tokens, with_special_tokens, with_vocabulary};
 use crate::failure::Failure;
 use crate::job::memory::check_step;
@@ -87,7 +88,9 @@ impl Classification<EncoderConfig> {
         check_loss_and_metric(job, problem_type)?;
         let names = config.class_names().map_err(|error| named_config(&error))?;
         let tokenizer = JobTokenizer::of(job, places, None)?.tokenizer;
-        let texts = open_named_texts(job, places, tokenizer, names.as_ref(), problem_type)?;
+        let has_count = job.model.config.contains_key("num_classes");
+        let known = (names.as_ref(), has_count);
+        let texts = open_named_texts(job, places, tokenizer, known, problem_type)?;
         let vocabulary = ("vocab_size", config.vocab_size, texts.tokenizer.vocab_size());
         let names = all_names(names, job, &texts)?;
         let outputs = ("num_classes", config.num_classes, num_outputs(names.as_ref(), &texts));
@@ -135,7 +138,10 @@ impl Classification<ClassifierConfig> {
         let names = names.map_err(|error| named_config(&error))?;
         let JobTokenizer { tokenizer, vocabulary } =
             JobTokenizer::of(job, places, pretrained.as_deref())?;
-        let texts = open_named_texts(job, places, tokenizer, names.as_ref(), problem_type)?;
+        let has_head = body.extra.is_sequence_classifier() && body.extra.num_labels().is_some();
+        let has_count = job.model.config.contains_key("num_labels") || has_head;
+        let known = (names.as_ref(), has_count);
+        let texts = open_named_texts(job, places, tokenizer, known, problem_type)?;
         let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
         let tokens = texts.tokenizer.vocab_size();
         if tokens > body.vocab_size {
@@ -211,7 +217,7 @@ fn check_loss_and_metric(job: &Job, problem_type: ProblemType) -> Result<(), Fai
 }
 
 /// Reads the texts of a job with its tokenizer, or else a trained one. `names` are the class names of the model, if it
-/// has some.
+/// has some, and `has_count` is whether its number of classes is set.
 ///
 /// # Errors
 /// Returns a user's mistake if the data is invalid, or if a class name is a number.
@@ -219,21 +225,22 @@ fn open_named_texts(
     job: &Job,
     places: &Places,
     tokenizer: Option<Tokenizer>,
-    names: Option<&ClassNames>,
+    (names, has_count): (Option<&ClassNames>, bool),
     problem_type: ProblemType,
 ) -> Result<Texts, Failure> {
     let names = names.map(ClassNames::as_slice);
     // The labels of a regression are numbers to predict, which its names do not apply to.
     let names = names.filter(|_| problem_type != ProblemType::Regression);
     // If a class name is a number, a label with this number is ambiguous.
-    let number = names.into_iter().flatten().find(|name| name.trim().parse::<i64>().is_ok());
+    let number = names.into_iter().flatten().find(|name| is_number_label(name));
     if let Some(name) = number {
         return Err(Failure::mistake(format!(
             "model.config.id2label: class name is a number: \"{name}\"; labels that are numbers are class numbers, so use \
              another name"
         )));
     }
-    open_texts(job, places, tokenizer, names, problem_type).map_err(Failure::mistake)
+    let known = KnownClasses { names, has_count };
+    open_texts(job, places, tokenizer, known, problem_type).map_err(Failure::mistake)
 }
 
 /// Returns the class names of the model, or else the class names in the labels. For a regression, these are the names

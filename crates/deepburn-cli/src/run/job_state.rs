@@ -213,8 +213,8 @@ impl JobState {
                 && then != now
             {
                 return Err(format!(
-                    "{key} changed from {then} to {now}, so the data has other tokens; set it back, or start a new \
-                     run{weights}"
+                    "{key} changed from {then} to {now}, so the data has other tokens or labels; set it back, or \
+                     start a new run{weights}"
                 ));
             }
         }
@@ -345,7 +345,12 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
 
 /// Keys that determine the tokens of the data, apart from the files of the data and of the tokenizer, and their places in
 /// `job.json`.
-const TOKEN_KEYS: [(&str, &str); 3] = [
+const TOKEN_KEYS: [(&str, &str); 8] = [
+    ("data.text_field", "/data/kind/text/text_field"),
+    ("data.text_field", "/data/kind/classification/text_field"),
+    ("data.label_field", "/data/kind/classification/label_field"),
+    ("data.sequence_length", "/data/sequence_length"),
+    ("data.vocab_size", "/data/vocab_size"),
     ("data.join", "/data/kind/text/join"),
     ("data.eos_token", "/data/eos_token"),
     ("data.new_vocabulary", "/data/new_vocabulary"),
@@ -470,6 +475,32 @@ mod tests {
         assert_eq!(with(None).compare(&with(Some("a"))), Ok(()));
         let error = with(Some("a")).compare(&with(Some("b"))).unwrap_err();
         assert!(error.contains("other training data"), "{error}");
+    }
+
+    #[test]
+    fn columns_and_sizes_that_lead_to_other_tokens_are_named() {
+        let with = |pointer: &str, value: Value, data: &str| {
+            let mut job = json!({"data": {
+                "kind": {"classification": {"text_field": "text", "label_field": "label"}},
+                "sequence_length": 64, "vocab_size": 300,
+            }});
+            if !pointer.is_empty() {
+                *job.pointer_mut(pointer).unwrap() = value;
+            }
+            let state = JobState::parse(&state(job)).unwrap();
+            JobState { data: Some(data.to_owned()), ..state }
+        };
+        let before = with("", Value::Null, "a");
+        for (name, pointer, value) in [
+            ("text_field", "/data/kind/classification/text_field", json!("body")),
+            ("label_field", "/data/kind/classification/label_field", json!("stars")),
+            ("sequence_length", "/data/sequence_length", json!(32)),
+            ("vocab_size", "/data/vocab_size", json!(400)),
+        ] {
+            let error = before.compare(&with(pointer, value.clone(), "b")).unwrap_err();
+            assert!(error.starts_with(&format!("data.{name} changed from")), "{error}");
+            assert!(error.contains(&format!("to {value}, so the data has other")), "{error}");
+        }
     }
 
     #[test]

@@ -410,7 +410,7 @@ mod tests {
             assert_eq!(outcome, trained);
         }
         assert_eq!(read(&["[0, 1]", "[]", "[2]"]).0, Ok(()));
-        // A missing label is not an error here, and one that is no list is only unknown.
+        // A missing label is not an error here, and one that is not a list is only unknown.
         assert_eq!(read(&["null", "[1]", "\"good\""]).0, Ok(()));
     }
 

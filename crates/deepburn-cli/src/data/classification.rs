@@ -35,7 +35,7 @@ use deepburn_models::{
     TextClassifierConfig, TextLimits,
 };
 
-use crate::data::causal::model_config;
+use crate::data::causal::{model_config, without_dtype};
 use crate::data::companions::Companions;
 use crate::data::job_tokenizer::JobTokenizer;
 use crate::data::label_batch::{LabelBatch, count_label_sets, sum_errors};
@@ -80,7 +80,8 @@ impl Classification<EncoderConfig> {
         order: Order,
     ) -> Result<Self, Failure> {
         let named = |error| Failure::mistake(format!("model.config: {error}"));
-        let config = EncoderConfig::guide().with_overrides(&job.model.config).map_err(named)?;
+        let overrides = without_dtype(&job.model.config);
+        let config = EncoderConfig::guide().with_overrides(&overrides).map_err(named)?;
         config.validate().map_err(named)?;
         check_length(job, config.max_len, "max_len")?;
         check_step(batch, job.data.sequence_length)?;
@@ -88,7 +89,7 @@ impl Classification<EncoderConfig> {
         check_loss_and_metric(job, problem_type)?;
         let names = config.class_names().map_err(|error| named_config(&error))?;
         let tokenizer = JobTokenizer::of(job, places, None)?.tokenizer;
-        let has_count = job.model.config.contains_key("num_classes");
+        let has_count = job.model.config.contains_key("num_classes") || names_classes(job);
         let known = (names.as_ref(), has_count);
         let texts = open_named_texts(job, places, tokenizer, known, problem_type)?;
         let vocabulary = ("vocab_size", config.vocab_size, texts.tokenizer.vocab_size());
@@ -138,8 +139,9 @@ impl Classification<ClassifierConfig> {
         let names = names.map_err(|error| named_config(&error))?;
         let JobTokenizer { tokenizer, vocabulary } =
             JobTokenizer::of(job, places, pretrained.as_deref())?;
-        let has_head = body.extra.is_sequence_classifier() && body.extra.num_labels().is_some();
-        let has_count = job.model.config.contains_key("num_labels") || has_head;
+        let has_count = job.model.config.contains_key("num_labels")
+            || names_classes(job)
+            || body.extra.is_sequence_classifier();
         let known = (names.as_ref(), has_count);
         let texts = open_named_texts(job, places, tokenizer, known, problem_type)?;
         let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
@@ -147,7 +149,8 @@ impl Classification<ClassifierConfig> {
         if tokens > body.vocab_size {
             return Err(Failure::mistake(format!(
                 "model.config.vocab_size: is {}, but the tokenizer has {tokens} tokens; set it to {tokens} or more (a \
-                 pretrained embedding gets new rows), or use the tokenizer of the model",
+                 pretrained embedding gets new rows), lower data.vocab_size if the tokenizer is trained, or use the \
+                 tokenizer of the model",
                 body.vocab_size
             )));
         }
@@ -269,7 +272,15 @@ fn all_names(
     let found = || texts.classes.names().map(|names| ClassNames::new(names.to_vec())).transpose();
     match given {
         Some(names) => Ok(Some(names)),
-        None => found().map_err(Failure::mistake),
+        None => {
+            if names_classes(job) && texts.classes.names().is_some() {
+                tracing::warn!(
+                    "model.config.id2label: has no effect: its names are placeholders, such as LABEL_0, and the labels \
+                     have names of their own, which the model gets; remove it"
+                );
+            }
+            found().map_err(Failure::mistake)
+        }
     }
 }
 
@@ -345,8 +356,12 @@ fn sized_by_data(
 ) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
     if given && size < needed.max(least) {
+        let lower = match name {
+            "vocab_size" if job.data.tokenizer.is_none() => ", or lower data.vocab_size",
+            _ => "",
+        };
         return Err(Failure::mistake(format!(
-            "model.config.{name}: too small: {size}; the data has {needed}; use at least that, or leave it out"
+            "model.config.{name}: too small: {size}; the data has {needed}; use at least that, or leave it out{lower}"
         )));
     }
     Ok(if given { size } else { needed.max(least) })

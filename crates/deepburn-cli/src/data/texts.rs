@@ -93,6 +93,10 @@ pub(crate) fn open_texts(
         ProblemType::MultiLabelClassification => warn_of_label_sets(&train, &classes),
         ProblemType::Regression => warn_of_values(&train),
     }
+    for (name, texts) in [("train", Some(&train)), ("eval", eval.as_ref()), ("test", test.as_ref())]
+    {
+        warn_of_empty_texts(name, texts.map_or(&[][..], Vec::as_slice));
+    }
     if let (Some(limit), Some(eval)) = (job.training.eval_max_samples, &eval) {
         warn_of_first_texts(eval, limit, &classes);
     }
@@ -121,6 +125,17 @@ pub(crate) fn open_texts(
     let eval = eval.map(|texts| tokenize(texts, "eval")).transpose()?;
     let test = test.map(|texts| tokenize(texts, "test")).transpose()?;
     Ok(Texts { train, eval, test, tokenizer, classes })
+}
+
+/// Warns of texts without a character other than white space, which are usually missing cells of a table.
+fn warn_of_empty_texts(split: &str, texts: &[LabelledText]) {
+    let empty = texts.iter().filter(|text| text.text.trim().is_empty()).count();
+    if empty > 0 {
+        tracing::warn!(
+            "the {split} split has {}: their labels are learnt from nothing; remove these rows, or check data.text_field",
+            counted(empty, "empty text")
+        );
+    }
 }
 
 /// From this number of classes on, fewer than two texts per class are likely a mistake.

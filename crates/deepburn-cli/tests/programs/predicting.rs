@@ -209,6 +209,8 @@ fn labels_that_a_split_or_the_model_does_not_have_are_named() {
     test("x,bad\ny,ugly\n").failed(2, &["test.csv", "row 2", "ugly", NAMES[1]]);
     test("x,1\n").failed(2, &["test.csv", "row 1", "class number", "a name"]);
     test("x,\n").failed(2, &["test.csv", "row 1", "empty"]);
+    let ending = test("x,bad\n\"\",bad\n").succeeded();
+    assert!(ending.stderr.contains("the test split has 1 empty text"), "{}", ending.stderr);
     let given = |id2label: Value| {
         let job = named(reviews()).with("model.config.id2label", id2label);
         job.with("training.max_steps", 1)
@@ -216,6 +218,10 @@ fn labels_that_a_split_or_the_model_does_not_have_are_named() {
     let order = given(json!({"0": NAMES[1], "1": NAMES[0]}));
     order.train();
     assert_eq!(config(&order)["label2id"], json!({NAMES[1]: 0, NAMES[0]: 1}));
+    let placeholders = given(json!({"0": "LABEL_0", "1": "LABEL_1"}));
+    let ending = placeholders.run().succeeded();
+    assert!(ending.stderr.contains("model.config.id2label: has no effect"), "{}", ending.stderr);
+    assert_eq!(config(&placeholders)["id2label"]["0"], NAMES[0]);
     for (names, parts) in [
         (json!({"0": "bad", "1": "good"}), &["train.csv", NAMES[1], "\"good\""][..]),
         (json!({"1": "bad"}), &["model.config", "id2label"]),

@@ -161,30 +161,23 @@ fn unsupported_dynamic_batching_is_named() {
     }
 }
 
-/// The steps of a token budget have other samples on another number of ranks.
+/// The steps of a token budget have other samples on another number of ranks. A step at the place of the checkpoint may
+/// be repeated, and no text is left out.
 #[test]
 fn a_budget_ends_with_its_epochs_after_a_change_of_ranks() {
-    let uninterrupted = budgeted(1).with("training.epochs", 2).train().steps.len();
+    let job = |ranks| budgeted(ranks).with("training.epochs", 2);
+    let expected: u64 = tokens(&job(1).train()).iter().sum();
     for (first, later) in [(1, 2), (2, 1), (1, 1)] {
-        let job = budgeted(first).with("training.epochs", 2);
-        let expected = [first, later].map(|ranks| {
-            let job = budgeted(ranks).with("training.epochs", 2);
-            job.train().steps.len()
-        });
-        let half = expected[0] / 2;
-        let short = job.with("training.max_steps", half).with("training.save_steps", 1000);
+        let short = job(first).with("training.max_steps", 5).with("training.save_steps", 1000);
         short.train();
         let longer = short
             .with("training.max_steps", Value::Null)
             .with("deepspeed.train_batch_size", 32 * later)
             .with("training.ranks", later);
         resume(&longer, &[]).succeeded();
-        let steps = Trained::read(&longer.folder().join("output")).steps.len();
-        // A step at the place of the checkpoint may be repeated.
-        let rest = expected[1] - half * expected[1] / expected[0];
-        assert!(steps.abs_diff(half + rest) <= 1, "{first} to {later}: {steps}, {half} + {rest}");
-        if first == later {
-            assert_eq!(steps, uninterrupted);
-        }
+        let trained = Trained::read(&longer.folder().join("output"));
+        let repeated = tokens(&trained).iter().sum::<u64>() - expected;
+        let most = if first == later { 0 } else { 4096 * 2 * later as u64 };
+        assert!(repeated <= most, "{first} to {later}: {repeated} tokens more than {expected}");
     }
 }

@@ -278,7 +278,7 @@ fn check_vocabulary(vocab_size: usize, source: &DataSource) -> Result<()> {
         return Ok(());
     }
     let rule = format!(
-        "the tokenizer has {vocab_size} entries; set it to {vocab_size} or more (a pretrained embedding gets new rows), or use the model's own tokenizer"
+        "the tokenizer has {vocab_size} entries; set it to {vocab_size} or more (a pretrained embedding gets new rows), lower data.vocab_size if the tokenizer is trained, or use the model's own tokenizer"
     );
     Err(DataError::setting("model.config.vocab_size", model, rule))
 }

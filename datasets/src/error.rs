@@ -52,7 +52,7 @@ pub enum DataError {
     },
     /// A file, a folder or a split without any data.
     #[error(
-        "{what} is empty; it must hold at least one sequence of tokens; give it more data, or a larger share in data.splits"
+        "{what} is empty; it must have at least one sequence of tokens, or one row with a text and a label; give it more data, or a larger share in data.splits"
     )]
     Empty {
         /// The file, folder or split.

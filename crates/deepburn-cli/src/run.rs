@@ -32,3 +32,4 @@ pub(crate) mod resume;
 pub(crate) mod signals;
 pub(crate) mod subject;
 pub(crate) mod swap;
+mod training_length;

@@ -45,6 +45,7 @@ devices gpus: write training.ranks, and training.devices for which of them, in t
 do_train: remove it: finetune always trains
 early_stopping_patience early_stopping_threshold load_best_model_at_end metric_for_best_model save_top_k: write training.load_best_model_at_end, training.metric_for_best_model or training.early_stopping_patience in the job file
 enable_checkpointing save_strategy: write training.save_steps or training.save_strategy in the job file
+eval_accumulation_steps: remove it: evaluations only keep counts and sums, and no outputs
 gradient_checkpointing: write training.gradient_checkpointing in the job file
 gradient_clip_algorithm gradient_clip_val max_grad_norm: write deepspeed.gradient_clipping
 greater_is_better: remove it: training.metric_for_best_model decides

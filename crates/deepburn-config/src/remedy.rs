@@ -92,7 +92,10 @@ fn readings(value: &Node) -> Vec<Node> {
             let inner = parsed(text);
             let as_flag = inner.as_ref().and_then(bit);
             let trimmed = (text.trim() != text).then(|| Node::text(text.trim()));
-            [inner, as_flag, word(text), trimmed].into_iter().flatten().collect()
+            // Numbers with commas, as on a command line or in Python.
+            let numbers = text.trim().trim_start_matches('(').trim_end_matches(')');
+            let listed = text.contains(',').then(|| parsed(&format!("[{numbers}]"))).flatten();
+            [inner, as_flag, word(text), trimmed, listed].into_iter().flatten().collect()
         }
         Value::Number(text) => [bit(value), Some(Node::text(text))].into_iter().flatten().collect(),
         _ => Vec::new(),
@@ -219,6 +222,9 @@ mod tests {
             (shape, "3", "choose one of them, or leave the key out for \"log\""),
             (betas, "[\"0.9\", \"0.95\"]", "write [0.9, 0.95]"),
             (betas, "\"[0.9, 0.95]\"", "write [0.9, 0.95]"),
+            (betas, "\"0.9,0.99\"", "write [0.9, 0.99]"),
+            (betas, "\"(0.9, 0.99)\"", "write [0.9, 0.99]"),
+            (sizes, "\"8, 16\"", "write [8, 16]"),
             (betas, "[0.9]", "write [0.9, 0.999] or leave the key out, which means [0.9, 0.999]"),
             (sizes, "8", "write [8]"),
             (sizes, "\"8\"", "write [8]"),

@@ -117,6 +117,37 @@ fn explicit_values_win_over_the_job_with_a_warning() {
     assert!(resolved.notes.iter().any(|note| note.message.contains("not training.learning_rate")));
 }
 
+/// The opposite of a warm-up that is never finished.
+#[test]
+fn a_schedule_that_ends_before_the_run_is_reported() {
+    let with = |steps: Value| {
+        let mut json = all_auto();
+        json["scheduler"]["params"]["total_num_steps"] = steps;
+        let notes = resolved(&json, &facts()).unwrap().notes;
+        notes.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    let notes = with(json!(60));
+    let expected =
+        "60 is less than the 100 steps of the run: from step 60 on, the learning rate stays";
+    assert!(notes.contains(expected) && notes.contains("write \"auto\""), "{notes}");
+    for steps in [json!(100), json!(200), json!("auto")] {
+        assert!(!with(steps.clone()).contains("less than the"), "{steps}");
+    }
+}
+
+#[test]
+fn a_mode_that_the_type_sets_has_no_effect() {
+    let notes = |kind: &str, mode: bool| {
+        let params = json!({"lr": 1e-3, "adam_w_mode": mode});
+        let json = json!({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": kind, "params": params}});
+        let notes = resolved(&json, &RunContext::on_host(1)).unwrap().notes;
+        notes.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    assert!(notes("AdamW", false).contains("false has no effect: AdamW always"));
+    assert!(notes("AdamW", true).contains("has no effect: AdamW always"));
+    assert!(!notes("Adam", false).contains("has no effect"));
+}
+
 #[test]
 fn auto_where_nobody_allows_it_is_an_error() {
     let json = json!({"train_batch_size": 2, "zero_optimization": {"stage": "auto"}});

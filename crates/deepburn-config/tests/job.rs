@@ -140,6 +140,22 @@ fn deepspeed_files_are_found_beside_the_job() {
 }
 
 #[test]
+fn data_that_is_in_no_split_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let notes = |splits: &str| {
+        let text = format!("{{\"data\": {{\"splits\": {splits}}}}}");
+        let (job, _) = parse(&text, folder.path(), &[]).unwrap();
+        job.notes.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    let note = notes(r#"{"train": "50%", "eval": "7.5%"}"#);
+    assert!(note.contains("data.splits: 42.5% of the data is in no split"), "{note}");
+    for whole in [r#"{"train": "100%"}"#, r#"{"train": "33.3%", "eval": "33.3%", "test": "33.4%"}"#]
+    {
+        assert!(!notes(whole).contains("in no split"), "{whole}");
+    }
+}
+
+#[test]
 fn splits_are_shares_or_paths() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["train.txt", "eval.txt"] {

@@ -24,6 +24,12 @@ pub enum Classes {
         /// The number of classes, if it is known.
         count: Option<usize>,
     },
+    /// Labels are class numbers, and other splits may only have those that the
+    /// train split can have.
+    NumbersBelow {
+        /// The highest number of the train split plus one.
+        count: usize,
+    },
     /// Labels are names; the class of a name is its position.
     Names(Vec<String>),
     /// Labels are numbers to predict.
@@ -38,7 +44,7 @@ impl Classes {
     pub fn names(&self) -> Option<&[String]> {
         match self {
             Self::Names(names) => Some(names),
-            Self::Numbers { .. } | Self::Values { .. } => None,
+            Self::Numbers { .. } | Self::NumbersBelow { .. } | Self::Values { .. } => None,
         }
     }
 }
@@ -61,6 +67,10 @@ enum Mapping {
     Numbers {
         count: Option<usize>,
     },
+    /// Numbers below the number of classes of the train split.
+    NumbersBelow {
+        count: usize,
+    },
     /// A fixed set of names and their classes.
     Names(BTreeMap<String, u32>),
     /// Names in the order of their first row.
@@ -79,6 +89,7 @@ impl ClassReader {
     pub(crate) fn following(classes: &Classes) -> Self {
         let mapping = match classes {
             Classes::Numbers { count } => Mapping::Numbers { count: *count },
+            Classes::NumbersBelow { count } => Mapping::NumbersBelow { count: *count },
             Classes::Values { .. } => Mapping::Numbers { count: None },
             Classes::Names(names) => Mapping::Names(numbered(names)),
         };
@@ -109,6 +120,15 @@ impl ClassReader {
                 }
                 _ => return Ok(number),
             },
+            (Mapping::NumbersBelow { count }, Label::Number(number)) => {
+                if (number as usize) < *count {
+                    return Ok(number);
+                }
+                format!(
+                    "{number}, an unknown class; the classes of the train split are below {count}; train with rows of class {number}, or set the number of classes (model.config.num_labels, or num_classes for an encoder) to {} or more",
+                    u64::from(number) + 1
+                )
+            }
             (Mapping::Names(classes), Label::Name(name)) => match classes.get(&name) {
                 Some(class) => return Ok(*class),
                 None => unknown(&name, classes),
@@ -121,7 +141,7 @@ impl ClassReader {
                 }
                 format!("one of more than {MAX_NAMES} names; choose the label column")
             }
-            (Mapping::Numbers { .. }, Label::Name(name)) => {
+            (Mapping::Numbers { .. } | Mapping::NumbersBelow { .. }, Label::Name(name)) => {
                 self.mixed(&format!("{}, a name", quoted(&name)), "a class number")
             }
             (_, Label::Number(number)) => {
@@ -134,7 +154,7 @@ impl ClassReader {
 
     /// Returns whether the labels are class numbers.
     pub(crate) fn has_numbers(&self) -> bool {
-        matches!(self.mapping, Mapping::Numbers { .. })
+        matches!(self.mapping, Mapping::Numbers { .. } | Mapping::NumbersBelow { .. })
     }
 
     /// Describes a name among class numbers, or a class number among names.
@@ -152,6 +172,7 @@ impl ClassReader {
         match self.mapping {
             Mapping::Undecided { .. } => Classes::Numbers { count: None },
             Mapping::Numbers { count } => Classes::Numbers { count },
+            Mapping::NumbersBelow { count } => Classes::NumbersBelow { count },
             Mapping::Names(classes) => {
                 let mut names: Vec<_> = classes.into_iter().collect();
                 names.sort_by_key(|(_, class)| *class);

@@ -1,6 +1,7 @@
 //! `.csv` files: the first line has the column names, and quotes follow RFC
 //! 4180.
 
+use std::io::{self, Read};
 use std::path::Path;
 
 use ::csv::{Error, ErrorKind, ReaderBuilder, StringRecord};
@@ -27,8 +28,12 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
             _ => invalid(reason),
         }
     };
-    let mut reader = ReaderBuilder::new().from_reader(TextReader::open(path)?);
-    let names = reader.headers().map_err(unreadable)?.clone();
+    let quotes = QuoteChecker::new(TextReader::open(path)?);
+    let mut reader = ReaderBuilder::new().from_reader(quotes);
+    let names = reader.headers().cloned();
+    // A quote that is not closed explains the other errors.
+    reader.get_ref().check(path)?;
+    let names = names.map_err(unreadable)?;
     // A file without a line has no rows, like an empty file of another format.
     if names.is_empty() {
         return Ok(());
@@ -36,7 +41,12 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
     let places = columns.iter().map(|column| {
         let mut found = (0..names.len()).filter(|&at| &names[at] == *column);
         match (found.next(), found.next()) {
-            (None, _) => Err(no_column(path, column, &names)),
+            (None, _) => match other_separator(&names, column) {
+                Some(name) => Err(invalid(format!(
+                    "the names in its first line are separated by {name}, and the separator must be a comma"
+                ))),
+                None => Err(no_column(path, column, &names)),
+            },
             (Some(place), None) => Ok(place),
             // It is unknown which of the two columns is meant.
             (Some(_), Some(_)) => Err(invalid(format!("there are two columns `{column}`"))),
@@ -45,15 +55,140 @@ pub(crate) fn read_rows(path: &Path, columns: &[&str], visit: RowVisitor<'_>) ->
     let places = places.collect::<Result<Vec<_>, _>>()?;
     let mut record = StringRecord::new();
     let mut number = 0;
-    while reader.read_record(&mut record).map_err(unreadable)? {
+    loop {
+        let outcome = reader.read_record(&mut record);
+        reader.get_ref().check(path)?;
+        if !outcome.map_err(unreadable)? {
+            return Ok(());
+        }
         number += 1;
-        reader.get_mut().start_row();
+        reader.get_mut().bytes.start_row();
         // The reader returns an error for a record with more or fewer fields
         // than there are column names.
         let cells = places.iter().map(|&at| Cell::Text(record[at].to_owned())).collect();
         visit(TableRow { path, place: ("row", number), columns, cells })?;
     }
-    Ok(())
+}
+
+/// Returns the name of the separator if the names of the columns are separated
+/// by something other than a comma.
+fn other_separator(names: &StringRecord, column: &str) -> Option<&'static str> {
+    let separators = [(';', "semicolons"), ('\t', "tabs"), ('|', "vertical bars")];
+    let has_column = |separator| {
+        let mut parts = names.iter().flat_map(|name| name.split(separator));
+        parts.any(|part| part.trim().trim_matches('"') == column)
+    };
+    separators.into_iter().find(|(separator, _)| has_column(*separator)).map(|(_, name)| name)
+}
+
+/// Where a byte of a CSV file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// At the beginning of a record.
+    Record,
+    /// At the beginning of another field.
+    Field,
+    /// In a field without quotes, or after its quotes.
+    Unquoted,
+    /// In a field with quotes.
+    Quoted,
+    /// After a quote in a field with quotes, which ends the field unless
+    /// another quote follows.
+    Quote,
+}
+
+/// Reads bytes, and finds quotes that are not closed.
+///
+/// The `csv` crate takes the rest of a file for a field if its quote is not
+/// closed. If another quote follows, the field ends there, although the text
+/// continues.
+struct QuoteChecker<R> {
+    /// The bytes.
+    bytes: R,
+    /// Where the next byte is.
+    place: Place,
+    /// The number of bytes so far, at most 3.
+    start: usize,
+    /// The row of the next byte; 0 is the line with the names.
+    row: Option<usize>,
+    /// Whether the current field with quotes has a line break.
+    has_break: bool,
+    /// The row in which the first quote opens that is not closed.
+    open: Option<usize>,
+}
+
+impl<R> QuoteChecker<R> {
+    fn new(bytes: R) -> Self {
+        let place = Place::Record;
+        Self { bytes, place, start: 0, row: None, has_break: false, open: None }
+    }
+
+    /// Returns an error if a quote in the bytes so far is not closed.
+    fn check(&self, path: &Path) -> Result<()> {
+        let Some(row) = self.open else { return Ok(()) };
+        let place = match row {
+            0 => "the first line".to_owned(),
+            row => format!("row {row}"),
+        };
+        Err(DataError::invalid(
+            path,
+            format!(
+                "cannot be read as CSV: {place} opens a quote that is not closed; close it, or write a quote within text as two quotes in a field with quotes"
+            ),
+        ))
+    }
+
+    /// Moves past `byte`, by the rules of the `csv` crate.
+    fn pass(&mut self, byte: u8) {
+        let start = self.start;
+        self.start = (start + 1).min(3);
+        let is_break = matches!(byte, b'\r' | b'\n');
+        let before = self.place;
+        self.place = match (before, byte) {
+            // A byte-order mark.
+            (Place::Record, 0xEF | 0xBB | 0xBF) if b"\xef\xbb\xbf".get(start) == Some(&byte) => {
+                return;
+            }
+            // An empty line is not a record.
+            (Place::Record, _) if is_break => return,
+            (Place::Record | Place::Field, b'"') => {
+                self.has_break = false;
+                Place::Quoted
+            }
+            (Place::Quoted, b'"') => Place::Quote,
+            (Place::Quote, b'"') => Place::Quoted,
+            (Place::Quoted, _) => {
+                self.has_break |= is_break;
+                return;
+            }
+            (_, b',') => Place::Field,
+            _ if is_break => Place::Record,
+            (Place::Quote, b' ' | b'\t') => Place::Unquoted,
+            (Place::Quote, _) => {
+                // Text after a quote is usually harmless. After a line break
+                // within the quotes, another quote was probably not closed.
+                if self.has_break {
+                    self.open = self.open.or(self.row);
+                }
+                Place::Unquoted
+            }
+            _ => Place::Unquoted,
+        };
+        if before == Place::Record {
+            self.row = Some(self.row.map_or(0, |row| row + 1));
+        }
+    }
+}
+
+impl<R: Read> Read for QuoteChecker<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.bytes.read(buffer)?;
+        buffer[..read].iter().for_each(|byte| self.pass(*byte));
+        if read == 0 && !buffer.is_empty() && self.place == Place::Quoted {
+            self.open = self.open.or(self.row);
+        }
+        Ok(read)
+    }
 }
 
 #[cfg(test)]
@@ -84,6 +219,53 @@ mod tests {
     fn an_empty_file_has_no_rows() {
         for contents in [&b""[..], b"\n\n"] {
             assert_eq!(read(contents, &["text"]).unwrap().len(), 0);
+        }
+    }
+
+    #[test]
+    fn a_quote_that_is_not_closed_is_named_by_its_row() {
+        let row = |text: &str| format!("{text},1\n");
+        let table = |first: &str, later: &str| {
+            let rows: String = (1..=100)
+                .map(|number| match number {
+                    20 => row(first),
+                    50 => row(later),
+                    _ => row("\"one, \"\"two\"\"\r\n\r\nthree\""),
+                })
+                .collect();
+            format!("\u{feff}text,label\n\n{rows}")
+        };
+        for (first, later) in [("\"open", "x"), ("\"open", "y \"quoted\""), ("\"a", "\"b")] {
+            for columns in [&["text"][..], &["label", "text"]] {
+                let error = read(table(first, later).as_bytes(), columns).unwrap_err().to_string();
+                assert!(error.contains("row 20 opens a quote that is not closed"), "{error}");
+            }
+        }
+        let error = read(b"text,\"label\n1,2\n", &["text"]).unwrap_err().to_string();
+        assert!(error.contains("the first line opens a quote"), "{error}");
+        let error = read(b"text,label\nx,1\n\"y,2\nz,3\n", &["text"]).unwrap_err().to_string();
+        assert!(error.contains("row 2 opens a quote"), "{error}");
+        // These quotes are closed, or not at the beginning of a field.
+        for text in ["\"x\" y", "5\" disk", "\"\"", "\"a\"\"\"", "x\"y\"\"z"] {
+            let rows = read(table(text, "z").as_bytes(), &["text"]);
+            assert_eq!(rows.unwrap().len(), 100, "{text}");
+        }
+        assert_eq!(read(b"text\n\"x\"", &["text"]).unwrap().len(), 1);
+        assert_eq!(read(b"text\r\n\"x\ny\"\r\n\"z\"", &["text"]).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn another_separator_is_named() {
+        for (contents, expected) in [
+            (
+                &b"text;label\nx;1\n"[..],
+                "separated by semicolons, and the separator must be a comma",
+            ),
+            (b"\"text\"\t\"label\"\nx\t1\n", "separated by tabs"),
+            (b"id|text|label\n1|x|1\n", "separated by vertical bars"),
+        ] {
+            let message = read(contents, &["text", "label"]).unwrap_err().to_string();
+            assert!(message.contains(expected) && !message.contains('\n'), "{message}");
         }
     }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::formats::classes::Classes;
 use crate::formats::format::read_rows;
-use crate::formats::labels::{LabelKind, LabelReader, TextLabel};
+use crate::formats::labels::{LabelKind, LabelReader, TextLabel, is_list};
 use crate::formats::text::text_files;
 use crate::{DataError, Result};
 
@@ -111,8 +111,11 @@ pub struct TableText {
 pub struct TextColumns {
     /// The texts.
     pub text: String,
-    /// The labels, which are not checked.
+    /// The labels, which may be missing.
     pub label: Option<String>,
+    /// The kind of the labels. Lists of classes are checked as in training;
+    /// other labels are not checked.
+    pub kind: LabelKind,
     /// The columns to copy to the output.
     pub copied: Vec<String>,
 }
@@ -122,26 +125,35 @@ pub struct TextColumns {
 ///
 /// # Errors
 /// Returns [`DataError::InvalidFile`] if the file is plain text or damaged, if a column is missing,
-/// if a text is not a string, or if a value to copy is neither text nor a number.
+/// if a text is not a string, if a value to copy is neither text nor a number, if a label has a
+/// type that no label has, or if a list of classes is not valid in training.
 pub fn read_texts(
     path: &Path,
     columns: &TextColumns,
     visit: &mut dyn FnMut(TableText) -> bool,
 ) -> Result<()> {
     let mut stopped = false;
-    let TextColumns { text, label, copied } = columns;
+    let TextColumns { text, label, kind, copied } = columns;
     let names = [text].into_iter().chain(label).chain(copied);
     let names: Vec<&str> = names.map(String::as_str).collect();
     let first_copied = names.len() - copied.len();
+    let mut sets = LabelReader::deciding(LabelKind::Classes, None);
     let outcome = read_rows(path, &names, &mut |mut row| {
-        // Labels are optional here.
-        let label = label.as_ref().and_then(|_| row.copied_label(1));
+        // Labels are optional here, and a label of another kind is only unknown.
+        let is_set = label.is_some() && *kind == LabelKind::Classes && is_list(&row, 1);
+        if is_set {
+            sets.label(&row, 1)?;
+        }
+        let label = label.as_ref().map(|_| row.copied_label(1)).transpose()?.flatten();
         let copied = (first_copied..row.cells.len()).map(|at| row.copied(at));
         let copied = copied.collect::<Result<_, _>>()?;
         stopped = !visit(TableText { text: row.text(0)?, label, copied });
         if stopped { Err(end_of_reading()) } else { Ok(()) }
     });
-    if stopped { Ok(()) } else { outcome }
+    if stopped {
+        return Ok(());
+    }
+    outcome.and_then(|()| sets.finish(path, std::iter::empty())).map(|_| ())
 }
 
 /// Returns whether the table in `path` has a column. For JSON lines, only the
@@ -298,6 +310,22 @@ mod tests {
     }
 
     #[test]
+    fn numbers_that_the_train_split_does_not_have_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.csv");
+        fs::write(&path, "text,label\nx,0\ny,7\n").unwrap();
+        let below = |count| Classes::NumbersBelow { count };
+        let files = [path.clone()];
+        let error = read_labelled_as(&files, COLUMNS, &below(2)).unwrap_err().to_string();
+        let expected = "row 2: field `label` is 7, an unknown class; the classes of the train split are below 2";
+        assert!(error.contains(expected) && error.contains("to 8 or more"), "{error}");
+        assert!(read_labelled_as(&files, COLUMNS, &below(8)).is_ok());
+        fs::write(&path, "text,label\nx,good\n").unwrap();
+        let error = read_labelled_as(&files, COLUMNS, &below(2)).unwrap_err().to_string();
+        assert!(error.contains("\"good\", a name, but a label of the train split is"), "{error}");
+    }
+
+    #[test]
     fn texts_need_no_label() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.jsonl");
@@ -314,6 +342,7 @@ mod tests {
         let columns = |copied: &[&str]| TextColumns {
             text: "text".to_owned(),
             label: Some("label".to_owned()),
+            kind: LabelKind::Class,
             copied: names(copied),
         };
         let error = read_texts(&path, &columns(&["score", "id"]), &mut |row| {
@@ -333,7 +362,7 @@ mod tests {
         let expected =
             [row("x", Some("1"), [Some("0.25"), Some("7")]), row("y", None, [None, Some("b")])];
         assert_eq!(rows, expected);
-        // A label is not checked. A list is copied as JSON.
+        // A class is not checked. A list is copied as JSON.
         rows.clear();
         read_texts(&path, &columns(&["score"]), &mut |row| {
             rows.push(row);
@@ -348,6 +377,41 @@ mod tests {
         })
         .unwrap();
         assert_eq!(texts, ["x"]);
+    }
+
+    #[test]
+    fn lists_of_classes_are_checked_as_in_training() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.jsonl");
+        let read = |labels: &[&str]| {
+            let line = |label: &&str| format!("{{\"text\": \"x\", \"label\": {label}}}\n");
+            fs::write(&path, labels.iter().map(line).collect::<String>()).unwrap();
+            let kind = LabelKind::Classes;
+            let columns = TextColumns {
+                text: "text".to_owned(),
+                label: Some("label".to_owned()),
+                kind,
+                copied: Vec::new(),
+            };
+            let outcome = read_texts(&path, &columns, &mut |_| true);
+            let trained = read_labelled(&[path.clone()], LabelledColumns { kind, ..COLUMNS }, None);
+            let message = |error: DataError| error.to_string();
+            (outcome.map_err(message), trained.map(|_| ()).map_err(message))
+        };
+        for labels in [
+            &["[0, 1]", "[1, 0]"][..],
+            &["[0, 1, 1]"],
+            &["[2, 2]"],
+            &["[1.0, 0.0]"],
+            &["[\"a\"]", "[1]"],
+        ] {
+            let (outcome, trained) = read(labels);
+            assert!(outcome.is_err(), "{labels:?}");
+            assert_eq!(outcome, trained);
+        }
+        assert_eq!(read(&["[0, 1]", "[]", "[2]"]).0, Ok(()));
+        // A missing label is not an error here, and one that is not a list is only unknown.
+        assert_eq!(read(&["null", "[1]", "\"good\""]).0, Ok(()));
     }
 
     /// The Large Movie Review Dataset (Maas et al. 2011).

@@ -202,6 +202,11 @@ fn elements<'a>(row: &'a TableRow<'_>, at: usize) -> Option<Cow<'a, [Cell]>> {
     }
 }
 
+/// Returns whether column `at` has a list, or JSON text of one.
+pub(crate) fn is_list(row: &TableRow<'_>, at: usize) -> bool {
+    elements(row, at).is_some()
+}
+
 /// Returns a cell that violates a rule, for errors.
 fn shown(cell: &Cell) -> String {
     match cell {

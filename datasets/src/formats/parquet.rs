@@ -90,6 +90,7 @@ fn cell(field: Field) -> Cell {
             Err(_) => Cell::Decimal(value.to_string()),
         },
         Field::Null => Cell::Null,
+        Field::Float16(value) => Cell::Decimal(value.to_string()),
         Field::Float(value) => Cell::Decimal(value.to_string()),
         Field::Double(value) => Cell::Decimal(value.to_string()),
         Field::Group(_) => Cell::Other("a group of fields"),
@@ -97,7 +98,10 @@ fn cell(field: Field) -> Cell {
             Cell::List(list.elements().iter().map(|field| cell(field.clone())).collect())
         }
         Field::MapInternal(_) => Cell::Other("a map"),
-        _ => Cell::Other("a decimal or a date"),
+        Field::Decimal(_) => Cell::Other("a decimal"),
+        Field::Date(_) => Cell::Other("a date"),
+        Field::TimeMillis(_) | Field::TimeMicros(_) => Cell::Other("a time of day"),
+        Field::TimestampMillis(_) | Field::TimestampMicros(_) => Cell::Other("a timestamp"),
     }
 }
 
@@ -155,6 +159,18 @@ mod tests {
     fn an_empty_file_has_no_rows() {
         assert_eq!(read(b"", &["text"]).unwrap().len(), 0);
         assert!(read(b"PAR1", &["text"]).is_err());
+    }
+
+    #[test]
+    fn values_are_read_or_named_by_their_type() {
+        let zero = Field::Float16(Default::default());
+        assert_eq!(cell(zero), Cell::Decimal("0".into()));
+        let date = cell(Field::Date(1));
+        assert_eq!(date, Cell::Other("a date"));
+        assert_eq!(cell(Field::TimestampMicros(1)), Cell::Other("a timestamp"));
+        assert_eq!(cell(Field::TimeMillis(1)), Cell::Other("a time of day"));
+        let decimal = ::parquet::data_type::Decimal::from_i32(15, 3, 1);
+        assert_eq!(cell(Field::Decimal(decimal)), Cell::Other("a decimal"));
     }
 
     #[test]

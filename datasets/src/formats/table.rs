@@ -120,15 +120,14 @@ impl TableRow<'_> {
     /// Returns the label in `text`, which is trimmed.
     fn text_label(&self, at: usize, text: &str) -> Result<Label> {
         // A column of scores would otherwise turn every fraction into a class.
-        let numeric = text.starts_with(|it: char| it.is_ascii_digit() || "+-.".contains(it));
-        if let Some(integer) = text.parse().ok().or_else(|| whole_number(text)).filter(|_| numeric)
-        {
-            return self.class_number(at, integer);
+        if is_number_label(text) {
+            return match text.parse().ok().or_else(|| whole_number(text)) {
+                Some(integer) => self.class_number(at, integer),
+                None => Err(self.no_class_number(at, text)),
+            };
         }
         let reason = if text.is_empty() {
             "empty; give every row a class number or a name".to_owned()
-        } else if numeric && text.parse::<f64>().is_ok() {
-            return Err(self.no_class_number(at, text));
         } else if text.chars().count() > MAX_NAME_CHARS {
             let start = quoted(text);
             format!(
@@ -164,20 +163,42 @@ impl TableRow<'_> {
             Cell::Text(text) | Cell::Decimal(text) => Ok(Some(text.clone())),
             Cell::Integer(integer) => Ok(Some(integer.to_string())),
             Cell::Null => Ok(None),
-            cell @ (Cell::List(_) | Cell::Other(_)) => Err(self.invalid(
-                at,
-                format!("{}, which cannot be copied; leave the column out", cell.kind()),
-            )),
+            cell @ (Cell::List(_) | Cell::Other(_)) => {
+                let column = self.columns[at];
+                Err(self.not_copied(at, cell.kind(), &format!("leave out `--keep {column}`")))
+            }
         }
     }
 
     /// Returns the label in column `at` as text for the output. A list is JSON
-    /// text. A value that cannot be copied counts as missing.
-    pub(crate) fn copied_label(&self, at: usize) -> Option<String> {
+    /// text.
+    pub(crate) fn copied_label(&self, at: usize) -> Result<Option<String>> {
+        let refused = |kind| {
+            Err(self.not_copied(
+                at,
+                kind,
+                "write the labels as text or numbers, or name another column with --label-field",
+            ))
+        };
         match &self.cells[at] {
-            list @ Cell::List(_) => list.to_json().map(|it| it.to_string()),
-            _ => self.copied(at).ok().flatten(),
+            list @ Cell::List(_) => match list.to_json() {
+                Some(json) => Ok(Some(json.to_string())),
+                None => refused("an array with values that JSON does not have"),
+            },
+            Cell::Other(kind) => refused(*kind),
+            _ => self.copied(at),
         }
+    }
+
+    /// Returns the error of a cell of column `at` that the output cannot have.
+    fn not_copied(&self, at: usize, kind: &str, remedy: &str) -> DataError {
+        let (place, column) = (self.place(), self.columns[at]);
+        DataError::invalid(
+            self.path,
+            format!(
+                "{place}: field `{column}` is {kind}, which cannot be copied to the output; {remedy}"
+            ),
+        )
     }
 
     /// Returns the location of the row, such as "line 3" or "row 3".
@@ -202,6 +223,15 @@ impl TableRow<'_> {
             ),
         )
     }
+}
+
+/// Returns whether the text of a label is a number, which is then never a class
+/// name: a class number such as `1`, `1.0` or `1e0`, or an invalid one such as
+/// `0.5`.
+pub fn is_number_label(text: &str) -> bool {
+    let text = text.trim();
+    let is_start = |it: char| it.is_ascii_digit() || "+-.".contains(it);
+    text.starts_with(is_start) && text.parse::<f64>().is_ok()
 }
 
 /// Returns the integer that a number such as `1.0` stands for; `None` if it has
@@ -289,6 +319,18 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_never_class_names() {
+        for text in ["1", " 1.0", "1e0", "+1", "-1", ".5", "1e99", "007"] {
+            assert!(is_number_label(text), "{text}");
+            let label = row(Cell::Text(text.into())).label(0);
+            assert!(!matches!(label, Ok(Label::Name(_))), "{text}");
+        }
+        for text in ["1 star", "inf", "nan", "-", "", "one"] {
+            assert!(!is_number_label(text), "{text}");
+        }
+    }
+
+    #[test]
     fn what_can_be_written_again_is_copied() {
         let copied = |cell| row(cell).copied(0);
         assert_eq!(copied(Cell::Text("x".into())).unwrap().unwrap(), "x");
@@ -297,6 +339,15 @@ mod tests {
         assert_eq!(copied(Cell::Null).unwrap(), None);
         let message = copied(Cell::Other("a list")).unwrap_err().to_string();
         assert!(message.contains("`label` is a list, which cannot be copied"), "{message}");
+        assert!(message.ends_with("leave out `--keep label`"), "{message}");
+        let copied = |cell| row(cell).copied_label(0);
+        let list = Cell::List(vec![Cell::Integer(1), Cell::Text("x".into())]);
+        assert_eq!(copied(list).unwrap().unwrap(), "[1,\"x\"]");
+        assert_eq!(copied(Cell::Null).unwrap(), None);
+        for cell in [Cell::Other("NaN"), Cell::List(vec![Cell::Other("a date")])] {
+            let message = copied(cell).unwrap_err().to_string();
+            assert!(message.ends_with("name another column with --label-field"), "{message}");
+        }
     }
 
     #[test]

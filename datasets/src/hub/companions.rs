@@ -89,9 +89,10 @@ const IMAGES: [&str; 6] = ["gif", "jpeg", "jpg", "png", "svg", "webp"];
 /// Names of files that describe how a model was trained, or that DeepBurn
 /// writes. An adapter's configuration is useless without its weights, and
 /// `transformers` would look for them.
-const NOT_COPIED: [&str; 8] = [
+const NOT_COPIED: [&str; 9] = [
     "adapter_config.json",
     "config.json",
+    "deepburn.json",
     "generation_config.json",
     "latest",
     "trainer_log.jsonl",

@@ -107,7 +107,8 @@ fn is_of_split(file: &str, split: &str) -> bool {
     let name = parts.next().unwrap_or_default();
     // `training.csv` is not a file of the split `train`, but `train2.csv` is.
     let ends_word = |next: char| next.is_ascii_digit() || matches!(next, '-' | '_' | '.' | ' ');
-    let rest = name.strip_prefix(split);
+    // A hidden file belongs to the split too, so that a warning names it.
+    let rest = name.strip_prefix('.').unwrap_or(name).strip_prefix(split);
     rest.is_some_and(|rest| rest.chars().next().is_none_or(ends_word))
         || parts.any(|folder| folder == split)
 }

@@ -374,7 +374,7 @@ impl EpochPlan {
     }
 
     /// Returns the last step that begins after at most `samples` samples.
-    pub(crate) fn step_at(&self, samples: usize) -> usize {
+    pub fn step_at(&self, samples: usize) -> usize {
         let begins = |step: usize| self.samples_before(step * self.shape.accumulation);
         // Binary search: step `low` always begins after at most `samples`
         // samples, and every step above `high` begins later.

@@ -85,6 +85,7 @@ impl<C: LanguageModelConfig> Causal<C> {
         let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
         let corpus = open_corpus(job, places, tokenizer, rows).map_err(Failure::mistake)?;
         log_separator(&corpus);
+        let own_ends = config.extra().eos_token_ids();
         let mut config = with_vocabulary(config, job, corpus.tokenizer.as_ref())?;
         if let Some(tokenizer) = &corpus.tokenizer {
             let special = ["bos_token_id", "eos_token_id"];
@@ -92,7 +93,10 @@ impl<C: LanguageModelConfig> Causal<C> {
         }
         check_special_tokens(job, config.limits().vocab_size)?;
         let tokenizer = corpus.tokenizer.as_ref();
-        let is_new = vocabulary == VocabularyOrigin::New || job.data.eos_token.is_some();
+        // An end of text that the model already has changes nothing.
+        let end = tokenizer.filter(|_| job.data.eos_token.is_some()).map(Tokenizer::end_of_text);
+        let is_other_end = end.is_some_and(|end| end.is_none_or(|end| !own_ends.contains(&end)));
+        let is_new = vocabulary == VocabularyOrigin::New || is_other_end;
         let keeps_ids = tokenizer.is_none() || !is_new;
         let generation_config = kept_generation_config(pretrained, keeps_ids, &job.model.config)?;
         Ok(Self {
@@ -268,9 +272,12 @@ pub(crate) fn model_config<C: LanguageModelConfig>(
         }
         _ => Failure::mistake(format!("model.config: {error}")),
     };
-    let config = base.with_overrides(&job.model.config).map_err(named)?;
+    let config = base.with_overrides(&without_dtype(&job.model.config)).map_err(named)?;
     config.validate().map_err(named)?;
     let (old, new) = (base.limits().vocab_size, config.limits().vocab_size);
+    if pretrained.is_some() {
+        warn_of_other_computation(&base, &config);
+    }
     if pretrained.is_some() && new > old {
         tracing::info!(
             "model.config.vocab_size: the pretrained model has {old} tokens and gets {new}: each new row of its embedding \
@@ -278,6 +285,50 @@ pub(crate) fn model_config<C: LanguageModelConfig>(
         );
     }
     Ok(config)
+}
+
+/// Returns the overrides of a model's configuration without the type of its weights, which has no effect. Logs a warning
+/// if it is given.
+///
+/// Training follows the `deepspeed` section, and the exported weights are in fp32. A type in `config.json` would only
+/// contradict them.
+pub(crate) fn without_dtype(overrides: &Map<String, Value>) -> Map<String, Value> {
+    let mut fields = overrides.clone();
+    for name in ["dtype", "torch_dtype"] {
+        if let Some(value) = fields.remove(name).filter(|value| !value.is_null()) {
+            tracing::warn!(
+                "model.config.{name}: {value} has no effect: deepspeed.bf16.enabled and deepspeed.fp16.enabled set the type \
+                 of training, and the model is exported in fp32; remove it"
+            );
+        }
+    }
+    fields
+}
+
+/// Fields that change what pretrained weights compute, but not their shapes.
+const COMPUTING: [&str; 6] = [
+    "activation_function",
+    "layer_norm_epsilon",
+    "n_head",
+    "scale_attn_by_inverse_layer_idx",
+    "scale_attn_weights",
+    "tie_word_embeddings",
+];
+
+/// Warns of overrides with which pretrained weights compute something else than they were trained for.
+fn warn_of_other_computation<C: LanguageModelConfig>(base: &C, config: &C) {
+    let fields = |config: &C| config.hf_export().documents.remove("config.json");
+    let Some((base, config)) = fields(base).zip(fields(config)) else { return };
+    for name in COMPUTING {
+        if let Some((own, given)) = base.get(name).zip(config.get(name))
+            && own != given
+        {
+            tracing::warn!(
+                "model.config.{name}: {given} instead of the pretrained model's {own} changes what its weights compute; \
+                 remove it to keep the model's"
+            );
+        }
+    }
 }
 
 /// A micro-batch of token sequences.

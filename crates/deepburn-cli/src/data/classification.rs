@@ -25,7 +25,7 @@ use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, Evaluation
 use deepburn_config::{DynamicBatchingPlan, Job, ModelMetric, Plan, counted};
 use deepburn_datasets::{
     BudgetSampler, Classes, DataError, DataShard, DistributedSampler, LabelledBatch, Order,
-    StepShape, TextLabel, Tokenizer,
+    StepShape, TextLabel, Tokenizer, is_number_label,
 };
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
@@ -35,7 +35,7 @@ use deepburn_models::{
     TextClassifierConfig, TextLimits,
 };
 
-use crate::data::causal::model_config;
+use crate::data::causal::{model_config, without_dtype};
 use crate::data::companions::Companions;
 use crate::data::job_tokenizer::JobTokenizer;
 use crate::data::label_batch::{LabelBatch, count_label_sets, sum_errors};
@@ -45,7 +45,7 @@ use crate::data::recipe::{
     EvaluationSettings, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
 };
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
-use crate::data::texts::{Texts, open_texts};
+use crate::data::texts::{KnownClasses, Texts, open_texts};
 use crate::data::vocabulary::{check_special_tokens, with_special_tokens, with_vocabulary};
 use crate::failure::Failure;
 use crate::job::memory::check_step;
@@ -83,7 +83,8 @@ impl ClassifierRecipe for Classification<EncoderConfig> {
     fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
         let JobInputs { job, places, batch, order, .. } = *inputs;
         let named = |error| Failure::mistake(format!("model.config: {error}"));
-        let config = EncoderConfig::guide().with_overrides(&job.model.config).map_err(named)?;
+        let overrides = without_dtype(&job.model.config);
+        let config = EncoderConfig::guide().with_overrides(&overrides).map_err(named)?;
         config.validate().map_err(named)?;
         check_length(job, config.max_len, "max_len")?;
         check_step(batch, job.data.sequence_length)?;
@@ -91,7 +92,9 @@ impl ClassifierRecipe for Classification<EncoderConfig> {
         check_loss_and_metric(job, problem_type)?;
         let names = config.class_names().map_err(|error| named_config(&error))?;
         let tokenizer = JobTokenizer::of(job, places, None)?.tokenizer;
-        let texts = open_named_texts(job, places, tokenizer, names.as_ref(), problem_type)?;
+        let has_count = job.model.config.contains_key("num_classes") || names_classes(job);
+        let known = (names.as_ref(), has_count);
+        let texts = open_named_texts(job, places, tokenizer, known, problem_type)?;
         let vocabulary = ("vocab_size", config.vocab_size, texts.tokenizer.vocab_size());
         let names = all_names(names, job, &texts)?;
         let outputs = ("num_classes", config.num_classes, num_outputs(names.as_ref(), &texts));
@@ -127,13 +130,18 @@ impl ClassifierRecipe for Classification<ClassifierConfig> {
         };
         let names = names.map_err(|error| named_config(&error))?;
         let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
-        let texts = open_named_texts(job, places, tokenizer, names.as_ref(), problem_type)?;
+        let has_count = job.model.config.contains_key("num_labels")
+            || names_classes(job)
+            || body.extra.is_sequence_classifier();
+        let known = (names.as_ref(), has_count);
+        let texts = open_named_texts(job, places, tokenizer, known, problem_type)?;
         let body = with_vocabulary(body, job, Some(&texts.tokenizer))?;
         let tokens = texts.tokenizer.vocab_size();
         if tokens > body.vocab_size {
             return Err(Failure::mistake(format!(
                 "model.config.vocab_size: is {}, but the tokenizer has {tokens} tokens; set it to {tokens} or more (a \
-                 pretrained embedding gets new rows), or use the tokenizer of the model",
+                 pretrained embedding gets new rows), lower data.vocab_size if the tokenizer is trained, or use the \
+                 tokenizer of the model",
                 body.vocab_size
             )));
         }
@@ -203,7 +211,7 @@ fn check_loss_and_metric(job: &Job, problem_type: ProblemType) -> Result<(), Fai
 }
 
 /// Reads the texts of a job with its tokenizer, or else a trained one. `names` are the class names of the model, if it
-/// has some.
+/// has some, and `has_count` is whether its number of classes is set.
 ///
 /// # Errors
 /// Returns a user's mistake if the data is invalid, or if a class name is a number.
@@ -211,21 +219,22 @@ fn open_named_texts(
     job: &Job,
     places: &Places,
     tokenizer: Option<Tokenizer>,
-    names: Option<&ClassNames>,
+    (names, has_count): (Option<&ClassNames>, bool),
     problem_type: ProblemType,
 ) -> Result<Texts, Failure> {
     let names = names.map(ClassNames::as_slice);
     // The labels of a regression are numbers to predict, which its names do not apply to.
     let names = names.filter(|_| problem_type != ProblemType::Regression);
     // If a class name is a number, a label with this number is ambiguous.
-    let number = names.into_iter().flatten().find(|name| name.trim().parse::<i64>().is_ok());
+    let number = names.into_iter().flatten().find(|name| is_number_label(name));
     if let Some(name) = number {
         return Err(Failure::mistake(format!(
             "model.config.id2label: class name is a number: \"{name}\"; labels that are numbers are class numbers, so use \
              another name"
         )));
     }
-    open_texts(job, places, tokenizer, names, problem_type).map_err(Failure::mistake)
+    let known = KnownClasses { names, has_count };
+    open_texts(job, places, tokenizer, known, problem_type).map_err(Failure::mistake)
 }
 
 /// Returns the class names of the model, or else the class names in the labels. For a regression, these are the names
@@ -254,7 +263,15 @@ fn all_names(
     let found = || texts.classes.names().map(|names| ClassNames::new(names.to_vec())).transpose();
     match given {
         Some(names) => Ok(Some(names)),
-        None => found().map_err(Failure::mistake),
+        None => {
+            if names_classes(job) && texts.classes.names().is_some() {
+                tracing::warn!(
+                    "model.config.id2label: has no effect: its names are placeholders, such as LABEL_0, and the labels \
+                     have names of their own, which the model gets; remove it"
+                );
+            }
+            found().map_err(Failure::mistake)
+        }
     }
 }
 
@@ -330,8 +347,12 @@ fn sized_by_data(
 ) -> Result<usize, Failure> {
     let given = job.model.config.contains_key(name);
     if given && size < needed.max(least) {
+        let lower = match name {
+            "vocab_size" if job.data.tokenizer.is_none() => ", or lower data.vocab_size",
+            _ => "",
+        };
         return Err(Failure::mistake(format!(
-            "model.config.{name}: too small: {size}; the data has {needed}; use at least that, or leave it out"
+            "model.config.{name}: too small: {size}; the data has {needed}; use at least that, or leave it out{lower}"
         )));
     }
     Ok(if given { size } else { needed.max(least) })

@@ -12,7 +12,7 @@ use deepburn::zero::Training;
 use deepburn::{BatchSource, EvaluationStream, Task};
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, DataShard, Order, StepShape, Tokenizer};
-use deepburn_models::hf::{HfExport, ModelFolderError, ModelFolderWriter};
+use deepburn_models::hf::{HfExport, ModelFolderError, ModelFolderWriter, TensorProblem};
 use deepburn_models::{Architecture, BatchShape, BuildModel};
 
 use crate::data::companions::Companions;
@@ -198,6 +198,33 @@ impl WeightOrigin {
     /// Returns a user's mistake if the weights do not fit the configuration or are not finite.
     pub(crate) fn check(&self, config: &dyn Architecture) -> Result<(), Failure> {
         let Some(folder) = &self.pretrained else { return Ok(()) };
-        config.check_weights(folder).map_err(Failure::mistake)
+        config.check_weights(folder).map_err(|error| {
+            let remedy = remedy_of_misfit(&error);
+            Failure::mistake(format!("model.pretrained: {error}{remedy}"))
+        })
     }
 }
+
+/// Returns the remedy if pretrained weights do not fit the configuration of the job; empty for other errors.
+fn remedy_of_misfit(error: &ModelFolderError) -> &'static str {
+    let ModelFolderError::Tensors { problems, .. } = error else { return "" };
+    // Other problems are tensors that the model does not have, and values that are not finite.
+    let is_size = |problem: &TensorProblem| problem.expected.starts_with('[');
+    let head = problems.iter().find(|problem| problem.name == HEAD);
+    match head {
+        _ if problems.iter().any(|problem| is_size(problem) && problem.name != HEAD) => {
+            "; remove the fields of model.config that set other sizes, or use other weights"
+        }
+        Some(head) if is_size(head) => {
+            "; the pretrained classifier has another number of classes than the job; use data with its classes, set \
+             model.config.num_labels to its number, or start from a language model"
+        }
+        Some(_) => {
+            "; these are the weights of a classifier; set data.kind to \"classification\", or use a language model"
+        }
+        None => "",
+    }
+}
+
+/// The name of a classifier's head in `transformers`.
+const HEAD: &str = "score.weight";

@@ -36,6 +36,15 @@ pub(crate) struct Texts {
     pub(crate) classes: Classes,
 }
 
+/// The classes that the job or the pretrained model sets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KnownClasses<'a> {
+    /// Their names, if they have names.
+    pub(crate) names: Option<&'a [String]>,
+    /// Whether their number is set.
+    pub(crate) has_count: bool,
+}
+
 /// Number of synthetic reviews. A model learns to classify them in a minute.
 const SYNTHETIC_REVIEWS: usize = 4000;
 
@@ -54,7 +63,7 @@ impl Texts {
 }
 
 /// Returns the kind of the labels of a problem.
-fn label_kind(problem_type: ProblemType) -> LabelKind {
+pub(crate) fn label_kind(problem_type: ProblemType) -> LabelKind {
     match problem_type {
         ProblemType::SingleLabelClassification => LabelKind::Class,
         ProblemType::MultiLabelClassification => LabelKind::Classes,
@@ -63,7 +72,7 @@ fn label_kind(problem_type: ProblemType) -> LabelKind {
 }
 
 /// Reads and tokenizes all splits. Texts are shuffled before they are divided into splits. Without a `tokenizer`, one
-/// is trained on the train split. `names` are the class names of the model, if it has some.
+/// is trained on the train split.
 ///
 /// # Errors
 /// Returns an error if the data is invalid.
@@ -71,10 +80,10 @@ pub(crate) fn open_texts(
     job: &Job,
     places: &Places,
     tokenizer: Option<Tokenizer>,
-    names: Option<&[String]>,
+    known: KnownClasses<'_>,
     problem_type: ProblemType,
 ) -> Result<Texts, DataError> {
-    let (splits, classes) = read_splits(job, places, names, label_kind(problem_type))?;
+    let (splits, classes) = read_splits(job, places, known, label_kind(problem_type))?;
     let [Some(train), eval, test] = splits else {
         return Err(DataError::Empty { what: "the train split".to_owned() });
     };
@@ -83,6 +92,10 @@ pub(crate) fn open_texts(
         ProblemType::SingleLabelClassification => warn_of_classes(&train, &classes),
         ProblemType::MultiLabelClassification => warn_of_label_sets(&train, &classes),
         ProblemType::Regression => warn_of_values(&train),
+    }
+    for (name, texts) in [("train", Some(&train)), ("eval", eval.as_ref()), ("test", test.as_ref())]
+    {
+        warn_of_empty_texts(name, texts.map_or(&[][..], Vec::as_slice));
     }
     if let (Some(limit), Some(eval)) = (job.training.eval_max_samples, &eval) {
         warn_of_first_texts(eval, limit, &classes);
@@ -112,6 +125,17 @@ pub(crate) fn open_texts(
     let eval = eval.map(|texts| tokenize(texts, "eval")).transpose()?;
     let test = test.map(|texts| tokenize(texts, "test")).transpose()?;
     Ok(Texts { train, eval, test, tokenizer, classes })
+}
+
+/// Warns of texts without a character other than white space, which are usually missing cells of a table.
+fn warn_of_empty_texts(split: &str, texts: &[LabelledText]) {
+    let empty = texts.iter().filter(|text| text.text.trim().is_empty()).count();
+    if empty > 0 {
+        tracing::warn!(
+            "the {split} split has {}: their labels are learnt from nothing; remove these rows, or check data.text_field",
+            counted(empty, "empty text")
+        );
+    }
 }
 
 /// From this number of classes on, fewer than two texts per class are likely a mistake.
@@ -210,14 +234,15 @@ fn warn_of_first_texts(eval: &[LabelledText], limit: usize, classes: &Classes) {
 type LabelledSplits = [Option<Vec<LabelledText>>; 3];
 
 /// Reads the splits and their classes. The training files determine the classes, and the same numbering is used for the
-/// other files, so that a class has the same number in every split.
+/// other files, so that a class has the same number in every split. A class that only another file has is an error,
+/// unless the job or the pretrained model sets the number of classes.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, if a column is missing, or if a label is not a class.
 fn read_splits(
     job: &Job,
     places: &Places,
-    names: Option<&[String]>,
+    KnownClasses { names, has_count }: KnownClasses<'_>,
     kind: LabelKind,
 ) -> Result<(LabelledSplits, Classes), DataError> {
     let (data, seed) = (&job.data, job.training.seed);
@@ -244,7 +269,13 @@ fn read_splits(
         }
         Splits::Paths { train, eval, test } => {
             let (all, classes) = read_labelled(&train, columns, names)?;
-            let read = |files: Vec<PathBuf>| read_labelled_as(&files, columns, &classes);
+            let allowed = match classes {
+                Classes::Numbers { count: None } if !has_count => {
+                    Classes::NumbersBelow { count: num_classes(&all, kind) }
+                }
+                _ => classes.clone(),
+            };
+            let read = |files: Vec<PathBuf>| read_labelled_as(&files, columns, &allowed);
             // Without an eval split, a fraction of the training texts can be held out for evaluation.
             let share = match data.splits {
                 SplitPlan::Named { eval_share, .. } | SplitPlan::Paths { eval_share, .. } => {
@@ -258,6 +289,13 @@ fn read_splits(
             Ok(([train, eval, test.map(read).transpose()?], classes))
         }
     }
+}
+
+/// Returns the number of classes of a model that is trained on these texts.
+fn num_classes(texts: &[LabelledText], kind: LabelKind) -> usize {
+    // A text that has one class needs a choice of two.
+    let least = if kind == LabelKind::Class { 2 } else { 1 };
+    texts.iter().map(|text| text.label.num_outputs()).fold(least, usize::max)
 }
 
 /// Returns the columns of texts and labels.

@@ -1,25 +1,78 @@
 //! Finds the folder of a saved model.
 //!
 //! Main type: [`ModelFolder`]. Tools accept the folder of a model, or the output folder of a run, which has the model
-//! in its folder `model`. The `job.json` of the run has the sequence length and the columns of the texts.
+//! in its folder `model`.
+//!
+//! A saved model has a [`ModelRecord`] with the sequence length and the columns of the texts that it was trained on. The
+//! `job.json` of the run may be newer than the model: a later run in the same folder writes it at its start. So it is
+//! only read for models without a record, which older versions saved.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 
 /// The folder of the model in the output folder of a run.
 const MODEL: &str = "model";
 
-/// A folder with a `config.json`, and the `job.json` of its run, if it is in the parent folder.
+/// The data that a model was trained on, which is stored in the folder of the model.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ModelRecord {
+    /// The maximum number of tokens of a text or a sequence.
+    sequence_length: Option<usize>,
+    /// The column of the texts of a classifier.
+    text_field: Option<String>,
+    /// The column of the labels of a classifier.
+    label_field: Option<String>,
+    /// A hash of the training data, as in checkpoints.
+    pub(crate) training_data: Option<String>,
+}
+
+impl ModelRecord {
+    /// The name of the file.
+    pub(crate) const FILE: &str = "deepburn.json";
+
+    /// Returns the record of a model of the run with this `job.json`, trained on data with the hash `training_data`.
+    pub(crate) fn of_job(job: &Value, training_data: Option<&str>) -> Self {
+        let columns = &job["data"]["kind"]["classification"];
+        let column = |name: &str| columns[name].as_str().map(str::to_owned);
+        let length = job["data"]["sequence_length"].as_u64();
+        Self {
+            sequence_length: length.and_then(|length| usize::try_from(length).ok()),
+            text_field: column("text_field"),
+            label_field: column("label_field"),
+            training_data: training_data.map(str::to_owned),
+        }
+    }
+
+    /// Reads the record of the model in `folder`; `None` if it has none.
+    pub(crate) fn read(folder: &Path) -> Option<Self> {
+        serde_json::from_str(&fs::read_to_string(folder.join(Self::FILE)).ok()?).ok()
+    }
+
+    /// Returns the fields of the file.
+    pub(crate) fn fields(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(mut fields)) => {
+                fields.retain(|_, value| !value.is_null());
+                fields
+            }
+            _ => unreachable!("a struct of texts and numbers is a JSON object"),
+        }
+    }
+}
+
+/// A folder with a `config.json`, and the record of its training, if it is known.
 #[derive(Debug)]
 pub(crate) struct ModelFolder {
     /// The folder with `config.json` and the weights.
     pub(crate) path: PathBuf,
-    /// Content of `job.json`.
-    job: Option<Value>,
+    /// The record of the model.
+    record: ModelRecord,
 }
 
 impl ModelFolder {
@@ -43,20 +96,26 @@ impl ModelFolder {
                 given.display()
             )));
         }
-        Ok(Self { job: read_job(&path), path })
+        let of_run = || read_job(&path).map(|job| ModelRecord::of_job(&job, None));
+        let record = ModelRecord::read(&path).or_else(of_run).unwrap_or_default();
+        Ok(Self { record, path })
     }
 
-    /// Returns the sequence length of the run.
+    /// Returns the sequence length in training.
     ///
-    /// Returns `None` without a `job.json`. Callers then use the maximum length of the model.
+    /// Returns `None` without a record. Callers then use the maximum length of the model.
     pub(crate) fn sequence_length(&self) -> Option<usize> {
-        let length = self.job.as_ref()?["data"]["sequence_length"].as_u64()?;
-        usize::try_from(length).ok().filter(|length| *length > 0)
+        self.record.sequence_length.filter(|length| *length > 0)
     }
 
-    /// Returns the column of the run's texts or labels. `name` is `text_field` or `label_field`.
-    pub(crate) fn column(&self, name: &str) -> Option<&str> {
-        self.job.as_ref()?["data"]["kind"]["classification"][name].as_str()
+    /// Returns the column of the texts in training.
+    pub(crate) fn text_field(&self) -> Option<&str> {
+        self.record.text_field.as_deref()
+    }
+
+    /// Returns the column of the labels in training.
+    pub(crate) fn label_field(&self) -> Option<&str> {
+        self.record.label_field.as_deref()
     }
 }
 

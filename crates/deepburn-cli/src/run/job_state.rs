@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::data::companions::Companions;
+use crate::job::model_folder::ModelRecord;
 use crate::run::launcher_env::launch_id;
 use crate::run::preparation::Preparation;
 
@@ -77,6 +78,11 @@ impl JobState {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             launch: launch_id(),
         }
+    }
+
+    /// Returns the record of a model with the weights of the checkpoint.
+    pub(crate) fn model_record(&self) -> ModelRecord {
+        ModelRecord::of_job(&self.job, self.data.as_deref())
     }
 
     /// Returns whether the checkpoint was saved in the launch of this process, for example before a restart.
@@ -209,8 +215,8 @@ impl JobState {
                 && then != now
             {
                 return Err(format!(
-                    "{key} changed from {then} to {now}, so the data has other tokens; set it back, or start a new \
-                     run{weights}"
+                    "{key} changed from {then} to {now}, so the data has other tokens or labels; set it back, or \
+                     start a new run{weights}"
                 ));
             }
         }
@@ -321,7 +327,12 @@ fn differ(path: &str, then: Option<&Value>, now: Option<&Value>, found: &mut Vec
 
 /// Keys that determine the tokens of the data, apart from the files of the data and of the tokenizer, and their places in
 /// `job.json`.
-const TOKEN_KEYS: [(&str, &str); 3] = [
+const TOKEN_KEYS: [(&str, &str); 8] = [
+    ("data.text_field", "/data/kind/text/text_field"),
+    ("data.text_field", "/data/kind/classification/text_field"),
+    ("data.label_field", "/data/kind/classification/label_field"),
+    ("data.sequence_length", "/data/sequence_length"),
+    ("data.vocab_size", "/data/vocab_size"),
     ("data.join", "/data/kind/text/join"),
     ("data.eos_token", "/data/eos_token"),
     ("data.new_vocabulary", "/data/new_vocabulary"),
@@ -454,6 +465,32 @@ mod tests {
         assert_eq!(with(None).compare(&with(Some("a"))), Ok(()));
         let error = with(Some("a")).compare(&with(Some("b"))).unwrap_err();
         assert!(error.contains("other training data"), "{error}");
+    }
+
+    #[test]
+    fn columns_and_sizes_that_lead_to_other_tokens_are_named() {
+        let with = |pointer: &str, value: Value, data: &str| {
+            let mut job = json!({"data": {
+                "kind": {"classification": {"text_field": "text", "label_field": "label"}},
+                "sequence_length": 64, "vocab_size": 300,
+            }});
+            if !pointer.is_empty() {
+                *job.pointer_mut(pointer).unwrap() = value;
+            }
+            let state = JobState::parse(&state(job)).unwrap();
+            JobState { data: Some(data.to_owned()), ..state }
+        };
+        let before = with("", Value::Null, "a");
+        for (name, pointer, value) in [
+            ("text_field", "/data/kind/classification/text_field", json!("body")),
+            ("label_field", "/data/kind/classification/label_field", json!("stars")),
+            ("sequence_length", "/data/sequence_length", json!(32)),
+            ("vocab_size", "/data/vocab_size", json!(400)),
+        ] {
+            let error = before.compare(&with(pointer, value.clone(), "b")).unwrap_err();
+            assert!(error.starts_with(&format!("data.{name} changed from")), "{error}");
+            assert!(error.contains(&format!("to {value}, so the data has other")), "{error}");
+        }
     }
 
     #[test]

@@ -18,7 +18,19 @@ use crate::run::preparation::Preparation;
 use crate::run::results::write_whole;
 
 /// Files that a run writes.
-const FILES: [&str; 4] = ["metrics.jsonl", "job.json", "report.html", "test.json"];
+const FILES: [&str; 8] = [
+    "metrics.jsonl",
+    "job.json",
+    "report.html",
+    "test.json",
+    "model/model.safetensors",
+    "model/config.json",
+    "model/deepburn.json",
+    "model/tokenizer.json",
+];
+
+/// Folders that a run makes.
+const FOLDERS: [&str; 2] = ["model", "checkpoints"];
 
 /// Locks the output folder, writes `job.json`, and removes the report and the test result of an earlier run.
 ///
@@ -111,8 +123,10 @@ fn claim(folder: &Path) -> Result<Option<File>, Failure> {
     let made = MadeFolders::make_writable(folder).map_err(refused)?;
     // A folder with the name of a result file would otherwise cause an error only at the end of the run.
     let folders = FILES.map(|it| folder.join(it)).into_iter().filter(|it| it.is_dir());
-    let model = Some(folder.join("model")).filter(|it| it.exists() && !it.is_dir());
-    if let Some(path) = folders.chain(model).next() {
+    // A signal saves a checkpoint in every run, so the folder of checkpoints is always needed.
+    let files = FOLDERS.map(|it| folder.join(it)).into_iter();
+    let files = files.filter(|it| it.exists() && !it.is_dir());
+    if let Some(path) = folders.chain(files).next() {
         return Err(Failure::mistake(format!(
             "training.output_dir: {} is in the way of the results; move it or give another folder",
             path.display()
@@ -179,8 +193,10 @@ mod tests {
             let message = message(&|folder| fs::create_dir_all(folder.join(name)).unwrap());
             assert!(message.contains(&format!("{name} is in the way")), "{message}");
         }
-        let message = message(&|folder| fs::write(folder.join("model"), "").unwrap());
-        assert!(message.contains("model is in the way"), "{message}");
+        for name in FOLDERS {
+            let message = message(&|folder| fs::write(folder.join(name), "").unwrap());
+            assert!(message.contains(&format!("{name} is in the way")), "{message}");
+        }
     }
 
     #[test]

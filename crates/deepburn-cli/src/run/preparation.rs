@@ -21,7 +21,7 @@ use deepburn_config::{
     RawConfig, ResolvedJob, RunContext, Severity, StepCount, TrainingJob, counted, resolve,
     resolve_preliminary,
 };
-use deepburn_datasets::{DataError, DataShard, Order, StepShape};
+use deepburn_datasets::{DataError, DataShard, Order};
 use serde_json::Value;
 
 use crate::data::lengths::check_curriculum;
@@ -33,6 +33,7 @@ use crate::job::param_groups::grouped_sizes;
 use crate::models;
 use crate::run::effects::add_notes;
 use crate::run::subject::Subject;
+use crate::run::training_length::{Progress, num_steps, steps_within_budget};
 
 /// A job that is ready to run.
 pub(crate) struct Preparation {
@@ -106,19 +107,19 @@ impl DataIdentity {
 /// needs the data: schedules with `"auto"` depend on the number of steps, and bucket sizes on the width of the model.
 ///
 /// Reading the data may take minutes, so errors in the configuration are reported before. `check` is called with the
-/// job and the preliminary plan at that point.
+/// job and the preliminary plan at that point. It returns the progress of the checkpoint that the run resumes from.
 ///
 /// # Errors
 /// Returns a user's mistake, or the error of `check`.
 pub(crate) fn prepare(
     request: &JobRequest,
-    check: impl FnOnce(&Job, &Plan) -> Result<(), Failure>,
+    check: impl FnOnce(&Job, &Plan) -> Result<Option<Progress>, Failure>,
 ) -> Result<Preparation, Failure> {
     let (mut job, written) = Job::load(request).map_err(Failure::mistake)?;
     check_backend(job.training.backend)?;
     let mut facts = job.run_context();
     let preliminary = resolve_preliminary(&written, &facts).map_err(Failure::mistake)?;
-    check(&job, &preliminary)?;
+    let resumed = check(&job, &preliminary)?;
     let (batch, dynamic) = (preliminary.batch, preliminary.dynamic_batching);
     let batch_sizes = batch_sizes(&job, batch, dynamic.as_ref())?;
     check_evaluation(&job, dynamic.as_ref())?;
@@ -152,8 +153,10 @@ pub(crate) fn prepare(
     };
     let epoch_samples = epoch_samples.map_err(Failure::mistake)?;
     let max_steps = match &dynamic {
-        Some(dynamic) => steps_within_budget(&job, subject.info(), batch, dynamic)?,
-        None => num_steps(&job, epoch_samples, &batch_sizes)?,
+        Some(dynamic) => {
+            steps_within_budget(&job, subject.info(), batch, dynamic, resumed.as_ref())?
+        }
+        None => num_steps(&job, epoch_samples, &batch_sizes, resumed.as_ref())?,
     };
     set_total_steps(&mut job, max_steps)?;
     facts.hidden_size = Some(subject.info().architecture().width());
@@ -290,95 +293,6 @@ fn batch_sizes(
     // Steps of a job file count from 1, as in metrics.jsonl.
     BatchSchedule::new(batch, changes.iter().map(|&(step, size)| (step - 1, size)))
         .map_err(|error| Failure::mistake(format!("training.batch_size_schedule: {error}")))
-}
-
-/// Maximum number of epochs whose dynamic batches are planned in advance to count steps. Planning an epoch takes some
-/// milliseconds.
-const MAX_PLANNED_EPOCHS: usize = 10_000;
-
-/// Returns the number of optimizer steps with dynamic batching: `max_steps` or the steps of all epochs, whichever is
-/// less.
-///
-/// The batches of an epoch depend on the lengths of its texts and on their shuffled order. So every epoch is planned in
-/// the same way as during training, and its steps are counted.
-///
-/// # Errors
-/// Returns a user's mistake if there are too many epochs, or if a text exceeds the token budget.
-fn steps_within_budget(
-    job: &Job,
-    subject: &dyn SubjectInfo,
-    batch: BatchPlan,
-    dynamic: &DynamicBatchingPlan,
-) -> Result<usize, Failure> {
-    let shape =
-        StepShape { num_ranks: batch.world_size, accumulation: batch.gradient_accumulation_steps };
-    let mut sampler = subject.budget_sampler(shape, dynamic)?;
-    let epochs = job.training.epochs.unwrap_or(f64::INFINITY);
-    let max_steps = job.training.max_steps.unwrap_or(usize::MAX);
-    if epochs > MAX_PLANNED_EPOCHS as f64 && max_steps == usize::MAX {
-        return Err(Failure::mistake(format!(
-            "training.epochs: {epochs} is too many for dynamic batching, whose steps are counted in advance; use at \
-             most {MAX_PLANNED_EPOCHS}, or give training.max_steps"
-        )));
-    }
-    let mut steps = 0;
-    for epoch in 0..epochs.ceil() as usize {
-        let plan = sampler.plan();
-        if dynamic.verbose && epoch < 10 {
-            tracing::info!(
-                "epoch {epoch}: {} in {}, {}, {:.1} % padding",
-                counted(plan.num_samples(), "sample"),
-                counted(plan.num_steps(), "step"),
-                counted(plan.num_tokens() as usize, "token"),
-                100.0 * plan.padding()
-            );
-        }
-        // The last epoch may be a fraction of one.
-        let part = (epochs - epoch as f64).min(1.0);
-        steps += (part * plan.num_steps() as f64).ceil() as usize;
-        if steps >= max_steps {
-            return Ok(max_steps);
-        }
-        sampler.next_epoch();
-    }
-    Ok(steps)
-}
-
-/// Returns the number of optimizer steps: `max_steps` or the steps of all epochs, whichever is less.
-///
-/// A fraction of an epoch is rounded up to whole samples, and these to whole steps (without `drop_last`), as in
-/// transformers.
-///
-/// # Errors
-/// Returns a user's mistake if the epochs have too few samples for a single step.
-fn num_steps(job: &Job, epoch_samples: usize, batches: &BatchSchedule) -> Result<usize, Failure> {
-    let num_ranks = job.training.ranks;
-    let per_rank = epoch_samples / num_ranks;
-    let per_step = batches.at(0).train_batch_size / num_ranks;
-    let by_epochs = job.training.epochs.map(|epochs| {
-        let samples = (epochs * epoch_samples as f64).ceil() as usize;
-        let whole = batches.steps_within(samples);
-        // Without drop_last, a last step that the samples of the epochs do not fill counts as well.
-        let rest = !job.data.drop_last && batches.samples_before(whole) < samples;
-        whole + usize::from(rest)
-    });
-    let steps = [job.training.max_steps, by_epochs].into_iter().flatten().min().unwrap_or(0);
-    if steps == 0 {
-        let epochs = job.training.epochs.unwrap_or(1.0);
-        return Err(Failure::mistake(format!(
-            "training.epochs: {epochs}: a rank has {} in all, but a step takes {per_step}, so that no step is \
-             complete; raise training.epochs, lower deepspeed.train_batch_size or set data.drop_last to false",
-            counted((epochs * epoch_samples as f64).ceil() as usize / num_ranks, "sample")
-        )));
-    }
-    if per_step > per_rank {
-        tracing::warn!(
-            "deepspeed.train_batch_size: a step takes {} per rank, but the train split has {per_rank}, \
-             so each step contains samples more than once",
-            counted(per_step, "sample")
-        );
-    }
-    Ok(steps)
 }
 
 /// Resolves the `deepspeed` section, logs its notes and returns the plan with the content of `job.json`.

@@ -33,11 +33,13 @@ impl PreparedRun {
         resume: Option<&Option<String>>,
         ranks: &Ranks,
     ) -> Result<Self, Failure> {
+        let mut selected = None;
         let mut preparation = prepare(request, |job, plan| {
-            resume::check_start(job, resume)?;
-            check_monitors(&job.training.output_dir, &plan.monitor, &request.config)
+            selected = resume::select(job, resume)?;
+            check_monitors(&job.training.output_dir, &plan.monitor, &request.config)?;
+            Ok(selected.as_ref().and_then(resume::Selected::progress))
         })?;
-        let origin = resume::origin(&preparation, resume)?;
+        let origin = selected.map(|it| it.checked(&preparation)).transpose()?;
         let forecast = RunForecast::new(&preparation, ranks)?;
         preparation.record["memory_forecast"] = forecast.record();
         Ok(Self { preparation, origin, forecast })

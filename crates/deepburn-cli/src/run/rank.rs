@@ -101,7 +101,7 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
 
     // The model is saved before anything else that may fail: the last rows of metrics and the test. So neither a full
     // disk nor a signal nor unreadable data loses it. A signal that arrives while the model is written stops the test.
-    save_model(&engine, recipe, &job.training.output_dir)
+    save_model(&engine, recipe, &run.preparation)
         .map_err(|cause| format!("step {step}: saving the model: {cause}"))?;
     if engine.rank() == 0 {
         record_model(&run.preparation, &end);

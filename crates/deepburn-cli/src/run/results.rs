@@ -2,7 +2,7 @@
 //!
 //! | File | Content |
 //! |---|---|
-//! | `model/` | `config.json`, `model.safetensors`, tokenizer and companion files, as `transformers` loads them |
+//! | `model/` | `config.json`, `model.safetensors`, tokenizer and companion files, as `transformers` loads them, and `deepburn.json` with the data that it was trained on |
 //! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, `test_accuracy` and `test_f1` with several labels a text, `test_mae` for regression, else `perplexity` |
 //! | `report.html` | curves of loss, learning rate, gradient norm, throughput and memory in one self-contained page |
 //!
@@ -34,6 +34,7 @@ use serde_json::{Value, json};
 use crate::console;
 use crate::data::recipe::Recipe;
 use crate::failure::Failure;
+use crate::job::model_folder::ModelRecord;
 use crate::run::launcher_env::{launch_seconds, restarts};
 use crate::run::preparation::Preparation;
 
@@ -78,9 +79,9 @@ pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxE
 pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     engine: &Engine<B, R::Model>,
     recipe: &R,
-    output: &Path,
+    preparation: &Preparation,
 ) -> Result<(), BoxError> {
-    let folder = output.join("model");
+    let folder = preparation.job.training.output_dir.join("model");
     let mut writer = match engine.rank() {
         0 => Some(recipe.writer(&folder)?),
         _ => None,
@@ -101,11 +102,14 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
             writer.write(parameter.path(), data)?;
         }
     }
-    if let Some(writer) = writer {
+    if let Some(mut writer) = writer {
         if let Some(tokenizer) = recipe.tokenizer() {
             tokenizer.save(&folder)?;
         }
         recipe.companions().copy_to(&folder);
+        let training_data = Some(preparation.data.training.as_str());
+        let record = ModelRecord::of_job(&preparation.record, training_data);
+        writer.set_document(ModelRecord::FILE, record.fields());
         writer.finish()?;
     }
     Ok(())

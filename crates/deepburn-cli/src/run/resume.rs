@@ -10,7 +10,7 @@
 //!   another learning rate, is logged as a warning. DeepSpeed checkpoints do not record the job, so only the model
 //!   and the optimizer states are compared.
 //! - A restart by the launcher resumes from the newest intact checkpoint of the same launch. Checkpoints of earlier
-//!   runs in the folder are only used if `--resume` names them ([`origin`]).
+//!   runs in the folder are only used if `--resume` names them ([`select`]).
 //!
 //! | Command | Checkpoint |
 //! |---|---|
@@ -42,6 +42,7 @@ use crate::run::job_state::JobState;
 use crate::run::launcher_env::restarts;
 use crate::run::output_folder::refuse_running;
 use crate::run::preparation::Preparation;
+use crate::run::training_length::Progress;
 
 /// Returns the checkpoint folder of the output folder `output`.
 pub(crate) fn folder(output: &Path) -> PathBuf {
@@ -98,24 +99,80 @@ pub(crate) fn plan(preparation: &Preparation) -> CheckpointPlan {
     }
 }
 
-/// Returns the checkpoint that the job resumes from, if it resumes.
+/// A checkpoint that a run resumes from, before it is compared with the job.
+pub(crate) struct Selected {
+    /// The checkpoint.
+    origin: Origin,
+    /// Why it was selected.
+    reason: SelectionReason,
+}
+
+/// Why a checkpoint was selected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SelectionReason {
+    /// It is the newest checkpoint of this launch.
+    Restart,
+    /// It is the latest checkpoint in the output folder.
+    Latest,
+    /// `--resume` names it.
+    Named,
+}
+
+impl Selected {
+    /// Returns the steps and samples of the checkpoint; `None` if it does not record them.
+    pub(crate) fn progress(&self) -> Option<Progress> {
+        let samples = match self.origin.samples() {
+            0 => return None,
+            samples => usize::try_from(samples).ok()?,
+        };
+        Some(Progress { step: usize::try_from(self.origin.step()).ok()?, samples })
+    }
+
+    /// Returns the checkpoint after comparing it with the job.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if another job saved the checkpoint, or if its step is beyond the end of the job.
+    pub(crate) fn checked(self, preparation: &Preparation) -> Result<Origin, Failure> {
+        let Self { origin, reason } = self;
+        match &origin {
+            _ if reason == SelectionReason::Restart => return Ok(origin),
+            Origin::Own(checkpoint) => check_own(preparation, checkpoint, reason)?,
+            Origin::DeepSpeed(checkpoint) => check_deepspeed(preparation, checkpoint)?,
+        }
+        // A checkpoint beyond the end of the job is an error. A run without steps would export a model that the job
+        // file does not describe.
+        let (step, max_steps) = (origin.step(), preparation.max_steps);
+        if step > max_steps {
+            return Err(mistake(format!(
+                "the checkpoint is from step {step}, but the job ends after step {max_steps}; raise \
+                 training.max_steps or training.epochs"
+            )));
+        }
+        Ok(origin)
+    }
+}
+
+/// Selects the checkpoint that the job resumes from, if it resumes, before the data is read. The checkpoint is verified.
 ///
 /// After a restart by the launcher this is the newest intact checkpoint since the launch, because the job has made
 /// progress since its command line was written. If there is none yet, or without a launcher, it is the checkpoint that
 /// `--resume` names. `resume` is that option with its optional value.
 ///
 /// # Errors
-/// Returns the errors of [`open`].
-pub(crate) fn origin(
-    preparation: &Preparation,
+/// Returns the errors of [`check_start`] and [`open`].
+pub(crate) fn select(
+    job: &Job,
     resume: Option<&Option<String>>,
-) -> Result<Option<Origin>, Failure> {
+) -> Result<Option<Selected>, Failure> {
+    check_start(job, resume)?;
+    let output = &job.training.output_dir;
     if restarts() > 0
-        && let Some(checkpoint) = newest_of_launch(preparation)?
+        && let Some(checkpoint) = newest_of_launch(output)?
     {
-        return Ok(Some(Origin::Own(checkpoint)));
+        let origin = Origin::Own(checkpoint);
+        return Ok(Some(Selected { origin, reason: SelectionReason::Restart }));
     }
-    resume.map(|tag| open(preparation, tag.as_deref())).transpose()
+    resume.map(|tag| open(output, tag.as_deref())).transpose()
 }
 
 /// Checks the output folder before the data is read.
@@ -123,7 +180,7 @@ pub(crate) fn origin(
 /// # Errors
 /// Returns a user's mistake if another run writes to the folder, if it has checkpoints of an earlier run and `--resume`
 /// is not given, or if it has no checkpoints and `--resume` is given without a value.
-pub(crate) fn check_start(job: &Job, resume: Option<&Option<String>>) -> Result<(), Failure> {
+fn check_start(job: &Job, resume: Option<&Option<String>>) -> Result<(), Failure> {
     let output = &job.training.output_dir;
     refuse_running(output)?;
     match resume {
@@ -141,8 +198,8 @@ pub(crate) fn check_start(job: &Job, resume: Option<&Option<String>>) -> Result<
 ///
 /// # Errors
 /// Returns a user's mistake if the folder of checkpoints cannot be read.
-fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Failure> {
-    let root = folder(&preparation.job.training.output_dir);
+fn newest_of_launch(output: &Path) -> Result<Option<Checkpoint>, Failure> {
+    let root = folder(output);
     if !root.is_dir() {
         return Ok(None);
     }
@@ -165,11 +222,10 @@ fn newest_of_launch(preparation: &Preparation) -> Result<Option<Checkpoint>, Fai
 /// checkpoint, or a folder that DeepSpeed saved.
 ///
 /// # Errors
-/// Returns a user's mistake if there is no such checkpoint, if it is damaged, if another job saved it, or if its step
-/// is beyond the end of the job.
-pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Origin, Failure> {
+/// Returns a user's mistake if there is no such checkpoint, or if it is damaged.
+fn open(output: &Path, what: Option<&str>) -> Result<Selected, Failure> {
     let what = what.filter(|tag| *tag != "latest");
-    let own = folder(&preparation.job.training.output_dir);
+    let own = folder(output);
     let what = what.map(|what| tag_of_path(what, &own).unwrap_or(what).trim_end_matches('/'));
     // A tag of this job comes first. Any other value is a folder if it exists or has more than one path component.
     let is_folder = |what: &&str| {
@@ -177,20 +233,15 @@ pub(crate) fn open(preparation: &Preparation, what: Option<&str>) -> Result<Orig
         let is_own = what.parse::<Tag>().is_ok() && own.join(what).is_dir();
         !is_own && (path.exists() || path.components().count() > 1)
     };
-    // A checkpoint beyond the end of the job is an error. A run without steps would export a model that the job file
-    // does not describe.
     let origin = match what.filter(is_folder) {
-        Some(path) => Origin::DeepSpeed(open_deepspeed(preparation, Path::new(path))?),
-        None => Origin::Own(open_own(preparation, what)?),
+        Some(path) => Origin::DeepSpeed(open_deepspeed(output, Path::new(path))?),
+        None => {
+            let tag = what.map(str::parse::<Tag>).transpose().map_err(mistake)?;
+            Origin::Own(Checkpoint::open_intact(&own, tag.as_ref()).map_err(mistake)?)
+        }
     };
-    let (step, max_steps) = (origin.step(), preparation.max_steps);
-    if step > max_steps {
-        return Err(mistake(format!(
-            "the checkpoint is from step {step}, but the job ends after step {max_steps}; raise \
-             training.max_steps or training.epochs"
-        )));
-    }
-    Ok(origin)
+    let reason = if what.is_some() { SelectionReason::Named } else { SelectionReason::Latest };
+    Ok(Selected { origin, reason })
 }
 
 /// Returns the tag if `path` is a checkpoint in the folder `own`. Messages show checkpoints as paths, which users copy.
@@ -201,8 +252,8 @@ fn tag_of_path<'a>(path: &'a str, own: &Path) -> Option<&'a str> {
     (is_own && tag.parse::<Tag>().is_ok() && path.join("manifest.json").exists()).then_some(tag)
 }
 
-/// Opens a DeepSpeed checkpoint and checks that it has the job's model and optimizer states.
-fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedCheckpoint, Failure> {
+/// Opens a DeepSpeed checkpoint and verifies its files.
+fn open_deepspeed(output: &Path, path: &Path) -> Result<DeepSpeedCheckpoint, Failure> {
     if !path.is_dir() {
         return Err(mistake(format!(
             "no such folder: {}; give a folder that DeepSpeed saved, with its file `latest`, or the name of a \
@@ -221,9 +272,17 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
             path.display()
         )));
     }
-    refuse_earlier(&preparation.job.training.output_dir)?;
+    refuse_earlier(output)?;
     let checkpoint = DeepSpeedCheckpoint::open(path, None).map_err(mistake)?;
     checkpoint.verify().map_err(mistake)?;
+    Ok(checkpoint)
+}
+
+/// Checks that a DeepSpeed checkpoint has the job's model and optimizer states.
+fn check_deepspeed(
+    preparation: &Preparation,
+    checkpoint: &DeepSpeedCheckpoint,
+) -> Result<(), Failure> {
     let architecture = preparation.subject.info().architecture();
     let (parameters, updates) =
         (architecture.parameters(), parameter_updates(architecture, &preparation.plan)?);
@@ -231,24 +290,26 @@ fn open_deepspeed(preparation: &Preparation, path: &Path) -> Result<DeepSpeedChe
         (own.path.as_str(), &own.shape[..], update.as_ref().map(|update| &update.optimizer))
     });
     let map = architecture.weight_map();
-    check_deepspeed_checkpoint(&checkpoint, &map, known).map_err(mistake)?;
-    Ok(checkpoint)
+    check_deepspeed_checkpoint(checkpoint, &map, known).map_err(mistake)
 }
 
-/// Opens a checkpoint of this program and checks that it was saved by the same job.
-fn open_own(preparation: &Preparation, tag: Option<&str>) -> Result<Checkpoint, Failure> {
-    let tag = tag.map(str::parse::<Tag>).transpose().map_err(mistake)?;
-    let root = folder(&preparation.job.training.output_dir);
-    let checkpoint = Checkpoint::open_intact(&root, tag.as_ref()).map_err(mistake)?;
+/// Checks that a checkpoint of this program was saved by the same job.
+fn check_own(
+    preparation: &Preparation,
+    checkpoint: &Checkpoint,
+    reason: SelectionReason,
+) -> Result<(), Failure> {
     let in_checkpoint = |reason| mistake(format!("{}: {reason}", checkpoint.path().display()));
-    let saved = JobState::read(&checkpoint).map_err(in_checkpoint)?;
+    let saved = JobState::read(checkpoint).map_err(in_checkpoint)?;
     saved.compare(&JobState::of(preparation)).map_err(in_checkpoint)?;
-    check_states(preparation, &checkpoint)?;
-    match tag {
-        Some(_) => warn_of_newer(&root, &checkpoint),
-        None => check_record(preparation, &checkpoint)?,
+    check_states(preparation, checkpoint)?;
+    match reason {
+        SelectionReason::Latest => check_record(preparation, checkpoint),
+        SelectionReason::Named | SelectionReason::Restart => {
+            warn_of_newer(&folder(&preparation.job.training.output_dir), checkpoint);
+            Ok(())
+        }
     }
-    Ok(checkpoint)
 }
 
 /// Checks that the optimizer states of the checkpoint can be loaded with the parameter groups of the job.

@@ -17,6 +17,8 @@ use deepburn_models::hf::{HfExport, read_fields, read_small_file};
 use crate::console;
 use crate::data::companions::{Companions, ExportedTokenizer, copy_whole};
 use crate::failure::Failure;
+use crate::job::model_folder::ModelRecord;
+use crate::run::job_state::JobState;
 use crate::run::results::write_whole;
 
 /// Files to write next to consolidated weights.
@@ -36,14 +38,16 @@ impl AccompanyingFiles {
     /// Returns a user's mistake if a folder cannot be read.
     pub(crate) fn find(
         checkpoint: &Checkpoint,
-        hf_export: HfExport,
-        companions: Option<Companions>,
+        state: JobState,
         float: FloatType,
     ) -> Result<Self, Failure> {
+        let record = state.model_record();
+        let JobState { hf_export, companions, .. } = state;
         let model = checkpoint.path().ancestors().nth(2).map(|output| output.join("model"));
         // Another run may have saved its model there. Older checkpoints do not record other places.
         let model = model.filter(|it| it.is_dir());
-        let model = model.filter(|it| companions.is_none() || has_config(it, &hf_export));
+        let is_own = |it: &PathBuf| has_config(it, &hf_export) && has_data(it, &record);
+        let model = model.filter(|it| companions.is_none() || is_own(it));
         let (copied, tokenizer) = match (model, companions) {
             (Some(model), _) => {
                 let found = companion_files(&model).map_err(Failure::mistake)?.into_iter();
@@ -60,7 +64,9 @@ impl AccompanyingFiles {
             }
             (None, None) => (BTreeMap::new(), None),
         };
-        Ok(Self { hf_export: hf_export.with_dtype(float), copied, tokenizer })
+        let mut hf_export = hf_export.with_dtype(float);
+        hf_export.set_document(ModelRecord::FILE, record.fields());
+        Ok(Self { hf_export, copied, tokenizer })
     }
 
     /// Refuses to replace files in `out`.
@@ -104,6 +110,13 @@ impl AccompanyingFiles {
         }
         Ok(files)
     }
+}
+
+/// Returns whether the model in `folder` was trained on the data of `record`, as far as this is known. With other data,
+/// its tokenizer may be another one.
+fn has_data(folder: &Path, record: &ModelRecord) -> bool {
+    let known = ModelRecord::read(folder).and_then(|model| model.training_data);
+    known.is_none() || record.training_data.is_none() || known == record.training_data
 }
 
 /// Returns whether the model in `folder` has the `config.json` of the export.

@@ -22,9 +22,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use deepburn_config::{
-    BatchPlan, CONFIG_FOLDER, Diagnosis, Job, JobRequest, OptimizerOffload, ParameterOffload,
-    Place, Plan, RawConfig, RecomputePolicy, Resolved, RunContext, Severity, Stage, counted, find,
-    resolve,
+    AutoAnswer, BatchPlan, CONFIG_FOLDER, Diagnosis, Job, JobRequest, OptimizerOffload,
+    ParameterOffload, Place, Plan, RawConfig, RecomputePolicy, Resolved, RunContext, Severity,
+    Stage, counted, find, resolve,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -128,7 +128,8 @@ pub(crate) fn check_config(
     }
     let config = &located(config)?;
     // Only Accelerate configurations have a number of processes. DeepSpeed configurations do not.
-    let (written, facts, mut notes) = match Job::is_job_file(Path::new(config)) {
+    let is_job = Job::is_job_file(Path::new(config));
+    let (written, facts, mut notes) = match is_job {
         true => {
             let request = JobRequest { config: config.into(), ranks, ..JobRequest::default() };
             let (job, written) = Job::load(&request).map_err(Failure::mistake)?;
@@ -144,21 +145,79 @@ pub(crate) fn check_config(
         }
     };
     let facts = open.fill(facts);
-    let mut resolved = resolve(&written, &facts).map_err(Failure::mistake)?;
+    // The steps of epochs depend on the data, which is not read here.
+    let is_open = is_job && facts.total_steps.is_none();
+    let (mut resolved, plan) = match is_open {
+        true => resolve_any_steps(&written, &facts)?,
+        false => {
+            let resolved = resolve(&written, &facts).map_err(Failure::mistake)?;
+            let plan = serde_json::to_value(&resolved.plan).map_err(Failure::run)?;
+            (resolved, plan)
+        }
+    };
     open.check(&resolved.plan.batch)?;
     notes.append(&mut resolved.notes);
     notes.sort_by_key(|note| note.severity);
     resolved.notes = notes;
     match as_json {
-        true => serde_json::to_string_pretty(&resolved).map_err(Failure::run),
-        false => Ok(summary(written.source(), &resolved).join("\n")),
+        true => {
+            let mut all = serde_json::to_value(&resolved).map_err(Failure::run)?;
+            all["plan"] = plan;
+            serde_json::to_string_pretty(&all).map_err(Failure::run)
+        }
+        false => Ok(summary(written.source(), &resolved, &plan["schedule"]).join("\n")),
+    }
+}
+
+/// What is shown for a value that depends on the number of steps.
+const UNKNOWN: &str = "unknown";
+
+/// Resolves a job whose number of optimizer steps is only known when its data is read. Returns the result with the plan
+/// as JSON, in which values that depend on this number are [`UNKNOWN`].
+///
+/// They are found by resolving the job for two numbers of steps.
+///
+/// # Errors
+/// Returns a user's mistake with all errors of the configuration.
+fn resolve_any_steps(
+    written: &RawConfig,
+    facts: &RunContext,
+) -> Result<(Resolved, Value), Failure> {
+    let resolved = |total_steps: usize| {
+        let facts = RunContext { total_steps: Some(total_steps), ..facts.clone() };
+        resolve(written, &facts).map_err(Failure::mistake)
+    };
+    let (mut one, other) = (resolved(1 << 40)?, resolved(1 << 41)?);
+    one.notes.retain(|note| other.notes.contains(note));
+    for (key, answer) in &mut one.autos {
+        if other.autos.get(key) != Some(answer) {
+            let from = "finetune counts the steps of its epochs when it reads the data; --max-steps shows a number";
+            *answer = AutoAnswer { value: UNKNOWN.into(), from: from.to_owned() };
+        }
+    }
+    let json = |plan: &Plan| serde_json::to_value(plan).map_err(Failure::run);
+    let mut plan = json(&one.plan)?;
+    mask(&mut plan, &json(&other.plan)?);
+    Ok((one, plan))
+}
+
+/// Replaces the values that differ in `other` by [`UNKNOWN`].
+fn mask(value: &mut Value, other: &Value) {
+    match (value, other) {
+        (Value::Object(fields), Value::Object(others)) => {
+            fields.iter_mut().for_each(|(name, value)| {
+                mask(value, others.get(name).unwrap_or(&Value::Null));
+            });
+        }
+        (value, other) if value != other => *value = UNKNOWN.into(),
+        _ => {}
     }
 }
 
 /// Returns the lines of the summary, at most 30.
 ///
-/// The plan has 8 lines. The limits on `"auto"` values and warnings keep the total at 30 lines or fewer.
-fn summary(source: &str, resolved: &Resolved) -> Vec<String> {
+/// The `schedule` is JSON, in which numbers of steps may be unknown. The plan has 8 lines. The limits on `"auto"` values and warnings keep the total at 30 lines or fewer.
+fn summary(source: &str, resolved: &Resolved, schedule: &Value) -> Vec<String> {
     let plan = &resolved.plan;
     let ranks = counted(plan.batch.world_size, "rank");
     let mut lines = vec![format!("{source}, on {ranks}")];
@@ -167,7 +226,7 @@ fn summary(source: &str, resolved: &Resolved) -> Vec<String> {
         ("ZeRO", zero(plan)),
         ("precision", precision(plan)),
         ("optimizer", described(&plan.optimizer)),
-        ("schedule", described(&plan.schedule)),
+        ("schedule", described(schedule)),
         // Debug formatting prints 1.0 with its decimal point.
         ("clipping", plan.gradient_clipping.map_or("off".to_owned(), |clip| format!("{clip:?}"))),
         ("activations", activations(plan)),
@@ -324,6 +383,38 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    /// Only `finetune` reads the data, which determines the steps of an epoch.
+    #[test]
+    fn a_number_of_steps_that_only_the_data_has_is_unknown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job.json");
+        let mut deepspeed: Value = serde_json::from_str(OPEN).unwrap();
+        let check = |training: Value, deepspeed: &Value, open: OpenValues, as_json: bool| {
+            let job = json!({"data": {"kind": "synthetic"}, "training": training, "deepspeed": deepspeed});
+            std::fs::write(&path, job.to_string()).unwrap();
+            check_config(path.to_str().unwrap(), None, open, as_json).unwrap()
+        };
+        let epochs = json!({"micro_batch_size": 3, "epochs": 2, "warmup_ratio": 0.1});
+        let text = check(epochs.clone(), &deepspeed, OpenValues::default(), false);
+        for part in [
+            "total_steps unknown",
+            "warmup_steps unknown",
+            "total_num_steps = \"unknown\" (finetune counts the steps",
+            "--max-steps",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        let open = OpenValues { micro_batch: None, max_steps: Some(50) };
+        let text = check(epochs.clone(), &deepspeed, open, false);
+        assert!(text.contains("total_steps 50") && text.contains("warmup_steps 5"), "{text}");
+        deepspeed.as_object_mut().unwrap().remove("scheduler");
+        let mut linear = epochs;
+        linear["lr_scheduler_type"] = "linear".into();
+        let text = check(linear, &deepspeed, OpenValues::default(), true);
+        let json: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(json["plan"]["schedule"]["total_steps"], "unknown", "{text}");
     }
 
     #[test]

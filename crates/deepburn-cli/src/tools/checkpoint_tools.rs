@@ -139,13 +139,13 @@ pub(crate) fn consolidate(
     check_output(checkpoint, out)?;
     let what = Consolidation { element: float.element(), max_shard_bytes: max_shard_size.0 };
     let as_trained = checkpoint.weight_map().map_err(Failure::mistake)?;
-    let Ok(JobState { hf_export, companions, .. }) = JobState::read(checkpoint) else {
+    let Ok(state) = JobState::read(checkpoint) else {
         tracing::info!(
             "finetune did not save this checkpoint, so weights are named by their paths in the module"
         );
         return write(checkpoint, out, &what, &as_trained);
     };
-    let others = AccompanyingFiles::find(checkpoint, hf_export, companions, float)?;
+    let others = AccompanyingFiles::find(checkpoint, state, float)?;
     others.refuse_existing(out)?;
     let map = others.hf_export.weight_map(as_trained).map_err(Failure::mistake)?;
     let mut files = write(checkpoint, out, &what, &map)?;

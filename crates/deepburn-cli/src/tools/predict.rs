@@ -3,8 +3,8 @@
 //! A file is read, classified and written in parts of at most [`PART_TEXTS`] texts, so that memory does not grow with
 //! the file. A second thread reads the next part while the current one is classified.
 //!
-//! The names of columns and the maximum length come from the `job.json` of the run, so that texts are read and
-//! truncated as in training. Options override them. If the table has labels, the summary shows the accuracy, or the
+//! The names of columns and the maximum length come from the record of the model, so that texts are read and truncated
+//! as in training. Options override them. If the table has labels, the summary shows the accuracy, or the
 //! mean absolute error of a regression:
 //!
 //! ```text
@@ -21,8 +21,9 @@ use deepburn_datasets::{
 };
 
 use crate::console;
+use crate::data::texts::label_kind;
 use crate::failure::Failure;
-use crate::job::model_folder::ModelFolder;
+use crate::job::model_folder::{ModelFolder, ModelRecord};
 use crate::tools::prediction_summary::PredictionSummary;
 use crate::tools::predictions::{OutputColumns, Prediction, PredictionWriter};
 use crate::tools::trained_classifier::TrainedClassifier;
@@ -48,17 +49,17 @@ pub(crate) struct PredictArguments {
     /// Output file, .csv or .jsonl [default: JSON lines on standard output].
     #[arg(long)]
     output: Option<PathBuf>,
-    /// Column of the texts [default: from the run's job file, else `text`].
+    /// Column of the texts [default: from training, else `text`].
     #[arg(long, value_name = "NAME")]
     text_field: Option<String>,
-    /// Column of the labels, which is copied to the output [default: from the run's job file, else `label`, if the
+    /// Column of the labels, which is copied to the output [default: from training, else `label`, if the
     /// table has it].
     #[arg(long, value_name = "NAME")]
     label_field: Option<String>,
     /// Another column to copy to the output, such as an id; repeatable.
     #[arg(long, value_name = "NAME", requires = "file")]
     keep: Vec<String>,
-    /// Maximum tokens of a text; longer ones are cut [default: from the run's job file, else the model's maximum].
+    /// Maximum tokens of a text; longer ones are cut [default: from training, else the model's maximum].
     #[arg(long, value_name = "N")]
     max_length: Option<usize>,
 }
@@ -76,9 +77,10 @@ pub(crate) fn predict(arguments: &PredictArguments) -> Result<(), Failure> {
     let classifier = TrainedClassifier::open(&folder.path, length)?;
     if length.is_none() {
         console::eprint(&format!(
-            "texts are cut to the {} tokens that the model supports; without the run's job.json, their length in \
+            "texts are cut to the {} tokens that the model supports; without the model's {}, their length in \
              training is unknown (--max-length)",
-            classifier.max_length()
+            classifier.max_length(),
+            ModelRecord::FILE
         ));
     }
     let columns = columns(arguments, &folder, &classifier)?;
@@ -137,13 +139,13 @@ fn columns(
     folder: &ModelFolder,
     classifier: &TrainedClassifier,
 ) -> Result<OutputColumns, Failure> {
-    let of_run = |name: &str, default: &str| folder.column(name).unwrap_or(default).to_owned();
-    let text = arguments.text_field.clone();
-    let text = text.unwrap_or_else(|| of_run("text_field", TEXT_FIELD));
+    let text = arguments.text_field.as_deref().or(folder.text_field());
+    let text = text.unwrap_or(TEXT_FIELD).to_owned();
     let label = match (&arguments.label_field, &arguments.file) {
         (Some(name), Some(_)) => Some(name.clone()),
         (None, Some(path)) => {
-            Some(of_run("label_field", LABEL_FIELD)).filter(|name| has_column(path, name))
+            let name = folder.label_field().unwrap_or(LABEL_FIELD);
+            has_column(path, name).then(|| name.to_owned())
         }
         (_, None) => None,
     };
@@ -152,7 +154,8 @@ fn columns(
         None => class.to_string(),
     };
     let classes = (0..classifier.num_classes()).map(class).collect();
-    let table = TextColumns { text, label, copied: arguments.keep.clone() };
+    let kind = label_kind(classifier.problem_type());
+    let table = TextColumns { text, label, kind, copied: arguments.keep.clone() };
     Ok(OutputColumns {
         table,
         problem_type: classifier.problem_type(),

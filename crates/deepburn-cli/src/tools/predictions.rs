@@ -215,7 +215,7 @@ impl OutputColumns {
 
     /// Returns the columns of the input, each with its command-line option.
     fn inputs(&self) -> impl Iterator<Item = (&'static str, &String)> {
-        let TextColumns { text, label, copied } = &self.table;
+        let TextColumns { text, label, copied, .. } = &self.table;
         let label = label.iter().map(|name| ("--label-field", name));
         let copied = copied.iter().map(|name| ("--keep", name));
         [("--text-field", text)].into_iter().chain(label).chain(copied)
@@ -343,6 +343,8 @@ fn rounded(probability: f64) -> f64 {
 mod tests {
     use std::fs;
 
+    use deepburn_datasets::LabelKind;
+
     use super::*;
 
     fn columns(text: &str, label: Option<&str>, copied: &[&str]) -> OutputColumns {
@@ -350,6 +352,7 @@ mod tests {
             table: TextColumns {
                 text: text.to_owned(),
                 label: label.map(str::to_owned),
+                kind: LabelKind::Class,
                 copied: copied.iter().map(|&name| name.to_owned()).collect(),
             },
             problem_type: ProblemType::default(),

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::job::{Job, STAGES, Trained};
+use crate::resume::resume;
 use crate::reviews::{reviews, test_record};
 
 /// Returns a job that trains on reviews with a token budget for one epoch.
@@ -157,5 +158,26 @@ fn unsupported_dynamic_batching_is_named() {
     ] {
         let ending = job.run().failed(2, parts);
         assert!(!job.folder().join("output").exists(), "{}", ending.stderr);
+    }
+}
+
+/// The steps of a token budget have other samples on another number of ranks. A step at the place of the checkpoint may
+/// be repeated, and no text is left out.
+#[test]
+fn a_budget_ends_with_its_epochs_after_a_change_of_ranks() {
+    let job = |ranks| budgeted(ranks).with("training.epochs", 2);
+    let expected: u64 = tokens(&job(1).train()).iter().sum();
+    for (first, later) in [(1, 2), (2, 1), (1, 1)] {
+        let short = job(first).with("training.max_steps", 5).with("training.save_steps", 1000);
+        short.train();
+        let longer = short
+            .with("training.max_steps", Value::Null)
+            .with("deepspeed.train_batch_size", 32 * later)
+            .with("training.ranks", later);
+        resume(&longer, &[]).succeeded();
+        let trained = Trained::read(&longer.folder().join("output"));
+        let repeated = tokens(&trained).iter().sum::<u64>() - expected;
+        let most = if first == later { 0 } else { 4096 * 2 * later as u64 };
+        assert!(repeated <= most, "{first} to {later}: {repeated} tokens more than {expected}");
     }
 }

@@ -99,6 +99,49 @@ fn a_resumed_run_counts_epochs_from_the_start() {
     assert_eq!(evaluated(&Trained::read(&job.folder().join("output"))), [3, 4, 5, 7]);
 }
 
+/// Trains `steps` steps with the values `first`, then resumes with the values `later`. Returns the number of all steps.
+fn steps_after_a_change(job: Job, steps: u64, first: &[&str], later: &[&str]) -> usize {
+    let job = job.with("training.save_strategy", "epoch");
+    fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
+    let run = |values: &[&str], more: &[&str]| {
+        let sets = values.iter().flat_map(|value| ["--set", value]);
+        let arguments: Vec<&str> = ["--config", "job.json"].into_iter().chain(sets).collect();
+        finetune(job.folder(), &[&arguments[..], more].concat())
+    };
+    run(first, &["--set", &format!("training.max_steps={steps}")]).succeeded();
+    run(later, &["--resume"]).succeeded();
+    let trained = Trained::read(&job.folder().join("output"));
+    assert_eq!(record(&job)["total_steps"], trained.steps.len());
+    trained.steps.len()
+}
+
+/// The samples before the checkpoint count as they were: a run of 8 epochs has 160 samples, in steps of any size.
+#[test]
+fn epochs_end_after_the_same_samples_with_another_batch_size() {
+    let job = |epochs: f64| job().with("training.num_train_epochs", epochs);
+    let small: &[&str] = &["training.ranks=1"];
+    let large = &["training.ranks=1", "deepspeed.gradient_accumulation_steps=4"];
+    let ranks = &["training.ranks=2"];
+    assert_eq!(steps_after_a_change(job(8.0), 10, small, small), 40);
+    assert_eq!(steps_after_a_change(job(8.0), 10, small, large), 10 + 15);
+    assert_eq!(steps_after_a_change(job(8.0), 5, large, small), 5 + 30);
+    assert_eq!(steps_after_a_change(job(8.0), 10, small, ranks), 10 + 15);
+    assert_eq!(steps_after_a_change(job(8.0), 5, ranks, small), 5 + 30);
+    // 50 samples: 20 in steps of 4, then 30 in steps of 8.
+    assert_eq!(steps_after_a_change(job(2.5), 5, small, large), 5 + 4);
+    let dropped = job(2.5).with("data.drop_last", true);
+    assert_eq!(steps_after_a_change(dropped, 5, small, large), 5 + 3);
+}
+
+#[test]
+fn epochs_that_end_before_the_checkpoint_are_refused() {
+    let job = job().with("training.save_strategy", "epoch");
+    job.train();
+    let arguments = ["--config", "job.json", "--resume", "--set", "training.num_train_epochs=1"];
+    let ending = finetune(job.folder(), &arguments);
+    ending.failed(2, &["--resume", "step 7", "after 56 samples", "ends after 20", "raise"]);
+}
+
 #[test]
 fn ratios_are_rounded_up_to_steps() {
     let job = job()

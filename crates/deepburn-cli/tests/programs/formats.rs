@@ -122,6 +122,12 @@ fn every_shard_of_a_split_is_read() {
         assert!(ending.stderr.contains(&warning), "{}", ending.stderr);
         assert_eq!(job.train().numbers(), whole.numbers());
     }
+    // A hidden shard at the root is named as well as one in a hidden folder.
+    let job = language(&files, splits.clone());
+    fs::write(job.folder().join("d/.train-4.jsonl"), b"{}").unwrap();
+    let ending = job.run().succeeded();
+    assert!(ending.stderr.contains(".train-4.jsonl"), "{}", ending.stderr);
+    assert_eq!(job.train().numbers(), whole.numbers());
     let broken = language(&files, splits);
     std::os::unix::fs::symlink("nowhere", broken.folder().join("d/train-4.jsonl")).unwrap();
     broken.run().failed(2, &["train-4.jsonl"]);

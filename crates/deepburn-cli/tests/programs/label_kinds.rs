@@ -292,3 +292,29 @@ fn one_output_without_a_problem_type_is_a_regression() {
     next.run().failed(2, &["model.config.problem_type", "one output", "\"regression\""]);
     next.with("model.config.problem_type", "regression").train();
 }
+
+/// A list of classes is not a vector of flags, in training and in predictions.
+#[test]
+fn vectors_of_flags_are_refused_by_both_programs() {
+    let job = labelled(Labels::Sets).with("training.max_steps", 1);
+    job.train();
+    let splits = json!({"train": "flags.jsonl"});
+    let job = job.with("data.splits", splits).with("training.output_dir", "other");
+    for (labels, part) in [
+        (["[0,1]", "[1,0]"], "every label is [0, 1] or [1, 0]"),
+        (["[0,1,1]", "[0]"], "a list with 1 twice"),
+    ] {
+        let rows = labels.map(|label| format!("{{\"text\": \"the\", \"label\": {label}}}\n"));
+        fs::write(job.folder().join("flags.jsonl"), rows.concat().repeat(20)).unwrap();
+        let arguments = ["predict", "--model", "output", "--file", "flags.jsonl"];
+        deepburn(job.folder(), &arguments).failed(2, &["flags.jsonl", part]);
+        job.run().failed(2, &["flags.jsonl", part]);
+    }
+}
+
+#[test]
+fn numbers_are_not_names_of_several_classes_either() {
+    let names = json!({"0": "1.0", "1": "0.0", "2": "bug"});
+    let job = labelled(Labels::Sets).with("model.config.id2label", names);
+    job.run().failed(2, &["model.config.id2label", "number: \"1.0\""]);
+}

@@ -87,8 +87,23 @@ fn predictions_of_an_encoder_have_its_test_accuracy() {
     assert_eq!(config["label2id"], json!({NAMES[0]: 0, NAMES[1]: 1}));
     assert_eq!(config["model_type"], "deepburn_encoder");
 
-    // Without its job.json, the length has to be given.
+    // A later run that has not saved its own model yet only replaces job.json.
     let folder = job.folder();
+    let record = folder.join("output/job.json");
+    let text = fs::read_to_string(&record).unwrap();
+    let mut later: Value = serde_json::from_str(&text).unwrap();
+    later["data"]["sequence_length"] = json!(2);
+    later["data"]["kind"]["classification"] = json!({"text_field": "a", "label_field": "b"});
+    fs::write(&record, later.to_string()).unwrap();
+    assert_accuracy(&job);
+
+    // Models of older versions have no record of their own.
+    fs::remove_file(folder.join("output/model/deepburn.json")).unwrap();
+    predict(&job, &["--file", "test.csv"]).failed(2, &["no column `a`"]);
+    fs::write(&record, text).unwrap();
+    assert_accuracy(&job);
+
+    // Without both records, the length has to be given.
     fs::rename(folder.join("output/model"), folder.join("copy")).unwrap();
     let start = ["predict", "--model", "copy", "--text", "A wonderful film.", "--text", "Awful."];
     let whole = deepburn(folder, &start).succeeded();
@@ -149,6 +164,8 @@ fn invalid_predictions_are_named_and_leave_nothing() {
     file("column.csv", "text\nx\n");
     file("empty.csv", "review\n");
     file("plain.txt", "x");
+    file("label.jsonl", "{\"review\": \"x\", \"stars\": {\"a\": 1}}\n");
+    file("nan.jsonl", "{\"review\": \"x\", \"stars\": NaN}\n");
     let before = fs::read_dir(job.folder()).unwrap().count();
     let out = ["--output", "out.csv"];
     for (arguments, parts) in [
@@ -159,6 +176,8 @@ fn invalid_predictions_are_named_and_leave_nothing() {
         (&["--file", "empty.csv"], &["no rows"]),
         (&["--file", "plain.txt"], &["plain.txt"]),
         (&["--file", "missing.csv"], &["missing.csv"]),
+        (&["--file", "label.jsonl"], &["line 1", "`stars` is an object", "--label-field"]),
+        (&["--file", "nan.jsonl"], &["line 1", "`stars` is NaN", "--label-field"]),
         (&["--file", "test.csv", "--label-field", "class"], &["`class`"]),
         (&["--text", "x", "--max-length", "257"], &["--max-length", "257", "256"]),
         (&["--text", "x", "--max-length", "0"], &["--max-length"]),
@@ -190,6 +209,8 @@ fn labels_that_a_split_or_the_model_does_not_have_are_named() {
     test("x,bad\ny,ugly\n").failed(2, &["test.csv", "row 2", "ugly", NAMES[1]]);
     test("x,1\n").failed(2, &["test.csv", "row 1", "class number", "a name"]);
     test("x,\n").failed(2, &["test.csv", "row 1", "empty"]);
+    let ending = test("x,bad\n\"\",bad\n").succeeded();
+    assert!(ending.stderr.contains("the test split has 1 empty text"), "{}", ending.stderr);
     let given = |id2label: Value| {
         let job = named(reviews()).with("model.config.id2label", id2label);
         job.with("training.max_steps", 1)
@@ -197,13 +218,63 @@ fn labels_that_a_split_or_the_model_does_not_have_are_named() {
     let order = given(json!({"0": NAMES[1], "1": NAMES[0]}));
     order.train();
     assert_eq!(config(&order)["label2id"], json!({NAMES[1]: 0, NAMES[0]: 1}));
+    let placeholders = given(json!({"0": "LABEL_0", "1": "LABEL_1"}));
+    let ending = placeholders.run().succeeded();
+    assert!(ending.stderr.contains("model.config.id2label: has no effect"), "{}", ending.stderr);
+    assert_eq!(config(&placeholders)["id2label"]["0"], NAMES[0]);
     for (names, parts) in [
         (json!({"0": "bad", "1": "good"}), &["train.csv", NAMES[1], "\"good\""][..]),
         (json!({"1": "bad"}), &["model.config", "id2label"]),
         (json!({"0": "1", "1": "2"}), &["model.config.id2label", "number"]),
+        // A label reader takes these for class numbers too.
+        (json!({"0": "1.0", "1": "0.0"}), &["model.config.id2label", "number: \"1.0\""]),
+        (json!({"0": "fine", "1": "1e0"}), &["model.config.id2label", "number: \"1e0\""]),
+        (json!({"0": "0.5", "1": "fine"}), &["model.config.id2label", "number: \"0.5\""]),
     ] {
         given(names).run().failed(2, parts);
     }
+}
+
+/// Class numbers are treated as names are: the train split decides which ones there are.
+#[test]
+fn a_class_number_that_only_another_split_has_is_named() {
+    let table = |job: &Job, name: &str, label: &str| {
+        let text = format!("text,label\n{}", format!("good film,0\nbad film,{label}\n").repeat(20));
+        fs::write(job.folder().join(name), text).unwrap();
+    };
+    let job = reviews()
+        .with(
+            "data",
+            json!({
+                "kind": "classification", "sequence_length": 40, "vocab_size": 300,
+                "splits": {"train": "train.csv", "eval": "eval.csv", "test": "test.csv"},
+            }),
+        )
+        .with("training.max_steps", 1);
+    table(&job, "train.csv", "1");
+    table(&job, "eval.csv", "7");
+    table(&job, "test.csv", "1");
+    job.run().failed(2, &["eval.csv", "row 2", "is 7, an unknown class", "below 2"]);
+    let sized = job.with("model.config.num_classes", 8);
+    sized.train();
+    assert_eq!(config(&sized)["num_classes"], 8);
+    table(&sized, "test.csv", "8");
+    sized.run().failed(2, &["model.config.num_classes", "too small"]);
+}
+
+#[test]
+fn quotes_that_are_not_closed_end_a_prediction() {
+    let job = named(reviews()).with("training.max_steps", 1);
+    job.train();
+    let rows = |number| if number == 20 { "\"x,bad\n" } else { "x,bad\n" };
+    let table: String = (1..=100).map(rows).collect();
+    fs::write(job.folder().join("in.csv"), format!("review,stars\n{table}")).unwrap();
+    let arguments = ["--file", "in.csv", "--output", "out.csv"];
+    predict(&job, &arguments).failed(2, &["in.csv", "row 20 opens a quote that is not closed"]);
+    assert!(!job.folder().join("out.csv").exists());
+    fs::copy(job.folder().join("in.csv"), job.folder().join("train.csv")).unwrap();
+    let job = job.with("training.output_dir", "other");
+    job.run().failed(2, &["train.csv", "row 20 opens a quote that is not closed"]);
 }
 
 /// A run cannot resume with other classes than in its checkpoint.

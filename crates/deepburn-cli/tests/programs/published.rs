@@ -197,3 +197,14 @@ fn shared_guides_have_the_results_of_the_projects_copies() {
         }
     }
 }
+
+/// The jobs of this repository, with schedules whose length depends on the data.
+#[test]
+fn the_jobs_of_the_repository_are_explained() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for name in ["imdb_synthetic.json", "imdb_cpu.json", "wikitext2.json", "gpt2.json", "imdb.json"]
+    {
+        let ending = deepburn(&root, &["check-config", name]).succeeded();
+        assert!(ending.stdout.contains("schedule"), "{name}: {}", ending.stdout);
+    }
+}

@@ -295,4 +295,46 @@ fn documents_need_a_token_between_them() {
     fs::remove_file(job.folder().join("base/model/tokenizer_config.json")).unwrap();
     assert_eq!(job.train().numbers(), own.numbers());
     assert_eq!(eos(&job), 1);
+
+    // To name the model's own end of text changes nothing, so its generation settings stay.
+    let model = job.folder().join("base/model");
+    write(&model, "generation_config.json", json!({"eos_token_id": 1, "temperature": 0.5}));
+    let generation = |job: &Job| read(&job.folder().join("output/model/generation_config.json"));
+    let job = job.with("data.eos_token", "</s>");
+    assert_eq!(job.train().numbers(), own.numbers());
+    assert_eq!(generation(&job)["temperature"], 0.5);
+    let job = job.with("data.eos_token", "amber");
+    let ending = job.run().succeeded();
+    assert!(ending.stderr.contains("generation_config.json is replaced"), "{}", ending.stderr);
+    assert_eq!(generation(&job)["temperature"], Value::Null);
+}
+
+#[test]
+fn fields_that_do_not_fit_pretrained_weights_are_named() {
+    let job = from(job(), "base/model").with("training.max_steps", 1);
+    let config = json!({"n_head": 4, "torch_dtype": "bfloat99", "resid_pdrop": 0.1});
+    let job = job.with("model.config", config);
+    let ending = job.run().succeeded();
+    for part in [
+        "model.config.n_head: 4 instead of the pretrained model's 2",
+        "model.config.torch_dtype: \"bfloat99\" has no effect: deepspeed.bf16.enabled",
+    ] {
+        assert!(ending.stderr.contains(part), "{}", ending.stderr);
+    }
+    assert!(!ending.stderr.contains("resid_pdrop"), "{}", ending.stderr);
+    let config = read(&job.folder().join("output/model/config.json"));
+    assert_eq!((&config["dtype"], &config["torch_dtype"]), (&json!("float32"), &Value::Null));
+
+    // A classifier of two classes.
+    let job = job.with("model.config", json!({})).with("data.kind", "classification");
+    job.train();
+    fs::rename(job.folder().join("output"), job.folder().join("classifier")).unwrap();
+    let job = job.with("model.pretrained", "classifier");
+    job.train();
+    let row = |n: usize| json!({"text": "amber", "label": n % 3}).to_string();
+    write(job.folder(), "three.jsonl", (0..9).map(row).collect::<Vec<_>>().join("\n"));
+    let job = job.with("data.path", "three.jsonl");
+    job.run().failed(2, &["model.pretrained", "score.weight", "model.config.num_labels"]);
+    let job = job.with("data.path", "rows.jsonl").with("data.kind", "text");
+    job.run().failed(2, &["model.pretrained", "score.weight", "data.kind", "language model"]);
 }

@@ -68,6 +68,8 @@ impl JobReader<'_> {
         refuse!(if sum > 1.0 + TOLERANCE;
             self.findings, "data.splits" => "the shares add up to {:.4}%, must not exceed 100%", sum * 100.0;
             "{EXAMPLE}");
+        note!(if train > 0.0 && sum < 1.0 - TOLERANCE; self.findings, "data.splits" =>
+            "{}% of the data is in no split and is not used", ((1.0 - sum) * 1e6).round() / 1e4);
         SplitPlan::Shares { path, train, eval, test }
     }
 

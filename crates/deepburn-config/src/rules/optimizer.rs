@@ -66,6 +66,12 @@ fn adam_family(name: &str, entry: &Entry<'_>, context: &mut Context<'_>) -> Opti
         context.answer(decay, TORCH_ADAMW_DECAY, "PyTorch's default for AdamW");
         note!(context, decay => "is 0.01, PyTorch's default for AdamW, because of torch_adam");
     }
+    let mode = &params.adam_w_mode;
+    note!(if name == "AdamW" && mode.is_given() && mode.value; context, mode =>
+        "has no effect: AdamW always decouples weight decay");
+    warning!(if name == "AdamW" && !mode.value; context, mode =>
+        "false has no effect: AdamW always decouples weight decay";
+        "use the type Adam for L2 regularisation, or remove it");
     note!(if name == "Adam" && decoupled; context, "optimizer.type" =>
         "Adam decouples weight decay, as in DeepSpeed; adam_w_mode false gives L2 regularisation");
     if decoupled { OptimizerPlan::AdamW(plan) } else { OptimizerPlan::Adam(plan) }

@@ -160,6 +160,13 @@ fn length(key: &Setting<'_, Option<usize>>, warmup: usize, context: &mut Context
     warning!(if total < warmup;
         context, key => "{total} is less than warmup_num_steps {warmup}: the warm-up is never finished";
         "give more steps in total or a shorter warm-up");
+    let run = context.run.total_steps.filter(|run| total < *run && key.value.is_some());
+    if let Some(run) = run {
+        warning!(context, key =>
+            "{total} is less than the {} of the run: from step {total} on, the learning rate stays at the end of the \
+             schedule", counted(run, "step");
+            "write \"auto\", or train for fewer steps");
+    }
     total
 }
 

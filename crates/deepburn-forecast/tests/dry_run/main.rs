@@ -3,3 +3,4 @@
 mod compared;
 mod encoder;
 mod gpt2;
+mod published;

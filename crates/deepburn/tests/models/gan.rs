@@ -11,12 +11,19 @@ use burn::nn::{
 };
 use burn::tensor::activation::{relu, tanh};
 use burn::tensor::backend::Backend;
-use burn::tensor::{Distribution, Int, Tensor};
+use burn::tensor::{Distribution, ElementConversion, Int, Tensor};
+use burn_flex::Flex;
 use deepburn::checkpoint::Checkpoint;
-use deepburn::{BoxError, EngineError, LoadPlan, SaveRequest, run_ranks};
+use deepburn::config::Plan;
+use deepburn::ops::OptimizerOps;
+use deepburn::zero::{Group, Ledger, Training};
+use deepburn::{
+    BoxError, Engine, EngineError, LoadPlan, MemoryPeaks, Meta, SaveRequest, on_simulated_rank,
+    run_ranks,
+};
 
 use crate::harness::Precision::{self, Bf16, Fp16, Fp32};
-use crate::harness::{Evaluation, Job, Network, SEED, STEPS, Trained, Trainer};
+use crate::harness::{Evaluation, Job, Network, SEED, STEPS, Trained};
 use crate::samples::Samples;
 use crate::weights::{self, Seeded};
 
@@ -95,9 +102,9 @@ impl<B: Backend> Discriminator<B> {
 }
 
 /// Both engines of a rank.
-struct Gan {
-    generator: Trainer<Generator<Trained>>,
-    discriminator: Trainer<Discriminator<Trained>>,
+struct Gan<B: OptimizerOps = Flex> {
+    generator: Engine<B, Generator<Training<B>>>,
+    discriminator: Engine<B, Discriminator<Training<B>>>,
     /// Whether the generator learns from a frozen copy of the discriminator.
     frozen_judge: bool,
     /// Whether the discriminator draws random numbers that it does not use.
@@ -107,7 +114,27 @@ struct Gan {
 /// The losses of discriminator and generator in one step.
 type Losses = [f32; 2];
 
-impl Gan {
+impl<B: OptimizerOps> Gan<B> {
+    /// Shards two models over a group.
+    fn new(
+        [generator, discriminator]: [u64; 2],
+        plan: &Plan,
+        group: Group<B>,
+    ) -> Result<Self, EngineError> {
+        let device = &Default::default();
+        let generator = Generator::new(device).map(&mut Seeded::new(generator));
+        let discriminator = Discriminator::new(device).map(&mut Seeded::new(discriminator));
+        let mut gan = Self {
+            generator: deepburn::initialize(generator, plan, group.clone())?,
+            discriminator: deepburn::initialize(discriminator, plan, group)?,
+            frozen_judge: true,
+            noisy_discriminator: false,
+        };
+        gan.generator.seed(3);
+        gan.discriminator.seed(4);
+        Ok(gan)
+    }
+
     fn take_step(&mut self) -> Result<Losses, EngineError> {
         let Self { generator, discriminator, frozen_judge, noisy_discriminator } = self;
         let (rank, world_size) = (generator.rank(), generator.group().world_size());
@@ -117,12 +144,12 @@ impl Gan {
         let made = generator.forward(|generator| generator.draw(count))?.detach();
         let loss = discriminator.forward(|discriminator| {
             if *noisy_discriminator {
-                let _ = samples.floats::<Trained, 1>(&[]).random_like(Distribution::Default);
+                let _ = samples.floats::<Training<B>, 1>(&[]).random_like(Distribution::Default);
             }
             let real = discriminator.loss(samples.floats(&[1, 6, 6]), true);
             real + discriminator.loss(made, false)
         })?;
-        let discriminator_loss = loss.clone().into_scalar();
+        let discriminator_loss = loss.clone().into_scalar().elem();
         discriminator.backward(loss)?;
         discriminator.step()?;
 
@@ -130,7 +157,7 @@ impl Gan {
         let frozen = frozen_judge.then(|| discriminator.module().clone().no_grad());
         let judge = frozen.as_ref().unwrap_or(discriminator.module());
         let loss = generator.forward(|generator| judge.loss(generator.draw(count), true))?;
-        let generator_loss = loss.clone().into_scalar();
+        let generator_loss = loss.clone().into_scalar().elem();
         generator.backward(loss)?;
         generator.step()?;
         Ok([discriminator_loss, generator_loss])
@@ -140,6 +167,17 @@ impl Gan {
         (0..count).map(|_| self.take_step()).collect()
     }
 
+    /// Returns the memory of both engines in the second step.
+    fn peaks(&mut self) -> Result<[MemoryPeaks; 2], EngineError> {
+        self.take_step()?;
+        let ledgers = [self.generator.ledger().clone(), self.discriminator.ledger().clone()];
+        ledgers.iter().for_each(Ledger::reset_peaks);
+        self.take_step()?;
+        Ok(ledgers.map(|ledger| MemoryPeaks::of(&ledger)))
+    }
+}
+
+impl Gan {
     /// Returns a loss on fixed noise, and all values of both models.
     fn evaluate(&self) -> Result<Evaluation, EngineError> {
         let noise = |samples: &Samples| samples.floats(&[NOISE]);
@@ -173,20 +211,9 @@ fn on_ranks<R: Send>(
     body: impl Fn(&mut Gan) -> Result<R, BoxError> + Sync,
 ) -> Vec<R> {
     let plan = job.plan();
-    let device = &Default::default();
     let ranks = run_ranks(job.ranks, |group| {
         let seed = seed + group.rank() as u64;
-        let generator = Generator::<Trained>::new(device).map(&mut Seeded::new(seed));
-        let discriminator = Discriminator::<Trained>::new(device).map(&mut Seeded::new(seed + 50));
-        let mut gan = Gan {
-            generator: deepburn::initialize(generator, &plan, group.clone())?,
-            discriminator: deepburn::initialize(discriminator, &plan, group)?,
-            frozen_judge: true,
-            noisy_discriminator: false,
-        };
-        gan.generator.seed(3);
-        gan.discriminator.seed(4);
-        body(&mut gan)
+        body(&mut Gan::new([seed, seed + 50], &plan, group)?)
     });
     ranks.unwrap_or_else(|failure| panic!("{job:?}: {failure}"))
 }
@@ -326,6 +353,21 @@ fn resumes_in_bf16() {
 #[test]
 fn resumes_in_fp16() {
     resumes(Fp16);
+}
+
+/// Two engines on a thread, in a training loop of the program's own.
+#[test]
+fn a_forecast_is_the_run() {
+    for (precision, stage, ranks) in [(Fp32, 0, 1), (Fp32, 2, 3), (Bf16, 3, 2), (Fp32, 3, 4)] {
+        let job = Job::new(precision, stage, ranks);
+        let real = on_ranks(job, SEED, |gan| Ok(gan.peaks()?));
+        let forecast = on_simulated_rank(ranks, |group| {
+            let mut gan = Gan::<Meta>::new([SEED; 2], &job.plan(), Group::new(group))?;
+            Ok(gan.peaks()?)
+        });
+        let forecast = forecast.unwrap_or_else(|error| panic!("{job:?}: {error}"));
+        assert_eq!(forecast, real[0], "{job:?}");
+    }
 }
 
 /// Trains the generator alone: images of fixed noise approach target images.

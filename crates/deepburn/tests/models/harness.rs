@@ -6,7 +6,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
 use burn_flex::Flex;
 use deepburn::prelude::*;
-use deepburn::{BoxError, EngineError, run_ranks};
+use deepburn::{BoxError, EngineError, Meta, run_ranks};
 use serde_json::json;
 
 use crate::samples::{GLOBAL_BATCH, Samples};
@@ -14,6 +14,8 @@ use crate::weights::{Seeded, Value, values};
 
 /// The backend that models train on.
 pub(crate) type Trained = Training<Flex>;
+/// The backend of forecasts.
+pub(crate) type WithoutData = Training<Meta>;
 /// The backend that models are evaluated on.
 pub(crate) type Inner = <Trained as AutodiffBackend>::InnerBackend;
 pub(crate) type Trainer<M> = Engine<Flex, M>;

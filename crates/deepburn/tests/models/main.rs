@@ -26,7 +26,7 @@ macro_rules! test_model {
         mod $name {
             use super::$model;
             use crate::harness::Precision::{Bf16, Fp16, Fp32};
-            use crate::harness::Trained;
+            use crate::harness::{Trained, WithoutData};
             use crate::properties;
 
             #[test]
@@ -72,6 +72,16 @@ macro_rules! test_model {
             #[test]
             fn recomputation_changes_nothing_in_fp16() {
                 properties::recomputation_changes_nothing::<$model<Trained>>(Fp16);
+            }
+
+            #[test]
+            fn a_forecast_is_the_run_in_fp32() {
+                properties::a_forecast_is_the_run::<$model<Trained>, $model<WithoutData>>(Fp32);
+            }
+
+            #[test]
+            fn a_forecast_is_the_run_in_bf16() {
+                properties::a_forecast_is_the_run::<$model<Trained>, $model<WithoutData>>(Bf16);
             }
 
             #[test]

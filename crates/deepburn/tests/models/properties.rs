@@ -1,13 +1,14 @@
 //! Properties that hold for every model.
 
+use burn::module::AutodiffModule;
 use deepburn::checkpoint::Checkpoint;
-use deepburn::{EngineError, LoadPlan, SaveRequest};
+use deepburn::{EngineError, LoadPlan, MemoryPeaks, SaveRequest};
 
 use crate::harness::{
     Evaluation, Job, Network, Outcome, Precision, Recompute, SEED, STEPS, Trainable, Trained,
-    Trainer, evaluate, mean_losses, on_ranks, take_steps, train, train_with_burn,
+    Trainer, WithoutData, evaluate, mean_losses, on_ranks, take_steps, train, train_with_burn,
 };
-use crate::samples::EPOCH;
+use crate::samples::{EPOCH, Samples};
 
 const STAGES: [u8; 4] = [0, 1, 2, 3];
 
@@ -158,6 +159,36 @@ pub(crate) fn resumes<M: Trainable>(precision: Precision) {
             });
             assert_same_halves(&straight, &resumed, &format!("saved at stage {saving}, {job:?}"));
         }
+    }
+}
+
+/// Asserts that a dry run counts the same memory as a training step, in every category of every tier.
+pub(crate) fn a_forecast_is_the_run<M, F>(precision: Precision)
+where
+    M: Trainable,
+    F: Network<WithoutData> + AutodiffModule<WithoutData>,
+{
+    for (ranks, stage, recompute) in [
+        (1, 0, Recompute::Off),
+        (2, 1, Recompute::Selective),
+        (3, 2, Recompute::EveryOther),
+        (1, 3, Recompute::Full),
+        (4, 3, Recompute::Off),
+        (2, 3, Recompute::Offloaded),
+    ] {
+        let job = Job { precision, stage, ranks, recompute };
+        let real = on_ranks::<M, _>(job, SEED, |engine| {
+            take_steps(engine, 1)?;
+            engine.ledger().reset_peaks();
+            take_steps(engine, 1)?;
+            Ok(MemoryPeaks::of(engine.ledger()))
+        });
+        let samples = Samples::of_step(1, 0, ranks);
+        let plan = job.plan();
+        let loss = |model: &F| Ok(model.loss(&samples));
+        let forecast = deepburn::forecast(&plan, |device| Ok(F::new(device)), loss);
+        let forecast = forecast.unwrap_or_else(|error| panic!("{job:?}: {error}"));
+        assert_eq!(forecast.step, real[0], "{job:?}");
     }
 }
 

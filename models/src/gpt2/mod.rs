@@ -42,4 +42,5 @@ pub use attention::KeyValues;
 pub use classifier::{ClassifierConfig, Gpt2Classifier};
 pub use config::Gpt2Config;
 pub use model::Gpt2;
+pub use parameters::hf_name;
 pub use pretrained::PretrainedGpt2;

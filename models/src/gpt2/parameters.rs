@@ -16,7 +16,14 @@ pub(crate) const EMBEDDING: &str = "wte.weight";
 pub(crate) const SCORE: &str = "score.weight";
 
 /// Returns the `transformers` name of the parameter at a module path.
-pub(crate) fn hf_name(path: &str) -> String {
+///
+/// ```
+/// use deepburn_models::gpt2::hf_name;
+/// assert_eq!(hf_name("h.0.ln_1.weight"), "transformer.h.0.ln_1.weight");
+/// assert_eq!(hf_name("lm_head.weight"), "lm_head.weight");
+/// ```
+#[must_use]
+pub fn hf_name(path: &str) -> String {
     if [HEAD, SCORE].contains(&path) { path.to_owned() } else { format!("{PREFIX}{path}") }
 }
 

@@ -233,7 +233,7 @@ impl<B: Backend> Joined<B> {
     fn loss(&self, seed: usize) -> Tensor<B, 1> {
         let values: Vec<f32> = (0..12).map(|i| ((seed * 7 + i * 3) % 11) as f32 / 11.0).collect();
         let x = Tensor::<B, 2>::from_data(TensorData::new(values, [4, 3]), &B::Device::default());
-        let (up, mix) = (self.rows.val().slice([0..3]), self.rows.val().slice([3..9]));
+        let [up, mix] = [0..3, 3..9].map(|rows| self.rows.val().slice([rows, 0..6]));
         let hidden = x.matmul(up) + self.up_bias.val().unsqueeze::<2>();
         let hidden = (hidden.matmul(mix) + self.mix_bias.val().unsqueeze::<2>()).tanh();
         let y = self.down.forward(self.frozen.forward(hidden));

@@ -65,8 +65,9 @@ fn the_former_name_of_the_encoder_is_accepted_with_a_note() {
     for name in ["imdb_encoder", "IMDB_Encoder"] {
         let notes = with(name);
         assert_eq!(notes.len(), 1, "{notes:?}");
-        let expected = "model.architecture: \"imdb_encoder\" is the former name of \"encoder\"";
-        assert!(notes[0].contains(expected), "{notes:?}");
+        let expected = "\"imdb_encoder\" is the former name of \"encoder\"";
+        assert!(notes[0].starts_with("note: model.architecture "), "{notes:?}");
+        assert!(notes[0].ends_with(expected), "{notes:?}");
     }
 }
 

@@ -262,16 +262,7 @@ pub(crate) fn model_config<C: LanguageModelConfig>(
         Some(folder) => C::open(folder).map_err(Failure::mistake)?,
         None => C::default_size(),
     };
-    // The error of a field that only the pretrained model has names its file.
-    let named = |error: ModelConfigError| match (pretrained, error.unsupported_field()) {
-        (Some(folder), Some(field)) if !job.model.config.contains_key(field) => {
-            Failure::mistake(format!(
-                "{}: {error} (model.config.{field} in the job)",
-                folder.join("config.json").display()
-            ))
-        }
-        _ => Failure::mistake(format!("model.config: {error}")),
-    };
+    let named = |error| invalid_field(job, pretrained, &error);
     let config = base.with_overrides(&without_dtype(&job.model.config)).map_err(named)?;
     config.validate().map_err(named)?;
     let (old, new) = (base.limits().vocab_size, config.limits().vocab_size);
@@ -329,6 +320,25 @@ fn warn_of_other_computation<C: LanguageModelConfig>(base: &C, config: &C) {
             );
         }
     }
+}
+
+/// Returns the failure for an invalid field of the model's configuration. It names the file of a field that only the
+/// pretrained model has, and the key that can remove the field.
+fn invalid_field(job: &Job, pretrained: Option<&Path>, error: &ModelConfigError) -> Failure {
+    let of_file = |field: &str| pretrained.filter(|_| !job.model.config.contains_key(field));
+    let file = |folder: &Path| folder.join("config.json").display().to_string();
+    if let ModelConfigError::Unknown { name, .. } = error
+        && let Some(folder) = of_file(name)
+    {
+        return Failure::mistake(format!("{}: {error}", file(folder)));
+    }
+    if let Some(field) = error.unsupported_field()
+        && let Some(folder) = of_file(field)
+    {
+        let key = format!("model.config.{field}");
+        return Failure::mistake(format!("{}: {error} ({key} in the job)", file(folder)));
+    }
+    Failure::mistake(format!("model.config: {error}"))
 }
 
 /// A micro-batch of token sequences.

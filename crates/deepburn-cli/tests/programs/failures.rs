@@ -63,6 +63,10 @@ fn a_run_that_skips_every_step_ends() {
 #[test]
 fn a_failed_model_export_names_rank_step_and_file() {
     let job = Job::tiny();
-    fs::create_dir_all(job.folder().join("output/model/config.json")).unwrap();
-    job.run().failed(1, &["rank 0", "step 4", "config.json"]);
+    fs::create_dir_all(job.folder().join("output/model/generation_config.json")).unwrap();
+    job.run().failed(1, &["rank 0", "step 4", "generation_config.json"]);
+    // What every model has is checked before the start.
+    fs::create_dir_all(job.folder().join("other/model/model.safetensors")).unwrap();
+    let job = job.with("training.output_dir", "other");
+    job.run().failed(2, &["training.output_dir", "model.safetensors is in the way"]);
 }

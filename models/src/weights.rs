@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
-use burn::tensor::{Tensor, TensorData, backend::Backend};
+use burn::tensor::{DType, Tensor, TensorData, backend::Backend};
 use deepburn_weights::{InitialValues, Origin, WeightMap};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -78,9 +78,7 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         Param::uninitialized(
             ParamId::new(),
             move |device, require_grad| {
-                let data = source.values(&path, shape.iter().product(), values);
-                Tensor::from_data(TensorData::new(data, shape), device)
-                    .set_require_grad(require_grad)
+                source.tensor(&path, shape, values, device).set_require_grad(require_grad)
             },
             self.device.clone(),
             true,
@@ -90,13 +88,22 @@ impl<'a, B: Backend> WeightInit<'a, B> {
 }
 
 impl WeightSource {
-    /// Returns the `count` values of the parameter at `path`. `values` is only used for random weights.
-    fn values(&self, path: &str, count: usize, values: InitialValues) -> Vec<f32> {
-        match self {
+    /// Returns the parameter at `path`. `values` is only used for random weights. Zeros are created on the device, because a
+    /// forecast has no memory for them.
+    fn tensor<B: Backend, const D: usize>(
+        &self,
+        path: &str,
+        shape: [usize; D],
+        values: InitialValues,
+        device: &B::Device,
+    ) -> Tensor<B, D> {
+        let count = shape.iter().product();
+        let data = match self {
+            Self::Zeros => return Tensor::zeros(shape, (device, DType::F32)),
             Self::Seed(seed) => draw(*seed, path, count, values),
             Self::File(read) => read(path),
-            Self::Zeros => vec![0.0; count],
-        }
+        };
+        Tensor::from_data(TensorData::new(data, shape), device)
     }
 }
 

@@ -385,7 +385,7 @@ fn invalid_values_are_refused_by_name() {
         ),
         ("global_steps", Py::Int(-1), "global_steps is -1, and it has to be zero or more"),
         ("ds_version", Py::None, "it has to be a dict or object with `ds_version`"),
-        ("dp_world_size", int(3), "that there were 3 ranks"),
+        ("dp_world_size", int(3), "_model_states.pt is 3"),
         ("lr_scheduler", dict([]), "a schedule with `last_batch_iteration` or `last_epoch`"),
         ("shared_params", Py::None, "`shared_params`"),
         ("shared_params", dict([("a", Py::Text("b".into()))]), "a is tied to b"),

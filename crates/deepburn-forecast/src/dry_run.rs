@@ -108,7 +108,7 @@ pub enum ForecastError {
 ///     &plan,
 ///     |device| Ok(LinearConfig::new(4096, 4096).with_bias(false).init(device)),
 ///     |layer| {
-///         let x = Tensor::zeros([8, 4096], &layer.weight.device());
+///         let x = Tensor::<_, 2>::zeros([8, 4096], &layer.weight.device());
 ///         Ok(layer.forward(x).powf_scalar(2.0).mean())
 ///     },
 /// )?;

@@ -23,7 +23,7 @@ mod work;
 use burn_backend::{
     DType, DTypeUsage, DTypeUsageSet, DeviceId, DeviceOps, ExecutionError, Shape, TensorData,
 };
-use burn_ir::{OperationIr, TensorId, TensorIr};
+use burn_ir::{ModuleOperationIr, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterTensor, RunnerChannel, RunnerClient};
 use burn_std::device::Device;
 use burn_std::future::DynFut;
@@ -103,6 +103,23 @@ impl RunnerClient for MetaClient {
 
     fn register_op(&self, op: OperationIr) {
         report_work(|| Work::of(&op));
+    }
+
+    /// Returns tensors of the inferred shapes. The indices of a pooling layer are 64-bit integers, as on
+    /// Burn's CPU backend.
+    fn register(&self, op: OperationIr) -> Vec<MetaTensor> {
+        let is_pooling = matches!(
+            op,
+            OperationIr::Module(
+                ModuleOperationIr::MaxPool1dWithIndices(_)
+                    | ModuleOperationIr::MaxPool2dWithIndices(_)
+            )
+        );
+        let dtype = |dtype: DType| if is_pooling && dtype.is_int() { DType::I64 } else { dtype };
+        let outputs = op.outputs().map(|out| tensor(out.shape.clone(), dtype(out.dtype), *self));
+        let outputs = outputs.collect();
+        self.register_op(op);
+        outputs
     }
 
     /// Returns zeros of the tensor's shape and type.

@@ -21,9 +21,12 @@ pub struct Work {
     pub bytes: u64,
 }
 
+/// A function that is called with the work of each op.
+type Observer = Box<dyn FnMut(Work)>;
+
 thread_local! {
     /// The observer of this thread.
-    static OBSERVER: RefCell<Option<Box<dyn FnMut(Work)>>> = const { RefCell::new(None) };
+    static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
 }
 
 /// Removes the observer of the thread when it is dropped, also while a panic unwinds.

@@ -57,7 +57,7 @@ use frozen_lamb::LambScalars;
 use moments::SECOND_MOMENT;
 use rounds::{PlannedUpdate, UpdateScope};
 use rule::UpdateStep;
-use tiered_state::{DeviceState, ParkedState, TieredState, tensor};
+use tiered_state::{DeviceState, ParkedState, TieredState, zeros};
 
 pub use moments::moments;
 pub(crate) use newton_schulz::WORKSPACE;
@@ -542,7 +542,7 @@ impl<B: OptimizerOps> Optimizer<B> {
         }
         if let Some(TieredState::Device(state)) = &self.states[index] {
             // The accumulated updates since the last average are 0.
-            let still = tensor::<B>(vec![0.0; state.len], &state.device);
+            let still = zeros::<B>(state.len, &state.device);
             self.set_moment(index, zero_one::MOVED, still);
             self.set_moment(index, COMMON, values);
         }

@@ -467,7 +467,7 @@ mod tests {
             (&[23], greedy(1), "input id 23 (sequence 0, position 0)"),
             (&[1; 13], greedy(0), "`n_positions` = 12"),
             (&[1; 10], greedy(3), "the prompt's length 10 plus 3 new tokens is more than"),
-            (&[1], greedy(usize::MAX), "are more than"),
+            (&[1], greedy(usize::MAX), "is more than"),
             (&[1], options(1, random(0.0, None, 1.0)), "`temperature` is 0"),
             (&[1], options(1, random(1.0, Some(0), 1.0)), "`top_k` is 0"),
             (&[1], options(1, random(1.0, None, f64::NAN)), "`top_p` is NaN"),

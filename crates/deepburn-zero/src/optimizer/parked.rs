@@ -24,7 +24,7 @@ use std::sync::Arc;
 use burn_backend::{Backend, DType, FloatDType};
 use deepburn_kernels::{ElementwiseStep, FloatSlice, OwnedSlice, cast, widen};
 use deepburn_nvme::SwapError;
-use deepburn_ops::{float_into_host, is_without_data};
+use deepburn_ops::float_into_host;
 use half::{bf16, f16};
 
 use super::{Squares, UpdateGradient};
@@ -110,18 +110,10 @@ impl HostUpdate<'_> {
             let kept = array.keep_copies();
             self.pipeline.note(kept)?;
         }
-        if self.is_without_data(values_array) {
-            return Ok(());
-        }
         for chunk in self.layout.chunks() {
             self.update(&chunk, &mut values, gradient)?;
         }
         Ok(())
-    }
-
-    /// Returns true if there are no elements to update, on a backend without data.
-    fn is_without_data(&self, values: Option<&ParkedArray>) -> bool {
-        self.arrays.iter().map(|array| &**array).chain(values).any(ParkedArray::is_absent)
     }
 
     /// Updates one chunk of all arrays and stores the changed chunks.
@@ -180,9 +172,6 @@ impl HostUpdate<'_> {
         for array in self.arrays {
             let kept = array.keep_copies();
             self.pipeline.note(kept)?;
-        }
-        if self.is_without_data(None) {
-            return Ok(());
         }
         for range in self.layout.chunks() {
             let direction = &mut direction[range.clone()];
@@ -291,7 +280,6 @@ impl HostGradient {
     /// host memory in f32.
     pub(super) fn of<B: Backend>(gradient: UpdateGradient<B>) -> Self {
         match gradient {
-            UpdateGradient::Device(_) if is_without_data::<B>() => Self::Zeros,
             UpdateGradient::Device(tensor) => Self::Memory(float_into_host::<B>(tensor)),
             UpdateGradient::Parked(array, dtype) => Self::Parked(array, dtype),
             UpdateGradient::Zeros => Self::Zeros,

@@ -25,7 +25,7 @@ use deepburn_ops::{OptimizerOps, float_bytes};
 
 use super::parked::HostUpdate;
 use super::rule::{self, UpdateStep};
-use super::tiered_state::{DeviceState, ReadValues, TieredState, tensor};
+use super::tiered_state::{DeviceState, ReadValues, TieredState, zeros};
 use super::{Optimizer, Squares, UpdateGradient, UpdateValues, newton_schulz};
 use crate::assignment::Matrices;
 use crate::ledger::{Category, Lease, Ledger};
@@ -307,7 +307,7 @@ fn on_device<B: OptimizerOps>(
 ) -> B::FloatTensorPrimitive {
     match gradient {
         UpdateGradient::Device(gradient) => gradient,
-        UpdateGradient::Zeros => tensor::<B>(vec![0.0; state.len], &state.device),
+        UpdateGradient::Zeros => zeros::<B>(state.len, &state.device),
         UpdateGradient::Parked(..) => unreachable!("gradients are parked where states are"),
     }
 }

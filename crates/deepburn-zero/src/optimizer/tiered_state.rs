@@ -102,8 +102,7 @@ impl<B: OptimizerOps> ParkedState<B> {
         array: usize,
         values: B::FloatTensorPrimitive,
     ) -> Result<(), SwapError> {
-        let values = float_bytes::<B>(values);
-        self.arrays[array].write(&values, DType::F32, &mut WriteBehind::default())
+        self.arrays[array].write_tensor::<B>(values, &mut WriteBehind::default())
     }
 
     /// Updates `values`, or the master and its copy in the type `working`. Returns the tensor to

@@ -14,7 +14,6 @@
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_comm::{CommError, Partition};
 use deepburn_nvme::SwapError;
-use deepburn_ops::float_bytes;
 
 use super::gradient::{Accumulated, GradientCheck, GradientState, SumElements, SumHome};
 use super::{GradientReducer, Types};
@@ -76,7 +75,7 @@ impl<B: Backend> GradientReducer<B> {
                 let partition = self.parameters[index].partition();
                 let check = self.checker.check_tensor(&tensor, peak.as_ref(), partition);
                 let dtype = tensor.dtype();
-                let written = array.write(&float_bytes::<B>(tensor), dtype, &mut self.writes);
+                let written = array.write_tensor::<B>(tensor, &mut self.writes);
                 written.map_err(|error| self.failed("write", index, error))?;
                 SumElements::Parked { array, dtype, check }
             }

@@ -45,7 +45,7 @@ use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_config::OptimizerPlan;
 use deepburn_kernels::TreeSum;
 use deepburn_nvme::SwapError;
-use deepburn_ops::{OptimizerOps, float_bytes};
+use deepburn_ops::{OptimizerOps, float_bytes, is_without_data};
 
 use crate::assignment::UpdateSettings;
 use crate::ledger::Ledger;
@@ -617,6 +617,9 @@ impl<B: OptimizerOps> Optimizer<B> {
                 else {
                     return;
                 };
+                if is_without_data::<B>() {
+                    return;
+                }
                 // The 16-bit copy of a master is overwritten and never read.
                 let values = operands.values.as_deref().filter(|_| has_values && masters == 0);
                 let gradient = operands.gradient.as_ref().filter(|_| has_gradient);

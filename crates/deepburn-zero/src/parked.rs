@@ -153,7 +153,11 @@ impl ChunkLayout {
 
     /// Returns the size of the array in a file in bytes, including padding.
     pub(crate) fn file_bytes(self) -> u64 {
-        self.chunks().last().map_or(0, |last| self.extent(&last, self.element_bytes).end as u64)
+        // Without a loop over the chunks, because a forecast may be of any size.
+        let Some(last) = self.len.checked_sub(1) else { return 0 };
+        let chunk = self.chunk.max(1);
+        let last = last / chunk * chunk..self.len;
+        self.extent(&last, self.element_bytes).end as u64
     }
 
     /// Returns the padded byte range of a chunk within the array's region, for elements of `size`

@@ -325,7 +325,7 @@ impl ParkedArray {
         Ok(())
     }
 
-    /// Replaces all elements with those of a tensor, which is read from its device. An array without data
+    /// Replaces all elements with the elements of a tensor, which is read from its device. An array without data
     /// stays as it is, and nothing is read.
     ///
     /// # Errors

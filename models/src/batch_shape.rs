@@ -12,12 +12,6 @@ pub struct BatchShape {
 }
 
 impl BatchShape {
-    /// Returns the total number of tokens, including padding.
-    #[must_use]
-    pub fn rows(self) -> u64 {
-        self.sequences.saturating_mul(self.length)
-    }
-
     /// Returns the number of positions that predict a next token, at least 1.
     #[must_use]
     pub fn targets(self) -> u64 {

@@ -24,7 +24,7 @@ use crate::run::subject::Subject;
 
 /// The supported models. If several models have the same `model_type`, the first one reads files whose `architectures`
 /// do not name a classifier.
-static MODELS: [Model; 3] = [
+static MODELS: [ModelEntry; 3] = [
     language_model::<Gpt2Config>(Architecture::Gpt2),
     classifier::<ClassifierConfig>(Architecture::Gpt2),
     classifier::<EncoderConfig>(Architecture::Encoder),
@@ -38,7 +38,7 @@ const FIRST_MODEL_TYPE: &str = Gpt2Config::MODEL_TYPE;
 const FIRST_ARCHITECTURE: Architecture = Architecture::Gpt2;
 
 /// A supported model.
-pub(crate) struct Model {
+pub(crate) struct ModelEntry {
     /// The value of `model.architecture` in a job.
     architecture: Architecture,
     /// The value of `model_type` in `config.json`.
@@ -61,12 +61,12 @@ enum Task {
 }
 
 /// Returns the entry of a language model.
-const fn language_model<C>(architecture: Architecture) -> Model
+const fn language_model<C>(architecture: Architecture) -> ModelEntry
 where
     C: LanguageModelConfig + KnownLanguageModel + 'static,
     Causal<C>: Subject,
 {
-    Model {
+    ModelEntry {
         architecture,
         model_type: C::MODEL_TYPE,
         task: Task::LanguageModelling,
@@ -76,12 +76,12 @@ where
 }
 
 /// Returns the entry of a text classifier.
-const fn classifier<C>(architecture: Architecture) -> Model
+const fn classifier<C>(architecture: Architecture) -> ModelEntry
 where
     C: SavedConfig + KnownClassifier + 'static,
     Classification<C>: ClassifierRecipe + Subject,
 {
-    Model {
+    ModelEntry {
         architecture,
         model_type: C::MODEL_TYPE,
         task: Task::Classification,
@@ -90,7 +90,7 @@ where
     }
 }
 
-impl Model {
+impl ModelEntry {
     /// Returns the architecture, which a job may leave open.
     pub(crate) fn architecture(&self) -> Architecture {
         self.architecture
@@ -109,7 +109,7 @@ impl Model {
 ///
 /// # Errors
 /// Returns a user's mistake if the pretrained model is not supported, or contradicts the job.
-pub(crate) fn of_job(job: &Job, pretrained: Option<&Path>) -> Result<&'static Model, Failure> {
+pub(crate) fn of_job(job: &Job, pretrained: Option<&Path>) -> Result<&'static ModelEntry, Failure> {
     let task = match job.data.kind {
         DataKind::Classification { .. } => Task::Classification,
         DataKind::Text { .. } | DataKind::Tokens | DataKind::Synthetic => Task::LanguageModelling,
@@ -197,7 +197,7 @@ pub(crate) fn read_saved(fields: Map<String, Value>) -> Result<KnownModel, Model
 }
 
 /// Returns a list of the `model_type` of these models.
-fn model_types<'a>(models: impl Iterator<Item = &'a Model>) -> String {
+fn model_types<'a>(models: impl Iterator<Item = &'a ModelEntry>) -> String {
     let mut types: Vec<_> = models.map(|model| model.model_type).collect();
     types.dedup();
     types.join(", ")
@@ -211,7 +211,7 @@ mod tests {
     use std::fs;
 
     /// Returns the model of a job with a pretrained model whose `config.json` has these fields.
-    fn of_folder(given: Option<&str>, config: &Value) -> Result<&'static Model, String> {
+    fn of_folder(given: Option<&str>, config: &Value) -> Result<&'static ModelEntry, String> {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         let job = json!({ "model": { "architecture": given, "pretrained": folder.path() } });

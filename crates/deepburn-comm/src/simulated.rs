@@ -41,13 +41,13 @@ pub enum CollectiveEvent<'a> {
 pub struct SimulatedGroup {
     rank: usize,
     world_size: usize,
-    shared: Arc<Mutex<Shared>>,
-    observer: Observer,
+    shared: Arc<Mutex<GroupState>>,
+    observer: EventHandler,
 }
 
 /// The state that clones share.
 #[derive(Debug, Default)]
-struct Shared {
+struct GroupState {
     statistics: Statistics,
     /// The number of collectives started.
     started: u64,
@@ -57,11 +57,11 @@ struct Shared {
 
 /// A function that is called with each event.
 #[derive(Clone)]
-struct Observer(Arc<dyn Fn(CollectiveEvent<'_>) + Send + Sync>);
+struct EventHandler(Arc<dyn Fn(CollectiveEvent<'_>) + Send + Sync>);
 
-impl fmt::Debug for Observer {
+impl fmt::Debug for EventHandler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Observer")
+        f.write_str("EventHandler")
     }
 }
 
@@ -80,13 +80,18 @@ impl SimulatedGroup {
             return Err(CommError::NoRanks);
         }
         assert!(rank < world_size, "rank {rank} does not exist in a group of {world_size}");
-        Ok(Self { rank, world_size, shared: Arc::default(), observer: Observer(Arc::new(|_| {})) })
+        Ok(Self {
+            rank,
+            world_size,
+            shared: Arc::default(),
+            observer: EventHandler(Arc::new(|_| {})),
+        })
     }
 
     /// Calls `observe` with each collective that this handle and its later clones start or wait for.
     #[must_use]
     pub fn observed(self, observe: impl Fn(CollectiveEvent<'_>) + Send + Sync + 'static) -> Self {
-        Self { observer: Observer(Arc::new(observe)), ..self }
+        Self { observer: EventHandler(Arc::new(observe)), ..self }
     }
 
     /// Returns the counts of the collectives that would have been started.
@@ -144,7 +149,7 @@ impl SimulatedGroup {
 
     /// Locks the shared state. A panic leaves it valid, because each change is a single assignment
     /// or addition.
-    fn shared(&self) -> MutexGuard<'_, Shared> {
+    fn shared(&self) -> MutexGuard<'_, GroupState> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

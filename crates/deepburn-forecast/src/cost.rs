@@ -38,7 +38,7 @@ use deepburn_config::{ActivationOffload, OptimizerOffload, ParameterOffload, Pla
 pub use network::{Links, Network};
 pub use rank_speed::RankSpeed;
 
-use crate::timeline::{Event, Part, Timeline};
+use crate::timeline::{RankEvent, Stretch, Timeline};
 use clock::Clock;
 
 /// The reason why the time of a step cannot be predicted.
@@ -110,7 +110,7 @@ impl Timeline {
     }
 }
 
-impl Part {
+impl Stretch {
     /// Returns the cost of all repetitions. The times of parts can be added, because the link is
     /// idle at the beginning and at the end of each.
     fn cost(&self, ranks: u64, speed: RankSpeed, network: &Network) -> StepCost {
@@ -118,13 +118,15 @@ impl Part {
         let (mut started, mut bytes_sent) = (HashMap::new(), 0);
         for event in &self.events {
             match *event {
-                Event::Compute(work) => clock.compute(speed.seconds(work.operations, work.bytes)),
-                Event::Start { number, collective } => {
+                RankEvent::Compute(work) => {
+                    clock.compute(speed.seconds(work.operations, work.bytes))
+                }
+                RankEvent::Start { number, collective } => {
                     bytes_sent += collective.bytes_sent(ranks);
                     let seconds = network.seconds(&collective, ranks, &speed);
                     started.insert(number, clock.start(seconds));
                 }
-                Event::Wait { number } => {
+                RankEvent::Wait { number } => {
                     if let Some(started) = started.remove(&number) {
                         clock.wait(started);
                     }

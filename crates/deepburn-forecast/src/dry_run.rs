@@ -23,7 +23,7 @@ use deepburn_zero::{Group, ModuleOperations, Training};
 
 use crate::cost::{self, Network, RankSpeed, StepCost, UnsupportedPlan};
 use crate::memory::MemoryPeaks;
-use crate::timeline::{Part, Recorder, Timeline};
+use crate::timeline::{Recorder, Stretch, Timeline};
 
 /// Optimizer steps of a dry run.
 const STEPS: usize = 2;
@@ -222,7 +222,7 @@ where
             self.engine.step()?;
             add(&mut operations, self.engine.states().stop_counting(), times);
             collectives.add(&self.group.statistics().since(&before), times);
-            timeline.parts.push(Part { events: self.recorder.take(), times });
+            timeline.parts.push(Stretch { events: self.recorder.take(), times });
         }
         let peaks = MemoryPeaks::of(self.engine.ledger());
         Ok(Step { peaks, collectives, operations, timeline })

@@ -9,7 +9,7 @@ use deepburn_meta::Work;
 
 /// An event of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Event {
+pub(crate) enum RankEvent {
     /// The rank computes an op.
     Compute(Work),
     /// The rank starts a collective.
@@ -61,28 +61,28 @@ impl Collective {
 pub(crate) struct Timeline {
     /// The parts of the step in order. All micro-batches between the first and the last one are
     /// alike, so they are one part that is repeated.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<Stretch>,
 }
 
 /// Consecutive events that occur one or more times.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Part {
+pub(crate) struct Stretch {
     /// The events in order. Every collective that is started in a part is awaited in it.
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<RankEvent>,
     /// How often the events occur.
     pub(crate) times: u64,
 }
 
 /// Collects events. Clones collect into the same list.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Recorder(Arc<Mutex<Vec<Event>>>);
+pub(crate) struct Recorder(Arc<Mutex<Vec<RankEvent>>>);
 
 impl Recorder {
     /// Adds an op.
     pub(crate) fn compute(&self, work: Work) {
         // Views, and ops on no elements.
         if work != Work::default() {
-            self.add(Event::Compute(work));
+            self.add(RankEvent::Compute(work));
         }
     }
 
@@ -91,18 +91,18 @@ impl Recorder {
         self.add(match event {
             CollectiveEvent::Start { number, operation, arrays, contributed, complete, .. } => {
                 let collective = Collective { operation, arrays, contributed, complete };
-                Event::Start { number, collective }
+                RankEvent::Start { number, collective }
             }
-            CollectiveEvent::Wait { number } => Event::Wait { number },
+            CollectiveEvent::Wait { number } => RankEvent::Wait { number },
         });
     }
 
     /// Returns the events since the last call.
-    pub(crate) fn take(&self) -> Vec<Event> {
+    pub(crate) fn take(&self) -> Vec<RankEvent> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn add(&self, event: Event) {
+    fn add(&self, event: RankEvent) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
 }

@@ -22,11 +22,11 @@ pub struct Work {
 }
 
 /// A function that is called with the work of each op.
-type Observer = Box<dyn FnMut(Work)>;
+type WorkHandler = Box<dyn FnMut(Work)>;
 
 thread_local! {
     /// The observer of this thread.
-    static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+    static OBSERVER: RefCell<Option<WorkHandler>> = const { RefCell::new(None) };
 }
 
 /// Removes the observer of the thread when it is dropped, also while a panic unwinds.

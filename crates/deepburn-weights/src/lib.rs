@@ -36,10 +36,10 @@
 //!
 //! A stored tensor can only be divided along one axis, and only matrices can be transposed.
 
+mod blocks;
 mod composition;
 mod error;
 mod origin;
-mod region;
 mod transfer;
 mod weight_map;
 

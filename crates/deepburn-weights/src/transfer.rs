@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
+use crate::blocks::{Block, ComponentBlocks};
 use crate::composition::Composition;
-use crate::region::{Block, Region};
 
 /// The number of elements that are copied at a time.
 const BLOCK: usize = 1 << 18;
@@ -51,14 +51,16 @@ impl Composition {
         mut source: impl FnMut(&str, Range<usize>, &mut Vec<T>) -> Result<(), E>,
     ) -> Result<(), E> {
         assert!(range.end <= self.num_elements(), "{range:?} is not in {:?}", self.shape());
-        let regions: Vec<_> = self
+        let located: Vec<_> = self
             .placed()
-            .map(|(component, start)| (&component.name, Region::new(self, component, start)))
+            .map(|(component, start)| {
+                (&component.name, ComponentBlocks::new(self, component, start))
+            })
             .collect();
         let start = values.len();
         // Components that are contiguous in both arrays follow each other.
-        if regions.iter().all(|(_, region)| region.is_run()) {
-            for (name, block) in blocks(&regions) {
+        if located.iter().all(|(_, blocks)| blocks.is_run()) {
+            for (name, block) in blocks(&located) {
                 let part = overlap(&(block.to..block.to + block.columns), &range);
                 if !part.is_empty() {
                     let first = block.from + part.start - block.to;
@@ -69,8 +71,8 @@ impl Composition {
             return Ok(());
         }
         values.resize(start + range.len(), T::default());
-        let mut reader = Reader { values: &mut values[start..], range, buffer: vec![] };
-        for (name, block) in blocks(&regions) {
+        let mut reader = RangeReader { values: &mut values[start..], range, buffer: vec![] };
+        for (name, block) in blocks(&located) {
             for band in bands(block) {
                 reader.read(&band, |range, buffer| source(name, range, buffer))?;
             }
@@ -95,8 +97,8 @@ impl Composition {
         assert_eq!(values.len(), self.num_elements(), "{:?}", self.shape());
         let mut buffer = Vec::new();
         for (component, start) in self.placed() {
-            let region = Region::new(self, component, start);
-            for block in region.blocks() {
+            let blocks = ComponentBlocks::new(self, component, start);
+            for block in blocks.iter() {
                 if block.rows == 1 && block.to_column == 1 {
                     sink(&component.name, block.from, &values[block.to..block.to + block.columns])?;
                     continue;
@@ -115,15 +117,17 @@ impl Composition {
 }
 
 /// Returns all blocks with the name of their array.
-fn blocks<'a>(regions: &'a [(&'a String, Region)]) -> impl Iterator<Item = (&'a str, Block)> {
-    let blocks = |(name, region): &'a (&'a String, Region)| {
-        region.blocks().into_iter().map(|block| (name.as_str(), block))
+fn blocks<'a>(
+    located: &'a [(&'a String, ComponentBlocks)],
+) -> impl Iterator<Item = (&'a str, Block)> {
+    let blocks = |(name, blocks): &'a (&'a String, ComponentBlocks)| {
+        blocks.iter().map(|block| (name.as_str(), block))
     };
-    regions.iter().flat_map(blocks)
+    located.iter().flat_map(blocks)
 }
 
 /// A reader of a range of a composed array.
-struct Reader<'a, T> {
+struct RangeReader<'a, T> {
     /// The elements of the range.
     values: &'a mut [T],
     /// The range.
@@ -132,7 +136,7 @@ struct Reader<'a, T> {
     buffer: Vec<T>,
 }
 
-impl<T: Copy> Reader<'_, T> {
+impl<T: Copy> RangeReader<'_, T> {
     /// Reads the elements of a band that are in the range. `source` reads a range of the band's array.
     fn read<E>(
         &mut self,

@@ -413,7 +413,7 @@ fn check_origin(
 }
 
 /// A component of a parameter, which a stored tensor contains.
-struct Part<'a> {
+struct PlacedComponent<'a> {
     /// The parameter.
     weight: &'a Weight,
     /// The component, which belongs to the stored tensor.
@@ -425,21 +425,21 @@ struct Part<'a> {
 /// Returns the stored tensors as compositions of parameters.
 fn stored_tensors(weights: &[Weight]) -> Result<Vec<StoredTensor>, WeightMapError> {
     let mut order: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut found: Vec<Vec<Part<'_>>> = Vec::new();
+    let mut found: Vec<Vec<PlacedComponent<'_>>> = Vec::new();
     for weight in weights.iter().filter(|it| !matches!(it.origin, Origin::Tied { .. })) {
         for (component, start) in weight.composition.placed() {
             let index = *order.entry(&component.name).or_insert(found.len());
             if index == found.len() {
                 found.push(Vec::new());
             }
-            found[index].push(Part { weight, component, start });
+            found[index].push(PlacedComponent { weight, component, start });
         }
     }
     found.into_iter().map(stored_tensor).collect()
 }
 
 /// Returns a stored tensor that consists of these parts, of which there is at least one.
-fn stored_tensor(mut parts: Vec<Part<'_>>) -> Result<StoredTensor, WeightMapError> {
+fn stored_tensor(mut parts: Vec<PlacedComponent<'_>>) -> Result<StoredTensor, WeightMapError> {
     let (name, shape, first_path) =
         (parts[0].component.name.clone(), &parts[0].component.shape, &parts[0].weight.path);
     if let Some(other) = parts.iter().find(|part| part.component.shape != *shape) {
@@ -456,17 +456,18 @@ fn stored_tensor(mut parts: Vec<Part<'_>>) -> Result<StoredTensor, WeightMapErro
         return Err(WeightMapError::Axes { name });
     }
     let size = shape.get(axis).copied().unwrap_or(1);
-    let range = |part: &Part<'_>| match &part.component.slice {
+    let range = |part: &PlacedComponent<'_>| match &part.component.slice {
         Some(Slice { range, .. }) => range.clone(),
         None => 0..size,
     };
     parts.sort_by_key(|part| range(part).start);
-    let covered = |range, left: &Part<'_>, right: &Part<'_>| WeightMapError::Covered {
-        name: name.clone(),
-        axis,
-        range,
-        paths: [left, right].map(|part| part.weight.path.clone()),
-    };
+    let covered =
+        |range, left: &PlacedComponent<'_>, right: &PlacedComponent<'_>| WeightMapError::Covered {
+            name: name.clone(),
+            axis,
+            range,
+            paths: [left, right].map(|part| part.weight.path.clone()),
+        };
     let uncovered = |range| WeightMapError::Uncovered { name: name.clone(), axis, range };
     let mut next = 0;
     for (index, part) in parts.iter().enumerate() {
@@ -488,8 +489,8 @@ fn stored_tensor(mut parts: Vec<Part<'_>>) -> Result<StoredTensor, WeightMapErro
 }
 
 /// Returns the inverse of a component: a part of a parameter as a component of a stored tensor.
-fn inverse(part: &Part<'_>) -> Component {
-    let Part { weight, component, start } = part;
+fn inverse(part: &PlacedComponent<'_>) -> Component {
+    let PlacedComponent { weight, component, start } = part;
     let composition = &weight.composition;
     let mut inverse = Component::whole(&weight.path, composition.shape());
     if composition.components().len() > 1 {

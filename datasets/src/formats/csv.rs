@@ -83,7 +83,7 @@ fn other_separator(names: &StringRecord, column: &str) -> Option<&'static str> {
 
 /// Where a byte of a CSV file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Position {
     /// At the beginning of a record.
     Record,
     /// At the beginning of another field.
@@ -106,7 +106,7 @@ struct QuoteChecker<R> {
     /// The bytes.
     bytes: R,
     /// Where the next byte is.
-    place: Place,
+    place: Position,
     /// The number of bytes so far, at most 3.
     start: usize,
     /// The row of the next byte; 0 is the line with the names.
@@ -119,7 +119,7 @@ struct QuoteChecker<R> {
 
 impl<R> QuoteChecker<R> {
     fn new(bytes: R) -> Self {
-        let place = Place::Record;
+        let place = Position::Record;
         Self { bytes, place, start: 0, row: None, has_break: false, open: None }
     }
 
@@ -146,35 +146,35 @@ impl<R> QuoteChecker<R> {
         let before = self.place;
         self.place = match (before, byte) {
             // A byte-order mark.
-            (Place::Record, 0xEF | 0xBB | 0xBF) if b"\xef\xbb\xbf".get(start) == Some(&byte) => {
+            (Position::Record, 0xEF | 0xBB | 0xBF) if b"\xef\xbb\xbf".get(start) == Some(&byte) => {
                 return;
             }
             // An empty line is not a record.
-            (Place::Record, _) if is_break => return,
-            (Place::Record | Place::Field, b'"') => {
+            (Position::Record, _) if is_break => return,
+            (Position::Record | Position::Field, b'"') => {
                 self.has_break = false;
-                Place::Quoted
+                Position::Quoted
             }
-            (Place::Quoted, b'"') => Place::Quote,
-            (Place::Quote, b'"') => Place::Quoted,
-            (Place::Quoted, _) => {
+            (Position::Quoted, b'"') => Position::Quote,
+            (Position::Quote, b'"') => Position::Quoted,
+            (Position::Quoted, _) => {
                 self.has_break |= is_break;
                 return;
             }
-            (_, b',') => Place::Field,
-            _ if is_break => Place::Record,
-            (Place::Quote, b' ' | b'\t') => Place::Unquoted,
-            (Place::Quote, _) => {
+            (_, b',') => Position::Field,
+            _ if is_break => Position::Record,
+            (Position::Quote, b' ' | b'\t') => Position::Unquoted,
+            (Position::Quote, _) => {
                 // Text after a quote is usually harmless. After a line break
                 // within the quotes, another quote was probably not closed.
                 if self.has_break {
                     self.open = self.open.or(self.row);
                 }
-                Place::Unquoted
+                Position::Unquoted
             }
-            _ => Place::Unquoted,
+            _ => Position::Unquoted,
         };
-        if before == Place::Record {
+        if before == Position::Record {
             self.row = Some(self.row.map_or(0, |row| row + 1));
         }
     }
@@ -184,7 +184,7 @@ impl<R: Read> Read for QuoteChecker<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.bytes.read(buffer)?;
         buffer[..read].iter().for_each(|byte| self.pass(*byte));
-        if read == 0 && !buffer.is_empty() && self.place == Place::Quoted {
+        if read == 0 && !buffer.is_empty() && self.place == Position::Quoted {
             self.open = self.open.or(self.row);
         }
         Ok(read)

@@ -48,7 +48,7 @@ use crate::run::rank::{RankOutcome, RankRun, train_rank};
 use crate::run::results::write_report;
 use crate::run::resume::Origin;
 use crate::run::signals::Signals;
-use crate::run::subject::{Subject, Trainable};
+use crate::run::subject::{Subject, TrainableOn};
 use crate::run::swap::{announce_swap, check_swap};
 
 /// Train a language model or a text classifier, sharded over ranks with a DeepSpeed configuration.
@@ -194,10 +194,10 @@ impl Run<'_> {
     /// Returns a user's mistake before training, or a failure while running.
     fn train<B: FusedOps + OptimizerOps>(&self, visible: &[B::Device]) -> Result<(), Failure>
     where
-        dyn Subject: Trainable<B>,
+        dyn Subject: TrainableOn<B>,
     {
         let subject = &*self.prepared.preparation.subject;
-        Trainable::<B>::train(subject, self, visible)
+        TrainableOn::<B>::train(subject, self, visible)
     }
 
     /// Trains the model of `recipe` on backend `B`: builds the models, locks the output folder, trains, and returns how

@@ -1,7 +1,7 @@
 //! The subject of a run: its model and its data.
 //!
 //! Main type: [`Subject`]. A recipe is generic over the backend, which is chosen at run time. A subject is therefore
-//! [`Trainable`] on every backend that this build has, and [`train`](Trainable::train) is compiled for each pair of
+//! [`TrainableOn`] on every backend that this build has, and [`train`](TrainableOn::train) is compiled for each pair of
 //! recipe and backend.
 
 use burn_flex::Flex;
@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::run::finetune::Run;
 
 /// A model and its data, which backend `B` can train.
-pub(crate) trait Trainable<B: FusedOps + OptimizerOps> {
+pub(crate) trait TrainableOn<B: FusedOps + OptimizerOps> {
     /// Trains the model. Ranks use the `visible` devices that the job selects.
     ///
     /// # Errors
@@ -23,7 +23,7 @@ pub(crate) trait Trainable<B: FusedOps + OptimizerOps> {
     fn train(&self, run: &Run<'_>, visible: &[B::Device]) -> Result<(), Failure>;
 }
 
-impl<B: FusedOps + OptimizerOps, R: Recipe<B>> Trainable<B> for R {
+impl<B: FusedOps + OptimizerOps, R: Recipe<B>> TrainableOn<B> for R {
     fn train(&self, run: &Run<'_>, visible: &[B::Device]) -> Result<(), Failure> {
         run.train_recipe(self, visible)
     }
@@ -31,7 +31,7 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> Trainable<B> for R {
 
 /// The model and the data of a job, which every backend of this build can train.
 pub(crate) trait Subject:
-    Trainable<Flex> + TrainableOnCuda + TrainableOnTch + TrainableOnWgpu + Sync
+    TrainableOn<Flex> + TrainableOnCuda + TrainableOnTch + TrainableOnWgpu + Sync
 {
     /// Returns the properties that do not depend on the backend.
     fn info(&self) -> &dyn SubjectInfo;
@@ -47,7 +47,7 @@ impl<S> Subject for S
 where
     S: SubjectInfo
         + Recipe<Meta>
-        + Trainable<Flex>
+        + TrainableOn<Flex>
         + TrainableOnCuda
         + TrainableOnTch
         + TrainableOnWgpu
@@ -75,9 +75,9 @@ macro_rules! optional_backends {
     ($($Trait:ident, $feature:literal: $Backend:ty;)+) => {$(
         /// A subject that the backend can train, if this build has it.
         #[cfg(feature = $feature)]
-        pub(crate) trait $Trait: Trainable<$Backend> {}
+        pub(crate) trait $Trait: TrainableOn<$Backend> {}
         #[cfg(feature = $feature)]
-        impl<S: Trainable<$Backend>> $Trait for S {}
+        impl<S: TrainableOn<$Backend>> $Trait for S {}
 
         /// Any subject, because this build does not have the backend.
         #[cfg(not(feature = $feature))]

@@ -69,18 +69,23 @@ fn a_collective_is_hidden_until_the_rank_waits() {
 }
 
 /// An op that takes `seconds` at [`SPEED`].
-fn op(seconds: f64) -> Event {
-    Event::Compute(Work { operations: (seconds * SPEED.flops) as u64, bytes: 0 })
+fn op(seconds: f64) -> RankEvent {
+    RankEvent::Compute(Work { operations: (seconds * SPEED.flops) as u64, bytes: 0 })
 }
 
 #[test]
 fn a_part_is_repeated() {
     let gather = dense(Operation::AllGather, 1, 1_000_000);
-    let start = |number| Event::Start { number, collective: gather };
-    let events =
-        vec![start(0), op(1.0), Event::Wait { number: 0 }, start(1), Event::Wait { number: 1 }];
+    let start = |number| RankEvent::Start { number, collective: gather };
+    let events = vec![
+        start(0),
+        op(1.0),
+        RankEvent::Wait { number: 0 },
+        start(1),
+        RankEvent::Wait { number: 1 },
+    ];
     let cost = |times| {
-        let parts = vec![Part { events: events.clone(), times }];
+        let parts = vec![Stretch { events: events.clone(), times }];
         Timeline { parts }.cost(2, SPEED, &Network::Links(LINKS))
     };
     let (one, three) = (cost(1), cost(3));
@@ -92,23 +97,26 @@ fn a_part_is_repeated() {
 }
 
 /// Events of a rank: ops, and collectives with the number of ops before they are awaited.
-fn events() -> impl Strategy<Value = Vec<Event>> {
+fn events() -> impl Strategy<Value = Vec<RankEvent>> {
     let step = prop_oneof![
         (0.0..2.0_f64).prop_map(|seconds| vec![op(seconds)]),
         (1..1_000_000_u64).prop_map(|elements| {
-            vec![Event::Start { number: 0, collective: dense(Operation::AllGather, 1, elements) }]
+            vec![RankEvent::Start {
+                number: 0,
+                collective: dense(Operation::AllGather, 1, elements),
+            }]
         }),
     ];
     prop::collection::vec(step, 0..40).prop_map(|steps| {
         let mut events: Vec<_> = steps.into_iter().flatten().collect();
         let mut numbers = 0;
         for event in &mut events {
-            if let Event::Start { number, .. } = event {
+            if let RankEvent::Start { number, .. } = event {
                 *number = numbers;
                 numbers += 1;
             }
         }
-        events.extend((0..numbers).map(|number| Event::Wait { number }));
+        events.extend((0..numbers).map(|number| RankEvent::Wait { number }));
         events
     })
 }
@@ -122,7 +130,7 @@ proptest! {
             true => Network::Links(LINKS),
             false => Network::Threads { latency: 1e-6 },
         };
-        let cost = Timeline { parts: vec![Part { events, times: 1 }] }.cost(ranks, SPEED, &network);
+        let cost = Timeline { parts: vec![Stretch { events, times: 1 }] }.cost(ranks, SPEED, &network);
         let sum = cost.compute + cost.communication - cost.hidden;
         prop_assert!((cost.seconds - sum).abs() <= 1e-9 * sum, "{:?}", cost);
         prop_assert!(cost.hidden >= 0.0 && cost.hidden <= cost.communication);

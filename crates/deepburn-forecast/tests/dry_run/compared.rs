@@ -22,7 +22,7 @@ pub(crate) struct Case {
 }
 
 /// A model that is built and run on any backend.
-pub(crate) trait Model {
+pub(crate) trait ComparedModel {
     /// The module.
     type Module<B: FusedOps>;
 
@@ -132,7 +132,7 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 /// What a real run reports.
-struct Measured {
+struct MeasuredRun {
     start: MemoryPeaks,
     step: MemoryPeaks,
     collectives: Statistics,
@@ -159,7 +159,7 @@ impl Case {
     }
 
     /// Trains rank threads with values, and reports rank 0.
-    fn measured<M: Model + Sync>(&self, model: &M) -> Measured
+    fn measured<M: ComparedModel + Sync>(&self, model: &M) -> MeasuredRun
     where
         M::Module<Training<Flex>>: AutodiffModule<Training<Flex>>,
     {
@@ -179,7 +179,7 @@ impl Case {
                     engine.backward(loss)?;
                     engine.step()?;
                 }
-                run = Some(Measured {
+                run = Some(MeasuredRun {
                     start,
                     step: MemoryPeaks::of(engine.ledger()),
                     collectives: member.statistics().since(&before),
@@ -191,7 +191,7 @@ impl Case {
         runs.unwrap_or_else(|failure| panic!("{self:?}: {failure}")).remove(0)
     }
 
-    fn forecast<M: Model + Sync>(&self, model: &M) -> Forecast
+    fn forecast<M: ComparedModel + Sync>(&self, model: &M) -> Forecast
     where
         M::Module<Training<Meta>>: AutodiffModule<Training<Meta>>,
     {
@@ -204,7 +204,7 @@ impl Case {
     }
 
     /// Returns everything in which the dry run differs from the real one.
-    pub(crate) fn differences<M: Model + Sync>(&self, model: &M) -> Vec<String>
+    pub(crate) fn differences<M: ComparedModel + Sync>(&self, model: &M) -> Vec<String>
     where
         M::Module<Training<Flex>>: AutodiffModule<Training<Flex>>,
         M::Module<Training<Meta>>: AutodiffModule<Training<Meta>>,
@@ -259,7 +259,7 @@ fn counts(statistics: &Statistics) -> BTreeMap<String, Count> {
 
 /// Runs all cases and fails with all differences.
 #[track_caller]
-pub(crate) fn check<M: Model + Sync>(model: &M)
+pub(crate) fn check<M: ComparedModel + Sync>(model: &M)
 where
     M::Module<Training<Flex>>: AutodiffModule<Training<Flex>>,
     M::Module<Training<Meta>>: AutodiffModule<Training<Meta>>,

@@ -5,11 +5,11 @@ use deepburn::ops::FusedOps;
 use deepburn_models::encoder::{Encoder, EncoderConfig};
 use deepburn_models::{TextBatch, TextClassifier, TextLabels};
 
-use crate::compared::{Model, check};
+use crate::compared::{ComparedModel, check};
 
-struct Classification(EncoderConfig);
+struct EncoderClassification(EncoderConfig);
 
-impl Model for Classification {
+impl ComparedModel for EncoderClassification {
     type Module<B: FusedOps> = Encoder<B>;
 
     fn build<B: FusedOps>(&self, device: &B::Device) -> Encoder<B> {
@@ -27,7 +27,7 @@ impl Model for Classification {
 #[test]
 fn a_classifier_needs_what_its_dry_run_says() {
     for (embed_dim, num_heads, dropout) in [(64, 8, 0.2), (36, 6, 0.0)] {
-        check(&Classification(EncoderConfig {
+        check(&EncoderClassification(EncoderConfig {
             embed_dim,
             num_heads,
             dropout,

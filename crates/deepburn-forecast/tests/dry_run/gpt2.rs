@@ -5,11 +5,11 @@ use deepburn::ops::FusedOps;
 use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
 use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 
-use crate::compared::{Model, check};
+use crate::compared::{ComparedModel, check};
 
 struct LanguageModelling(Gpt2Config);
 
-impl Model for LanguageModelling {
+impl ComparedModel for LanguageModelling {
     type Module<B: FusedOps> = Gpt2<B>;
 
     fn build<B: FusedOps>(&self, device: &B::Device) -> Gpt2<B> {

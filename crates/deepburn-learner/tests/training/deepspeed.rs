@@ -221,7 +221,7 @@ fn models_that_do_not_match_are_refused() {
 
 /// A net that holds the weights of two layers in one parameter: the rows of `up`, then the rows of `mix`.
 #[derive(Module, Debug)]
-struct Joined<B: Backend> {
+struct JoinedNet<B: Backend> {
     rows: Param<Tensor<B, 2>>,
     up_bias: Param<Tensor<B, 1>>,
     mix_bias: Param<Tensor<B, 1>>,
@@ -229,7 +229,7 @@ struct Joined<B: Backend> {
     down: Linear<B>,
 }
 
-impl<B: Backend> Joined<B> {
+impl<B: Backend> JoinedNet<B> {
     fn loss(&self, seed: usize) -> Tensor<B, 1> {
         let values: Vec<f32> = (0..12).map(|i| ((seed * 7 + i * 3) % 11) as f32 / 11.0).collect();
         let x = Tensor::<B, 2>::from_data(TensorData::new(values, [4, 3]), &B::Device::default());
@@ -241,7 +241,7 @@ impl<B: Backend> Joined<B> {
     }
 }
 
-/// Returns the map of a [`Joined`] net.
+/// Returns the map of a [`JoinedNet`] net.
 fn joined_map() -> WeightMap {
     let [up, mix] = [("up.weight", 3), ("mix.weight", 6)]
         .map(|(name, inputs)| Component::whole(name, &[6, inputs]).transposed());
@@ -269,7 +269,7 @@ fn joined_layers_follow_deepspeeds_trace() {
         let plan = plan(&trace["ds"], stage, 2);
         let ranks = run_ranks(2, Duration::from_secs(60), |member| {
             let frozen: Linear<Trained> = LinearConfig::new(6, 6).init(&FlexDevice);
-            let net = Joined {
+            let net = JoinedNet {
                 rows: Param::from_tensor(Tensor::<Trained, 2>::zeros([9, 6], &FlexDevice)),
                 up_bias: Param::from_tensor(Tensor::zeros([6], &FlexDevice)),
                 mix_bias: Param::from_tensor(Tensor::zeros([6], &FlexDevice)),

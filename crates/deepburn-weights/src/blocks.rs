@@ -1,11 +1,11 @@
-//! The position of a component in its own array and in the composed array.
+//! The blocks of a component: contiguous runs in its own array and in the composed array.
 //!
-//! Main type: [`Region`]. Both positions are strides over the axes of the component's array. Axes that are contiguous
-//! in both arrays are merged, so most components are one run, or a matrix.
+//! Main type: [`ComponentBlocks`]. Both positions are strides over the axes of the component's array. Axes that are
+//! contiguous in both arrays are merged, so most components are one run, or a matrix.
 
 use crate::composition::{Component, Composition};
 
-/// An axis of a region.
+/// An axis of the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Axis {
     /// The number of positions.
@@ -36,7 +36,7 @@ pub(crate) struct Block {
 }
 
 /// The elements of a component, in order of its array.
-pub(crate) struct Region {
+pub(crate) struct ComponentBlocks {
     /// The first element in the component's array.
     from: usize,
     /// The first element in the composed array.
@@ -45,8 +45,8 @@ pub(crate) struct Region {
     axes: Vec<Axis>,
 }
 
-impl Region {
-    /// Returns the region of `component`, which begins at `start` along the axis of `whole`.
+impl ComponentBlocks {
+    /// Returns the blocks of `component`, which begins at `start` along the axis of `whole`.
     pub(crate) fn new(whole: &Composition, component: &Component, start: usize) -> Self {
         let (from, mut to) = (strides(&component.shape), strides(whole.shape()));
         let first = to.get(whole.axis()).map_or(0, |stride| stride * start);
@@ -77,8 +77,8 @@ impl Region {
         matches!(self.axes[..], [] | [Axis { from: 1, to: 1, .. }])
     }
 
-    /// Returns the blocks of the region, in order of the component's array.
-    pub(crate) fn blocks(&self) -> Vec<Block> {
+    /// Returns the blocks, in order of the component's array.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Block> {
         let one = Axis { size: 1, from: 1, to: 1 };
         // The last axis may have been a single column of a wider array.
         let (axes, columns) = match self.axes.split_last() {
@@ -93,7 +93,7 @@ impl Region {
             };
             starts = starts.into_iter().flat_map(positions).collect();
         }
-        let block = |(from, to)| Block {
+        let block = move |(from, to)| Block {
             from,
             to,
             rows: rows.size,
@@ -102,7 +102,7 @@ impl Region {
             to_row: rows.to,
             to_column: columns.to,
         };
-        starts.into_iter().map(block).collect()
+        starts.into_iter().map(block)
     }
 }
 

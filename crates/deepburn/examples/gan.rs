@@ -22,7 +22,7 @@ type Backward = Training<Flex>;
 
 const RANKS: usize = 2;
 const BATCH: usize = 64;
-const STEPS: usize = 1000;
+const STEPS: usize = 2000;
 const CONFIG: &str = r#"{
     "train_micro_batch_size_per_gpu": 64,
     "optimizer": {"type": "Adam", "params": {"lr": 2e-3, "betas": [0.5, 0.99]}},
@@ -112,6 +112,8 @@ fn train_step(
 
 fn main() -> Result<(), Box<dyn Error>> {
     let plan = deepburn::plan(CONFIG, RANKS)?;
+    // Every run starts with the same weights.
+    Flex::seed(&FlexDevice, 1);
     let radii = deepburn::run_ranks(RANKS, |group| {
         let generator = Generator::<Backward>::new(&FlexDevice);
         let mut generator = deepburn::initialize(generator, &plan, group.clone())?;
@@ -121,7 +123,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         discriminator.seed(2);
         for step in 1..=STEPS {
             let [judged, fooled] = train_step(&mut generator, &mut discriminator)?;
-            if generator.rank() == 0 && step % 200 == 0 {
+            if generator.rank() == 0 && step % 400 == 0 {
                 println!("step {step}: discriminator {judged:.3}, generator {fooled:.3}");
             }
         }

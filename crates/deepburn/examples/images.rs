@@ -92,6 +92,8 @@ fn images<B: Backend>(first: usize, count: usize) -> (Tensor<B, 4>, Tensor<B, 1,
 
 fn main() -> Result<(), Box<dyn Error>> {
     let plan = deepburn::plan(CONFIG, RANKS)?;
+    // Every run starts with the same weights.
+    Flex::seed(&FlexDevice, 1);
     let accuracies = deepburn::run_ranks(RANKS, |group| {
         let model = Classifier::<Training<Flex>>::new(&FlexDevice);
         let mut engine = deepburn::initialize(model, &plan, group)?;

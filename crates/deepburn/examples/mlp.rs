@@ -50,6 +50,8 @@ impl<B: Backend> Mlp<B> {
 fn main() -> Result<(), Box<dyn Error>> {
     let plan = deepburn::plan(CONFIG, RANKS)?;
     // The closure runs once on each rank, each on a separate thread.
+    // Every run starts with the same weights.
+    Flex::seed(&FlexDevice, 1);
     let losses = deepburn::run_ranks(RANKS, |group| {
         let model = Mlp::<Training<Flex>>::new(&FlexDevice);
         // From here on each rank holds half of every parameter, gradient and moment.

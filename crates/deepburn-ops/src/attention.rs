@@ -31,9 +31,10 @@ const DRAWN_BITS: u32 = 24;
 /// Self-attention of sequences of equal length. Softmax is computed in at least
 /// f32.
 pub trait AttentionOps: Backend {
-    /// Computes the self-attention of `projected`, shape `[batch * positions, 3 * width]`. Its
-    /// columns are the queries of all heads, then the keys, then the values. There must be at least
-    /// one position. Returns `[batch * positions, width]`. Autodiff records this method.
+    /// Computes the self-attention of `projected`, shape
+    /// `[batch * positions, (heads + 2 * key_value_heads) * head width]`. Its columns are the queries
+    /// of all heads, then the keys, then the values. There must be at least one position. Returns
+    /// `[batch * positions, heads * head width]`. Autodiff records this method.
     fn self_attention(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
@@ -102,8 +103,9 @@ impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
     }
 }
 
-/// Computes self-attention of `projected`, shape `[batch * positions, 3 * width]`, whose columns
-/// are the queries, then the keys, then the values. Returns `[batch * positions, width]`.
+/// Computes self-attention of `projected`, shape
+/// `[batch * positions, (heads + 2 * key_value_heads) * head width]`, whose columns are the queries,
+/// then the keys, then the values. Returns `[batch * positions, heads * head width]`.
 ///
 /// Each attention weight is dropped with probability `dropout`. The seed of the selection is
 /// sampled from the backend's random number generator.
@@ -124,8 +126,8 @@ pub fn self_attention<B: AttentionOps>(
 }
 
 /// Computes the attention of `queries`, shape `[batch, heads, queries, head width]`, over the
-/// cached `keys` and `values`. The queries are the last positions of the sequence. Returns
-/// `[batch * queries, width]`. Used for generation, with plain tensor ops and without dropout.
+/// cached `keys` and `values`, `[batch, key_value_heads, keys, head width]`. The queries are the last
+/// positions of the sequence. Returns `[batch * queries, heads * head width]`. Used for generation, with plain tensor ops and without dropout.
 pub fn attention_over_cache<B: Backend>(
     queries: Tensor<B, 4>,
     keys: Tensor<B, 4>,

@@ -184,8 +184,15 @@ fn attention_is_the_portable_one() {
         {
             let width = heads * head_width;
             let scale = 1.0 / (head_width as f64).sqrt();
-            let attention =
-                SelfAttention { batch, heads, scale, upcast: false, mask: AttentionMask::Causal };
+            let attention = SelfAttention {
+                batch,
+                heads,
+                key_value_heads: heads,
+                scale,
+                soft_cap: None,
+                upcast: false,
+                mask: AttentionMask::Causal,
+            };
             let projected = random([batch * positions, 3 * width], dtype);
             let grad = random([batch * positions, width], dtype);
             for dropout in [None, Some(0.3)] {

@@ -101,7 +101,9 @@ impl<B: FusedOps> TextClassifier<B> for Encoder<B> {
         let attention = SelfAttention {
             batch: texts,
             heads,
+            key_value_heads: heads,
             scale: 1.0 / ((width / heads) as f64).sqrt(),
+            soft_cap: None,
             upcast: false,
             mask: AttentionMask::Lengths(batch.lengths.clone()),
         };

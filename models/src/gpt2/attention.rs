@@ -92,7 +92,9 @@ impl<B: Backend> Attention<B> {
         let attention = SelfAttention {
             batch: dims.batch,
             heads: self.n_head,
+            key_value_heads: self.n_head,
             scale: self.scale,
+            soft_cap: None,
             upcast: self.upcast,
             mask: AttentionMask::Causal,
         };

@@ -19,7 +19,7 @@ pub struct AttentionOutput<B: Backend> {
 /// The values saved for the backward pass.
 #[derive(Debug, Clone)]
 pub struct AttentionSaved<B: Backend> {
-    /// The input: queries, keys and values, `[batch * positions, 3 * width]`.
+    /// The input: queries, keys and values of all heads, a row per position.
     pub projected: FloatTensor<B>,
     /// See [`AttentionOutput`].
     pub output: FloatTensor<B>,

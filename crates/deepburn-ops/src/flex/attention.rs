@@ -1,7 +1,7 @@
 //! Self-attention in blocks of query rows.
 //!
 //! Each head of each sequence is one task, so there are `batch * heads` tasks, and each task runs
-//! on one thread. Within a head, only the scores of [`QUERY_BLOCK`] queries exist at a time. This
+//! on one thread. In the backward pass, the heads that share keys and values form one task. Within a head, only the scores of [`QUERY_BLOCK`] queries exist at a time. This
 //! follows FlashAttention (Dao et al. 2022), but the keys are not divided into blocks, because a
 //! CPU cache holds complete rows of scores.
 //!
@@ -57,18 +57,18 @@ vectorised! {
     /// Turns the scores of a block of queries into attention weights in place, and stores the
     /// log-sum-exp of each row in `log_sums`.
     ///
-    /// `scores` has rows of `keys` elements. The first query attends to the first `visible` keys,
-    /// and each following query to `more` additional keys. The weights of the other keys are 0.
+    /// `scores` has rows of `keys` elements. Each query attends to the keys in its element of
+    /// `visible`. The weights of the other keys are 0.
     fn softmax_rows(
         scores: &mut [f32],
         keys: usize,
-        visible: usize,
-        more: usize,
+        visible: &[Range<usize>],
         log_sums: &mut [f32],
     ) {
-        let rows = scores.chunks_exact_mut(keys).zip(log_sums).enumerate();
-        for (query, (row, log_sum)) in rows {
-            let (seen, unseen) = row.split_at_mut(visible + query * more);
+        let rows = scores.chunks_exact_mut(keys).zip(log_sums).zip(visible);
+        for ((row, log_sum), visible) in rows {
+            let (row, after) = row.split_at_mut(visible.end);
+            let (before, seen) = row.split_at_mut(visible.start);
             let largest = max(seen);
             for score in seen.iter_mut() {
                 *score = exp(*score - largest);
@@ -79,7 +79,8 @@ vectorised! {
             for weight in seen.iter_mut() {
                 *weight *= factor;
             }
-            unseen.fill(0.0);
+            before.fill(0.0);
+            after.fill(0.0);
             *log_sum = largest + sum.ln();
         }
     }
@@ -94,17 +95,18 @@ vectorised! {
     fn weighted_rows(
         scores: &mut [f32],
         keys: usize,
-        visible: usize,
-        more: usize,
+        visible: &[Range<usize>],
         log_sums: &[f32],
     ) {
-        let rows = scores.chunks_exact_mut(keys).zip(log_sums).enumerate();
-        for (query, (row, log_sum)) in rows {
-            let (seen, unseen) = row.split_at_mut(visible + query * more);
+        let rows = scores.chunks_exact_mut(keys).zip(log_sums).zip(visible);
+        for ((row, log_sum), visible) in rows {
+            let (row, after) = row.split_at_mut(visible.end);
+            let (before, seen) = row.split_at_mut(visible.start);
             for score in seen {
                 *score = exp(*score - log_sum);
             }
-            unseen.fill(0.0);
+            before.fill(0.0);
+            after.fill(0.0);
         }
     }
 }
@@ -130,6 +132,14 @@ vectorised! {
     }
 }
 
+/// The columns of the projected matrix.
+#[derive(Clone, Copy)]
+enum Part {
+    Queries,
+    Keys,
+    Values,
+}
+
 /// The dimensions of an attention, from the shape of its input.
 #[derive(Clone, Copy)]
 struct AttentionDims {
@@ -137,6 +147,8 @@ struct AttentionDims {
     batch: usize,
     /// The number of heads of a sequence.
     heads: usize,
+    /// The number of heads of its keys and values.
+    key_value_heads: usize,
     /// The number of positions of a sequence, which are both queries and keys.
     positions: usize,
     /// The number of columns of a head.
@@ -150,13 +162,25 @@ impl AttentionDims {
     ///
     /// # Panics
     ///
-    /// Panics if the rows are not a multiple of the batch, or the columns not a multiple of three
-    /// times the heads.
+    /// Panics if the rows are not a multiple of the batch, the columns not a multiple of the heads,
+    /// or the heads not a multiple of the heads of keys and values.
     fn new(projected: &[usize], attention: &SelfAttention) -> Self {
-        let &SelfAttention { batch, heads, scale, .. } = attention;
-        let (positions, width) = (projected[0] / batch.max(1), projected[1] / (3 * heads));
-        assert_eq!([batch * positions, 3 * heads * width], projected, "{attention:?}");
-        Self { batch, heads, positions, width, scale: scale as f32 }
+        let &SelfAttention { batch, heads, key_value_heads, scale, .. } = attention;
+        let all = attention.projected_heads();
+        let (positions, width) = (projected[0] / batch.max(1), projected[1] / all);
+        assert_eq!([batch * positions, all * width], projected, "{attention:?}");
+        assert_eq!(heads % key_value_heads, 0, "{attention:?}");
+        Self { batch, heads, key_value_heads, positions, width, scale: scale as f32 }
+    }
+
+    /// Returns the number of columns of the projected matrix.
+    fn projected_row(self) -> usize {
+        (self.heads + 2 * self.key_value_heads) * self.width
+    }
+
+    /// Returns the number of heads of queries that share a head of keys and values.
+    fn group(self) -> usize {
+        self.heads / self.key_value_heads
     }
 
     /// Returns the number of columns of the result: the width of all heads.
@@ -172,50 +196,54 @@ impl AttentionDims {
             .map(move |block| block * QUERY_BLOCK..positions.min((block + 1) * QUERY_BLOCK))
     }
 
-    /// Returns the offset of the first element of a head's rows in a matrix.
-    ///
-    /// `head` is an index over the heads of all sequences. The columns of the matrix are divided
-    /// into `parts` sections, each with all heads: three for the projected matrix, one for the
-    /// result. `part` is the index of the section.
-    fn place(self, head: usize, rows: &Range<usize>, part: usize, parts: usize) -> usize {
+    /// Returns the offset of the first element of the rows `rows` of a head in the result. `head` is
+    /// an index over the heads of all sequences.
+    fn place(self, head: usize, rows: &Range<usize>) -> usize {
         let row = head / self.heads * self.positions + rows.start;
-        (row * parts + part) * self.row() + head % self.heads * self.width
+        row * self.row() + head % self.heads * self.width
     }
 
-    /// Returns the rows `rows` of a head in the projected matrix: its queries (`part` 0), keys (1)
-    /// or values (2). The matrix is strided and not copied.
+    /// Returns the offset of the first element of the rows `rows` in the projected matrix: of the
+    /// queries of a head, or of the keys or values that this head attends to.
+    fn place_in(self, part: Part, head: usize, rows: &Range<usize>) -> usize {
+        let row = head / self.heads * self.positions + rows.start;
+        let (own, shared) = (head % self.heads, head % self.heads / self.group());
+        let column = match part {
+            Part::Queries => own,
+            Part::Keys => self.heads + shared,
+            Part::Values => self.heads + self.key_value_heads + shared,
+        };
+        row * self.projected_row() + column * self.width
+    }
+
+    /// Returns the same rows of the projected matrix. The matrix is strided and not copied.
     fn projected<'a>(
         self,
         all: FloatSlice<'a>,
         head: usize,
         rows: &Range<usize>,
-        part: usize,
+        part: Part,
     ) -> Matrix<'a> {
         Matrix::new(
-            all.starting_at(self.place(head, rows, part, 3)),
+            all.starting_at(self.place_in(part, head, rows)),
             rows.len(),
             self.width,
-            3 * self.row(),
+            self.projected_row(),
         )
     }
 
     /// Returns the rows `rows` of a head in the result or in its gradient.
     fn merged<'a>(self, all: FloatSlice<'a>, head: usize, rows: &Range<usize>) -> Matrix<'a> {
-        Matrix::new(
-            all.starting_at(self.place(head, rows, 0, 1)),
-            rows.len(),
-            self.width,
-            self.row(),
-        )
+        Matrix::new(all.starting_at(self.place(head, rows)), rows.len(), self.width, self.row())
     }
 }
 
 vectorised! {
     /// Multiplies the weights of a query by 0 where they are dropped, and otherwise by `kept`,
-    /// which is `1 / (1 - probability)`.
-    fn drop_row(weights: &mut [f32], row: DropoutRow, kept: f32) {
+    /// which is `1 / (1 - probability)`. `first` is the position of the first key.
+    fn drop_row(weights: &mut [f32], first: usize, row: DropoutRow, kept: f32) {
         for (key, weight) in weights.iter_mut().enumerate() {
-            *weight *= if row.drops(key as u32) { 0.0 } else { kept };
+            *weight *= if row.drops((first + key) as u32) { 0.0 } else { kept };
         }
     }
 }
@@ -225,7 +253,7 @@ struct Inputs<'a> {
     dims: AttentionDims,
     /// The keys that a query attends to.
     mask: &'a AttentionMask,
-    /// Queries, keys and values, `[batch * positions, 3 * heads * width]`.
+    /// Queries, keys and values, `[batch * positions, (heads + 2 * key-value heads) * width]`.
     projected: FloatSlice<'a>,
     /// The arithmetic of all products, from the type of `projected`.
     arithmetic: Arithmetic,
@@ -240,37 +268,35 @@ impl Inputs<'_> {
         Product::new(left, right, self.arithmetic).on(Threads::One)
     }
 
-    /// Returns the number of keys that a block of queries is multiplied with: under a causal mask
-    /// the keys up to the end of the block, otherwise all keys.
-    fn keys(&self, rows: &Range<usize>) -> usize {
-        self.mask.keys(rows.end, self.dims.positions)
+    /// Returns the keys that a block of queries is multiplied with.
+    fn keys(&self, head: usize, rows: &Range<usize>) -> Range<usize> {
+        self.mask.keys(head / self.dims.heads, rows, self.dims.positions)
     }
 
-    /// Returns the number of keys that the first of the queries `rows` attends to, and the number
-    /// of additional keys for each following query: 1 under a causal mask, 0 for padded sequences.
-    fn seen(&self, head: usize, rows: &Range<usize>) -> (usize, usize) {
+    /// Returns the keys that each of the queries `rows` attends to, counted from the start of
+    /// `keys`.
+    fn seen(&self, head: usize, rows: &Range<usize>, keys: &Range<usize>) -> Vec<Range<usize>> {
         let AttentionDims { heads, positions, .. } = self.dims;
-        let visible = self.mask.seen(head / heads, rows.start, positions);
-        (visible, usize::from(*self.mask == AttentionMask::Causal))
+        let seen = rows.clone().map(|row| self.mask.seen(head / heads, row, positions));
+        seen.map(|seen| seen.start - keys.start..seen.end - keys.start).collect()
     }
 
     /// Applies dropout to the weights of the queries `rows` of a head, or to the gradients with
     /// respect to them.
-    fn drop(&self, weights: &mut [f32], head: usize, rows: &Range<usize>) {
+    fn drop(&self, weights: &mut [f32], head: usize, rows: &Range<usize>, keys: &Range<usize>) {
         let Some(dropout) = self.dropout else { return };
-        let keys = weights.len() / rows.len();
-        for (query, weights) in rows.clone().zip(weights.chunks_exact_mut(keys)) {
+        for (query, weights) in rows.clone().zip(weights.chunks_exact_mut(keys.len())) {
             // The row index is unique in the batch, so every row has its own random numbers.
             let row = dropout.row(head * self.dims.positions + query);
-            drop_row(weights, row, dropout.factor() as f32);
+            drop_row(weights, keys.start, row, dropout.factor() as f32);
         }
     }
 
-    /// Writes the scaled scores of the queries `rows`, one row of `keys(rows)` elements per query.
-    /// Masked keys within the block have scores too, which softmax ignores.
-    fn scores(&self, out: &mut [f32], head: usize, rows: &Range<usize>) {
-        let all = self.keys(rows);
-        let [queries, keys] = [(rows, 0), (&(0..all), 1)]
+    /// Writes the scaled scores of the queries `rows`, one row with all `keys` per query. Masked
+    /// keys within the block have scores too, which softmax ignores.
+    fn scores(&self, out: &mut [f32], head: usize, rows: &Range<usize>, keys: &Range<usize>) {
+        let all = keys.len();
+        let [queries, keys] = [(rows, Part::Queries), (keys, Part::Keys)]
             .map(|(rows, part)| self.dims.projected(self.projected, head, rows, part));
         let out = MatrixMut::new(out, rows.len(), all, all);
         self.product(queries, keys.transposed()).scaled(self.dims.scale).write_to(out);
@@ -281,22 +307,34 @@ impl Inputs<'_> {
         let dims = self.dims;
         let mut scratch = unwritten(QUERY_BLOCK.min(dims.positions) * dims.positions);
         for rows in dims.blocks() {
-            let keys = self.keys(&rows);
+            let seen = self.keys(head, &rows);
+            let keys = seen.len();
             let weights = &mut scratch[..rows.len() * keys];
-            self.scores(weights, head, &rows);
-            let (visible, more) = self.seen(head, &rows);
-            softmax_rows(weights, keys, visible, more, &mut log_sums[rows.clone()]);
-            self.drop(weights, head, &rows);
-            let values = dims.projected(self.projected, head, &(0..keys), 2);
-            let out = output.at(dims.place(head, &rows, 0, 1));
+            self.scores(weights, head, &rows, &seen);
+            let visible = self.seen(head, &rows, &seen);
+            softmax_rows(weights, keys, &visible, &mut log_sums[rows.clone()]);
+            self.drop(weights, head, &rows, &seen);
+            let values = dims.projected(self.projected, head, &seen, Part::Values);
+            let out = output.at(dims.place(head, &rows));
             // SAFETY: no other thread accesses these rows of this head's columns.
             let out = unsafe { MatrixMut::from_pointer(out, rows.len(), dims.width, dims.row()) };
             self.product(Matrix::new(&weights[..], rows.len(), keys, keys), values).write_to(out);
         }
     }
 
-    /// Computes the gradients of one head: writes its columns of queries, keys and values in
-    /// `gradient`.
+    /// Computes the gradients of the heads that share the keys and values number `shared`, an index
+    /// over all sequences: writes their columns of queries, keys and values in `gradient`.
+    fn backward_group(&self, shared: usize, given: &Given<'_>, gradient: Output) {
+        let group = self.dims.group();
+        let mut scratch = BackwardScratch::new(self.dims);
+        for head in shared * group..(shared + 1) * group {
+            self.backward_head(head, given, gradient, &mut scratch);
+        }
+        scratch.store(self.dims, shared * group, gradient);
+    }
+
+    /// Computes the gradients of one head: writes its columns of queries in `gradient`, and adds to
+    /// the gradients of its keys and values.
     ///
     /// For each block of queries, scores and weights are recomputed. With the weights after
     /// dropout, `q = p m`, and the gradient `dy` of the output:
@@ -310,58 +348,56 @@ impl Inputs<'_> {
     /// ```
     ///
     /// The blocks are processed from the last to the first, so the order of summation is fixed.
-    fn backward_head(&self, head: usize, given: &Given<'_>, gradient: Output) {
+    fn backward_head(
+        &self,
+        head: usize,
+        given: &Given<'_>,
+        gradient: Output,
+        scratch: &mut BackwardScratch,
+    ) {
         let dims = self.dims;
-        let mut scratch = BackwardScratch::new(dims);
-        // Under a causal mask, only the last block attends to all keys. It runs first and
-        // initialises the sums to which the others add.
         for rows in dims.blocks().rev() {
-            let keys = self.keys(&rows);
+            let seen = self.keys(head, &rows);
+            let keys = seen.len();
             let BackwardScratch {
                 weights, scores_grad, corrections, keys_grad, values_grad, ..
-            } = &mut scratch;
+            } = &mut *scratch;
             let weights = &mut weights[..rows.len() * keys];
             let scores_grad = &mut scores_grad[..rows.len() * keys];
             let grad = dims.merged(given.grad, head, &rows);
-            let values = dims.projected(self.projected, head, &(0..keys), 2);
-            self.scores(weights, head, &rows);
+            let values = dims.projected(self.projected, head, &seen, Part::Values);
+            self.scores(weights, head, &rows, &seen);
             let log_sums = &given.log_sums[head * dims.positions..][rows.clone()];
-            let (visible, more) = self.seen(head, &rows);
-            weighted_rows(weights, keys, visible, more, log_sums);
+            weighted_rows(weights, keys, &self.seen(head, &rows, &seen), log_sums);
 
             let out = MatrixMut::new(scores_grad, rows.len(), keys, keys);
             self.product(grad, values.transposed()).write_to(out);
-            self.drop(scores_grad, head, &rows);
+            self.drop(scores_grad, head, &rows, &seen);
             let corrections = &mut corrections[..rows.len()];
             given.row_products(dims, head, &rows, corrections);
             score_gradient(scores_grad, weights, keys, corrections);
 
-            self.drop(weights, head, &rows);
+            self.drop(weights, head, &rows, &seen);
             let matrix = |values| Matrix::new(values, rows.len(), keys, keys);
             let [weights, scores_grad] = [&weights[..], &scores_grad[..]].map(matrix);
-            let (all, width) = (0..keys, dims.width);
-            let [queries, key_rows] = [(&rows, 0), (&all, 1)]
+            let [queries, key_rows] = [(&rows, Part::Queries), (&seen, Part::Keys)]
                 .map(|(rows, part)| dims.projected(self.projected, head, rows, part));
-            let queries_grad = gradient.at(dims.place(head, &rows, 0, 3));
+            let queries_grad = gradient.at(dims.place_in(Part::Queries, head, &rows));
+            let (width, row) = (dims.width, dims.projected_row());
             // SAFETY: no other thread accesses these rows of this head's columns.
-            let out =
-                unsafe { MatrixMut::from_pointer(queries_grad, rows.len(), width, 3 * dims.row()) };
+            let out = unsafe { MatrixMut::from_pointer(queries_grad, rows.len(), width, row) };
             self.product(scores_grad, key_rows).scaled(dims.scale).write_to(out);
-            let is_first = rows.end == dims.positions;
-            let products = [
+            for (sum, product) in [
                 (values_grad, self.product(weights.transposed(), grad)),
                 (keys_grad, self.product(scores_grad.transposed(), queries).scaled(dims.scale)),
-            ];
-            for (sum, product) in products {
-                let out = MatrixMut::new(sum, keys, width, width);
-                if is_first { product.write_to(out) } else { product.add_to(out) }
+            ] {
+                sum.add(&seen, width, product);
             }
         }
-        scratch.store(dims, head, gradient);
     }
 }
 
-/// The memory of one head's backward pass.
+/// The memory of the backward pass of heads that share their keys and values.
 struct BackwardScratch {
     /// `[block, keys]`: scores, then weights.
     weights: Vec<f32>,
@@ -369,15 +405,43 @@ struct BackwardScratch {
     scores_grad: Vec<f32>,
     /// `sum(dy y)` of each query of the block.
     corrections: [f32; QUERY_BLOCK],
-    /// `[positions, width]`: the sum over blocks of queries, in f32 for every type of the result.
-    keys_grad: Vec<f32>,
-    /// The same sum for the gradient of the values.
-    values_grad: Vec<f32>,
+    /// The gradient of the keys.
+    keys_grad: RowSums,
+    /// The gradient of the values.
+    values_grad: RowSums,
+}
+
+/// `[positions, width]`: a sum over blocks of queries and over heads, in f32 for every type of the
+/// result.
+struct RowSums {
+    /// The sums of the rows in `begun`. The other rows are not initialised.
+    values: Vec<f32>,
+    /// The rows that have a sum. They are contiguous, because the blocks of queries are.
+    begun: Range<usize>,
+}
+
+impl RowSums {
+    /// Adds a product of shape `[rows, width]` to the rows `rows`.
+    ///
+    /// Under a causal mask, only the last block attends to all keys. It runs first and writes the
+    /// sums to which the others add.
+    fn add(&mut self, rows: &Range<usize>, width: usize, product: Product<'_>) {
+        let is_first = self.begun.is_empty();
+        if is_first {
+            self.begun = rows.clone();
+        } else if rows.start < self.begun.start {
+            self.values[rows.start * width..self.begun.start * width].fill(0.0);
+            self.begun.start = rows.start;
+        }
+        let values = &mut self.values[rows.start * width..rows.end * width];
+        let out = MatrixMut::new(values, rows.len(), width, width);
+        if is_first { product.write_to(out) } else { product.add_to(out) }
+    }
 }
 
 impl BackwardScratch {
-    /// Allocates the memory without initialising it. The first block writes all sums, and every
-    /// block writes its scores before it reads them.
+    /// Allocates the memory without initialising it. Every block writes its scores before it reads
+    /// them.
     fn new(dims: AttentionDims) -> Self {
         let scores = QUERY_BLOCK.min(dims.positions) * dims.positions;
         let rows = dims.positions * dims.width;
@@ -385,8 +449,8 @@ impl BackwardScratch {
             weights: unwritten(scores),
             scores_grad: unwritten(scores),
             corrections: [0.0; QUERY_BLOCK],
-            keys_grad: unwritten(rows),
-            values_grad: unwritten(rows),
+            keys_grad: RowSums { values: unwritten(rows), begun: 0..0 },
+            values_grad: RowSums { values: unwritten(rows), begun: 0..0 },
         }
     }
 
@@ -394,9 +458,9 @@ impl BackwardScratch {
     /// of keys and values.
     fn store(&self, dims: AttentionDims, head: usize, gradient: Output) {
         let mut room = Vec::new();
-        for (part, sums) in [(1, &self.keys_grad), (2, &self.values_grad)] {
-            for (position, sums) in sums.chunks_exact(dims.width.max(1)).enumerate() {
-                let start = dims.place(head, &(position..position + 1), part, 3);
+        for (part, sums) in [(Part::Keys, &self.keys_grad), (Part::Values, &self.values_grad)] {
+            for (position, sums) in sums.values.chunks_exact(dims.width.max(1)).enumerate() {
+                let start = dims.place_in(part, head, &(position..position + 1));
                 // SAFETY: no other thread accesses this head's columns.
                 unsafe {
                     gradient.write(start..start + dims.width, &mut room, |row| {
@@ -431,7 +495,7 @@ impl Given<'_> {
     ) {
         let [mut grad_room, mut output_room] = [Vec::new(), Vec::new()];
         for (row, product) in rows.clone().zip(products) {
-            let start = dims.place(head, &(row..row + 1), 0, 1);
+            let start = dims.place(head, &(row..row + 1));
             let part = start..start + dims.width;
             let grad = read(self.grad, part.clone(), &mut grad_room);
             *product = row_product(grad, read(self.output, part, &mut output_room));
@@ -440,7 +504,7 @@ impl Given<'_> {
 }
 
 /// Scores, weights and sums are f32 for 16-bit inputs too, so [`SelfAttention::upcast`] has no
-/// effect here.
+/// effect here. The portable implementation computes soft caps.
 impl AttentionOps for Flex {
     /// Allocates the result and the log-sums, which are f32 for every input type.
     fn attention_forward(
@@ -448,7 +512,7 @@ impl AttentionOps for Flex {
         attention: &SelfAttention,
         dropout: Option<AttentionDropout>,
     ) -> AttentionOutput<Self> {
-        if !is_supported(&projected) {
+        if !is_supported(&projected) || attention.soft_cap.is_some() {
             return portable::attention::forward::<Self>(projected, attention, dropout);
         }
         let projected = contiguous(&projected);
@@ -474,7 +538,7 @@ impl AttentionOps for Flex {
         saved: AttentionSaved<Self>,
         attention: &SelfAttention,
     ) -> FloatTensor<Self> {
-        if !is_supported(&saved.projected) || !is_supported(&grad) {
+        if !is_supported(&saved.projected) || !is_supported(&grad) || attention.soft_cap.is_some() {
             return portable::attention::backward::<Self>(grad, saved, attention);
         }
         let AttentionSaved { projected, output, log_sums, dropout } = saved;
@@ -484,9 +548,9 @@ impl AttentionOps for Flex {
         let given =
             Given { grad: elements(&grad), output: elements(&output), log_sums: &widen(&log_sums) };
         written(projected.shape(), projected.dtype(), |gradient| {
-            (0..dims.batch * dims.heads)
+            (0..dims.batch * dims.key_value_heads)
                 .into_par_iter()
-                .for_each(|head| inputs.backward_head(head, &given, gradient));
+                .for_each(|shared| inputs.backward_group(shared, &given, gradient));
         })
     }
 }

@@ -124,7 +124,7 @@ impl AttentionOps for Meta {
         attention: &SelfAttention,
         _dropout: Option<AttentionDropout>,
     ) -> AttentionOutput<Self> {
-        let (rows, width) = (projected.shape()[0], projected.shape()[1] / 3);
+        let (rows, width) = (projected.shape()[0], attention.output_width(projected.shape()[1]));
         let (batch, dtype) = (attention.batch, projected.dtype());
         let positions = rows / batch.max(1);
         let output = meta_tensor([rows, width], dtype);
@@ -154,13 +154,20 @@ fn products(rows: &FloatTensor<Meta>, matrix: &FloatTensor<Meta>) -> u64 {
     2 * (rows.shape()[0] * matrix.shape().num_elements()) as u64
 }
 
-/// Returns the operations of one product of all queries and keys. The kernels skip the keys that a
-/// causal mask hides, which is about half of them.
+/// Returns the operations of one product of all queries and keys. The kernels skip most of the keys
+/// that a causal mask or a window hides.
 fn scores(projected: &FloatTensor<Meta>, attention: &SelfAttention) -> u64 {
-    let (rows, width) = (projected.shape()[0], projected.shape()[1] / 3);
+    let (rows, width) = (projected.shape()[0], attention.output_width(projected.shape()[1]));
     let positions = rows / attention.batch.max(1);
     let pairs = match &attention.mask {
-        AttentionMask::Causal => attention.batch * positions * (positions + 1) / 2,
+        AttentionMask::Causal | AttentionMask::Since(_) => {
+            attention.batch * positions * (positions + 1) / 2
+        }
+        // The first queries see fewer keys than the window has.
+        AttentionMask::Window(window) => {
+            let window = positions.min(*window);
+            attention.batch * (positions * window - window * window.saturating_sub(1) / 2)
+        }
         AttentionMask::Lengths(_) => attention.batch * positions * positions,
     };
     2 * (pairs * width) as u64

@@ -2,7 +2,8 @@
 //!
 //! The kernel (`_scaled_dot_product_flash_attention_for_cpu`) works on blocks of queries and keys
 //! and never materializes the full score matrix. It is used for the causal mask without dropout.
-//! All other cases (CUDA, padded sequences and dropout) use [`crate::portable::attention`].
+//! All other cases (CUDA, other masks, dropout, shared keys and values, and soft caps) use
+//! [`crate::portable::attention`].
 //!
 //! ```text
 //! projected [batch * positions, 3 * width]
@@ -88,10 +89,14 @@ impl<E: TchElement> AttentionOps for LibTorch<E> {
     }
 }
 
-/// Returns true if LibTorch's kernel supports the input: on the CPU, causal and not empty.
+/// Returns true if LibTorch's kernel supports the input: on the CPU, causal and not empty, with keys
+/// and values for each head.
 fn has_kernel(projected: &Tensor, attention: &SelfAttention) -> bool {
-    let causal = attention.mask == AttentionMask::Causal;
-    causal && projected.device() == Device::Cpu && projected.numel() > 0
+    let causal = attention.mask == AttentionMask::Causal && attention.soft_cap.is_none();
+    causal
+        && attention.key_value_heads == attention.heads
+        && projected.device() == Device::Cpu
+        && projected.numel() > 0
 }
 
 /// Returns queries, keys and values as views of shape `[batch, heads, positions, head width]`.

@@ -25,14 +25,27 @@ struct Size(usize, usize, usize, usize);
 
 impl Size {
     fn arrays(self, dtype: DType) -> [Array; 2] {
+        self.arrays_for(&self.options(), dtype)
+    }
+
+    fn arrays_for(self, options: &SelfAttention, dtype: DType) -> [Array; 2] {
         let Size(batch, positions, heads, width) = self;
-        [([batch * positions, 3 * heads * width], 1), ([batch * positions, heads * width], 2)]
+        let all = heads + 2 * options.key_value_heads;
+        [([batch * positions, all * width], 1), ([batch * positions, heads * width], 2)]
             .map(|(shape, seed)| Array::new(shape, seed).rounded(dtype))
     }
 
     fn options(self) -> SelfAttention {
         let Size(batch, _, heads, _) = self;
-        SelfAttention { batch, heads, scale: 0.7, upcast: false, mask: AttentionMask::Causal }
+        SelfAttention {
+            batch,
+            heads,
+            key_value_heads: heads,
+            scale: 0.7,
+            soft_cap: None,
+            upcast: false,
+            mask: AttentionMask::Causal,
+        }
     }
 }
 
@@ -66,7 +79,7 @@ fn check(size: Size) {
 fn check_mask(size: Size, options: &SelfAttention) {
     let positions = size.1;
     for dtype in DTYPES {
-        let arrays = size.arrays(dtype);
+        let arrays = size.arrays_for(options, dtype);
         for drops in [false, true] {
             let factor =
                 |head, query, key| match drops && DROPOUT.drops(head * positions + query, key) {
@@ -87,7 +100,7 @@ fn check_mask(size: Size, options: &SelfAttention) {
                     _ => 4.0,
                 };
                 let tolerance = tolerance(dtype) * rounding;
-                let what = format!("{kind} {size:?} {dtype:?} {:?} dropout {drops}", options.mask);
+                let what = format!("{kind} {size:?} {dtype:?} {options:?} dropout {drops}");
                 assert_close(&found[0], &y, tolerance, &format!("y of {what}"));
                 assert_close(&found[1], &gradient, tolerance, &format!("gradient of {what}"));
             }
@@ -114,6 +127,51 @@ fn sequences_of_several_blocks() {
     check(Size(1, 300, 2, 4));
 }
 
+/// Returns the first key of each query, if a new document starts at every fifth position, and each
+/// sequence starts with padding of another length.
+fn documents(batch: usize, positions: usize) -> AttentionMask {
+    let first = |(sequence, row): (usize, usize)| {
+        if row < sequence { 0 } else { sequence.max(row / 5 * 5) }
+    };
+    let rows = (0..batch).flat_map(|sequence| (0..positions).map(move |row| (sequence, row)));
+    AttentionMask::Since(rows.map(first).collect())
+}
+
+#[test]
+fn heads_share_keys_and_values() {
+    for (heads, key_value_heads) in [(4, 2), (6, 2), (9, 3), (5, 1)] {
+        let size = Size(2, 37, heads, 4);
+        check_mask(size, &SelfAttention { key_value_heads, ..size.options() });
+        let lengths = AttentionMask::Lengths([9, 30].into());
+        check_mask(size, &SelfAttention { key_value_heads, mask: lengths, ..size.options() });
+    }
+}
+
+#[test]
+fn windows_and_documents_limit_the_keys() {
+    for size in [Size(2, 7, 2, 3), Size(3, 150, 2, 4), Size(1, 300, 4, 2)] {
+        let Size(batch, positions, heads, _) = size;
+        for window in [1, 3, 130, 500] {
+            let mask = AttentionMask::Window(window);
+            check_mask(size, &SelfAttention { mask, ..size.options() });
+        }
+        for key_value_heads in [heads, 1] {
+            let mask = documents(batch, positions);
+            check_mask(size, &SelfAttention { mask, key_value_heads, ..size.options() });
+        }
+    }
+}
+
+#[test]
+fn soft_caps_limit_the_scores() {
+    for mask in [AttentionMask::Causal, AttentionMask::Window(4)] {
+        let size = Size(2, 9, 4, 3);
+        let options = SelfAttention { soft_cap: Some(1.5), mask, ..size.options() };
+        check_mask(size, &options);
+        check_mask(size, &SelfAttention { key_value_heads: 2, ..options });
+    }
+}
+
 #[test]
 fn upcasting_multiplies_queries_and_keys_in_f32() {
     let size = Size(1, 9, 2, 8);
@@ -134,6 +192,8 @@ fn extreme_scores_stay_finite() {
     let options = SelfAttention {
         batch: 1,
         heads: 1,
+        key_value_heads: 1,
+        soft_cap: None,
         scale: 1.0,
         upcast: false,
         mask: AttentionMask::Causal,
@@ -168,6 +228,19 @@ fn the_cache_gives_what_whole_sequences_give() {
     let [queries, keys, values] = [0, 1, 2].map(|part| heads.clone().narrow(1, part * 2, 2));
     let last = attention_over_cache(queries.narrow(2, 4, 2), keys, values, &size.options());
     let expected = whole.reshape([2, 6, 8]).narrow(1, 4, 2).reshape([4, 8]);
+    let difference: f32 = (last - expected).abs().max().into_scalar();
+    assert!(difference < 1e-6, "{difference}");
+
+    let options = SelfAttention {
+        key_value_heads: 1,
+        mask: AttentionMask::Window(3),
+        ..Size(2, 6, 4, 3).options()
+    };
+    let whole = self_attention(projected.tensor(DType::F32).narrow(1, 0, 18), &options, 0.0);
+    let heads = projected.tensor(DType::F32).narrow(1, 0, 18).reshape([2, 6, 6, 3]).swap_dims(1, 2);
+    let part = |first, count| heads.clone().narrow(1, first, count);
+    let last = attention_over_cache(part(0, 4).narrow(2, 5, 1), part(4, 1), part(5, 1), &options);
+    let expected = whole.reshape([2, 6, 12]).narrow(1, 5, 1).reshape([2, 12]);
     let difference: f32 = (last - expected).abs().max().into_scalar();
     assert!(difference < 1e-6, "{difference}");
 }
@@ -214,6 +287,8 @@ fn dropout_keeps_the_expectation() {
     let options = SelfAttention {
         batch: 2,
         heads: 4,
+        key_value_heads: 4,
+        soft_cap: None,
         scale: 0.5,
         upcast: false,
         mask: AttentionMask::Causal,

@@ -90,19 +90,23 @@ pub(crate) fn cross_entropy(logits: &Array, targets: &[i64]) -> (f64, Array) {
 /// by `factor(head, query, key)`.
 pub(crate) fn attention(
     projected: &Array,
-    &SelfAttention { batch, heads, scale, ref mask, .. }: &SelfAttention,
+    &SelfAttention { batch, heads, key_value_heads, scale, soft_cap, ref mask, .. }: &SelfAttention,
     factor: impl Fn(usize, usize, usize) -> f64,
     dy: &Array,
 ) -> [Vec<f64>; 2] {
     let positions = projected.shape[0] / batch;
-    let width = projected.shape[1] / 3;
-    let head_width = width / heads;
+    let columns = projected.shape[1];
+    let head_width = columns / (heads + 2 * key_value_heads);
+    let width = heads * head_width;
     let mut y = vec![0.0; batch * positions * width];
     let mut gradient = vec![0.0; projected.values.len()];
     for head in 0..batch * heads {
         let column = head % heads * head_width;
+        let shared = head % heads * key_value_heads / heads;
+        let starts = [head % heads, heads + shared, heads + key_value_heads + shared];
         let row_of = |position: usize| head / heads * positions + position;
-        let at = |position, part, i| row_of(position) * 3 * width + part * width + column + i;
+        let at =
+            |position, part: usize, i| row_of(position) * columns + starts[part] * head_width + i;
         let out = |position, i| row_of(position) * width + column + i;
         let input = &projected.values;
         for query in 0..positions {
@@ -110,26 +114,31 @@ pub(crate) fn attention(
                 (0..head_width).map(|i| input[at(query, 0, i)] * input[at(key, 1, i)]).sum()
             };
             let seen = match mask {
-                AttentionMask::Causal => query + 1,
-                AttentionMask::Lengths(lengths) => lengths[head / heads].clamp(1, positions),
+                AttentionMask::Causal => 0..query + 1,
+                AttentionMask::Window(window) => (query + 1).saturating_sub(*window)..query + 1,
+                AttentionMask::Since(first) => first[row_of(query)]..query + 1,
+                AttentionMask::Lengths(lengths) => 0..lengths[head / heads].clamp(1, positions),
             };
-            let scores: Vec<f64> = (0..seen).map(|key| scale * dot(key)).collect();
+            let capped = |score: f64| soft_cap.map_or(score, |cap| cap * (score / cap).tanh());
+            let slope = |score: f64| soft_cap.map_or(1.0, |cap| 1.0 - (score / cap).tanh().powi(2));
+            let products: Vec<f64> = seen.clone().map(|key| scale * dot(key)).collect();
+            let scores: Vec<f64> = products.iter().map(|score| capped(*score)).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp() / sum).collect();
-            let mut weights_grad = vec![0.0; seen];
-            for key in 0..seen {
+            let mut weights_grad = vec![0.0; seen.len()];
+            for (n, key) in seen.clone().enumerate() {
                 let factor = factor(head, query, key);
                 for i in 0..head_width {
                     let dy = dy.values[out(query, i)];
-                    y[out(query, i)] += weights[key] * factor * input[at(key, 2, i)];
-                    gradient[at(key, 2, i)] += weights[key] * factor * dy;
-                    weights_grad[key] += factor * dy * input[at(key, 2, i)];
+                    y[out(query, i)] += weights[n] * factor * input[at(key, 2, i)];
+                    gradient[at(key, 2, i)] += weights[n] * factor * dy;
+                    weights_grad[n] += factor * dy * input[at(key, 2, i)];
                 }
             }
             let mean: f64 = weights.iter().zip(&weights_grad).map(|(w, g)| w * g).sum();
-            for key in 0..seen {
-                let score_grad = weights[key] * (weights_grad[key] - mean) * scale;
+            for (n, key) in seen.enumerate() {
+                let score_grad = weights[n] * (weights_grad[n] - mean) * slope(products[n]) * scale;
                 for i in 0..head_width {
                     gradient[at(query, 0, i)] += score_grad * input[at(key, 1, i)];
                     gradient[at(key, 1, i)] += score_grad * input[at(query, 0, i)];

@@ -152,6 +152,8 @@ fn attention_step() {
     let options = SelfAttention {
         batch: 2,
         heads: 2,
+        key_value_heads: 2,
+        soft_cap: None,
         scale: 0.6,
         upcast: false,
         mask: AttentionMask::Causal,
@@ -176,6 +178,8 @@ fn dropped_weights_carry_no_gradient() {
     let options = SelfAttention {
         batch: 1,
         heads: 1,
+        key_value_heads: 1,
+        soft_cap: None,
         scale: 1.0,
         upcast: false,
         mask: AttentionMask::Causal,

@@ -167,8 +167,7 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     }
 }
 
-/// Self-attention over packed projections `[batch * length, 3 * width]` of queries, keys and
-/// values.
+/// Self-attention over rows of queries, keys and values.
 ///
 /// Selective activation checkpointing treats attention as an expensive product. Backward needs the
 /// output and one log-sum-exp per query and head, but not the matrix of scores.
@@ -223,16 +222,15 @@ impl<B: MatmulOps + AttentionOps> AttentionOps for Sharded<B> {
 /// queries with all keys of a sequence in the batch.
 ///
 /// Forward has two products, scores and values. Backward has four: the gradients of values,
-/// probabilities, queries and keys. `projected` is `[batch * length, 3 * width]`. Masked positions
+/// probabilities, queries and keys. `projected` has a row per position. Masked positions
 /// count in full, as in the convention for model FLOPs; padding beyond a row's length does not.
 fn scores<B: Backend>(projected: &ZeroTensor<B>, attention: &SelfAttention, products: u64) -> u64 {
     let shape = projected.shape();
-    let (rows, width) = (shape.as_slice()[0], shape.as_slice()[1] / 3);
+    let (rows, width) = (shape.as_slice()[0], attention.output_width(shape.as_slice()[1]));
+    let length = rows / attention.batch.max(1);
     let pairs = match &attention.mask {
-        AttentionMask::Causal => {
-            let length = rows / attention.batch.max(1);
-            attention.batch * length * length
-        }
+        AttentionMask::Causal | AttentionMask::Since(_) => attention.batch * length * length,
+        AttentionMask::Window(window) => attention.batch * length * length.min(*window),
         AttentionMask::Lengths(lengths) => lengths.iter().map(|length| length * length).sum(),
     };
     products * 2 * (pairs * width) as u64

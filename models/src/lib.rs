@@ -10,10 +10,13 @@
 //! - [`Architecture`] is the interface between models and programs.
 
 pub mod causal_lm;
+pub mod decoder;
 pub mod encoder;
+pub mod families;
 pub mod gpt2;
 pub mod hf;
 
+mod activation;
 mod architecture;
 mod batch_shape;
 mod label_loss;
@@ -23,6 +26,7 @@ mod projection;
 mod texts;
 mod weights;
 
+pub use activation::Activation;
 pub use architecture::{
     Architecture, BuildModel, LanguageModelConfig, SavedConfig, TextClassifierConfig, TokenLimits,
 };

@@ -1,34 +1,35 @@
-//! Layer normalisation with the parameter names of `transformers`.
+//! Normalisation of rows, with the parameter names of `transformers`.
 //!
-//! Burn's own module names its parameters `gamma` and `beta` and computes in the dtype of its input. This module names
+//! Burn's own modules name their parameters `gamma` and `beta` and compute in the dtype of their input. This module names
 //! them `weight` and `bias`, and always computes in at least f32, because squares of half-precision values can
 //! overflow.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Tensor, backend::Backend};
+use burn::tensor::{DType, Tensor, backend::Backend};
 use deepburn_ops::{LayerNormOps, layer_norm};
 
+use crate::decoder::NormKind;
 use crate::weights::WeightInit;
 
-/// Layer normalisation over the last axis: `(x - mean) / sqrt(var + epsilon) * weight + bias`, with the biased
-/// variance.
+/// A normalisation over the last axis.
 #[derive(Module, Debug)]
-pub(crate) struct LayerNorm<B: Backend> {
+pub(crate) struct Norm<B: Backend> {
     /// The scale of each element.
     weight: Param<Tensor<B, 1>>,
-    /// The offset of each element.
-    bias: Param<Tensor<B, 1>>,
-    /// The epsilon that is added to the variance.
-    epsilon: f64,
+    /// The offset of each element, if the kind of norm has one.
+    bias: Option<Param<Tensor<B, 1>>>,
+    /// The formula.
+    #[module(skip)]
+    kind: NormKind,
 }
 
-impl<B: Backend> LayerNorm<B> {
-    /// Returns the layer normalisation at module path `path`.
-    pub(crate) fn new(init: &WeightInit<B>, path: &str, epsilon: f64) -> Self {
+impl<B: Backend> Norm<B> {
+    /// Returns the normalisation at module path `path`.
+    pub(crate) fn new(init: &WeightInit<B>, path: &str, kind: NormKind) -> Self {
         Self {
             weight: init.param(&format!("{path}.weight")),
-            bias: init.param(&format!("{path}.bias")),
-            epsilon,
+            bias: kind.has_bias().then(|| init.param(&format!("{path}.bias"))),
+            kind,
         }
     }
 
@@ -37,7 +38,33 @@ impl<B: Backend> LayerNorm<B> {
     where
         B: LayerNormOps,
     {
-        layer_norm(x, self.weight.val(), Some(self.bias.val()), self.epsilon)
+        let (weight, dtype) = (self.weight.val(), x.dtype());
+        match self.kind {
+            NormKind::Layer { epsilon } => {
+                layer_norm(x, weight, self.bias.as_ref().map(Param::val), epsilon)
+            }
+            NormKind::Rms { epsilon } => {
+                quotient(in_f32(x), epsilon).cast(dtype) * weight.unsqueeze()
+            }
+            NormKind::RmsPlusOne { epsilon } => {
+                let factor = in_f32(weight) + 1.0;
+                (quotient(in_f32(x), epsilon) * factor.unsqueeze()).cast(dtype)
+            }
+        }
+    }
+}
+
+/// Returns `x / sqrt(mean(x^2) + epsilon)` for each row.
+fn quotient<B: Backend, const D: usize>(x: Tensor<B, D>, epsilon: f64) -> Tensor<B, D> {
+    let squares = x.clone().powf_scalar(2.0).mean_dim(D - 1);
+    x * (squares + epsilon).sqrt().recip()
+}
+
+/// Converts a 16-bit tensor to f32; returns other tensors unchanged.
+fn in_f32<B: Backend, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => x.cast(DType::F32),
+        _ => x,
     }
 }
 
@@ -57,7 +84,7 @@ mod tests {
         let weights =
             vec![fresh("ln.weight", InitialValues::Ones), fresh("ln.bias", InitialValues::Zeros)];
         let init = WeightInit::new(WeightMap::new(weights).unwrap(), 1, &device);
-        let norm = LayerNorm::<Flex>::new(&init, "ln", 1e-5);
+        let norm = Norm::<Flex>::new(&init, "ln", NormKind::Layer { epsilon: 1e-5 });
         let x = Tensor::<Flex, 1>::from_floats(values, &device).cast(dtype).unsqueeze::<2>();
         let y = norm.forward(x);
         assert_eq!(y.dtype(), dtype);

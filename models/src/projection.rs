@@ -1,7 +1,6 @@
-//! Linear layers with a bias, applied to rows.
+//! Linear layers, applied to rows.
 //!
-//! Weights have shape `[in, out]`, as in Burn and in the `Conv1D` layers of GPT-2 in `transformers`, so GPT-2 files can
-//! be read without transposing the weights.
+//! Weights have shape `[in, out]`, as in Burn and in the `Conv1D` layers of GPT-2 in `transformers`.
 
 use burn::nn::Linear;
 use burn::tensor::{Tensor, backend::Backend};
@@ -14,11 +13,11 @@ pub(crate) fn project<B: LinearOps>(projection: &Linear<B>, x: Tensor<B, 2>) -> 
     linear(x, projection.weight.val(), projection.bias.as_ref().map(|bias| bias.val()))
 }
 
-/// Returns a linear layer with a bias and a weight of shape `[in, out]`, like Burn's linear layer and `Conv1D` of
-/// `transformers`.
-pub(crate) fn conv1d<B: Backend>(init: &WeightInit<B>, path: &str) -> Linear<B> {
+/// Returns the linear layer at module path `path`, with a weight of shape `[in, out]`, and with a bias if the model has
+/// one there.
+pub(crate) fn projection<B: Backend>(init: &WeightInit<B>, path: &str) -> Linear<B> {
     Linear {
         weight: init.param(&format!("{path}.weight")),
-        bias: Some(init.param(&format!("{path}.bias"))),
+        bias: init.optional_param(&format!("{path}.bias")),
     }
 }

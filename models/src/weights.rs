@@ -1,8 +1,8 @@
 //! Initial weights: random values, values from a file, or zeros.
 //!
-//! Main type: [`WeightInit`]. Shapes and the distributions of random values are in the model's [`WeightMap`]. Random values are generated on the host, with the seed and the parameter's path as the
-//! key of the generator. They do not depend on the device, the order in which parameters are created or the number of
-//! threads. Each parameter is lazy: its values are created on first use. Sharded training relies on this, because it
+//! Main type: [`WeightInit`]. Shapes and the distributions of random values are in the model's [`WeightMap`]. Random
+//! values are generated on the host, with the seed and the parameter's path as the key of the generator. They do not
+//! depend on the device, the order in which parameters are created or the number of threads. Each parameter is lazy: its values are created on first use. Sharded training relies on this, because it
 //! moves most parameters out of the module before memory is allocated for them.
 
 use std::fmt;
@@ -14,6 +14,8 @@ use deepburn_weights::{InitialValues, Origin, WeightMap};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
+
+use crate::decoder::Paths;
 
 /// A function that reads the values of the parameter at a module path. It panics with the error message if they cannot
 /// be read.
@@ -37,6 +39,8 @@ pub(crate) struct WeightInit<'a, B: Backend> {
     source: WeightSource,
     /// The parameters.
     map: WeightMap,
+    /// The paths in the map of parameters that have another path in the module.
+    paths: Paths,
     /// The device of the parameters.
     device: &'a B::Device,
 }
@@ -44,17 +48,40 @@ pub(crate) struct WeightInit<'a, B: Backend> {
 impl<'a, B: Backend> WeightInit<'a, B> {
     /// Returns an initialiser with random values.
     pub(crate) fn new(map: WeightMap, seed: u64, device: &'a B::Device) -> Self {
-        Self { source: WeightSource::Seed(seed), map, device }
+        Self::from_source(WeightSource::Seed(seed), map, device)
     }
 
     /// Returns an initialiser that reads values from weight files.
     pub(crate) fn reading(map: WeightMap, read: Arc<ReadWeights>, device: &'a B::Device) -> Self {
-        Self { source: WeightSource::File(read), map, device }
+        Self::from_source(WeightSource::File(read), map, device)
     }
 
     /// Returns an initialiser with zeros, for a model whose weights will be overwritten.
     pub(crate) fn zeros(map: WeightMap, device: &'a B::Device) -> Self {
-        Self { source: WeightSource::Zeros, map, device }
+        Self::from_source(WeightSource::Zeros, map, device)
+    }
+
+    fn from_source(source: WeightSource, map: WeightMap, device: &'a B::Device) -> Self {
+        Self { source, map, paths: Paths::default(), device }
+    }
+
+    /// Returns the initialiser of a module whose parameters have the keys of `paths` as their module paths.
+    pub(crate) fn with_paths(self, paths: Paths) -> Self {
+        Self { paths, ..self }
+    }
+
+    /// Returns the parameter at module path `path`; `None` if the map has none, or if it is tied to another parameter.
+    ///
+    /// # Panics
+    /// Panics if the parameter does not have `D` dimensions.
+    pub(crate) fn optional_param<const D: usize>(&self, path: &str) -> Option<Param<Tensor<B, D>>> {
+        let weight = self.map.get(self.path_in_map(path))?;
+        (!matches!(weight.origin(), Origin::Tied { .. })).then(|| self.param(path))
+    }
+
+    /// Returns the path in the map of the parameter at a module path.
+    fn path_in_map<'b>(&'b self, path: &'b str) -> &'b str {
+        self.paths.get(path).map_or(path, String::as_str)
     }
 
     /// Returns the parameter at module path `path`. It is initialised when it is first used.
@@ -64,6 +91,7 @@ impl<'a, B: Backend> WeightInit<'a, B> {
     /// # Panics
     /// Panics if the map has no such parameter of `D` dimensions.
     pub(crate) fn param<const D: usize>(&self, path: &str) -> Param<Tensor<B, D>> {
+        let path = self.path_in_map(path);
         let weight = self.map.get(path);
         let shape: Option<[usize; D]> = weight.and_then(|it| it.shape().try_into().ok());
         let (Some(weight), Some(shape)) = (weight, shape) else {

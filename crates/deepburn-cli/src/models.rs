@@ -6,10 +6,16 @@
 //! To add a model, add a folder in `deepburn-models`, a value of `model.architecture` in `deepburn-config`, and a line
 //! here.
 
+#[cfg(test)]
+mod toy;
+
 use std::path::{Path, PathBuf};
 
 use deepburn_config::{Architecture, DataKind, Job};
 use deepburn_models::encoder::EncoderConfig;
+use deepburn_models::families::{
+    Gemma2Config, Gemma3Config, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config,
+};
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
 use deepburn_models::hf::{ModelConfigError, is_sequence_classifier, read_fields, read_small_file};
 use deepburn_models::{LanguageModelConfig, SavedConfig};
@@ -24,15 +30,22 @@ use crate::run::subject::Subject;
 
 /// The supported models. If several models have the same `model_type`, the first one reads files whose `architectures`
 /// do not name a classifier.
-static MODELS: [ModelEntry; 3] = [
+static MODELS: [ModelEntry; 10] = [
     language_model::<Gpt2Config>(Architecture::Gpt2),
+    language_model::<LlamaConfig>(Architecture::Llama),
+    language_model::<Qwen2Config>(Architecture::Qwen2),
+    language_model::<Qwen3Config>(Architecture::Qwen3),
+    language_model::<MistralConfig>(Architecture::Mistral),
+    language_model::<Phi3Config>(Architecture::Phi3),
+    language_model::<Gemma2Config>(Architecture::Gemma2),
+    language_model::<Gemma3Config>(Architecture::Gemma3),
     classifier::<ClassifierConfig>(Architecture::Gpt2),
     classifier::<EncoderConfig>(Architecture::Encoder),
 ];
 
 /// The `model_type` of files that do not have this field: only the first versions of `transformers` omitted it, and GPT-2
 /// is the only supported model that they have.
-const FIRST_MODEL_TYPE: &str = Gpt2Config::MODEL_TYPE;
+const FIRST_MODEL_TYPE: &str = <Gpt2Config as SavedConfig>::MODEL_TYPE;
 
 /// The architecture of these files.
 const FIRST_ARCHITECTURE: Architecture = Architecture::Gpt2;
@@ -248,11 +261,11 @@ mod tests {
         for (given, model_type, expected) in [
             (
                 None,
-                "llama",
-                "has model_type \"llama\", whose weights are not supported; supported: gpt2",
+                "mamba",
+                "has model_type \"mamba\", whose weights are not supported; supported: gpt2",
             ),
             (None, "deepburn_encoder", "whose weights are not supported; supported: gpt2"),
-            (Some("gpt2"), "llama", "is \"gpt2\", but "),
+            (Some("gpt2"), "mamba", "is \"gpt2\", but "),
             (Some("gpt2"), "deepburn_encoder", "give a gpt2 model as model.pretrained"),
             (Some("encoder"), "gpt2", "encoder does not support pretrained weights"),
         ] {
@@ -273,10 +286,11 @@ mod tests {
         for architectures in [json!(["GPT2LMHeadModel"]), json!([]), json!(null), json!("x")] {
             assert!(!classifies(json!({"model_type": "gpt2", "architectures": architectures})));
         }
-        for model_type in [json!("llama"), json!(null), json!(3)] {
+        for model_type in [json!("mamba"), json!(null), json!(3)] {
             let error = read(json!({ "model_type": model_type })).err().unwrap().to_string();
             let expected = format!(
-                "`model_type` is {model_type}, but it must be one of gpt2, deepburn_encoder"
+                "`model_type` is {model_type}, but it must be one of gpt2, llama, qwen2, qwen3, mistral, phi3, \
+                 gemma2, gemma3_text, deepburn_encoder"
             );
             assert_eq!(error, expected);
         }

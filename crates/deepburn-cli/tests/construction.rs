@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use burn_flex::{Flex, FlexDevice};
 use deepburn::Ranks;
 use deepburn::zero::Training;
+use deepburn_models::LanguageModelConfig;
 use deepburn_models::gpt2::{Gpt2, Gpt2Config, PretrainedGpt2};
 use deepburn_models::{Architecture, FloatType};
 use serde_json::json;

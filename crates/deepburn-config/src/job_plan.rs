@@ -48,6 +48,21 @@ pub struct ModelJob {
 pub enum Architecture {
     /// GPT-2.
     Gpt2,
+    /// Llama 2 and 3, and SmolLM2.
+    Llama,
+    /// Qwen 2 and 2.5.
+    Qwen2,
+    /// Qwen 3.
+    Qwen3,
+    /// Mistral.
+    Mistral,
+    /// Phi 3 and 4.
+    Phi3,
+    /// Gemma 2.
+    Gemma2,
+    /// The text model of Gemma 3.
+    #[serde(rename = "gemma3_text")]
+    Gemma3,
     /// A transformer encoder with a classification head.
     Encoder,
 }
@@ -252,7 +267,10 @@ pub enum Backend {
     Tch,
 }
 
-choices!(Architecture { "gpt2" => Gpt2, "encoder" => Encoder, "imdb_encoder" => Encoder });
+choices!(Architecture {
+    "gpt2" => Gpt2, "llama" => Llama, "qwen2" => Qwen2, "qwen3" => Qwen3, "mistral" => Mistral, "phi3" => Phi3,
+    "gemma2" => Gemma2, "gemma3_text" => Gemma3, "encoder" => Encoder, "imdb_encoder" => Encoder,
+});
 choices!(Join { "end_of_text" => EndOfText, "blank_line" => BlankLine, "nothing" => Nothing });
 choices!(ModelMetric {
     "loss" => Loss, "eval_loss" => Loss, "accuracy" => Accuracy, "eval_accuracy" => Accuracy,
@@ -270,10 +288,7 @@ impl Architecture {
 
     /// Returns whether a model can start from the weights of a checkpoint.
     pub fn takes_pretrained(self) -> bool {
-        match self {
-            Self::Gpt2 => true,
-            Self::Encoder => false,
-        }
+        self != Self::Encoder
     }
 }
 

@@ -348,8 +348,8 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (r#"{"training": []}"#, ["training", "[] is a list", "{ ... }"]),
         (
-            r#"{"model": {"architecture": "llama"}}"#,
-            ["model.architecture", "\"llama\" is not a known value", "one of gpt2"],
+            r#"{"model": {"architecture": "mamba"}}"#,
+            ["model.architecture", "\"mamba\" is not a known value", "one of gpt2"],
         ),
         (
             r#"{"model": {"architecture": "encoder"}}"#,

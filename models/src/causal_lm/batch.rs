@@ -12,6 +12,8 @@
 //!
 //! The last position of a sequence has no target, because the next token in the batch belongs to another sequence.
 
+use std::sync::Arc;
+
 use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
 use thiserror::Error;
 
@@ -32,6 +34,8 @@ pub struct CausalBatch<B: Backend> {
     /// The number of positions with a target. It is 0 if all labels of the batch are ignored, although `positions` then
     /// has one entry.
     tokens: usize,
+    /// The first position of the document of each row of `[batch * length]`; `None` if every sequence is one document.
+    pub(crate) document_starts: Option<Arc<[usize]>>,
     /// The weight of the mean over the vocabulary in the loss; 0 without label smoothing.
     pub(crate) label_smoothing: f64,
 }
@@ -133,6 +137,7 @@ impl<B: Backend> CausalBatch<B> {
             positions: Tensor::from_data(TensorData::new(positions, [rows]), device),
             targets: Tensor::from_data(TensorData::new(targets, [rows]), device),
             tokens,
+            document_starts: None,
             label_smoothing: 0.0,
         })
     }
@@ -142,6 +147,21 @@ impl<B: Backend> CausalBatch<B> {
     #[must_use]
     pub fn with_label_smoothing(self, factor: f64) -> Self {
         Self { label_smoothing: factor, ..self }
+    }
+
+    /// Returns the batch with sequences that consist of several documents. A token attends to its own document only, and
+    /// rotary positions are counted from the start of the document. `starts` has the position of the first token of the
+    /// document for each row of `[batch * length]`. Learned positions are counted from the start of the sequence.
+    ///
+    /// A document's first token should have the label [`IGNORED_LABEL`], because the token before it belongs to another
+    /// document.
+    ///
+    /// # Panics
+    /// Panics if the number of starts is not the number of tokens.
+    #[must_use]
+    pub fn with_documents(self, starts: Arc<[usize]>) -> Self {
+        assert_eq!(starts.len(), self.input_ids.dims().iter().product::<usize>());
+        Self { document_starts: Some(starts), ..self }
     }
 
     /// Returns the token ids, `[batch, length]`.

@@ -14,8 +14,9 @@ use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{FusedOps, SelfAttention, self_attention};
 
 use super::config::EncoderConfig;
-use crate::norm::LayerNorm;
-use crate::projection::{conv1d, project};
+use crate::decoder::NormKind;
+use crate::norm::Norm;
+use crate::projection::{project, projection};
 use crate::weights::WeightInit;
 
 /// Self-attention over the tokens of a text, followed by a feed-forward network. The output of each is added to the
@@ -31,9 +32,9 @@ pub(crate) struct EncoderLayer<B: Backend> {
     /// Projects back to the residual stream.
     linear2: Linear<B>,
     /// Normalises the residual stream after the attention output is added.
-    norm1: LayerNorm<B>,
+    norm1: Norm<B>,
     /// Normalises the residual stream after the feed-forward output is added.
-    norm2: LayerNorm<B>,
+    norm2: Norm<B>,
     /// Dropout for the attention weights, both sublayer outputs and the hidden activations.
     dropout: Dropout,
 }
@@ -42,9 +43,9 @@ impl<B: Backend> EncoderLayer<B> {
     /// Returns layer number `layer`, counted from 0.
     pub(crate) fn new(init: &WeightInit<B>, layer: usize, config: &EncoderConfig) -> Self {
         let path = format!("layers.{layer}");
-        let linear = |leaf: &str| conv1d(init, &format!("{path}.{leaf}"));
-        let norm =
-            |leaf: &str| LayerNorm::new(init, &format!("{path}.{leaf}"), config.layer_norm_epsilon);
+        let linear = |leaf: &str| projection(init, &format!("{path}.{leaf}"));
+        let kind = NormKind::Layer { epsilon: config.layer_norm_epsilon };
+        let norm = |leaf: &str| Norm::new(init, &format!("{path}.{leaf}"), kind);
         Self {
             in_proj: linear("in_proj"),
             out_proj: linear("out_proj"),

@@ -18,7 +18,7 @@ use super::layer::EncoderLayer;
 use super::parameters::weight_map;
 use super::positions::sinusoids;
 use crate::hf::ModelConfigError;
-use crate::projection::{conv1d, project};
+use crate::projection::{project, projection};
 use crate::texts::{TextBatch, TextClassifier};
 use crate::weights::WeightInit;
 
@@ -80,8 +80,8 @@ impl<B: Backend> Encoder<B> {
             layers: (0..config.num_layers)
                 .map(|layer| EncoderLayer::new(init, layer, config))
                 .collect(),
-            classifier1: conv1d(init, "classifier1"),
-            classifier2: conv1d(init, "classifier2"),
+            classifier1: projection(init, "classifier1"),
+            classifier2: projection(init, "classifier2"),
             dropout: DropoutConfig::new(config.dropout).init(),
             config: config.clone(),
         })

@@ -10,15 +10,16 @@ use deepburn_ops::FusedOps;
 use deepburn_weights::Weight;
 use serde_json::{Map, Value};
 
-use super::attention::SeqDims;
 use super::config::Gpt2Config;
-use super::model::Gpt2;
-use super::parameters::{HEAD, SCORE};
-use super::pretrained::PretrainedGpt2;
+use super::model::{Gpt2, PretrainedGpt2};
 use crate::architecture::Architecture;
+use crate::decoder::{DecoderConfig, SCORE};
 use crate::hf::{ClassNames, ClassNamesError, ModelConfigError, ModelFolderError, ProblemType};
 use crate::texts::{TextBatch, TextClassifier, TextLimits};
 use crate::weights::WeightInit;
+
+/// The language-model head in files, which a classifier does not use.
+const HEAD: &str = "lm_head.weight";
 
 /// The configuration of a GPT-2 classifier.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,7 +54,7 @@ impl ClassifierConfig {
     /// # Errors
     /// Returns [`ModelConfigError`] if a field belongs to another model, has the wrong type or is out of range.
     pub fn from_saved(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        let body = Gpt2Config::try_from(fields)?;
+        let body = Gpt2Config::try_from_fields(fields)?;
         let num_classes = body.extra.num_labels().unwrap_or(2);
         let problem_type = match body.extra.problem_type()? {
             Some(problem_type) => problem_type,
@@ -248,8 +249,7 @@ impl<B: Backend> Score<B> {
 impl<B: FusedOps> TextClassifier<B> for Gpt2Classifier<B> {
     fn forward(&self, batch: &TextBatch<B>) -> Tensor<B, 2> {
         let [texts, length] = batch.input_ids.dims();
-        let dims = SeqDims { batch: texts, past: 0, queries: length };
-        let hidden = self.transformer.hidden(batch.input_ids.clone(), dims, None);
+        let hidden = self.transformer.hidden(batch.input_ids.clone());
         // A token attends only to earlier tokens, so padding after a text does not affect its tokens, and no padding
         // mask is needed. A row of length 0 consists of padding: its first token is used, and its label is ignored.
         let last = batch.lengths.iter().enumerate();

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::activation::Activation;
+use crate::activation::Activation;
 use crate::hf::{
     ClassNames, ClassNamesError, ExtraFields, MAX_LAYERS, MAX_SIZE, ModelConfigError, check_size,
 };
@@ -99,16 +99,6 @@ impl Gpt2Config {
         self.extra.class_names()
     }
 
-    /// Checks the range of every value, the consistency of related values, and that no other field may change what the
-    /// model computes.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError`] for the first invalid field.
-    pub fn validate(&self) -> Result<(), ModelConfigError> {
-        self.check_extra()?;
-        self.check_values()
-    }
-
     /// Checks the range of every value and the consistency of related values.
     ///
     /// # Errors
@@ -159,6 +149,7 @@ impl Gpt2Config {
 mod tests {
     use super::*;
     use crate::Architecture;
+    use crate::decoder::DecoderConfig;
     use proptest::prelude::*;
 
     fn sized(n_embd: usize, n_layer: usize, n_head: usize) -> Gpt2Config {

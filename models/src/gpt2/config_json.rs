@@ -11,9 +11,12 @@ use std::str::FromStr;
 
 use serde_json::{Map, Value, json};
 
-use super::activation::Activation;
 use super::config::Gpt2Config;
-use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError, read_fields};
+use crate::activation::Activation;
+use crate::decoder::{DecoderConfig, DecoderParts};
+use crate::hf::{
+    Accepted, ConfigFields, ExtraFields, FieldNames, FixedField, ModelConfigError, read_fields,
+};
 
 /// The field names that GPT-2 knows.
 const NAMES: FieldNames =
@@ -70,23 +73,18 @@ const FIXED: [FixedField; 1] = [FixedField {
     remedy: "GPT-2's attention is causal; set it to true",
 }];
 
-impl Gpt2Config {
-    /// Reads the text of a `config.json` and checks it, except for fields that GPT-2 does not read.
-    /// [`validate`](Self::validate) refuses those that may change what the model computes, so that
-    /// [`with_overrides`](Self::with_overrides) can remove them first.
-    ///
-    /// # Errors
-    /// Returns the errors of reading a config.
-    pub(super) fn read(text: &str) -> Result<Self, ModelConfigError> {
-        let config = Self::from_known(read_fields(text)?)?;
-        config.check_values()?;
-        Ok(config)
+impl DecoderConfig for Gpt2Config {
+    const MODEL_TYPE: &'static str = "gpt2";
+    const NAME: &'static str = "Gpt2";
+    const CLASS: &'static str = "GPT2LMHeadModel";
+    const MAX_LEN_FIELD: &'static str = "n_positions";
+    const FIELDS: FieldNames = NAMES;
+
+    /// Returns GPT-2 small, 124 million parameters.
+    fn default_size() -> Self {
+        Self::small()
     }
 
-    /// Reads the fields that GPT-2 knows. Their ranges and the other fields are not checked.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError`] if the config belongs to another model, or if a field has the wrong type.
     fn from_known(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
         let mut fields = ConfigFields::new(fields, NAMES, "gpt2")?;
         let default = Self::small();
@@ -120,21 +118,24 @@ impl Gpt2Config {
         })
     }
 
-    /// Refuses fields that GPT-2 does not read and that may change what the model computes.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError`] naming the first such field.
-    pub(super) fn check_extra(&self) -> Result<(), ModelConfigError> {
-        NAMES.check(&self.extra)
+    fn to_fields(&self) -> Map<String, Value> {
+        Map::from(self.clone())
     }
 
-    /// Returns the config with the `config.json` fields in `overrides` replaced.
-    ///
-    /// # Errors
-    /// Returns the errors of reading a config: an unknown field name (the message suggests the nearest known one), a
-    /// wrong type, a value out of range, or an unsupported feature.
-    pub fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
-        Self::try_from(NAMES.overridden(Map::from(self.clone()), overrides)?)
+    fn check_values(&self) -> Result<(), ModelConfigError> {
+        Self::check_values(self)
+    }
+
+    fn parts(&self) -> DecoderParts {
+        self.decoder_parts()
+    }
+
+    fn set_vocab_size(&mut self, vocab_size: usize) {
+        self.vocab_size = vocab_size;
+    }
+
+    fn extra(&self) -> &ExtraFields {
+        &self.extra
     }
 }
 
@@ -161,9 +162,7 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
     /// Returns [`ModelConfigError`] if the config belongs to another model, a field has the wrong type or is out of
     /// range, or a field that is not read may change what the model computes.
     fn try_from(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        let config = Self::from_known(fields)?;
-        config.validate()?;
-        Ok(config)
+        Self::try_from_fields(fields)
     }
 }
 
@@ -370,7 +369,7 @@ mod tests {
             let message = read(&text).expect_err(name).to_string();
             assert!(message.contains(&format!("`{name}`")), "{message}");
             // The file of a model is read, so that an override can remove the field.
-            let kept = Gpt2Config::read(&text).unwrap();
+            let kept = Gpt2Config::from_known(read_fields(&text).unwrap()).unwrap();
             assert_eq!(kept.validate().unwrap_err().to_string(), message);
             let replaced = if name == "is_causal" { json!(true) } else { json!(null) };
             let overrides = json!({ name: replaced });

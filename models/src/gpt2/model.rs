@@ -1,214 +1,111 @@
-//! The GPT-2 language model.
-//!
-//! Main type: [`Gpt2`]. Its forward pass does not check its input, because reading values back from a device tensor is
-//! slow. [`CausalBatch`] checks user data on the host.
+//! GPT-2 as a configuration of the [decoder](crate::decoder).
 
-use burn::module::{Module, Param};
-use burn::nn::{Dropout, DropoutConfig, Embedding};
-use burn::tensor::{Int, Tensor, backend::Backend};
-use deepburn_ops::{FusedOps, linear_cross_entropy};
-
-use super::attention::{KeyValues, SeqDims};
-use super::block::Block;
 use super::config::Gpt2Config;
-use super::parameters::{HEAD, weight_map};
-use crate::architecture::{LanguageModelConfig, TokenLimits};
-use crate::causal_lm::{CausalBatch, CausalLoss, LanguageModel};
-use crate::hf::ModelConfigError;
-use crate::label_smoothing::head_term;
-use crate::norm::LayerNorm;
-use crate::weights::WeightInit;
+use crate::decoder::{
+    AttentionInputs, AttentionPart, Decoder, DecoderParts, EmbeddingPart, FeedForwardInputs,
+    FeedForwardPart, FileLayout, HeadPart, LayerPart, NormKind, NormPart, PretrainedDecoder,
+    ProjectionLayout, ProjectionPart,
+};
 
 /// GPT-2 with its language-model head.
-///
-/// Dropout is only active on autodiff backends.
-#[derive(Module, Debug)]
-pub struct Gpt2<B: Backend> {
-    /// Token embeddings, `[vocab, width]`.
-    wte: Embedding<B>,
-    /// Position embeddings, `[n_positions, width]`.
-    wpe: Embedding<B>,
-    /// Dropout for the sum of token and position embeddings.
-    drop: Dropout,
-    /// The blocks, in order.
-    h: Vec<Block<B>>,
-    /// The final norm.
-    ln_f: LayerNorm<B>,
-    /// The weight of an untied head, `[vocab, width]`. If it is `None`, the head is tied and uses the parameter `wte`.
-    lm_head: Option<Head<B>>,
-    /// The configuration that the module was built from.
-    #[module(skip)]
-    config: Gpt2Config,
-}
+pub type Gpt2<B> = Decoder<B, Gpt2Config>;
 
-/// An untied output projection, separate from the token embedding.
-#[derive(Module, Debug)]
-struct Head<B: Backend> {
-    /// The projection, `[vocab, width]`, as `transformers` stores it.
-    weight: Param<Tensor<B, 2>>,
-}
+/// A folder with a pretrained GPT-2.
+pub type PretrainedGpt2 = PretrainedDecoder<Gpt2Config>;
 
-impl<B: Backend> Gpt2<B> {
-    /// Returns a model with random initial weights. Weights are normally distributed with standard deviation
-    /// `initializer_range`, divided by `sqrt(2 * n_layer)` for the projections whose output is added to the residual
-    /// stream. Biases are 0 and normalisation weights are 1.
-    ///
-    /// The values of a parameter depend only on `seed` and its path, and are generated when the parameter is first
-    /// used.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError`] if `config` is inconsistent.
-    pub fn new(
-        config: &Gpt2Config,
-        seed: u64,
-        device: &B::Device,
-    ) -> Result<Self, ModelConfigError> {
-        config.validate()?;
-        Self::with(config, &WeightInit::new(weight_map(config), seed, device))
-    }
+/// The prefix of tensor names in `transformers`. The tensors of the heads do not have it.
+pub(super) const PREFIX: &str = "transformer.";
+/// The name of the output projection.
+pub(super) const HEAD: &str = "lm_head";
 
-    /// Returns a model with all weights set to 0, for callers that overwrite them, for example with the weights of a
-    /// training checkpoint. Like random weights, the zeros are allocated when they are first used.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError`] if `config` is inconsistent.
-    pub fn zeros(config: &Gpt2Config, device: &B::Device) -> Result<Self, ModelConfigError> {
-        config.validate()?;
-        Self::with(config, &WeightInit::zeros(weight_map(config), device))
-    }
+/// Names of the causal-mask buffers, which old checkpoints contain.
+const MASK_BUFFERS: [&str; 2] = ["transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"];
 
-    /// Returns a model with the weights that `init` provides.
-    pub(crate) fn with(
-        config: &Gpt2Config,
-        init: &WeightInit<B>,
-    ) -> Result<Self, ModelConfigError> {
-        config.validate()?;
-        Ok(Self {
-            wte: Embedding { weight: init.param("wte.weight") },
-            wpe: Embedding { weight: init.param("wpe.weight") },
-            drop: DropoutConfig::new(config.embd_pdrop).init(),
-            h: (0..config.n_layer).map(|block| Block::new(init, block, config)).collect(),
-            ln_f: LayerNorm::new(init, "ln_f", config.layer_norm_epsilon),
-            lm_head: (!config.tie_word_embeddings).then(|| Head { weight: init.param(HEAD) }),
-            config: config.clone(),
-        })
-    }
-
-    /// Returns the model's configuration.
-    #[must_use]
-    pub fn config(&self) -> &Gpt2Config {
-        &self.config
-    }
-
-    /// Returns the output projection, `[vocab, width]`.
-    fn head(&self) -> Tensor<B, 2> {
-        self.lm_head.as_ref().map_or(&self.wte.weight, |head| &head.weight).val()
-    }
-}
-
-impl<B: FusedOps> Gpt2<B> {
-    /// Returns the next-token logits `[batch, length, vocab]` for each position of `input_ids` `[batch, length]`.
-    ///
-    /// # Panics
-    /// Panics if `length` exceeds `n_positions`. Whether an id outside the vocabulary is detected depends on the
-    /// backend; [`CausalBatch`] checks both beforehand.
-    pub fn forward(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
-        let [batch, length] = input_ids.dims();
-        let hidden = self.hidden(input_ids, SeqDims { batch, past: 0, queries: length }, None);
-        self.logits(hidden).reshape([batch, length, self.config.vocab_size])
-    }
-
-    /// Returns the residual stream after the last block, `[batch * queries, width]`.
-    ///
-    /// If `cache` is given, it has one entry per block, and `input_ids` follow the cached positions.
-    pub(crate) fn hidden(
-        &self,
-        input_ids: Tensor<B, 2, Int>,
-        dims: SeqDims,
-        mut cache: Option<&mut [Option<KeyValues<B>>]>,
-    ) -> Tensor<B, 2> {
-        let (positions, n_positions) = (dims.past + dims.queries, self.config.n_positions);
-        assert!(
-            positions <= n_positions,
-            "sequences of {positions} tokens are longer than n_positions = {n_positions}"
-        );
-        let mut x = self.embed(input_ids, dims);
-        for (index, block) in self.h.iter().enumerate() {
-            x = block.forward(x, dims, cache.as_mut().map(|cache| &mut cache[index]));
+impl Gpt2Config {
+    /// Returns the parts of the model.
+    pub(super) fn decoder_parts(&self) -> DecoderParts {
+        let norm =
+            |name| NormPart { name, kind: NormKind::Layer { epsilon: self.layer_norm_epsilon } };
+        DecoderParts {
+            vocab_size: self.vocab_size,
+            width: self.n_embd,
+            max_len: self.n_positions,
+            std: self.initializer_range,
+            // There are two per layer (Radford et al. 2019, section 2.3).
+            residual_std: self.initializer_range / ((2 * self.n_layer) as f64).sqrt(),
+            files: FileLayout {
+                prefix: PREFIX,
+                projections: ProjectionLayout::InOut,
+                ignored: &MASK_BUFFERS,
+            },
+            embedding: EmbeddingPart {
+                name: "wte",
+                scale: None,
+                padding: None,
+                dropout: self.embd_pdrop,
+            },
+            learned_positions: Some("wpe"),
+            layers_name: "h",
+            layers: (0..self.n_layer)
+                .map(|layer| LayerPart {
+                    attention_norm: norm("ln_1"),
+                    attention: self.attention(layer),
+                    attention_output_norm: None,
+                    feed_forward_norm: norm("ln_2"),
+                    feed_forward: FeedForwardPart {
+                        inner: self.inner_width(),
+                        activation: self.activation_function,
+                        inputs: FeedForwardInputs::Plain(biased("mlp.c_fc")),
+                        output: biased("mlp.c_proj"),
+                    },
+                    feed_forward_output_norm: None,
+                    dropout: self.resid_pdrop,
+                })
+                .collect(),
+            norm: norm("ln_f"),
+            head: HeadPart { name: HEAD, is_tied: self.tie_word_embeddings, soft_cap: None },
         }
-        x
     }
 
-    /// Returns the token plus position embeddings, `[batch * queries, width]`.
-    fn embed(&self, input_ids: Tensor<B, 2, Int>, dims: SeqDims) -> Tensor<B, 2> {
-        let SeqDims { batch, past, queries } = dims;
-        let width = self.config.n_embd;
-        // With one row per sequence, the position embeddings are the same row for all sequences, so they are added by
-        // broadcasting over the first axis, without a copy per sequence.
-        let tokens = self.wte.forward(input_ids).reshape([batch, queries * width]);
-        let positions = self.wpe.weight.val().slice([past..past + queries, 0..width]);
-        let embedded = tokens + positions.reshape([1, queries * width]);
-        self.drop.forward(embedded.reshape([batch * queries, width]))
-    }
-
-    /// Applies the final norm to rows of the residual stream.
-    pub(crate) fn norm(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
-        self.ln_f.forward(hidden)
-    }
-
-    /// Returns the logits `[rows, vocab]` of rows of the residual stream.
-    pub(crate) fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
-        self.ln_f.forward(hidden).matmul(self.head().transpose())
+    /// Returns the attention of layer number `layer`, counted from 0.
+    fn attention(&self, layer: usize) -> AttentionPart {
+        let head_width = self.n_embd / self.n_head;
+        let mut scale = 1.0;
+        if self.scale_attn_weights {
+            scale /= (head_width as f64).sqrt();
+        }
+        // Layers are counted from 1 here, as in `transformers`.
+        if self.scale_attn_by_inverse_layer_idx {
+            scale /= (layer + 1) as f64;
+        }
+        AttentionPart {
+            heads: self.n_head,
+            key_value_heads: self.n_head,
+            head_width,
+            inputs: AttentionInputs::Joint(biased("attn.c_attn")),
+            head_norms: None,
+            rotary: None,
+            output: biased("attn.c_proj"),
+            scale,
+            soft_cap: None,
+            window: None,
+            upcast: self.reorder_and_upcast_attn,
+            dropout: self.attn_pdrop,
+        }
     }
 }
 
-impl<B: FusedOps> LanguageModel<B> for Gpt2<B> {
-    /// One entry per block.
-    type Cache = Vec<Option<KeyValues<B>>>;
-
-    fn limits(&self) -> TokenLimits {
-        self.config.limits()
-    }
-
-    fn device(&self) -> B::Device {
-        self.wte.weight.lazy_device()
-    }
-
-    /// Computes the loss. The final norm and the head are only applied to positions with a target.
-    fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B> {
-        let [rows, length] = batch.input_ids.dims();
-        let dims = SeqDims { batch: rows, past: 0, queries: length };
-        let hidden = self.hidden(batch.input_ids.clone(), dims, None);
-        let hidden = self.ln_f.forward(hidden.select(0, batch.positions.clone()));
-        let (head, targets, factor) = (self.head(), batch.targets.clone(), batch.label_smoothing);
-        let smoothing = (factor != 0.0)
-            .then(|| head_term(hidden.clone(), head.clone(), targets.clone()) * factor);
-        let sum = linear_cross_entropy(hidden, head, targets);
-        let sum = if let Some(smoothing) = smoothing { sum + smoothing } else { sum };
-        let tokens = batch.tokens();
-        // Multiplying by 0 keeps the sum in the autodiff graph, so backward runs the same ops as for other batches.
-        CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
-    }
-
-    fn next_logits(
-        &self,
-        input_ids: Tensor<B, 2, Int>,
-        past: usize,
-        cache: &mut Self::Cache,
-    ) -> Tensor<B, 2> {
-        let [batch, queries] = input_ids.dims();
-        cache.resize(self.h.len(), None);
-        let hidden =
-            self.hidden(input_ids, SeqDims { batch, past, queries }, Some(cache.as_mut_slice()));
-        self.logits(hidden.narrow(0, queries - 1, 1))
-    }
+/// Returns a projection with a bias.
+fn biased(name: &'static str) -> ProjectionPart {
+    ProjectionPart { name, has_bias: true }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::module::ModuleMapper;
-    use burn::tensor::{DType, TensorData};
+    use crate::causal_lm::{CausalBatch, CausalLoss, LanguageModel};
+    use burn::module::{Module, ModuleMapper, Param};
+    use burn::tensor::{DType, Tensor, TensorData};
     use burn_flex::Flex;
     use proptest::prelude::*;
 
@@ -238,6 +135,23 @@ mod tests {
     fn loss(model: &Gpt2<Flex>, ids: &[u32], shape: [usize; 2]) -> CausalLoss<Flex> {
         let batch = CausalBatch::new(&config(), ids, None, shape, &Default::default()).unwrap();
         model.loss(&batch)
+    }
+
+    #[test]
+    fn later_layers_scale_by_their_number() {
+        let config = Gpt2Config { scale_attn_by_inverse_layer_idx: true, ..Gpt2Config::small() };
+        let [first, third] = [0, 2].map(|layer| config.attention(layer).scale);
+        assert!((first / third - 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn upcasting_changes_nothing_in_f32() {
+        let upcast = Gpt2Config { reorder_and_upcast_attn: true, ..config() };
+        let ids = Tensor::from_data([[1, 5, 18, 3]], &Default::default());
+        let logits = |config| {
+            Gpt2::<Flex>::new(&config, 4, &Default::default()).unwrap().forward(ids.clone())
+        };
+        assert_eq!(logits(config()).into_data(), logits(upcast).into_data());
     }
 
     #[test]

@@ -130,6 +130,12 @@ impl ExtraFields {
         }
     }
 
+    /// Returns the padding token.
+    #[must_use]
+    pub fn pad_token_id(&self) -> Option<u32> {
+        self.0.get("pad_token_id")?.as_u64().and_then(|id| u32::try_from(id).ok())
+    }
+
     /// Returns the class names in a classifier's `config.json`; `None` if the classes are only numbered.
     ///
     /// # Errors
@@ -205,15 +211,15 @@ pub fn is_sequence_classifier(fields: &Map<String, Value>) -> bool {
 
 /// The names of the fields that a model knows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FieldNames {
+pub struct FieldNames {
     /// The fields that the model reads, in alphabetical order.
-    pub(crate) read: &'static [&'static str],
+    pub read: &'static [&'static str],
     /// Aliases of these fields: `(alias, name)`.
-    pub(crate) aliases: &'static [(&'static str, &'static str)],
+    pub aliases: &'static [(&'static str, &'static str)],
     /// Fields that do not change what the model computes, in addition to [`HARMLESS`].
-    pub(crate) harmless: &'static [&'static str],
+    pub harmless: &'static [&'static str],
     /// Fields that change nothing at one value, in addition to [`FIXED`].
-    pub(crate) fixed: &'static [FixedField],
+    pub fixed: &'static [FixedField],
 }
 
 impl FieldNames {
@@ -242,7 +248,7 @@ impl FieldNames {
     ///
     /// # Errors
     /// Returns an error if neither the model nor the config has a field with this name.
-    pub(crate) fn overridden(
+    pub fn overridden(
         self,
         mut fields: Map<String, Value>,
         overrides: &Map<String, Value>,
@@ -281,7 +287,7 @@ impl FieldNames {
     /// Returns [`ModelConfigError::Unread`] for a field that may change what the model computes,
     /// [`ModelConfigError::Unknown`] for a field that looks like a misspelt field of the model, and
     /// [`ModelConfigError::Unsupported`] for an unsupported feature.
-    pub(crate) fn check(self, extra: &ExtraFields) -> Result<(), ModelConfigError> {
+    pub fn check(self, extra: &ExtraFields) -> Result<(), ModelConfigError> {
         for (name, value) in &extra.0 {
             if self.is_harmless(name) {
                 continue;
@@ -338,7 +344,7 @@ impl FieldNames {
 }
 
 /// The fields of a `config.json` that have not been read yet.
-pub(crate) struct ConfigFields {
+pub struct ConfigFields {
     /// The remaining fields. Reading a field removes it.
     fields: Map<String, Value>,
     /// The names that the model reads, for hints.
@@ -350,7 +356,7 @@ impl ConfigFields {
     ///
     /// # Errors
     /// Returns an error if the config belongs to another model, or gives two values for one field.
-    pub(crate) fn new(
+    pub fn new(
         fields: Map<String, Value>,
         names: FieldNames,
         model_type: &str,
@@ -371,11 +377,17 @@ impl ConfigFields {
         Ok(Self { fields, names })
     }
 
+    /// Returns whether a field is given.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.fields.contains_key(name)
+    }
+
     /// Takes the value of a field, or returns `default` if the field is missing.
     ///
     /// # Errors
     /// Returns [`ModelConfigError::Value`] if `read` rejects the value; `rule` describes the accepted values.
-    pub(crate) fn take<T>(
+    pub fn take<T>(
         &mut self,
         name: &'static str,
         default: T,
@@ -392,11 +404,7 @@ impl ConfigFields {
     ///
     /// # Errors
     /// Returns [`ModelConfigError::Value`] if the value is not a non-negative integer.
-    pub(crate) fn count(
-        &mut self,
-        name: &'static str,
-        default: usize,
-    ) -> Result<usize, ModelConfigError> {
+    pub fn count(&mut self, name: &'static str, default: usize) -> Result<usize, ModelConfigError> {
         self.take(name, default, "a positive integer", as_count)
     }
 
@@ -404,7 +412,7 @@ impl ConfigFields {
     ///
     /// # Errors
     /// Returns [`ModelConfigError::Value`] if the value is neither a non-negative integer nor null.
-    pub(crate) fn optional_count(
+    pub fn optional_count(
         &mut self,
         name: &'static str,
     ) -> Result<Option<usize>, ModelConfigError> {
@@ -418,11 +426,7 @@ impl ConfigFields {
     ///
     /// # Errors
     /// Returns [`ModelConfigError::Value`] if the value is not a JSON number.
-    pub(crate) fn number(
-        &mut self,
-        name: &'static str,
-        default: f64,
-    ) -> Result<f64, ModelConfigError> {
+    pub fn number(&mut self, name: &'static str, default: f64) -> Result<f64, ModelConfigError> {
         self.take(name, default, "a number", Value::as_f64)
     }
 
@@ -430,11 +434,7 @@ impl ConfigFields {
     ///
     /// # Errors
     /// Returns [`ModelConfigError::Value`] if the value is neither `true` nor `false`.
-    pub(crate) fn flag(
-        &mut self,
-        name: &'static str,
-        default: bool,
-    ) -> Result<bool, ModelConfigError> {
+    pub fn flag(&mut self, name: &'static str, default: bool) -> Result<bool, ModelConfigError> {
         self.take(name, default, "true or false", Value::as_bool)
     }
 
@@ -442,7 +442,7 @@ impl ConfigFields {
     ///
     /// # Errors
     /// Returns an error if a special token is not a token id.
-    pub(crate) fn into_extra(self) -> Result<ExtraFields, ModelConfigError> {
+    pub fn into_extra(self) -> Result<ExtraFields, ModelConfigError> {
         let Self { mut fields, names } = self;
         fields
             .retain(|name, value| !names.fixed(name).is_some_and(|it| it.accepted.accepts(value)));

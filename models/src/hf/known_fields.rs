@@ -11,18 +11,18 @@ use serde_json::Value;
 
 /// A field that is only accepted with the value of a model without the feature.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FixedField {
+pub struct FixedField {
     /// The field.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// The accepted values.
-    pub(crate) accepted: Accepted,
+    pub accepted: Accepted,
     /// Why other values are not supported, and what to do.
-    pub(crate) remedy: &'static str,
+    pub remedy: &'static str,
 }
 
 /// The values of a [`FixedField`] that are accepted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Accepted {
+pub enum Accepted {
     /// Null, false, 0 and an empty object. An empty list or string does not mean off.
     Off,
     /// True. Null is not accepted: `transformers` takes it for false.
@@ -31,7 +31,7 @@ pub(crate) enum Accepted {
 
 impl Accepted {
     /// Returns whether `value` is accepted.
-    pub(crate) fn accepts(self, value: &Value) -> bool {
+    pub fn accepts(self, value: &Value) -> bool {
         match (self, value) {
             (Self::True, value) => *value == Value::Bool(true),
             (Self::Off, Value::Null | Value::Bool(false)) => true,

@@ -30,15 +30,15 @@ mod writer;
 pub(crate) const CONFIG: &str = "config.json";
 
 pub(crate) use class_names::{ID2LABEL, LABEL2ID};
-pub(crate) use config::{ConfigFields, FieldNames, MAX_LAYERS, MAX_SIZE, check_size};
-pub(crate) use known_fields::{Accepted, FixedField};
+pub(crate) use config::{MAX_LAYERS, MAX_SIZE, check_size};
 pub(crate) use weights::{Weights, refuse_adapter};
 
 pub use class_names::{ClassNames, ClassNamesError};
-pub use config::{ExtraFields, ModelConfigError, is_sequence_classifier};
+pub use config::{ConfigFields, ExtraFields, FieldNames, ModelConfigError, is_sequence_classifier};
 pub use error::{ModelFolderError, TensorProblem};
 pub use export::HfExport;
 pub use generation_config::{GENERATION_CONFIG, GenerationConfig};
+pub use known_fields::{Accepted, FixedField};
 pub use parameter_shape::ParameterShape;
 pub use problem_type::ProblemType;
 pub use small_file::{read_fields, read_small_file};

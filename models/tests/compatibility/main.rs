@@ -4,6 +4,7 @@
 mod checkpoints;
 mod classifier;
 mod configs;
+mod decoders;
 mod encoder;
 mod problem_types;
 mod transformers;

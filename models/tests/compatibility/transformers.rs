@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flex::Flex;
+use deepburn_models::LanguageModelConfig;
 use deepburn_models::causal_lm::{CausalBatch, GenerateOptions, LanguageModel, Sampling};
 use deepburn_models::gpt2::{Gpt2, Gpt2Config, PretrainedGpt2};
 use safetensors::SafeTensors;

@@ -47,14 +47,15 @@ fn the_architecture_is_the_pretrained_models() {
 
 #[test]
 fn models_that_are_not_supported_are_named_with_the_supported_ones() {
-    for model_type in ["llama", "qwen2", "gemma3_text", "mistral", "phi3", "GPT2"] {
+    for model_type in ["mamba", "qwen2_moe", "gemma3", "mixtral", "phi", "GPT2"] {
         let job = job_with(json!({ "model_type": model_type }));
         let found = format!("given/config.json has model_type \"{model_type}\"");
         let parts = ["model.pretrained: ", &found, "not supported; supported: gpt2"];
         job.run().failed(2, &parts);
         tool(&job, &["check-config", "job.json"]).failed(2, &parts);
         let refused = format!(
-            "`model_type` is \"{model_type}\", but it must be one of gpt2, deepburn_encoder"
+            "`model_type` is \"{model_type}\", but it must be one of gpt2, llama, qwen2, qwen3, mistral, phi3, gemma2, \
+             gemma3_text, deepburn_encoder"
         );
         tool(&job, &["estimate", "--model", "given"]).failed(2, &["--model: ", &refused]);
         tool(&job, &["generate", "--model", "given", "--prompt", "a"]).failed(2, &[&refused]);
@@ -64,7 +65,7 @@ fn models_that_are_not_supported_are_named_with_the_supported_ones() {
 
 #[test]
 fn an_architecture_that_contradicts_the_model_is_an_error() {
-    for model_type in ["llama", "deepburn_encoder"] {
+    for model_type in ["mamba", "deepburn_encoder"] {
         let job = job_with(json!({ "model_type": model_type })).with("model.architecture", "gpt2");
         let found = format!("given/config.json has model_type \"{model_type}\"");
         let remedy = "give a gpt2 model as model.pretrained";

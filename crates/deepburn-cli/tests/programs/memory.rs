@@ -2,6 +2,7 @@
 
 use deepburn::metrics::MemoryRow;
 use deepburn_models::Architecture;
+use deepburn_models::LanguageModelConfig;
 use deepburn_models::gpt2::Gpt2Config;
 use serde_json::{Map, Value, json};
 

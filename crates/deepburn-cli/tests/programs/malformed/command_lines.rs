@@ -81,7 +81,7 @@ fn rejects_wrong_command_lines_of_deepburn() {
     write("empty.json", "");
     write("list.json", "[]");
     write("good.json", r#"{"train_micro_batch_size_per_gpu": 1}"#);
-    write("llama.json", r#"{"model_type": "llama"}"#);
+    write("mamba.json", r#"{"model_type": "mamba"}"#);
     write("odd.json", r#"{"n_embd": 10, "n_head": 3}"#);
     let cases: Vec<(Vec<&str>, &[&str])> = vec![
         (vec!["trainn"], &["trainn"]),
@@ -101,7 +101,7 @@ fn rejects_wrong_command_lines_of_deepburn() {
         (vec!["check-config", "good.json", "--ranks", "x"], &["--ranks"]),
         (vec!["estimate", "--model", "nowhere"], &["--model", "nowhere"]),
         (vec!["estimate", "--model", "empty.json"], &["--model", "empty.json"]),
-        (vec!["estimate", "--model", "llama.json"], &["--model", "model_type"]),
+        (vec!["estimate", "--model", "mamba.json"], &["--model", "model_type"]),
         (vec!["estimate", "--model", "odd.json"], &["--model", "n_head"]),
         (vec!["estimate", "--model", "."], &["--model", "config.json"]),
         (vec!["estimate", "--stage", "4"], &["--stage", "0 to 3"]),

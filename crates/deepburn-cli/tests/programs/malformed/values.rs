@@ -28,7 +28,7 @@ fn rejects_invalid_model_settings() {
         ("model", "[]", &["model"]),
         ("model", "\"gpt2\"", &["model"]),
         ("model", "7", &["model"]),
-        ("model.architecture", "\"llama\"", &["model.architecture", "gpt2"]),
+        ("model.architecture", "\"mamba\"", &["model.architecture", "gpt2"]),
         ("model.architecture", "\"encoder\"", &["data.kind", "classification"]),
         ("model.architecture", "\"imdb_encoder\"", &["data.kind", "classification"]),
         ("model.architecture", "3", &["model.architecture"]),
@@ -82,7 +82,7 @@ fn rejects_invalid_model_settings() {
         ("model.config.tie_word_embeddings", "false", &["lm_head"]),
         ("model.config.add_cross_attention", "true", &["add_cross_attention"]),
         ("model.config.quantization_config", "{\"bits\": 4}", &["quantization_config"]),
-        ("model.config.model_type", "\"llama\"", &["model_type"]),
+        ("model.config.model_type", "\"mamba\"", &["model_type"]),
     ]);
 }
 

@@ -1,4 +1,4 @@
-//! The activation functions that a GPT-2 config can select.
+//! The activation functions that a config can select.
 //!
 //! Main type: [`Activation`]. Names of other functions are rejected when the config is read.
 

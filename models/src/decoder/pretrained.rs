@@ -1,6 +1,6 @@
-//! Reads and writes GPT-2 models in the layout of `transformers`.
+//! Reads and writes decoders in the layout of `transformers`.
 //!
-//! Main type: [`PretrainedGpt2`].
+//! Main type: [`PretrainedDecoder`].
 
 use std::path::Path;
 
@@ -9,29 +9,32 @@ use burn::tensor::{Tensor, backend::Backend};
 use deepburn_safetensors::FloatType;
 use deepburn_weights::Origin;
 
-use super::config::Gpt2Config;
-use super::model::Gpt2;
-use super::parameters::{EMBEDDING, HEAD, SCORE, hf_name, weight_map};
+use super::config::DecoderConfig;
+use super::model::Decoder;
+use super::parts::DecoderParts;
 use crate::Architecture;
 use crate::hf::{
     CONFIG, ModelConfigError, ModelFolderError, ModelFolderWriter, TensorProblem, Weights,
-    read_small_file, refuse_adapter,
+    read_fields, read_small_file, refuse_adapter,
 };
 use crate::weights::WeightInit;
 
-/// A folder with a pretrained GPT-2. Its `config.json` has been read, and the headers of its weight files have been
+/// The classification head of `transformers`, which files of classifiers contain.
+pub(crate) const SCORE: &str = "score.weight";
+
+/// A folder with a pretrained decoder. Its `config.json` has been read, and the headers of its weight files have been
 /// checked.
 #[derive(Debug)]
-pub struct PretrainedGpt2 {
+pub struct PretrainedDecoder<C> {
     /// The configuration of the folder.
-    config: Gpt2Config,
+    config: C,
     /// The weights in the folder. Only the file headers have been read.
-    pub(super) weights: Weights,
+    pub(crate) weights: Weights,
 }
 
-impl PretrainedGpt2 {
+impl<C: DecoderConfig> PretrainedDecoder<C> {
     /// Reads the config and the file headers of a checkpoint, but not the weights. Fields of the config that may change
-    /// what the model computes, and that GPT-2 does not read, are errors when the model is built.
+    /// what the model computes, and that it does not read, are errors when the model is built.
     ///
     /// # Errors
     /// Returns [`ModelFolderError`] if a file is missing, unreadable or malformed, a tensor occurs twice, tensor names
@@ -41,15 +44,17 @@ impl PretrainedGpt2 {
         refuse_adapter(folder)?;
         let path = folder.join(CONFIG);
         let text = read_small_file(&path).map_err(|e| ModelFolderError::io("read", &path, e))?;
-        let config =
-            Gpt2Config::read(&text).map_err(|source| ModelFolderError::Config { path, source })?;
-        let weights = Weights::open(folder, weight_map(&config), &[SCORE])?;
+        let config = read_fields(&text).and_then(C::from_known);
+        let config = config
+            .and_then(|config| config.check_values().map(|()| config))
+            .map_err(|source| ModelFolderError::Config { path, source })?;
+        let weights = Weights::open(folder, config.weight_map(), &[SCORE])?;
         Ok(Self { config, weights })
     }
 
     /// Returns the configuration of the folder.
     #[must_use]
-    pub fn config(&self) -> &Gpt2Config {
+    pub fn config(&self) -> &C {
         &self.config
     }
 
@@ -63,10 +68,10 @@ impl PretrainedGpt2 {
     /// [`ModelFolderError::SmallerVocabulary`], or an I/O error.
     pub fn load<B: Backend>(
         mut self,
-        config: &Gpt2Config,
+        config: &C,
         device: &B::Device,
-    ) -> Result<Gpt2<B>, ModelFolderError> {
-        let model = Gpt2::zeros(config, device).map_err(|source| self.misconfigured(source))?;
+    ) -> Result<Decoder<B, C>, ModelFolderError> {
+        let model = Decoder::zeros(config, device).map_err(|source| self.misconfigured(source))?;
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;
         self.weights.fill(model)
@@ -83,14 +88,14 @@ impl PretrainedGpt2 {
     /// [`ModelFolderError::SmallerVocabulary`].
     pub fn load_lazily<B: Backend>(
         mut self,
-        config: &Gpt2Config,
+        config: &C,
         device: &B::Device,
-    ) -> Result<Gpt2<B>, ModelFolderError> {
+    ) -> Result<Decoder<B, C>, ModelFolderError> {
         config.validate().map_err(|source| self.misconfigured(source))?;
         self.check_shapes(config)?;
         let path = self.weights.folder().join(CONFIG);
-        let init = WeightInit::reading(weight_map(config), self.weights.into_reader(), device);
-        Gpt2::with(config, &init).map_err(|source| ModelFolderError::Config { path, source })
+        let init = WeightInit::reading(config.weight_map(), self.weights.into_reader(), device);
+        Decoder::with(config, init).map_err(|source| ModelFolderError::Config { path, source })
     }
 
     /// Reads and checks all weights once, without keeping them in memory. Afterwards only a disk error can make
@@ -98,7 +103,7 @@ impl PretrainedGpt2 {
     ///
     /// # Errors
     /// Returns the errors of [`load`](Self::load).
-    pub fn check_values(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
+    pub fn check_values(&mut self, config: &C) -> Result<(), ModelFolderError> {
         config.validate().map_err(|source| self.misconfigured(source))?;
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;
@@ -115,15 +120,16 @@ impl PretrainedGpt2 {
     ///
     /// # Errors
     /// Returns [`ModelFolderError::SmallerVocabulary`] if it is smaller than the embedding in the file.
-    fn new_rows(&self, config: &Gpt2Config) -> Result<(usize, usize), ModelFolderError> {
-        let unchanged = Ok((0, config.vocab_size));
-        let Some(rows) = self.weights.num_rows(&hf_name(EMBEDDING)) else { return unchanged };
+    fn new_rows(&self, config: &C) -> Result<(usize, usize), ModelFolderError> {
+        let [own, wanted] = [&self.config, config].map(|config| config.parts());
+        let unchanged = Ok((0, wanted.vocab_size));
+        let Some(rows) = self.weights.num_rows(&stored_embedding(&own)) else { return unchanged };
         // A file with fewer rows than its own `config.json` is damaged, which `check_shapes` reports.
-        if config.vocab_size == self.config.vocab_size || rows < self.config.vocab_size {
+        if wanted.vocab_size == own.vocab_size || rows < own.vocab_size {
             return unchanged;
         }
-        let Some(new_rows) = config.vocab_size.checked_sub(rows) else {
-            let (folder, vocab_size) = (self.weights.folder().to_owned(), config.vocab_size);
+        let Some(new_rows) = wanted.vocab_size.checked_sub(rows) else {
+            let (folder, vocab_size) = (self.weights.folder().to_owned(), wanted.vocab_size);
             return Err(ModelFolderError::SmallerVocabulary { folder, rows, vocab_size });
         };
         Ok((new_rows, rows))
@@ -132,12 +138,14 @@ impl PretrainedGpt2 {
     /// Returns an error if tensors are missing, unknown, or have the wrong shape or type. The file of a tied model may
     /// contain a copy of the head. If the vocabulary of `config` is larger than the checkpoint's, the embedding and an
     /// untied head get new rows.
-    fn check_shapes(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
+    fn check_shapes(&mut self, config: &C) -> Result<(), ModelFolderError> {
         let (new_rows, vocab_size) = self.new_rows(config)?;
-        let stored = weight_map(&Gpt2Config { vocab_size, ..config.clone() });
+        let parts = DecoderParts { vocab_size, ..config.parts() };
+        let rows = [parts.embedding_path(), parts.head_path()];
+        let stored = parts.weight_map();
         let map = stored.with_origins(|weight| match weight.origin() {
             Origin::Tied { .. } => None,
-            _ if new_rows > 0 && [EMBEDDING, HEAD].contains(&weight.path()) => {
+            _ if new_rows > 0 && rows.iter().any(|path| path == weight.path()) => {
                 Some(Origin::Extended { new_rows })
             }
             _ => Some(Origin::File),
@@ -145,24 +153,20 @@ impl PretrainedGpt2 {
         self.weights.check_shapes(map.expect("a vocabulary of this size was checked"))
     }
 
-    /// Returns whether the model is tied but the file contains a separate head.
-    fn repeats_head(&self, config: &Gpt2Config) -> bool {
-        config.tie_word_embeddings && self.weights.contains(HEAD)
-    }
-
     /// If the file of a tied model contains both embedding and head, checks that their values are equal.
-    fn check_repeated_head(&mut self, config: &Gpt2Config) -> Result<(), ModelFolderError> {
-        if !self.repeats_head(config) {
+    fn check_repeated_head(&mut self, config: &C) -> Result<(), ModelFolderError> {
+        let parts = config.parts();
+        let (embedding, head) = (stored_embedding(&parts), parts.head_path());
+        if !parts.head.is_tied || !self.weights.contains(&head) {
             return Ok(());
         }
         // Only the rows of the file are compared. Both tensors get the same new rows.
-        let numel = self.weights.num_rows(&hf_name(EMBEDDING)).unwrap_or(0) * config.n_embd;
-        let count = self.weights.count_differences([&hf_name(EMBEDDING), HEAD], numel)?;
+        let numel = self.weights.num_rows(&embedding).unwrap_or(0) * parts.width;
+        let count = self.weights.count_differences([&embedding, &head], numel)?;
         let problem = (count > 0).then(|| TensorProblem {
-            name: HEAD.to_owned(),
+            name: head,
             expected: format!(
-                "the values of `{}`, to which it is tied (or `tie_word_embeddings`: false)",
-                hf_name(EMBEDDING)
+                "the values of `{embedding}`, to which it is tied (or `tie_word_embeddings`: false)"
             ),
             found: format!("{count} of {numel} values that differ"),
         });
@@ -170,8 +174,13 @@ impl PretrainedGpt2 {
     }
 }
 
-impl<B: Backend> Gpt2<B> {
-    /// Writes the model as a checkpoint that [`PretrainedGpt2`] and `transformers` can load.
+/// Returns the name of the token embedding in files.
+fn stored_embedding(parts: &DecoderParts) -> String {
+    format!("{}{}", parts.files.prefix, parts.embedding_path())
+}
+
+impl<B: Backend, C: DecoderConfig> Decoder<B, C> {
+    /// Writes the model as a checkpoint that [`PretrainedDecoder`] and `transformers` can load.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Io`] if a file cannot be written.

@@ -1,0 +1,180 @@
+//! Causal multi-head self-attention.
+//!
+//! Main type: [`Attention`]. The residual stream has shape `[batch * length, width]`, so every projection is one plain
+//! matrix product in the forward and the backward pass. Attention heads are views of the projected rows.
+
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::{Tensor, backend::Backend};
+use deepburn_ops::{FusedOps, SelfAttention, attention_over_cache, self_attention};
+
+use super::parts::{AttentionInputs, AttentionPart};
+use super::pass::{KeyValues, Pass};
+use crate::norm::Norm;
+use crate::projection::{project, projection};
+use crate::weights::WeightInit;
+
+/// The self-attention of one layer: each position attends to itself and to earlier positions.
+#[derive(Module, Debug)]
+pub(crate) struct Attention<B: Backend> {
+    /// Projects the input to queries, keys and values.
+    inputs: Inputs<B>,
+    /// Normalises each head of queries.
+    query_norm: Option<Norm<B>>,
+    /// Normalises each head of keys.
+    key_norm: Option<Norm<B>>,
+    /// Projects the concatenated heads to the residual stream.
+    output: Linear<B>,
+    /// Sizes and options.
+    #[module(skip)]
+    part: AttentionPart,
+    /// The index of the rotation in the pass.
+    #[module(skip)]
+    rotation: Option<usize>,
+}
+
+/// The projections to queries, keys and values.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one value a layer")]
+enum Inputs<B: Backend> {
+    /// All in one matrix product.
+    Joint(Linear<B>),
+    /// One after the other.
+    Separate(SeparateInputs<B>),
+}
+
+/// Separate projections.
+#[derive(Module, Debug)]
+struct SeparateInputs<B: Backend> {
+    queries: Linear<B>,
+    keys: Linear<B>,
+    values: Linear<B>,
+}
+
+impl<B: Backend> Attention<B> {
+    /// Returns the attention at module path `path`. `rotation` is the index of its rotation in a pass.
+    pub(crate) fn new(
+        init: &WeightInit<B>,
+        path: &str,
+        part: &AttentionPart,
+        rotation: Option<usize>,
+    ) -> Self {
+        let linear = |leaf: &str| projection(init, &format!("{path}.{leaf}"));
+        let inputs = match part.inputs {
+            AttentionInputs::Joint(_) => Inputs::Joint(linear("inputs.Joint")),
+            AttentionInputs::Separate(_) => Inputs::Separate(SeparateInputs {
+                queries: linear("inputs.Separate.queries"),
+                keys: linear("inputs.Separate.keys"),
+                values: linear("inputs.Separate.values"),
+            }),
+        };
+        let norm = |leaf: &str, index: usize| {
+            let norms = part.head_norms?;
+            Some(Norm::new(init, &format!("{path}.{leaf}"), norms[index].kind))
+        };
+        Self {
+            inputs,
+            query_norm: norm("query_norm", 0),
+            key_norm: norm("key_norm", 1),
+            output: linear("output"),
+            part: part.clone(),
+            rotation,
+        }
+    }
+
+    /// Computes the output for the rows `x`. `x` and the result: `[batch * queries, width]`.
+    ///
+    /// If `cache` is given, it provides the keys and values of earlier positions, and the keys and values of `x` are
+    /// appended to it.
+    pub(crate) fn forward(
+        &self,
+        x: Tensor<B, 2>,
+        pass: &Pass<B>,
+        cache: Option<&mut Option<KeyValues<B>>>,
+    ) -> Tensor<B, 2>
+    where
+        B: FusedOps,
+    {
+        let part = &self.part;
+        let projected = self.projected(x, pass);
+        let attention = SelfAttention {
+            batch: pass.dims.batch,
+            heads: part.heads,
+            key_value_heads: part.key_value_heads,
+            scale: part.scale,
+            soft_cap: part.soft_cap,
+            upcast: part.upcast,
+            mask: pass.mask(part.window),
+        };
+        let merged = match cache {
+            Some(cache) => {
+                let [queries, keys, values] = self.split_heads(projected, pass);
+                let (keys, values) = KeyValues::extend(cache, keys, values);
+                attention_over_cache(queries, keys, values, &attention)
+            }
+            None => {
+                // Dropout of the attention weights is part of the fused op, so Burn's `Dropout` module is not applied.
+                // As in that module, dropout is disabled without autodiff.
+                let learns = B::ad_enabled(&projected.device());
+                self_attention(projected, &attention, if learns { part.dropout } else { 0.0 })
+            }
+        };
+        project(&self.output, merged)
+    }
+
+    /// Returns queries, keys and values of all heads, normalised and rotated, as the columns of one matrix.
+    fn projected(&self, x: Tensor<B, 2>, pass: &Pass<B>) -> Tensor<B, 2>
+    where
+        B: FusedOps,
+    {
+        let columns = self.part.columns();
+        let [queries, keys, values] = match &self.inputs {
+            Inputs::Joint(joint) => {
+                let projected = project(joint, x);
+                if self.rotation.is_none() && self.query_norm.is_none() {
+                    return projected;
+                }
+                let mut start = 0;
+                columns.map(|columns| {
+                    start += columns;
+                    projected.clone().narrow(1, start - columns, columns)
+                })
+            }
+            Inputs::Separate(SeparateInputs { queries, keys, values }) => {
+                [project(queries, x.clone()), project(keys, x.clone()), project(values, x)]
+            }
+        };
+        let queries = self.placed(queries, self.query_norm.as_ref(), pass);
+        let keys = self.placed(keys, self.key_norm.as_ref(), pass);
+        Tensor::cat(vec![queries, keys, values], 1)
+    }
+
+    /// Normalises and rotates the heads of queries or keys.
+    fn placed(&self, x: Tensor<B, 2>, norm: Option<&Norm<B>>, pass: &Pass<B>) -> Tensor<B, 2>
+    where
+        B: FusedOps,
+    {
+        let ([rows, columns], width) = (x.dims(), self.part.head_width);
+        let x = match norm {
+            Some(norm) => {
+                norm.forward(x.reshape([rows * columns / width, width])).reshape([rows, columns])
+            }
+            None => x,
+        };
+        match self.rotation {
+            Some(index) => pass.rotations[index].rotate(x, width),
+            None => x,
+        }
+    }
+
+    /// Splits projected rows into queries, keys and values `[batch, heads, queries, head width]`. All three are views of
+    /// the input.
+    fn split_heads(&self, projected: Tensor<B, 2>, pass: &Pass<B>) -> [Tensor<B, 4>; 3] {
+        let AttentionPart { heads, key_value_heads, head_width, .. } = self.part;
+        let all = heads + 2 * key_value_heads;
+        let shape = [pass.dims.batch, pass.dims.queries, all, head_width];
+        let by_head = projected.reshape(shape).swap_dims(1, 2);
+        [(0, heads), (heads, key_value_heads), (heads + key_value_heads, key_value_heads)]
+            .map(|(first, count)| by_head.clone().narrow(1, first, count))
+    }
+}

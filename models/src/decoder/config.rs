@@ -1,0 +1,229 @@
+//! The configuration of a decoder.
+//!
+//! Main trait: [`DecoderConfig`]. A configuration says how its `config.json` is read and written, and what parts the model
+//! consists of. The interface to programs ([`Architecture`], [`SavedConfig`], [`LanguageModelConfig`] and [`BuildModel`])
+//! follows from that.
+
+use std::fmt;
+use std::path::Path;
+
+use burn::tensor::backend::Backend;
+use deepburn_safetensors::FloatType;
+use deepburn_weights::WeightMap;
+use serde_json::{Map, Value, json};
+
+use super::model::Decoder;
+use super::parts::DecoderParts;
+use super::pretrained::PretrainedDecoder;
+use crate::architecture::{
+    Architecture, BuildModel, LanguageModelConfig, SavedConfig, TokenLimits,
+};
+use crate::batch_shape::BatchShape;
+use crate::hf::{
+    CONFIG, ExtraFields, FieldNames, GENERATION_CONFIG, JsonFiles, ModelConfigError,
+    ModelFolderError,
+};
+
+/// The configuration of a decoder.
+pub trait DecoderConfig: Clone + fmt::Debug + Send + Sync + 'static {
+    /// `model_type` in `config.json`.
+    const MODEL_TYPE: &'static str;
+    /// The name in logs.
+    const NAME: &'static str;
+    /// The class of `transformers` that loads the model.
+    const CLASS: &'static str;
+    /// The field of `config.json` that contains the length of the longest sequence.
+    const MAX_LEN_FIELD: &'static str;
+    /// The fields of `config.json`.
+    const FIELDS: FieldNames;
+
+    /// Returns the configuration for a job that specifies neither a pretrained model nor sizes.
+    fn default_size() -> Self;
+
+    /// Reads the fields of a `config.json`. Ranges, and fields that the model does not know, are not checked.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] if the config belongs to another model, or if a field has the wrong type.
+    fn from_known(fields: Map<String, Value>) -> Result<Self, ModelConfigError>;
+
+    /// Returns all fields of the `config.json`, sorted by name, including those that the model does not read.
+    fn to_fields(&self) -> Map<String, Value>;
+
+    /// Checks the range of every value and the consistency of related values.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] for the first invalid field.
+    fn check_values(&self) -> Result<(), ModelConfigError>;
+
+    /// Returns the parts of the model. The values were checked.
+    fn parts(&self) -> DecoderParts;
+
+    /// Sets the number of tokens in the vocabulary.
+    fn set_vocab_size(&mut self, vocab_size: usize);
+
+    /// Returns the fields that the model does not read.
+    fn extra(&self) -> &ExtraFields;
+
+    /// Checks all values, and that no other field may change what the model computes.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] for the first invalid field.
+    fn validate(&self) -> Result<(), ModelConfigError> {
+        Self::FIELDS.check(self.extra())?;
+        self.check_values()
+    }
+
+    /// Returns the limits on token sequences.
+    fn limits(&self) -> TokenLimits {
+        let parts = self.parts();
+        let (vocab_size, max_len) = (parts.vocab_size, parts.longest());
+        TokenLimits { vocab_size, max_len, max_len_field: Self::MAX_LEN_FIELD }
+    }
+
+    /// Returns the config with the `config.json` fields in `overrides` replaced.
+    ///
+    /// # Errors
+    /// Returns the errors of reading a config: an unknown field name (the message suggests the nearest known one), a
+    /// wrong type, a value out of range, or an unsupported feature.
+    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
+        Self::try_from_fields(Self::FIELDS.overridden(self.to_fields(), overrides)?)
+    }
+
+    /// Reads the fields of a `config.json` and validates them together.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] if the config belongs to another model, a field has the wrong type or is out of
+    /// range, or a field that is not read may change what the model computes.
+    fn try_from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
+        let config = Self::from_known(fields)?;
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+/// Returns the `config.json` for weights of type `float`. `class` is the `transformers` class that loads them. Older
+/// versions of `transformers` store the type as `torch_dtype`. If a config has that field, it is updated too.
+pub(crate) fn document(
+    mut fields: Map<String, Value>,
+    class: &str,
+    float: FloatType,
+) -> Map<String, Value> {
+    fields.insert("architectures".into(), json!([class]));
+    fields.insert("dtype".into(), json!(float.torch_name()));
+    // A stale value would make older readers cast the weights.
+    if let Some(older_name) = fields.get_mut("torch_dtype") {
+        *older_name = json!(float.torch_name());
+    }
+    fields.sort_keys();
+    fields
+}
+
+impl<C: DecoderConfig> Architecture for C {
+    fn name(&self) -> &'static str {
+        C::NAME
+    }
+
+    /// Maps all parameters to the names of `transformers`. Files without the prefix can also be read.
+    fn weight_map(&self) -> WeightMap {
+        self.parts().weight_map()
+    }
+
+    fn width(&self) -> usize {
+        self.parts().width
+    }
+
+    fn max_len(&self) -> usize {
+        self.parts().max_len
+    }
+
+    /// Returns `config.json`, and `generation_config.json` with the special tokens.
+    fn documents(&self, float: FloatType) -> JsonFiles {
+        vec![
+            (CONFIG, document(self.to_fields(), C::CLASS, float)),
+            (GENERATION_CONFIG, self.extra().generation_config()),
+        ]
+    }
+
+    /// Reads every tensor in blocks, using at most 8 MiB of memory.
+    fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
+        PretrainedDecoder::open(folder)?.check_values(self)
+    }
+
+    /// Returns the size of one chunk of logits. The fused loss computes f32 logits for a chunk of rows and frees them
+    /// before it computes the next chunk.
+    fn logits_bytes(&self, batch: BatchShape) -> u64 {
+        batch.logits_bytes(self.parts().vocab_size)
+    }
+}
+
+impl<C: DecoderConfig> SavedConfig for C {
+    const MODEL_TYPE: &'static str = C::MODEL_TYPE;
+
+    fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
+        C::try_from_fields(fields)
+    }
+}
+
+impl<C: DecoderConfig> LanguageModelConfig for C {
+    fn default_size() -> Self {
+        C::default_size()
+    }
+
+    /// Reads `config.json` and the headers of the weight files. Weights are not kept.
+    fn open(folder: &Path) -> Result<Self, ModelFolderError> {
+        let checkpoint = PretrainedDecoder::<C>::open(folder)?;
+        checkpoint.weights.log_prefix();
+        Ok(checkpoint.config().clone())
+    }
+
+    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
+        DecoderConfig::with_overrides(self, overrides)
+    }
+
+    fn validate(&self) -> Result<(), ModelConfigError> {
+        DecoderConfig::validate(self)
+    }
+
+    fn limits(&self) -> TokenLimits {
+        DecoderConfig::limits(self)
+    }
+
+    /// Sets the number of rows of the embedding and the head. If stored weights have fewer rows, the new rows are the
+    /// mean of the stored ones; weights with more rows can no longer be loaded.
+    fn set_vocab_size(&mut self, vocab_size: usize) {
+        DecoderConfig::set_vocab_size(self, vocab_size);
+    }
+
+    fn extra(&self) -> &ExtraFields {
+        DecoderConfig::extra(self)
+    }
+}
+
+/// Modules with random, zero or stored weights.
+impl<B: Backend, C: DecoderConfig> BuildModel<B> for C {
+    type Model = Decoder<B, C>;
+
+    fn init(&self, seed: u64, device: &B::Device) -> Result<Decoder<B, C>, ModelConfigError> {
+        Decoder::new(self, seed, device)
+    }
+
+    fn zeros(&self, device: &B::Device) -> Result<Decoder<B, C>, ModelConfigError> {
+        Decoder::zeros(self, device)
+    }
+
+    fn load(&self, folder: &Path, device: &B::Device) -> Result<Decoder<B, C>, ModelFolderError> {
+        let checkpoint = PretrainedDecoder::open(folder)?;
+        checkpoint.weights.log_prefix();
+        checkpoint.load(self, device)
+    }
+
+    /// Reads each weight when it is first used. A language-model folder contains all weights, so the seed is not used.
+    fn load_lazily(
+        &self,
+        folder: &Path,
+        _seed: u64,
+        device: &B::Device,
+    ) -> Result<Decoder<B, C>, ModelFolderError> {
+        PretrainedDecoder::open(folder)?.load_lazily(self, device)
+    }
+}

@@ -1,0 +1,325 @@
+//! The decoder with its language-model head.
+//!
+//! Main type: [`Decoder`]. Its forward pass does not check its input, because reading values back from a device tensor is
+//! slow. [`CausalBatch`] checks user data on the host.
+
+use burn::module::{Module, Param};
+use burn::nn::{Dropout, DropoutConfig, Embedding};
+use burn::tensor::{Bool, DType, Int, Tensor, backend::Backend};
+use deepburn_ops::{FusedOps, cross_entropy, linear_cross_entropy};
+
+use super::config::DecoderConfig;
+use super::layer::Layer;
+use super::parameters::Paths;
+use super::parts::DecoderParts;
+use super::pass::{DecoderCache, KeyValues, Pass, SeqDims};
+use super::rotary::Rotary;
+use crate::architecture::TokenLimits;
+use crate::causal_lm::{CausalBatch, CausalLoss, LanguageModel};
+use crate::hf::ModelConfigError;
+use crate::label_smoothing::{head_term, logits_term};
+use crate::norm::Norm;
+use crate::weights::WeightInit;
+
+/// A decoder with its language-model head.
+///
+/// Dropout is only active on autodiff backends.
+#[derive(Clone, Debug)]
+pub struct Decoder<B: Backend, C> {
+    /// The parts with parameters.
+    pub(super) stack: Stack<B>,
+    /// The public paths of the parameters.
+    pub(super) paths: Paths,
+    /// The configuration that the module was built from.
+    pub(super) config: C,
+}
+
+/// The parts of a decoder that have parameters.
+#[derive(Module, Debug)]
+pub struct Stack<B: Backend> {
+    /// Token embeddings, `[vocab, width]`.
+    embed_tokens: Embedding<B>,
+    /// Learned positions, `[max_len, width]`.
+    embed_positions: Option<Embedding<B>>,
+    /// Dropout for the embeddings.
+    dropout: Dropout,
+    /// The layers, in order.
+    layers: Vec<Layer<B>>,
+    /// The final norm.
+    norm: Norm<B>,
+    /// An untied head. If it is `None`, the head is tied and uses the token embeddings.
+    head: Option<Head<B>>,
+    /// The factor of the token embeddings.
+    #[module(skip)]
+    embedding_scale: Option<f64>,
+    /// The token whose embedding learns nothing from being looked up.
+    #[module(skip)]
+    padding: Option<u32>,
+    /// The limit of the logits.
+    #[module(skip)]
+    soft_cap: Option<f64>,
+    /// The longest sequence.
+    #[module(skip)]
+    max_len: usize,
+    /// The field of `config.json` with the length of the longest sequence.
+    #[module(skip)]
+    max_len_field: &'static str,
+    /// The different rotations of the layers.
+    #[module(skip)]
+    rotations: Vec<Rotary>,
+}
+
+/// An output projection of its own, separate from the token embedding.
+#[derive(Module, Debug)]
+struct Head<B: Backend> {
+    /// The projection, `[vocab, width]`.
+    weight: Param<Tensor<B, 2>>,
+}
+
+impl<B: Backend, C: DecoderConfig> Decoder<B, C> {
+    /// Returns a model with random initial weights: normally distributed weights, biases of 0, and norms that change
+    /// nothing.
+    ///
+    /// The values of a parameter depend only on `seed` and its path, and are generated when the parameter is first
+    /// used.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] if `config` is inconsistent.
+    pub fn new(config: &C, seed: u64, device: &B::Device) -> Result<Self, ModelConfigError> {
+        config.validate()?;
+        Self::with(config, WeightInit::new(config.parts().weight_map(), seed, device))
+    }
+
+    /// Returns a model with all weights set to 0, for callers that overwrite them, for example with the weights of a
+    /// training checkpoint. Like random weights, the zeros are allocated when they are first used.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] if `config` is inconsistent.
+    pub fn zeros(config: &C, device: &B::Device) -> Result<Self, ModelConfigError> {
+        config.validate()?;
+        Self::with(config, WeightInit::zeros(config.parts().weight_map(), device))
+    }
+
+    /// Returns a model with the weights that `init` provides, under their public paths.
+    pub(crate) fn with(config: &C, init: WeightInit<B>) -> Result<Self, ModelConfigError> {
+        config.validate()?;
+        let parts = config.parts();
+        let paths = parts.paths();
+        let stack = Stack::new(&parts, C::MAX_LEN_FIELD, &init.with_paths(paths.clone()));
+        Ok(Self { stack, paths, config: config.clone() })
+    }
+
+    /// Returns the model's configuration.
+    #[must_use]
+    pub fn config(&self) -> &C {
+        &self.config
+    }
+}
+
+impl<B: Backend> Stack<B> {
+    fn new(parts: &DecoderParts, max_len_field: &'static str, init: &WeightInit<B>) -> Self {
+        let rotations = parts.rotations();
+        let layers = parts.layers.iter().enumerate().map(|(number, layer)| {
+            let own = layer.attention.rotary.as_ref();
+            let rotation = own.and_then(|own| rotations.iter().position(|it| it == own));
+            Layer::new(init, &format!("layers.{number}"), layer, rotation)
+        });
+        Self {
+            embed_tokens: Embedding { weight: init.param("embed_tokens.weight") },
+            embed_positions: init
+                .optional_param("embed_positions.weight")
+                .map(|weight| Embedding { weight }),
+            dropout: DropoutConfig::new(parts.embedding.dropout).init(),
+            layers: layers.collect(),
+            norm: Norm::new(init, "norm", parts.norm.kind),
+            head: init.optional_param("head.weight").map(|weight| Head { weight }),
+            embedding_scale: parts.embedding.scale,
+            padding: parts.embedding.padding,
+            soft_cap: parts.head.soft_cap,
+            max_len: parts.longest(),
+            max_len_field,
+            rotations,
+        }
+    }
+
+    /// Returns the output projection, `[vocab, width]`.
+    fn head(&self) -> Tensor<B, 2> {
+        self.head.as_ref().map_or(&self.embed_tokens.weight, |head| &head.weight).val()
+    }
+
+    /// Returns the embeddings, `[batch * queries, width]`.
+    fn embed(&self, input_ids: Tensor<B, 2, Int>, dims: SeqDims) -> Tensor<B, 2> {
+        let SeqDims { batch, past, queries } = dims;
+        let mut tokens = self.embed_tokens.forward(input_ids.clone());
+        let width = tokens.dims()[2];
+        if let Some(padding) = self.padding.filter(|_| B::ad_enabled(&tokens.device())) {
+            let is_padding: Tensor<B, 3, Bool> = input_ids.equal_elem(padding).unsqueeze_dim(2);
+            let untracked = tokens.clone().detach();
+            tokens = tokens.mask_where(is_padding.expand([batch, queries, width]), untracked);
+        }
+        // With one row per sequence, the positions are the same row for all sequences, so they are added by
+        // broadcasting over the first axis, without a copy per sequence.
+        let mut embedded = tokens.reshape([batch, queries * width]);
+        if let Some(scale) = self.embedding_scale {
+            embedded = embedded.clone() * rounded(scale, embedded.dtype());
+        }
+        if let Some(table) = &self.embed_positions {
+            let positions = table.weight.val().slice([past..past + queries, 0..width]);
+            embedded = embedded + positions.reshape([1, queries * width]);
+        }
+        self.dropout.forward(embedded.reshape([batch * queries, width]))
+    }
+
+    /// Returns the residual stream after the last layer, `[batch * queries, width]`.
+    ///
+    /// If `cache` is given, it has one entry per layer, and `input_ids` follow the cached positions.
+    fn hidden(
+        &self,
+        input_ids: Tensor<B, 2, Int>,
+        pass: &Pass<B>,
+        mut cache: Option<&mut [Option<KeyValues<B>>]>,
+    ) -> Tensor<B, 2>
+    where
+        B: FusedOps,
+    {
+        let (positions, max_len) = (pass.dims.past + pass.dims.queries, self.max_len);
+        assert!(
+            positions <= max_len,
+            "sequences of {positions} tokens are longer than {} = {max_len}",
+            self.max_len_field
+        );
+        let mut x = self.embed(input_ids, pass.dims);
+        for (index, layer) in self.layers.iter().enumerate() {
+            x = layer.forward(x, pass, cache.as_mut().map(|cache| &mut cache[index]));
+        }
+        x
+    }
+
+    /// Returns the logits `[rows, vocab]` of normalised rows of the residual stream.
+    fn logits(&self, normalised: Tensor<B, 2>) -> Tensor<B, 2> {
+        let logits = normalised.matmul(self.head().transpose());
+        match self.soft_cap {
+            Some(cap) => (logits / cap).tanh() * cap,
+            None => logits,
+        }
+    }
+
+    /// Returns the summed loss of normalised rows, with label smoothing.
+    fn loss(
+        &self,
+        normalised: Tensor<B, 2>,
+        targets: Tensor<B, 1, Int>,
+        smoothing: f64,
+    ) -> Tensor<B, 1>
+    where
+        B: FusedOps,
+    {
+        if self.soft_cap.is_some() {
+            // The head's product is not the logits, so the fused op cannot be used.
+            let logits = self.logits(normalised);
+            let term = (smoothing != 0.0)
+                .then(|| logits_term(logits.clone(), targets.clone()) * smoothing);
+            let sum = cross_entropy(logits, targets);
+            return if let Some(term) = term { sum + term } else { sum };
+        }
+        let head = self.head();
+        let term = (smoothing != 0.0)
+            .then(|| head_term(normalised.clone(), head.clone(), targets.clone()) * smoothing);
+        let sum = linear_cross_entropy(normalised, head, targets);
+        if let Some(term) = term { sum + term } else { sum }
+    }
+}
+
+/// Rounds a factor to the type of the tensor that it multiplies.
+fn rounded(factor: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => burn::tensor::bf16::from_f64(factor).to_f64(),
+        DType::F16 => burn::tensor::f16::from_f64(factor).to_f64(),
+        DType::F32 => f64::from(factor as f32),
+        _ => factor,
+    }
+}
+
+impl<B: FusedOps, C: DecoderConfig> Decoder<B, C> {
+    /// Returns the next-token logits `[batch, length, vocab]` for each position of `input_ids` `[batch, length]`.
+    ///
+    /// # Panics
+    /// Panics if `length` exceeds the longest sequence of the model. Whether an id outside the vocabulary is detected
+    /// depends on the backend; [`CausalBatch`] checks both beforehand.
+    pub fn forward(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 3> {
+        let [batch, length] = input_ids.dims();
+        let logits = self.stack.logits(self.norm(self.hidden(input_ids)));
+        let vocab = logits.dims()[1];
+        logits.reshape([batch, length, vocab])
+    }
+
+    /// Returns the residual stream of whole sequences after the last layer, `[batch * length, width]`.
+    pub(crate) fn hidden(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 2> {
+        let [batch, length] = input_ids.dims();
+        let dims = SeqDims::whole(batch, length);
+        let pass = Pass::new(&self.stack.rotations, dims, &input_ids.device());
+        self.stack.hidden(input_ids, &pass, None)
+    }
+
+    /// Applies the final norm to rows of the residual stream.
+    pub(crate) fn norm(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
+        self.stack.norm.forward(hidden)
+    }
+}
+
+impl<B: FusedOps, C: DecoderConfig> LanguageModel<B> for Decoder<B, C> {
+    type Cache = DecoderCache<B>;
+
+    fn limits(&self) -> TokenLimits {
+        self.config.limits()
+    }
+
+    fn device(&self) -> B::Device {
+        self.stack.embed_tokens.weight.lazy_device()
+    }
+
+    /// Computes the loss. The final norm and the head are only applied to positions with a target.
+    fn loss(&self, batch: &CausalBatch<B>) -> CausalLoss<B> {
+        let [rows, length] = batch.input_ids.dims();
+        let dims = SeqDims::whole(rows, length);
+        let (rotations, device) = (&self.stack.rotations, batch.input_ids.device());
+        let pass = match &batch.document_starts {
+            Some(starts) => Pass::of_documents(rotations, dims, starts.clone(), &device),
+            None => Pass::new(rotations, dims, &device),
+        };
+        let hidden = self.stack.hidden(batch.input_ids.clone(), &pass, None);
+        let hidden = self.norm(hidden.select(0, batch.positions.clone()));
+        let sum = self.stack.loss(hidden, batch.targets.clone(), batch.label_smoothing);
+        let tokens = batch.tokens();
+        // Multiplying by 0 keeps the sum in the autodiff graph, so backward runs the same ops as for other batches.
+        CausalLoss { sum: if tokens == 0 { sum * 0.0 } else { sum }, tokens }
+    }
+
+    fn next_logits(
+        &self,
+        input_ids: Tensor<B, 2, Int>,
+        past: usize,
+        cache: &mut Self::Cache,
+    ) -> Tensor<B, 2> {
+        let positions = past + input_ids.dims()[1];
+        let all = match cache.input_ids.take() {
+            Some(earlier) => Tensor::cat(vec![earlier, input_ids.clone()], 1),
+            None => input_ids.clone(),
+        };
+        cache.input_ids = Some(all.clone());
+        let is_outdated = |rotary: &Rotary| past > 0 && rotary.outdates_keys(past, positions);
+        let (input_ids, past) = match self.stack.rotations.iter().any(is_outdated) {
+            true => {
+                cache.layers.clear();
+                (all, 0)
+            }
+            false => (input_ids, past),
+        };
+        cache.layers.resize(self.stack.layers.len(), None);
+        let [batch, queries] = input_ids.dims();
+        let dims = SeqDims { batch, past, queries };
+        let pass = Pass::new(&self.stack.rotations, dims, &input_ids.device());
+        let hidden = self.stack.hidden(input_ids, &pass, Some(cache.layers.as_mut_slice()));
+        self.stack.logits(self.norm(hidden.narrow(0, queries - 1, 1)))
+    }
+}

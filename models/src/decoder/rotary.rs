@@ -1,0 +1,219 @@
+//! Rotary position embeddings (Su et al. 2021), with the scalings of `transformers`.
+//!
+//! Main type: [`Rotary`]. Element `i` of the first half of a head and element `i` of the second half are the
+//! coordinates of a point, which is rotated by the angle `position * frequency[i]`. A product of a rotated query and a
+//! rotated key therefore depends on the distance between their positions only.
+//!
+//! Frequencies and angles are rounded to f32, as in `transformers`, in which the models were trained.
+
+use std::f64::consts::TAU;
+
+use burn::tensor::{Tensor, TensorData, backend::Backend};
+
+/// A rotation of queries and keys.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rotary {
+    /// The number of elements of a head that are rotated, the first ones. Even.
+    pub width: usize,
+    /// The base of the frequencies: `theta^(-2 i / width)`.
+    pub theta: f64,
+    /// How the frequencies are changed for longer sequences.
+    pub scaling: RotaryScaling,
+}
+
+/// A change of the frequencies for sequences that are longer than those that the model was first trained on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RotaryScaling {
+    /// None.
+    Default,
+    /// All frequencies are divided by `factor` (Chen et al. 2023).
+    Linear {
+        /// Divides all frequencies.
+        factor: f64,
+    },
+    /// The base grows with the length of the sequence.
+    Dynamic {
+        /// The growth of the base.
+        factor: f64,
+        /// The length from which it grows.
+        max_len: usize,
+    },
+    /// High frequencies are kept, low ones are divided by `factor`, with a ramp in between (Peng et al. 2023).
+    Yarn {
+        /// Divides the low frequencies.
+        factor: f64,
+        /// The length that the model was first trained on.
+        original_len: usize,
+        /// Frequencies with more rotations than this over the original length are kept.
+        beta_fast: f64,
+        /// Frequencies with fewer rotations than this are divided.
+        beta_slow: f64,
+        /// Whether the ends of the ramp are rounded to whole elements.
+        truncate: bool,
+        /// The factor of sines and cosines.
+        attention_factor: f64,
+    },
+    /// Wavelengths are compared with two bounds, as in Llama 3.1.
+    Llama3 {
+        /// Divides the low frequencies.
+        factor: f64,
+        /// Wavelengths above the original length divided by this are divided.
+        low_freq_factor: f64,
+        /// Wavelengths below the original length divided by this are kept.
+        high_freq_factor: f64,
+        /// The length that the model was first trained on.
+        original_len: usize,
+    },
+    /// Each frequency has a divisor for short and for long sequences (Ding et al. 2024).
+    LongRope {
+        /// The divisors for sequences up to the original length.
+        short_factor: Vec<f64>,
+        /// The divisors for longer sequences.
+        long_factor: Vec<f64>,
+        /// The length that the model was first trained on.
+        original_len: usize,
+        /// The factor of sines and cosines.
+        attention_factor: f64,
+    },
+}
+
+impl Rotary {
+    /// Returns the frequencies of the pairs of elements for sequences of `positions` tokens.
+    #[must_use]
+    pub fn frequencies(&self, positions: usize) -> Vec<f32> {
+        let pairs = 0..self.width / 2;
+        let powers = |theta: f64| {
+            let width = self.width as f64;
+            pairs.clone().map(move |pair| theta.powf(-(2.0 * pair as f64) / width))
+        };
+        let own = || powers(self.theta);
+        let round = |frequencies: &mut dyn Iterator<Item = f64>| {
+            frequencies.map(|frequency| frequency as f32).collect()
+        };
+        match &self.scaling {
+            RotaryScaling::Default => round(&mut own()),
+            RotaryScaling::Linear { factor } => round(&mut own().map(|it| it / factor)),
+            RotaryScaling::Dynamic { factor, max_len } => {
+                let (length, max_len) = (positions.max(*max_len) as f64, *max_len as f64);
+                let growth = factor * length / max_len - (factor - 1.0);
+                let width = self.width as f64;
+                round(&mut powers(self.theta * growth.powf(width / (width - 2.0))))
+            }
+            RotaryScaling::Yarn { factor, .. } => {
+                let ramp = self.yarn_ramp();
+                let mix = |(it, kept): (f64, f64)| it / factor * (1.0 - kept) + it * kept;
+                round(&mut own().zip(ramp).map(mix))
+            }
+            RotaryScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } => {
+                let (length, low, high) = (*original_len as f64, low_freq_factor, high_freq_factor);
+                round(&mut own().map(|frequency| {
+                    let wavelength = TAU / frequency;
+                    if wavelength > length / low {
+                        frequency / factor
+                    } else if wavelength < length / high {
+                        frequency
+                    } else {
+                        let kept = (length / wavelength - low) / (high - low);
+                        (1.0 - kept) * frequency / factor + kept * frequency
+                    }
+                }))
+            }
+            RotaryScaling::LongRope { short_factor, long_factor, original_len, .. } => {
+                let factors = if positions > *original_len { long_factor } else { short_factor };
+                round(&mut own().zip(factors).map(|(frequency, factor)| frequency / factor))
+            }
+        }
+    }
+
+    /// Returns the share of each frequency that is kept, for [`RotaryScaling::Yarn`].
+    fn yarn_ramp(&self) -> Vec<f64> {
+        let RotaryScaling::Yarn { original_len, beta_fast, beta_slow, truncate, .. } = self.scaling
+        else {
+            return vec![1.0; self.width / 2];
+        };
+        // The pair of elements that makes this number of rotations over the original length.
+        let pair_of = |rotations: f64| {
+            let turns = (original_len as f64 / (rotations * TAU)).ln();
+            self.width as f64 * turns / (2.0 * self.theta.ln())
+        };
+        let (low, high) = (pair_of(beta_fast), pair_of(beta_slow));
+        let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+        let (low, mut high) = (low.max(0.0), high.min((self.width - 1) as f64));
+        if low == high {
+            // `transformers` avoids the division by 0 in the same way.
+            high += 0.001;
+        }
+        let kept = |pair: usize| 1.0 - ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        (0..self.width / 2).map(kept).collect()
+    }
+
+    /// Returns the factor of all sines and cosines.
+    #[must_use]
+    pub fn attention_factor(&self) -> f64 {
+        match self.scaling {
+            RotaryScaling::Yarn { attention_factor, .. }
+            | RotaryScaling::LongRope { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        }
+    }
+
+    /// Returns whether a sequence of `positions` tokens has other frequencies than its first `past` tokens had, so that
+    /// their keys have to be computed again. `transformers` keeps the keys of [`RotaryScaling::Dynamic`].
+    pub(crate) fn outdates_keys(&self, past: usize, positions: usize) -> bool {
+        let RotaryScaling::LongRope { original_len, .. } = self.scaling else { return false };
+        past <= original_len && positions > original_len
+    }
+
+    /// Returns the sines and cosines of a pass.
+    ///
+    /// `positions` lists the position of each row of `[batch * queries]`, or of each query if they are the same in all
+    /// sequences. `length` is the largest position + 1.
+    pub(crate) fn table<B: Backend>(
+        &self,
+        positions: &[usize],
+        length: usize,
+        device: &B::Device,
+    ) -> RotaryTable<B> {
+        let frequencies = self.frequencies(length);
+        let factor = self.attention_factor();
+        let shape = [positions.len(), self.width / 2];
+        let table = |f: fn(f64) -> f64| {
+            let angles = positions.iter().flat_map(|position| {
+                frequencies.iter().map(|frequency| f64::from(*position as f32 * frequency))
+            });
+            let values: Vec<f32> = angles.map(|angle| (f(angle) * factor) as f32).collect();
+            Tensor::from_data(TensorData::new(values, shape), device)
+        };
+        RotaryTable { cos: table(f64::cos), sin: table(f64::sin) }
+    }
+}
+
+/// The sines and cosines of the positions of a pass, both `[positions, width / 2]`.
+#[derive(Clone, Debug)]
+pub(crate) struct RotaryTable<B: Backend> {
+    cos: Tensor<B, 2>,
+    sin: Tensor<B, 2>,
+}
+
+impl<B: Backend> RotaryTable<B> {
+    /// Rotates the heads of queries or keys, `[rows, heads * head_width]`. The table has a row for each row of `x`, or
+    /// for each position of the sequences that `x` consists of.
+    pub(crate) fn rotate(&self, x: Tensor<B, 2>, head_width: usize) -> Tensor<B, 2> {
+        let [rows, columns] = x.dims();
+        let [positions, half] = self.cos.dims();
+        let heads = columns / head_width;
+        let x = x.reshape([rows / positions, positions, heads, head_width]);
+        let dtype = x.dtype();
+        let [cos, sin] = [&self.cos, &self.sin]
+            .map(|table| table.clone().reshape([1, positions, 1, half]).cast(dtype));
+        let [first, second] = [0, half].map(|start| x.clone().narrow(3, start, half));
+        let mut parts = vec![
+            first.clone() * cos.clone() - second.clone() * sin.clone(),
+            second * cos + first * sin,
+        ];
+        if 2 * half < head_width {
+            parts.push(x.narrow(3, 2 * half, head_width - 2 * half));
+        }
+        Tensor::cat(parts, 3).reshape([rows, columns])
+    }
+}

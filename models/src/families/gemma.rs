@@ -1,0 +1,170 @@
+//! Gemma 2, and the text model of Gemma 3.
+
+use serde_json::Value;
+
+use super::config::Family;
+use super::rope::Rope;
+use super::settings::{Biases, Defaults, LayerForm, LayerSettings, Settings};
+use super::windows::{LayerType, layer_types, num_layers, window};
+use crate::activation::Activation;
+use crate::decoder::Rotary;
+use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError};
+
+/// The fields that both read, and then the fields of Gemma 3 alone.
+const READ: [&str; 25] = [
+    "attention_bias",
+    "attention_dropout",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "head_dim",
+    "hidden_activation",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_types",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "query_pre_attn_scalar",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+    "tie_word_embeddings",
+    "vocab_size",
+    "_sliding_window_pattern",
+    "rope_local_base_freq",
+    "sliding_window_pattern",
+];
+
+/// Gemma 1 had the function of the gate under another name, and published files of Gemma 2 have both.
+const ALIASES: [(&str, &str); 1] = [("hidden_act", "hidden_activation")];
+
+/// Features of other models.
+const FIXED: [FixedField; 1] = [FixedField {
+    name: "use_bidirectional_attention",
+    accepted: Accepted::Off,
+    remedy: "this is a causal language model; set it to false",
+}];
+
+/// Gemma 2.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gemma2;
+
+/// The text model of Gemma 3.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gemma3;
+
+impl Family for Gemma2 {
+    const MODEL_TYPE: &'static str = "gemma2";
+    const NAME: &'static str = "Gemma2";
+    const CLASS: &'static str = "Gemma2ForCausalLM";
+    const FIELDS: FieldNames =
+        FieldNames { read: READ.split_at(22).0, aliases: &ALIASES, harmless: &[], fixed: &FIXED };
+
+    /// Every second layer has the window, starting with the first.
+    fn settings(fields: &mut ConfigFields) -> Result<Settings, ModelConfigError> {
+        let sizes = Sizes { vocab_size: 256_000, max_len: 8192, form: LayerForm::Gemma2 };
+        let settings = sizes.read(fields, [Some(50.0), Some(30.0)])?;
+        let rotary = Rope::new(&settings, 1e4).read(fields)?;
+        let types = |layer: usize| match layer.is_multiple_of(2) {
+            true => LayerType::Sliding,
+            false => LayerType::Full,
+        };
+        with_layers(settings, fields, types, &[rotary.clone(), rotary])
+    }
+}
+
+impl Family for Gemma3 {
+    const MODEL_TYPE: &'static str = "gemma3_text";
+    const NAME: &'static str = "Gemma3";
+    const CLASS: &'static str = "Gemma3ForCausalLM";
+    const FIELDS: FieldNames =
+        FieldNames { read: &READ, aliases: &ALIASES, harmless: &[], fixed: &FIXED };
+
+    /// Every sixth layer has no window, and another rotation.
+    fn settings(fields: &mut ConfigFields) -> Result<Settings, ModelConfigError> {
+        let sizes = Sizes { vocab_size: 262_208, max_len: 131_072, form: LayerForm::Gemma3 };
+        let settings = sizes.read(fields, [None, None])?;
+        let rotations = Rope::new(&settings, 1e6).read_by_layer_type(fields)?;
+        let pattern = |fields: &mut ConfigFields, name| {
+            fields.take(name, None, "a positive integer or null", |value| match value {
+                Value::Null => Some(None),
+                value => value.as_u64().filter(|layers| *layers > 0).map(Some),
+            })
+        };
+        // Version 5 writes the older name with an underscore.
+        let older = pattern(fields, "sliding_window_pattern")?;
+        let own = pattern(fields, "_sliding_window_pattern")?;
+        let pattern = own.or(older).unwrap_or(6) as usize;
+        let types = |layer: usize| match (layer + 1).is_multiple_of(pattern) {
+            true => LayerType::Full,
+            false => LayerType::Sliding,
+        };
+        with_layers(settings, fields, types, &rotations)
+    }
+}
+
+/// Defaults that differ.
+struct Sizes {
+    vocab_size: usize,
+    max_len: usize,
+    form: LayerForm,
+}
+
+impl Sizes {
+    /// Reads the fields that both have, except for the fields of the layers. `caps` are the defaults of the limits of scores
+    /// and logits.
+    fn read(
+        self,
+        fields: &mut ConfigFields,
+        caps: [Option<f64>; 2],
+    ) -> Result<Settings, ModelConfigError> {
+        let default = Defaults {
+            vocab_size: self.vocab_size,
+            hidden_size: 2304,
+            intermediate_size: 9216,
+            heads: 8,
+            key_value_heads: Some(4),
+            head_width: Some(256),
+            max_len: self.max_len,
+            epsilon: 1e-6,
+            is_tied: true,
+            activation: ("hidden_activation", Activation::GeluPytorchTanh),
+        };
+        let settings = Settings::read(fields, self.form, default)?;
+        let bias = fields.flag("attention_bias", false)?;
+        let cap = |fields: &mut ConfigFields, name, default| {
+            fields.take(name, default, "a positive number or null", |value| match value {
+                Value::Null => Some(None),
+                value => value.as_f64().map(Some),
+            })
+        };
+        Ok(Settings {
+            biases: Biases { inputs: bias, output: bias, feed_forward: false },
+            query_scalar: fields.number("query_pre_attn_scalar", 256.0)?,
+            attention_soft_cap: cap(fields, "attn_logit_softcapping", caps[0])?,
+            logit_soft_cap: cap(fields, "final_logit_softcapping", caps[1])?,
+            ..settings
+        })
+    }
+}
+
+/// Reads the layers. `rotations` are the rotations of full and of sliding layers.
+fn with_layers(
+    settings: Settings,
+    fields: &mut ConfigFields,
+    older: impl Fn(usize) -> LayerType,
+    [full, sliding]: &[Rotary; 2],
+) -> Result<Settings, ModelConfigError> {
+    let layers = num_layers(fields, 26)?;
+    let window = window(fields, Some(4096))?;
+    let types = layer_types(fields, layers, older)?;
+    let layers = types.into_iter().map(|kind| match kind {
+        LayerType::Full => LayerSettings { window: None, rotary: full.clone() },
+        LayerType::Sliding => LayerSettings { window, rotary: sliding.clone() },
+    });
+    Ok(Settings { layers: layers.collect(), ..settings })
+}

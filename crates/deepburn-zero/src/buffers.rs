@@ -43,10 +43,9 @@ use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::{CollectiveTag, ReduceOp};
 use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
 
-use crate::array::DeviceArray;
 use crate::error::ZeroError;
-use crate::flat::{in_shape, in_type};
-use crate::group::Group;
+use crate::group::flat::{in_shape, in_type};
+use crate::group::{DeviceArray, Group};
 use crate::leased::{FullTensor, Leased};
 use crate::ledger::{Category, Lease, Ledger};
 use crate::training::Training;

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError, Pending};
 
-use crate::array::DeviceArray;
+use crate::group::DeviceArray;
 use crate::ledger::Lease;
 use crate::shard::ShardRead;
 

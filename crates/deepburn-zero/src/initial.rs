@@ -28,9 +28,8 @@ use burn_backend::{Backend, FloatDType, Shape, TensorMetadata};
 use deepburn_comm::{CollectiveTag, CommError, panic_message};
 use deepburn_ops::OptimizerOps;
 
-use crate::array::DeviceArray;
 use crate::error::ZeroError;
-use crate::group::Group;
+use crate::group::{DeviceArray, Group};
 use crate::training::Training;
 
 /// The state of a parameter on one rank before it is sharded.

@@ -49,7 +49,6 @@
 //! each rank keeps its own tensor, and checkpoints do not contain it.
 #![recursion_limit = "256"]
 
-mod array;
 pub mod assignment;
 mod autocast;
 mod backend;
@@ -57,7 +56,6 @@ mod backward_watch;
 mod buffers;
 mod error;
 mod fetch;
-mod flat;
 mod gather;
 mod group;
 mod initial;
@@ -78,7 +76,6 @@ mod publish;
 mod random;
 mod recompute;
 mod reduce;
-mod rows;
 mod same_module;
 mod session;
 mod shard;
@@ -91,13 +88,14 @@ mod trace;
 mod training;
 mod view;
 
-pub use array::DeviceArray;
 pub use autocast::{Autocast, TracksParameters};
 pub use backend::Sharded;
 pub use buffers::{Buffer, BufferKind};
 pub use deepburn_comm::Partition;
 pub use deepburn_nvme::{IoStatistics, SwapError, check_folder};
 pub use error::ZeroError;
+pub use group::DeviceArray;
+pub use group::RowGradient;
 pub use group::{Group, ZeroGroup};
 pub use leased::{FullTensor, Leased};
 pub use ledger::{Category, Lease, Ledger, Tier, Usage};
@@ -110,7 +108,6 @@ pub use plain_tensors::PlainTensor;
 pub use random::RandomStream;
 pub use recompute::activation_checkpoint;
 pub use recompute::tape::RecordedTensor;
-pub use rows::RowGradient;
 pub use session::ContextGuard;
 pub use states::{
     GradientSum, ModelStates, OwnedArray, OwnedState, Policy, RandomState, StateArray,

@@ -19,9 +19,8 @@ use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError};
 use deepburn_config::Stage;
 
-use crate::array::DeviceArray;
-use crate::flat::in_shape;
-use crate::group::Group;
+use crate::group::flat::in_shape;
+use crate::group::{DeviceArray, Group};
 use crate::parameter::Parameter;
 
 /// All-gathers updated shards into whole parameters, many in one message.

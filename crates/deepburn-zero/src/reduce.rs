@@ -44,9 +44,8 @@ use burn_backend::{Backend, TensorMetadata};
 use deepburn_comm::{CollectiveTag, CommError, Payload, Pending, ReduceOp};
 use deepburn_config::{GradientPlan, ReductionPlan};
 
-use crate::array::{DeviceArray, own};
 use crate::backward_watch::BackwardWatch;
-use crate::group::Group;
+use crate::group::{DeviceArray, Group, own};
 use crate::ledger::{Category, Ledger};
 use crate::parameter::Parameter;
 use crate::parked::WriteBehind;

@@ -20,7 +20,7 @@ use burn_backend::Backend;
 use deepburn_config::Stage;
 use deepburn_ops::OptimizerOps;
 
-use crate::flat::{flat_range, narrow};
+use crate::group::flat::{flat_range, narrow};
 use crate::parameter::Parameter;
 use deepburn_comm::Partition;
 

@@ -53,12 +53,11 @@ use deepburn_config::{
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
 
-use crate::array::DeviceArray;
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
-use crate::flat::in_shape;
 use crate::gather::Gatherer;
-use crate::group::Group;
+use crate::group::flat::in_shape;
+use crate::group::{DeviceArray, Group};
 use crate::ledger::Ledger;
 use crate::operations::{Counter, ModuleOperations};
 use crate::optimizer::Optimizer;

@@ -22,11 +22,11 @@ use std::sync::Arc;
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
+use crate::group::RowGradient;
 use crate::leased::{FullTensor, Leased};
 use crate::parameter::{Parameter, ParameterView};
 use crate::recompute::tape::{Operand, RecordedTensor};
 use crate::recompute::{BlockRecorder, Cost, note_read, recorder};
-use crate::rows::RowGradient;
 use crate::view::View;
 
 /// A float tensor of the decorated backend.

@@ -6,8 +6,8 @@ use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError, Pending};
 
 use super::Gatherer;
-use crate::array::DeviceArray;
 use crate::fetch::{Fetch, FetchProgress};
+use crate::group::DeviceArray;
 use crate::ledger::Category;
 use crate::shard::ShardRead;
 

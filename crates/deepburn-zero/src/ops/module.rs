@@ -15,10 +15,10 @@ use burn_backend::ops::{
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use deepburn_ops::MatmulOps;
 
+use crate::group::RowGradient;
 use crate::ops::product::{convolution, count};
 use crate::ops::{forward, recorded};
 use crate::recompute::Cost;
-use crate::rows::RowGradient;
 use crate::{Sharded, ZeroTensor};
 
 /// The table of layers that need only the data of their operands.

@@ -17,8 +17,8 @@ use deepburn_nvme::SwapError;
 
 use super::gradient::{Accumulated, GradientCheck, GradientState, SumElements, SumHome};
 use super::{GradientReducer, Types};
-use crate::array::maximum;
-use crate::flat::in_type;
+use crate::group::flat::in_type;
+use crate::group::maximum;
 use crate::leased::Leased;
 use crate::ledger::Category;
 use crate::parked::ParkedTensor;

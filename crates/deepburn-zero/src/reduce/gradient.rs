@@ -23,7 +23,7 @@ use deepburn_kernels::GradientStats;
 use deepburn_nvme::SwapError;
 use deepburn_ops::OptimizerOps;
 
-use crate::array::DeviceArray;
+use crate::group::DeviceArray;
 use crate::leased::FullTensor;
 use crate::ledger::Lease;
 use crate::parked::{ParkedArray, ParkedTensor};

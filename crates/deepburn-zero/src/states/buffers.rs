@@ -8,7 +8,7 @@ use super::ModelStates;
 use super::segments::{Elements, OwnedArray, host_range};
 use crate::buffers::Buffer;
 use crate::error::ZeroError;
-use crate::flat::flat_range;
+use crate::group::flat::flat_range;
 use crate::training::Training;
 use deepburn_comm::Partition;
 

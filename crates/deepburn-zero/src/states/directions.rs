@@ -29,9 +29,8 @@ use deepburn_kernels::{ElementwiseStep, TreeSum};
 use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, is_without_data};
 
 use super::compression::{ErrorFeedback, Momentum, Scales, compressed_means};
-use crate::array::DeviceArray;
 use crate::error::ZeroError;
-use crate::group::Group;
+use crate::group::{DeviceArray, Group};
 use crate::ledger::{Category, Ledger};
 use crate::optimizer::{MatrixOwner, StepInProgress, UpdateDirection, UpdateRound, WORKSPACE};
 use crate::parameter::Parameter;

@@ -28,7 +28,7 @@ use deepburn_ops::{OptimizerOps, float_bytes, float_from_host, float_into_host, 
 
 use super::ModelStates;
 use crate::error::ZeroError;
-use crate::flat::{flat_range, narrow};
+use crate::group::flat::{flat_range, narrow};
 use crate::optimizer::{COMMON, KeptArray};
 use crate::parameter::Parameter;
 use crate::parked::{ParkedCopy, WriteBehind};

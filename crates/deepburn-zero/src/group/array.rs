@@ -29,8 +29,8 @@ use deepburn_ops::{
     float_bytes, float_from_host, float_into_host, is_without_data, join_shards, read_float,
 };
 
-use crate::flat::{flat_range, flattened, in_type, narrow, pad};
-use crate::rows::RowGradient;
+use crate::group::RowGradient;
+use crate::group::flat::{flat_range, flattened, in_type, narrow, pad};
 use host_sum::{HostSum, SparseRows};
 
 /// A device tensor that ranks exchange in collectives.

@@ -28,7 +28,7 @@ use deepburn_ops::{float_bytes, float_into_host, int_into_host, shared_bytes};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::rows::RowGradient;
+use crate::group::RowGradient;
 
 /// The number of elements of a block. Two f32 blocks fit on the stack and in the L2 cache. A block
 /// spans only a few rows of an embedding, so most blocks have no sparse row to add.
@@ -133,7 +133,7 @@ pub(super) struct SparseRows {
     /// The number of elements of the longest row. A row that overlaps a block begins at most this
     /// many elements before the block.
     longest: usize,
-    /// The values of each [`RowBlock`](crate::rows::RowBlock) that has a row in the part.
+    /// The values of each [`RowBlock`](crate::group::rows::RowBlock) that has a row in the part.
     values: Vec<F32Values>,
 }
 

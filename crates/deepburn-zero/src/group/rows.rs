@@ -24,7 +24,7 @@ use std::ops::Range;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_ops::{float_from_host, int_from_host, int_into_host, read_float};
 
-use crate::flat::{flat_range, flattened, in_type};
+use crate::group::flat::{flat_range, flattened, in_type};
 
 /// The rows of one lookup: `values[i]` is added to row `indices[i]` of the gradient.
 #[derive(Debug, Clone)]

@@ -24,10 +24,9 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData};
 use deepburn_ops::MatmulOps;
 
-use crate::leased::Leased;
-use crate::reduce;
-use crate::session;
+use crate::session::Leased;
 use crate::tensor::ZeroTensor;
+use crate::{reduce, session};
 
 /// Expands to the methods of `Backend` that both decorators of this crate forward to the inner
 /// backend `B`.

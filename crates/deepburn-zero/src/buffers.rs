@@ -46,8 +46,8 @@ use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
 use crate::error::ZeroError;
 use crate::group::flat::{in_shape, in_type};
 use crate::group::{DeviceArray, Group};
-use crate::leased::{FullTensor, Leased};
 use crate::ledger::{Category, Lease, Ledger};
+use crate::session::{FullTensor, Leased};
 use crate::training::Training;
 
 use walk::{FoundBuffers, Install, Live, NewValue};

@@ -48,7 +48,7 @@ use crate::fetch::{Fetch, LiveCount};
 use crate::group::Group;
 use crate::ledger::Ledger;
 use crate::parameter::{Gather, Parameter};
-use crate::pass::Pass;
+use crate::session::Pass;
 use crate::trace::{Phase, Trace};
 
 pub(crate) use look_ahead::LookAhead;

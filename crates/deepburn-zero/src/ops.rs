@@ -226,7 +226,7 @@ macro_rules! recorded {
                 $( let $arg = $crate::ops::recorded!(@keep record $kind $arg); )*
                 let results = record.run(move |reader| {
                     $( let $arg = $crate::ops::recorded!(@read reader $kind $arg); )*
-                    $results.map($crate::leased::Leased::new)
+                    $results.map($crate::session::Leased::new)
                 });
                 break 'op results.map($crate::ZeroTensor::Recorded);
             }
@@ -250,19 +250,19 @@ macro_rules! forward {
     };
     (@open int $value:expr) => { $value.into_inner() };
     (@open ints $value:expr) => {
-        $value.into_iter().map(crate::leased::Leased::into_inner).collect()
+        $value.into_iter().map(crate::session::Leased::into_inner).collect()
     };
     (@open bool $value:expr) => { $value.into_inner() };
-    (@open maybe_bool $value:expr) => { $value.map(crate::leased::Leased::into_inner) };
+    (@open maybe_bool $value:expr) => { $value.map(crate::session::Leased::into_inner) };
     (@open bools $value:expr) => {
-        $value.into_iter().map(crate::leased::Leased::into_inner).collect()
+        $value.into_iter().map(crate::session::Leased::into_inner).collect()
     };
     (@open primitive $value:expr) => { $crate::ops::open_primitive($value) };
     (@open $other:tt $value:expr) => { $value };
 
     (@wrap float $value:expr) => { crate::ZeroTensor::full($value) };
-    (@wrap int $value:expr) => { crate::leased::Leased::new($value) };
-    (@wrap bool $value:expr) => { crate::leased::Leased::new($value) };
+    (@wrap int $value:expr) => { crate::session::Leased::new($value) };
+    (@wrap bool $value:expr) => { crate::session::Leased::new($value) };
     (@wrap primitive $value:expr) => { $crate::ops::wrap_primitive($value) };
     (@wrap $other:tt $value:expr) => { $value };
 

@@ -38,9 +38,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use burn_backend::{Backend, DType, Shape};
 
 use crate::fetch::{Fetch, LiveElements};
-use crate::leased::Leased;
 use crate::ledger::{Category, Ledger};
 use crate::parked::ParkedArray;
+use crate::session::Leased;
 use crate::shard::Shard;
 use deepburn_comm::Partition;
 use deepburn_ops::shard_of_whole;

@@ -58,17 +58,15 @@ use crate::error::ZeroError;
 use crate::gather::Gatherer;
 use crate::group::flat::in_shape;
 use crate::group::{DeviceArray, Group};
-use crate::ledger::Ledger;
-use crate::operations::{Counter, ModuleOperations};
+use crate::ledger::{Ledger, ModuleOperations, OperationCounter};
 use crate::optimizer::Optimizer;
 use crate::parameter::Parameter;
 use crate::parked::{ActivationStore, Store};
 use crate::parking::Parking;
-use crate::pass::Pass;
 use crate::plain_tensors::PlainTensor;
 use crate::recompute::BlockRecorder;
 use crate::reduce::{GradientReducer, Types};
-use crate::session::{self, Binding, ContextGuard};
+use crate::session::{self, Binding, ContextGuard, Pass};
 use crate::shard_spec::ShardSpec;
 use crate::sharding::Marker;
 use crate::training::Training;
@@ -179,7 +177,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// Returns an error if a pending gather of an earlier pass fails.
     pub fn start_training_pass<M: Module<Training<B>>>(&self, module: M) -> Result<M, ZeroError> {
-        self.binding.with_counter(Counter::start_forward);
+        self.binding.with_counter(OperationCounter::start_forward);
         self.recorder.start_forward();
         self.gatherer.start_pass(Pass::Train)?;
         self.binding.open_pass();
@@ -229,7 +227,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Gathers then follow the recorded order of backward, freed activations are
     /// recomputed, and operations count as backward. Uses no collective.
     pub fn start_backward(&self) {
-        self.binding.with_counter(Counter::start_backward);
+        self.binding.with_counter(OperationCounter::start_backward);
         self.gatherer.start_backward();
         self.recorder.start_backward();
         session::refresh_recording();
@@ -242,7 +240,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         // The closure outlives this call, so it cannot borrow the states.
         let (gatherer, recorder) = (self.gatherer.clone(), self.recorder.clone());
         self.reducer.borrow_mut().watch_for_backward(Box::new(move || {
-            session::with_counter(Counter::start_backward);
+            session::with_counter(OperationCounter::start_backward);
             gatherer.start_backward();
             recorder.start_backward();
             session::refresh_recording();

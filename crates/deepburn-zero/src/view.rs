@@ -15,7 +15,7 @@
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, SliceOps, TensorMetadata};
 
-use crate::leased::{FullTensor, Leased};
+use crate::session::{FullTensor, Leased};
 
 /// A view: an op whose result has elements of its operand in another shape, order or type.
 #[derive(Debug, Clone)]

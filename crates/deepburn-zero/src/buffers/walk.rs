@@ -12,7 +12,7 @@ use burn_backend::{Backend, DType, Shape};
 use deepburn_ops::{OptimizerOps, read_float};
 
 use super::{Buffer, BufferKind};
-use crate::leased::{FullTensor, Leased};
+use crate::session::{FullTensor, Leased};
 use crate::training::Training;
 use crate::{Zero, ZeroTensor};
 

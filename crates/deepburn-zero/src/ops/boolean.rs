@@ -12,9 +12,9 @@ use burn_backend::{
 use deepburn_ops::MatmulOps;
 
 use crate::Sharded;
-use crate::leased::Leased;
 use crate::ops::{forward, view};
 use crate::plain_tensors::note_bool;
+use crate::session::Leased;
 
 /// The table of ops whose result has newly allocated memory.
 macro_rules! bool_ops {

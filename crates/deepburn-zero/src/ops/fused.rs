@@ -5,7 +5,7 @@
 //! tape. Forward ops are recorded for recomputation. Backward ops are not recorded, because they
 //! run after the recording has ended.
 //!
-//! Products are counted for model FLOPs ([`operations`](crate::operations)), in forward and in
+//! Products are counted for model FLOPs ([`operations`](crate::ledger)), in forward and in
 //! backward.
 
 use burn_backend::tensor::{FloatTensor, IntTensor};

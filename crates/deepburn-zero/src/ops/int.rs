@@ -12,11 +12,10 @@ use burn_backend::{
 };
 use deepburn_ops::MatmulOps;
 
-use crate::Sharded;
-use crate::leased::Leased;
 use crate::ops::{forward, view};
 use crate::plain_tensors::note_int;
-use crate::session;
+use crate::session::Leased;
+use crate::{Sharded, session};
 
 /// The table of ops whose result has newly allocated memory.
 macro_rules! int_ops {

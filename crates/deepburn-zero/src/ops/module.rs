@@ -3,7 +3,7 @@
 //!
 //! Two families are written by hand. The gradient of an embedding stays sparse ([`RowGradient`])
 //! and needs only the shape of the table, so backward does not gather the table. Convolutions are
-//! counted for model FLOPs ([`operations`](crate::operations)). Transposed and deformable
+//! counted for model FLOPs ([`operations`](crate::ledger)). Transposed and deformable
 //! convolutions and Burn's `linear` and `attention` are not counted. They use the products of the
 //! inner backend.
 

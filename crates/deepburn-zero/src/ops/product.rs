@@ -2,9 +2,8 @@
 
 use burn_backend::{Backend, Shape, TensorMetadata};
 
-use crate::ZeroTensor;
-use crate::operations::Counter;
-use crate::session;
+use crate::ledger::OperationCounter;
+use crate::{ZeroTensor, session};
 
 /// Counts a product of `operands`. `count` is called only while counting is on.
 pub(crate) fn count<B: Backend>(operands: &[&ZeroTensor<B>], count: impl FnOnce() -> u64) {
@@ -26,9 +25,9 @@ pub(crate) fn count_backward<B: Backend>(
     parameter: &ZeroTensor<B>,
     operations: impl FnOnce() -> u64,
 ) {
-    session::with_counter(Counter::start_backward);
+    session::with_counter(OperationCounter::start_backward);
     count(&[parameter], operations);
-    session::with_counter(Counter::start_forward);
+    session::with_counter(OperationCounter::start_forward);
 }
 
 /// Returns the operations of `[.., m, k]` times `[.., k, n]`: `2 m k n` for each matrix of the

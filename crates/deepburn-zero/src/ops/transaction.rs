@@ -7,7 +7,7 @@ use burn_backend::ExecutionError;
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 use deepburn_ops::MatmulOps;
 
-use crate::leased::Leased;
+use crate::session::Leased;
 use crate::{Sharded, ZeroTensor};
 
 impl<B: MatmulOps> TransactionOps<Sharded<B>> for Sharded<B> {

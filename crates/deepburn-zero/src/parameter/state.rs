@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn_backend::Backend;
 
 use crate::fetch::{Fetch, LiveElements};
-use crate::leased::FullTensor;
+use crate::session::FullTensor;
 use crate::shard::Shard;
 
 /// The parts of a parameter that this rank holds.

@@ -30,8 +30,8 @@ use super::{
     ChunkLayout, ParkedArray, ParkedRead, ParkedTensor, Store, WriteBehind, io_policy, lock,
 };
 use crate::group::Group;
-use crate::leased::{FullTensor, Leased};
 use crate::ledger::{Category, Lease, Ledger, Tier};
+use crate::session::{FullTensor, Leased};
 
 /// Parks the activations of one model on one rank.
 pub(crate) struct ActivationStore<B: Backend> {

@@ -19,9 +19,9 @@ use super::gradient::{Accumulated, GradientCheck, GradientState, SumElements, Su
 use super::{GradientReducer, Types};
 use crate::group::flat::in_type;
 use crate::group::maximum;
-use crate::leased::Leased;
 use crate::ledger::Category;
 use crate::parked::ParkedTensor;
+use crate::session::Leased;
 
 impl<B: Backend> GradientReducer<B> {
     /// Takes the flat accumulated gradients by parameter index; `None` for a parameter without a

@@ -24,9 +24,9 @@ use deepburn_nvme::SwapError;
 use deepburn_ops::OptimizerOps;
 
 use crate::group::DeviceArray;
-use crate::leased::FullTensor;
 use crate::ledger::Lease;
 use crate::parked::{ParkedArray, ParkedTensor};
+use crate::session::FullTensor;
 use crate::shard_spec::ShardSpec;
 
 /// The gradient of one parameter in a step.

@@ -33,9 +33,9 @@ use crate::optimizer::{COMMON, KeptArray};
 use crate::parameter::Parameter;
 use crate::parked::{ParkedCopy, WriteBehind};
 use crate::publish::Publisher;
-use crate::random::RandomStream;
 use crate::reduce::SumElements;
 use crate::session;
+use crate::session::RandomStream;
 use crate::shard::Shard;
 
 /// An array of a parameter's states, with one element per element of the

@@ -33,7 +33,7 @@ pub struct ModuleOperations {
 
 /// The counts so far, and the state that determines the module of the next product.
 #[derive(Debug, Default)]
-pub(crate) struct Counter {
+pub(crate) struct OperationCounter {
     /// The path of the parameter that was read last.
     parameter: String,
     /// Whether no product has followed that read.
@@ -44,7 +44,7 @@ pub(crate) struct Counter {
     counts: BTreeMap<String, [u64; 2]>,
 }
 
-impl Counter {
+impl OperationCounter {
     /// Counts the following products as backward.
     pub(crate) fn start_backward(&mut self) {
         self.backward = true;
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn products_belong_to_modules() {
-        let mut counter = Counter::default();
+        let mut counter = OperationCounter::default();
         counter.read("h.0.attn.c_attn.bias");
         counter.enter(10, true);
         counter.enter(3, false);

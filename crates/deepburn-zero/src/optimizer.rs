@@ -49,9 +49,10 @@ use deepburn_ops::{OptimizerOps, float_bytes, is_without_data};
 
 use crate::assignment::UpdateSettings;
 use crate::ledger::Ledger;
+use crate::offload::{
+    FileChunk, ParkedArray, ParkedCopy, ParkedTensor, Parking, Pipeline, PipelinePolicy,
+};
 use crate::parameter::Parameter;
-use crate::parked::{FileChunk, ParkedArray, ParkedCopy, ParkedTensor, Pipeline, PipelinePolicy};
-use crate::parking::Parking;
 
 use frozen_lamb::LambScalars;
 use moments::SECOND_MOMENT;

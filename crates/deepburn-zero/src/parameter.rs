@@ -39,7 +39,7 @@ use burn_backend::{Backend, DType, Shape};
 
 use crate::fetch::{Fetch, LiveElements};
 use crate::ledger::{Category, Ledger};
-use crate::parked::ParkedArray;
+use crate::offload::ParkedArray;
 use crate::session::Leased;
 use crate::shard::Shard;
 use deepburn_comm::Partition;

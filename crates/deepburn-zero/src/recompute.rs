@@ -62,8 +62,8 @@ use deepburn_comm::CommError;
 use deepburn_config::RecomputePolicy;
 
 use crate::ledger::Ledger;
+use crate::offload::ActivationStore;
 use crate::parameter::Parameter;
-use crate::parked::ActivationStore;
 use crate::session::{self, AnyRecorder};
 use crate::trace::Phase;
 use blocks::Blocks;

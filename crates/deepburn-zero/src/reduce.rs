@@ -47,8 +47,8 @@ use deepburn_config::{GradientPlan, ReductionPlan};
 use crate::backward_watch::BackwardWatch;
 use crate::group::{DeviceArray, Group, own};
 use crate::ledger::{Category, Ledger};
+use crate::offload::WriteBehind;
 use crate::parameter::Parameter;
-use crate::parked::WriteBehind;
 use crate::session;
 use crate::tensor::{ReducedGradient, ZeroTensor};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn_backend::{Backend, DType};
 use deepburn_nvme::SwapError;
 
-use crate::parked::{ParkedArray, ParkedRead, ParkedTensor};
+use crate::offload::{ParkedArray, ParkedRead, ParkedTensor};
 use crate::session::FullTensor;
 
 /// This rank's flat shard of a parameter on its tier.

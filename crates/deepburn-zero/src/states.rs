@@ -59,10 +59,9 @@ use crate::gather::Gatherer;
 use crate::group::flat::in_shape;
 use crate::group::{DeviceArray, Group};
 use crate::ledger::{Ledger, ModuleOperations, OperationCounter};
+use crate::offload::{ActivationStore, Parking, Store};
 use crate::optimizer::Optimizer;
 use crate::parameter::Parameter;
-use crate::parked::{ActivationStore, Store};
-use crate::parking::Parking;
 use crate::plain_tensors::PlainTensor;
 use crate::recompute::BlockRecorder;
 use crate::reduce::{GradientReducer, Types};
@@ -395,7 +394,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Returns the stores of offloaded states and activations.
     fn stores(&self) -> impl Iterator<Item = &Store> {
-        let states = self.parking.as_ref().map(|parking| parking.store());
+        let states = self.parking.as_ref().map(|parking| &parking.store);
         let activations = self.recorder.store().map(ActivationStore::store);
         states.into_iter().chain(activations)
     }

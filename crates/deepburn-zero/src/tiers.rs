@@ -16,9 +16,8 @@ use deepburn_comm::Partition;
 use deepburn_config::{OptimizerOffload, ParameterOffload, Precision, PrecisionPlan, ZeroPlan};
 
 use crate::ledger::Tier;
+use crate::offload::{CHUNK, ChunkLayout};
 use crate::parameter_size::ParameterSize;
-use crate::parked::{CHUNK, ChunkLayout};
-use crate::parking::gradient_bytes;
 
 /// Assigns a tier to the optimizer states and gradient sum of each trainable
 /// parameter, in module order.
@@ -98,6 +97,12 @@ impl ShardTiers {
             ParameterOffload::Nvme { device_is_host: false, .. } => Tier::Host,
         }
     }
+}
+
+/// Returns the largest element size of an accumulated gradient in bytes. With
+/// one micro-batch, the gradient may be in the communication type.
+pub(crate) fn gradient_bytes(precision: &PrecisionPlan) -> usize {
+    precision.communication.bytes().max(precision.accumulation.bytes())
 }
 
 /// Returns the size in bytes of the file in which each rank stores its offloaded

@@ -28,7 +28,7 @@ use deepburn_ops::float_into_host;
 use half::{bf16, f16};
 
 use super::{Squares, UpdateGradient};
-use crate::parked::{ChunkInMemory, ChunkLayout, ParkedArray, Pipeline};
+use crate::offload::{ChunkInMemory, ChunkLayout, ParkedArray, Pipeline};
 
 /// The update of one parameter whose states are parked.
 #[derive(Debug)]

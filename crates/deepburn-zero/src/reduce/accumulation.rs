@@ -20,7 +20,7 @@ use super::{GradientReducer, Types};
 use crate::group::flat::in_type;
 use crate::group::maximum;
 use crate::ledger::Category;
-use crate::parked::ParkedTensor;
+use crate::offload::ParkedTensor;
 use crate::session::Leased;
 
 impl<B: Backend> GradientReducer<B> {

@@ -25,7 +25,7 @@ use deepburn_ops::OptimizerOps;
 
 use crate::group::DeviceArray;
 use crate::ledger::Lease;
-use crate::parked::{ParkedArray, ParkedTensor};
+use crate::offload::{ParkedArray, ParkedTensor};
 use crate::session::FullTensor;
 use crate::shard_spec::ShardSpec;
 

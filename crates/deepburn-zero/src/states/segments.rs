@@ -29,9 +29,9 @@ use deepburn_ops::{OptimizerOps, float_bytes, float_from_host, float_into_host, 
 use super::ModelStates;
 use crate::error::ZeroError;
 use crate::group::flat::{flat_range, narrow};
+use crate::offload::{ParkedCopy, WriteBehind};
 use crate::optimizer::{COMMON, KeptArray};
 use crate::parameter::Parameter;
-use crate::parked::{ParkedCopy, WriteBehind};
 use crate::publish::Publisher;
 use crate::reduce::SumElements;
 use crate::session;

@@ -340,7 +340,7 @@ mod tests {
     #[ignore = "measures a disk: 1 GiB in the folder of the crate"]
     fn transfers_hide_behind_longer_updates() {
         const CHUNKS: usize = 64;
-        let bytes = crate::parked::CHUNK * size_of::<f32>();
+        let bytes = crate::offload::CHUNK * size_of::<f32>();
         let file = file((4 * CHUNKS * bytes) as u64);
         let chunks: Vec<[FileChunk; 4]> =
             (0..CHUNKS).map(|_| chunks(&file, &[bytes; 4]).try_into().unwrap()).collect();

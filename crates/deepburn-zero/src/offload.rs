@@ -23,9 +23,15 @@
 //! therefore reserves bytes for the largest type.
 //!
 //! A failed write to a file is final: every later call on any of its arrays returns the error.
+//!
+//! [`Parking`] creates the store of a rank and allocates its arrays. The users decide what is
+//! stored: shards are read by a gather (`parameter`), gradient sums by a reduction (`gradient`),
+//! and states by a step (`optimizer`). `sharding` assigns the arrays to tiers. Activations that
+//! wait for backward (`recompute`) have a store of their own, [`ActivationStore`].
 
 mod activation;
 mod copy;
+mod parking;
 mod pipeline;
 mod read;
 
@@ -43,6 +49,7 @@ use crate::ledger::{Category, Lease, Ledger, Tier};
 
 pub(crate) use activation::{ActivationStore, ParkedActivation};
 pub(crate) use copy::ParkedCopy;
+pub(crate) use parking::Parking;
 pub(crate) use pipeline::{FileChunk, Pipeline, PipelinePolicy, WriteBehind};
 pub(crate) use read::{ParkedRead, ParkedTensor};
 

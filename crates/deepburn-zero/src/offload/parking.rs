@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use burn_backend::{Backend, DType};
-use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, PrecisionPlan, ZeroPlan};
+use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, ZeroPlan};
 use deepburn_nvme::{SwapError, SwapFile};
 use deepburn_ops::is_without_data;
 
 use crate::error::ZeroError;
 use crate::ledger::{Category, Ledger, Tier};
-use crate::parked::{CHUNK, ChunkLayout, ParkedArray, PipelinePolicy, Store, io_policy};
-use crate::precision::element_type;
-use crate::reduce::SumHome;
+use crate::offload::{CHUNK, ChunkLayout, ParkedArray, PipelinePolicy, Store, io_policy};
 
 /// The store of a rank's offloaded arrays and the pipeline policy of its steps.
 #[derive(Debug)]
@@ -28,14 +26,16 @@ pub(crate) struct Parking {
 
 impl Parking {
     /// Creates the store and, if the plan offloads to NVMe, the file of this
-    /// rank. Returns `None` if everything is on the device.
+    /// rank. Returns `None` if everything is on the device. `gradient_bytes` is
+    /// the largest element size of an accumulated gradient, and `bytes` the size
+    /// of the file.
     ///
     /// # Errors
     ///
     /// Returns an error if the folder cannot be used or has too little space.
     pub(crate) fn new<B: Backend>(
         zero: &ZeroPlan,
-        precision: &PrecisionPlan,
+        gradient_bytes: usize,
         bytes: u64,
     ) -> Result<Option<Self>, ZeroError> {
         let offload = &zero.optimizer_states;
@@ -74,7 +74,7 @@ impl Parking {
             store,
             policy: PipelinePolicy { reads_ahead, writes_behind },
             chunk: CHUNK.min(sub_group_size),
-            gradient_bytes: gradient_bytes(precision),
+            gradient_bytes,
         }))
     }
 
@@ -90,10 +90,13 @@ impl Parking {
     /// # Errors
     ///
     /// Returns an error if the file is full.
-    pub(crate) fn sum_home(&self, len: usize, ledger: &Ledger) -> Result<SumHome, SwapError> {
+    pub(crate) fn gradient_sum(
+        &self,
+        len: usize,
+        ledger: &Ledger,
+    ) -> Result<Arc<ParkedArray>, SwapError> {
         let layout = self.layout(len, self.gradient_bytes);
-        let array = ParkedArray::zeros(&self.store, layout, ledger, Category::Gradients)?;
-        Ok(SumHome::Parked(array))
+        ParkedArray::zeros(&self.store, layout, ledger, Category::Gradients)
     }
 
     /// Allocates the shard of a parameter on `tier`, with `len` elements of
@@ -116,11 +119,6 @@ impl Parking {
         let layout = self.layout(len, dtype.size());
         ParkedArray::zeros(&store, layout, ledger, Category::Parameters)
     }
-
-    /// Returns the store of offloaded arrays.
-    pub(crate) fn store(&self) -> &Store {
-        &self.store
-    }
 }
 
 /// Creates the file for the states of this rank.
@@ -133,11 +131,4 @@ impl Parking {
 /// Returns an error if the folder cannot be used or has too little space.
 fn create_file(nvme: &NvmePlan, bytes: u64) -> Result<SwapFile, SwapError> {
     SwapFile::create(&nvme.file.folder, bytes, &io_policy(&nvme.file))
-}
-
-/// Returns the largest element size of an accumulated gradient in bytes. With
-/// one micro-batch, the gradient may be in the communication type.
-pub(crate) fn gradient_bytes(precision: &PrecisionPlan) -> usize {
-    let types = [precision.communication, precision.accumulation].map(element_type);
-    types.map(|dtype| DType::from(dtype).size()).into_iter().fold(0, usize::max)
 }

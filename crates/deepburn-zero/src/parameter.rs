@@ -29,8 +29,8 @@
 //!  rank        0     │    1     │    2     │   3       shard length 3, padded with zeros
 //! ```
 
+mod handle;
 mod state;
-mod view;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -46,7 +46,7 @@ use deepburn_comm::Partition;
 use deepburn_ops::shard_of_whole;
 use state::{ParameterState, WholeCopy};
 
-pub use view::ParameterView;
+pub use handle::ParameterView;
 
 /// A parameter of a sharded model. The tensors of the module are handles to parameters, and an op
 /// that needs the data reads the parameter.

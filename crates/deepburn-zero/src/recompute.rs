@@ -63,9 +63,8 @@ use deepburn_config::RecomputePolicy;
 
 use crate::ledger::Ledger;
 use crate::offload::ActivationStore;
-use crate::parameter::Parameter;
+use crate::parameter::{Parameter, Phase};
 use crate::session::{self, AnyRecorder};
-use crate::trace::Phase;
 use blocks::Blocks;
 use tape::{Keep, OpRecord, RecordedTensor, Tape};
 

@@ -23,11 +23,10 @@ use std::sync::Arc;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::group::RowGradient;
-use crate::parameter::{Parameter, ParameterView};
+use crate::parameter::{Parameter, ParameterView, View};
 use crate::recompute::tape::{Operand, RecordedTensor};
 use crate::recompute::{BlockRecorder, Cost, note_read, recorder};
 use crate::session::{FullTensor, Leased};
-use crate::view::View;
 
 /// A float tensor of the decorated backend.
 ///

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use super::Parameter;
+use crate::parameter::View;
 use crate::session;
-use crate::view::View;
 
 /// A handle to a parameter with recorded views.
 ///

@@ -26,8 +26,8 @@ use deepburn_ops::OptimizerOps;
 use crate::group::DeviceArray;
 use crate::ledger::Lease;
 use crate::offload::{ParkedArray, ParkedTensor};
+use crate::parameter::ShardSpec;
 use crate::session::FullTensor;
-use crate::shard_spec::ShardSpec;
 
 /// The gradient of one parameter in a step.
 #[derive(Debug)]

@@ -15,20 +15,17 @@ use super::{ModelStates, Policy};
 use crate::assignment::{Assignment, AssignmentError, UpdateSettings};
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
-use crate::gather::Gatherer;
 use crate::group::Group;
 use crate::ledger::Ledger;
 use crate::offload::{ActivationStore, Parking};
 use crate::optimizer::Optimizer;
-use crate::parameter::Parameter;
+use crate::parameter::{Gatherer, Parameter, ShardSpec, persistent_parameters};
 use crate::parameter_size::ParameterSize;
-use crate::persistence::persistent_parameters;
 use crate::plain_tensors::PlainTensor;
 use crate::recompute::BlockRecorder;
 use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
 use crate::same_module::check_module;
 use crate::session::Binding;
-use crate::shard_spec::ShardSpec;
 use crate::sharding::{
     ModuleParameter, ParameterTable, ShardHomes, Sharder, Updates, parameters_of,
 };

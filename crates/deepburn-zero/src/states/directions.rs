@@ -33,8 +33,7 @@ use crate::error::ZeroError;
 use crate::group::{DeviceArray, Group};
 use crate::ledger::{Category, Ledger};
 use crate::optimizer::{MatrixOwner, StepInProgress, UpdateDirection, UpdateRound, WORKSPACE};
-use crate::parameter::Parameter;
-use crate::shard_spec::ShardSpec;
+use crate::parameter::{Parameter, ShardSpec};
 
 /// The exchange of one round, with the parts of the model states that it needs.
 pub(super) struct Exchange<'a, B: Backend> {

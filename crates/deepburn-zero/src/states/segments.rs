@@ -31,12 +31,10 @@ use crate::error::ZeroError;
 use crate::group::flat::{flat_range, narrow};
 use crate::offload::{ParkedCopy, WriteBehind};
 use crate::optimizer::{COMMON, KeptArray};
-use crate::parameter::Parameter;
-use crate::publish::Publisher;
+use crate::parameter::{Parameter, Publisher, Shard};
 use crate::reduce::SumElements;
 use crate::session;
 use crate::session::RandomStream;
-use crate::shard::Shard;
 
 /// An array of a parameter's states, with one element per element of the
 /// parameter.

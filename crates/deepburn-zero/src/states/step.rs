@@ -26,11 +26,9 @@ use super::directions::Exchange;
 use crate::error::ZeroError;
 use crate::offload::ParkedTensor;
 use crate::optimizer::{ParkedOperands, Rates, StepInProgress, UpdateGradient, UpdateValues};
-use crate::parameter::Parameter;
-use crate::publish::Publisher;
+use crate::parameter::{Parameter, Publisher, ShardSpec};
 use crate::reduce::{Accumulated, SumElements};
 use crate::session;
-use crate::shard_spec::ShardSpec;
 
 /// The result of an optimizer step.
 ///

@@ -44,14 +44,13 @@ use deepburn_comm::CommError;
 use deepburn_config::GatherPlan;
 use deepburn_nvme::SwapError;
 
-use crate::fetch::{Fetch, LiveCount};
 use crate::group::Group;
 use crate::ledger::Ledger;
-use crate::parameter::{Gather, Parameter};
+use crate::parameter::fetch::{Fetch, LiveCount};
+use crate::parameter::{Gather, Parameter, Phase, Trace};
 use crate::session::Pass;
-use crate::trace::{Phase, Trace};
 
-pub(crate) use look_ahead::LookAhead;
+use look_ahead::LookAhead;
 
 /// Gathers complete parameters for the ops of one rank. Parameters hold a weak
 /// reference to the gatherer, so a module that outlives its engine holds no

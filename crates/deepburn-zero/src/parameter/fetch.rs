@@ -20,7 +20,7 @@ use deepburn_comm::{CollectiveTag, CommError, Pending};
 
 use crate::group::DeviceArray;
 use crate::ledger::Lease;
-use crate::shard::ShardRead;
+use crate::parameter::ShardRead;
 
 /// A pending gather. Each of its parameters refers to the fetch until the fetch
 /// is complete.

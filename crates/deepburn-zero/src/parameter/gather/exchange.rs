@@ -6,10 +6,10 @@ use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError, Pending};
 
 use super::Gatherer;
-use crate::fetch::{Fetch, FetchProgress};
 use crate::group::DeviceArray;
 use crate::ledger::Category;
-use crate::shard::ShardRead;
+use crate::parameter::ShardRead;
+use crate::parameter::fetch::{Fetch, FetchProgress};
 
 impl<B: Backend> Gatherer<B> {
     /// Starts to gather the parameters `indices` in one collective. Their

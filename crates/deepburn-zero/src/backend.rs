@@ -26,7 +26,7 @@ use deepburn_ops::MatmulOps;
 
 use crate::session::Leased;
 use crate::tensor::ZeroTensor;
-use crate::{reduce, session};
+use crate::{gradient, session};
 
 /// Expands to the methods of `Backend` that both decorators of this crate forward to the inner
 /// backend `B`.
@@ -141,13 +141,13 @@ impl<B: MatmulOps> DistributedBackend for Sharded<B> {
     ///
     /// Panics with a [`CommError`](deepburn_comm::CommError) if a full bucket cannot be reduced.
     fn submit_gradient_sync(tensor: TensorRef<Self>, params: DistributedParams) {
-        let Some((reducer, index)) = reduce::reducer_of::<B>(params.param_id) else {
+        let Some((reducer, index)) = gradient::reducer_of::<B>(params.param_id) else {
             return;
         };
         // SAFETY: autodiff passes a pointer to the gradient in its container, which it borrows
         // mutably for the duration of this call and does not touch meanwhile.
         let slot = unsafe { &mut *tensor.0 };
-        let collected = reducer.borrow_mut().collect(index, slot);
+        let collected = reducer.borrow_mut().collect(index, |path| slot.take_gradient(path));
         if let Err(error) = collected {
             // Backward cannot return an error. The rank's runner converts the panic back to an
             // error.
@@ -163,7 +163,7 @@ impl<B: MatmulOps> DistributedBackend for Sharded<B> {
     ///
     /// Panics with a [`CommError`](deepburn_comm::CommError) if a collective fails.
     fn submit_sync_collective(_device: &Device<Self>) {
-        if let Some(reducer) = reduce::reducer::<B>() {
+        if let Some(reducer) = gradient::reducer::<B>() {
             let finished = reducer.borrow_mut().finish_backward();
             if let Err(error) = finished {
                 std::panic::panic_any(error);

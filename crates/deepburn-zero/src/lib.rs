@@ -52,9 +52,9 @@
 pub mod assignment;
 mod autocast;
 mod backend;
-mod backward_watch;
 mod buffers;
 mod error;
+mod gradient;
 mod group;
 mod initial;
 mod ledger;
@@ -65,7 +65,6 @@ mod parameter;
 mod parameter_size;
 mod plain_tensors;
 mod recompute;
-mod reduce;
 mod same_module;
 mod session;
 mod sharding;

@@ -55,6 +55,7 @@ use deepburn_ops::{OptimizerOps, read_float};
 
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
+use crate::gradient::{GradientReducer, Types};
 use crate::group::flat::in_shape;
 use crate::group::{DeviceArray, Group};
 use crate::ledger::{Ledger, ModuleOperations, OperationCounter};
@@ -63,7 +64,6 @@ use crate::optimizer::Optimizer;
 use crate::parameter::{Gatherer, Parameter, ShardSpec};
 use crate::plain_tensors::PlainTensor;
 use crate::recompute::BlockRecorder;
-use crate::reduce::{GradientReducer, Types};
 use crate::session::{self, Binding, ContextGuard, Pass};
 use crate::sharding::Marker;
 use crate::training::Training;

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
-use crate::group::RowGradient;
+use crate::group::{DeviceArray, RowGradient};
 use crate::parameter::{Parameter, ParameterView, View};
 use crate::recompute::tape::{Operand, RecordedTensor};
 use crate::recompute::{BlockRecorder, Cost, note_read, recorder};
@@ -135,6 +135,23 @@ impl<B: Backend> ZeroTensor<B> {
     pub(crate) fn note_value(&self, recorder: &BlockRecorder<B>) {
         if let Self::Recorded(recorded) = self {
             recorder.note_value(recorded);
+        }
+    }
+
+    /// Takes a final gradient out of an entry of autodiff's container, and replaces it with a
+    /// marker that holds no memory. `path` is the parameter's module path.
+    pub(crate) fn take_gradient(&mut self, path: Arc<str>) -> DeviceArray<B> {
+        // The marker replaces the gradient in autodiff's container, so the bucket holds the only
+        // reference. Otherwise all gradients would stay in memory until the end of backward.
+        let marker = Self::Reduced(ReducedGradient {
+            shape: self.shape(),
+            dtype: self.dtype(),
+            device: self.device(),
+            path,
+        });
+        match std::mem::replace(self, marker) {
+            Self::SparseRows(rows) => DeviceArray::SparseRows(rows),
+            other => DeviceArray::Dense(other.into_full()),
         }
     }
 

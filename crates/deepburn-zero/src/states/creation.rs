@@ -15,6 +15,7 @@ use super::{ModelStates, Policy};
 use crate::assignment::{Assignment, AssignmentError, UpdateSettings};
 use crate::buffers::BufferTable;
 use crate::error::ZeroError;
+use crate::gradient::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
 use crate::group::Group;
 use crate::ledger::Ledger;
 use crate::offload::{ActivationStore, Parking};
@@ -23,7 +24,6 @@ use crate::parameter::{Gatherer, Parameter, ShardSpec, persistent_parameters};
 use crate::parameter_size::ParameterSize;
 use crate::plain_tensors::PlainTensor;
 use crate::recompute::BlockRecorder;
-use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
 use crate::same_module::check_module;
 use crate::session::Binding;
 use crate::sharding::{

@@ -28,11 +28,11 @@ use deepburn_ops::{OptimizerOps, float_bytes, float_from_host, float_into_host, 
 
 use super::ModelStates;
 use crate::error::ZeroError;
+use crate::gradient::SumElements;
 use crate::group::flat::{flat_range, narrow};
 use crate::offload::{ParkedCopy, WriteBehind};
 use crate::optimizer::{COMMON, KeptArray};
 use crate::parameter::{Parameter, Publisher, Shard};
-use crate::reduce::SumElements;
 use crate::session;
 use crate::session::RandomStream;
 

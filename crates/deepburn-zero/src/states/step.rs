@@ -24,10 +24,10 @@ use deepburn_ops::OptimizerOps;
 use super::ModelStates;
 use super::directions::Exchange;
 use crate::error::ZeroError;
+use crate::gradient::{Accumulated, SumElements};
 use crate::offload::ParkedTensor;
 use crate::optimizer::{ParkedOperands, Rates, StepInProgress, UpdateGradient, UpdateValues};
 use crate::parameter::{Parameter, Publisher, ShardSpec};
-use crate::reduce::{Accumulated, SumElements};
 use crate::session;
 
 /// The result of an optimizer step.

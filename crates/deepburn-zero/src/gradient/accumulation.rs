@@ -15,7 +15,7 @@ use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_comm::{CommError, Partition};
 use deepburn_nvme::SwapError;
 
-use super::gradient::{Accumulated, GradientCheck, GradientState, SumElements, SumHome};
+use super::state::{Accumulated, GradientCheck, GradientState, SumElements, SumHome};
 use super::{GradientReducer, Types};
 use crate::group::flat::in_type;
 use crate::group::maximum;

@@ -28,10 +28,16 @@
 //! and then adds the result to the sum of earlier micro-batches. Summing micro-batches first would
 //! save messages at stages 0 and 1. However, the additions would have another order, and results
 //! would no longer be bitwise identical at all stages.
+//!
+//! Main type: [`GradientReducer`]. The decorator passes gradients to it, which it finds through the
+//! model's context (`session`). Its sums are on the device or offloaded (`offload`), and a step
+//! (`states`) takes them. It knows parameters by their partition, and neither tensors of autodiff
+//! nor optimizers.
 
 mod accumulation;
-mod gradient;
+mod backward_watch;
 mod scaling;
+mod state;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -44,19 +50,18 @@ use burn_backend::{Backend, TensorMetadata};
 use deepburn_comm::{CollectiveTag, CommError, Payload, Pending, ReduceOp};
 use deepburn_config::{GradientPlan, ReductionPlan};
 
-use crate::backward_watch::BackwardWatch;
 use crate::group::{DeviceArray, Group, own};
 use crate::ledger::{Category, Ledger};
 use crate::offload::WriteBehind;
 use crate::parameter::Parameter;
 use crate::session;
-use crate::tensor::{ReducedGradient, ZeroTensor};
 
-use gradient::{Collected, GradientState};
+use backward_watch::BackwardWatch;
 use scaling::Scaling;
+use state::{Collected, GradientState};
 
-pub(crate) use gradient::{Accumulated, GradientChecker, SumElements, SumHome};
 pub(crate) use scaling::Types;
+pub(crate) use state::{Accumulated, GradientChecker, SumElements, SumHome};
 
 /// Collects, reduces and accumulates the gradients of one rank.
 ///
@@ -203,8 +208,8 @@ impl<B: Backend> GradientReducer<B> {
         self.scaling = Scaling::new(&self.reduction, ranks, count, communication);
     }
 
-    /// Takes the final gradient of parameter `index` out of `slot`, an entry of autodiff's
-    /// container, and replaces it with a marker that holds no memory.
+    /// Collects the final gradient of parameter `index`. `take` is called with the path of the
+    /// parameter and takes the gradient out of autodiff's container.
     ///
     /// The gradient is added to the local sum if there is one. The result is added to the bucket,
     /// or stays local while synchronisation is off.
@@ -216,21 +221,10 @@ impl<B: Backend> GradientReducer<B> {
     pub(crate) fn collect(
         &mut self,
         index: usize,
-        slot: &mut ZeroTensor<B>,
+        take: impl FnOnce(Arc<str>) -> DeviceArray<B>,
     ) -> Result<(), CommError> {
         self.watch.report();
-        // The marker replaces the gradient in autodiff's container, so the bucket holds the only
-        // reference. Otherwise all gradients would stay in memory until the end of backward.
-        let marker = ZeroTensor::Reduced(ReducedGradient {
-            shape: slot.shape(),
-            dtype: slot.dtype(),
-            device: slot.device(),
-            path: self.parameters[index].shared_path(),
-        });
-        let array = match std::mem::replace(slot, marker) {
-            ZeroTensor::SparseRows(rows) => DeviceArray::SparseRows(rows),
-            other => DeviceArray::Dense(other.into_full()),
-        };
+        let array = take(self.parameters[index].shared_path());
         // The local gradient of earlier `no_sync` passes is reduced together with this gradient, as
         // if both were one micro-batch.
         let array = match self.gradients[index].take_local() {

@@ -43,12 +43,12 @@ use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::{CollectiveTag, ReduceOp};
 use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
 
+use crate::decorator::{Training, portable};
 use crate::error::ZeroError;
 use crate::group::flat::{in_shape, in_type};
 use crate::group::{DeviceArray, Group};
 use crate::ledger::{Category, Lease, Ledger};
 use crate::session::{FullTensor, Leased};
-use crate::training::Training;
 
 use walk::{FoundBuffers, Install, Live, NewValue};
 
@@ -463,13 +463,4 @@ fn finite_or<B: Backend>(
     let difference = B::float_sub(update.clone(), update.clone());
     let not_finite = B::float_is_nan(difference, bool_dtype);
     B::float_mask_where(update, not_finite, previous)
-}
-
-/// Returns data in storage form: bools have one byte each, regardless of the
-/// backend.
-pub(crate) fn portable(data: TensorData) -> TensorData {
-    match data.dtype {
-        DType::Bool(_) => data.convert::<bool>(),
-        _ => data,
-    }
 }

@@ -28,9 +28,9 @@ use burn_backend::{Backend, FloatDType, Shape, TensorMetadata};
 use deepburn_comm::{CollectiveTag, CommError, panic_message};
 use deepburn_ops::OptimizerOps;
 
+use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::group::{DeviceArray, Group};
-use crate::training::Training;
 
 /// The state of a parameter on one rank before it is sharded.
 pub(crate) enum InitialValue<B: Backend> {

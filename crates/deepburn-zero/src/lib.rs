@@ -50,16 +50,14 @@
 #![recursion_limit = "256"]
 
 pub mod assignment;
-mod autocast;
-mod backend;
 mod buffers;
+mod decorator;
 mod error;
 mod gradient;
 mod group;
 mod initial;
 mod ledger;
 mod offload;
-mod ops;
 mod optimizer;
 mod parameter;
 mod parameter_size;
@@ -69,13 +67,12 @@ mod same_module;
 mod session;
 mod sharding;
 mod states;
-mod tensor;
 mod tiers;
-mod training;
 
-pub use autocast::{Autocast, TracksParameters};
-pub use backend::Sharded;
 pub use buffers::{Buffer, BufferKind};
+pub use decorator::{
+    Autocast, ReducedGradient, Sharded, TracksParameters, Training, Zero, ZeroTensor,
+};
 pub use deepburn_comm::Partition;
 pub use deepburn_nvme::{IoStatistics, SwapError, check_folder};
 pub use error::ZeroError;
@@ -92,6 +89,4 @@ pub use states::{
     GradientSum, ModelStates, OwnedArray, OwnedState, Policy, RandomState, StateArray,
     StateSegment, StepOutcome, StreamPosition,
 };
-pub use tensor::{ReducedGradient, ZeroTensor};
 pub use tiers::swap_bytes;
-pub use training::{Training, Zero};

@@ -21,20 +21,16 @@
 //! A tensor inside a type that is not a module (`#[module(skip)]` on a struct)
 //! is invisible to Burn and therefore not compared.
 
-use std::cell::RefCell;
 use std::cmp::Ordering;
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::tensor::{Bool, Int, Tensor};
-use burn_backend::{Backend, ExecutionError, TensorData, read_sync};
 use deepburn_comm::CollectiveTag;
-use deepburn_ops::{OptimizerOps, read_float};
+use deepburn_ops::OptimizerOps;
 
-use crate::ZeroTensor;
-use crate::buffers::portable;
+use crate::decorator::{ObservedTensor, Observer, Training};
 use crate::error::ZeroError;
 use crate::group::Group;
-use crate::training::Training;
 
 /// A tensor of a module that is not a `Param`: its name, its shape and a hash of
 /// its values.
@@ -97,7 +93,7 @@ impl PlainTensor {
         let mut plain = Observer::observe(|| drop(module.collect_devices(Vec::new())));
         for buffer in buffers {
             // A buffer is asked in both passes, after the same parameter.
-            let is_it = |seen: &Seen| *seen == buffer;
+            let is_it = |seen: &ObservedTensor| *seen == buffer;
             if let Some(place) = plain.iter().position(is_it) {
                 plain.remove(place);
             }
@@ -110,9 +106,24 @@ impl PlainTensor {
             let count = counts.iter().filter(is_beside).count();
             let empty = fields.found.iter().filter(|(before, _)| *before == parameters);
             let empty: Vec<_> = empty.map(|(_, path)| path.as_str()).collect();
-            tensor.named(&empty, place, count)
+            Self::named(tensor, &empty, place, count)
         });
         named.collect()
+    }
+
+    /// Adds the path of the field. `empty` are the paths of the empty fields
+    /// after the same parameter, and this is tensor `place` of `count` there.
+    fn named(tensor: ObservedTensor, empty: &[&str], place: usize, count: usize) -> Self {
+        let ObservedTensor { after, shape, hash, .. } = tensor;
+        let path = match (empty.len().cmp(&count), after) {
+            (Ordering::Equal, _) => empty[place].to_owned(),
+            // Some of them are modules without tensors.
+            (Ordering::Greater, _) => empty.join(" or "),
+            // Some tensors have `#[module(skip)]`, so no visitor enters them.
+            (Ordering::Less, Some(after)) => format!("in a field after {after}"),
+            (Ordering::Less, None) => "in a field before all parameters".to_owned(),
+        };
+        Self { path, shape, hash }
     }
 }
 
@@ -165,120 +176,4 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for EmptyFields {
         self.note_content();
         _ = param.val().device();
     }
-}
-
-/// A tensor, other than a parameter, that was asked for its device.
-#[derive(Debug, PartialEq)]
-struct Seen {
-    /// The number of parameters before it.
-    parameters: usize,
-    /// The path of the last parameter before it.
-    after: Option<String>,
-    shape: Vec<usize>,
-    hash: u64,
-}
-
-impl Seen {
-    /// Adds the path of the field. `empty` are the paths of the empty fields
-    /// after the same parameter, and this is tensor `place` of `count` there.
-    fn named(self, empty: &[&str], place: usize, count: usize) -> PlainTensor {
-        let Self { after, shape, hash, .. } = self;
-        let path = match (empty.len().cmp(&count), after) {
-            (Ordering::Equal, _) => empty[place].to_owned(),
-            // Some of them are modules without tensors.
-            (Ordering::Greater, _) => empty.join(" or "),
-            // Some tensors have `#[module(skip)]`, so no visitor enters them.
-            (Ordering::Less, Some(after)) => format!("in a field after {after}"),
-            (Ordering::Less, None) => "in a field before all parameters".to_owned(),
-        };
-        PlainTensor { path, shape, hash }
-    }
-}
-
-thread_local! {
-    /// The observer of this thread; `None` most of the time.
-    static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
-}
-
-/// Collects the tensors whose device is asked for on a thread.
-#[derive(Default)]
-struct Observer {
-    /// The number of parameters so far.
-    parameters: usize,
-    /// The path of the last parameter.
-    last: Option<String>,
-    /// All other tensors: plain ones and buffers.
-    seen: Vec<Seen>,
-}
-
-impl Observer {
-    /// Returns the tensors, except for parameters, whose device `ask` asks for.
-    fn observe(ask: impl FnOnce()) -> Vec<Seen> {
-        OBSERVER.set(Some(Self::default()));
-        ask();
-        OBSERVER.take().map(|observer| observer.seen).unwrap_or_default()
-    }
-
-    /// Returns the number of parameters that this thread has observed so far.
-    fn parameters() -> usize {
-        OBSERVER.with_borrow(|observer| observer.as_ref().map_or(0, |it| it.parameters))
-    }
-
-    /// Adds a tensor that is not a parameter.
-    fn add(&mut self, data: &TensorData) {
-        let (parameters, after) = (self.parameters, self.last.clone());
-        let shape = data.shape.to_vec();
-        self.seen.push(Seen { parameters, after, shape, hash: hash_of(data) });
-    }
-}
-
-/// Notes that a float tensor was asked for its device.
-pub(crate) fn note_float<B: Backend>(tensor: &ZeroTensor<B>) {
-    OBSERVER.with_borrow_mut(|observer| match (observer, tensor) {
-        (None, _) => {}
-        (Some(observer), ZeroTensor::Parameter(view)) => {
-            observer.parameters += 1;
-            observer.last = Some(view.parameter.path().to_owned());
-        }
-        (Some(observer), tensor) => observer.add(&read_float::<B>(tensor.clone().into_full())),
-    });
-}
-
-/// Notes that an integer tensor was asked for its device.
-pub(crate) fn note_int<B: Backend>(tensor: &B::IntTensorPrimitive) {
-    note_constant(|| read_sync(B::int_into_data(tensor.clone())));
-}
-
-/// Notes that a bool tensor was asked for its device.
-pub(crate) fn note_bool<B: Backend>(tensor: &B::BoolTensorPrimitive) {
-    note_constant(|| read_sync(B::bool_into_data(tensor.clone())));
-}
-
-/// Notes a tensor whose values `read` returns.
-///
-/// # Panics
-///
-/// Panics if the device fails.
-fn note_constant(read: impl FnOnce() -> Result<TensorData, ExecutionError>) {
-    OBSERVER.with_borrow_mut(|observer| {
-        let Some(observer) = observer else { return };
-        match read() {
-            Ok(data) => observer.add(&portable(data)),
-            Err(error) => panic!("reading a tensor from its device failed: {error:?}"),
-        }
-    });
-}
-
-/// Returns a hash (FNV-1a, in words of 64 bits) of the shape, the element type
-/// and the values.
-fn hash_of(data: &TensorData) -> u64 {
-    let add = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29);
-    let mut hash =
-        data.shape.to_vec().iter().fold(0xcbf2_9ce4_8422_2325, |hash, len| add(hash, *len as u64));
-    hash = data.dtype.name().bytes().fold(hash, |hash, byte| add(hash, u64::from(byte)));
-    data.as_bytes().chunks(size_of::<u64>()).fold(hash, |hash, chunk| {
-        let mut word = [0; size_of::<u64>()];
-        word[..chunk.len()].copy_from_slice(chunk);
-        add(hash, u64::from_le_bytes(word))
-    })
 }

@@ -29,9 +29,9 @@ use burn_backend::distributed::DistributedParamId;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_ops::OptimizerOps;
 
-use crate::ZeroTensor;
 use crate::assignment::{Assignment, ModelParameter};
 use crate::buffers::BufferTable;
+use crate::decorator::{Training, Zero, ZeroTensor};
 use crate::error::ZeroError;
 use crate::group::Group;
 use crate::group::flat::in_shape;
@@ -42,7 +42,6 @@ use crate::optimizer::{Optimizer, Owned};
 use crate::parameter::{Description, Gatherer, Parameter, Shard, ShardSpec, cut_shard};
 use crate::session::Leased;
 use crate::tiers::{ShardTiers, StateTiers};
-use crate::training::{Training, Zero};
 use deepburn_comm::Partition;
 
 /// Replaces each parameter of a module with a handle.

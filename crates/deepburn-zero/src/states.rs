@@ -54,6 +54,7 @@ use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
 
 use crate::buffers::BufferTable;
+use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::gradient::{GradientReducer, Types};
 use crate::group::flat::in_shape;
@@ -66,7 +67,6 @@ use crate::plain_tensors::PlainTensor;
 use crate::recompute::BlockRecorder;
 use crate::session::{self, Binding, ContextGuard, Pass};
 use crate::sharding::Marker;
-use crate::training::Training;
 use compression::ErrorFeedback;
 
 pub use rank_arrays::OwnedState;

@@ -33,9 +33,9 @@ use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Int, Tensor};
 use deepburn_ops::OptimizerOps;
 
+use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::initial::{initialise_constants, without_lazy_values};
-use crate::training::Training;
 
 /// Returns the module with independent running statistics, and the ids of these
 /// statistics. A module without running statistics is returned unchanged.

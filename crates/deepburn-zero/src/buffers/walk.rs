@@ -12,9 +12,8 @@ use burn_backend::{Backend, DType, Shape};
 use deepburn_ops::{OptimizerOps, read_float};
 
 use super::{Buffer, BufferKind};
+use crate::decorator::{Training, Zero, ZeroTensor};
 use crate::session::{FullTensor, Leased};
-use crate::training::Training;
-use crate::{Zero, ZeroTensor};
 
 /// A visitor that collects the buffers of a module and their values.
 ///

@@ -14,6 +14,7 @@ use deepburn_ops::OptimizerOps;
 use super::{ModelStates, Policy};
 use crate::assignment::{Assignment, AssignmentError, UpdateSettings};
 use crate::buffers::BufferTable;
+use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::gradient::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
 use crate::group::Group;
@@ -30,7 +31,6 @@ use crate::sharding::{
     ModuleParameter, ParameterTable, ShardHomes, Sharder, Updates, parameters_of,
 };
 use crate::tiers::{ShardTiers, StateTiers, gradient_bytes, swap_bytes};
-use crate::training::Training;
 
 impl<B: OptimizerOps> ModelStates<B> {
     /// Shards `module` over `group` according to `policy` and returns the

@@ -15,11 +15,11 @@ use burn_backend::ops::{
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use deepburn_ops::MatmulOps;
 
+use crate::decorator::ops::product::{convolution, count};
+use crate::decorator::ops::{forward, recorded};
+use crate::decorator::{Sharded, ZeroTensor};
 use crate::group::RowGradient;
-use crate::ops::product::{convolution, count};
-use crate::ops::{forward, recorded};
 use crate::recompute::Cost;
-use crate::{Sharded, ZeroTensor};
 
 /// The table of layers that need only the data of their operands.
 macro_rules! module_ops {

@@ -4,8 +4,8 @@
 //! expands it with `forward!`: float arguments are converted to data of the inner backend, and
 //! results enter the ledger. [`Autocast`](crate::Autocast) expands the same table with `cast!`,
 //! which casts float arguments to a common element type. `#[product]` and `#[full]` before a line
-//! select its rule (see [`Rule`](crate::autocast::Rule)). A line without one of these attributes
-//! promotes mixed types.
+//! select its rule (see [`Rule`](crate::decorator::autocast::Rule)). A line without one of these
+//! attributes promotes mixed types.
 //!
 //! ```text
 //!  model                              fn float_matmul(lhs: float, rhs: float) -> float
@@ -60,7 +60,7 @@ mod transaction;
 use burn_backend::TensorPrimitive;
 use deepburn_ops::MatmulOps;
 
-use crate::{Sharded, ZeroTensor};
+use crate::decorator::{Sharded, ZeroTensor};
 
 /// Expands to the Rust type of a kind of argument or result.
 ///
@@ -213,25 +213,25 @@ macro_rules! recorded {
     };
     (@read $reader:ident [&$type:ty] $value:ident) => { &$value };
     (@read $reader:ident $other:tt $value:ident) => {
-        $crate::ops::forward!(@open $other $value.clone())
+        $crate::decorator::ops::forward!(@open $other $value.clone())
     };
 
     ($cost:expr; $($arg:ident: $kind:tt),* => $results:expr) => { 'op: {
         // An op may have no float operand.
         #[allow(unused_mut, unused_variables)]
         if let Some(recorder) = $crate::recompute::recorder::<B>() {
-            $( $crate::ops::recorded!(@note note_parameter recorder $kind $arg); )*
-            $( $crate::ops::recorded!(@note note_value recorder $kind $arg); )*
+            $( $crate::decorator::ops::recorded!(@note note_parameter recorder $kind $arg); )*
+            $( $crate::decorator::ops::recorded!(@note note_value recorder $kind $arg); )*
             if let Some(mut record) = recorder.begin_op($cost) {
-                $( let $arg = $crate::ops::recorded!(@keep record $kind $arg); )*
+                $( let $arg = $crate::decorator::ops::recorded!(@keep record $kind $arg); )*
                 let results = record.run(move |reader| {
-                    $( let $arg = $crate::ops::recorded!(@read reader $kind $arg); )*
+                    $( let $arg = $crate::decorator::ops::recorded!(@read reader $kind $arg); )*
                     $results.map($crate::session::Leased::new)
                 });
                 break 'op results.map($crate::ZeroTensor::Recorded);
             }
         }
-        $( let $arg = $crate::ops::forward!(@open $kind $arg); )*
+        $( let $arg = $crate::decorator::ops::forward!(@open $kind $arg); )*
         $results.map($crate::ZeroTensor::full)
     } };
 }
@@ -257,31 +257,36 @@ macro_rules! forward {
     (@open bools $value:expr) => {
         $value.into_iter().map(crate::session::Leased::into_inner).collect()
     };
-    (@open primitive $value:expr) => { $crate::ops::open_primitive($value) };
+    (@open primitive $value:expr) => { $crate::decorator::ops::open_primitive($value) };
     (@open $other:tt $value:expr) => { $value };
 
     (@wrap float $value:expr) => { crate::ZeroTensor::full($value) };
     (@wrap int $value:expr) => { crate::session::Leased::new($value) };
     (@wrap bool $value:expr) => { crate::session::Leased::new($value) };
-    (@wrap primitive $value:expr) => { $crate::ops::wrap_primitive($value) };
+    (@wrap primitive $value:expr) => { $crate::decorator::ops::wrap_primitive($value) };
     (@wrap $other:tt $value:expr) => { $value };
 
     (@cost product) => { $crate::recompute::Cost::High };
     (@cost $($other:ident)?) => { $crate::recompute::Cost::Low };
 
     (@body float $cost:expr, $name:ident($($arg:ident: $kind:tt),*)) => {{
-        let [output] = $crate::ops::recorded!($cost; $($arg: $kind),* => [B::$name($($arg),*)]);
+        let [output] = $crate::decorator::ops::recorded!(
+            $cost; $($arg: $kind),* => [B::$name($($arg),*)]
+        );
         output
     }};
     (@body $result:tt $cost:expr, $name:ident($($arg:ident: $kind:tt),*)) => {{
-        $( let $arg = $crate::ops::forward!(@open $kind $arg); )*
-        $crate::ops::wrap!(forward $result B::$name($($arg),*))
+        $( let $arg = $crate::decorator::ops::forward!(@open $kind $arg); )*
+        $crate::decorator::ops::wrap!(forward $result B::$name($($arg),*))
     }};
 
     ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
-        fn $name($($arg: $crate::ops::kind!($kind)),*) -> $crate::ops::kind!($result) {
-            $crate::ops::forward!(
-                @body $result $crate::ops::forward!(@cost $($rule)?), $name($($arg: $kind),*)
+        fn $name(
+            $($arg: $crate::decorator::ops::kind!($kind)),*
+        ) -> $crate::decorator::ops::kind!($result) {
+            $crate::decorator::ops::forward!(
+                @body $result
+                $crate::decorator::ops::forward!(@cost $($rule)?), $name($($arg: $kind),*)
             )
         }
     )* };
@@ -294,9 +299,9 @@ pub(crate) use forward;
 macro_rules! view {
     ($( fn $name:ident($tensor:ident: $kind:ident $(, $arg:ident: $other:tt)*) -> $result:ident; )*) => { $(
         fn $name(
-            $tensor: $crate::ops::kind!($kind)
-            $(, $arg: $crate::ops::kind!($other))*
-        ) -> $crate::ops::kind!($result) {
+            $tensor: $crate::decorator::ops::kind!($kind)
+            $(, $arg: $crate::decorator::ops::kind!($other))*
+        ) -> $crate::decorator::ops::kind!($result) {
             $tensor.viewed(|tensor| B::$name(tensor $(, $arg)*))
         }
     )* };

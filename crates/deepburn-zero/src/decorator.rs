@@ -11,9 +11,19 @@
 //!             submit_sync_collective  end of backward: reduces the last bucket, then a barrier
 //! ```
 //!
-//! The ops are in `crates/deepburn-zero/src/ops`. All state other than tensors (ledger, random
-//! stream, reducer) is in the thread-local context (`session.rs`), because Burn's backend functions
-//! are static.
+//! All state other than tensors (ledger, random stream, reducer) is in the thread-local context
+//! (`session.rs`), because Burn's backend functions are static.
+//!
+//! Main types: [`Sharded`] below autodiff, its float tensors, [`ZeroTensor`]s, and [`Autocast`]
+//! above autodiff. [`Training`] and [`Zero`] combine them. `ops.rs` has the tables of ops that both
+//! decorators expand. A tensor that is a parameter reads it (`parameter`), an op of a training
+//! forward pass may be recorded (`recompute`), and a final gradient is collected (`gradient`).
+
+mod autocast;
+mod observer;
+mod ops;
+mod tensor;
+mod training;
 
 use std::marker::PhantomData;
 
@@ -25,8 +35,12 @@ use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, 
 use deepburn_ops::MatmulOps;
 
 use crate::session::Leased;
-use crate::tensor::ZeroTensor;
 use crate::{gradient, session};
+
+pub use autocast::{Autocast, TracksParameters};
+pub(crate) use observer::{ObservedTensor, Observer, portable};
+pub use tensor::{ReducedGradient, ZeroTensor};
+pub use training::{Training, Zero};
 
 /// Expands to the methods of `Backend` that both decorators of this crate forward to the inner
 /// backend `B`.

@@ -23,17 +23,17 @@ use burn_backend::{
 };
 
 use super::{Autocast, TracksParameters};
-use crate::ops::activation::activation_ops;
-use crate::ops::boolean::{bool_ops, bool_view_ops};
-use crate::ops::float::{float_handle_ops, float_ops};
-use crate::ops::int::{int_ops, int_view_ops};
-use crate::ops::module::{counted_module_ops, module_ops};
-use crate::ops::quantized::quantized_ops;
+use crate::decorator::ops::activation::activation_ops;
+use crate::decorator::ops::boolean::{bool_ops, bool_view_ops};
+use crate::decorator::ops::float::{float_handle_ops, float_ops};
+use crate::decorator::ops::int::{int_ops, int_view_ops};
+use crate::decorator::ops::module::{counted_module_ops, module_ops};
+use crate::decorator::ops::quantized::quantized_ops;
 
 /// Forwards the ops of a table to the inner backend `B`, with float operands cast to one type.
 ///
-/// `@rule` turns the attribute of a line into a [`Rule`](crate::autocast::Rule), `@see` collects
-/// the types of the operands, and `@cast` casts them:
+/// `@rule` turns the attribute of a line into a [`Rule`](crate::decorator::autocast::Rule), `@see`
+/// collects the types of the operands, and `@cast` casts them:
 ///
 /// ```text
 ///  #[product] fn float_matmul(lhs: float, rhs: float) -> float;
@@ -47,9 +47,9 @@ use crate::ops::quantized::quantized_ops;
 ///  }
 /// ```
 macro_rules! cast {
-    (@rule) => { $crate::autocast::Rule::Promote };
-    (@rule product) => { $crate::autocast::Rule::Product };
-    (@rule full) => { $crate::autocast::Rule::Full };
+    (@rule) => { $crate::decorator::autocast::Rule::Promote };
+    (@rule product) => { $crate::decorator::autocast::Rule::Product };
+    (@rule full) => { $crate::decorator::autocast::Rule::Full };
 
     (@see $operands:ident float $value:ident) => { $operands.see::<B>(&$value) };
     (@see $operands:ident maybe_float $value:ident) => {
@@ -60,14 +60,16 @@ macro_rules! cast {
     };
     (@see $operands:ident $other:tt $value:ident) => {};
 
-    (@cast $dtype:ident float $value:expr) => { $crate::autocast::in_type::<B>($value, $dtype) };
+    (@cast $dtype:ident float $value:expr) => {
+        $crate::decorator::autocast::in_type::<B>($value, $dtype)
+    };
     (@cast $dtype:ident maybe_float $value:expr) => {
-        $value.map(|tensor| $crate::autocast::in_type::<B>(tensor, $dtype))
+        $value.map(|tensor| $crate::decorator::autocast::in_type::<B>(tensor, $dtype))
     };
     (@cast $dtype:ident floats $value:expr) => {
         $value
             .into_iter()
-            .map(|tensor| $crate::autocast::in_type::<B>(tensor, $dtype))
+            .map(|tensor| $crate::decorator::autocast::in_type::<B>(tensor, $dtype))
             .collect()
     };
     (@cast $dtype:ident primitive $value:expr) => { open_primitive($value) };
@@ -79,12 +81,14 @@ macro_rules! cast {
     ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
         // In ops without float operands, `operands` and `dtype` are not used.
         #[allow(unused_mut, unused_variables)]
-        fn $name($($arg: $crate::ops::kind!($kind)),*) -> $crate::ops::kind!($result) {
-            let mut operands = $crate::autocast::Operands::default();
+        fn $name(
+            $($arg: $crate::decorator::ops::kind!($kind)),*
+        ) -> $crate::decorator::ops::kind!($result) {
+            let mut operands = $crate::decorator::autocast::Operands::default();
             $( cast!(@see operands $kind $arg); )*
             let dtype = operands.common(cast!(@rule $($rule)?));
             $( let $arg = cast!(@cast dtype $kind $arg); )*
-            $crate::ops::wrap!(cast $result B::$name($($arg),*))
+            $crate::decorator::ops::wrap!(cast $result B::$name($($arg),*))
         }
     )* };
 }

@@ -47,8 +47,8 @@ use burn_backend::{
 };
 use deepburn_ops::MatmulOps;
 
-use crate::backend::forward_backend;
-use crate::{Sharded, session};
+use crate::decorator::{Sharded, forward_backend};
+use crate::session;
 
 /// A backend decorator that casts the float operands of each op to one element type.
 ///

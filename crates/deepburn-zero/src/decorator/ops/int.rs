@@ -12,10 +12,11 @@ use burn_backend::{
 };
 use deepburn_ops::MatmulOps;
 
-use crate::ops::{forward, view};
-use crate::plain_tensors::note_int;
+use crate::decorator::Sharded;
+use crate::decorator::observer::note_int;
+use crate::decorator::ops::{forward, view};
+use crate::session;
 use crate::session::Leased;
-use crate::{Sharded, session};
 
 /// The table of ops whose result has newly allocated memory.
 macro_rules! int_ops {

@@ -16,10 +16,10 @@ use deepburn_ops::{
     LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps, MatmulOps, SelfAttention,
 };
 
-use crate::ops::product::{count, count_backward, rows_times};
-use crate::ops::{forward, recorded};
+use crate::decorator::ops::product::{count, count_backward, rows_times};
+use crate::decorator::ops::{forward, recorded};
+use crate::decorator::{Sharded, ZeroTensor};
 use crate::recompute::{self, Cost};
-use crate::{Sharded, ZeroTensor};
 
 /// Layer norm. The output, the mean and the reciprocal standard deviation of each row are the three
 /// results of one recorded op. Backward needs the input and both statistics.

@@ -11,9 +11,9 @@ use burn_backend::{
 };
 use deepburn_ops::MatmulOps;
 
-use crate::Sharded;
-use crate::ops::{forward, view};
-use crate::plain_tensors::note_bool;
+use crate::decorator::Sharded;
+use crate::decorator::observer::note_bool;
+use crate::decorator::ops::{forward, view};
 use crate::session::Leased;
 
 /// The table of ops whose result has newly allocated memory.

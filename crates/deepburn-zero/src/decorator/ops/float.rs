@@ -20,12 +20,13 @@ use burn_backend::{
 
 use deepburn_ops::{MatmulOps, is_without_data};
 
-use crate::ops::{forward, product, recorded};
+use crate::decorator::observer::note_float;
+use crate::decorator::ops::{forward, product, recorded};
+use crate::decorator::{Sharded, ZeroTensor};
 use crate::parameter::View;
-use crate::plain_tensors::note_float;
 use crate::recompute::{self, Cost};
+use crate::session;
 use crate::session::{Leased, RandomStream};
-use crate::{Sharded, ZeroTensor, session};
 
 /// The table of ops that need the data of their operands, in either decorator of this crate.
 ///

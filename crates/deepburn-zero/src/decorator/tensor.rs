@@ -16,7 +16,7 @@
 //! Data has a ledger entry ([`Leased`]) that counts its bytes once, even if
 //! several views share the memory. An op that needs the data calls
 //! [`ZeroTensor::into_full`]. All variants except `Reduced` therefore behave
-//! like ordinary tensors in the ops of `crates/deepburn-zero/src/ops`.
+//! like ordinary tensors in all ops.
 
 use std::sync::Arc;
 

@@ -9,10 +9,10 @@ use burn_backend::Scalar;
 use burn_backend::ops::ActivationOps;
 use deepburn_ops::MatmulOps;
 
-use crate::Sharded;
-use crate::ops::forward;
+use crate::decorator::Sharded;
+use crate::decorator::ops::forward;
 
-/// The table of Burn's `ActivationOps`; see [`ops`](crate::ops) for its syntax.
+/// The table of Burn's `ActivationOps`; see [`ops`](crate::decorator::ops) for its syntax.
 macro_rules! activation_ops {
     ($with:ident) => {
         $with! {

@@ -12,10 +12,10 @@ use burn_backend::{
 };
 use deepburn_ops::MatmulOps;
 
-use crate::Sharded;
-use crate::ops::forward;
+use crate::decorator::Sharded;
+use crate::decorator::ops::forward;
 
-/// The table of Burn's `QTensorOps`; see [`ops`](crate::ops) for its syntax.
+/// The table of Burn's `QTensorOps`; see [`ops`](crate::decorator::ops) for its syntax.
 macro_rules! quantized_ops {
     ($with:ident) => {
         $with! {

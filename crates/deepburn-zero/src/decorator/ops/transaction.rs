@@ -7,8 +7,8 @@ use burn_backend::ExecutionError;
 use burn_backend::ops::{TransactionOps, TransactionPrimitive, TransactionPrimitiveData};
 use deepburn_ops::MatmulOps;
 
+use crate::decorator::{Sharded, ZeroTensor};
 use crate::session::Leased;
-use crate::{Sharded, ZeroTensor};
 
 impl<B: MatmulOps> TransactionOps<Sharded<B>> for Sharded<B> {
     fn tr_execute(

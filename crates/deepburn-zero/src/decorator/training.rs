@@ -2,7 +2,7 @@
 
 use burn_autodiff::Autodiff;
 
-use crate::{Autocast, Sharded};
+use crate::decorator::{Autocast, Sharded};
 
 /// The autodiff backend on which sharded modules train.
 pub type Training<B> = Autocast<Autodiff<Sharded<B>>>;

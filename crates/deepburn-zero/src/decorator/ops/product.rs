@@ -2,8 +2,9 @@
 
 use burn_backend::{Backend, Shape, TensorMetadata};
 
+use crate::decorator::ZeroTensor;
 use crate::ledger::OperationCounter;
-use crate::{ZeroTensor, session};
+use crate::session;
 
 /// Counts a product of `operands`. `count` is called only while counting is on.
 pub(crate) fn count<B: Backend>(operands: &[&ZeroTensor<B>], count: impl FnOnce() -> u64) {

@@ -50,26 +50,19 @@
 #![recursion_limit = "256"]
 
 pub mod assignment;
-mod buffers;
 mod decorator;
 mod error;
 mod gradient;
 mod group;
-mod initial;
 mod ledger;
 mod offload;
 mod optimizer;
 mod parameter;
-mod parameter_size;
-mod plain_tensors;
 mod recompute;
-mod same_module;
 mod session;
 mod sharding;
 mod states;
-mod tiers;
 
-pub use buffers::{Buffer, BufferKind};
 pub use decorator::{
     Autocast, ReducedGradient, Sharded, TracksParameters, Training, Zero, ZeroTensor,
 };
@@ -80,13 +73,11 @@ pub use group::{DeviceArray, Group, RowGradient, ZeroGroup};
 pub use ledger::{Category, Lease, Ledger, ModuleOperations, Tier, Usage};
 pub use optimizer::{Rates, moments};
 pub use parameter::{Parameter, ParameterView};
-pub use parameter_size::ParameterSize;
-pub use plain_tensors::PlainTensor;
 pub use recompute::activation_checkpoint;
 pub use recompute::tape::RecordedTensor;
 pub use session::{ContextGuard, FullTensor, Leased, Pass, RandomStream};
+pub use sharding::{Buffer, BufferKind, ParameterSize, PlainTensor, swap_bytes};
 pub use states::{
     GradientSum, ModelStates, OwnedArray, OwnedState, Policy, RandomState, StateArray,
     StateSegment, StepOutcome, StreamPosition,
 };
-pub use tiers::swap_bytes;

@@ -53,7 +53,6 @@ use deepburn_config::{
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
 
-use crate::buffers::BufferTable;
 use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::gradient::{GradientReducer, Types};
@@ -63,10 +62,9 @@ use crate::ledger::{Ledger, ModuleOperations, OperationCounter};
 use crate::offload::{ActivationStore, Parking, Store};
 use crate::optimizer::Optimizer;
 use crate::parameter::{Gatherer, Parameter, ShardSpec};
-use crate::plain_tensors::PlainTensor;
 use crate::recompute::BlockRecorder;
 use crate::session::{self, Binding, ContextGuard, Pass};
-use crate::sharding::Marker;
+use crate::sharding::{BufferTable, Marker, PlainTensor};
 use compression::ErrorFeedback;
 
 pub use rank_arrays::OwnedState;

@@ -13,7 +13,6 @@ use deepburn_ops::OptimizerOps;
 
 use super::{ModelStates, Policy};
 use crate::assignment::{Assignment, AssignmentError, UpdateSettings};
-use crate::buffers::BufferTable;
 use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::gradient::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
@@ -22,15 +21,13 @@ use crate::ledger::Ledger;
 use crate::offload::{ActivationStore, Parking};
 use crate::optimizer::Optimizer;
 use crate::parameter::{Gatherer, Parameter, ShardSpec, persistent_parameters};
-use crate::parameter_size::ParameterSize;
-use crate::plain_tensors::PlainTensor;
 use crate::recompute::BlockRecorder;
-use crate::same_module::check_module;
 use crate::session::Binding;
 use crate::sharding::{
-    ModuleParameter, ParameterTable, ShardHomes, Sharder, Updates, parameters_of,
+    BufferTable, ModuleParameter, ParameterSize, ParameterTable, PlainTensor, ShardHomes,
+    ShardTiers, Sharder, StateTiers, Updates, check_module, gradient_bytes, parameters_of,
+    swap_bytes,
 };
-use crate::tiers::{ShardTiers, StateTiers, gradient_bytes, swap_bytes};
 
 impl<B: OptimizerOps> ModelStates<B> {
     /// Shards `module` over `group` according to `policy` and returns the

@@ -1,8 +1,8 @@
 //! Bool tensors: masks and the results of comparisons.
 //!
-//! Bool tensors are never trained: a bool parameter of a module is a buffer (`buffers.rs`). Results
-//! are counted in the ledger as activations. They are never recomputed: a mask that autodiff saves
-//! stays in memory until backward has used it.
+//! Bool tensors are never trained: a bool parameter of a module is a buffer
+//! (`sharding/buffers.rs`). Results are counted in the ledger as activations. They are never
+//! recomputed: a mask that autodiff saves stays in memory until backward has used it.
 
 use burn_backend::ops::BoolTensorOps;
 use burn_backend::tensor::{BoolTensor, Device, IntTensor};

@@ -1,7 +1,8 @@
 //! Integer tensors: token ids, indices and counters.
 //!
-//! Integer tensors are never trained: an integer parameter of a module is a buffer (`buffers.rs`).
-//! Results are counted in the ledger as activations and are never recomputed.
+//! Integer tensors are never trained: an integer parameter of a module is a buffer
+//! (`sharding/buffers.rs`). Results are counted in the ledger as activations and are never
+//! recomputed.
 
 use std::ops::Range;
 

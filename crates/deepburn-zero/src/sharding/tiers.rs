@@ -17,7 +17,7 @@ use deepburn_config::{OptimizerOffload, ParameterOffload, Precision, PrecisionPl
 
 use crate::ledger::Tier;
 use crate::offload::{CHUNK, ChunkLayout};
-use crate::parameter_size::ParameterSize;
+use crate::sharding::ParameterSize;
 
 /// Assigns a tier to the optimizer states and gradient sum of each trainable
 /// parameter, in module order.

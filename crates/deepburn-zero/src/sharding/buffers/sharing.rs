@@ -35,7 +35,7 @@ use deepburn_ops::OptimizerOps;
 
 use crate::decorator::Training;
 use crate::error::ZeroError;
-use crate::initial::{initialise_constants, without_lazy_values};
+use crate::sharding::initial::{initialise_constants, without_lazy_values};
 
 /// Returns the module with independent running statistics, and the ids of these
 /// statistics. A module without running statistics is returned unchanged.

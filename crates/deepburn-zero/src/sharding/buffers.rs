@@ -29,7 +29,7 @@
 //!   micro-batch), its previous value is averaged instead. A statistic that no
 //!   rank updated stays bitwise the same.
 //!
-//! `buffers/sharing.rs` distinguishes buffers from frozen parameters.
+//! `sharing.rs` distinguishes buffers from frozen parameters.
 
 mod sharing;
 mod walk;
@@ -182,7 +182,7 @@ impl<B: OptimizerOps> BufferTable<B> {
     /// collective runs.
     ///
     /// All ranks call this together, after they have compared their modules
-    /// ([`check_module`](crate::same_module::check_module)).
+    /// ([`check_module`](crate::sharding::check_module)).
     ///
     /// # Errors
     ///

@@ -23,6 +23,23 @@
 //!  step                    norm, clipping, update of owned elements, all-gather (stages 1 and 2)
 //! ```
 //!
+//! The modules, each with its main types. A module uses only modules below it:
+//!
+//! | Module | Contents |
+//! |---|---|
+//! | `states` | [`ModelStates`]: creation, passes, the step, states for checkpoints |
+//! | `sharding` | replaces the parameters of a module; initial values, [buffers](Buffer), plain tensors, tiers |
+//! | `decorator` | [`Sharded`], [`ZeroTensor`] and all ops; [`Autocast`] |
+//! | `optimizer` | optimizer states and updates of the owned elements |
+//! | `gradient` | buckets, reduction and accumulation of gradients |
+//! | `recompute` | activation checkpointing: blocks and tapes |
+//! | `parameter` | [`Parameter`], shards, gathering and prefetching |
+//! | `offload` | arrays in host memory or on NVMe |
+//! | `session` | the context of a model on its thread; random streams, counted tensors |
+//! | `group` | [`Group`] and the arrays that it exchanges, [`DeviceArray`] and [`RowGradient`] |
+//! | `ledger` | [`Ledger`]: memory and operations of a rank |
+//! | [`assignment`] | the optimizer and settings of each parameter |
+//!
 //! The model states that a rank holds between two passes, without offload:
 //!
 //! | Stage | Parameters | Gradients | Optimizer states |

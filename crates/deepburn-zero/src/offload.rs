@@ -269,15 +269,7 @@ impl ParkedArray {
         dtype: DType,
         pipeline: &mut Pipeline,
     ) -> Result<ChunkInMemory<'_>, SwapError> {
-        let size = dtype.size();
-        Ok(match (&self.data, self.file_chunk(chunk, dtype)) {
-            (_, Some(read)) => ChunkInMemory::Disk(pipeline.read(&read)?, chunk.len() * size, read),
-            (ParkedData::Host(words), None) => {
-                ChunkInMemory::Host(lock(words), chunk.start * size..chunk.end * size)
-            }
-            (ParkedData::Disk { .. }, None) => unreachable!("a chunk of a file is read"),
-            (ParkedData::Absent, None) => unreachable!("nothing computes without data"),
-        })
+        self.chunk_in(chunk, dtype, |read| pipeline.read(read))
     }
 
     /// Returns a chunk that must be overwritten. In a file, its contents are undefined, because
@@ -291,12 +283,20 @@ impl ParkedArray {
         chunk: &Range<usize>,
         dtype: DType,
     ) -> Result<ChunkInMemory<'_>, SwapError> {
+        self.chunk_in(chunk, dtype, |read| read.file.pool().unfilled(read.bytes.len()))
+    }
+
+    /// Returns a chunk in host memory, or in the buffer that `buffer` returns for its location in
+    /// the file.
+    fn chunk_in(
+        &self,
+        chunk: &Range<usize>,
+        dtype: DType,
+        buffer: impl FnOnce(&FileChunk) -> Result<AlignedBuffer, SwapError>,
+    ) -> Result<ChunkInMemory<'_>, SwapError> {
         let size = dtype.size();
         Ok(match (&self.data, self.file_chunk(chunk, dtype)) {
-            (_, Some(read)) => {
-                let buffer = read.file.pool().unfilled(read.bytes.len())?;
-                ChunkInMemory::Disk(buffer, chunk.len() * size, read)
-            }
+            (_, Some(read)) => ChunkInMemory::Disk(buffer(&read)?, chunk.len() * size, read),
             (ParkedData::Host(words), None) => {
                 ChunkInMemory::Host(lock(words), chunk.start * size..chunk.end * size)
             }

@@ -46,6 +46,10 @@
 //! statistics. They are recomputed when they are read, and at the latest before
 //! an optimizer step or a load changes the parameters that they depend on
 //! (`session::close_recordings`).
+//!
+//! `tape.rs` has the [`Tape`] of a block and the tensors that refer to it. Kept
+//! values may be offloaded (`offload`). The ops of the decorator (`decorator`)
+//! record themselves, so this module knows no op.
 
 pub(crate) mod blocks;
 pub(crate) mod tape;

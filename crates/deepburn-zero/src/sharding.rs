@@ -48,7 +48,6 @@ use crate::assignment::{Assignment, ModelParameter};
 use crate::decorator::{Training, Zero, ZeroTensor};
 use crate::error::ZeroError;
 use crate::group::Group;
-use crate::group::flat::in_shape;
 use crate::ledger::{Category, Ledger, Tier};
 use crate::offload::{ParkedArray, Parking, WriteBehind};
 use crate::optimizer::{Optimizer, Owned};
@@ -272,7 +271,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
                 Parameter::sharded(description, shard, gatherer.clone(), ledger)
             }
             None => {
-                let whole = in_shape::<B>(in_type(flat), &description.shape);
+                let whole = B::float_reshape(in_type(flat), description.shape.clone());
                 Parameter::whole(description, whole, ledger)
             }
         }))

@@ -27,6 +27,11 @@
 //! optimizer states when `ModelStates` is dropped. The submodules contain the
 //! step, the exchanges of optimizers that exchange more than gradients, and the
 //! access to states for checkpoints.
+//!
+//! This is the entry point of the crate: `creation.rs` shards a module
+//! (`sharding`) and connects gatherer (`parameter`), reducer (`gradient`),
+//! recorder (`recompute`) and optimizer (`optimizer`) with the context of the
+//! model (`session`). No other module depends on it.
 
 mod buffers;
 mod compression;
@@ -56,7 +61,6 @@ use deepburn_ops::{OptimizerOps, read_float};
 use crate::decorator::Training;
 use crate::error::ZeroError;
 use crate::gradient::{GradientReducer, Types};
-use crate::group::flat::in_shape;
 use crate::group::{DeviceArray, Group};
 use crate::ledger::{Ledger, ModuleOperations, OperationCounter};
 use crate::offload::{ActivationStore, Parking, Store};
@@ -460,7 +464,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         } else {
             master.clone()
         };
-        Ok(read_float::<B>(in_shape::<B>(flat, parameter.shape())))
+        Ok(read_float::<B>(B::float_reshape(flat, parameter.shape().clone())))
     }
 
     /// Returns the complete accumulated gradient of the parameter at `path`;
@@ -495,7 +499,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         };
         // The type does not depend on the number of micro-batches.
         let flat = B::cast(flat, self.types.accumulation);
-        Ok(Some(read_float::<B>(in_shape::<B>(flat, parameter.shape()))))
+        Ok(Some(read_float::<B>(B::float_reshape(flat, parameter.shape().clone()))))
     }
 }
 

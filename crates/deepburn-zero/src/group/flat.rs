@@ -86,11 +86,3 @@ pub(crate) fn pad<B: Backend>(
         B::float_zeros(Shape::from(vec![missing]), &B::float_device(&flat), flat.dtype().into());
     B::float_cat(vec![flat, zeros], 0)
 }
-
-/// Reshapes the flat elements of a complete parameter to `shape`.
-pub(crate) fn in_shape<B: Backend>(
-    flat: B::FloatTensorPrimitive,
-    shape: &Shape,
-) -> B::FloatTensorPrimitive {
-    B::float_reshape(flat, shape.clone())
-}

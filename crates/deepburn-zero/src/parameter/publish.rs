@@ -19,7 +19,6 @@ use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError};
 use deepburn_config::Stage;
 
-use crate::group::flat::in_shape;
 use crate::group::{DeviceArray, Group};
 use crate::parameter::Parameter;
 
@@ -53,7 +52,7 @@ impl<'a, B: Backend> Publisher<'a, B> {
         updated: B::FloatTensorPrimitive,
     ) -> Result<(), CommError> {
         match stage {
-            Stage::Disabled => parameter.put(in_shape::<B>(updated, parameter.shape())),
+            Stage::Disabled => parameter.put(B::float_reshape(updated, parameter.shape().clone())),
             Stage::Parameters => parameter.put(updated),
             Stage::OptimizerStates | Stage::Gradients => self.enter(parameter, updated)?,
         }
@@ -98,7 +97,7 @@ impl<'a, B: Backend> Publisher<'a, B> {
             .unzip();
         let whole = self.group.arrays().all_gather(tag, shards, numels)?.wait()?;
         for (parameter, array) in parameters.into_iter().zip(whole) {
-            parameter.put(in_shape::<B>(array.into_flat(), parameter.shape()));
+            parameter.put(B::float_reshape(array.into_flat(), parameter.shape().clone()));
         }
         Ok(())
     }

@@ -45,7 +45,7 @@ use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, read_float};
 
 use crate::decorator::{Training, portable};
 use crate::error::ZeroError;
-use crate::group::flat::{in_shape, in_type};
+use crate::group::flat::in_type;
 use crate::group::{DeviceArray, Group};
 use crate::ledger::{Category, Lease, Ledger};
 use crate::session::{FullTensor, Leased};
@@ -303,7 +303,8 @@ impl<B: OptimizerOps> BufferTable<B> {
         let flags = flags.map(|flags| float_into_host::<B>(flags.into_flat()));
         let averaged = updates.into_iter().zip(means).enumerate().map(|(place, (update, mean))| {
             let changed = flags.as_ref().is_none_or(|flags| flags[place] > 0.0);
-            let tensor = in_shape::<B>(mean.into_flat(), &self.buffers[update.index].shape);
+            let tensor =
+                B::float_reshape(mean.into_flat(), self.buffers[update.index].shape.clone());
             Update { tensor, changed, ..update }
         });
         Ok(averaged.collect())

@@ -103,7 +103,7 @@ pub(crate) use counted_module_ops;
 /// with every weight of its channel. `terms` is the number of products per output element:
 /// `inputs / groups` times the kernel size.
 macro_rules! convolutions {
-    ($($axes:literal: $forward:ident, $x_backward:ident, $weight_backward:ident;)*) => { $(
+    ($($axes:literal: $forward:ident, $($backward:ident),*;)*) => { $(
         fn $forward(
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
@@ -122,27 +122,18 @@ macro_rules! convolutions {
             output
         }
 
-        fn $x_backward(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            output_grad: FloatTensor<Self>,
-            options: ConvOptions<$axes>,
-        ) -> FloatTensor<Self> {
-            count(&[&weight], || convolution(output_grad.shape().num_elements(), &weight.shape()));
-            let (x, weight) = (x.into_full(), weight.into_full());
-            ZeroTensor::full(B::$x_backward(x, weight, output_grad.into_full(), options))
-        }
-
-        fn $weight_backward(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            output_grad: FloatTensor<Self>,
-            options: ConvOptions<$axes>,
-        ) -> FloatTensor<Self> {
-            count(&[&weight], || convolution(output_grad.shape().num_elements(), &weight.shape()));
-            let (x, weight) = (x.into_full(), weight.into_full());
-            ZeroTensor::full(B::$weight_backward(x, weight, output_grad.into_full(), options))
-        }
+        $(
+            fn $backward(
+                x: FloatTensor<Self>,
+                weight: FloatTensor<Self>,
+                output_grad: FloatTensor<Self>,
+                options: ConvOptions<$axes>,
+            ) -> FloatTensor<Self> {
+                count(&[&weight], || convolution(output_grad.shape().num_elements(), &weight.shape()));
+                let (x, weight) = (x.into_full(), weight.into_full());
+                ZeroTensor::full(B::$backward(x, weight, output_grad.into_full(), options))
+            }
+        )*
     )* };
 }
 

@@ -54,7 +54,7 @@ use burn_backend::{Backend, DType, Shape};
 use crate::ledger::{Category, Ledger};
 use crate::offload::ParkedArray;
 use crate::session::Leased;
-use deepburn_comm::Partition;
+use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_ops::shard_of_whole;
 use fetch::{Fetch, LiveElements};
 use state::{ParameterState, WholeCopy};
@@ -150,6 +150,11 @@ impl<B: Backend> Parameter<B> {
     /// Returns the path as a handle, which tags of collectives share instead of copying the text.
     pub(crate) fn shared_path(&self) -> Arc<str> {
         self.description.path.clone()
+    }
+
+    /// Returns the tag of a collective for this parameter alone.
+    pub(crate) fn tag(&self, what: &'static str) -> CollectiveTag {
+        CollectiveTag::new(what, self.index() as u64).naming([self.shared_path()])
     }
 
     /// Returns the shape of the complete parameter.

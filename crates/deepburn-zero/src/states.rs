@@ -51,7 +51,7 @@ use std::time::Instant;
 
 use burn::module::{Module, ParamId};
 use burn_backend::{Backend, FloatDType, TensorData};
-use deepburn_comm::CollectiveTag;
+use deepburn_comm::CommError;
 use deepburn_config::{
     ActivationPlan, OptimizerPlan, ParamGroups, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
 };
@@ -452,17 +452,9 @@ impl<B: OptimizerOps> ModelStates<B> {
             return self.parameter_data(index);
         };
         let parameter = &self.parameters[index];
-        let flat = if self.share.stage.shards_optimizer() {
-            let shard = vec![DeviceArray::Dense(master.clone())];
-            let tag = CollectiveTag::new("masters", index as u64).naming([parameter.shared_path()]);
-            let group = self.group.arrays();
-            group
-                .all_gather(tag, shard, vec![parameter.numel()])?
-                .wait()?
-                .swap_remove(0)
-                .into_flat()
-        } else {
-            master.clone()
+        let flat = match self.share.stage.shards_optimizer() {
+            true => self.gathered("masters", parameter, master)?,
+            false => master,
         };
         Ok(read_float::<B>(B::float_reshape(flat, parameter.shape().clone())))
     }
@@ -487,19 +479,30 @@ impl<B: OptimizerOps> ModelStates<B> {
         let reducer = self.reducer.borrow();
         let Some(sum) = reducer.accumulated(parameter.index()) else { return Ok(None) };
         let sum = sum.tensor(parameter.device())?;
-        let flat = if self.share.cuts_gradients {
-            let tag = CollectiveTag::new("gradient data", parameter.index() as u64)
-                .naming([parameter.shared_path()]);
-            let chunks = vec![DeviceArray::Dense(sum)];
-            let group = self.group.arrays();
-            let mut whole = group.all_gather(tag, chunks, vec![parameter.numel()])?.wait()?;
-            whole.swap_remove(0).into_flat()
-        } else {
-            sum
+        let flat = match self.share.cuts_gradients {
+            true => self.gathered("gradient data", parameter, sum)?,
+            false => sum,
         };
         // The type does not depend on the number of micro-batches.
         let flat = B::cast(flat, self.types.accumulation);
         Ok(Some(read_float::<B>(B::float_reshape(flat, parameter.shape().clone()))))
+    }
+
+    /// Gathers the shards of an array that is partitioned like `parameter`, and
+    /// returns all of its elements, flat.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails.
+    fn gathered(
+        &self,
+        what: &'static str,
+        parameter: &Parameter<B>,
+        shard: B::FloatTensorPrimitive,
+    ) -> Result<B::FloatTensorPrimitive, CommError> {
+        let (shard, numels) = (vec![DeviceArray::Dense(shard)], vec![parameter.numel()]);
+        let pending = self.group.arrays().all_gather(parameter.tag(what), shard, numels)?;
+        Ok(pending.wait()?.swap_remove(0).into_flat())
     }
 }
 

@@ -264,9 +264,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             let shape = Shape::from(vec![parameter.numel()]);
             B::float_zeros(shape, parameter.device(), FloatDType::F32)
         });
-        let tag = CollectiveTag::new("orthogonalised", parameter.index() as u64);
-        let tag = tag.naming([parameter.shared_path()]);
-        let array = vec![DeviceArray::Dense(array)];
+        let (tag, array) = (parameter.tag("orthogonalised"), vec![DeviceArray::Dense(array)]);
         let mut result = self.group.arrays().broadcast(tag, array, owner)?.wait()?;
         Ok(result.swap_remove(0).into_flat())
     }

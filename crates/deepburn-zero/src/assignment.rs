@@ -9,6 +9,9 @@
 //! [`ParamGroups::check`] checks groups against the optimizer alone, when a configuration is
 //! resolved. It is called again for a model, because a program can also build a plan without a
 //! configuration.
+//!
+//! `sharding` passes the settings of each parameter to `optimizer`. `finetune` makes the same
+//! assignment before a run, so this module is public and uses no other.
 
 mod matrices;
 mod model_parameter;

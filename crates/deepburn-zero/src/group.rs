@@ -8,13 +8,25 @@
 //!
 //! Every collective has a tag. If ranks call different collectives, or the same
 //! collective with different sizes, they get an error that names both calls.
+//!
+//! Main type: [`Group`]. The submodules are the arrays that it exchanges:
+//! [`DeviceArray`] is dense, or a [`RowGradient`] with the rows that an
+//! embedding has looked up, and `flat` has the flat views from which both are
+//! split. Gathers (`parameter`), reductions (`gradient`) and everything that
+//! ranks compare or agree on use a group; it knows no parameters.
+
+mod array;
+pub(crate) mod flat;
+mod rows;
 
 use std::sync::Arc;
 
 use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError, Host, Pending, ProcessGroup, ReduceOp};
 
-use crate::DeviceArray;
+pub use array::DeviceArray;
+pub(crate) use array::{maximum, own};
+pub use rows::RowGradient;
 
 /// A process group that exchanges device arrays, host numbers and bytes.
 /// Implemented for every engine that supports all three.

@@ -17,9 +17,19 @@
 //!  Host         …                                                              │ …
 //!  Disk         …                                                              │ …
 //! ```
+//!
+//! Main type: [`Ledger`]. `operations.rs` counts floating-point operations
+//! instead of bytes: [`OperationCounter`] assigns each product to a module.
+//! Everything in the crate that holds memory has a lease. The context of a
+//! model (`session`) has both its ledger and its counter.
+
+mod operations;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+pub use operations::ModuleOperations;
+pub(crate) use operations::OperationCounter;
 
 /// A kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -23,6 +23,23 @@
 //!  step                    norm, clipping, update of owned elements, all-gather (stages 1 and 2)
 //! ```
 //!
+//! The modules, each with its main types. A module uses only modules below it:
+//!
+//! | Module | Contents |
+//! |---|---|
+//! | `states` | [`ModelStates`]: creation, passes, the step, states for checkpoints |
+//! | `sharding` | replaces the parameters of a module; initial values, [buffers](Buffer), plain tensors, tiers |
+//! | `decorator` | [`Sharded`], [`ZeroTensor`] and all ops; [`Autocast`] |
+//! | `optimizer` | optimizer states and updates of the owned elements |
+//! | `gradient` | buckets, reduction and accumulation of gradients |
+//! | `recompute` | activation checkpointing: blocks and tapes |
+//! | `parameter` | [`Parameter`], shards, gathering and prefetching |
+//! | `offload` | arrays in host memory or on NVMe |
+//! | `session` | the context of a model on its thread; random streams, counted tensors |
+//! | `group` | [`Group`] and the arrays that it exchanges, [`DeviceArray`] and [`RowGradient`] |
+//! | `ledger` | [`Ledger`]: memory and operations of a rank |
+//! | [`assignment`] | the optimizer and settings of each parameter |
+//!
 //! The model states that a rank holds between two passes, without offload:
 //!
 //! | Stage | Parameters | Gradients | Optimizer states |
@@ -49,73 +66,35 @@
 //! each rank keeps its own tensor, and checkpoints do not contain it.
 #![recursion_limit = "256"]
 
-mod array;
 pub mod assignment;
-mod autocast;
-mod backend;
-mod backward_watch;
-mod buffers;
+mod decorator;
 mod error;
-mod fetch;
-mod flat;
-mod gather;
+mod gradient;
 mod group;
-mod initial;
-mod leased;
 mod ledger;
-mod operations;
-mod ops;
+mod offload;
 mod optimizer;
 mod parameter;
-mod parameter_size;
-mod parked;
-mod parking;
-mod pass;
-mod persistence;
-mod plain_tensors;
-mod precision;
-mod publish;
-mod random;
 mod recompute;
-mod reduce;
-mod rows;
-mod same_module;
 mod session;
-mod shard;
-mod shard_spec;
 mod sharding;
 mod states;
-mod tensor;
-mod tiers;
-mod trace;
-mod training;
-mod view;
 
-pub use array::DeviceArray;
-pub use autocast::{Autocast, TracksParameters};
-pub use backend::Sharded;
-pub use buffers::{Buffer, BufferKind};
+pub use decorator::{
+    Autocast, ReducedGradient, Sharded, TracksParameters, Training, Zero, ZeroTensor,
+};
 pub use deepburn_comm::Partition;
 pub use deepburn_nvme::{IoStatistics, SwapError, check_folder};
 pub use error::ZeroError;
-pub use group::{Group, ZeroGroup};
-pub use leased::{FullTensor, Leased};
-pub use ledger::{Category, Lease, Ledger, Tier, Usage};
-pub use operations::ModuleOperations;
+pub use group::{DeviceArray, Group, RowGradient, ZeroGroup};
+pub use ledger::{Category, Lease, Ledger, ModuleOperations, Tier, Usage};
 pub use optimizer::{Rates, moments};
 pub use parameter::{Parameter, ParameterView};
-pub use parameter_size::ParameterSize;
-pub use pass::Pass;
-pub use plain_tensors::PlainTensor;
-pub use random::RandomStream;
 pub use recompute::activation_checkpoint;
 pub use recompute::tape::RecordedTensor;
-pub use rows::RowGradient;
-pub use session::ContextGuard;
+pub use session::{ContextGuard, FullTensor, Leased, Pass, RandomStream};
+pub use sharding::{Buffer, BufferKind, ParameterSize, PlainTensor, swap_bytes};
 pub use states::{
     GradientSum, ModelStates, OwnedArray, OwnedState, Policy, RandomState, StateArray,
     StateSegment, StepOutcome, StreamPosition,
 };
-pub use tensor::{ReducedGradient, ZeroTensor};
-pub use tiers::swap_bytes;
-pub use training::{Training, Zero};

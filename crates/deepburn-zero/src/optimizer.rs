@@ -26,7 +26,13 @@
 //! states. `StepInProgress` then updates one parameter after the other in
 //! exactly that order. The order is the same on all ranks, because the rounds
 //! contain collectives.
+//!
+//! Main type: [`Optimizer`]. `arrays.rs` reads and replaces its arrays between
+//! steps. The settings of an update come from `assignment`, offloaded states
+//! are arrays of `offload`, and `states` runs the steps and the exchanges of
+//! their rounds. The optimizer itself exchanges nothing.
 
+mod arrays;
 mod frozen_lamb;
 mod moments;
 mod newton_schulz;
@@ -45,20 +51,19 @@ use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_config::OptimizerPlan;
 use deepburn_kernels::TreeSum;
 use deepburn_nvme::SwapError;
-use deepburn_ops::{OptimizerOps, float_bytes, is_without_data};
+use deepburn_ops::{OptimizerOps, is_without_data};
 
 use crate::assignment::UpdateSettings;
 use crate::ledger::Ledger;
+use crate::offload::{FileChunk, ParkedArray, ParkedTensor, Parking, Pipeline, PipelinePolicy};
 use crate::parameter::Parameter;
-use crate::parked::{FileChunk, ParkedArray, ParkedCopy, ParkedTensor, Pipeline, PipelinePolicy};
-use crate::parking::Parking;
 
 use frozen_lamb::LambScalars;
-use moments::SECOND_MOMENT;
 use rounds::{PlannedUpdate, UpdateScope};
 use rule::UpdateStep;
-use tiered_state::{DeviceState, ParkedState, TieredState, zeros};
+use tiered_state::{DeviceState, ParkedState, TieredState};
 
+pub(crate) use arrays::KeptArray;
 pub use moments::moments;
 pub(crate) use newton_schulz::WORKSPACE;
 pub(crate) use rounds::{MatrixOwner, StepOrder, UpdateRound};
@@ -107,16 +112,6 @@ pub(crate) struct Optimizer<B: Backend> {
 /// a tree over element indices. Sums of several ranks can therefore be combined with the same
 /// rounding as a sum on one rank.
 pub(crate) type Squares = [TreeSum; 2];
-
-/// Elements of an f32 array, for a checkpoint.
-#[derive(Debug)]
-pub(crate) enum KeptArray<B: Backend> {
-    /// All elements of the array on this rank, flat and with padding. The
-    /// caller selects the requested range.
-    Device(B::FloatTensorPrimitive),
-    /// The requested elements.
-    Parked(Arc<ParkedCopy>),
-}
 
 /// The offloaded operands of a parameter's update, besides its states.
 #[derive(Debug)]
@@ -259,53 +254,6 @@ impl<B: OptimizerOps> Optimizer<B> {
         self.working
     }
 
-    /// Returns true if the states of a parameter are offloaded.
-    pub(crate) fn is_parked(&self, index: usize) -> bool {
-        matches!(self.states[index], Some(TieredState::Parked(_)))
-    }
-
-    /// Returns true if the optimizer has a master of the parameter.
-    pub(crate) fn has_master(&self, index: usize) -> bool {
-        self.working.is_some() && self.states[index].is_some()
-    }
-
-    /// Returns the f32 master of a parameter, if there is one.
-    ///
-    /// The result is the flat array of the elements that this rank owns, with
-    /// padding. A parked master is read into new memory on the device.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the disk fails.
-    pub(crate) fn master(
-        &self,
-        index: usize,
-    ) -> Result<Option<B::FloatTensorPrimitive>, SwapError> {
-        Ok(match &self.states[index] {
-            Some(TieredState::Device(state)) => state.master.clone(),
-            Some(TieredState::Parked(state)) if self.working.is_some() => {
-                let master = ParkedTensor { array: &state.arrays[0], dtype: DType::F32 };
-                Some(master.read::<B>(&state.device)?)
-            }
-            Some(TieredState::Parked(_)) | None => None,
-        })
-    }
-
-    /// Returns elements `range` of the master of a parameter, if there is one.
-    ///
-    /// The elements are copied lazily. A device array is shared with the
-    /// optimizer until a step replaces it. A parked array is copied when a step
-    /// is about to overwrite it.
-    pub(crate) fn kept_master(&self, index: usize, range: Range<usize>) -> Option<KeptArray<B>> {
-        let has_master = self.working.is_some();
-        match self.states[index].as_ref()? {
-            TieredState::Device(state) => state.master.clone().map(KeptArray::Device),
-            TieredState::Parked(state) => {
-                has_master.then(|| KeptArray::Parked(state.arrays[0].copy(range, DType::F32)))
-            }
-        }
-    }
-
     /// Returns the PyTorch names of a parameter's optimizer arrays; empty for a frozen one.
     pub(crate) fn moments(&self, index: usize) -> &'static [&'static str] {
         self.settings(index).map_or(&[], |settings| moments(&settings.optimizer))
@@ -420,48 +368,6 @@ impl<B: OptimizerOps> Optimizer<B> {
         !settings.any(|it| rule::takes_own_gradients(&it.optimizer, self.time + 1))
     }
 
-    /// Returns one bit per element of a parameter: whether it has ever had a
-    /// gradient, so that its second moment is not 0.
-    ///
-    /// Bit `i % 8` of byte `i / 8` is the bit of element `i`. The second moment
-    /// is copied to host memory.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the optimizer has no second moment, or if the second moment is
-    /// offloaded. Sharding a model excludes both cases.
-    pub(crate) fn live_elements(&self, index: usize) -> Vec<u8> {
-        let place = self.moments(index).iter().position(|name| *name == SECOND_MOMENT);
-        let (Some(place), Some(TieredState::Device(state))) = (place, &self.states[index]) else {
-            unreachable!(
-                "an optimizer whose ranks agree on momenta keeps second moments on the device"
-            )
-        };
-        let squares = float_bytes::<B>(state.moments[place].clone());
-        deepburn_kernels::live_elements(bytemuck::cast_slice(&squares))
-    }
-
-    /// Returns elements `range` of the array `name` of a parameter; `None` for
-    /// a frozen parameter and for an unknown name.
-    ///
-    /// As with [`kept_master`](Self::kept_master), nothing is copied until a
-    /// step overwrites the array.
-    pub(crate) fn kept_moment(
-        &self,
-        index: usize,
-        name: &str,
-        range: Range<usize>,
-    ) -> Option<KeptArray<B>> {
-        let place = self.state_arrays(index).iter().position(|array| *array == name)?;
-        let masters = usize::from(self.working.is_some());
-        match self.states[index].as_ref()? {
-            TieredState::Device(state) => state.moments.get(place).cloned().map(KeptArray::Device),
-            TieredState::Parked(state) => {
-                Some(KeptArray::Parked(state.arrays[masters + place].copy(range, DType::F32)))
-            }
-        }
-    }
-
     /// Returns the number of applied steps.
     pub(crate) fn time(&self) -> u64 {
         self.time
@@ -474,88 +380,6 @@ impl<B: OptimizerOps> Optimizer<B> {
         // in `time`.
         self.time = time;
         (0..self.settings_of.len()).for_each(|index| self.set_start(index, 0));
-    }
-
-    /// Replaces the master of a parameter, if it has one, with an array of the
-    /// same length.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the disk fails.
-    pub(crate) fn set_master(
-        &mut self,
-        index: usize,
-        values: B::FloatTensorPrimitive,
-    ) -> Result<(), SwapError> {
-        let has_master = self.working.is_some();
-        match &mut self.states[index] {
-            Some(TieredState::Device(DeviceState { master: Some(master), .. })) => *master = values,
-            Some(TieredState::Parked(state)) if has_master => state.set(0, values)?,
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Replaces all moments of a trainable parameter with arrays of the same
-    /// length.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the disk fails.
-    pub(crate) fn set_moments(
-        &mut self,
-        index: usize,
-        values: Vec<B::FloatTensorPrimitive>,
-    ) -> Result<(), SwapError> {
-        let masters = usize::from(self.working.is_some());
-        match &mut self.states[index] {
-            Some(TieredState::Device(state)) => {
-                for (moment, values) in state.moments.iter_mut().zip(values) {
-                    *moment = values;
-                }
-            }
-            Some(TieredState::Parked(state)) => {
-                for (place, values) in values.into_iter().enumerate() {
-                    state.set(masters + place, values)?;
-                }
-            }
-            None => {}
-        }
-        Ok(())
-    }
-
-    /// Replaces the array `name` of a parameter on the device with one of the
-    /// same length.
-    pub(crate) fn set_moment(&mut self, index: usize, name: &str, values: B::FloatTensorPrimitive) {
-        let place = self.state_arrays(index).iter().position(|array| *array == name);
-        if let (Some(place), Some(TieredState::Device(state))) = (place, &mut self.states[index]) {
-            state.moments[place] = values;
-        }
-    }
-
-    /// Sets the common values of a parameter, which are the same on all ranks,
-    /// and resets the accumulated updates of this rank to 0. This rank's values
-    /// are then the common values. Has no effect without local steps.
-    pub(crate) fn set_common(&mut self, index: usize, values: B::FloatTensorPrimitive) {
-        if !self.state_arrays(index).contains(&COMMON) {
-            return;
-        }
-        if let Some(TieredState::Device(state)) = &self.states[index] {
-            // The accumulated updates since the last average are 0.
-            let still = zeros::<B>(state.len, &state.device);
-            self.set_moment(index, zero_one::MOVED, still);
-            self.set_moment(index, COMMON, values);
-        }
-    }
-
-    /// Returns this rank's values: the common values plus this rank's
-    /// accumulated updates.
-    pub(crate) fn moved_values(&self, index: usize) -> B::FloatTensorPrimitive {
-        let array = |name| match self.kept_moment(index, name, 0..0) {
-            Some(KeptArray::Device(array)) => array,
-            _ => unreachable!("an optimizer with local steps keeps its states on the device"),
-        };
-        B::float_add(array(COMMON), array(zero_one::MOVED))
     }
 
     /// Starts an optimizer step that updates the parameters in the sequence of

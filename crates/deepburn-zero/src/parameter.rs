@@ -28,8 +28,22 @@
 //!  flat     e0 e1 e2 │ e3 e4 e5 │ e6 e7 e8 │ e9 0 0
 //!  rank        0     │    1     │    2     │   3       shard length 3, padded with zeros
 //! ```
+//!
+//! Main types: [`Parameter`], the [`Shard`] that a rank holds of it, and [`ShardSpec`], the slice
+//! that a rank updates. `handle.rs` and `view.rs` are what the tensors of the module hold. At
+//! stage 3, the [`Gatherer`] gathers parameters for ops and prefetches the next ones in the order
+//! of a [`Trace`]. After a step, a [`Publisher`] gives all ranks the updated elements. Shards may
+//! be offloaded arrays (`offload`), and all-gathers run in the process group (`group`).
 
+mod fetch;
+mod gather;
+mod handle;
+mod persistence;
+mod publish;
+mod shard;
+mod shard_spec;
 mod state;
+mod trace;
 mod view;
 
 use std::fmt;
@@ -37,16 +51,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::{Backend, DType, Shape};
 
-use crate::fetch::{Fetch, LiveElements};
-use crate::leased::Leased;
 use crate::ledger::{Category, Ledger};
-use crate::parked::ParkedArray;
-use crate::shard::Shard;
-use deepburn_comm::Partition;
+use crate::offload::ParkedArray;
+use crate::session::Leased;
+use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_ops::shard_of_whole;
+use fetch::{Fetch, LiveElements};
 use state::{ParameterState, WholeCopy};
 
-pub use view::ParameterView;
+pub(crate) use gather::Gatherer;
+pub use handle::ParameterView;
+pub(crate) use persistence::persistent_parameters;
+pub(crate) use publish::Publisher;
+pub(crate) use shard::{Shard, ShardRead};
+pub(crate) use shard_spec::{ShardSpec, cut_shard};
+pub(crate) use trace::{Phase, Trace};
+pub(crate) use view::View;
 
 /// A parameter of a sharded model. The tensors of the module are handles to parameters, and an op
 /// that needs the data reads the parameter.
@@ -130,6 +150,11 @@ impl<B: Backend> Parameter<B> {
     /// Returns the path as a handle, which tags of collectives share instead of copying the text.
     pub(crate) fn shared_path(&self) -> Arc<str> {
         self.description.path.clone()
+    }
+
+    /// Returns the tag of a collective for this parameter alone.
+    pub(crate) fn tag(&self, what: &'static str) -> CollectiveTag {
+        CollectiveTag::new(what, self.index() as u64).naming([self.shared_path()])
     }
 
     /// Returns the shape of the complete parameter.

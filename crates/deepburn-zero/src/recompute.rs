@@ -46,6 +46,10 @@
 //! statistics. They are recomputed when they are read, and at the latest before
 //! an optimizer step or a load changes the parameters that they depend on
 //! (`session::close_recordings`).
+//!
+//! `tape.rs` has the [`Tape`] of a block and the tensors that refer to it. Kept
+//! values may be offloaded (`offload`). The ops of the decorator (`decorator`)
+//! record themselves, so this module knows no op.
 
 pub(crate) mod blocks;
 pub(crate) mod tape;
@@ -62,10 +66,9 @@ use deepburn_comm::CommError;
 use deepburn_config::RecomputePolicy;
 
 use crate::ledger::Ledger;
-use crate::parameter::Parameter;
-use crate::parked::ActivationStore;
+use crate::offload::ActivationStore;
+use crate::parameter::{Parameter, Phase};
 use crate::session::{self, AnyRecorder};
-use crate::trace::Phase;
 use blocks::Blocks;
 use tape::{Keep, OpRecord, RecordedTensor, Tape};
 

@@ -13,6 +13,18 @@
 //!
 //! On a thread without a model, [`Zero`](crate::Zero) is a plain wrapper:
 //! memory is not counted, and random numbers come from the inner backend.
+//!
+//! Main types: [`Binding`], which registers a model on the thread, and
+//! [`ContextGuard`], which keeps a call active. The submodules are what an op
+//! takes from the context: [`Leased`] tensors, which enter its ledger, its
+//! [`RandomStream`], and the kind of [`Pass`]. The decorator (`decorator`)
+//! asks for all of them in every op. Reducer and recorder are stored without
+//! their backend type, so this module does not depend on `gradient` and
+//! `recompute`, which create them.
+
+mod leased;
+mod pass;
+mod random;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -27,10 +39,11 @@ use burn_backend::{Backend, FloatDType};
 use deepburn_comm::CommError;
 
 use crate::group::Group;
-use crate::ledger::{Category, Lease, Ledger};
-use crate::operations::{Counter, ModuleOperations};
-use crate::pass::Pass;
-use crate::random::RandomStream;
+use crate::ledger::{Category, Lease, Ledger, ModuleOperations, OperationCounter};
+
+pub use leased::{FullTensor, Leased};
+pub use pass::Pass;
+pub use random::RandomStream;
 
 thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::default());
@@ -177,7 +190,7 @@ struct ModelContext {
     /// The type of products under `torch_autocast`; `None` without it.
     autocast: Option<FloatDType>,
     /// The operation counter; `None` while operations are not counted.
-    operations: RefCell<Option<Counter>>,
+    operations: RefCell<Option<OperationCounter>>,
     /// The parameter index of each autodiff mark.
     marks: RefCell<HashMap<DistributedParamId, usize>>,
     /// The ledgers of the other models that the open training pass has read;
@@ -301,17 +314,17 @@ impl Binding {
 
     /// Starts to count the operations of the model's calls.
     pub(crate) fn start_counting(&self) {
-        *self.context.operations.borrow_mut() = Some(Counter::default());
+        *self.context.operations.borrow_mut() = Some(OperationCounter::default());
     }
 
     /// Ends the count and returns the operations by module.
     pub(crate) fn stop_counting(&self) -> Vec<ModuleOperations> {
         let counter = self.context.operations.borrow_mut().take();
-        counter.map(Counter::into_modules).unwrap_or_default()
+        counter.map(OperationCounter::into_modules).unwrap_or_default()
     }
 
     /// Calls `run` with the operation counter, if there is one.
-    pub(crate) fn with_counter(&self, run: impl FnOnce(&mut Counter)) {
+    pub(crate) fn with_counter(&self, run: impl FnOnce(&mut OperationCounter)) {
         if let Some(counter) = &mut *self.context.operations.borrow_mut() {
             run(counter);
         }
@@ -514,7 +527,7 @@ pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
 /// one.
 ///
 /// Counting is usually off, so `run` should compute the operations lazily.
-pub(crate) fn with_counter(run: impl FnOnce(&mut Counter)) {
+pub(crate) fn with_counter(run: impl FnOnce(&mut OperationCounter)) {
     if let Some(context) = current()
         && let Some(counter) = &mut *context.operations.borrow_mut()
     {

@@ -18,36 +18,55 @@
 //!
 //! Parameters are identified by module path and index, because Burn's parameter
 //! ids differ between processes.
+//!
+//! The submodules are the other parts of a module. `module_parameters.rs` lists
+//! the parameters first, and [`check_module`] compares the lists of the ranks.
+//! [`InitialValue`] is the value of rank 0. [`StateTiers`] and [`ShardTiers`]
+//! decide what is offloaded (`offload`). Buffers stay in the module
+//! ([`BufferTable`]), and plain tensors are compared ([`PlainTensor`]). The
+//! model states (`states`) use all of them when they are created.
+
+mod buffers;
+mod initial;
+mod marker;
+mod module_parameters;
+mod parameter_size;
+mod plain_tensors;
+mod same_module;
+mod tiers;
 
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Tensor, TensorPrimitive};
-use burn_backend::distributed::DistributedParamId;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_ops::OptimizerOps;
 
-use crate::ZeroTensor;
 use crate::assignment::{Assignment, ModelParameter};
-use crate::buffers::BufferTable;
+use crate::decorator::{Training, Zero, ZeroTensor};
 use crate::error::ZeroError;
-use crate::flat::in_shape;
-use crate::gather::Gatherer;
 use crate::group::Group;
-use crate::initial::{Distributed, InitialValue, TakenParam};
-use crate::leased::Leased;
 use crate::ledger::{Category, Ledger, Tier};
+use crate::offload::{ParkedArray, Parking, WriteBehind};
 use crate::optimizer::{Optimizer, Owned};
-use crate::parameter::{Description, Parameter};
-use crate::parked::{ParkedArray, WriteBehind};
-use crate::parking::Parking;
-use crate::shard::Shard;
-use crate::shard_spec::{ShardSpec, cut_shard};
-use crate::tiers::{ShardTiers, StateTiers};
-use crate::training::{Training, Zero};
+use crate::parameter::{Description, Gatherer, Parameter, Shard, ShardSpec, cut_shard};
+use crate::session::Leased;
 use deepburn_comm::Partition;
+
+use initial::{Distributed, InitialValue, TakenParam};
+use module_parameters::ModulePath;
+
+pub(crate) use buffers::BufferTable;
+pub use buffers::{Buffer, BufferKind};
+pub(crate) use marker::Marker;
+pub(crate) use module_parameters::{ModuleParameter, parameters_of};
+pub use parameter_size::ParameterSize;
+pub use plain_tensors::PlainTensor;
+pub(crate) use same_module::check_module;
+pub use tiers::swap_bytes;
+pub(crate) use tiers::{ShardTiers, StateTiers, gradient_bytes};
 
 /// Replaces each parameter of a module with a handle.
 ///
@@ -102,41 +121,6 @@ pub(crate) struct Updates<'a> {
     pub(crate) assignment: Assignment<'a>,
     /// The type name of the layer that holds each parameter, by its first path.
     pub(crate) layers: &'a HashMap<String, String>,
-}
-
-/// The path of a parameter in a module.
-#[derive(Debug, Default)]
-struct ModulePath {
-    /// The field names and the types of their containers.
-    names: Vec<(String, String)>,
-}
-
-impl ModulePath {
-    /// Enters the field `name` of a container. `container` is Burn's name of its
-    /// type.
-    fn enter(&mut self, name: &str, container: &str) {
-        self.names.push((name.to_owned(), container.to_owned()));
-    }
-
-    /// Leaves the field that was entered last.
-    fn exit(&mut self) {
-        self.names.pop();
-    }
-
-    /// Returns the names, joined by dots.
-    fn joined(&self) -> String {
-        let names: Vec<_> = self.names.iter().map(|(name, _)| name.as_str()).collect();
-        names.join(".")
-    }
-
-    /// Returns the type name of the layer that contains the parameter; empty if
-    /// there is none.
-    fn layer(&self) -> &str {
-        // Burn passes `Struct:Embedding` for a field of its embedding.
-        let container =
-            self.names.last().and_then(|(_, container)| container.strip_prefix("Struct:"));
-        container.unwrap_or_default()
-    }
 }
 
 /// The tiers and stores of shards and optimizer states, and the gatherer.
@@ -287,7 +271,7 @@ impl<'a, B: OptimizerOps> Sharder<'a, B> {
                 Parameter::sharded(description, shard, gatherer.clone(), ledger)
             }
             None => {
-                let whole = in_shape::<B>(in_type(flat), &description.shape);
+                let whole = B::float_reshape(in_type(flat), description.shape.clone());
                 Parameter::whole(description, whole, ledger)
             }
         }))
@@ -404,136 +388,4 @@ fn leaf<B: OptimizerOps, const D: usize>(parameter: Arc<Parameter<B>>) -> Tensor
     // it was created.
     let tensor = Tensor::from_inner(Tensor::<Zero<B>, D>::from_primitive(primitive));
     if trainable { tensor.require_grad() } else { tensor }
-}
-
-/// Gives each trainable parameter a new leaf and marks it, so that autodiff
-/// reports its gradient.
-///
-/// The leaf must be new, because autodiff registers a leaf again when it is
-/// marked. If the leaf already had a graph, autodiff would lose some of its
-/// gradients.
-pub(crate) struct Marker<'a, F: Fn(usize) -> DistributedParamId> {
-    /// The index of each sharded parameter.
-    indices: &'a HashMap<ParamId, usize>,
-    /// Registers the gradient of a parameter index for this pass, and returns
-    /// its id for autodiff.
-    mark: F,
-    /// The leaves of this pass; tied parameters share one.
-    leaves: HashMap<ParamId, Box<dyn Any>>,
-}
-
-impl<'a, F: Fn(usize) -> DistributedParamId> Marker<'a, F> {
-    /// Creates a marker for one pass.
-    pub(crate) fn new(indices: &'a HashMap<ParamId, usize>, mark: F) -> Self {
-        Self { indices, mark, leaves: HashMap::new() }
-    }
-}
-
-impl<B: OptimizerOps, F: Fn(usize) -> DistributedParamId> ModuleMapper<Training<B>>
-    for Marker<'_, F>
-{
-    fn map_float<const D: usize>(
-        &mut self,
-        param: Param<Tensor<Training<B>, D>>,
-    ) -> Param<Tensor<Training<B>, D>> {
-        let (id, tensor, mapper) = param.consume();
-        let Some(index) = self.indices.get(&id).filter(|_| tensor.is_require_grad()) else {
-            return Param::from_mapped_value(id, tensor, mapper);
-        };
-        let twin = self.leaves.get(&id).and_then(|leaf| leaf.downcast_ref::<Tensor<_, D>>());
-        let leaf = match twin {
-            Some(twin) => Tensor::clone(twin),
-            None => {
-                let leaf = Tensor::from_inner(tensor.inner()).require_grad();
-                let leaf: Tensor<Training<B>, D> = leaf.set_distributed((self.mark)(*index));
-                self.leaves.insert(id, Box::new(leaf.clone()));
-                leaf
-            }
-        };
-        Param::from_mapped_value(id, leaf, mapper)
-    }
-}
-
-/// The type name of Burn's embedding layer.
-const EMBEDDING: &str = "Embedding";
-
-/// A parameter of a module that is not sharded yet.
-///
-/// A tied parameter is listed once, at its first path.
-pub(crate) struct ModuleParameter {
-    /// Its first module path.
-    pub(crate) path: String,
-    /// The shape that the module reports. A lazy initialiser may change the
-    /// order of the dimensions.
-    pub(crate) shape: Vec<usize>,
-    /// The type name of the layer that contains the parameter.
-    pub(crate) layer: String,
-    /// Whether the parameter is not frozen in the module.
-    pub(crate) is_trainable: bool,
-    /// Whether the value has not been initialised yet.
-    is_lazy: bool,
-}
-
-impl ModuleParameter {
-    /// Returns the properties that determine the optimizer settings.
-    pub(crate) fn described(&self) -> ModelParameter<'_> {
-        let Self { path, shape, layer, is_lazy, .. } = self;
-        ModelParameter { path, shape, layer, is_announced: *is_lazy }
-    }
-}
-
-/// Returns the parameters of a module in module order, without buffers. A lazy
-/// parameter counts as trainable.
-pub(crate) fn parameters_of<B: OptimizerOps, M: Module<Training<B>>>(
-    module: &M,
-    buffers: &BufferTable<B>,
-) -> Vec<ModuleParameter> {
-    let (path, seen, found) = Default::default();
-    let mut parameters = Parameters { buffers, path, seen, found };
-    module.visit(&mut parameters);
-    parameters.found
-}
-
-/// A visitor that lists the parameters of a module.
-struct Parameters<'a, B: Backend> {
-    /// The tensors that are not parameters.
-    buffers: &'a BufferTable<B>,
-    /// The position in the module.
-    path: ModulePath,
-    /// The index in `found` of each parameter.
-    seen: HashMap<ParamId, usize>,
-    /// The parameters so far, in module order.
-    found: Vec<ModuleParameter>,
-}
-
-impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
-        if self.buffers.contains(param.id) {
-            return;
-        }
-        if let Some(place) = self.seen.get(&param.id) {
-            // A tied parameter of an embedding and an output layer counts as an
-            // embedding.
-            if self.path.layer() == EMBEDDING {
-                self.found[*place].layer = EMBEDDING.to_owned();
-            }
-            return;
-        }
-        self.seen.insert(param.id, self.found.len());
-        self.found.push(ModuleParameter {
-            path: self.path.joined(),
-            shape: param.lazy_shape().to_vec(),
-            layer: self.path.layer().to_owned(),
-            is_trainable: !param.is_initialized() || param.val().is_require_grad(),
-            is_lazy: !param.is_initialized(),
-        });
-    }
 }

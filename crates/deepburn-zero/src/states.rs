@@ -27,6 +27,11 @@
 //! optimizer states when `ModelStates` is dropped. The submodules contain the
 //! step, the exchanges of optimizers that exchange more than gradients, and the
 //! access to states for checkpoints.
+//!
+//! This is the entry point of the crate: `creation.rs` shards a module
+//! (`sharding`) and connects gatherer (`parameter`), reducer (`gradient`),
+//! recorder (`recompute`) and optimizer (`optimizer`) with the context of the
+//! model (`session`). No other module depends on it.
 
 mod buffers;
 mod compression;
@@ -46,33 +51,24 @@ use std::time::Instant;
 
 use burn::module::{Module, ParamId};
 use burn_backend::{Backend, FloatDType, TensorData};
-use deepburn_comm::CollectiveTag;
+use deepburn_comm::CommError;
 use deepburn_config::{
     ActivationPlan, OptimizerPlan, ParamGroups, PrecisionPlan, ReductionPlan, Stage, ZeroPlan,
 };
 use deepburn_nvme::IoStatistics;
 use deepburn_ops::{OptimizerOps, read_float};
 
-use crate::array::DeviceArray;
-use crate::buffers::BufferTable;
+use crate::decorator::Training;
 use crate::error::ZeroError;
-use crate::flat::in_shape;
-use crate::gather::Gatherer;
-use crate::group::Group;
-use crate::ledger::Ledger;
-use crate::operations::{Counter, ModuleOperations};
+use crate::gradient::{GradientReducer, Types};
+use crate::group::{DeviceArray, Group};
+use crate::ledger::{Ledger, ModuleOperations, OperationCounter};
+use crate::offload::{ActivationStore, Parking, Store};
 use crate::optimizer::Optimizer;
-use crate::parameter::Parameter;
-use crate::parked::{ActivationStore, Store};
-use crate::parking::Parking;
-use crate::pass::Pass;
-use crate::plain_tensors::PlainTensor;
+use crate::parameter::{Gatherer, Parameter, ShardSpec};
 use crate::recompute::BlockRecorder;
-use crate::reduce::{GradientReducer, Types};
-use crate::session::{self, Binding, ContextGuard};
-use crate::shard_spec::ShardSpec;
-use crate::sharding::Marker;
-use crate::training::Training;
+use crate::session::{self, Binding, ContextGuard, Pass};
+use crate::sharding::{BufferTable, Marker, PlainTensor};
 use compression::ErrorFeedback;
 
 pub use rank_arrays::OwnedState;
@@ -180,7 +176,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     ///
     /// Returns an error if a pending gather of an earlier pass fails.
     pub fn start_training_pass<M: Module<Training<B>>>(&self, module: M) -> Result<M, ZeroError> {
-        self.binding.with_counter(Counter::start_forward);
+        self.binding.with_counter(OperationCounter::start_forward);
         self.recorder.start_forward();
         self.gatherer.start_pass(Pass::Train)?;
         self.binding.open_pass();
@@ -230,7 +226,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// Gathers then follow the recorded order of backward, freed activations are
     /// recomputed, and operations count as backward. Uses no collective.
     pub fn start_backward(&self) {
-        self.binding.with_counter(Counter::start_backward);
+        self.binding.with_counter(OperationCounter::start_backward);
         self.gatherer.start_backward();
         self.recorder.start_backward();
         session::refresh_recording();
@@ -243,7 +239,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         // The closure outlives this call, so it cannot borrow the states.
         let (gatherer, recorder) = (self.gatherer.clone(), self.recorder.clone());
         self.reducer.borrow_mut().watch_for_backward(Box::new(move || {
-            session::with_counter(Counter::start_backward);
+            session::with_counter(OperationCounter::start_backward);
             gatherer.start_backward();
             recorder.start_backward();
             session::refresh_recording();
@@ -398,7 +394,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 
     /// Returns the stores of offloaded states and activations.
     fn stores(&self) -> impl Iterator<Item = &Store> {
-        let states = self.parking.as_ref().map(|parking| parking.store());
+        let states = self.parking.as_ref().map(|parking| &parking.store);
         let activations = self.recorder.store().map(ActivationStore::store);
         states.into_iter().chain(activations)
     }
@@ -456,19 +452,11 @@ impl<B: OptimizerOps> ModelStates<B> {
             return self.parameter_data(index);
         };
         let parameter = &self.parameters[index];
-        let flat = if self.share.stage.shards_optimizer() {
-            let shard = vec![DeviceArray::Dense(master.clone())];
-            let tag = CollectiveTag::new("masters", index as u64).naming([parameter.shared_path()]);
-            let group = self.group.arrays();
-            group
-                .all_gather(tag, shard, vec![parameter.numel()])?
-                .wait()?
-                .swap_remove(0)
-                .into_flat()
-        } else {
-            master.clone()
+        let flat = match self.share.stage.shards_optimizer() {
+            true => self.gathered("masters", parameter, master)?,
+            false => master,
         };
-        Ok(read_float::<B>(in_shape::<B>(flat, parameter.shape())))
+        Ok(read_float::<B>(B::float_reshape(flat, parameter.shape().clone())))
     }
 
     /// Returns the complete accumulated gradient of the parameter at `path`;
@@ -491,19 +479,30 @@ impl<B: OptimizerOps> ModelStates<B> {
         let reducer = self.reducer.borrow();
         let Some(sum) = reducer.accumulated(parameter.index()) else { return Ok(None) };
         let sum = sum.tensor(parameter.device())?;
-        let flat = if self.share.cuts_gradients {
-            let tag = CollectiveTag::new("gradient data", parameter.index() as u64)
-                .naming([parameter.shared_path()]);
-            let chunks = vec![DeviceArray::Dense(sum)];
-            let group = self.group.arrays();
-            let mut whole = group.all_gather(tag, chunks, vec![parameter.numel()])?.wait()?;
-            whole.swap_remove(0).into_flat()
-        } else {
-            sum
+        let flat = match self.share.cuts_gradients {
+            true => self.gathered("gradient data", parameter, sum)?,
+            false => sum,
         };
         // The type does not depend on the number of micro-batches.
         let flat = B::cast(flat, self.types.accumulation);
-        Ok(Some(read_float::<B>(in_shape::<B>(flat, parameter.shape()))))
+        Ok(Some(read_float::<B>(B::float_reshape(flat, parameter.shape().clone()))))
+    }
+
+    /// Gathers the shards of an array that is partitioned like `parameter`, and
+    /// returns all of its elements, flat.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails.
+    fn gathered(
+        &self,
+        what: &'static str,
+        parameter: &Parameter<B>,
+        shard: B::FloatTensorPrimitive,
+    ) -> Result<B::FloatTensorPrimitive, CommError> {
+        let (shard, numels) = (vec![DeviceArray::Dense(shard)], vec![parameter.numel()]);
+        let pending = self.group.arrays().all_gather(parameter.tag(what), shard, numels)?;
+        Ok(pending.wait()?.swap_remove(0).into_flat())
     }
 }
 

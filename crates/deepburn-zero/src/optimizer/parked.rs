@@ -28,7 +28,7 @@ use deepburn_ops::float_into_host;
 use half::{bf16, f16};
 
 use super::{Squares, UpdateGradient};
-use crate::parked::{ChunkInMemory, ChunkLayout, ParkedArray, Pipeline};
+use crate::offload::{ChunkInMemory, ChunkLayout, ParkedArray, Pipeline};
 
 /// The update of one parameter whose states are parked.
 #[derive(Debug)]
@@ -104,14 +104,23 @@ impl HostUpdate<'_> {
             HostValues::Parked(array) | HostValues::RoundedMaster(array, _) => Some(*array),
             HostValues::Own(_) | HostValues::OfMaster(_) => None,
         };
-        // A checkpoint that is being saved may still need the current
-        // elements, so they are copied before they are overwritten.
-        for array in self.arrays.iter().map(|array| &**array).chain(values_array) {
-            let kept = array.keep_copies();
-            self.pipeline.note(kept)?;
-        }
+        self.keep_copies(values_array)?;
         for chunk in self.layout.chunks() {
             self.update(&chunk, &mut values, gradient)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the elements of all arrays, and of `values`, that a checkpoint
+    /// which is being saved still needs, before they are overwritten.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the disk fails.
+    fn keep_copies(&mut self, values: Option<&ParkedArray>) -> Result<(), SwapError> {
+        for array in self.arrays.iter().map(|array| &**array).chain(values) {
+            let kept = array.keep_copies();
+            self.pipeline.note(kept)?;
         }
         Ok(())
     }
@@ -169,10 +178,7 @@ impl HostUpdate<'_> {
         direction: &mut [f32],
         mut squares: Option<&mut Squares>,
     ) -> Result<(), SwapError> {
-        for array in self.arrays {
-            let kept = array.keep_copies();
-            self.pipeline.note(kept)?;
-        }
+        self.keep_copies(None)?;
         for range in self.layout.chunks() {
             let direction = &mut direction[range.clone()];
             self.direct_chunk(&range, &mut values, gradient, direction, squares.as_deref_mut())?;

@@ -29,7 +29,7 @@ use super::tiered_state::{DeviceState, ReadValues, TieredState, zeros};
 use super::{Optimizer, Squares, UpdateGradient, UpdateValues, newton_schulz};
 use crate::assignment::Matrices;
 use crate::ledger::{Category, Lease, Ledger};
-use crate::parked::{ParkedArray, WriteBehind};
+use crate::offload::{ParkedArray, WriteBehind};
 
 /// A step that updates one parameter after the other, in the order that was passed to `start_step`.
 pub(crate) struct StepInProgress<'a, B: Backend> {

@@ -29,8 +29,7 @@ use deepburn_ops::{
 use super::parked::{DirectionValues, HostGradient, HostUpdate, HostValues};
 use super::{Owned, Squares, UpdateGradient, UpdateValues};
 use crate::ledger::{Category, Lease, Ledger};
-use crate::parked::{ChunkLayout, FileChunk, ParkedArray, ParkedTensor, WriteBehind};
-use crate::parking::Parking;
+use crate::offload::{ChunkLayout, FileChunk, ParkedArray, ParkedTensor, Parking, WriteBehind};
 
 /// The optimizer states of a parameter's owned elements, including padding.
 #[derive(Debug)]

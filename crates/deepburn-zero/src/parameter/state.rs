@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use burn_backend::Backend;
 
-use crate::fetch::{Fetch, LiveElements};
-use crate::leased::FullTensor;
-use crate::shard::Shard;
+use crate::parameter::Shard;
+use crate::parameter::fetch::{Fetch, LiveElements};
+use crate::session::FullTensor;
 
 /// The parts of a parameter that this rank holds.
 #[derive(Debug)]

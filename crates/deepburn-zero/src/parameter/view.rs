@@ -1,79 +1,92 @@
-//! A handle to a parameter, which the tensors of the module hold.
+//! Lazy views of sharded parameters.
+//!
+//! Reshaping, permuting, slicing, expanding or casting a sharded parameter does not read it. The
+//! view is recorded on the handle and applied to the whole parameter when an op reads it:
+//!
+//! ```text
+//!  weight [768, 2304], sharded
+//!    .transpose()        SwapDims(0, 1)        shape [2304, 768]
+//!    .cast(bf16)         Cast(BF16)            shape [2304, 768], bf16
+//!  matmul reads it       gather, swap, cast
+//! ```
+//!
+//! A view of data shares the memory, except for a cast to another type. The shape and the type of
+//! the result are known without the data, so autodiff and the model can request them at any time.
 
-use std::sync::Arc;
+use burn_backend::{Backend, DType, FloatDType, Shape, Slice, SliceOps, TensorMetadata};
 
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use crate::session::{FullTensor, Leased};
 
-use super::Parameter;
-use crate::session;
-use crate::view::View;
-
-/// A handle to a parameter with recorded views.
-///
-/// Computing a view of a sharded parameter would gather it. Views are therefore
-/// only recorded, together with the shape and type of their result, and applied
-/// when an op reads the data. Autodiff can save such a handle for backward
-/// without holding any data.
+/// A view: an op whose result has elements of its operand in another shape, order or type.
 #[derive(Debug, Clone)]
-pub struct ParameterView<B: Backend> {
-    /// The parameter, of this model or of another one on the thread.
-    pub(crate) parameter: Arc<Parameter<B>>,
-    /// The views in the order in which they are applied to the whole parameter.
-    views: Vec<View>,
-    /// The shape after all views.
-    shape: Shape,
-    /// The element type after all views.
-    dtype: DType,
+pub(crate) enum View {
+    /// Elements in the same flat order, in this shape.
+    Reshape(Shape),
+    /// Two axes swapped.
+    SwapDims(usize, usize),
+    /// Axis `i` of the result is axis `axes[i]` of the operand.
+    Permute(Vec<usize>),
+    /// A range of each axis.
+    Slice(Vec<Slice>),
+    /// Axes of length 1 repeated to this complete shape.
+    Expand(Shape),
+    /// Elements in another type. The only view that may need new memory.
+    Cast(FloatDType),
 }
 
-impl<B: Backend> ParameterView<B> {
-    /// Returns a handle without views.
-    pub(crate) fn new(parameter: Arc<Parameter<B>>) -> Self {
-        let (shape, dtype) = (parameter.shape().clone(), parameter.dtype());
-        Self { parameter, views: Vec::new(), shape, dtype }
+impl View {
+    /// Applies the view to data of the inner backend. A cast to the type that the data already has
+    /// does nothing.
+    pub(crate) fn apply<B: Backend>(
+        &self,
+        tensor: B::FloatTensorPrimitive,
+    ) -> B::FloatTensorPrimitive {
+        match self {
+            Self::Reshape(shape) => B::float_reshape(tensor, shape.clone()),
+            Self::SwapDims(dim1, dim2) => B::float_swap_dims(tensor, *dim1, *dim2),
+            Self::Permute(axes) => B::float_permute(tensor, axes),
+            Self::Slice(slices) => B::float_slice(tensor, slices),
+            Self::Expand(shape) => B::float_expand(tensor, shape.clone()),
+            Self::Cast(dtype) if tensor.dtype() == DType::from(*dtype) => tensor,
+            Self::Cast(dtype) => B::float_cast(tensor, *dtype),
+        }
     }
 
-    /// Records `view` after the existing views.
-    pub(crate) fn viewed(mut self, view: View) -> Self {
-        self.shape = view.shape(self.shape);
-        self.dtype = view.dtype(self.dtype);
-        self.views.push(view);
-        self
+    /// Applies the view to data with a ledger entry. The result shares the memory and the entry. A
+    /// cast to another type creates data with a separate entry.
+    pub(crate) fn share<B: Backend>(&self, tensor: FullTensor<B>) -> FullTensor<B> {
+        let dtype = tensor.tensor.dtype();
+        if self.dtype(dtype) != dtype {
+            return Leased::new(self.apply::<B>(tensor.tensor));
+        }
+        tensor.viewed(|tensor| self.apply::<B>(tensor))
     }
 
-    /// Reads the parameter for an op, applies the views and counts the read. At
-    /// stage 3 this gathers the parameter from all ranks unless there is a
-    /// gathered copy.
+    /// Returns the shape of the result for an operand of `shape`.
     ///
     /// # Panics
     ///
-    /// Panics with a [`CommError`](deepburn_comm::CommError) if a collective
-    /// fails, and with a message if the engine was dropped or if another thread
-    /// reads a sharded parameter.
-    pub(crate) fn read(self) -> B::FloatTensorPrimitive {
-        session::with_counter(|counter| counter.read(self.parameter.path()));
-        self.read_again()
+    /// Panics if the view is invalid for this shape. Burn checks arguments before it calls a
+    /// backend, so this does not happen.
+    pub(crate) fn shape(&self, shape: Shape) -> Shape {
+        match self {
+            Self::Reshape(shape) => shape.clone(),
+            // Burn completes a partial shape before it calls the backend.
+            Self::Expand(shape) => shape.clone(),
+            Self::SwapDims(dim1, dim2) => {
+                shape.swapped(*dim1, *dim2).expect("dimensions were checked by burn-tensor")
+            }
+            Self::Permute(axes) => shape.permuted(axes).expect("axes were checked by burn-tensor"),
+            Self::Slice(slices) => shape.slice(slices).expect("slices were checked by burn-tensor"),
+            Self::Cast(_) => shape,
+        }
     }
 
-    /// Reads the parameter for an op that is recomputed in backward. The read is
-    /// not counted, because model FLOPs do not include recomputation.
-    ///
-    /// # Panics
-    ///
-    /// Panics for the same reasons as [`read`](Self::read).
-    pub(crate) fn read_again(self) -> B::FloatTensorPrimitive {
-        session::note_read(self.parameter.ledger());
-        let whole = self.parameter.read();
-        self.views.iter().fold(whole, |tensor, view| view.apply::<B>(tensor))
-    }
-}
-
-impl<B: Backend> TensorMetadata for ParameterView<B> {
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn shape(&self) -> Shape {
-        self.shape.clone()
+    /// Returns the element type of the result for an operand of `dtype`.
+    pub(crate) fn dtype(&self, dtype: DType) -> DType {
+        match self {
+            Self::Cast(cast) => (*cast).into(),
+            _ => dtype,
+        }
     }
 }

@@ -35,10 +35,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
-use crate::leased::{FullTensor, Leased};
+use crate::group::RowGradient;
+use crate::offload::{ActivationStore, ParkedActivation};
 use crate::parameter::ParameterView;
-use crate::parked::{ActivationStore, ParkedActivation};
-use crate::rows::RowGradient;
+use crate::session::{FullTensor, Leased};
 
 /// The recorded ops of one block. Handles keep the tape alive, and ops of other blocks refer to it
 /// through handles.

@@ -6,10 +6,10 @@ use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
 use super::segments::{Elements, OwnedArray, host_range};
-use crate::buffers::Buffer;
+use crate::decorator::Training;
 use crate::error::ZeroError;
-use crate::flat::flat_range;
-use crate::training::Training;
+use crate::group::flat::flat_range;
+use crate::sharding::Buffer;
 use deepburn_comm::Partition;
 
 /// Methods for buffers. They take the module that [`ModelStates::shard`] or a

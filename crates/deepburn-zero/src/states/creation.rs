@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
-use burn_backend::Backend;
+use burn_backend::{Backend, FloatDType};
 use deepburn_config::{
     ActivationPlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan,
 };
@@ -13,29 +13,21 @@ use deepburn_ops::OptimizerOps;
 
 use super::{ModelStates, Policy};
 use crate::assignment::{Assignment, AssignmentError, UpdateSettings};
-use crate::buffers::BufferTable;
+use crate::decorator::Training;
 use crate::error::ZeroError;
-use crate::gather::Gatherer;
+use crate::gradient::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
 use crate::group::Group;
 use crate::ledger::Ledger;
+use crate::offload::{ActivationStore, Parking};
 use crate::optimizer::Optimizer;
-use crate::parameter::Parameter;
-use crate::parameter_size::ParameterSize;
-use crate::parked::ActivationStore;
-use crate::parking::Parking;
-use crate::persistence::persistent_parameters;
-use crate::plain_tensors::PlainTensor;
-use crate::precision::element_type;
+use crate::parameter::{Gatherer, Parameter, ShardSpec, persistent_parameters};
 use crate::recompute::BlockRecorder;
-use crate::reduce::{GradientChecker, GradientReducer, ReducerPolicy, SumHome, Types};
-use crate::same_module::check_module;
 use crate::session::Binding;
-use crate::shard_spec::ShardSpec;
 use crate::sharding::{
-    ModuleParameter, ParameterTable, ShardHomes, Sharder, Updates, parameters_of,
+    BufferTable, ModuleParameter, ParameterSize, ParameterTable, PlainTensor, ShardHomes,
+    ShardTiers, Sharder, StateTiers, Updates, check_module, gradient_bytes, parameters_of,
+    swap_bytes,
 };
-use crate::tiers::{ShardTiers, StateTiers, swap_bytes};
-use crate::training::Training;
 
 impl<B: OptimizerOps> ModelStates<B> {
     /// Shards `module` over `group` according to `policy` and returns the
@@ -156,7 +148,7 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let updates = Updates { assignment, layers: &layers };
     let sizes = updated_sizes(&known, assignment)?;
     let bytes = swap_bytes(&sizes, zero, group.world_size(), precision);
-    let parking = Parking::new::<B>(zero, precision, bytes)?;
+    let parking = Parking::new::<B>(zero, gradient_bytes(precision), bytes)?;
     let homes = ShardHomes {
         gatherer: share.stage.shards_parameters().then(|| Arc::downgrade(&gatherer)),
         parking: parking.as_ref(),
@@ -173,6 +165,15 @@ fn shard_parameters<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     let plain_tensors = PlainTensor::compared::<B, M>(&module, group)?;
     gatherer.serve(table.parameters.clone());
     Ok((module, ShardedParameters { gatherer, table, buffers, plain_tensors, parking }))
+}
+
+/// Returns the element type of tensors in this precision.
+fn element_type(precision: Precision) -> FloatDType {
+    match precision {
+        Precision::Fp32 => FloatDType::F32,
+        Precision::Fp16 => FloatDType::F16,
+        Precision::Bf16 => FloatDType::BF16,
+    }
 }
 
 /// Returns the element types of gradient communication and accumulation.
@@ -284,7 +285,8 @@ fn sum_homes<B: OptimizerOps>(
 ) -> Result<Vec<SumHome>, ZeroError> {
     let home = |parameter: &Arc<Parameter<B>>| match parking {
         Some(parking) if optimizer.is_parked(parameter.index()) => {
-            Ok(parking.sum_home(share.len(parameter.partition()), ledger)?)
+            let len = share.len(parameter.partition());
+            Ok(SumHome::Parked(parking.gradient_sum(len, ledger)?))
         }
         _ => Ok(SumHome::Device),
     };

@@ -29,13 +29,11 @@ use deepburn_kernels::{ElementwiseStep, TreeSum};
 use deepburn_ops::{OptimizerOps, float_from_host, float_into_host, is_without_data};
 
 use super::compression::{ErrorFeedback, Momentum, Scales, compressed_means};
-use crate::array::DeviceArray;
 use crate::error::ZeroError;
-use crate::group::Group;
+use crate::group::{DeviceArray, Group};
 use crate::ledger::{Category, Ledger};
 use crate::optimizer::{MatrixOwner, StepInProgress, UpdateDirection, UpdateRound, WORKSPACE};
-use crate::parameter::Parameter;
-use crate::shard_spec::ShardSpec;
+use crate::parameter::{Parameter, ShardSpec};
 
 /// The exchange of one round, with the parts of the model states that it needs.
 pub(super) struct Exchange<'a, B: Backend> {
@@ -266,9 +264,7 @@ impl<B: OptimizerOps> Exchange<'_, B> {
             let shape = Shape::from(vec![parameter.numel()]);
             B::float_zeros(shape, parameter.device(), FloatDType::F32)
         });
-        let tag = CollectiveTag::new("orthogonalised", parameter.index() as u64);
-        let tag = tag.naming([parameter.shared_path()]);
-        let array = vec![DeviceArray::Dense(array)];
+        let (tag, array) = (parameter.tag("orthogonalised"), vec![DeviceArray::Dense(array)]);
         let mut result = self.group.arrays().broadcast(tag, array, owner)?.wait()?;
         Ok(result.swap_remove(0).into_flat())
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn_backend::TensorData;
 use bytemuck::pod_collect_to_vec;
-use deepburn_comm::{CollectiveTag, Partition};
+use deepburn_comm::Partition;
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
@@ -61,8 +61,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let cut = SignPartition::new(parameter.numel(), ranks);
         let served = padded_bytes(&feedback.server, cut.part_len());
         let numels = vec![ranks * served.len()];
-        let tag = CollectiveTag::new("server errors", parameter.index() as u64);
-        let tag = tag.naming([parameter.shared_path()]);
+        let tag = parameter.tag("server errors");
         let server = self.group.bytes().all_gather(tag, vec![served.into()], numels)?;
         let server: Vec<f32> = pod_collect_to_vec(&server.wait()?.swap_remove(0)[..]);
         let own = Partition::new(parameter.numel(), ranks).owned(rank);

@@ -21,8 +21,7 @@ use super::rank_arrays::{OwnedState, read_mean};
 use super::segments::{StateArray, StateSegment};
 use crate::error::ZeroError;
 use crate::optimizer::{KeptArray, LOCAL_ARRAYS};
-use crate::parameter::Parameter;
-use crate::publish::Publisher;
+use crate::parameter::{Parameter, Publisher};
 
 impl<B: OptimizerOps> ModelStates<B> {
     /// Returns the sum of learning rates since ranks last averaged their

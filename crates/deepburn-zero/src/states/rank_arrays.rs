@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use burn_backend::{Backend, TensorData};
 use bytemuck::{cast_slice, pod_collect_to_vec};
-use deepburn_comm::{CollectiveTag, Partition};
+use deepburn_comm::Partition;
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
@@ -44,10 +44,9 @@ impl<B: OptimizerOps> ModelStates<B> {
         // The array is padded so that the partition of bytes matches the
         // partition of elements.
         let sent = padded_bytes(values, ranks * partition.shard_len());
-        let tag =
-            CollectiveTag::new(what, parameter.index() as u64).naming([parameter.shared_path()]);
+        let bytes = self.group.bytes();
         let received =
-            self.group.bytes().all_to_all(tag, vec![sent.into()])?.wait()?.swap_remove(0);
+            bytes.all_to_all(parameter.tag(what), vec![sent.into()])?.wait()?.swap_remove(0);
         let owned = partition.owned(self.group.rank()).len() * size_of::<f32>();
         let chunks = received.chunks_exact(partition.shard_len() * size_of::<f32>());
         Ok(chunks.map(|chunk| in_host_memory(pod_collect_to_vec(&chunk[..owned]))).collect())

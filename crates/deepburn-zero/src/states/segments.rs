@@ -28,15 +28,13 @@ use deepburn_ops::{OptimizerOps, float_bytes, float_from_host, float_into_host, 
 
 use super::ModelStates;
 use crate::error::ZeroError;
-use crate::flat::{flat_range, narrow};
+use crate::gradient::SumElements;
+use crate::group::flat::{flat_range, narrow};
+use crate::offload::{ParkedCopy, WriteBehind};
 use crate::optimizer::{COMMON, KeptArray};
-use crate::parameter::Parameter;
-use crate::parked::{ParkedCopy, WriteBehind};
-use crate::publish::Publisher;
-use crate::random::RandomStream;
-use crate::reduce::SumElements;
+use crate::parameter::{Parameter, Publisher, Shard};
 use crate::session;
-use crate::shard::Shard;
+use crate::session::RandomStream;
 
 /// An array of a parameter's states, with one element per element of the
 /// parameter.

@@ -24,13 +24,11 @@ use deepburn_ops::OptimizerOps;
 use super::ModelStates;
 use super::directions::Exchange;
 use crate::error::ZeroError;
+use crate::gradient::{Accumulated, SumElements};
+use crate::offload::ParkedTensor;
 use crate::optimizer::{ParkedOperands, Rates, StepInProgress, UpdateGradient, UpdateValues};
-use crate::parameter::Parameter;
-use crate::parked::ParkedTensor;
-use crate::publish::Publisher;
-use crate::reduce::{Accumulated, SumElements};
+use crate::parameter::{Parameter, Publisher, ShardSpec};
 use crate::session;
-use crate::shard_spec::ShardSpec;
 
 /// The result of an optimizer step.
 ///

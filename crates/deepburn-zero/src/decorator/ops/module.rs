@@ -1,0 +1,171 @@
+//! Layers that Burn's modules call: embeddings, convolutions, pooling, interpolation, attention and
+//! losses.
+//!
+//! Two families are written by hand. The gradient of an embedding stays sparse ([`RowGradient`])
+//! and needs only the shape of the table, so backward does not gather the table. Convolutions are
+//! counted for model FLOPs ([`operations`](crate::ledger)). Transposed and deformable
+//! convolutions and Burn's `linear` and `attention` are not counted. They use the products of the
+//! inner backend.
+
+use burn_backend::TensorMetadata;
+use burn_backend::ops::{
+    AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions,
+    InterpolateOptions, ModuleOps, UnfoldOptions,
+};
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use deepburn_ops::MatmulOps;
+
+use crate::decorator::ops::product::{convolution, count};
+use crate::decorator::ops::{forward, recorded};
+use crate::decorator::{Sharded, ZeroTensor};
+use crate::group::RowGradient;
+use crate::recompute::Cost;
+
+/// The table of layers that need only the data of their operands.
+macro_rules! module_ops {
+    ($with:ident) => {
+        $with! {
+            fn deform_conv2d_backward(x: float, offset: float, weight: float, mask: maybe_float, bias: maybe_float, output_grad: float, options: [DeformConvOptions<2>]) -> deform_gradients;
+            fn max_pool1d_with_indices(x: float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> pooled1d;
+            fn max_pool1d_with_indices_backward(x: float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool], output_grad: float, indices: int) -> pool1d_gradient;
+            fn max_pool2d_with_indices(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> pooled2d;
+            fn max_pool2d_with_indices_backward(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool], output_grad: float, indices: int) -> pool2d_gradient;
+            #[product] fn deform_conv2d(x: float, offset: float, weight: float, mask: maybe_float, bias: maybe_float, options: [DeformConvOptions<2>]) -> float;
+            #[product] fn conv_transpose2d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<2>]) -> float;
+            #[product] fn conv_transpose3d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<3>]) -> float;
+            fn avg_pool2d(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> float;
+            fn avg_pool2d_backward(x: float, grad: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> float;
+            fn adaptive_avg_pool2d(x: float, output_size: [[usize; 2]]) -> float;
+            fn adaptive_avg_pool2d_backward(x: float, grad: float) -> float;
+            fn max_pool2d(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> float;
+            #[full] fn interpolate(x: float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> float;
+            fn interpolate_backward(x: float, grad: float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> float;
+            #[product] fn attention(query: float, key: float, value: float, mask: maybe_bool, attn_bias: maybe_float, options: [AttentionModuleOptions]) -> float;
+            fn rfft(signal: float, dim: [usize], n: [Option<usize>]) -> two_floats;
+            fn irfft(spectrum_re: float, spectrum_im: float, dim: [usize], n: [Option<usize>]) -> float;
+            #[product] fn linear(x: float, weight: float, bias: maybe_float) -> float;
+            fn linear_x_backward(weight: float, output_grad: float) -> float;
+            fn linear_weight_backward(x: float, output_grad: float) -> float;
+            fn linear_bias_backward(output_grad: float) -> float;
+            fn conv1d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            fn conv2d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            fn conv3d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            #[product] fn conv_transpose1d(x: float, weight: float, bias: maybe_float, options: [ConvTransposeOptions<1>]) -> float;
+            fn conv_transpose1d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<1>]) -> float;
+            fn conv_transpose1d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<1>]) -> float;
+            fn conv_transpose1d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            fn conv_transpose2d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<2>]) -> float;
+            fn conv_transpose2d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<2>]) -> float;
+            fn conv_transpose2d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            fn conv_transpose3d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<3>]) -> float;
+            fn conv_transpose3d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<3>]) -> float;
+            fn conv_transpose3d_bias_backward(x: float, bias: float, output_grad: float) -> float;
+            fn unfold4d(x: float, kernel_size: [[usize; 2]], options: [UnfoldOptions]) -> float;
+            fn avg_pool1d(x: float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> float;
+            fn avg_pool1d_backward(x: float, grad: float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> float;
+            fn adaptive_avg_pool1d(x: float, output_size: [usize]) -> float;
+            fn adaptive_avg_pool1d_backward(x: float, grad: float) -> float;
+            fn max_pool1d(x: float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> float;
+            #[full] fn layer_norm(tensor: float, gamma: float, beta: maybe_float, epsilon: [f64]) -> float;
+            #[full] fn ctc_loss(log_probs: float, targets: int, input_lengths: int, target_lengths: int, blank: [usize]) -> float;
+            fn has_ctc_loss_backward() -> [bool];
+            fn ctc_loss_backward(log_probs: float, targets: int, input_lengths: int, target_lengths: int, grad_loss: float, blank: [usize]) -> float;
+        }
+    };
+}
+pub(crate) use module_ops;
+
+/// The table of layers that [`Sharded`] implements by hand, because their operations are counted or
+/// because their gradient stays sparse. Only `cast!` expands it.
+macro_rules! counted_module_ops {
+    ($with:ident) => {
+        $with! {
+            fn embedding(weights: float, indices: int) -> float;
+            fn embedding_backward(weights: float, output_grad: float, indices: int) -> float;
+            #[product] fn conv1d(x: float, weight: float, bias: maybe_float, options: [ConvOptions<1>]) -> float;
+            fn conv1d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<1>]) -> float;
+            fn conv1d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<1>]) -> float;
+            #[product] fn conv2d(x: float, weight: float, bias: maybe_float, options: [ConvOptions<2>]) -> float;
+            fn conv2d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<2>]) -> float;
+            fn conv2d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<2>]) -> float;
+            #[product] fn conv3d(x: float, weight: float, bias: maybe_float, options: [ConvOptions<3>]) -> float;
+            fn conv3d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<3>]) -> float;
+            fn conv3d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<3>]) -> float;
+        }
+    };
+}
+pub(crate) use counted_module_ops;
+
+/// Implements a convolution over `$axes` axes and its two backward functions, with operation
+/// counts.
+///
+/// Each backward function takes as many operations as forward, because it also pairs every output
+/// with every weight of its channel. `terms` is the number of products per output element:
+/// `inputs / groups` times the kernel size.
+macro_rules! convolutions {
+    ($($axes:literal: $forward:ident, $($backward:ident),*;)*) => { $(
+        fn $forward(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+            options: ConvOptions<$axes>,
+        ) -> FloatTensor<Self> {
+            let kernel = weight.clone();
+            let terms = kernel.shape().num_elements() / kernel.shape().as_slice()[0].max(1);
+            let [output] = recorded!(
+                Cost::of_product(terms);
+                x: float, weight: float, bias: maybe_float, options: [ConvOptions<$axes>]
+                    => [B::$forward(x, weight, bias, options)]
+            );
+            let outputs = output.shape().num_elements();
+            count(&[&kernel], || convolution(outputs, &kernel.shape()));
+            output
+        }
+
+        $(
+            fn $backward(
+                x: FloatTensor<Self>,
+                weight: FloatTensor<Self>,
+                output_grad: FloatTensor<Self>,
+                options: ConvOptions<$axes>,
+            ) -> FloatTensor<Self> {
+                count(&[&weight], || convolution(output_grad.shape().num_elements(), &weight.shape()));
+                let (x, weight) = (x.into_full(), weight.into_full());
+                ZeroTensor::full(B::$backward(x, weight, output_grad.into_full(), options))
+            }
+        )*
+    )* };
+}
+
+/// Bias gradients and transposed convolutions are plain lines of the table `module_ops`.
+impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
+    /// Looks up rows `indices` of a table. The whole table is gathered if it is sharded; the result
+    /// is cheap to recompute.
+    fn embedding(weights: FloatTensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self> {
+        let [rows] =
+            recorded!(Cost::Low; weights: float, indices: int => [B::embedding(weights, indices)]);
+        rows
+    }
+
+    convolutions! {
+        1: conv1d, conv1d_x_backward, conv1d_weight_backward;
+        2: conv2d, conv2d_x_backward, conv2d_weight_backward;
+        3: conv3d, conv3d_x_backward, conv3d_weight_backward;
+    }
+
+    /// Returns the sparse gradient of a table: the rows that were looked up. The table is not read.
+    /// Duplicate rows are summed later, when a shard is reduced.
+    fn embedding_backward(
+        weights: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+        indices: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        ZeroTensor::SparseRows(RowGradient::new(
+            weights.shape(),
+            indices.into_inner(),
+            output_grad.into_full(),
+        ))
+    }
+
+    module_ops!(forward);
+}

@@ -1,0 +1,483 @@
+//! Reduces gradients over the ranks in buckets and accumulates them for the optimizer.
+//!
+//! Autodiff reports the gradient of a parameter as soon as it is final, and the gradient is added
+//! to a bucket. A full bucket is reduced over all ranks while backward continues. The result is
+//! added to the accumulated gradient, and the full gradient is freed. From stage 2 on, a rank keeps
+//! only its shard of the accumulated gradient.
+//!
+//! ```text
+//!  autodiff ──collect──► bucket ──flush──► in flight ──land──► sum of micro-batches ──take──► step
+//!             whole      whole             whole                shard, or whole at
+//!             gradient   gradients         gradients            stages 0 and 1
+//!  no_sync: ──collect──► local sum of this rank, included in the next reduction
+//! ```
+//!
+//! [`GradientState`] describes everything that a rank holds for the gradient of one parameter. The
+//! bucket and the reductions in flight are lists of parameter indices, in the order in which all
+//! ranks send them. If ranks use different orders, the collective fails before data is sent,
+//! because its tag has a fingerprint of the list.
+//!
+//! At most two buckets of gradients exist at a time: one that is being filled and, with
+//! `overlap_comm`, one that is being reduced. Buckets are counted as [`Category::Buckets`] and
+//! accumulated gradients as [`Category::Gradients`].
+//!
+//! All functions run on the thread of the rank. A reduction makes progress on other ranks' threads
+//! or on the communication thread, and `land` waits for it.
+//!
+//! [Note: Order of additions] Every stage reduces each micro-batch over the ranks, in rank order,
+//! and then adds the result to the sum of earlier micro-batches. Summing micro-batches first would
+//! save messages at stages 0 and 1. However, the additions would have another order, and results
+//! would no longer be bitwise identical at all stages.
+//!
+//! Main type: [`GradientReducer`]. The decorator passes gradients to it, which it finds through the
+//! model's context (`session`). Its sums are on the device or offloaded (`offload`), and a step
+//! (`states`) takes them. It knows parameters by their partition, and neither tensors of autodiff
+//! nor optimizers.
+
+mod accumulation;
+mod backward_watch;
+mod scaling;
+mod state;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn_backend::distributed::DistributedParamId;
+use burn_backend::{Backend, TensorMetadata};
+use deepburn_comm::{CollectiveTag, CommError, Payload, Pending, ReduceOp};
+use deepburn_config::{GradientPlan, ReductionPlan};
+
+use crate::group::{DeviceArray, Group, own};
+use crate::ledger::{Category, Ledger};
+use crate::offload::WriteBehind;
+use crate::parameter::Parameter;
+use crate::session;
+
+use backward_watch::BackwardWatch;
+use scaling::Scaling;
+use state::{Collected, GradientState};
+
+pub(crate) use scaling::Types;
+pub(crate) use state::{Accumulated, GradientChecker, SumElements, SumHome};
+
+/// Collects, reduces and accumulates the gradients of one rank.
+///
+/// Between backward passes, the bucket is empty and nothing is in flight. Every gradient is then in
+/// its sum, or local if synchronisation is off.
+#[derive(Debug)]
+pub(crate) struct GradientReducer<B: Backend> {
+    group: Group<B>,
+    /// All parameters of the model, by index.
+    parameters: Arc<[Arc<Parameter<B>>]>,
+    ledger: Ledger,
+    plan: GradientPlan,
+    /// How the gradients of the ranks are combined.
+    reduction: ReductionPlan,
+    /// The factors before and after the sum over ranks, for the current number of micro-batches.
+    scaling: Scaling,
+    /// The element types of communication and accumulation.
+    types: Types,
+    /// Whether only the owned shard of a reduced gradient is kept (stages 2 and 3).
+    shards: bool,
+    /// The number of elements at which the bucket is reduced, at least 1.
+    capacity: usize,
+    /// The parameters whose gradients are in the bucket. A parameter may occur more than once.
+    bucket: Vec<usize>,
+    /// The buckets that are being reduced, oldest first. There is at most one with `overlap_comm`,
+    /// and none without it.
+    in_flight: VecDeque<Flight<B>>,
+    /// The gradient of each parameter, by index.
+    gradients: Vec<GradientState<B>>,
+    /// The location of each accumulated gradient, by parameter index.
+    homes: Vec<SumHome>,
+    /// The pending writes of parked sums.
+    writes: WriteBehind,
+    /// Computes squares and finiteness of sums for the step.
+    checker: GradientChecker<B>,
+    /// Whether gradients are reduced during backward; false inside the engine's `no_sync`.
+    synchronise: bool,
+    /// Whether gradients are averaged over ranks. Otherwise each rank accumulates its own
+    /// gradients.
+    mean: bool,
+    /// Detects the start of backward passes.
+    watch: BackwardWatch,
+}
+
+/// A bucket that is being reduced.
+#[derive(Debug)]
+struct Flight<B: Backend> {
+    /// Parameters in the order of the exchanged arrays.
+    indices: Vec<usize>,
+    /// The collective. Its results are in the order of `indices`.
+    pending: Pending<DeviceArray<B>>,
+}
+
+/// Returns the reducer of the current model if the model is on backend `B`.
+pub(crate) fn reducer<B: Backend>() -> Option<Rc<RefCell<GradientReducer<B>>>> {
+    session::reducer()?.downcast().ok()
+}
+
+/// Returns the reducer and the parameter index of a mark of the current model, if the model is on
+/// backend `B`; `None` for a mark of another model.
+pub(crate) fn reducer_of<B: Backend>(
+    mark: DistributedParamId,
+) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
+    let (reducer, index) = session::reducer_of(mark)?;
+    Some((reducer.downcast().ok()?, index))
+}
+
+/// The capacity of a bucket is at most the number of trainable elements divided by this number. A
+/// gradient that is larger than the capacity is reduced alone, so a model may have fewer buckets.
+///
+/// With a bucket size for large models, all gradients of a small model would fit in one bucket, and
+/// no reduction would overlap with backward. Small messages between ranks of one process are cheap.
+pub(crate) const BUCKETS_PER_MODEL: usize = 16;
+
+/// The number of bytes of gradients that may wait to be written to a file during backward.
+const WRITES_BEHIND: usize = 32 << 20;
+
+/// The settings of a [`GradientReducer`], which has fields with the same names.
+pub(crate) struct ReducerPolicy<B: Backend> {
+    pub(crate) plan: GradientPlan,
+    pub(crate) reduction: ReductionPlan,
+    pub(crate) types: Types,
+    /// Whether only the owned shard of a reduced gradient is kept (stages 2 and 3).
+    pub(crate) shards: bool,
+    pub(crate) checker: GradientChecker<B>,
+}
+
+impl<B: Backend> GradientReducer<B> {
+    /// Creates a reducer for the gradients of `parameters`. The sums are kept in `homes`. Both
+    /// lists are indexed by parameter.
+    pub(crate) fn new(
+        group: Group<B>,
+        parameters: Arc<[Arc<Parameter<B>>]>,
+        policy: ReducerPolicy<B>,
+        homes: Vec<SumHome>,
+        ledger: Ledger,
+    ) -> Self {
+        let ReducerPolicy { plan, reduction, types, shards, checker } = policy;
+        let trainable = parameters.iter().filter(|parameter| parameter.is_trainable());
+        let share = trainable.map(|p| p.numel()).sum::<usize>().div_ceil(BUCKETS_PER_MODEL);
+        let scaling = Scaling::new(&reduction, group.world_size(), 1, types.communication);
+        Self {
+            reduction,
+            scaling,
+            types,
+            shards,
+            capacity: plan.reduce_bucket_size.min(share).max(1),
+            bucket: Vec::new(),
+            in_flight: VecDeque::new(),
+            gradients: homes.iter().map(|_| GradientState::Awaited).collect(),
+            homes,
+            writes: WriteBehind::new(WRITES_BEHIND),
+            checker,
+            synchronise: true,
+            mean: true,
+            watch: BackwardWatch::default(),
+            group,
+            parameters,
+            ledger,
+            plan,
+        }
+    }
+
+    /// Sets whether gradients are reduced during backward. Otherwise they are accumulated on this
+    /// rank and included in the next reduction.
+    pub(crate) fn set_synchronise(&mut self, on: bool) {
+        self.synchronise = on;
+    }
+
+    /// Sets whether gradients are averaged over ranks, starting with the next step. 1-bit
+    /// optimizers switch this off while they exchange compressed arrays in the step.
+    pub(crate) fn set_mean(&mut self, on: bool) {
+        self.mean = on;
+    }
+
+    /// Returns whether gradients are averaged over ranks.
+    pub(crate) fn takes_mean(&self) -> bool {
+        self.mean
+    }
+
+    /// Sets the number of micro-batches per step, starting with the next step.
+    pub(crate) fn set_micro_batches(&mut self, count: usize) {
+        let (ranks, communication) = (self.group.world_size(), self.types.communication);
+        self.scaling = Scaling::new(&self.reduction, ranks, count, communication);
+    }
+
+    /// Collects the final gradient of parameter `index`. `take` is called with the path of the
+    /// parameter and takes the gradient out of autodiff's container.
+    ///
+    /// The gradient is added to the local sum if there is one. The result is added to the bucket,
+    /// or stays local while synchronisation is off.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a full bucket cannot be reduced or a parked sum cannot be read or
+    /// written.
+    pub(crate) fn collect(
+        &mut self,
+        index: usize,
+        take: impl FnOnce(Arc<str>) -> DeviceArray<B>,
+    ) -> Result<(), CommError> {
+        self.watch.report();
+        let array = take(self.parameters[index].shared_path());
+        // The local gradient of earlier `no_sync` passes is reduced together with this gradient, as
+        // if both were one micro-batch.
+        let array = match self.gradients[index].take_local() {
+            Some(earlier) => add(earlier.array, array.in_type(self.types.accumulation)),
+            None => array,
+        };
+        if self.synchronise {
+            self.enter(index, array)
+        } else {
+            let array = array.in_type(self.types.accumulation);
+            let local = self.collected(array);
+            self.gradients[index].keep_local(local);
+            Ok(())
+        }
+    }
+
+    /// Ends a backward pass: reduces the remaining gradients in the bucket and accumulates all
+    /// results.
+    ///
+    /// The call returns when every rank has called it. The barrier prevents a deadlock: after a
+    /// backward pass, autodiff's clean-up takes the locks of all graphs of the process. A rank that
+    /// is still in backward could hold such a lock while it waits in a collective for a rank that
+    /// waits for the lock.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective fails or a parked sum cannot be read or written.
+    pub(crate) fn finish_backward(&mut self) -> Result<(), CommError> {
+        self.drain()?;
+        self.watch.end();
+        self.group.barrier(CollectiveTag::new("end of backward", 0))
+    }
+
+    /// Calls `announce` when the next backward pass begins.
+    pub(crate) fn watch_for_backward(&mut self, announce: Box<dyn FnOnce()>) {
+        self.watch.arm(announce);
+    }
+
+    /// Returns the number of completed backward passes that reported gradients of this model.
+    pub(crate) fn backward_passes(&self) -> u64 {
+        self.watch.completed()
+    }
+
+    /// Returns the number of gradients of this model that were reported since the watch began.
+    pub(crate) fn gradients_reported(&self) -> usize {
+        self.watch.reported()
+    }
+
+    /// Returns the time at which the last watched backward pass began.
+    pub(crate) fn backward_began(&self) -> Option<Instant> {
+        self.watch.began()
+    }
+
+    /// Reduces the remaining local gradients, so that a step never uses an incomplete gradient.
+    /// They are reduced in the order of parameters, which is the same on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collective fails or a parked sum cannot be read or written.
+    pub(crate) fn reduce_rest(&mut self) -> Result<(), CommError> {
+        for index in 0..self.gradients.len() {
+            if let Some(Collected { array, .. }) = self.gradients[index].take_local() {
+                self.enter(index, array)?;
+            }
+        }
+        self.drain()
+    }
+
+    /// Reduces the bucket and waits for everything in flight.
+    fn drain(&mut self) -> Result<(), CommError> {
+        self.flush()?;
+        while let Some(flight) = self.in_flight.pop_front() {
+            self.land(flight)?;
+        }
+        Ok(())
+    }
+
+    /// Returns true if all gradients so far are in the accumulated sums, so that a checkpoint can
+    /// store them.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.gradients.iter().all(GradientState::is_settled)
+    }
+
+    /// Drops all gradients: sums, local gradients, and what a failed backward pass left in the
+    /// bucket or in flight. All ranks must call this at the same point.
+    ///
+    /// The results of reductions in flight are dropped without waiting for them. Other ranks do not
+    /// need this rank to receive its result, and the collective keeps the sent arrays.
+    pub(crate) fn clear(&mut self) {
+        self.bucket.clear();
+        self.in_flight.clear();
+        self.gradients.iter_mut().for_each(|gradient| *gradient = GradientState::Awaited);
+        self.watch.abandon();
+    }
+
+    /// Returns true if a backward pass of this model has reported gradients and did not end, because
+    /// it failed.
+    pub(crate) fn is_backward_incomplete(&self) -> bool {
+        self.watch.is_reporting()
+    }
+
+    /// Counts a gradient in the ledger. For sparse rows, only the values are counted.
+    fn collected(&self, array: DeviceArray<B>) -> Collected<B> {
+        let bytes = match &array {
+            DeviceArray::SparseRows(rows) => rows.bytes(),
+            DeviceArray::Dense(tensor) => tensor.shape().num_elements() * tensor.dtype().size(),
+        };
+        Collected { array, _lease: self.ledger.hold(Category::Buckets, bytes) }
+    }
+
+    /// Adds a gradient to the bucket in the communication type, and reduces the bucket when it is
+    /// full.
+    ///
+    /// A gradient that does not fit starts a new bucket. A gradient that is as large as a bucket is
+    /// reduced alone. Sparse rows count with the size of the whole table, so that all ranks form
+    /// the same buckets even if they have looked up different rows. A gradient that is not averaged
+    /// is accumulated immediately.
+    fn enter(&mut self, index: usize, array: DeviceArray<B>) -> Result<(), CommError> {
+        if !self.mean {
+            let array = array.in_type(self.types.accumulation);
+            let array =
+                scale(array, Scaling::of_one_rank(&self.reduction, self.group.world_size()));
+            return self.accumulate(index, array.into_flat());
+        }
+        let mut gradient = self.collected(array.in_type(self.types.communication));
+        let numel = gradient.array.numel();
+        if !self.bucket.is_empty() && self.bucket_numel() + numel > self.capacity {
+            self.flush()?;
+        }
+        // A gradient that is reduced alone is always flattened. Otherwise each rank would copy the
+        // rows of its shard.
+        if self.plan.contiguous_gradients || numel >= self.capacity {
+            gradient.array = gradient.array.flattened();
+        }
+        self.gradients[index].enter_bucket(gradient);
+        self.bucket.push(index);
+        // The elements are counted again, because the bucket may have been flushed above.
+        if self.bucket_numel() >= self.capacity {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of elements of the parameters whose gradients are in the bucket.
+    fn bucket_numel(&self) -> usize {
+        self.bucket.iter().map(|index| self.parameters[*index].numel()).sum()
+    }
+
+    /// Starts the reduction of the bucket: a reduce-scatter at stages 2 and 3, otherwise an
+    /// all-reduce.
+    ///
+    /// With `overlap_comm`, the call waits for the previous bucket and returns while this bucket is
+    /// in flight. Without it, the call waits for this bucket.
+    fn flush(&mut self) -> Result<(), CommError> {
+        if self.bucket.is_empty() {
+            return Ok(());
+        }
+        let indices = std::mem::take(&mut self.bucket);
+        let tag = CollectiveTag::new("gradients", fingerprint(indices.iter().copied()))
+            .naming(indices.iter().map(|index| self.parameters[*index].shared_path()));
+        let before = self.scaling.before;
+        let leave =
+            |index: &usize| self.gradients[*index].leave_bucket(|array| scale(array, before));
+        let arrays = indices.iter().map(leave).collect();
+        let group = self.group.arrays();
+        let pending = if self.shards && self.plan.reduce_scatter {
+            group.reduce_scatter(tag, arrays, self.scaling.op)?
+        } else {
+            group.all_reduce(tag, arrays, self.scaling.op)?
+        };
+        self.in_flight.push_back(Flight { indices, pending });
+        let allowed = if self.plan.overlap_comm { 1 } else { 0 };
+        while self.in_flight.len() > allowed {
+            if let Some(flight) = self.in_flight.pop_front() {
+                self.land(flight)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a bucket and adds its results to the sums.
+    fn land(&mut self, flight: Flight<B>) -> Result<(), CommError> {
+        let Flight { indices, pending } = flight;
+        // Other ranks may read the sent gradients until the wait returns.
+        let results = pending.wait()?;
+        // The sent gradients are freed before the results are accumulated, which reduces peak
+        // memory.
+        indices.iter().for_each(|index| self.gradients[*index].finish_reduction());
+        for (index, mut result) in indices.into_iter().zip(results) {
+            if self.shards && !self.plan.reduce_scatter {
+                result = self.owned(index, result);
+            }
+            // A result that needs no factor stays in the communication type until a second
+            // micro-batch is added, if the accumulation type represents the same values.
+            if self.scaling.after != 1.0 || !self.types.widens() {
+                result = scale(result.in_type(self.types.accumulation), self.scaling.after);
+            }
+            self.accumulate(index, result.into_flat())?;
+        }
+        Ok(())
+    }
+
+    /// Copies this rank's shard out of a whole gradient. It is used with `reduce_scatter: false`,
+    /// where gradients are all-reduced before they are sharded.
+    fn owned(&self, index: usize, whole: DeviceArray<B>) -> DeviceArray<B> {
+        let partition = self.parameters[index].partition();
+        let shard = vec![whole.part(partition.owned(self.group.rank()))];
+        own(DeviceArray::reduce(shard, partition.shard_len(), ReduceOp::Sum, 0))
+    }
+}
+
+/// Adds two gradients of one parameter. A sum with sparse rows stays sparse. A dense operand may be
+/// flat, so the left operand is reshaped to the shape of the right operand.
+fn add<B: Backend>(left: DeviceArray<B>, right: DeviceArray<B>) -> DeviceArray<B> {
+    match (left, right) {
+        (DeviceArray::Dense(a), DeviceArray::Dense(b)) => {
+            DeviceArray::Dense(B::float_add(B::float_reshape(a, b.shape()), b))
+        }
+        (DeviceArray::SparseRows(a), DeviceArray::SparseRows(b)) => {
+            DeviceArray::SparseRows(a.add_rows(b))
+        }
+        (DeviceArray::SparseRows(rows), DeviceArray::Dense(tensor))
+        | (DeviceArray::Dense(tensor), DeviceArray::SparseRows(rows)) => {
+            DeviceArray::SparseRows(rows.add_dense(tensor))
+        }
+    }
+}
+
+/// Multiplies a gradient by `factor`. A factor of 1 (the usual case) does nothing.
+fn scale<B: Backend>(array: DeviceArray<B>, factor: f64) -> DeviceArray<B> {
+    match array {
+        array if factor == 1.0 => array,
+        DeviceArray::Dense(tensor) => {
+            DeviceArray::Dense(B::float_mul_scalar(tensor, factor.into()))
+        }
+        DeviceArray::SparseRows(rows) => DeviceArray::SparseRows(rows.scale(factor)),
+    }
+}
+
+/// Returns an order-dependent hash (FNV-1a) of a list of parameters. Ranks compare it before they
+/// exchange a bucket.
+fn fingerprint(indices: impl Iterator<Item = usize>) -> u64 {
+    indices.fold(0xcbf2_9ce4_8422_2325, |hash, index| {
+        (hash ^ index as u64).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_tell_orders_apart() {
+        assert_ne!(fingerprint([1, 2].into_iter()), fingerprint([2, 1].into_iter()));
+    }
+}

@@ -1,0 +1,146 @@
+//! Accumulates reduced gradients over the micro-batches of a step, on the device or in a parked
+//! array.
+//!
+//! ```text
+//!  micro-batch 1    no sum yet            keep the gradient in the communication type
+//!  micro-batch 2    sum + gradient        in the accumulation type
+//!  parked           read, add, write      squares and finiteness are computed while the sum is in memory
+//!  step             take                  parked elements stay readable until the next backward pass
+//! ```
+//!
+//! A sum on the device is counted as [`Category::Gradients`]. The array of a parked sum is counted on
+//! its tier. While a parked sum is in memory, it is also counted as [`Category::Buckets`].
+
+use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
+use deepburn_comm::{CommError, Partition};
+use deepburn_nvme::SwapError;
+
+use super::state::{Accumulated, GradientCheck, GradientState, SumElements, SumHome};
+use super::{GradientReducer, Types};
+use crate::group::flat::in_type;
+use crate::group::maximum;
+use crate::ledger::Category;
+use crate::offload::ParkedTensor;
+use crate::session::Leased;
+
+impl<B: Backend> GradientReducer<B> {
+    /// Takes the flat accumulated gradients by parameter index; `None` for a parameter without a
+    /// gradient. A gradient has this rank's shard, or all elements at stages 0 and 1. Parked elements
+    /// stay readable until the next backward pass.
+    pub(crate) fn take(&mut self) -> Vec<Option<Accumulated<B>>> {
+        self.gradients.iter_mut().map(GradientState::take_sum).collect()
+    }
+
+    /// Returns the flat accumulated gradient of one parameter, as [`take`](Self::take) does.
+    pub(crate) fn accumulated(&self, index: usize) -> Option<&Accumulated<B>> {
+        self.gradients[index].sum()
+    }
+
+    /// Checks an accumulated gradient. If gradients are averaged, only the elements that this rank
+    /// owns are checked. Otherwise (1-bit optimizers) all elements are checked.
+    pub(crate) fn check(&self, sum: &Accumulated<B>, partition: Partition) -> GradientCheck {
+        if self.mean { self.checker.check(sum, partition) } else { self.checker.check_whole(sum) }
+    }
+
+    /// Returns true if an accumulated gradient of `count` micro-batches has type `dtype`. A
+    /// checkpoint in the middle of a step can only be resumed with the same types.
+    pub(crate) fn accumulates_in(&self, dtype: DType, count: usize) -> bool {
+        let Types { communication, accumulation } = self.types;
+        let scaled = self.scaling.after != 1.0 || !self.types.widens();
+        let kept = if count > 1 || scaled { accumulation } else { communication };
+        DType::from(kept) == dtype
+    }
+
+    /// Stores a sum over `count` micro-batches, to which later micro-batches are added. `peak` is the
+    /// largest magnitude so far, if the overflow check needs it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a parked sum cannot be written.
+    pub(crate) fn keep(
+        &mut self,
+        index: usize,
+        tensor: B::FloatTensorPrimitive,
+        peak: Option<B::FloatTensorPrimitive>,
+        count: usize,
+    ) -> Result<(), CommError> {
+        let elements = match self.homes[index].clone() {
+            SumHome::Device => {
+                SumElements::Device(Leased::held(tensor, &self.ledger, Category::Gradients))
+            }
+            SumHome::Parked(array) => {
+                // The sum is counted as bucket memory until it is written.
+                let Leased { tensor, lease: _lease } =
+                    Leased::held(tensor, &self.ledger, Category::Buckets);
+                let partition = self.parameters[index].partition();
+                let check = self.checker.check_tensor(&tensor, peak.as_ref(), partition);
+                let dtype = tensor.dtype();
+                let written = array.write_tensor::<B>(tensor, &mut self.writes);
+                written.map_err(|error| self.failed("write", index, error))?;
+                SumElements::Parked { array, dtype, check }
+            }
+        };
+        self.gradients[index].set_sum(Accumulated { elements, peak, count });
+        Ok(())
+    }
+
+    /// Converts a disk failure to a `CommError`, because backward can only return errors of
+    /// collectives. `what` is the operation, "read" or "write".
+    fn failed(&self, what: &str, index: usize, error: SwapError) -> CommError {
+        let path = self.parameters[index].path();
+        self.group.failed(format!("cannot {what} the gradient of parameter {path}: {error}"))
+    }
+
+    /// Adds a reduced flat gradient to the sum of earlier micro-batches.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a parked sum cannot be read or written.
+    pub(super) fn accumulate(
+        &mut self,
+        index: usize,
+        gradient: B::FloatTensorPrimitive,
+    ) -> Result<(), CommError> {
+        let Some(earlier) = self.gradients[index].take_sum() else {
+            return self.keep(index, gradient, None, 1);
+        };
+        let Accumulated { elements, peak, count } = earlier;
+        let (sum, is_shared) = match elements {
+            // The ledger entry ends here, because the next sum overwrites this one.
+            SumElements::Device(sum) => (sum.into_inner(), false),
+            SumElements::Parked { array, dtype, .. } => {
+                let sum = ParkedTensor { array: &array, dtype };
+                let sum = sum.read::<B>(self.parameters[index].device());
+                (sum.map_err(|error| self.failed("read", index, error))?, true)
+            }
+        };
+        let _lease = is_shared.then(|| {
+            let bytes = sum.shape().num_elements() * sum.dtype().size();
+            self.ledger.hold(Category::Buckets, bytes)
+        });
+        let peak = self.watches_peaks(count).then(|| {
+            let magnitude = B::float_max_abs(sum.clone());
+            match peak {
+                Some(peak) => maximum::<B>(peak, magnitude),
+                None => magnitude,
+            }
+        });
+        let [sum, gradient] =
+            [sum, gradient].map(|part| in_type::<B>(part, self.types.accumulation));
+        // An addition overwrites its left operand if the operand is not shared. A sum in a file
+        // buffer is shared, so the gradient becomes the left operand. Addition is commutative, so
+        // the result is the same.
+        let sum = match is_shared {
+            true => B::float_add(gradient, sum),
+            false => B::float_add(sum, gradient),
+        };
+        self.keep(index, sum, peak, count + 1)
+    }
+
+    /// Returns true if a sum over `count` micro-batches may exceed the fp16 range although the
+    /// communicated gradients do not. With one micro-batch, the sum is the gradient itself.
+    fn watches_peaks(&self, count: usize) -> bool {
+        let Types { communication, accumulation } = self.types;
+        count > 1 && communication == FloatDType::F16 && accumulation == FloatDType::F32
+    }
+}

@@ -1,0 +1,79 @@
+//! A handle to a parameter, which the tensors of the module hold.
+
+use std::sync::Arc;
+
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
+
+use super::Parameter;
+use crate::parameter::View;
+use crate::session;
+
+/// A handle to a parameter with recorded views.
+///
+/// Computing a view of a sharded parameter would gather it. Views are therefore
+/// only recorded, together with the shape and type of their result, and applied
+/// when an op reads the data. Autodiff can save such a handle for backward
+/// without holding any data.
+#[derive(Debug, Clone)]
+pub struct ParameterView<B: Backend> {
+    /// The parameter, of this model or of another one on the thread.
+    pub(crate) parameter: Arc<Parameter<B>>,
+    /// The views in the order in which they are applied to the whole parameter.
+    views: Vec<View>,
+    /// The shape after all views.
+    shape: Shape,
+    /// The element type after all views.
+    dtype: DType,
+}
+
+impl<B: Backend> ParameterView<B> {
+    /// Returns a handle without views.
+    pub(crate) fn new(parameter: Arc<Parameter<B>>) -> Self {
+        let (shape, dtype) = (parameter.shape().clone(), parameter.dtype());
+        Self { parameter, views: Vec::new(), shape, dtype }
+    }
+
+    /// Records `view` after the existing views.
+    pub(crate) fn viewed(mut self, view: View) -> Self {
+        self.shape = view.shape(self.shape);
+        self.dtype = view.dtype(self.dtype);
+        self.views.push(view);
+        self
+    }
+
+    /// Reads the parameter for an op, applies the views and counts the read. At
+    /// stage 3 this gathers the parameter from all ranks unless there is a
+    /// gathered copy.
+    ///
+    /// # Panics
+    ///
+    /// Panics with a [`CommError`](deepburn_comm::CommError) if a collective
+    /// fails, and with a message if the engine was dropped or if another thread
+    /// reads a sharded parameter.
+    pub(crate) fn read(self) -> B::FloatTensorPrimitive {
+        session::with_counter(|counter| counter.read(self.parameter.path()));
+        self.read_again()
+    }
+
+    /// Reads the parameter for an op that is recomputed in backward. The read is
+    /// not counted, because model FLOPs do not include recomputation.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the same reasons as [`read`](Self::read).
+    pub(crate) fn read_again(self) -> B::FloatTensorPrimitive {
+        session::note_read(self.parameter.ledger());
+        let whole = self.parameter.read();
+        self.views.iter().fold(whole, |tensor, view| view.apply::<B>(tensor))
+    }
+}
+
+impl<B: Backend> TensorMetadata for ParameterView<B> {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> Shape {
+        self.shape.clone()
+    }
+}

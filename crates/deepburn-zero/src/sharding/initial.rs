@@ -1,0 +1,297 @@
+//! Distribution of initial parameter values: rank 0 generates or loads them,
+//! and the other ranks receive them.
+//!
+//! Burn's parameters are lazy: until its first use, a parameter is a closure
+//! that creates the value. Rank 0 runs these closures one after the other while
+//! it shards the parameters, so at stage 3 no rank ever holds the complete
+//! model. While rank 0 computes a value, the other ranks wait. On these ranks a
+//! lazy parameter is removed from the module without being initialised. Main
+//! type: [`InitialValue`].
+//!
+//! ```text
+//!           rank 0                          other ranks
+//!  take     run the closure, f32 value      keep id and mapper, no value
+//!  exchange broadcast shape, trainability   compare with own value or declared shape
+//!  exchange broadcast the elements          receive them
+//!  shard    keep the owned slice, drop the rest
+//! ```
+//!
+//! Modules that are initialised on all ranks are supported too. Their shapes
+//! must be the same on all ranks, and the values of rank 0 replace the values
+//! of the other ranks.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, ParamMapper};
+use burn::tensor::{Bool, Int, Tensor};
+use burn_backend::{Backend, FloatDType, Shape, TensorMetadata};
+use deepburn_comm::{CollectiveTag, CommError, panic_message};
+use deepburn_ops::OptimizerOps;
+
+use crate::decorator::Training;
+use crate::error::ZeroError;
+use crate::group::{DeviceArray, Group};
+
+/// The state of a parameter on one rank before it is sharded.
+pub(crate) enum InitialValue<B: Backend> {
+    /// An initialised parameter, and whether it is trained. `declared` is the
+    /// declared shape of a lazy parameter, and `None` if the parameter was
+    /// already initialised. The value can have another shape than declared if
+    /// the parameter has an init mapper.
+    Present { tensor: B::FloatTensorPrimitive, trainable: bool, declared: Option<Shape> },
+    /// A lazy parameter, whose value rank 0 creates. `device` is the device on
+    /// which the value will be stored.
+    Absent { device: B::Device, declared: Shape },
+}
+
+/// A float parameter that was taken out of its module.
+pub(crate) struct TakenParam<B: OptimizerOps, const D: usize> {
+    /// Burn's id. Tied parameters have the same id within a process.
+    pub(crate) id: ParamId,
+    /// The conversions that the parameter applies when it is loaded and saved.
+    pub(crate) mapper: ParamMapper<Tensor<Training<B>, D>>,
+    /// The value, if this rank has one.
+    pub(crate) value: InitialValue<B>,
+}
+
+impl<B: OptimizerOps, const D: usize> TakenParam<B, D> {
+    /// Takes `param` out of the module on `rank`.
+    ///
+    /// A lazy parameter is initialised on rank 0 only. A parameter with a load
+    /// mapper is initialised on all ranks, because Burn returns the mapper only
+    /// together with the value.
+    ///
+    /// # Errors
+    ///
+    /// Returns the panic message if the parameter's closure panics.
+    pub(crate) fn new(param: Param<Tensor<Training<B>, D>>, rank: usize) -> Result<Self, String> {
+        if rank != 0 && !param.is_initialized() && !has_load_mapper(&param) {
+            return Ok(Self::without_value(param));
+        }
+        let declared = (!param.is_initialized()).then(|| param.lazy_shape());
+        let (id, tensor, mapper) = caught(|| param.consume())?;
+        let trainable = tensor.is_require_grad();
+        let tensor = tensor.inner().into_primitive().tensor().into_full();
+        Ok(Self { id, mapper, value: InitialValue::Present { tensor, trainable, declared } })
+    }
+
+    /// Takes a lazy parameter out of the module without running its closure.
+    fn without_value(param: Param<Tensor<Training<B>, D>>) -> Self {
+        let (id, device, declared) = (param.id, param.lazy_device(), param.lazy_shape());
+        // Loading a value is the only way in Burn to get the mapper without
+        // running the closure.
+        let (id, _, mapper) =
+            param.transform_for_load(Tensor::zeros([1; D], &device), id).consume();
+        Self { id, mapper, value: InitialValue::Absent { device, declared } }
+    }
+}
+
+/// Returns true if the parameter has a load mapper, which changes loaded
+/// values. Burn exposes this only in the `Debug` output.
+fn has_load_mapper<B: Backend, const D: usize>(param: &Param<Tensor<B, D>>) -> bool {
+    format!("{param:?}").contains("load: true")
+}
+
+/// Runs the closure of a lazy parameter and converts a panic to an error. The
+/// closure has no other way to report errors.
+fn caught<T>(initialise: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(initialise)).map_err(|panic| {
+        // A failed collective panics with a `CommError`, which is passed on.
+        if panic.is::<CommError>() { resume_unwind(panic) } else { panic_message(&*panic) }
+    })
+}
+
+/// The value of a parameter, identical on every rank.
+pub(crate) struct Distributed<B: Backend> {
+    /// All elements in flat order. Rank threads of one process may share the
+    /// allocation.
+    pub(crate) flat: B::FloatTensorPrimitive,
+    /// The shape of the value on rank 0.
+    pub(crate) shape: Shape,
+    /// Whether it requires a gradient on rank 0.
+    pub(crate) trainable: bool,
+}
+
+impl<B: OptimizerOps> InitialValue<B> {
+    /// Returns the device of the value, or the device on which it will be
+    /// stored.
+    pub(crate) fn device(&self) -> B::Device {
+        match self {
+            Self::Present { tensor, .. } => B::float_device(tensor),
+            Self::Absent { device, .. } => device.clone(),
+        }
+    }
+
+    /// Broadcasts the value of rank 0. `index` and `path` identify the
+    /// parameter, which has `D` dimensions. All ranks call this together.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the collective fails, or if the shape or the
+    /// trainability on this rank differs from rank 0's.
+    pub(crate) fn distribute<const D: usize>(
+        self,
+        group: &Group<B>,
+        index: usize,
+        path: &str,
+    ) -> Result<Distributed<B>, ZeroError> {
+        let tag = |purpose| CollectiveTag::new(purpose, index as u64).naming([path.into()]);
+        let own = self.description::<D>();
+        let bytes = group.broadcast_bytes(tag("initial shape"), &own.bytes(), 0)?;
+        let first = BroadcastHeader::read::<D>(&bytes);
+        let array = match self {
+            Self::Present { tensor, trainable, .. } => {
+                same_shape(path, &own.shape, &first.shape)?;
+                if trainable != first.trainable {
+                    let path = path.to_owned();
+                    return Err(ZeroError::TrainabilityDiffers { path, trainable });
+                }
+                tensor
+            }
+            Self::Absent { device, declared } => {
+                // An init mapper may change the shape, so a declared shape can
+                // only be compared with another declared shape. A value always
+                // has the declared number of elements.
+                match &first.declared {
+                    Some(first) => same_shape(path, &declared, first)?,
+                    None if declared.num_elements() == first.shape.num_elements() => {}
+                    None => same_shape(path, &declared, &first.shape)?,
+                }
+                elements_to_come::<B>(first.shape.num_elements(), &device)
+            }
+        };
+        let array = vec![DeviceArray::Dense(array)];
+        let mut values = group.arrays().broadcast(tag("initial weights"), array, 0)?.wait()?;
+        let flat = values.swap_remove(0).into_flat();
+        Ok(Distributed { flat, shape: first.shape, trainable: first.trainable })
+    }
+
+    /// Describes this value of `D` dimensions. The shape of an absent value is
+    /// all zeros. It is never used, because rank 0 has all values and only its
+    /// description is broadcast.
+    fn description<const D: usize>(&self) -> BroadcastHeader {
+        match self {
+            Self::Present { tensor, trainable, declared } => BroadcastHeader {
+                shape: tensor.shape(),
+                trainable: *trainable,
+                declared: declared.clone(),
+            },
+            Self::Absent { declared, .. } => BroadcastHeader {
+                shape: Shape::from([0; D]),
+                trainable: false,
+                declared: Some(declared.clone()),
+            },
+        }
+    }
+}
+
+/// Returns an error if the shape of the parameter at `path` differs from rank
+/// 0's.
+fn same_shape(path: &str, here: &Shape, first: &Shape) -> Result<(), ZeroError> {
+    if here == first {
+        return Ok(());
+    }
+    let (path, found, expected) = (path.to_owned(), here.to_vec(), first.to_vec());
+    Err(ZeroError::ShapesDiffer { path, found, expected })
+}
+
+/// The metadata of a parameter, which rank 0 broadcasts before the elements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct BroadcastHeader {
+    /// The shape of the value.
+    shape: Shape,
+    /// Whether the parameter is trained.
+    trainable: bool,
+    /// The declared shape, if the parameter was lazy.
+    declared: Option<Shape>,
+}
+
+impl BroadcastHeader {
+    /// Encodes the header as little-endian `u64` words: the dimensions of the
+    /// value, 1 if the parameter is trained and 0 otherwise, and the declared
+    /// dimensions. Without a declared shape, these are `u64::MAX`, because the
+    /// messages of all ranks must have the same length.
+    fn bytes(&self) -> Vec<u8> {
+        let axes = |shape: &Shape| shape.iter().map(|len| *len as u64).collect::<Vec<_>>();
+        let value = axes(&self.shape);
+        let declared = self.declared.as_ref().map_or(vec![u64::MAX; value.len()], axes);
+        let words = value.into_iter().chain([u64::from(self.trainable)]).chain(declared);
+        words.flat_map(u64::to_le_bytes).collect()
+    }
+
+    /// Decodes the [`bytes`](Self::bytes) of rank 0 for a parameter of `D`
+    /// dimensions.
+    fn read<const D: usize>(bytes: &[u8]) -> Self {
+        let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        let words: Vec<u64> = words.collect();
+        let axes =
+            |words: &[u64]| Shape::from(words.iter().map(|len| *len as usize).collect::<Vec<_>>());
+        let declared = &words[D + 1..];
+        Self {
+            shape: axes(&words[..D]),
+            trainable: words[D] == 1,
+            declared: (!declared.contains(&u64::MAX)).then(|| axes(declared)),
+        }
+    }
+}
+
+/// Returns a placeholder with the length and device of an array to receive. It
+/// is an expanded view of a single element, so it takes almost no memory.
+fn elements_to_come<B: Backend>(numel: usize, device: &B::Device) -> B::FloatTensorPrimitive {
+    let shape = |len| Shape::from(vec![len]);
+    match numel {
+        0 | 1 => B::float_zeros(shape(numel), device, FloatDType::F32),
+        _ => B::float_expand(B::float_zeros(shape(1), device, FloatDType::F32), shape(numel)),
+    }
+}
+
+/// Returns a clone of `module` in which each lazy float parameter is a single
+/// zero, so that no operation on the clone initialises a parameter. The clone
+/// shares running statistics with `module`.
+pub(crate) fn without_lazy_values<B: OptimizerOps, M: Module<Training<B>>>(module: &M) -> M {
+    module.clone().map(&mut LazyToZero)
+}
+
+/// A mapper that replaces each lazy float parameter with a single zero.
+struct LazyToZero;
+
+impl<B: OptimizerOps> ModuleMapper<Training<B>> for LazyToZero {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: Param<Tensor<Training<B>, D>>,
+    ) -> Param<Tensor<Training<B>, D>> {
+        if param.is_initialized() {
+            return param;
+        }
+        let zero = Tensor::zeros([1; D], &param.lazy_device()).require_grad();
+        Param::initialized(param.id, zero)
+    }
+}
+
+/// Initialises lazy integer and bool parameters, which are not sharded. Returns
+/// true if a float parameter of `module` is already initialised.
+pub(crate) fn initialise_constants<B: OptimizerOps, M: Module<Training<B>>>(module: &M) -> bool {
+    let mut constants = Constants { has_float: false };
+    module.visit(&mut constants);
+    constants.has_float
+}
+
+/// A visitor that initialises integer and bool parameters.
+struct Constants {
+    /// Whether an initialised float parameter was visited.
+    has_float: bool,
+}
+
+impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Constants {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D>>) {
+        self.has_float |= param.is_initialized();
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Int>>) {
+        drop(param.val());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<Training<B>, D, Bool>>) {
+        drop(param.val());
+    }
+}

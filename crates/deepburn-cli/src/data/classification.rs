@@ -22,7 +22,7 @@ use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
 use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
-use deepburn_config::{DynamicBatchingPlan, Job, ModelMetric, Plan, counted};
+use deepburn_config::{DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
     BudgetSampler, Classes, DataError, DataShard, DistributedSampler, LabelledBatch, Order,
     StepShape, TextLabel, Tokenizer, is_number_label,
@@ -201,11 +201,13 @@ fn check_loss_and_metric(job: &Job, problem_type: ProblemType) -> Result<(), Fai
             problem_type.name()
         )));
     }
-    let is_accuracy = job.training.metric_for_best_model == ModelMetric::Accuracy;
-    if is_accuracy && problem_type == ProblemType::Regression {
-        return Err(Failure::mistake(
-            "training.metric_for_best_model: is \"accuracy\", which a regression does not have; write \"loss\"",
-        ));
+    let metric = job.training.metric_for_best_model;
+    if !metric.is_of(problem_type.name()) {
+        return Err(Failure::mistake(format!(
+            "training.metric_for_best_model: is \"{}\", which problem_type \"{}\" does not have; write \"loss\"",
+            metric.name(),
+            problem_type.name()
+        )));
     }
     Ok(())
 }

@@ -21,7 +21,9 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
+use deepburn::{
+    Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Meta, MetaDevice, Task,
+};
 use deepburn_config::{DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
     BudgetSampler, Classes, DataError, DataShard, DistributedSampler, LabelledBatch, Order,
@@ -42,7 +44,7 @@ use crate::data::label_batch::{LabelBatch, count_label_sets, sum_errors};
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
 use crate::data::recipe::{
-    EvaluationSettings, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
+    EvaluationSettings, ForecastTask, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
 };
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{KnownClasses, Texts, open_texts};
@@ -427,24 +429,7 @@ where
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
-        let (label_smoothing, problem_type) = (self.label_smoothing, self.config.problem_type());
-        TextClass { limits: self.config.limits(), problem_type, device, label_smoothing }
-    }
-
-    fn example(&self, shape: BatchShape) -> Labelled {
-        let [texts, length] = [shape.sequences, shape.length].map(|size| size as usize);
-        let label = match self.config.problem_type() {
-            ProblemType::SingleLabelClassification => TextLabel::Class(0),
-            ProblemType::MultiLabelClassification => TextLabel::Classes(vec![0]),
-            ProblemType::Regression => {
-                TextLabel::Values(vec![0.0; self.config.limits().num_classes])
-            }
-        };
-        Labelled(LabelledBatch {
-            input_ids: vec![0; texts * length],
-            lengths: vec![length; texts],
-            labels: vec![Some(label); texts],
-        })
+        TextClass::new(&self.config, device, self.label_smoothing)
     }
 
     /// Starts the data loader, with the evaluation settings of the job.
@@ -492,6 +477,12 @@ pub(crate) struct TextClass<D> {
 }
 
 impl<D> TextClass<D> {
+    /// Returns the task of a model with this configuration.
+    pub(crate) fn new(config: &impl TextClassifierConfig, device: D, label_smoothing: f64) -> Self {
+        let (limits, problem_type) = (config.limits(), config.problem_type());
+        Self { limits, problem_type, device, label_smoothing }
+    }
+
     /// Returns the labels of the batch for the model.
     ///
     /// # Errors
@@ -570,6 +561,26 @@ where
         let (sum, logits) = model.loss(&self.batch(batch, &labels)?);
         let answers = self.answers(batch, &labels, logits);
         Ok(Evaluation { loss_sum: sum.into_scalar().elem(), answers: Some(answers) })
+    }
+}
+
+impl<M> ForecastTask<M> for TextClass<MetaDevice>
+where
+    M: TextClassifier<Training<Meta>>
+        + AutodiffModule<Training<Meta>, InnerModule: TextClassifier<Zero<Meta>>>,
+{
+    fn example(&self, shape: BatchShape) -> Labelled {
+        let [texts, length] = [shape.sequences, shape.length].map(|size| size as usize);
+        let label = match self.problem_type {
+            ProblemType::SingleLabelClassification => TextLabel::Class(0),
+            ProblemType::MultiLabelClassification => TextLabel::Classes(vec![0]),
+            ProblemType::Regression => TextLabel::Values(vec![0.0; self.limits.num_classes]),
+        };
+        Labelled(LabelledBatch {
+            input_ids: vec![0; texts * length],
+            lengths: vec![length; texts],
+            labels: vec![Some(label); texts],
+        })
     }
 }
 

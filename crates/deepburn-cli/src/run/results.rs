@@ -93,7 +93,7 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         if data.iter::<f32>().any(|value| !value.is_finite()) {
             return Err(format!(
                 "parameter {} is not finite, so that the model was not saved: training diverged in its last step; \
-                 lower the learning rate",
+                 lower the learning rate, and raise an optimizer's eps of 0",
                 parameter.path()
             )
             .into());

@@ -1,6 +1,6 @@
 //! The process group: the collectives of sharded training.
 
-use crate::{CollectiveTag, CommError, Payload, ReduceOp};
+use crate::{CollectiveTag, CommError, Operation, Payload, ReduceOp, Side};
 
 /// A fixed set of ranks that exchange data.
 ///
@@ -25,6 +25,12 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
     /// Returns the number of ranks.
     fn world_size(&self) -> usize;
 
+    /// Starts the collective that `side` describes with the arrays of this rank.
+    ///
+    /// The methods below check their arguments, describe the call and pass it to this method, so
+    /// programs do not call it.
+    fn start(&self, side: Side, arrays: Vec<T>) -> Result<Pending<T>, CommError>;
+
     /// Reduces each array over all ranks. Every rank gets its own flat copy of
     /// the complete result.
     fn all_reduce(
@@ -32,7 +38,10 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         tag: CollectiveTag,
         arrays: Vec<T>,
         op: ReduceOp,
-    ) -> Result<Pending<T>, CommError>;
+    ) -> Result<Pending<T>, CommError> {
+        let side = Side::reduction(self.rank(), Operation::AllReduce, tag, &arrays, op)?;
+        self.start(side, arrays)
+    }
 
     /// Reduces each array over all ranks. Rank r gets elements `[r * c, (r + 1)
     /// * c)` of the flat result with `c = ceil(numel / world_size)`, padded
@@ -42,7 +51,10 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         tag: CollectiveTag,
         arrays: Vec<T>,
         op: ReduceOp,
-    ) -> Result<Pending<T>, CommError>;
+    ) -> Result<Pending<T>, CommError> {
+        let side = Side::reduction(self.rank(), Operation::ReduceScatter, tag, &arrays, op)?;
+        self.start(side, arrays)
+    }
 
     /// Concatenates the chunks of all ranks in rank order and truncates each result to `numels[i]`
     /// elements. Ranks whose arrays are in the same memory share one read-only result.
@@ -51,14 +63,19 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         tag: CollectiveTag,
         chunks: Vec<T>,
         numels: Vec<usize>,
-    ) -> Result<Pending<T>, CommError>;
+    ) -> Result<Pending<T>, CommError> {
+        let side = Side::all_gather(self.rank(), self.world_size(), tag, &chunks, numels)?;
+        self.start(side, chunks)
+    }
 
     /// Sends the r-th part of each array to rank r: elements `[r * c, (r + 1) * c)` with `c =
     /// ceil(numel / world_size)`. The last parts may be shorter.
     ///
     /// Each rank gets one flat result per array: its parts from all ranks, concatenated in rank
     /// order without padding.
-    fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError>;
+    fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
+        self.start(Side::all_to_all(self.rank(), tag, &arrays)?, arrays)
+    }
 
     /// Sends the arrays of `root` to every rank. The other ranks pass arrays of the same shape. The
     /// result is placed in the same memory as these arrays, for example on the same device.
@@ -67,10 +84,15 @@ pub trait ProcessGroup<T: Payload>: Send + Sync {
         tag: CollectiveTag,
         arrays: Vec<T>,
         root: usize,
-    ) -> Result<Pending<T>, CommError>;
+    ) -> Result<Pending<T>, CommError> {
+        let side = Side::broadcast(self.rank(), self.world_size(), tag, &arrays, root)?;
+        self.start(side, arrays)
+    }
 
     /// Waits until every rank has called this function.
-    fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError>;
+    fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
+        self.start(Side::barrier(self.rank(), tag), Vec::new())?.wait().map(drop)
+    }
 
     /// Checks that the group has not ended, without communication. Ranks that compute for a long
     /// time between two collectives should call this function.

@@ -16,10 +16,8 @@ mod round;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::trace_span;
-
 use crate::{
-    CollectiveTag, CommError, GroupFailure, Pending, ProcessGroup, RankHandle, ReduceOp,
+    CollectiveTag, CommError, GroupFailure, Operation, Pending, ProcessGroup, RankHandle,
     SharedPayload, Side, Statistics,
 };
 use rendezvous::{Rendezvous, Ticket};
@@ -88,8 +86,10 @@ impl Member {
     /// Returns an error if a rank failed, started a different collective or did
     /// not reach the barrier in time.
     pub fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
-        let ticket = self.start(Side::barrier(self.rank(), tag), Vec::<()>::new())?;
-        trace_span!("barrier", tag = %ticket.tag()).in_scope(|| exchange::barrier(&ticket))
+        let side = Side::barrier(self.rank(), tag);
+        let span = side.span();
+        let ticket = self.post(side, Vec::<()>::new())?;
+        span.in_scope(|| exchange::barrier(&ticket))
     }
 
     /// Ends the group: every pending and later call of any rank fails with the
@@ -110,7 +110,7 @@ impl Member {
     }
 
     /// Takes the next position in the common order and deposits `arrays` there.
-    fn start<T: Send + Sync + 'static>(
+    fn post<T: Send + Sync + 'static>(
         &self,
         side: Side,
         arrays: Vec<T>,
@@ -146,62 +146,18 @@ impl<T: SharedPayload> ProcessGroup<T> for Member {
         self.world_size()
     }
 
-    fn all_reduce(
-        &self,
-        tag: CollectiveTag,
-        arrays: Vec<T>,
-        op: ReduceOp,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::all_reduce(self.rank(), tag, &arrays, op)?;
-        let ticket = self.start(side, arrays)?;
-        let span = trace_span!("all_reduce", tag = %ticket.tag());
-        Ok(Pending::new(move || span.in_scope(|| exchange::all_reduce(&ticket, op))))
-    }
-
-    fn reduce_scatter(
-        &self,
-        tag: CollectiveTag,
-        arrays: Vec<T>,
-        op: ReduceOp,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::reduce_scatter(self.rank(), tag, &arrays, op)?;
-        let ticket = self.start(side, arrays)?;
-        let span = trace_span!("reduce_scatter", tag = %ticket.tag());
-        Ok(Pending::new(move || span.in_scope(|| exchange::reduce_scatter(&ticket, op))))
-    }
-
-    fn all_gather(
-        &self,
-        tag: CollectiveTag,
-        chunks: Vec<T>,
-        numels: Vec<usize>,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::all_gather(self.rank(), self.world_size(), tag, &chunks, &numels)?;
-        let ticket = self.start(side, chunks)?;
-        let span = trace_span!("all_gather", tag = %ticket.tag());
-        Ok(Pending::new(move || span.in_scope(|| exchange::all_gather(&ticket, &numels))))
-    }
-
-    fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
-        let ticket = self.start(Side::all_to_all(self.rank(), tag, &arrays)?, arrays)?;
-        let span = trace_span!("all_to_all", tag = %ticket.tag());
-        Ok(Pending::new(move || span.in_scope(|| exchange::all_to_all::<T>(&ticket))))
-    }
-
-    fn broadcast(
-        &self,
-        tag: CollectiveTag,
-        arrays: Vec<T>,
-        root: usize,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::broadcast(self.rank(), self.world_size(), tag, &arrays, root)?;
-        let ticket = self.start(side, arrays)?;
-        let span = trace_span!("broadcast", tag = %ticket.tag());
-        Ok(Pending::new(move || span.in_scope(|| exchange::broadcast::<T>(&ticket, root))))
-    }
-
-    fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
-        self.barrier(tag)
+    fn start(&self, side: Side, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
+        let (operation, numels, span) = (side.operation, side.numels().to_vec(), side.span());
+        let ticket = self.post(side, arrays)?;
+        let result = move || match operation {
+            Operation::AllReduce(op) => exchange::all_reduce(&ticket, op),
+            Operation::ReduceScatter(op) => exchange::reduce_scatter(&ticket, op),
+            Operation::AllGather => exchange::all_gather(&ticket, &numels),
+            Operation::AllToAll => exchange::all_to_all(&ticket),
+            Operation::Broadcast { root } => exchange::broadcast(&ticket, root),
+            Operation::Barrier => exchange::barrier(&ticket).map(|()| Vec::new()),
+        };
+        Ok(Pending::new(move || span.in_scope(result)))
     }
 
     fn check(&self) -> Result<(), CommError> {

@@ -33,6 +33,11 @@ impl Partition {
         self.numel
     }
 
+    /// Returns the number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
     /// Returns the number of elements of every shard, including padding.
     pub fn shard_len(&self) -> usize {
         self.numel.div_ceil(self.world_size)

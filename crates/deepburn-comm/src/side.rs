@@ -1,40 +1,27 @@
 //! Validation of collectives before they take a position in the common order.
 //!
 //! Each constructor of [`Side`] describes the call of one rank, or returns
-//! [`CommError::InvalidArgument`]. All engines use these constructors when they
-//! start a collective.
+//! [`CommError::InvalidArgument`].
+
+use tracing::{Span, trace_span};
 
 use crate::{CollectiveTag, CommError, Operation, Partition, Payload, ReduceOp, Side, Signature};
 
 impl Side {
-    /// Describes an all-reduce of `arrays`.
+    /// Describes a reduction of `arrays`. `operation` is an all-reduce or a reduce-scatter.
     ///
     /// # Errors
     ///
     /// Returns an error if `op` is not defined for an element type.
-    pub fn all_reduce<T: Payload>(
+    pub(crate) fn reduction<T: Payload>(
         rank: usize,
+        operation: fn(ReduceOp) -> Operation,
         tag: CollectiveTag,
         arrays: &[T],
         op: ReduceOp,
     ) -> Result<Self, CommError> {
         let signature = check_reduction(arrays, op).map(|()| Signature::of(arrays));
-        Self::checked::<T>(rank, Operation::AllReduce(op), tag, signature)
-    }
-
-    /// Describes a reduce-scatter of `arrays`.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `op` is not defined for an element type.
-    pub fn reduce_scatter<T: Payload>(
-        rank: usize,
-        tag: CollectiveTag,
-        arrays: &[T],
-        op: ReduceOp,
-    ) -> Result<Self, CommError> {
-        let signature = check_reduction(arrays, op).map(|()| Signature::of(arrays));
-        Self::checked::<T>(rank, Operation::ReduceScatter(op), tag, signature)
+        Self::checked::<T>(rank, operation(op), tag, signature)
     }
 
     /// Describes an all-gather of `chunks` into arrays of `numels` elements.
@@ -43,15 +30,15 @@ impl Side {
     ///
     /// Returns an error if there is not exactly one size per chunk, or if a
     /// chunk does not have the size of a shard.
-    pub fn all_gather<T: Payload>(
+    pub(crate) fn all_gather<T: Payload>(
         rank: usize,
         world_size: usize,
         tag: CollectiveTag,
         chunks: &[T],
-        numels: &[usize],
+        numels: Vec<usize>,
     ) -> Result<Self, CommError> {
-        let signature = check_chunks(chunks, numels, world_size)
-            .map(|()| Signature { numels: numels.to_vec(), ..Signature::of(chunks) });
+        let signature = check_chunks(chunks, &numels, world_size)
+            .map(|()| Signature { numels, ..Signature::of(chunks) });
         Self::checked::<T>(rank, Operation::AllGather, tag, signature)
     }
 
@@ -60,7 +47,7 @@ impl Side {
     /// # Errors
     ///
     /// Never fails; returns a `Result` like the other constructors.
-    pub fn all_to_all<T: Payload>(
+    pub(crate) fn all_to_all<T: Payload>(
         rank: usize,
         tag: CollectiveTag,
         arrays: &[T],
@@ -73,7 +60,7 @@ impl Side {
     /// # Errors
     ///
     /// Returns an error if `root` is not a rank of the group.
-    pub fn broadcast<T: Payload>(
+    pub(crate) fn broadcast<T: Payload>(
         rank: usize,
         world_size: usize,
         tag: CollectiveTag,
@@ -86,9 +73,27 @@ impl Side {
 
     /// Describes a barrier. It has no payload type, so ranks with different
     /// payload types can use the same barrier.
-    pub fn barrier(rank: usize, tag: CollectiveTag) -> Self {
+    pub(crate) fn barrier(rank: usize, tag: CollectiveTag) -> Self {
         let payload = std::any::type_name::<()>().into();
         Self { rank, operation: Operation::Barrier, tag, payload, signature: None }
+    }
+
+    /// Returns the number of elements of each array: of the input, or of the result of a gather.
+    pub fn numels(&self) -> &[usize] {
+        self.signature.as_ref().map_or(&[], |signature| &signature.numels)
+    }
+
+    /// Creates the trace span of the wait for the result, with the name and the tag of the
+    /// collective.
+    pub fn span(&self) -> Span {
+        match self.operation {
+            Operation::AllReduce(_) => trace_span!("all_reduce", tag = %self.tag),
+            Operation::ReduceScatter(_) => trace_span!("reduce_scatter", tag = %self.tag),
+            Operation::AllGather => trace_span!("all_gather", tag = %self.tag),
+            Operation::AllToAll => trace_span!("all_to_all", tag = %self.tag),
+            Operation::Broadcast { .. } => trace_span!("broadcast", tag = %self.tag),
+            Operation::Barrier => trace_span!("barrier", tag = %self.tag),
+        }
     }
 
     /// Returns the description, or an error if the arguments are invalid.

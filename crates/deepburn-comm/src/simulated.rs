@@ -7,8 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    CollectiveTag, CommError, Operation, Partition, Pending, ProcessGroup, ReduceOp, SharedPayload,
-    Side, Signature, Statistics,
+    CommError, Operation, Partition, Pending, ProcessGroup, SharedPayload, Side, Statistics,
 };
 
 /// A call that an observer of a [`SimulatedGroup`] sees.
@@ -99,52 +98,23 @@ impl SimulatedGroup {
         self.shared().statistics.clone()
     }
 
-    /// Counts a collective and returns its number. `contributed` and `complete` are bytes.
-    ///
-    /// # Errors
-    ///
-    /// Returns the failure that ended the group.
-    fn start(&self, side: &Side, [contributed, complete]: [usize; 2]) -> Result<u64, CommError> {
-        let mut shared = self.shared();
-        if let Some(failure) = &shared.failure {
-            return Err(failure.clone());
+    /// Returns the result that the operation has if all ranks pass `array`. The complete array has
+    /// `numel` elements.
+    fn result<T: SharedPayload>(&self, operation: Operation, array: &T, numel: usize) -> T {
+        let world_size = self.world_size;
+        let partition = Partition::new(numel, world_size);
+        let part = || array.part(partition.owned(self.rank));
+        match operation {
+            Operation::AllReduce(op) => array.part(0..numel).reduce_alike(world_size, numel, op),
+            Operation::ReduceScatter(op) => {
+                part().reduce_alike(world_size, partition.shard_len(), op)
+            }
+            Operation::AllGather => array.concat_alike(world_size, numel),
+            Operation::AllToAll => {
+                part().concat_alike(world_size, partition.owned(self.rank).len() * world_size)
+            }
+            Operation::Broadcast { .. } | Operation::Barrier => array.clone(),
         }
-        let (operation, arrays) = (side.operation, side.signature.as_ref());
-        shared.statistics.record(operation, &side.tag, arrays);
-        let number = shared.started;
-        shared.started += 1;
-        drop(shared);
-        (self.observer.0)(CollectiveEvent::Start {
-            number,
-            operation,
-            purpose: &side.tag.shared_purpose(),
-            arrays: arrays.map_or(0, |arrays| arrays.numels.len()) as u64,
-            contributed: contributed as u64,
-            complete: complete as u64,
-        });
-        Ok(number)
-    }
-
-    /// Starts a collective on `arrays`. Its handle returns `results`, which are already there.
-    ///
-    /// # Errors
-    ///
-    /// Returns the failure that ended the group.
-    fn run<T: SharedPayload>(
-        &self,
-        side: &Side,
-        arrays: &[T],
-        results: impl FnOnce() -> Vec<T>,
-    ) -> Result<Pending<T>, CommError> {
-        let contributed = arrays.iter().map(T::contributed_bytes).sum();
-        let total = side.signature.as_ref().map_or(0, Signature::total);
-        let complete = total * arrays.first().map_or(0, T::element_size);
-        let number = self.start(side, [contributed, complete])?;
-        let (results, observer) = (results(), self.observer.clone());
-        Ok(Pending::new(move || {
-            (observer.0)(CollectiveEvent::Wait { number });
-            Ok(results)
-        }))
     }
 
     /// Locks the shared state. A panic leaves it valid, because each change is a single assignment
@@ -163,70 +133,34 @@ impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
         self.world_size
     }
 
-    fn all_reduce(
-        &self,
-        tag: CollectiveTag,
-        arrays: Vec<T>,
-        op: ReduceOp,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::all_reduce(self.rank, tag, &arrays, op)?;
-        let reduced = |array: &T| {
-            let numel = array.numel();
-            array.part(0..numel).reduce_alike(self.world_size, numel, op)
-        };
-        self.run(&side, &arrays, || arrays.iter().map(reduced).collect())
-    }
-
-    fn reduce_scatter(
-        &self,
-        tag: CollectiveTag,
-        arrays: Vec<T>,
-        op: ReduceOp,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::reduce_scatter(self.rank, tag, &arrays, op)?;
-        let reduced = |array: &T| {
-            let partition = Partition::new(array.numel(), self.world_size);
-            let part = array.part(partition.owned(self.rank));
-            part.reduce_alike(self.world_size, partition.shard_len(), op)
-        };
-        self.run(&side, &arrays, || arrays.iter().map(reduced).collect())
-    }
-
-    fn all_gather(
-        &self,
-        tag: CollectiveTag,
-        chunks: Vec<T>,
-        numels: Vec<usize>,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::all_gather(self.rank, self.world_size, tag, &chunks, &numels)?;
-        let whole = |(chunk, numel): (&T, &usize)| chunk.concat_alike(self.world_size, *numel);
-        self.run(&side, &chunks, || chunks.iter().zip(&numels).map(whole).collect())
-    }
-
-    fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
-        let side = Side::all_to_all(self.rank, tag, &arrays)?;
-        let received = |array: &T| {
-            let range = Partition::new(array.numel(), self.world_size).owned(self.rank);
-            let numel = range.len() * self.world_size;
-            array.part(range).concat_alike(self.world_size, numel)
-        };
-        self.run(&side, &arrays, || arrays.iter().map(received).collect())
-    }
-
-    fn broadcast(
-        &self,
-        tag: CollectiveTag,
-        arrays: Vec<T>,
-        root: usize,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::broadcast(self.rank, self.world_size, tag, &arrays, root)?;
-        self.run(&side, &arrays, || arrays.clone())
-    }
-
-    fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
-        let number = self.start(&Side::barrier(self.rank, tag), [0; 2])?;
-        (self.observer.0)(CollectiveEvent::Wait { number });
-        Ok(())
+    /// Counts the collective. The results are already there when the handle is returned.
+    fn start(&self, side: Side, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
+        let operation = side.operation;
+        let mut shared = self.shared();
+        if let Some(failure) = &shared.failure {
+            return Err(failure.clone());
+        }
+        shared.statistics.record(operation, &side.tag, side.signature.as_ref());
+        let number = shared.started;
+        shared.started += 1;
+        drop(shared);
+        let numels = side.numels();
+        let element_size = arrays.first().map_or(0, T::element_size);
+        (self.observer.0)(CollectiveEvent::Start {
+            number,
+            operation,
+            purpose: &side.tag.shared_purpose(),
+            arrays: numels.len() as u64,
+            contributed: arrays.iter().map(T::contributed_bytes).sum::<usize>() as u64,
+            complete: (numels.iter().sum::<usize>() * element_size) as u64,
+        });
+        let result = |(array, numel)| self.result(operation, array, numel);
+        let results = arrays.iter().zip(numels.iter().copied()).map(result).collect();
+        let observer = self.observer.clone();
+        Ok(Pending::new(move || {
+            (observer.0)(CollectiveEvent::Wait { number });
+            Ok(results)
+        }))
     }
 
     fn check(&self) -> Result<(), CommError> {
@@ -243,7 +177,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Host, Operation, gather_bytes, run_ranks};
+    use crate::{CollectiveTag, Host, Operation, ReduceOp, gather_bytes, run_ranks};
 
     /// The results and counts of every collective on arrays that are equal on all ranks.
     fn results(

@@ -251,6 +251,11 @@ pub enum ModelMetric {
     Loss,
     /// The accuracy of a classifier; the highest is best.
     Accuracy,
+    /// The micro-averaged F1 score of a classifier with several labels for each text; the highest is
+    /// best.
+    F1,
+    /// The mean absolute error of a regression; the lowest is best.
+    Mae,
 }
 
 /// The backend, which determines where tensors are stored and computed.
@@ -274,8 +279,26 @@ choices!(Architecture {
 choices!(Join { "end_of_text" => EndOfText, "blank_line" => BlankLine, "nothing" => Nothing });
 choices!(ModelMetric {
     "loss" => Loss, "eval_loss" => Loss, "accuracy" => Accuracy, "eval_accuracy" => Accuracy,
+    "f1" => F1, "eval_f1" => F1, "mae" => Mae, "eval_mae" => Mae,
 });
 choices!(Backend { "flex" => Flex, "wgpu" => Wgpu, "cuda" => Cuda, "tch" => Tch });
+
+impl ModelMetric {
+    /// Returns the name in a job file.
+    pub fn name(self) -> &'static str {
+        self.first_name()
+    }
+
+    /// Returns whether evaluations of a classifier with this `problem_type` have the metric.
+    pub fn is_of(self, problem_type: &str) -> bool {
+        match self {
+            Self::Loss => true,
+            Self::Accuracy => problem_type != "regression",
+            Self::F1 => problem_type == "multi_label_classification",
+            Self::Mae => problem_type == "regression",
+        }
+    }
+}
 
 impl Architecture {
     /// The former name of [`Architecture::Encoder`] in job files.

@@ -295,13 +295,17 @@ impl JobReader<'_> {
             self.findings, "training.per_device_eval_batch_size" =>
             "has no effect: this job evaluates nothing"; "add training.eval_strategy or data.splits.test, or remove it");
         let classifies = matches!(data.kind, DataKind::Classification { .. });
-        refuse!(if training.metric_for_best_model == ModelMetric::Accuracy && !classifies;
+        let metric = training.metric_for_best_model;
+        refuse!(if metric != ModelMetric::Loss && !classifies;
             self.findings, "training.metric_for_best_model" =>
-            "is \"accuracy\", which only a classifier has"; "write \"loss\"");
-        let is_regression = model.config.get("problem_type") == Some(&"regression".into());
-        refuse!(if training.metric_for_best_model == ModelMetric::Accuracy && classifies && is_regression;
-            self.findings, "training.metric_for_best_model" =>
-            "is \"accuracy\", which a regression does not have"; "write \"loss\"");
+            "is \"{}\", which only a classifier has", metric.name(); "write \"loss\"");
+        // Without the field, the data determines the problem type when it is read.
+        let problem_type = model.config.get("problem_type").and_then(Json::as_str);
+        if let Some(problem_type) = problem_type.filter(|it| classifies && !metric.is_of(it)) {
+            refuse!(self.findings, "training.metric_for_best_model" =>
+                "is \"{}\", which problem_type \"{problem_type}\" does not have", metric.name();
+                "write \"loss\"");
+        }
     }
 
     /// Reads the changes of the batch size: two lists of the same length.

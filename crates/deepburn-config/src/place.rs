@@ -15,6 +15,7 @@ use crate::diagnosis::ConfigError;
 /// | `openai-community/gpt2` | the folder of this name if there is one, else the repository |
 /// | `owner/name@v1.0` | the repository at a branch, tag or commit |
 /// | `corpus`, `owner/name/part` | nothing, unless it exists: a repository has one slash |
+/// | `data/corpus.txt` | nothing, unless it exists: it has the extension of a file |
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Place {
@@ -50,14 +51,19 @@ impl Place {
     }
 }
 
-/// Returns whether a text has one slash between two names. Relative and absolute paths have a dot,
-/// a tilde or nothing before the slash.
+/// The extensions of files, with which the name of a repository does not end.
+const EXTENSIONS: [&str; 10] =
+    ["txt", "jsonl", "ndjson", "json", "csv", "parquet", "bin", "safetensors", "gz", "zst"];
+
+/// Returns whether a text has one slash between two names, of which the second is not the name of a
+/// file. Relative and absolute paths have a dot, a tilde or nothing before the slash.
 fn looks_like_a_repository(text: &str) -> bool {
     let starts_well =
         |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
-    let parts = text.split_once('/');
-    parts
-        .is_some_and(|(owner, name)| starts_well(owner) && starts_well(name) && !name.contains('/'))
+    let Some((owner, name)) = text.split_once('/') else { return false };
+    let extension = Path::new(name).extension().map(|it| it.to_ascii_lowercase());
+    let is_file = extension.is_some_and(|extension| EXTENSIONS.iter().any(|it| extension == *it));
+    starts_well(owner) && starts_well(name) && !name.contains('/') && !is_file
 }
 
 /// Returns the path of `path` in the first of `folders` that contains it. An absolute path is not
@@ -105,7 +111,8 @@ mod tests {
         assert_eq!(find("owner/name@main"), Some(Place::Hub("owner/name@main".into())));
         std::fs::create_dir_all(folder.path().join("owner/name")).unwrap();
         assert_eq!(find("owner/name"), Some(Place::Local(folder.path().join("owner/name"))));
-        for text in ["", "name", "./x/y", "../data/x", "/owner/name", "a/b/c", "~/data", "a/"] {
+        let paths = ["", "name", "./x/y", "../data/x", "/owner/name", "a/b/c", "~/data", "a/"];
+        for text in paths.into_iter().chain(["data/corpus.txt", "data/tokens.u32.BIN"]) {
             assert_eq!(find(text), None, "{text}");
         }
     }

@@ -70,6 +70,14 @@ pub struct BatchPlan {
     pub world_size: usize,
 }
 
+impl BatchPlan {
+    /// Returns a batch with the same micro-batches, but other numbers of them and of ranks.
+    pub fn resized(self, gradient_accumulation_steps: usize, world_size: usize) -> Self {
+        let train_batch_size = self.micro_batch_size * gradient_accumulation_steps * world_size;
+        Self { train_batch_size, gradient_accumulation_steps, world_size, ..self }
+    }
+}
+
 /// Shape of the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -122,6 +122,22 @@ fn a_rate_that_muon_does_not_use_is_warned_of() {
 
 /// As in DeepSpeed, matrices and other parameters have separate learning rates or share one.
 #[test]
+fn an_eps_of_zero_is_warned_of() {
+    for (name, eps, warned) in
+        [("Adam", 0.0, true), ("Adagrad", 1e-60, true), ("AdamW", 1e-8, false)]
+    {
+        let json =
+            json!({"train_batch_size": 1, "optimizer": {"type": name, "params": {"eps": eps}}});
+        let written = RawConfig::from_value(&json).unwrap();
+        let notes = resolve(&written, &RunContext::on_host(1)).unwrap().notes;
+        let is_warned = notes.iter().any(|note| {
+            note.severity == Severity::Warning && note.message.contains("every element NaN")
+        });
+        assert_eq!(is_warned, warned, "{name}: {notes:?}");
+    }
+}
+
+#[test]
 fn muon_has_two_learning_rates() {
     let muon = |params: serde_json::Value| {
         let optimizer = json!({"optimizer": {"type": "Muon", "params": params}});

@@ -383,7 +383,7 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
                 "training": {"metric_for_best_model": "accuracy"}}"#,
             [
                 "training.metric_for_best_model",
-                "which a regression does not have",
+                "which problem_type \"regression\" does not have",
                 "write \"loss\"",
             ],
         ),
@@ -468,10 +468,11 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
         ),
         (r#"{"data": {"shuffle": 1}}"#, ["data.shuffle", "1 is a number", "true or false"]),
         (
-            r#"{"training": {"metric_for_best_model": "f1"}}"#,
+            r#"{"training": {"metric_for_best_model": "bleu"}}"#,
             [
                 "training.metric_for_best_model",
-                "\"f1\" is not a known value; must be one of loss, eval_loss, accuracy, eval_accuracy",
+                "\"bleu\" is not a known value; must be one of loss, eval_loss, accuracy, eval_accuracy, f1, eval_f1, mae, \
+                 eval_mae",
                 "choose one of them, or leave the key out for \"loss\"",
             ],
         ),

@@ -20,8 +20,9 @@
 //! ```
 //!
 //! The model assumes identical ranks with micro-batches of the same size, a network without other
-//! traffic, and kernels that reach the speed in [`RankSpeed`]. It ignores data loading, checkpoints
-//! and kernel launch overhead. It does not predict the time of offload and of compressed exchanges
+//! traffic, and kernels that reach the speed in [`RankSpeed`]. It ignores data loading, the
+//! collectives of the training loop, checkpoints and kernel launch overhead. It does not predict the
+//! time of offload and of compressed exchanges
 //! ([`UnsupportedPlan`]).
 
 mod clock;

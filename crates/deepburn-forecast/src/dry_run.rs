@@ -10,6 +10,10 @@
 //! The first step records the order in which parameters are read, and later steps prefetch by it.
 //! A dry run therefore takes two steps, and reports the second one. All micro-batches of a step
 //! between the first and the last are alike, so at most one of them is run.
+//!
+//! A dry run has the collectives of the engine. Programs have training loops of their own, so the
+//! collectives of a loop are not included: [`deepburn_learner::train`] sums a few numbers over the
+//! ranks twice per step.
 
 use std::thread;
 
@@ -39,7 +43,7 @@ pub struct Forecast {
     pub start: MemoryPeaks,
     /// The peaks of a training step.
     pub step: MemoryPeaks,
-    /// The collectives of a training step.
+    /// The engine's collectives of a training step. A training loop may add others.
     pub collectives: Statistics,
     /// The floating-point operations of a training step, by module.
     pub operations: Vec<ModuleOperations>,
@@ -150,12 +154,8 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
 
 /// Returns the plan with at most [`MICRO_BATCHES`] micro-batches a step.
 fn shortened(plan: &Plan) -> Plan {
-    let mut plan = plan.clone();
-    let batch = &mut plan.batch;
-    batch.gradient_accumulation_steps = batch.gradient_accumulation_steps.min(MICRO_BATCHES);
-    batch.train_batch_size =
-        batch.micro_batch_size * batch.gradient_accumulation_steps * batch.world_size;
-    plan
+    let micro_batches = plan.batch.gradient_accumulation_steps.min(MICRO_BATCHES);
+    Plan { batch: plan.batch.resized(micro_batches, plan.batch.world_size), ..plan.clone() }
 }
 
 /// Calls `run` as rank 0 of a simulated group of `world_size` ranks, on a thread of its own.

@@ -22,19 +22,25 @@ pub enum BestMetric {
     Loss,
     /// The accuracy, from 0 to 1; the highest is best.
     Accuracy,
+    /// The F1 score, from 0 to 1; the highest is best.
+    F1,
+    /// The mean absolute error; the lowest is best.
+    Mae,
 }
 
 impl BestMetric {
     /// Returns the metric of an evaluation in a form for which the lowest value
-    /// is best: the loss, or one minus the accuracy.
+    /// is best: a loss or an error, or one minus an accuracy or F1 score.
     ///
     /// Checkpoints store this number as
     /// [`Run::metric`](deepburn_checkpoint::Run::metric). Returns `None` if the
-    /// metric is the accuracy and the task has none.
+    /// task does not have the metric.
     pub fn of(self, row: &EvalRow) -> Option<f64> {
         match self {
             Self::Loss => Some(row.eval_loss),
             Self::Accuracy => row.eval_accuracy.map(|accuracy| 1.0 - accuracy),
+            Self::F1 => row.eval_f1.map(|f1| 1.0 - f1),
+            Self::Mae => row.eval_mae,
         }
     }
 }
@@ -203,6 +209,13 @@ mod tests {
             stopped = stopped.or(state.stops(plan).then_some(index));
         }
         (found, state, stopped)
+    }
+
+    #[test]
+    fn the_lowest_value_of_each_metric_is_best() {
+        let row = EvalRow { eval_f1: Some(0.75), eval_mae: Some(2.0), ..row(1, 3.0) };
+        let metrics = [BestMetric::Loss, BestMetric::Accuracy, BestMetric::F1, BestMetric::Mae];
+        assert_eq!(metrics.map(|by| by.of(&row)), [Some(3.0), None, Some(0.25), Some(2.0)]);
     }
 
     #[test]

@@ -33,11 +33,34 @@
 //! results are bit-identical to rank threads.
 
 use bytes::Bytes;
-use deepburn_comm::{CommError, Encoded, Form, Partition, Payload, Received, ReduceOp, Side};
+use deepburn_comm::{
+    CommError, Encoded, Form, Operation, Partition, Payload, Received, ReduceOp, Side,
+};
 
 use crate::control::CallHeader;
 use crate::link::Link;
 use crate::transfer::Incoming;
+
+/// Runs the collective that `side` describes and returns its result.
+///
+/// # Errors
+///
+/// Returns an error if ranks disagree or fail, or if received bytes do not encode the expected
+/// arrays.
+pub(crate) fn run<T: Payload>(
+    link: &mut Link,
+    side: &Side,
+    arrays: Vec<T>,
+) -> Result<Vec<T>, CommError> {
+    match side.operation {
+        Operation::AllReduce(op) => all_reduce(link, side, &arrays, op),
+        Operation::ReduceScatter(op) => reduce_scatter(link, side, &arrays, op),
+        Operation::AllGather => all_gather(link, side, &arrays),
+        Operation::AllToAll => all_to_all(link, side, &arrays),
+        Operation::Broadcast { root } => broadcast(link, side, arrays, root),
+        Operation::Barrier => link.meet(side, |_| Vec::new()).map(|_| Vec::new()),
+    }
+}
 
 /// Returns this rank's shard of each reduced array, padded with zeros to the length of a shard.
 ///
@@ -48,7 +71,7 @@ use crate::transfer::Incoming;
 ///
 /// Returns an error if ranks disagree or fail, or if received bytes do not encode the expected
 /// part.
-pub(crate) fn reduce_scatter<T: Payload>(
+fn reduce_scatter<T: Payload>(
     link: &mut Link,
     side: &Side,
     arrays: &[T],
@@ -101,7 +124,7 @@ pub(crate) fn reduce_scatter<T: Payload>(
 /// # Errors
 ///
 /// Returns the errors of [`reduce_scatter`].
-pub(crate) fn all_reduce<T: Payload>(
+fn all_reduce<T: Payload>(
     link: &mut Link,
     side: &Side,
     arrays: &[T],
@@ -112,20 +135,14 @@ pub(crate) fn all_reduce<T: Payload>(
     spread(link, &shards, &numels)
 }
 
-/// Returns the arrays, concatenated from the chunks of all ranks. `numels` are the lengths of the
-/// complete arrays in elements, without padding.
+/// Returns the arrays, concatenated from the chunks of all ranks.
 ///
 /// # Errors
 ///
 /// Returns an error if ranks disagree or fail.
-pub(crate) fn all_gather<T: Payload>(
-    link: &mut Link,
-    side: &Side,
-    chunks: &[T],
-    numels: &[usize],
-) -> Result<Vec<T>, CommError> {
+fn all_gather<T: Payload>(link: &mut Link, side: &Side, chunks: &[T]) -> Result<Vec<T>, CommError> {
     link.meet(side, |_| Vec::new())?;
-    spread(link, chunks, numels)
+    spread(link, chunks, side.numels())
 }
 
 /// Returns one array per input array: this rank's part of every rank's array, concatenated in rank order.
@@ -133,11 +150,7 @@ pub(crate) fn all_gather<T: Payload>(
 /// # Errors
 ///
 /// Returns an error if ranks disagree or fail.
-pub(crate) fn all_to_all<T: Payload>(
-    link: &mut Link,
-    side: &Side,
-    arrays: &[T],
-) -> Result<Vec<T>, CommError> {
+fn all_to_all<T: Payload>(link: &mut Link, side: &Side, arrays: &[T]) -> Result<Vec<T>, CommError> {
     link.meet(side, |_| Vec::new())?;
     let (rank, world_size) = (link.rank(), link.world_size());
     let (mut outgoing, mut incoming, mut numels) = (Vec::new(), Vec::new(), Vec::new());
@@ -170,7 +183,7 @@ pub(crate) fn all_to_all<T: Payload>(
 ///
 /// Returns an error if ranks disagree or fail, or if received bytes do not encode the expected
 /// arrays.
-pub(crate) fn broadcast<T: Payload>(
+fn broadcast<T: Payload>(
     link: &mut Link,
     side: &Side,
     arrays: Vec<T>,
@@ -198,15 +211,6 @@ pub(crate) fn broadcast<T: Payload>(
         .enumerate()
         .map(|(index, home)| decode(home, home.numel(), header, index, received.next()));
     decoded.collect::<Result<_, _>>().map_err(|reason| CommError::Transport { rank, reason })
-}
-
-/// Waits until all ranks have reached this collective.
-///
-/// # Errors
-///
-/// Returns an error if ranks disagree or fail.
-pub(crate) fn barrier(link: &mut Link, side: &Side) -> Result<(), CommError> {
-    link.meet(side, |_| Vec::new()).map(drop)
 }
 
 /// Sends this rank's shard of each array to all ranks and returns the complete arrays. Padding is

@@ -17,13 +17,10 @@ use std::thread;
 use std::time::Duration;
 
 use deepburn_comm::{
-    CollectiveTag, CommError, GroupFailure, Payload, Pending, ProcessGroup, RankHandle, ReduceOp,
-    Side, Statistics,
+    CommError, GroupFailure, Payload, Pending, ProcessGroup, RankHandle, Side, Statistics,
 };
-use tracing::{Span, trace_span};
 
 use crate::collectives;
-use crate::link::Link;
 use crate::process::{Process, Work};
 use crate::settings::Settings;
 
@@ -139,53 +136,6 @@ impl MpiGroup {
     pub fn statistics(&self) -> Statistics {
         self.membership.statistics.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
-
-    /// Queues `work` for the communication thread at the next position of the
-    /// common order. `span` is open while the rank waits for the result.
-    ///
-    /// The arrays are moved to the communication thread, which drops them when the collective is
-    /// complete. Dropping the handle does not cancel the collective, because the other ranks take
-    /// part in it.
-    ///
-    /// # Errors
-    ///
-    /// Returns the failure of the run, or an error if this rank has left the
-    /// group.
-    fn start<T: Payload>(
-        &self,
-        side: Side,
-        span: Span,
-        work: impl FnOnce(&mut Link, &Side) -> Result<Vec<T>, CommError> + Send + 'static,
-    ) -> Result<Pending<T>, CommError> {
-        if let Some(cause) = self.membership.process.status().cause() {
-            return Err(cause);
-        }
-        if self.membership.has_left.load(Ordering::Relaxed) {
-            let Side { rank, operation, tag, .. } = side;
-            return Err(CommError::AfterLeave { rank, operation, tag });
-        }
-        let mut statistics =
-            self.membership.statistics.lock().unwrap_or_else(PoisonError::into_inner);
-        statistics.record(side.operation, &side.tag, side.signature.as_ref());
-        // The lock is released before the collective is queued, so that readers of the statistics
-        // never wait for the queue.
-        drop(statistics);
-
-        let (answer, answered) = mpsc::sync_channel(1);
-        let on_device = self.membership.on_device;
-        self.membership.process.submit(Work::Run(Box::new(move |link| {
-            // `on_device` takes an `FnMut`, but the work can run only once.
-            let mut work = Some(work);
-            on_device(&mut || {
-                if let Some(work) = work.take() {
-                    // The rank may have dropped its handle.
-                    let _ = answer.send(work(link, &side));
-                }
-            });
-        })));
-        let membership = self.membership.clone();
-        Ok(Pending::new(move || span.in_scope(|| membership.wait(&answered))))
-    }
 }
 
 impl RankHandle for MpiGroup {
@@ -218,8 +168,6 @@ impl RankHandle for MpiGroup {
     }
 }
 
-/// Every collective checks its arguments before data is exchanged, and opens a trace span with its
-/// name and tag.
 impl<T: Payload> ProcessGroup<T> for MpiGroup {
     fn rank(&self) -> usize {
         self.rank()
@@ -229,69 +177,46 @@ impl<T: Payload> ProcessGroup<T> for MpiGroup {
         self.world_size()
     }
 
-    fn all_reduce(
-        &self,
-        tag: CollectiveTag,
-        arrays: Vec<T>,
-        op: ReduceOp,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::all_reduce(self.rank(), tag, &arrays, op)?;
-        let span = trace_span!("all_reduce", tag = %side.tag);
-        self.start(side, span, move |link, side| collectives::all_reduce(link, side, &arrays, op))
-    }
+    /// Queues the collective for the communication thread at the next position of the common order.
+    ///
+    /// The arrays are moved to the communication thread, which drops them when the collective is
+    /// complete. Dropping the handle does not cancel the collective, because the other ranks take
+    /// part in it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the failure of the run, or an error if this rank has left the
+    /// group.
+    fn start(&self, side: Side, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
+        if let Some(cause) = self.membership.process.status().cause() {
+            return Err(cause);
+        }
+        if self.membership.has_left.load(Ordering::Relaxed) {
+            let Side { rank, operation, tag, .. } = side;
+            return Err(CommError::AfterLeave { rank, operation, tag });
+        }
+        let span = side.span();
+        let mut statistics =
+            self.membership.statistics.lock().unwrap_or_else(PoisonError::into_inner);
+        statistics.record(side.operation, &side.tag, side.signature.as_ref());
+        // The lock is released before the collective is queued, so that readers of the statistics
+        // never wait for the queue.
+        drop(statistics);
 
-    fn reduce_scatter(
-        &self,
-        tag: CollectiveTag,
-        arrays: Vec<T>,
-        op: ReduceOp,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::reduce_scatter(self.rank(), tag, &arrays, op)?;
-        let span = trace_span!("reduce_scatter", tag = %side.tag);
-        self.start(side, span, move |link, side| {
-            collectives::reduce_scatter(link, side, &arrays, op)
-        })
-    }
-
-    fn all_gather(
-        &self,
-        tag: CollectiveTag,
-        chunks: Vec<T>,
-        numels: Vec<usize>,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::all_gather(self.rank(), self.world_size(), tag, &chunks, &numels)?;
-        let span = trace_span!("all_gather", tag = %side.tag);
-        self.start(side, span, move |link, side| {
-            collectives::all_gather(link, side, &chunks, &numels)
-        })
-    }
-
-    fn all_to_all(&self, tag: CollectiveTag, arrays: Vec<T>) -> Result<Pending<T>, CommError> {
-        let side = Side::all_to_all(self.rank(), tag, &arrays)?;
-        let span = trace_span!("all_to_all", tag = %side.tag);
-        self.start(side, span, move |link, side| collectives::all_to_all(link, side, &arrays))
-    }
-
-    fn broadcast(
-        &self,
-        tag: CollectiveTag,
-        arrays: Vec<T>,
-        root: usize,
-    ) -> Result<Pending<T>, CommError> {
-        let side = Side::broadcast(self.rank(), self.world_size(), tag, &arrays, root)?;
-        let span = trace_span!("broadcast", tag = %side.tag);
-        self.start(side, span, move |link, side| collectives::broadcast(link, side, arrays, root))
-    }
-
-    /// Waits on the calling thread, unlike the other collectives.
-    fn barrier(&self, tag: CollectiveTag) -> Result<(), CommError> {
-        let side = Side::barrier(self.rank(), tag);
-        let span = trace_span!("barrier", tag = %side.tag);
-        let pending: Pending<T> = self.start(side, span, |link, side| {
-            collectives::barrier(link, side)?;
-            Ok(Vec::new())
-        })?;
-        pending.wait().map(drop)
+        let (answer, answered) = mpsc::sync_channel(1);
+        let on_device = self.membership.on_device;
+        self.membership.process.submit(Work::Run(Box::new(move |link| {
+            // `on_device` takes an `FnMut`, but the collective can run only once.
+            let mut arrays = Some(arrays);
+            on_device(&mut || {
+                if let Some(arrays) = arrays.take() {
+                    // The rank may have dropped its handle.
+                    let _ = answer.send(collectives::run(link, &side, arrays));
+                }
+            });
+        })));
+        let membership = self.membership.clone();
+        Ok(Pending::new(move || span.in_scope(|| membership.wait(&answered))))
     }
 
     /// Returns the failure of the run without waiting. Computing ranks call this function at every

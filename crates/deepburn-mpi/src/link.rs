@@ -18,9 +18,10 @@
 //!   Goodbye ------------------------>   the process ends; MPI_Finalize follows
 //! ```
 //!
-//! Each failure has one reporter, the rank that prints it. If several ranks can detect the same
-//! failure, each of them waits for a time that increases with its rank number. The report of the
-//! lowest rank thus arrives before the other ranks would send theirs.
+//! Each failure has one reporter, the rank that prints it. A death is reported by the
+//! first rank that claims the report ([`Neighbours::claim_report`]). If several ranks can detect
+//! another failure, each of them waits for a time that increases with its rank number. The report of
+//! the lowest rank thus arrives before the other ranks would send theirs.
 //!
 //! | Failure | Noticed by | Error |
 //! |---|---|---|
@@ -49,7 +50,8 @@ use crate::transfer::{Incoming, Transfer};
 /// The interval at which the processes on this host are checked.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// The time between the reports of consecutive ranks that detect the same failure. It is long
-/// enough for the report of the first rank to reach the others before they would send theirs.
+/// enough for the report of the first rank to reach the others before they would send theirs, and
+/// for the last messages of a process that has died.
 const REPORT_DELAY: Duration = Duration::from_millis(40);
 /// The interval of pings in a run without a time-out.
 ///
@@ -69,6 +71,9 @@ const NAMES_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum delay of a report. Without this limit, the last rank of a large job would wait for
 /// minutes.
 const LAST_TURN: Duration = Duration::from_secs(1);
+/// The number of polls after which a message that is in shared memory has been received. A poll of
+/// Open MPI without a result moves such messages into the queue that the next poll searches.
+const POLLS: usize = 16;
 /// The number of recent collectives of this rank whose array names are kept for messages about late
 /// ranks.
 const REMEMBERED: usize = 4;
@@ -302,17 +307,10 @@ impl Link {
     ///
     /// Returns the failure that ended the run.
     pub(crate) fn listen(&mut self) -> Result<(), CommError> {
-        if let Err(error) = self.receive() {
+        if let Err(error) = self.receive().and_then(|()| self.look()) {
             let cause = self.broken(error);
             self.announce(&cause);
             return Err(cause);
-        }
-        if self.last_look.elapsed() >= LOOK_INTERVAL {
-            self.last_look = Instant::now();
-            while let Some(rank) = self.neighbours.ended() {
-                self.peers[rank].ended = Some(Instant::now());
-            }
-            self.report_deaths();
         }
         let Some(cause) = self.status.cause() else { return Ok(()) };
         self.announce(&cause);
@@ -409,19 +407,31 @@ impl Link {
         }
     }
 
-    /// Ends the run if a process of this host has ended although other ranks still needed it.
-    fn report_deaths(&mut self) {
-        let dead: Vec<_> = self.ranks(|peer| peer.ended.is_some() && peer.left.is_none());
-        let Some(&rank) = dead.first() else { return };
-        // Only ranks on the same host detect that a process has ended, so only these ranks take
-        // turns.
-        let host = |rank: usize| self.peers[rank].hello.as_ref().map(|hello| &hello.host);
-        let reports = |other: &usize| !dead.contains(other) && host(*other) == host(rank);
-        let alive_before = (0..self.rank()).filter(reports).count() as u32;
+    /// Checks the processes of this host at intervals. Ends the run if one of them has ended
+    /// although other ranks still needed it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if MPI fails or a message cannot be decoded.
+    fn look(&mut self) -> Result<(), MpiError> {
+        if self.last_look.elapsed() < LOOK_INTERVAL {
+            return Ok(());
+        }
+        self.last_look = Instant::now();
+        while let Some(rank) = self.neighbours.ended() {
+            self.peers[rank].ended = Some(Instant::now());
+        }
+        let is_dead = |peer: &Peer| peer.ended.is_some() && peer.left.is_none();
+        let Some(&rank) = self.ranks(is_dead).first() else { return Ok(()) };
         let since = self.peers[rank].ended.map(|ended| ended.elapsed()).unwrap_or_default();
-        // The last message of the process, or the report of a lower rank, may still be in flight.
-        if since < REPORT_DELAY * (1 + alive_before) {
-            return;
+        // The last message of the process may still be in flight.
+        if since < REPORT_DELAY || self.status.cause().is_some() || !self.neighbours.claim_report()
+        {
+            return Ok(());
+        }
+        // A process that held the claim before, and has exited, has sent its report.
+        for _ in 0..POLLS {
+            self.receive()?;
         }
         let Peer { hello, last, .. } = &self.peers[rank];
         let host = hello.as_ref().map(|hello| hello.host.clone()).unwrap_or_default();
@@ -433,6 +443,7 @@ impl Link {
             call: self.current.clone().map(Box::new),
         };
         self.status.fail(self.rank(), cause);
+        Ok(())
     }
 
     /// Sends the failure of the run to the other ranks, once, if this rank is its reporter.

@@ -8,6 +8,12 @@
 //!
 //! [`pidfd_open(2)`]: https://man7.org/linux/man-pages/man2/pidfd_open.2.html
 
+#[cfg(target_os = "linux")]
+use std::os::{
+    linux::net::SocketAddrExt,
+    unix::net::{SocketAddr, UnixDatagram},
+};
+
 use crate::control::Hello;
 
 /// The process handles of the ranks on this host.
@@ -19,6 +25,12 @@ pub(crate) struct Neighbours {
     /// The ranks whose processes have not ended, with their process handles.
     #[cfg(target_os = "linux")]
     alive: Vec<(usize, rustix::fd::OwnedFd)>,
+    /// The name that the ranks of this job on this host claim.
+    #[cfg(target_os = "linux")]
+    name: String,
+    /// The claim of this process, which ends with the process.
+    #[cfg(target_os = "linux")]
+    claim: Option<UnixDatagram>,
 }
 
 #[cfg(target_os = "linux")]
@@ -38,7 +50,28 @@ impl Neighbours {
             // sandbox), the process is not watched.
             pidfd_open(pid, PidfdFlags::empty()).ok().map(|handle| (rank, handle))
         };
-        Self { alive: ranks.iter().filter_map(watch).collect() }
+        let pids = ranks.iter().filter(|(_, hello)| near(hello)).map(|(_, hello)| hello.pid);
+        let first = pids.fold(own.pid, i32::min);
+        Self {
+            alive: ranks.iter().filter_map(watch).collect(),
+            name: format!("deepburn {first} {}", own.namespace),
+            claim: None,
+        }
+    }
+
+    /// Returns true if this process has to report a death, which is true for one process of the job
+    /// on this host until that process exits.
+    ///
+    /// All ranks notice a death at the same time, and a busy machine may delay any of them, so only
+    /// an exclusive claim keeps two of them from reporting it. The claim is the name of a socket,
+    /// because the system frees the name with the process.
+    pub(crate) fn claim_report(&mut self) -> bool {
+        let name = SocketAddr::from_abstract_name(&self.name);
+        match name.and_then(|name| UnixDatagram::bind_addr(&name)) {
+            Ok(claim) => self.claim.replace(claim).is_none(),
+            // Without sockets, several reports are better than none.
+            Err(error) => error.kind() != std::io::ErrorKind::AddrInUse,
+        }
     }
 
     /// Returns a rank whose process has ended since the last call.
@@ -67,6 +100,11 @@ impl Neighbours {
     /// Returns `None`, because processes are not watched on this system.
     pub(crate) fn ended(&mut self) -> Option<usize> {
         None
+    }
+
+    /// Returns true, because the deaths that are reported were noticed by this process alone.
+    pub(crate) fn claim_report(&mut self) -> bool {
+        true
     }
 }
 
@@ -113,5 +151,18 @@ mod tests {
         };
         assert_eq!((ended, neighbours.ended()), (3, None));
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn one_process_of_a_job_reports_until_it_exits() {
+        // Process ids that no process has.
+        let (low, high) = (hello(u32::MAX / 2), hello(u32::MAX / 2 - 1));
+        let mut first = Neighbours::new(&low, &[(1, &high)]);
+        let mut second = Neighbours::new(&high, &[(0, &low)]);
+        let mut other_job = Neighbours::new(&low, &[]);
+        assert!(first.claim_report() && other_job.claim_report());
+        assert!(!second.claim_report() && !first.claim_report());
+        drop(first);
+        assert!(second.claim_report());
     }
 }

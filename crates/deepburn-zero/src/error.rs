@@ -112,7 +112,7 @@ pub enum ZeroError {
     #[error(
         "the gradient of parameter {path} is not finite, so the step was not taken: lower the \
          learning rate, clip gradients, communicate and accumulate them in fp32, or look for a \
-         division by zero in the loss"
+         division by zero: in the loss, or by an optimizer's eps of 0"
     )]
     GradientNotFinite {
         /// Module path of the first such parameter, in the model's order.

@@ -323,9 +323,18 @@ impl<B: Backend> Parameter<B> {
         self.set_copy(WholeCopy::Fetching(fetch));
     }
 
+    /// Returns true if a gathered copy takes memory. On a single rank, a shard on the device has all elements, and the
+    /// gathered copy is a view of it.
+    pub(crate) fn is_copied_by_gather(&self) -> bool {
+        self.partition().world_size() > 1 || self.parked().is_some()
+    }
+
     /// Keeps a gathered copy until [`release`](Self::release).
     pub(crate) fn keep_gathered(&self, whole: B::FloatTensorPrimitive, live: LiveElements) {
-        let whole = Leased::held(whole, &self.ledger, Category::Gathered);
+        let whole = match self.is_copied_by_gather() {
+            true => Leased::held(whole, &self.ledger, Category::Gathered),
+            false => Leased { tensor: whole, lease: None },
+        };
         self.set_copy(WholeCopy::Gathered { whole, _live: live });
     }
 

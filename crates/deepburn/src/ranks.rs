@@ -63,8 +63,8 @@ pub enum RanksError {
     /// MPI.
     #[error(
         "{launcher} started {world_size} processes, but this program was built without MPI and would \
-         run the job {world_size} times; build it with DeepBurn's feature `mpi`, or set \
-         DEEPBURN_LAUNCHER=none to run it so"
+         run the job {world_size} times; build it with the feature `mpi`, or start it without a \
+         launcher, which runs all ranks as threads of one process"
     )]
     WithoutMpi {
         /// The launcher that started this process.

@@ -22,11 +22,6 @@ pub enum Location {
     Hub(HubRepo),
 }
 
-/// Extensions of files: `data/train.txt` has the form of an id but is meant as
-/// a path.
-const EXTENSIONS: [&str; 10] =
-    ["txt", "jsonl", "ndjson", "json", "csv", "parquet", "bin", "safetensors", "gz", "zst"];
-
 impl Location {
     /// Parses `text`: an existing folder, an existing file, or else a
     /// repository of `kind` with the id `owner/name`, at the revision after an
@@ -43,11 +38,8 @@ impl Location {
         if path.exists() {
             return Ok(Self::File(path.to_owned()));
         }
-        let extension = path.extension().and_then(|extension| extension.to_str());
         let (id, revision) = text.split_once('@').unwrap_or((text, HubRepo::MAIN));
-        let is_file = extension
-            .is_some_and(|extension| EXTENSIONS.contains(&extension.to_ascii_lowercase().as_str()));
-        if !HubRepo::is_id(id) || !HubRepo::is_revision(revision) || is_file {
+        if !HubRepo::is_id(id) || !HubRepo::is_revision(revision) {
             let reason = "is not an existing folder, an existing file or a Hub id of the form `owner/name` or `owner/name@revision`; correct the path or the id";
             return Err(DataError::invalid(path, reason));
         }

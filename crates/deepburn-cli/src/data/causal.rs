@@ -15,7 +15,8 @@ use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
 use deepburn::{
-    Batch, BatchSource, BoxError, Evaluation, EvaluationStream, NextStep, StepBatches, Task,
+    Batch, BatchSource, BoxError, Evaluation, EvaluationStream, Meta, MetaDevice, NextStep,
+    StepBatches, Task,
 };
 use deepburn_config::{CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{
@@ -35,7 +36,7 @@ use crate::data::corpus::open_corpus;
 use crate::data::job_tokenizer::{JobTokenizer, VocabularyOrigin};
 use crate::data::lengths::{PREFETCH, check_length, longest};
 use crate::data::recipe::{
-    EvaluationSettings, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
+    EvaluationSettings, ForecastTask, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
 };
 use crate::data::vocabulary::{
     check_special_tokens, is_vocabulary_given, with_special_tokens, with_vocabulary,
@@ -199,12 +200,6 @@ where
 
     fn task(&self, device: B::Device) -> Self::Task {
         NextToken { config: self.config.clone(), device, label_smoothing: self.label_smoothing }
-    }
-
-    fn example(&self, shape: BatchShape) -> TokenBatch {
-        let shape = [shape.sequences, shape.length].map(|size| size as usize);
-        let ids = vec![0; shape[0] * shape[1]];
-        TokenBatch(MicroBatch { input_ids: ids.clone(), labels: ids, samples: shape[0], shape })
     }
 
     /// Starts the data loader, with the evaluation settings of the job.
@@ -384,11 +379,11 @@ impl TokenBatch {
 /// device, it would have to be copied back.
 pub(crate) struct NextToken<C, D> {
     /// Configuration of the model, with its limits on tokens.
-    config: C,
+    pub(crate) config: C,
     /// Device of the rank.
-    device: D,
+    pub(crate) device: D,
     /// The factor of label smoothing, in training and in evaluation.
-    label_smoothing: f64,
+    pub(crate) label_smoothing: f64,
 }
 
 impl<C: LanguageModelConfig, D> NextToken<C, D> {
@@ -424,6 +419,19 @@ where
     fn evaluate(&self, model: &M::InnerModule, batch: &TokenBatch) -> Result<Evaluation, BoxError> {
         let loss_sum = model.loss(&self.batch(batch)?).sum.into_scalar().elem::<f64>();
         Ok(Evaluation { loss_sum, answers: None })
+    }
+}
+
+impl<C, M> ForecastTask<M> for NextToken<C, MetaDevice>
+where
+    C: LanguageModelConfig,
+    M: LanguageModel<Training<Meta>>
+        + AutodiffModule<Training<Meta>, InnerModule: LanguageModel<Zero<Meta>>>,
+{
+    fn example(&self, shape: BatchShape) -> TokenBatch {
+        let shape = [shape.sequences, shape.length].map(|size| size as usize);
+        let ids = vec![0; shape[0] * shape[1]];
+        TokenBatch(MicroBatch { input_ids: ids.clone(), labels: ids, samples: shape[0], shape })
     }
 }
 

@@ -21,8 +21,10 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{ElementConversion, Tensor};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Training, Zero};
-use deepburn::{Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Task};
-use deepburn_config::{DynamicBatchingPlan, Job, ModelMetric, Plan, counted};
+use deepburn::{
+    Answers, Batch, BoxError, ConfusionMatrix, Evaluation, EvaluationStream, Meta, MetaDevice, Task,
+};
+use deepburn_config::{DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
     BudgetSampler, Classes, DataError, DataShard, DistributedSampler, LabelledBatch, Order,
     StepShape, TextLabel, Tokenizer, is_number_label,
@@ -42,7 +44,7 @@ use crate::data::label_batch::{LabelBatch, count_label_sets, sum_errors};
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
 use crate::data::recipe::{
-    EvaluationSettings, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
+    EvaluationSettings, ForecastTask, InitialWeights, JobInputs, Recipe, SubjectInfo, WeightOrigin,
 };
 use crate::data::text_source::{Labelled, TextSource, budget, evaluation, evaluation_budget};
 use crate::data::texts::{KnownClasses, Texts, open_texts};
@@ -201,11 +203,13 @@ fn check_loss_and_metric(job: &Job, problem_type: ProblemType) -> Result<(), Fai
             problem_type.name()
         )));
     }
-    let is_accuracy = job.training.metric_for_best_model == ModelMetric::Accuracy;
-    if is_accuracy && problem_type == ProblemType::Regression {
-        return Err(Failure::mistake(
-            "training.metric_for_best_model: is \"accuracy\", which a regression does not have; write \"loss\"",
-        ));
+    let metric = job.training.metric_for_best_model;
+    if !metric.is_of(problem_type.name()) {
+        return Err(Failure::mistake(format!(
+            "training.metric_for_best_model: is \"{}\", which problem_type \"{}\" does not have; write \"loss\"",
+            metric.name(),
+            problem_type.name()
+        )));
     }
     Ok(())
 }
@@ -425,24 +429,7 @@ where
     }
 
     fn task(&self, device: B::Device) -> Self::Task {
-        let (label_smoothing, problem_type) = (self.label_smoothing, self.config.problem_type());
-        TextClass { limits: self.config.limits(), problem_type, device, label_smoothing }
-    }
-
-    fn example(&self, shape: BatchShape) -> Labelled {
-        let [texts, length] = [shape.sequences, shape.length].map(|size| size as usize);
-        let label = match self.config.problem_type() {
-            ProblemType::SingleLabelClassification => TextLabel::Class(0),
-            ProblemType::MultiLabelClassification => TextLabel::Classes(vec![0]),
-            ProblemType::Regression => {
-                TextLabel::Values(vec![0.0; self.config.limits().num_classes])
-            }
-        };
-        Labelled(LabelledBatch {
-            input_ids: vec![0; texts * length],
-            lengths: vec![length; texts],
-            labels: vec![Some(label); texts],
-        })
+        TextClass::new(&self.config, device, self.label_smoothing)
     }
 
     /// Starts the data loader, with the evaluation settings of the job.
@@ -490,6 +477,12 @@ pub(crate) struct TextClass<D> {
 }
 
 impl<D> TextClass<D> {
+    /// Returns the task of a model with this configuration.
+    pub(crate) fn new(config: &impl TextClassifierConfig, device: D, label_smoothing: f64) -> Self {
+        let (limits, problem_type) = (config.limits(), config.problem_type());
+        Self { limits, problem_type, device, label_smoothing }
+    }
+
     /// Returns the labels of the batch for the model.
     ///
     /// # Errors
@@ -568,6 +561,26 @@ where
         let (sum, logits) = model.loss(&self.batch(batch, &labels)?);
         let answers = self.answers(batch, &labels, logits);
         Ok(Evaluation { loss_sum: sum.into_scalar().elem(), answers: Some(answers) })
+    }
+}
+
+impl<M> ForecastTask<M> for TextClass<MetaDevice>
+where
+    M: TextClassifier<Training<Meta>>
+        + AutodiffModule<Training<Meta>, InnerModule: TextClassifier<Zero<Meta>>>,
+{
+    fn example(&self, shape: BatchShape) -> Labelled {
+        let [texts, length] = [shape.sequences, shape.length].map(|size| size as usize);
+        let label = match self.problem_type {
+            ProblemType::SingleLabelClassification => TextLabel::Class(0),
+            ProblemType::MultiLabelClassification => TextLabel::Classes(vec![0]),
+            ProblemType::Regression => TextLabel::Values(vec![0.0; self.limits.num_classes]),
+        };
+        Labelled(LabelledBatch {
+            input_ids: vec![0; texts * length],
+            lengths: vec![length; texts],
+            labels: vec![Some(label); texts],
+        })
     }
 }
 

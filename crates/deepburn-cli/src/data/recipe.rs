@@ -9,7 +9,9 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::Backend;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Training;
-use deepburn::{BatchSource, EvaluationStream, Task};
+use deepburn::{
+    BatchSource, BoxError, EvaluationStream, Forecast, ForecastError, Meta, MetaDevice, Task,
+};
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, DataShard, Order, StepShape, Tokenizer};
 use deepburn_models::hf::{HfExport, ModelFolderError, ModelFolderWriter, TensorProblem};
@@ -55,9 +57,6 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
     /// Returns the task of a rank whose tensors are on `device`.
     fn task(&self, device: B::Device) -> Self::Task;
 
-    /// Returns a made-up micro-batch of this shape, for a forecast.
-    fn example(&self, shape: BatchShape) -> BatchOf<B, Self>;
-
     /// Starts the data loader of `shard` with the batches of `plan`.
     fn source(&self, shard: DataShard, plan: &Plan) -> Result<Self::Source, DataError>;
 
@@ -73,6 +72,27 @@ pub(crate) trait Recipe<B: FusedOps + OptimizerOps>: SubjectInfo + Sync {
 
     /// Returns the tokenizer to export with the model.
     fn tokenizer(&self) -> Option<&Tokenizer>;
+}
+
+/// A task that is forecast by training on made-up micro-batches.
+pub(crate) trait ForecastTask<M: AutodiffModule<Training<Meta>>>:
+    Task<Meta, M> + Sync
+{
+    /// Returns a made-up micro-batch of this shape.
+    fn example(&self, shape: BatchShape) -> Self::Batch;
+
+    /// Forecasts training the model of `build` with micro-batches of this shape.
+    ///
+    /// # Errors
+    /// Returns the error of `build`, or an error if the plan does not fit the model.
+    fn forecast(
+        &self,
+        plan: &Plan,
+        shape: BatchShape,
+        build: impl FnOnce(&MetaDevice) -> Result<M, BoxError> + Send,
+    ) -> Result<Forecast, ForecastError> {
+        deepburn::forecast(plan, build, |model| self.loss(model, &self.example(shape)))
+    }
 }
 
 /// The part of a recipe that does not depend on the backend.

@@ -7,17 +7,20 @@ use std::path::Path;
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use burn_flex::{Flex, FlexDevice};
-use deepburn::zero::Training;
+use deepburn::zero::{Training, Zero};
 use deepburn::{Forecast, ForecastError, Meta, MetaDevice};
 use deepburn_config::Plan;
-use deepburn_models::causal_lm::{CausalBatch, GenerateOptions, LanguageModel};
+use deepburn_models::causal_lm::{GenerateOptions, LanguageModel};
 use deepburn_models::gpt2::Gpt2Config;
-use deepburn_models::hf::{ExtraFields, ProblemType, read_fields, read_small_file};
+use deepburn_models::hf::{ExtraFields, read_fields, read_small_file};
 use deepburn_models::{
     Architecture, BatchShape, BuildModel, LanguageModelConfig, TextBatch, TextClassifier,
-    TextClassifierConfig, TextLabels,
+    TextClassifierConfig,
 };
 
+use crate::data::causal::NextToken;
+use crate::data::classification::TextClass;
+use crate::data::recipe::ForecastTask;
 use crate::failure::Failure;
 use crate::job::model_folder::model_in;
 use crate::models;
@@ -80,7 +83,8 @@ where
         + BuildModel<Flex, Model: LanguageModel<Flex>>
         + BuildModel<
             Training<Meta>,
-            Model: LanguageModel<Training<Meta>> + AutodiffModule<Training<Meta>>,
+            Model: LanguageModel<Training<Meta>>
+                       + AutodiffModule<Training<Meta>, InnerModule: LanguageModel<Zero<Meta>>>,
         >,
 {
     /// Returns the extra fields of the configuration.
@@ -103,16 +107,8 @@ where
 
     /// Forecasts the mean loss over all positions that predict a token.
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError> {
-        let shape = [shape.sequences, shape.length].map(|size| size as usize);
-        let ids = vec![0; shape[0] * shape[1]];
-        deepburn::forecast(
-            plan,
-            |device| Ok(BuildModel::<Training<Meta>>::zeros(self, device)?),
-            |model| {
-                let batch = CausalBatch::new(self, &ids, None, shape, &MetaDevice)?;
-                Ok(model.loss(&batch).mean())
-            },
-        )
+        let task = NextToken { config: self.clone(), device: MetaDevice, label_smoothing: 0.0 };
+        task.forecast(plan, shape, |device| Ok(BuildModel::<Training<Meta>>::zeros(self, device)?))
     }
 }
 
@@ -122,7 +118,8 @@ where
         + BuildModel<Flex, Model: TextClassifier<Flex> + 'static>
         + BuildModel<
             Training<Meta>,
-            Model: TextClassifier<Training<Meta>> + AutodiffModule<Training<Meta>>,
+            Model: TextClassifier<Training<Meta>>
+                       + AutodiffModule<Training<Meta>, InnerModule: TextClassifier<Zero<Meta>>>,
         >,
 {
     /// Loads the model on the plain CPU backend. The returned closure owns the model.
@@ -134,25 +131,8 @@ where
 
     /// Forecasts the mean loss over the texts.
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError> {
-        let [texts, length] = [shape.sequences, shape.length].map(|size| size as usize);
-        let (limits, problem_type) = (self.limits(), self.problem_type());
-        let (ids, lengths) = (vec![0; texts * length], vec![length; texts]);
-        let classes = vec![0; texts];
-        let (flags, values) =
-            (vec![0; texts * limits.num_classes], vec![0.0; texts * limits.num_classes]);
-        deepburn::forecast(
-            plan,
-            |device| Ok(BuildModel::<Training<Meta>>::zeros(self, device)?),
-            |model| {
-                let labels = match problem_type {
-                    ProblemType::SingleLabelClassification => TextLabels::from(&classes),
-                    ProblemType::MultiLabelClassification => TextLabels::MultiLabel(&flags),
-                    ProblemType::Regression => TextLabels::Regression(&values),
-                };
-                let batch = TextBatch::new(limits, &ids, &lengths, labels, &MetaDevice)?;
-                Ok(model.loss(&batch).0 / texts as f64)
-            },
-        )
+        let task = TextClass::new(self, MetaDevice, 0.0);
+        task.forecast(plan, shape, |device| Ok(BuildModel::<Training<Meta>>::zeros(self, device)?))
     }
 }
 

@@ -27,7 +27,7 @@ mod tests;
 use deepburn::zero::Category;
 use deepburn::zero::ParameterSize;
 use deepburn::{Forecast, ForecastError, MemoryPeaks, Ranks};
-use deepburn_config::{ParameterOffload, Plan, Stage, ZeroPlan, counted};
+use deepburn_config::{Plan, Stage, ZeroPlan, counted};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
 
@@ -44,8 +44,6 @@ struct HostForecast {
     stage: Stage,
     /// The peaks of one rank as the ledger counts them.
     rank: MemoryPeaks,
-    /// The peak of one rank on its device in bytes, with each byte counted once.
-    device: u64,
     /// The bytes of the largest parameter in f32.
     largest: u64,
     /// The ranks of this host.
@@ -94,25 +92,10 @@ impl TrainedModel<'_> {
         let sequences = change.sequences.unwrap_or(self.batch.sequences);
         let batch = BatchShape { sequences, ..self.batch };
         let rank = (self.run)(&plan, batch)?.step;
-        let device = match is_gathered_in_place(&plan) {
-            false => rank.device.total,
-            true => {
-                plan.zero.stage = Stage::Gradients;
-                (self.run)(&plan, batch)?.step.device.total
-            }
-        };
         let largest = self.sizes.iter().map(|size| size.numel).max().unwrap_or(0);
         let largest = largest.saturating_mul(size_of::<f32>() as u64);
-        Ok(HostForecast { stage: zero.stage, rank, device, largest, local })
+        Ok(HostForecast { stage: zero.stage, rank, largest, local })
     }
-}
-
-/// Returns whether gathered parameters take no memory. On one rank, they are views of their shards, but the ledger counts
-/// both. The same training at stage 2 gathers nothing.
-fn is_gathered_in_place(plan: &Plan) -> bool {
-    let Plan { zero, batch, .. } = plan;
-    let is_on_device = zero.parameter_shards == ParameterOffload::Device;
-    batch.world_size == 1 && zero.stage == Stage::Parameters && is_on_device
 }
 
 impl HostForecast {
@@ -158,7 +141,7 @@ impl HostForecast {
     ///
     /// Limits apply to host memory, so tensors in the memory of a GPU are not counted.
     fn exceeds(&self, limit: &MemoryLimit) -> bool {
-        self.compared(limit, self.device) > limit.bytes
+        self.compared(limit, self.rank.device.total) > limit.bytes
     }
 
     /// Returns the forecast of each tier in one line.
@@ -174,7 +157,7 @@ impl HostForecast {
             of(Category::Parameters),
             of(Category::Gradients),
             of(Category::Optimizer),
-            readable(self.tensors(self.device)),
+            readable(self.tensors(rank.device.total)),
             of(Category::Activations),
         );
         for (tier, bytes) in
@@ -323,7 +306,7 @@ fn refusal(forecast: &HostForecast, limit: &MemoryLimit, remedy: Option<String>)
         false => format!("{} on this host", counted(forecast.local.count as usize, "rank")),
     };
     let states = forecast.compared(limit, forecast.rank.device.model_states());
-    let all = forecast.compared(limit, forecast.device);
+    let all = forecast.compared(limit, forecast.rank.device.total);
     // The key is the one of sharding if the model states do not fit, or else the micro-batch size.
     let (key, needed) = if states > limit.bytes {
         ("zero_optimization", format!("the model states of {place} need {}", readable(states)))

@@ -44,12 +44,7 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
     let lock = claim(output)?;
     let record = serde_json::to_string_pretty(&preparation.record).map_err(Failure::run)?;
     let path = output.join("job.json");
-    write_whole(&path, &record).map_err(|error| {
-        Failure::run(format!(
-            "{} cannot be written: {error}; check its permissions and the free space there",
-            path.display()
-        ))
-    })?;
+    write_whole(&path, &record).map_err(Failure::run)?;
     for name in ["report.html", "test.json"] {
         let path = output.join(name);
         match fs::remove_file(&path) {

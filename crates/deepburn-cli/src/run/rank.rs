@@ -178,6 +178,8 @@ fn best_plan(preparation: &Preparation) -> BestPlan {
         metric: match training.metric_for_best_model {
             ModelMetric::Loss => BestMetric::Loss,
             ModelMetric::Accuracy => BestMetric::Accuracy,
+            ModelMetric::F1 => BestMetric::F1,
+            ModelMetric::Mae => BestMetric::Mae,
         },
         load_at_end: training.load_best_model_at_end,
         early_stopping: training.early_stopping_patience.map(|patience| EarlyStopping {
@@ -224,5 +226,7 @@ fn metric_text(by: BestMetric, metric: f64) -> String {
         BestMetric::Loss => format!("eval loss {metric:.4}"),
         // The training loop minimizes the metric, so an accuracy is stored as the error rate.
         BestMetric::Accuracy => format!("eval accuracy {:.2} %", 100.0 * (1.0 - metric)),
+        BestMetric::F1 => format!("eval F1 {:.4}", 1.0 - metric),
+        BestMetric::Mae => format!("eval MAE {metric:.4}"),
     }
 }

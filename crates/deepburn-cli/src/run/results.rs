@@ -63,9 +63,7 @@ pub(crate) fn record_test(measured: &Measured, output: &Path) -> Result<(), BoxE
     let figures = row.quality().figures().into_iter();
     let figures: String = figures.map(|(name, value)| format!(", {name} {value}")).collect();
     console::eprint(&format!("test loss {:.4}{figures}", row.eval_loss));
-    write_whole(&output.join("test.json"), &format!("{record:#}\n")).map_err(|cause| {
-        format!("test.json cannot be written ({cause}); make room in the output folder").into()
-    })
+    Ok(write_whole(&output.join("test.json"), &format!("{record:#}\n"))?)
 }
 
 /// Gathers the model parameter by parameter. Rank 0 writes it in the layout of Hugging Face.
@@ -93,7 +91,7 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         if data.iter::<f32>().any(|value| !value.is_finite()) {
             return Err(format!(
                 "parameter {} is not finite, so that the model was not saved: training diverged in its last step; \
-                 lower the learning rate",
+                 lower the learning rate, and raise an optimizer's eps of 0",
                 parameter.path()
             )
             .into());
@@ -132,7 +130,7 @@ pub(crate) fn record_model(preparation: &Preparation, end: &TrainingEnd) {
     };
     let path = training.output_dir.join("job.json");
     if let Err(error) = write_whole(&path, &format!("{record:#}")) {
-        tracing::warn!("{} does not record which model is saved: {error}", path.display());
+        tracing::warn!("job.json does not record which model is saved: {error}");
     }
 }
 
@@ -202,9 +200,31 @@ fn goodput(rows: &[Row]) -> Option<String> {
 /// Writes a file under a temporary name and renames it, so that readers never see an incomplete file.
 ///
 /// # Errors
-/// Returns the error of the operating system.
-pub(crate) fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+/// Returns an error that names the path and the remedy.
+pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), String> {
     // The temporary file is in the same folder, because a rename works only within a file system.
     let partial = path.with_extension("partial");
-    PartialFile::replace(path, partial, text)
+    PartialFile::replace(path, partial, text).map_err(|error| {
+        format!(
+            "{} cannot be written: {error}; check that its folder still exists, its permissions and the free space there",
+            path.display()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_a_removed_folder_is_named_with_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("removed/job.json");
+        let message = write_whole(&path, "{}").unwrap_err();
+        assert!(
+            message.starts_with(&format!("{} cannot be written: ", path.display())),
+            "{message}"
+        );
+        assert!(message.contains("check that its folder still exists"), "{message}");
+    }
 }

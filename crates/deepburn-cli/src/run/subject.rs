@@ -6,11 +6,11 @@
 
 use burn_flex::Flex;
 use deepburn::ops::{FusedOps, OptimizerOps};
-use deepburn::{Forecast, ForecastError, Meta, MetaDevice, Task};
+use deepburn::{Forecast, ForecastError, Meta, MetaDevice};
 use deepburn_config::Plan;
 use deepburn_models::BatchShape;
 
-use crate::data::recipe::{InitialWeights, Recipe, SubjectInfo};
+use crate::data::recipe::{ForecastTask, InitialWeights, Recipe, SubjectInfo};
 use crate::failure::Failure;
 use crate::run::finetune::Run;
 
@@ -46,7 +46,7 @@ pub(crate) trait Subject:
 impl<S> Subject for S
 where
     S: SubjectInfo
-        + Recipe<Meta>
+        + Recipe<Meta, Task: ForecastTask<<S as Recipe<Meta>>::Model>>
         + TrainableOn<Flex>
         + TrainableOnCuda
         + TrainableOnTch
@@ -58,14 +58,9 @@ where
     }
 
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError> {
-        deepburn::forecast(
-            plan,
-            |device| {
-                self.model(InitialWeights::Zeros, device)
-                    .map_err(|failure| failure.to_string().into())
-            },
-            |model| self.task(MetaDevice).loss(model, &Recipe::<Meta>::example(self, shape)),
-        )
+        self.task(MetaDevice).forecast(plan, shape, |device| {
+            self.model(InitialWeights::Zeros, device).map_err(|failure| failure.to_string().into())
+        })
     }
 }
 

@@ -8,20 +8,7 @@
 //! Rank threads share the FLOP/s and the memory bandwidth of one machine, so the step time is ideally proportional to
 //! their number. The efficiency of a row is relative to this ideal.
 //!
-//! Output for GPT-2 small at stage 3 (`--network 100Gb --flops 150T --memory-bandwidth 1.5TB --sequence-length 512`).
-//! The efficiency is low, because one short sequence per rank is little computation compared with the communication of
-//! the parameters:
-//!
-//! ```text
-//! step of a rank: 1 micro-batch of 1 x 512 tokens, 408.25 GFLOP
-//! speed of a rank: 150.00 TFLOP/s in fp32 (--flops), memory 1.50 TB/s (--memory-bandwidth)
-//! network: 12.50 GB/s per machine, 5.0 us per message (assumed)
-//! step time, stage 3
-//!    ranks   GB/rank  compute s  communication s  hidden s    step s    tokens/s  efficiency
-//!        1      2.00     0.0065           0.0000    0.0000    0.0065       78720      100.0%
-//!        2      1.59     0.0052           0.0419    0.0006    0.0464       22053       14.0%
-//!        4      1.22     0.0045           0.0651    0.0006    0.0690       29676        9.4%
-//! ```
+//! `deepburn estimate --ranks 4 --network 100Gb --flops 150T --memory-bandwidth 1.5TB` prints the tables for GPT-2 small.
 
 mod measured;
 mod quantity;

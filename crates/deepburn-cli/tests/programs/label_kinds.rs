@@ -244,8 +244,8 @@ fn labels_of_another_kind_are_named() {
         ("model.config.problem_type", Value::Null, &["train.jsonl", "label"]),
         (
             "training.metric_for_best_model",
-            json!("accuracy"),
-            &["metric_for_best_model", "\"loss\""],
+            json!("f1"),
+            &["metric_for_best_model", "\"f1\"", "\"regression\"", "\"loss\""],
         ),
         (
             "model.config.num_classes",

@@ -25,7 +25,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::round::{Completion, Deposit, Round};
-use crate::{Absence, Call, CollectiveTag, CommError, GroupFailure, Side, Statistics, panic};
+use crate::{Absence, Call, CommError, GroupFailure, Side, Statistics, panic};
 
 /// The rendezvous of the ranks of one group.
 #[derive(Debug)]
@@ -201,11 +201,6 @@ pub(crate) struct Ticket {
 impl Ticket {
     pub(crate) fn rank(&self) -> usize {
         self.rank
-    }
-
-    /// Returns the tag of the exchange.
-    pub(crate) fn tag(&self) -> &CollectiveTag {
-        &self.call.tag
     }
 
     /// Waits for the deposits of all ranks and returns them by rank.

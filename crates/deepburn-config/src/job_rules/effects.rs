@@ -51,7 +51,8 @@ impl JobReader<'_> {
             self.findings, "deepspeed.dataloader_drop_last" => "has no effect: {dropped}");
         note!(if data.drop_last.value.is_some_and(|own| other.is_given() && own != other.value);
             self.findings, "deepspeed.dataloader_drop_last" => "has no effect: data.drop_last takes precedence");
-        note!(if data.kind.given().and_then(Node::as_text) == Some("text") && is_embedded;
+        let is_unnamed = is_embedded && !data.path.is_given();
+        note!(if data.kind.given().and_then(Node::as_text) == Some("text") && is_unnamed;
             self.findings, &*data.kind => "reads the embedded synthetic text: neither data.path nor data.splits names a file");
     }
 

@@ -173,7 +173,8 @@ section! {
         /// saved model and the final test. Requires evaluations (eval_strategy).
         load_best_model_at_end: bool = flag(false),
         /// Metric for comparing models: "loss" (lower is better) or, for classifiers, "accuracy"
-        /// (higher is better).
+        /// (higher is better). With several labels for each text also "f1" (higher is better); for
+        /// regression "mae" (lower is better) instead.
         metric_for_best_model: ModelMetric = choice("loss"),
         /// Number of consecutive evaluations without improvement after which training stops. Unset:
         /// no early stopping. Requires evaluations (eval_strategy).

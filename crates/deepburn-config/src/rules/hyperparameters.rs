@@ -33,7 +33,17 @@ pub(super) fn moments(params: &Entry<'_>, divides: bool, context: &mut Context<'
     let eps = keys.eps.value;
     refuse!(if divides && eps > 0.0 && eps as f32 == 0.0; context, &keys.eps =>
         "{eps:e} is 0 in f32, in which updates are computed"; "give at least 1e-38, 1e-8 for example");
+    if !divides {
+        warn_of_zero_eps(&keys.eps, context);
+    }
     filled!(AdamPlan, keys { betas, weight_decay } lr, eps, bias_correction: false)
+}
+
+/// Warns of an eps that is 0 in f32. Elements without gradients are then updated by 0 / 0.
+pub(super) fn warn_of_zero_eps(eps: &Setting<'_, f64>, context: &mut Context<'_>) {
+    warning!(if eps.value as f32 == 0.0; context, eps =>
+        "{:?} makes every element NaN whose gradients have all been 0, as in PyTorch", eps.value;
+        "give 1e-8 for example");
 }
 
 /// Returns a minimum and a maximum. A minimum above the maximum is an error.

@@ -22,7 +22,7 @@ mod scheduler;
 mod trainer_schedule;
 mod zero;
 
-use hyperparameters::{bounds, learning_rate, moments};
+use hyperparameters::{bounds, learning_rate, moments, warn_of_zero_eps};
 
 use crate::check::nearest;
 use crate::context::Context;

@@ -43,6 +43,7 @@ pub(crate) fn resolve(context: &mut Context<'_>) -> OptimizerPlan {
         "Adagrad" => {
             let params = Adagrad::read(entry);
             let lr = learning_rate(&params.lr, context);
+            warn_of_zero_eps(&params.eps, context);
             filled!(OptimizerPlan::Adagrad, params { eps, weight_decay } lr)
         }
         "Lamb" => lamb(entry, context),

@@ -29,8 +29,9 @@
 //! collectives in different orders.
 //!
 //! The gatherer runs on the rank's thread. The ledger counts copies as gathered
-//! memory, and persistent copies as parameters. At the end of a pass all copies
-//! except the persistent copies are released.
+//! memory, and persistent copies as parameters. A copy of a single rank's shard
+//! is a view, which takes no memory. At the end of a pass all copies except the
+//! persistent copies are released.
 
 mod exchange;
 mod look_ahead;

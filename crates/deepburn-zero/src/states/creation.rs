@@ -72,7 +72,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             group.clone(),
             precision.autocast.map(element_type),
         );
-        let persistent = persistent_copies(&parameters, &group, zero);
+        let persistent = persistent_copies(&parameters, zero);
         // Persistent copies are created by the same all-gather that updates them
         // after each step.
         gatherer.refresh_persistent(&persistent)?;
@@ -254,19 +254,14 @@ fn updated_sizes(
 }
 
 /// Returns the parameters of which every rank keeps a complete copy in addition
-/// to its shard; none below stage 3. On one rank, a shard on the device is
-/// already the complete parameter.
-fn persistent_copies<B: Backend>(
-    parameters: &[Arc<Parameter<B>>],
-    group: &Group<B>,
-    zero: &ZeroPlan,
-) -> Vec<usize> {
+/// to its shard; none below stage 3.
+fn persistent_copies<B: Backend>(parameters: &[Arc<Parameter<B>>], zero: &ZeroPlan) -> Vec<usize> {
     if !zero.stage.shards_parameters() {
         return Vec::new();
     }
     let numels = parameters.iter().map(|parameter| parameter.numel() as u64);
     let mut persistent = persistent_parameters(numels, &zero.parameters);
-    persistent.retain(|index| group.world_size() > 1 || parameters[*index].parked().is_some());
+    persistent.retain(|index| parameters[*index].is_copied_by_gather());
     persistent
 }
 

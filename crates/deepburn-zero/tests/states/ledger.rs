@@ -79,9 +79,10 @@ fn a_cast_is_data_of_its_own() {
     });
 }
 
-#[test]
-fn gathered_parameters_go_with_the_engine() {
-    let ranks = run_ranks(2, Duration::from_secs(60), |member| {
+/// Returns the bytes of gathered parameters after a pass that keeps both parameters of a layer, and after the engine is
+/// dropped.
+fn gathered_bytes(ranks: usize) -> Vec<[usize; 2]> {
+    let ranks = run_ranks(ranks, Duration::from_secs(60), |member| {
         let net = Net::<Trained> { layer: LinearConfig::new(2, 2).init(&FlexDevice) };
         let policy = model::policy(Stage::Parameters);
         let (mut net, states) = ModelStates::shard(net, policy, Group::<Flex>::new(member))?;
@@ -96,11 +97,21 @@ fn gathered_parameters_go_with_the_engine() {
                 activation = net.layer.forward(activation);
             }
         }
-        assert_eq!(gathered(), (2 * 2 + 2) * size_of::<f32>());
+        let kept = gathered();
         drop(states);
-        assert_eq!(gathered(), 0, "the module lives on");
+        let left = gathered();
         drop(net);
-        Ok::<_, ZeroError>(())
+        Ok::<_, ZeroError>([kept, left])
     });
-    ranks.unwrap_or_else(|failure| panic!("{failure}"));
+    ranks.unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+#[test]
+fn gathered_parameters_go_with_the_engine() {
+    assert_eq!(gathered_bytes(2), [[(2 * 2 + 2) * size_of::<f32>(), 0]; 2]);
+}
+
+#[test]
+fn a_single_rank_counts_each_parameter_once() {
+    assert_eq!(gathered_bytes(1), [[0, 0]]);
 }

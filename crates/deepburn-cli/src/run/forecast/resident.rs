@@ -47,7 +47,7 @@ impl Resident {
     ) -> Self {
         let LocalRanks { count, are_threads, .. } = forecast.local;
         let ranks = if are_threads { count } else { 1 };
-        let host = forecast.host_memory(forecast.device);
+        let host = forecast.host_memory(forecast.rank.device.total);
         let tensors = if are_threads { host } else { host / count.max(1) };
         let logits = preparation.subject.info().architecture().logits_bytes(model.batch);
         let swap = if forecast.rank.disk.total > 0 { SWAP_BUFFERS } else { 0 };

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor, activation};
-use deepburn::config::{RawConfig, RecomputePolicy, RunContext, resolve};
+use deepburn::config::{ParameterOffload, RawConfig, RecomputePolicy, RunContext, resolve};
 use deepburn::{Meta, MetaDevice, zero::Training};
 
 use super::*;
@@ -87,7 +87,8 @@ fn threads_share_gathered_parameters() {
 
 #[test]
 fn one_rank_gathers_in_place() {
-    let device = |stage| with_forecast(stage, (1, true), 1, |_, forecast| forecast.device);
+    let device =
+        |stage| with_forecast(stage, (1, true), 1, |_, forecast| forecast.rank.device.total);
     assert_eq!(device(3), device(2));
 }
 
@@ -95,7 +96,7 @@ fn one_rank_gathers_in_place() {
 fn a_limit_of_processes_is_compared_with_one() {
     let exceeds = |of_process, are_threads| {
         with_forecast(3, (4, are_threads), 1, |_, forecast| {
-            let bytes = forecast.host_memory(forecast.device) / 2;
+            let bytes = forecast.host_memory(forecast.rank.device.total) / 2;
             forecast.exceeds(&MemoryLimit { of_process, bytes, ..LIMIT })
         })
     };
@@ -116,7 +117,7 @@ fn remedy_for(
         let mut zero = model.plan.zero.clone();
         change_zero(&mut zero);
         let changed = model.forecast(&zero, forecast.local, change).unwrap();
-        let limit = MemoryLimit { bytes: changed.host_memory(changed.device), ..LIMIT };
+        let limit = MemoryLimit { bytes: changed.host_memory(changed.rank.device.total), ..LIMIT };
         assert!(forecast.exceeds(&limit));
         let fits = |zero: &ZeroPlan, change| {
             let changed = model.forecast(zero, forecast.local, change).unwrap();

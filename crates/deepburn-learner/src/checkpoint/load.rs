@@ -372,7 +372,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // Gradients of the old weights must not enter the first step with the
         // new ones.
         self.zero_grad();
-        self.states.load_weights(read)?;
+        self.states.load_weights(|_| true, read)?;
         if self.rank() == 0 {
             warn_of_missing(checkpoint, self.buffers());
             self.warn_of_plain_tensors(checkpoint, &saved.engine);

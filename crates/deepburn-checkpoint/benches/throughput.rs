@@ -176,6 +176,7 @@ fn gpt2() -> Vec<ParamEntry> {
         trainable: true,
         aliases: vec![],
         states: states.clone(),
+        base: None,
     };
     shapes.into_iter().map(entry).collect()
 }

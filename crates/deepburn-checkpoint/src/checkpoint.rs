@@ -7,19 +7,21 @@
 //! that wrote the checkpoint. A damaged file, a file of another save or a file
 //! in another format is reported as an error that names the file.
 
+use std::error::Error;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use deepburn_weights::{Component, Composition, Origin, Weight, WeightMap};
 use rayon::prelude::*;
 use serde_json::Value;
 
+use crate::base_reader::BaseReader;
 use crate::manifest::{MANIFEST, Manifest};
 use crate::rank_file::RankFile;
 use crate::{
-    CheckpointError, ElementType, Layout, ParamEntry, Run, StateKind, StoredElement, Tag, Values,
-    disk, foreign, store,
+    BaseValues, CheckpointError, ElementType, Layout, ParamEntry, Run, StateKind, StoredElement,
+    Tag, Values, disk, foreign, store,
 };
 
 /// A checkpoint with a verified manifest. Threads can share it; every file is
@@ -32,6 +34,8 @@ pub struct Checkpoint {
     manifest: Manifest,
     /// The files by rank; `None` until a file is verified.
     files: Vec<Mutex<Option<Arc<RankFile>>>>,
+    /// The base model, from which omitted parameters are read.
+    base: Option<Mutex<BaseReader>>,
 }
 
 impl Checkpoint {
@@ -147,7 +151,7 @@ impl Checkpoint {
     /// Returns a checkpoint whose files are not verified yet.
     fn new(path: PathBuf, manifest: Manifest) -> Self {
         let files = manifest.ranks.iter().map(|_| Mutex::new(None)).collect();
-        Self { path, manifest, files }
+        Self { path, manifest, files, base: None }
     }
 
     /// Verifies every byte of every rank's file, several files in parallel.
@@ -160,6 +164,52 @@ impl Checkpoint {
         let outcomes: Vec<_> =
             (0..self.files.len()).into_par_iter().map(|rank| self.file(rank).map(drop)).collect();
         outcomes.into_iter().collect()
+    }
+
+    /// Sets the base model, from which [`read`](Self::read) returns the values of
+    /// omitted parameters. `read` gets a module path and returns all values of
+    /// this parameter. They are verified whenever they are read.
+    pub fn set_base(
+        &mut self,
+        read: impl FnMut(&str) -> Result<Vec<f32>, Box<dyn Error + Send + Sync>> + Send + 'static,
+    ) {
+        self.base = Some(Mutex::new(BaseReader::new(Box::new(read))));
+    }
+
+    /// Returns the parameters that the checkpoint omits, with the hashes of their
+    /// values.
+    pub fn omitted(&self) -> impl Iterator<Item = (&ParamEntry, &BaseValues)> {
+        let entries = self.layout().entries().iter();
+        entries.filter_map(|entry| Some((entry, entry.base.as_ref()?)))
+    }
+
+    /// Reads all omitted parameters from the base model and verifies them.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CheckpointError::OtherBase`] for the first parameter that the
+    /// base model does not have, or has with other values.
+    pub fn verify_base(&self) -> Result<(), CheckpointError> {
+        self.omitted()
+            .try_for_each(|(entry, base)| self.base_of(entry)?.read(entry, base).map(drop))
+    }
+
+    /// Returns the base model, which has the parameter `entry`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CheckpointError::OtherBase`] if it is not set.
+    pub(crate) fn base_of(
+        &self,
+        entry: &ParamEntry,
+    ) -> Result<MutexGuard<'_, BaseReader>, CheckpointError> {
+        match &self.base {
+            Some(base) => Ok(base.lock().unwrap_or_else(PoisonError::into_inner)),
+            None => {
+                let reason = "set it with Checkpoint::set_base".to_owned();
+                Err(CheckpointError::OtherBase { path: entry.path.clone(), reason })
+            }
+        }
     }
 
     /// Returns the checkpoint's folder.
@@ -221,15 +271,21 @@ impl Checkpoint {
     /// # Errors
     ///
     /// Returns [`CheckpointError::NotInside`] for a parameter, array or range
-    /// that the checkpoint does not have; [`CheckpointError::Damaged`] or
-    /// [`CheckpointError::Mixed`] for a file that differs from the manifest; or
-    /// an I/O error.
+    /// that the checkpoint does not have; [`CheckpointError::OtherBase`] for an
+    /// omitted parameter that the base model does not have;
+    /// [`CheckpointError::Damaged`] or [`CheckpointError::Mixed`] for a file that
+    /// differs from the manifest; or an I/O error.
     pub fn read(
         &self,
         path: &str,
         kind: &StateKind,
         range: Range<usize>,
     ) -> Result<Values, CheckpointError> {
+        if let Some(index) = self.layout().find(path).filter(|_| *kind == StateKind::Weights)
+            && let Some(base) = &self.layout().entries()[index].base
+        {
+            return self.read_base(index, base, range);
+        }
         let place = self.find(path, kind, &range)?;
         // Files are verified before memory is allocated for their values. The
         // verification checks that each file is as large as the manifest says,
@@ -241,6 +297,26 @@ impl Checkpoint {
             let reason = format!("{path} has bools other than 0 and 1");
             return Err(CheckpointError::damaged(&self.path, reason));
         }
+        Ok(values)
+    }
+
+    /// Reads elements `range` of an omitted parameter from the base model.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`read`](Self::read).
+    fn read_base(
+        &self,
+        index: usize,
+        base: &BaseValues,
+        range: Range<usize>,
+    ) -> Result<Values, CheckpointError> {
+        self.check_range(index, &range)?;
+        let entry = &self.layout().entries()[index];
+        let mut reader = self.base_of(entry)?;
+        let (bytes, size) = (reader.values(entry, base)?, base.element.size());
+        let mut values = Values::zeros(base.element, range.len());
+        values.bytes_mut().copy_from_slice(&bytes[range.start * size..range.end * size]);
         Ok(values)
     }
 
@@ -282,18 +358,25 @@ impl Checkpoint {
         let Some(entry) = layout.find(path) else {
             return Err(self.not_inside(format!("it has no parameter {path}")));
         };
-        let ParamEntry { states, shape, .. } = &layout.entries()[entry];
+        let ParamEntry { states, .. } = &layout.entries()[entry];
         let Some(state) = states.iter().position(|stored| stored.kind == *kind) else {
             let found: Vec<_> = states.iter().map(|stored| stored.kind.as_str()).collect();
             let found = found.join(", ");
             return Err(self.not_inside(format!("parameter {path} has no {kind}, only {found}")));
         };
-        if range.start > range.end || range.end > layout.numel(entry) {
-            return Err(self.not_inside(format!(
-                "parameter {path} of shape {shape:?} has no elements {range:?}"
-            )));
-        }
+        self.check_range(entry, range)?;
         Ok((entry, state))
+    }
+
+    /// Checks that the parameter with this index has the elements `range`.
+    fn check_range(&self, index: usize, range: &Range<usize>) -> Result<(), CheckpointError> {
+        let ParamEntry { path, shape, .. } = &self.layout().entries()[index];
+        match range.start > range.end || range.end > self.layout().numel(index) {
+            true => Err(self.not_inside(format!(
+                "parameter {path} of shape {shape:?} has no elements {range:?}"
+            ))),
+            false => Ok(()),
+        }
     }
 
     /// Returns the element type of an array, by the indices of entry and array.

@@ -100,14 +100,18 @@ impl Planned {
 /// Writes the weights of a checkpoint to the folder `out`, as the tensors of
 /// `map`. Buffers that are not in the map are stored under their paths.
 ///
+/// Parameters that the checkpoint omits are read from its base model
+/// ([`Checkpoint::set_base`]).
+///
 /// The folder is created if it does not exist. The complete checkpoint is
 /// verified first. `out` gets all files or, after an error, none.
 ///
 /// # Errors
 ///
 /// Returns the errors of [`Checkpoint::verify`]; [`CheckpointError::NotInside`]
-/// for a parameter without weights; [`CheckpointError::Layout`] if checkpoint
-/// and map differ in a parameter, or if two tensors would have the same name;
+/// for a parameter without weights; [`CheckpointError::OtherBase`] if omitted
+/// parameters cannot be read; [`CheckpointError::Layout`] if checkpoint and map
+/// differ in a parameter, or if two tensors would have the same name;
 /// [`CheckpointError::Overflow`]; [`CheckpointError::Io`] if `out` already
 /// contains weights; [`CheckpointError::DiskFull`] or another I/O error.
 pub fn consolidate(
@@ -167,8 +171,9 @@ pub fn consolidate(
 ///
 /// # Errors
 ///
-/// Returns [`CheckpointError::NotInside`] for a parameter without weights, and
-/// [`CheckpointError::Layout`] for an export type that weights do not have, a
+/// Returns [`CheckpointError::NotInside`] for a parameter without weights,
+/// [`CheckpointError::OtherBase`] for an omitted parameter without a base model,
+/// and [`CheckpointError::Layout`] for an export type that weights do not have, a
 /// name that occurs twice, or a parameter that the map does not have or that
 /// has another shape there.
 fn plan(
@@ -184,7 +189,10 @@ fn plan(
     let mut names = HashSet::new();
     let mut tensors = vec![];
     for entry in checkpoint.layout().entries() {
-        let Some(own) = entry.element_of(&StateKind::Weights) else {
+        if entry.base.is_some() {
+            checkpoint.base_of(entry).map(drop)?;
+        }
+        let Some(own) = entry.weights_element() else {
             let reason = format!("it has no weights of parameter {}", entry.path);
             return Err(CheckpointError::NotInside { path: checkpoint.path().into(), reason });
         };

@@ -92,7 +92,7 @@ pub enum CheckpointError {
     },
     /// The format version is not supported.
     #[error(
-        "{}: its format is version {found}, and this program reads version {supported}; use the \
+        "{}: its format is version {found}, and this program reads up to version {supported}; use the \
          program that wrote it", .path.display()
     )]
     Version {
@@ -100,7 +100,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The version of the file.
         found: u64,
-        /// The version that this program reads and writes.
+        /// The highest version that this program reads.
         supported: u64,
     },
     /// The content of a file differs from what was written.
@@ -136,6 +136,17 @@ pub enum CheckpointError {
         /// The checkpoint.
         path: PathBuf,
         /// The requested data and what is available.
+        reason: String,
+    },
+    /// A base model does not have the values of a parameter that the checkpoint
+    /// omits.
+    #[error(
+        "the checkpoint omits the frozen parameter {path}, which is read from the base model: {reason}"
+    )]
+    OtherBase {
+        /// Module path.
+        path: String,
+        /// The difference, and the remedy.
         reason: String,
     },
     /// A value exceeds the range of the export type.

@@ -59,6 +59,7 @@ pub(crate) fn parameter(path: &str, shape: &[usize]) -> ParamEntry {
         trainable: true,
         aliases: vec![],
         states: vec![stored(StateKind::Weights), stored(StateKind::moment("exp_avg"))],
+        base: None,
     }
 }
 

@@ -17,6 +17,9 @@ use crate::Tag;
 pub(crate) const FORMAT: &str = "deepburn-checkpoint";
 /// The version of the format.
 pub(crate) const VERSION: u64 = 1;
+/// The version of manifests that omit parameters. Programs that only read
+/// [`VERSION`] refuse them. Everything else is the same.
+pub(crate) const VERSION_WITH_BASE: u64 = 2;
 
 /// The identity that all files of a save share. It is unique even among saves
 /// with the same tag.

@@ -111,6 +111,11 @@ impl Checkpoint {
         if buffers > 0 {
             writeln!(text, "buffers     {in_buffers} elements in {buffers}")?;
         }
+        let sizes_of_omitted = self.omitted().filter_map(|(entry, _)| entry.checked_numel());
+        let omitted: usize = sizes_of_omitted.sum();
+        if omitted > 0 {
+            writeln!(text, "omitted     {omitted} elements, which the base model has")?;
+        }
         for (kind, bytes) in &sizes {
             writeln!(text, "  {kind:<12} {:>12}", size(*bytes))?;
         }
@@ -136,8 +141,10 @@ fn describe_state(title: &str, state: &Value, text: &mut String) -> fmt::Result 
 /// Writes the line of one parameter or buffer: path, shape, stored arrays, and
 /// whether it is frozen, a buffer or tied. `width` aligns the shapes.
 fn describe_entry(entry: &ParamEntry, width: usize, text: &mut String) -> fmt::Result {
-    let states: Vec<_> =
-        entry.states.iter().map(|stored| format!("{} {}", stored.kind, stored.element)).collect();
+    let states = entry.states.iter().map(|stored| format!("{} {}", stored.kind, stored.element));
+    let base = entry.base.iter();
+    let base = base.map(|it| format!("in the base model, {}, blake3 {}", it.element, it.checksum));
+    let states: Vec<_> = states.chain(base).collect();
     let frozen = match (entry.kind, entry.trainable) {
         (EntryKind::Buffer, _) => ", buffer",
         (EntryKind::Parameter, true) => "",

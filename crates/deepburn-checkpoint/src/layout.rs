@@ -19,7 +19,7 @@ use deepburn_comm::Partition;
 use deepburn_safetensors::Header;
 use serde::{Deserialize, Serialize};
 
-use crate::identity::Identity;
+use crate::identity::{Identity, VERSION, VERSION_WITH_BASE};
 use crate::{CheckpointError, EntryKind, ParamEntry, StateKind};
 
 /// The largest number of ranks of a checkpoint. Larger numbers are rejected as
@@ -79,8 +79,8 @@ impl Layout {
     /// Returns [`CheckpointError::Layout`] for a number of ranks that is 0 or
     /// too large, a path or array that occurs twice, a path that is empty or
     /// contains a colon or a control character, a parameter with an integer
-    /// type, a buffer with a gradient or optimizer states, and sizes that
-    /// overflow.
+    /// type, a buffer with a gradient or optimizer states, an omitted parameter
+    /// that is trainable or has stored arrays, and sizes that overflow.
     pub fn new(entries: Vec<ParamEntry>, world_size: usize) -> Result<Self, CheckpointError> {
         let refuse = |reason| Err(CheckpointError::Layout { reason });
         if !(1..=MAX_WORLD_SIZE).contains(&world_size) {
@@ -141,6 +141,15 @@ impl Layout {
     /// Returns the entry at a path, which may be an alias.
     pub(crate) fn entry(&self, path: &str) -> Option<&ParamEntry> {
         self.find(path).map(|index| &self.entries[index])
+    }
+
+    /// Returns the version of the manifest, which says whether entries are
+    /// omitted.
+    pub(crate) fn version(&self) -> u64 {
+        match self.entries.iter().any(|entry| entry.base.is_some()) {
+            true => VERSION_WITH_BASE,
+            false => VERSION,
+        }
     }
 
     /// Returns the number of elements of an entry.
@@ -233,7 +242,12 @@ impl Layout {
 /// Returns the reason why the element types of an entry are invalid; `None` if
 /// they are valid.
 fn mistyped(entry: &ParamEntry) -> Option<String> {
-    let ParamEntry { path, kind, trainable, states, .. } = entry;
+    let ParamEntry { path, kind, trainable, states, base, .. } = entry;
+    if base.is_some() && (*trainable || !states.is_empty() || *kind == EntryKind::Buffer) {
+        return Some(format!(
+            "{path} is omitted; only frozen parameters are, with all their arrays"
+        ));
+    }
     match kind {
         EntryKind::Parameter => {
             let wrong = states.iter().find(|stored| !stored.element.is_trainable())?;
@@ -248,10 +262,13 @@ fn mistyped(entry: &ParamEntry) -> Option<String> {
 }
 
 /// Returns the number of bytes of all arrays of an entry; `None` if it
-/// overflows. An entry without arrays counts as one byte per element, so that
+/// overflows. An omitted entry counts as if it were stored, because exports
+/// contain it. An entry without arrays counts as one byte per element, so that
 /// sums of element counts cannot overflow either.
 fn stored_bytes(entry: &ParamEntry) -> Option<u64> {
-    let size = entry.states.iter().map(|stored| stored.element.size()).sum::<usize>().max(1);
+    let sizes = entry.states.iter().map(|stored| stored.element.size());
+    let base = entry.base.iter().map(|base| base.element.size());
+    let size = sizes.chain(base).sum::<usize>().max(1);
     u64::try_from(entry.checked_numel()?.checked_mul(size)?).ok()
 }
 
@@ -259,7 +276,7 @@ fn stored_bytes(entry: &ParamEntry) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::fixture::{buffer, parameter};
-    use crate::{ElementType, StoredState};
+    use crate::{BaseValues, ElementType, StoredState};
     use proptest::prelude::*;
 
     fn refusal(entries: Vec<ParamEntry>, world_size: usize) -> String {
@@ -309,6 +326,30 @@ mod tests {
         assert!(!text.contains("kind"), "{text}");
         let text = serde_json::to_string(&buffer("b", &[2], ElementType::I64)).unwrap();
         assert!(text.contains(r#""kind":"buffer""#), "{text}");
+    }
+
+    #[test]
+    fn only_frozen_parameters_are_omitted() {
+        let base = Some(BaseValues::of(ElementType::F32, &[0; 8]));
+        let frozen = ParamEntry {
+            trainable: false,
+            states: vec![],
+            base: base.clone(),
+            ..parameter("a", &[2])
+        };
+        let layout = Layout::new(vec![frozen.clone(), parameter("b", &[2])], 2).unwrap();
+        assert_eq!((layout.version(), layout.segments(0).len()), (2, 2));
+        for entry in [
+            ParamEntry { trainable: true, ..frozen.clone() },
+            ParamEntry { base: base.clone(), trainable: false, ..parameter("a", &[2]) },
+            ParamEntry { kind: EntryKind::Buffer, ..frozen },
+        ] {
+            assert!(refusal(vec![entry], 1).contains("a is omitted; only frozen parameters are"));
+        }
+        // Other layouts have the same JSON, hash and version as before parameters were omitted.
+        let whole = Layout::new(vec![parameter("a", &[2])], 1).unwrap();
+        assert_eq!(whole.version(), 1);
+        assert!(!serde_json::to_string(&whole).unwrap().contains("base"));
     }
 
     #[test]

@@ -28,7 +28,7 @@
 //! let states = vec![StoredState { kind: StateKind::Weights, element: ElementType::F32 }];
 //! let (path, shape) = ("linear.weight".to_owned(), vec![2, 3]);
 //! let kind = EntryKind::Parameter;
-//! let entry = ParamEntry { path, shape, kind, trainable: true, aliases: vec![], states };
+//! let entry = ParamEntry { path, shape, kind, trainable: true, aliases: vec![], states, base: None };
 //! let layout = Arc::new(Layout::new(vec![entry], 2)?);
 //!
 //! // Two ranks write their files, here one after the other.
@@ -50,6 +50,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A checkpoint may omit frozen parameters, whose values are in a base model. Its
+//! entry then has the hash of the values ([`BaseValues`]), and
+//! [`Checkpoint::set_base`] gives the checkpoint the model to read them from.
+//!
 //! Files are verified with BLAKE3. It is collision-resistant and, unlike
 //! SHA-256, fast enough that a single core hashes faster than a disk writes.
 //! The command-line tool `b3sum` computes the same checksums.
@@ -60,6 +64,8 @@
 //! access the same folder, so a run on several machines needs a shared file
 //! system.
 
+mod base_reader;
+mod base_values;
 mod checkpoint;
 mod consolidate;
 mod disk;
@@ -83,6 +89,7 @@ mod tag;
 #[cfg(test)]
 mod tests;
 
+pub use base_values::BaseValues;
 pub use checkpoint::Checkpoint;
 pub use consolidate::{Consolidated, Consolidation, NotFinite, consolidate};
 pub use deepburn_weights::WeightMap;

@@ -9,13 +9,14 @@
 //!
 //! ```text
 //! {
-//!   "format": "deepburn-checkpoint", "version": 1, "writer": …,
+//!   "format": "deepburn-checkpoint", "version": 1, or 2 if parameters are omitted, "writer": …,
 //!   "tag": "step-00000010", "id": 16 hexadecimal digits,
 //!   "follows": the id of the latest checkpoint at the start of the save, or null,
 //!   "saved_at": seconds since 1970,
 //!   "run": {"step": …, "stage": …, "working": "BF16", "job": …, "metric": …, "state": {…}},
 //!   "layout": {"world_size": …, "atoms": [{"path": …, "shape": […], "trainable": …,
-//!              "aliases": […], "slots": [{"slot": "weights", "element": "F32"}, …]}, …]},
+//!              "aliases": […], "slots": [{"slot": "weights", "element": "F32"}, …],
+//!              "base": {"element": "F32", "checksum": …} if the values are omitted}, …]},
 //!   "ranks": [{"length": bytes, "checksum": …, "state": {…}}, …],
 //!   "checksum": of everything before this field's comma
 //! }
@@ -29,7 +30,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::identity::{FORMAT, Identity, VERSION};
+use crate::identity::{FORMAT, Identity, VERSION, VERSION_WITH_BASE};
 use crate::{CheckpointError, ElementType, Layout, Tag};
 
 /// The name of the file.
@@ -100,7 +101,7 @@ pub(crate) struct RankEntry {
 pub(crate) struct Manifest {
     /// The name of the format, [`FORMAT`].
     pub(crate) format: String,
-    /// The version of the format, [`VERSION`].
+    /// The version of the format, [`VERSION`] or [`VERSION_WITH_BASE`].
     pub(crate) version: u64,
     /// The name and version of the program.
     pub(crate) writer: String,
@@ -245,8 +246,8 @@ fn check_version(path: &Path, text: &str) -> Result<(), CheckpointError> {
     }
     match serde_json::from_str(text) {
         Ok(FormatVersion { format, version }) if format == FORMAT => {
-            if version != VERSION {
-                let (path, supported) = (path.to_owned(), VERSION);
+            if ![VERSION, VERSION_WITH_BASE].contains(&version) {
+                let (path, supported) = (path.to_owned(), VERSION_WITH_BASE);
                 return Err(CheckpointError::Version { path, found: version, supported });
             }
             Ok(())
@@ -332,10 +333,10 @@ mod tests {
 
     #[test]
     fn other_versions_and_formats_are_distinguished_from_damage() {
-        let newer = Manifest { version: 2, ..manifest(json!(null)) };
+        let newer = Manifest { version: 3, ..manifest(json!(null)) };
         let json = serde_json::to_string(&newer).unwrap();
         let error = parse(&json).unwrap_err();
-        assert!(matches!(error, CheckpointError::Version { found: 2, supported: 1, .. }));
+        assert!(matches!(error, CheckpointError::Version { found: 3, supported: 2, .. }));
         for text in ["[]", "{}", r#"{"format":"pt","version":1}"#] {
             assert!(matches!(parse(text).unwrap_err(), CheckpointError::Foreign { .. }), "{text}");
         }

@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{CheckpointError, ElementType};
+use crate::{BaseValues, CheckpointError, ElementType};
 
 /// The kind of an array that belongs to a parameter. Each array has as many
 /// elements as the parameter.
@@ -134,6 +134,10 @@ pub struct ParamEntry {
     /// The stored arrays, in the order in which they are written.
     #[serde(rename = "slots")]
     pub states: Vec<StoredState>,
+    /// The values in the base model, if the checkpoint omits them. Such an entry
+    /// is a frozen parameter without stored arrays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<BaseValues>,
 }
 
 impl ParamEntry {
@@ -145,6 +149,13 @@ impl ParamEntry {
     /// Returns the element type of an array; `None` if it is not stored.
     pub fn element_of(&self, kind: &StateKind) -> Option<ElementType> {
         self.states.iter().find(|stored| stored.kind == *kind).map(|stored| stored.element)
+    }
+
+    /// Returns the element type of the weights, which are stored or in the base
+    /// model; `None` if there are none.
+    pub(crate) fn weights_element(&self) -> Option<ElementType> {
+        let base = self.base.as_ref().map(|base| base.element);
+        self.element_of(&StateKind::Weights).or(base)
     }
 }
 
@@ -175,6 +186,7 @@ mod tests {
             trainable: true,
             aliases: vec![],
             states: vec![StoredState { kind: StateKind::Weights, element: ElementType::F32 }],
+            base: None,
         };
         assert_eq!(entry.checked_numel(), Some(6));
         assert_eq!(entry.element_of(&StateKind::Weights), Some(ElementType::F32));

@@ -330,7 +330,8 @@ mod tests {
         let states = vec![StoredState { kind: StateKind::Weights, element: ElementType::F32 }];
         let (path, shape) = ("w".into(), vec![numel]);
         let kind = crate::EntryKind::Parameter;
-        let entry = ParamEntry { path, shape, kind, trainable: true, aliases: vec![], states };
+        let entry =
+            ParamEntry { path, shape, kind, trainable: true, aliases: vec![], states, base: None };
         Arc::new(Layout::new(vec![entry], 1).unwrap())
     }
 

@@ -25,7 +25,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::identity::{FORMAT, Identity, VERSION};
+use crate::identity::{FORMAT, Identity};
 use crate::manifest::{MANIFEST, Manifest, RankEntry};
 use crate::rank_file::rank_file_name;
 use crate::store::{self, Lock};
@@ -152,7 +152,7 @@ impl Save {
         let Identity { tag, id } = self.ticket.identity.clone();
         let manifest = Manifest {
             format: FORMAT.into(),
-            version: VERSION,
+            version: self.layout.version(),
             writer: concat!("deepburn ", env!("CARGO_PKG_VERSION")).into(),
             tag,
             id,

@@ -292,6 +292,7 @@ fn any_entry() -> impl Strategy<Value = ParamEntry> {
         trainable,
         aliases: vec![],
         states: states.into_iter().map(|(kind, element)| StoredState { kind, element }).collect(),
+        base: None,
     })
 }
 

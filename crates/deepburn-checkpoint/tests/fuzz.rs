@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepburn_checkpoint::{
-    Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout, ParamEntry,
-    RankWriter, Retention, Run, Save, StateKind, StoredState, Tag, consolidate,
+    BaseValues, Checkpoint, CheckpointError, Consolidation, ElementType, EntryKind, Layout,
+    ParamEntry, RankWriter, Retention, Run, Save, StateKind, StoredState, Tag, consolidate,
 };
 use deepburn_fuzz::{
     JSON_TOKENS, Mutator, SeedCorpus, SeedFile, fuzz, patched, replay, scratch_folder,
@@ -32,10 +32,14 @@ fn parameter(path: &str, shape: &[usize], states: &[(StateKind, ElementType)]) -
         trainable: true,
         aliases: vec![],
         states: states.collect(),
+        base: None,
     }
 }
 
-/// A trained, a frozen and a tied parameter, and a buffer of bools.
+/// The number of elements of the omitted parameter. All of them are 1.
+const OMITTED: usize = 3;
+
+/// A trained, a frozen, a tied and an omitted parameter, and a buffer of bools.
 fn layout() -> Arc<Layout> {
     let (weights, moment) = (StateKind::Weights, StateKind::moment("exp_avg"));
     let trained = [
@@ -49,7 +53,12 @@ fn layout() -> Arc<Layout> {
     frozen.trainable = false;
     let mut mask = parameter("mask", &[7], &[(weights, ElementType::Bool)]);
     (mask.kind, mask.trainable) = (EntryKind::Buffer, false);
-    Arc::new(Layout::new(vec![tied, parameter("b", &[1], &trained), frozen, mask], RANKS).unwrap())
+    let mut omitted = parameter("omitted", &[OMITTED], &[]);
+    let bytes = [1_f32; OMITTED].map(f32::to_le_bytes);
+    let base = BaseValues::of(ElementType::F32, bytes.as_flattened());
+    (omitted.trainable, omitted.base) = (false, Some(base));
+    let trained = parameter("b", &[1], &trained);
+    Arc::new(Layout::new(vec![tied, trained, frozen, mask, omitted], RANKS).unwrap())
 }
 
 fn save(root: &Path, step: u64) {
@@ -192,7 +201,8 @@ fn visit(root: &Path, mutator: &mut Mutator) {
         let _ = Save::begin(root, Tag::of_step(3), layout());
         return;
     }
-    let Ok(checkpoint) = Checkpoint::open(root, None) else { return };
+    let Ok(mut checkpoint) = Checkpoint::open(root, None) else { return };
+    checkpoint.set_base(|_| Ok(vec![1.0; OMITTED]));
     match mutator.below(3) {
         0 => drop(checkpoint.describe()),
         1 => drop(resume(&checkpoint, 1 + mutator.below(4))),

@@ -28,6 +28,7 @@ fn layout() -> Arc<Layout> {
         trainable: true,
         aliases: vec![],
         states: vec![stored(StateKind::Weights), stored(StateKind::moment("exp_avg"))],
+        base: None,
     };
     Arc::new(Layout::new(vec![entry], RANKS).unwrap())
 }

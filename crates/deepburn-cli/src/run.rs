@@ -15,6 +15,7 @@
 //! ```
 
 pub(crate) mod agreement;
+pub(crate) mod base_model;
 pub(crate) mod effects;
 pub(crate) mod finetune;
 pub(crate) mod forecast;

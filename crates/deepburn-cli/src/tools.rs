@@ -92,6 +92,9 @@ pub(crate) enum Command {
         /// Export the checkpoint with the best evaluation.
         #[arg(long, conflicts_with = "tag")]
         best: bool,
+        /// Folder of the pretrained model, for a checkpoint without its frozen parameters [default: where the run read it].
+        #[arg(long, value_name = "DIR")]
+        base: Option<PathBuf>,
         /// Type of the weights.
         #[arg(long, value_parser = weight_type(), default_value = "f32")]
         dtype: FloatType,
@@ -144,12 +147,12 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
         Command::Generate(arguments) => generate(&arguments)?,
         // Predictions are written while the input is read.
         Command::Predict(arguments) => return predict(&arguments),
-        Command::Consolidate { checkpoint, out, tag, best, dtype, max_shard_size } => {
-            let checkpoint = match best {
+        Command::Consolidate { checkpoint, out, tag, best, base, dtype, max_shard_size } => {
+            let mut checkpoint = match best {
                 true => open_best(&checkpoint)?,
                 false => open(&checkpoint, tag.as_deref())?,
             };
-            consolidate(&checkpoint, &out, dtype, max_shard_size)?.join("\n")
+            consolidate(&mut checkpoint, base.as_deref(), &out, dtype, max_shard_size)?.join("\n")
         }
         Command::Inspect { checkpoint, tag } => {
             inspect(&checkpoint, tag.as_deref())?.trim_end().to_owned()

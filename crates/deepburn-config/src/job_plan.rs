@@ -173,6 +173,8 @@ pub struct TrainingJob {
     pub save_total_limit: Option<usize>,
     /// Number of additional checkpoints to keep: those with the lowest evaluation loss.
     pub save_best_limit: Option<usize>,
+    /// The parameters that checkpoints contain.
+    pub checkpoint_scope: CheckpointScope,
     /// First step and `train_batch_size` of each change of the batch size, in the order given.
     pub batch_size_schedule: Vec<(usize, usize)>,
     /// Optimizer steps between two printed lines.
@@ -258,6 +260,16 @@ pub enum ModelMetric {
     Mae,
 }
 
+/// The parameters that checkpoints contain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CheckpointScope {
+    /// All parameters.
+    All,
+    /// All parameters except frozen ones with the values of the pretrained model.
+    Trained,
+}
+
 /// The backend, which determines where tensors are stored and computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -281,6 +293,7 @@ choices!(ModelMetric {
     "loss" => Loss, "eval_loss" => Loss, "accuracy" => Accuracy, "eval_accuracy" => Accuracy,
     "f1" => F1, "eval_f1" => F1, "mae" => Mae, "eval_mae" => Mae,
 });
+choices!(CheckpointScope { "all" => All, "trained" => Trained });
 choices!(Backend { "flex" => Flex, "wgpu" => Wgpu, "cuda" => Cuda, "tch" => Tch });
 
 impl ModelMetric {

@@ -14,7 +14,8 @@ use serde_json::{Map, Value as Json};
 use crate::counted::counted;
 use crate::diagnosis::{Findings, Severity, Site, note, refuse, report, warning};
 use crate::job_plan::{
-    Architecture, Backend, DataJob, DataKind, Job, ModelJob, ModelMetric, TrainingJob,
+    Architecture, Backend, CheckpointScope, DataJob, DataKind, Job, ModelJob, ModelMetric,
+    TrainingJob,
 };
 use crate::key::Trigger;
 use crate::key_path::join;
@@ -196,7 +197,7 @@ impl JobReader<'_> {
         filled!(TrainingJob, training {
             max_steps, backend, collective_timeout, eval_max_samples, load_best_model_at_end,
             metric_for_best_model, early_stopping_patience, early_stopping_threshold, async_save,
-            save_total_limit, save_best_limit, learning_rate, micro_batch_size, gradient_checkpointing, no_decay,
+            save_total_limit, save_best_limit, checkpoint_scope, learning_rate, micro_batch_size, gradient_checkpointing, no_decay,
             per_device_eval_batch_size, label_smoothing_factor,
         }
             epochs: epochs.value.or(if max_steps.value.is_none() { Some(1.0) } else { None }),

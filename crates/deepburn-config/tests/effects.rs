@@ -155,6 +155,11 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
         "all checkpoints are kept",
     ),
     (
+        "training.checkpoint_scope",
+        r#"{"training": {"checkpoint_scope": "trained"}}"#,
+        "no parameter is frozen",
+    ),
+    (
         "training.learning_rate",
         r#"{"training": {"learning_rate": 0.1}, "deepspeed": {"optimizer": {"type": "AdamW", "params": {"lr": 0.2}}}}"#,
         "0.2 is used, not training.learning_rate 0.1",

@@ -327,6 +327,11 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             ["training.save_total_limit", "no checkpoints are saved", "add training.save_steps"],
         ),
         (
+            r#"{"training": {"checkpoint_scope": "trained",
+                "param_groups": [{"params": "wte", "frozen": true}]}}"#,
+            ["training.checkpoint_scope", "has no pretrained model", "write \"all\""],
+        ),
+        (
             r#"{"training": {"resume": true}}"#,
             ["training.resume", "is a command-line option", "--resume TAG on the command line"],
         ),

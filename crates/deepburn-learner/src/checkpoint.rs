@@ -13,6 +13,8 @@
 //! to an uninterrupted one, even at a different ZeRO stage.
 //! [`Engine::load_deepspeed_checkpoint`](crate::Engine::load_deepspeed_checkpoint)
 //! resumes from a checkpoint that DeepSpeed saved.
+//! [`Engine::omit_base`](crate::Engine::omit_base) omits the frozen parameters of
+//! a base model from checkpoints.
 //!
 //! Saving fails between forward and backward, and after `no_sync` passes whose
 //! gradients still differ between ranks. Loading fails if the model or the
@@ -31,6 +33,7 @@ mod in_progress;
 mod load;
 mod optimizer_states;
 mod save;
+mod scope;
 mod state;
 
 use deepburn_checkpoint::CheckpointError;

@@ -17,12 +17,14 @@
 //! error, so that a program cannot continue with ranks that have diverged.
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::module::AutodiffModule;
 use burn::tensor::{DType, Tensor, TensorData};
+use deepburn_checkpoint::BaseValues;
 use deepburn_comm::CommError;
 use deepburn_config::{BatchPlan, OverflowPlan, Plan};
 use deepburn_ops::OptimizerOps;
@@ -97,6 +99,9 @@ pub struct Engine<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
     pub(crate) loss_weights: LossWeights,
     /// Whether the warning about missing calls of `step` was given.
     pub(crate) warned_of_excess: bool,
+    /// The parameters that checkpoints omit, by index: the frozen ones that still
+    /// have the values of a base model.
+    pub(crate) omitted: BTreeMap<usize, BaseValues>,
     /// The record of the last optimizer step of this run.
     last_step: Option<Step>,
     /// The first failed collective. Every later call returns it.
@@ -200,6 +205,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             backward_passes: 0,
             loss_weights: LossWeights::default(),
             warned_of_excess: false,
+            omitted: BTreeMap::new(),
             last_step: None,
             failure: OnceCell::new(),
         })

@@ -24,7 +24,7 @@ pub enum Origin {
     /// Read from the tensors that store the parameter.
     #[default]
     File,
-    /// Read from the tensors that store the parameter, and never trained.
+    /// Read from the tensors that store the parameter, and never trained. Checkpoints may omit it.
     Frozen,
     /// Read from the tensors, which have fewer rows. Each new row is the mean of the stored rows.
     Extended {

@@ -142,11 +142,21 @@ impl Weights {
         if !components.iter().any(|component| self.contains(&component.name)) {
             return Ok(None);
         }
+        let values = self.read_required(weight)?;
+        components.iter().for_each(|component| self.remove(&component.name));
+        Ok(Some(values))
+    }
+
+    /// Reads a parameter.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Tensors`] if a tensor is missing or is not a finite float tensor of the expected
+    /// shape, or an I/O error.
+    pub(crate) fn read_required(&mut self, weight: &Weight) -> Result<Vec<f32>, ModelFolderError> {
         self.require(weight)?;
         let values = read_weight(weight, &mut self.files, &self.tensors)?;
         self.refuse_not_finite(weight, &values)?;
-        components.iter().for_each(|component| self.remove(&component.name));
-        Ok(Some(values))
+        Ok(values)
     }
 
     /// Checks that there are the tensors of a parameter.

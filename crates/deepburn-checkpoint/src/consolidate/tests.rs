@@ -1,6 +1,6 @@
 use super::*;
 use crate::fixture::{TempRoot, buffer, parameter, run, save, save_layout, values};
-use crate::{Layout, RankWriter, Save, StoredState, Tag};
+use crate::{BaseValues, Layout, RankWriter, Save, StoredState, Tag};
 use half::bf16;
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -228,6 +228,55 @@ fn exports_that_lose_something_are_refused() {
     let checkpoint = Checkpoint::open(&root, None).unwrap();
     let error = as_trained(&checkpoint, &out, &ALL).unwrap_err().to_string();
     assert!(error.contains("no weights of parameter a"), "{error}");
+}
+
+/// Saves the fixture layout without the parameter `frozen`, which is in a base model.
+fn without_frozen(root: &Path) -> Checkpoint {
+    let mut entries = crate::fixture::layout(2).entries().to_vec();
+    let bytes = bf16::from_f32(weights("frozen", 1)[0]).to_le_bytes();
+    entries[2].base = Some(BaseValues::of(ElementType::Bf16, &bytes));
+    entries[2].states.clear();
+    let layout = Arc::new(Layout::new(entries, 2).unwrap());
+    save_layout(root, 1, &layout, run(1));
+    Checkpoint::open(root, None).unwrap()
+}
+
+#[test]
+fn omitted_parameters_are_exported_from_the_base_model() {
+    let (_root, whole, expected) = opened(2);
+    let files = consolidate(&whole, &expected, &ALL, &renamed(&whole, "a")).unwrap().files;
+    let root = TempRoot::new();
+    let mut checkpoint = without_frozen(&root);
+    let text = checkpoint.describe();
+    assert!(text.contains("omitted     1 elements, which the base model has"), "{text}");
+    assert!(text.contains("in the base model, BF16, blake3"), "{text}");
+    let out = root.join("out");
+    let error = as_trained(&checkpoint, &out, &ALL).unwrap_err().to_string();
+    assert!(error.contains("frozen parameter frozen") && error.contains("set_base"), "{error}");
+    assert!(!out.exists());
+    // The base model has more digits than the run, which rounded them.
+    checkpoint.set_base(|path| Ok(weights(path, 1).iter().map(|value| value * 1.0001).collect()));
+    checkpoint.verify_base().unwrap();
+    let found = consolidate(&checkpoint, &out, &ALL, &renamed(&checkpoint, "a")).unwrap().files;
+    assert!(fs::read(&found[0]).unwrap() == fs::read(&files[0]).unwrap());
+    assert!(checkpoint.read("frozen", &StateKind::Weights, 0..2).is_err());
+}
+
+#[test]
+fn another_base_model_is_refused_and_leaves_no_file() {
+    let root = TempRoot::new();
+    let mut checkpoint = without_frozen(&root);
+    for (values, expected) in [
+        (Ok(vec![0.5]), "have the hash"),
+        (Ok(vec![]), "0 values are not of shape [1]"),
+        (Err("no such tensor".into()), "no such tensor"),
+    ] {
+        let mut values = Some(values);
+        checkpoint.set_base(move |_| values.take().unwrap());
+        let error = as_trained(&checkpoint, &root.join("out"), &ALL).unwrap_err().to_string();
+        assert!(error.contains("frozen parameter frozen") && error.contains(expected), "{error}");
+        assert_eq!(disk::names(&root.join("out")).unwrap(), <[String; 0]>::default());
+    }
 }
 
 /// Saves one parameter with these weights and consolidates it.

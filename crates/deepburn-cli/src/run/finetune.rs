@@ -279,10 +279,14 @@ impl Run<'_> {
         recipe: &R,
         devices: &[B::Device],
     ) -> Result<Vec<Option<R::Model>>, Failure> {
-        // The checkpoint replaces all weights, so the job's initial weights are not read.
-        let weights = match &self.prepared.origin {
-            Some(_) => InitialWeights::Zeros,
-            None => InitialWeights::OfJob,
+        // The checkpoint replaces all weights, so the job's initial weights are not read. If it or a later one omits
+        // parameters of the pretrained model, they are.
+        let PreparedRun { preparation, origin, .. } = &self.prepared;
+        let weights = match origin {
+            Some(origin) if preparation.omitted.is_none() && !origin.omits_parameters() => {
+                InitialWeights::Zeros
+            }
+            _ => InitialWeights::OfJob,
         };
         if self.ranks.has_first() && weights == InitialWeights::OfJob {
             recipe.check_weights()?;

@@ -17,6 +17,8 @@
 //! WARN deepspeed.optimizer.params.weight_decay changes from 0.1 in the checkpoint to 0.2
 //! ```
 
+use std::path::{PathBuf, absolute};
+
 use deepburn::ClientStates;
 use deepburn::checkpoint::Checkpoint;
 use deepburn_config::{Architecture, counted};
@@ -57,6 +59,9 @@ pub(crate) struct JobState {
     /// The places of the files that are exported unchanged; `None` in older checkpoints.
     #[serde(default)]
     pub(crate) companions: Option<Companions>,
+    /// The folder of the pretrained model, if checkpoints omit some of its parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<PathBuf>,
     /// Version of the program that saved the checkpoint.
     #[serde(default)]
     version: String,
@@ -75,6 +80,11 @@ impl JobState {
             data: Some(preparation.data.training.clone()),
             hf_export: preparation.subject.info().hf_export(),
             companions: Some(preparation.subject.info().companions().clone()),
+            base: preparation
+                .omitted
+                .as_ref()
+                .and(preparation.pretrained.as_deref())
+                .and_then(|it| absolute(it).ok()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             launch: launch_id(),
         }
@@ -349,7 +359,7 @@ const MAY_DIFFER: [&str; 5] =
     ["model.pretrained", "data.path", "data.tokenizer", "data.token_cache", "data.name"];
 
 /// Keys without effect on the numbers of later steps. A change of any other key is logged as a warning.
-const WITHOUT_EFFECT_ON_NUMBERS: [&str; 12] = [
+const WITHOUT_EFFECT_ON_NUMBERS: [&str; 13] = [
     "data.token_cache",
     "training.output_dir",
     "training.logging_steps",
@@ -357,6 +367,7 @@ const WITHOUT_EFFECT_ON_NUMBERS: [&str; 12] = [
     "training.per_device_eval_batch_size",
     "training.save_",
     "training.async_save",
+    "training.checkpoint_scope",
     "training.collective_timeout",
     "deepspeed.steps_per_print",
     "deepspeed.wall_clock_breakdown",

@@ -13,7 +13,10 @@
 //! training.epochs, lower deepspeed.train_batch_size or set data.drop_last to false
 //! ```
 
+use std::path::PathBuf;
+
 use burn::tensor::DType;
+use deepburn::weights::WeightMap;
 use deepburn::zero::ParameterSize;
 use deepburn::{BatchSchedule, Interval};
 use deepburn_config::{
@@ -31,6 +34,7 @@ use crate::failure::Failure;
 use crate::job::memory::check_tokens;
 use crate::job::param_groups::grouped_sizes;
 use crate::models;
+use crate::run::base_model::omitted_parameters;
 use crate::run::effects::add_notes;
 use crate::run::subject::Subject;
 use crate::run::training_length::{Progress, num_steps, steps_within_budget};
@@ -41,6 +45,11 @@ pub(crate) struct Preparation {
     pub(crate) job: Job,
     /// The resolved `deepspeed` section, in which no value is `"auto"`.
     pub(crate) plan: Plan,
+    /// Folder of the pretrained model; `None` for random initial weights.
+    pub(crate) pretrained: Option<PathBuf>,
+    /// The map of the model, in which the parameters that checkpoints omit have the origin `Frozen`; `None` if
+    /// checkpoints contain all parameters.
+    pub(crate) omitted: Option<WeightMap>,
     /// Sizes of all parameters. Parameters of a frozen group are not trainable.
     pub(crate) sizes: Vec<ParameterSize>,
     /// Model and data.
@@ -166,8 +175,11 @@ pub(crate) fn prepare(
     let (plan, mut record) = resolve_plan(&job, &written, &facts)?;
     record["total_steps"] = max_steps.into();
     record["samples_per_epoch"] = epoch_samples.into();
+    let architecture = subject.info().architecture();
     Ok(Preparation {
-        sizes: grouped_sizes(subject.info().architecture(), &plan)?,
+        omitted: omitted_parameters(&job, &plan, architecture, pretrained.as_deref())?,
+        pretrained,
+        sizes: grouped_sizes(architecture, &plan)?,
         data: DataIdentity::new(subject.info(), &job.training).map_err(Failure::run)?,
         max_steps: max_steps as u64,
         epoch_samples: epoch_samples as u64,

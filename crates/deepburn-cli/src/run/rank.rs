@@ -60,7 +60,7 @@ pub(super) struct RankRun<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
 /// Trains, exports and tests the model on one rank.
 ///
 /// A checkpoint is restored into an engine, which has already sharded the model. So the engine is initialized first. If
-/// the run resumes, it is initialized with weights of zero.
+/// the run resumes, it is initialized with weights of zero, unless checkpoints omit parameters of the pretrained model.
 ///
 /// # Errors
 /// Returns the first error of this rank, which ends the other ranks as well.
@@ -74,6 +74,9 @@ pub(super) fn train_rank<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     let mut source = recipe.source(shard, plan)?;
     let mut engine = deepburn::initialize(model, plan, group)?;
     engine.seed(job.training.seed);
+    if let Some(map) = &run.preparation.omitted {
+        engine.omit_base(map)?;
+    }
     let resumed = match &run.origin {
         Some(origin) => resume::restore(&mut engine, origin, &mut source, &run.preparation)?,
         None => LoopState::default(),

@@ -38,6 +38,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::job::param_groups::parameter_updates;
+use crate::run::base_model::check_base;
 use crate::run::job_state::JobState;
 use crate::run::launcher_env::restarts;
 use crate::run::output_folder::refuse_running;
@@ -66,6 +67,11 @@ impl Origin {
             Self::Own(checkpoint) => checkpoint.run().step,
             Self::DeepSpeed(checkpoint) => checkpoint.counters().global_steps,
         }
+    }
+
+    /// Returns whether the checkpoint omits parameters of the pretrained model.
+    pub(crate) fn omits_parameters(&self) -> bool {
+        matches!(self, Self::Own(checkpoint) if checkpoint.omitted().next().is_some())
     }
 
     /// Returns the number of samples up to the checkpoint, over all ranks.
@@ -133,8 +139,8 @@ impl Selected {
     /// # Errors
     /// Returns a user's mistake if another job saved the checkpoint, or if its step is beyond the end of the job.
     pub(crate) fn checked(self, preparation: &Preparation) -> Result<Origin, Failure> {
-        let Self { origin, reason } = self;
-        match &origin {
+        let Self { mut origin, reason } = self;
+        match &mut origin {
             _ if reason == SelectionReason::Restart => return Ok(origin),
             Origin::Own(checkpoint) => check_own(preparation, checkpoint, reason)?,
             Origin::DeepSpeed(checkpoint) => check_deepspeed(preparation, checkpoint)?,
@@ -296,13 +302,15 @@ fn check_deepspeed(
 /// Checks that a checkpoint of this program was saved by the same job.
 fn check_own(
     preparation: &Preparation,
-    checkpoint: &Checkpoint,
+    checkpoint: &mut Checkpoint,
     reason: SelectionReason,
 ) -> Result<(), Failure> {
-    let in_checkpoint = |reason| mistake(format!("{}: {reason}", checkpoint.path().display()));
+    let path = checkpoint.path().to_owned();
+    let in_checkpoint = |reason| mistake(format!("{}: {reason}", path.display()));
     let saved = JobState::read(checkpoint).map_err(in_checkpoint)?;
     saved.compare(&JobState::of(preparation)).map_err(in_checkpoint)?;
     check_states(preparation, checkpoint)?;
+    check_base(preparation, checkpoint).map_err(in_checkpoint)?;
     match reason {
         SelectionReason::Latest => check_record(preparation, checkpoint),
         SelectionReason::Named | SelectionReason::Restart => {

@@ -26,6 +26,8 @@ use deepburn::checkpoint::{
 use deepburn_models::FloatType;
 
 use crate::failure::Failure;
+use crate::job::model_folder::model_in;
+use crate::run::base_model::set_base;
 use crate::run::job_state::JobState;
 use crate::tools::accompanying_files::AccompanyingFiles;
 
@@ -125,13 +127,17 @@ pub(crate) fn inspect(path: &Path, tag: Option<&str>) -> Result<String, Failure>
 
 /// Writes the weights of a checkpoint and the model's other files to `out`. Returns the paths of the files.
 ///
-/// Only one parameter at a time is in memory. The weights are written first, either completely or not at all.
+/// Parameters that the checkpoint omits are read from the folder `base` of the pretrained model, or from the folder that
+/// the run read. Only one parameter at a time is in memory. The weights are written first, either completely or not at
+/// all.
 ///
 /// # Errors
-/// Returns a user's mistake if the checkpoint is damaged, if a file already exists, or if the float type cannot
-/// represent a value. Returns a failure while running if another file cannot be written.
+/// Returns a user's mistake if the checkpoint is damaged, if the pretrained model does not have the omitted parameters,
+/// if a file already exists, or if the float type cannot represent a value. Returns a failure while running if another
+/// file cannot be written.
 pub(crate) fn consolidate(
-    checkpoint: &Checkpoint,
+    checkpoint: &mut Checkpoint,
+    base: Option<&Path>,
     out: &Path,
     float: FloatType,
     max_shard_size: Size,
@@ -143,14 +149,49 @@ pub(crate) fn consolidate(
         tracing::info!(
             "finetune did not save this checkpoint, so weights are named by their paths in the module"
         );
+        find_base(checkpoint, base, None, &as_trained)?;
         return write(checkpoint, out, &what, &as_trained);
     };
+    let recorded = state.base.clone();
     let others = AccompanyingFiles::find(checkpoint, state, float)?;
     others.refuse_existing(out)?;
     let map = others.hf_export.weight_map(as_trained).map_err(Failure::mistake)?;
+    find_base(checkpoint, base, recorded.as_deref(), &map)?;
     let mut files = write(checkpoint, out, &what, &map)?;
     files.extend(others.write(out)?);
     Ok(files)
+}
+
+/// Sets the base model of a checkpoint that omits parameters. `given` is the option `--base`, and `recorded` the folder
+/// that the run read. `map` has the names of the parameters in files.
+///
+/// # Errors
+/// Returns a user's mistake if there is no such folder, or if the option has no effect.
+fn find_base(
+    checkpoint: &mut Checkpoint,
+    given: Option<&Path>,
+    recorded: Option<&Path>,
+    map: &WeightMap,
+) -> Result<(), Failure> {
+    let Some((entry, _)) = checkpoint.omitted().next() else {
+        return match given {
+            Some(_) => Err(Failure::mistake(
+                "--base: has no effect: the checkpoint contains all parameters; remove it",
+            )),
+            None => Ok(()),
+        };
+    };
+    let Some(folder) = given.or(recorded.filter(|folder| folder.is_dir())) else {
+        let place = recorded.map(|it| format!(" in {}, which is not there", it.display()));
+        return Err(Failure::mistake(format!(
+            "--base: the checkpoint omits frozen parameters such as {}, which are in the pretrained model of the run{}; give \
+             the folder of this model",
+            entry.path,
+            place.unwrap_or_default()
+        )));
+    };
+    set_base(checkpoint, &model_in(folder), map.clone())
+        .map_err(|error| Failure::mistake(format!("--base: {error}")))
 }
 
 /// Checks the output folder. It must not be inside the folder of checkpoints, where the export could be mistaken for a

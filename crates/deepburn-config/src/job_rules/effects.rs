@@ -75,6 +75,14 @@ impl JobReader<'_> {
         self.report_unused(threshold, plan.early_stopping_patience.is_none(), lasting);
         let undecayed = "no parameter has a weight decay: optimizer.params.weight_decay is 0";
         self.report_unused(&training.no_decay, !self.decays(plan), undecayed);
+        let is_frozen = |group: &ParamGroup| group.update == GroupUpdate::Frozen;
+        let freezes = plan.param_groups.iter().any(is_frozen);
+        let trained = "no parameter is frozen: training.param_groups has no frozen group";
+        self.report_unused(&training.checkpoint_scope, !freezes, trained);
+        let is_new = job.model.pretrained.is_none() && freezes;
+        refuse!(if is_new && plan.checkpoint_scope == CheckpointScope::Trained; self.findings, &*training.checkpoint_scope =>
+            "\"trained\" omits the frozen parameters that model.pretrained has, and this job has no pretrained model";
+            "write \"all\", or give model.pretrained");
         let alone = "one rank does not wait for others";
         self.report_unused(&training.collective_timeout, plan.ranks == 1, alone);
         let (own, other) = (training.logging_steps.value, &self.deepspeed.steps_per_print);

@@ -4,7 +4,7 @@
 //! `TrainingArguments` that DeepSpeed has in its own file is an error that names the key to use
 //! instead.
 
-use crate::job_plan::{Architecture, Backend, Join, ModelMetric};
+use crate::job_plan::{Architecture, Backend, CheckpointScope, Join, ModelMetric};
 use crate::keys::{DeepSpeed, SCHEMA};
 use crate::plan::{LrSchedulerType, NoDecay, RampShape};
 use crate::spec::*;
@@ -203,6 +203,10 @@ section! {
         /// ones. Requires save_total_limit, and save_steps as a multiple of eval_steps or both
         /// strategies "epoch". Unset: none.
         save_best_limit: Option<usize> = opt_positive().unit("checkpoints"),
+        /// Parameters in checkpoints: "all", or "trained", which omits frozen parameters that still
+        /// have the values of model.pretrained. Resuming and exporting such a checkpoint need the
+        /// same pretrained model; its values are verified with hashes in the checkpoint.
+        checkpoint_scope: CheckpointScope = choice("all"),
         resume = ON_THE_COMMAND_LINE,
         resume_from_checkpoint = ON_THE_COMMAND_LINE,
         /// Learning rate, if the deepspeed section leaves lr unset or "auto".

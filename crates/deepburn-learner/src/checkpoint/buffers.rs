@@ -28,6 +28,7 @@ pub(super) fn buffer_entry(buffer: &Buffer) -> Result<ParamEntry, CheckpointErro
         trainable: false,
         aliases: buffer.aliases().to_vec(),
         states: vec![StoredState { kind: StateKind::Weights, element }],
+        base: None,
     })
 }
 

@@ -90,7 +90,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     ) -> Result<(), TrainingCheckpointError> {
         let read = |segment: &StateSegment<'_>| stored.read(segment);
         self.zero_grad();
-        self.states.load_weights(read)?;
+        self.states.load_weights(|_| true, read)?;
+        self.keep_unchanged_base(|_| true)?;
         let is_first = self.rank() == 0;
         self.load_buffers(|buffer| stored.read_buffer(buffer, is_first))?;
         let LoadPlan::Training { optimizer_states, lr_scheduler_states } = plan else {

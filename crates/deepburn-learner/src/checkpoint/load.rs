@@ -4,6 +4,8 @@
 //! Loading has two phases. First every rank checks the checkpoint against its
 //! engine without changing anything, and the ranks exchange the results
 //! (`exchange`): either all of them continue or all of them return an error.
+//! Parameters that the checkpoint omits are then compared with their hashes
+//! (`scope.rs`) and keep their values.
 //! Then every rank reads its slices:
 //!
 //! ```text
@@ -187,6 +189,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             let reason = format!("rank 0 loads {}, another rank {}", tags[0].0, other.0);
             return Err(unfit(checked.checkpoint, reason));
         }
+        self.check_base(checked.checkpoint)?;
         Ok(checked)
     }
 
@@ -372,7 +375,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // Gradients of the old weights must not enter the first step with the
         // new ones.
         self.zero_grad();
-        self.states.load_weights(read)?;
+        let is_stored = |path: &str| is_stored(checkpoint, path);
+        self.states.load_weights(is_stored, read)?;
+        self.keep_unchanged_base(is_stored)?;
         if self.rank() == 0 {
             warn_of_missing(checkpoint, self.buffers());
             self.warn_of_plain_tensors(checkpoint, &saved.engine);
@@ -564,6 +569,12 @@ fn larger(left: f32, right: f32) -> f32 {
     if left.is_nan() || left > right { left } else { right }
 }
 
+/// Returns true if the checkpoint has the values of the parameter `path`.
+fn is_stored(checkpoint: &Checkpoint, path: &str) -> bool {
+    let layout = checkpoint.layout();
+    layout.find(path).is_none_or(|index| layout.entries()[index].base.is_none())
+}
+
 /// Returns true if the checkpoint has moments of a parameter.
 fn has_moments(entry: &ParamEntry) -> bool {
     entry.states.iter().any(|stored| matches!(stored.kind, StateKind::Moment(_)))
@@ -605,7 +616,7 @@ fn parse<T: DeserializeOwned>(
 }
 
 /// Returns the error for a checkpoint that does not match this engine.
-fn unfit(checkpoint: &Checkpoint, reason: String) -> TrainingCheckpointError {
+pub(super) fn unfit(checkpoint: &Checkpoint, reason: String) -> TrainingCheckpointError {
     TrainingCheckpointError::Unfit { path: checkpoint.path().to_owned(), reason }
 }
 

@@ -155,11 +155,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 
     /// Returns the layout of the checkpoint: parameters in module order, then
-    /// buffers.
+    /// buffers. Parameters that a base model has are omitted.
     fn layout(&self) -> Result<Layout, TrainingCheckpointError> {
         let states = self.states();
         let entry = |index: usize| {
-            let parameter = &self.parameters()[index];
+            let (parameter, base) = (&self.parameters()[index], self.omitted.get(&index));
             let stored = states.arrays(index).into_iter().map(|(array, dtype)| {
                 Ok(StoredState { kind: state_kind(array), element: element_type(dtype)? })
             });
@@ -169,7 +169,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                 kind: EntryKind::Parameter,
                 trainable: parameter.is_trainable(),
                 aliases: states.aliases(index).to_vec(),
-                states: stored.collect::<Result<_, CheckpointError>>()?,
+                states: match base {
+                    Some(_) => vec![],
+                    None => stored.collect::<Result<_, CheckpointError>>()?,
+                },
+                base: base.cloned(),
             })
         };
         let entries = (0..self.parameters().len()).map(entry);

@@ -2,6 +2,7 @@
 
 pub(crate) mod refused;
 mod saves;
+mod scope;
 
 use std::path::Path;
 use std::time::Duration;
@@ -35,6 +36,13 @@ type Trainer = Engine<Flex, Net<Trained>>;
 
 /// Sizes that are not divisible by 2, 3 or 4 ranks.
 fn net(width: usize) -> Net<Trained> {
+    let mut net = released(width);
+    net.frozen = net.frozen.no_grad();
+    net
+}
+
+/// The same net, in which all parameters are trained.
+fn released(width: usize) -> Net<Trained> {
     let device = &FlexDevice;
     let net = Net {
         up: LinearConfig::new(3, width).init(device),
@@ -42,9 +50,7 @@ fn net(width: usize) -> Net<Trained> {
         drop: DropoutConfig::new(0.3).init(),
         down: LinearConfig::new(width, 1).init(device),
     };
-    let mut net = net.map(&mut Numbered(0));
-    net.frozen = net.frozen.no_grad();
-    net
+    net.map(&mut Numbered(0))
 }
 
 impl<B: Backend> Net<B> {

@@ -344,9 +344,10 @@ impl<B: OptimizerOps> ModelStates<B> {
         }
     }
 
-    /// Replaces the values of all parameters. `read` returns the values of each
-    /// segment in f32 or a narrower type. All ranks call this together, between
-    /// passes. Gathered parameters are released.
+    /// Replaces the values of the parameters whose paths `selects` accepts. `read`
+    /// returns the values of each segment in f32 or a narrower type. All ranks
+    /// call this together, between passes, and select the same parameters.
+    /// Gathered parameters are released.
     ///
     /// One parameter is read at a time. At stages 1 and 2, each rank reads only
     /// its slice, and the complete parameters are all-gathered.
@@ -357,6 +358,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     /// length or a collective fails. The model is then partly loaded.
     pub fn load_weights<E: From<ZeroError>>(
         &mut self,
+        selects: impl Fn(&str) -> bool,
         mut read: impl FnMut(&StateSegment<'_>) -> Result<TensorData, E>,
     ) -> Result<(), E> {
         session::close_recordings(&self.ledger).map_err(ZeroError::from)?;
@@ -365,7 +367,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         let stage = self.share.stage;
         let working = self.compute;
         let mut publisher = Publisher::new(&self.group, self.allgather_bucket_size);
-        for parameter in self.parameters.iter() {
+        for parameter in self.parameters.iter().filter(|it| selects(it.path())) {
             // Frozen parameters are not gathered after loading, so every rank
             // reads all elements that it keeps.
             let trains = parameter.is_trainable();

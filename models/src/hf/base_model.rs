@@ -1,0 +1,105 @@
+//! The model that a fine-tuned model was trained from, whose frozen parameters did not change.
+//!
+//! Main type: [`BaseModel`].
+
+use std::path::Path;
+
+use deepburn_weights::{Origin, Weight, WeightMap};
+
+use super::error::{ModelFolderError, TensorProblem};
+use super::weights::Weights;
+
+/// A model folder from which single parameters of a fine-tuned model are read. It may lack parameters of the fine-tuned
+/// model, and have others.
+#[derive(Debug)]
+pub struct BaseModel {
+    /// The map of the fine-tuned model.
+    map: WeightMap,
+    /// The weights in the folder. Only the file headers have been read.
+    weights: Weights,
+}
+
+impl BaseModel {
+    /// Opens a folder. `map` is the map of the fine-tuned model.
+    ///
+    /// # Errors
+    /// Returns an error if a file is missing, unreadable or malformed.
+    pub fn open(folder: &Path, map: WeightMap) -> Result<Self, ModelFolderError> {
+        Ok(Self { weights: Weights::open(folder, map.clone(), &[])?, map })
+    }
+
+    /// Returns the map of the fine-tuned model with the origin [`Origin::Frozen`] for each parameter that `is_frozen`
+    /// accepts and that the folder has in the same shape. A parameter with new rows is not in the folder.
+    #[must_use]
+    pub fn frozen_map(&self, is_frozen: impl Fn(&str) -> bool) -> WeightMap {
+        let origin = |weight: &Weight| {
+            let is_tied = matches!(weight.origin(), Origin::Tied { .. });
+            let is_base =
+                !is_tied && is_frozen(weight.path()) && self.weights.require(weight).is_ok();
+            is_base.then_some(Origin::Frozen)
+        };
+        self.map.clone().with_origins(origin).expect("the stored tensors are the same")
+    }
+
+    /// Reads all values of the parameter at a module path of the fine-tuned model.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Tensors`] if the folder does not have the parameter in the same shape and with finite
+    /// values, or an I/O error.
+    pub fn read(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
+        if let Some(weight) = self.map.get(path) {
+            return self.weights.read_required(weight);
+        }
+        let [expected, found] =
+            ["a parameter of the fine-tuned model", "nothing"].map(str::to_owned);
+        let problem = TensorProblem { name: path.to_owned(), expected, found };
+        self.weights.refuse(vec![problem]).map(|()| Vec::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Architecture;
+    use crate::gpt2::{ClassifierConfig, Gpt2Config, PretrainedGpt2};
+    use crate::hf::ProblemType;
+
+    fn tiny() -> &'static Path {
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny"))
+    }
+
+    fn frozen(config: &dyn Architecture) -> (Vec<String>, BaseModel) {
+        let base = BaseModel::open(tiny(), config.weight_map()).unwrap();
+        let map = base.frozen_map(|path| !path.contains("ln_f"));
+        let frozen = map.weights().iter().filter(|weight| *weight.origin() == Origin::Frozen);
+        (frozen.map(|weight| weight.path().to_owned()).collect(), base)
+    }
+
+    fn config() -> Gpt2Config {
+        PretrainedGpt2::open(tiny()).unwrap().config().clone()
+    }
+
+    #[test]
+    fn parameters_of_the_folder_are_frozen() {
+        let config = config();
+        let (paths, mut base) = frozen(&config);
+        // Without the last norm, and without the tied head.
+        assert_eq!(paths.len(), config.parameters().len() - 2);
+        assert_eq!(base.read("wte.weight").unwrap().len(), config.vocab_size * config.n_embd);
+        let error = base.read("wtf.weight").unwrap_err().to_string();
+        assert!(error.contains("`wtf.weight`: expected a parameter of the fine-tuned"), "{error}");
+    }
+
+    #[test]
+    fn new_heads_and_new_rows_are_not_in_the_base() {
+        let (whole, _) = frozen(&config());
+        let body = Gpt2Config { vocab_size: config().vocab_size + 1, ..config() };
+        let problem_type = ProblemType::default();
+        let classifier = ClassifierConfig { body, num_classes: 3, problem_type };
+        let (paths, mut base) = frozen(&classifier);
+        assert_eq!(paths.len(), whole.len() - 1);
+        assert!(!paths.iter().any(|path| path.contains("wte") || path.contains("score")));
+        let error = base.read("score.weight").unwrap_err().to_string();
+        assert!(error.contains("`score.weight`: expected [3, 48]"), "{error}");
+    }
+}

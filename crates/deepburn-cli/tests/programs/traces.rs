@@ -1,9 +1,10 @@
 //! Compares runs with traces of PyTorch and DeepSpeed on the same model, data and configuration.
 
 use std::fs;
+use std::path::PathBuf;
 
 use deepburn::metrics::StepRow;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::backends::backends;
 use crate::job::{Job, STAGES, Trained, data};
@@ -33,6 +34,9 @@ pub(crate) const FP32: Nearness = Nearness { loss: 1e-4, norm: 1e-3, steps: usiz
 
 /// bfloat16 has 8 bits of precision, and products are rounded in another order than in PyTorch.
 pub(crate) const BF16: Nearness = Nearness { loss: 5e-3, norm: 2e-2, steps: usize::MAX };
+
+/// In bfloat16, PyTorch computes attention, norms and rotations in several rounded ops.
+const BF16_DECODERS: Nearness = Nearness { loss: 5e-2, norm: 5e-2, steps: usize::MAX };
 
 /// fp16 has 11 bits of precision. The loss scale first grows after step 12. From then on, DeepSpeed divides the
 /// gradients of steps in which the scale grows by twice their scale.
@@ -118,6 +122,34 @@ fn optimizers_that_look_at_whole_tensors() {
                 let what = format!("{name} on {backend} at stage {stage}");
                 assert_near(&steps, rows, &FP32, &what);
             }
+        }
+    }
+}
+
+/// Llama and its kin. PyTorch and DeepSpeed train the models of `golden/llm`, which is beside the folder that
+/// `DEEPBURN_TEST_DATA` names. All stages and numbers of ranks have the same trace.
+#[test]
+fn decoders_of_transformers() {
+    let data = std::env::var_os("DEEPBURN_TEST_DATA").map(PathBuf::from);
+    let golden = data.and_then(|data| Some(data.parent()?.join("golden/llm")));
+    let Some(golden) = golden.filter(|golden| golden.is_dir()) else {
+        eprintln!("skipped: DEEPBURN_TEST_DATA does not name a folder beside golden/llm");
+        return;
+    };
+    for file in fs::read_dir(golden.join("traces")).unwrap() {
+        let file = file.unwrap().path();
+        let trace: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        let model = golden.join("models").join(trace["model"].as_str().unwrap());
+        let is_bf16 = trace["ds"]["bf16"]["enabled"] == true;
+        for stage in [0, 3] {
+            let job = job(&trace)
+                .with("model", json!({ "pretrained": model }))
+                .with("data.path", model.join("tokens.bin").display().to_string())
+                .zero("stage", stage);
+            let steps = job.train().steps;
+            let nearness = if is_bf16 { BF16_DECODERS } else { FP32 };
+            let what = format!("{} at stage {stage}", file.display());
+            assert_near(&steps, trace["rows"].as_array().unwrap(), &nearness, &what);
         }
     }
 }

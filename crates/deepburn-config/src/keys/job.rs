@@ -48,9 +48,10 @@ section! {
 
     /// Model to train.
     pub(crate) struct Model<'a> {
-        /// Model architecture: "gpt2" (language model, or classifier with classification data) or
-        /// "encoder" (transformer encoder for text classification; formerly "imdb_encoder"). Unset:
-        /// the model_type of the pretrained checkpoint, or, without one, gpt2.
+        /// Model architecture: a `model_type` of `transformers` (a language model; with
+        /// classification data, gpt2 is a classifier), or "encoder" (transformer encoder for text
+        /// classification; formerly "imdb_encoder"). Unset: the model_type of the pretrained
+        /// checkpoint, or, without one, gpt2.
         architecture: Option<Architecture> = opt_choice(),
         /// Pretrained checkpoint in Hugging Face format: a folder, relative to the current folder
         /// or the job file, or a Hub repository (owner/name or owner/name@revision). Unset: random

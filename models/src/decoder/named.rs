@@ -104,8 +104,8 @@ impl<'a, T> Renamed<'a, T> {
         let own: Vec<&str> = self.entered.iter().map(|(name, _)| name.as_str()).collect();
         let own = own.join(".");
         let public = self.paths.get(&own).unwrap_or(&own);
-        let containers = self.entered.iter().map(|(_, container)| container);
-        let container = containers.last().cloned().unwrap_or_default();
+        let container = self.entered.last().map(|(_, container)| container.clone());
+        let container = container.unwrap_or_default();
         public.split('.').map(|name| (name.to_owned(), container.clone())).collect()
     }
 }

@@ -11,6 +11,7 @@
 //! With `DEEPBURN_SOAK=30` it takes 30 seconds.
 
 use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
@@ -79,6 +80,8 @@ impl<'a> LaunchedJob<'a> {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
+            // If a rank ends while mpirun is ending the job, Open MPI 4.1 may signal its own group.
+            .process_group(0)
             .spawn()
             .unwrap();
         Self { job, child }

@@ -32,6 +32,7 @@ use crate::run::subject::Subject;
 /// do not name a classifier.
 static MODELS: [ModelEntry; 10] = [
     language_model::<Gpt2Config>(Architecture::Gpt2),
+    classifier::<ClassifierConfig>(Architecture::Gpt2),
     language_model::<LlamaConfig>(Architecture::Llama),
     language_model::<Qwen2Config>(Architecture::Qwen2),
     language_model::<Qwen3Config>(Architecture::Qwen3),
@@ -39,7 +40,6 @@ static MODELS: [ModelEntry; 10] = [
     language_model::<Phi3Config>(Architecture::Phi3),
     language_model::<Gemma2Config>(Architecture::Gemma2),
     language_model::<Gemma3Config>(Architecture::Gemma3),
-    classifier::<ClassifierConfig>(Architecture::Gpt2),
     classifier::<EncoderConfig>(Architecture::Encoder),
 ];
 

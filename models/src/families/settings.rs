@@ -138,7 +138,10 @@ impl Settings {
         };
         let head_width = fields.optional_count("head_dim")?.or(default.head_width);
         let head_width = match head_width {
-            Some(width) => width,
+            Some(width) => {
+                check_size("head_dim", width, MAX_SIZE)?;
+                width
+            }
             None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
             None => {
                 let rule =

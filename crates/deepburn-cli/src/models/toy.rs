@@ -196,8 +196,8 @@ fn its_files_have_its_names_and_its_forecast_its_sizes() {
     let count = model.architecture().num_parameters();
     // Embedding and head, layers, the final norm.
     assert_eq!(count, 2 * 20 * 10 + 3 * (2 * 20 + 10 * (12 + 4 + 4) + 12 * 10 + 3 * 70) + 20);
-    let plan =
-        deepburn::plan(r#"{"optimizer": {"type": "Adam"}, "zero_optimization": {"stage": 0}}"#, 1);
+    let plan = r#"{"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Adam"}}"#;
+    let plan = deepburn::plan(plan, 1);
     let shape = BatchShape { sequences: 2, length: 6 };
     model.forecast(&plan.unwrap(), shape).unwrap();
     let error = read(&json!({"depht": 3})).err().unwrap().to_string();

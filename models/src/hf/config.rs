@@ -216,9 +216,9 @@ pub struct FieldNames {
     pub read: &'static [&'static str],
     /// Aliases of these fields: `(alias, name)`.
     pub aliases: &'static [(&'static str, &'static str)],
-    /// Fields that do not change what the model computes, in addition to [`HARMLESS`].
+    /// Fields that do not change what the model computes, in addition to the fields that are harmless in any model.
     pub harmless: &'static [&'static str],
-    /// Fields that change nothing at one value, in addition to [`FIXED`].
+    /// Fields that change nothing at one value, in addition to the fixed fields of any model.
     pub fixed: &'static [FixedField],
 }
 
@@ -400,7 +400,7 @@ impl ConfigFields {
         }
     }
 
-    /// Takes a non-negative integer. [`check_size`] checks its range.
+    /// Takes a non-negative integer. Its range is not checked.
     ///
     /// # Errors
     /// Returns [`ModelConfigError::Value`] if the value is not a non-negative integer.

@@ -8,12 +8,39 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, backend::Backend};
 use deepburn_ops::{LayerNormOps, layer_norm};
 
-use crate::decoder::NormKind;
 use crate::weights::WeightInit;
+
+/// The formula of a normalisation of rows `x`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NormKind {
+    /// `(x - mean) / sqrt(var + epsilon) * weight + bias`, with the biased variance (Ba, Kiros and Hinton 2016).
+    Layer {
+        /// Added to the variance.
+        epsilon: f64,
+    },
+    /// `x / sqrt(mean(x^2) + epsilon) * weight` (Zhang and Sennrich 2019). The quotient is computed in f32 and rounded
+    /// to the type of `x` before it is multiplied.
+    Rms {
+        /// Added to the mean.
+        epsilon: f64,
+    },
+    /// `x / sqrt(mean(x^2) + epsilon) * (1 + weight)`, computed in f32 and rounded once, as in Gemma.
+    RmsPlusOne {
+        /// Added to the mean.
+        epsilon: f64,
+    },
+}
+
+impl NormKind {
+    /// Returns whether the norm has a bias.
+    pub(crate) fn has_bias(self) -> bool {
+        matches!(self, Self::Layer { .. })
+    }
+}
 
 /// A normalisation over the last axis.
 #[derive(Module, Debug)]
-pub(crate) struct Norm<B: Backend> {
+pub(crate) struct Normalization<B: Backend> {
     /// The scale of each element.
     weight: Param<Tensor<B, 1>>,
     /// The offset of each element, if the kind of norm has one.
@@ -23,7 +50,7 @@ pub(crate) struct Norm<B: Backend> {
     kind: NormKind,
 }
 
-impl<B: Backend> Norm<B> {
+impl<B: Backend> Normalization<B> {
     /// Returns the normalisation at module path `path`.
     pub(crate) fn new(init: &WeightInit<B>, path: &str, kind: NormKind) -> Self {
         Self {
@@ -84,7 +111,7 @@ mod tests {
         let weights =
             vec![fresh("ln.weight", InitialValues::Ones), fresh("ln.bias", InitialValues::Zeros)];
         let init = WeightInit::new(WeightMap::new(weights).unwrap(), 1, &device);
-        let norm = Norm::<Flex>::new(&init, "ln", NormKind::Layer { epsilon: 1e-5 });
+        let norm = Normalization::<Flex>::new(&init, "ln", NormKind::Layer { epsilon: 1e-5 });
         let x = Tensor::<Flex, 1>::from_floats(values, &device).cast(dtype).unsqueeze::<2>();
         let y = norm.forward(x);
         assert_eq!(y.dtype(), dtype);

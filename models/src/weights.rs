@@ -5,6 +5,7 @@
 //! depend on the device, the order in which parameters are created or the number of threads. Each parameter is lazy: its values are created on first use. Sharded training relies on this, because it
 //! moves most parameters out of the module before memory is allocated for them.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,11 +16,12 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 
-use crate::decoder::Paths;
-
 /// A function that reads the values of the parameter at a module path. It panics with the error message if they cannot
 /// be read.
 pub(crate) type ReadWeights = dyn Fn(&str) -> Vec<f32> + Send + Sync;
+
+/// The public path of each parameter, by its path in the module. Parameters that are not listed have one path.
+pub(crate) type Paths = Arc<HashMap<String, String>>;
 
 /// The source of a model's initial values.
 #[derive(Clone)]

@@ -9,8 +9,8 @@ use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{FusedOps, SelfAttention, attention_over_cache, self_attention};
 
 use super::parts::{AttentionInputs, AttentionPart};
-use super::pass::{KeyValues, Pass};
-use crate::norm::Norm;
+use super::pass::{DecoderPass, KeyValues};
+use crate::norm::Normalization;
 use crate::projection::{project, projection};
 use crate::weights::WeightInit;
 
@@ -18,11 +18,11 @@ use crate::weights::WeightInit;
 #[derive(Module, Debug)]
 pub(crate) struct Attention<B: Backend> {
     /// Projects the input to queries, keys and values.
-    inputs: Inputs<B>,
+    inputs: QkvProjections<B>,
     /// Normalises each head of queries.
-    query_norm: Option<Norm<B>>,
+    query_norm: Option<Normalization<B>>,
     /// Normalises each head of keys.
-    key_norm: Option<Norm<B>>,
+    key_norm: Option<Normalization<B>>,
     /// Projects the concatenated heads to the residual stream.
     output: Linear<B>,
     /// Sizes and options.
@@ -36,16 +36,16 @@ pub(crate) struct Attention<B: Backend> {
 /// The projections to queries, keys and values.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one value a layer")]
-enum Inputs<B: Backend> {
+enum QkvProjections<B: Backend> {
     /// All in one matrix product.
     Joint(Linear<B>),
     /// One after the other.
-    Separate(SeparateInputs<B>),
+    Separate(SeparateProjections<B>),
 }
 
 /// Separate projections.
 #[derive(Module, Debug)]
-struct SeparateInputs<B: Backend> {
+struct SeparateProjections<B: Backend> {
     queries: Linear<B>,
     keys: Linear<B>,
     values: Linear<B>,
@@ -61,8 +61,8 @@ impl<B: Backend> Attention<B> {
     ) -> Self {
         let linear = |leaf: &str| projection(init, &format!("{path}.{leaf}"));
         let inputs = match part.inputs {
-            AttentionInputs::Joint(_) => Inputs::Joint(linear("inputs.Joint")),
-            AttentionInputs::Separate(_) => Inputs::Separate(SeparateInputs {
+            AttentionInputs::Joint(_) => QkvProjections::Joint(linear("inputs.Joint")),
+            AttentionInputs::Separate(_) => QkvProjections::Separate(SeparateProjections {
                 queries: linear("inputs.Separate.queries"),
                 keys: linear("inputs.Separate.keys"),
                 values: linear("inputs.Separate.values"),
@@ -70,7 +70,7 @@ impl<B: Backend> Attention<B> {
         };
         let norm = |leaf: &str, index: usize| {
             let norms = part.head_norms?;
-            Some(Norm::new(init, &format!("{path}.{leaf}"), norms[index].kind))
+            Some(Normalization::new(init, &format!("{path}.{leaf}"), norms[index].kind))
         };
         Self {
             inputs,
@@ -89,7 +89,7 @@ impl<B: Backend> Attention<B> {
     pub(crate) fn forward(
         &self,
         x: Tensor<B, 2>,
-        pass: &Pass<B>,
+        pass: &DecoderPass<B>,
         cache: Option<&mut Option<KeyValues<B>>>,
     ) -> Tensor<B, 2>
     where
@@ -123,13 +123,13 @@ impl<B: Backend> Attention<B> {
     }
 
     /// Returns queries, keys and values of all heads, normalised and rotated, as the columns of one matrix.
-    fn projected(&self, x: Tensor<B, 2>, pass: &Pass<B>) -> Tensor<B, 2>
+    fn projected(&self, x: Tensor<B, 2>, pass: &DecoderPass<B>) -> Tensor<B, 2>
     where
         B: FusedOps,
     {
         let columns = self.part.columns();
         let [queries, keys, values] = match &self.inputs {
-            Inputs::Joint(joint) => {
+            QkvProjections::Joint(joint) => {
                 let projected = project(joint, x);
                 if self.rotation.is_none() && self.query_norm.is_none() {
                     return projected;
@@ -140,7 +140,7 @@ impl<B: Backend> Attention<B> {
                     projected.clone().narrow(1, start - columns, columns)
                 })
             }
-            Inputs::Separate(SeparateInputs { queries, keys, values }) => {
+            QkvProjections::Separate(SeparateProjections { queries, keys, values }) => {
                 [project(queries, x.clone()), project(keys, x.clone()), project(values, x)]
             }
         };
@@ -150,7 +150,12 @@ impl<B: Backend> Attention<B> {
     }
 
     /// Normalises and rotates the heads of queries or keys.
-    fn placed(&self, x: Tensor<B, 2>, norm: Option<&Norm<B>>, pass: &Pass<B>) -> Tensor<B, 2>
+    fn placed(
+        &self,
+        x: Tensor<B, 2>,
+        norm: Option<&Normalization<B>>,
+        pass: &DecoderPass<B>,
+    ) -> Tensor<B, 2>
     where
         B: FusedOps,
     {
@@ -169,7 +174,7 @@ impl<B: Backend> Attention<B> {
 
     /// Splits projected rows into queries, keys and values `[batch, heads, queries, head width]`. All three are views of
     /// the input.
-    fn split_heads(&self, projected: Tensor<B, 2>, pass: &Pass<B>) -> [Tensor<B, 4>; 3] {
+    fn split_heads(&self, projected: Tensor<B, 2>, pass: &DecoderPass<B>) -> [Tensor<B, 4>; 3] {
         let AttentionPart { heads, key_value_heads, head_width, .. } = self.part;
         let all = heads + 2 * key_value_heads;
         let shape = [pass.dims.batch, pass.dims.queries, all, head_width];

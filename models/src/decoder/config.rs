@@ -201,17 +201,17 @@ impl<C: DecoderConfig> LanguageModelConfig for C {
 
 /// Modules with random, zero or stored weights.
 impl<B: Backend, C: DecoderConfig> BuildModel<B> for C {
-    type Model = Decoder<B, C>;
+    type Model = Decoder<B>;
 
-    fn init(&self, seed: u64, device: &B::Device) -> Result<Decoder<B, C>, ModelConfigError> {
+    fn init(&self, seed: u64, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
         Decoder::new(self, seed, device)
     }
 
-    fn zeros(&self, device: &B::Device) -> Result<Decoder<B, C>, ModelConfigError> {
+    fn zeros(&self, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
         Decoder::zeros(self, device)
     }
 
-    fn load(&self, folder: &Path, device: &B::Device) -> Result<Decoder<B, C>, ModelFolderError> {
+    fn load(&self, folder: &Path, device: &B::Device) -> Result<Decoder<B>, ModelFolderError> {
         let checkpoint = PretrainedDecoder::open(folder)?;
         checkpoint.weights.log_prefix();
         checkpoint.load(self, device)
@@ -223,7 +223,7 @@ impl<B: Backend, C: DecoderConfig> BuildModel<B> for C {
         folder: &Path,
         _seed: u64,
         device: &B::Device,
-    ) -> Result<Decoder<B, C>, ModelFolderError> {
+    ) -> Result<Decoder<B>, ModelFolderError> {
         PretrainedDecoder::open(folder)?.load_lazily(self, device)
     }
 }

@@ -17,7 +17,7 @@ use crate::weights::WeightInit;
 #[derive(Module, Debug)]
 pub(crate) struct FeedForward<B: Backend> {
     /// Projects from the residual stream to the hidden width.
-    inputs: Inputs<B>,
+    inputs: HiddenProjections<B>,
     /// Projects back to the residual stream.
     output: Linear<B>,
     /// The function.
@@ -28,18 +28,18 @@ pub(crate) struct FeedForward<B: Backend> {
 /// The projections to the hidden width.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one value a layer")]
-enum Inputs<B: Backend> {
+enum HiddenProjections<B: Backend> {
     /// Without a gate.
     Plain(Linear<B>),
     /// The gate and the gated values.
-    Gated(GatedInputs<B>),
+    Gated(GatedProjections<B>),
     /// Both in one matrix product: the gate, then the gated values.
     GatedJoint(Linear<B>),
 }
 
 /// Separate projections of a gated network.
 #[derive(Module, Debug)]
-struct GatedInputs<B: Backend> {
+struct GatedProjections<B: Backend> {
     gate: Linear<B>,
     up: Linear<B>,
 }
@@ -49,12 +49,14 @@ impl<B: Backend> FeedForward<B> {
     pub(crate) fn new(init: &WeightInit<B>, path: &str, part: &FeedForwardPart) -> Self {
         let linear = |leaf: &str| projection(init, &format!("{path}.{leaf}"));
         let inputs = match part.inputs {
-            FeedForwardInputs::Plain(_) => Inputs::Plain(linear("inputs.Plain")),
-            FeedForwardInputs::Gated(_) => Inputs::Gated(GatedInputs {
+            FeedForwardInputs::Plain(_) => HiddenProjections::Plain(linear("inputs.Plain")),
+            FeedForwardInputs::Gated(_) => HiddenProjections::Gated(GatedProjections {
                 gate: linear("inputs.Gated.gate"),
                 up: linear("inputs.Gated.up"),
             }),
-            FeedForwardInputs::GatedJoint(_) => Inputs::GatedJoint(linear("inputs.GatedJoint")),
+            FeedForwardInputs::GatedJoint(_) => {
+                HiddenProjections::GatedJoint(linear("inputs.GatedJoint"))
+            }
         };
         Self { inputs, output: linear("output"), activation: part.activation }
     }
@@ -65,11 +67,11 @@ impl<B: Backend> FeedForward<B> {
         B: FusedOps,
     {
         let inner = match &self.inputs {
-            Inputs::Plain(up) => self.activation.forward(project(up, x)),
-            Inputs::Gated(GatedInputs { gate, up }) => {
+            HiddenProjections::Plain(up) => self.activation.forward(project(up, x)),
+            HiddenProjections::Gated(GatedProjections { gate, up }) => {
                 self.activation.forward(project(gate, x.clone())) * project(up, x)
             }
-            Inputs::GatedJoint(joint) => {
+            HiddenProjections::GatedJoint(joint) => {
                 let both = project(joint, x);
                 let inner = both.dims()[1] / 2;
                 self.activation.forward(both.clone().narrow(1, 0, inner))

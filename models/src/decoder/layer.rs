@@ -11,8 +11,8 @@ use deepburn_ops::FusedOps;
 use super::attention::Attention;
 use super::feed_forward::FeedForward;
 use super::parts::{LayerPart, NormPart};
-use super::pass::{KeyValues, Pass};
-use crate::norm::Norm;
+use super::pass::{DecoderPass, KeyValues};
+use crate::norm::Normalization;
 use crate::weights::WeightInit;
 
 /// Self-attention followed by a feed-forward network. Each takes the normalised residual stream as input and adds its
@@ -20,17 +20,17 @@ use crate::weights::WeightInit;
 #[derive(Module, Debug)]
 pub(crate) struct Layer<B: Backend> {
     /// Normalises the input of the attention.
-    attention_norm: Norm<B>,
+    attention_norm: Normalization<B>,
     /// Causal self-attention.
     attention: Attention<B>,
     /// Normalises the output of the attention.
-    attention_output_norm: Option<Norm<B>>,
+    attention_output_norm: Option<Normalization<B>>,
     /// Normalises the input of the feed-forward network.
-    feed_forward_norm: Norm<B>,
+    feed_forward_norm: Normalization<B>,
     /// The feed-forward network.
     feed_forward: FeedForward<B>,
     /// Normalises the output of the feed-forward network.
-    feed_forward_output_norm: Option<Norm<B>>,
+    feed_forward_output_norm: Option<Normalization<B>>,
     /// Dropout for the outputs.
     dropout: Dropout,
 }
@@ -44,7 +44,7 @@ impl<B: Backend> Layer<B> {
         rotation: Option<usize>,
     ) -> Self {
         let at = |leaf: &str| format!("{path}.{leaf}");
-        let norm = |leaf: &str, part: &NormPart| Norm::new(init, &at(leaf), part.kind);
+        let norm = |leaf: &str, part: &NormPart| Normalization::new(init, &at(leaf), part.kind);
         let optional = |leaf: &str, part: &Option<NormPart>| part.map(|part| norm(leaf, &part));
         Self {
             attention_norm: norm("attention_norm", &part.attention_norm),
@@ -66,7 +66,7 @@ impl<B: Backend> Layer<B> {
     pub(crate) fn forward(
         &self,
         x: Tensor<B, 2>,
-        pass: &Pass<B>,
+        pass: &DecoderPass<B>,
         cache: Option<&mut Option<KeyValues<B>>>,
     ) -> Tensor<B, 2>
     where
@@ -81,7 +81,7 @@ impl<B: Backend> Layer<B> {
     }
 
     /// Normalises an output and applies dropout.
-    fn output(&self, x: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Tensor<B, 2>
+    fn output(&self, x: Tensor<B, 2>, norm: Option<&Normalization<B>>) -> Tensor<B, 2>
     where
         B: FusedOps,
     {

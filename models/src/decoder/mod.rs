@@ -33,15 +33,14 @@ mod pretrained;
 mod rotary;
 
 pub(crate) use config::document;
-pub(crate) use parameters::Paths;
 pub(crate) use pretrained::SCORE;
 
+pub use crate::norm::NormKind;
 pub use config::DecoderConfig;
 pub use model::Decoder;
 pub use parts::{
     AttentionInputs, AttentionPart, DecoderParts, EmbeddingPart, FeedForwardInputs,
-    FeedForwardPart, FileLayout, HeadPart, LayerPart, NormKind, NormPart, ProjectionLayout,
-    ProjectionPart,
+    FeedForwardPart, FileLayout, HeadPart, LayerPart, NormPart, ProjectionLayout, ProjectionPart,
 };
 pub use pass::DecoderCache;
 pub use pretrained::PretrainedDecoder;

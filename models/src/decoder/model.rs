@@ -3,6 +3,8 @@
 //! Main type: [`Decoder`]. Its forward pass does not check its input, because reading values back from a device tensor is
 //! slow. [`CausalBatch`] checks user data on the host.
 
+use std::sync::Arc;
+
 use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, Embedding};
 use burn::tensor::{Bool, DType, Int, Tensor, backend::Backend};
@@ -10,28 +12,28 @@ use deepburn_ops::{FusedOps, cross_entropy, linear_cross_entropy};
 
 use super::config::DecoderConfig;
 use super::layer::Layer;
-use super::parameters::Paths;
 use super::parts::DecoderParts;
-use super::pass::{DecoderCache, KeyValues, Pass, SeqDims};
+use super::pass::{DecoderCache, DecoderPass, KeyValues, SeqDims};
 use super::rotary::Rotary;
-use crate::architecture::TokenLimits;
+use crate::architecture::{Architecture, TokenLimits};
 use crate::causal_lm::{CausalBatch, CausalLoss, LanguageModel};
 use crate::hf::ModelConfigError;
 use crate::label_smoothing::{head_term, logits_term};
-use crate::norm::Norm;
-use crate::weights::WeightInit;
+use crate::norm::Normalization;
+use crate::weights::{Paths, WeightInit};
 
 /// A decoder with its language-model head.
 ///
 /// Dropout is only active on autodiff backends.
 #[derive(Clone, Debug)]
-pub struct Decoder<B: Backend, C> {
+pub struct Decoder<B: Backend> {
     /// The parts with parameters.
     pub(super) stack: Stack<B>,
     /// The public paths of the parameters.
     pub(super) paths: Paths,
-    /// The configuration that the module was built from.
-    pub(super) config: C,
+    /// The configuration that the module was built from. The module does not depend on its type, so that all decoders are
+    /// compiled once.
+    pub(super) config: Arc<dyn Architecture>,
 }
 
 /// The parts of a decoder that have parameters.
@@ -46,7 +48,7 @@ pub struct Stack<B: Backend> {
     /// The layers, in order.
     layers: Vec<Layer<B>>,
     /// The final norm.
-    norm: Norm<B>,
+    norm: Normalization<B>,
     /// An untied head. If it is `None`, the head is tied and uses the token embeddings.
     head: Option<Head<B>>,
     /// The factor of the token embeddings.
@@ -58,12 +60,9 @@ pub struct Stack<B: Backend> {
     /// The limit of the logits.
     #[module(skip)]
     soft_cap: Option<f64>,
-    /// The longest sequence.
+    /// The limits on token sequences.
     #[module(skip)]
-    max_len: usize,
-    /// The field of `config.json` with the length of the longest sequence.
-    #[module(skip)]
-    max_len_field: &'static str,
+    limits: TokenLimits,
     /// The different rotations of the layers.
     #[module(skip)]
     rotations: Vec<Rotary>,
@@ -76,7 +75,7 @@ struct Head<B: Backend> {
     weight: Param<Tensor<B, 2>>,
 }
 
-impl<B: Backend, C: DecoderConfig> Decoder<B, C> {
+impl<B: Backend> Decoder<B> {
     /// Returns a model with random initial weights: normally distributed weights, biases of 0, and norms that change
     /// nothing.
     ///
@@ -85,7 +84,11 @@ impl<B: Backend, C: DecoderConfig> Decoder<B, C> {
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] if `config` is inconsistent.
-    pub fn new(config: &C, seed: u64, device: &B::Device) -> Result<Self, ModelConfigError> {
+    pub fn new(
+        config: &impl DecoderConfig,
+        seed: u64,
+        device: &B::Device,
+    ) -> Result<Self, ModelConfigError> {
         config.validate()?;
         Self::with(config, WeightInit::new(config.parts().weight_map(), seed, device))
     }
@@ -95,29 +98,29 @@ impl<B: Backend, C: DecoderConfig> Decoder<B, C> {
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] if `config` is inconsistent.
-    pub fn zeros(config: &C, device: &B::Device) -> Result<Self, ModelConfigError> {
+    pub fn zeros(
+        config: &impl DecoderConfig,
+        device: &B::Device,
+    ) -> Result<Self, ModelConfigError> {
         config.validate()?;
         Self::with(config, WeightInit::zeros(config.parts().weight_map(), device))
     }
 
     /// Returns a model with the weights that `init` provides, under their public paths.
-    pub(crate) fn with(config: &C, init: WeightInit<B>) -> Result<Self, ModelConfigError> {
+    pub(crate) fn with(
+        config: &impl DecoderConfig,
+        init: WeightInit<B>,
+    ) -> Result<Self, ModelConfigError> {
         config.validate()?;
-        let parts = config.parts();
+        let (parts, limits) = (config.parts(), config.limits());
         let paths = parts.paths();
-        let stack = Stack::new(&parts, C::MAX_LEN_FIELD, &init.with_paths(paths.clone()));
-        Ok(Self { stack, paths, config: config.clone() })
-    }
-
-    /// Returns the model's configuration.
-    #[must_use]
-    pub fn config(&self) -> &C {
-        &self.config
+        let stack = Stack::new(&parts, limits, &init.with_paths(paths.clone()));
+        Ok(Self { stack, paths, config: Arc::new(config.clone()) })
     }
 }
 
 impl<B: Backend> Stack<B> {
-    fn new(parts: &DecoderParts, max_len_field: &'static str, init: &WeightInit<B>) -> Self {
+    fn new(parts: &DecoderParts, limits: TokenLimits, init: &WeightInit<B>) -> Self {
         let rotations = parts.rotations();
         let layers = parts.layers.iter().enumerate().map(|(number, layer)| {
             let own = layer.attention.rotary.as_ref();
@@ -131,13 +134,12 @@ impl<B: Backend> Stack<B> {
                 .map(|weight| Embedding { weight }),
             dropout: DropoutConfig::new(parts.embedding.dropout).init(),
             layers: layers.collect(),
-            norm: Norm::new(init, "norm", parts.norm.kind),
+            norm: Normalization::new(init, "norm", parts.norm.kind),
             head: init.optional_param("head.weight").map(|weight| Head { weight }),
             embedding_scale: parts.embedding.scale,
             padding: parts.embedding.padding,
             soft_cap: parts.head.soft_cap,
-            max_len: parts.longest(),
-            max_len_field,
+            limits,
             rotations,
         }
     }
@@ -176,17 +178,17 @@ impl<B: Backend> Stack<B> {
     fn hidden(
         &self,
         input_ids: Tensor<B, 2, Int>,
-        pass: &Pass<B>,
+        pass: &DecoderPass<B>,
         mut cache: Option<&mut [Option<KeyValues<B>>]>,
     ) -> Tensor<B, 2>
     where
         B: FusedOps,
     {
-        let (positions, max_len) = (pass.dims.past + pass.dims.queries, self.max_len);
+        let positions = pass.dims.past + pass.dims.queries;
+        let TokenLimits { max_len, max_len_field, .. } = self.limits;
         assert!(
             positions <= max_len,
-            "sequences of {positions} tokens are longer than {} = {max_len}",
-            self.max_len_field
+            "sequences of {positions} tokens are longer than {max_len_field} = {max_len}"
         );
         let mut x = self.embed(input_ids, pass.dims);
         for (index, layer) in self.layers.iter().enumerate() {
@@ -240,7 +242,7 @@ fn rounded(factor: f64, dtype: DType) -> f64 {
     }
 }
 
-impl<B: FusedOps, C: DecoderConfig> Decoder<B, C> {
+impl<B: FusedOps> Decoder<B> {
     /// Returns the next-token logits `[batch, length, vocab]` for each position of `input_ids` `[batch, length]`.
     ///
     /// # Panics
@@ -257,7 +259,7 @@ impl<B: FusedOps, C: DecoderConfig> Decoder<B, C> {
     pub(crate) fn hidden(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 2> {
         let [batch, length] = input_ids.dims();
         let dims = SeqDims::whole(batch, length);
-        let pass = Pass::new(&self.stack.rotations, dims, &input_ids.device());
+        let pass = DecoderPass::new(&self.stack.rotations, dims, &input_ids.device());
         self.stack.hidden(input_ids, &pass, None)
     }
 
@@ -267,11 +269,11 @@ impl<B: FusedOps, C: DecoderConfig> Decoder<B, C> {
     }
 }
 
-impl<B: FusedOps, C: DecoderConfig> LanguageModel<B> for Decoder<B, C> {
+impl<B: FusedOps> LanguageModel<B> for Decoder<B> {
     type Cache = DecoderCache<B>;
 
     fn limits(&self) -> TokenLimits {
-        self.config.limits()
+        self.stack.limits
     }
 
     fn device(&self) -> B::Device {
@@ -284,8 +286,8 @@ impl<B: FusedOps, C: DecoderConfig> LanguageModel<B> for Decoder<B, C> {
         let dims = SeqDims::whole(rows, length);
         let (rotations, device) = (&self.stack.rotations, batch.input_ids.device());
         let pass = match &batch.document_starts {
-            Some(starts) => Pass::of_documents(rotations, dims, starts.clone(), &device),
-            None => Pass::new(rotations, dims, &device),
+            Some(starts) => DecoderPass::of_documents(rotations, dims, starts.clone(), &device),
+            None => DecoderPass::new(rotations, dims, &device),
         };
         let hidden = self.stack.hidden(batch.input_ids.clone(), &pass, None);
         let hidden = self.norm(hidden.select(0, batch.positions.clone()));
@@ -302,23 +304,26 @@ impl<B: FusedOps, C: DecoderConfig> LanguageModel<B> for Decoder<B, C> {
         cache: &mut Self::Cache,
     ) -> Tensor<B, 2> {
         let positions = past + input_ids.dims()[1];
-        let all = match cache.input_ids.take() {
-            Some(earlier) => Tensor::cat(vec![earlier, input_ids.clone()], 1),
-            None => input_ids.clone(),
-        };
-        cache.input_ids = Some(all.clone());
-        let is_outdated = |rotary: &Rotary| past > 0 && rotary.outdates_keys(past, positions);
-        let (input_ids, past) = match self.stack.rotations.iter().any(is_outdated) {
-            true => {
+        let rotations = &self.stack.rotations;
+        // The keys of one kind of rotation have to be computed again once, so their ids are kept.
+        let all =
+            rotations.iter().any(Rotary::can_outdate_keys).then(|| match cache.input_ids.take() {
+                Some(earlier) => Tensor::cat(vec![earlier, input_ids.clone()], 1),
+                None => input_ids.clone(),
+            });
+        cache.input_ids = all.clone();
+        let is_outdated = past > 0 && rotations.iter().any(|it| it.outdates_keys(past, positions));
+        let (input_ids, past) = match all {
+            Some(all) if is_outdated => {
                 cache.layers.clear();
                 (all, 0)
             }
-            false => (input_ids, past),
+            _ => (input_ids, past),
         };
         cache.layers.resize(self.stack.layers.len(), None);
         let [batch, queries] = input_ids.dims();
         let dims = SeqDims { batch, past, queries };
-        let pass = Pass::new(&self.stack.rotations, dims, &input_ids.device());
+        let pass = DecoderPass::new(rotations, dims, &input_ids.device());
         let hidden = self.stack.hidden(input_ids, &pass, Some(cache.layers.as_mut_slice()));
         self.stack.logits(self.norm(hidden.narrow(0, queries - 1, 1)))
     }

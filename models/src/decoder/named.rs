@@ -12,11 +12,10 @@ use burn::module::{
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, Int, Tensor};
 
-use super::config::DecoderConfig;
 use super::model::{Decoder, Stack};
-use super::parameters::Paths;
+use crate::weights::Paths;
 
-impl<B: Backend, C: DecoderConfig> Module<B> for Decoder<B, C> {
+impl<B: Backend> Module<B> for Decoder<B> {
     type Record = <Stack<B> as Module<B>>::Record;
 
     fn collect_devices(&self, devices: Devices<B>) -> Devices<B> {
@@ -49,8 +48,8 @@ impl<B: Backend, C: DecoderConfig> Module<B> for Decoder<B, C> {
     }
 }
 
-impl<B: AutodiffBackend, C: DecoderConfig> AutodiffModule<B> for Decoder<B, C> {
-    type InnerModule = Decoder<B::InnerBackend, C>;
+impl<B: AutodiffBackend> AutodiffModule<B> for Decoder<B> {
+    type InnerModule = Decoder<B::InnerBackend>;
 
     fn valid(&self) -> Self::InnerModule {
         let Self { stack, paths, config } = self;
@@ -63,7 +62,7 @@ impl<B: AutodiffBackend, C: DecoderConfig> AutodiffModule<B> for Decoder<B, C> {
     }
 }
 
-impl<B: Backend, C: DecoderConfig> ModuleDisplayDefault for Decoder<B, C> {
+impl<B: Backend> ModuleDisplayDefault for Decoder<B> {
     fn content(&self, content: Content) -> Option<Content> {
         self.stack.content(content)
     }
@@ -73,9 +72,9 @@ impl<B: Backend, C: DecoderConfig> ModuleDisplayDefault for Decoder<B, C> {
     }
 }
 
-impl<B: Backend, C: DecoderConfig> ModuleDisplay for Decoder<B, C> {}
+impl<B: Backend> ModuleDisplay for Decoder<B> {}
 
-impl<B: Backend, C: DecoderConfig> fmt::Display for Decoder<B, C> {
+impl<B: Backend> fmt::Display for Decoder<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.format(Default::default()))
     }

@@ -1,22 +1,19 @@
 //! The parameters of a decoder: paths in the module, paths for users, names in files, shapes and initial values.
 //!
-//! Main types: [`DecoderParameter`], and [`Paths`], which maps the first kind of path to the second.
+//! All decoders have one module, whose fields are named by what they do. Users know the parameters by the names of the
+//! files: `h.0.attn.c_attn.weight` in GPT-2, `layers.0.self_attn.q_proj.weight` in Llama. [`Paths`] maps the first kind of
+//! path to the second.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use deepburn_weights::{Component, Composition, InitialValues, Origin, Weight, WeightMap};
 
 use super::parts::{
-    AttentionInputs, DecoderParts, FeedForwardInputs, LayerPart, NormKind, NormPart,
-    ProjectionLayout, ProjectionPart,
+    AttentionInputs, DecoderParts, FeedForwardInputs, LayerPart, NormPart, ProjectionLayout,
+    ProjectionPart,
 };
-
-/// The public path of each parameter, by its path in the module.
-///
-/// All decoders have one module, whose fields are named by what they do. Users know the parameters by the names of the
-/// files: `h.0.attn.c_attn.weight` in GPT-2, `layers.0.self_attn.q_proj.weight` in Llama.
-pub(crate) type Paths = Arc<HashMap<String, String>>;
+use crate::norm::NormKind;
+use crate::weights::Paths;
 
 /// A parameter.
 struct DecoderParameter {

@@ -14,6 +14,7 @@
 use super::rotary::{Rotary, RotaryScaling};
 use crate::activation::Activation;
 use crate::hf::MAX_SIZE;
+use crate::norm::NormKind;
 
 /// A decoder: a model that predicts the next token from all earlier tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -103,27 +104,6 @@ pub struct NormPart {
     pub name: &'static str,
     /// The formula.
     pub kind: NormKind,
-}
-
-/// The formula of a normalisation of rows `x`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum NormKind {
-    /// `(x - mean) / sqrt(var + epsilon) * weight + bias`, with the biased variance (Ba, Kiros and Hinton 2016).
-    Layer {
-        /// Added to the variance.
-        epsilon: f64,
-    },
-    /// `x / sqrt(mean(x^2) + epsilon) * weight` (Zhang and Sennrich 2019). The quotient is computed in f32 and rounded
-    /// to the type of `x` before it is multiplied.
-    Rms {
-        /// Added to the mean.
-        epsilon: f64,
-    },
-    /// `x / sqrt(mean(x^2) + epsilon) * (1 + weight)`, computed in f32 and rounded once, as in Gemma.
-    RmsPlusOne {
-        /// Added to the mean.
-        epsilon: f64,
-    },
 }
 
 /// A linear layer.
@@ -242,12 +222,5 @@ impl AttentionPart {
     pub(crate) fn columns(&self) -> [usize; 3] {
         [self.heads, self.key_value_heads, self.key_value_heads]
             .map(|heads| heads * self.head_width)
-    }
-}
-
-impl NormKind {
-    /// Returns whether the norm has a bias.
-    pub(crate) fn has_bias(self) -> bool {
-        matches!(self, Self::Layer { .. })
     }
 }

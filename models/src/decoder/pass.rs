@@ -1,6 +1,6 @@
 //! What all layers of one forward pass share.
 //!
-//! Main types: [`Pass`], and [`DecoderCache`], which holds earlier positions for generation.
+//! Main types: [`DecoderPass`], and [`DecoderCache`], which holds earlier positions for generation.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl SeqDims {
 
 /// What all layers of one forward pass share.
 #[derive(Debug)]
-pub(crate) struct Pass<B: Backend> {
+pub(crate) struct DecoderPass<B: Backend> {
     pub(crate) dims: SeqDims,
     /// Sines and cosines, for each different rotation of the layers.
     pub(crate) rotations: Vec<RotaryTable<B>>,
@@ -38,7 +38,7 @@ pub(crate) struct Pass<B: Backend> {
     first_keys: Option<Arc<[usize]>>,
 }
 
-impl<B: Backend> Pass<B> {
+impl<B: Backend> DecoderPass<B> {
     /// Returns the pass of whole sequences, or of new positions of sequences.
     pub(crate) fn new(rotations: &[Rotary], dims: SeqDims, device: &B::Device) -> Self {
         let positions: Vec<usize> = (dims.past..dims.past + dims.queries).collect();
@@ -87,7 +87,7 @@ impl<B: Backend> Pass<B> {
 pub struct DecoderCache<B: Backend> {
     /// The keys and values of each layer.
     pub(crate) layers: Vec<Option<KeyValues<B>>>,
-    /// The ids, `[1, positions]`, from which keys and values are computed again.
+    /// The ids, `[1, positions]`, from which keys and values are computed again; `None` if they never are.
     pub(crate) input_ids: Option<Tensor<B, 2, Int>>,
 }
 

@@ -70,7 +70,7 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
         mut self,
         config: &C,
         device: &B::Device,
-    ) -> Result<Decoder<B, C>, ModelFolderError> {
+    ) -> Result<Decoder<B>, ModelFolderError> {
         let model = Decoder::zeros(config, device).map_err(|source| self.misconfigured(source))?;
         self.check_shapes(config)?;
         self.check_repeated_head(config)?;
@@ -90,7 +90,7 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
         mut self,
         config: &C,
         device: &B::Device,
-    ) -> Result<Decoder<B, C>, ModelFolderError> {
+    ) -> Result<Decoder<B>, ModelFolderError> {
         config.validate().map_err(|source| self.misconfigured(source))?;
         self.check_shapes(config)?;
         let path = self.weights.folder().join(CONFIG);
@@ -179,13 +179,13 @@ fn stored_embedding(parts: &DecoderParts) -> String {
     format!("{}{}", parts.files.prefix, parts.embedding_path())
 }
 
-impl<B: Backend, C: DecoderConfig> Decoder<B, C> {
+impl<B: Backend> Decoder<B> {
     /// Writes the model as a checkpoint that [`PretrainedDecoder`] and `transformers` can load.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::Io`] if a file cannot be written.
     pub fn save(&self, folder: impl AsRef<Path>, float: FloatType) -> Result<(), ModelFolderError> {
-        let writer = self.config().folder_writer(folder.as_ref(), float)?;
+        let writer = self.config.folder_writer(folder.as_ref(), float)?;
         let mut saver = ParameterWriter { writer, path: Vec::new(), outcome: Ok(()) };
         self.visit(&mut saver);
         saver.outcome?;

@@ -164,6 +164,11 @@ impl Rotary {
         past <= original_len && positions > original_len
     }
 
+    /// Returns whether there are such lengths.
+    pub(crate) fn can_outdate_keys(&self) -> bool {
+        matches!(self.scaling, RotaryScaling::LongRope { .. })
+    }
+
     /// Returns the sines and cosines of a pass.
     ///
     /// `positions` lists the position of each row of `[batch * queries]`, or of each query if they are the same in all

@@ -14,8 +14,7 @@ use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{FusedOps, SelfAttention, self_attention};
 
 use super::config::EncoderConfig;
-use crate::decoder::NormKind;
-use crate::norm::Norm;
+use crate::norm::{NormKind, Normalization};
 use crate::projection::{project, projection};
 use crate::weights::WeightInit;
 
@@ -32,9 +31,9 @@ pub(crate) struct EncoderLayer<B: Backend> {
     /// Projects back to the residual stream.
     linear2: Linear<B>,
     /// Normalises the residual stream after the attention output is added.
-    norm1: Norm<B>,
+    norm1: Normalization<B>,
     /// Normalises the residual stream after the feed-forward output is added.
-    norm2: Norm<B>,
+    norm2: Normalization<B>,
     /// Dropout for the attention weights, both sublayer outputs and the hidden activations.
     dropout: Dropout,
 }
@@ -45,7 +44,7 @@ impl<B: Backend> EncoderLayer<B> {
         let path = format!("layers.{layer}");
         let linear = |leaf: &str| projection(init, &format!("{path}.{leaf}"));
         let kind = NormKind::Layer { epsilon: config.layer_norm_epsilon };
-        let norm = |leaf: &str| Norm::new(init, &format!("{path}.{leaf}"), kind);
+        let norm = |leaf: &str| Normalization::new(init, &format!("{path}.{leaf}"), kind);
         Self {
             in_proj: linear("in_proj"),
             out_proj: linear("out_proj"),

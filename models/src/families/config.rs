@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use serde_json::{Map, Value, json};
 
-use super::settings::Settings;
+use super::settings::FamilySettings;
 use crate::decoder::{DecoderConfig, DecoderParts};
 use crate::hf::{ConfigFields, ExtraFields, FieldNames, ModelConfigError};
 
@@ -26,7 +26,7 @@ pub trait Family: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     ///
     /// # Errors
     /// Returns [`ModelConfigError`] for a field that has the wrong type, is out of range, or contradicts another field.
-    fn settings(fields: &mut ConfigFields) -> Result<Settings, ModelConfigError>;
+    fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError>;
 }
 
 /// The configuration of a model of a family: the fields of a `config.json`.
@@ -35,7 +35,7 @@ pub struct FamilyConfig<F> {
     /// All fields, as written.
     fields: Map<String, Value>,
     /// The values of the fields that the model reads.
-    settings: Settings,
+    settings: FamilySettings,
     /// The fields that it does not read.
     extra: ExtraFields,
     family: PhantomData<F>,
@@ -44,7 +44,7 @@ pub struct FamilyConfig<F> {
 impl<F: Family> FamilyConfig<F> {
     /// Returns what the fields of `config.json` say.
     #[must_use]
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &FamilySettings {
         &self.settings
     }
 }

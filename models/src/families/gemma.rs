@@ -4,40 +4,36 @@ use serde_json::Value;
 
 use super::config::Family;
 use super::rope::Rope;
-use super::settings::{Biases, Defaults, LayerForm, LayerSettings, Settings};
+use super::settings::{Biases, Defaults, FamilySettings, LayerForm, LayerSettings, with_common};
 use super::windows::{LayerType, layer_types, num_layers, window};
 use crate::activation::Activation;
 use crate::decoder::Rotary;
 use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError};
 
-/// The fields that both read, and then the fields of Gemma 3 alone.
-const READ: [&str; 25] = [
+/// The fields that Gemma 2 reads.
+const READ_GEMMA2: [&str; 22] = with_common([
     "attention_bias",
-    "attention_dropout",
     "attn_logit_softcapping",
     "final_logit_softcapping",
-    "head_dim",
     "hidden_activation",
-    "hidden_size",
-    "initializer_range",
-    "intermediate_size",
     "layer_types",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
     "query_pre_attn_scalar",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
     "sliding_window",
-    "tie_word_embeddings",
-    "vocab_size",
+]);
+
+/// The fields that Gemma 3 reads.
+const READ_GEMMA3: [&str; 25] = with_common([
+    "attention_bias",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "hidden_activation",
+    "layer_types",
+    "query_pre_attn_scalar",
+    "sliding_window",
     "_sliding_window_pattern",
     "rope_local_base_freq",
     "sliding_window_pattern",
-];
+]);
 
 /// Gemma 1 had the function of the gate under another name, and published files of Gemma 2 have both.
 const ALIASES: [(&str, &str); 1] = [("hidden_act", "hidden_activation")];
@@ -62,10 +58,10 @@ impl Family for Gemma2 {
     const NAME: &'static str = "Gemma2";
     const CLASS: &'static str = "Gemma2ForCausalLM";
     const FIELDS: FieldNames =
-        FieldNames { read: READ.split_at(22).0, aliases: &ALIASES, harmless: &[], fixed: &FIXED };
+        FieldNames { read: &READ_GEMMA2, aliases: &ALIASES, harmless: &[], fixed: &FIXED };
 
     /// Every second layer has the window, starting with the first.
-    fn settings(fields: &mut ConfigFields) -> Result<Settings, ModelConfigError> {
+    fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {
         let sizes = Sizes { vocab_size: 256_000, max_len: 8192, form: LayerForm::Gemma2 };
         let settings = sizes.read(fields, [Some(50.0), Some(30.0)])?;
         let rotary = Rope::new(&settings, 1e4).read(fields)?;
@@ -82,10 +78,10 @@ impl Family for Gemma3 {
     const NAME: &'static str = "Gemma3";
     const CLASS: &'static str = "Gemma3ForCausalLM";
     const FIELDS: FieldNames =
-        FieldNames { read: &READ, aliases: &ALIASES, harmless: &[], fixed: &FIXED };
+        FieldNames { read: &READ_GEMMA3, aliases: &ALIASES, harmless: &[], fixed: &FIXED };
 
     /// Every sixth layer has no window, and another rotation.
-    fn settings(fields: &mut ConfigFields) -> Result<Settings, ModelConfigError> {
+    fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {
         let sizes = Sizes { vocab_size: 262_208, max_len: 131_072, form: LayerForm::Gemma3 };
         let settings = sizes.read(fields, [None, None])?;
         let rotations = Rope::new(&settings, 1e6).read_by_layer_type(fields)?;
@@ -121,7 +117,7 @@ impl Sizes {
         self,
         fields: &mut ConfigFields,
         caps: [Option<f64>; 2],
-    ) -> Result<Settings, ModelConfigError> {
+    ) -> Result<FamilySettings, ModelConfigError> {
         let default = Defaults {
             vocab_size: self.vocab_size,
             hidden_size: 2304,
@@ -134,7 +130,7 @@ impl Sizes {
             is_tied: true,
             activation: ("hidden_activation", Activation::GeluPytorchTanh),
         };
-        let settings = Settings::read(fields, self.form, default)?;
+        let settings = FamilySettings::read(fields, self.form, default)?;
         let bias = fields.flag("attention_bias", false)?;
         let cap = |fields: &mut ConfigFields, name, default| {
             fields.take(name, default, "a positive number or null", |value| match value {
@@ -142,7 +138,7 @@ impl Sizes {
                 value => value.as_f64().map(Some),
             })
         };
-        Ok(Settings {
+        Ok(FamilySettings {
             biases: Biases { inputs: bias, output: bias, feed_forward: false },
             query_scalar: fields.number("query_pre_attn_scalar", 256.0)?,
             attention_soft_cap: cap(fields, "attn_logit_softcapping", caps[0])?,
@@ -154,11 +150,11 @@ impl Sizes {
 
 /// Reads the layers. `rotations` are the rotations of full and of sliding layers.
 fn with_layers(
-    settings: Settings,
+    settings: FamilySettings,
     fields: &mut ConfigFields,
     older: impl Fn(usize) -> LayerType,
     [full, sliding]: &[Rotary; 2],
-) -> Result<Settings, ModelConfigError> {
+) -> Result<FamilySettings, ModelConfigError> {
     let layers = num_layers(fields, 26)?;
     let window = window(fields, Some(4096))?;
     let types = layer_types(fields, layers, older)?;
@@ -166,5 +162,5 @@ fn with_layers(
         LayerType::Full => LayerSettings { window: None, rotary: full.clone() },
         LayerType::Sliding => LayerSettings { window, rotary: sliding.clone() },
     });
-    Ok(Settings { layers: layers.collect(), ..settings })
+    Ok(FamilySettings { layers: layers.collect(), ..settings })
 }

@@ -2,32 +2,12 @@
 
 use super::config::Family;
 use super::rope::Rope;
-use super::settings::{Biases, Defaults, LayerForm, LayerSettings, Settings};
+use super::settings::{Biases, Defaults, FamilySettings, LayerForm, LayerSettings, with_common};
 use super::windows::num_layers;
-use crate::activation::Activation;
 use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError};
 
 /// The fields that Llama reads.
-const READ: [&str; 18] = [
-    "attention_bias",
-    "attention_dropout",
-    "head_dim",
-    "hidden_act",
-    "hidden_size",
-    "initializer_range",
-    "intermediate_size",
-    "max_position_embeddings",
-    "mlp_bias",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "tie_word_embeddings",
-    "vocab_size",
-];
+const READ: [&str; 18] = with_common(["attention_bias", "hidden_act", "mlp_bias"]);
 
 /// Llama 2 and 3, and SmolLM2.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,20 +29,8 @@ impl Family for Llama {
         }],
     };
 
-    fn settings(fields: &mut ConfigFields) -> Result<Settings, ModelConfigError> {
-        let default = Defaults {
-            vocab_size: 32_000,
-            hidden_size: 4096,
-            intermediate_size: 11_008,
-            heads: 32,
-            key_value_heads: None,
-            head_width: None,
-            max_len: 2048,
-            epsilon: 1e-6,
-            is_tied: false,
-            activation: ("hidden_act", Activation::Silu),
-        };
-        let settings = Settings::read(fields, LayerForm::Llama, default)?;
+    fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {
+        let settings = FamilySettings::read(fields, LayerForm::Llama, Defaults::LLAMA)?;
         let attention = fields.flag("attention_bias", false)?;
         let biases = Biases {
             inputs: attention,
@@ -72,6 +40,6 @@ impl Family for Llama {
         let rotary = Rope::new(&settings, 1e4).read(fields)?;
         let layer = LayerSettings { window: None, rotary };
         let layers = vec![layer; num_layers(fields, 32)?];
-        Ok(Settings { biases, layers, ..settings })
+        Ok(FamilySettings { biases, layers, ..settings })
     }
 }

@@ -13,7 +13,7 @@
 //! Files of `transformers` 4 and 5 can be read. A field that may change what the model computes is read or
 //! refused.
 //!
-//! To add a family, implement [`Family`]: the fields of its `config.json`, and its [`Settings`].
+//! To add a family, implement [`Family`]: the fields of its `config.json`, and its [`FamilySettings`].
 
 mod config;
 mod gemma;
@@ -31,7 +31,7 @@ pub use llama::Llama;
 pub use mistral::Mistral;
 pub use phi3::Phi3;
 pub use qwen::{Qwen2, Qwen3};
-pub use settings::Settings;
+pub use settings::FamilySettings;
 
 /// The configuration of a Llama.
 pub type LlamaConfig = FamilyConfig<Llama>;

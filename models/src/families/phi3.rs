@@ -2,34 +2,19 @@
 
 use super::config::Family;
 use super::rope::Rope;
-use super::settings::{Defaults, Dropouts, LayerForm, LayerSettings, Settings};
+use super::settings::{Defaults, Dropouts, FamilySettings, LayerForm, LayerSettings, with_common};
 use super::windows::{num_layers, window};
-use crate::activation::Activation;
 use crate::hf::{ConfigFields, FieldNames, ModelConfigError};
 
 /// The fields that Phi 3 reads.
-const READ: [&str; 20] = [
-    "attention_dropout",
+const READ: [&str; 21] = with_common([
     "embd_pdrop",
     "hidden_act",
-    "hidden_size",
-    "initializer_range",
-    "intermediate_size",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
     "original_max_position_embeddings",
     "partial_rotary_factor",
     "resid_pdrop",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
     "sliding_window",
-    "tie_word_embeddings",
-    "vocab_size",
-];
+]);
 
 /// Phi 3 and 4.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,25 +33,21 @@ impl Family for Phi3 {
     };
 
     /// All layers have the window. `embd_pdrop` is not used by `transformers`, and neither here.
-    fn settings(fields: &mut ConfigFields) -> Result<Settings, ModelConfigError> {
+    fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {
         let default = Defaults {
             vocab_size: 32_064,
             hidden_size: 3072,
             intermediate_size: 8192,
-            heads: 32,
-            key_value_heads: None,
-            head_width: None,
             max_len: 4096,
             epsilon: 1e-5,
-            is_tied: false,
-            activation: ("hidden_act", Activation::Silu),
+            ..Defaults::LLAMA
         };
-        let settings = Settings::read(fields, LayerForm::Joint, default)?;
+        let settings = FamilySettings::read(fields, LayerForm::Joint, default)?;
         let dropout = Dropouts { residual: fields.number("resid_pdrop", 0.0)?, ..settings.dropout };
         fields.number("embd_pdrop", 0.0)?;
         let rotary = Rope::new(&settings, 1e4).of_phi3().read(fields)?;
         let layer = LayerSettings { window: window(fields, None)?, rotary };
         let layers = vec![layer; num_layers(fields, 32)?];
-        Ok(Settings { dropout, layers, ..settings })
+        Ok(FamilySettings { dropout, layers, ..settings })
     }
 }

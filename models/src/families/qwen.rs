@@ -2,35 +2,28 @@
 
 use super::config::Family;
 use super::rope::Rope;
-use super::settings::{Biases, Defaults, LayerForm, LayerSettings, Settings};
+use super::settings::{Biases, Defaults, FamilySettings, LayerForm, LayerSettings, with_common};
 use super::windows::{LayerType, layer_types, num_layers, window};
-use crate::activation::Activation;
 use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError};
 
-/// The fields that Qwen 3 reads. Qwen 2 has no `attention_bias`.
-const READ: [&str; 21] = [
-    "attention_bias",
-    "attention_dropout",
-    "head_dim",
+/// The fields that both read. Qwen 3 also reads `attention_bias`.
+const READ: [&str; 20] = with_common([
     "hidden_act",
-    "hidden_size",
-    "initializer_range",
-    "intermediate_size",
     "layer_types",
-    "max_position_embeddings",
     "max_window_layers",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
     "sliding_window",
-    "tie_word_embeddings",
     "use_sliding_window",
-    "vocab_size",
-];
+]);
+
+/// The fields that Qwen 3 reads.
+const READ_QWEN3: [&str; 21] = with_common([
+    "attention_bias",
+    "hidden_act",
+    "layer_types",
+    "max_window_layers",
+    "sliding_window",
+    "use_sliding_window",
+]);
 
 /// Fields of other models of the family.
 const FIXED: [FixedField; 1] = [FixedField {
@@ -52,12 +45,12 @@ impl Family for Qwen2 {
     const NAME: &'static str = "Qwen2";
     const CLASS: &'static str = "Qwen2ForCausalLM";
     const FIELDS: FieldNames =
-        FieldNames { read: READ.split_at(1).1, aliases: &[], harmless: &[], fixed: &FIXED };
+        FieldNames { read: &READ, aliases: &[], harmless: &[], fixed: &FIXED };
 
     /// Queries, keys and values always have biases.
-    fn settings(fields: &mut ConfigFields) -> Result<Settings, ModelConfigError> {
+    fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {
         let settings = read(fields, LayerForm::Llama, None)?;
-        Ok(Settings { biases: Biases { inputs: true, ..Biases::default() }, ..settings })
+        Ok(FamilySettings { biases: Biases { inputs: true, ..Biases::default() }, ..settings })
     }
 }
 
@@ -66,13 +59,13 @@ impl Family for Qwen3 {
     const NAME: &'static str = "Qwen3";
     const CLASS: &'static str = "Qwen3ForCausalLM";
     const FIELDS: FieldNames =
-        FieldNames { read: &READ, aliases: &[], harmless: &[], fixed: &FIXED };
+        FieldNames { read: &READ_QWEN3, aliases: &[], harmless: &[], fixed: &FIXED };
 
-    fn settings(fields: &mut ConfigFields) -> Result<Settings, ModelConfigError> {
+    fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {
         let settings = read(fields, LayerForm::HeadNorms, Some(128))?;
         let bias = fields.flag("attention_bias", false)?;
         let biases = Biases { inputs: bias, output: bias, feed_forward: false };
-        Ok(Settings { biases, ..settings })
+        Ok(FamilySettings { biases, ..settings })
     }
 }
 
@@ -81,20 +74,16 @@ fn read(
     fields: &mut ConfigFields,
     form: LayerForm,
     head_width: Option<usize>,
-) -> Result<Settings, ModelConfigError> {
+) -> Result<FamilySettings, ModelConfigError> {
     let default = Defaults {
         vocab_size: 151_936,
-        hidden_size: 4096,
         intermediate_size: 22_016,
-        heads: 32,
         key_value_heads: Some(32),
         head_width,
         max_len: 32_768,
-        epsilon: 1e-6,
-        is_tied: false,
-        activation: ("hidden_act", Activation::Silu),
+        ..Defaults::LLAMA
     };
-    let settings = Settings::read(fields, form, default)?;
+    let settings = FamilySettings::read(fields, form, default)?;
     let rotary = Rope::new(&settings, 1e4).read(fields)?;
     let layers = num_layers(fields, 32)?;
     let is_used = fields.flag("use_sliding_window", false)?;
@@ -110,5 +99,5 @@ fn read(
         window: window.filter(|_| kind == LayerType::Sliding),
         rotary: rotary.clone(),
     });
-    Ok(Settings { layers: layers.collect(), ..settings })
+    Ok(FamilySettings { layers: layers.collect(), ..settings })
 }

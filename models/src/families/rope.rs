@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value};
 
-use super::settings::Settings;
+use super::settings::FamilySettings;
 use crate::decoder::{Rotary, RotaryScaling};
 use crate::hf::{ConfigFields, ModelConfigError};
 
@@ -20,7 +20,7 @@ pub(super) struct Rope {
 }
 
 /// The parameters of one rotation, as written.
-struct Parameters {
+struct RopeParameters {
     /// The field that they are in.
     field: &'static str,
     values: Map<String, Value>,
@@ -28,8 +28,8 @@ struct Parameters {
 
 impl Rope {
     /// Returns the reader for a model with these sizes, and with this base if none is given.
-    pub(super) fn new(settings: &Settings, theta: f64) -> Self {
-        let Settings { head_width, max_len, .. } = *settings;
+    pub(super) fn new(settings: &FamilySettings, theta: f64) -> Self {
+        let FamilySettings { head_width, max_len, .. } = *settings;
         Self { head_width, max_len, theta, is_phi3: false }
     }
 
@@ -44,7 +44,7 @@ impl Rope {
     /// Returns [`ModelConfigError`] for an unknown type or parameter, a value out of range, or a contradiction.
     pub(super) fn read(&self, fields: &mut ConfigFields) -> Result<Rotary, ModelConfigError> {
         let (field, given) = scaling(fields)?;
-        let mut parameters = Parameters { field, values: given };
+        let mut parameters = RopeParameters { field, values: given };
         self.rotary(fields, &mut parameters, "rope_theta", self.theta)
     }
 
@@ -59,8 +59,8 @@ impl Rope {
         let (field, mut given) = scaling(fields)?;
         let is_by_type = given.values().any(Value::is_object);
         let mut take = |name: &str| match given.remove(name) {
-            Some(Value::Object(values)) => Ok(Parameters { field, values }),
-            None | Some(Value::Null) => Ok(Parameters { field, values: Map::new() }),
+            Some(Value::Object(values)) => Ok(RopeParameters { field, values }),
+            None | Some(Value::Null) => Ok(RopeParameters { field, values: Map::new() }),
             Some(other) => Err(refused(field, name, &other, "an object")),
         };
         let [mut full, mut sliding] = if is_by_type {
@@ -71,7 +71,7 @@ impl Rope {
             }
             both
         } else {
-            [Parameters { field, values: given }, Parameters { field, values: Map::new() }]
+            [RopeParameters { field, values: given }, RopeParameters { field, values: Map::new() }]
         };
         Ok([
             self.rotary(fields, &mut full, "rope_theta", self.theta)?,
@@ -83,7 +83,7 @@ impl Rope {
     fn rotary(
         &self,
         fields: &mut ConfigFields,
-        parameters: &mut Parameters,
+        parameters: &mut RopeParameters,
         theta_name: &'static str,
         theta: f64,
     ) -> Result<Rotary, ModelConfigError> {
@@ -114,7 +114,7 @@ impl Rope {
     fn scaling(
         &self,
         fields: &mut ConfigFields,
-        parameters: &mut Parameters,
+        parameters: &mut RopeParameters,
         width: usize,
         theta: f64,
     ) -> Result<RotaryScaling, ModelConfigError> {
@@ -154,7 +154,7 @@ impl Rope {
     /// Reads two lists of divisors.
     fn longrope(
         &self,
-        parameters: &mut Parameters,
+        parameters: &mut RopeParameters,
         width: usize,
         original_len: usize,
     ) -> Result<RotaryScaling, ModelConfigError> {
@@ -173,7 +173,7 @@ impl Rope {
 
 /// Reads the parameters of [`RotaryScaling::Yarn`].
 fn yarn(
-    parameters: &mut Parameters,
+    parameters: &mut RopeParameters,
     original_len: usize,
 ) -> Result<RotaryScaling, ModelConfigError> {
     let factor = parameters.factor("factor")?;
@@ -231,7 +231,7 @@ fn optional_number(
 
 /// Returns the value of a parameter that may also be a field outside of the parameters.
 fn agreed(
-    parameters: &Parameters,
+    parameters: &RopeParameters,
     name: &'static str,
     own: Option<f64>,
     outside: Option<f64>,
@@ -250,7 +250,7 @@ fn refused(field: &str, name: &str, value: &Value, rule: &str) -> ModelConfigErr
     ModelConfigError::Field(format!("`{field}.{name}` is {value}, but it must be {rule}"))
 }
 
-impl Parameters {
+impl RopeParameters {
     /// Takes the type of the scaling, which earlier versions call `type`.
     fn kind(&mut self) -> Result<String, ModelConfigError> {
         let (new, older) = (self.values.remove("rope_type"), self.values.remove("type"));

@@ -1,6 +1,6 @@
 //! What the fields of a `config.json` say about a model.
 //!
-//! Main type: [`Settings`], from which the [parts](DecoderParts) of the model are made.
+//! Main type: [`FamilySettings`], from which the [parts](DecoderParts) of the model are made.
 
 use crate::activation::Activation;
 use crate::decoder::{
@@ -15,7 +15,7 @@ const FREQUENCIES: [&str; 1] = ["model.layers.*.self_attn.rotary_emb.inv_freq"];
 
 /// The settings of a model. Sizes are numbers of elements.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct FamilySettings {
     /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -118,7 +118,56 @@ pub(super) struct Defaults {
     pub(super) activation: (&'static str, Activation),
 }
 
-impl Settings {
+impl Defaults {
+    /// The defaults of Llama. The other families name what differs.
+    pub(super) const LLAMA: Self = Self {
+        vocab_size: 32_000,
+        hidden_size: 4096,
+        intermediate_size: 11_008,
+        heads: 32,
+        key_value_heads: None,
+        head_width: None,
+        max_len: 2048,
+        epsilon: 1e-6,
+        is_tied: false,
+        activation: ("hidden_act", Activation::Silu),
+    };
+}
+
+/// The fields that all families read.
+const COMMON: [&str; 15] = [
+    "attention_dropout",
+    "head_dim",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "tie_word_embeddings",
+    "vocab_size",
+];
+
+/// Returns the fields of a family: the fields that all families read, and its `own`.
+pub(super) const fn with_common<const OWN: usize, const ALL: usize>(
+    own: [&'static str; OWN],
+) -> [&'static str; ALL] {
+    assert!(ALL == COMMON.len() + OWN);
+    let mut all = [""; ALL];
+    let mut index = 0;
+    while index < ALL {
+        all[index] = if index < COMMON.len() { COMMON[index] } else { own[index - COMMON.len()] };
+        index += 1;
+    }
+    all
+}
+
+impl FamilySettings {
     /// Reads the fields that all families have. There are no layers yet.
     ///
     /// # Errors

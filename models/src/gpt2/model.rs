@@ -7,8 +7,8 @@ use crate::decoder::{
     ProjectionLayout, ProjectionPart,
 };
 
-/// GPT-2 with its language-model head.
-pub type Gpt2<B> = Decoder<B, Gpt2Config>;
+/// GPT-2 with its language-model head: the decoder that a [`Gpt2Config`] describes.
+pub type Gpt2<B> = Decoder<B>;
 
 /// A folder with a pretrained GPT-2.
 pub type PretrainedGpt2 = PretrainedDecoder<Gpt2Config>;

@@ -212,7 +212,7 @@ pub fn is_sequence_classifier(fields: &Map<String, Value>) -> bool {
 /// The names of the fields that a model knows.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldNames {
-    /// The fields that the model reads, in alphabetical order.
+    /// The fields that the model reads.
     pub read: &'static [&'static str],
     /// Aliases of these fields: `(alias, name)`.
     pub aliases: &'static [(&'static str, &'static str)],

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flex::Flex;
+use deepburn_models::causal_lm::LanguageModel;
 use deepburn_models::gpt2::{Gpt2, Gpt2Config, PretrainedGpt2};
 use deepburn_models::hf::ModelFolderError;
 use deepburn_models::{Architecture, FloatType};
@@ -597,7 +598,7 @@ fn a_larger_vocabulary_extends_embedding_and_head() {
             assert_eq!((&new[..44], &new[44..]), (&old[..], &mean.repeat(3)[..]), "{name}");
         }
         let reloaded = load(saved.path()).unwrap();
-        assert_eq!((reloaded.config().vocab_size, logits(&reloaded)), (14, logits(&after)));
+        assert_eq!((reloaded.limits().vocab_size, logits(&reloaded)), (14, logits(&after)));
 
         let rows = |model: &Gpt2<Flex>| logits(model).to_vec::<f32>().unwrap();
         let (old, new) = (rows(&load(folder.path()).unwrap()), rows(&after));

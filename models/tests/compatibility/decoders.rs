@@ -83,7 +83,7 @@ fn model_type(folder: &Path) -> String {
     read(&folder.join("config.json"))["model_type"].as_str().unwrap().to_owned()
 }
 
-fn load<C: DecoderConfig>(folder: &Path) -> (C, Decoder<Training<Flex>, C>) {
+fn load<C: DecoderConfig>(folder: &Path) -> (C, Decoder<Training<Flex>>) {
     let checkpoint = PretrainedDecoder::<C>::open(folder).unwrap();
     let config = checkpoint.config().clone();
     let model = checkpoint.load(&config, &Default::default()).unwrap();
@@ -95,7 +95,7 @@ fn assert_near(found: f64, expected: f64, tolerance: f64, what: &str) {
 }
 
 /// Compares the logits of some rows.
-fn check_logits<C: DecoderConfig>(model: &Decoder<Flex, C>, numbers: &Value, name: &str) {
+fn check_logits(model: &Decoder<Flex>, numbers: &Value, name: &str) {
     let tokens = ids(&numbers["input_ids"]);
     let rows = numbers["input_ids"].as_array().unwrap().len();
     let length = tokens.len() / rows;
@@ -120,7 +120,7 @@ fn check_logits<C: DecoderConfig>(model: &Decoder<Flex, C>, numbers: &Value, nam
 
 /// Returns the mean loss of a batch in the form of the numbers: with labels, and with the positions in documents or a
 /// mask of padding.
-fn loss<C: DecoderConfig>(config: &C, model: &Decoder<Flex, C>, batch: &Value) -> f64 {
+fn loss<C: DecoderConfig>(config: &C, model: &Decoder<Flex>, batch: &Value) -> f64 {
     let tokens = ids(&batch["input_ids"]);
     let rows = batch["input_ids"].as_array().unwrap().len();
     let length = tokens.len() / rows;
@@ -175,7 +175,7 @@ fn without_first_tokens(batch: &mut Value) -> f64 {
 fn check_losses<C: DecoderConfig>(folder: &Path, numbers: &Value, name: &str) {
     let checkpoint = PretrainedDecoder::<C>::open(folder).unwrap();
     let config = checkpoint.config().clone();
-    let model: Decoder<Flex, C> = checkpoint.load(&config, &Default::default()).unwrap();
+    let model: Decoder<Flex> = checkpoint.load(&config, &Default::default()).unwrap();
     check_logits(&model, numbers, name);
     let plain = serde_json::json!({ "input_ids": numbers["input_ids"] });
     let expected = numbers["loss"].as_f64().unwrap();
@@ -252,7 +252,7 @@ fn gradients_match_transformers() {
 fn check_generation<C: DecoderConfig>(folder: &Path, numbers: &Value, name: &str) {
     let checkpoint = PretrainedDecoder::<C>::open(folder).unwrap();
     let config = checkpoint.config().clone();
-    let model: Decoder<Flex, C> = checkpoint.load(&config, &Default::default()).unwrap();
+    let model: Decoder<Flex> = checkpoint.load(&config, &Default::default()).unwrap();
     let (prompt, expected) = (&numbers["greedy"]["prompt_ids"], ids(&numbers["greedy"]["new_ids"]));
     let options = GenerateOptions {
         max_new_tokens: expected.len(),

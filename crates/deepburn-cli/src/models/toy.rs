@@ -128,7 +128,7 @@ fn trained(stage: u8, ranks: usize) -> (Vec<f32>, tempfile::TempDir) {
     });
     let plan = deepburn::plan(&plan.to_string(), ranks).unwrap();
     let losses = deepburn::run_ranks(ranks, |group| {
-        let model = Decoder::<Training<Flex>, _>::new(&config, 5, &FlexDevice)?;
+        let model = Decoder::<Training<Flex>>::new(&config, 5, &FlexDevice)?;
         let mut engine = deepburn::initialize(model, &plan, group)?;
         let mut losses = Vec::new();
         for step in 0..8 {

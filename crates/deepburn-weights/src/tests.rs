@@ -205,6 +205,20 @@ fn matrices_that_are_larger_than_a_block_are_transposed() {
 }
 
 #[test]
+fn no_memory_is_reserved_for_values_that_the_source_refuses() {
+    // Each has 4 TiB of f32.
+    let square = || matrix("w", 1 << 20, 1 << 20);
+    let half = |name| matrix(name, 1 << 20, 1 << 19);
+    let of = |components| Composition::join(1, components).unwrap();
+    for composition in
+        [of(vec![square()]), of(vec![square().transposed()]), of(vec![half("q"), half("k")])]
+    {
+        let refuse = |_: &str, _, _: &mut Vec<f32>| Err("shorter");
+        assert_eq!(composition.read::<f32, _>(0..1 << 40, refuse), Err("shorter"));
+    }
+}
+
+#[test]
 fn arrays_of_more_dimensions_are_joined_and_divided() {
     let weights = vec![
         Weight::new(

@@ -27,7 +27,7 @@ impl Composition {
         range: Range<usize>,
         source: impl FnMut(&str, Range<usize>, &mut Vec<T>) -> Result<(), E>,
     ) -> Result<Vec<T>, E> {
-        let mut values = Vec::with_capacity(range.len());
+        let mut values = Vec::new();
         self.append(range, &mut values, source)?;
         Ok(values)
     }
@@ -38,6 +38,9 @@ impl Composition {
     /// result, one block is in memory, and none if the components are contiguous. Every element of the components that
     /// the range contains is read once. Bands of a transposed matrix are read as a whole, even if the range contains
     /// only some of their columns.
+    ///
+    /// Memory for the range is reserved after `source` appended the first elements, because it may be the first to know
+    /// that the array is shorter than its shape says.
     ///
     /// # Errors
     /// Returns the first error of `source`.
@@ -65,13 +68,13 @@ impl Composition {
                 if !part.is_empty() {
                     let first = block.from + part.start - block.to;
                     source(name, first..first + part.len(), values)?;
+                    values.reserve_exact((start + range.len()).saturating_sub(values.len()));
                 }
             }
             assert_eq!(values.len() - start, range.len(), "the source appended another number");
             return Ok(());
         }
-        values.resize(start + range.len(), T::default());
-        let mut reader = RangeReader { values: &mut values[start..], range, buffer: vec![] };
+        let mut reader = RangeReader { values, start, range, buffer: vec![] };
         for (name, block) in blocks(&located) {
             for band in bands(block) {
                 reader.read(&band, |range, buffer| source(name, range, buffer))?;
@@ -128,15 +131,16 @@ fn blocks<'a>(
 
 /// A reader of a range of a composed array.
 struct RangeReader<'a, T> {
-    /// The elements of the range.
-    values: &'a mut [T],
+    /// The elements of the range, from `start`.
+    values: &'a mut Vec<T>,
+    start: usize,
     /// The range.
     range: Range<usize>,
     /// The band that is copied, in the order of its own array.
     buffer: Vec<T>,
 }
 
-impl<T: Copy> RangeReader<'_, T> {
+impl<T: Copy + Default> RangeReader<'_, T> {
     /// Reads the elements of a band that are in the range. `source` reads a range of the band's array.
     fn read<E>(
         &mut self,
@@ -167,8 +171,9 @@ impl<T: Copy> RangeReader<'_, T> {
         self.buffer.clear();
         source(band.from..band.from + len, &mut self.buffer)?;
         assert_eq!(self.buffer.len(), len, "the source appended another number");
-        let (values, buffer, start) = (&mut self.values, &self.buffer, self.range.start);
-        each_element_run(&band, &self.range, |at, to| values[to - start] = buffer[at]);
+        self.values.resize(self.start + self.range.len(), T::default());
+        let (values, buffer) = (&mut self.values[self.start..], &self.buffer);
+        each_element_run(&band, &self.range, |at, to| values[to - self.range.start] = buffer[at]);
         Ok(())
     }
 }

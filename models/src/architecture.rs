@@ -13,8 +13,8 @@
 //! The folder contains:
 //!
 //! - a configuration that implements [`Architecture`]: the map of its weights, and `config.json`;
-//! - implementations of [`SavedConfig`] and [`LanguageModelConfig`] for the configuration: reading and overriding
-//!   fields, and the limits on token sequences;
+//! - implementations of [`SavedConfig`], [`LanguageModelConfig`] and [`LanguageModelFamily`] for the configuration:
+//!   reading and overriding fields, and the limits on token sequences;
 //! - a Burn module that implements [`LanguageModel`](crate::causal_lm::LanguageModel): the loss, and the logits of the
 //!   next token;
 //! - an implementation of [`BuildModel`], which builds the module with random weights, with zeros, or with the weights
@@ -159,18 +159,21 @@ pub trait SavedConfig: Architecture + Sized {
     fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError>;
 }
 
-/// The configuration of a language model.
-pub trait LanguageModelConfig: SavedConfig + Clone {
+/// Language models that are saved with one `model_type`.
+pub trait LanguageModelFamily: LanguageModelConfig + SavedConfig {
     /// Returns the configuration for a job that specifies neither a pretrained model nor sizes.
     fn default_size() -> Self;
 
     /// Reads the configuration in a folder and checks the headers of its weight files. Fields that the model does not
-    /// read are kept until [`validate`](Self::validate), so that overrides can remove them.
+    /// read are kept until [`validate`](LanguageModelConfig::validate), so that overrides can remove them.
     ///
     /// # Errors
     /// Returns an error if a file is missing, unreadable or malformed.
     fn open(folder: &Path) -> Result<Self, ModelFolderError>;
+}
 
+/// The configuration of a language model.
+pub trait LanguageModelConfig: Architecture + Clone {
     /// Returns the configuration with the given `config.json` fields overridden. Null removes a field that the model does
     /// not read.
     ///

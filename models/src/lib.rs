@@ -28,7 +28,8 @@ mod weights;
 
 pub use activation::Activation;
 pub use architecture::{
-    Architecture, BuildModel, LanguageModelConfig, SavedConfig, TextClassifierConfig, TokenLimits,
+    Architecture, BuildModel, LanguageModelConfig, LanguageModelFamily, SavedConfig,
+    TextClassifierConfig, TokenLimits,
 };
 pub use batch_shape::BatchShape;
 pub use deepburn_safetensors::FloatType;

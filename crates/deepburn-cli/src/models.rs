@@ -12,20 +12,21 @@ mod toy;
 use std::path::{Path, PathBuf};
 
 use deepburn_config::{Architecture, DataKind, Job};
+use deepburn_models::SavedConfig;
+use deepburn_models::decoder::{AnyDecoder, DecoderConfig};
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::families::{
     Gemma2Config, Gemma3Config, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config,
 };
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
 use deepburn_models::hf::{ModelConfigError, is_sequence_classifier, read_fields, read_small_file};
-use deepburn_models::{LanguageModelConfig, SavedConfig};
 use serde_json::{Map, Value};
 
-use crate::data::causal::Causal;
+use crate::data::causal::{Causal, model_config};
 use crate::data::classification::{Classification, ClassifierRecipe};
 use crate::data::recipe::JobInputs;
 use crate::failure::Failure;
-use crate::job::known_model::{KnownClassifier, KnownLanguageModel, KnownModel};
+use crate::job::known_model::{KnownClassifier, KnownModel};
 use crate::run::subject::Subject;
 
 /// The supported models. If several models have the same `model_type`, the first one reads files whose `architectures`
@@ -74,17 +75,16 @@ enum Task {
 }
 
 /// Returns the entry of a language model.
-const fn language_model<C>(architecture: Architecture) -> ModelEntry
-where
-    C: LanguageModelConfig + KnownLanguageModel + 'static,
-    Causal<C>: Subject,
-{
+const fn language_model<C: DecoderConfig>(architecture: Architecture) -> ModelEntry {
     ModelEntry {
         architecture,
-        model_type: C::MODEL_TYPE,
+        model_type: <C as DecoderConfig>::MODEL_TYPE,
         task: Task::LanguageModelling,
-        read: |fields| Ok(KnownModel::LanguageModel(Box::new(C::from_fields(fields)?))),
-        prepare: |inputs| Ok(Box::new(Causal::<C>::prepare(inputs)?)),
+        read: |fields| Ok(KnownModel::LanguageModel(AnyDecoder::new(C::from_fields(fields)?))),
+        prepare: |inputs| {
+            let config: C = model_config(inputs.job, inputs.pretrained)?;
+            Ok(Box::new(Causal::prepare(AnyDecoder::new(config), inputs)?))
+        },
     }
 }
 

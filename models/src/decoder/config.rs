@@ -1,22 +1,20 @@
 //! The configuration of a decoder.
 //!
 //! Main trait: [`DecoderConfig`]. A configuration says how its `config.json` is read and written, and what parts the model
-//! consists of. The interface to programs ([`Architecture`], [`SavedConfig`], [`LanguageModelConfig`] and [`BuildModel`])
-//! follows from that.
+//! consists of. The interface to programs ([`Architecture`], [`SavedConfig`], [`LanguageModelConfig`] and
+//! [`LanguageModelFamily`]) follows from that. [`AnyDecoder`](super::AnyDecoder) builds the module.
 
 use std::fmt;
 use std::path::Path;
 
-use burn::tensor::backend::Backend;
 use deepburn_safetensors::FloatType;
 use deepburn_weights::WeightMap;
 use serde_json::{Map, Value, json};
 
-use super::model::Decoder;
 use super::parts::DecoderParts;
 use super::pretrained::PretrainedDecoder;
 use crate::architecture::{
-    Architecture, BuildModel, LanguageModelConfig, SavedConfig, TokenLimits,
+    Architecture, LanguageModelConfig, LanguageModelFamily, SavedConfig, TokenLimits,
 };
 use crate::batch_shape::BatchShape;
 use crate::hf::{
@@ -164,7 +162,7 @@ impl<C: DecoderConfig> SavedConfig for C {
     }
 }
 
-impl<C: DecoderConfig> LanguageModelConfig for C {
+impl<C: DecoderConfig> LanguageModelFamily for C {
     fn default_size() -> Self {
         C::default_size()
     }
@@ -172,10 +170,12 @@ impl<C: DecoderConfig> LanguageModelConfig for C {
     /// Reads `config.json` and the headers of the weight files. Weights are not kept.
     fn open(folder: &Path) -> Result<Self, ModelFolderError> {
         let checkpoint = PretrainedDecoder::<C>::open(folder)?;
-        checkpoint.weights.log_prefix();
+        checkpoint.files.weights.log_prefix();
         Ok(checkpoint.config().clone())
     }
+}
 
+impl<C: DecoderConfig> LanguageModelConfig for C {
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
         DecoderConfig::with_overrides(self, overrides)
     }
@@ -196,34 +196,5 @@ impl<C: DecoderConfig> LanguageModelConfig for C {
 
     fn extra(&self) -> &ExtraFields {
         DecoderConfig::extra(self)
-    }
-}
-
-/// Modules with random, zero or stored weights.
-impl<B: Backend, C: DecoderConfig> BuildModel<B> for C {
-    type Model = Decoder<B>;
-
-    fn init(&self, seed: u64, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
-        Decoder::new(self, seed, device)
-    }
-
-    fn zeros(&self, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
-        Decoder::zeros(self, device)
-    }
-
-    fn load(&self, folder: &Path, device: &B::Device) -> Result<Decoder<B>, ModelFolderError> {
-        let checkpoint = PretrainedDecoder::open(folder)?;
-        checkpoint.weights.log_prefix();
-        checkpoint.load(self, device)
-    }
-
-    /// Reads each weight when it is first used. A language-model folder contains all weights, so the seed is not used.
-    fn load_lazily(
-        &self,
-        folder: &Path,
-        _seed: u64,
-        device: &B::Device,
-    ) -> Result<Decoder<B>, ModelFolderError> {
-        PretrainedDecoder::open(folder)?.load_lazily(self, device)
     }
 }

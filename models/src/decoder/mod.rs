@@ -20,6 +20,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod any;
 mod attention;
 mod config;
 mod feed_forward;
@@ -36,6 +37,7 @@ pub(crate) use config::document;
 pub(crate) use pretrained::SCORE;
 
 pub use crate::norm::NormKind;
+pub use any::AnyDecoder;
 pub use config::DecoderConfig;
 pub use model::Decoder;
 pub use parts::{

@@ -3,19 +3,18 @@
 //! Main type: [`Decoder`]. Its forward pass does not check its input, because reading values back from a device tensor is
 //! slow. [`CausalBatch`] checks user data on the host.
 
-use std::sync::Arc;
-
 use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig, Embedding};
 use burn::tensor::{Bool, DType, Int, Tensor, backend::Backend};
 use deepburn_ops::{FusedOps, cross_entropy, linear_cross_entropy};
 
+use super::any::AnyDecoder;
 use super::config::DecoderConfig;
 use super::layer::Layer;
 use super::parts::DecoderParts;
 use super::pass::{DecoderCache, DecoderPass, KeyValues, SeqDims};
 use super::rotary::Rotary;
-use crate::architecture::{Architecture, TokenLimits};
+use crate::architecture::{BuildModel, LanguageModelConfig, TokenLimits};
 use crate::causal_lm::{CausalBatch, CausalLoss, LanguageModel};
 use crate::hf::ModelConfigError;
 use crate::label_smoothing::{head_term, logits_term};
@@ -33,7 +32,7 @@ pub struct Decoder<B: Backend> {
     pub(super) paths: Paths,
     /// The configuration that the module was built from. The module does not depend on its type, so that all decoders are
     /// compiled once.
-    pub(super) config: Arc<dyn Architecture>,
+    pub(super) config: AnyDecoder,
 }
 
 /// The parts of a decoder that have parameters.
@@ -89,8 +88,7 @@ impl<B: Backend> Decoder<B> {
         seed: u64,
         device: &B::Device,
     ) -> Result<Self, ModelConfigError> {
-        config.validate()?;
-        Self::with(config, WeightInit::new(config.parts().weight_map(), seed, device))
+        config.init(seed, device)
     }
 
     /// Returns a model with all weights set to 0, for callers that overwrite them, for example with the weights of a
@@ -102,20 +100,16 @@ impl<B: Backend> Decoder<B> {
         config: &impl DecoderConfig,
         device: &B::Device,
     ) -> Result<Self, ModelConfigError> {
-        config.validate()?;
-        Self::with(config, WeightInit::zeros(config.parts().weight_map(), device))
+        BuildModel::zeros(config, device)
     }
 
     /// Returns a model with the weights that `init` provides, under their public paths.
-    pub(crate) fn with(
-        config: &impl DecoderConfig,
-        init: WeightInit<B>,
-    ) -> Result<Self, ModelConfigError> {
+    pub(crate) fn with(config: &AnyDecoder, init: WeightInit<B>) -> Result<Self, ModelConfigError> {
         config.validate()?;
         let (parts, limits) = (config.parts(), config.limits());
         let paths = parts.paths();
         let stack = Stack::new(&parts, limits, &init.with_paths(paths.clone()));
-        Ok(Self { stack, paths, config: Arc::new(config.clone()) })
+        Ok(Self { stack, paths, config: config.clone() })
     }
 }
 

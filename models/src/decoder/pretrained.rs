@@ -9,10 +9,11 @@ use burn::tensor::{Tensor, backend::Backend};
 use deepburn_safetensors::FloatType;
 use deepburn_weights::Origin;
 
+use super::any::AnyDecoder;
 use super::config::DecoderConfig;
 use super::model::Decoder;
 use super::parts::DecoderParts;
-use crate::Architecture;
+use crate::architecture::{Architecture, BuildModel, LanguageModelConfig};
 use crate::hf::{
     CONFIG, ModelConfigError, ModelFolderError, ModelFolderWriter, TensorProblem, Weights,
     read_fields, read_small_file, refuse_adapter,
@@ -28,8 +29,8 @@ pub(crate) const SCORE: &str = "score.weight";
 pub struct PretrainedDecoder<C> {
     /// The configuration of the folder.
     config: C,
-    /// The weights in the folder. Only the file headers have been read.
-    pub(crate) weights: Weights,
+    /// The files in the folder.
+    pub(crate) files: DecoderFiles,
 }
 
 impl<C: DecoderConfig> PretrainedDecoder<C> {
@@ -49,7 +50,8 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
             .and_then(|config| config.check_values().map(|()| config))
             .map_err(|source| ModelFolderError::Config { path, source })?;
         let weights = Weights::open(folder, config.weight_map(), &[SCORE])?;
-        Ok(Self { config, weights })
+        let files = DecoderFiles { own: config.parts(), weights };
+        Ok(Self { config, files })
     }
 
     /// Returns the configuration of the folder.
@@ -67,14 +69,11 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit,
     /// [`ModelFolderError::SmallerVocabulary`], or an I/O error.
     pub fn load<B: Backend>(
-        mut self,
+        self,
         config: &C,
         device: &B::Device,
     ) -> Result<Decoder<B>, ModelFolderError> {
-        let model = Decoder::zeros(config, device).map_err(|source| self.misconfigured(source))?;
-        self.check_shapes(config)?;
-        self.check_repeated_head(config)?;
-        self.weights.fill(model)
+        self.files.load(&AnyDecoder::new(config.clone()), device)
     }
 
     /// Loads the same model as [`load`](Self::load), but reads each weight when it is first used. Names, shapes and
@@ -87,15 +86,11 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or
     /// [`ModelFolderError::SmallerVocabulary`].
     pub fn load_lazily<B: Backend>(
-        mut self,
+        self,
         config: &C,
         device: &B::Device,
     ) -> Result<Decoder<B>, ModelFolderError> {
-        config.validate().map_err(|source| self.misconfigured(source))?;
-        self.check_shapes(config)?;
-        let path = self.weights.folder().join(CONFIG);
-        let init = WeightInit::reading(config.weight_map(), self.weights.into_reader(), device);
-        Decoder::with(config, init).map_err(|source| ModelFolderError::Config { path, source })
+        self.files.load_lazily(&AnyDecoder::new(config.clone()), device)
     }
 
     /// Reads and checks all weights once, without keeping them in memory. Afterwards only a disk error can make
@@ -104,9 +99,50 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
     /// # Errors
     /// Returns the errors of [`load`](Self::load).
     pub fn check_values(&mut self, config: &C) -> Result<(), ModelFolderError> {
-        config.validate().map_err(|source| self.misconfigured(source))?;
-        self.check_shapes(config)?;
-        self.check_repeated_head(config)?;
+        self.files.check_values(&AnyDecoder::new(config.clone()))
+    }
+}
+
+/// The files of a pretrained decoder of any family.
+#[derive(Debug)]
+pub(crate) struct DecoderFiles {
+    /// The parts according to the `config.json` of the folder.
+    own: DecoderParts,
+    /// The weights in the folder. Only the file headers have been read.
+    pub(crate) weights: Weights,
+}
+
+/// These methods are those of [`PretrainedDecoder`].
+impl DecoderFiles {
+    pub(crate) fn load<B: Backend>(
+        mut self,
+        decoder: &AnyDecoder,
+        device: &B::Device,
+    ) -> Result<Decoder<B>, ModelFolderError> {
+        let model = decoder.zeros(device).map_err(|source| self.misconfigured(source))?;
+        let parts = decoder.parts();
+        self.check_shapes(&parts)?;
+        self.check_repeated_head(&parts)?;
+        self.weights.fill(model)
+    }
+
+    pub(crate) fn load_lazily<B: Backend>(
+        mut self,
+        decoder: &AnyDecoder,
+        device: &B::Device,
+    ) -> Result<Decoder<B>, ModelFolderError> {
+        decoder.validate().map_err(|source| self.misconfigured(source))?;
+        self.check_shapes(&decoder.parts())?;
+        let path = self.weights.folder().join(CONFIG);
+        let init = WeightInit::reading(decoder.weight_map(), self.weights.into_reader(), device);
+        Decoder::with(decoder, init).map_err(|source| ModelFolderError::Config { path, source })
+    }
+
+    pub(crate) fn check_values(&mut self, decoder: &AnyDecoder) -> Result<(), ModelFolderError> {
+        decoder.validate().map_err(|source| self.misconfigured(source))?;
+        let parts = decoder.parts();
+        self.check_shapes(&parts)?;
+        self.check_repeated_head(&parts)?;
         self.weights.check_values()
     }
 
@@ -115,15 +151,15 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
         ModelFolderError::Config { path: self.weights.folder().join(CONFIG), source }
     }
 
-    /// Returns the number of rows that the vocabulary of `config` adds to the checkpoint's, and the number of rows in the
+    /// Returns the number of rows that the vocabulary of `wanted` adds to the checkpoint's, and the number of rows in the
     /// file.
     ///
     /// # Errors
     /// Returns [`ModelFolderError::SmallerVocabulary`] if it is smaller than the embedding in the file.
-    fn new_rows(&self, config: &C) -> Result<(usize, usize), ModelFolderError> {
-        let [own, wanted] = [&self.config, config].map(|config| config.parts());
+    fn new_rows(&self, wanted: &DecoderParts) -> Result<(usize, usize), ModelFolderError> {
+        let own = &self.own;
         let unchanged = Ok((0, wanted.vocab_size));
-        let Some(rows) = self.weights.num_rows(&stored_embedding(&own)) else { return unchanged };
+        let Some(rows) = self.weights.num_rows(&stored_embedding(own)) else { return unchanged };
         // A file with fewer rows than its own `config.json` is damaged, which `check_shapes` reports.
         if wanted.vocab_size == own.vocab_size || rows < own.vocab_size {
             return unchanged;
@@ -136,11 +172,11 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
     }
 
     /// Returns an error if tensors are missing, unknown, or have the wrong shape or type. The file of a tied model may
-    /// contain a copy of the head. If the vocabulary of `config` is larger than the checkpoint's, the embedding and an
+    /// contain a copy of the head. If the vocabulary of `wanted` is larger than the checkpoint's, the embedding and an
     /// untied head get new rows.
-    fn check_shapes(&mut self, config: &C) -> Result<(), ModelFolderError> {
-        let (new_rows, vocab_size) = self.new_rows(config)?;
-        let parts = DecoderParts { vocab_size, ..config.parts() };
+    fn check_shapes(&mut self, wanted: &DecoderParts) -> Result<(), ModelFolderError> {
+        let (new_rows, vocab_size) = self.new_rows(wanted)?;
+        let parts = DecoderParts { vocab_size, ..wanted.clone() };
         let rows = [parts.embedding_path(), parts.head_path()];
         let stored = parts.weight_map();
         let map = stored.with_origins(|weight| match weight.origin() {
@@ -154,9 +190,8 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
     }
 
     /// If the file of a tied model contains both embedding and head, checks that their values are equal.
-    fn check_repeated_head(&mut self, config: &C) -> Result<(), ModelFolderError> {
-        let parts = config.parts();
-        let (embedding, head) = (stored_embedding(&parts), parts.head_path());
+    fn check_repeated_head(&mut self, parts: &DecoderParts) -> Result<(), ModelFolderError> {
+        let (embedding, head) = (stored_embedding(parts), parts.head_path());
         if !parts.head.is_tied || !self.weights.contains(&head) {
             return Ok(());
         }

@@ -118,7 +118,7 @@ impl<B: Backend> BuildModel<B> for ClassifierConfig {
         device: &B::Device,
     ) -> Result<Gpt2Classifier<B>, ModelFolderError> {
         let checkpoint = PretrainedGpt2::open(folder)?;
-        checkpoint.weights.log_prefix();
+        checkpoint.files.weights.log_prefix();
         Gpt2Classifier::load_trained(checkpoint, self, device)
     }
 

@@ -84,8 +84,8 @@ impl ClassifierConfig {
     /// # Errors
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit, or an I/O error.
     pub fn check_values(&self, mut checkpoint: PretrainedGpt2) -> Result<(), ModelFolderError> {
-        checkpoint.weights.take(&self.score())?;
-        checkpoint.weights.remove(HEAD);
+        checkpoint.files.weights.take(&self.score())?;
+        checkpoint.files.weights.remove(HEAD);
         checkpoint.check_values(&self.headless())
     }
 
@@ -193,7 +193,7 @@ impl<B: Backend> Gpt2Classifier<B> {
         config: &ClassifierConfig,
         device: &B::Device,
     ) -> Result<Self, ModelFolderError> {
-        checkpoint.weights.require(&config.score())?;
+        checkpoint.files.weights.require(&config.score())?;
         Self::load(checkpoint, config, 0, device)
     }
 
@@ -223,7 +223,7 @@ impl<B: Backend> Score<B> {
         device: &B::Device,
     ) -> Result<Self, ModelFolderError> {
         let score = config.score();
-        let score = match checkpoint.weights.take(&score)? {
+        let score = match checkpoint.files.weights.take(&score)? {
             Some(values) => {
                 let values = TensorData::new(values, score.shape());
                 Self { weight: Param::from_tensor(Tensor::from_data(values, device)) }
@@ -231,7 +231,7 @@ impl<B: Backend> Score<B> {
             None => Self::new(config, seed, device),
         };
         // Otherwise the language-model head would be reported as an unknown tensor.
-        checkpoint.weights.remove(HEAD);
+        checkpoint.files.weights.remove(HEAD);
         Ok(score)
     }
 

@@ -1,6 +1,6 @@
 //! Language modelling on token sequences.
 //!
-//! Main type: [`Causal`], the recipe of every language model. Documents are joined and packed into sequences of
+//! Main type: [`Causal`], the recipe of all language models, which is compiled once for all of them. Documents are joined and packed into sequences of
 //! `data.sequence_length` tokens without padding. Tokens at the end that do not fill a sequence are dropped. Inputs and
 //! labels are the same tokens. As in `transformers`, the loss shifts the labels by one position.
 //!
@@ -24,10 +24,13 @@ use deepburn_datasets::{
     EvaluationBatches, IGNORE_INDEX, MicroBatch, Order, Position, Sequences, StepShape, Tokenizer,
 };
 use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError, LanguageModel};
+use deepburn_models::decoder::{AnyDecoder, Decoder};
 use deepburn_models::hf::{
     GENERATION_CONFIG, HfExport, ModelConfigError, ModelFolderError, ModelFolderWriter,
 };
-use deepburn_models::{Architecture, BatchShape, BuildModel, FloatType, LanguageModelConfig};
+use deepburn_models::{
+    Architecture, BatchShape, FloatType, LanguageModelConfig, LanguageModelFamily,
+};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -45,9 +48,9 @@ use crate::failure::Failure;
 use crate::job::memory::check_step;
 
 /// A language model and its data.
-pub(crate) struct Causal<C> {
+pub(crate) struct Causal {
     /// Configuration of the model, with the vocabulary and the special tokens of the tokenizer.
-    config: C,
+    config: AnyDecoder,
     /// Sequences of all splits, and the tokenizer.
     corpus: Corpus,
     /// The order of training sequences.
@@ -64,17 +67,16 @@ pub(crate) struct Causal<C> {
     label_smoothing: f64,
 }
 
-impl<C: LanguageModelConfig> Causal<C> {
-    /// Reads and checks the model and the data.
+impl Causal {
+    /// Reads and checks the data for a model with the configuration of the job.
     ///
     /// The limits of the configuration are checked before the data is tokenized, which may take minutes. The vocabulary
     /// is known only afterwards.
     ///
     /// # Errors
     /// Returns a user's mistake if the model or the data is invalid, or if they do not match.
-    pub(crate) fn prepare(inputs: &JobInputs<'_>) -> Result<Self, Failure> {
+    pub(crate) fn prepare(config: AnyDecoder, inputs: &JobInputs<'_>) -> Result<Self, Failure> {
         let JobInputs { job, places, pretrained, batch, order } = *inputs;
-        let config: C = model_config(job, pretrained)?;
         let limits = config.limits();
         check_length(job, limits.max_len, limits.max_len_field)?;
         check_step(batch, job.data.sequence_length)?;
@@ -113,7 +115,7 @@ impl<C: LanguageModelConfig> Causal<C> {
     }
 }
 
-impl<C: LanguageModelConfig> SubjectInfo for Causal<C> {
+impl SubjectInfo for Causal {
     /// Returns the configuration, which determines parameters and activations.
     fn architecture(&self) -> &dyn Architecture {
         &self.config
@@ -174,17 +176,11 @@ impl<C: LanguageModelConfig> SubjectInfo for Causal<C> {
     }
 }
 
-impl<B, C> Recipe<B> for Causal<C>
-where
-    B: FusedOps + OptimizerOps,
-    C: LanguageModelConfig + BuildModel<Training<B>>,
-    C::Model: LanguageModel<Training<B>>
-        + AutodiffModule<Training<B>, InnerModule: LanguageModel<Zero<B>>>,
-{
+impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     /// The language model on the training backend.
-    type Model = C::Model;
+    type Model = Decoder<Training<B>>;
     /// Next-token prediction.
-    type Task = NextToken<C, B::Device>;
+    type Task = NextToken<AnyDecoder, B::Device>;
     /// Sequences of one rank.
     type Source = TokenSource;
 
@@ -249,7 +245,7 @@ fn log_separator(corpus: &Corpus) {
 /// # Errors
 /// Returns a user's mistake if the folder has no model, or if a field is unknown, out of range, or not read although it
 /// may change what the model computes.
-pub(crate) fn model_config<C: LanguageModelConfig>(
+pub(crate) fn model_config<C: LanguageModelFamily>(
     job: &Job,
     pretrained: Option<&Path>,
 ) -> Result<C, Failure> {

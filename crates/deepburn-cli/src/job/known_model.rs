@@ -11,11 +11,11 @@ use deepburn::zero::{Training, Zero};
 use deepburn::{Forecast, ForecastError, Meta, MetaDevice};
 use deepburn_config::Plan;
 use deepburn_models::causal_lm::{GenerateOptions, LanguageModel};
+use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::gpt2::Gpt2Config;
-use deepburn_models::hf::{ExtraFields, read_fields, read_small_file};
+use deepburn_models::hf::{read_fields, read_small_file};
 use deepburn_models::{
-    Architecture, BatchShape, BuildModel, LanguageModelConfig, TextBatch, TextClassifier,
-    TextClassifierConfig,
+    Architecture, BatchShape, BuildModel, TextBatch, TextClassifier, TextClassifierConfig,
 };
 
 use crate::data::causal::NextToken;
@@ -33,33 +33,9 @@ pub(crate) type Classify = Box<dyn Fn(&TextBatch<Flex>) -> Tensor<Flex, 2>>;
 /// Its configuration is complete: fields that are missing in the file have their defaults.
 pub(crate) enum KnownModel {
     /// A language model.
-    LanguageModel(Box<dyn KnownLanguageModel>),
+    LanguageModel(AnyDecoder),
     /// A model that classifies texts.
     Classifier(Box<dyn KnownClassifier>),
-}
-
-/// The configuration of a language model of any architecture.
-pub(crate) trait KnownLanguageModel: Architecture {
-    /// Returns the fields of its `config.json` that it does not read.
-    fn extra_fields(&self) -> &ExtraFields;
-
-    /// Continues `prompt` with the weights in `folder`. Returns the new tokens.
-    ///
-    /// # Errors
-    /// Returns a user's mistake if the weights do not fit, or if the prompt cannot be continued, and a failure while
-    /// running if the model computes NaN.
-    fn continue_prompt(
-        &self,
-        folder: &Path,
-        prompt: &[u32],
-        options: &GenerateOptions,
-    ) -> Result<Vec<u32>, Failure>;
-
-    /// Forecasts training with micro-batches of this shape.
-    ///
-    /// # Errors
-    /// Returns an error if the plan does not fit the model.
-    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError>;
 }
 
 /// The configuration of a classifier of any architecture.
@@ -77,39 +53,35 @@ pub(crate) trait KnownClassifier: TextClassifierConfig {
     fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError>;
 }
 
-impl<C> KnownLanguageModel for C
-where
-    C: LanguageModelConfig
-        + BuildModel<Flex, Model: LanguageModel<Flex>>
-        + BuildModel<
-            Training<Meta>,
-            Model: LanguageModel<Training<Meta>>
-                       + AutodiffModule<Training<Meta>, InnerModule: LanguageModel<Zero<Meta>>>,
-        >,
-{
-    /// Returns the extra fields of the configuration.
-    fn extra_fields(&self) -> &ExtraFields {
-        self.extra()
-    }
+/// Continues `prompt` with the weights in `folder`. Returns the new tokens. The model is on the plain CPU backend, because
+/// generation is not sharded.
+///
+/// # Errors
+/// Returns a user's mistake if the weights do not fit, or if the prompt cannot be continued, and a failure while
+/// running if the model computes NaN.
+pub(crate) fn continue_prompt(
+    config: &AnyDecoder,
+    folder: &Path,
+    prompt: &[u32],
+    options: &GenerateOptions,
+) -> Result<Vec<u32>, Failure> {
+    let model = BuildModel::<Flex>::load(config, folder, &FlexDevice).map_err(Failure::mistake)?;
+    let generation = model.generate(prompt, options).map_err(Failure::mistake)?;
+    generation.collect::<Result<_, _>>().map_err(Failure::run)
+}
 
-    /// Loads the model on the plain CPU backend, because generation is not sharded.
-    fn continue_prompt(
-        &self,
-        folder: &Path,
-        prompt: &[u32],
-        options: &GenerateOptions,
-    ) -> Result<Vec<u32>, Failure> {
-        let model =
-            BuildModel::<Flex>::load(self, folder, &FlexDevice).map_err(Failure::mistake)?;
-        let generation = model.generate(prompt, options).map_err(Failure::mistake)?;
-        generation.collect::<Result<_, _>>().map_err(Failure::run)
-    }
-
-    /// Forecasts the mean loss over all positions that predict a token.
-    fn forecast(&self, plan: &Plan, shape: BatchShape) -> Result<Forecast, ForecastError> {
-        let task = NextToken { config: self.clone(), device: MetaDevice, label_smoothing: 0.0 };
-        task.forecast(plan, shape, |device| Ok(BuildModel::<Training<Meta>>::zeros(self, device)?))
-    }
+/// Forecasts training a language model with micro-batches of this shape: the mean loss over all positions that predict a
+/// token.
+///
+/// # Errors
+/// Returns an error if the plan does not fit the model.
+pub(crate) fn forecast_decoder(
+    config: &AnyDecoder,
+    plan: &Plan,
+    shape: BatchShape,
+) -> Result<Forecast, ForecastError> {
+    let task = NextToken { config: config.clone(), device: MetaDevice, label_smoothing: 0.0 };
+    task.forecast(plan, shape, |device| Ok(BuildModel::<Training<Meta>>::zeros(config, device)?))
 }
 
 impl<C> KnownClassifier for C
@@ -143,7 +115,7 @@ impl KnownModel {
     /// Returns a user's mistake if the file cannot be read, or if the model is not supported.
     pub(crate) fn read(path: Option<&Path>) -> Result<Self, Failure> {
         let Some(path) = path else {
-            return Ok(Self::LanguageModel(Box::new(Gpt2Config::small())));
+            return Ok(Self::LanguageModel(AnyDecoder::new(Gpt2Config::small())));
         };
         let file = if path.is_dir() { model_in(path).join("config.json") } else { path.to_owned() };
         let named = |error: &dyn std::fmt::Display| {
@@ -169,7 +141,7 @@ impl KnownModel {
         shape: BatchShape,
     ) -> Result<Forecast, ForecastError> {
         match self {
-            Self::LanguageModel(config) => config.forecast(plan, shape),
+            Self::LanguageModel(config) => forecast_decoder(config, plan, shape),
             Self::Classifier(config) => config.forecast(plan, shape),
         }
     }
@@ -177,7 +149,7 @@ impl KnownModel {
     /// Returns the configuration.
     pub(crate) fn architecture(&self) -> &dyn Architecture {
         match self {
-            Self::LanguageModel(config) => &**config,
+            Self::LanguageModel(config) => config,
             Self::Classifier(config) => &**config,
         }
     }

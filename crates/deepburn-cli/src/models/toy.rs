@@ -14,7 +14,7 @@ use deepburn_models::{Activation, Architecture as _, BatchShape, FloatType};
 use serde_json::{Map, Value, json};
 
 use super::{ModelEntry, language_model};
-use crate::job::known_model::KnownModel;
+use crate::job::known_model::{KnownModel, continue_prompt};
 
 /// The line. A new model also has its own architecture.
 static TOY: ModelEntry = language_model::<ToyConfig>(Architecture::Gpt2);
@@ -182,7 +182,7 @@ fn a_configuration_parts_and_a_line_add_a_model() {
         num_tokens: None,
     };
     let tokens =
-        model.continue_prompt(&saved, &[1, 2, 3], &options).map_err(|error| error.to_string());
+        continue_prompt(&model, &saved, &[1, 2, 3], &options).map_err(|error| error.to_string());
     assert_eq!(tokens.unwrap().len(), 4);
 }
 

@@ -16,11 +16,13 @@ use std::path::PathBuf;
 use clap::Args;
 use deepburn_datasets::Tokenizer;
 use deepburn_models::causal_lm::{GenerateOptions, Sampling};
+use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::hf::GenerationConfig;
+use deepburn_models::{Architecture, LanguageModelConfig};
 
 use crate::console;
 use crate::failure::Failure;
-use crate::job::known_model::{KnownLanguageModel, KnownModel};
+use crate::job::known_model::{KnownModel, continue_prompt};
 use crate::job::model_folder::ModelFolder;
 
 /// Options of `deepburn generate`.
@@ -120,24 +122,24 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
     let options = GenerateOptions {
         max_new_tokens,
         sampling,
-        stop: end_tokens(&*model, config.as_ref(), tokenizer.vocab_size()),
+        stop: end_tokens(&model, config.as_ref(), tokenizer.vocab_size()),
         // An embedding may have more rows than the tokenizer has tokens.
         num_tokens: Some(tokenizer.vocab_size()),
     };
-    let new = model.continue_prompt(&folder, context, &options)?;
+    let new = continue_prompt(&model, &folder, context, &options)?;
     tokenizer.decode(&[tokens, new].concat(), true).map_err(Failure::run)
 }
 
 /// Returns the tokens after which generation stops. Prints a note about ids that are not among the `vocab_size` tokens
 /// of the tokenizer, because they are never generated.
 fn end_tokens(
-    model: &dyn KnownLanguageModel,
+    model: &AnyDecoder,
     config: Option<&GenerationConfig>,
     vocab_size: usize,
 ) -> Vec<u32> {
     let (source, ids) = match config.and_then(GenerationConfig::eos_token_ids) {
         Some(ids) => ("generation_config.json", ids.to_vec()),
-        None => ("config.json", model.extra_fields().eos_token_ids()),
+        None => ("config.json", model.extra().eos_token_ids()),
     };
     let unknown: Vec<_> = ids.iter().filter(|id| **id as usize >= vocab_size).collect();
     if let [first, rest @ ..] = &unknown[..] {

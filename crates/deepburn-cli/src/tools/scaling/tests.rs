@@ -9,11 +9,12 @@ use deepburn::comm::run_ranks;
 use deepburn::config::{Plan, RawConfig, RunContext, resolve};
 use deepburn::zero::{Group, Training};
 use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
+use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::gpt2::{Gpt2, Gpt2Config};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::job::known_model::KnownLanguageModel;
+use crate::job::known_model::forecast_decoder;
 
 /// A job of a small GPT-2.
 struct Job {
@@ -36,7 +37,9 @@ impl Job {
 
     /// The predicted cost of a step.
     fn cost(&self, speed: RankSpeed, network: &Network) -> StepCost {
-        let forecast = self.config.forecast(&self.plan(), self.batch).unwrap();
+        let forecast =
+            forecast_decoder(&AnyDecoder::new(self.config.clone()), &self.plan(), self.batch)
+                .unwrap();
         forecast.cost(speed, network).unwrap()
     }
 

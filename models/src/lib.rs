@@ -32,6 +32,7 @@ pub use architecture::{
     TextClassifierConfig, TokenLimits,
 };
 pub use batch_shape::BatchShape;
+pub use deepburn_lora as lora;
 pub use deepburn_safetensors::FloatType;
 pub use label_loss::TextLabels;
 pub use texts::{TextBatch, TextBatchError, TextClassifier, TextLimits};

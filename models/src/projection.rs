@@ -1,23 +1,140 @@
-//! Linear layers, applied to rows.
+//! Linear layers, applied to rows, and their adapters.
 //!
 //! Weights have shape `[in, out]`, as in Burn and in the `Conv1D` layers of GPT-2 in `transformers`.
+//!
+//! ```text
+//! y = x W + b                                                     a plain layer
+//! y = x W + b + s (dropout(x) A) B                                with an adapter (LoRA, Hu et al. 2021)
+//! y = (x W + s (x A) B) m / |W + s A B| + b                       with trained norms of columns (DoRA, Liu et al. 2024)
+//! ```
+//!
+//! The norm in DoRA has no gradient, as in its section 4.3 and in PEFT.
 
-use burn::nn::Linear;
+use burn::module::{Module, Param};
+use burn::nn::{Dropout, DropoutConfig};
 use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{LinearOps, linear};
 
-use crate::weights::WeightInit;
+use crate::weights::{AdapterShape, WeightInit};
+
+/// A linear layer, which may have an adapter.
+#[derive(Module, Debug)]
+pub(crate) struct Linear<B: Backend> {
+    /// The weight, `[in, out]`.
+    weight: Param<Tensor<B, 2>>,
+    /// The bias, `[out]`.
+    bias: Option<Param<Tensor<B, 1>>>,
+    /// The adapter.
+    adapter: Option<LinearAdapter<B>>,
+}
+
+/// The adapter of a linear layer.
+#[derive(Module, Debug)]
+struct LinearAdapter<B: Backend> {
+    /// `A`, `[in, r]`.
+    a: Param<Tensor<B, 2>>,
+    /// `B`, `[r, out]`.
+    b: Param<Tensor<B, 2>>,
+    /// A bias of the adapter, `[out]`, which is scaled too.
+    bias: Option<Param<Tensor<B, 1>>>,
+    /// The norms of the columns, `[out]`.
+    magnitude: Option<Param<Tensor<B, 1>>>,
+    /// Dropout of the adapter's input.
+    dropout: Dropout,
+    /// `s`.
+    #[module(skip)]
+    scale: f64,
+}
 
 /// Applies a linear layer to `[rows, in]`. The result has shape `[rows, out]`.
 pub(crate) fn project<B: LinearOps>(projection: &Linear<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
-    linear(x, projection.weight.val(), projection.bias.as_ref().map(|bias| bias.val()))
+    let Linear { weight, bias, adapter } = projection;
+    let bias = bias.as_ref().map(Param::val);
+    match adapter {
+        None => linear(x, weight.val(), bias),
+        Some(adapter) if adapter.magnitude.is_some() => adapter.rescaled(x, weight.val(), bias),
+        Some(adapter) => adapter.added(x.clone(), linear(x, weight.val(), bias)),
+    }
 }
 
-/// Returns the linear layer at module path `path`, with a weight of shape `[in, out]`, and with a bias if the model has
-/// one there.
+/// Returns the linear layer at module path `path`, with a weight of shape `[in, out]`, and with a bias and an adapter if
+/// the model has them there.
 pub(crate) fn projection<B: Backend>(init: &WeightInit<B>, path: &str) -> Linear<B> {
     Linear {
         weight: init.param(&format!("{path}.weight")),
         bias: init.optional_param(&format!("{path}.bias")),
+        adapter: init.adapter(path).map(|shape| LinearAdapter::new(init, path, shape)),
+    }
+}
+
+impl<B: Backend> LinearAdapter<B> {
+    /// Returns the adapter of the layer at module path `path`.
+    fn new(init: &WeightInit<B>, path: &str, shape: AdapterShape) -> Self {
+        let at = |leaf: &str| format!("{path}.adapter.{leaf}");
+        Self {
+            a: init.param(&at("a")),
+            b: init.param(&at("b")),
+            bias: init.optional_param(&at("bias")),
+            magnitude: init.optional_param(&at("magnitude")),
+            dropout: DropoutConfig::new(shape.dropout).init(),
+            scale: shape.scale,
+        }
+    }
+
+    /// Returns the adapter's output for `x`, `s (x A) B`, in the type of `x`.
+    fn output(&self, x: Tensor<B, 2>) -> Tensor<B, 2>
+    where
+        B: LinearOps,
+    {
+        // The factor is applied to the smaller product. A bias is scaled as well.
+        let bias = self.bias.as_ref().map(|bias| bias.val() * self.scale);
+        linear(linear(x, self.a.val(), None) * self.scale, self.b.val(), bias)
+    }
+
+    /// Adds the adapter's output for `x` to `y`, the output of the layer.
+    fn added(&self, x: Tensor<B, 2>, y: Tensor<B, 2>) -> Tensor<B, 2>
+    where
+        B: LinearOps,
+    {
+        self.output(self.dropout.forward(x)) + y
+    }
+
+    /// Returns the output of a layer whose columns have trained norms.
+    fn rescaled(
+        &self,
+        x: Tensor<B, 2>,
+        weight: Tensor<B, 2>,
+        bias: Option<Tensor<B, 1>>,
+    ) -> Tensor<B, 2>
+    where
+        B: LinearOps,
+    {
+        let Some(magnitude) = &self.magnitude else {
+            return self.added(x.clone(), linear(x, weight, bias));
+        };
+        let factor = (magnitude.val() / self.norms(weight.clone())).unsqueeze::<2>();
+        let has_dropout = self.dropout.prob > 0.0 && B::ad_enabled(&x.device());
+        let y = if has_dropout {
+            // As in PEFT, the layer itself has no dropout, and what the norms change of it has.
+            let dropped = self.dropout.forward(x.clone());
+            let change = linear(dropped.clone(), weight.clone(), None) * (factor.clone() - 1.0);
+            linear(x, weight, None) + change + self.output(dropped) * factor
+        } else {
+            (linear(x.clone(), weight, None) + self.output(x)) * factor
+        };
+        match bias {
+            Some(bias) => y + bias.unsqueeze(),
+            None => y,
+        }
+    }
+
+    /// Returns the norm of each column of the adapted weight, `[out]`, without a gradient. A column of zeros has norm 1, so
+    /// that its quotient is finite.
+    fn norms(&self, weight: Tensor<B, 2>) -> Tensor<B, 1> {
+        let [a, b] = [&self.a, &self.b].map(|factor| factor.val().detach());
+        let adapted = a.matmul(b) * self.scale + weight.detach();
+        let norms = adapted.powf_scalar(2.0).sum_dim(0).sqrt().squeeze_dim::<1>(0);
+        let is_zero = norms.clone().equal_elem(0.0);
+        norms.mask_fill(is_zero, 1.0)
     }
 }

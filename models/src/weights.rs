@@ -11,10 +11,12 @@ use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Tensor, TensorData, backend::Backend};
-use deepburn_weights::{InitialValues, Origin, WeightMap};
+use deepburn_lora::Adapter;
+use deepburn_lora::merge::column_norms;
+use deepburn_weights::{InitialValues, Origin, Weight, WeightMap};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use rand_distr::{Distribution, StandardNormal};
+use rand_distr::{Distribution, StandardNormal, StandardUniform};
 
 /// A function that reads the values of the parameter at a module path. It panics with the error message if they cannot
 /// be read.
@@ -34,13 +36,37 @@ enum WeightSource {
     Zeros,
 }
 
+/// The adapter of a model, and the source of its values.
+#[derive(Debug)]
+struct AdapterInit {
+    adapter: Arc<Adapter>,
+    /// The map of the model with the parameters of the adapter.
+    map: WeightMap,
+    /// The source of the parameters that are trained. With [`WeightSource::Seed`], parameters of the base model keep
+    /// their values.
+    source: WeightSource,
+}
+
+/// What a layer computes with its adapter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdapterShape {
+    /// The factor of the adapter's output.
+    pub(crate) scale: f64,
+    /// The dropout probability of the adapter's input.
+    pub(crate) dropout: f64,
+}
+
 /// Creates the parameters of one model.
 #[derive(Debug)]
 pub(crate) struct WeightInit<'a, B: Backend> {
-    /// The source of the values of all parameters.
+    /// The source of the values of all parameters of the base model.
     source: WeightSource,
-    /// The parameters.
+    /// The parameters of the base model.
     map: WeightMap,
+    /// The adapter.
+    adapter: Option<AdapterInit>,
+    /// The paths of parameters whose values are those of another parameter at first, with the other path.
+    copied: HashMap<String, String>,
     /// The paths in the map of parameters that have another path in the module.
     paths: Paths,
     /// The device of the parameters.
@@ -64,7 +90,8 @@ impl<'a, B: Backend> WeightInit<'a, B> {
     }
 
     fn from_source(source: WeightSource, map: WeightMap, device: &'a B::Device) -> Self {
-        Self { source, map, paths: Paths::default(), device }
+        let (copied, paths) = (HashMap::new(), Paths::default());
+        Self { source, map, adapter: None, copied, paths, device }
     }
 
     /// Returns the initialiser of a module whose parameters have the keys of `paths` as their module paths.
@@ -72,12 +99,45 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         Self { paths, ..self }
     }
 
+    /// Returns the initialiser of a model with an adapter. `map` is the map of the adapted model. The trained parameters
+    /// are read with `read`; without it, the factors are drawn from `seed`, and other parameters keep the values of the
+    /// base model.
+    pub(crate) fn with_adapter(
+        self,
+        adapter: Arc<Adapter>,
+        map: WeightMap,
+        seed: u64,
+        read: Option<Arc<ReadWeights>>,
+    ) -> Self {
+        let source = match (&self.source, read) {
+            (WeightSource::Zeros, _) => WeightSource::Zeros,
+            (_, Some(read)) => WeightSource::File(read),
+            (_, None) => WeightSource::Seed(seed),
+        };
+        Self { adapter: Some(AdapterInit { adapter, map, source }), ..self }
+    }
+
+    /// Returns the initialiser of a model in which the parameter at `path` starts with the values of the one at `of`.
+    pub(crate) fn with_copy(mut self, path: String, of: String) -> Self {
+        self.copied.insert(path, of);
+        self
+    }
+
+    /// Returns what the layer at module path `path` computes with its adapter; `None` without one.
+    pub(crate) fn adapter(&self, path: &str) -> Option<AdapterShape> {
+        let AdapterInit { adapter, .. } = self.adapter.as_ref()?;
+        let weight = format!("{path}.weight");
+        let module = self.path_in_map(&weight).strip_suffix(".weight")?;
+        let scale = adapter.module(module)?.scale;
+        Some(AdapterShape { scale, dropout: adapter.config().dropout })
+    }
+
     /// Returns the parameter at module path `path`; `None` if the map has none, or if it is tied to another parameter.
     ///
     /// # Panics
     /// Panics if the parameter does not have `D` dimensions.
     pub(crate) fn optional_param<const D: usize>(&self, path: &str) -> Option<Param<Tensor<B, D>>> {
-        let weight = self.map.get(self.path_in_map(path))?;
+        let weight = self.weight(self.path_in_map(path))?;
         (!matches!(weight.origin(), Origin::Tied { .. })).then(|| self.param(path))
     }
 
@@ -86,54 +146,101 @@ impl<'a, B: Backend> WeightInit<'a, B> {
         self.paths.get(path).map_or(path, String::as_str)
     }
 
+    /// Returns the parameter at a path in the map.
+    fn weight(&self, path: &str) -> Option<&Weight> {
+        // An adapter may untie a parameter that is tied in the base model.
+        self.adapter.as_ref().map_or(&self.map, |adapter| &adapter.map).get(path)
+    }
+
     /// Returns the parameter at module path `path`. It is initialised when it is first used.
     ///
-    /// The parameter is trainable, and its shape is known before it is initialised.
+    /// The parameter is trainable, unless it is frozen next to an adapter, and its shape is known before it is
+    /// initialised.
     ///
     /// # Panics
     /// Panics if the map has no such parameter of `D` dimensions.
     pub(crate) fn param<const D: usize>(&self, path: &str) -> Param<Tensor<B, D>> {
         let path = self.path_in_map(path);
-        let weight = self.map.get(path);
+        let weight = self.weight(path);
         let shape: Option<[usize; D]> = weight.and_then(|it| it.shape().try_into().ok());
-        let (Some(weight), Some(shape)) = (weight, shape) else {
+        let (Some(_), Some(shape)) = (weight, shape) else {
             panic!("the weight map has no parameter {path} of {D} dimensions")
         };
-        let values = match weight.origin() {
-            Origin::Fresh(values) => *values,
-            // Only random values use it.
-            _ => InitialValues::Zeros,
-        };
-        let (source, path) = (self.source.clone(), path.to_owned());
+        let values = self.values(path);
+        let is_trained = self.adapter.as_ref().is_none_or(|it| it.adapter.trains(path));
         Param::uninitialized(
             ParamId::new(),
-            move |device, require_grad| {
-                source.tensor(&path, shape, values, device).set_require_grad(require_grad)
-            },
+            move |device, require_grad| values.tensor(shape, device).set_require_grad(require_grad),
             self.device.clone(),
-            true,
+            is_trained,
             shape.into(),
         )
     }
+
+    /// Returns where the values of the parameter at a path in the map come from.
+    fn values(&self, path: &str) -> Values {
+        let initial = |map: &WeightMap, path: &str| match map.get(path).map(Weight::origin) {
+            Some(Origin::Fresh(values)) => *values,
+            // Only random values use it.
+            _ => InitialValues::Zeros,
+        };
+        let base = || {
+            let path = self.copied.get(path).map_or(path, String::as_str);
+            let source = self.source.clone();
+            Values::Of { source, path: path.to_owned(), initial: initial(&self.map, path) }
+        };
+        let Some(AdapterInit { adapter, map, source }) = &self.adapter else { return base() };
+        let is_drawn = matches!(source, WeightSource::Seed(_));
+        if let Some(layer) = adapter.magnitude_of(path).filter(|_| is_drawn) {
+            let weight = format!("{layer}.weight");
+            let count = self.weight(&weight).map_or(0, Weight::num_elements);
+            return Values::ColumnNorms { matrix: Box::new(self.values(&weight)), count };
+        }
+        match adapter.contains(path) || adapter.trains(path) && !is_drawn {
+            true => Values::Of {
+                source: source.clone(),
+                path: path.to_owned(),
+                initial: initial(map, path),
+            },
+            false => base(),
+        }
+    }
 }
 
-impl WeightSource {
-    /// Returns the parameter at `path`. `values` is only used for random weights. Zeros are created on the device, because a
-    /// forecast has no memory for them.
+/// Where the values of a parameter come from.
+#[derive(Debug)]
+enum Values {
+    /// From a source. `initial` is only used for random values.
+    Of { source: WeightSource, path: String, initial: InitialValues },
+    /// The norm of each column of a matrix, which has `count` elements.
+    ColumnNorms { matrix: Box<Values>, count: usize },
+}
+
+impl Values {
+    /// Returns the parameter. Zeros are created on the device, because a forecast has no memory for them.
     fn tensor<B: Backend, const D: usize>(
         &self,
-        path: &str,
         shape: [usize; D],
-        values: InitialValues,
         device: &B::Device,
     ) -> Tensor<B, D> {
-        let count = shape.iter().product();
-        let data = match self {
-            Self::Zeros => return Tensor::zeros(shape, (device, DType::F32)),
-            Self::Seed(seed) => draw(*seed, path, count, values),
-            Self::File(read) => read(path),
-        };
-        Tensor::from_data(TensorData::new(data, shape), device)
+        match self.on_host(shape.iter().product()) {
+            Some(values) => Tensor::from_data(TensorData::new(values, shape), device),
+            None => Tensor::zeros(shape, (device, DType::F32)),
+        }
+    }
+
+    /// Returns `count` values; `None` if all of them are 0.
+    fn on_host(&self, count: usize) -> Option<Vec<f32>> {
+        match self {
+            Self::Of { source, path, initial } => match source {
+                WeightSource::Zeros => None,
+                WeightSource::Seed(seed) => Some(draw(*seed, path, count, *initial)),
+                WeightSource::File(read) => Some(read(path)),
+            },
+            Self::ColumnNorms { matrix, count: elements } => {
+                Some(column_norms(&matrix.on_host(*elements)?, count))
+            }
+        }
     }
 }
 
@@ -154,18 +261,23 @@ fn draw(seed: u64, path: &str, count: usize, values: InitialValues) -> Vec<f32> 
     match values {
         InitialValues::Zeros => vec![0.0; count],
         InitialValues::Ones => vec![1.0; count],
+        InitialValues::Uniform { bound } => {
+            let values = StandardUniform.sample_iter(stream(seed, path)).take(count);
+            values.map(|value: f64| ((2.0 * value - 1.0) * bound) as f32).collect()
+        }
         InitialValues::Normal { std } => {
-            let mut generator = ChaCha8Rng::seed_from_u64(seed);
-            // Streams with the same seed are independent, so the values of a parameter do not depend on other
-            // parameters.
-            generator.set_stream(fnv1a(path));
-            StandardNormal
-                .sample_iter(&mut generator)
-                .take(count)
-                .map(|value: f64| (value * std) as f32)
-                .collect()
+            let values = StandardNormal.sample_iter(stream(seed, path)).take(count);
+            values.map(|value: f64| (value * std) as f32).collect()
         }
     }
+}
+
+/// Returns the generator of the parameter at `path`. Streams with the same seed are independent, so the values of a
+/// parameter do not depend on other parameters.
+fn stream(seed: u64, path: &str) -> ChaCha8Rng {
+    let mut generator = ChaCha8Rng::seed_from_u64(seed);
+    generator.set_stream(fnv1a(path));
+    generator
 }
 
 /// Returns the 64-bit FNV-1a hash (Fowler, Noll, Vo), which is the same in every build.

@@ -146,10 +146,12 @@ impl Job {
     fn read(root: &Node, reader: &mut JobReader<'_>) -> Self {
         check(JobFile::KEYS, root, &mut reader.findings);
         let top = JobFile::read(&Entry::document(root));
+        let model = &top.model.value;
+        let has_adapter = model.lora.is_given() || model.adapter.is_given();
         let job = Self {
             model: reader.model(&top.model.value),
             data: reader.data(&top.data.value),
-            training: reader.training(&top.training.value),
+            training: reader.training(&top.training.value, has_adapter),
             notes: Vec::new(),
         };
         reader.check_pair(&job.model, &job.data);

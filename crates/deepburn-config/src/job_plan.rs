@@ -40,6 +40,19 @@ pub struct ModelJob {
     pub pretrained: Option<Place>,
     /// Hugging Face's config fields, which override the checkpoint's.
     pub config: Map<String, Json>,
+    /// The fields of a new adapter, whose names and values are those of PEFT.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Map<String, Json>>,
+    /// The folder of an adapter that is trained further.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<PathBuf>,
+}
+
+impl ModelJob {
+    /// Returns whether an adapter is trained instead of the weights.
+    pub fn has_adapter(&self) -> bool {
+        self.lora.is_some() || self.adapter.is_some()
+    }
 }
 
 /// Supported model architectures.
@@ -173,6 +186,8 @@ pub struct TrainingJob {
     pub save_total_limit: Option<usize>,
     /// Number of additional checkpoints to keep: those with the lowest evaluation loss.
     pub save_best_limit: Option<usize>,
+    /// Whether the model with the merged adapter is saved too.
+    pub save_merged: bool,
     /// The parameters that checkpoints contain.
     pub checkpoint_scope: CheckpointScope,
     /// First step and `train_batch_size` of each change of the batch size, in the order given.

@@ -98,7 +98,43 @@ impl JobReader<'_> {
             "remove it");
         // The architecture of a checkpoint is only known once it has been read.
         let architecture = given.or((!model.pretrained.is_given()).then_some(Architecture::Gpt2));
-        ModelJob { architecture, pretrained, config }
+        let lora = self.lora(model);
+        let folder = model.adapter.value.and_then(|given| self.existing(given, &model.adapter));
+        refuse!(if folder.as_ref().is_some_and(|path| !path.is_dir()); self.findings, &*model.adapter =>
+            "is a file; must be a folder"; "give the folder that holds adapter_config.json");
+        refuse!(if lora.is_some() && model.adapter.is_given(); self.findings, &*model.adapter =>
+            "is given together with model.lora, and an adapter has the settings of its own adapter_config.json";
+            "remove one of them");
+        ModelJob { architecture, pretrained, config, lora, adapter: folder }
+    }
+
+    /// Reads the fields of a new adapter. Their values are checked with the model.
+    fn lora(&mut self, model: &Model<'_>) -> Option<Map<String, Json>> {
+        let node = model.lora.given()?;
+        match node.to_json() {
+            Json::Object(fields) => Some(fields),
+            _ => {
+                refuse!(self.findings, &model.lora => "{node} is {}; must be a section of PEFT's fields", node.noun();
+                    "write {{ \"r\": 16, \"target_modules\": \"all-linear\" }} for example");
+                None
+            }
+        }
+    }
+
+    /// Checks that the model of a job with an adapter is a pretrained language model.
+    fn check_adapter(&mut self, model: &ModelJob, data: &DataJob) {
+        let key = match model {
+            ModelJob { adapter: Some(_), .. } => "model.adapter",
+            ModelJob { lora: Some(_), .. } => "model.lora",
+            _ => return,
+        };
+        refuse!(if model.pretrained.is_none(); self.findings, key =>
+            "adapts a pretrained model, and this job has none"; "give model.pretrained");
+        refuse!(if matches!(data.kind, DataKind::Classification { .. }); self.findings, key =>
+            "is supported for language models only"; "remove it, or train on text");
+        refuse!(if data.new_vocabulary; self.findings, key =>
+            "freezes the embeddings, which data.new_vocabulary gives other tokens, so that they would never be trained";
+            "remove one of them");
     }
 
     /// Reads the section `data`.
@@ -162,6 +198,7 @@ impl JobReader<'_> {
         warning!(if data.eos_token.is_some() && data.kind == DataKind::Tokens && data.tokenizer.is_none();
             self.findings, "data.eos_token" =>
             "has no effect: tokens need no tokenizer, and data.tokenizer is not given"; "remove it");
+        self.check_adapter(model, data);
         if let DataKind::Classification { text_field, label_field } = &data.kind {
             refuse!(if text_field == label_field;
                 self.findings, "data.label_field" => "{label_field:?} is the column of the texts too";
@@ -186,7 +223,7 @@ impl JobReader<'_> {
     }
 
     /// Reads the section `training`.
-    pub(crate) fn training(&mut self, training: &Training<'_>) -> TrainingJob {
+    pub(crate) fn training(&mut self, training: &Training<'_>, has_adapter: bool) -> TrainingJob {
         let (epochs, max_steps) = (&training.epochs, &training.max_steps);
         note!(if !epochs.is_given() && !max_steps.is_given();
             self.findings, "training.epochs" => "is 1: neither epochs nor max_steps is given");
@@ -197,9 +234,13 @@ impl JobReader<'_> {
         filled!(TrainingJob, training {
             max_steps, backend, collective_timeout, eval_max_samples, load_best_model_at_end,
             metric_for_best_model, early_stopping_patience, early_stopping_threshold, async_save,
-            save_total_limit, save_best_limit, checkpoint_scope, learning_rate, micro_batch_size, gradient_checkpointing, no_decay,
+            save_total_limit, save_best_limit, save_merged, learning_rate, micro_batch_size, gradient_checkpointing, no_decay,
             per_device_eval_batch_size, label_smoothing_factor,
         }
+            checkpoint_scope: match has_adapter && !training.checkpoint_scope.is_given() {
+                true => CheckpointScope::Trained,
+                false => training.checkpoint_scope.value,
+            },
             epochs: epochs.value.or(if max_steps.value.is_none() { Some(1.0) } else { None }),
             seed: training.seed.value as u64,
             ranks: self.ranks(training.ranks.value),

@@ -200,7 +200,8 @@ impl Composition {
     }
 
     /// Returns the same composition of arrays with other names.
-    pub(crate) fn renamed(mut self, rename: impl Fn(&str) -> String) -> Self {
+    #[must_use]
+    pub fn renamed(mut self, rename: impl Fn(&str) -> String) -> Self {
         self.components.iter_mut().for_each(|component| component.name = rename(&component.name));
         self
     }

@@ -10,6 +10,11 @@ pub enum InitialValues {
     Zeros,
     /// All 1, such as the weights of layer normalisation.
     Ones,
+    /// Independent uniformly distributed values.
+    Uniform {
+        /// Values are between this number and its negative.
+        bound: f64,
+    },
     /// Independent normally distributed values with mean 0.
     Normal {
         /// The standard deviation.

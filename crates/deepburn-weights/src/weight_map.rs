@@ -314,6 +314,13 @@ impl WeightMap {
         self
     }
 
+    /// Returns the map with the optional prefix and the ignored names of `other`.
+    #[must_use]
+    pub fn like(self, other: &Self) -> Self {
+        let (optional_prefix, ignored) = (other.optional_prefix.clone(), other.ignored.clone());
+        Self { optional_prefix, ignored, ..self }
+    }
+
     /// Returns the parameter at a module path.
     #[must_use]
     pub fn get(&self, path: &str) -> Option<&Weight> {

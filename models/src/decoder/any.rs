@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::backend::Backend;
+use deepburn_lora::{Adapter, LoraConfig, LoraError};
 use deepburn_safetensors::FloatType;
 use deepburn_weights::WeightMap;
 use serde_json::{Map, Value};
@@ -18,13 +19,28 @@ use super::parts::DecoderParts;
 use super::pretrained::{DecoderFiles, PretrainedDecoder};
 use crate::architecture::{Architecture, BuildModel, LanguageModelConfig, TokenLimits};
 use crate::batch_shape::BatchShape;
-use crate::hf::{ExtraFields, JsonFiles, ModelConfigError, ModelFolderError};
-use crate::weights::WeightInit;
+use crate::hf::{
+    AdapterFolder, BaseModel, CONFIG, ExtraFields, JsonFiles, ModelConfigError, ModelFolderError,
+    TensorProblem, Weights,
+};
+use crate::weights::{Paths, WeightInit};
+
+/// The relative difference between a parameter and its copy in an adapter that rounding to bf16 causes.
+const COPY_ERROR: f32 = 1.0 / 128.0;
 
 /// The configuration of a decoder, whose family is known when the program runs.
 #[derive(Clone)]
 pub struct AnyDecoder {
     config: Arc<dyn ErasedConfig>,
+    adapter: Option<DecoderAdapter>,
+}
+
+/// The adapter of a decoder.
+#[derive(Clone)]
+struct DecoderAdapter {
+    adapter: Arc<Adapter>,
+    /// The folder with its values; `None` for an adapter that is not trained yet.
+    folder: Option<AdapterFolder>,
 }
 
 /// The methods of a [`DecoderConfig`] without its type.
@@ -80,13 +96,149 @@ impl<C: DecoderConfig> ErasedConfig for C {
 impl AnyDecoder {
     /// Returns a configuration without its type.
     pub fn new(config: impl DecoderConfig) -> Self {
-        Self { config: Arc::new(config) }
+        Self { config: Arc::new(config), adapter: None }
     }
 
-    /// Returns the parts of the model.
+    /// Returns the model with a new adapter.
+    ///
+    /// # Errors
+    /// Returns [`LoraError`] if a field of the adapter does not fit the model.
+    pub fn with_adapter(self, config: LoraConfig) -> Result<Self, LoraError> {
+        let parts = self.config.parts();
+        let adapter =
+            Adapter::new(config, &parts.modules(), &parts.default_targets(), &parts.weight_map())?;
+        Ok(Self {
+            adapter: Some(DecoderAdapter { adapter: Arc::new(adapter), folder: None }),
+            ..self
+        })
+    }
+
+    /// Returns the model with a trained adapter.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Format`] if a field of the adapter does not fit the model.
+    pub fn with_trained_adapter(self, folder: AdapterFolder) -> Result<Self, ModelFolderError> {
+        let adapted = self.with_adapter(folder.config().clone());
+        let mut adapted = adapted.map_err(|error| folder.misfit(&error))?;
+        if let Some(adapter) = &mut adapted.adapter {
+            adapter.folder = Some(folder);
+        }
+        Ok(adapted)
+    }
+
+    /// Returns another configuration with the same adapter.
+    ///
+    /// # Errors
+    /// Returns [`LoraError`] if a field of the adapter does not fit it.
+    fn reattached(&self, config: Arc<dyn ErasedConfig>) -> Result<Self, LoraError> {
+        let other = Self { config, adapter: None };
+        let Some(DecoderAdapter { adapter, folder }) = &self.adapter else { return Ok(other) };
+        let mut other = other.with_adapter(adapter.config().clone())?;
+        if let Some(new) = &mut other.adapter {
+            new.folder.clone_from(folder);
+        }
+        Ok(other)
+    }
+
+    /// Returns the adapter.
+    #[must_use]
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref().map(|it| &*it.adapter)
+    }
+
+    /// Returns the folder of the adapter, if it is trained.
+    #[must_use]
+    pub fn trained_adapter(&self) -> Option<&AdapterFolder> {
+        self.adapter.as_ref()?.folder.as_ref()
+    }
+
+    /// Returns the number of rows that the vocabulary of the configuration adds to the embedding in `folder`.
+    ///
+    /// # Errors
+    /// Returns an error if a file is missing, unreadable or malformed, or if the vocabulary is smaller.
+    pub fn new_rows(&self, folder: &Path) -> Result<usize, ModelFolderError> {
+        self.config.open(folder)?.new_rows(&self.config.parts()).map(|(new_rows, _)| new_rows)
+    }
+
+    /// Returns the model without its adapter.
+    #[must_use]
+    pub fn base(&self) -> Self {
+        Self { config: self.config.clone(), adapter: None }
+    }
+
+    /// Returns the parts of the model. An adapter that trains a tied embedding or head as a whole unties them.
     #[must_use]
     pub fn parts(&self) -> DecoderParts {
-        self.config.parts()
+        let mut parts = self.config.parts();
+        if self.adapter().is_some_and(Adapter::unties) {
+            parts.head.is_tied = false;
+        }
+        parts
+    }
+
+    /// Returns the public paths of the parameters.
+    pub(super) fn paths(&self) -> Paths {
+        match self.adapter() {
+            Some(adapter) => self.parts().adapted_paths(adapter),
+            None => self.parts().paths(),
+        }
+    }
+
+    /// Returns the map of `adapter_model.safetensors`; `None` without an adapter.
+    #[must_use]
+    pub fn adapter_map(&self) -> Option<WeightMap> {
+        let map = self.adapter()?.file_map(&self.weight_map());
+        Some(map.expect("the sizes of the model were checked"))
+    }
+
+    /// Returns `init`, which has the values of the base model, with the values of the adapter.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Tensors`] if the weights of a trained adapter do not fit.
+    fn adapted<'a, B: Backend>(
+        &self,
+        mut init: WeightInit<'a, B>,
+        seed: u64,
+    ) -> Result<WeightInit<'a, B>, ModelFolderError> {
+        let Some(DecoderAdapter { adapter, folder }) = &self.adapter else { return Ok(init) };
+        let parts = self.parts();
+        if adapter.unties() {
+            init = init.with_copy(parts.head_path(), parts.embedding_path());
+        }
+        let weights = folder.as_ref().zip(self.adapter_map()).map(|(it, map)| it.weights(&map));
+        let read = weights.transpose()?.map(Weights::into_reader);
+        Ok(init.with_adapter(adapter.clone(), self.weight_map(), seed, read))
+    }
+
+    /// Checks the values of a trained adapter, and that its copies of parameters of the base model in `folder` are equal to
+    /// them.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not finite, or an I/O error.
+    fn check_adapter(&self, folder: &Path) -> Result<(), ModelFolderError> {
+        let Some(DecoderAdapter { adapter, folder: Some(own) }) = &self.adapter else {
+            return Ok(());
+        };
+        let map = self.adapter_map().unwrap_or_else(|| self.weight_map());
+        let mut weights = own.weights(&map)?;
+        weights.check_values()?;
+        let mut base = BaseModel::open(folder, self.config.weight_map())?;
+        let copies = map.parameters().filter(|weight| !adapter.trains(weight.path()));
+        for copy in copies {
+            let (copied, values) = (weights.read_required(copy)?, base.read(copy.path())?);
+            // A copy may have been rounded to another type.
+            let bound = |value: &f32| (value.abs() * COPY_ERROR).max(f32::MIN_POSITIVE);
+            let differ = copied.iter().zip(&values).filter(|(a, b)| (*a - *b).abs() > bound(b));
+            let count = differ.count();
+            if count > 0 {
+                weights.refuse(vec![TensorProblem {
+                    name: copy.stored_name(),
+                    expected: format!("the values of `{}` in the base model", copy.path()),
+                    found: format!("{count} of {} values that differ", values.len()),
+                }])?;
+            }
+        }
+        Ok(())
     }
 
     /// Opens the files of a model of the same family, and logs a prefix of the names in them.
@@ -109,7 +261,11 @@ impl Architecture for AnyDecoder {
     }
 
     fn weight_map(&self) -> WeightMap {
-        self.config.weight_map()
+        let base = self.parts().weight_map();
+        match self.adapter() {
+            Some(adapter) => adapter.extended(&base).expect("the sizes of the model were checked"),
+            None => base,
+        }
     }
 
     fn width(&self) -> usize {
@@ -125,7 +281,8 @@ impl Architecture for AnyDecoder {
     }
 
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError> {
-        self.config.check_weights(folder)
+        self.config.check_weights(folder)?;
+        self.check_adapter(folder)
     }
 
     fn logits_bytes(&self, batch: BatchShape) -> u64 {
@@ -135,7 +292,8 @@ impl Architecture for AnyDecoder {
 
 impl LanguageModelConfig for AnyDecoder {
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
-        Ok(Self { config: self.config.with_overrides(overrides)? })
+        let config = self.config.with_overrides(overrides)?;
+        self.reattached(config).map_err(|error| ModelConfigError::Syntax(error.to_string()))
     }
 
     fn validate(&self) -> Result<(), ModelConfigError> {
@@ -147,7 +305,8 @@ impl LanguageModelConfig for AnyDecoder {
     }
 
     fn set_vocab_size(&mut self, vocab_size: usize) {
-        self.config = self.config.with_vocab_size(vocab_size);
+        let config = self.config.with_vocab_size(vocab_size);
+        *self = self.reattached(config).expect("the same modules are adapted");
     }
 
     fn extra(&self) -> &ExtraFields {
@@ -155,30 +314,47 @@ impl LanguageModelConfig for AnyDecoder {
     }
 }
 
+/// Returns the error for a trained adapter whose files cannot be used.
+fn unusable(error: &ModelFolderError) -> ModelConfigError {
+    ModelConfigError::Syntax(error.to_string())
+}
+
 /// Modules with random, zero or stored weights.
 impl<B: Backend> BuildModel<B> for AnyDecoder {
     type Model = Decoder<B>;
 
     fn init(&self, seed: u64, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
-        Decoder::with(self, WeightInit::new(self.weight_map(), seed, device))
+        let init = WeightInit::new(self.parts().weight_map(), seed, device);
+        let init = self.adapted(init, seed).map_err(|error| unusable(&error))?;
+        Decoder::with(self, init)
     }
 
     fn zeros(&self, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
-        Decoder::with(self, WeightInit::zeros(self.weight_map(), device))
+        let init = WeightInit::zeros(self.parts().weight_map(), device);
+        let init = self.adapted(init, 0).map_err(|error| unusable(&error))?;
+        Decoder::with(self, init)
     }
 
     fn load(&self, folder: &Path, device: &B::Device) -> Result<Decoder<B>, ModelFolderError> {
+        if self.adapter.is_some() {
+            self.check_weights(folder)?;
+            return self.load_lazily(folder, 0, device);
+        }
         self.open(folder)?.load(self, device)
     }
 
-    /// Reads each weight when it is first used. A language-model folder contains all weights, so the seed is not used.
+    /// Reads each weight when it is first used. The seed is used for an adapter that is not trained yet, because a
+    /// language-model folder contains all other weights.
     fn load_lazily(
         &self,
         folder: &Path,
-        _seed: u64,
+        seed: u64,
         device: &B::Device,
     ) -> Result<Decoder<B>, ModelFolderError> {
-        self.config.open(folder)?.load_lazily(self, device)
+        let init = self.config.open(folder)?.reading(&self.base(), device)?;
+        let path = folder.join(CONFIG);
+        Decoder::with(self, self.adapted(init, seed)?)
+            .map_err(|source| ModelFolderError::Config { path, source })
     }
 }
 

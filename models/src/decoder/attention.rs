@@ -4,14 +4,13 @@
 //! matrix product in the forward and the backward pass. Attention heads are views of the projected rows.
 
 use burn::module::Module;
-use burn::nn::Linear;
 use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{FusedOps, SelfAttention, attention_over_cache, self_attention};
 
 use super::parts::{AttentionInputs, AttentionPart};
 use super::pass::{DecoderPass, KeyValues};
 use crate::norm::Normalization;
-use crate::projection::{project, projection};
+use crate::projection::{Linear, project, projection};
 use crate::weights::WeightInit;
 
 /// The self-attention of one layer: each position attends to itself and to earlier positions.

@@ -4,13 +4,12 @@
 //! together.
 
 use burn::module::Module;
-use burn::nn::Linear;
 use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::FusedOps;
 
 use super::parts::{FeedForwardInputs, FeedForwardPart};
 use crate::activation::Activation;
-use crate::projection::{project, projection};
+use crate::projection::{Linear, project, projection};
 use crate::weights::WeightInit;
 
 /// Two linear layers with an activation function between them, which may be a gate.

@@ -23,8 +23,10 @@
 mod any;
 mod attention;
 mod config;
+mod embedding;
 mod feed_forward;
 mod layer;
+mod merge;
 mod model;
 mod named;
 mod parameters;

@@ -3,13 +3,14 @@
 //! Main type: [`Decoder`]. Its forward pass does not check its input, because reading values back from a device tensor is
 //! slow. [`CausalBatch`] checks user data on the host.
 
-use burn::module::{Module, Param};
-use burn::nn::{Dropout, DropoutConfig, Embedding};
+use burn::module::Module;
+use burn::nn::{self, Dropout, DropoutConfig};
 use burn::tensor::{Bool, DType, Int, Tensor, backend::Backend};
 use deepburn_ops::{FusedOps, cross_entropy, linear_cross_entropy};
 
 use super::any::AnyDecoder;
 use super::config::DecoderConfig;
+use super::embedding::{Embedding, Head};
 use super::layer::Layer;
 use super::parts::DecoderParts;
 use super::pass::{DecoderCache, DecoderPass, KeyValues, SeqDims};
@@ -41,7 +42,7 @@ pub struct Stack<B: Backend> {
     /// Token embeddings, `[vocab, width]`.
     embed_tokens: Embedding<B>,
     /// Learned positions, `[max_len, width]`.
-    embed_positions: Option<Embedding<B>>,
+    embed_positions: Option<nn::Embedding<B>>,
     /// Dropout for the embeddings.
     dropout: Dropout,
     /// The layers, in order.
@@ -65,13 +66,6 @@ pub struct Stack<B: Backend> {
     /// The different rotations of the layers.
     #[module(skip)]
     rotations: Vec<Rotary>,
-}
-
-/// An output projection of its own, separate from the token embedding.
-#[derive(Module, Debug)]
-struct Head<B: Backend> {
-    /// The projection, `[vocab, width]`.
-    weight: Param<Tensor<B, 2>>,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -106,8 +100,7 @@ impl<B: Backend> Decoder<B> {
     /// Returns a model with the weights that `init` provides, under their public paths.
     pub(crate) fn with(config: &AnyDecoder, init: WeightInit<B>) -> Result<Self, ModelConfigError> {
         config.validate()?;
-        let (parts, limits) = (config.parts(), config.limits());
-        let paths = parts.paths();
+        let (parts, limits, paths) = (config.parts(), config.limits(), config.paths());
         let stack = Stack::new(&parts, limits, &init.with_paths(paths.clone()));
         Ok(Self { stack, paths, config: config.clone() })
     }
@@ -122,14 +115,14 @@ impl<B: Backend> Stack<B> {
             Layer::new(init, &format!("layers.{number}"), layer, rotation)
         });
         Self {
-            embed_tokens: Embedding { weight: init.param("embed_tokens.weight") },
+            embed_tokens: Embedding::new(init, "embed_tokens"),
             embed_positions: init
                 .optional_param("embed_positions.weight")
-                .map(|weight| Embedding { weight }),
+                .map(|weight| nn::Embedding { weight }),
             dropout: DropoutConfig::new(parts.embedding.dropout).init(),
             layers: layers.collect(),
             norm: Normalization::new(init, "norm", parts.norm.kind),
-            head: init.optional_param("head.weight").map(|weight| Head { weight }),
+            head: Head::new(init, "head"),
             embedding_scale: parts.embedding.scale,
             padding: parts.embedding.padding,
             soft_cap: parts.head.soft_cap,
@@ -140,7 +133,10 @@ impl<B: Backend> Stack<B> {
 
     /// Returns the output projection, `[vocab, width]`.
     fn head(&self) -> Tensor<B, 2> {
-        self.head.as_ref().map_or(&self.embed_tokens.weight, |head| &head.weight).val()
+        match &self.head {
+            Some(head) => head.weight(),
+            None => self.embed_tokens.weight.val(),
+        }
     }
 
     /// Returns the embeddings, `[batch * queries, width]`.

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use deepburn_lora::{Adapter, ModelModule, ModuleKind};
 use deepburn_weights::{Component, Composition, InitialValues, Origin, Weight, WeightMap};
 
 use super::parts::{
@@ -21,6 +22,8 @@ struct DecoderParameter {
     in_module: String,
     /// The parameter, under its public path.
     weight: Weight,
+    /// What its module computes.
+    kind: ModuleKind,
 }
 
 impl DecoderParts {
@@ -36,6 +39,58 @@ impl DecoderParts {
     pub(crate) fn paths(&self) -> Paths {
         let all = self.parameters().into_iter();
         Arc::new(all.map(|it| (it.in_module, it.weight.path().to_owned())).collect())
+    }
+
+    /// Returns the public paths of the parameters of an adapted model.
+    pub(crate) fn adapted_paths(&self, adapter: &Adapter) -> Paths {
+        let mut paths = (*self.paths()).clone();
+        for DecoderParameter { in_module, weight, kind } in self.parameters() {
+            let modules =
+                in_module.strip_suffix(".weight").zip(weight.path().strip_suffix(".weight"));
+            let Some((own, public)) =
+                modules.filter(|(_, public)| adapter.module(public).is_some())
+            else {
+                continue;
+            };
+            let leaves: &[[&str; 2]] = match kind {
+                ModuleKind::Embedding { .. } => {
+                    &[["a", "lora_embedding_A"], ["b", "lora_embedding_B"]]
+                }
+                _ => &[
+                    ["a", "lora_A.weight"],
+                    ["b", "lora_B.weight"],
+                    ["bias", "lora_B.bias"],
+                    ["magnitude", "lora_magnitude_vector"],
+                ],
+            };
+            for [field, leaf] in leaves {
+                paths.insert(format!("{own}.adapter.{field}"), format!("{public}.{leaf}"));
+            }
+        }
+        Arc::new(paths)
+    }
+
+    /// Returns the modules that an adapter may change, in the order in which the module holds them.
+    pub(crate) fn modules(&self) -> Vec<ModelModule> {
+        let parameters = self.parameters().into_iter();
+        let module = |DecoderParameter { weight, kind, .. }: DecoderParameter| {
+            let path = weight.path().strip_suffix(".weight")?.to_owned();
+            let name = weight.stored_name().strip_suffix(".weight")?.to_owned();
+            Some(ModelModule { path, name, kind })
+        };
+        parameters.filter_map(module).collect()
+    }
+
+    /// Returns the names of the modules that PEFT adapts by default.
+    pub(crate) fn default_targets(&self) -> Vec<&'static str> {
+        let last = |part: ProjectionPart| part.name.rsplit('.').next().unwrap_or(part.name);
+        match self.layers.first().map(|layer| layer.attention.inputs) {
+            Some(AttentionInputs::Joint(joint)) => vec![last(joint)],
+            Some(AttentionInputs::Separate([queries, _, values])) => {
+                vec![last(queries), last(values)]
+            }
+            None => Vec::new(),
+        }
     }
 
     /// Returns the parameters, in the order in which the module holds them.
@@ -62,7 +117,12 @@ impl DecoderParts {
             false => Origin::Fresh(InitialValues::Normal { std }),
         };
         let weight = Weight::new(head, composition).with_origin(origin);
-        found.push(DecoderParameter { in_module: "head.weight".into(), weight });
+        let kind = ModuleKind::Head {
+            inputs: width,
+            outputs: self.vocab_size,
+            is_tied: self.head.is_tied,
+        };
+        found.push(DecoderParameter { in_module: "head.weight".into(), weight, kind });
         found
     }
 }
@@ -123,7 +183,14 @@ impl List<'_> {
 
     /// Adds an embedding table.
     fn table(&mut self, module: &str, name: &str, shape: [usize; 2], std: f64) {
-        self.add(module, name, "weight", &shape, InitialValues::Normal { std });
+        let kind = match module {
+            "embed_tokens" => ModuleKind::Embedding { rows: shape[0], width: shape[1] },
+            _ => ModuleKind::Other,
+        };
+        let normal = InitialValues::Normal { std };
+        self.add_composed(module, name, "weight", normal, kind, |stored| {
+            Composition::whole(stored, &shape)
+        });
     }
 
     fn optional_norm(&mut self, module: &str, norm: Option<&NormPart>) {
@@ -147,22 +214,21 @@ impl List<'_> {
     /// Adds a projection, whose weight is `[in, out]` in the module.
     fn projection(&mut self, module: &str, part: ProjectionPart, shape: [usize; 2], std: f64) {
         let normal = InitialValues::Normal { std };
-        match self.parts.files.projections {
-            ProjectionLayout::InOut => self.add(module, part.name, "weight", &shape, normal),
+        let kind = ModuleKind::Linear { inputs: shape[0], outputs: shape[1] };
+        let layout = self.parts.files.projections;
+        self.add_composed(module, part.name, "weight", normal, kind, |name| match layout {
+            ProjectionLayout::InOut => Composition::whole(name, &shape),
             ProjectionLayout::OutIn => {
-                let stored = [shape[1], shape[0]];
-                self.add_composed(module, part.name, "weight", normal, |name| {
-                    let component = Component::whole(name, &stored).transposed();
-                    Composition::join(0, vec![component]).expect("there is one component")
-                });
+                let component = Component::whole(name, &[shape[1], shape[0]]).transposed();
+                Composition::join(0, vec![component]).expect("there is one component")
             }
-        }
+        });
         if part.has_bias {
             self.add(module, part.name, "bias", &shape[1..], InitialValues::Zeros);
         }
     }
 
-    /// Adds a parameter that is stored as in the module.
+    /// Adds a parameter that is stored as in the module, and that has no adapter.
     fn add(
         &mut self,
         module: &str,
@@ -171,7 +237,9 @@ impl List<'_> {
         shape: &[usize],
         initial: InitialValues,
     ) {
-        self.add_composed(module, name, leaf, initial, |stored| Composition::whole(stored, shape));
+        self.add_composed(module, name, leaf, initial, ModuleKind::Other, |stored| {
+            Composition::whole(stored, shape)
+        });
     }
 
     /// Adds a parameter that is made of the tensor whose name is given to `composition`.
@@ -181,12 +249,13 @@ impl List<'_> {
         name: &str,
         leaf: &str,
         initial: InitialValues,
+        kind: ModuleKind,
         composition: impl FnOnce(String) -> Composition,
     ) {
         let path = format!("{}{name}.{leaf}", self.path);
         let composition = composition(format!("{}{path}", self.parts.files.prefix));
         let weight = Weight::new(path, composition).with_origin(Origin::Fresh(initial));
         let in_module = format!("{}{module}.{leaf}", self.module);
-        self.found.push(DecoderParameter { in_module, weight });
+        self.found.push(DecoderParameter { in_module, weight, kind });
     }
 }

@@ -127,15 +127,24 @@ impl DecoderFiles {
     }
 
     pub(crate) fn load_lazily<B: Backend>(
-        mut self,
+        self,
         decoder: &AnyDecoder,
         device: &B::Device,
     ) -> Result<Decoder<B>, ModelFolderError> {
+        let path = self.weights.folder().join(CONFIG);
+        let init = self.reading(decoder, device)?;
+        Decoder::with(decoder, init).map_err(|source| ModelFolderError::Config { path, source })
+    }
+
+    /// Returns an initialiser that reads each weight when it is first used.
+    pub(crate) fn reading<'d, B: Backend>(
+        mut self,
+        decoder: &AnyDecoder,
+        device: &'d B::Device,
+    ) -> Result<WeightInit<'d, B>, ModelFolderError> {
         decoder.validate().map_err(|source| self.misconfigured(source))?;
         self.check_shapes(&decoder.parts())?;
-        let path = self.weights.folder().join(CONFIG);
-        let init = WeightInit::reading(decoder.weight_map(), self.weights.into_reader(), device);
-        Decoder::with(decoder, init).map_err(|source| ModelFolderError::Config { path, source })
+        Ok(WeightInit::reading(decoder.weight_map(), self.weights.into_reader(), device))
     }
 
     pub(crate) fn check_values(&mut self, decoder: &AnyDecoder) -> Result<(), ModelFolderError> {
@@ -156,7 +165,10 @@ impl DecoderFiles {
     ///
     /// # Errors
     /// Returns [`ModelFolderError::SmallerVocabulary`] if it is smaller than the embedding in the file.
-    fn new_rows(&self, wanted: &DecoderParts) -> Result<(usize, usize), ModelFolderError> {
+    pub(super) fn new_rows(
+        &self,
+        wanted: &DecoderParts,
+    ) -> Result<(usize, usize), ModelFolderError> {
         let own = &self.own;
         let unchanged = Ok((0, wanted.vocab_size));
         let Some(rows) = self.weights.num_rows(&stored_embedding(own)) else { return unchanged };

@@ -8,14 +8,14 @@
 //! ```
 
 use burn::module::Module;
-use burn::nn::{Dropout, DropoutConfig, Linear};
+use burn::nn::{Dropout, DropoutConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Tensor, backend::Backend};
 use deepburn_ops::{FusedOps, SelfAttention, self_attention};
 
 use super::config::EncoderConfig;
 use crate::norm::{NormKind, Normalization};
-use crate::projection::{project, projection};
+use crate::projection::{Linear, project, projection};
 use crate::weights::WeightInit;
 
 /// Self-attention over the tokens of a text, followed by a feed-forward network. The output of each is added to the

@@ -8,7 +8,7 @@
 //! ```
 
 use burn::module::Module;
-use burn::nn::{Dropout, DropoutConfig, Embedding, Linear};
+use burn::nn::{Dropout, DropoutConfig, Embedding};
 use burn::tensor::activation::relu;
 use burn::tensor::{Int, Tensor, backend::Backend};
 use deepburn_ops::{AttentionMask, FusedOps, SelfAttention};
@@ -18,7 +18,7 @@ use super::layer::EncoderLayer;
 use super::parameters::weight_map;
 use super::positions::sinusoids;
 use crate::hf::ModelConfigError;
-use crate::projection::{project, projection};
+use crate::projection::{Linear, project, projection};
 use crate::texts::{TextBatch, TextClassifier};
 use crate::weights::WeightInit;
 

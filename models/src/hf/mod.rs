@@ -3,6 +3,7 @@
 //! - [`ModelFolderWriter`] writes a folder tensor by tensor. [`ModelFolderError`] is the reason why a folder cannot be
 //!   read or written.
 //! - [`GenerationConfig`] reads `generation_config.json`.
+//! - [`AdapterFolder`] is a folder with an adapter of PEFT.
 //! - [`BaseModel`] reads single parameters of a folder.
 //! - [`HfExport`] holds the contents of a folder except the weights. It is stored in training checkpoints.
 //! - [`ParameterShape`] describes a parameter, and [`ClassNames`] and [`ProblemType`] describe the outputs of a
@@ -10,6 +11,7 @@
 //! - [`ExtraFields`] holds the fields of a `config.json` that a model does not use. [`ModelConfigError`] is the reason
 //!   why a field is rejected.
 
+mod adapter_folder;
 mod base_model;
 mod class_names;
 mod config;
@@ -35,6 +37,7 @@ pub(crate) use class_names::{ID2LABEL, LABEL2ID};
 pub(crate) use config::{MAX_LAYERS, MAX_SIZE, check_size};
 pub(crate) use weights::{Weights, refuse_adapter};
 
+pub use adapter_folder::{ADAPTER_CONFIG, AdapterFolder};
 pub use base_model::BaseModel;
 pub use class_names::{ClassNames, ClassNamesError};
 pub use config::{ConfigFields, ExtraFields, FieldNames, ModelConfigError, is_sequence_classifier};

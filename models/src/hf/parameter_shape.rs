@@ -4,7 +4,7 @@
 //! [`WeightMap`](deepburn_weights::WeightMap). It is used to count parameters and to estimate memory. A test of each
 //! model compares the list with the parameters of the module.
 
-use deepburn_weights::Weight;
+use deepburn_weights::{Origin, Weight};
 
 /// A parameter of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,13 +13,15 @@ pub struct ParameterShape {
     pub path: String,
     /// The shape. Projections have shape `[in, out]`; embeddings and the head have shape `[vocab, width]`.
     pub shape: Vec<usize>,
+    /// Whether it is never trained, because the model has an adapter.
+    pub is_frozen: bool,
 }
 
 impl ParameterShape {
     /// Returns a parameter with the given module path and shape.
     #[must_use]
     pub fn new(path: impl Into<String>, shape: &[usize]) -> Self {
-        Self { path: path.into(), shape: shape.to_vec() }
+        Self { path: path.into(), shape: shape.to_vec(), is_frozen: false }
     }
 
     /// Returns the number of elements.
@@ -31,6 +33,7 @@ impl ParameterShape {
 
 impl From<&Weight> for ParameterShape {
     fn from(weight: &Weight) -> Self {
-        Self { path: weight.path().to_owned(), shape: weight.shape() }
+        let is_frozen = *weight.origin() == Origin::Frozen;
+        Self { path: weight.path().to_owned(), shape: weight.shape(), is_frozen }
     }
 }

@@ -23,6 +23,7 @@ use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 
 use super::CONFIG;
+use super::adapter_folder::ADAPTER_CONFIG;
 use super::error::{INDEX, ModelFolderError, TensorProblem, WEIGHTS};
 use super::mean_rows::append_mean_rows;
 use super::name_prefix::{MERGE, adapter_in, find_prefix, without_layer_wrappers};
@@ -99,6 +100,18 @@ impl Weights {
             }
         }
         Ok(Self { folder: folder.to_owned(), map, prefix, files, tensors })
+    }
+
+    /// Opens a file of weights that is not the `model.safetensors` of a folder. Names have no prefix.
+    ///
+    /// # Errors
+    /// Returns an error if the file is unreadable or malformed.
+    pub(crate) fn of_file(path: &Path, map: WeightMap) -> Result<Self, ModelFolderError> {
+        let file = TensorFile::open(path)?;
+        let locations = file.names().into_iter();
+        let tensors = locations.map(|name| (name.clone(), TensorLocation { file: 0, name }));
+        let (tensors, folder) = (tensors.collect(), path.to_owned());
+        Ok(Self { folder, map, prefix: String::new(), files: vec![file], tensors })
     }
 
     /// Logs the prefix that was removed from all tensor names, if there is one.
@@ -389,9 +402,6 @@ fn not_finite_problem(name: &str, count: usize, numel: usize) -> Option<TensorPr
         found: format!("{count} of {numel} that are infinite or NaN"),
     })
 }
-
-/// The configuration of a PEFT adapter.
-const ADAPTER_CONFIG: &str = "adapter_config.json";
 
 /// The number of elements that checks read at a time.
 ///

@@ -38,6 +38,8 @@ pub type JsonFiles = Vec<(&'static str, Map<String, Value>)>;
 pub struct ModelFolderWriter {
     /// The folder that is written.
     folder: PathBuf,
+    /// The final path of the weight file.
+    weights: PathBuf,
     /// The type of the weights in the file.
     float: FloatType,
     /// JSON files that are written at the end.
@@ -61,15 +63,29 @@ impl ModelFolderWriter {
         float: FloatType,
         documents: JsonFiles,
     ) -> Result<Self, ModelFolderError> {
+        Self::with_name(folder, WEIGHTS, map, float, documents)
+    }
+
+    /// Starts writing a folder whose weight file has this name.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Io`] if the folder cannot be written to.
+    pub(crate) fn with_name(
+        folder: &Path,
+        name: &'static str,
+        map: &WeightMap,
+        float: FloatType,
+        documents: JsonFiles,
+    ) -> Result<Self, ModelFolderError> {
         let folder = folder.to_owned();
         fs::create_dir_all(&folder).map_err(|e| ModelFolderError::io("create", &folder, e))?;
         let (header, starts) = lay_out(map, float);
         let pending = map.parameters().map(|it| (it.path().to_owned(), it.clone())).collect();
-        let weights = folder.join(WEIGHTS);
+        let weights = folder.join(name);
         let partial = unfinished(&weights);
         let io = |source| ModelFolderError::io("write", &partial, source);
         let file = TensorFileWriter::create(&weights, partial.clone(), &header).map_err(io)?;
-        Ok(Self { folder, float, documents, file: Some(file), starts, pending })
+        Ok(Self { folder, weights, float, documents, file: Some(file), starts, pending })
     }
 
     /// Sets the fields of the JSON file `name`, which is written next to the weights.
@@ -108,7 +124,7 @@ impl ModelFolderWriter {
                 "`{name}`: {count} of {total} values are infinite or NaN, and are exported as they are"
             );
         }
-        let io = |source| ModelFolderError::io("write", &self.folder.join(WEIGHTS), source);
+        let io = |source| ModelFolderError::io("write", &self.weights, source);
         let Some(file) = &mut self.file else { return Ok(()) };
         let float = self.float;
         let written = weight.composition().write(values, |tensor, first, values| {
@@ -136,7 +152,7 @@ impl ModelFolderWriter {
         }
         if let Some(file) = self.file.take() {
             let finished = file.finish();
-            finished.map_err(|e| ModelFolderError::io("write", &self.folder.join(WEIGHTS), e))?;
+            finished.map_err(|e| ModelFolderError::io("write", &self.weights, e))?;
         }
         for (name, fields) in &self.documents {
             write_json(&self.folder.join(name), fields)?;

@@ -27,7 +27,7 @@ const LOSS: f64 = 1e-5;
 /// Relative, of the norm of a parameter's gradient.
 const GRADIENT: f64 = 1e-4;
 
-fn golden() -> Option<PathBuf> {
+pub(crate) fn golden() -> Option<PathBuf> {
     let data = PathBuf::from(std::env::var_os("DEEPBURN_TEST_DATA")?);
     Some(data.parent()?.join("golden/llm")).filter(|folder| folder.is_dir())
 }
@@ -48,18 +48,18 @@ macro_rules! of_type {
     };
 }
 
-fn read(file: &Path) -> Value {
+pub(crate) fn read(file: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
 }
 
-fn floats(value: &Value) -> Vec<f64> {
+pub(crate) fn floats(value: &Value) -> Vec<f64> {
     match value {
         Value::Array(values) => values.iter().flat_map(floats).collect(),
         value => vec![value.as_f64().unwrap_or(f64::NAN)],
     }
 }
 
-fn ids(value: &Value) -> Vec<u32> {
+pub(crate) fn ids(value: &Value) -> Vec<u32> {
     floats(value).into_iter().map(|id| id as u32).collect()
 }
 
@@ -79,7 +79,7 @@ fn for_each_model(check: impl Fn(&Path, &Value, &str)) {
     assert!(count > 0);
 }
 
-fn model_type(folder: &Path) -> String {
+pub(crate) fn model_type(folder: &Path) -> String {
     read(&folder.join("config.json"))["model_type"].as_str().unwrap().to_owned()
 }
 
@@ -90,12 +90,12 @@ fn load<C: DecoderConfig>(folder: &Path) -> (C, Decoder<Training<Flex>>) {
     (config, model)
 }
 
-fn assert_near(found: f64, expected: f64, tolerance: f64, what: &str) {
+pub(crate) fn assert_near(found: f64, expected: f64, tolerance: f64, what: &str) {
     assert!((found - expected).abs() <= tolerance, "{what}: {found} instead of {expected}");
 }
 
 /// Compares the logits of some rows.
-fn check_logits(model: &Decoder<Flex>, numbers: &Value, name: &str) {
+pub(crate) fn check_logits(model: &Decoder<Flex>, numbers: &Value, name: &str) {
     let tokens = ids(&numbers["input_ids"]);
     let rows = numbers["input_ids"].as_array().unwrap().len();
     let length = tokens.len() / rows;
@@ -199,10 +199,10 @@ fn logits_and_losses_match_transformers() {
 }
 
 /// The norm of each parameter's gradient, by module path.
-struct Norms<'a, B: AutodiffBackend> {
-    gradients: &'a B::Gradients,
-    path: Vec<String>,
-    found: BTreeMap<String, f64>,
+pub(crate) struct Norms<'a, B: AutodiffBackend> {
+    pub(crate) gradients: &'a B::Gradients,
+    pub(crate) path: Vec<String>,
+    pub(crate) found: BTreeMap<String, f64>,
 }
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Norms<'_, B> {
@@ -215,7 +215,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Norms<'_, B> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let gradient = param.val().grad(self.gradients).unwrap();
+        let Some(gradient) = param.val().grad(self.gradients) else { return };
         let values: Vec<f32> = gradient.into_data().to_vec().unwrap();
         let squares: f64 = values.iter().map(|value| f64::from(*value).powi(2)).sum();
         self.found.insert(self.path.join("."), squares.sqrt());

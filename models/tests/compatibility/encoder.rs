@@ -111,7 +111,7 @@ fn padding_changes_nothing() {
 fn save(config: &EncoderConfig, folder: &std::path::Path) {
     let mut writer = config.folder_writer(folder, FloatType::F32).unwrap();
     let weights = recorded().weights;
-    for ParameterShape { path, shape } in config.parameters() {
+    for ParameterShape { path, shape, .. } in config.parameters() {
         writer.write(&path, TensorData::new(weights[&path].clone(), shape)).unwrap();
     }
     writer.finish().unwrap();
@@ -178,7 +178,7 @@ impl<B: Backend> ModuleVisitor<B> for Lister {
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let shape = param.lazy_shape().to_vec();
-        self.found.push(ParameterShape { path: self.path.join("."), shape });
+        self.found.push(ParameterShape { path: self.path.join("."), shape, is_frozen: false });
     }
 }
 

@@ -18,7 +18,7 @@ use deepburn::{
     Batch, BatchSource, BoxError, Evaluation, EvaluationStream, Meta, MetaDevice, NextStep,
     StepBatches, Task,
 };
-use deepburn_config::{CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan};
+use deepburn_config::{CurriculumPlan, DataKind, DynamicBatchingPlan, Job, Plan, counted};
 use deepburn_datasets::{
     BatchLoader, BudgetSampler, Corpus, DataError, DataShard, DistributedSampler,
     EvaluationBatches, IGNORE_INDEX, MicroBatch, Order, Position, Sequences, StepShape, Tokenizer,
@@ -26,8 +26,10 @@ use deepburn_datasets::{
 use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, InputError, LanguageModel};
 use deepburn_models::decoder::{AnyDecoder, Decoder};
 use deepburn_models::hf::{
-    GENERATION_CONFIG, HfExport, ModelConfigError, ModelFolderError, ModelFolderWriter,
+    ADAPTER_CONFIG, AdapterFolder, GENERATION_CONFIG, HfExport, ModelConfigError, ModelFolderError,
+    ModelFolderWriter,
 };
+use deepburn_models::lora::LoraConfig;
 use deepburn_models::{
     Architecture, BatchShape, FloatType, LanguageModelConfig, LanguageModelFamily,
 };
@@ -102,6 +104,7 @@ impl Causal {
         let is_new = vocabulary == VocabularyOrigin::New || is_other_end;
         let keeps_ids = tokenizer.is_none() || !is_new;
         let generation_config = kept_generation_config(pretrained, keeps_ids, &job.model.config)?;
+        let config = with_adapter(config, job, pretrained)?;
         Ok(Self {
             companions: Companions::find(pretrained, tokenizer)?,
             generation_config,
@@ -121,9 +124,17 @@ impl SubjectInfo for Causal {
         &self.config
     }
 
-    /// Returns the configuration, with the `generation_config.json` of the pretrained model if it is kept.
+    fn adapted(&self) -> Option<&AnyDecoder> {
+        self.config.adapter().map(|_| &self.config)
+    }
+
+    /// Returns the configuration, with the `generation_config.json` of the pretrained model if it is kept, and with the
+    /// configuration of the adapter.
     fn hf_export(&self) -> HfExport {
         let mut export = self.config.hf_export();
+        if let Some(adapter) = self.config.adapter() {
+            export.set_document(ADAPTER_CONFIG, adapter.file_fields());
+        }
         if let Some(fields) = &self.generation_config {
             export.set_document(GENERATION_CONFIG, fields.clone());
         }
@@ -229,6 +240,47 @@ impl<B: FusedOps + OptimizerOps> Recipe<B> for Causal {
     fn tokenizer(&self) -> Option<&Tokenizer> {
         self.corpus.tokenizer.as_ref()
     }
+}
+
+/// Returns the model with the adapter of the job, if it has one.
+///
+/// # Errors
+/// Returns a user's mistake if the adapter does not fit the model, or if the vocabulary is larger than the pretrained
+/// model's.
+fn with_adapter(
+    config: AnyDecoder,
+    job: &Job,
+    pretrained: Option<&Path>,
+) -> Result<AnyDecoder, Failure> {
+    let (key, config) = match (&job.model.lora, &job.model.adapter) {
+        (Some(fields), _) => {
+            let of_key = |error| Failure::mistake(format!("model.lora: {error}"));
+            let lora = LoraConfig::of_job(fields).map_err(of_key)?;
+            ("model.lora", config.with_adapter(lora).map_err(of_key)?)
+        }
+        (None, Some(folder)) => {
+            let of_key = |error| Failure::mistake(format!("model.adapter: {error}"));
+            let folder = AdapterFolder::open(folder).map_err(of_key)?;
+            ("model.adapter", config.with_trained_adapter(folder).map_err(of_key)?)
+        }
+        (None, None) => return Ok(config),
+    };
+    if let Some(folder) = pretrained {
+        let new_rows = config.new_rows(folder).map_err(Failure::mistake)?;
+        if new_rows > 0 {
+            return Err(Failure::mistake(format!(
+                "{key}: the embeddings are frozen, and model.config.vocab_size adds {new_rows} rows to them, which would \
+                 never be trained; train the whole model, or keep its vocabulary"
+            )));
+        }
+    }
+    if let Some(adapter) = config.adapter() {
+        let trained = config.parameters().into_iter().filter(|it| !it.is_frozen);
+        let trained: usize = trained.map(|it| it.num_elements()).sum();
+        let (modules, all) = (counted(adapter.num_modules(), "module"), config.num_parameters());
+        tracing::info!("{key}: {modules} have adapters; {trained} of {all} parameters are trained");
+    }
+    Ok(config)
 }
 
 /// Logs the token between documents, because the tokenizer determines it unless the job names it.

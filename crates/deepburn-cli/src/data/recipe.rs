@@ -14,6 +14,7 @@ use deepburn::{
 };
 use deepburn_config::{BatchPlan, DynamicBatchingPlan, Job, Plan};
 use deepburn_datasets::{BudgetSampler, DataError, DataShard, Order, StepShape, Tokenizer};
+use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::hf::{HfExport, ModelFolderError, ModelFolderWriter, TensorProblem};
 use deepburn_models::{Architecture, BatchShape, BuildModel};
 
@@ -99,6 +100,11 @@ pub(crate) trait ForecastTask<M: AutodiffModule<Training<Meta>>>:
 pub(crate) trait SubjectInfo {
     /// Returns the configuration of the model, which determines its parameters and activations.
     fn architecture(&self) -> &dyn Architecture;
+
+    /// Returns the model with its adapter, which is trained and exported in place of the weights; `None` without one.
+    fn adapted(&self) -> Option<&AnyDecoder> {
+        None
+    }
 
     /// Returns the contents of the exported model folder except the weights, the tokenizer and the companion files.
     fn hf_export(&self) -> HfExport {

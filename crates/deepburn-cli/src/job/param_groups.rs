@@ -61,6 +61,8 @@ pub(crate) fn parameter_updates(
         }
         _ => Failure::mistake(format!("training.{error}")),
     })?;
+    let updates = updates.into_iter().zip(&parameters);
+    let updates: Vec<_> = updates.map(|(update, it)| update.filter(|_| !it.is_frozen)).collect();
     match updates.iter().any(Option::is_some) {
         true => Ok(updates),
         false => Err(Failure::mistake(format!(

@@ -22,7 +22,7 @@ use std::path::{PathBuf, absolute};
 use deepburn::ClientStates;
 use deepburn::checkpoint::Checkpoint;
 use deepburn_config::{Architecture, counted};
-use deepburn_models::hf::{HfExport, ProblemType};
+use deepburn_models::hf::{ADAPTER_CONFIG, HfExport, ProblemType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -257,6 +257,7 @@ impl JobState {
     /// Refuses another model. The exported configurations are compared field by field, because the data and a
     /// pretrained model provide fields that the job file does not set.
     fn compare_models(&self, now: &Self) -> Result<(), String> {
+        self.compare_adapters(now)?;
         let config = |state: &Self| state.hf_export.documents.get("config.json").cloned();
         let Some((then, now)) = config(self).zip(config(now)) else { return Ok(()) };
         // The default of this field is not written, so a missing field is a value.
@@ -289,6 +290,36 @@ impl JobState {
             _ => format!("set model.config.{name} to {then}, or start a new run from its weights"),
         };
         Err(format!("the model's {name} changed from {then} to {now}; {remedy}"))
+    }
+}
+
+/// The field of an adapter that names its base model, whose weights are compared by their hashes.
+const BASE_MODEL: &str = "base_model_name_or_path";
+
+impl JobState {
+    /// Refuses another adapter, whose parameters or scales would be others.
+    fn compare_adapters(&self, now: &Self) -> Result<(), String> {
+        let adapter = |state: &Self| state.hf_export.documents.get(ADAPTER_CONFIG).cloned();
+        match (adapter(self), adapter(now)) {
+            (None, None) => Ok(()),
+            (Some(_), None) => {
+                Err("it has an adapter, and this job has none; set model.lora as it was".to_owned())
+            }
+            (None, Some(_)) => Err("it has no adapter, and this job has one; remove model.lora, or start a new run \
+                                    from its model"
+                .to_owned()),
+            (Some(then), Some(now)) => {
+                let changed =
+                    then.iter().find(|(name, then)| *name != BASE_MODEL && now.get(*name) != Some(then));
+                changed.map_or(Ok(()), |(name, then)| {
+                    let now = now.get(name).unwrap_or(&Value::Null);
+                    Err(format!(
+                        "the adapter's {name} changed from {then} to {now}; set model.lora.{name} to {then}, or start \
+                         a new run"
+                    ))
+                })
+            }
+        }
     }
 }
 

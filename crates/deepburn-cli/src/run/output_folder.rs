@@ -15,10 +15,10 @@ use crate::failure::Failure;
 use crate::job::made_folders::MadeFolders;
 use crate::run::forecast::readable;
 use crate::run::preparation::Preparation;
-use crate::run::results::write_whole;
+use crate::run::results::{ADAPTER, write_whole};
 
 /// Files that a run writes.
-const FILES: [&str; 8] = [
+const FILES: [&str; 10] = [
     "metrics.jsonl",
     "job.json",
     "report.html",
@@ -27,10 +27,12 @@ const FILES: [&str; 8] = [
     "model/config.json",
     "model/deepburn.json",
     "model/tokenizer.json",
+    "adapter/adapter_config.json",
+    "adapter/adapter_model.safetensors",
 ];
 
 /// Folders that a run makes.
-const FOLDERS: [&str; 2] = ["model", "checkpoints"];
+const FOLDERS: [&str; 3] = ["model", "adapter", "checkpoints"];
 
 /// Locks the output folder, writes `job.json`, and removes the report and the test result of an earlier run.
 ///
@@ -58,11 +60,13 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
         }
     }
     warn_of_full_disk(preparation);
-    if output.join("model").exists() {
-        tracing::info!(
-            "{}/model is from an earlier run until this run saves its own",
-            output.display()
-        );
+    for name in ["model", ADAPTER] {
+        if output.join(name).exists() {
+            tracing::info!(
+                "{}/{name} is from an earlier run until this run saves its own",
+                output.display()
+            );
+        }
     }
     Ok(lock)
 }

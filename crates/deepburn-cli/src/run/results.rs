@@ -3,6 +3,7 @@
 //! | File | Content |
 //! |---|---|
 //! | `model/` | `config.json`, `model.safetensors`, tokenizer and companion files, as `transformers` loads them, and `deepburn.json` with the data that it was trained on |
+//! | `adapter/` | `adapter_config.json`, `adapter_model.safetensors` and the same other files, as PEFT loads them; in place of `model/` if the job trains an adapter, unless it saves the merged model too |
 //! | `test.json` | `test_loss` and `targets`; `test_accuracy` and `confusion` for a classifier, `test_accuracy` and `test_f1` with several labels a text, `test_mae` for regression, else `perplexity` |
 //! | `report.html` | curves of loss, learning rate, gradient norm, throughput and memory in one self-contained page |
 //!
@@ -26,8 +27,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use deepburn::metrics::{Quality, Row, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::{Answers, BoxError, Engine, FinalModel, Measured, TrainingEnd};
-use deepburn_config::{JobRequest, counted};
+use deepburn::weights::WeightMap;
+use deepburn_config::{JobRequest, Place, counted};
 use deepburn_files::PartialFile;
+use deepburn_models::FloatType;
+use deepburn_models::decoder::AnyDecoder;
+use deepburn_models::hf::{
+    AdapterFolder, GENERATION_CONFIG, ModelFolderError, ModelFolderWriter,
+};
+use deepburn_models::lora::Adapter;
 use deepburn_monitor::{Environment, Report};
 use serde_json::{Value, json};
 
@@ -79,13 +87,20 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     recipe: &R,
     preparation: &Preparation,
 ) -> Result<(), BoxError> {
-    let folder = preparation.job.training.output_dir.join("model");
-    let mut writer = match engine.rank() {
-        0 => Some(recipe.writer(&folder)?),
+    let output = &preparation.job.training.output_dir;
+    let adapter = recipe.adapted().and_then(|adapted| Some((adapted, adapted.adapter_map()?)));
+    let folder = output.join(if adapter.is_some() { ADAPTER } else { MODEL });
+    let mut writer = match (engine.rank(), &adapter) {
+        (0, Some((adapted, map))) => Some(adapter_writer(adapted, map, preparation, &folder)?),
+        (0, None) => Some(recipe.writer(&folder)?),
         _ => None,
     };
+    let is_exported = |path: &str| match &adapter {
+        Some((_, map)) => map.get(path).is_some(),
+        None => true,
+    };
     // Only one parameter at a time is gathered, so that the export needs little memory at any ZeRO stage.
-    for parameter in engine.parameters() {
+    for parameter in engine.parameters().iter().filter(|it| is_exported(it.path())) {
         let data = engine.states().master_data(parameter.index())?;
         // Every rank has the same values, so all ranks take the same branch.
         if data.iter::<f32>().any(|value| !value.is_finite()) {
@@ -100,17 +115,82 @@ pub(crate) fn save_model<B: FusedOps + OptimizerOps, R: Recipe<B>>(
             writer.write(parameter.path(), data)?;
         }
     }
-    if let Some(mut writer) = writer {
-        if let Some(tokenizer) = recipe.tokenizer() {
-            tokenizer.save(&folder)?;
+    let Some(writer) = writer else { return Ok(()) };
+    finish_folder(writer, &folder, recipe, preparation)?;
+    match adapter {
+        Some((adapted, _)) if preparation.job.training.save_merged => {
+            save_merged(adapted, &folder, recipe, preparation)
         }
-        recipe.companions().copy_to(&folder);
-        let training_data = Some(preparation.data.training.as_str());
-        let record = ModelRecord::of_job(&preparation.record, training_data);
-        writer.set_document(ModelRecord::FILE, record.fields());
-        writer.finish()?;
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+/// The folder of the exported model in the output folder.
+const MODEL: &str = "model";
+/// The folder of the exported adapter.
+pub(crate) const ADAPTER: &str = "adapter";
+
+/// Writes the files that accompany exported weights, and finishes the folder.
+///
+/// # Errors
+/// Returns an error if a file cannot be written.
+fn finish_folder<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+    mut writer: ModelFolderWriter,
+    folder: &Path,
+    recipe: &R,
+    preparation: &Preparation,
+) -> Result<(), BoxError> {
+    if let Some(tokenizer) = recipe.tokenizer() {
+        tokenizer.save(folder)?;
+    }
+    recipe.companions().copy_to(folder);
+    let training_data = Some(preparation.data.training.as_str());
+    let record = ModelRecord::of_job(&preparation.record, training_data);
+    writer.set_document(ModelRecord::FILE, record.fields());
+    Ok(writer.finish()?)
+}
+
+/// Starts the export of an adapter. Its configuration names the base model: a repository, or the path of a folder, which
+/// is absolute, because programs run in other folders.
+///
+/// # Errors
+/// Returns an error if the folder cannot be written to.
+fn adapter_writer(
+    adapted: &AnyDecoder,
+    map: &WeightMap,
+    preparation: &Preparation,
+    folder: &Path,
+) -> Result<ModelFolderWriter, ModelFolderError> {
+    let mut fields = adapted.adapter().map(Adapter::file_fields).unwrap_or_default();
+    let base = match (&preparation.job.model.pretrained, &preparation.pretrained) {
+        (Some(Place::Hub(name)), _) => name.clone(),
+        (_, Some(path)) => {
+            fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string()
+        }
+        _ => String::new(),
+    };
+    fields.insert("base_model_name_or_path".to_owned(), base.into());
+    AdapterFolder::create(folder, map, fields)
+}
+
+/// Writes the model with the adapter in the folder `adapter` merged into its weights.
+///
+/// # Errors
+/// Returns an error if a file cannot be read or written. No incomplete model is left then.
+fn save_merged<B: FusedOps + OptimizerOps, R: Recipe<B>>(
+    adapted: &AnyDecoder,
+    adapter: &Path,
+    recipe: &R,
+    preparation: &Preparation,
+) -> Result<(), BoxError> {
+    let Some(base) = &preparation.pretrained else { return Ok(()) };
+    let folder = preparation.job.training.output_dir.join(MODEL);
+    let trained = adapted.base().with_trained_adapter(AdapterFolder::open(adapter)?)?;
+    let mut writer = trained.merge_into(base, &folder, FloatType::F32)?;
+    if let Some(fields) = recipe.hf_export().documents.remove(GENERATION_CONFIG) {
+        writer.set_document(GENERATION_CONFIG, fields);
+    }
+    finish_folder(writer, &folder, recipe, preparation)
 }
 
 /// Records in `job.json` which model is saved, if the job asks for the best one: the step of the saved model, the step

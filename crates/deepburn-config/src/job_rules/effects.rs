@@ -77,9 +77,12 @@ impl JobReader<'_> {
         self.report_unused(&training.no_decay, !self.decays(plan), undecayed);
         let is_frozen = |group: &ParamGroup| group.update == GroupUpdate::Frozen;
         let freezes = plan.param_groups.iter().any(is_frozen);
+        let freezes = freezes || job.model.has_adapter();
         let trained = "no parameter is frozen: training.param_groups has no frozen group";
         self.report_unused(&training.checkpoint_scope, !freezes, trained);
-        let is_new = job.model.pretrained.is_none() && freezes;
+        let whole = "there is no adapter: neither model.lora nor model.adapter is given";
+        self.report_unused(&training.save_merged, !job.model.has_adapter(), whole);
+        let is_new = job.model.pretrained.is_none() && freezes && !job.model.has_adapter();
         refuse!(if is_new && plan.checkpoint_scope == CheckpointScope::Trained; self.findings, &*training.checkpoint_scope =>
             "\"trained\" omits the frozen parameters that model.pretrained has, and this job has no pretrained model";
             "write \"all\", or give model.pretrained");

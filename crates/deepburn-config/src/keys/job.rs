@@ -67,6 +67,18 @@ section! {
         /// "regression". A field of the checkpoint that the model does not read and that may change
         /// its outputs is an error; null removes it.
         config: () = free(),
+        /// LoRA: train adapters of low rank instead of the weights of model.pretrained, which stay
+        /// frozen. Fields of PEFT's LoraConfig: r (8), lora_alpha (8), target_modules (a list of
+        /// names, a regular expression or "all-linear"; by default those of PEFT for the model),
+        /// exclude_modules, layers_to_transform, layers_pattern, lora_dropout (0), bias ("none",
+        /// "lora_only" or "all"), use_rslora, use_dora, lora_bias, rank_pattern, alpha_pattern,
+        /// modules_to_save, ensure_weight_tying and init_lora_weights (true, false or "gaussian").
+        /// The trained adapter is saved in output_dir/adapter, as PEFT saves it. Language models
+        /// only.
+        lora: () = free(),
+        /// Folder of an adapter of PEFT that is trained further, in place of lora: a path relative
+        /// to the current folder or the job file.
+        adapter: Option<&'a str> = opt_text(),
     }
 
     /// Data set, splits and tokenizer.
@@ -204,8 +216,12 @@ section! {
         /// ones. Requires save_total_limit, and save_steps as a multiple of eval_steps or both
         /// strategies "epoch". Unset: none.
         save_best_limit: Option<usize> = opt_positive().unit("checkpoints"),
-        /// Parameters in checkpoints: "all", or "trained", which omits frozen parameters that still
-        /// have the values of model.pretrained. Resuming and exporting such a checkpoint need the
+        /// Save the model with the adapter merged into its weights too, in output_dir/model. Only with
+        /// model.lora or model.adapter.
+        save_merged: bool = flag(false),
+        /// Parameters in checkpoints: "all", or "trained" (the default with model.lora and
+        /// model.adapter), which omits frozen parameters that still have the values of
+        /// model.pretrained. Resuming and exporting such a checkpoint need the
         /// same pretrained model; its values are verified with hashes in the checkpoint.
         checkpoint_scope: CheckpointScope = choice("all"),
         resume = ON_THE_COMMAND_LINE,

@@ -77,8 +77,7 @@ impl ModuleParameter {
     }
 }
 
-/// Returns the parameters of a module in module order, without buffers. A lazy
-/// parameter counts as trainable.
+/// Returns the parameters of a module in module order, without buffers.
 pub(crate) fn parameters_of<B: OptimizerOps, M: Module<Training<B>>>(
     module: &M,
     buffers: &BufferTable<B>,
@@ -127,8 +126,18 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Parameters<'_, B> {
             path: self.path.joined(),
             shape: param.lazy_shape().to_vec(),
             layer: self.path.layer().to_owned(),
-            is_trainable: !param.is_initialized() || param.val().is_require_grad(),
+            is_trainable: requires_grad(param),
             is_lazy: !param.is_initialized(),
         });
     }
+}
+
+/// Returns whether a parameter is trained. A lazy parameter is not initialised.
+fn requires_grad<B: OptimizerOps, const D: usize>(param: &Param<Tensor<Training<B>, D>>) -> bool {
+    if param.is_initialized() {
+        return param.val().is_require_grad();
+    }
+    // Loading a value is the only way in Burn to get the flag without running the closure. The clone is lazy too.
+    let (id, value) = (param.id, Tensor::zeros([1; D], &param.lazy_device()));
+    param.clone().transform_for_load(value, id).val().is_require_grad()
 }

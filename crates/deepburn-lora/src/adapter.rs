@@ -1,0 +1,511 @@
+//! An adapter of a model: the adapted modules and their parameters.
+//!
+//! Main type: [`Adapter`]. A parameter has the path of its module followed by PEFT's name, such as
+//! `layers.0.self_attn.q_proj.lora_A.weight`. In `adapter_model.safetensors`, it is called
+//! `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` and is `[out, in]`, as in PyTorch.
+
+use std::collections::{HashMap, HashSet};
+
+use deepburn_weights::{
+    Component, Composition, InitialValues, Origin, Weight, WeightMap, WeightMapError,
+};
+use serde_json::{Map, Value, json};
+
+use crate::config::{Biases, InitialFactors, LoraConfig, Targets};
+use crate::error::LoraError;
+use crate::pattern::{ModulePattern, is_named};
+
+/// The start of all names in an adapter file.
+const FILE_PREFIX: &str = "base_model.model.";
+
+/// A module of a model, which an adapter may change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelModule {
+    /// The path of its parameters without the last name, such as `layers.0.self_attn.q_proj`.
+    pub path: String,
+    /// The path in `transformers`, such as `model.layers.0.self_attn.q_proj`.
+    pub name: String,
+    /// What the module computes.
+    pub kind: ModuleKind,
+}
+
+/// What a module computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModuleKind {
+    /// `x W` with `W: [inputs, outputs]`, plus a bias.
+    Linear {
+        /// Elements of `x`.
+        inputs: usize,
+        /// Elements of the result.
+        outputs: usize,
+    },
+    /// The output projection: `x W^T` with `W: [outputs, inputs]`.
+    Head {
+        /// Elements of `x`.
+        inputs: usize,
+        /// Number of tokens.
+        outputs: usize,
+        /// Whether `W` is the token embedding.
+        is_tied: bool,
+    },
+    /// The rows of `[rows, width]` that belong to tokens.
+    Embedding {
+        /// Number of tokens.
+        rows: usize,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// Something that cannot be adapted, such as a norm.
+    Other,
+}
+
+impl ModuleKind {
+    /// Returns the number of inputs and outputs of the adapter; `None` for a module that cannot be adapted.
+    fn sizes(self) -> Option<[usize; 2]> {
+        match self {
+            Self::Linear { inputs, outputs } | Self::Head { inputs, outputs, .. } => {
+                Some([inputs, outputs])
+            }
+            Self::Embedding { rows, width } => Some([rows, width]),
+            Self::Other => None,
+        }
+    }
+}
+
+/// A module with an adapter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdaptedModule {
+    /// The module.
+    pub module: ModelModule,
+    /// The rank.
+    pub rank: usize,
+    /// The factor of the adapter's output.
+    pub scale: f64,
+}
+
+/// The adapter of a model.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    config: LoraConfig,
+    /// The adapted modules, by path.
+    modules: HashMap<String, AdaptedModule>,
+    /// The paths of the parameters of the base model that are trained.
+    trained: HashSet<String>,
+    /// The names in the adapter file of the parameters of the base model that it contains.
+    stored: Vec<(String, String)>,
+    /// Whether a tied head becomes a parameter of its own.
+    unties: bool,
+    /// `target_modules` in `adapter_config.json`.
+    target_names: Value,
+}
+
+impl Adapter {
+    /// Applies a configuration to the modules of a model. `family_targets` are the names that PEFT adapts by default in
+    /// models of the family. `base` is the map of the base model.
+    ///
+    /// # Errors
+    /// Returns [`LoraError`] if a field selects no module, or a module that cannot be adapted or trained.
+    pub fn new(
+        config: LoraConfig,
+        modules: &[ModelModule],
+        family_targets: &[&str],
+        base: &WeightMap,
+    ) -> Result<Self, LoraError> {
+        let targets = match &config.targets {
+            Targets::OfFamily => {
+                let names = family_targets.iter().map(|name| (*name).to_owned()).collect();
+                Targets::Selected(ModulePattern::Names(names))
+            }
+            targets => targets.clone(),
+        };
+        let selected = selected(&config, &targets, modules)?;
+        let mut adapter = Self {
+            target_names: target_names(&targets, &selected),
+            modules: HashMap::new(),
+            trained: HashSet::new(),
+            stored: Vec::new(),
+            unties: false,
+            config,
+        };
+        for module in selected {
+            let adapted = adapter.adapted(module)?;
+            adapter.modules.insert(module.path.clone(), adapted);
+        }
+        adapter.save_modules(modules, base)?;
+        adapter.train_biases(modules, base);
+        adapter.store_embedding(base);
+        Ok(adapter)
+    }
+
+    /// Returns the adapter of a module.
+    ///
+    /// # Errors
+    /// Returns [`LoraError`] if the module cannot be adapted.
+    fn adapted(&self, module: &ModelModule) -> Result<AdaptedModule, LoraError> {
+        let config = &self.config;
+        let refuse = |reason: String| Err(LoraError::module("target_modules", reason));
+        let name = &module.name;
+        match module.kind {
+            ModuleKind::Other => {
+                return refuse(format!("`{name}` is neither a linear layer nor an embedding"));
+            }
+            ModuleKind::Head { is_tied: true, .. } => {
+                return refuse(format!(
+                    "`{name}` is tied to the token embedding, so that an adapter of it alone cannot be merged; use the \
+                     layers, or an untied model"
+                ));
+            }
+            ModuleKind::Embedding { .. } | ModuleKind::Head { .. } if config.dora => {
+                return refuse(format!("`{name}`: use_dora is supported for linear layers only"));
+            }
+            ModuleKind::Embedding { .. } if config.adapter_bias => {
+                return refuse(format!("`{name}` is an embedding, which has no lora_bias"));
+            }
+            _ => {}
+        }
+        let rank = config.rank_pattern.value_for("rank_pattern", name)?.unwrap_or(config.rank);
+        let alpha = config.alpha_pattern.value_for("alpha_pattern", name)?.unwrap_or(config.alpha);
+        Ok(AdaptedModule { module: module.clone(), rank, scale: config.scale(rank, alpha) })
+    }
+
+    /// Marks the modules that are trained as a whole.
+    ///
+    /// # Errors
+    /// Returns [`LoraError`] if a name selects no module, or an adapted one.
+    fn save_modules(&mut self, modules: &[ModelModule], base: &WeightMap) -> Result<(), LoraError> {
+        let field = "modules_to_save";
+        for name in self.config.modules_to_save.clone() {
+            let mut chosen =
+                modules.iter().filter(|module| is_named(&module.name, &name)).peekable();
+            if chosen.peek().is_none() {
+                return Err(LoraError::module(field, no_module(&name, modules)));
+            }
+            // PEFT compares the ends of names as texts.
+            let other = modules
+                .iter()
+                .find(|module| module.name.ends_with(&name) && !is_named(&module.name, &name));
+            if let Some(other) = other {
+                let reason = format!(
+                    "PEFT takes `{name}` for `{}` too, whose name ends with it; write the whole names",
+                    other.name
+                );
+                return Err(LoraError::module(field, reason));
+            }
+            for module in chosen {
+                if self.modules.contains_key(&module.path) {
+                    let reason = format!(
+                        "`{}` is adapted; it cannot be trained as a whole too",
+                        module.name
+                    );
+                    return Err(LoraError::module(field, reason));
+                }
+                self.save_module(module, modules, base);
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks a module that is trained as a whole.
+    fn save_module(&mut self, module: &ModelModule, modules: &[ModelModule], base: &WeightMap) {
+        let tied_head =
+            modules.iter().find(|it| matches!(it.kind, ModuleKind::Head { is_tied: true, .. }));
+        let embedding = modules.iter().find(|it| matches!(it.kind, ModuleKind::Embedding { .. }));
+        let is_of_tie = |it: Option<&ModelModule>| it.is_some_and(|it| it.path == module.path);
+        let mut saved = vec![module];
+        if let (Some(head), Some(embedding)) = (tied_head, embedding)
+            && (is_of_tie(tied_head) || is_of_tie(Some(embedding)))
+        {
+            self.unties = !self.config.keeps_tie;
+            if self.config.keeps_tie {
+                saved = vec![embedding, head];
+            }
+        }
+        for module in saved {
+            for leaf in ["weight", "bias"] {
+                let path = format!("{}.{leaf}", module.path);
+                if base.get(&path).is_some() && self.trained.insert(path.clone()) {
+                    self.stored.push((path, format!("{FILE_PREFIX}{}.{leaf}", module.name)));
+                }
+            }
+        }
+    }
+
+    /// Marks the biases that are trained.
+    fn train_biases(&mut self, modules: &[ModelModule], base: &WeightMap) {
+        for module in modules {
+            let is_adapted = self.modules.contains_key(&module.path);
+            let trains = match self.config.biases {
+                Biases::None => false,
+                Biases::Adapted => is_adapted,
+                Biases::All => true,
+            };
+            let path = format!("{}.bias", module.path);
+            if trains && base.get(&path).is_some() && self.trained.insert(path.clone()) {
+                let inner = if is_adapted { ".base_layer" } else { "" };
+                self.stored.push((path, format!("{FILE_PREFIX}{}{inner}.bias", module.name)));
+            }
+        }
+    }
+
+    /// Adds an adapted embedding to the adapter file. PEFT stores it, although it is not trained.
+    fn store_embedding(&mut self, base: &WeightMap) {
+        let is_embedding =
+            |it: &&AdaptedModule| matches!(it.module.kind, ModuleKind::Embedding { .. });
+        let stored = self.modules.values().filter(is_embedding).map(|adapted| {
+            let ModelModule { path, name, .. } = &adapted.module;
+            (format!("{path}.weight"), format!("{FILE_PREFIX}{name}.base_layer.weight"))
+        });
+        let stored: Vec<_> = stored.filter(|(path, _)| base.get(path).is_some()).collect();
+        self.stored.extend(stored);
+    }
+
+    /// Returns the configuration.
+    #[must_use]
+    pub fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// Returns the adapter of the module at `path`.
+    #[must_use]
+    pub fn module(&self, path: &str) -> Option<&AdaptedModule> {
+        self.modules.get(path)
+    }
+
+    /// Returns the number of adapted modules.
+    #[must_use]
+    pub fn num_modules(&self) -> usize {
+        self.modules.len()
+    }
+
+    /// Returns whether a tied head becomes a parameter of its own, whose first values are the embedding's.
+    #[must_use]
+    pub fn unties(&self) -> bool {
+        self.unties
+    }
+
+    /// Returns whether the parameter at `path` is a part of an adapter.
+    #[must_use]
+    pub fn contains(&self, path: &str) -> bool {
+        let module = path.split_once(".lora_").map(|(module, _)| module);
+        module.is_some_and(|module| self.modules.contains_key(module))
+    }
+
+    /// Returns the path of the layer if the parameter at `path` holds the norms of its columns.
+    #[must_use]
+    pub fn magnitude_of<'p>(&self, path: &'p str) -> Option<&'p str> {
+        path.strip_suffix(MAGNITUDE)?.strip_suffix('.').filter(|_| self.contains(path))
+    }
+
+    /// Returns whether the parameter at `path` is trained: a part of an adapter, or of the base model.
+    #[must_use]
+    pub fn trains(&self, path: &str) -> bool {
+        self.trained.contains(path) || self.contains(path)
+    }
+
+    /// Returns the map of the model with the parameters of the adapter, in the order of the module. Parameters that are
+    /// not trained have the origin [`Origin::Frozen`].
+    ///
+    /// # Errors
+    /// Returns an error if the sizes of a parameter overflow.
+    pub fn extended(&self, base: &WeightMap) -> Result<WeightMap, WeightMapError> {
+        let mut weights = Vec::new();
+        let mut all = base.weights().iter().peekable();
+        while let Some(weight) = all.next() {
+            let is_tied = matches!(weight.origin(), Origin::Tied { .. });
+            weights.push(match is_tied || self.trains(weight.path()) {
+                true => weight.clone(),
+                false => weight.clone().with_origin(Origin::Frozen),
+            });
+            // The adapter follows the last parameter of its module.
+            let module = module_of(weight.path());
+            if all.peek().is_none_or(|next| module_of(next.path()) != module)
+                && let Some(adapted) = self.modules.get(module)
+            {
+                weights.extend(self.weights_of(adapted)?);
+            }
+        }
+        WeightMap::new(weights).map(|map| map.like(base))
+    }
+
+    /// Returns the map of `adapter_model.safetensors`. `extended` is the map of the adapted model.
+    ///
+    /// # Errors
+    /// Returns an error if the sizes of a parameter overflow.
+    pub fn file_map(&self, extended: &WeightMap) -> Result<WeightMap, WeightMapError> {
+        let own = extended.weights().iter().filter(|weight| self.contains(weight.path()));
+        let mut weights: Vec<Weight> = own.cloned().collect();
+        for (path, stored) in &self.stored {
+            let Some(weight) = extended.get(path) else { continue };
+            let composition = weight.composition().clone().renamed(|_| stored.clone());
+            let copy = Weight::new(path.clone(), composition);
+            weights.push(match weight.origin() {
+                tied @ Origin::Tied { .. } => copy.with_origin(tied.clone()),
+                _ => copy,
+            });
+        }
+        WeightMap::new(weights)
+    }
+
+    /// Returns the parameters of the adapter of a module, in the order of the module.
+    ///
+    /// # Errors
+    /// Returns an error if the sizes of a parameter overflow.
+    fn weights_of(&self, adapted: &AdaptedModule) -> Result<Vec<Weight>, WeightMapError> {
+        let AdaptedModule { module: ModelModule { path, name, kind }, rank, .. } = adapted;
+        let Some([inputs, outputs]) = kind.sizes() else { return Ok(Vec::new()) };
+        let (leaves, is_table) = match kind {
+            ModuleKind::Embedding { .. } => (["lora_embedding_A", "lora_embedding_B"], true),
+            _ => (["lora_A.weight", "lora_B.weight"], false),
+        };
+        let [a, b] = self.initial_factors(inputs, *rank, is_table);
+        let stored = |leaf: &str| format!("{FILE_PREFIX}{name}.{leaf}");
+        let fresh = |leaf: &str, composition: Composition, initial| {
+            let weight = Weight::new(format!("{path}.{leaf}"), composition);
+            weight.with_origin(Origin::Fresh(initial))
+        };
+        // All factors are stored as `[out, in]`.
+        let factor = |leaf: &str, [rows, columns]: [usize; 2], initial| {
+            let component = Component::whole(stored(leaf), &[columns, rows]).transposed();
+            Ok(fresh(leaf, Composition::join(0, vec![component])?, initial))
+        };
+        let vector = |leaf: &str| {
+            let component = Component::whole(stored(leaf), &[outputs]);
+            Ok(fresh(leaf, Composition::join(0, vec![component])?, InitialValues::Zeros))
+        };
+        let mut weights =
+            vec![factor(leaves[0], [inputs, *rank], a)?, factor(leaves[1], [*rank, outputs], b)?];
+        if self.config.adapter_bias {
+            weights.push(vector("lora_B.bias")?);
+        }
+        if self.config.dora {
+            weights.push(vector(MAGNITUDE)?);
+        }
+        Ok(weights)
+    }
+
+    /// Returns the initial values of the factors A and B.
+    fn initial_factors(&self, inputs: usize, rank: usize, is_table: bool) -> [InitialValues; 2] {
+        let uniform =
+            |inputs: usize| InitialValues::Uniform { bound: 1.0 / (inputs as f64).sqrt() };
+        let normal = |std| InitialValues::Normal { std };
+        let zeros = InitialValues::Zeros;
+        match (self.config.initial, is_table) {
+            (InitialFactors::Nonzero, true) => [normal(1.0), normal(1.0)],
+            (_, true) => [zeros, normal(1.0)],
+            (InitialFactors::Uniform, false) => [uniform(inputs), zeros],
+            (InitialFactors::Gaussian, false) => [normal(1.0 / rank as f64), zeros],
+            (InitialFactors::Nonzero, false) => [uniform(inputs), uniform(rank)],
+        }
+    }
+
+    /// Returns the content of `adapter_config.json`.
+    #[must_use]
+    pub fn file_fields(&self) -> Map<String, Value> {
+        self.config.to_fields(self.target_names.clone())
+    }
+}
+
+/// The last name of a parameter with the norms of columns.
+const MAGNITUDE: &str = "lora_magnitude_vector";
+
+/// Returns the path of the module of a parameter.
+fn module_of(path: &str) -> &str {
+    path.rsplit_once('.').map_or("", |(module, _)| module)
+}
+
+/// Returns the modules that a configuration adapts, in the order of the model.
+///
+/// # Errors
+/// Returns [`LoraError`] if there are none.
+fn selected<'m>(
+    config: &LoraConfig,
+    targets: &Targets,
+    modules: &'m [ModelModule],
+) -> Result<Vec<&'m ModelModule>, LoraError> {
+    let mut selected = Vec::new();
+    for module in modules {
+        let is_target = match targets {
+            Targets::OfFamily => false,
+            Targets::AllLinear => matches!(module.kind, ModuleKind::Linear { .. }),
+            Targets::Selected(pattern) => {
+                pattern.selects("target_modules", &module.name)?
+                    && is_in_layers(config, targets, &module.name)
+            }
+        };
+        let is_excluded = match &config.exclude {
+            Some(pattern) => pattern.selects("exclude_modules", &module.name)?,
+            None => false,
+        };
+        if is_target && !is_excluded {
+            selected.push(module);
+        }
+    }
+    if let Targets::Selected(ModulePattern::Names(names)) = targets {
+        // A name that selects nothing is a mistake even if others select something.
+        let unknown =
+            names.iter().find(|name| !modules.iter().any(|module| is_named(&module.name, name)));
+        if let Some(name) = unknown {
+            return Err(LoraError::module("target_modules", no_module(name, modules)));
+        }
+    }
+    match selected.is_empty() {
+        false => Ok(selected),
+        true => Err(LoraError::module(
+            "target_modules",
+            format!(
+                "no module of the model is selected; it has {}",
+                some_names(modules.iter().filter(|it| it.kind != ModuleKind::Other))
+            ),
+        )),
+    }
+}
+
+/// Returns whether a module is in one of the adapted layers. As in PEFT, a module that the list names in full is, whatever
+/// its layer.
+fn is_in_layers(config: &LoraConfig, targets: &Targets, name: &str) -> bool {
+    let Some(layers) = &config.layers else { return true };
+    if let Targets::Selected(ModulePattern::Names(names)) = targets
+        && names.iter().any(|own| own == name)
+    {
+        return true;
+    }
+    let parts: Vec<&str> = name.split('.').collect();
+    let patterns = &config.layers_pattern;
+    let numbers = parts.windows(2).skip(1).filter_map(|pair| {
+        let is_list = patterns.is_empty() || patterns.iter().any(|pattern| pattern == pair[0]);
+        pair[1].parse::<usize>().ok().filter(|_| is_list)
+    });
+    // The expression of PEFT is greedy, so that the last number counts.
+    numbers.last().is_some_and(|number| layers.contains(&number))
+}
+
+/// Returns `target_modules` for `adapter_config.json`.
+fn target_names(targets: &Targets, selected: &[&ModelModule]) -> Value {
+    match targets {
+        Targets::Selected(pattern) => pattern.to_json(),
+        // PEFT stores whole names.
+        Targets::AllLinear | Targets::OfFamily => {
+            json!(selected.iter().map(|module| &module.name).collect::<Vec<_>>())
+        }
+    }
+}
+
+/// Returns the error message for a name that selects no module.
+fn no_module(name: &str, modules: &[ModelModule]) -> String {
+    format!("no module is called `{name}`; the model has {}", some_names(modules.iter()))
+}
+
+/// Returns the different last names of modules.
+fn some_names<'m>(modules: impl Iterator<Item = &'m ModelModule>) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for module in modules {
+        let last = module.name.rsplit('.').next().unwrap_or(&module.name);
+        if !names.contains(&last) {
+            names.push(last);
+        }
+    }
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,168 @@
+use super::*;
+
+/// Two layers, a norm, an embedding and a head.
+fn modules(is_tied: bool) -> Vec<ModelModule> {
+    let module = |path: &str, prefix: &str, kind| ModelModule {
+        path: path.into(),
+        name: format!("{prefix}{path}"),
+        kind,
+    };
+    let mut modules =
+        vec![module("embed_tokens", "model.", ModuleKind::Embedding { rows: 9, width: 4 })];
+    for layer in 0..2 {
+        let linear = |leaf: &str, inputs, outputs| {
+            let kind = ModuleKind::Linear { inputs, outputs };
+            module(&format!("layers.{layer}.{leaf}"), "model.", kind)
+        };
+        modules.extend([linear("attn.q_proj", 4, 6), linear("mlp.up_proj", 4, 5)]);
+    }
+    modules.push(module("norm", "model.", ModuleKind::Other));
+    modules.push(module("lm_head", "", ModuleKind::Head { inputs: 4, outputs: 9, is_tied }));
+    modules
+}
+
+fn base(is_tied: bool) -> WeightMap {
+    let mut weights = Vec::new();
+    for ModelModule { path, name, kind } in modules(is_tied) {
+        let path = format!("{path}.weight");
+        let stored = format!("{name}.weight");
+        let weight = |composition| Weight::new(path.clone(), composition);
+        weights.push(match kind {
+            ModuleKind::Linear { inputs, outputs } => {
+                let component = Component::whole(stored, &[outputs, inputs]).transposed();
+                weight(Composition::join(0, vec![component]).unwrap())
+            }
+            ModuleKind::Head { is_tied: true, .. } => {
+                let origin = Origin::Tied { to: "embed_tokens.weight".into() };
+                weight(Composition::whole(stored, &[9, 4])).with_origin(origin)
+            }
+            ModuleKind::Other => weight(Composition::whole(stored, &[4])),
+            _ => weight(Composition::whole(stored, &[9, 4])),
+        });
+        if name.ends_with("q_proj") {
+            let bias = Composition::whole(format!("{name}.bias"), &[6]);
+            weights.push(Weight::new(path.replace("weight", "bias"), bias));
+        }
+    }
+    WeightMap::new(weights).unwrap()
+}
+
+fn adapter(is_tied: bool, fields: Value) -> Result<Adapter, String> {
+    let config = LoraConfig::of_job(fields.as_object().unwrap()).unwrap();
+    Adapter::new(config, &modules(is_tied), &["q_proj"], &base(is_tied))
+        .map_err(|error| error.to_string())
+}
+
+/// Returns the paths of the adapted modules.
+fn adapted(fields: Value) -> Vec<String> {
+    let adapter = adapter(false, fields).unwrap();
+    let paths = modules(false).into_iter().map(|module| module.path);
+    paths.filter(|path| adapter.module(path).is_some()).collect()
+}
+
+#[test]
+fn modules_are_selected_as_in_peft() {
+    let (q, up) = (["layers.0.attn.q_proj", "layers.1.attn.q_proj"], "layers.1.mlp.up_proj");
+    assert_eq!(adapted(json!({})), q);
+    assert_eq!(adapted(json!({"target_modules": ["q_proj"]})), q);
+    assert_eq!(adapted(json!({"target_modules": "all-linear"})).len(), 4);
+    assert_eq!(adapted(json!({"target_modules": r".*\.1\..*up_proj"})), [up]);
+    let fields = json!({"target_modules": ["q_proj", "up_proj"], "layers_to_transform": [1],
+                        "layers_pattern": "layers", "exclude_modules": ["attn.q_proj"]});
+    assert_eq!(adapted(fields), [up]);
+    // A whole name is adapted whatever its layer.
+    let fields =
+        json!({"target_modules": ["model.layers.0.attn.q_proj"], "layers_to_transform": 1});
+    assert_eq!(adapted(fields), [q[0]]);
+}
+
+#[test]
+fn selections_that_mean_nothing_are_refused() {
+    for (is_tied, fields, expected) in [
+        (
+            false,
+            json!({"target_modules": ["q_proj", "w_proj"]}),
+            "no module is called `w_proj`; the model has \
+            embed_tokens, q_proj, up_proj, norm, lm_head",
+        ),
+        (false, json!({"target_modules": "w"}), "no module of the model is selected"),
+        (false, json!({"target_modules": ["norm"]}), "neither a linear layer nor an embedding"),
+        (true, json!({"target_modules": ["lm_head"]}), "is tied to the token embedding"),
+        (
+            false,
+            json!({"target_modules": ["embed_tokens"], "use_dora": true}),
+            "linear layers only",
+        ),
+        (false, json!({"modules_to_save": ["heads"]}), "no module is called `heads`"),
+        (false, json!({"modules_to_save": ["q_proj"]}), "is adapted"),
+        (
+            false,
+            json!({"modules_to_save": ["tokens", "embed_tokens"]}),
+            "no module is called `tokens`",
+        ),
+        (false, json!({"modules_to_save": ["proj"], "target_modules": ["up_proj"]}), "no module"),
+    ] {
+        let error = adapter(is_tied, fields.clone()).unwrap_err();
+        assert!(error.contains(expected), "{fields}: {error}");
+    }
+}
+
+#[test]
+fn the_map_has_the_adapters_behind_their_modules() {
+    let fields =
+        json!({"r": 2, "use_dora": true, "rank_pattern": {"layers.1.*": 3}, "bias": "lora_only"});
+    let adapter = adapter(false, fields).unwrap();
+    let map = adapter.extended(&base(false)).unwrap();
+    let paths: Vec<_> = map.weights().iter().map(|weight| weight.path()).collect();
+    let at = paths.iter().position(|path| *path == "layers.0.attn.q_proj.bias").unwrap();
+    let own = ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"];
+    let own = own.map(|leaf| format!("layers.0.attn.q_proj.{leaf}"));
+    assert_eq!(paths[at + 1..at + 4], own);
+    assert_eq!(map.get(&own[0]).unwrap().shape(), [4, 2]);
+    assert_eq!(map.get("layers.1.attn.q_proj.lora_B.weight").unwrap().shape(), [3, 6]);
+    let frozen: Vec<_> = map.weights().iter().filter(|it| *it.origin() == Origin::Frozen).collect();
+    assert_eq!(frozen.len(), 7);
+    assert!(frozen.iter().all(|weight| !adapter.trains(weight.path())));
+    assert!(adapter.trains("layers.1.attn.q_proj.bias") && !adapter.trains("norm.weight"));
+    // Stored as in PyTorch, under PEFT's names.
+    let file = adapter.file_map(&map).unwrap();
+    let tensors: Vec<_> = file.stored_tensors().iter().map(|it| (it.name(), it.shape())).collect();
+    let prefix = "base_model.model.model.layers.1.attn.q_proj";
+    for (name, shape) in [
+        (format!("{prefix}.lora_A.weight"), &[3, 4][..]),
+        (format!("{prefix}.lora_B.weight"), &[6, 3]),
+        (format!("{prefix}.lora_magnitude_vector"), &[6]),
+        (format!("{prefix}.base_layer.bias"), &[6]),
+    ] {
+        assert!(tensors.contains(&(&name, shape)), "{name}: {tensors:?}");
+    }
+    assert_eq!(tensors.len(), 8);
+}
+
+#[test]
+fn tied_parameters_are_saved_once_or_become_two() {
+    let fields = json!({"modules_to_save": ["embed_tokens"]});
+    let apart = adapter(true, fields).unwrap();
+    assert!(apart.unties() && apart.trains("embed_tokens.weight"));
+    let fields = json!({"modules_to_save": ["lm_head"], "ensure_weight_tying": true});
+    let tied = adapter(true, fields).unwrap();
+    assert!(!tied.unties() && tied.trains("embed_tokens.weight"));
+    assert!(!adapter(false, json!({"modules_to_save": ["lm_head"]})).unwrap().unties());
+}
+
+#[test]
+fn an_adapted_embedding_is_stored_with_its_base() {
+    let adapter = adapter(true, json!({"target_modules": ["embed_tokens"]})).unwrap();
+    let map = adapter.extended(&base(true)).unwrap();
+    assert_eq!(map.get("embed_tokens.lora_embedding_A").unwrap().shape(), [9, 8]);
+    let file = adapter.file_map(&map).unwrap();
+    let tensors: Vec<_> = file.stored_tensors().iter().map(|it| (it.name(), it.shape())).collect();
+    let prefix = "base_model.model.model.embed_tokens";
+    for (name, shape) in [
+        (format!("{prefix}.base_layer.weight"), &[9, 4][..]),
+        (format!("{prefix}.lora_embedding_A"), &[8, 9]),
+        (format!("{prefix}.lora_embedding_B"), &[4, 8]),
+    ] {
+        assert!(tensors.contains(&(&name, shape)), "{name}: {tensors:?}");
+    }
+}

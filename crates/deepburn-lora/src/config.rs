@@ -1,0 +1,577 @@
+//! The configuration of an adapter, under the names of PEFT.
+//!
+//! Main type: [`LoraConfig`]. It is the section `model.lora` of a job, and the file `adapter_config.json`. Fields of PEFT
+//! that would change what is computed and are not supported are errors, unless they have the value that switches them
+//! off.
+
+use serde_json::{Map, Value, json};
+
+use crate::LoraError;
+use crate::pattern::{ModulePattern, ModuleRegex, PatternMap};
+
+/// The largest rank. A larger one is no low-rank adapter of any model.
+const LARGEST_RANK: u64 = 1 << 16;
+
+/// The configuration of an adapter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraConfig {
+    /// The rank of the adapters (`r`).
+    pub rank: usize,
+    /// The scale of the adapters is this number divided by the rank (`lora_alpha`).
+    pub alpha: f64,
+    /// The adapted modules (`target_modules`).
+    pub targets: Targets,
+    /// Modules that are not adapted (`exclude_modules`).
+    pub exclude: Option<ModulePattern>,
+    /// The numbers of the layers that are adapted; `None` for all (`layers_to_transform`).
+    pub layers: Option<Vec<usize>>,
+    /// The names of the lists of layers; empty for any name (`layers_pattern`).
+    pub layers_pattern: Vec<String>,
+    /// The dropout probability of the input of the adapters (`lora_dropout`).
+    pub dropout: f64,
+    /// The biases that are trained (`bias`).
+    pub biases: Biases,
+    /// Whether the scale is `alpha / sqrt(r)` (`use_rslora`).
+    pub rank_stabilized: bool,
+    /// Whether the norms of columns are trained separately (`use_dora`).
+    pub dora: bool,
+    /// Whether adapters have a bias (`lora_bias`).
+    pub adapter_bias: bool,
+    /// Ranks of some modules (`rank_pattern`).
+    pub rank_pattern: PatternMap<usize>,
+    /// Values of alpha of some modules (`alpha_pattern`).
+    pub alpha_pattern: PatternMap<f64>,
+    /// Modules that are trained as a whole (`modules_to_save`).
+    pub modules_to_save: Vec<String>,
+    /// Whether a tied embedding and output projection stay one parameter if one of them is trained as a whole
+    /// (`ensure_weight_tying`). Otherwise they become two.
+    pub keeps_tie: bool,
+    /// The initial values of the adapters (`init_lora_weights`).
+    pub initial: InitialFactors,
+    /// The model that the adapter belongs to (`base_model_name_or_path`).
+    pub base_model: Option<String>,
+}
+
+/// The adapted modules.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Targets {
+    /// The modules that PEFT adapts by default in a model of this family.
+    #[default]
+    OfFamily,
+    /// All linear layers except the output projection.
+    AllLinear,
+    /// The selected modules.
+    Selected(ModulePattern),
+}
+
+/// The biases of the base model that are trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Biases {
+    /// None.
+    #[default]
+    None,
+    /// Those of adapted modules.
+    Adapted,
+    /// All.
+    All,
+}
+
+/// The initial values of the factors of an adapter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InitialFactors {
+    /// A is uniform in ±1/√in, B is 0 (`true`).
+    #[default]
+    Uniform,
+    /// A is normal with deviation 1/r, B is 0 (`"gaussian"`).
+    Gaussian,
+    /// A and B are uniform, so that the adapter changes the model at once (`false`).
+    Nonzero,
+}
+
+impl Biases {
+    /// The names of the values.
+    const NAMES: [(Self, &'static str); 3] =
+        [(Self::None, "none"), (Self::Adapted, "lora_only"), (Self::All, "all")];
+
+    fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(own, _)| *own == self).map_or("none", |(_, name)| name)
+    }
+}
+
+impl Default for LoraConfig {
+    /// Returns the defaults of PEFT.
+    fn default() -> Self {
+        Self {
+            rank: 8,
+            alpha: 8.0,
+            targets: Targets::default(),
+            exclude: None,
+            layers: None,
+            layers_pattern: Vec::new(),
+            dropout: 0.0,
+            biases: Biases::default(),
+            rank_stabilized: false,
+            dora: false,
+            adapter_bias: false,
+            rank_pattern: PatternMap::default(),
+            alpha_pattern: PatternMap::default(),
+            modules_to_save: Vec::new(),
+            keeps_tie: false,
+            initial: InitialFactors::default(),
+            base_model: None,
+        }
+    }
+}
+
+/// Fields that are read.
+const READ: [&str; 18] = [
+    "r",
+    "lora_alpha",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "lora_dropout",
+    "bias",
+    "use_rslora",
+    "use_dora",
+    "lora_bias",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "init_lora_weights",
+    "ensure_weight_tying",
+    "base_model_name_or_path",
+    "peft_type",
+];
+
+/// Fields that describe the file, or the layout of PyTorch modules, and that do not change what is computed.
+/// `fan_in_fan_out` says which axes the base weight has; the model knows them.
+const DESCRIPTIVE: [&str; 10] = [
+    "auto_mapping",
+    "fan_in_fan_out",
+    "inference_mode",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "task_type",
+    "loftq_config",
+    "runtime_config",
+];
+
+/// Fields of PEFT that are not supported, and what would be computed wrongly without them.
+const UNSUPPORTED: [(&str, &str); 14] = [
+    (
+        "trainable_token_indices",
+        "the rows of these tokens would not be trained or loaded; remove it, or train whole modules with modules_to_save",
+    ),
+    ("layer_replication", "the model would lack the repeated layers"),
+    ("target_parameters", "these parameters would not be adapted"),
+    ("use_qalora", "the adapter of a group of inputs would be applied to single inputs"),
+    ("use_bdlora", "the factors would not be block-diagonal"),
+    ("megatron_config", "the layers of Megatron are not split here"),
+    ("alora_invocation_tokens", "the adapter would also change tokens before its invocation"),
+    ("arrow_config", "the adapters would not be routed"),
+    (
+        "eva_config",
+        "the factors would have other initial values; use init_lora_weights true or \"gaussian\"",
+    ),
+    (
+        "corda_config",
+        "the factors would have other initial values; use init_lora_weights true or \"gaussian\"",
+    ),
+    ("kasa_config", "the base weights would not be truncated"),
+    (
+        "lora_ga_config",
+        "the factors would have other initial values; use init_lora_weights true or \"gaussian\"",
+    ),
+    ("velora_config", "the inputs would not be projected"),
+    ("monteclora_config", "the factors would not be sampled"),
+];
+
+/// Returns whether a value switches a feature off.
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+/// The source of the fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// A job, in which an unknown field is a mistake.
+    Job,
+    /// A file of PEFT, whose newer versions add fields.
+    File,
+}
+
+impl LoraConfig {
+    /// Reads the section of a job.
+    ///
+    /// # Errors
+    /// Returns [`LoraError`] for the first field that is unknown, not supported, has the wrong type, or is out of range.
+    pub fn of_job(fields: &Map<String, Value>) -> Result<Self, LoraError> {
+        Self::read(fields, Source::Job)
+    }
+
+    /// Reads an `adapter_config.json`. Unknown fields are ignored if they have a value that switches them off.
+    ///
+    /// # Errors
+    /// Returns [`LoraError`] for the first field that may change what is computed and is not supported, has the wrong
+    /// type, or is out of range.
+    pub fn of_file(fields: &Map<String, Value>) -> Result<Self, LoraError> {
+        Self::read(fields, Source::File)
+    }
+
+    fn read(fields: &Map<String, Value>, source: Source) -> Result<Self, LoraError> {
+        check_names(fields, source)?;
+        let reader = Fields(fields);
+        if let Some(kind) = reader.given("peft_type").filter(|kind| **kind != json!("LORA")) {
+            return Err(LoraError::value("peft_type", kind, "\"LORA\""));
+        }
+        let default = Self::default();
+        let config = Self {
+            rank: reader.rank("r")?.unwrap_or(default.rank),
+            alpha: reader.number("lora_alpha")?.unwrap_or(default.alpha),
+            targets: reader.targets()?,
+            exclude: reader.pattern("exclude_modules")?,
+            layers: reader.layers()?,
+            layers_pattern: reader.names("layers_pattern")?,
+            dropout: reader.number("lora_dropout")?.unwrap_or(default.dropout),
+            biases: reader.biases()?,
+            rank_stabilized: reader.flag("use_rslora")?,
+            dora: reader.flag("use_dora")?,
+            adapter_bias: reader.flag("lora_bias")?,
+            rank_pattern: reader.pattern_map("rank_pattern", Fields::rank_of)?,
+            alpha_pattern: reader.pattern_map("alpha_pattern", Fields::number_of)?,
+            modules_to_save: reader.names("modules_to_save")?,
+            keeps_tie: reader.flag("ensure_weight_tying")?,
+            initial: reader.initial()?,
+            base_model: reader.text("base_model_name_or_path")?,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks the values together.
+    ///
+    /// # Errors
+    /// Returns [`LoraError::Value`] for the first contradiction.
+    fn check(&self) -> Result<(), LoraError> {
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(LoraError::value("lora_dropout", self.dropout, "from 0 to below 1"));
+        }
+        let alphas = self.alpha_pattern.entries().map(|(key, alpha)| (key, alpha));
+        for (name, alpha) in [("lora_alpha", self.alpha)].into_iter().chain(alphas) {
+            if alpha == 0.0 {
+                return Err(LoraError::value(
+                    name,
+                    alpha,
+                    "another number: an adapter with scale 0 learns nothing",
+                ));
+            }
+        }
+        if let Some(layers) = &self.layers {
+            if !matches!(self.targets, Targets::Selected(ModulePattern::Names(_))) {
+                let rule = "absent unless target_modules is a list of names, as in PEFT";
+                return Err(LoraError::value("layers_to_transform", json!(layers), rule));
+            }
+        } else if !self.layers_pattern.is_empty() {
+            let rule = "absent without layers_to_transform";
+            return Err(LoraError::value("layers_pattern", json!(self.layers_pattern), rule));
+        }
+        if self.dora && self.adapter_bias {
+            return Err(LoraError::value("lora_bias", true, "false with use_dora, as in PEFT"));
+        }
+        Ok(())
+    }
+
+    /// Returns the fields of `adapter_config.json`, sorted by name. `targets` are the names of the adapted modules if
+    /// the configuration has no list of its own.
+    pub fn to_fields(&self, targets: Value) -> Map<String, Value> {
+        let patterns = |entries: &mut dyn Iterator<Item = (&str, Value)>| {
+            Value::Object(entries.map(|(key, value)| (key.to_owned(), value)).collect())
+        };
+        let or_null = |names: &[String]| if names.is_empty() { Value::Null } else { json!(names) };
+        let initial = match self.initial {
+            InitialFactors::Uniform => json!(true),
+            InitialFactors::Gaussian => json!("gaussian"),
+            InitialFactors::Nonzero => json!(false),
+        };
+        let fields = json!({
+            "alpha_pattern":
+                patterns(&mut self.alpha_pattern.entries().map(|(key, it)| (key, number(it)))),
+            "auto_mapping": null,
+            "base_model_name_or_path": self.base_model,
+            "bias": self.biases.name(),
+            "ensure_weight_tying": self.keeps_tie,
+            "exclude_modules": self.exclude.as_ref().map(ModulePattern::to_json),
+            "fan_in_fan_out": false,
+            "inference_mode": true,
+            "init_lora_weights": initial,
+            "layers_pattern": or_null(&self.layers_pattern),
+            "layers_to_transform": self.layers,
+            "lora_alpha": number(self.alpha),
+            "lora_bias": self.adapter_bias,
+            "lora_dropout": self.dropout,
+            "modules_to_save": or_null(&self.modules_to_save),
+            "peft_type": "LORA",
+            "r": self.rank,
+            "rank_pattern":
+                patterns(&mut self.rank_pattern.entries().map(|(key, it)| (key, json!(it)))),
+            "revision": null,
+            "target_modules": targets,
+            "task_type": "CAUSAL_LM",
+            "use_dora": self.dora,
+            "use_rslora": self.rank_stabilized,
+        });
+        match fields {
+            Value::Object(fields) => fields,
+            _ => unreachable!("it is an object"),
+        }
+    }
+
+    /// Returns the scale of an adapter with this rank and alpha.
+    pub(crate) fn scale(&self, rank: usize, alpha: f64) -> f64 {
+        let rank = rank as f64;
+        alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
+    }
+}
+
+/// Returns a number as JSON, without a fraction if it is an integer, as PEFT writes it.
+fn number(value: f64) -> Value {
+    match value.fract() == 0.0 && value.abs() < 1e15 {
+        true => json!(value as i64),
+        false => json!(value),
+    }
+}
+
+/// Checks that all fields are known and that features that are not supported are switched off.
+fn check_names(fields: &Map<String, Value>, source: Source) -> Result<(), LoraError> {
+    for (name, value) in fields {
+        let name = name.as_str();
+        if READ.contains(&name) || DESCRIPTIVE.contains(&name) {
+            continue;
+        }
+        let unsupported = UNSUPPORTED.iter().find(|(other, _)| *other == name);
+        let consequence = match (unsupported, source) {
+            _ if is_off(value) && (unsupported.is_some() || source == Source::File) => continue,
+            (Some((_, consequence)), _) => (*consequence).to_owned(),
+            (None, Source::File) => {
+                "it may change what the adapter computes; remove it if it does not".to_owned()
+            }
+            (None, Source::Job) => {
+                let near = |known: &&&str| strsim::damerau_levenshtein(known, name);
+                let nearest = READ.iter().min_by_key(near).filter(|known| near(known) <= 3);
+                let hint = match nearest {
+                    Some(known) => format!("did you mean `{known}`?"),
+                    None => format!("its fields are {}", READ[..16].join(", ")),
+                };
+                return Err(LoraError::Unknown { name: name.to_owned(), hint });
+            }
+        };
+        let (name, value) = (name.to_owned(), value.to_string());
+        return Err(LoraError::Unsupported { name, value, consequence });
+    }
+    Ok(())
+}
+
+/// Reads fields. Null counts as absent.
+struct Fields<'a>(&'a Map<String, Value>);
+
+impl Fields<'_> {
+    fn given(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    /// Reads a rank.
+    fn rank_of(name: &str, value: &Value) -> Result<usize, LoraError> {
+        let rank = value.as_u64().filter(|rank| (1..=LARGEST_RANK).contains(rank));
+        let rule = || format!("a whole number from 1 to {LARGEST_RANK}");
+        rank.map(|rank| rank as usize).ok_or_else(|| LoraError::value(name, value, rule()))
+    }
+
+    /// Reads a number.
+    fn number_of(name: &str, value: &Value) -> Result<f64, LoraError> {
+        let number = value.as_f64().filter(|number| number.is_finite());
+        number.ok_or_else(|| LoraError::value(name, value, "a finite number"))
+    }
+
+    fn rank(&self, name: &str) -> Result<Option<usize>, LoraError> {
+        self.given(name).map(|value| Self::rank_of(name, value)).transpose()
+    }
+
+    fn number(&self, name: &str) -> Result<Option<f64>, LoraError> {
+        self.given(name).map(|value| Self::number_of(name, value)).transpose()
+    }
+
+    fn flag(&self, name: &str) -> Result<bool, LoraError> {
+        let Some(value) = self.given(name) else { return Ok(false) };
+        value.as_bool().ok_or_else(|| LoraError::value(name, value, "true or false"))
+    }
+
+    fn text(&self, name: &str) -> Result<Option<String>, LoraError> {
+        let Some(value) = self.given(name) else { return Ok(None) };
+        let text = value.as_str().map(|text| Some(text.to_owned()));
+        text.ok_or_else(|| LoraError::value(name, value, "a text"))
+    }
+
+    /// Reads a name or a list of names.
+    fn names(&self, name: &str) -> Result<Vec<String>, LoraError> {
+        let Some(value) = self.given(name) else { return Ok(Vec::new()) };
+        let rule = "a list of names, none of them empty";
+        let texts = match value {
+            Value::String(text) => vec![Some(text.as_str())],
+            Value::Array(list) => list.iter().map(Value::as_str).collect(),
+            _ => return Err(LoraError::value(name, value, rule)),
+        };
+        let names =
+            texts.into_iter().map(|text| Some(text.filter(|it| !it.is_empty())?.to_owned()));
+        let names: Option<Vec<String>> = names.collect();
+        names.ok_or_else(|| LoraError::value(name, value, rule))
+    }
+
+    /// Reads a list of names, or a regular expression.
+    fn pattern(&self, name: &str) -> Result<Option<ModulePattern>, LoraError> {
+        Ok(match self.given(name) {
+            None => None,
+            Some(Value::String(text)) => Some(ModulePattern::Regex(ModuleRegex::new(name, text)?)),
+            Some(Value::Array(list)) if list.is_empty() => None,
+            Some(_) => Some(ModulePattern::Names(self.names(name)?)),
+        })
+    }
+
+    fn targets(&self) -> Result<Targets, LoraError> {
+        let name = "target_modules";
+        if let Some(value) = self.given(name) {
+            if value.as_str().is_some_and(|text| text.eq_ignore_ascii_case("all-linear")) {
+                return Ok(Targets::AllLinear);
+            }
+            if *value == json!([]) {
+                return Err(LoraError::value(name, value, "absent or not empty"));
+            }
+        }
+        Ok(self.pattern(name)?.map_or(Targets::OfFamily, Targets::Selected))
+    }
+
+    fn layers(&self) -> Result<Option<Vec<usize>>, LoraError> {
+        let name = "layers_to_transform";
+        let Some(value) = self.given(name) else { return Ok(None) };
+        let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let numbers = list.iter().map(|number| Some(usize::try_from(number.as_u64()?).ok()?));
+        let numbers: Option<Vec<usize>> = numbers.collect();
+        let numbers = numbers
+            .ok_or_else(|| LoraError::value(name, value, "a list of numbers of layers, from 0"))?;
+        // PEFT takes an empty list as all layers.
+        Ok((!numbers.is_empty()).then_some(numbers))
+    }
+
+    fn biases(&self) -> Result<Biases, LoraError> {
+        let Some(value) = self.given("bias") else { return Ok(Biases::None) };
+        let found = Biases::NAMES.iter().find(|(_, name)| value == name);
+        let rule = "\"none\", \"lora_only\" or \"all\"";
+        found.map(|(own, _)| *own).ok_or_else(|| LoraError::value("bias", value, rule))
+    }
+
+    fn initial(&self) -> Result<InitialFactors, LoraError> {
+        let name = "init_lora_weights";
+        match self.given(name) {
+            None | Some(Value::Bool(true)) => Ok(InitialFactors::Uniform),
+            Some(Value::Bool(false)) => Ok(InitialFactors::Nonzero),
+            Some(Value::String(text)) if text == "gaussian" => Ok(InitialFactors::Gaussian),
+            // These methods change the base weights or read data.
+            Some(value) => Err(LoraError::Unsupported {
+                name: name.into(),
+                value: value.to_string(),
+                consequence:
+                    "the base weights and the factors would have other values; use true, false or \
+                              \"gaussian\", or convert the adapter to plain LoRA with PEFT"
+                        .into(),
+            }),
+        }
+    }
+
+    fn pattern_map<T: Copy>(
+        &self,
+        name: &str,
+        read: impl Fn(&str, &Value) -> Result<T, LoraError>,
+    ) -> Result<PatternMap<T>, LoraError> {
+        let Some(value) = self.given(name) else { return PatternMap::new(name, Vec::new()) };
+        let Value::Object(entries) = value else {
+            return Err(LoraError::value(name, value, "an object of names and values"));
+        };
+        let entries = entries
+            .iter()
+            .map(|(key, value)| Ok((key.clone(), read(&format!("{name}.{key}"), value)?)));
+        PatternMap::new(name, entries.collect::<Result<_, _>>()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(fields: Value) -> Result<LoraConfig, String> {
+        LoraConfig::of_job(fields.as_object().unwrap()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn fields_are_read_and_written() {
+        assert_eq!(job(json!({})).unwrap(), LoraConfig::default());
+        let fields = json!({
+            "r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.05,
+            "layers_to_transform": 1, "layers_pattern": "layers", "bias": "lora_only", "use_rslora": true,
+            "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 0.5}, "modules_to_save": ["lm_head"],
+            "init_lora_weights": "gaussian", "exclude_modules": ".*\\.3\\..*",
+        });
+        let config = job(fields).unwrap();
+        assert_eq!((config.rank, config.layers.clone()), (4, Some(vec![1])));
+        assert_eq!(config.scale(4, 16.0), 8.0);
+        let written = config.to_fields(json!(["q_proj", "v_proj"]));
+        assert_eq!(LoraConfig::of_file(&written), Ok(config));
+        assert_eq!(written["lora_alpha"].to_string(), "16");
+    }
+
+    #[test]
+    fn wrong_fields_are_refused_by_name() {
+        for (fields, expected) in [
+            (json!({"r": 0}), "`r` is 0, but it must be a whole number from 1"),
+            (json!({"r": "8"}), "`r` is \"8\""),
+            (json!({"lora_r": 8}), "`lora_r` is not a field of LoRA; its fields are r, lora_alpha"),
+            (json!({"lora_alfa": 8}), "did you mean `lora_alpha`?"),
+            (json!({"lora_alpha": 0}), "learns nothing"),
+            (json!({"lora_dropout": 1}), "from 0 to below 1"),
+            (json!({"bias": true}), "\"none\", \"lora_only\" or \"all\""),
+            (json!({"target_modules": []}), "absent or not empty"),
+            (json!({"target_modules": 3}), "a list of names"),
+            (json!({"target_modules": "all-linear", "layers_to_transform": [1]}), "as in PEFT"),
+            (json!({"layers_pattern": "h"}), "absent without layers_to_transform"),
+            (json!({"trainable_token_indices": [3]}), "rows of these tokens"),
+            (json!({"init_lora_weights": "pissa"}), "would have other values"),
+            (json!({"rank_pattern": {"q_proj": -1}}), "`rank_pattern.q_proj` is -1"),
+            (json!({"peft_type": "IA3"}), "`peft_type` is \"IA3\", but it must be \"LORA\""),
+        ] {
+            let error = job(fields.clone()).unwrap_err();
+            assert!(error.contains(expected), "{fields}: {error}");
+        }
+    }
+
+    #[test]
+    fn files_of_newer_versions_are_read_unless_they_compute_something_else() {
+        let read = |fields: Value| LoraConfig::of_file(fields.as_object().unwrap());
+        let file =
+            json!({"peft_type": "LORA", "new_config": null, "use_new": false, "loftq_config": {}});
+        assert_eq!(read(file), Ok(LoraConfig::default()));
+        let error = read(json!({"use_new": true})).unwrap_err().to_string();
+        assert!(
+            error.contains("`use_new` is true, which is not supported: it may change"),
+            "{error}"
+        );
+        let error = job(json!({"use_new": false})).unwrap_err();
+        assert!(error.contains("not a field of LoRA"), "{error}");
+    }
+}

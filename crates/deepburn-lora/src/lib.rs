@@ -1,0 +1,25 @@
+//! LoRA adapters in the format of PEFT.
+//!
+//! A low-rank adapter (Hu et al. 2021) adds two small matrices to a linear layer of a frozen model:
+//!
+//! ```text
+//! y = x W + b + s (dropout(x) A) B        A: [in, r], B: [r, out], s = alpha / r
+//! ```
+//!
+//! - [`LoraConfig`] is the content of `adapter_config.json`, under the names of PEFT.
+//! - [`Adapter`] is the result of applying it to the modules of a model: which of them are adapted, with which rank and
+//!   scale, and the map of all parameters that are trained and saved.
+//! - [`merge`] computes the weight of a layer whose adapter is merged.
+//!
+//! The crate has no tensors. `deepburn-models` computes adapted layers.
+
+mod adapter;
+mod config;
+mod error;
+pub mod merge;
+mod pattern;
+
+pub use adapter::{AdaptedModule, Adapter, ModelModule, ModuleKind};
+pub use config::{Biases, InitialFactors, LoraConfig, Targets};
+pub use error::LoraError;
+pub use pattern::{ModulePattern, PatternMap};

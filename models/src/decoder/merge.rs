@@ -1,0 +1,179 @@
+//! Writes a model whose adapter is merged into its weights.
+
+use std::path::Path;
+
+use burn::tensor::TensorData;
+use deepburn_lora::merge::Factors;
+use deepburn_lora::{AdaptedModule, ModuleKind};
+use deepburn_safetensors::FloatType;
+use deepburn_weights::{Weight, WeightMap};
+use serde_json::{Map, json};
+
+use super::any::AnyDecoder;
+use crate::architecture::{Architecture, LanguageModelConfig};
+use crate::hf::{AdapterFolder, BaseModel, ModelFolderError, ModelFolderWriter, Weights};
+
+/// A decoder and its trained adapter, which are merged one parameter at a time.
+pub(super) struct Merge {
+    /// The adapted model.
+    decoder: AnyDecoder,
+    /// The map of the adapter file.
+    map: WeightMap,
+    /// The adapter file.
+    adapter: Weights,
+    /// The base model.
+    base: BaseModel,
+}
+
+impl Merge {
+    /// Opens the files of a model with an adapter.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError`] if a file is missing, unreadable or malformed.
+    pub(super) fn open(
+        decoder: &AnyDecoder,
+        base: &Path,
+        adapter: &AdapterFolder,
+    ) -> Result<Self, ModelFolderError> {
+        let map = decoder.adapter_map().unwrap_or_else(|| decoder.weight_map());
+        let adapter = adapter.weights(&map)?;
+        // An untied head is read under the name of the embedding.
+        let base = BaseModel::open(base, decoder.base().weight_map())?;
+        Ok(Self { decoder: decoder.clone(), map, adapter, base })
+    }
+
+    /// Returns the configuration of the merged model. An adapted or separately trained embedding is no longer the head.
+    pub(super) fn config(&self) -> AnyDecoder {
+        let base = self.decoder.base();
+        let parts = base.parts();
+        let embedding = parts.embedding_path();
+        let module = embedding.strip_suffix(".weight").unwrap_or(&embedding);
+        let adapter = self.decoder.adapter();
+        let is_apart = adapter.is_some_and(|it| it.unties() || it.module(module).is_some());
+        if !(is_apart && parts.head.is_tied) {
+            return base;
+        }
+        let untied = Map::from_iter([("tie_word_embeddings".to_owned(), json!(false))]);
+        base.with_overrides(&untied).unwrap_or(base)
+    }
+
+    /// Writes all parameters of the merged model.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError::Tensors`] if a tensor does not fit or is not finite, or an I/O error.
+    pub(super) fn write(mut self, writer: &mut ModelFolderWriter) -> Result<(), ModelFolderError> {
+        let config = self.config();
+        for weight in config.weight_map().parameters() {
+            let mut values = self.base_values(weight.path())?;
+            self.merge(weight, &mut values)?;
+            writer.write(weight.path(), TensorData::new(values, weight.shape()))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the values of a parameter before its adapter is merged: of the base model, or trained as a whole.
+    fn base_values(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
+        if self.decoder.adapter().is_some_and(|adapter| adapter.trains(path))
+            && let Some(weight) = self.map.get(path)
+        {
+            return self.adapter.read_required(weight);
+        }
+        let parts = self.decoder.base().parts();
+        match parts.head.is_tied && path == parts.head_path() {
+            true => self.base.read(&parts.embedding_path()),
+            false => self.base.read(path),
+        }
+    }
+
+    /// Merges the adapter of a parameter into its values.
+    fn merge(&mut self, weight: &Weight, values: &mut [f32]) -> Result<(), ModelFolderError> {
+        let Some((path, leaf)) = weight.path().rsplit_once('.') else { return Ok(()) };
+        let adapted = self.decoder.adapter().and_then(|adapter| adapter.module(path));
+        let Some(AdaptedModule { module, rank, scale }) = adapted.cloned() else { return Ok(()) };
+        if leaf == "bias" {
+            let bias = self.factor(path, "lora_B.bias")?;
+            let bias = bias.unwrap_or_default();
+            values.iter_mut().zip(&bias).for_each(|(sum, own)| {
+                *sum = (f64::from(*sum) + scale * f64::from(*own)) as f32;
+            });
+            return Ok(());
+        }
+        let leaves = match module.kind {
+            ModuleKind::Embedding { .. } => ["lora_embedding_A", "lora_embedding_B"],
+            _ => ["lora_A.weight", "lora_B.weight"],
+        };
+        let [a, b] = leaves.map(|leaf| self.factor(path, leaf));
+        let (Some(a), Some(b)) = (a?, b?) else { return Ok(()) };
+        let magnitude = self.factor(path, "lora_magnitude_vector")?;
+        let (a, b) = match module.kind {
+            // The weight of a head is transposed.
+            ModuleKind::Head { .. } => (transposed(&b, rank), transposed(&a, a.len() / rank)),
+            _ => (a, b),
+        };
+        let magnitude = magnitude.as_deref();
+        Factors { a: &a, b: &b, rank, scale, magnitude }.merge_into(values);
+        Ok(())
+    }
+
+    /// Reads a parameter of the adapter of the module at `path`; `None` if the adapter has none.
+    fn factor(&mut self, path: &str, leaf: &str) -> Result<Option<Vec<f32>>, ModelFolderError> {
+        let weight = self.map.get(&format!("{path}.{leaf}"));
+        weight.map(|weight| self.adapter.read_required(weight)).transpose()
+    }
+}
+
+/// Transposes a matrix with this number of rows.
+fn transposed(matrix: &[f32], rows: usize) -> Vec<f32> {
+    let columns = matrix.len() / rows.max(1);
+    (0..columns)
+        .flat_map(|column| (0..rows).map(move |row| matrix[row * columns + column]))
+        .collect()
+}
+
+impl AnyDecoder {
+    /// Writes the model in the folder `base`, with its trained adapter merged into the weights. Returns the writer, which
+    /// still needs [`finish`](ModelFolderWriter::finish). One parameter is in memory at a time.
+    ///
+    /// # Errors
+    /// Returns [`ModelFolderError`] if the model has no trained adapter, if files do not fit, or an I/O error.
+    pub fn merge_into(
+        &self,
+        base: &Path,
+        out: &Path,
+        float: FloatType,
+    ) -> Result<ModelFolderWriter, ModelFolderError> {
+        let Some(adapter) = self.trained_adapter() else {
+            let hint = "; it has no trained adapter to merge".to_owned();
+            return Err(ModelFolderError::NoWeights { folder: base.to_owned(), hint });
+        };
+        self.check_mergeable(adapter)?;
+        let merge = Merge::open(self, base, adapter)?;
+        let mut writer = merge.config().folder_writer(out, float)?;
+        merge.write(&mut writer)?;
+        Ok(writer)
+    }
+
+    /// Checks that each bias of an adapter can be added to a bias of the model.
+    fn check_mergeable(&self, folder: &AdapterFolder) -> Result<(), ModelFolderError> {
+        let Some(adapter) = self.adapter().filter(|it| it.config().adapter_bias) else {
+            return Ok(());
+        };
+        let map = self.base().weight_map();
+        let modules = self.parts().modules();
+        let lacking = modules.iter().find(|module| {
+            adapter.module(&module.path).is_some()
+                && map.get(&format!("{}.bias", module.path)).is_none()
+        });
+        match lacking {
+            None => Ok(()),
+            Some(module) => Err(ModelFolderError::Format {
+                path: folder.path().to_owned(),
+                reason: format!(
+                    "`lora_bias` is true, and `{}` has no bias to which it could be added; use the adapter without \
+                     merging it",
+                    module.name
+                ),
+            }),
+        }
+    }
+}

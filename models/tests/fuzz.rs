@@ -53,7 +53,7 @@ fn encoder() -> EncoderConfig {
 
 /// Fills a checkpoint with values.
 fn write(mut writer: ModelFolderWriter, parameters: &[ParameterShape]) {
-    for ParameterShape { path, shape } in parameters {
+    for ParameterShape { path, shape, .. } in parameters {
         let values: Vec<f32> = (0..shape.iter().product()).map(|at| (at as f32).sin()).collect();
         writer.write(path, TensorData::new(values, shape.clone())).unwrap();
     }

@@ -4,6 +4,7 @@
 //! formulas.
 //!
 //! ```text
+//! adapted_model.rs   an adapter and its base model
 //! known_model.rs     the model of a config.json
 //! param_groups.rs    sizes of parameters, and the optimizer settings of each
 //! activations.rs     activations that a training pass saves for backward
@@ -13,6 +14,7 @@
 //! made_folders.rs    folders that are created to check that they can be written to
 //! ```
 
+pub(crate) mod adapted_model;
 pub(crate) mod devices;
 pub(crate) mod known_model;
 pub(crate) mod made_folders;

@@ -12,6 +12,7 @@ pub(crate) mod generate;
 pub(crate) mod key_chapter;
 pub(crate) mod keys;
 pub(crate) mod launch;
+pub(crate) mod merge;
 pub(crate) mod predict;
 pub(crate) mod prediction_summary;
 pub(crate) mod predictions;
@@ -36,6 +37,7 @@ use crate::tools::generate::{GenerateArguments, generate};
 use crate::tools::key_chapter::key_chapter;
 use crate::tools::keys::keys;
 use crate::tools::launch::{LaunchArguments, launch};
+use crate::tools::merge::{MergeArguments, merge};
 use crate::tools::predict::{PredictArguments, predict};
 
 /// Tools of DeepBurn for configurations, memory estimates, checkpoints, trained models and jobs on several machines.
@@ -102,6 +104,8 @@ pub(crate) enum Command {
         #[arg(long, default_value = "5GB")]
         max_shard_size: Size,
     },
+    /// Merge a LoRA adapter into its base model.
+    Merge(MergeArguments),
     /// Verify a training checkpoint and show its contents.
     Inspect {
         /// Folder of the checkpoint, of checkpoints, or of a run.
@@ -154,6 +158,7 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
             };
             consolidate(&mut checkpoint, base.as_deref(), &out, dtype, max_shard_size)?.join("\n")
         }
+        Command::Merge(arguments) => merge(&arguments)?,
         Command::Inspect { checkpoint, tag } => {
             inspect(&checkpoint, tag.as_deref())?.trim_end().to_owned()
         }

@@ -305,12 +305,15 @@ impl JobState {
             (Some(_), None) => {
                 Err("it has an adapter, and this job has none; set model.lora as it was".to_owned())
             }
-            (None, Some(_)) => Err("it has no adapter, and this job has one; remove model.lora, or start a new run \
+            (None, Some(_)) => Err(
+                "it has no adapter, and this job has one; remove model.lora, or start a new run \
                                     from its model"
-                .to_owned()),
+                    .to_owned(),
+            ),
             (Some(then), Some(now)) => {
-                let changed =
-                    then.iter().find(|(name, then)| *name != BASE_MODEL && now.get(*name) != Some(then));
+                let changed = then
+                    .iter()
+                    .find(|(name, then)| *name != BASE_MODEL && now.get(*name) != Some(then));
                 changed.map_or(Ok(()), |(name, then)| {
                     let now = now.get(name).unwrap_or(&Value::Null);
                     Err(format!(

@@ -26,15 +26,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use deepburn::metrics::{Quality, Row, read_metrics};
 use deepburn::ops::{FusedOps, OptimizerOps};
-use deepburn::{Answers, BoxError, Engine, FinalModel, Measured, TrainingEnd};
 use deepburn::weights::WeightMap;
+use deepburn::{Answers, BoxError, Engine, FinalModel, Measured, TrainingEnd};
 use deepburn_config::{JobRequest, Place, counted};
 use deepburn_files::PartialFile;
 use deepburn_models::FloatType;
 use deepburn_models::decoder::AnyDecoder;
-use deepburn_models::hf::{
-    AdapterFolder, GENERATION_CONFIG, ModelFolderError, ModelFolderWriter,
-};
+use deepburn_models::hf::{AdapterFolder, GENERATION_CONFIG, ModelFolderError, ModelFolderWriter};
 use deepburn_models::lora::Adapter;
 use deepburn_monitor::{Environment, Report};
 use serde_json::{Value, json};

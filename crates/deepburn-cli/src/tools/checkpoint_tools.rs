@@ -24,6 +24,7 @@ use deepburn::checkpoint::{
     Checkpoint, Consolidation, NotFinite, Tag, WeightMap, consolidate as write_weights,
 };
 use deepburn_models::FloatType;
+use deepburn_models::hf::ADAPTER_CONFIG;
 
 use crate::failure::Failure;
 use crate::job::model_folder::model_in;
@@ -152,6 +153,13 @@ pub(crate) fn consolidate(
         find_base(checkpoint, base, None, &as_trained)?;
         return write(checkpoint, out, &what, &as_trained);
     };
+    if state.hf_export.documents.contains_key(ADAPTER_CONFIG) {
+        return Err(Failure::mistake(format!(
+            "{} has an adapter, which is not a model of its own; continue the run with --resume, which writes \
+             output_dir/adapter at its end, and merge it with `deepburn merge`",
+            checkpoint.path().display()
+        )));
+    }
     let recorded = state.base.clone();
     let others = AccompanyingFiles::find(checkpoint, state, float)?;
     others.refuse_existing(out)?;

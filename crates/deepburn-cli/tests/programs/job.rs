@@ -141,7 +141,9 @@ impl Trained {
         let mut trained = Self {
             steps: Vec::new(),
             evaluations: Vec::new(),
-            weights: fs::read(output.join("model/model.safetensors")).unwrap(),
+            weights: fs::read(output.join("model/model.safetensors"))
+                .or_else(|_| fs::read(output.join("adapter/adapter_model.safetensors")))
+                .unwrap(),
         };
         for row in read_metrics(&output.join("metrics.jsonl")).unwrap() {
             match row {

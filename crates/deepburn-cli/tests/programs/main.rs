@@ -22,6 +22,7 @@ mod label_kinds;
 mod label_smoothing;
 mod launching;
 mod limits;
+mod lora;
 mod malformed;
 mod memory;
 mod one_bit;

@@ -1,0 +1,107 @@
+//! Finds an adapter and its base model.
+//!
+//! Main type: [`AdaptedModel`]. Tools accept the folder of an adapter, or the output folder of a run, which has the
+//! adapter in its folder `adapter`. The base model is the one that `adapter_config.json` names, unless another folder is
+//! given.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use deepburn_config::Place;
+use deepburn_models::decoder::AnyDecoder;
+use deepburn_models::hf::{ADAPTER_CONFIG, AdapterFolder};
+use serde_json::Value;
+
+use crate::data::places::Places;
+use crate::failure::Failure;
+use crate::job::known_model::KnownModel;
+use crate::job::model_folder::model_in;
+use crate::run::results::ADAPTER;
+
+/// A trained adapter and the folder of its base model.
+#[derive(Debug)]
+pub(crate) struct AdaptedModel {
+    /// The configuration of the model with its adapter.
+    pub(crate) decoder: AnyDecoder,
+    /// The folder of the base model.
+    pub(crate) base: PathBuf,
+    /// The folder of the adapter.
+    pub(crate) folder: PathBuf,
+}
+
+impl AdaptedModel {
+    /// Finds the adapter in `given`; `None` if it has none, or a whole model. `base` is the value of `--base`.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if the adapter or its base model cannot be used.
+    pub(crate) fn find(given: &Path, base: Option<&Path>) -> Result<Option<Self>, Failure> {
+        let Some(folder) = adapter_in(given) else { return Ok(None) };
+        let adapter = AdapterFolder::open(&folder).map_err(Failure::mistake)?;
+        let base = match base {
+            Some(base) => model_in(base),
+            None => base_of(&folder, adapter.config().base_model.as_deref())?,
+        };
+        let KnownModel::LanguageModel(decoder) = KnownModel::read(Some(&base))? else {
+            return Err(Failure::mistake(format!(
+                "{}: its base model {} is a classifier; adapters are supported for language models only",
+                folder.display(),
+                base.display()
+            )));
+        };
+        let decoder = decoder.with_trained_adapter(adapter).map_err(Failure::mistake)?;
+        Ok(Some(Self { decoder, base, folder }))
+    }
+}
+
+/// Returns the folder of the adapter in `given`; `None` if it has none, or a model that the same run saved.
+pub(crate) fn adapter_in(given: &Path) -> Option<PathBuf> {
+    if given.join(ADAPTER_CONFIG).is_file() {
+        return Some(given.to_owned());
+    }
+    let inner = given.join(ADAPTER);
+    let has_adapter = inner.join(ADAPTER_CONFIG).is_file() && !given.join("config.json").exists();
+    let is_merged = model_in(given) != given && saves_model(given);
+    (has_adapter && !is_merged).then_some(inner)
+}
+
+/// Returns whether the last run in a folder saves a whole model. A model of an earlier run may still be there.
+fn saves_model(run: &Path) -> bool {
+    let text = fs::read_to_string(run.join("job.json")).ok();
+    let job: Option<Value> = text.and_then(|text| serde_json::from_str(&text).ok());
+    let Some(job) = job else { return true };
+    let has_adapter = !job["model"]["lora"].is_null() || !job["model"]["adapter"].is_null();
+    !has_adapter || job["training"]["save_merged"] == true
+}
+
+/// Returns the folder of the base model that an adapter names.
+///
+/// # Errors
+/// Returns a user's mistake if the adapter names none, or one that does not exist.
+fn base_of(adapter: &Path, name: Option<&str>) -> Result<PathBuf, Failure> {
+    let file = adapter.join(ADAPTER_CONFIG);
+    let remedy = "give its folder with --base";
+    let Some(name) = name.filter(|name| !name.is_empty()) else {
+        return Err(Failure::mistake(format!(
+            "{}: base_model_name_or_path is empty, so the base model is not known; {remedy}",
+            file.display()
+        )));
+    };
+    // A relative path is relative to the folder of the program that wrote it. It is tried from here and from the adapter.
+    let folders = [PathBuf::new(), adapter.to_owned()];
+    let local = folders.iter().map(|folder| folder.join(name)).find(|path| path.is_dir());
+    match local {
+        Some(path) => Ok(model_in(&path)),
+        None if Path::new(name).is_absolute() || name.matches('/').count() != 1 => {
+            Err(Failure::mistake(format!(
+                "{}: base_model_name_or_path is {name:?}, which does not exist; {remedy}",
+                file.display()
+            )))
+        }
+        None => Places::default().model(&Place::Hub(name.to_owned())).map_err(|error| {
+            Failure::mistake(format!(
+                "{}: base_model_name_or_path is {name:?}: {error}; {remedy}",
+                file.display()
+            ))
+        }),
+    }
+}

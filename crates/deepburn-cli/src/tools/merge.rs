@@ -1,0 +1,89 @@
+//! `deepburn merge`: write a model whose adapter is merged into its weights.
+//!
+//! ```text
+//! IN     adapter_config.json, adapter_model.safetensors    of a run (RUN/adapter) or of PEFT
+//!        the base model that adapter_config.json names
+//! OUT    config.json, model.safetensors, tokenizer, …      as `transformers` loads it
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use deepburn_datasets::{CompanionFile, CompanionKind, companion_files};
+use deepburn_models::FloatType;
+use deepburn_models::hf::{GENERATION_CONFIG, GenerationConfig};
+
+use crate::data::companions::copy_whole;
+use crate::failure::Failure;
+use crate::job::adapted_model::AdaptedModel;
+use crate::job::model_folder::ModelRecord;
+use crate::tools::checkpoint_tools::weight_type;
+
+/// Options of `deepburn merge`.
+#[derive(Debug, Args)]
+pub(crate) struct MergeArguments {
+    /// Folder of an adapter, or of a run that trained one.
+    adapter: PathBuf,
+    /// Output folder.
+    out: PathBuf,
+    /// Folder of the base model [default: the one that adapter_config.json names].
+    #[arg(long, value_name = "DIR")]
+    base: Option<PathBuf>,
+    /// Type of the weights.
+    #[arg(long, value_parser = weight_type(), default_value = "f32")]
+    dtype: FloatType,
+}
+
+/// Writes the merged model and returns the path of its folder. Nothing is left if it fails.
+///
+/// # Errors
+/// Returns a user's mistake if there is no adapter, if it does not fit its base model, or if the output folder already
+/// has a model. Returns a failure while running if a file cannot be written.
+pub(crate) fn merge(arguments: &MergeArguments) -> Result<String, Failure> {
+    let MergeArguments { adapter, out, base, dtype } = arguments;
+    let found = AdaptedModel::find(adapter, base.as_deref())?;
+    let Some(AdaptedModel { decoder, base, folder }) = found else {
+        return Err(Failure::mistake(format!(
+            "{} has no adapter to merge: neither adapter_config.json nor adapter/adapter_config.json; give the folder \
+             of an adapter, or of a run with model.lora",
+            adapter.display()
+        )));
+    };
+    if let Some(name) =
+        ["config.json", "model.safetensors"].into_iter().find(|name| out.join(name).exists())
+    {
+        return Err(Failure::mistake(format!(
+            "{} exists and is not overwritten; give another folder",
+            out.join(name).display()
+        )));
+    }
+    let mut writer = decoder.merge_into(&base, out, *dtype).map_err(Failure::mistake)?;
+    if let Some(config) = GenerationConfig::read(&base).map_err(Failure::mistake)? {
+        writer.set_document(GENERATION_CONFIG, config.fields().clone());
+    }
+    if let Some(record) = ModelRecord::read(&folder) {
+        writer.set_document(ModelRecord::FILE, record.fields());
+    }
+    copy_others(&base, &folder, out)?;
+    writer.finish().map_err(Failure::run)?;
+    Ok(format!("the merged model is in {}", out.display()))
+}
+
+/// Copies the tokenizer and the companion files of the base model, and then the tokenizer of the adapter, which was
+/// trained with it.
+///
+/// # Errors
+/// Returns a failure while running if a file cannot be copied.
+fn copy_others(base: &Path, adapter: &Path, out: &Path) -> Result<(), Failure> {
+    for folder in [base, adapter] {
+        let files = companion_files(folder).map_err(Failure::mistake)?.into_iter();
+        let is_copied = |file: &CompanionFile| folder == base || file.kind != CompanionKind::Model;
+        for file in files.filter(is_copied) {
+            copy_whole(&file.path, &out.join(&file.name)).map_err(|error| {
+                let (from, to) = (file.path.display(), out.display());
+                Failure::run(format!("{from} cannot be copied to {to}: {error}"))
+            })?;
+        }
+    }
+    Ok(())
+}

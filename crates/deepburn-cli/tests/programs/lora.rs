@@ -1,0 +1,275 @@
+//! Tests of LoRA: `model.lora`, `model.adapter` and `deepburn merge`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use deepburn::checkpoint::Checkpoint;
+use serde_json::{Value, json};
+
+use crate::job::{Job, STAGES, Trained, tensors, tiny_model};
+use crate::program::deepburn;
+use crate::resume::{assert_same, checkpoints, resume};
+use crate::traces::{FP32, Nearness, assert_near, job as job_of_trace};
+
+/// Returns a job that trains an adapter of the tiny GPT-2.
+fn job() -> Job {
+    Job::tiny()
+        .with("model.lora", json!({ "r": 4, "target_modules": "all-linear", "lora_dropout": 0.1 }))
+}
+
+fn adapter(job: &Job) -> PathBuf {
+    job.folder().join("output/adapter")
+}
+
+/// PEFT's traces: 10 steps of plain PyTorch, and of DeepSpeed at stages 2 and 3 on 2 ranks. They are in `golden/llm`,
+/// which is beside the folder that `DEEPBURN_TEST_DATA` names.
+#[test]
+fn traces_of_peft() {
+    let data = std::env::var_os("DEEPBURN_TEST_DATA").map(PathBuf::from);
+    let golden = data.and_then(|data| Some(data.parent()?.join("golden/llm")));
+    let Some(golden) = golden.filter(|golden| golden.is_dir()) else {
+        eprintln!("skipped: DEEPBURN_TEST_DATA does not name a folder beside golden/llm");
+        return;
+    };
+    let mut count = 0;
+    for folder in fs::read_dir(golden.join("lora")).unwrap() {
+        let folder = folder.unwrap().path();
+        let read = |name: &str| -> Option<Value> {
+            serde_json::from_str(&fs::read_to_string(folder.join(name)).ok()?).ok()
+        };
+        let main = read("trace.json").unwrap();
+        if !main["peft"]["trainable_token_indices"].is_null() {
+            continue;
+        }
+        for (name, stages) in [
+            ("trace.json", &[0, 3][..]),
+            ("trace_s2_n2.json", &[2, 0]),
+            ("trace_s3_n2.json", &[3, 1]),
+        ] {
+            let Some(trace) = read(name) else { continue };
+            for stage in stages {
+                reproduces(&golden, &folder, &main, &trace, *stage);
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 40, "{count}");
+}
+
+/// In bfloat16, PyTorch keeps and updates the adapters in bfloat16, or computes them in f32.
+const BF16: Nearness = Nearness { loss: 0.13, norm: 0.2, steps: 10 };
+
+fn reproduces(golden: &Path, folder: &Path, main: &Value, trace: &Value, stage: u8) {
+    let base = golden.join("models").join(main["base"].as_str().unwrap());
+    // The tiny GPT-2 is beside the other golden files.
+    let tokens = [base.join("tokens.bin"), golden.join("../tokens.bin")];
+    let tokens = tokens.into_iter().find(|path| path.exists()).unwrap();
+    let is_bf16 = main["base_dtype"] == "bfloat16";
+    let job = job_of_trace(trace)
+        .with("model", json!({ "pretrained": base, "adapter": folder.join("adapter_init") }))
+        .with("data.path", tokens.display().to_string())
+        .with("training.ranks", trace["world"].as_u64().unwrap_or(1))
+        .zero("stage", stage);
+    let job = if is_bf16 { job.with("deepspeed.bf16.enabled", true) } else { job };
+    let what = format!("{} at stage {stage}", folder.display());
+    let trained = job.train();
+    let nearness = if is_bf16 { BF16 } else { FP32 };
+    assert_near(&trained.steps, trace["rows"].as_array().unwrap(), &nearness, &what);
+    if is_bf16 || trace["world"] != 1 {
+        return;
+    }
+    // The adapter after ten steps. Adam divides by tiny moments, so single elements differ more than losses.
+    let expected = tensors(&fs::read(folder.join("adapter_10/adapter_model.safetensors")).unwrap());
+    let found = trained.tensors();
+    for (name, found) in &found {
+        let (_, expected) = expected.iter().find(|(own, _)| own == name).unwrap();
+        let square = |values: &mut dyn Iterator<Item = f32>| {
+            values.map(|value| f64::from(value).powi(2)).sum::<f64>()
+        };
+        let differences = square(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+        let norm = square(&mut expected.iter().copied());
+        assert!(
+            differences.sqrt() <= 2e-3 * norm.sqrt() + 1e-6,
+            "{what} {name}: {differences} {norm}"
+        );
+    }
+}
+
+#[test]
+fn stages_and_ranks_agree_to_the_bit() {
+    for (ranks, bf16) in [(1, false), (2, true), (3, false)] {
+        let run = |stage| {
+            let job = job().sharded(stage, ranks);
+            let job = if bf16 { job.with("deepspeed.bf16.enabled", true) } else { job };
+            job.train()
+        };
+        let first = run(0);
+        let trained = first.tensors();
+        // Four factors of each of three layers, in PEFT's names, and none of them is empty or 0.
+        assert_eq!(trained.len(), 24);
+        for (name, values) in &trained {
+            assert!(name.starts_with("base_model.model.transformer.h."), "{name}");
+            assert!(values.iter().any(|value| *value != 0.0), "{name}");
+        }
+        for stage in &STAGES[1..] {
+            assert_eq!(run(*stage).numbers(), first.numbers(), "stage {stage}, {ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn checkpoints_have_the_adapter_alone_and_resume_on_other_ranks() {
+    let whole = job().with("training.save_steps", 2).sharded(3, 2);
+    let expected = whole.train();
+    let parts = job().with("training.save_steps", 2).sharded(3, 2).with("training.max_steps", 2);
+    parts.run().succeeded();
+    let checkpoint = Checkpoint::open_intact(&checkpoints(&parts), None).unwrap();
+    assert_eq!(
+        checkpoint.omitted().count(),
+        40,
+        "of 3 layers of 12, 2 embeddings and 2 of the last norm"
+    );
+    drop(checkpoint);
+    let parts = parts.with("training.max_steps", 4);
+    resume(&parts, &[]).succeeded();
+    assert_same(&Trained::read(&parts.folder().join("output")), &expected, "resumed");
+    // On another number of ranks and at another stage.
+    let parts = parts
+        .sharded(1, 3)
+        .with("training.max_steps", 5)
+        .with("deepspeed.gradient_accumulation_steps", 1);
+    resume(&parts, &[]).succeeded();
+    // Another adapter is refused.
+    let other = parts.with("model.lora.lora_alpha", 32).with("training.max_steps", 6);
+    resume(&other, &[]).failed(2, &["lora_alpha changed from 8 to 32", "model.lora.lora_alpha"]);
+    let other = other.with("model.lora", Value::Null);
+    resume(&other, &[]).failed(2, &["has an adapter, and this job has none"]);
+}
+
+#[test]
+fn merged_models_are_those_of_the_run() {
+    let job = job().with("training.save_merged", true);
+    job.run().succeeded();
+    let output = job.folder().join("output");
+    let merged = fs::read(output.join("model/model.safetensors")).unwrap();
+    // The tool writes the same file.
+    let out = job.folder().join("merged");
+    let arguments = ["merge", "output/adapter", "merged"];
+    deepburn(job.folder(), &arguments).succeeded();
+    assert_eq!(fs::read(out.join("model.safetensors")).unwrap(), merged);
+    deepburn(job.folder(), &arguments)
+        .failed(2, &["merged/config.json exists and is not overwritten"]);
+    // W + s A B, in f64.
+    let factors = tensors(&fs::read(adapter(&job).join("adapter_model.safetensors")).unwrap());
+    let base = tensors(&fs::read(tiny_model().join("model.safetensors")).unwrap());
+    let find = |list: &[(String, Vec<f32>)], name: &str| {
+        list.iter().find(|(own, _)| own.ends_with(name)).unwrap().1.clone()
+    };
+    let name = "h.1.mlp.c_fc";
+    let [a, b] = ["A", "B"].map(|it| find(&factors, &format!("{name}.lora_{it}.weight")));
+    let weight = find(&base, &format!("{name}.weight"));
+    let merged = find(&tensors(&merged), &format!("{name}.weight"));
+    // PyTorch's layout: A [4, 48], B [192, 4]; GPT-2's weight is [48, 192]. s = 8 / 4.
+    for row in 0..48 {
+        for column in 0..192 {
+            let product: f64 =
+                (0..4).map(|k| f64::from(a[k * 48 + row]) * f64::from(b[column * 4 + k])).sum();
+            let expected = (f64::from(weight[row * 192 + column]) + 2.0 * product) as f32;
+            assert!((merged[row * 192 + column] - expected).abs() < 1e-7);
+        }
+    }
+}
+
+#[test]
+fn an_adapter_is_trained_further() {
+    let first = job().with("training.max_steps", 2);
+    first.run().succeeded();
+    let start = Trained::read(&first.folder().join("output"));
+    let next = Job::tiny()
+        .with("model.adapter", adapter(&first).display().to_string())
+        .with("deepspeed.optimizer.params.lr", 0.0)
+        .train();
+    // Without a learning rate, it is saved as it was read.
+    assert_eq!(next.weights, start.weights);
+}
+
+/// Ends with status 2 and one message, and leaves nothing.
+#[track_caller]
+fn refused(job: &Job, parts: &[&str]) {
+    job.run().failed(2, parts);
+    assert!(!job.folder().join("output").exists());
+}
+
+#[test]
+fn adapters_that_cannot_be_trained_are_refused() {
+    let lora = |fields: Value| Job::tiny().with("model.lora", fields);
+    for (fields, part) in [
+        (json!(8), "must be a section of PEFT's fields"),
+        (json!({"r": 0}), "model.lora: `r` is 0"),
+        (json!({"rank": 8}), "`rank` is not a field of LoRA"),
+        (
+            json!({"target_modules": ["q_proj"]}),
+            "no module is called `q_proj`; the model has wte, wpe",
+        ),
+        (
+            json!({"trainable_token_indices": [1]}),
+            "`trainable_token_indices` is [1], which is not supported",
+        ),
+        (json!({"init_lora_weights": "pissa"}), "`init_lora_weights` is \"pissa\""),
+    ] {
+        refused(&lora(fields), &[part]);
+    }
+    let any = || lora(json!({}));
+    refused(&any().with("model.pretrained", Value::Null), &["model.lora", "give model.pretrained"]);
+    refused(&any().with("model.adapter", "output"), &["model.adapter"]);
+    refused(&any().with("model.config", json!({"vocab_size": 600})), &["adds 88 rows"]);
+    refused(&any().with("data.kind", "classification"), &["language models only"]);
+    refused(&Job::tiny().with("model.adapter", "nothing"), &["model.adapter", "no such file"]);
+}
+
+#[test]
+fn damaged_adapters_are_refused() {
+    let source = job().with("training.max_steps", 1);
+    source.run().succeeded();
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("adapter");
+    let copy = || {
+        fs::create_dir_all(&place).unwrap();
+        for name in ["adapter_config.json", "adapter_model.safetensors"] {
+            fs::copy(adapter(&source).join(name), place.join(name)).unwrap();
+        }
+    };
+    let job = || Job::tiny().with("model.adapter", place.display().to_string());
+    let change = |name: &str, value: Value| {
+        copy();
+        let path = place.join("adapter_config.json");
+        let mut fields: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        fields[name] = value;
+        fs::write(path, fields.to_string()).unwrap();
+    };
+    for (name, value, part) in [
+        ("r", json!(3), "expected [3, 48] of F32, F16 or BF16, found [4, 48]"),
+        ("target_modules", json!(["c_attn"]), "expected no such tensor"),
+        ("use_dora", json!(true), "lora_magnitude_vector`: expected"),
+        ("bias", json!("all"), "base_layer.bias`: expected"),
+        ("use_qalora", json!(true), "`use_qalora` is true, which is not supported"),
+        ("peft_type", json!("IA3"), "`peft_type` is \"IA3\""),
+    ] {
+        change(name, value);
+        refused(&job(), &["adapter", part]);
+    }
+    copy();
+    let weights = place.join("adapter_model.safetensors");
+    let whole = fs::read(&weights).unwrap();
+    fs::write(&weights, &whole[..whole.len() / 2]).unwrap();
+    refused(&job(), &["adapter_model.safetensors"]);
+    let mut wrong = whole.clone();
+    let end = wrong.len();
+    wrong[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&weights, wrong).unwrap();
+    refused(&job(), &["expected finite values"]);
+    fs::remove_file(&weights).unwrap();
+    refused(&job(), &["has no adapter_model.safetensors"]);
+    fs::write(place.join("adapter_config.json"), "{").unwrap();
+    refused(&job(), &["adapter_config.json"]);
+}
